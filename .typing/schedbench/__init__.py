@@ -1,0 +1,1 @@
+../../cli/_root/__init__.py

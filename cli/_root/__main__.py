@@ -1,0 +1,3 @@
+from schedbench.cli.app import main
+
+main()

@@ -1,0 +1,85 @@
+"""Frozen configuration of the engine and of one request's sampling.
+
+Knows nothing of scenarios, files or the machine: whoever composes a run resolves
+those into these records, once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+Policy = Literal["fcfs", "lpm", "lof", "random"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request's tokens are chosen.
+
+    ``temperature == 0`` is greedy. ``top_k == 0`` means the whole vocabulary.
+    Penalties follow the OpenAI definitions (frequency, presence: subtracted) and
+    CTRL's (repetition: divides positive, multiplies negative logits; arXiv 1909.05858).
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_new_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: bool = False
+    grammar: tuple[Literal["regex", "choice"], tuple[str, ...]] | None = None
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def penalised(self) -> bool:
+        return (
+            self.frequency_penalty != 0.0
+            or self.presence_penalty != 0.0
+            or self.repetition_penalty != 1.0
+            or self.min_new_tokens > 0
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a device offers besides kernels. A device without one is served the slow way."""
+
+    pinned_memory: bool = True
+    side_streams: bool = True
+    events: bool = True
+    graphs: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything the scheduler decides by. Token counts unless named otherwise."""
+
+    device: torch.device
+    capabilities: Capabilities
+    overlap: bool = True
+    chunked_prefill_size: int | None = 8192
+    mixed_chunk: bool = False
+    page_size: int = 1
+    radix_cache: bool = True
+    policy: Policy = "fcfs"
+    max_running_requests: int = 256
+    kv_tokens: int = 65536
+    context_len: int = 4096
+    max_prefill_tokens: int = 16384
+    schedule_conservativeness: float = 1.0
+    cuda_graph: bool = True
+    graph_batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
+    vocab_size: int = 32000
+    eos_token_ids: tuple[int, ...] = ()
+    seed: int = 0

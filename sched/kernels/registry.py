@@ -1,0 +1,86 @@
+"""Custom ops of the engine: one declaration gives torch the op and a device its cost and footprint.
+
+A kernel is one launch on a device. ``torch.ops.schedbench.<name>`` runs the torch implementation on CPU
+and CUDA; on a virtual GPU it arrives whole, as one op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+NAMESPACE = "schedbench"
+
+Unit = Literal["memory", "gemm", "attention"]
+
+
+class Work(NamedTuple):
+    """What one launch asks of the hardware."""
+
+    bytes: int  # device memory traffic, read and written
+    flops: int = 0
+    unit: Unit = "memory"  # which efficiency of the hardware profile applies
+    host_bytes: int = 0  # pinned host memory read or written by the kernel: no memcpy counter sees it
+
+
+class Access(NamedTuple):
+    """One tensor a launch reads or writes; ``rows`` narrows it to indices along dim 0."""
+
+    tensor: torch.Tensor
+    write: bool
+    rows: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """``impl`` computes on real tensors; ``meta`` returns outputs of the right shape from arguments of any
+    device, without running torch's own Meta kernels. ``cost`` and ``footprint`` take the op's arguments,
+    ``cost`` is None for the emulator's own bookkeeping, which no real device would run.
+    """
+
+    name: str
+    op: torch._ops.OpOverload
+    impl: Callable[..., Any]
+    meta: Callable[..., Any]
+    cost: Callable[..., Work] | None
+    footprint: Callable[..., tuple[Access, ...]]
+    integer: bool  # all outputs and mutated arguments are integers: computed even where floats are skipped
+    fixed_cost: bool  # cost depends on shapes only, not on values
+
+
+_LIBRARY = torch.library.Library(NAMESPACE, "DEF")
+_KERNELS: dict[torch._ops.OpOverload, Kernel] = {}
+
+
+def kernel(
+    schema: str,
+    *,
+    meta: Callable[..., Any],
+    cost: Callable[..., Work] | None,
+    footprint: Callable[..., tuple[Access, ...]],
+    integer: bool = False,
+    fixed_cost: bool = True,
+) -> Callable[[Callable[..., Any]], torch._ops.OpOverload]:
+    """Register the decorated torch implementation under ``schema`` (torch's schema language).
+
+    The name becomes the op itself, so that calling it goes through torch's dispatcher.
+    """
+
+    def register(impl: Callable[..., Any]) -> torch._ops.OpOverload:
+        name = _LIBRARY.define(schema)
+        for key in ("CPU", "CUDA"):
+            _LIBRARY.impl(name, impl, key)
+        _LIBRARY.impl(name, meta, "Meta")
+        op: torch._ops.OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
+        _KERNELS[op] = Kernel(name, op, impl, meta, cost, footprint, integer, fixed_cost)
+        return op
+
+    return register
+
+
+def kernels() -> Mapping[torch._ops.OpOverload, Kernel]:
+    """All kernels registered so far, by op."""
+    return _KERNELS

@@ -1,0 +1,100 @@
+"""One request's host-side life: tokens, KV accounting, and how it ended.
+
+Times are integer nanoseconds of the injected clock.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from .config import SamplingParams
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Status(Enum):
+    """Terminal and non-terminal states; every request reaches exactly one terminal state."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    REFUSED = "refused"
+    ABORTED = "aborted"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def terminal(self) -> bool:
+        return self not in (Status.WAITING, Status.RUNNING)
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Field names are upstream's (SGLang ``Req``); lengths not listed are derived from these.
+
+    The token positions of a request, and who knows about them::
+
+        0 ......... kv_committed_len ... kv_allocated_len
+        |-- origin_input_ids --|-- output_ids --|
+                    KV is written up to committed; slots are owned up to allocated.
+                    The last sampled token's KV is not computed yet.
+    """
+
+    id: str
+    origin_input_ids: array[int]  # array('q')
+    sampling: SamplingParams
+    arrival: int  # ns
+    index: int = 0  # place in the workload; keys sampling noise together with the seed
+
+    output_ids: array[int] = field(default_factory=lambda: array("q"))
+    status: Status = Status.WAITING
+    reason: str = ""  # why it ended: length, stop, abort, or a sentence
+
+    # device rows and cache
+    req_pool_idx: int | None = None
+    prefix_indices: torch.Tensor | None = None  # [prefix_len] int64, KV slots that need no computing
+    last_node: Any = None  # the radix node that is locked for this request
+    cache_protected_len: int = 0  # prefix owned by the tree, not by this request
+    kv_committed_len: int = 0
+    kv_allocated_len: int = 0
+
+    # one round of scheduling
+    fill_len: int = 0  # tokens this round ends at: origin + output, cut by chunking
+    extend_input_len: int = 0
+    inflight_middle_chunks: int = 0
+    is_retracted: bool = False
+    retraction_count: int = 0
+    to_finish: str = ""  # a deferred abort's reason
+    grammar: Any = None
+    wants_abort: bool = False
+
+    # instants, ns
+    first_scheduled_at: int | None = None
+    first_token_at: int | None = None
+    finished_at: int | None = None
+    cached_tokens: int = 0  # prompt tokens served from the prefix cache at first admission
+
+    @property
+    def seqlen(self) -> int:
+        return len(self.origin_input_ids) + len(self.output_ids)
+
+    @property
+    def prefix_len(self) -> int:
+        return self.fill_len - self.extend_input_len
+
+    @property
+    def finished(self) -> bool:
+        return self.status.terminal
+
+    def tokens(self, start: int, stop: int) -> array[int]:
+        """Token ids at positions [start, stop) of prompt followed by output."""
+        n = len(self.origin_input_ids)
+        if stop <= n:
+            return self.origin_input_ids[start:stop]
+        if start >= n:
+            return self.output_ids[start - n : stop - n]
+        return self.origin_input_ids[start:] + self.output_ids[: stop - n]
