@@ -61,6 +61,75 @@ class ForwardBatch:
     sampling_info: RowState | None = None
 
 
+@dataclass(slots=True, eq=False)
+class ScheduleBatch:
+    """The requests of one step and their rows, as the schedule side carries them from step to step.
+
+    Device tensors are written by the schedule stream only; a queued forward may still read an old one, so
+    lengths are replaced, never changed, while forwards are in flight. ``*_cpu`` fields are host mirrors: equal
+    to the device values wherever schedule code may read them.
+
+    Between steps ``input_ids`` holds whatever the relay's bridge is (nothing, from #25945 on).
+    """
+
+    reqs: list[Request]
+    forward_mode: ForwardMode
+    step: int = -1
+    input_ids: torch.Tensor | None = None  # [T] int64
+    prefill_input_ids_cpu: torch.Tensor | None = None  # [prompt tokens] int64, pinned where there is pinned memory
+    mix_running_indices: torch.Tensor | None = None  # [running] int64, rows whose token the relay holds
+    req_pool_indices: torch.Tensor | None = None  # [b] int64
+    req_pool_indices_cpu: torch.Tensor | None = None  # [b] int64
+    seq_lens: torch.Tensor | None = None  # [b] int64
+    seq_lens_cpu: torch.Tensor | None = None  # [b] int64
+    orig_seq_lens: torch.Tensor | None = None  # [b] int32
+    out_cache_loc: torch.Tensor | None = None  # [T] int64
+    sampling_info: RowState | None = None
+    prefix_lens: list[int] = field(default_factory=list)
+    extend_lens: list[int] = field(default_factory=list)
+    extend_num_tokens: int = 0
+    decoding_reqs: list[Request] = field(default_factory=list)  # the running part of a mixed batch
+    chunked_req: Request | None = None  # the request whose prompt continues in a later step
+    batch_is_full: bool = False
+    rows_changed: bool = False  # a request joined or left since the last launch
+
+    @property
+    def batch_size(self) -> int:
+        return len(self.reqs)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.reqs
+
+    @property
+    def num_tokens(self) -> int:
+        return self.extend_num_tokens if self.forward_mode.is_extend else len(self.reqs)
+
+    @property
+    def has_grammar(self) -> bool:
+        return any(req.grammar is not None for req in self.reqs)
+
+    @property
+    def return_logprob(self) -> bool:
+        return any(req.sampling.logprobs for req in self.reqs)
+
+    def copy(self) -> ScheduleBatch:
+        """What settling needs of the batch one iteration later; no device tensor is kept by it."""
+        return ScheduleBatch(
+            reqs=self.reqs.copy(),
+            forward_mode=self.forward_mode,
+            step=self.step,
+            extend_num_tokens=self.extend_num_tokens,
+            decoding_reqs=self.decoding_reqs,
+            chunked_req=self.chunked_req,
+            rows_changed=self.rows_changed,
+        )
+
+    @staticmethod
+    def empty(*, batch_is_full: bool = False) -> ScheduleBatch:
+        return ScheduleBatch(reqs=[], forward_mode=ForwardMode.DECODE, batch_is_full=batch_is_full)
+
+
 @dataclass(slots=True)
 class ModelOutput:
     """logits [b, vocab] float32 of each request's last token. fingerprint [b] int64 only with values
