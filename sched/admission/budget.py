@@ -1,0 +1,182 @@
+"""The budget of one admission round (upstream ``PrefillAdder``).
+
+A round gets one of these. It shrinks as requests are taken; what it holds at the end is the plan. The only thing
+it touches is the lock of a taken request's prefix, because a lock turns evictable tokens into protected ones and
+so changes the budget itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..request import Request
+
+# A running request is expected to need at most this many more tokens, whatever its limit says.
+CLIP_MAX_NEW_TOKENS = 4096
+
+
+class Verdict(Enum):
+    CONTINUE = "the next request may be tried"
+    NO_TOKEN = "KV is short"
+    FULL = "this round's token budget is spent"
+
+
+class Tree(Protocol):
+    """What admission needs of a prefix cache."""
+
+    def evictable_size(self) -> int: ...
+
+    def inc_lock_ref(self, node: object) -> object: ...
+
+    def dec_lock_ref(self, node: object) -> object: ...
+
+
+class Allocator(Protocol):
+    def available_size(self) -> int: ...
+
+
+class Limits(NamedTuple):
+    """Token limits of one round."""
+
+    page_size: int
+    max_prefill_tokens: int
+    chunked_prefill_size: int | None
+    mixed_decode_tokens: int  # decodes that ride along and count against this round
+    mixed_reserve_tokens: int  # KV that those decodes will take: whole pages
+
+
+class PrefillPlan(NamedTuple):
+    requests: tuple[Request, ...]  # in batch order; their extend_input_len and fill_len are set
+    chunked: Request | None  # the request whose prompt continues in a later round
+    out_of_kv: bool
+
+
+@dataclass(slots=True)
+class PrefillBudget:
+    """``rem_total`` looks ahead to what running requests will still need, ``cur_rem`` at this step only."""
+
+    limits: Limits
+    tree: Tree
+    allocator: Allocator
+    future_tokens: float  # expected growth of the running requests
+    taken: list[Request] = field(default_factory=list)
+    chunked: Request | None = None
+    out_of_kv: bool = False
+    rem_input: int = 0
+    rem_chunk: int | None = None
+    _total_offset: float = 0.0
+    _current_offset: int = 0
+
+    def __post_init__(self) -> None:
+        limits = self.limits
+        self.rem_input = limits.max_prefill_tokens - limits.mixed_decode_tokens
+        if limits.chunked_prefill_size is not None:
+            rem = limits.chunked_prefill_size - limits.mixed_decode_tokens
+            self.rem_chunk = max(rem, limits.page_size)  # a round with many decodes still makes progress
+        self._total_offset = limits.mixed_reserve_tokens + self.future_tokens
+        self._current_offset = limits.mixed_reserve_tokens
+
+    @property
+    def _capacity(self) -> int:
+        return self.allocator.available_size() + self.tree.evictable_size()
+
+    @property
+    def rem_total(self) -> float:
+        return self._capacity - self._total_offset
+
+    @property
+    def cur_rem(self) -> int:
+        return self._capacity - self._current_offset
+
+    def plan(self) -> PrefillPlan:
+        return PrefillPlan(tuple(self.taken), self.chunked, self.out_of_kv)
+
+    def continue_chunked(self, req: Request) -> None:
+        """Take the next chunk of the one request whose prompt is under way. It already owns KV, so it is bounded by
+        what is free now and not by what others may need later; with nothing free it waits a round."""
+        room = self._floor_page(self.cur_rem - self.limits.page_size)
+        wanted = req.extend_input_len
+        tokens = min(wanted, room, wanted if self.rem_chunk is None else self._chunk(wanted))
+        if tokens <= 0:
+            self.out_of_kv = True
+            self.chunked = req
+            return
+        self._cut(req, tokens)
+        self._take(req, tokens, 0 if tokens < wanted else _remaining(req))
+        self.chunked = req if tokens < wanted else None
+
+    def try_add(self, req: Request) -> Verdict:
+        """Take ``req``, whole or as a first chunk, if the budget allows. Its prefix match is already set."""
+        needed = req.extend_input_len + _remaining(req) + self.limits.page_size
+        if needed >= self.rem_total:
+            return self._no_kv()
+        if self.taken and self._ceil_page(req.extend_input_len) >= self.rem_input:
+            return Verdict.FULL
+        self.tree.inc_lock_ref(req.last_node)
+        if needed >= self.rem_total:  # its own prefix was counted as evictable until the lock
+            self.tree.dec_lock_ref(req.last_node)
+            return self._no_kv()
+        if not self._add_locked(req):
+            self.tree.dec_lock_ref(req.last_node)
+            return Verdict.FULL
+        return self._state()
+
+    def _add_locked(self, req: Request) -> bool:
+        wanted = req.extend_input_len
+        tokens = wanted if self.rem_chunk is None else self._chunk(wanted)
+        if tokens <= 0 or (tokens < wanted and self.chunked is not None):
+            return False
+        if tokens < wanted:
+            self._cut(req, tokens)
+            self.chunked = req
+        self._take(req, tokens, 0 if tokens < wanted else _remaining(req))
+        return True
+
+    def _chunk(self, wanted: int) -> int:
+        """Tokens of ``wanted`` that fit this round's chunk: all, or whole pages."""
+        assert self.rem_chunk is not None
+        return wanted if wanted <= self.rem_chunk else self._floor_page(self.rem_chunk)
+
+    def _cut(self, req: Request, tokens: int) -> None:
+        req.fill_len = req.prefix_len + tokens
+        req.extend_input_len = tokens
+
+    def _take(self, req: Request, tokens: int, max_new: int) -> None:
+        paged = self._ceil_page(tokens)
+        self.taken.append(req)
+        self._total_offset += paged + max_new
+        self._current_offset += paged
+        self.rem_input -= paged
+        if self.rem_chunk is not None:
+            self.rem_chunk -= paged
+
+    def _state(self) -> Verdict:
+        if self.rem_total <= 0 or self.cur_rem <= 0:
+            return self._no_kv()
+        if self.rem_input <= 0 or (self.rem_chunk is not None and self.rem_chunk <= 0):
+            return Verdict.FULL
+        return Verdict.CONTINUE
+
+    def _no_kv(self) -> Verdict:
+        self.out_of_kv = True
+        return Verdict.NO_TOKEN
+
+    def _ceil_page(self, tokens: int) -> int:
+        return -(-tokens // self.limits.page_size) * self.limits.page_size
+
+    def _floor_page(self, tokens: int) -> int:
+        return tokens // self.limits.page_size * self.limits.page_size
+
+
+def future_growth(running: Sequence[Request], new_token_ratio: float) -> float:
+    """Tokens that running requests are expected to add: the ratio of what their limits would allow."""
+    return new_token_ratio * sum(_remaining(req) for req in running)
+
+
+def _remaining(req: Request) -> int:
+    return min(req.sampling.max_new_tokens - len(req.output_ids), CLIP_MAX_NEW_TOKENS)

@@ -1,0 +1,69 @@
+"""In which order waiting requests are considered (upstream ``SchedulePolicy``)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..config import Policy
+    from ..request import Request
+
+# Matching every waiting prompt costs time; upstream gives it up beyond this many.
+LPM_FALLBACK_WAITING = 128
+# A prompt that shares this many tokens with one ahead of it in the queue, and has no more than this in the tree, waits
+# until that one has filled the tree.
+IN_BATCH_PREFIX_TOKENS = 32
+
+
+class WaitingOrder:
+    """Reorders a waiting queue in place, once per round."""
+
+    def __init__(self, policy: Policy, *, seed: int, matched: Callable[[Request], int] | None) -> None:
+        """``matched(request)`` is the number of cached prompt tokens; None where there is no tree, which turns
+        ``lpm`` into ``fcfs``."""
+        self._random = random.Random(seed)
+        self._matched = matched
+        self._sort = {
+            "fcfs": self._first_come,
+            "lpm": self._longest_prefix,
+            "lof": self._longest_output,
+            "random": self._random.shuffle,
+        }[policy]
+        self._policy = policy
+
+    def sort(self, waiting: list[Request]) -> None:
+        self._sort(waiting)
+
+    def examined(self, num_waiting: int, num_free: int) -> int:
+        """Waiting requests that one round looks at; the n of the admit phase's host cost."""
+        looks_at_all = self._policy == "lpm" and num_waiting <= LPM_FALLBACK_WAITING
+        return num_waiting if looks_at_all else min(num_waiting, num_free + 1)
+
+    def _first_come(self, waiting: list[Request]) -> None:
+        """Arrival order; a retracted request was put back where it stands."""
+
+    def _longest_output(self, waiting: list[Request]) -> None:
+        waiting.sort(key=lambda req: -req.sampling.max_new_tokens)
+
+    def _longest_prefix(self, waiting: list[Request]) -> None:
+        if self._matched is None or len(waiting) > LPM_FALLBACK_WAITING:
+            return
+        matched = {req.id: self._matched(req) for req in waiting}
+        later = _repeated_heads(waiting, matched)
+        waiting.sort(key=lambda req: (req.id in later, -matched[req.id]))
+
+
+def _repeated_heads(waiting: list[Request], matched: dict[str, int]) -> set[str]:
+    """Requests whose head is not cached but will be, once an earlier one of this queue has run."""
+    heads: set[bytes] = set()
+    later: set[str] = set()
+    for req in waiting:
+        if matched[req.id] > IN_BATCH_PREFIX_TOKENS or len(req.origin_input_ids) <= IN_BATCH_PREFIX_TOKENS:
+            continue
+        head = req.origin_input_ids[:IN_BATCH_PREFIX_TOKENS].tobytes()
+        if head in heads:
+            later.add(req.id)
+        heads.add(head)
+    return later

@@ -1,0 +1,62 @@
+"""What the policies of one run share: streams, buffers, and the ring of references that outlive a launch."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..config import EngineConfig
+from ..observe import Observer
+from .futures import FutureMap
+
+
+@dataclass(slots=True)
+class Streams:
+    """The schedule stream runs everything but forwards; the forward stream runs forwards and what they hand on.
+    On a device without side streams both are the same."""
+
+    schedule: Any
+    forward: Any
+    copy: Any
+    module: Any  # torch.cuda or its like
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> Streams:
+        module: Any = torch.get_device_module(config.device)
+        if not config.capabilities.side_streams:
+            only = module.current_stream()
+            return cls(only, only, only, module)
+        return cls(module.Stream(), module.Stream(), module.Stream(), module)
+
+    def on(self, stream: Any) -> AbstractContextManager[object]:
+        """Make ``stream`` the current one."""
+        entered: AbstractContextManager[object] = self.module.stream(stream)
+        return entered
+
+    def wait(self, waiting: Any, awaited: Any) -> None:
+        """Whatever ``waiting`` runs from now on comes after all that ``awaited`` has been given so far."""
+        if waiting is not awaited:
+            waiting.wait_stream(awaited)
+
+
+@dataclass(slots=True)
+class Desk:
+    config: EngineConfig
+    streams: Streams
+    futures: FutureMap
+    observer: Observer
+    # Two launches' worth of references: a tensor of the schedule stream must not be re-issued by the caching
+    # allocator before the forward that reads it has run.
+    ring: list[list[object]] = field(default_factory=lambda: [[], []])
+    launches: int = 0
+
+    @property
+    def device(self) -> torch.device:
+        return self.config.device
+
+    @property
+    def pinned(self) -> bool:
+        return self.config.capabilities.pinned_memory

@@ -1,0 +1,40 @@
+"""Sequence lengths and row numbers, on device and host: ``advance``, ``allocation_lengths``, ``host_lengths``,
+``host_indices``."""
+
+from __future__ import annotations
+
+import torch
+
+from ..batch import ScheduleBatch
+from .desk import Desk
+
+
+def advance_in_place(desk: Desk, batch: ScheduleBatch) -> None:  # noqa: ARG001
+    """One token longer; nothing is in flight that could still read the old lengths."""
+    assert batch.seq_lens is not None and batch.seq_lens_cpu is not None and batch.orig_seq_lens is not None
+    batch.seq_lens.add_(1)
+    batch.seq_lens_cpu.add_(1)
+    batch.orig_seq_lens.add_(1)
+
+
+def advance_new_tensor(desk: Desk, batch: ScheduleBatch) -> None:  # noqa: ARG001
+    """One token longer, in new tensors: a queued forward still reads the old ones (#26020)."""
+    assert batch.seq_lens is not None and batch.seq_lens_cpu is not None and batch.orig_seq_lens is not None
+    batch.seq_lens = batch.seq_lens + 1
+    batch.seq_lens_cpu = batch.seq_lens_cpu + 1
+    batch.orig_seq_lens = batch.orig_seq_lens + 1
+
+
+def allocate_by_batch_lengths(desk: Desk, batch: ScheduleBatch) -> torch.Tensor:  # noqa: ARG001
+    assert batch.seq_lens is not None
+    return batch.seq_lens
+
+
+def lengths_mirrored(desk: Desk, batch: ScheduleBatch) -> None:
+    """The host mirror is exact already."""
+
+
+def indices_mirrored(desk: Desk, batch: ScheduleBatch) -> torch.Tensor:  # noqa: ARG001
+    """Row numbers on the host, from the mirror (#26425)."""
+    assert batch.req_pool_indices_cpu is not None
+    return batch.req_pool_indices_cpu
