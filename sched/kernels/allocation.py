@@ -1,0 +1,204 @@
+"""Kernels of KV bookkeeping: slots of a batch's new tokens, and its rows of req_to_token.
+
+One launch each, and none waits for the device: sizes come from shapes and host integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .registry import Access, Work, kernel
+
+INT64 = 8
+INT32 = 4
+
+
+def _slots_meta(num_slots: int) -> torch.Tensor:
+    return torch.empty(num_slots, dtype=torch.int64, device="meta")
+
+
+def _segments(lens: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each of ``total`` items laid out request by request: its request, and its place in there."""
+    ends = torch.cumsum(lens, 0)
+    items = torch.arange(total, device=lens.device)
+    request = torch.repeat_interleave(lens, output_size=total)
+    return request, items - (ends - lens)[request]
+
+
+def _ceil_div(lens: torch.Tensor, page_size: int) -> torch.Tensor:
+    return (lens + page_size - 1) // page_size
+
+
+def _extend_work(
+    prefix_lens: torch.Tensor,
+    _seq_lens: torch.Tensor,
+    _last_loc: torch.Tensor,
+    _free_pages: torch.Tensor,
+    page_size: int,
+    num_tokens: int,
+) -> Work:
+    requests = prefix_lens.shape[0]
+    return Work(INT64 * (3 * requests + num_tokens + num_tokens // page_size + requests))
+
+
+@kernel(
+    "alloc_extend_slots(Tensor prefix_lens, Tensor seq_lens, Tensor last_loc, Tensor free_pages, "
+    "int page_size, int num_tokens) -> Tensor",
+    meta=lambda prefix_lens, seq_lens, last_loc, free_pages, page_size, num_tokens: _slots_meta(num_tokens),  # noqa: ARG005
+    cost=_extend_work,
+    footprint=lambda prefix_lens, seq_lens, last_loc, free_pages, *_: tuple(
+        Access(tensor, write=False) for tensor in (prefix_lens, seq_lens, last_loc, free_pages)
+    ),
+    integer=True,
+)
+def alloc_extend_slots(
+    prefix_lens: torch.Tensor,
+    seq_lens: torch.Tensor,
+    last_loc: torch.Tensor,
+    free_pages: torch.Tensor,
+    page_size: int,
+    num_tokens: int,
+) -> torch.Tensor:
+    """Slots [num_tokens] int64 of positions [prefix_len, seq_len) of every request.
+
+    The rest of the page that ``last_loc`` lies in comes first, then pages from the front of ``free_pages``::
+
+        prefix_len          ceil(prefix_len)                     seq_len
+            |-- last_loc + 1 ... --|-- page --|-- page --|-- pa...  |
+    """
+    request, place = _segments(seq_lens - prefix_lens, num_tokens)
+    old = last_loc[request] + 1 + place
+    if free_pages.shape[0] == 0:
+        return old
+    held = _ceil_div(prefix_lens, page_size)
+    opened = _ceil_div(seq_lens, page_size) - held
+    position = prefix_lens[request] + place
+    nth_new = position // page_size - held[request]
+    nth_free = (torch.cumsum(opened, 0) - opened)[request] + nth_new
+    new = free_pages[nth_free.clamp(min=0, max=free_pages.shape[0] - 1)] * page_size + position % page_size
+    return torch.where(nth_new >= 0, new, old)
+
+
+@kernel(
+    "alloc_decode_slots(Tensor seq_lens, Tensor last_loc, Tensor free_pages, int page_size) -> Tensor",
+    meta=lambda seq_lens, last_loc, free_pages, page_size: _slots_meta(seq_lens.shape[0]),  # noqa: ARG005
+    cost=lambda seq_lens, *_: Work(INT64 * 4 * seq_lens.shape[0]),
+    footprint=lambda seq_lens, last_loc, free_pages, _: tuple(
+        Access(tensor, write=False) for tensor in (seq_lens, last_loc, free_pages)
+    ),
+    integer=True,
+)
+def alloc_decode_slots(
+    seq_lens: torch.Tensor, last_loc: torch.Tensor, free_pages: torch.Tensor, page_size: int
+) -> torch.Tensor:
+    """Slots [b] int64 of position seq_len - 1: behind ``last_loc``, or the next free page's first."""
+    old = last_loc.to(torch.int64) + 1
+    if free_pages.shape[0] == 0:
+        return old
+    opens = (seq_lens - 1) % page_size == 0
+    nth_free = (torch.cumsum(opens, 0) - 1).clamp(min=0, max=free_pages.shape[0] - 1)
+    return torch.where(opens, free_pages[nth_free] * page_size, old)
+
+
+def _write_segments(
+    req_to_token: torch.Tensor,
+    rows: torch.Tensor,
+    *,
+    starts: torch.Tensor,
+    lens: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    request, place = _segments(lens, slots.shape[0])
+    req_to_token[rows[request], starts[request] + place] = slots.to(req_to_token.dtype)
+
+
+def _write_work(
+    _req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    prefix_tensors: Sequence[torch.Tensor],
+    _prefix_pointers: torch.Tensor,
+    _prefix_lens: torch.Tensor,
+    _seq_lens: torch.Tensor,
+    _extend_lens: torch.Tensor,
+    out_cache_loc: torch.Tensor,
+) -> Work:
+    slots = sum(t.shape[0] for t in prefix_tensors) + out_cache_loc.shape[0]
+    return Work((INT64 + INT32) * slots + 5 * INT64 * req_pool_indices.shape[0])
+
+
+def _write_footprint(
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    prefix_tensors: Sequence[torch.Tensor],
+    *inputs: torch.Tensor,
+) -> tuple[Access, ...]:
+    read = (req_pool_indices, *prefix_tensors, *inputs)
+    return (
+        Access(req_to_token, write=True, rows=req_pool_indices),
+        *(Access(tensor, write=False) for tensor in read),
+    )
+
+
+@kernel(
+    "write_cache_indices(Tensor(a!) req_to_token, Tensor req_pool_indices, Tensor[] prefix_tensors, "
+    "Tensor prefix_pointers, Tensor prefix_lens, Tensor seq_lens, Tensor extend_lens, "
+    "Tensor out_cache_loc) -> ()",
+    meta=lambda *_: None,
+    cost=_write_work,
+    footprint=_write_footprint,
+    integer=True,
+)
+def _write_cache_indices(
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    prefix_tensors: Sequence[torch.Tensor],
+    _prefix_pointers: torch.Tensor,
+    prefix_lens: torch.Tensor,
+    _seq_lens: torch.Tensor,
+    extend_lens: torch.Tensor,
+    out_cache_loc: torch.Tensor,
+) -> None:
+    if prefix_tensors:
+        slots = torch.cat(list(prefix_tensors))
+        starts = torch.zeros_like(prefix_lens)
+        _write_segments(req_to_token, req_pool_indices, starts=starts, lens=prefix_lens, slots=slots)
+    _write_segments(req_to_token, req_pool_indices, starts=prefix_lens, lens=extend_lens, slots=out_cache_loc)
+
+
+def upload_prefix_pointers(prefix_tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """[b] int64 on the device: the address of each request's prefix, uploaded from pageable memory.
+
+    Only a CUDA kernel reads through raw addresses; elsewhere the same copy carries zeros.
+    """
+    addresses = [tensor.data_ptr() if tensor.is_cuda else 0 for tensor in prefix_tensors]
+    return torch.tensor(addresses, dtype=torch.int64, device=device)
+
+
+def write_cache_indices(
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    *,
+    prefix_tensors: Sequence[torch.Tensor],
+    prefix_pointers: torch.Tensor,
+    prefix_lens: torch.Tensor,
+    seq_lens: torch.Tensor,
+    extend_lens: torch.Tensor,
+    out_cache_loc: torch.Tensor,
+) -> None:
+    """Write the prefix and the new slots of every request of an extend batch into its row, in one launch.
+
+    req_to_token [rows, max_context_len] int32; lengths and ``req_pool_indices`` [b]; ``prefix_tensors`` b
+    tensors [prefix_len] int64, empty ones on any device; ``out_cache_loc`` [sum of extend_lens] int64.
+    """
+    _write_cache_indices(
+        req_to_token,
+        req_pool_indices,
+        [tensor for tensor in prefix_tensors if tensor.shape[0]],
+        prefix_pointers,
+        prefix_lens,
+        seq_lens,
+        extend_lens,
+        out_cache_loc,
+    )

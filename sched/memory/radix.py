@@ -1,0 +1,101 @@
+"""The radix cache: finished and unfinished requests leave their KV in a tree for others to start from."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+import torch
+
+from .cache import MatchResult
+from .slots import ReqToTokenPool
+from .tokens import KVAllocator
+from .tree import RadixTree, TreeNode
+
+if TYPE_CHECKING:
+    from ..request import Request
+
+
+class RadixCache:
+    """A ``PrefixCache`` over a radix tree.
+
+    Who owns the KV slots in a request's row::
+
+        0 ....... cache_protected_len ....... fill_len / kv_committed_len
+        |---- the tree ----|---- the request -----------|
+    """
+
+    def __init__(self, req_to_token_pool: ReqToTokenPool, token_to_kv_pool_allocator: KVAllocator) -> None:
+        self.req_to_token_pool = req_to_token_pool
+        self.token_to_kv_pool_allocator = token_to_kv_pool_allocator
+        self.page_size = token_to_kv_pool_allocator.page_size
+        self.tree = RadixTree(self.page_size)
+        self._nothing = torch.empty(0, dtype=torch.int64, device=token_to_kv_pool_allocator.device)
+
+    def match_prefix(self, tokens: array[int]) -> MatchResult:
+        path = self.tree.match(tokens)
+        if not path:
+            return MatchResult(self._nothing, self.tree.root, 0)
+        device_indices = torch.cat([node.value for node in path])
+        return MatchResult(device_indices, path[-1], device_indices.shape[0])
+
+    def insert(self, tokens: array[int], value: torch.Tensor) -> int:
+        """Give ``value`` (int64, one slot for each token of a whole page) to the tree.
+
+        Returns the length that the tree already had; the caller still owns the slots of that length.
+        """
+        return self.tree.insert(tokens, value)
+
+    def cache_unfinished_req(self, req: Request) -> None:
+        tokens = req.tokens(0, req.fill_len)
+        kv_indices = self.req_to_token_pool.req_to_token[req.req_pool_idx, : len(tokens)]
+        aligned = self._aligned(len(tokens))
+        values = kv_indices[:aligned].to(torch.int64, copy=True)
+        present = self.insert(tokens, values)
+        self.token_to_kv_pool_allocator.free(kv_indices[req.cache_protected_len : present])
+        match = self.match_prefix(tokens)
+        kv_indices[req.cache_protected_len : aligned] = match.device_indices[req.cache_protected_len :]
+        req.cache_protected_len = aligned
+        self.dec_lock_ref(req.last_node)
+        self.inc_lock_ref(match.last_node)
+        req.last_node = match.last_node
+        req.prefix_indices = match.device_indices
+        if aligned < len(tokens):
+            req.prefix_indices = torch.cat((match.device_indices, kv_indices[aligned:]))
+
+    def cache_finished_req(self, req: Request, *, is_insert: bool = True) -> None:
+        tokens = req.tokens(0, req.kv_committed_len)
+        kv_indices = self.req_to_token_pool.req_to_token[req.req_pool_idx, : len(tokens)]
+        kept_from = aligned = self._aligned(len(tokens))
+        if is_insert:
+            values = kv_indices[:aligned].to(torch.int64, copy=True)
+            kept_from = self.insert(tokens, values)
+        self.token_to_kv_pool_allocator.free(kv_indices[req.cache_protected_len : kept_from])
+        self.token_to_kv_pool_allocator.free(kv_indices[aligned:])
+        self.dec_lock_ref(req.last_node)
+
+    def inc_lock_ref(self, node: TreeNode | None) -> None:
+        if node is not None:
+            self.tree.lock(node)
+
+    def dec_lock_ref(self, node: TreeNode | None) -> None:
+        if node is not None:
+            self.tree.unlock(node)
+
+    def evict(self, num_tokens: int) -> int:
+        dropped = self.tree.evict(num_tokens)
+        for value in dropped:
+            self.token_to_kv_pool_allocator.free(value)
+        return sum(value.shape[0] for value in dropped)
+
+    def evictable_size(self) -> int:
+        return self.tree.evictable_size
+
+    def protected_size(self) -> int:
+        return self.tree.protected_size
+
+    def total_size(self) -> int:
+        return self.tree.evictable_size + self.tree.protected_size
+
+    def _aligned(self, num_tokens: int) -> int:
+        return num_tokens // self.page_size * self.page_size

@@ -1,0 +1,163 @@
+"""Allocators of KV slots: by token, and by page.
+
+The list of free pages lives on the device; the host only ever looks at its length, so allocating does not
+wait for the device. A slot is ``page * page_size + offset``; page 0 is padding and is never handed out.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from ..kernels.allocation import alloc_decode_slots, alloc_extend_slots
+
+
+class KVAllocator(Protocol):
+    """What caches and the scheduler need of an allocator. Sizes are in tokens.
+
+    Between ``free_group_begin`` and ``free_group_end`` freed indices are only remembered, as the views they
+    are: the tensors behind them must not change before the group ends.
+    """
+
+    size: int
+    page_size: int
+    device: torch.device
+    free_pages: torch.Tensor
+
+    def available_size(self) -> int: ...
+
+    def alloc(self, num_tokens: int) -> torch.Tensor | None:
+        """[num_tokens] int64 slots (whole pages only), or None when there are fewer."""
+
+    def free(self, indices: torch.Tensor) -> None: ...
+
+    def free_group_begin(self) -> None: ...
+
+    def free_group_end(self) -> None: ...
+
+    def backup_state(self) -> torch.Tensor: ...
+
+    def restore_state(self, state: torch.Tensor) -> None: ...
+
+
+class _FreeList:
+    """free_pages [n] int64 on the device. Never written in place, so that a state is one reference."""
+
+    def __init__(self, size: int, page_size: int, device: torch.device) -> None:
+        if size % page_size:
+            raise ValueError(f"{size} tokens are no whole number of pages of {page_size}")
+        self.size = size
+        self.page_size = page_size
+        self.device = device
+        self.free_pages = torch.arange(1, size // page_size + 1, dtype=torch.int64, device=device)
+        self._group: list[torch.Tensor] | None = None
+
+    def available_size(self) -> int:
+        return self.free_pages.shape[0] * self.page_size
+
+    def free(self, indices: torch.Tensor) -> None:
+        if indices.shape[0] == 0:
+            return
+        if self._group is None:
+            self._release(indices)
+        else:
+            self._group.append(indices)
+
+    def free_group_begin(self) -> None:
+        assert self._group is None, "free groups do not nest"
+        self._group = []
+
+    def free_group_end(self) -> None:
+        group, self._group = self._group, None
+        if group:
+            self._release(torch.cat(group))
+
+    def backup_state(self) -> torch.Tensor:
+        return self.free_pages
+
+    def restore_state(self, state: torch.Tensor) -> None:
+        self.free_pages = state
+
+    def _release(self, indices: torch.Tensor) -> None:
+        self.free_pages = torch.cat((self.free_pages, indices))
+
+    def _take(self, num_pages: int) -> torch.Tensor:
+        taken = self.free_pages[:num_pages]
+        self.free_pages = self.free_pages[num_pages:]
+        return taken
+
+
+class TokenAllocator(_FreeList):
+    """Pages of one token: a page's number is its slot."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        super().__init__(size, 1, device)
+
+    def alloc(self, num_tokens: int) -> torch.Tensor | None:
+        """[num_tokens] int64 slots, or None when there are fewer."""
+        if num_tokens > self.available_size():
+            return None
+        return self._take(num_tokens)
+
+
+class PagedAllocator(_FreeList):
+    """Pages of several tokens; a request's last page is filled before a new one is opened."""
+
+    def __init__(self, size: int, page_size: int, *, device: torch.device) -> None:
+        super().__init__(size, page_size, device)
+
+    def alloc(self, num_tokens: int) -> torch.Tensor | None:
+        """[num_tokens] int64, the slots of whole pages, or None when there are fewer."""
+        if num_tokens % self.page_size:
+            raise ValueError(f"{num_tokens} tokens are no whole number of pages of {self.page_size}")
+        if num_tokens > self.available_size():
+            return None
+        pages = self._take(num_tokens // self.page_size)
+        offsets = torch.arange(self.page_size, device=self.device)
+        return (pages[:, None] * self.page_size + offsets).reshape(-1)
+
+    def alloc_extend(
+        self,
+        *,
+        prefix_lens_cpu: torch.Tensor,
+        seq_lens_cpu: torch.Tensor,
+        prefix_lens: torch.Tensor,
+        seq_lens: torch.Tensor,
+        last_loc: torch.Tensor,
+        extend_num_tokens: int,
+    ) -> torch.Tensor | None:
+        """Slots of the positions [prefix_len, seq_len) of each request, one request after the other.
+
+        All lengths are [b]; ``last_loc`` [b] is the slot of position prefix_len - 1, or -1. Returns
+        [extend_num_tokens] int64, or None when the pages run out.
+        """
+        pages = int((self._ceil_pages(seq_lens_cpu) - self._ceil_pages(prefix_lens_cpu)).sum())
+        if pages > self.free_pages.shape[0]:
+            return None
+        slots: torch.Tensor = alloc_extend_slots(
+            prefix_lens, seq_lens, last_loc, self.free_pages, self.page_size, extend_num_tokens
+        )
+        self._take(pages)
+        return slots
+
+    def alloc_decode(
+        self, *, seq_lens_cpu: torch.Tensor, seq_lens: torch.Tensor, last_loc: torch.Tensor
+    ) -> torch.Tensor | None:
+        """One slot per request for position seq_len - 1: the lengths already count the new token.
+
+        ``last_loc`` [b] is the slot of position seq_len - 2. Returns [b] int64, or None when pages run out.
+        """
+        pages = int(((seq_lens_cpu - 1) % self.page_size == 0).sum())
+        if pages > self.free_pages.shape[0]:
+            return None
+        slots: torch.Tensor = alloc_decode_slots(seq_lens, last_loc, self.free_pages, self.page_size)
+        self._take(pages)
+        return slots
+
+    def _ceil_pages(self, lens: torch.Tensor) -> torch.Tensor:
+        return (lens + self.page_size - 1) // self.page_size
+
+    def _release(self, indices: torch.Tensor) -> None:
+        pages = torch.unique(indices // self.page_size)
+        self.free_pages = torch.cat((pages, self.free_pages))
