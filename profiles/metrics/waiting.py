@@ -1,0 +1,178 @@
+"""Where the GPU waited, and how much of the host's waiting showed.
+
+Between two spans of forward kernels lies forward idle, split without remainder::
+
+    last forward kernel ends                          next forward kernel starts
+    |<------------------------- forward idle ------------------------->|
+    |  host asleep  |  stalled  |  working  | held     | launch latency |
+    |   no work     |<----- exposed ------->| dependency, other kernels |
+                                            ^ its first op is enqueued
+
+When the op was enqueued before the idle began, the host is innocent: what is not held is a kernel gap.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final, NamedTuple
+
+from ..timeline import Call, Op, Wait, Window
+from .intervals import Track, Union, covered
+from .steps import StepGate
+
+SLEEP: Final = "sleep"  # range that is open while the scheduler has nothing to do until a known instant
+LAG: Final = 4
+
+
+class Waiting(NamedTuple):
+    """Totals in ns over the forward window: first to last forward kernel of the run."""
+
+    steps: int = 0  # that ran forward kernels
+    window: int = 0
+    forward: int = 0  # union of step spans
+    busy: int = 0  # union of kernels of every stream
+    stall: int = 0  # host time inside calls that wait, whole run
+    exposed_stall: int = 0
+    exposed_host: int = 0
+    launch_latency: int = 0
+    dependency: int = 0
+    kernel_gap: int = 0
+    no_work: int = 0
+
+    @property
+    def idle(self) -> int:
+        return self.window - self.forward
+
+    @property
+    def host_late(self) -> int:
+        return self.exposed_stall + self.exposed_host + self.launch_latency
+
+    @property
+    def residue(self) -> int:
+        """What the parts leave over; 0 unless a source's records contradict each other."""
+        return self.idle - self.host_late - self.dependency - self.kernel_gap - self.no_work
+
+
+class _Span:
+    """First to last forward kernel of one step, and how the first one was enqueued."""
+
+    __slots__ = ("end", "launched", "start", "stream")
+
+    def __init__(self, op: Op) -> None:
+        self.start, self.end, self.launched, self.stream = op.start, op.end, op.launched, op.stream
+
+    def extend(self, op: Op) -> None:
+        if op.start < self.start:
+            self.start, self.launched, self.stream = op.start, op.launched, op.stream
+        if op.end > self.end:
+            self.end = op.end
+
+
+class WaitingSink:
+    """Folds windows into ``Waiting`` and tells for each waiting call how much of it was exposed."""
+
+    def __init__(self) -> None:
+        self._gate = StepGate(LAG)
+        self._spans: dict[int, _Span] = {}
+        self._origin: int | None = None
+        self._cursor = 0  # end of the spans folded so far
+        self._sleeps: Track[str] = Track()
+        self._stalls: Track[int] = Track()
+        self._waits: Track[int] = Track()
+        self._others: Track[tuple[bool, int]] = Track()  # ops that can hold a forward op: (kernel?, stream)
+        self._kernels = Union()
+        self._totals: Counter[str] = Counter()
+        self._exposed: Counter[int] = Counter()
+
+    def feed(self, window: Window) -> None:
+        """Raises TimelineError if a forward kernel arrives after its step is complete."""
+        self._take_ops(window.ops)
+        self._take_calls(window.calls)
+        self._take_waits(window.waits)
+        self._sleeps.add([(r.start, r.end, SLEEP) for r in window.ranges if r.name == SLEEP])
+        self._gate.reject_late(self._spans, what="a forward kernel")
+        for info in self._gate.feed(window):
+            self._fold(info.step)
+        self._settle_kernels()
+
+    def finish(self) -> Waiting:
+        """Totals of the run; nothing may be fed afterwards."""
+        for info in self._gate.finish():
+            self._fold(info.step)
+        for step in sorted(self._spans):
+            self._fold(step)
+        self._settle_kernels()
+        origin = self._cursor if self._origin is None else self._origin
+        return Waiting(window=self._cursor - origin, busy=self._kernels.length, **self._totals)
+
+    def take_exposed(self, call: Call) -> int:
+        """Exposed part of a call's stall, ns; given out once, after the spans around it were folded."""
+        return self._exposed.pop(call.end, 0)
+
+    def _take_ops(self, ops: list[Op]) -> None:
+        spans = self._spans
+        others: list[tuple[int, int, tuple[bool, int]]] = []
+        for op in ops:
+            kernel = op.kind == "kernel"
+            if not (kernel and op.forward and op.step >= 0):
+                others.append((op.start, op.end, (kernel, op.stream)))
+            elif op.step in spans:
+                spans[op.step].extend(op)
+            else:
+                spans[op.step] = _Span(op)
+        self._others.add(others)
+        self._kernels.add([(op.start, op.end) for op in ops if op.kind == "kernel"])
+
+    def _take_calls(self, calls: list[Call]) -> None:
+        stalls = [(call.end - call.waited, call.end, call.end) for call in calls if call.waited]
+        self._totals["stall"] += sum(end - start for start, end, _ in stalls)
+        self._stalls.add(stalls)
+
+    def _take_waits(self, waits: list[Wait]) -> None:
+        self._waits.add([(wait.start, wait.end, wait.stream) for wait in waits])
+
+    def _fold(self, step: int) -> None:
+        span = self._spans.pop(step, None)
+        if span is None:
+            return
+        if self._origin is None:
+            self._origin = self._cursor = span.start
+        elif span.start > self._cursor:
+            self._split_idle(span)
+        start = max(span.start, self._cursor)
+        if span.end > start:
+            self._totals["forward"] += span.end - start
+            self._cursor = span.end
+        self._totals["steps"] += 1
+
+    def _split_idle(self, span: _Span) -> None:
+        """The idle from the cursor to the span's start, split at the instant its first op was enqueued."""
+        begin, end = self._cursor, span.start
+        enqueued = min(max(span.launched, begin), end)
+        totals = self._totals
+        asleep = [(lo, hi) for lo, hi, _ in self._sleeps.overlaps(begin, enqueued)]
+        stalled = self._stalls.overlaps(begin, enqueued)
+        for lo, hi, call_end in stalled:
+            self._exposed[call_end] += hi - lo
+        waiting = [(lo, hi) for lo, hi, _ in stalled]
+        totals["no_work"] += covered(asleep)
+        totals["exposed_stall"] += covered(waiting)
+        totals["exposed_host"] += enqueued - begin - covered(asleep + waiting)
+        held = self._held(span.stream, start=enqueued, end=end)
+        totals["dependency"] += held
+        totals["launch_latency" if enqueued > begin else "kernel_gap"] += end - enqueued - held
+
+    def _held(self, stream: int, *, start: int, end: int) -> int:
+        """Time in [start, end) in which an op of ``stream`` waits for an event, for its own stream, or
+        for a kernel of another stream."""
+        if start >= end:
+            return 0
+        holders = [(lo, hi) for lo, hi, held in self._waits.overlaps(start, end) if held == stream]
+        for lo, hi, (kernel, on) in self._others.overlaps(start, end):
+            if kernel or on == stream:
+                holders.append((lo, hi))
+        return covered(holders)
+
+    def _settle_kernels(self) -> None:
+        if self._origin is not None:
+            self._kernels.settle(self._origin, self._cursor)
