@@ -55,3 +55,6 @@ class PrefixCache(Protocol):
     def protected_size(self) -> int: ...
 
     def total_size(self) -> int: ...
+
+    def values(self) -> list[torch.Tensor]:
+        """The slots that the cache owns, node by node."""

@@ -97,5 +97,8 @@ class RadixCache:
     def total_size(self) -> int:
         return self.tree.evictable_size + self.tree.protected_size
 
+    def values(self) -> list[torch.Tensor]:
+        return [node.value for node in self.tree.nodes()]
+
     def _aligned(self, num_tokens: int) -> int:
         return num_tokens // self.page_size * self.page_size

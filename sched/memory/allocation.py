@@ -1,0 +1,94 @@
+"""KV slots for a batch's new tokens: from the allocator, and from the cache when that runs short.
+
+Raises ``OutOfKVMemoryError`` when neither has enough; admission and retraction exist to keep that from
+happening.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .cache import PrefixCache
+from .tokens import PagedAllocator
+
+
+class OutOfKVMemoryError(RuntimeError):
+    """The host's plan asked for more KV slots than there are."""
+
+
+def evict_from_tree_cache(cache: PrefixCache, num_tokens: int) -> None:
+    """Make room for ``num_tokens`` if the allocator has fewer, as far as the cache can."""
+    if cache.token_to_kv_pool_allocator.available_size() < num_tokens:
+        cache.evict(num_tokens)
+
+
+def alloc_token_slots(cache: PrefixCache, num_tokens: int) -> torch.Tensor:
+    """[num_tokens] int64."""
+    evict_from_tree_cache(cache, num_tokens)
+    return _granted(cache, cache.token_to_kv_pool_allocator.alloc(num_tokens), num_tokens)
+
+
+def alloc_for_extend(
+    cache: PrefixCache,
+    *,
+    prefix_tensors: Sequence[torch.Tensor],
+    prefix_lens_cpu: torch.Tensor,
+    seq_lens_cpu: torch.Tensor,
+    prefix_lens: torch.Tensor,
+    seq_lens: torch.Tensor,
+    extend_num_tokens: int,
+) -> torch.Tensor:
+    """Slots [extend_num_tokens] int64 of positions [prefix_len, seq_len), request by request.
+
+    ``prefix_tensors`` are b tensors [prefix_len], the lengths are [b] on host and device.
+    """
+    allocator = cache.token_to_kv_pool_allocator
+    if not isinstance(allocator, PagedAllocator):
+        return alloc_token_slots(cache, extend_num_tokens)
+    evict_from_tree_cache(cache, extend_num_tokens + len(prefix_tensors) * allocator.page_size)
+    slots = allocator.alloc_extend(
+        prefix_lens_cpu=prefix_lens_cpu,
+        seq_lens_cpu=seq_lens_cpu,
+        prefix_lens=prefix_lens,
+        seq_lens=seq_lens,
+        last_loc=last_locations(prefix_tensors, allocator.device),
+        extend_num_tokens=extend_num_tokens,
+    )
+    return _granted(cache, slots, extend_num_tokens)
+
+
+def alloc_for_decode(
+    cache: PrefixCache, *, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor
+) -> torch.Tensor:
+    """One slot [b] int64 per request, for position seq_len: the lengths do not count the new token yet."""
+    allocator = cache.token_to_kv_pool_allocator
+    num_reqs = req_pool_indices.shape[0]
+    if not isinstance(allocator, PagedAllocator):
+        return alloc_token_slots(cache, num_reqs)
+    evict_from_tree_cache(cache, num_reqs * allocator.page_size)
+    last_loc = cache.req_to_token_pool.req_to_token[req_pool_indices, seq_lens - 1]
+    slots = allocator.alloc_decode(seq_lens_cpu=seq_lens_cpu + 1, seq_lens=seq_lens + 1, last_loc=last_loc)
+    return _granted(cache, slots, num_reqs)
+
+
+def last_locations(prefix_tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """[b] int64: the slot of each prefix's last token, -1 without prefix.
+
+    Each -1 is an upload of its own that waits for the stream, as upstream's is.
+    """
+    last = [
+        prefix[-1:] if prefix.shape[0] else torch.tensor([-1], device=device) for prefix in prefix_tensors
+    ]
+    return torch.cat(last)
+
+
+def _granted(cache: PrefixCache, slots: torch.Tensor | None, num_tokens: int) -> torch.Tensor:
+    if slots is None:
+        free = cache.token_to_kv_pool_allocator.available_size()
+        raise OutOfKVMemoryError(
+            f"{num_tokens} new tokens do not fit: {free} KV slots are free, "
+            f"{cache.evictable_size()} evictable, {cache.protected_size()} in use by the cache"
+        )
+    return slots

@@ -1,0 +1,86 @@
+"""Is every KV slot in exactly one place? Host integers for every round, device values on demand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from ..request import Request
+    from .cache import PrefixCache
+
+
+class MemoryInvariantError(RuntimeError):
+    """A slot is lost, or owned twice."""
+
+
+class MemoryStatistics(NamedTuple):
+    """Where the KV slots are, in tokens; the parts sum to ``total`` outside free groups."""
+
+    free: int
+    evictable: int
+    protected: int
+    owned: int  # by requests alone, whole pages
+    total: int
+
+    @property
+    def lost(self) -> int:
+        """0; positive after a leak, negative when something is owned twice."""
+        return self.total - self.free - self.evictable - self.protected - self.owned
+
+
+def statistics(cache: PrefixCache, requests: Iterable[Request]) -> MemoryStatistics:
+    """``requests`` are all that hold a row. Reads no device value."""
+    allocator = cache.token_to_kv_pool_allocator
+    return MemoryStatistics(
+        free=allocator.available_size(),
+        evictable=cache.evictable_size(),
+        protected=cache.protected_size(),
+        owned=sum(_owned_end(req, cache.page_size) - req.cache_protected_len for req in requests),
+        total=allocator.size,
+    )
+
+
+def check(cache: PrefixCache, requests: Sequence[Request]) -> None:
+    """Raise MemoryInvariantError unless every page and row is in exactly one place. Waits for the device."""
+    _check_once("row", _rows(cache, requests), cache.req_to_token_pool.size)
+    _check_once("page", _pages(cache, requests), cache.token_to_kv_pool_allocator.size // cache.page_size)
+    lost = statistics(cache, requests).lost
+    if lost:
+        raise MemoryInvariantError(f"{lost} tokens of KV are unaccounted for")
+
+
+def _owned_end(req: Request, page_size: int) -> int:
+    return -(-req.kv_allocated_len // page_size) * page_size
+
+
+def _rows(cache: PrefixCache, requests: Iterable[Request]) -> list[int]:
+    held = [req.req_pool_idx for req in requests if req.req_pool_idx is not None]
+    return [*cache.req_to_token_pool.free_slots, *held]
+
+
+def _pages(cache: PrefixCache, requests: Iterable[Request]) -> list[int]:
+    pages: list[int] = cache.token_to_kv_pool_allocator.free_pages.tolist()
+    for value in cache.values():
+        pages += _pages_of(value, cache.page_size)
+    for req in requests:
+        row = cache.req_to_token_pool.req_to_token[req.req_pool_idx]
+        pages += _pages_of(row[req.cache_protected_len : req.kv_allocated_len], cache.page_size)
+    return pages
+
+
+def _pages_of(slots: torch.Tensor, page_size: int) -> list[int]:
+    pages: list[int] = torch.unique(slots // page_size).tolist()
+    return pages
+
+
+def _check_once(what: str, found: Sequence[int], total: int) -> None:
+    counts = Counter(found)
+    twice = sorted(item for item, count in counts.items() if count > 1)
+    missing = sorted(set(range(1, total + 1)) - counts.keys())
+    strange = sorted(counts.keys() - set(range(1, total + 1)))
+    if twice or missing or strange:
+        raise MemoryInvariantError(f"{what}s owned twice: {twice}, lost: {missing}, out of range: {strange}")

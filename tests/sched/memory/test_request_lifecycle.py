@@ -1,0 +1,285 @@
+"""Requests through pools and caches, with the KV itself faked: each slot remembers which prefix it holds."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from schedbench.sched.config import SamplingParams
+from schedbench.sched.kernels.allocation import upload_prefix_pointers, write_cache_indices
+from schedbench.sched.memory.allocation import alloc_for_decode, alloc_for_extend
+from schedbench.sched.memory.cache import PrefixCache
+from schedbench.sched.memory.chunk import ChunkCache
+from schedbench.sched.memory.invariants import check, statistics
+from schedbench.sched.memory.radix import RadixCache
+from schedbench.sched.memory.release import release_kv_cache
+from schedbench.sched.memory.slots import ReqToTokenPool
+from schedbench.sched.memory.tokens import KVAllocator, PagedAllocator, TokenAllocator
+from schedbench.sched.request import Request
+
+CPU = torch.device("cpu")
+
+
+def lens(values: list[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+class Engine:
+    """As much of a scheduler as memory needs, and a KV cache of prefixes instead of numbers."""
+
+    def __init__(self, *, radix: bool, page_size: int, tokens: int = 192) -> None:
+        allocator: KVAllocator = (
+            TokenAllocator(tokens, CPU)
+            if page_size == 1
+            else PagedAllocator(tokens, page_size=page_size, device=CPU)
+        )
+        pool = ReqToTokenPool(4, 128, device=CPU)
+        self.cache: PrefixCache = RadixCache(pool, allocator) if radix else ChunkCache(pool, allocator)
+        self.kv: dict[int, tuple[int, ...]] = {}
+        self.live: list[Request] = []
+
+    def row(self, req: Request) -> list[int]:
+        row: list[int] = self.cache.req_to_token_pool.req_to_token[req.req_pool_idx].tolist()
+        return row
+
+    def room(self, num_tokens: int) -> bool:
+        free = self.cache.token_to_kv_pool_allocator.available_size()
+        return num_tokens <= free + self.cache.evictable_size()
+
+    def admit(self, prompts: list[list[int]], chunk: int) -> list[Request]:
+        pages = self.cache.page_size * len(prompts)
+        if not self.room(sum(len(prompt) for prompt in prompts) + pages):
+            return []
+        rows = self.cache.req_to_token_pool.alloc(len(prompts))
+        if rows is None:
+            return []
+        joined = [self.join(prompt, row) for prompt, row in zip(prompts, rows, strict=True)]
+        self.extend(joined, chunk)
+        return joined
+
+    def join(self, prompt: list[int], row: int) -> Request:
+        req = Request(str(len(self.kv)), array("q", prompt), SamplingParams(), arrival=0)
+        match = self.cache.match_prefix(req.origin_input_ids[:-1])
+        req.prefix_indices, req.last_node = match.device_indices, match.last_node
+        req.cache_protected_len = match.matched
+        req.req_pool_idx = row
+        self.cache.inc_lock_ref(req.last_node)
+        self.live.append(req)
+        return req
+
+    def extend(self, reqs: list[Request], chunk: int) -> None:
+        prefixes = [req.prefix_indices for req in reqs if req.prefix_indices is not None]
+        before = [prefix.shape[0] for prefix in prefixes]
+        after = [min(req.seqlen, start + chunk) for req, start in zip(reqs, before, strict=True)]
+        prefix_lens, seq_lens = lens(before), lens(after)
+        slots = alloc_for_extend(
+            self.cache,
+            prefix_tensors=prefixes,
+            prefix_lens_cpu=prefix_lens,
+            seq_lens_cpu=seq_lens,
+            prefix_lens=prefix_lens,
+            seq_lens=seq_lens,
+            extend_num_tokens=sum(after) - sum(before),
+        )
+        write_cache_indices(
+            self.cache.req_to_token_pool.req_to_token,
+            lens([req.req_pool_idx or 0 for req in reqs]),
+            prefix_tensors=prefixes,
+            prefix_pointers=upload_prefix_pointers(prefixes, CPU),
+            prefix_lens=prefix_lens,
+            seq_lens=seq_lens,
+            extend_lens=seq_lens - prefix_lens,
+            out_cache_loc=slots,
+        )
+        for req, start, stop in zip(reqs, before, after, strict=True):
+            req.fill_len = req.kv_committed_len = req.kv_allocated_len = stop
+            self.compute(req, start, stop)
+        for req in reqs:
+            self.cache.cache_unfinished_req(req)
+            self.sample(req)
+
+    def decode(self, reqs: list[Request]) -> None:
+        rows = lens([req.req_pool_idx or 0 for req in reqs])
+        locs = lens([req.kv_committed_len for req in reqs])
+        slots = alloc_for_decode(self.cache, req_pool_indices=rows, seq_lens=locs, seq_lens_cpu=locs)
+        self.cache.req_to_token_pool.req_to_token[rows, locs] = slots.to(torch.int32)
+        for req in reqs:
+            req.kv_committed_len += 1
+            req.kv_allocated_len += 1
+            self.compute(req, req.kv_committed_len - 1, req.kv_committed_len)
+            self.sample(req)
+
+    def compute(self, req: Request, start: int, stop: int) -> None:
+        row = self.row(req)
+        for position in range(start, stop):
+            self.kv[row[position]] = tuple(req.tokens(0, position + 1))
+
+    def sample(self, req: Request) -> None:
+        if req.kv_committed_len == req.seqlen:
+            req.output_ids.append(7)
+
+    def release(self, req: Request, *, is_insert: bool) -> None:
+        release_kv_cache(req, self.cache, is_insert=is_insert)
+        self.live.remove(req)
+
+    def prefilled(self) -> list[Request]:
+        return [req for req in self.live if req.output_ids]
+
+    def verify(self) -> None:
+        """Every row, and every node of the tree, leads to the KV of its own tokens."""
+        check(self.cache, self.live)
+        for req in self.live:
+            row = self.row(req)
+            for position in range(req.kv_committed_len):
+                assert self.kv[row[position]] == tuple(req.tokens(0, position + 1))
+        if isinstance(self.cache, RadixCache):
+            for node in self.cache.tree.nodes():
+                for slot, token in zip(node.value.tolist(), node.key.tolist(), strict=True):
+                    assert self.kv[slot][-1] == token
+
+
+class LifecycleMachine(RuleBasedStateMachine):
+    PROMPT = st.lists(st.sampled_from([[1] * 5, [2] * 3, [3] * 16, [4]]), min_size=1, max_size=5)
+
+    @initialize(radix=st.booleans(), page_size=st.sampled_from([1, 4, 16]))
+    def build(self, radix: bool, page_size: int) -> None:
+        self.engine = Engine(radix=radix, page_size=page_size)
+
+    @rule(prompts=st.lists(PROMPT, min_size=1, max_size=2), chunk=st.sampled_from([16, 32, 128]))
+    def admit(self, prompts: list[list[list[int]]], chunk: int) -> None:
+        self.engine.admit([[token for part in parts for token in part] for parts in prompts], chunk)
+
+    @rule(chunk=st.sampled_from([8, 48]))
+    def continue_chunk(self, chunk: int) -> None:
+        waiting = [req for req in self.engine.live if not req.output_ids]
+        if waiting and self.engine.room(chunk + self.engine.cache.page_size):
+            self.engine.extend(waiting[:1], chunk)
+
+    @rule()
+    @precondition(lambda self: self.engine.prefilled())
+    def decode(self) -> None:
+        reqs = self.engine.prefilled()
+        if self.engine.room(len(reqs) * self.engine.cache.page_size):
+            self.engine.decode(reqs)
+
+    @rule(data=st.data(), is_insert=st.booleans())
+    @precondition(lambda self: self.engine.live)
+    def release(self, data: st.DataObject, is_insert: bool) -> None:
+        req = self.engine.live[data.draw(st.integers(0, len(self.engine.live) - 1))]
+        self.engine.release(req, is_insert=is_insert)
+
+    @rule(num_tokens=st.integers(1, 60))
+    def evict(self, num_tokens: int) -> None:
+        self.engine.cache.evict(num_tokens)
+
+    @invariant()
+    def everything_is_where_it_belongs(self) -> None:
+        self.engine.verify()
+
+    def teardown(self) -> None:
+        for req in list(self.engine.live):
+            self.engine.release(req, is_insert=True)
+        self.engine.cache.evict(10**6)
+        size = self.engine.cache.token_to_kv_pool_allocator.size
+        assert statistics(self.engine.cache, []).free == size
+
+
+LifecycleMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+TestLifecycleMachine = LifecycleMachine.TestCase
+
+
+@pytest.fixture(params=[1, 4, 16])
+def page_size(request: pytest.FixtureRequest) -> int:
+    size: int = request.param
+    return size
+
+
+def test_a_second_request_starts_from_the_first_ones_pages(page_size: int) -> None:
+    engine = Engine(radix=True, page_size=page_size)
+    (first,) = engine.admit([list(range(40))], chunk=128)
+    engine.release(first, is_insert=True)
+
+    (second,) = engine.admit([list(range(33))], chunk=128)
+
+    assert second.cache_protected_len == 33 // page_size * page_size
+    assert statistics(engine.cache, engine.live).lost == 0
+    engine.verify()
+
+
+def test_twins_of_one_batch_end_up_with_one_copy(page_size: int) -> None:
+    engine = Engine(radix=True, page_size=page_size)
+    first, second = engine.admit([list(range(32)), list(range(32))], chunk=128)
+
+    assert engine.row(first)[:32] == engine.row(second)[:32]
+    assert statistics(engine.cache, engine.live).protected == 32
+
+
+def test_a_partial_page_stays_with_the_request(page_size: int) -> None:
+    engine = Engine(radix=True, page_size=page_size)
+    (req,) = engine.admit([list(range(35))], chunk=128)
+
+    assert req.prefix_indices is not None
+    assert req.prefix_indices.tolist() == engine.row(req)[:35]
+    assert req.cache_protected_len == 35 // page_size * page_size
+
+
+def test_a_retracted_request_leaves_only_what_the_tree_had(page_size: int) -> None:
+    engine = Engine(radix=True, page_size=page_size)
+    (req,) = engine.admit([list(range(32))], chunk=128)
+    for _ in range(5):
+        engine.decode([req])
+
+    engine.release(req, is_insert=False)
+
+    assert engine.cache.evictable_size() == 32
+    assert statistics(engine.cache, []).lost == 0
+
+
+def test_a_released_request_owns_nothing() -> None:
+    engine = Engine(radix=True, page_size=4)
+    (req,) = engine.admit([list(range(10))], chunk=128)
+
+    engine.release(req, is_insert=True)
+
+    assert req.req_pool_idx is None
+    assert req.prefix_indices is None
+    assert (req.cache_protected_len, req.kv_committed_len, req.kv_allocated_len) == (0, 0, 0)
+    assert engine.cache.protected_size() == 0
+
+
+def test_chunks_without_a_tree_start_from_their_own_row(page_size: int) -> None:
+    engine = Engine(radix=False, page_size=page_size)
+    (req,) = engine.admit([list(range(40))], chunk=23)
+
+    assert req.prefix_indices is not None
+    assert req.prefix_indices.tolist() == engine.row(req)[:23]
+    engine.extend([req], 128)
+    engine.release(req, is_insert=True)
+    assert statistics(engine.cache, []).free == 192
+
+
+def test_speculation_gives_back_what_it_allocated_ahead() -> None:
+    engine = Engine(radix=True, page_size=4)
+    (req,) = engine.admit([list(range(10))], chunk=128)
+    ahead = engine.cache.token_to_kv_pool_allocator.alloc(8)
+    assert ahead is not None
+    engine.cache.req_to_token_pool.req_to_token[req.req_pool_idx, 12:20] = ahead.to(torch.int32)
+    req.kv_allocated_len = 20
+
+    with pytest.raises(AssertionError, match="allocated ahead"):
+        release_kv_cache(req, engine.cache)
+    release_kv_cache(req, engine.cache, speculative=True)
+
+    check(engine.cache, [])
+
+
+def test_a_request_without_a_row_cannot_be_released() -> None:
+    engine = Engine(radix=True, page_size=4)
+    req = Request("a", array("q", [1]), SamplingParams(), arrival=0)
+    with pytest.raises(AssertionError, match="holds no row"):
+        release_kv_cache(req, engine.cache)
