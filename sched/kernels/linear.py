@@ -1,0 +1,38 @@
+"""Matrix products with the model's weights."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from .declare import declared, nbytes, nothing, reads
+from .invariant import tiled_matmul
+from .registry import Access, Work
+
+
+class _Linear(NamedTuple):
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    out_dtype: torch.dtype
+
+    def meta(self) -> torch.Tensor:
+        return nothing(self.x.shape[0], self.weight.shape[1], dtype=self.out_dtype)
+
+    def cost(self) -> Work:
+        rows, (k, m) = self.x.shape[0], self.weight.shape
+        traffic = nbytes(self.x, self.weight, self.bias) + rows * m * self.out_dtype.itemsize
+        return Work(traffic, 2 * rows * k * m, "gemm")
+
+    def footprint(self) -> tuple[Access, ...]:
+        return reads(self.x, self.weight, self.bias)
+
+
+@declared("linear(Tensor x, Tensor weight, Tensor? bias, ScalarType out_dtype) -> Tensor", _Linear)
+def linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """x [rows, k] · weight [k, m] + bias [m] → [rows, m] of ``out_dtype``."""
+    product = tiled_matmul(x, weight) if x.device.type == "cpu" else x @ weight
+    return (product if bias is None else product + bias).to(out_dtype)

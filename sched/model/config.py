@@ -1,0 +1,61 @@
+"""What a decoder is, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """Llama 3's stretching of rotary frequencies: long wavelengths by ``factor``, short ones not at all."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A decoder of the Llama family. ``qk_norm`` is Qwen3's, ``attention_bias`` (on q, k, v) Qwen2's."""
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    max_positions: int
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    rms_norm_eps: float = 1e-5
+    qk_norm: bool = False
+    attention_bias: bool = False
+    tied_embeddings: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def qkv_size(self) -> int:
+        return self.q_size + 2 * self.kv_size
+
+    @property
+    def num_parameters(self) -> int:
+        """Tied embeddings count once."""
+        attention = self.hidden_size * (self.qkv_size + self.q_size)
+        attention += self.qkv_size * self.attention_bias + 2 * self.head_dim * self.qk_norm
+        layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
+        return self.num_layers * layer + embeddings + self.hidden_size

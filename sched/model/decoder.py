@@ -1,0 +1,94 @@
+"""The decoder: nine kernels a layer, and nothing between them.
+
+Knows requests only as rows of a ForwardBatch, and the device only by the tensors it is given.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from ..batch import ForwardBatch, ModelOutput
+from ..kernels.activation import silu_and_mul
+from ..kernels.attention import attention
+from ..kernels.linear import linear
+from ..kernels.norm import add_rms_norm, rms_norm
+from ..kernels.rope import rope_and_store_kv
+from ..kernels.rows import embedding, last_tokens
+from ..memory.kv import KVPool
+from .config import ModelConfig
+from .weights import LayerWeights, Weights
+
+
+class Model(Protocol):
+    """Whatever turns a batch into logits. Gradients are the caller's to switch off."""
+
+    def forward(self, batch: ForwardBatch) -> ModelOutput: ...
+
+
+class Decoder:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, *, kv: KVPool, req_to_token: torch.Tensor
+    ) -> None:
+        self.config = config
+        self._weights = weights
+        self._kv = kv
+        self._req_to_token = req_to_token
+        self._logits_dtype = torch.float64 if config.dtype == torch.float64 else torch.float32
+
+    def forward(self, batch: ForwardBatch) -> ModelOutput:
+        """logits [b, vocab] of each request's last token, float32 (float64 for a float64 model)."""
+        weights, eps = self._weights, self.config.rms_norm_eps
+        residual = embedding(batch.input_ids, weights.embedding)
+        hidden = rms_norm(residual, weights.layers[0].input_norm, eps)
+        for index, layer in enumerate(weights.layers):
+            hidden = self._attention(hidden, layer, batch, index)
+            hidden = add_rms_norm(hidden, residual, layer.post_norm, eps)
+            hidden = self._feed_forward(hidden, layer)
+            hidden = add_rms_norm(hidden, residual, self._next_norm(index), eps)
+        if batch.extend_lens is not None:
+            hidden = last_tokens(hidden, batch.extend_lens)
+        return ModelOutput(linear(hidden, weights.lm_head, None, self._logits_dtype))
+
+    def _next_norm(self, index: int) -> torch.Tensor:
+        layers = self._weights.layers
+        return layers[index + 1].input_norm if index + 1 < len(layers) else self._weights.norm
+
+    def _attention(
+        self, hidden: torch.Tensor, layer: LayerWeights, batch: ForwardBatch, index: int
+    ) -> torch.Tensor:
+        config = self.config
+        k_cache, v_cache = self._kv.k_cache[index], self._kv.v_cache[index]
+        qkv = linear(hidden, layer.qkv, layer.qkv_bias, config.dtype)
+        q = rope_and_store_kv(
+            qkv,
+            batch.positions,
+            self._weights.cos_sin,
+            layer.q_norm,
+            layer.k_norm,
+            config.rms_norm_eps,
+            batch.out_cache_loc,
+            k_cache,
+            v_cache,
+        )
+        attended = attention(
+            q,
+            k_cache,
+            v_cache,
+            self._req_to_token,
+            batch.req_pool_indices,
+            batch.seq_lens,
+            batch.extend_lens,
+            config.head_dim**-0.5,
+            batch.max_seq_len,
+            batch.max_extend_len,
+        )
+        return self._linear(attended, layer.o)
+
+    def _feed_forward(self, hidden: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
+        return self._linear(silu_and_mul(self._linear(hidden, layer.gate_up)), layer.down)
+
+    def _linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = linear(x, weight, None, self.config.dtype)
+        return out

@@ -1,0 +1,92 @@
+"""Model shapes by name. The tiny ones are ours, for a laptop; the others have their publishers' numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+
+from .config import ModelConfig, RopeScaling
+
+_LLAMA_3_1 = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=8192)
+
+_ALL = (
+    ModelConfig(
+        name="tiny-llama",
+        num_layers=2,
+        hidden_size=128,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        intermediate_size=256,
+        vocab_size=512,
+        max_positions=8192,
+        eos_token_ids=(256,),
+    ),
+    ModelConfig(
+        name="tiny-qwen3",
+        num_layers=3,
+        hidden_size=96,
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=32,
+        intermediate_size=192,
+        vocab_size=512,
+        max_positions=8192,
+        rope_theta=1e6,
+        rms_norm_eps=1e-6,
+        qk_norm=True,
+        tied_embeddings=True,
+        eos_token_ids=(256,),
+    ),
+    ModelConfig(
+        name="qwen3-0.6b",
+        num_layers=28,
+        hidden_size=1024,
+        num_heads=16,
+        num_kv_heads=8,
+        head_dim=128,
+        intermediate_size=3072,
+        vocab_size=151936,
+        max_positions=40960,
+        rope_theta=1e6,
+        rms_norm_eps=1e-6,
+        qk_norm=True,
+        tied_embeddings=True,
+        eos_token_ids=(151645, 151643),
+        dtype=torch.bfloat16,
+    ),
+    ModelConfig(
+        name="llama-3-8b",
+        num_layers=32,
+        hidden_size=4096,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        intermediate_size=14336,
+        vocab_size=128256,
+        max_positions=131072,
+        rope_theta=5e5,
+        rope_scaling=_LLAMA_3_1,
+        eos_token_ids=(128001, 128008, 128009),
+        dtype=torch.bfloat16,
+    ),
+    ModelConfig(
+        name="llama-3-70b",
+        num_layers=80,
+        hidden_size=8192,
+        num_heads=64,
+        num_kv_heads=8,
+        head_dim=128,
+        intermediate_size=28672,
+        vocab_size=128256,
+        max_positions=131072,
+        rope_theta=5e5,
+        rope_scaling=_LLAMA_3_1,
+        eos_token_ids=(128001, 128008, 128009),
+        dtype=torch.bfloat16,
+    ),
+)
+
+PRESETS: Mapping[str, ModelConfig] = MappingProxyType({config.name: config for config in _ALL})

@@ -1,0 +1,102 @@
+"""A decoder's parameters: their names and shapes, and where they come from.
+
+Matrices are stored [inputs, outputs], contiguous, and products with the same input as one matrix.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from .config import ModelConfig
+from .rope import cos_sin_table
+
+Shape = tuple[int, ...]
+# Makes the parameter of this name and shape, in the model's dtype, on the model's device.
+Source = Callable[[str, Shape], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    input_norm: torch.Tensor  # [hidden]
+    qkv: torch.Tensor  # [hidden, (heads + 2 kv_heads) · head_dim]
+    qkv_bias: torch.Tensor | None
+    q_norm: torch.Tensor | None  # [head_dim]
+    k_norm: torch.Tensor | None
+    o: torch.Tensor  # [heads · head_dim, hidden]
+    post_norm: torch.Tensor  # [hidden]
+    gate_up: torch.Tensor  # [hidden, 2 · intermediate]
+    down: torch.Tensor  # [intermediate, hidden]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    embedding: torch.Tensor  # [vocab, hidden]
+    layers: tuple[LayerWeights, ...]
+    norm: torch.Tensor  # [hidden]
+    lm_head: torch.Tensor  # [hidden, vocab]
+    cos_sin: torch.Tensor  # [max_positions, head_dim] float32 or float64
+
+
+def collect(config: ModelConfig, source: Source, cos_sin: torch.Tensor) -> Weights:
+    """All parameters of ``config``, each asked for once."""
+    embedding = source("embedding", (config.vocab_size, config.hidden_size))
+    return Weights(
+        embedding=embedding,
+        layers=tuple(_layer(config, source, f"layers.{i}") for i in range(config.num_layers)),
+        norm=source("norm", (config.hidden_size,)),
+        lm_head=(
+            embedding.t().contiguous()
+            if config.tied_embeddings
+            else source("lm_head", (config.hidden_size, config.vocab_size))
+        ),
+        cos_sin=cos_sin,
+    )
+
+
+def _layer(config: ModelConfig, source: Source, prefix: str) -> LayerWeights:
+    hidden, inner, head = config.hidden_size, config.intermediate_size, (config.head_dim,)
+    return LayerWeights(
+        input_norm=source(f"{prefix}.input_norm", (hidden,)),
+        qkv=source(f"{prefix}.qkv", (hidden, config.qkv_size)),
+        qkv_bias=source(f"{prefix}.qkv_bias", (config.qkv_size,)) if config.attention_bias else None,
+        q_norm=source(f"{prefix}.q_norm", head) if config.qk_norm else None,
+        k_norm=source(f"{prefix}.k_norm", head) if config.qk_norm else None,
+        o=source(f"{prefix}.o", (config.q_size, hidden)),
+        post_norm=source(f"{prefix}.post_norm", (hidden,)),
+        gate_up=source(f"{prefix}.gate_up", (hidden, 2 * inner)),
+        down=source(f"{prefix}.down", (inner, hidden)),
+    )
+
+
+def seeded_weights(config: ModelConfig, *, seed: int, device: torch.device) -> Weights:
+    """Random weights, each parameter a function of (seed, its name) alone."""
+
+    def source(name: str, shape: Shape) -> torch.Tensor:
+        return _seeded(name, shape, seed).to(config.dtype).to(device)
+
+    return collect(config, source, cos_sin_table(config).to(device))
+
+
+def _seeded(name: str, shape: Shape, seed: int) -> torch.Tensor:
+    """Norms are 1. Every other parameter keeps the variance of what passes through it."""
+    if name.endswith("norm"):
+        return torch.ones(shape)
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7]))
+    fan_in = shape[0] if len(shape) == 2 and name != "embedding" else shape[-1]
+    return torch.randn(shape, generator=generator).div_(math.sqrt(fan_in))
+
+
+def empty_weights(config: ModelConfig, *, device: torch.device) -> Weights:
+    """Storage alone, made on the device: for one that skips floating-point work and holds none of it."""
+
+    def source(name: str, shape: Shape) -> torch.Tensor:  # noqa: ARG001
+        return torch.empty(shape, dtype=config.dtype, device=device)
+
+    table = torch.empty((config.max_positions, config.head_dim), dtype=torch.float32, device=device)
+    return collect(config, source, table)
