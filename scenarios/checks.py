@@ -1,0 +1,68 @@
+"""What one key says about its neighbours: values that are well formed each, but not together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from .combinations import Finding
+from .schema import Relay, Scenario
+from .workload_schema import Abort, Distribution, Fixed, Grammar, Recorded, Workload
+
+
+def findings(scenario: Scenario) -> Iterator[Finding]:
+    """The key to blame, and why; nothing for a sound scenario."""
+    if (scenario.model.preset is None) == (scenario.model.path is None):
+        yield ("model",), "expected preset or path, and not both"
+    if scenario.engine.relays and scenario.engine.relay != Relay():
+        yield ("engine", "relays"), "expected relay or relays, and not both"
+    yield from _length("prompt_tokens", scenario.workload.prompt_tokens)
+    yield from _length("output_tokens", scenario.workload.output_tokens)
+    yield from _grammar(scenario.workload.sampling.grammar)
+    yield from _abort(scenario.workload.abort)
+    yield from _drawn(scenario.workload) if scenario.workload.trace is None else _replayed(scenario.workload)
+
+
+def _drawn(workload: Workload) -> Iterator[Finding]:
+    for key in ("requests", "prompt_tokens", "output_tokens"):
+        if getattr(workload, key) is None:
+            yield ("workload", key), "required without a trace"
+    if workload.format is not None:
+        yield ("workload", "format"), "means something only with a trace"
+    if isinstance(workload.arrival, Recorded):
+        yield (
+            ("workload", "arrival", "process"),
+            "means something only with a trace",
+        )
+
+
+def _replayed(workload: Workload) -> Iterator[Finding]:
+    if workload.format is None:
+        yield ("workload", "format"), "required with a trace"
+    for key in ("prompt_tokens", "output_tokens", "shared_prefix"):
+        if getattr(workload, key) is not None:
+            yield ("workload", key), "cannot be combined with a trace, which has its own"
+
+
+def _length(key: str, length: Distribution | None) -> Iterator[Finding]:
+    if length is None or isinstance(length, Fixed) or length.max is None:
+        return
+    if length.min > length.max:
+        yield ("workload", key, "min"), f"expected at most max, {length.max}, got {length.min}"
+
+
+def _grammar(grammar: Grammar | None) -> Iterator[Finding]:
+    if grammar is None:
+        return
+    path = ("workload", "sampling", "grammar")
+    if (grammar.regex is None) == (not grammar.choice):
+        yield path, "expected regex or choice, and not both"
+    try:
+        re.compile(grammar.regex or "")
+    except (re.error, RecursionError, OverflowError) as error:
+        yield (*path, "regex"), f"expected a regular expression: {error}"
+
+
+def _abort(abort: Abort | None) -> Iterator[Finding]:
+    if abort is not None and (abort.fraction > 0) == bool(abort.requests):
+        yield ("workload", "abort"), "expected fraction or requests, and not both"

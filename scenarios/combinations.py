@@ -1,0 +1,126 @@
+"""Which modes go together, and what this version does not offer yet.
+
+A pair of modes that the table does not name runs, and equal tokens are promised for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
+
+from pydantic import BaseModel
+
+from .problems import KeyPath
+from .schema import Scenario
+
+Verdict = Literal["runs", "refused", "latest"]
+Finding = tuple[KeyPath, str]
+
+
+class Mode(NamedTuple):
+    key: KeyPath
+    on: Callable[[Scenario], bool]
+
+
+class Rule(NamedTuple):
+    """``latest``: runs with the relay state of that name only. ``runs``: with a remark worth printing."""
+
+    first: str
+    second: str
+    verdict: Verdict
+    reason: str
+
+
+MODES: dict[str, Mode] = {
+    "overlap": Mode(("engine", "overlap"), lambda s: s.engine.overlap is True),
+    "mixed chunk": Mode(("engine", "mixed_chunk"), lambda s: s.engine.mixed_chunk),
+    "unchunked prefill": Mode(
+        ("engine", "chunked_prefill_size"), lambda s: s.engine.chunked_prefill_size is None
+    ),
+    "radix cache": Mode(("engine", "radix_cache"), lambda s: s.engine.radix_cache),
+    "speculation": Mode(("engine", "speculative"), lambda s: _speculates(s)),
+    "speculation v1": Mode(("engine", "speculative", "mode"), lambda s: _speculates(s, "v1")),
+    "speculation v2": Mode(("engine", "speculative", "mode"), lambda s: _speculates(s, "v2")),
+    "draft trees": Mode(
+        ("engine", "speculative", "topk"), lambda s: _speculates(s) and s.engine.speculative.topk > 1
+    ),
+    "hisparse": Mode(("engine", "hisparse"), lambda s: s.engine.hisparse.enabled),
+    "pipeline": Mode(("engine", "pipeline"), lambda s: s.engine.pipeline.stages > 1),
+    "disaggregation": Mode(("engine", "disaggregation"), lambda s: s.engine.disaggregation.mode != "none"),
+    "grammar": Mode(("workload", "sampling", "grammar"), lambda s: s.workload.sampling.grammar is not None),
+    "values none": Mode(("device", "values"), lambda s: s.device.values == "none"),
+}
+
+RULES: tuple[Rule, ...] = (
+    Rule("mixed chunk", "unchunked prefill", "refused", "there is no chunk to mix decodes into"),
+    Rule("mixed chunk", "speculation", "refused", "upstream's verify steps cannot be mixed with a chunk"),
+    Rule("overlap", "speculation v1", "refused", "the v1 worker runs in the serial loop"),
+    Rule("speculation v2", "draft trees", "refused", "upstream's v2 accepts chains only: topk 1"),
+    Rule("speculation v2", "grammar", "runs", "batches with a grammar are not overlapped"),
+    Rule("hisparse", "radix cache", "refused", "hot buffers belong to one request, prefixes to many"),
+    Rule(
+        "hisparse",
+        "mixed chunk",
+        "refused",
+        "decodes mixed into a chunk would not run on",
+    ),
+    Rule("overlap", "pipeline", "refused", "each stage runs the serial loop, stages overlap one another"),
+    Rule("pipeline", "speculation", "refused", "upstream has no known working form"),
+    Rule("values none", "grammar", "refused", "tokens are hashes there, a grammar cannot choose them"),
+)
+
+# Sections of modes that are not built: every key of them has to keep its default.
+UNAVAILABLE: dict[str, str] = {
+    "speculative": "speculative decoding",
+    "hisparse": "sparse attention with KV on the host",
+    "pipeline": "pipeline stages",
+    "disaggregation": "prefill and decode on different workers",
+}
+
+
+def findings(scenario: Scenario, rules: tuple[Rule, ...] = RULES) -> Iterator[Finding]:
+    """What the tables have against a scenario: the key to blame, and why."""
+    for section, feature in UNAVAILABLE.items():
+        for key in _changed(getattr(scenario.engine, section)):
+            yield ("engine", section, key), f"not available in this version: {feature}"
+    for rule in _broken(scenario, rules):
+        yield MODES[rule.first].key, _refusal(rule)
+
+
+def overlaps(scenario: Scenario) -> bool:
+    """Whether the scenario's loop overlaps: as given, or with ``auto`` wherever no mode forbids it."""
+    if scenario.engine.overlap != "auto":
+        return scenario.engine.overlap
+    return not any(
+        "overlap" in (rule.first, rule.second) and _on(scenario, *({rule.first, rule.second} - {"overlap"}))
+        for rule in RULES
+        if rule.verdict == "refused"
+    )
+
+
+def _broken(scenario: Scenario, rules: tuple[Rule, ...]) -> Iterator[Rule]:
+    latest = all(relay.state == "latest" for relay in scenario.relays)
+    for rule in rules:
+        refused = rule.verdict == "refused" or (rule.verdict == "latest" and not latest)
+        if refused and _on(scenario, rule.first, rule.second):
+            yield rule
+
+
+def _on(scenario: Scenario, *modes: str) -> bool:
+    return all(MODES[mode].on(scenario) for mode in modes)
+
+
+def _refusal(rule: Rule) -> str:
+    if rule.verdict == "latest":
+        return f"{rule.first} with {rule.second} runs only with relay latest: {rule.reason}"
+    return f"{rule.first} cannot be combined with {rule.second}: {rule.reason}"
+
+
+def _changed(section: BaseModel) -> list[str]:
+    default = type(section)()
+    return [key for key in type(section).model_fields if getattr(section, key) != getattr(default, key)]
+
+
+def _speculates(scenario: Scenario, *modes: str) -> bool:
+    speculative = scenario.engine.speculative
+    return speculative.algorithm != "none" and (not modes or speculative.mode in modes)

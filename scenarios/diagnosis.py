@@ -1,0 +1,139 @@
+"""From the validator's complaints to sentences about the file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from .problems import KeyPath, Problem, either, meant, show, unknown
+from .source import Source
+
+_MISSING = "required, but not given"
+_WANTED = {
+    "int_type": ("an integer",),
+    "float_type": ("a number",),
+    "string_type": ("a text",),
+    "bool_type": ("true", "false"),
+    "finite_number": ("a finite number",),
+    "tuple_type": ("a list",),
+    "dict_type": ("a mapping",),
+    "model_type": ("a mapping",),
+    "model_attributes_type": ("a mapping",),
+    "greater_than": ("more than {gt}",),
+    "greater_than_equal": ("at least {ge}",),
+    "less_than": ("less than {lt}",),
+    "less_than_equal": ("at most {le}",),
+}
+
+
+class _Complaint(NamedTuple):
+    path: KeyPath
+    wanted: Sequence[str]  # what may stand there; empty: ``text`` is the whole message
+    text: str
+    value: object = None
+
+
+def diagnose(error: ValidationError, *, root: type[BaseModel], source: Source) -> dict[KeyPath, Problem]:
+    """One problem for each path that is wrong."""
+    grouped: dict[KeyPath, list[_Complaint]] = {}
+    for details in error.errors(include_url=False):
+        complaint = _complaint(details, root, source)
+        grouped.setdefault(complaint.path, []).append(complaint)
+    return {
+        path: source.problem(path, _message(complaints))
+        for path, complaints in grouped.items()
+        if not _explained(path, complaints, grouped)
+    }
+
+
+def _explained(path: KeyPath, complaints: Sequence[_Complaint], others: Iterable[KeyPath]) -> bool:
+    """A mapping that is wrong inside is a branch of its union; it is not told that another wants a word."""
+    below = any(len(other) > len(path) and other[: len(path)] == path for other in others)
+    return below and all(isinstance(complaint.value, dict) for complaint in complaints)
+
+
+def _message(complaints: Sequence[_Complaint]) -> str:
+    whole = [complaint.text for complaint in complaints if not complaint.wanted]
+    if whole:
+        return whole[0]
+    wanted = dict.fromkeys(choice for complaint in complaints for choice in complaint.wanted)
+    ending = max((complaint.text for complaint in complaints), key=len)
+    return f"expected {either(list(wanted))}{ending}"
+
+
+def _complaint(details: ErrorDetails, root: type[BaseModel], source: Source) -> _Complaint:
+    kind, loc, value = details["type"], details["loc"], details["input"]
+    context: Mapping[str, Any] = details.get("ctx", {})
+    path = _written(loc, source)
+    if kind == "missing":
+        return _Complaint((*path, loc[-1]), (), _MISSING)
+    if kind == "union_tag_not_found":
+        return _Complaint((*path, _discriminator(context)), (), _MISSING)
+    if kind == "extra_forbidden":
+        return _Complaint(path, (), unknown("key", str(loc[-1]), _siblings(loc, root)))
+    if loc[-1:] == ("[key]",):
+        return _Complaint(path, (), unknown("key", str(loc[-2]), _choices(context["expected"])))
+    if kind == "union_tag_invalid":
+        named = (*path, _discriminator(context))
+        path = named if named in source.places else path
+        value, context = context["tag"], {"expected": context["expected_tags"]}
+    return _expectation(path, kind=kind, value=value, context=context)
+
+
+def _expectation(path: KeyPath, *, kind: str, value: object, context: Mapping[str, Any]) -> _Complaint:
+    choices = _choices(context.get("expected", ""))
+    wanted = choices or [text.format_map(_whole(context)) for text in _WANTED.get(kind, (kind,))]
+    return _Complaint(path, wanted, f", got {show(value)}{meant(value, choices)}", value)
+
+
+def _whole(context: Mapping[str, Any]) -> dict[str, object]:
+    return {key: int(x) if isinstance(x, float) and x.is_integer() else x for key, x in context.items()}
+
+
+def _discriminator(context: Mapping[str, Any]) -> str:
+    return str(context["discriminator"]).strip("'")
+
+
+def _choices(expected: str) -> list[str]:
+    return re.findall(r"'([^']*)'", expected)
+
+
+def _written(loc: Sequence[str | int], source: Source) -> KeyPath:
+    """The parts of ``loc`` that stand in the file; the validator also names union branches."""
+    path: KeyPath = ()
+    for part in loc:
+        if (*path, part) in source.places:
+            path = (*path, part)
+    return path
+
+
+def _siblings(loc: Sequence[str | int], root: type[BaseModel]) -> list[str]:
+    """The keys that the section around ``loc`` knows."""
+    models = [root]
+    for part in loc[:-1]:
+        models = _step(models, part)
+    return list(dict.fromkeys(name for model in models for name in model.model_fields))
+
+
+def _step(models: list[type[BaseModel]], part: str | int) -> list[type[BaseModel]]:
+    """The models one part of a location further on: a field's, or the union's branch of that tag."""
+    fields = [model.model_fields[str(part)] for model in models if part in model.model_fields]
+    if fields:
+        return [model for field in fields for model in models_in(field.annotation)]
+    return [model for model in models if _tagged(model, part)] or models
+
+
+def _tagged(model: type[BaseModel], tag: str | int) -> bool:
+    kinds = (field.annotation for field in model.model_fields.values())
+    return any(get_origin(kind) is Literal and get_args(kind) == (tag,) for kind in kinds)
+
+
+def models_in(annotation: object) -> list[type[BaseModel]]:
+    """The sections that an annotation mentions."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in models_in(argument)]

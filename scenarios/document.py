@@ -1,0 +1,177 @@
+"""YAML to plain values, with the place of every key.
+
+The scalars are those of YAML 1.2's core schema: ``1e9`` is a number, ``017`` is seventeen, ``off`` and ``no``
+are words (the schema takes them for booleans where it wants one). Duplicate keys are problems; anchors, aliases
+and tags are refused: a scenario says what it means and cannot blow up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+import yaml
+
+from .problems import KeyPath, Place, Problem, ScenarioError, dotted
+
+Value: TypeAlias = "bool | int | float | str | list[Value] | dict[str, Value] | None"
+
+MAX_BYTES = 256 * 1024
+MAX_DEPTH = 16
+
+_CONSTANTS: dict[str, Value] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+_INTEGER = re.compile(r"[-+]?[0-9]{1,19}")
+_FLOAT = re.compile(
+    r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+)
+
+
+@dataclass(slots=True)
+class Document:
+    """``places`` has an entry for every path of ``data``; ``problems`` did not stop the reading."""
+
+    data: Value
+    places: dict[KeyPath, Place]
+    problems: list[Problem] = field(default_factory=list)
+
+
+def read(content: bytes, file: str) -> Document:
+    """Read one YAML document. Raises ScenarioError when the text is no YAML at all."""
+    return compose(_text(content, file), Place(file, 1))
+
+
+def compose(text: str, start: Place) -> Document:
+    """Read ``text``; lines are counted where ``start`` has one. Raises ScenarioError."""
+    composer = _Composer(start)
+    try:
+        composer.events = yaml.parse(text, Loader=yaml.SafeLoader)
+        data = composer.document()
+    except yaml.MarkedYAMLError as error:
+        raise composer.fatal(_reason(error), error.problem_mark or error.context_mark) from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        raise composer.fatal(f"not YAML: {str(error).splitlines()[0]}", None) from None
+    return Document(data, composer.places, composer.problems)
+
+
+def scalar(text: str) -> Value:
+    """A plain (unquoted) scalar's value."""
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if _FLOAT.fullmatch(text):
+        return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+    return text
+
+
+def _text(content: bytes, file: str) -> str:
+    if len(content) > MAX_BYTES:
+        message = f"expected a scenario of at most {MAX_BYTES} bytes, got {len(content)}"
+        raise ScenarioError([Problem(Place(file), "", message)])
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        place = Place(file, content.count(b"\n", 0, error.start) + 1)
+        message = f"expected UTF-8 text, got byte 0x{content[error.start]:02x}"
+        raise ScenarioError([Problem(place, "", message)]) from None
+
+
+def _reason(error: yaml.MarkedYAMLError) -> str:
+    return "not YAML: " + " ".join(part for part in (error.context, error.problem) if part)
+
+
+class _Mark(Protocol):
+    @property
+    def line(self) -> int:
+        """From 0."""
+
+
+class _Composer:
+    """Builds values from parser events. The parser keeps its own stack, so depth costs only ours."""
+
+    def __init__(self, start: Place) -> None:
+        self.start = start
+        self.events: Iterator[yaml.Event] = iter(())
+        self.places: dict[KeyPath, Place] = {}
+        self.problems: list[Problem] = []
+
+    def document(self) -> Value:
+        next(self.events)  # stream start
+        if isinstance(next(self.events), yaml.StreamEndEvent):
+            self.places[()] = self.start
+            return None
+        value = self.value(next(self.events), ())
+        next(self.events)  # document end
+        if not isinstance(more := next(self.events), yaml.StreamEndEvent):
+            raise self.fatal("expected one document, got a second one", more.start_mark)
+        return value
+
+    def value(self, event: yaml.Event, path: KeyPath) -> Value:
+        """The node that begins with ``event``. Of two values at one path the first one's place is kept."""
+        self.places.setdefault(path, self.at(event.start_mark))
+        self.refuse_sharing(event, path)
+        if len(path) > MAX_DEPTH:
+            raise self.fatal(f"nested deeper than {MAX_DEPTH} levels", event.start_mark)
+        if isinstance(event, yaml.MappingStartEvent):
+            return self.mapping(path)
+        if isinstance(event, yaml.SequenceStartEvent):
+            return self.sequence(path)
+        return self.scalar(event, path)
+
+    def mapping(self, path: KeyPath) -> dict[str, Value]:
+        values: dict[str, Value] = {}
+        while not isinstance(event := next(self.events), yaml.MappingEndEvent):
+            key = self.key(event, path)
+            at = self.at(event.start_mark)
+            if key in values:
+                first = self.places[*path, key]
+                self.complain((*path, key), at, f"duplicate key, first given at line {first.line or 1}")
+            self.places.setdefault((*path, key), at)
+            value = self.value(next(self.events), (*path, key))
+            values.setdefault(key, value)
+        return values
+
+    def sequence(self, path: KeyPath) -> list[Value]:
+        values: list[Value] = []
+        while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
+            values.append(self.value(event, (*path, len(values))))
+        return values
+
+    def key(self, event: yaml.Event, path: KeyPath) -> str:
+        if not isinstance(event, yaml.ScalarEvent):
+            raise self.fatal("expected a name as key, got a list, mapping or alias", event.start_mark)
+        self.refuse_sharing(event, path)
+        return str(event.value)
+
+    def scalar(self, event: yaml.Event, path: KeyPath) -> Value:
+        if not isinstance(event, yaml.ScalarEvent):
+            return None
+        text: str = event.value
+        if any("\ud800" <= char <= "\udfff" for char in text):
+            self.complain(path, self.at(event.start_mark), "expected text, got half of a surrogate pair")
+            return None
+        return scalar(text) if event.style is None else text
+
+    def refuse_sharing(self, event: yaml.Event, path: KeyPath) -> None:
+        if getattr(event, "anchor", None):
+            self.complain(path, self.at(event.start_mark), "anchors and aliases are not supported")
+        if getattr(event, "tag", None):
+            self.complain(path, self.at(event.start_mark), "tags are not supported")
+
+    def at(self, mark: _Mark | None) -> Place:
+        if mark is None or self.start.line is None:
+            return self.start
+        return Place(self.start.file, self.start.line + mark.line)
+
+    def complain(self, path: KeyPath, place: Place, message: str) -> None:
+        self.problems.append(Problem(place, dotted(path), message))
+
+    def fatal(self, message: str, mark: _Mark | None) -> ScenarioError:
+        place = self.at(mark) if mark else Place(self.start.file)
+        return ScenarioError([*self.problems, Problem(place, "", message)])

@@ -1,0 +1,137 @@
+"""From a path or a shipped name to a Scenario, or to the list of everything that is wrong with it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from . import checks, combinations, shipped
+from .diagnosis import diagnose
+from .document import MAX_BYTES, Document, Value, read
+from .overrides import override, split
+from .problems import KeyPath, Place, Problem, ScenarioError, dotted, meant, show, unknown
+from .schema import Scenario
+from .source import Source
+
+_PLACEHOLDER = re.compile(r"<([A-Z_]+)>")
+
+
+def load(path_or_name: str, overrides: Sequence[str] = ()) -> Scenario:
+    """The scenario in a file, or a shipped one, with ``KEY=VALUE`` overrides applied in order.
+
+    Raises ScenarioError with all problems at once.
+    """
+    content, file, folder = _open(path_or_name)
+    document = read(content, file)
+    overridden = frozenset(_apply(document, overrides))
+    source = Source(document.places, folder, overridden)
+    if not isinstance(document.data, dict):
+        message = f"expected a mapping of name, model, workload and so on, got {show(document.data)}"
+        raise ScenarioError([*document.problems, source.problem((), message)])
+    return _validated(document, source)
+
+
+def _validated(document: Document, source: Source) -> Scenario:
+    early = [*document.problems]
+    early += [source.problem(path, text) for path, text in _placeholders(document.data, ())]
+    told = {problem.path for problem in early}
+    scenario, faults = _scenario(document.data, source)
+    problems = early + [problem for problem in faults.values() if problem.path not in told]
+    if problems:
+        scenario = _salvaged(document.data, source, (*faults, *map(split, told)))
+    problems += [problem for problem in _judged(scenario, source) if not _touches(problem, problems)]
+    if scenario is None or problems:
+        raise ScenarioError(sorted(problems, key=lambda problem: problem.place.line or sys.maxsize))
+    scenario._source = source
+    return scenario
+
+
+def _salvaged(data: Value, source: Source, faulty: Iterable[KeyPath]) -> Scenario | None:
+    """The scenario without its broken keys, so that one reading judges what the others mean together."""
+    for _ in range(4):  # a section whose key is left out may have to go itself
+        data = _without(data, {_doubtful(path, data) for path in faulty})
+        scenario, faulty = _scenario(data, source)
+        if scenario:
+            return scenario
+    return None
+
+
+def _scenario(data: Value, source: Source) -> tuple[Scenario | None, dict[KeyPath, Problem]]:
+    try:
+        return Scenario.model_validate(data), {}
+    except ValidationError as error:
+        return None, diagnose(error, root=Scenario, source=source)
+
+
+def _judged(scenario: Scenario | None, source: Source) -> list[Problem]:
+    if scenario is None:
+        return []
+    findings = (*checks.findings(scenario), *combinations.findings(scenario))
+    return [source.problem(path, text) for path, text in findings]
+
+
+def _apply(document: Document, overrides: Sequence[str]) -> Iterator[KeyPath]:
+    for text in overrides:
+        try:
+            yield override(document, text)
+        except ScenarioError as error:
+            document.problems += error.problems
+
+
+def _placeholders(value: Value, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
+    """Values such as ``<FILE>``, which whoever runs the scenario has to give."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _placeholders(inner, (*path, key))
+    elif isinstance(value, str) and (name := _PLACEHOLDER.fullmatch(value)):
+        yield path, f"has to be given: --set {dotted(path)}={name[1]}"
+
+
+def _doubtful(path: KeyPath, data: Value) -> KeyPath:
+    """What to leave out when ``path`` is wrong: itself, the list around it, or the section that lacks it."""
+    for depth, part in enumerate(path):
+        if not isinstance(data, dict) or part not in data:
+            return path[:depth]
+        data = data[str(part)]
+    return path
+
+
+def _without(data: Value, paths: Iterable[KeyPath]) -> Value:
+    """A copy of ``data`` in which none of ``paths`` is given."""
+    if not isinstance(data, dict):
+        return data
+    kept = {key: value for key, value in data.items() if (key,) not in paths}
+    return {key: _without(value, _below(key, paths)) for key, value in kept.items()}
+
+
+def _below(key: str, paths: Iterable[KeyPath]) -> list[KeyPath]:
+    return [path[1:] for path in paths if path[:1] == (key,)]
+
+
+def _touches(problem: Problem, others: Iterable[Problem]) -> bool:
+    path = f"{problem.path}."
+    return any(path.startswith(f"{other.path}.") or f"{other.path}.".startswith(path) for other in others)
+
+
+def _open(path_or_name: str) -> tuple[bytes, str, Path]:
+    if path_or_name in shipped.names():
+        return shipped.content(path_or_name), f"{path_or_name}.yaml", Path()
+    path = Path(path_or_name)
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1), path_or_name, path.parent
+    except (OSError, ValueError) as error:
+        name = path_or_name if path_or_name.isprintable() and path_or_name else show(path_or_name)
+        raise ScenarioError([Problem(Place(name), "", _unreadable(path, error))]) from None
+
+
+def _unreadable(path: Path, error: Exception) -> str:
+    if not isinstance(error, FileNotFoundError):
+        return f"cannot be read: {getattr(error, 'strerror', None) or error}"
+    if path.suffix or path.parent != Path():
+        return f"no such file{meant(path.stem, shipped.names())}"
+    return f"no such file, {unknown('scenario', path.name, shipped.names())}"

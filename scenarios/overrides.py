@@ -1,0 +1,108 @@
+"""``--set a.b=c``: one key of a scenario, from the command line. Also ``key=value`` with shortened keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import BaseModel
+
+from .diagnosis import models_in
+from .document import Document, Value, compose
+from .problems import KeyPath, Place, Problem, ScenarioError, either, unknown
+from .schema import Scenario
+
+OPTION = Place("--set")
+
+
+def override(document: Document, text: str) -> KeyPath:
+    """Put ``text``'s value into the document. Returns its path; raises ScenarioError."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ScenarioError([Problem(OPTION, "", f"expected KEY=VALUE, got {text[:60]!a}")])
+    path = split(key.strip())
+    given = _given(key.strip(), value)
+    _section(document, path)[str(path[-1])] = given.data
+    for known in [known for known in document.places if known[: len(path)] == path]:
+        del document.places[known]
+    document.places.update({(*path, *rest): OPTION for rest in given.places})
+    document.problems = [problem for problem in document.problems if not _within(problem, key.strip())]
+    document.problems += [problem._replace(path=key.strip()) for problem in given.problems]
+    return path
+
+
+def _given(key: str, value: str) -> Document:
+    try:
+        return compose(value, OPTION)
+    except ScenarioError as error:
+        raise ScenarioError(problem._replace(path=key) for problem in error.problems) from None
+
+
+def split(key: str) -> KeyPath:
+    """``expect.decode.steady.copy`` has the step kind ``decode.steady`` in it; every other dot separates."""
+    return tuple(part.replace("\0", ".") for part in key.replace(".steady", "\0steady").split("."))
+
+
+def expand(key: str) -> str:
+    """The full key that a shortened one means: ``overlap`` is ``engine.overlap``.
+
+    The match nearest to the root wins; two at one depth are ambiguous. Raises ScenarioError.
+    """
+    head, _, rest = key.partition(".")
+    found = [path for path in keys() if path[-1] == head]
+    nearest = [path for path in found if len(path) == min(map(len, found))]
+    if len(nearest) == 1:
+        return ".".join((*nearest[0], rest) if rest else nearest[0])
+    return _refuse(key, head, nearest)
+
+
+def _refuse(key: str, head: str, found: list[tuple[str, ...]]) -> str:
+    if found:
+        message = f"ambiguous key, expected {either(['.'.join(path) for path in found])}"
+    else:
+        message = unknown("key", head, sorted({path[-1] for path in keys()}))
+    raise ScenarioError([Problem(OPTION, key, message)])
+
+
+def keys() -> list[tuple[str, ...]]:
+    """Every key of the schema, sections included, as a path."""
+    return list(_walk(Scenario, ()))
+
+
+def _walk(model: type[BaseModel], path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    seen: set[tuple[str, ...]] = set()
+    for name, field in model.model_fields.items():
+        yield (*path, name)
+        for inner in models_in(field.annotation):
+            for below in _walk(inner, (*path, name)):
+                if below not in seen:
+                    seen.add(below)
+                    yield below
+
+
+def _section(document: Document, path: KeyPath) -> dict[str, Value]:
+    """The mapping that holds ``path``'s last key, made on the way where it is missing."""
+    if not isinstance(document.data, dict):
+        document.data = {}
+    node: dict[str, Value] = document.data
+    for depth, part in enumerate(path[:-1], start=1):
+        inner = _opened(node.get(str(part)), part)
+        if inner is None:
+            above = ".".join(map(str, path[:depth]))
+            raise ScenarioError([Problem(OPTION, above, "holds a value, not a section: set it as a whole")])
+        document.places.setdefault(path[:depth], OPTION)
+        node[str(part)] = inner
+        node = inner
+    return node
+
+
+def _opened(value: Value, name: str | int) -> dict[str, Value] | None:
+    """``value`` as a section: a bare relay is its state; None for any other value."""
+    if value is None:
+        return {}
+    if name == "relay" and isinstance(value, str):
+        return {"state": value}
+    return value if isinstance(value, dict) else None
+
+
+def _within(problem: Problem, key: str) -> bool:
+    return problem.path == key or problem.path.startswith(key + ".")

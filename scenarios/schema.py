@@ -1,0 +1,168 @@
+"""The scenario file, key by key. Strict: nothing is converted or guessed, unknown keys are errors.
+
+Knows nothing of files, devices or torch. What keys mean together is in ``checks`` and ``combinations``, how a
+broken value is reported in ``diagnosis``. Token counts unless named otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr
+
+from .fields import Count, Limit, Positive, Rate, Section, Seed, Setting, Several, Switch
+from .source import Source
+from .workload_schema import Workload
+
+Kind = Literal["prefill", "decode", "mixed", "idle", "verify", "draft", "prebuilt", "decode.steady"]
+Stream = Literal["schedule", "forward", "copy"]
+Counter = Literal[
+    "h2d",
+    "d2h",
+    "d2d",
+    "memset",
+    "sync",
+    "kernel",
+    "h2d_pinned",
+    "h2d_pageable",
+    "h2d_blocking",
+    "d2h_pinned",
+    "d2h_pageable",
+    "d2h_blocking",
+]
+Budget = dict[Kind, dict[Stream, dict[Counter, Count]]]
+"""The most that any step of a kind may do on a stream."""
+
+
+class Model(Section):
+    """Exactly one of preset and path. ``path`` is a folder with a Hugging Face checkpoint."""
+
+    preset: str | None = None
+    path: str | None = None
+    dtype: Literal["float32", "float64", "bfloat16", "float16", "auto"] = "auto"  # auto: the model's own
+    seed: Seed = 0
+
+
+class Device(Section):
+    hardware: str = "h200"
+    values: Literal["real", "none"] = "real"
+    host: Literal["modelled", "measured"] = "modelled"
+
+
+class Relay(Section):
+    """A state of the ladder, and switches that depart from its defaults. A bare name is a state."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Setting] = Field(init=False)
+
+    state: str = "latest"
+
+    @property
+    def switches(self) -> dict[str, bool | int | float | str]:
+        return dict(self.__pydantic_extra__)
+
+
+def _state(value: Any) -> Any:
+    return {"state": value} if isinstance(value, str) else value
+
+
+class SimulatedAcceptance(Section):
+    """Draft tokens accepted by lot instead of by the model; ``mean`` counts the bonus token."""
+
+    mean: Annotated[float, Field(ge=1)]
+    method: Literal["match-expected", "multinomial"] = "match-expected"
+
+
+class Speculative(Section):
+    algorithm: Literal["none", "eagle"] = "none"
+    mode: Literal["v1", "v2"] = "v2"
+    steps: Positive = 3
+    topk: Positive = 1
+    draft_tokens: Positive = 4
+    acceptance: Literal["measured"] | SimulatedAcceptance = "measured"
+
+
+class HiSparse(Section):
+    enabled: Switch = False
+    top_k: Positive = 2048
+    device_buffer_size: Positive = 4096
+    host_ratio: Rate = 2.0
+    selection: Literal["recent", "random"] = "recent"  # what is attended to where values are none
+
+
+class Pipeline(Section):
+    stages: Positive = 1
+    async_depth: Count = 0
+
+
+class Disaggregation(Section):
+    mode: Literal["none", "pair"] = "none"
+    prefill: Positive = 1
+    decode: Positive = 1
+    transfer: Literal["local", "distributed", "fake", "nixl"] = "local"
+
+
+class Engine(Section):
+    """Defaults are those of the engine's own configuration; ``auto`` overlaps wherever the modes allow it."""
+
+    overlap: Switch | Literal["auto"] = "auto"
+    relay: Annotated[Relay, BeforeValidator(_state)] = Relay()
+    relays: Several[Annotated[Relay, BeforeValidator(_state)]] = ()
+    chunked_prefill_size: Limit = 8192
+    mixed_chunk: Switch = False
+    page_size: Positive = 1
+    radix_cache: Switch = True
+    policy: Literal["fcfs", "lpm", "lof", "random"] = "fcfs"
+    max_running_requests: Positive = 256
+    kv_tokens: Positive = 65536
+    max_prefill_tokens: Positive = 16384
+    schedule_conservativeness: Rate = 1.0
+    cuda_graph: Switch = True
+    speculative: Speculative = Speculative()
+    hisparse: HiSparse = HiSparse()
+    pipeline: Pipeline = Pipeline()
+    disaggregation: Disaggregation = Disaggregation()
+
+
+class Measure(Section):
+    warmup_requests: Count = 0
+    repeat: Positive = 1
+    seed: Seed = 0
+
+
+class Scenario(Section):
+    """One question, ready to be run. Made by ``loader.load``."""
+
+    name: str
+    about: str = ""
+    model: Model
+    device: Device = Device()
+    engine: Engine = Engine()
+    workload: Workload
+    measure: Measure = Measure()
+    faults: Several[str] = ()
+    expect: Budget = Field(default_factory=dict)
+
+    _source: Source = PrivateAttr(default_factory=Source)
+
+    @property
+    def source(self) -> Source:
+        """Where the keys were written; whoever finds a value impossible later says so with it."""
+        return self._source
+
+    @property
+    def relays(self) -> tuple[Relay, ...]:
+        """The relays to run, in order: a ladder, or the only one."""
+        return self.engine.relays or (self.engine.relay,)
+
+    def expanded(self) -> dict[str, Any]:
+        """Every key with its value, defaults included, as JSON knows them."""
+        return self.model_dump(mode="json")
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the expanded scenario: equal questions, equal digests."""
+        text = json.dumps(self.expanded(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return hashlib.sha256(text.encode()).hexdigest()

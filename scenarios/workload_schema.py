@@ -1,0 +1,165 @@
+"""The ``workload`` section: who asks for what, and when."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from .fields import Count, Fraction, Positive, Rate, Section, Several, Switch
+
+Length = Annotated[int, Field(ge=1, le=2**24)]
+Real = Annotated[float, Field(gt=0, le=2**24)]
+
+
+class Fixed(Section):
+    dist: Literal["fixed"]
+    value: Length
+
+
+class Uniform(Section):
+    """Both ends included."""
+
+    dist: Literal["uniform"]
+    min: Length
+    max: Length
+
+
+class Normal(Section):
+    """Rounded to whole tokens, then cut to [min, max]."""
+
+    dist: Literal["normal"]
+    mean: Real
+    std: Real
+    min: Length = 1
+    max: Length | None = None
+
+
+class LogNormal(Section):
+    """``mean`` and ``std`` are those of the tokens, not of their logarithm."""
+
+    dist: Literal["lognormal"]
+    mean: Real
+    std: Real
+    min: Length = 1
+    max: Length | None = None
+
+
+def _fixed(value: Any) -> Any:
+    return {"dist": "fixed", "value": value} if isinstance(value, int) else value
+
+
+def _process(value: Any) -> Any:
+    return {"process": value} if isinstance(value, str) else value
+
+
+Distribution = Annotated[
+    Fixed | Uniform | Normal | LogNormal, Field(discriminator="dist"), BeforeValidator(_fixed)
+]
+"""Of token counts; a bare number is fixed."""
+
+
+class Burst(Section):
+    """Everybody at once, at time zero."""
+
+    process: Literal["burst"]
+
+
+class Constant(Section):
+    """Evenly spaced; ``rate`` in requests per second, here and below."""
+
+    process: Literal["constant"]
+    rate: Rate
+
+
+class Poisson(Section):
+    process: Literal["poisson"]
+    rate: Rate
+
+
+class Gamma(Section):
+    """Gaps of a gamma distribution whose shape is ``burstiness``: 1 is Poisson, less comes in clumps."""
+
+    process: Literal["gamma"]
+    rate: Rate
+    burstiness: Annotated[float, Field(ge=1e-3, le=1e6)] = 1.0
+
+
+class Recorded(Section):
+    """The trace's own instants, ``speed`` times as fast."""
+
+    process: Literal["trace"]
+    speed: Rate = 1.0
+
+
+class Closed(Section):
+    """``concurrency`` clients, each of which sends its next request when one has ended."""
+
+    process: Literal["closed"]
+    concurrency: Positive
+
+
+Arrival = Annotated[
+    Burst | Constant | Poisson | Gamma | Recorded | Closed,
+    Field(discriminator="process"),
+    BeforeValidator(_process),
+]
+
+
+class SharedPrefix(Section):
+    """Every prompt begins with the ``tokens`` of one of ``groups`` prefixes, on top of its prompt_tokens."""
+
+    groups: Positive
+    tokens: Length
+
+
+class Grammar(Section):
+    """Exactly one: a regular expression, or the texts to choose from."""
+
+    regex: str | None = None
+    choice: Several[str] = ()
+
+
+class Sampling(Section):
+    """How every request's tokens are chosen. End-of-sequence tokens are ignored unless asked for, so that a
+    request has the length that the workload gives it."""
+
+    temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
+    top_k: Count = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_p: Fraction = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0, le=2)] = 1.0
+    min_new_tokens: Count = 0
+    stop_token_ids: Several[Count] = ()
+    ignore_eos: Switch = True
+    logprobs: Switch = False
+    grammar: Grammar | None = None
+
+    @property
+    def penalised(self) -> bool:
+        return self.frequency_penalty != 0 or self.presence_penalty != 0 or self.repetition_penalty != 1
+
+
+class Abort(Section):
+    """Clients that go away after ``after_tokens`` output tokens: a share of all requests, or those named."""
+
+    fraction: Fraction = 0.0
+    requests: Several[str] = ()
+    after_tokens: Count = 0
+
+
+class Workload(Section):
+    """Drawn from distributions, or the first ``requests`` of a trace. Without ``arrival`` a trace keeps its
+    own instants where it has any; everything else is a burst."""
+
+    requests: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    arrival: Arrival | None = None
+    prompt_tokens: Distribution | None = None
+    output_tokens: Distribution | None = None
+    shared_prefix: SharedPrefix | None = None
+    sampling: Sampling = Sampling()
+    abort: Abort | None = None
+    trace: str | None = None
+    format: Literal["mooncake", "azure", "burstgpt", "sharegpt", "jsonl"] | None = None
