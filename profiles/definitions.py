@@ -1,0 +1,247 @@
+"""What every number of a result means: one table, read by ``explain``, the tables and the result.
+
+Knows how numbers are named and defined, not how they are computed. Light: imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+Direction = Literal["higher", "lower", "none"]
+
+
+class Definition(NamedTuple):
+    """``direction`` is the better one, ``source`` what the number is computed from."""
+
+    name: str
+    unit: str
+    direction: Direction
+    about: str
+    formula: str
+    source: str
+
+
+_REQUESTS = "the run's clock, at the scheduler's announcements"
+_TIMELINE = "the timeline: the device's records, not the program's"
+
+_THROUGHPUT = (
+    Definition(
+        "output_throughput", "tokens/s", "higher",
+        "Generated tokens that became known to the host, over the full window: from the first arrival to "
+        "the last request's end.",
+        "output tokens / (last finish - first arrival)", _REQUESTS,
+    ),
+    Definition(
+        "input_throughput", "tokens/s", "higher",
+        "Prompt tokens of finished requests over the full window, those served from the prefix cache "
+        "included.",
+        "prompt tokens of finished requests / full window", _REQUESTS,
+    ),
+    Definition(
+        "total_throughput", "tokens/s", "higher",
+        "Prompt and generated tokens over the full window.",
+        "(input + output tokens) / full window", _REQUESTS,
+    ),
+    Definition(
+        "request_throughput", "requests/s", "higher",
+        "Finished requests over the full window. Refused, aborted and failed ones do not count.",
+        "finished requests / full window", _REQUESTS,
+    ),
+    Definition(
+        "steady_output_throughput", "tokens/s", "higher",
+        "Generated tokens inside the steady window: the longest stretch in which at least half as many "
+        "requests run (first scheduled, not ended) as at the peak. Start-up and drain stay outside.",
+        "output tokens in the steady window / its length", _REQUESTS,
+    ),
+    Definition(
+        "steady_request_throughput", "requests/s", "higher",
+        "Requests that finished inside the steady window (see steady_output_throughput).",
+        "finishes in the steady window / its length", _REQUESTS,
+    ),
+)  # fmt: skip
+
+_LATENCY = (
+    Definition(
+        "ttft_ms", "ms", "lower",
+        "Time to first token, from arrival: queueing included. Percentiles are over finished requests, and"
+        " are refused when fewer than 1/(1-q) samples support them (p99 needs 100).",
+        "first token - arrival", _REQUESTS,
+    ),
+    Definition(
+        "queue_ms", "ms", "lower",
+        "The part of the time to first token that a request spent waiting for its first admission.",
+        "first scheduled - arrival", _REQUESTS,
+    ),
+    Definition(
+        "tpot_ms", "ms", "lower",
+        "Time per output token after the first. Absent for requests with a single token.",
+        "(E2E - TTFT) / (output tokens - 1)", _REQUESTS,
+    ),
+    Definition(
+        "itl_ms", "ms", "lower",
+        "Inter-token latency: the gap between two events at which tokens of one request became known. An "
+        "event may carry several tokens; gaps are not divided by them.",
+        "event k - event k-1, per request", _REQUESTS,
+    ),
+    Definition(
+        "e2e_ms", "ms", "lower",
+        "From a request's arrival to its last token.",
+        "finish - arrival", _REQUESTS,
+    ),
+    Definition(
+        "step_ms", "ms", "lower",
+        "Period of the scheduler's loop: from one launch to the next, for the kind of the earlier step "
+        "(step_ms.decode, ...). Periods in which the scheduler slept for lack of work are left out.",
+        "launch k+1 - launch k", _REQUESTS,
+    ),
+)  # fmt: skip
+
+_WAITING = (
+    Definition(
+        "forward_occupancy", "ratio", "higher",
+        "Share of the forward window (first to last forward kernel of the run) that lies inside a step's "
+        "span: from its first to its last forward kernel. Forward kernels are those launched inside a "
+        "forward range, on whatever stream. Occupancy says nothing of how fast the kernels are: read it "
+        "with throughput.",
+        "sum of step spans / forward window; overlapping spans count once", _TIMELINE,
+    ),
+    Definition(
+        "gpu_busy", "ratio", "higher",
+        "Share of the forward window in which at least one kernel ran, on any stream. Copies are never "
+        "busy time.",
+        "union of kernels / forward window", _TIMELINE,
+    ),
+    Definition(
+        "forward_idle_us_per_step", "us/step", "lower",
+        "Forward idle lies between the spans of forward kernels. It is split into host late, waiting on an"
+        " event or stream, kernel gap and no work; the parts sum to the whole and the residue is printed.",
+        "(forward window - sum of step spans) / steps", _TIMELINE,
+    ),
+    Definition(
+        "host_stall_us_per_step", "us/step", "lower",
+        "Host time inside calls that wait for the device. Part of it is exposed: it kept the GPU from its "
+        "next forward; the rest is hidden behind running kernels and costs nothing.",
+        "sum of waited time / steps", _TIMELINE,
+    ),
+    Definition(
+        "exposed_stall_us_per_step", "us/step", "lower",
+        "Host stall during forward idle, before the next step's first forward op was enqueued and not "
+        "while the scheduler slept. With exposed_host and launch latency it makes up host late.",
+        "host stall within (host-late forward idle) / steps", _TIMELINE,
+    ),
+    Definition(
+        "exposed_host_us_per_step", "us/step", "lower",
+        "Host work during forward idle, before the next step's first forward op was enqueued: the host "
+        "neither waited for the device nor slept.",
+        "(host-late forward idle - exposed stall - launch latency) / steps", _TIMELINE,
+    ),
+)  # fmt: skip
+
+_USAGE = (
+    Definition(
+        "cache_hit_ratio", "ratio", "higher",
+        "Share of prompt tokens served from the prefix cache at a request's first admission.",
+        "cached prompt tokens / prompt tokens", _REQUESTS,
+    ),
+    Definition(
+        "retractions", "count", "lower",
+        "How often a running request lost its KV to make room and went back to the queue.",
+        "number of retractions", _REQUESTS,
+    ),
+    Definition(
+        "peak_kv_tokens", "tokens", "none",
+        "Most KV tokens in use (neither free nor evictable) after a step was prepared.",
+        "max over steps", _REQUESTS,
+    ),
+)  # fmt: skip
+
+_COUNTERS = (
+    Definition(
+        "h2d", "copies/step", "lower",
+        "Copies from host to device. Pageable and blocking ones are also counted apart, as h2d_pageable, "
+        "h2d_pinned and h2d_blocking; budgets may name those.",
+        "copies owned by a step; median, mean and max over all steps of a kind", _TIMELINE,
+    ),
+    Definition(
+        "d2h", "copies/step", "lower",
+        "Copies from device to host (also d2h_pageable, d2h_pinned, d2h_blocking).",
+        "as h2d", _TIMELINE,
+    ),
+    Definition(
+        "d2d", "copies/step", "lower",
+        "Copies inside the device's memory.",
+        "as h2d", _TIMELINE,
+    ),
+    Definition(
+        "sync", "calls/step", "lower",
+        "Host calls whose purpose is to wait: stream, event and device synchronisation.",
+        "as h2d", _TIMELINE,
+    ),
+    Definition(
+        "kernel", "kernels/step", "none",
+        "Kernels, those of a replayed graph included.",
+        "as h2d", _TIMELINE,
+    ),
+    Definition(
+        "kernel_copy", "bytes", "lower",
+        "A kernel that reads or writes pinned host memory. No copy counter ever sees it, so its declared "
+        "bytes are listed apart, with direction `kernel`.",
+        "host bytes declared by the kernel", _TIMELINE,
+    ),
+)  # fmt: skip
+
+_PARTS = (
+    Definition(
+        "host_late_us", "us", "lower",
+        "Forward idle until the next forward op was enqueued, and its launch latency. An identity: host "
+        "late = exposed stall + exposed host + launch latency.",
+        "idle before the enqueue, without sleep, + start - enqueue where nothing held the op", _TIMELINE,
+    ),
+    Definition(
+        "dependency_us", "us", "lower",
+        "Forward idle while the next forward op was enqueued but held: by an event of another stream, by "
+        "earlier work on its own stream, or by a kernel of another stream.",
+        "idle after the enqueue within waits, same-stream ops and other kernels", _TIMELINE,
+    ),
+    Definition(
+        "kernel_gap_us", "us", "lower",
+        "Forward idle although the next forward op was enqueued before the idle began and nothing held it.",
+        "idle after the enqueue that is neither dependency nor launch latency", _TIMELINE,
+    ),
+    Definition(
+        "no_work_us", "us", "none",
+        "Forward idle while the scheduler slept until the next arrival.",
+        "idle within sleep", _TIMELINE,
+    ),
+    Definition(
+        "residue_us", "us", "none",
+        "What the four parts of forward idle leave over. It is 0 unless records contradict each other.",
+        "forward idle - host late - dependency - kernel gap - no work", _TIMELINE,
+    ),
+    Definition(
+        "hidden", "us", "none",
+        "Host stall that was not exposed: kernels of a forward ran meanwhile, or the next forward was "
+        "already enqueued. Removing it does not make the run faster.",
+        "host stall - exposed stall", _TIMELINE,
+    ),
+    Definition(
+        "decode.steady", "steps", "none",
+        "Decode steps in which no request finished, joined or was penalised: the loop at its plainest. "
+        "They count as decode steps too.",
+        "steps announced as steady", _TIMELINE,
+    ),
+)  # fmt: skip
+
+_TABLE = (*_THROUGHPUT, *_LATENCY, *_WAITING, *_USAGE, *_COUNTERS, *_PARTS)
+
+DEFINITIONS: Mapping[str, Definition] = MappingProxyType({entry.name: entry for entry in _TABLE})
+
+
+def definition(metric: str) -> Definition:
+    """Of a metric, or of the metric that one of its kinds belongs to (``step_ms.decode``).
+
+    Raises KeyError if there is none.
+    """
+    return DEFINITIONS.get(metric) or DEFINITIONS[metric.partition(".")[0]]

@@ -1,0 +1,313 @@
+"""The result document: one run's numbers, immutable, versioned, unambiguous.
+
+Everything outside ``run`` and ``environment`` is a function of the scenario and the program, so an emulated
+run repeats byte for byte. Knows nothing of how the numbers were found or how they are shown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from .definitions import Direction
+
+# History: 1.0 the first.
+SCHEMA_VERSION: Final = "1.0"
+
+
+class ResultError(ValueError):
+    """A file is no result document, or one of a version that is not understood."""
+
+
+class Part(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Abstained(Part):
+    """A number that was not earned, and why."""
+
+    value: None = None
+    abstained: str
+
+
+class Metric(Part):
+    """``values`` has one entry per repeat: the value, or the mean of a distribution. The rest describes the
+    pooled distribution of ``n`` samples and is absent for plain values."""
+
+    unit: str
+    direction: Direction
+    exact: bool  # repeats byte for byte; compared without statistics
+    values: tuple[float, ...]
+    n: int | None = None
+    min: float | None = None
+    max: float | None = None
+    p50: float | Abstained | None = None
+    p90: float | Abstained | None = None
+    p95: float | Abstained | None = None
+    p99: float | Abstained | None = None
+
+
+class Tool(Part):
+    name: str = "schedbench"
+    version: str
+    git_sha: str | None = None
+    dirty: bool | None = None
+
+
+class Run(Part):
+    id: str
+    command: str
+    started: str  # ISO 8601, UTC
+    wall_s: float
+    emulation_speed: float | None = None  # virtual seconds per second of wall time
+    cancelled: bool = False
+
+
+class Labels(Part):
+    emulated: bool
+    profiled: bool = False
+    host: Literal["modelled", "measured"]
+
+
+class ScenarioPart(Part):
+    expanded: dict[str, Any]
+    sha256: str
+
+
+class RelayPart(Part):
+    state: str
+    policies: dict[str, str] = {}
+    switches: dict[str, Any] = {}
+
+
+class HardwarePart(Part):
+    name: str
+    sha256: str | None = None
+
+
+class CountSummary(Part):
+    """Counts per step over all steps of a kind."""
+
+    median: float
+    mean: float
+    max: int
+    steps_with: int
+
+
+class KindCounts(Part):
+    """Steps of a kind and, by stream, the counts of h2d, d2h, d2d, sync and kernel."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="allow")
+    __pydantic_extra__: dict[str, dict[str, CountSummary]] = Field(init=False)
+
+    steps: int
+
+    @property
+    def streams(self) -> dict[str, dict[str, CountSummary]]:
+        return self.__pydantic_extra__
+
+
+class SitePart(Part):
+    file: str
+    function: str
+    line: int
+    statement: str
+
+
+class CopyRow(Part):
+    """Copies of one source line that are alike. ``kind`` is the step's kind, ``none`` outside of steps;
+    direction ``kernel`` is a kernel that touched pinned host memory."""
+
+    site: SitePart | None
+    range: str
+    kind: str
+    stream: str
+    direction: str
+    host_memory: str
+    blocking: bool
+    count: int
+    bytes: int
+    host_us: float  # its calls waited for the device
+    exposed_us: float
+
+
+class SyncRow(Part):
+    """Syncs, and other calls that waited, of one source line."""
+
+    site: SitePart | None
+    range: str
+    kind: str
+    stream: str
+    call: str
+    count: int
+    host_us: float
+    exposed_us: float
+
+
+class IdlePart(Part):
+    """Forward idle in total and its parts."""
+
+    host_late_us: float
+    dependency_us: float
+    kernel_gap_us: float
+    no_work_us: float
+    residue_us: float
+
+
+class Engagement(Part):
+    taken: int
+    eligible: int
+
+
+class RankPart(Part):
+    name: str
+    role: str
+    per_step: dict[str, KindCounts]
+    idle: IdlePart | Abstained
+    metrics: dict[str, Metric | Abstained]
+
+
+class RequestRow(Part):
+    """Instants are ns of the run's clock."""
+
+    id: str
+    arrival: int
+    first_token: int | None
+    finish: int | None
+    prompt_tokens: int
+    output_tokens: int
+    status: Literal["finished", "refused", "aborted", "failed", "cancelled"]
+    reason: str
+    token_ids: tuple[int, ...] | None = None
+
+
+class Outputs(Part):
+    digest: str
+
+
+class Access(Part):
+    op: str
+    site: SitePart | None
+    stream: str
+
+
+class Finding(Part):
+    resource: str
+    first: Access
+    second: Access
+    missing: str
+
+
+class Hazards(Part):
+    known: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+
+class Result(Part):
+    schema_version: Literal["1.0"] = SCHEMA_VERSION
+    tool: Tool
+    run: Run
+    environment: dict[str, Any]
+    labels: Labels
+    scenario: ScenarioPart
+    relay: RelayPart
+    hardware: HardwarePart
+    metrics: dict[str, Metric | Abstained]
+    per_step: dict[str, KindCounts]
+    copies: tuple[CopyRow, ...]
+    syncs: tuple[SyncRow, ...]
+    idle: IdlePart | Abstained
+    engagement: dict[str, Engagement] = {}
+    ranks: tuple[RankPart, ...] = ()
+    requests: tuple[RequestRow, ...]
+    outputs: Outputs | Abstained
+    hazards: Hazards | Abstained
+
+    def document(self) -> dict[str, Any]:
+        """Plain dicts, lists and scalars, as they stand in the file; what is absent is left out."""
+        document: dict[str, Any] = self.model_dump(mode="json")
+        for request in document["requests"]:
+            if request["token_ids"] is None:
+                del request["token_ids"]
+        for metric in document["metrics"].values():
+            for name in [name for name, value in metric.items() if value is None and name != "value"]:
+                del metric[name]
+        return document
+
+    def to_json(self) -> str:
+        return canonical(self.document())
+
+    def write(self, path: Path) -> None:
+        """Whole or not at all: a reader never sees half a document."""
+        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            unfinished.write_text(self.to_json(), encoding="utf-8")
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    @classmethod
+    def from_json(cls, text: str | bytes, *, name: str = "result") -> Self:
+        """Raises ResultError, naming ``name`` and the first thing that is wrong."""
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ResultError(f"{name}: not JSON: {error}") from None
+        if not isinstance(document, dict) or "schema_version" not in document:
+            raise ResultError(f"{name}: not a schedbench result: no schema_version")
+        if document["schema_version"] != SCHEMA_VERSION:
+            raise ResultError(
+                f"{name}: schema_version {document['schema_version']!r} is not understood; "
+                f"this schedbench reads {SCHEMA_VERSION}"
+            )
+        try:
+            return cls.model_validate(document)
+        except ValidationError as error:
+            raise ResultError(f"{name}: {_first(error)}") from None
+
+
+def read(path: Path) -> Result:
+    """Raises ResultError when the file is missing, unreadable, junk, or of an unknown version."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ResultError(f"{path}: {error.strerror or error}") from None
+    return Result.from_json(content, name=str(path))
+
+
+def canonical(document: dict[str, Any]) -> str:
+    """JSON with sorted keys; a line per top-level entry and per row of a list, so that files diff well."""
+    entries = (f"{_dump(key)}: {_rows(document[key])}" for key in sorted(document))
+    return "{\n" + ",\n".join(entries) + "\n}\n"
+
+
+def _rows(value: object) -> str:
+    if not isinstance(value, list) or not value:
+        return _dump(value)
+    return "[\n " + ",\n ".join(map(_dump, value)) + "\n]"
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
+
+
+def _first(error: ValidationError) -> str:
+    first, *others = error.errors(include_url=False)
+    where = ".".join(map(str, first["loc"]))
+    more = f" (and {len(others)} more)" if others else ""
+    return f"{where}: {first['msg']}{more}"
+
+
+def digest(outputs: Iterable[tuple[str, Sequence[int]]]) -> str:
+    """sha256 over (request id, output token ids) in request order. Same digest, same tokens."""
+    running = hashlib.sha256()
+    for request, tokens in outputs:
+        running.update(json.dumps([request, list(tokens)], separators=(",", ":")).encode())
+        running.update(b"\n")
+    return running.hexdigest()

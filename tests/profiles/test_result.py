@@ -1,0 +1,136 @@
+"""The result document: canonical, versioned, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from schedbench.profiles.definitions import DEFINITIONS, definition
+from schedbench.profiles.result import Result, ResultError, canonical, digest, read
+
+SAMPLE = Path(__file__).parent / "sample_result.json"
+
+
+@pytest.fixture
+def text() -> str:
+    return SAMPLE.read_text()
+
+
+@pytest.fixture
+def result(text) -> Result:
+    return Result.from_json(text)
+
+
+def test_a_document_survives_the_round_trip_byte_for_byte(text, result):
+    assert result.to_json() == text
+
+
+def test_written_and_read(tmp_path, result):
+    path = tmp_path / "result.json"
+    result.write(path)
+    assert read(path) == result
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_write_leaves_nothing_behind(tmp_path, result):
+    taken = tmp_path / "result.json"
+    taken.mkdir()
+    with pytest.raises(IsADirectoryError):
+        result.write(taken)
+    assert list(tmp_path.iterdir()) == [taken]
+
+
+def test_a_document_is_frozen(result):
+    with pytest.raises(ValidationError, match="frozen"):
+        result.tool = None
+
+
+def test_order_of_maps_does_not_matter(result):
+    turned = result.model_copy(update={"metrics": dict(reversed(result.metrics.items()))})
+    assert turned.to_json() == result.to_json()
+
+
+def test_one_line_per_row_so_that_files_diff_well(text):
+    assert text.count("\n") < 60
+    assert '\n {"blocking": true' in text
+
+
+def test_missing_values_say_why(text):
+    document = json.loads(text)
+    refused = {"value": None, "abstained": "p99 needs 100 samples, there are 64"}
+    assert document["metrics"]["ttft_ms"]["p99"] == refused
+    assert document["hazards"] == {"value": None, "abstained": "hazards were not watched"}
+    assert "p50" not in document["metrics"]["retractions"]
+    assert "token_ids" not in document["requests"][1]
+
+
+def test_streams_of_a_kind(result):
+    assert sorted(result.per_step["decode"].streams) == ["copy", "forward", "schedule"]
+    assert result.per_step["mixed"].streams["schedule"]["h2d"].max == 12
+
+
+def test_every_metric_of_the_sample_is_defined(result):
+    for name, metric in result.metrics.items():
+        assert (definition(name).unit, definition(name).direction) == (metric.unit, metric.direction)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "x.json: not JSON"),
+        ("[1, 2]", "x.json: not a schedbench result"),
+        ("{}", "x.json: not a schedbench result: no schema_version"),
+        ('{"schema_version": "9.1"}', "schema_version '9.1' is not understood; this schedbench reads 1.0"),
+        ('{"schema_version": "1.0"}', r"x.json: tool: Field required \(and \d+ more\)"),
+        ("[" * 100_000, "x.json: not JSON"),
+    ],
+)
+def test_junk_is_refused_with_a_reason(content, message):
+    with pytest.raises(ResultError, match=message):
+        Result.from_json(content, name="x.json")
+
+
+def test_unknown_keys_are_refused(text):
+    document = json.loads(text) | {"colour": "red"}
+    with pytest.raises(ResultError, match="colour: Extra inputs are not permitted"):
+        Result.from_json(canonical(document))
+
+
+def test_a_missing_file_is_a_clear_error(tmp_path):
+    with pytest.raises(ResultError, match=r"nowhere\.json: No such file"):
+        read(tmp_path / "nowhere.json")
+    with pytest.raises(ResultError, match="Is a directory"):
+        read(tmp_path)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_refused(content):
+    with pytest.raises(ResultError):
+        Result.from_json(content)
+
+
+@given(st.dictionaries(st.text(), st.recursive(st.none() | st.floats(allow_nan=False), st.lists)))
+def test_any_object_is_refused(document):
+    with pytest.raises(ResultError):
+        Result.from_json(json.dumps(document | {"schema_version": "1.0"}))
+
+
+def test_digest_depends_on_ids_tokens_and_order():
+    base = digest([("a", [1, 2]), ("b", [3])])
+    assert base == digest([("a", (1, 2)), ("b", (3,))])
+    others = [[("b", [3]), ("a", [1, 2])], [("a", [1, 2, 3]), ("b", [])], [("a", [1]), ("b", [2, 3])], []]
+    assert len({base, *map(digest, others)}) == 5
+
+
+def test_definitions_are_complete_sentences_with_units():
+    for name, entry in DEFINITIONS.items():
+        assert entry.name == name
+        assert entry.unit and entry.formula and entry.source and entry.about.endswith(".")
+    assert definition("step_ms.decode").name == "step_ms"
+    with pytest.raises(KeyError):
+        definition("nonsense")
