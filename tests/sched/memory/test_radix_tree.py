@@ -7,7 +7,7 @@ from array import array
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from schedbench.sched.memory.tree import RadixTree, TreeNode
 
@@ -90,10 +90,10 @@ class RadixTreeMachine(RuleBasedStateMachine):
         self.locked.append((node, tuple(tokens[: sum(len(n.key) for n in path)])))
 
     @rule(data=st.data())
-    @precondition(lambda self: self.locked)
     def unlock(self, data: st.DataObject) -> None:
-        node, _ = self.locked.pop(data.draw(st.integers(0, len(self.locked) - 1)))
-        self.tree.unlock(node)
+        if self.locked:
+            node, _ = self.locked.pop(data.draw(st.integers(0, len(self.locked) - 1)))
+            self.tree.unlock(node)
 
     @rule(num_tokens=st.integers(0, 40))
     def evict(self, num_tokens: int) -> None:
@@ -127,5 +127,5 @@ class RadixTreeMachine(RuleBasedStateMachine):
             assert not node.evictable or node.queued
 
 
-RadixTreeMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+RadixTreeMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestRadixTreeMachine = RadixTreeMachine.TestCase

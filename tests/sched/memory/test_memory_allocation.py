@@ -1,0 +1,96 @@
+"""Allocating for batches: the cache makes room, and a plan that cannot be met is an error."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+import torch
+
+from schedbench.sched.memory.allocation import (
+    OutOfKVMemoryError,
+    alloc_for_decode,
+    alloc_token_slots,
+    last_locations,
+)
+from schedbench.sched.memory.invariants import MemoryInvariantError, check, statistics
+from schedbench.sched.memory.radix import RadixCache
+from schedbench.sched.memory.slots import ReqToTokenPool
+from schedbench.sched.memory.tokens import PagedAllocator, TokenAllocator
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def cache() -> RadixCache:
+    return RadixCache(ReqToTokenPool(2, 16, device=CPU), TokenAllocator(6, CPU))
+
+
+@pytest.fixture
+def paged_cache() -> RadixCache:
+    return RadixCache(ReqToTokenPool(2, 16, device=CPU), PagedAllocator(16, 4, device=CPU))
+
+
+def fill(cache: RadixCache, *ids: int) -> None:
+    cache.insert(array("q", ids), alloc_token_slots(cache, len(ids)))
+
+
+def test_the_cache_is_evicted_only_when_the_allocator_runs_short(cache: RadixCache) -> None:
+    fill(cache, 1, 2, 3)
+    alloc_token_slots(cache, 2)
+    assert cache.total_size() == 3
+
+    alloc_token_slots(cache, 3)
+
+    assert cache.total_size() == 0
+    assert statistics(cache, []).free == 1
+
+
+def test_what_is_locked_is_not_taken(cache: RadixCache) -> None:
+    fill(cache, 1, 2, 3)
+    cache.inc_lock_ref(cache.match_prefix(array("q", [1, 2])).last_node)
+
+    with pytest.raises(OutOfKVMemoryError, match=r"5 new tokens do not fit: 4 KV slots are free.*2 in use"):
+        alloc_token_slots(cache, 5)
+
+
+def test_a_paged_decode_reads_each_rows_last_slot(paged_cache: RadixCache) -> None:
+    paged_cache.req_to_token_pool.req_to_token[1, 2] = 14
+    lens = torch.tensor([3, 4])
+
+    slots = alloc_for_decode(
+        paged_cache, req_pool_indices=torch.tensor([1, 2]), seq_lens=lens, seq_lens_cpu=lens
+    )
+
+    assert slots.tolist() == [15, 4]
+
+
+def test_a_prefix_that_does_not_exist_ends_at_minus_one() -> None:
+    prefixes = [torch.tensor([4, 5]), torch.empty(0, dtype=torch.int64), torch.tensor([9])]
+
+    assert last_locations(prefixes, CPU).tolist() == [5, -1, 9]
+
+
+def test_a_leak_is_seen_by_the_host_alone_and_named_by_the_check(cache: RadixCache) -> None:
+    lost = alloc_token_slots(cache, 1)
+
+    assert statistics(cache, []).lost == 1
+    with pytest.raises(MemoryInvariantError, match=rf"pages owned twice: \[\], lost: \[{lost.item()}\]"):
+        check(cache, [])
+
+
+def test_a_double_free_is_seen(cache: RadixCache) -> None:
+    slot = alloc_token_slots(cache, 1)
+    cache.token_to_kv_pool_allocator.free(slot)
+    cache.token_to_kv_pool_allocator.free(slot)
+
+    assert statistics(cache, []).lost == -1
+    with pytest.raises(MemoryInvariantError, match=r"owned twice: \[1\]"):
+        check(cache, [])
+
+
+def test_a_row_that_nobody_returned_is_seen(cache: RadixCache) -> None:
+    cache.req_to_token_pool.alloc(1)
+
+    with pytest.raises(MemoryInvariantError, match=r"rows owned twice: \[\], lost: \[1\]"):
+        check(cache, [])
