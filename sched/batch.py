@@ -40,6 +40,9 @@ class RowState(Protocol):
     def merge(self, other: Self) -> None:
         """Append the other's rows."""
 
+    def copy_for_forward(self) -> Self:
+        """What one forward samples with while the batch goes on."""
+
 
 @dataclass(slots=True, eq=False)
 class ForwardBatch:
@@ -57,6 +60,7 @@ class ForwardBatch:
     out_cache_loc: torch.Tensor  # [T] int64, KV slots to write
     max_seq_len: int  # host bound on seq_lens
     extend_lens: torch.Tensor | None = None  # [b] int32, new tokens per request
+    extend_prefix_lens: torch.Tensor | None = None  # [b] int32, tokens before those
     max_extend_len: int = 1
     sampling_info: RowState | None = None
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..memory.cache import PrefixCache
+    from ..memory.tokens import KVAllocator
     from ..request import Request
 
 # A running request is expected to need at most this many more tokens, whatever its limit says.
@@ -24,20 +26,6 @@ class Verdict(Enum):
     CONTINUE = "the next request may be tried"
     NO_TOKEN = "KV is short"
     FULL = "this round's token budget is spent"
-
-
-class Tree(Protocol):
-    """What admission needs of a prefix cache."""
-
-    def evictable_size(self) -> int: ...
-
-    def inc_lock_ref(self, node: object) -> object: ...
-
-    def dec_lock_ref(self, node: object) -> object: ...
-
-
-class Allocator(Protocol):
-    def available_size(self) -> int: ...
 
 
 class Limits(NamedTuple):
@@ -61,8 +49,8 @@ class PrefillBudget:
     """``rem_total`` looks ahead to what running requests will still need, ``cur_rem`` at this step only."""
 
     limits: Limits
-    tree: Tree
-    allocator: Allocator
+    tree: PrefixCache
+    allocator: KVAllocator
     future_tokens: float  # expected growth of the running requests
     taken: list[Request] = field(default_factory=list)
     chunked: Request | None = None

@@ -20,12 +20,12 @@ IN_BATCH_PREFIX_TOKENS = 32
 class WaitingOrder:
     """Reorders a waiting queue in place, once per round."""
 
-    def __init__(self, policy: Policy, *, seed: int, matched: Callable[[Request], int] | None) -> None:
-        """``matched(request)`` is the number of cached prompt tokens; None where there is no tree, which turns
-        ``lpm`` into ``fcfs``."""
+    def __init__(self, policy: Policy, *, seed: int, match: Callable[[Request], int] | None) -> None:
+        """``match(request)`` sets the request's cached prefix and returns its length; None where there is no
+        tree, which turns ``lpm`` into ``fcfs``."""
         self._random = random.Random(seed)
-        self._matched = matched
-        self._sort = {
+        self._match = match
+        self._sort: Callable[[list[Request]], object] = {
             "fcfs": self._first_come,
             "lpm": self._longest_prefix,
             "lof": self._longest_output,
@@ -33,8 +33,9 @@ class WaitingOrder:
         }[policy]
         self._policy = policy
 
-    def sort(self, waiting: list[Request]) -> None:
-        self._sort(waiting)
+    def sort(self, waiting: list[Request]) -> bool:
+        """Returns whether every request's prefix was matched on the way."""
+        return bool(self._sort(waiting))
 
     def examined(self, num_waiting: int, num_free: int) -> int:
         """Waiting requests that one round looks at; the n of the admit phase's host cost."""
@@ -47,12 +48,13 @@ class WaitingOrder:
     def _longest_output(self, waiting: list[Request]) -> None:
         waiting.sort(key=lambda req: -req.sampling.max_new_tokens)
 
-    def _longest_prefix(self, waiting: list[Request]) -> None:
-        if self._matched is None or len(waiting) > LPM_FALLBACK_WAITING:
-            return
-        matched = {req.id: self._matched(req) for req in waiting}
+    def _longest_prefix(self, waiting: list[Request]) -> bool:
+        if self._match is None or len(waiting) > LPM_FALLBACK_WAITING:
+            return False
+        matched = {req.id: self._match(req) for req in waiting}
         later = _repeated_heads(waiting, matched)
         waiting.sort(key=lambda req: (req.id in later, -matched[req.id]))
+        return True
 
 
 def _repeated_heads(waiting: list[Request], matched: dict[str, int]) -> set[str]:

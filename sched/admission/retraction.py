@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 INIT_RATIO = 0.7
 MIN_RATIO_FACTOR = 0.14
 DECAY_STEPS = 600
-RETRACT_DECODE_STEPS = 20  # tokens that each remaining request should be able to add before the next retraction
+RETRACT_DECODE_STEPS = (
+    20  # tokens that each remaining request should be able to add before the next retraction
+)
 
 
 @dataclass(slots=True)

@@ -41,6 +41,11 @@ class Streams:
         if waiting is not awaited:
             waiting.wait_stream(awaited)
 
+    def record(self, tensor: torch.Tensor, stream: Any) -> None:
+        """A tensor of the schedule stream is read on ``stream``: its block is not re-issued before that has run."""
+        if stream is not self.schedule:
+            tensor.record_stream(stream)
+
 
 @dataclass(slots=True)
 class Desk:

@@ -6,16 +6,15 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 
 from ..batch import ScheduleBatch, StepResult
 from ..model.sampling_info import SamplingInfo
+from ..model.upload import Upload
 from .desk import Desk
 from .prompt import Parts
-
-SamplingTensors = Literal["pageable", "pinned", "packed"]
 
 
 class PenaltyTokens(Protocol):
@@ -25,7 +24,7 @@ class PenaltyTokens(Protocol):
         """Schedule stream, while a decode is prepared."""
 
     def after_sampling(self, info: SamplingInfo, token_ids: torch.Tensor) -> None:
-        """The stream that sampled; ``info`` is the schedule's own, not the forward's copy."""
+        """On the stream that sampled; ``info`` is what it sampled with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +36,16 @@ class Row:
     prepare_input: Callable[[Desk, ScheduleBatch], None]
     advance: Callable[[Desk, ScheduleBatch], None]
     penalty_tokens: Callable[[Desk], PenaltyTokens]
-    sampling_tensors: SamplingTensors
+    sampling_tensors: Upload
     allocation_lengths: Callable[[Desk, ScheduleBatch], torch.Tensor]
     mix: Callable[[Desk, ScheduleBatch, ScheduleBatch], None]
     open: Callable[[Desk, ScheduleBatch], None]
     host_lengths: Callable[[Desk, ScheduleBatch], None]
     host_indices: Callable[[Desk, ScheduleBatch], torch.Tensor]
-    isolate: Callable[
-        [Desk, Callable[[ScheduleBatch], None], ScheduleBatch], AbstractContextManager[None]
-    ]
+    isolate: Callable[[Desk, Callable[[ScheduleBatch], None], ScheduleBatch], AbstractContextManager[None]]
     resolve: Callable[[Desk, ScheduleBatch], None]
     publish: Callable[[Desk, ScheduleBatch], None]
-    stash: Callable[[Desk, ScheduleBatch, torch.Tensor], None]
+    stash: Callable[[Desk, torch.Tensor, torch.Tensor], None]
     keep_alive: Callable[[Desk, ScheduleBatch, StepResult], None]
     reads_done: Callable[[Desk, ScheduleBatch], None]
     conclude: Callable[[Desk, ScheduleBatch, StepResult], None]

@@ -26,7 +26,7 @@ def _resolve(desk: Desk, batch: ScheduleBatch, *, keep_running_indices: bool) ->
         batch.input_ids = batch.prefill_input_ids_cpu.to(desk.device, non_blocking=True)
         if batch.mix_running_indices is not None:
             if keep_running_indices:
-                batch.mix_running_indices.record_stream(desk.streams.module.current_stream())
+                desk.streams.record(batch.mix_running_indices, desk.streams.forward)
             running = tokens[batch.mix_running_indices]
             batch.input_ids = torch.cat([batch.input_ids, running])
         batch.prefill_input_ids_cpu = None
@@ -42,9 +42,8 @@ def publish_next_lengths(desk: Desk, batch: ScheduleBatch) -> None:
     desk.futures.publish(batch.req_pool_indices, batch.seq_lens + 1)
 
 
-def stash_by_row(desk: Desk, batch: ScheduleBatch, token_ids: torch.Tensor) -> None:
-    assert batch.req_pool_indices is not None
-    desk.futures.stash(batch.req_pool_indices, token_ids)
+def stash_by_row(desk: Desk, rows: torch.Tensor, token_ids: torch.Tensor) -> None:
+    desk.futures.stash(rows, token_ids)
 
 
 def drop_input(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001

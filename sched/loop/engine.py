@@ -1,0 +1,68 @@
+"""The parts that one scheduler drives. Composed by whoever runs it; nothing here builds anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from ..batch import ForwardBatch, ModelOutput
+from ..config import EngineConfig
+from ..memory.cache import PrefixCache
+from ..memory.slots import ReqToTokenPool
+from ..memory.tokens import KVAllocator
+from ..observe import Clock, Observer
+from ..relay.row import Relay
+
+if TYPE_CHECKING:
+    from ..model.sampling_info import SamplingInfo
+    from ..request import Request
+
+
+class Runner(Protocol):
+    """The model behind the scheduler: one forward, eager or by graph."""
+
+    def forward(self, batch: ForwardBatch) -> ModelOutput: ...
+
+
+class TokenSampler(Protocol):
+    def sample(self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor) -> torch.Tensor:
+        """Next token ids [b] int64; seq_lens [b] is the position that each token will take."""
+
+
+class Source(Protocol):
+    """Where requests come from. Instants are nanoseconds of the engine's clock."""
+
+    def due(self, now: int) -> Sequence[Request]:
+        """Requests that have arrived by ``now`` and were not handed out yet, in order of arrival."""
+
+    def next_at(self) -> int | None:
+        """When the next request arrives; None while that depends on others ending, or when there is none."""
+
+    def ended(self, request: Request, now: int) -> None:
+        """``request`` has ended; closed-loop workloads send the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    config: EngineConfig
+    slots: ReqToTokenPool
+    allocator: KVAllocator
+    cache: PrefixCache
+    runner: Runner
+    sampler: TokenSampler
+    grammars: Any  # compiles SamplingParams.grammar
+    relay: Relay
+    source: Source
+    clock: Clock
+    observer: Observer
+
+    @property
+    def streams(self) -> Any:
+        return self.relay.desk.streams
+
+    @property
+    def pinned(self) -> bool:
+        return self.config.capabilities.pinned_memory

@@ -1,0 +1,147 @@
+"""One step on the device: resolve the input, run the model, sample, hand the result on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..batch import ForwardBatch, ModelOutput, ScheduleBatch, StepResult
+from ..kernels.rows import decode_positions, extend_positions
+from .engine import Engine
+from .prepare import sampling_of
+
+if TYPE_CHECKING:
+    from ..model.sampling_info import SamplingInfo
+    from ..request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampling:
+    """All that sampling a step needs; the batch itself may have moved on when it is delayed."""
+
+    step: int
+    reqs: list[Request]
+    rows: torch.Tensor  # [b] int64, req_pool_indices
+    seq_lens: torch.Tensor  # [b] int64
+    output: ModelOutput
+    info: SamplingInfo  # the forward's own copy
+
+
+def launch_overlapped(engine: Engine, batch: ScheduleBatch) -> StepResult:
+    """Enqueue the step on the forward stream and return without waiting for it."""
+    relay = engine.relay
+    result = StepResult(next_token_ids=None)
+    relay.open(batch)
+    relay.host_lengths(batch)
+    with relay.isolate(batch):
+        sampling = _forward(engine, batch)
+        if batch.has_grammar:
+            relay.publish(batch)
+            result.delay_sample_func = partial(_sample_and_copy, engine, sampling, result)
+        else:
+            token_ids = _sample(engine, sampling)
+            relay.publish(batch)
+            _hand_on(engine, sampling, token_ids, result)
+        relay.keep_alive(batch, result)
+    relay.reads_done(batch)
+    relay.conclude(batch, result)
+    return result
+
+
+def launch_delayed_sample(engine: Engine, result: StepResult) -> None:
+    """Sample a step whose vocabulary mask had to wait for the previous step's tokens."""
+    if result.delay_sample_func is None:
+        return
+    streams = engine.streams
+    with streams.on(streams.forward):
+        streams.wait(streams.forward, streams.schedule)
+        result.delay_sample_func()
+    result.delay_sample_func = None  # it holds the logits
+
+
+def launch_serial(engine: Engine, batch: ScheduleBatch) -> StepResult:
+    """Run the step on the current stream; the result's tokens are still on the device."""
+    relay = engine.relay
+    relay.open(batch)
+    relay.host_lengths(batch)
+    with relay.isolate(batch):
+        sampling = _forward(engine, batch)
+        result = StepResult(next_token_ids=_sample(engine, sampling))
+        relay.publish(batch)
+        with engine.observer.range("publish", batch.step, batch.batch_size):
+            assert result.next_token_ids is not None
+            relay.stash(sampling.rows, result.next_token_ids)
+        relay.keep_alive(batch, result)
+    relay.conclude(batch, result)
+    return result
+
+
+def make_forward_batch(engine: Engine, batch: ScheduleBatch) -> ForwardBatch:
+    """The model's view of a batch (upstream ``ForwardBatch.init_new``): aliases its tensors, adds positions."""
+    if batch.input_ids is None:
+        raise ValueError(f"step {batch.step} has no input ids: its relay was not resolved")
+    assert batch.req_pool_indices is not None and batch.out_cache_loc is not None
+    assert batch.seq_lens is not None and batch.seq_lens_cpu is not None
+    extend_lens = extend_prefix_lens = None
+    if batch.forward_mode.is_extend:
+        device = engine.config.device
+        extend_lens = torch.tensor(batch.extend_lens, dtype=torch.int32).to(device, non_blocking=True)
+        extend_prefix_lens = torch.tensor(batch.prefix_lens, dtype=torch.int32).to(device, non_blocking=True)
+        positions = extend_positions(batch.seq_lens, extend_lens, batch.extend_num_tokens)
+    else:
+        positions = decode_positions(batch.seq_lens)
+    return ForwardBatch(
+        mode=batch.forward_mode,
+        batch_size=batch.batch_size,
+        num_tokens=batch.num_tokens,
+        input_ids=batch.input_ids,
+        positions=positions,
+        req_pool_indices=batch.req_pool_indices,
+        seq_lens=batch.seq_lens,
+        out_cache_loc=batch.out_cache_loc,
+        max_seq_len=int(batch.seq_lens_cpu.max()),
+        extend_lens=extend_lens,
+        extend_prefix_lens=extend_prefix_lens,
+        max_extend_len=max(batch.extend_lens) if extend_lens is not None else 1,
+        sampling_info=batch.sampling_info,
+    )
+
+
+def _forward(engine: Engine, batch: ScheduleBatch) -> _Sampling:
+    with engine.observer.range("model", batch.step, batch.num_tokens):
+        output = engine.runner.forward(make_forward_batch(engine, batch))
+    assert batch.req_pool_indices is not None and batch.seq_lens is not None
+    return _Sampling(
+        step=batch.step,
+        reqs=batch.reqs,
+        rows=batch.req_pool_indices,
+        seq_lens=batch.seq_lens,
+        output=output,
+        info=sampling_of(batch),
+    )
+
+
+def _sample(engine: Engine, sampling: _Sampling) -> torch.Tensor:
+    with engine.observer.range("sample", sampling.step, len(sampling.reqs)):
+        sampling.info.update_vocab_mask()
+        token_ids = engine.sampler.sample(sampling.output, sampling.info, sampling.seq_lens)
+        engine.relay.penalty_tokens.after_sampling(sampling.info, token_ids)
+    return token_ids
+
+
+def _hand_on(engine: Engine, sampling: _Sampling, token_ids: torch.Tensor, result: StepResult) -> None:
+    """Leave the tokens for the next step on the device and start their way to the host."""
+    with engine.observer.range("publish", sampling.step, len(sampling.reqs)):
+        engine.relay.stash(sampling.rows, token_ids)
+        result.next_token_ids = token_ids
+        result.next_token_ids_cpu = token_ids.to("cpu", non_blocking=True)
+        if engine.config.capabilities.events:
+            result.copy_done = engine.streams.module.Event()
+            result.copy_done.record()
+
+
+def _sample_and_copy(engine: Engine, sampling: _Sampling, result: StepResult) -> None:
+    _hand_on(engine, sampling, _sample(engine, sampling), result)

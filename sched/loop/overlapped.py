@@ -1,0 +1,38 @@
+"""The overlapped loop: while the device runs step N, the host plans N+1 and then settles N.
+
+    host       plan N+1 | launch N+1 | settle N | plan N+2 | ...
+    forward    ---- step N ----|---- step N+1 ----|---
+
+A result is read one iteration after its launch; a request that ends in step N is still in batch N+1, and its extra
+token is thrown away.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ..batch import ScheduleBatch, StepResult
+from .launch import launch_delayed_sample, launch_overlapped
+from .scheduler import Scheduler
+
+
+def run_overlapped(scheduler: Scheduler) -> None:
+    """Run until every request of the source has ended."""
+    engine = scheduler.engine
+    streams = engine.streams
+    results: deque[tuple[ScheduleBatch, StepResult]] = deque()
+    with streams.on(streams.schedule):
+        while True:
+            scheduler.receive()
+            engine.relay.barrier()
+            batch = scheduler.get_next_batch_to_run()
+            if batch is not None:
+                result = launch_overlapped(engine, batch)
+                results.append((scheduler.launched(batch), result))
+            if len(results) > (batch is not None):
+                scheduler.settle(*results.popleft())
+            elif batch is None and not scheduler.rest():
+                return
+            if batch is not None:
+                launch_delayed_sample(engine, result)
+            scheduler.last_batch = batch

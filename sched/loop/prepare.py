@@ -1,0 +1,150 @@
+"""From planned requests to a batch that can be launched (upstream ``ScheduleBatch.prepare_for_*``).
+
+Everything here runs on the schedule stream. Each upload is one on purpose: pinned and asynchronous where upstream's is,
+pageable where upstream's is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+
+from ..batch import ForwardMode, ScheduleBatch
+from ..model.sampling_info import SamplingInfo
+from ..request import Request, Status
+from .allocate import alloc_for_decode, alloc_for_extend
+from .engine import Engine
+
+
+def sampling_of(batch: ScheduleBatch) -> SamplingInfo:
+    info = batch.sampling_info
+    assert isinstance(info, SamplingInfo), "a batch with rows has sampling state"
+    return info
+
+
+def prepare_for_extend(engine: Engine, reqs: Sequence[Request], step: int) -> ScheduleBatch:
+    """A prefill batch of planned requests: their fill_len, extend_input_len and prefix_indices are set."""
+    batch = ScheduleBatch(reqs=list(reqs), forward_mode=ForwardMode.EXTEND, step=step)
+    device, pinned = engine.config.device, engine.pinned
+    batch.prefix_lens = [req.prefix_len for req in reqs]
+    batch.extend_lens = [req.extend_input_len for req in reqs]
+    batch.extend_num_tokens = sum(batch.extend_lens)
+    parts = [req.tokens(req.prefix_len, req.fill_len) for req in reqs]
+    engine.relay.stage_prompt(batch, parts)
+    seq_lens = [req.fill_len for req in reqs]
+    orig_seq_lens = [max(req.fill_len, len(req.origin_input_ids)) for req in reqs]
+    batch.seq_lens_cpu = torch.tensor(seq_lens, dtype=torch.int64)
+    batch.seq_lens = torch.tensor(seq_lens, dtype=torch.int64, pin_memory=pinned).to(
+        device, non_blocking=True
+    )
+    batch.orig_seq_lens = torch.tensor(orig_seq_lens, dtype=torch.int32, pin_memory=pinned).to(
+        device, non_blocking=True
+    )
+    alloc_for_extend(engine, batch)
+    for req in reqs:
+        _enter(req, engine.clock.now())
+    batch.sampling_info = SamplingInfo.from_requests(
+        reqs,
+        config=engine.config,
+        how=engine.relay.sampling_tensors,
+        exact=engine.relay.penalty_tokens.exact,
+    )
+    batch.rows_changed = True
+    return batch
+
+
+def prepare_for_decode(engine: Engine, batch: ScheduleBatch, step: int) -> None:
+    """One more token for every request of a batch that stays."""
+    batch.forward_mode = ForwardMode.DECODE
+    batch.step = step
+    relay = engine.relay
+    relay.penalty_tokens.before_decode(batch, sampling_of(batch))
+    relay.prepare_input(batch)
+    batch.out_cache_loc = alloc_for_decode(engine, batch)
+    for req in batch.reqs:
+        req.kv_committed_len += 1
+        req.kv_allocated_len += 1
+    relay.advance(batch)
+
+
+def mix_with_running(engine: Engine, prefill: ScheduleBatch, running: ScheduleBatch) -> None:
+    """Let the decodes of ``running``, already prepared, ride along behind the prompts of ``prefill``."""
+    assert running.seq_lens_cpu is not None and prefill.out_cache_loc is not None
+    assert running.out_cache_loc is not None
+    prefill.forward_mode = ForwardMode.MIXED
+    for req in running.reqs:
+        req.fill_len = req.seqlen
+        req.extend_input_len = 1
+    prefill.decoding_reqs = running.reqs
+    prefill.prefix_lens += (running.seq_lens_cpu - 1).tolist()
+    prefill.extend_lens += [1] * running.batch_size
+    prefill.extend_num_tokens += running.batch_size
+    out_cache_loc = torch.cat([prefill.out_cache_loc, running.out_cache_loc])
+    engine.relay.mix(prefill, running)
+    merge_rows(engine, prefill, running, keep_input=True)
+    prefill.out_cache_loc = out_cache_loc
+
+
+def filter_rows(
+    engine: Engine,
+    batch: ScheduleBatch,
+    *,
+    without: Collection[Request] = (),
+    keep: Sequence[int] | None = None,
+) -> None:
+    """Keep the running requests, or the rows ``keep`` in that order. An empty batch keeps stale tensors: it must not
+    be merged."""
+    if keep is None:
+        keep = [i for i, req in enumerate(batch.reqs) if req.status is Status.RUNNING and req not in without]
+    if len(keep) == len(batch.reqs):
+        return
+    batch.rows_changed = True
+    if not keep:
+        batch.reqs = []
+        return
+    rows = torch.tensor(keep, dtype=torch.int64, pin_memory=engine.pinned).to(
+        engine.config.device, non_blocking=True
+    )
+    batch.reqs = [batch.reqs[i] for i in keep]
+    _index_rows(batch, rows, list(keep))
+    engine.relay.filter(batch, rows)
+    sampling_of(batch).filter(keep, rows)
+
+
+def merge_rows(
+    engine: Engine, batch: ScheduleBatch, other: ScheduleBatch, *, keep_input: bool = False
+) -> None:
+    """Append the other's requests and rows. Sampling state first: it may still look at the batches' requests."""
+    sampling_of(batch).merge(sampling_of(other))
+    _append_rows(batch, other)
+    if not keep_input:
+        engine.relay.merge(batch, other)
+    batch.reqs = batch.reqs + other.reqs
+    batch.rows_changed = True
+
+
+def _enter(req: Request, now: int) -> None:
+    req.status = Status.RUNNING
+    req.is_retracted = False
+    req.kv_committed_len = req.kv_allocated_len = req.fill_len
+    if req.first_scheduled_at is None:
+        req.first_scheduled_at = now
+        req.cached_tokens = req.prefix_len
+
+
+def _index_rows(batch: ScheduleBatch, rows: torch.Tensor, keep: list[int]) -> None:
+    assert batch.req_pool_indices is not None and batch.req_pool_indices_cpu is not None
+    assert batch.seq_lens is not None and batch.seq_lens_cpu is not None and batch.orig_seq_lens is not None
+    batch.req_pool_indices = batch.req_pool_indices[rows]
+    batch.req_pool_indices_cpu = batch.req_pool_indices_cpu[keep]
+    batch.seq_lens = batch.seq_lens[rows]
+    batch.seq_lens_cpu = batch.seq_lens_cpu[keep]
+    batch.orig_seq_lens = batch.orig_seq_lens[rows]
+    batch.out_cache_loc = None
+
+
+def _append_rows(batch: ScheduleBatch, other: ScheduleBatch) -> None:
+    for name in ("req_pool_indices", "req_pool_indices_cpu", "seq_lens", "seq_lens_cpu", "orig_seq_lens"):
+        setattr(batch, name, torch.cat([getattr(batch, name), getattr(other, name)]))
+    batch.out_cache_loc = None

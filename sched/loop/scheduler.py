@@ -1,0 +1,337 @@
+"""The scheduler: receive, plan, launch, settle (upstream ``Scheduler``). The loops decide when each is called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..admission.budget import Limits, PrefillBudget, PrefillPlan, Verdict, future_growth
+from ..admission.policy import WaitingOrder
+from ..admission.retraction import NewTokenRatio, new_pages, retraction_order
+from ..batch import ForwardMode, ScheduleBatch, StepResult
+from ..memory.allocation import evict_from_tree_cache
+from ..memory.release import release_kv_cache
+from ..observe import StepInfo, StepKind
+from ..request import Request, Status
+from .engine import Engine
+from .prepare import (
+    filter_rows,
+    merge_rows,
+    mix_with_running,
+    prepare_for_decode,
+    prepare_for_extend,
+)
+from .settle import close, settle
+
+_KINDS: dict[ForwardMode, StepKind] = {
+    ForwardMode.EXTEND: "prefill",
+    ForwardMode.MIXED: "mixed",
+    ForwardMode.DECODE: "decode",
+    ForwardMode.IDLE: "idle",
+}
+
+
+class Scheduler:
+    """State between steps. ``running_batch`` decodes; ``last_batch`` was launched last and, if it was a prefill, joins
+    ``running_batch`` at the next plan; ``chunked_req`` is the one request whose prompt is under way.
+
+    Invariant: a request is in exactly one of waiting_queue, running_batch, last_batch (prefill) or chunked_req, or
+    it has ended.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        config = engine.config
+        self.waiting_queue: list[Request] = []
+        self.running_batch = ScheduleBatch.empty()
+        self.last_batch: ScheduleBatch | None = None
+        self.chunked_req: Request | None = None
+        self.next_step = 0
+        self._chunk_launched = False
+        self._ratio = NewTokenRatio(config.schedule_conservativeness)
+        self._order = WaitingOrder(
+            config.policy, seed=config.seed, match=self._init_round if config.radix_cache else None
+        )
+
+    # ---- receive -------------------------------------------------------------------------------------------
+
+    def receive(self) -> None:
+        """Take what has arrived; refuse what can never run."""
+        engine = self.engine
+        arrived = engine.source.due(engine.clock.now())
+        with engine.observer.range("receive", self.next_step, len(arrived)):
+            for req in arrived:
+                self._admit_to_queue(req)
+
+    def abort(self, req: Request, reason: str) -> None:
+        """End ``req`` early: at once if it holds nothing, else when its next token arrives."""
+        if req.status.terminal:
+            return
+        if req.status is Status.WAITING and req is not self.chunked_req:
+            self.waiting_queue = [other for other in self.waiting_queue if other is not req]
+            close(self.engine, req, Status.ABORTED, reason)
+        else:
+            req.to_finish = reason
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is waiting, running or under way."""
+        return not self.waiting_queue and self.running_batch.is_empty and self.chunked_req is None
+
+    def _admit_to_queue(self, req: Request) -> None:
+        reason = self._refusal(req)
+        if reason:
+            close(self.engine, req, Status.REFUSED, reason)
+            return
+        if req.sampling.grammar is not None:
+            req.grammar = self.engine.grammars.start(req.sampling.grammar)
+        self.waiting_queue.append(req)
+
+    def _refusal(self, req: Request) -> str:
+        config = self.engine.config
+        prompt, output = len(req.origin_input_ids), req.sampling.max_new_tokens
+        if prompt == 0:
+            return "empty prompt"
+        if prompt + output > config.context_len:
+            return f"{prompt} prompt + {output} new tokens exceed the context length of {config.context_len}"
+        if prompt + output + config.page_size >= self.engine.allocator.size:
+            return f"{prompt} prompt + {output} new tokens exceed the KV pool of {self.engine.allocator.size} tokens"
+        return ""
+
+    # ---- plan ----------------------------------------------------------------------------------------------
+
+    def get_next_batch_to_run(self) -> ScheduleBatch | None:
+        """The next step's batch, ready to launch: prefill first, else the running decodes; None when there is
+        nothing to do."""
+        self._absorb_last_batch()
+        if self.running_batch.is_empty:
+            self.running_batch.batch_is_full = False
+        batch = self._new_prefill_batch()
+        if batch is None and not self.running_batch.is_empty:
+            batch = self._next_decode_batch()
+        if batch is not None:
+            self.next_step += 1
+            self.engine.observer.kv_usage(self._used_tokens())
+        return batch
+
+    def _absorb_last_batch(self) -> None:
+        """Stash the chunk that ran, and let finished prefills join the running batch."""
+        leaving = [req for req in (self.chunked_req,) if req is not None]
+        if self.chunked_req is not None and self._chunk_launched:
+            self.engine.cache.cache_unfinished_req(self.chunked_req)
+            self._chunk_launched = False
+        last = self.last_batch
+        if last is None or not last.forward_mode.is_extend:
+            return
+        if last.chunked_req is not None:
+            leaving.append(last.chunked_req)
+        before = last.batch_size
+        filter_rows(self.engine, last, without=leaving)
+        if last.batch_size < before:
+            self.running_batch.batch_is_full = False
+        if last.is_empty:
+            return
+        if self.running_batch.is_empty:
+            last.batch_is_full = self.running_batch.batch_is_full
+            self.running_batch = last
+        else:
+            merge_rows(self.engine, self.running_batch, last)
+        self.last_batch = None
+
+    def _new_prefill_batch(self) -> ScheduleBatch | None:
+        if self.chunked_req is None and (self.running_batch.batch_is_full or not self.waiting_queue):
+            return None
+        free_rows = self._free_rows()
+        if free_rows <= 0 and self.chunked_req is None:
+            self.running_batch.batch_is_full = True
+            return None
+        engine = self.engine
+        size = self._order.examined(len(self.waiting_queue), free_rows)
+        with engine.observer.range("admit", self.next_step, size):
+            plan = self._plan_prefill(free_rows)
+        if plan.out_of_kv:
+            self.running_batch.batch_is_full = True
+        if not plan.requests:
+            return None
+        return self._build_prefill(plan)
+
+    def _plan_prefill(self, free_rows: int) -> PrefillPlan:
+        budget = PrefillBudget(
+            self._limits(),
+            self.engine.cache,
+            self.engine.allocator,
+            future_growth(self.running_batch.reqs, self._ratio.value),
+        )
+        if self.chunked_req is not None:
+            self._continue_round(self.chunked_req)
+            budget.continue_chunked(self.chunked_req)
+            if budget.out_of_kv:
+                return budget.plan()
+        matched = self._order.sort(self.waiting_queue)
+        for req in self.waiting_queue:
+            if len(budget.taken) >= free_rows + (self.chunked_req is not None):
+                self.running_batch.batch_is_full = True
+                break
+            if not matched:
+                self._init_round(req)
+            if budget.try_add(req) is not Verdict.CONTINUE:
+                break
+        return budget.plan()
+
+    def _build_prefill(self, plan: PrefillPlan) -> ScheduleBatch:
+        engine = self.engine
+        taken = set(map(id, plan.requests))
+        self.waiting_queue = [req for req in self.waiting_queue if id(req) not in taken]
+        with engine.observer.range("prepare", self.next_step, len(plan.requests)):
+            batch = prepare_for_extend(engine, plan.requests, self.next_step)
+        self.chunked_req = batch.chunked_req = plan.chunked
+        if plan.chunked is not None:
+            plan.chunked.inflight_middle_chunks += 1
+            self._chunk_launched = True
+        if self._mixes:
+            self._mix(batch)
+        return batch
+
+    @property
+    def _mixes(self) -> bool:
+        config = self.engine.config
+        return config.mixed_chunk and config.chunked_prefill_size is not None
+
+    def _mix(self, batch: ScheduleBatch) -> None:
+        running = self.running_batch
+        if running.is_empty or batch.return_logprob or running.return_logprob:
+            return
+        with self.engine.observer.range("prepare", self.next_step, running.batch_size):
+            filter_rows(self.engine, running)
+            if not running.is_empty:
+                prepare_for_decode(self.engine, running, self.next_step)
+                mix_with_running(self.engine, batch, running)
+        self.running_batch = ScheduleBatch.empty(batch_is_full=running.batch_is_full)
+
+    def _next_decode_batch(self) -> ScheduleBatch | None:
+        batch, engine = self.running_batch, self.engine
+        before = batch.batch_size
+        with engine.observer.range("prepare", self.next_step, before):
+            filter_rows(engine, batch)
+            if batch.is_empty:
+                batch.batch_is_full = False
+                return None
+            if self._decode_fits(batch):
+                self._ratio.decay()
+            else:
+                self._retract(batch)
+            if batch.batch_size < before:
+                batch.batch_is_full = False
+            prepare_for_decode(engine, batch, self.next_step)
+        return batch
+
+    # ---- retraction ----------------------------------------------------------------------------------------
+
+    def _decode_fits(self, batch: ScheduleBatch) -> bool:
+        engine = self.engine
+        needed = new_pages(batch.reqs, engine.config.page_size) * engine.config.page_size
+        evict_from_tree_cache(engine.cache, needed)
+        return engine.allocator.available_size() >= needed
+
+    def _retract(self, batch: ScheduleBatch) -> None:
+        """Take KV back from requests, the least advanced first, until the rest can decode one more token.
+
+        The prompt under way goes before the last decoding request: that one could otherwise never go on.
+        """
+        kept = retraction_order(batch.reqs)
+        victims: list[Request] = []
+        while len(kept) > 1:
+            victims.append(self._release_for_retraction(batch.reqs[kept.pop()]))
+            remaining = [batch.reqs[i] for i in kept]
+            needed = new_pages(remaining, self.engine.config.page_size) * self.engine.config.page_size
+            evict_from_tree_cache(self.engine.cache, needed)
+            if self.engine.allocator.available_size() >= needed:
+                break
+        filter_rows(self.engine, batch, keep=sorted(kept))
+        if self.chunked_req is not None and not self._decode_fits(batch):
+            victims.append(self._release_for_retraction(self.chunked_req))
+            self.chunked_req = None
+        self._ratio.after_retraction(batch.reqs)
+        self._requeue(victims)
+
+    def _release_for_retraction(self, req: Request) -> Request:
+        release_kv_cache(req, self.engine.cache, is_insert=False)
+        req.is_retracted = True
+        req.status = Status.WAITING
+        req.retraction_count += 1
+        req.inflight_middle_chunks = 0
+        self.engine.observer.retracted(req)
+        return req
+
+    def _requeue(self, victims: Iterable[Request]) -> None:
+        for req in victims:
+            if req.to_finish:
+                close(self.engine, req, Status.ABORTED, req.to_finish)
+            else:
+                self.waiting_queue.append(req)
+
+    # ---- settle --------------------------------------------------------------------------------------------
+
+    def launched(self, batch: ScheduleBatch) -> ScheduleBatch:
+        """Announce a launch; returns what settling it will need."""
+        record = batch.copy()
+        batch.rows_changed = False
+        self.engine.observer.launched(self._info(record, steady=False))
+        return record
+
+    def settle(self, batch: ScheduleBatch, result: StepResult) -> None:
+        penalised = any(req.sampling.penalised for req in batch.reqs)
+        with self.engine.observer.range("settle", batch.step, batch.batch_size):
+            ended = settle(self.engine, batch, result)
+        self.engine.observer.settled(self._info(batch, steady=not (ended or batch.rows_changed or penalised)))
+
+    def rest(self) -> bool:
+        """Nothing to run: sleep until the next arrival. Returns False when there will be none."""
+        self._ratio.reset()
+        at = self.engine.source.next_at()
+        if at is None:
+            assert self.is_idle, f"{len(self.waiting_queue)} requests wait and none can run"
+            return False
+        self.engine.clock.sleep_until(at)
+        return True
+
+    @staticmethod
+    def _info(batch: ScheduleBatch, *, steady: bool) -> StepInfo:
+        return StepInfo(batch.step, _KINDS[batch.forward_mode], batch.batch_size, batch.num_tokens, steady)
+
+    # ---- helpers -------------------------------------------------------------------------------------------
+
+    def _free_rows(self) -> int:
+        """Requests that may still join, the one under way counted as joined."""
+        used = self.running_batch.batch_size + (self.chunked_req is not None)
+        return self.engine.config.max_running_requests - used
+
+    def _limits(self) -> Limits:
+        config, running = self.engine.config, self.running_batch.reqs
+        mixed = len(running) if self._mixes else 0
+        reserve = new_pages(running, config.page_size) * config.page_size if self._mixes else 0
+        return Limits(
+            page_size=config.page_size,
+            max_prefill_tokens=config.max_prefill_tokens,
+            chunked_prefill_size=config.chunked_prefill_size,
+            mixed_decode_tokens=mixed,
+            mixed_reserve_tokens=reserve,
+        )
+
+    def _init_round(self, req: Request) -> int:
+        """Match the prefix of a waiting request; at least one token is always computed. Returns the match."""
+        match = self.engine.cache.match_prefix(req.tokens(0, req.seqlen - 1))
+        req.prefix_indices = match.device_indices
+        req.last_node = match.last_node
+        req.cache_protected_len = match.matched
+        req.fill_len = req.seqlen
+        req.extend_input_len = req.fill_len - match.matched
+        return match.matched
+
+    def _continue_round(self, req: Request) -> None:
+        assert req.prefix_indices is not None
+        req.fill_len = req.seqlen
+        req.extend_input_len = req.fill_len - req.prefix_indices.shape[0]
+
+    def _used_tokens(self) -> int:
+        allocator, cache = self.engine.allocator, self.engine.cache
+        return allocator.size - allocator.available_size() - cache.evictable_size()

@@ -1,0 +1,22 @@
+"""The loop without overlap: plan, launch, wait for the tokens, settle."""
+
+from __future__ import annotations
+
+from .launch import launch_serial
+from .scheduler import Scheduler
+
+
+def run_serial(scheduler: Scheduler) -> None:
+    """Run until every request of the source has ended."""
+    engine = scheduler.engine
+    streams = engine.streams
+    with streams.on(streams.schedule):
+        while True:
+            scheduler.receive()
+            batch = scheduler.get_next_batch_to_run()
+            if batch is not None:
+                result = launch_serial(engine, batch)
+                scheduler.settle(scheduler.launched(batch), result)
+            elif not scheduler.rest():
+                return
+            scheduler.last_batch = batch

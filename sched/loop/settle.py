@@ -1,0 +1,98 @@
+"""What a step's result means for its requests: tokens appended, endings found, KV handed on."""
+
+from __future__ import annotations
+
+from ..batch import ScheduleBatch, StepResult
+from ..memory.release import release_kv_cache
+from ..request import Request, Status
+from .engine import Engine
+
+
+def settle(engine: Engine, batch: ScheduleBatch, result: StepResult) -> bool:
+    """Read the step's tokens, waiting for them if need be. Returns whether a request ended in it."""
+    token_ids = _host_tokens(result)
+    if batch.forward_mode.is_extend:
+        return _settle_extend(engine, batch, token_ids)
+    return _settle_decode(engine, batch, token_ids)
+
+
+def _host_tokens(result: StepResult) -> list[int]:
+    if result.next_token_ids_cpu is None:  # the serial loop reads the device tensor itself
+        assert result.next_token_ids is not None
+        on_device: list[int] = result.next_token_ids.tolist()
+        return on_device
+    if result.copy_done is not None:
+        result.copy_done.synchronize()
+    on_host: list[int] = result.next_token_ids_cpu.tolist()
+    return on_host
+
+
+def _settle_extend(engine: Engine, batch: ScheduleBatch, token_ids: list[int]) -> bool:
+    decoding = set(map(id, batch.decoding_reqs))
+    ended = False
+    for req, token in zip(batch.reqs, token_ids, strict=True):
+        if req.status is not Status.RUNNING or req.is_retracted:
+            continue
+        if req.inflight_middle_chunks > 0 and id(req) not in decoding:
+            req.inflight_middle_chunks -= 1  # more of the prompt is to come: this token means nothing
+        elif _append(engine, req, token):
+            ended = True
+        elif id(req) not in decoding:
+            engine.cache.cache_unfinished_req(req)
+    return ended
+
+
+def _settle_decode(engine: Engine, batch: ScheduleBatch, token_ids: list[int]) -> bool:
+    engine.allocator.free_group_begin()
+    ended = False
+    for req, token in zip(batch.reqs, token_ids, strict=True):
+        if req.status is Status.RUNNING and not req.is_retracted and _append(engine, req, token):
+            ended = True
+    engine.allocator.free_group_end()
+    return ended
+
+
+def _append(engine: Engine, req: Request, token: int) -> bool:
+    """One more output token; returns whether the request ended with it."""
+    req.output_ids.append(token)
+    if req.first_token_at is None:
+        req.first_token_at = engine.clock.now()
+    if req.grammar is not None:
+        req.grammar.accept_token(token)
+    engine.observer.tokens(req, 1)
+    reason = _end_reason(engine, req, token)
+    if reason:
+        finish(engine, req, Status.ABORTED if req.to_finish else Status.FINISHED, reason)
+    return bool(reason)
+
+
+def _end_reason(engine: Engine, req: Request, token: int) -> str:
+    sampling = req.sampling
+    if req.to_finish:
+        return req.to_finish
+    if len(req.output_ids) >= sampling.max_new_tokens:
+        return "length"
+    if token in sampling.stop_token_ids:
+        return "stop"
+    if not sampling.ignore_eos and token in engine.config.eos_token_ids:
+        return "stop"
+    if req.grammar is not None and req.grammar.is_terminated():
+        return "grammar"
+    return ""
+
+
+def finish(engine: Engine, req: Request, status: Status, reason: str) -> None:
+    """End a running request: its KV goes to the cache, its row back to the pool."""
+    engine.observer.ending(req)
+    release_kv_cache(req, engine.cache)
+    close(engine, req, status, reason)
+
+
+def close(engine: Engine, req: Request, status: Status, reason: str) -> None:
+    """End a request that holds nothing (any more)."""
+    assert not req.status.terminal, f"request {req.id} ended twice"
+    req.status = status
+    req.reason = reason
+    req.finished_at = engine.clock.now()
+    engine.observer.ended(req)
+    engine.source.ended(req, req.finished_at)
