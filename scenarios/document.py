@@ -1,8 +1,8 @@
 """YAML to plain values, with the place of every key.
 
 The scalars are those of YAML 1.2's core schema: ``1e9`` is a number, ``017`` is seventeen, ``off`` and ``no``
-are words (the schema takes them for booleans where it wants one). Duplicate keys are problems; anchors, aliases
-and tags are refused: a scenario says what it means and cannot blow up.
+are words (the schema takes them for booleans where it wants one). Duplicate keys are problems; so are anchors,
+aliases and tags: a scenario says what it means and cannot blow up.
 """
 
 from __future__ import annotations

@@ -1,0 +1,100 @@
+"""The objects of a JSON array, one at a time: files of this kind are too large to be read at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from .records import MAX_RECORD, Line, TraceError
+
+_CHUNK = 1 << 16
+_SPACE = " \t\r\n"
+
+
+def objects(file: BinaryIO, name: str) -> Iterator[tuple[Line, dict[str, Any]]]:
+    """Each object with the line on which it begins. Raises TraceError."""
+    window = _Window(file, name)
+    if window.peek() != "[":
+        raise window.line().error("expected a JSON array, beginning with '['")
+    window.drop(1)
+    if window.peek() == "]":
+        return
+    while True:
+        yield window.line(), window.object()
+        match window.peek():
+            case ",":
+                window.drop(1)
+            case "]":
+                return
+            case _:
+                raise window.line().error("expected ',' or ']' after a conversation")
+
+
+class _Window:
+    """The part of the file that is being parsed. Grows until an object is whole, then moves past it."""
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        self.file, self.name = file, name
+        self.text = ""
+        self.undecoded = b""
+        self.newlines = 0
+
+    def line(self) -> Line:
+        return Line(self.name, self.newlines + 1)
+
+    def peek(self) -> str:
+        """The next character that is no white space; "" at the end."""
+        while True:
+            stripped = self.text.lstrip(_SPACE)
+            self.drop(len(self.text) - len(stripped))
+            if self.text or not self.grow():
+                return self.text[:1]
+
+    def object(self) -> dict[str, Any]:
+        if self.peek() != "{":
+            raise self.line().error("expected an object")
+        while True:
+            try:
+                value, end = json.JSONDecoder().raw_decode(self.text)
+            except (ValueError, RecursionError) as error:
+                if len(self.text) > MAX_RECORD or not self.grow():
+                    raise self.broken(error) from None
+            else:
+                self.drop(end)
+                return dict(value)
+
+    def drop(self, length: int) -> None:
+        self.newlines += self.text.count("\n", 0, length)
+        self.text = self.text[length:]
+
+    def grow(self) -> bool:
+        """Read as much again as is there, so that retries cost no more than the reading. False at the end."""
+        raw = self.file.read(max(_CHUNK, len(self.text)))
+        self.undecoded += raw
+        cut = _whole(self.undecoded) if raw else len(self.undecoded)
+        try:
+            text = self.undecoded[:cut].decode("utf-8")
+        except UnicodeDecodeError:
+            raise self.line().error("expected UTF-8 text") from None
+        self.undecoded = self.undecoded[cut:]
+        self.text += text.removeprefix("\ufeff")
+        return bool(raw)
+
+    def broken(self, error: ValueError | RecursionError) -> TraceError:
+        if not isinstance(error, json.JSONDecodeError):
+            return self.line().error(f"not JSON: {error}")
+        number = self.newlines + error.lineno
+        return Line(self.name, number).error(f"not JSON: {error.msg}")
+
+
+def _whole(raw: bytes) -> int:
+    """The length of ``raw`` without a character that the next bytes may complete."""
+    for back in range(1, min(4, len(raw) + 1)):
+        byte = raw[-back]
+        if byte >= 0xC0:
+            needed = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return len(raw) - back if needed > back else len(raw)
+        if byte < 0x80:
+            break
+    return len(raw)

@@ -1,0 +1,68 @@
+"""The token ids of prompts: a hash of (seed, what it is for, which one, position), so that any prompt can be
+built alone, at any time, and equal keys mean equal tokens."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .distributions import Counts
+
+BLOCK = 512  # tokens that one hash id of a Mooncake trace stands for
+_WEYL = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Purpose(IntEnum):
+    """What a stream of randomness is for. A stream's numbers depend on no other stream."""
+
+    PROMPT_TOKENS = 0
+    OUTPUT_TOKENS = 1
+    ARRIVAL = 2
+    GROUP = 3
+    ABORT = 4
+    PROMPT = 5
+    PREFIX = 6
+    BLOCK = 7
+
+
+def stream(seed: int, purpose: Purpose) -> np.random.Generator:
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(purpose,)))
+
+
+def text(seed: int, purpose: Purpose, *, key: int, length: int, vocab_size: int) -> Counts:
+    """The ``length`` token ids of one text, [length] int64 in [0, vocab_size)."""
+    tokens: Counts = _tokens(_keys(seed, purpose, [key]), length, vocab_size)[0]
+    return tokens
+
+
+def blocks(seed: int, hash_ids: Sequence[int], *, length: int, vocab_size: int) -> Counts:
+    """A prompt of ``length`` tokens made of Mooncake's blocks; the last one is cut. [length] int64."""
+    tokens: Counts = _tokens(_keys(seed, Purpose.BLOCK, hash_ids), BLOCK, vocab_size).reshape(-1)
+    return tokens[:length]
+
+
+def packed(tokens: Counts) -> array[int]:
+    """As the array('q') that a Request holds."""
+    return array("q", tokens.astype(np.int64, copy=False).tobytes())
+
+
+def _keys(seed: int, purpose: Purpose, ids: Sequence[int]) -> NDArray[np.uint64]:
+    start = np.array([seed], dtype=np.uint64)
+    return _mixed(_mixed(_mixed(start) + np.uint64(purpose)) + np.array(ids, dtype=np.uint64))
+
+
+def _tokens(keys: NDArray[np.uint64], length: int, vocab_size: int) -> Counts:
+    positions = np.arange(1, length + 1, dtype=np.uint64) * _WEYL
+    ids = _mixed(keys[:, None] + positions[None, :]) % np.uint64(vocab_size)
+    return ids.astype(np.int64)
+
+
+def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of splitmix64 (Steele, Lea, Flood 2014), elementwise."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

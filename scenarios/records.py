@@ -1,0 +1,106 @@
+"""One request of a trace, and typed access to the fields that it is read from."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO, NamedTuple
+
+from .problems import show
+from .workload_schema import Sampling
+
+MAX_TOKENS = 2**24
+MAX_RECORD = 2**24  # bytes of one line or conversation
+_LAST = 10**19  # ns; three centuries
+
+
+class TraceError(Exception):
+    """A trace that is not what its format says."""
+
+    def __init__(self, file: str, line: int, message: str) -> None:
+        self.file, self.line, self.message = file, line, message
+        super().__init__(f"{file}:{line}: {message}")
+
+
+class Record(NamedTuple):
+    """``arrival`` is in ns on the trace's own clock, None where it has none."""
+
+    line: int
+    prompt_tokens: int
+    output_tokens: int
+    arrival: int | None = None
+    hash_ids: tuple[int, ...] = ()
+    prompt_ids: array[int] | None = None
+    sampling: Sampling | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a trace, or the line on which a record begins."""
+
+    file: str
+    number: int
+
+    def error(self, message: str) -> TraceError:
+        return TraceError(self.file, self.number, message)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The fields of one record. Every getter raises TraceError with the line and what was expected."""
+
+    line: Line
+    fields: Mapping[str, Any]
+
+    def count(self, name: str, *, minimum: int) -> int:
+        """A number of tokens."""
+        value = self.fields.get(name)
+        if type(value) is not int or not minimum <= value <= MAX_TOKENS:
+            wanted = f"a whole number of tokens from {minimum} to {MAX_TOKENS}"
+            raise self.error(name, wanted)
+        return value
+
+    def instant(self, name: str, *, unit: int) -> int:
+        """A time in ns, written in units of ``unit`` ns."""
+        value = self.fields.get(name)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+            or not 0 <= value * unit <= _LAST
+        ):
+            raise self.error(name, "a time, not negative")
+        return round(value * unit)
+
+    def ids(self, name: str, *, below: int) -> array[int]:
+        """A list of integers in [0, below)."""
+        value = self.fields.get(name)
+        if not isinstance(value, list) or not all(type(item) is int and 0 <= item < below for item in value):
+            raise self.error(name, f"a list of whole numbers from 0 to {below - 1}")
+        return array("q", value)
+
+    def error(self, name: str, wanted: str) -> TraceError:
+        got = show(self.fields[name]) if name in self.fields else "nothing"
+        return self.line.error(f"{name}: expected {wanted}, got {got}")
+
+
+def lines(file: BinaryIO, name: str) -> Iterator[tuple[Line, str]]:
+    """The lines that are not blank, decoded."""
+    number = 0
+    while raw := file.readline(MAX_RECORD + 1):
+        number += 1
+        line = Line(name, number)
+        if len(raw) > MAX_RECORD:
+            raise line.error(f"expected lines of at most {MAX_RECORD} bytes")
+        text = decoded(raw, line).strip()
+        if text:
+            yield line, text
+
+
+def decoded(raw: bytes, line: Line) -> str:
+    try:
+        return raw.decode("utf-8-sig" if line.number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise line.error(f"expected UTF-8 text, got byte 0x{raw[error.start]:02x}") from None

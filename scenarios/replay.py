@@ -1,0 +1,72 @@
+"""From a trace to the script of its requests."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from .distributions import Counts
+from .prompts import Purpose, blocks, packed, text
+from .records import Record, TraceError
+from .script import Prompt, Script
+from .traces import read
+from .workload_schema import Sampling, Workload
+
+
+def replay(workload: Workload, path: Path, *, vocab_size: int, seed: int) -> Script:
+    """The first ``requests`` of the trace, in order of their instants. Raises TraceError."""
+    assert workload.format
+    records = list(read(path, workload.format, limit=workload.requests))
+    _refuse_unusable(records, path, vocab_size)
+    instants = _instants(records)
+    if instants is not None:
+        order = np.argsort(instants, kind="stable")
+        records, instants = [records[place] for place in order], instants[order]
+    return Script(
+        prompt_tokens=np.array([record.prompt_tokens for record in records], dtype=np.int64),
+        output_tokens=np.array([record.output_tokens for record in records], dtype=np.int64),
+        prompt=_prompts(records, vocab_size=vocab_size, seed=seed),
+        sampling=lambda index: _overlaid(workload.sampling, records[index].sampling),
+        instants=instants,
+    )
+
+
+def _refuse_unusable(records: Sequence[Record], path: Path, vocab_size: int) -> None:
+    if not records:
+        raise TraceError(str(path), 1, "expected at least one request, got none")
+    for record in records:
+        highest = max(record.prompt_ids or (0,))
+        if highest >= vocab_size:
+            message = f"prompt_token_ids: expected ids below the model's {vocab_size}, got {highest}"
+            raise TraceError(str(path), record.line, message)
+
+
+def _instants(records: Sequence[Record]) -> Counts | None:
+    """[n] ns from the first arrival; None unless every record has its own."""
+    instants = [record.arrival for record in records if record.arrival is not None]
+    if len(instants) < len(records):
+        return None
+    first = min(instants)
+    return np.array([instant - first for instant in instants], dtype=np.int64)
+
+
+def _prompts(records: Sequence[Record], *, vocab_size: int, seed: int) -> Prompt:
+    def prompt(index: int, length: int) -> array[int]:
+        record = records[index]
+        if record.prompt_ids is not None:
+            return record.prompt_ids[:length]
+        if record.hash_ids:
+            return packed(blocks(seed, record.hash_ids, length=length, vocab_size=vocab_size))
+        return packed(text(seed, Purpose.PROMPT, key=index, length=length, vocab_size=vocab_size))
+
+    return prompt
+
+
+def _overlaid(base: Sampling, own: Sampling | None) -> Sampling:
+    """The workload's sampling, except for what the record itself says."""
+    if own is None:
+        return base
+    return base.model_copy(update={key: getattr(own, key) for key in own.model_fields_set})

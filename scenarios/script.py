@@ -1,0 +1,64 @@
+"""What all requests of a run ask for, before any prompt is built: drawn here, or read from a trace by ``replay``."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from .distributions import Counts, Summary, draw, requested
+from .prompts import Purpose, packed, stream, text
+from .workload_schema import Sampling, Workload
+
+Prompt = Callable[[int, int], "array[int]"]
+"""(index of the request, length) to its token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One row per request, [n] each. ``instants`` are a trace's, None where nobody recorded any."""
+
+    prompt_tokens: Counts
+    output_tokens: Counts
+    prompt: Prompt
+    sampling: Callable[[int], Sampling]
+    instants: Counts | None = None
+    requested: tuple[Summary, Summary] | None = None  # of prompts and outputs, where they were drawn
+
+    def __len__(self) -> int:
+        return len(self.prompt_tokens)
+
+
+def drawn(workload: Workload, *, vocab_size: int, seed: int) -> Script:
+    """Lengths from the distributions, random tokens, behind a shared prefix where one is asked for."""
+    assert workload.requests and workload.prompt_tokens and workload.output_tokens
+    size, shared = workload.requests, workload.shared_prefix
+    prefix = shared.tokens if shared else 0
+    own = draw(workload.prompt_tokens, size, stream(seed, Purpose.PROMPT_TOKENS))
+    return Script(
+        prompt_tokens=own + prefix,
+        output_tokens=draw(workload.output_tokens, size, stream(seed, Purpose.OUTPUT_TOKENS)),
+        prompt=_random(workload, vocab_size=vocab_size, seed=seed),
+        sampling=lambda _: workload.sampling,
+        requested=(requested(workload.prompt_tokens).plus(prefix), requested(workload.output_tokens)),
+    )
+
+
+def _random(workload: Workload, *, vocab_size: int, seed: int) -> Prompt:
+    shared = workload.shared_prefix
+
+    def own(index: int, length: int) -> Counts:
+        return text(seed, Purpose.PROMPT, key=index, length=length, vocab_size=vocab_size)
+
+    if shared is None:
+        return lambda index, length: packed(own(index, length))
+    groups = stream(seed, Purpose.GROUP).integers(shared.groups, size=workload.requests)
+
+    def behind_prefix(index: int, length: int) -> array[int]:
+        group = int(groups[index])
+        prefix = text(seed, Purpose.PREFIX, key=group, length=shared.tokens, vocab_size=vocab_size)
+        return packed(np.concatenate((prefix, own(index, max(0, length - shared.tokens))))[:length])
+
+    return behind_prefix

@@ -1,0 +1,181 @@
+"""From a scenario to its requests.
+
+Lengths and instants are drawn at once, a prompt only when its request is taken: a trace of millions of tokens
+costs the memory of the requests that are alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from ..sched.config import SamplingParams
+from ..sched.request import Request
+from .arrivals import arrivals
+from .distributions import Counts, Summary, summarise
+from .problems import show
+from .prompts import Purpose, stream
+from .replay import replay
+from .schema import Scenario
+from .script import Script, drawn
+from .workload_schema import Abort, Arrival, Burst, Closed, Grammar, Recorded, Sampling
+
+Template = Callable[[int, int], Request]
+"""(index, arrival) to a fresh request."""
+
+
+class Lengths(NamedTuple):
+    """Of prompts or outputs, in tokens. A trace requests nothing."""
+
+    requested: Summary | None
+    achieved: Summary
+
+
+class Achieved(NamedTuple):
+    """``clipped`` requests were shortened so that prompt and output fit the model's context."""
+
+    requests: int
+    prompt_tokens: Lengths
+    output_tokens: Lengths
+    clipped: int
+
+
+class Workload:
+    """One pass over a scenario's requests. For another pass build another workload.
+
+    Open arrivals come from ``upcoming``. In a closed loop ``upcoming`` has the first request of every client,
+    and ``on_end`` answers each request that ended with the next one. ``aborts`` has, by request id, the number
+    of output tokens after which its client goes away.
+    """
+
+    def __init__(
+        self,
+        template: Template,
+        *,
+        instants: Counts,
+        clients: int | None,
+        aborts: Mapping[str, int],
+        achieved: Achieved,
+    ) -> None:
+        self._template = template
+        self._instants = instants
+        self._clients = clients  # of a closed loop
+        self._taken = 0
+        self.aborts = aborts
+        self.achieved = achieved
+
+    def __len__(self) -> int:
+        return len(self._instants)
+
+    def upcoming(self) -> Iterator[Request]:
+        """The requests that wait for nobody, by arrival, each built when it is taken."""
+        first = len(self) if self._clients is None else min(self._clients, len(self))
+        while self._taken < first:
+            yield self._take(int(self._instants[self._taken]))
+
+    def on_end(self, request: Request, now: int) -> Request | None:  # noqa: ARG002
+        """What the client of an ended ``request`` sends at ``now`` (ns); None when there is nothing left."""
+        if self._clients is None or self._taken == len(self):
+            return None
+        return self._take(now)
+
+    def _take(self, arrival: int) -> Request:
+        self._taken += 1
+        return self._template(self._taken - 1, arrival)
+
+
+def build(scenario: Scenario, *, vocab_size: int, context_len: int, seed: int) -> Workload:
+    """The scenario's requests for a model of that vocabulary and context. Equal seeds, equal requests.
+
+    Raises ScenarioError, or TraceError when a trace is malformed.
+    """
+    script = _script(scenario, vocab_size=vocab_size, seed=seed)
+    prompt_tokens = np.minimum(script.prompt_tokens, context_len - 1)
+    output_tokens = np.minimum(script.output_tokens, context_len - prompt_tokens)
+    clipped = (prompt_tokens < script.prompt_tokens) | (output_tokens < script.output_tokens)
+    prompts, outputs = script.requested or (None, None)
+    arrival = _arrival(scenario, script)
+    return Workload(
+        _template(script, prompt_tokens, output_tokens),
+        instants=arrivals(arrival, _instants(script), stream(seed, Purpose.ARRIVAL)),
+        clients=arrival.concurrency if isinstance(arrival, Closed) else None,
+        aborts=_aborts(scenario, len(script), seed),
+        achieved=Achieved(
+            len(script),
+            Lengths(prompts, summarise(prompt_tokens)),
+            Lengths(outputs, summarise(output_tokens)),
+            int(clipped.sum()),
+        ),
+    )
+
+
+def request_id(index: int) -> str:
+    """How the workload's request number ``index`` (from 0) is called in scenarios and results."""
+    return f"r{index}"
+
+
+def _script(scenario: Scenario, *, vocab_size: int, seed: int) -> Script:
+    workload = scenario.workload
+    if workload.trace is None:
+        return drawn(workload, vocab_size=vocab_size, seed=seed)
+    path = scenario.source.locate(("workload", "trace"), workload.trace)
+    return replay(workload, path, vocab_size=vocab_size, seed=seed)
+
+
+def _arrival(scenario: Scenario, script: Script) -> Arrival:
+    arrival = scenario.workload.arrival
+    if isinstance(arrival, Recorded) and script.instants is None:
+        key = ("workload", "arrival", "process")
+        raise scenario.source.refuse(key, "the trace has no arrival instants, expected another process")
+    if arrival is None:
+        return Burst(process="burst") if script.instants is None else Recorded(process="trace")
+    return arrival
+
+
+def _instants(script: Script) -> Counts:
+    return np.zeros(len(script), dtype=np.int64) if script.instants is None else script.instants
+
+
+def _template(script: Script, prompt_tokens: Counts, output_tokens: Counts) -> Template:
+    def request(index: int, arrival: int) -> Request:
+        return Request(
+            id=request_id(index),
+            origin_input_ids=script.prompt(index, int(prompt_tokens[index])),
+            sampling=params(script.sampling(index), max_new_tokens=int(output_tokens[index])),
+            arrival=arrival,
+            index=index,
+        )
+
+    return request
+
+
+def params(sampling: Sampling, *, max_new_tokens: int) -> SamplingParams:
+    """The engine's record of a scenario's sampling section."""
+    given = {key: getattr(sampling, key) for key in type(sampling).model_fields if key != "grammar"}
+    return SamplingParams(max_new_tokens=max_new_tokens, grammar=_grammar(sampling.grammar), **given)
+
+
+def _grammar(grammar: Grammar | None) -> tuple[Literal["regex", "choice"], tuple[str, ...]] | None:
+    if grammar is None:
+        return None
+    return ("choice", grammar.choice) if grammar.regex is None else ("regex", (grammar.regex,))
+
+
+def _aborts(scenario: Scenario, size: int, seed: int) -> dict[str, int]:
+    abort = scenario.workload.abort
+    if abort is None:
+        return {}
+    ids = {request_id(index) for index in _leaving(abort, size, seed)}
+    known = {request_id(index) for index in range(size)}
+    if unknown := sorted(set(abort.requests) - known):
+        message = f"expected r0 to r{size - 1}, got {show(unknown[0])}"
+        raise scenario.source.refuse(("workload", "abort", "requests"), message)
+    return dict.fromkeys(sorted(ids | set(abort.requests)), abort.after_tokens)
+
+
+def _leaving(abort: Abort, size: int, seed: int) -> list[int]:
+    """The indices of the share of requests that is aborted, by lot."""
+    order = stream(seed, Purpose.ABORT).permutation(size)
+    return [int(index) for index in order[: round(abort.fraction * size)]]
