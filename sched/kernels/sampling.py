@@ -1,0 +1,281 @@
+"""From logits to the next token: greedy, keyed sampling, and the scores of what was chosen.
+
+Sampling draws by the Gumbel-max rule with noise that is a pure function of (key, position, token id), so a
+row's token does not depend on the batch it stands in. All arithmetic of the noise is on 32-bit words that
+wrap; a device kernel that uses uint32 repeats it exactly::
+
+    key64    = mix64(seed + GOLDEN64 * (position + 1))         splitmix64's finaliser
+    lo, hi   = low and high word of key64
+    word     = mix32(mix32(id + lo) ^ hi)                      lowbias32
+    u        = (word & 0x7fffffff) * 2^-31 + 2^-32             float32, in (0, 1]
+    noise    = -log(-log(1 - u)), with u limited to 1 - 2^-24
+
+u is small where the noise is large, and float32 is finest near zero: the upper tail that decides a draw over
+a large vocabulary reaches 22 instead of the 16.6 that a 24-bit uniform would end at.
+
+A row's seed is ``row_seed(seed of the run, index of the request)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from .registry import Access, Work, kernel
+
+GOLDEN64 = -7046029254386353131  # 0x9e3779b97f4a7c15
+_MIX64 = (-4658895280553007687, -7723592293110705685)  # 0xbf58476d1ce4e5b9, 0x94d049bb133111eb
+_MIX32 = (0x7FEB352D, -2073254261)  # 0x7feb352d, 0x846ca68b
+_WORD64 = (1 << 64) - 1
+
+# A draw reads the logits once. A filtered draw is costed as the sort-free kernels are built: one pass for the
+# maximum and the mass, one to find the threshold, one to draw.
+_FILTERED_PASSES = 3
+
+
+class Draw(NamedTuple):
+    """The arguments of a keyed draw, in the order of the kernels. b rows over a vocabulary of v."""
+
+    logits: torch.Tensor  # [b, v]
+    temperatures: torch.Tensor  # [b, 1] float32, 0 for greedy rows
+    top_ks: torch.Tensor  # [b] int32, v for no limit
+    top_ps: torch.Tensor  # [b] float32
+    min_ps: torch.Tensor  # [b] float32
+    seeds: torch.Tensor  # [b] int64, of ``row_seed``
+    positions: torch.Tensor  # [b] int64, where the drawn token will stand in its request
+    vocab_mask: torch.Tensor | None  # [b, ceil(v / 32)] int32, at least one bit set in each row
+    filtered: bool  # some row has a top-k, top-p or min-p
+
+
+_DRAW = (
+    "Tensor logits, Tensor temperatures, Tensor top_ks, Tensor top_ps, Tensor min_ps,"
+    " Tensor seeds, Tensor positions, Tensor? vocab_mask, bool filtered"
+)
+
+
+def row_seed(seed: int, index: int) -> int:
+    """The key of request ``index`` in a run seeded ``seed``: a signed 64-bit integer."""
+    word = _mix64_int(_mix64_int(seed & _WORD64) + index + 1)
+    return word - (1 << 64) if word >> 63 else word
+
+
+def _mix64_int(word: int) -> int:
+    word = ((word ^ (word >> 30)) * (_MIX64[0] & _WORD64)) & _WORD64
+    word = ((word ^ (word >> 27)) * (_MIX64[1] & _WORD64)) & _WORD64
+    return word ^ (word >> 31)
+
+
+def mix64(words: torch.Tensor) -> torch.Tensor:
+    """splitmix64's finaliser on int64 words; shifts are logical, products wrap."""
+    words = (words ^ _shift(words, 30, 64)) * _MIX64[0]
+    words = (words ^ _shift(words, 27, 64)) * _MIX64[1]
+    return words ^ _shift(words, 31, 64)
+
+
+def _mix32(words: torch.Tensor) -> torch.Tensor:
+    words = (words ^ _shift(words, 16, 32)) * _MIX32[0]
+    words = (words ^ _shift(words, 15, 32)) * _MIX32[1]
+    return words ^ _shift(words, 16, 32)
+
+
+def _shift(words: torch.Tensor, bits: int, width: int) -> torch.Tensor:
+    return (words >> bits) & ((1 << (width - bits)) - 1)
+
+
+def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Noise [b, vocab_size] float32 of rows keyed by seeds [b] and positions [b], both int64."""
+    keys = mix64(seeds + (positions + 1) * GOLDEN64).unsqueeze(1)
+    low, high = keys.to(torch.int32), (keys >> 32).to(torch.int32)
+    ids = torch.arange(vocab_size, dtype=torch.int32, device=seeds.device)
+    words = _mix32(_mix32(ids + low) ^ high) & 0x7FFFFFFF
+    uniform = (words.to(torch.float32) * 2.0**-31 + 2.0**-32).clamp(max=1 - 2.0**-24)
+    return -torch.log(-torch.log1p(-uniform))
+
+
+def unpack_mask(vocab_mask: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """[b, vocab_size] bool from words [b, ceil(vocab_size / 32)] int32; bit i of word w is id 32 w + i."""
+    bits = torch.arange(32, dtype=torch.int32, device=vocab_mask.device)
+    return ((vocab_mask.unsqueeze(2) >> bits) & 1).bool().flatten(1)[:, :vocab_size]
+
+
+def _masked(logits: torch.Tensor, vocab_mask: torch.Tensor | None) -> torch.Tensor:
+    if vocab_mask is None:
+        return logits
+    return logits.masked_fill(~unpack_mask(vocab_mask, logits.shape[1]), -torch.inf)
+
+
+def _scaled(draw: Draw) -> torch.Tensor:
+    """Allowed logits over temperature; a greedy row's stay as they are."""
+    return _masked(draw.logits, draw.vocab_mask) / _unit(draw.temperatures)
+
+
+def _unit(temperatures: torch.Tensor) -> torch.Tensor:
+    return torch.where(temperatures > 0, temperatures, 1.0)
+
+
+def _kept(scaled: torch.Tensor, draw: Draw) -> torch.Tensor:
+    """[b, v] bool: ids that pass all three filters; the first of the most likely ids always does.
+
+    The filters act on the same distribution. top-p keeps the smallest set of most likely ids whose
+    mass reaches top_p. The mass is summed in rank order in float64, one row like the other.
+    """
+    ranked, order = scaled.sort(dim=1, descending=True, stable=True)
+    weights = torch.exp(ranked - ranked[:, :1]).double()
+    mass = weights.cumsum(1)
+    before = torch.nn.functional.pad(mass[:, :-1], (1, 0))
+    rank = torch.arange(scaled.shape[1], device=scaled.device)
+    top_ps = draw.top_ps.unsqueeze(1)
+    kept = (before < top_ps.double() * mass[:, -1:]) | (top_ps >= 1)
+    kept &= (weights >= draw.min_ps.unsqueeze(1)) & (rank < draw.top_ks.unsqueeze(1))
+    return torch.empty_like(kept).scatter_(1, order, kept | (rank == 0))
+
+
+def _scores(draw: Draw) -> torch.Tensor:
+    """What the argmax is taken of. A greedy row's scores are its logits."""
+    scaled = _scaled(draw)
+    noise = gumbel_noise(draw.seeds, draw.positions, scaled.shape[1])
+    scores = scaled + torch.where(draw.temperatures > 0, noise, 0.0)
+    return scores.masked_fill(~_kept(scaled, draw), -torch.inf) if draw.filtered else scores
+
+
+def _tagged_ids(
+    logits: torch.Tensor, vocab_mask: torch.Tensor | None, fingerprint: torch.Tensor
+) -> torch.Tensor:
+    """The (h mod n)-th of the n allowed ids, h a hash of the fingerprint. Only the logits' shape is used."""
+    words = mix64(fingerprint) & (_WORD64 >> 1)
+    if vocab_mask is None:
+        return words % logits.shape[1]
+    allowed = unpack_mask(vocab_mask, logits.shape[1]).cumsum(1)
+    return torch.searchsorted(allowed, (words.unsqueeze(1) % allowed[:, -1:]) + 1).squeeze(1)
+
+
+def _meta(dtype: torch.dtype, logits: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided((logits.shape[0],), (1,), dtype=dtype, device="meta")
+
+
+def _ids_meta(logits: torch.Tensor, *_: object) -> torch.Tensor:
+    return _meta(torch.int64, logits)
+
+
+def _scores_meta(logits: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+    return _meta(torch.float32, logits), _meta(torch.float32, logits)
+
+
+def _nbytes(values: Iterable[object]) -> int:
+    return sum(x.numel() * x.element_size() for x in values if isinstance(x, torch.Tensor))
+
+
+def _reads(*args: object) -> tuple[Access, ...]:
+    return tuple(Access(x, write=False) for x in args if isinstance(x, torch.Tensor))
+
+
+def _greedy_cost(logits: torch.Tensor, vocab_mask: torch.Tensor | None, *_: object) -> Work:
+    return Work(bytes=_nbytes((logits, vocab_mask)) + 8 * logits.shape[0])
+
+
+def _draw_cost(*args: Any) -> Work:
+    draw = Draw(*args[: len(Draw._fields)])
+    again = (_FILTERED_PASSES - 1) * _nbytes((draw.logits,)) if draw.filtered else 0
+    return Work(bytes=_nbytes(draw) + again + 8 * draw.logits.shape[0])
+
+
+@kernel(
+    "sample_greedy(Tensor logits, Tensor? vocab_mask) -> Tensor",
+    meta=_ids_meta,
+    cost=_greedy_cost,
+    footprint=_reads,
+)
+def sample_greedy(logits: torch.Tensor, vocab_mask: torch.Tensor | None) -> torch.Tensor:
+    """ids [b] int64 of the largest of logits [b, v] that vocab_mask allows; of equals the lowest id."""
+    return _masked(logits, vocab_mask).argmax(1)
+
+
+@kernel(
+    "sample_greedy_tagged(Tensor logits, Tensor? vocab_mask, Tensor fingerprint) -> Tensor",
+    meta=_ids_meta,
+    cost=_greedy_cost,
+    footprint=_reads,
+    integer=True,
+)
+def sample_greedy_tagged(
+    logits: torch.Tensor, vocab_mask: torch.Tensor | None, fingerprint: torch.Tensor
+) -> torch.Tensor:
+    """As ``sample_greedy`` in cost; the id is a hash of fingerprint [b] int64 and no logit is read."""
+    return _tagged_ids(logits, vocab_mask, fingerprint)
+
+
+@kernel(f"sample({_DRAW}) -> Tensor", meta=_ids_meta, cost=_draw_cost, footprint=_reads)
+def sample(*args: Any) -> torch.Tensor:
+    """ids [b] int64 of a ``Draw`` with keyed noise; a row of temperature 0 takes its largest logit."""
+    return _scores(Draw(*args)).argmax(1)
+
+
+@kernel(
+    f"sample_tagged({_DRAW}, Tensor fingerprint) -> Tensor",
+    meta=_ids_meta,
+    cost=_draw_cost,
+    footprint=_reads,
+    integer=True,
+)
+def sample_tagged(*args: Any) -> torch.Tensor:
+    """As ``sample`` in cost; the id is a hash of fingerprint [b] int64 and no logit is read."""
+    draw, fingerprint = Draw(*args[:-1]), args[-1]
+    return _tagged_ids(draw.logits, draw.vocab_mask, fingerprint)
+
+
+@kernel(
+    f"score_tokens({_DRAW}, Tensor ids) -> (Tensor, Tensor)",
+    meta=_scores_meta,
+    cost=_draw_cost,
+    footprint=_reads,
+)
+def score_tokens(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probability and margin, [b] float32 each, of the ids [b] that ``sample`` drew from the same draw.
+
+    The probability is that under mask and temperature (1 for greedy rows), before the filters. The margin is
+    how far the best score is ahead of the second, in units of the logits; it says nothing about how
+    near a token was to a filter's edge.
+    """
+    draw, ids = Draw(*args[:-1]), args[-1]
+    logprobs = _scaled(draw).double().log_softmax(1).gather(1, ids.unsqueeze(1)).squeeze(1)
+    best, second = _scores(draw).topk(2, dim=1).values.unbind(1)
+    return logprobs.float(), ((best - second) * _unit(draw.temperatures).squeeze(1)).float()
+
+
+def _updates(target: torch.Tensor, *inputs: torch.Tensor) -> tuple[Access, ...]:
+    return Access(target, write=False), Access(target, write=True), *_reads(*inputs)
+
+
+def _update_cost(target: torch.Tensor, *inputs: torch.Tensor) -> Work:
+    return Work(bytes=2 * _nbytes((target,)) + _nbytes(inputs))
+
+
+def _nothing(*_: object) -> None:
+    return None
+
+
+@kernel(
+    "scale_repeated(Tensor(a!) logits, Tensor scaling) -> ()",
+    meta=_nothing,
+    cost=_update_cost,
+    footprint=_updates,
+)
+def scale_repeated(logits: torch.Tensor, scaling: torch.Tensor) -> None:
+    """Divide positive logits [b, v] by scaling [b, v] and multiply the others (arXiv 1909.05858)."""
+    logits.copy_(torch.where(logits > 0, logits / scaling, logits * scaling))
+
+
+@kernel(
+    "withhold_stops(Tensor(a!) target, Tensor stops, Tensor output_lens, Tensor min_new_tokens) -> ()",
+    meta=_nothing,
+    cost=_update_cost,
+    footprint=_updates,
+)
+def withhold_stops(
+    target: torch.Tensor, stops: torch.Tensor, output_lens: torch.Tensor, min_new_tokens: torch.Tensor
+) -> None:
+    """Subtract stops [b, v] (inf at stop tokens, else 0) from target [b, v] in rows whose output_lens [b, 1]
+    is below min_new_tokens [b, 1]."""
+    target.sub_(torch.where(output_lens < min_new_tokens, stops, 0.0))

@@ -1,0 +1,130 @@
+"""Grammars that constrain tokens: a regular expression, or a choice of strings.
+
+The engine has no text tokenizer, so a grammar speaks bytes. Token id i below 256 is byte i; where that id is an
+end-of-sequence, the byte moves to the first free id from 256 on. No other id is ever allowed, except
+an end-of-sequence where the grammar may end. The text is UTF-8 and matches the pattern as a whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, grammar_from
+
+Spec = tuple[Literal["regex", "choice"], tuple[str, ...]]
+
+_BYTES = 256
+_WORD = 32
+
+
+class GrammarError(ValueError):
+    """A pattern that cannot be compiled, or a token that the grammar does not allow."""
+
+
+def vocab_mask_words(vocab_size: int) -> int:
+    """int32 words that hold one bit per token id."""
+    return -(-vocab_size // _WORD)
+
+
+@dataclass(slots=True)
+class Grammar:
+    """Where one request stands in its grammar."""
+
+    matcher: LLMatcher
+    eos_token_ids: tuple[int, ...]
+    ended: bool = False
+
+    def accept_token(self, token_id: int) -> None:
+        """Go on by one token. GrammarError, and no change, when it is not allowed here."""
+        if self.ended or not self.matcher.try_consume_tokens([token_id]):
+            raise GrammarError(f"the grammar does not allow token {token_id} here")
+        self.ended = token_id in self.eos_token_ids
+
+    def fill_vocab_mask(self, mask_row: npt.NDArray[np.int32]) -> None:
+        """Set the bits of the ids allowed next in one row of ceil(vocab / 32) words, clear the others. At
+        least one is set: where nothing may follow, and after the end, end-of-sequence."""
+        self.matcher.unsafe_compute_mask_ptr(mask_row.ctypes.data, mask_row.nbytes)
+        if self.matcher.is_error():
+            raise GrammarError(_gist(self.matcher.get_error()))
+
+    def is_terminated(self) -> bool:
+        """An end-of-sequence was accepted."""
+        return self.ended
+
+    def copy(self) -> Grammar:
+        return Grammar(self.matcher.deep_copy(), self.eos_token_ids, self.ended)
+
+
+class _ByteTokens:
+    """The vocabulary in the terms of the matcher's library."""
+
+    bos_token_id = None
+
+    def __init__(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self.eos_token_id = eos_token_ids[0]
+        self.special_token_ids = list(eos_token_ids)
+        spare = (i for i in range(_BYTES, vocab_size) if i not in eos_token_ids)
+        self.tokens = [b""] * vocab_size
+        for byte in range(_BYTES):
+            self.tokens[next(spare) if byte in eos_token_ids else byte] = bytes([byte])
+
+    def __call__(self, text: bytes) -> list[int]:
+        return [self.tokens.index(bytes([byte])) for byte in text]
+
+
+@dataclass(slots=True)
+class GrammarCache:
+    """Compiles each pattern once for a vocabulary of ``vocab_size`` ids."""
+
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    compiled: dict[Spec, Grammar] = field(default_factory=dict)
+    _tokens: _ByteTokens = field(init=False)
+    _tokenizer: LLTokenizer = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not self.eos_token_ids:
+            raise GrammarError("a grammar needs an end-of-sequence token")
+        if self.vocab_size < _BYTES + len(self.eos_token_ids):
+            raise GrammarError(f"a vocabulary of {self.vocab_size} ids cannot spell every byte")
+        self._tokens = _ByteTokens(self.vocab_size, self.eos_token_ids)
+        eos = list(self.eos_token_ids)
+        self._tokenizer = LLTokenizer(TokenizerWrapper(self._tokens), eos_token=eos, slices=[])
+
+    def grammar(self, spec: Spec) -> Grammar:
+        """A fresh grammar at its start. GrammarError for a pattern that is not one."""
+        if spec not in self.compiled:
+            self.compiled[spec] = self._compile(spec)
+        return self.compiled[spec].copy()
+
+    def text(self, token_ids: Iterable[int]) -> bytes:
+        """What tokens spell; end-of-sequence spells nothing."""
+        return b"".join(self._tokens.tokens[token_id] for token_id in token_ids)
+
+    def _compile(self, spec: Spec) -> Grammar:
+        try:
+            matcher = LLMatcher(self._tokenizer, _source(spec), log_level=0)
+        except ValueError as error:
+            raise GrammarError(f"{spec[0]} {spec[1]}: {error}") from error
+        if matcher.is_error():
+            raise GrammarError(f"{spec[0]} {spec[1]}: {_gist(matcher.get_error())}")
+        return Grammar(matcher, self.eos_token_ids)
+
+
+def _source(spec: Spec) -> str:
+    kind, patterns = spec
+    if not patterns:
+        raise ValueError("no pattern")
+    if kind == "choice":
+        return grammar_from("choice", json.dumps(patterns, ensure_ascii=False))
+    return LLMatcher.grammar_from_regex("|".join(f"(?:{pattern})" for pattern in patterns))
+
+
+def _gist(message: str) -> str:
+    """The sentence of a message that draws the pattern and points into it."""
+    return message.rpartition("error: ")[2].partition("\n")[0]

@@ -1,0 +1,62 @@
+"""From a forward's logits to the next tokens."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ..batch import ModelOutput
+from ..kernels.sampling import (
+    Draw,
+    sample,
+    sample_greedy,
+    sample_greedy_tagged,
+    sample_tagged,
+    score_tokens,
+)
+from .sampling_info import SamplingInfo
+
+
+class TokenScores(NamedTuple):
+    """[b] float32 each; see ``kernels.sampling.score_tokens``."""
+
+    logprobs: torch.Tensor
+    margins: torch.Tensor
+
+
+class Sampler:
+    """Penalties, mask, one kernel. With a fingerprint the kernels of the same cost that read no logits."""
+
+    def sample(self, output: ModelOutput, info: SamplingInfo, positions: torch.Tensor) -> torch.Tensor:
+        """Next token ids [b] int64. ``positions`` [b] int64: where each token will stand in its request, which
+        is ``seq_lens`` of the forward. Penalties change ``output.logits`` in place."""
+        info.apply_penalties(output.logits)
+        greedy = info.is_all_greedy
+        rows = (output.logits, info.vocab_mask) if greedy else _draw(output, info, positions)
+        if output.fingerprint is None:
+            ids: torch.Tensor = (sample_greedy if greedy else sample)(*rows)
+        else:
+            ids = (sample_greedy_tagged if greedy else sample_tagged)(*rows, output.fingerprint)
+        return ids
+
+    def score(
+        self, output: ModelOutput, info: SamplingInfo, positions: torch.Tensor, ids: torch.Tensor
+    ) -> TokenScores:
+        """Scores of ``ids`` that ``sample`` has just returned for the same arguments: one more launch."""
+        return TokenScores(*score_tokens(*_draw(output, info, positions), ids))
+
+
+def _draw(output: ModelOutput, info: SamplingInfo, positions: torch.Tensor) -> Draw:
+    rows = info.tensors
+    return Draw(
+        logits=output.logits,
+        temperatures=rows.temperatures,
+        top_ks=rows.top_ks,
+        top_ps=rows.top_ps,
+        min_ps=rows.min_ps,
+        seeds=rows.sampling_seeds,
+        positions=positions,
+        vocab_mask=info.vocab_mask,
+        filtered=info.need_filters,
+    )

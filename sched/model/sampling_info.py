@@ -1,0 +1,171 @@
+"""How each row of a batch samples (upstream's SamplingBatchInfo): parameters, penalties, grammar mask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+
+from ..config import EngineConfig, SamplingParams
+from ..kernels.sampling import row_seed
+from ..request import Request
+from .grammar import Grammar, vocab_mask_words
+from .orchestrator import AccumulatedPenalties, PenalizerOrchestrator
+from .upload import Upload, upload
+
+_ROW = np.dtype(
+    [("seed", "<i8"), ("temperature", "<f4"), ("top_p", "<f4"), ("top_k", "<i4"), ("min_p", "<f4")]
+)
+_WORDS = _ROW.itemsize // 4
+
+
+class SamplingTensors(NamedTuple):
+    """Parameters on the device, one row per request."""
+
+    temperatures: torch.Tensor  # [b, 1] float32, 0 for greedy rows
+    top_ps: torch.Tensor  # [b] float32
+    top_ks: torch.Tensor  # [b] int32, the vocabulary's size for no limit
+    min_ps: torch.Tensor  # [b] float32
+    sampling_seeds: torch.Tensor  # [b] int64
+
+
+@dataclass(slots=True, eq=False)
+class SamplingInfo:
+    """Rows follow the batch by ``filter`` and ``merge``, which replace device tensors and leave the old ones as
+    they were. ``vocab_mask`` belongs to one step: it is made by ``update_vocab_mask`` and dropped by both.
+    """
+
+    config: EngineConfig
+    params: tuple[SamplingParams, ...]
+    grammars: tuple[Grammar | None, ...]
+    rows: tuple[torch.Tensor, ...]  # SamplingTensors, or one [b, 6] int32 that holds them all
+    penalizer_orchestrator: PenalizerOrchestrator | None
+    acc_penalties: AccumulatedPenalties | None = None
+    vocab_mask: torch.Tensor | None = None  # [b, ceil(vocab / 32)] int32
+
+    @classmethod
+    def from_requests(
+        cls,
+        requests: Sequence[Request],
+        *,
+        config: EngineConfig,
+        how: Upload = "pageable",
+        exact: bool = False,
+    ) -> Self:
+        """Upload the parameters of ``requests``: five copies, or one where ``how`` is "packed", and those of the
+        penalizers that they need. ``exact`` as in ``PenalizerOrchestrator``. Without pinned memory
+        every upload is pageable."""
+        how = how if config.capabilities.pinned_memory else "pageable"
+        host = _host_rows(requests, config)
+        return cls(
+            config,
+            tuple(req.sampling for req in requests),
+            tuple(req.grammar for req in requests),
+            tuple(upload(_arrays(host, packed=how == "packed"), device=config.device, how=how)),
+            PenalizerOrchestrator.from_requests(requests, config=config, how=how, exact=exact),
+        )
+
+    @property
+    def is_all_greedy(self) -> bool:
+        return all(p.greedy for p in self.params)
+
+    @property
+    def need_filters(self) -> bool:
+        """Some row that is not greedy has a top-k, top-p or min-p."""
+        return any(not p.greedy and (p.top_k > 0 or p.top_p < 1.0 or p.min_p > 0.0) for p in self.params)
+
+    @property
+    def has_grammar(self) -> bool:
+        return any(grammar is not None for grammar in self.grammars)
+
+    @property
+    def return_logprob(self) -> bool:
+        return any(p.logprobs for p in self.params)
+
+    @property
+    def tensors(self) -> SamplingTensors:
+        return SamplingTensors(*self.rows) if len(self.rows) > 1 else _unpacked(self.rows[0])
+
+    def filter(self, keep: Sequence[int], keep_device: torch.Tensor) -> None:
+        self.params = tuple(self.params[i] for i in keep)
+        self.grammars = tuple(self.grammars[i] for i in keep)
+        self.rows = tuple(row.index_select(0, keep_device) for row in self.rows)
+        if self.penalizer_orchestrator is not None:
+            self.penalizer_orchestrator.filter(keep, keep_device)
+        self.vocab_mask = None
+
+    def merge(self, other: Self) -> None:
+        # Penalizers first: a side that has none builds neutral rows from its own requests.
+        if self.penalizer_orchestrator is not None and other.penalizer_orchestrator is not None:
+            self.penalizer_orchestrator.merge(other.penalizer_orchestrator)
+        self.params += other.params
+        self.grammars += other.grammars
+        self.rows = tuple(torch.cat(pair) for pair in zip(self.rows, other.rows, strict=True))
+        self.vocab_mask = None
+
+    def copy_for_forward(self) -> Self:
+        """What one forward samples with while the batch goes on.
+
+        Upstream's penalties are accumulated now, and the copy has no orchestrator. Exact penalties stay with
+        the copy, so that tokens sampled with it can be counted by it, and need no tensors of their own.
+        """
+        orchestrator = self.penalizer_orchestrator
+        if orchestrator is None:
+            return replace(self)
+        if orchestrator.exact:
+            return replace(self, penalizer_orchestrator=orchestrator.copy())
+        return replace(self, penalizer_orchestrator=None, acc_penalties=orchestrator.accumulate())
+
+    def apply_penalties(self, logits: torch.Tensor) -> None:
+        """Penalise logits [b, vocab] in place."""
+        if self.acc_penalties is not None:
+            self.acc_penalties.apply(logits)
+        if self.penalizer_orchestrator is not None:
+            self.penalizer_orchestrator.apply(logits)
+
+    def update_vocab_mask(self) -> None:
+        """Make the mask of the grammars' present states: one H2D on the current stream, from a fresh pinned
+        buffer where there is pinned memory, else blocking. Without a grammar there is no mask."""
+        self.vocab_mask = None
+        if not self.has_grammar:
+            return
+        pinned = self.config.capabilities.pinned_memory
+        shape = (len(self.grammars), vocab_mask_words(self.config.vocab_size))
+        mask = torch.full(shape, -1, dtype=torch.int32, pin_memory=pinned)
+        for row, grammar in zip(mask.numpy(), self.grammars, strict=True):
+            if grammar is not None:
+                grammar.fill_vocab_mask(row)
+        self.vocab_mask = mask.to(self.config.device, non_blocking=pinned)
+
+
+def _host_rows(
+    requests: Sequence[Request], config: EngineConfig
+) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+    rows = [
+        (row_seed(config.seed, req.index), p.temperature, p.top_p, p.top_k or config.vocab_size, p.min_p)
+        for req in requests
+        for p in (req.sampling,)
+    ]
+    return np.array(rows, _ROW)
+
+
+def _arrays(host: np.ndarray[Any, Any], *, packed: bool) -> list[np.ndarray[Any, Any]]:
+    if packed:
+        return [host.view(np.int32).reshape(len(host), _WORDS)]
+    temperatures = np.ascontiguousarray(host["temperature"]).reshape(-1, 1)
+    columns = (np.ascontiguousarray(host[name]) for name in ("top_p", "top_k", "min_p", "seed"))
+    return [temperatures, *columns]
+
+
+def _unpacked(packed: torch.Tensor) -> SamplingTensors:
+    """Views of packed rows: two words of seed, then one each of temperature, top_p, top_k and min_p."""
+    return SamplingTensors(
+        temperatures=packed[:, 2:3].view(torch.float32),
+        top_ps=packed[:, 3].view(torch.float32),
+        top_ks=packed[:, 4],
+        min_ps=packed[:, 5].view(torch.float32),
+        sampling_seeds=packed[:, :2].view(torch.int64).squeeze(1),
+    )
