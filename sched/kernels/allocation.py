@@ -9,22 +9,22 @@ from collections.abc import Sequence
 
 import torch
 
+from .declare import meta
 from .registry import Access, Work, kernel
 
 INT64 = 8
 INT32 = 4
 
 
-def _slots_meta(num_slots: int) -> torch.Tensor:
-    return torch.empty(num_slots, dtype=torch.int64, device="meta")
+def _each(values: torch.Tensor, lens: torch.Tensor, total: int) -> torch.Tensor:
+    """``values[i]``, ``lens[i]`` times, for one i after the other: [total]."""
+    return torch.repeat_interleave(values, lens, output_size=total)
 
 
-def _segments(lens: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each of ``total`` items laid out request by request: its request, and its place in there."""
-    ends = torch.cumsum(lens, 0)
-    items = torch.arange(total, device=lens.device)
-    request = torch.repeat_interleave(lens, output_size=total)
-    return request, items - (ends - lens)[request]
+def _runs(first: torch.Tensor, lens: torch.Tensor, total: int) -> torch.Tensor:
+    """``first[i]``, ``first[i] + 1``, ... ``lens[i]`` long, for one i after the other: [total] int64."""
+    begin = torch.cumsum(lens, 0) - lens
+    return _each(first - begin, lens, total) + torch.arange(total, device=lens.device)
 
 
 def _ceil_div(lens: torch.Tensor, page_size: int) -> torch.Tensor:
@@ -46,7 +46,7 @@ def _extend_work(
 @kernel(
     "alloc_extend_slots(Tensor prefix_lens, Tensor seq_lens, Tensor last_loc, Tensor free_pages, "
     "int page_size, int num_tokens) -> Tensor",
-    meta=lambda prefix_lens, seq_lens, last_loc, free_pages, page_size, num_tokens: _slots_meta(num_tokens),  # noqa: ARG005
+    meta=lambda *args: meta(args[-1], dtype=torch.int64),
     cost=_extend_work,
     footprint=lambda prefix_lens, seq_lens, last_loc, free_pages, *_: tuple(
         Access(tensor, write=False) for tensor in (prefix_lens, seq_lens, last_loc, free_pages)
@@ -68,22 +68,22 @@ def alloc_extend_slots(
         prefix_len          ceil(prefix_len)                     seq_len
             |-- last_loc + 1 ... --|-- page --|-- page --|-- pa...  |
     """
-    request, place = _segments(seq_lens - prefix_lens, num_tokens)
-    old = last_loc[request] + 1 + place
+    lens = seq_lens - prefix_lens
+    old = _runs(last_loc + 1, lens, num_tokens)
     if free_pages.shape[0] == 0:
         return old
+    position = _runs(prefix_lens, lens, num_tokens)
+    page = position // page_size
     held = _ceil_div(prefix_lens, page_size)
     opened = _ceil_div(seq_lens, page_size) - held
-    position = prefix_lens[request] + place
-    nth_new = position // page_size - held[request]
-    nth_free = (torch.cumsum(opened, 0) - opened)[request] + nth_new
+    nth_free = page + _each(torch.cumsum(opened, 0) - opened - held, lens, num_tokens)
     new = free_pages[nth_free.clamp(min=0, max=free_pages.shape[0] - 1)] * page_size + position % page_size
-    return torch.where(nth_new >= 0, new, old)
+    return torch.where(page < _each(held, lens, num_tokens), old, new)
 
 
 @kernel(
     "alloc_decode_slots(Tensor seq_lens, Tensor last_loc, Tensor free_pages, int page_size) -> Tensor",
-    meta=lambda seq_lens, last_loc, free_pages, page_size: _slots_meta(seq_lens.shape[0]),  # noqa: ARG005
+    meta=lambda seq_lens, *_: meta(seq_lens.shape[0], dtype=torch.int64),
     cost=lambda seq_lens, *_: Work(INT64 * 4 * seq_lens.shape[0]),
     footprint=lambda seq_lens, last_loc, free_pages, _: tuple(
         Access(tensor, write=False) for tensor in (seq_lens, last_loc, free_pages)
@@ -102,16 +102,9 @@ def alloc_decode_slots(
     return torch.where(opens, free_pages[nth_free] * page_size, old)
 
 
-def _write_segments(
-    req_to_token: torch.Tensor,
-    rows: torch.Tensor,
-    *,
-    starts: torch.Tensor,
-    lens: torch.Tensor,
-    slots: torch.Tensor,
-) -> None:
-    request, place = _segments(lens, slots.shape[0])
-    req_to_token[rows[request], starts[request] + place] = slots.to(req_to_token.dtype)
+def _write_runs(table: torch.Tensor, first: torch.Tensor, lens: torch.Tensor, slots: torch.Tensor) -> None:
+    """Write ``slots`` to the flat ``table``: ``lens[i]`` of them from ``first[i]`` on."""
+    table.scatter_(0, _runs(first, lens, slots.shape[0]), slots.to(table.dtype))
 
 
 def _write_work(
@@ -160,11 +153,11 @@ def _write_cache_indices(
     extend_lens: torch.Tensor,
     out_cache_loc: torch.Tensor,
 ) -> None:
+    table = req_to_token.view(-1)
+    first = req_pool_indices * req_to_token.shape[1]
     if prefix_tensors:
-        slots = torch.cat(list(prefix_tensors))
-        starts = torch.zeros_like(prefix_lens)
-        _write_segments(req_to_token, req_pool_indices, starts=starts, lens=prefix_lens, slots=slots)
-    _write_segments(req_to_token, req_pool_indices, starts=prefix_lens, lens=extend_lens, slots=out_cache_loc)
+        _write_runs(table, first, prefix_lens, torch.cat(list(prefix_tensors)))
+    _write_runs(table, first + prefix_lens, extend_lens, out_cache_loc)
 
 
 def upload_prefix_pointers(prefix_tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
