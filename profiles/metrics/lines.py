@@ -35,6 +35,7 @@ class CallLine(NamedTuple):
     kind: str
     stream: int
     call: str
+    sync: bool  # its purpose is to wait
 
 
 @dataclass(slots=True)
@@ -45,6 +46,12 @@ class Cost:
     bytes: int = 0
     host_ns: int = 0
     exposed_ns: int = 0
+
+    def add(self, other: Cost) -> None:
+        self.count += other.count
+        self.bytes += other.bytes
+        self.host_ns += other.host_ns
+        self.exposed_ns += other.exposed_ns
 
 
 class Lines:
@@ -64,7 +71,7 @@ class Lines:
                 self._charge(cost, call)
                 others.pop(id(call), None)
         for call in others.values():
-            line = CallLine(call.site, call.range, kind, call.stream, call.name)
+            line = CallLine(call.site, call.range, kind, call.stream, call.name, call.kind == "sync")
             cost = self.calls.setdefault(line, Cost())
             cost.count += 1
             self._charge(cost, call)

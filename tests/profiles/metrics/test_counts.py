@@ -95,7 +95,7 @@ def test_syncs_by_source_line_exposed_and_hidden(drawing):
     drawing.step(1, launched=15, settled=21)
     drawing.call(2, 14, step=0, waited=11, site=9)
     counts = count(drawing)
-    line = CallLine(9, "settle", "decode", SCHEDULE, "synchronize")
+    line = CallLine(9, "settle", "decode", SCHEDULE, "synchronize", True)
     assert counts.lines.calls == {line: Cost(count=1, host_ns=11_000, exposed_ns=4_000)}
 
 

@@ -1,0 +1,187 @@
+"""All sinks and listeners of one run, and the parts of the result document that they fill.
+
+Knows the result's shape; knows nothing of scenarios, devices or files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ..sched.observe import Clock, Observer
+from .definitions import definition
+from .metrics import latency
+from .metrics.counts import CountsSink
+from .metrics.distribution import Distribution, needed
+from .metrics.periods import StepPeriods
+from .metrics.requests import RequestLog, RequestRecord
+from .metrics.throughput import steady_throughput, throughput
+from .metrics.waiting import Waiting, WaitingSink
+from .result import Abstained, CopyRow, IdlePart, KindCounts, Metric, Outputs, RequestRow, SyncRow, digest
+from .rows import copy_rows, named_tallies, per_step, sync_rows
+from .timeline import Names, Window
+
+Metrics = dict[str, Metric | Abstained]
+
+_QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+
+
+class Parts(NamedTuple):
+    """Fields of ``Result`` of the same names."""
+
+    metrics: Metrics
+    per_step: dict[str, KindCounts]
+    copies: tuple[CopyRow, ...]
+    syncs: tuple[SyncRow, ...]
+    idle: IdlePart
+    requests: tuple[RequestRow, ...]
+    outputs: Outputs
+
+
+class Answers:
+    """A sink for the timeline's windows, and listeners for the scheduler."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.requests = RequestLog(clock)
+        self.periods = StepPeriods(clock)
+        self.waiting = WaitingSink()
+        self.counts = CountsSink(self.waiting.take_exposed)
+
+    @property
+    def listeners(self) -> tuple[Observer, ...]:
+        return self.requests, self.periods
+
+    def feed(self, window: Window) -> None:
+        self.waiting.feed(window)
+        self.counts.feed(window)
+
+    def finish(self, names: Names, *, exact: bool, save_tokens: bool = False) -> Parts:
+        """After the last window. ``exact``: the numbers repeat byte for byte."""
+        waiting = self.waiting.finish()
+        self.counts.finish()
+        tallies = named_tallies(self.counts.tallies(), names)
+        records = self.requests.in_order()
+        return Parts(
+            metrics={
+                **_request_metrics(self.requests, exact=exact),
+                **_period_metrics(self.periods.by_kind, exact=exact),
+                **_waiting_metrics(waiting, exact=exact),
+            },
+            per_step=per_step(self.counts.steps, tallies),
+            copies=copy_rows(self.counts.lines.copies, names),
+            syncs=sync_rows(self.counts.lines.calls, names),
+            idle=idle_part(waiting),
+            requests=tuple(request_row(record, save_tokens=save_tokens) for record in records),
+            outputs=Outputs(digest=digest((record.id, record.output_ids) for record in records)),
+        )
+
+
+def plain(name: str, value: float | None, *, exact: bool, why: str = "") -> Metric | Abstained:
+    """A metric of one value; None abstains, saying why."""
+    if value is None:
+        return Abstained(abstained=why)
+    entry = definition(name)
+    return Metric(unit=entry.unit, direction=entry.direction, exact=exact, values=(value,))
+
+
+def distributed(name: str, samples: Distribution, *, exact: bool, why: str) -> Metric | Abstained:
+    """A metric with quantiles, from ns to ms; no samples abstain, saying why."""
+    if not len(samples):
+        return Abstained(abstained=why)
+    entry = definition(name)
+    return Metric(
+        unit=entry.unit,
+        direction=entry.direction,
+        exact=exact,
+        values=(samples.mean / 1e6,),
+        n=len(samples),
+        min=samples.min / 1e6,
+        max=samples.max / 1e6,
+        **{percentile: _quantile(samples, percentile) for percentile in _QUANTILES},
+    )
+
+
+def _quantile(samples: Distribution, percentile: str) -> float | Abstained:
+    quantile = _QUANTILES[percentile]
+    value = samples.quantile(quantile)
+    if value is None:
+        return Abstained(abstained=f"{percentile} needs {needed(quantile)} samples, there are {len(samples)}")
+    return value / 1e6
+
+
+def _request_metrics(log: RequestLog, *, exact: bool) -> Metrics:
+    records = log.records
+    full = throughput(records, log.production)
+    steady = steady_throughput(records, log.production)
+    prompt_tokens = sum(record.prompt_tokens for record in records)
+    cached = sum(record.cached_tokens for record in records)
+    values = {
+        "output_throughput": full and full.output,
+        "input_throughput": full and full.input,
+        "total_throughput": full and full.total,
+        "request_throughput": full and full.requests,
+        "steady_output_throughput": steady and steady.output,
+        "steady_request_throughput": steady and steady.requests,
+        "cache_hit_ratio": cached / prompt_tokens if prompt_tokens else None,
+        "retractions": log.retractions,
+        "peak_kv_tokens": log.peak_kv_tokens,
+    }
+    times = {
+        "ttft_ms": latency.ttft(records),
+        "queue_ms": latency.queueing(records),
+        "tpot_ms": latency.tpot(records),
+        "itl_ms": log.gaps,
+        "e2e_ms": latency.e2e(records),
+    }
+    why = "no request ran long enough"
+    metrics = {name: plain(name, value, exact=exact, why=why) for name, value in values.items()}
+    return metrics | {name: distributed(name, time, exact=exact, why=why) for name, time in times.items()}
+
+
+def _period_metrics(by_kind: Mapping[str, Distribution], *, exact: bool) -> Metrics:
+    why = "fewer than two launches without sleep between them"
+    everything = Distribution.merged(by_kind.values())
+    metrics = {"step_ms": distributed("step_ms", everything, exact=exact, why=why)}
+    for kind in sorted(by_kind):
+        metrics[f"step_ms.{kind}"] = distributed("step_ms", by_kind[kind], exact=exact, why=why)
+    return metrics
+
+
+def _waiting_metrics(waiting: Waiting, *, exact: bool) -> Metrics:
+    ratios = {"forward_occupancy": waiting.forward, "gpu_busy": waiting.busy}
+    times = {
+        "forward_idle_us_per_step": waiting.idle,
+        "host_stall_us_per_step": waiting.stall,
+        "exposed_stall_us_per_step": waiting.exposed_stall,
+        "exposed_host_us_per_step": waiting.exposed_host,
+    }
+    values = {name: ns / waiting.window if waiting.window else None for name, ns in ratios.items()}
+    values |= {name: ns / 1e3 / waiting.steps if waiting.steps else None for name, ns in times.items()}
+    why = "no forward kernel was seen"
+    return {name: plain(name, value, exact=exact, why=why) for name, value in values.items()}
+
+
+def idle_part(waiting: Waiting) -> IdlePart:
+    return IdlePart(
+        host_late_us=waiting.host_late / 1e3,
+        dependency_us=waiting.dependency / 1e3,
+        kernel_gap_us=waiting.kernel_gap / 1e3,
+        no_work_us=waiting.no_work / 1e3,
+        residue_us=waiting.residue / 1e3,
+    )
+
+
+def request_row(record: RequestRecord, *, save_tokens: bool) -> RequestRow:
+    return RequestRow.model_validate(
+        {
+            "id": record.id,
+            "arrival": record.arrival,
+            "first_token": record.first_token,
+            "finish": record.finish,
+            "prompt_tokens": record.prompt_tokens,
+            "output_tokens": record.output_tokens,
+            "status": record.status,
+            "reason": record.reason,
+            "token_ids": tuple(record.output_ids) if save_tokens else None,
+        }
+    )

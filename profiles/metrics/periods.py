@@ -1,0 +1,48 @@
+"""The loop's period by kind of step, and the clock that makes sleep visible."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import AbstractContextManager, nullcontext
+
+from ...sched.observe import Clock, Observer, Silence, StepInfo
+from .distribution import Distribution
+from .waiting import SLEEP
+
+NO_STEP = -1
+
+
+class VisibleSleep:
+    """A clock that announces its sleeps as a range, so that a timeline can tell no work from late work."""
+
+    def __init__(self, clock: Clock, observer: Observer) -> None:
+        self._clock = clock
+        self._observer = observer
+
+    def now(self) -> int:
+        return self._clock.now()
+
+    def sleep_until(self, at: int) -> None:
+        with self._observer.range(SLEEP, NO_STEP, 0):
+            self._clock.sleep_until(at)
+
+
+class StepPeriods(Silence):
+    """From each launch to the next, ns, by kind of the earlier step; periods with sleep are left out."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.by_kind: defaultdict[str, Distribution] = defaultdict(Distribution)
+        self._clock = clock
+        self._last: tuple[str, int] | None = None
+
+    def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:  # noqa: ARG002
+        if name == SLEEP:
+            self._last = None
+        return nullcontext()
+
+    def launched(self, info: StepInfo) -> None:
+        now = self._clock.now()
+        if self._last is not None:
+            kind, since = self._last
+            self.by_kind[kind].add(now - since)
+        self._last = info.kind, now

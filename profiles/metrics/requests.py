@@ -1,0 +1,115 @@
+"""What became of the requests, told by the scheduler's announcements."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...sched.observe import Clock, Silence
+from .distribution import Distribution
+
+if TYPE_CHECKING:
+    from ...sched.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """A request that ended. Instants are ns of the run's clock."""
+
+    id: str
+    index: int
+    arrival: int
+    first_scheduled: int | None
+    first_token: int | None
+    finish: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_ids: array[int]
+    status: str
+    reason: str
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.output_ids)
+
+    @property
+    def finished(self) -> bool:
+        return self.status == "finished"
+
+
+class Production:
+    """How many tokens had become known by when."""
+
+    def __init__(self) -> None:
+        self._times = array("q")
+        self._totals = array("q")
+
+    def add(self, now: int, count: int) -> None:
+        if self._times and self._times[-1] == now:
+            self._totals[-1] += count
+        else:
+            self._times.append(now)
+            self._totals.append(self.total + count)
+
+    @property
+    def total(self) -> int:
+        return self._totals[-1] if self._totals else 0
+
+    def within(self, start: int, end: int) -> int:
+        """Tokens of (start, end]: what became known at an instant was made before it."""
+        return self._until(end) - self._until(start)
+
+    def _until(self, instant: int) -> int:
+        at = bisect_right(self._times, instant)
+        return self._totals[at - 1] if at else 0
+
+
+class RequestLog(Silence):
+    """Listens for tokens, ends, retractions and KV usage."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.records: list[RequestRecord] = []
+        self.gaps = Distribution()  # between events of one request, ns
+        self.production = Production()
+        self.retractions = 0
+        self.peak_kv_tokens = 0
+        self._clock = clock
+        self._last_event: dict[str, int] = {}
+
+    def tokens(self, request: Request, count: int) -> None:
+        now = self._clock.now()
+        last = self._last_event.get(request.id)
+        if last is not None:
+            self.gaps.add(now - last)
+        self._last_event[request.id] = now
+        self.production.add(now, count)
+
+    def ended(self, request: Request) -> None:
+        self._last_event.pop(request.id, None)
+        self.records.append(
+            RequestRecord(
+                id=request.id,
+                index=request.index,
+                arrival=request.arrival,
+                first_scheduled=request.first_scheduled_at,
+                first_token=request.first_token_at,
+                finish=self._clock.now() if request.finished_at is None else request.finished_at,
+                prompt_tokens=len(request.origin_input_ids),
+                cached_tokens=request.cached_tokens,
+                output_ids=request.output_ids,
+                status=request.status.value,
+                reason=request.reason,
+            )
+        )
+
+    def retracted(self, request: Request) -> None:  # noqa: ARG002
+        self.retractions += 1
+
+    def kv_usage(self, used_tokens: int) -> None:
+        self.peak_kv_tokens = max(self.peak_kv_tokens, used_tokens)
+
+    def in_order(self) -> list[RequestRecord]:
+        """By place in the workload."""
+        return sorted(self.records, key=lambda record: record.index)

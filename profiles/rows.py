@@ -1,0 +1,98 @@
+"""Counts and source lines with their names: sites and streams resolved, rows in a stable order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
+
+from .metrics.counts import COUNTERS, Place, Tally
+from .metrics.lines import CallLine, CopyLine, Cost
+from .metrics.steps import STEADY
+from .result import CopyRow, CountSummary, KindCounts, SitePart, SyncRow
+from .timeline import Names
+
+Line = TypeVar("Line", CopyLine, CallLine)
+
+
+class NamedPlace(NamedTuple):
+    """``Place`` with the stream's name."""
+
+    kind: str
+    stream: str
+    counter: str
+
+
+def stream_name(names: Names, stream: int) -> str:
+    return names.streams.get(stream, f"stream {stream}")
+
+
+def named_tallies(tallies: Mapping[Place, Tally], names: Names) -> dict[NamedPlace, Tally]:
+    return {
+        NamedPlace(place.kind, stream_name(names, place.stream), place.counter): tally
+        for place, tally in tallies.items()
+    }
+
+
+def per_step(steps: Mapping[str, int], tallies: Mapping[NamedPlace, Tally]) -> dict[str, KindCounts]:
+    """The result document's ``per_step``; finer counters are left to budgets."""
+    streams: dict[str, dict[str, dict[str, CountSummary]]] = {kind: {} for kind in sorted(steps)}
+    for place, tally in tallies.items():
+        if place.counter in COUNTERS:
+            counters = streams[place.kind].setdefault(place.stream, {})
+            counters[place.counter] = CountSummary(**tally._asdict())
+    return {kind: KindCounts.model_validate({"steps": steps[kind], **streams[kind]}) for kind in streams}
+
+
+def copy_rows(lines: Mapping[CopyLine, Cost], names: Names) -> tuple[CopyRow, ...]:
+    """Most exposed first, then longest waited for, then most frequent."""
+    rows = [
+        CopyRow(
+            site=site_part(names, line.site),
+            range=line.range,
+            kind=line.kind,
+            stream=stream_name(names, line.stream),
+            direction=line.direction,
+            host_memory=line.host_memory,
+            blocking=line.blocking,
+            count=cost.count,
+            bytes=cost.bytes,
+            host_us=cost.host_ns / 1e3,
+            exposed_us=cost.exposed_ns / 1e3,
+        )
+        for line, cost in _without_steady(lines).items()
+    ]
+    return tuple(sorted(rows, key=_weight))
+
+
+def sync_rows(lines: Mapping[CallLine, Cost], names: Names) -> tuple[SyncRow, ...]:
+    """In the order of ``copy_rows``."""
+    rows = [
+        SyncRow(
+            site=site_part(names, line.site),
+            range=line.range,
+            kind=line.kind,
+            stream=stream_name(names, line.stream),
+            call=line.call,
+            count=cost.count,
+            host_us=cost.host_ns / 1e3,
+            exposed_us=cost.exposed_ns / 1e3,
+        )
+        for line, cost in _without_steady(lines).items()
+    ]
+    return tuple(sorted(rows, key=_weight))
+
+
+def site_part(names: Names, site: int) -> SitePart | None:
+    return SitePart(**names.sites[site]._asdict()) if site >= 0 else None
+
+
+def _without_steady(lines: Mapping[Line, Cost]) -> dict[Line, Cost]:
+    """Steady decodes are decodes: their lines are added to those of the kind."""
+    merged: dict[Line, Cost] = {}
+    for line, cost in lines.items():
+        merged.setdefault(line._replace(kind=line.kind.removesuffix(STEADY)), Cost()).add(cost)
+    return merged
+
+
+def _weight(row: CopyRow | SyncRow) -> tuple[float, float, int, str]:
+    return -row.exposed_us, -row.host_us, -row.count, row.model_dump_json()
