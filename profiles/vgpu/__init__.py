@@ -1,0 +1,9 @@
+"""A virtual GPU: a device of torch whose time is simulated and whose every operation is recorded.
+
+Importing this registers nothing with torch; opening a virtual GPU does.
+"""
+
+from .gpu import VirtualGpu, open_vgpu
+from .runtime import CaptureError
+
+__all__ = ["CaptureError", "VirtualGpu", "open_vgpu"]

@@ -1,0 +1,109 @@
+"""Copies between host and device, and within the device, by CUDA's rules.
+
+A copy that has to convert moves the source's bytes and converts on the device when it is non-blocking, and
+converts on the host when it blocks; a strided side goes through a contiguous temporary, which is never pinned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .pinned import is_pinned, pin
+from .skipping import outline
+from .tensor import DeviceTensor, wrap
+
+if TYPE_CHECKING:
+    from .gpu import VirtualGpu
+
+_COPY = torch.ops.aten.copy_.default._op
+_CLONE = torch.ops.aten.clone.default._op
+_TO_COPY = torch.ops.aten._to_copy.default._op
+
+
+class Copies:
+    def __init__(self, gpu: VirtualGpu) -> None:
+        self._gpu = gpu
+
+    def copy_(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
+        target, source, *rest = args
+        self.copy(target, source, non_blocking=bool(rest[0]) if rest else kwargs.get("non_blocking", False))
+        return target  # type: ignore[no-any-return]
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool = False) -> None:
+        if type(target) is not DeviceTensor:
+            self._download(target, source, non_blocking=non_blocking)
+        elif type(source) is not DeviceTensor:
+            self._upload(target, source, non_blocking=non_blocking)
+        else:
+            self._gpu.executor.mutate(_COPY, (target.held, source.held), {})
+            self._within(target.held, source.held)
+
+    def clone(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> DeviceTensor:
+        source = args[0].held
+        result = self._gpu.executor.compute(_CLONE, (source,), kwargs)
+        self._within(result, source)
+        return wrap(result)
+
+    def to_copy(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
+        """``.to(...)`` of a device tensor: to the host, or to another type or format on the device."""
+        source: DeviceTensor = args[0]
+        place = kwargs.get("device")
+        options = {k: kwargs[k] for k in ("dtype", "memory_format") if kwargs.get(k) is not None}
+        if place is None or place.type == source.device.type:
+            result = self._gpu.executor.compute(_TO_COPY, (source.held,), options)
+            self._within(result, source.held)
+            return wrap(result)
+        shape = torch.empty_like(source.held, device="meta", **options)
+        if place.type == "meta":
+            return shape
+        target = torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype)
+        non_blocking = kwargs.get("non_blocking", False) and self._gpu.capabilities.pinned_memory
+        self._download(pin(target) if non_blocking else target, source, non_blocking=non_blocking)
+        return target
+
+    def upload_index(self, index: torch.Tensor) -> torch.Tensor:
+        """A host index on a device tensor is moved first; a mask is turned into indices on the host."""
+        self._gpu.runtime.copy("h2d", index.nbytes, pinned=False, blocking=True)
+        return index
+
+    def _upload(self, target: DeviceTensor, source: torch.Tensor, *, non_blocking: bool) -> None:
+        held, runtime = target.held, self._gpu.runtime
+        if held.numel():
+            converts = held.dtype != source.dtype
+            on_device = converts and non_blocking
+            size = held.numel() * (source if on_device else held).itemsize
+            direct = source.is_contiguous() and source.size() == held.size() and (on_device or not converts)
+            runtime.copy("h2d", size, pinned=direct and is_pinned(source), blocking=not non_blocking)
+            if on_device or not held.is_contiguous():
+                self._kernel(held, source)
+        self._gpu.executor.mutate(_COPY, (held, source), {})
+
+    def _download(self, target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> None:
+        assert type(source) is DeviceTensor
+        held, runtime = source.held, self._gpu.runtime
+        if held.numel():
+            on_device = held.dtype != target.dtype and non_blocking
+            direct = target.is_contiguous() and (on_device or held.dtype == target.dtype)
+            pinned = direct and is_pinned(target)
+            if on_device or not held.is_contiguous():
+                self._kernel(held, held)
+            size = held.numel() * (target if on_device else held).itemsize
+            runtime.copy("d2h", size, pinned=pinned, blocking=not non_blocking)
+        self._gpu.executor.download(target, held)
+
+    def _within(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Alike and contiguous: a memcpy. Otherwise a kernel."""
+        if not target.numel():
+            return
+        if target.dtype == source.dtype and target.is_contiguous() and outline(target) == outline(source):
+            runtime = self._gpu.runtime
+            runtime.kernel("memcpy", runtime.costs.memory(2 * target.nbytes), kind="d2d", size=target.nbytes)
+        else:
+            self._kernel(target, source)
+
+    def _kernel(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        runtime = self._gpu.runtime
+        runtime.kernel("copy_", runtime.costs.memory(target.nbytes + target.numel() * source.itemsize))

@@ -1,0 +1,132 @@
+"""How long a kernel or a copy takes: rooflines over a hardware profile. Nanoseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ...sched.kernels.registry import Work
+from ..hardware import HardwareProfile
+
+Bytes = Callable[[Sequence[Any], Any], int]
+
+
+class Costs:
+    """Durations on one hardware."""
+
+    def __init__(self, hardware: HardwareProfile) -> None:
+        kernels, copies = hardware.kernels, hardware.copies
+        share = kernels.efficiency
+        self.fixed = round(kernels.fixed.value)
+        self.gap = round(kernels.gap.value)
+        self.graph_gap = round(kernels.graph_gap.value)
+        self.inline = round(copies.pageable_inline.value)
+        self._ns_per_byte = 1e9 / (kernels.memory_bandwidth.value * share.memory.value)
+        self._ns_per_flop = {
+            (unit, dtype): 1e9 / (rate.value * efficiency)
+            for unit, efficiency in (
+                ("memory", 1.0),
+                ("gemm", share.gemm.value),
+                ("attention", share.attention.value),
+            )
+            for dtype, rate in _rates(hardware).items()
+        }
+        self._copy_fixed = copies.fixed.value
+        self._copy_ns_per_byte = {
+            ("h2d", True): 1e9 / copies.h2d_pinned.value,
+            ("h2d", False): 1e9 / copies.h2d_pageable.value,
+            ("d2h", True): 1e9 / copies.d2h_pinned.value,
+            ("d2h", False): 1e9 / copies.d2h_pageable.value,
+        }
+        self._memcpy_ns_per_byte = 1e9 / copies.host_memcpy.value
+
+    def memory(self, size: int) -> int:
+        """A kernel that moves ``size`` bytes of device memory."""
+        return self.fixed + round(size * self._ns_per_byte)
+
+    def work(self, work: Work, dtype: torch.dtype) -> int:
+        """A kernel by its own formula; kernel copies move at the speed of the bus."""
+        time = work.bytes * self._ns_per_byte
+        if work.flops:
+            time = max(time, work.flops * self._ns_per_flop[work.unit, dtype])
+        if work.host_bytes:
+            time = max(time, work.host_bytes * self._copy_ns_per_byte["h2d", True])
+        return self.fixed + round(time)
+
+    def copy(self, direction: str, size: int, *, pinned: bool) -> int:
+        return round(self._copy_fixed + size * self._copy_ns_per_byte[direction, pinned])
+
+    def memcpy(self, size: int) -> int:
+        """The host copies ``size`` bytes of its own memory."""
+        return round(size * self._memcpy_ns_per_byte)
+
+
+def _rates(hardware: HardwareProfile) -> dict[torch.dtype, Any]:
+    rates = hardware.kernels.gemm_rates
+    return {
+        torch.bfloat16: rates.bfloat16,
+        torch.float16: rates.float16,
+        torch.float32: rates.float32,
+        torch.float64: rates.float64,
+    }
+
+
+def _tensors(values: Any) -> Sequence[torch.Tensor]:
+    if isinstance(values, torch.Tensor):
+        return (values,)
+    if isinstance(values, (list, tuple)):
+        return [tensor for value in values for tensor in _tensors(value)]
+    return ()
+
+
+def touched(args: Sequence[Any], out: Any) -> int:
+    """Bytes of all arguments and results: elementwise operations and reductions."""
+    size = out.nbytes if isinstance(out, torch.Tensor) else sum(t.nbytes for t in _tensors(out))
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            size += arg.nbytes
+        elif isinstance(arg, (list, tuple)):
+            size += sum(t.nbytes for t in _tensors(arg))
+    return size
+
+
+def gathered(args: Sequence[Any], out: Any) -> int:
+    """Bytes of a gather: the rows read and written, and the indices; not the table."""
+    moved: int = out.nbytes
+    return 2 * moved + sum(t.nbytes for t in _tensors(args[1:]))
+
+
+def scattered(args: Sequence[Any], out: Any) -> int:  # noqa: ARG001
+    """Bytes of a scatter: the values read and written, and the indices; not the table."""
+    others = sorted(t.nbytes for t in _tensors(args[1:]))
+    return sum(others) + (others[-1] if others else 0)
+
+
+def filled(args: Sequence[Any], out: Any) -> int:  # noqa: ARG001
+    target: torch.Tensor = args[0]
+    return target.nbytes
+
+
+def gemm(args: Sequence[torch.Tensor], out: torch.Tensor) -> Work:
+    """mm, bmm and their kind: the last two tensor arguments are multiplied."""
+    inner = [a for a in args if isinstance(a, torch.Tensor)][-1].shape[-2 if args[-1].dim() > 1 else -1]
+    return Work(bytes=touched(args, out), flops=2 * out.numel() * inner, unit="gemm")
+
+
+GATHERS = frozenset({"index", "index_select", "gather", "embedding", "take_along_dim", "take"})
+SCATTERS = frozenset(
+    {"index_put_", "index_put", "index_copy_", "index_add_", "scatter_", "scatter_add_", "index_fill_"}
+)
+FILLS = frozenset({"fill_", "zero_", "uniform_", "normal_", "random_", "exponential_"})
+GEMMS = frozenset({"mm", "bmm", "addmm", "baddbmm", "mv"})
+
+
+def bytes_of(name: str) -> Bytes:
+    """The rule for the bytes of the op ``name``."""
+    if name in GATHERS:
+        return gathered
+    if name in SCATTERS:
+        return scattered
+    return filled if name in FILLS else touched

@@ -1,0 +1,342 @@
+"""Streams and engines as discrete events, simulated lazily.
+
+Launching only appends to a stream's queue; an operation's start is fixed once the host's clock passes it, or
+while the host waits. That is exact: a later launch is ready no earlier than the host's clock, so nothing that
+starts before it can be displaced, and while the host waits nobody launches.
+
+Time is integer nanoseconds. Knows nothing of tensors, calls or what a row means.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+COMPUTE, H2D, D2H = 0, 1, 2
+FOREVER = 1 << 62
+PENDING = 256  # operations left unsettled before a launch settles what the clock has passed
+
+Row = tuple[Any, ...]
+Times = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Mark:
+    """One recording of an event: the time at which its stream reached it, once that is known."""
+
+    __slots__ = ("time",)
+
+    def __init__(self) -> None:
+        self.time: int | None = None
+
+
+class Served(NamedTuple):
+    row: Row
+    start: int
+    end: int
+
+
+class Held(NamedTuple):
+    """A queue waited for another one's mark while ``row`` was enqueued behind the wait."""
+
+    queue: int
+    start: int
+    end: int
+    row: Row
+
+
+class Launch:
+    """An operation in a queue."""
+
+    __slots__ = ("duration", "engine", "launched", "row", "serial")
+
+    def __init__(self, engine: int, serial: int, launched: int, duration: int, row: Row) -> None:
+        self.engine = engine
+        self.serial = serial
+        self.launched = launched
+        self.duration = duration
+        self.row = row
+
+
+class Replay(Launch):
+    """A run of a graph's kernels as one operation.
+
+    Node k begins ``begins[k]`` after the first and ends at ``ends[k]``; ``index`` is the next node to start.
+    ``rows`` has one row per node, or is empty when the run is reported as a whole.
+    """
+
+    __slots__ = ("begins", "ends", "index", "rows", "start")
+
+    def __init__(
+        self,
+        serial: int,
+        launched: int,
+        *,
+        begins: Times,
+        ends: Times,
+        row: Row,
+        rows: Sequence[Row] = (),
+    ) -> None:
+        super().__init__(COMPUTE, serial, launched, int(ends[-1]), row)
+        self.begins = begins
+        self.ends = ends
+        self.rows = rows
+        self.index = 0
+        self.start = 0
+
+
+class Record:
+    __slots__ = ("launched", "mark")
+
+    def __init__(self, mark: Mark, launched: int) -> None:
+        self.mark = mark
+        self.launched = launched
+
+
+class Hold:
+    __slots__ = ("mark",)
+
+    def __init__(self, mark: Mark) -> None:
+        self.mark = mark
+
+
+class Queue:
+    """A stream: what is enqueued, when its last operation ended, and when its next one may start."""
+
+    __slots__ = ("held_since", "id", "items", "ready", "tail")
+
+    def __init__(self, id: int) -> None:
+        self.id = id
+        self.items: deque[Launch | Record | Hold] = deque()
+        self.tail = 0
+        self.ready = 0  # tail plus the gap between kernels, or the mark that was waited for
+        self.held_since: int | None = None  # what ready was before a wait raised it
+
+    def lift(self, time: int) -> None:
+        if time > self.ready:
+            if self.held_since is None:
+                self.held_since = self.ready
+            self.ready = time
+        self.tail = max(self.tail, time)
+
+    def settle_markers(self) -> bool:
+        """Pass the records and the released waits at the head; whether any was passed."""
+        items, moved = self.items, False
+        while items:
+            head = items[0]
+            if isinstance(head, Launch):
+                break
+            if isinstance(head, Record):
+                head.mark.time = max(self.tail, head.launched)
+            elif head.mark.time is None:
+                break
+            else:
+                self.lift(head.mark.time)
+            items.popleft()
+            moved = True
+        return moved
+
+
+class Simulation:
+    """The device's queues and engines. ``gap`` separates two kernels of one queue."""
+
+    def __init__(self, *, gap: int) -> None:
+        self.served: list[Served] = []
+        self.held: list[Held] = []
+        self.pending = 0
+        self._gap = gap
+        self._free = [0, 0, 0]
+        self._queues: list[Queue] = []
+        self._serial = 0
+        self._bound = PENDING
+
+    def queue(self) -> Queue:
+        queue = Queue(len(self._queues))
+        self._queues.append(queue)
+        return queue
+
+    def submit(self, queue: Queue, engine: int, *, now: int, duration: int, row: Row) -> None:
+        """Enqueue an operation at the host's time ``now``."""
+        free = self._free
+        if not self.pending and queue.ready <= now and free[engine] <= now and not queue.items:
+            queue.held_since = None
+            free[engine] = queue.tail = end = now + duration
+            queue.ready = end + self._gap if engine == COMPUTE else end
+            self.served.append(Served(row, now, end))
+            return
+        self._serial += 1
+        self._enqueue(queue, Launch(engine, self._serial, now, duration, row), now)
+
+    def submit_replay(
+        self,
+        queue: Queue,
+        *,
+        now: int,
+        begins: Times,
+        ends: Times,
+        row: Row,
+        rows: Sequence[Row] = (),
+    ) -> None:
+        """Enqueue a run of a graph's kernels at the host's time ``now``."""
+        self._serial += 1
+        replay = Replay(self._serial, now, begins=begins, ends=ends, row=row, rows=rows)
+        self._enqueue(queue, replay, now)
+
+    def record(self, queue: Queue, now: int) -> Mark:
+        mark = Mark()
+        if queue.items:
+            queue.items.append(Record(mark, now))
+        else:
+            mark.time = max(queue.tail, now)
+        return mark
+
+    def hold(self, queue: Queue, mark: Mark) -> None:
+        """Nothing behind this in the queue starts before the mark."""
+        if mark.time is not None and not queue.items:
+            queue.lift(mark.time)
+        else:
+            queue.items.append(Hold(mark))
+
+    def wait(self, mark: Mark) -> int:
+        """The mark's time; the host is standing still."""
+        if mark.time is None:
+            self.run(FOREVER, until=mark)
+        assert mark.time is not None, "a mark is always recorded before anyone can wait for it"
+        return mark.time
+
+    def drain(self) -> int:
+        """Serve everything; the time at which the device falls idle."""
+        self.run(FOREVER)
+        return max((queue.tail for queue in self._queues), default=0)
+
+    def run(self, horizon: int, until: Mark | None = None) -> None:
+        """Serve what starts no later than the horizon, or until that mark is known."""
+        while True:
+            busy = self._settled()
+            if not busy or (until is not None and until.time is not None):
+                return
+            if len(busy) == 1:
+                self._drain(busy[0], horizon, until)
+                return
+            if not self._serve_first(busy, horizon):
+                return
+
+    def _enqueue(self, queue: Queue, launch: Launch, now: int) -> None:
+        queue.items.append(launch)
+        self.pending += 1
+        if self.pending > self._bound:
+            self.run(now)
+            self._bound = self.pending + PENDING
+
+    def _settled(self) -> list[Queue]:
+        """The queues that still hold something, after all markers that can be passed were."""
+        busy = [queue for queue in self._queues if queue.items]
+        moved = True
+        while moved:
+            moved = False
+            for queue in busy:
+                moved |= queue.settle_markers()
+        return [queue for queue in busy if queue.items]
+
+    def _drain(self, queue: Queue, horizon: int, until: Mark | None) -> None:
+        """``run`` while no other queue holds anything: nothing to choose, nothing to be displaced by."""
+        items = queue.items
+        while items:
+            head = items[0]
+            if not isinstance(head, Launch):
+                queue.settle_markers()
+                if until is not None and until.time is not None:
+                    return
+                continue
+            start = max(self._free[head.engine], queue.ready, head.launched)
+            if start > horizon:
+                return
+            self._serve(queue, head, start, horizon)
+
+    def _serve_first(self, busy: Sequence[Queue], horizon: int) -> bool:
+        """Serve the operation that starts first; False when it lies beyond the horizon or all are held.
+
+        An engine takes its candidates by (ready, serial), whenever it falls free.
+        """
+        heads: dict[int, tuple[int, int, Queue, Launch]] = {}
+        contenders: list[tuple[int, Launch]] = []
+        for queue in busy:
+            head = queue.items[0]
+            if isinstance(head, Launch):
+                ready = max(queue.ready, head.launched)
+                contenders.append((ready, head))
+                best = heads.get(head.engine)
+                if best is None or (ready, head.serial) < best[:2]:
+                    heads[head.engine] = (ready, head.serial, queue, head)
+        if not heads:
+            return False
+        free = self._free
+        starts = [
+            (max(free[e], ready), ready, serial, queue, head)
+            for e, (ready, serial, queue, head) in heads.items()
+        ]
+        start, _, _, queue, head = min(starts, key=lambda c: c[:3])
+        if start > horizon:
+            return False
+        limit = horizon
+        if isinstance(head, Replay):
+            limit = self._undisturbed(head, horizon, contenders)
+        self._serve(queue, head, start, limit)
+        return True
+
+    def _undisturbed(self, replay: Replay, horizon: int, contenders: Sequence[tuple[int, Launch]]) -> int:
+        """Until when the replay's nodes may begin before another head has to be considered."""
+        limit = horizon
+        for ready, launch in contenders:
+            if launch is replay:
+                continue
+            if launch.engine == COMPUTE:
+                limit = min(limit, ready if launch.serial > replay.serial else ready - 1)
+            else:
+                limit = min(limit, max(ready, self._free[launch.engine]))
+        return limit
+
+    def _serve(self, queue: Queue, launch: Launch, start: int, limit: int) -> None:
+        if queue.held_since is not None:
+            self._note_hold(queue, launch)
+        if isinstance(launch, Replay):
+            self._serve_nodes(queue, launch, start, limit)
+            return
+        self._finish(queue, launch.engine, start + launch.duration)
+        self.served.append(Served(launch.row, start, queue.tail))
+
+    def _finish(self, queue: Queue, engine: int, end: int) -> None:
+        self._free[engine] = queue.tail = end
+        queue.ready = end + self._gap if engine == COMPUTE else end
+        queue.items.popleft()
+        self.pending -= 1
+
+    def _serve_nodes(self, queue: Queue, replay: Replay, start: int, limit: int) -> None:
+        """Serve the next node and all that begin undisturbed after it."""
+        first, begins, ends = replay.index, replay.begins, replay.ends
+        if not first:
+            replay.start = start
+        origin = start - int(begins[first])
+        last = len(begins)
+        if begins[-1] > limit - origin:
+            last = max(first + 1, int(begins.searchsorted(limit - origin, side="right")))
+        for k in range(first, last) if replay.rows else ():
+            self.served.append(Served(replay.rows[k], origin + int(begins[k]), origin + int(ends[k])))
+        end = origin + int(ends[last - 1])
+        replay.index = last
+        if last == len(begins):
+            self._finish(queue, COMPUTE, end)
+            if not replay.rows:
+                self.served.append(Served(replay.row, replay.start, end))
+            return
+        self._free[COMPUTE] = queue.tail = end
+        queue.ready = origin + int(begins[last])
+
+    def _note_hold(self, queue: Queue, launch: Launch) -> None:
+        since, queue.held_since = queue.held_since, None
+        assert since is not None
+        begin = max(since, launch.launched)
+        if begin < queue.ready:
+            self.held.append(Held(queue.id, begin, queue.ready, launch.row))

@@ -1,0 +1,109 @@
+"""The virtual GPU: everything put together, for the duration of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from ... import sched
+from ...sched.config import Capabilities
+from ..hardware import HardwareProfile
+from ..timeline import Sink, Site
+from .copies import Copies
+from .executor import EagerExecutor, Executor
+from .handlers import Handlers
+from .indexing import Indexing
+from .observer import HostObserver, VirtualClock
+from .patches import installed
+from .registration import register
+from .runtime import Runtime
+from .skipping import SkippingExecutor
+from .tensor import CURRENT, DeviceTensor, device
+
+if TYPE_CHECKING:
+    from .graph import Capture
+
+Values = Literal["real", "none"]
+GraphTrace = Literal["graph", "node"]
+
+
+class VirtualGpu:
+    """A device, its host's clock, and what it tells about both. Resolves the names of its own records."""
+
+    def __init__(
+        self,
+        hardware: HardwareProfile,
+        *,
+        values: Values,
+        capabilities: Capabilities,
+        sink: Sink | None,
+        watch: Sequence[Path],
+        graph_trace: GraphTrace,
+    ) -> None:
+        self.device = device()
+        self.capabilities = capabilities
+        self.graph_trace: GraphTrace = graph_trace
+        self.runtime = Runtime(hardware, sink=sink, watch=watch)
+        self.clock = VirtualClock(self.runtime)
+        self.observer = HostObserver(self.runtime, hardware)
+        self.executor: Executor = EagerExecutor() if values == "real" else SkippingExecutor()
+        self.capture: Capture | None = None
+        self.copies = Copies(self)
+        self.indexing = Indexing(self)
+        self.handlers = Handlers(self)
+
+    @property
+    def sites(self) -> Sequence[Site]:
+        return self.runtime.sites.resolved()
+
+    @property
+    def streams(self) -> dict[int, str]:
+        return self.observer.streams
+
+    def flush(self) -> None:
+        """Let the device finish and deliver everything that is still open."""
+        self.runtime.flush()
+
+    def set_item(self, tensor: DeviceTensor, index: Any, value: Any) -> None:
+        self.indexing.set_item(tensor, index, value)
+
+
+@contextmanager
+def open_vgpu(
+    hardware: HardwareProfile,
+    *,
+    values: Values = "real",
+    capabilities: Capabilities | None = None,
+    sink: Sink | None = None,
+    watch: Sequence[Path] | None = None,
+    graph_trace: GraphTrace = "graph",
+) -> Iterator[VirtualGpu]:
+    """A virtual GPU of that hardware as ``torch.device("vgpu:0")``, without gradients, until the block ends.
+
+    ``watch`` names the folders and files whose source lines are recorded, the scheduler's by default. A replay
+    is one record per run of kernels, or with ``graph_trace="node"`` one per kernel. What is still open at the end is
+    delivered to the sink. Raises RuntimeError beside an initialised CUDA, or inside
+    another virtual GPU.
+    """
+    if CURRENT.get(None) is not None:
+        raise RuntimeError("a virtual GPU is already open")
+    register()
+    gpu = VirtualGpu(
+        hardware,
+        values=values,
+        capabilities=capabilities or hardware.capabilities,
+        sink=sink,
+        watch=[Path(folder) for folder in sched.__path__] if watch is None else watch,
+        graph_trace=graph_trace,
+    )
+    token = CURRENT.set(gpu)
+    try:
+        with installed(gpu), torch.no_grad():
+            yield gpu
+            gpu.flush()
+    finally:
+        CURRENT.reset(token)

@@ -1,0 +1,255 @@
+"""Graphs with the shape of torch.cuda's: captured once, replayed by one call of the host.
+
+Nothing is computed during capture. Each launch leaves a node with its time, and, where its values are kept, a
+live part that a replay computes again on the captured memory. A replay is one operation per run of kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ...sched.kernels.registry import Kernel
+from ..timeline import OpKind
+from .custom import duration
+from .engine import COMPUTE, D2H, H2D, Row
+from .executor import Args, Executor, Kwargs, Operation, Outline
+from .runtime import CaptureError
+from .skipping import Outlines, build, outline, unknown
+from .streams import Stream, StreamContext
+from .tensor import CURRENT
+
+if TYPE_CHECKING:
+    from .gpu import VirtualGpu
+
+_ENGINES: Mapping[OpKind, int] = {"h2d": H2D, "d2h": D2H}
+
+
+class Node(NamedTuple):
+    kind: OpKind
+    name: str
+    duration: int
+    size: int
+    host_size: int
+
+
+class Variable:
+    """Nodes whose time depends on values, all by the same arguments: computed once per replay."""
+
+    def __init__(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> None:
+        self.nodes: list[int] = []
+        self._kernel = kernel
+        self._args = args
+        self._kwargs = kwargs
+
+    def cost(self, gpu: VirtualGpu) -> int:
+        assert self._kernel.cost is not None
+        work = self._kernel.cost(*self._args, **self._kwargs)
+        return duration(gpu.runtime.costs, work, self._args)
+
+
+class Capture:
+    """Stands in for the executor and for the device while a graph is captured."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+        self.live: list[Callable[[], object]] = []
+        self.nodes: list[Node] = []
+        self.variables: dict[Any, Variable] = {}
+        self._outlines = Outlines()
+
+    def node(self, kind: OpKind, name: str, duration: int, *, size: int = 0, host_size: int = 0) -> None:
+        self.nodes.append(Node(kind, name, duration, size, host_size))
+
+    def variable(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> None:
+        """A kernel whose time is known at the replay only."""
+        key = (kernel.name, _identity(args), _identity(tuple(kwargs.items())))
+        self.variables.setdefault(key, Variable(kernel, args, kwargs)).nodes.append(len(self.nodes))
+        self.node("kernel", kernel.name, 0)
+
+    def empty(self, outline: Outline) -> torch.Tensor:
+        return self.executor.empty(outline)
+
+    def compute(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
+        results = build(self._outlines(op, args, kwargs), self.empty)
+        self._recompute(op, args, kwargs, results)
+        return results
+
+    def mutate(self, op: Operation, args: Args, kwargs: Kwargs) -> None:
+        if not (unknown(args) or unknown(kwargs)):
+            self.live.append(partial(op, *args, **kwargs))
+
+    def launch(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> Any:
+        results = _in_place_of(kernel.meta(*args, **kwargs), self.empty)
+        if kernel.integer:
+            self.live.append(partial(_into, results, kernel.impl, args, kwargs))
+        else:
+            self._recompute(kernel.impl, args, kwargs, results)
+        return results
+
+    def download(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self.live.append(partial(self.executor.download, target, source))
+
+    def read(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:  # noqa: ARG002
+        raise CaptureError(f"operation not permitted when stream is capturing: {op.__name__}")
+
+    def _recompute(self, op: Operation, args: Args, kwargs: Kwargs, results: Any) -> None:
+        if not (unknown(args) or unknown(kwargs) or unknown((results,))):
+            self.live.append(partial(_into, results, op, args, kwargs))
+
+
+class CUDAGraph:
+    """A captured graph. Its results are valid until its next replay."""
+
+    def __init__(self, keep_graph: bool = False) -> None:  # noqa: ARG002
+        if not CURRENT.get().capabilities.graphs:
+            raise RuntimeError("this device has no graphs")
+        self._capture: Capture | None = None
+        self._runs: Sequence[Run] = ()
+        self._durations = np.zeros(0, dtype=np.int64)
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:  # noqa: ARG002
+        gpu = CURRENT.get()
+        if gpu.capture is not None:
+            raise CaptureError("another graph is being captured")
+        self._capture = gpu.capture = gpu.runtime.capture = Capture(gpu.executor)
+        gpu.executor = gpu.capture
+
+    def capture_end(self) -> None:
+        gpu, capture = CURRENT.get(), self._capture
+        if capture is None or gpu.capture is not capture:
+            raise CaptureError("this graph is not being captured")
+        gpu.executor, gpu.capture, gpu.runtime.capture = capture.executor, None, None
+        self._durations = np.array([node.duration for node in capture.nodes], dtype=np.int64)
+        self._runs = list(_runs(capture.nodes))
+
+    def replay(self) -> None:
+        gpu, capture = CURRENT.get(), self._capture
+        if capture is None:
+            raise RuntimeError("replay of a graph that was not captured")
+        if gpu.capture is not None:
+            raise CaptureError("operation not permitted when stream is capturing: cudaGraphLaunch")
+        for compute in capture.live:
+            compute()
+        for variable in capture.variables.values():
+            self._durations[variable.nodes] = variable.cost(gpu)
+        site = gpu.runtime.graph_launch()
+        for run in self._runs:
+            run.submit(gpu, self._durations, site)
+
+    def reset(self) -> None:
+        self._capture, self._runs = None, ()
+
+    def pool(self) -> tuple[int, int]:
+        return graph_pool_handle()
+
+
+class Run(NamedTuple):
+    """Consecutive kernels of a graph, or one of its copies."""
+
+    nodes: Sequence[Node]
+    first: int
+
+    def submit(self, gpu: VirtualGpu, durations: np.ndarray[Any, np.dtype[np.int64]], site: int) -> None:
+        runtime = gpu.runtime
+        simulation, stream, now = runtime.simulation, runtime.stream, runtime.now
+        times = durations[self.first : self.first + len(self.nodes)]
+        node = self.nodes[0]
+
+        def row(kind: OpKind, name: str, size: int, host_size: int) -> Row:
+            memory = "pinned" if kind in _ENGINES else ""
+            return (kind, name, stream.id, size, host_size, memory, False, runtime.context, site, now)
+
+        if node.kind != "kernel":
+            engine = _ENGINES.get(node.kind, COMPUTE)
+            whole = row(node.kind, node.name, node.size, node.host_size)
+            simulation.submit(stream, engine, now=now, duration=int(times[0]), row=whole)
+            return
+        steps = (times + runtime.costs.graph_gap).cumsum()
+        begins = steps - times - runtime.costs.graph_gap
+        whole = row("kernel", f"graph[{len(self.nodes)}]", 0, sum(n.host_size for n in self.nodes))
+        rows = (
+            [row("kernel", n.name, 0, n.host_size) for n in self.nodes] if gpu.graph_trace == "node" else ()
+        )
+        simulation.submit_replay(stream, now=now, begins=begins, ends=begins + times, row=whole, rows=rows)
+
+
+class graph:  # noqa: N801 - torch's name
+    """Captures what is launched inside the block; synchronises first, as torch does."""
+
+    def __init__(
+        self,
+        cuda_graph: CUDAGraph,
+        pool: Any = None,
+        stream: Stream | None = None,
+        capture_error_mode: str = "global",
+    ) -> None:
+        self._graph = cuda_graph
+        self._pool = pool
+        self._mode = capture_error_mode
+        self._context = StreamContext(stream)
+
+    def __enter__(self) -> None:
+        CURRENT.get().runtime.synchronize_device()
+        self._context.__enter__()
+        self._graph.capture_begin(self._pool, self._mode)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._graph.capture_end()
+        if kind is not None:
+            self._graph.reset()
+        self._context.__exit__(kind, value, traceback)
+
+
+def graph_pool_handle() -> tuple[int, int]:
+    """Memory is not pooled here; one handle serves all graphs."""
+    return (0, 0)
+
+
+def _runs(nodes: Sequence[Node]) -> Iterable[Run]:
+    for kernels, group in groupby(range(len(nodes)), key=lambda k: nodes[k].kind == "kernel"):
+        members = list(group)
+        if kernels:
+            yield Run(nodes[members[0] : members[-1] + 1], members[0])
+        else:
+            yield from (Run(nodes[k : k + 1], k) for k in members)
+
+
+def _into(results: Any, op: Operation, args: Args, kwargs: Kwargs) -> None:
+    """Compute again, into the memory of the first time."""
+    values = op(*args, **kwargs)
+    if isinstance(results, torch.Tensor):
+        results.copy_(values)
+    elif results is not None:
+        for result, value in zip(results, values, strict=True):
+            result.copy_(value)
+
+
+def _in_place_of(shapes: Any, empty: Callable[[Outline], torch.Tensor]) -> Any:
+    if shapes is None:
+        return None
+    if isinstance(shapes, torch.Tensor):
+        return empty(outline(shapes))
+    return [empty(outline(shape)) for shape in shapes]
+
+
+def _identity(args: Args) -> tuple[Any, ...]:
+    """What a kernel's time can depend on: values of integer tensors, shapes of the others."""
+    parts: list[Any] = []
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            where = 0 if arg.is_floating_point() else arg.data_ptr()
+            parts.append((where, arg.size(), arg.stride(), arg.dtype))
+        elif isinstance(arg, (list, tuple)):
+            parts.append(_identity(arg))
+        else:
+            parts.append(arg)
+    return tuple(parts)

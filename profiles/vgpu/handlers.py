@@ -1,0 +1,118 @@
+"""One handler per op, built on first sight from the op's schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...sched.kernels.registry import kernels
+from .copies import Copies
+from .cost import GEMMS, bytes_of, gemm
+from .custom import custom_handler
+from .factories import LIKES, like_handler
+from .indexing import Indexing
+from .reads import READS, read_handler, scalar_handler
+from .tensor import DeviceTensor, unwrap, wrap
+
+if TYPE_CHECKING:
+    from .gpu import VirtualGpu
+
+Handler = Callable[[Sequence[Any], Mapping[str, Any]], Any]
+_VIEWS_BY_NAME = frozenset({"_unsafe_view", "lift_fresh", "detach", "alias"})
+
+
+class Handlers(dict[Any, Handler]):
+    """Handlers by overload."""
+
+    def __init__(self, gpu: VirtualGpu) -> None:
+        super().__init__()
+        self._gpu = gpu
+        copies, indexing = gpu.copies, Indexing(gpu)
+        self._named: Mapping[str, Handler] = {
+            "copy_": copies.copy_,
+            "clone": copies.clone,
+            "_to_copy": copies.to_copy,
+            "index": indexing.index,
+            "index_put_": indexing.index_put_,
+            "_local_scalar_dense": scalar_handler(gpu),
+            "is_pinned": lambda *_: False,
+        }
+
+    def build(self, func: torch._ops.OpOverload) -> Handler:
+        handler = self[func] = self._choose(func)
+        return handler
+
+    def _choose(self, func: torch._ops.OpOverload) -> Handler:
+        gpu, schema = self._gpu, func._schema
+        name = schema.name.split("::")[1]
+        custom = kernels().get(func)
+        if custom is not None:
+            return custom_handler(gpu, custom)
+        if name in self._named:
+            return self._named[name]
+        if name in LIKES:
+            return like_handler(gpu, func, name)
+        if name in READS:
+            return read_handler(gpu, func, name)
+        if name in _VIEWS_BY_NAME or any(r.alias_info and not r.alias_info.is_write for r in schema.returns):
+            return _view(gpu, func)
+        if schema.is_mutable:
+            return _in_place(gpu, func, name)
+        return _functional(gpu, func, name)
+
+
+def _view(gpu: VirtualGpu, func: torch._ops.OpOverload) -> Handler:
+    """Another look at the same memory: no launch."""
+    op, runtime = func._op, gpu.runtime
+
+    def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        runtime.now += runtime.torch_call
+        out = op(args[0].held, *args[1:], **kwargs)
+        return wrap(out) if type(out) is torch.Tensor else [wrap(o) for o in out]
+
+    return handler
+
+
+def _functional(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handler:
+    """One kernel with new results."""
+    op, runtime, duration = func._op, gpu.runtime, _duration(gpu, name)
+
+    def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        held = unwrap(args)
+        out = gpu.executor.compute(op, held, kwargs)
+        runtime.kernel(name, duration(held, out))
+        return wrap(out) if isinstance(out, torch.Tensor) else [wrap(o) for o in out]
+
+    return handler
+
+
+def _in_place(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handler:
+    """One kernel that writes its first argument, or ``out``. A contiguous zero_ is a memset."""
+    op, runtime, duration = func._op, gpu.runtime, _duration(gpu, name)
+
+    def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        held, named = unwrap(args), dict(zip(kwargs, unwrap(tuple(kwargs.values())), strict=True))
+        gpu.executor.mutate(op, held, named)
+        target = kwargs["out"] if "out" in kwargs else args[0]
+        if type(target) is not DeviceTensor:
+            raise RuntimeError(f"{name}: expected its result on {gpu.device}, but got {target.device}")
+        written = target.held
+        if name == "zero_" and written.is_contiguous():
+            runtime.kernel("memset", runtime.costs.memory(written.nbytes), kind="memset", size=written.nbytes)
+        else:
+            runtime.kernel(name, duration(held, written))
+        return target
+
+    return handler
+
+
+def _duration(gpu: VirtualGpu, name: str) -> Callable[[Sequence[Any], Any], int]:
+    costs, size_of = gpu.runtime.costs, bytes_of(name)
+    if name in GEMMS:
+        return lambda held, out: costs.work(gemm(held, out), out.dtype)
+    return lambda held, out: costs.memory(size_of(held, out))
+
+
+__all__ = ["Copies", "Handler", "Handlers"]

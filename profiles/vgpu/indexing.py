@@ -1,0 +1,116 @@
+"""Indexing by tensors, with the copies and syncs that it hides.
+
+An index on the host is moved to the device first, blocking. A boolean mask needs the count of its true elements
+on the host. Writing one host number through a mask is a fill and needs neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .cost import gathered, scattered
+from .reads import COUNT_BYTES
+from .tensor import DeviceTensor, refuse_mixed, wrap
+
+if TYPE_CHECKING:
+    from .gpu import VirtualGpu
+
+_INDEX = torch.ops.aten.index.Tensor._op
+_INDEX_PUT = torch.ops.aten.index_put_.default._op
+_MASKED_FILL = torch.ops.aten.masked_fill_.Tensor._op
+_MASKS = (torch.bool, torch.uint8)
+
+
+class Indexing:
+    def __init__(self, gpu: VirtualGpu) -> None:
+        self._gpu = gpu
+
+    def index(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> DeviceTensor:  # noqa: ARG002
+        source, indices = args
+        if type(source) is not DeviceTensor:
+            raise RuntimeError(
+                f"indices should be either on {source.device} or on the same device as the indexed tensor "
+                f"({source.device})"
+            )
+        held = (source.held, self._resolved(indices))
+        out = self._gpu.executor.compute(_INDEX, held, {})
+        self._launch("index", gathered(held, out))
+        return wrap(out)
+
+    def index_put_(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
+        target, indices, values, *rest = args
+        accumulate = bool(rest[0]) if rest else kwargs.get("accumulate", False)
+        if type(target) is not DeviceTensor or (type(values) is not DeviceTensor and values.dim()):
+            refuse_mixed(target.device if type(target) is not DeviceTensor else values.device)
+        mask = self._only_mask(indices)
+        if mask is not None and type(values) is not DeviceTensor and not accumulate:
+            self._masked_fill(target.held, mask, values)
+            return target
+        held = (target.held, self._resolved(indices), self._value(values), accumulate)
+        self._gpu.executor.mutate(_INDEX_PUT, held, {})
+        self._launch("index_put_", scattered(held, target.held))
+        return target
+
+    def set_item(self, tensor: DeviceTensor, index: Any, value: Any) -> None:
+        """``tensor[index] = value``: a number becomes a tensor of the host, as on CUDA."""
+        if not isinstance(value, (int, float)):
+            torch.Tensor.__setitem__(tensor, index, value)
+        elif _plain(index):
+            view = tensor[index]
+            if view.dim():
+                view.fill_(value)
+            else:
+                view.copy_(torch.tensor(value, dtype=tensor.dtype))
+        else:
+            torch.Tensor.__setitem__(tensor, index, torch.tensor(value, dtype=tensor.dtype))
+
+    def _resolved(self, indices: Sequence[Any]) -> list[Any]:
+        """Held integer indices; a mask of n dimensions becomes n of them."""
+        resolved: list[Any] = []
+        for index in indices:
+            if index is None:
+                resolved.append(None)
+            elif type(index) is DeviceTensor:
+                resolved.extend(self._device_index(index.held))
+            else:
+                parts = index.nonzero().unbind(1) if index.dtype in _MASKS else [index]
+                resolved.extend(self._gpu.copies.upload_index(part) for part in parts)
+        return resolved
+
+    def _device_index(self, index: torch.Tensor) -> Sequence[torch.Tensor]:
+        if index.dtype not in _MASKS:
+            return [index]
+        self._launch("nonzero", index.nbytes)
+        self._gpu.runtime.copy("d2h", COUNT_BYTES, pinned=True, blocking=True)
+        return index.nonzero().unbind(1)
+
+    def _only_mask(self, indices: Sequence[Any]) -> torch.Tensor | None:
+        """The mask, if the indices are that and nothing else."""
+        if len(indices) != 1 or type(indices[0]) is not DeviceTensor:
+            return None
+        held = indices[0].held
+        return held if held.dtype in _MASKS else None
+
+    def _masked_fill(self, target: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> None:
+        wide = mask.bool().reshape(*mask.shape, *(1,) * (target.dim() - mask.dim()))
+        self._gpu.executor.mutate(_MASKED_FILL, (target, wide, value.to(target.dtype)), {})
+        self._launch("masked_fill_", target.nbytes + mask.nbytes)
+
+    def _value(self, values: torch.Tensor) -> torch.Tensor:
+        if type(values) is DeviceTensor:
+            return values.held
+        self._gpu.runtime.copy("h2d", values.nbytes, pinned=False, blocking=True)
+        return values
+
+    def _launch(self, name: str, size: int) -> None:
+        runtime = self._gpu.runtime
+        runtime.kernel(name, runtime.costs.memory(size))
+
+
+def _plain(index: Any) -> bool:
+    """Whether an index is made of numbers, slices, None and ellipses only."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in parts)

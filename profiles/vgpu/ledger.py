@@ -1,0 +1,146 @@
+"""What happened, delivered as windows of a timeline.
+
+While a run goes on rows are plain tuples; they become records when a window is cut. A window is cut at a quiet
+point: right after the last forward operation of a settled step, so that no step's forward is torn apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ...sched.observe import StepInfo
+from ..timeline import Call, Op, Range, Sink, Wait, Window
+from .engine import Held, Row, Served
+
+STEPS = 64
+RECORDS = 50_000
+
+
+class Context(NamedTuple):
+    """The innermost open range, as records carry it."""
+
+    range: str
+    step: int
+    forward: bool
+
+
+NO_CONTEXT = Context("", -1, False)
+
+# (kind, name, stream, bytes, host_bytes, host_memory, blocking, context, site, launched)
+# A row of an operation; see timeline.Op.
+
+
+class Ledger:
+    """Gathers one device's records and feeds them to a sink."""
+
+    def __init__(self, sink: Sink | None, *, served: list[Served], held: list[Held]) -> None:
+        self.calls: list[Row] = []  # (kind, name, start, end, waited, stream, context, site)
+        self.ranges: list[Range] = []
+        self._launched: list[StepInfo] = []
+        self._settled: list[StepInfo] = []
+        self._sink = sink
+        self._served = served
+        self._held = held
+        self._start = 0
+        self._steps = 0
+
+    @property
+    def full(self) -> bool:
+        return len(self.calls) >= RECORDS
+
+    def launched(self, info: StepInfo) -> None:
+        self._launched.append(info)
+
+    def settled(self, info: StepInfo) -> bool:
+        """Note a settled step; whether it is time to cut a window behind it."""
+        self._settled.append(info)
+        self._steps += 1
+        return self._steps >= STEPS or self.full
+
+    def quiet_point(self, step: int, now: int) -> int:
+        """The instant behind that step's last forward operation."""
+        ends: list[int] = [end for row, _, end in self._served if row[7].step == step and row[7].forward]
+        return min(max(ends) + 1, now) if ends else now
+
+    def cut(self, at: int) -> None:
+        """Deliver what ended before ``at``; all of it is known, since the host's clock is not before ``at``."""
+        if self._sink is not None:
+            self._sink.feed(self._window(at))
+        self._keep_from(at)
+        self._start, self._steps = at, 0
+        self._launched, self._settled = [], []
+
+    def end(self) -> int:
+        """An instant behind every record."""
+        ends: list[int] = [
+            self._start,
+            *(s.end for s in self._served),
+            *(c[3] for c in self.calls),
+            *(r.end for r in self.ranges),
+        ]
+        return max(ends) + 1
+
+    @property
+    def empty(self) -> bool:
+        return not (self._served or self.calls or self.ranges or self._launched or self._settled)
+
+    def _window(self, at: int) -> Window:
+        return Window(
+            self._start,
+            at,
+            ranges=[r for r in self.ranges if r.end < at],
+            ops=list(_ops(s for s in self._served if s[2] < at)),
+            calls=list(_calls(c for c in self.calls if c[3] < at)),
+            waits=[Wait(h.queue, h.start, h.end, h.row[7].step) for h in self._held if h.end < at],
+            launched=self._launched,
+            settled=self._settled,
+        )
+
+    def _keep_from(self, at: int) -> None:
+        self.ranges[:] = [r for r in self.ranges if r.end >= at]
+        self.calls[:] = [c for c in self.calls if c[3] >= at]
+        self._served[:] = [s for s in self._served if s[2] >= at]
+        self._held[:] = [h for h in self._held if h.end >= at]
+
+
+def _ops(served: Iterable[Served]) -> Iterable[Op]:
+    new = tuple.__new__
+    for (
+        kind,
+        name,
+        stream,
+        size,
+        host_size,
+        memory,
+        blocking,
+        context,
+        site,
+        launched,
+    ), start, end in served:
+        where, step, forward = context
+        yield new(
+            Op,
+            (
+                kind,
+                name,
+                stream,
+                start,
+                end,
+                size,
+                host_size,
+                memory,
+                blocking,
+                where,
+                forward,
+                step,
+                site,
+                launched,
+            ),
+        )
+
+
+def _calls(calls: Iterable[Row]) -> Iterable[Call]:
+    new = tuple.__new__
+    for kind, name, start, end, waited, stream, (where, step, _), site in calls:
+        yield new(Call, (kind, name, start, end, waited, stream, where, step, site))

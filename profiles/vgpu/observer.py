@@ -1,0 +1,87 @@
+"""The virtual GPU as a listener of the scheduler: host time by phase, ranges, steps; and as its clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from ...sched.observe import RANGES, Silence, StepInfo
+from ..timeline import Range
+from .ledger import Context
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..hardware import HardwareProfile
+    from .runtime import Runtime
+
+
+class VirtualClock:
+    """The host's virtual time, in ns."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def now(self) -> int:
+        return self._runtime.now
+
+    def sleep_until(self, at: int) -> None:
+        self._runtime.now = max(self._runtime.now, at)
+
+
+class HostObserver(Silence):
+    """Charges each phase's host cost where it opens, and names what happens inside it."""
+
+    def __init__(self, runtime: Runtime, hardware: HardwareProfile) -> None:
+        self._runtime = runtime
+        self.streams: dict[int, str] = {runtime.default.id: "default"}
+        self._costs: Mapping[str, tuple[float, float]] = {
+            name: (phase.a.value, phase.b.value) for name, phase in hardware.phases.items()
+        }
+
+    def range(self, name: str, step: int, size: int) -> OpenRange:
+        return OpenRange(self._runtime, name, step, size, self._costs.get(name))
+
+    def stream(self, name: str, stream: torch.Stream) -> None:
+        self.streams[stream.stream_id] = name
+
+    def launched(self, info: StepInfo) -> None:
+        self._runtime.ledger.launched(info)
+
+    def settled(self, info: StepInfo) -> None:
+        if self._runtime.ledger.settled(info):
+            self._runtime.cut(info.step)
+
+
+class OpenRange:
+    """A range that is open. One of unknown name belongs to the category of the one around it."""
+
+    __slots__ = ("_around", "_cost", "_name", "_runtime", "_size", "_start", "_step")
+
+    def __init__(
+        self, runtime: Runtime, name: str, step: int, size: int, cost: tuple[float, float] | None
+    ) -> None:
+        self._runtime = runtime
+        self._name = name
+        self._step = step
+        self._size = size
+        self._cost = cost
+
+    def __enter__(self) -> None:
+        runtime = self._runtime
+        self._start = runtime.now
+        self._around = around = runtime.context
+        category = RANGES.get(self._name)
+        forward = category == "forward" if category else around.forward
+        runtime.context = Context(self._name, self._step, forward)
+        if self._cost is not None:
+            a, b = self._cost
+            runtime.now += round(a + b * self._size)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        runtime = self._runtime
+        runtime.context = self._around
+        runtime.ledger.ranges.append(Range(self._name, self._step, self._size, self._start, runtime.now))

@@ -1,0 +1,117 @@
+"""The name ``vgpu`` and the few kernels that torch needs to build tensors there.
+
+Registering is final for a process and breaks CUDA's pinned memory in it, so it happens when the first virtual
+GPU is opened, never at import and never beside CUDA. The only module that touches torch's experimental
+registration; everything it registers looks up the virtual GPU that is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils import backend_registration
+
+from . import streams
+from .factories import generated, new
+from .graph import CUDAGraph, graph, graph_pool_handle
+from .tensor import CURRENT, DeviceTensor
+
+_GENERATED = (
+    "arange",
+    "arange.start",
+    "arange.start_step",
+    "linspace",
+    "eye",
+    "eye.m",
+    "randperm",
+    "tril_indices",
+    "triu_indices",
+)
+
+
+class DeviceModule:
+    """What ``torch.get_device_module("vgpu")`` returns."""
+
+    Stream = streams.Stream
+    Event = streams.Event
+    CUDAGraph = CUDAGraph
+    graph = graph
+    graph_pool_handle = staticmethod(graph_pool_handle)
+    stream = streams.StreamContext
+
+    def current_stream(self, device: Any = None) -> streams.Stream:  # noqa: ARG002
+        return streams.Stream(queue=CURRENT.get().runtime.stream)
+
+    def default_stream(self, device: Any = None) -> streams.Stream:  # noqa: ARG002
+        return streams.Stream(queue=CURRENT.get().runtime.default)
+
+    def set_stream(self, stream: streams.Stream) -> None:
+        CURRENT.get().runtime.stream = stream.queue
+
+    def synchronize(self, device: Any = None) -> None:  # noqa: ARG002
+        CURRENT.get().runtime.synchronize_device()
+
+    def is_available(self) -> bool:
+        return CURRENT.get(None) is not None
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def current_device(self) -> int:
+        return 0
+
+    def device_count(self) -> int:
+        return 1
+
+
+@cache
+def register() -> object:
+    """Give the process the device ``vgpu``, once. Raises RuntimeError beside an initialised CUDA."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise RuntimeError(
+            "CUDA is in use in this process and a virtual GPU would break its pinned memory; "
+            "emulate in a process of its own"
+        )
+    backend_registration._setup_privateuseone_for_python_backend("vgpu", backend_module=DeviceModule())
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library.impl("empty.memory_format", _empty, "PrivateUse1")
+    library.impl("empty_strided", _empty_strided, "PrivateUse1")
+    library.impl("_copy_from", _copy_from, "PrivateUse1")
+    library.impl("_local_scalar_dense", _local_scalar_dense, "PrivateUse1")
+    for name in _GENERATED:
+        library.impl(name, _generator(name), "PrivateUse1")
+    return library
+
+
+def _empty(size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> DeviceTensor:
+    return new(CURRENT.get(), size, None, dtype)
+
+
+def _empty_strided(
+    size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any
+) -> DeviceTensor:
+    return new(CURRENT.get(), size, stride, dtype)
+
+
+def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    CURRENT.get().copies.copy(target, source, non_blocking=non_blocking)
+    return target
+
+
+def _local_scalar_dense(tensor: DeviceTensor) -> Any:
+    func = torch.ops.aten._local_scalar_dense.default
+    handlers = CURRENT.get().handlers
+    return (handlers.get(func) or handlers.build(func))((tensor,), {})
+
+
+def _generator(name: str) -> Callable[..., DeviceTensor]:
+    packet, _, overload = name.partition(".")
+    op = getattr(getattr(torch.ops.aten, packet), overload or "default")._op
+
+    def handler(*args: Any, dtype: torch.dtype | None = None, **_: Any) -> DeviceTensor:
+        return generated(CURRENT.get(), packet, op(*args, dtype=dtype))
+
+    return handler

@@ -1,0 +1,196 @@
+"""The device's API in virtual time: launches, copies, events and syncs, each with its cost to the host.
+
+Calls are named after the CUDA runtime's, so that they read the same in every source of a timeline.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from ..timeline import CallKind, HostMemory, OpKind, Sink
+from .cost import Costs
+from .engine import COMPUTE, D2H, H2D, Mark, Queue, Simulation
+from .ledger import NO_CONTEXT, Context, Ledger
+from .sites import Sites
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..hardware import HardwareProfile
+
+Direction = Literal["h2d", "d2h"]
+
+MEMCPY = "cudaMemcpyAsync"
+LAUNCH = "cudaLaunchKernel"
+STREAM_SYNC = "cudaStreamSynchronize"
+
+
+class CaptureError(RuntimeError):
+    """A call that a graph under capture cannot contain."""
+
+
+class Recorder(Protocol):
+    """Takes the launches of a graph under capture instead of the device."""
+
+    def node(self, kind: OpKind, name: str, duration: int, *, size: int = 0, host_size: int = 0) -> None: ...
+
+
+class Runtime:
+    """One host thread and one device. ``now`` is the host's clock, in ns."""
+
+    def __init__(self, hardware: HardwareProfile, *, sink: Sink | None, watch: Sequence[Path]) -> None:
+        self.costs = Costs(hardware)
+        self.now = 0
+        self.context: Context = NO_CONTEXT
+        self.simulation = Simulation(gap=self.costs.gap)
+        self.default = self.stream = self.simulation.queue()
+        self.sites = Sites(watch)
+        self.ledger = Ledger(sink, served=self.simulation.served, held=self.simulation.held)
+        self.capture: Recorder | None = None
+        host = hardware.host
+        self.torch_call = round(host.torch_call.value)
+        self._launch = round(host.launch.value)
+        self._copy_call = round(host.copy_call.value)
+        self._event_record = round(host.event_record.value)
+        self._event_wait = round(host.event_wait.value)
+        self._sync_return = round(host.sync_return.value)
+        self._graph_launch = round(host.graph_launch.value)
+        self._pin_memory = round(host.pin_memory.value)
+
+    def kernel(
+        self, name: str, duration: int, *, kind: OpKind = "kernel", size: int = 0, host_size: int = 0
+    ) -> None:
+        """Launch something on the compute engine from the current stream."""
+        if self.capture is not None:
+            self.capture.node(kind, name, duration, size=size, host_size=host_size)
+            return
+        start = self.now + self.torch_call
+        self.now = now = start + self._launch
+        stream, context, site = self.stream, self.context, self.sites.here()
+        call = LAUNCH if kind == "kernel" else _MEMORY_CALLS[kind]
+        self.ledger.calls.append(
+            ("launch" if kind == "kernel" else "copy", call, start, now, 0, stream.id, context, site)
+        )
+        row = (kind, name, stream.id, size, host_size, "", False, context, site, now)
+        self.simulation.submit(stream, COMPUTE, now=now, duration=duration, row=row)
+        if self.ledger.full:
+            self.cut()
+
+    def copy(self, direction: Direction, size: int, *, pinned: bool, blocking: bool) -> None:
+        """Copy between host and device on the current stream; ``blocking`` adds a stream sync, as torch does.
+
+        A pageable source up to the inline size is taken inside the call; a larger one, and every pageable
+        destination, holds the call until the copy has ended.
+        """
+        if self.capture is not None:
+            if blocking or not pinned:
+                raise CaptureError("operation not permitted when stream is capturing: a copy that may block")
+            self.capture.node(direction, MEMCPY, self.costs.copy(direction, size, pinned=True), size=size)
+            return
+        inline = direction == "h2d" and not pinned and size <= self.costs.inline
+        waits = not pinned and not inline
+        start = self.now + self.torch_call
+        self.now = start + self._copy_call + (self.costs.memcpy(size) if inline else 0)
+        stream, context, site = self.stream, self.context, self.sites.here()
+        memory: HostMemory = "pinned" if pinned else "pageable"
+        row = (direction, MEMCPY, stream.id, size, 0, memory, blocking or waits, context, site, self.now)
+        duration = self.costs.copy(direction, size, pinned=pinned or inline)
+        engine = H2D if direction == "h2d" else D2H
+        self.simulation.submit(stream, engine, now=self.now, duration=duration, row=row)
+        waited = self._stand_still(self._mark(stream)) if waits else 0
+        self._call("copy", MEMCPY, start, waited, site)
+        if blocking:
+            self.synchronize(stream, site=site)
+
+    def synchronize(self, stream: Queue, *, site: int | None = None) -> None:
+        """Wait for everything enqueued on the stream."""
+        self._sync(STREAM_SYNC, self._mark(stream), self.sites.here() if site is None else site)
+
+    def synchronize_mark(self, mark: Mark) -> None:
+        self._sync("cudaEventSynchronize", mark, self.sites.here())
+
+    def synchronize_device(self) -> None:
+        self._refuse_in_capture("cudaDeviceSynchronize")
+        start, mark = self.now, Mark()
+        mark.time = self.simulation.drain()
+        self._call("sync", "cudaDeviceSynchronize", start, self._return(mark), self.sites.here())
+
+    def record(self, stream: Queue) -> Mark:
+        """Record an event on the stream. Under capture, program order says all there is to say."""
+        if self.capture is None:
+            start, self.now = self.now, self.now + self._event_record
+            self._call("event", "cudaEventRecord", start, 0, self.sites.here(), stream)
+        return self.simulation.record(stream, self.now)
+
+    def hold(self, stream: Queue, mark: Mark) -> None:
+        """Make the stream wait for the mark."""
+        if self.capture is not None:
+            return
+        start, self.now = self.now, self.now + self._event_wait
+        self._call("event", "cudaStreamWaitEvent", start, 0, self.sites.here(), stream)
+        self.simulation.hold(stream, mark)
+
+    def reached(self, mark: Mark) -> bool:
+        """Whether the device has passed the mark by now."""
+        self.simulation.run(self.now)
+        return mark.time is not None and mark.time <= self.now
+
+    def graph_launch(self) -> int:
+        """The host's part of a replay; the call's site."""
+        start, site = self.now, self.sites.here()
+        self.now += self._graph_launch
+        self._call("graph", "cudaGraphLaunch", start, 0, site)
+        return site
+
+    def pin(self, size: int, *, copied: bool) -> None:
+        """The host takes a pinned block, and fills it from pageable memory if ``copied``."""
+        self.now += self._pin_memory + (self.costs.memcpy(size) if copied else 0)
+
+    def settle(self) -> None:
+        """Bring the device up to the host's clock."""
+        self.simulation.run(self.now)
+
+    def cut(self, step: int | None = None) -> None:
+        """Deliver a window up to now, or up to the end of that step's forward."""
+        self.settle()
+        self.ledger.cut(self.now if step is None else self.ledger.quiet_point(step, self.now))
+
+    def flush(self) -> None:
+        """Finish all work and deliver the rest; the host's clock stays."""
+        self.simulation.drain()
+        if not self.ledger.empty:
+            self.ledger.cut(self.ledger.end())
+
+    def _mark(self, stream: Queue) -> Mark:
+        self._refuse_in_capture(STREAM_SYNC)
+        return self.simulation.record(stream, self.now)
+
+    def _sync(self, name: str, mark: Mark, site: int) -> None:
+        self._refuse_in_capture(name)
+        start = self.now
+        self._call("sync", name, start, self._return(mark), site)
+
+    def _return(self, mark: Mark) -> int:
+        """Wait for the mark, come back late; what was waited. A call that need not wait only costs its time."""
+        before, waited = self.now, self._stand_still(mark)
+        self.now += self._sync_return
+        return self.now - before if waited else 0
+
+    def _stand_still(self, mark: Mark) -> int:
+        before = self.now
+        self.now = max(before, self.simulation.wait(mark))
+        return self.now - before
+
+    def _call(
+        self, kind: CallKind, name: str, start: int, waited: int, site: int, stream: Queue | None = None
+    ) -> None:
+        on = (stream or self.stream).id
+        self.ledger.calls.append((kind, name, start, self.now, waited, on, self.context, site))
+
+    def _refuse_in_capture(self, name: str) -> None:
+        if self.capture is not None:
+            raise CaptureError(f"operation not permitted when stream is capturing: {name}")
+
+
+_MEMORY_CALLS: dict[OpKind, str] = {"d2d": MEMCPY, "memset": "cudaMemsetAsync"}

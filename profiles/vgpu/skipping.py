@@ -1,0 +1,139 @@
+"""Values none: floats are not computed and not held; integers and booleans are real.
+
+A floating tensor lies on torch's meta device. Torch's own Meta kernels are slow, so what an op would return is
+learnt once for every combination of shapes, strides, types and other arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ...sched.kernels.registry import Kernel
+from .executor import Args, Kwargs, Operation, Outline
+
+_META = torch.device("meta")
+
+
+class SkippingExecutor:
+    def __init__(self) -> None:
+        self._outlines = Outlines()
+
+    def empty(self, outline: Outline) -> torch.Tensor:
+        size, stride, dtype = outline
+        if dtype.is_floating_point:
+            return torch.empty_strided(size, stride, dtype=dtype, device=_META)
+        return torch.empty_strided(size, stride, dtype=dtype).zero_()
+
+    def compute(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
+        if unknown(args) or unknown(kwargs):
+            return build(self._outlines(op, args, kwargs), self.empty)
+        return self._without_floats(op(*args, **kwargs))
+
+    def mutate(self, op: Operation, args: Args, kwargs: Kwargs) -> None:
+        if not (unknown(args) or unknown(kwargs)):
+            op(*args, **kwargs)
+
+    def launch(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> Any:
+        if kernel.integer:
+            return self._without_floats(kernel.impl(*args, **kwargs))
+        return self._with_integers(kernel.meta(*args, **kwargs))
+
+    def download(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        if source.is_meta:
+            target.zero_()
+        else:
+            target.copy_(source)
+
+    def read(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
+        if not (unknown(args) or unknown(kwargs)):
+            return self._without_floats(op(*args, **kwargs))
+        if op is torch.ops.aten._local_scalar_dense.default._op:
+            return 0.0
+        raise ValueError(f"values none: the result of {op.__name__} depends on floats that were not computed")
+
+    def _without_floats(self, out: Any) -> Any:
+        """Floats made from integers are dropped too."""
+        if isinstance(out, torch.Tensor):
+            return self.empty(outline(out)) if out.is_floating_point() else out
+        if isinstance(out, (list, tuple)):
+            return [self._without_floats(o) for o in out]
+        return out
+
+    def _with_integers(self, out: Any) -> Any:
+        """A skipped kernel's integer results hold zeros."""
+        if isinstance(out, torch.Tensor):
+            return out if out.is_floating_point() else self.empty(outline(out))
+        if isinstance(out, (list, tuple)):
+            return [self._with_integers(o) for o in out]
+        return out
+
+
+class Outlines:
+    """What ops return, without running them twice on the same shapes."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Any] = {}
+
+    def __call__(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
+        """An Outline, or a list of them."""
+        key = (
+            op,
+            _key(args),
+            tuple((name, _key((value,))) for name, value in kwargs.items()) if kwargs else (),
+        )
+        known = self._known.get(key)
+        if known is None:
+            results = op(*_on_meta(args), **dict(zip(kwargs, _on_meta(tuple(kwargs.values())), strict=True)))
+            known = self._known[key] = _outlined(results)
+        return known
+
+
+def outline(tensor: torch.Tensor) -> Outline:
+    return Outline(tuple(tensor.size()), tensor.stride(), tensor.dtype)
+
+
+def build(outlines: Any, empty: Any) -> Any:
+    """Tensors in the place of outlines."""
+    return empty(outlines) if isinstance(outlines, Outline) else [empty(o) for o in outlines]
+
+
+def unknown(values: Args | Kwargs) -> bool:
+    """Whether any of the arguments is a float that was not computed."""
+    for value in values.values() if isinstance(values, Mapping) else values:
+        if isinstance(value, torch.Tensor):
+            if value.is_meta:
+                return True
+        elif isinstance(value, (list, tuple)) and unknown(value):
+            return True
+    return False
+
+
+def _key(values: Args) -> tuple[Any, ...]:
+    parts: list[Any] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            parts.append((value.size(), value.stride(), value.dtype))
+        elif isinstance(value, (list, tuple)):
+            parts.append(_key(value))
+        else:
+            parts.append((type(value), value))
+    return tuple(parts)
+
+
+def _on_meta(values: Args) -> list[Any]:
+    return [_meta_like(value) for value in values]
+
+
+def _meta_like(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=_META)
+    if isinstance(value, (list, tuple)):
+        return _on_meta(value)
+    return value
+
+
+def _outlined(results: Any) -> Any:
+    return outline(results) if isinstance(results, torch.Tensor) else [outline(r) for r in results]

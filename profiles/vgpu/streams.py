@@ -1,0 +1,116 @@
+"""Streams and events with the methods of torch.cuda's."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from .engine import Mark, Queue
+from .tensor import CURRENT, device
+
+
+class Stream:
+    """A queue of the device. ``priority`` is accepted and has no effect."""
+
+    def __init__(self, device: Any = None, priority: int = 0, *, queue: Queue | None = None) -> None:  # noqa: ARG002
+        gpu = CURRENT.get()
+        if queue is None and not gpu.capabilities.side_streams:
+            raise RuntimeError("this device has one queue: side streams are not available")
+        self.queue = queue or gpu.runtime.simulation.queue()
+        self.priority = priority
+
+    @property
+    def device(self) -> torch.device:
+        return device()
+
+    @property
+    def stream_id(self) -> int:
+        return self.queue.id
+
+    def wait_stream(self, stream: Stream) -> None:
+        self.wait_event(stream.record_event())
+
+    def wait_event(self, event: Event) -> None:
+        event.wait(self)
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        CURRENT.get().runtime.synchronize(self.queue)
+
+    def query(self) -> bool:
+        """Whether everything enqueued so far has ended."""
+        runtime = CURRENT.get().runtime
+        return runtime.reached(runtime.simulation.record(self.queue, runtime.now))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and other.queue is self.queue
+
+    def __hash__(self) -> int:
+        return id(self.queue)
+
+    def __repr__(self) -> str:
+        return f"Stream(id={self.queue.id})"
+
+
+class Event:
+    """A point in a stream. Waiting for an event that was never recorded is no wait, as on CUDA."""
+
+    def __init__(
+        self,
+        enable_timing: bool = False,
+        blocking: bool = False,  # noqa: ARG002 - how CUDA's host waits, not for what
+        interprocess: bool = False,  # noqa: ARG002
+    ) -> None:
+        if not CURRENT.get().capabilities.events:
+            raise RuntimeError("this device has one queue: events are not available")
+        self._timed = enable_timing
+        self._mark: Mark | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        runtime = CURRENT.get().runtime
+        self._mark = runtime.record(stream.queue if stream else runtime.stream)
+
+    def wait(self, stream: Stream | None = None) -> None:
+        runtime = CURRENT.get().runtime
+        if self._mark is not None:
+            runtime.hold(stream.queue if stream else runtime.stream, self._mark)
+
+    def query(self) -> bool:
+        return self._mark is None or CURRENT.get().runtime.reached(self._mark)
+
+    def synchronize(self) -> None:
+        if self._mark is not None:
+            CURRENT.get().runtime.synchronize_mark(self._mark)
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds from this event to ``end``; both were made with enable_timing and have been reached."""
+        if not (self._timed and end._timed):
+            raise ValueError("both events must be created with enable_timing=True")
+        if not (self.query() and end.query()):
+            raise RuntimeError("both events must be completed before calculating elapsed time")
+        assert self._mark and end._mark and self._mark.time is not None and end._mark.time is not None
+        return (end._mark.time - self._mark.time) / 1e6
+
+
+class StreamContext:
+    """Makes a stream the current one for a block; None changes nothing."""
+
+    def __init__(self, stream: Stream | None) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        runtime = CURRENT.get().runtime
+        self._before = runtime.stream
+        if self._stream is not None:
+            runtime.stream = self._stream.queue
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        CURRENT.get().runtime.stream = self._before
