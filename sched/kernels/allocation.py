@@ -6,14 +6,14 @@ One launch each, and none waits for the device: sizes come from shapes and host 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
-from .declare import meta
+from .declare import declared, nbytes, nothing, reads
 from .registry import Access, Work, kernel
 
-INT64 = 8
-INT32 = 4
+INT64 = 8  # bytes
 
 
 def _each(values: torch.Tensor, lens: torch.Tensor, total: int) -> torch.Tensor:
@@ -31,26 +31,30 @@ def _ceil_div(lens: torch.Tensor, page_size: int) -> torch.Tensor:
     return (lens + page_size - 1) // page_size
 
 
-def _extend_work(
-    prefix_lens: torch.Tensor,
-    _seq_lens: torch.Tensor,
-    _last_loc: torch.Tensor,
-    _free_pages: torch.Tensor,
-    page_size: int,
-    num_tokens: int,
-) -> Work:
-    requests = prefix_lens.shape[0]
-    return Work(INT64 * (3 * requests + num_tokens + num_tokens // page_size + requests))
+class _ExtendSlots(NamedTuple):
+    prefix_lens: torch.Tensor
+    seq_lens: torch.Tensor
+    last_loc: torch.Tensor
+    free_pages: torch.Tensor
+    page_size: int
+    num_tokens: int
+
+    def meta(self) -> torch.Tensor:
+        return nothing(self.num_tokens, dtype=torch.int64)
+
+    def cost(self) -> Work:
+        pages = self.num_tokens // self.page_size + self.seq_lens.shape[0]
+        lens = nbytes(self.prefix_lens, self.seq_lens, self.last_loc)
+        return Work(lens + INT64 * (pages + self.num_tokens))
+
+    def footprint(self) -> tuple[Access, ...]:
+        return reads(self.prefix_lens, self.seq_lens, self.last_loc, self.free_pages)
 
 
-@kernel(
+@declared(
     "alloc_extend_slots(Tensor prefix_lens, Tensor seq_lens, Tensor last_loc, Tensor free_pages, "
     "int page_size, int num_tokens) -> Tensor",
-    meta=lambda *args: meta(args[-1], dtype=torch.int64),
-    cost=_extend_work,
-    footprint=lambda prefix_lens, seq_lens, last_loc, free_pages, *_: tuple(
-        Access(tensor, write=False) for tensor in (prefix_lens, seq_lens, last_loc, free_pages)
-    ),
+    _ExtendSlots,
     integer=True,
 )
 def alloc_extend_slots(
@@ -81,13 +85,25 @@ def alloc_extend_slots(
     return torch.where(page < _each(held, lens, num_tokens), old, new)
 
 
-@kernel(
+class _DecodeSlots(NamedTuple):
+    seq_lens: torch.Tensor
+    last_loc: torch.Tensor
+    free_pages: torch.Tensor
+    page_size: int
+
+    def meta(self) -> torch.Tensor:
+        return nothing(self.seq_lens.shape[0], dtype=torch.int64)
+
+    def cost(self) -> Work:
+        return Work(nbytes(self.seq_lens, self.last_loc) + 2 * INT64 * self.seq_lens.shape[0])
+
+    def footprint(self) -> tuple[Access, ...]:
+        return reads(self.seq_lens, self.last_loc, self.free_pages)
+
+
+@declared(
     "alloc_decode_slots(Tensor seq_lens, Tensor last_loc, Tensor free_pages, int page_size) -> Tensor",
-    meta=lambda seq_lens, *_: meta(seq_lens.shape[0], dtype=torch.int64),
-    cost=lambda seq_lens, *_: Work(INT64 * 4 * seq_lens.shape[0]),
-    footprint=lambda seq_lens, last_loc, free_pages, _: tuple(
-        Access(tensor, write=False) for tensor in (seq_lens, last_loc, free_pages)
-    ),
+    _DecodeSlots,
     integer=True,
 )
 def alloc_decode_slots(
@@ -107,31 +123,26 @@ def _write_runs(table: torch.Tensor, first: torch.Tensor, lens: torch.Tensor, sl
     table.scatter_(0, _runs(first, lens, slots.shape[0]), slots.to(table.dtype))
 
 
-def _write_work(
-    _req_to_token: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    prefix_tensors: Sequence[torch.Tensor],
-    _prefix_pointers: torch.Tensor,
-    _prefix_lens: torch.Tensor,
-    _seq_lens: torch.Tensor,
-    _extend_lens: torch.Tensor,
-    out_cache_loc: torch.Tensor,
-) -> Work:
-    slots = sum(t.shape[0] for t in prefix_tensors) + out_cache_loc.shape[0]
-    return Work((INT64 + INT32) * slots + 5 * INT64 * req_pool_indices.shape[0])
+class _WriteIndices(NamedTuple):
+    req_to_token: torch.Tensor
+    req_pool_indices: torch.Tensor
+    prefix_tensors: Sequence[torch.Tensor]
+    prefix_pointers: torch.Tensor
+    prefix_lens: torch.Tensor
+    seq_lens: torch.Tensor
+    extend_lens: torch.Tensor
+    out_cache_loc: torch.Tensor
 
+    def _inputs(self) -> tuple[torch.Tensor, ...]:
+        return (self.req_pool_indices, *self.prefix_tensors, *self[3:])
 
-def _write_footprint(
-    req_to_token: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    prefix_tensors: Sequence[torch.Tensor],
-    *inputs: torch.Tensor,
-) -> tuple[Access, ...]:
-    read = (req_pool_indices, *prefix_tensors, *inputs)
-    return (
-        Access(req_to_token, write=True, rows=req_pool_indices),
-        *(Access(tensor, write=False) for tensor in read),
-    )
+    def cost(self) -> Work:
+        slots = self.out_cache_loc.shape[0] + sum(prefix.shape[0] for prefix in self.prefix_tensors)
+        return Work(nbytes(*self._inputs()) + self.req_to_token.element_size() * slots)
+
+    def footprint(self) -> tuple[Access, ...]:
+        rows = Access(self.req_to_token, write=True, rows=self.req_pool_indices)
+        return (rows, *reads(*self._inputs()))
 
 
 @kernel(
@@ -139,8 +150,8 @@ def _write_footprint(
     "Tensor prefix_pointers, Tensor prefix_lens, Tensor seq_lens, Tensor extend_lens, "
     "Tensor out_cache_loc) -> ()",
     meta=lambda *_: None,
-    cost=_write_work,
-    footprint=_write_footprint,
+    cost=lambda *args: _WriteIndices(*args).cost(),
+    footprint=lambda *args: _WriteIndices(*args).footprint(),
     integer=True,
 )
 def _write_cache_indices(
