@@ -1,0 +1,135 @@
+"""A stage on which requests are run through a decoder, in any chunks, batches and pages a test likes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from schedbench.sched.batch import ForwardBatch, ForwardMode
+from schedbench.sched.kernels.rows import decode_positions, extend_positions
+from schedbench.sched.memory.kv import KVPool
+from schedbench.sched.model.config import ModelConfig
+from schedbench.sched.model.decoder import Decoder, Model
+from schedbench.sched.model.weights import Weights
+
+CPU = torch.device("cpu")
+
+
+@dataclass(eq=False)
+class Sequel:
+    """One request's tokens, and how many of them the cache already holds."""
+
+    row: int
+    tokens: list[int]
+    cached: int = 0
+
+
+@dataclass(eq=False)
+class Stage:
+    """Slots are handed out in random pages; nothing is ever freed."""
+
+    req_to_token: torch.Tensor
+    page_size: int
+    free: list[int]
+    model: Model
+    sequels: list[Sequel] = field(default_factory=list)
+
+    def enter(self, tokens: Sequence[int]) -> Sequel:
+        sequel = Sequel(len(self.sequels) + 1, list(tokens))
+        self.sequels.append(sequel)
+        return sequel
+
+    def batch(self, parts: Sequence[tuple[Sequel, int]]) -> ForwardBatch:
+        """The next ``n`` tokens of each sequel; decode when each has one and something is cached."""
+        for sequel, n in parts:
+            self._allocate(sequel, sequel.cached + n)
+        ids = [i for s, n in parts for i in s.tokens[s.cached : s.cached + n]]
+        slots = torch.cat([self.req_to_token[s.row, s.cached : s.cached + n] for s, n in parts]).long()
+        rows = torch.tensor([s.row for s, _ in parts])
+        seq_lens = torch.tensor([s.cached + n for s, n in parts])
+        lens = torch.tensor([n for _, n in parts], dtype=torch.int32)
+        prefixes = torch.tensor([s.cached for s, _ in parts], dtype=torch.int32)
+        decode = all(n == 1 and s.cached for s, n in parts)
+        for sequel, n in parts:
+            sequel.cached += n
+        return ForwardBatch(
+            mode=ForwardMode.DECODE if decode else ForwardMode.EXTEND,
+            batch_size=len(parts),
+            num_tokens=len(ids),
+            input_ids=torch.tensor(ids),
+            positions=decode_positions(seq_lens) if decode else extend_positions(seq_lens, lens, len(ids)),
+            req_pool_indices=rows,
+            seq_lens=seq_lens,
+            out_cache_loc=slots,
+            max_seq_len=int(seq_lens.max()),
+            extend_lens=None if decode else lens,
+            extend_prefix_lens=None if decode else prefixes,
+            max_extend_len=int(lens.max()),
+        )
+
+    def logits(self, *parts: tuple[Sequel, int]) -> torch.Tensor:
+        return self.model.forward(self.batch(parts)).logits
+
+    def greedy(self, tokens: Sequence[int], count: int) -> list[int]:
+        """``count`` tokens after ``tokens``, prompt in one piece."""
+        sequel = self.enter(tokens)
+        for _ in range(count):
+            logits = self.logits((sequel, len(sequel.tokens) - sequel.cached))
+            sequel.tokens.append(int(logits[0].argmax()))
+        return sequel.tokens[-count:]
+
+    def _allocate(self, sequel: Sequel, length: int) -> None:
+        page = self.page_size
+        for start in range(-(-sequel.cached // page) * page, length, page):
+            first = self.free.pop() * page
+            self.req_to_token[sequel.row, start : start + page] = torch.arange(first, first + page)
+
+
+def pages(count: int, seed: int) -> list[int]:
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)) + 1
+    return order.tolist()
+
+
+@pytest.fixture(autouse=True)
+def no_grad() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def stage() -> Callable[..., Stage]:
+    def build(
+        config: ModelConfig,
+        weights: Weights,
+        *,
+        page_size: int = 1,
+        rows: int = 16,
+        context: int = 512,
+        seed: int = 0,
+    ) -> Stage:
+        tokens = rows * context
+        kv = KVPool(
+            num_layers=config.num_layers,
+            tokens=tokens,
+            page_size=page_size,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=config.dtype,
+            device=CPU,
+        )
+        req_to_token = torch.zeros(rows + 1, context, dtype=torch.int32)
+        decoder = Decoder(config, weights, kv=kv, req_to_token=req_to_token)
+        return Stage(req_to_token, page_size, pages(tokens // page_size, seed), decoder)
+
+    return build

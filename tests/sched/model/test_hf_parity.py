@@ -1,0 +1,107 @@
+"""Greedy tokens of random checkpoints, as transformers writes them, equal transformers' own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from schedbench.sched.model.checkpoint import load_weights, read_config
+
+CPU = torch.device("cpu")
+SHAPE: dict[str, Any] = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "vocab_size": 99,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "eos_token_id": [97, 98],
+    "attn_implementation": "eager",
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+MODELS = {
+    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE)),
+    "llama tied": lambda: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SHAPE, tie_word_embeddings=True)
+    ),
+    "llama 3 rope": lambda: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SHAPE, rope_parameters=LLAMA3)
+    ),
+    "qwen2": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SHAPE)),
+    "qwen3": lambda: transformers.Qwen3ForCausalLM(
+        transformers.Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True)
+    ),
+    "mistral": lambda: transformers.MistralForCausalLM(
+        transformers.MistralConfig(**{**SHAPE, "num_key_value_heads": 6})
+    ),
+}
+PROMPT = torch.randint(0, 97, (140,), generator=torch.Generator().manual_seed(3)).tolist()
+
+
+def randomised(model: Any) -> Any:
+    """Norms and biases too: transformers starts them at 1 and 0, where mixing them up would not show."""
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.copy_(torch.rand(parameter.shape, generator=generator) + 0.5)
+    return model.eval()
+
+
+def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
+    ids = torch.tensor([prompt])
+    for _ in range(count):
+        ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], dim=1)
+    return ids[0, len(prompt) :].tolist()
+
+
+def build(name: str) -> Any:
+    torch.manual_seed(0)
+    return randomised(MODELS[name]())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path, stage: Callable[..., Any]) -> None:
+    model = build(name)
+    model.save_pretrained(tmp_path)
+
+    config = read_config(tmp_path)
+    ours = stage(config, load_weights(tmp_path, config, device=CPU)).greedy(PROMPT, 24)
+
+    assert config.eos_token_ids == (97, 98)
+    assert ours == greedy(model, PROMPT, 24)
+    assert len(set(ours)) > 3
+
+
+def test_a_sharded_checkpoint_is_the_same_model(tmp_path: Path, stage: Callable[..., Any]) -> None:
+    model = build("llama")
+    model.save_pretrained(tmp_path, max_shard_size="40KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+
+    config = read_config(tmp_path)
+    ours = stage(config, load_weights(tmp_path, config, device=CPU)).greedy(PROMPT, 12)
+
+    assert ours == greedy(model, PROMPT, 12)
+
+
+def test_another_dtype_is_converted_to(tmp_path: Path) -> None:
+    build("qwen3").to(torch.bfloat16).save_pretrained(tmp_path)
+
+    saved, asked = read_config(tmp_path), read_config(tmp_path, dtype=torch.float32)
+    weights = load_weights(tmp_path, asked, device=CPU)
+
+    assert (saved.dtype, asked.dtype) == (torch.bfloat16, torch.float32)
+    assert {weights.embedding.dtype, weights.layers[1].qkv.dtype, weights.norm.dtype} == {torch.float32}
