@@ -65,6 +65,7 @@ class RadixCache:
 
     def cache_finished_req(self, req: Request, *, is_insert: bool = True) -> None:
         tokens = req.tokens(0, req.kv_committed_len)
+        assert len(tokens) == req.kv_committed_len, f"request {req.id} committed KV of unknown tokens"
         kv_indices = self.req_to_token_pool.req_to_token[req.req_pool_idx, : len(tokens)]
         kept_from = aligned = self._aligned(len(tokens))
         if is_insert:
