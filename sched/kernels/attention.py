@@ -92,15 +92,15 @@ def _tiles(
 
 
 def _queries(q: torch.Tensor, tokens: torch.Tensor, *, kv_heads: int, scale: float) -> torch.Tensor:
-    """[N, kv_heads, d, 16·n] contiguous: a column per (token, head of the group), zeros behind them."""
+    """[N, kv_heads, 16·n, d] contiguous: a row per (token, head of the group), zeros behind them."""
     num_tokens, heads, head_dim = q.shape
     n, span = tokens.shape
     group = heads // kv_heads
-    rows = q.index_select(0, tokens.clamp(max=num_tokens - 1).flatten()) * scale
-    by_head = rows.view(n, span, kv_heads, group, head_dim).permute(0, 2, 4, 1, 3)
-    columns = q.new_zeros(n, kv_heads, head_dim, ceil_to(max(group, TILE // group * group), TILE))
-    columns[..., : span * group] = by_head.reshape(n, kv_heads, head_dim, span * group)
-    return columns
+    picked = q.index_select(0, tokens.clamp(max=num_tokens - 1).flatten()) * scale
+    by_head = picked.view(n, span, kv_heads, group, head_dim).transpose(1, 2)
+    rows = q.new_zeros(n, kv_heads, ceil_to(group, TILE), head_dim)
+    rows[:, :, : span * group] = by_head.reshape(n, kv_heads, span * group, head_dim)
+    return rows
 
 
 def _gathered(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -113,16 +113,16 @@ def _gathered(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 def _partials(
     queries: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, seen: torch.Tensor, pages: Pages
 ) -> Partials:
-    """``queries`` [M, kv_heads, d, 16·n] against the 64 ``slots`` [M, 64] of one block each.
+    """``queries`` [M, kv_heads, 16·n, d] against the 64 ``slots`` [M, 64] of one block each.
 
     ``positions`` [M, R] are those of the rows in use, ``seen`` [M, 64] those of the slots.
     """
-    m, kv_heads, head_dim, width = queries.shape
+    m, kv_heads, width, head_dim = queries.shape
     rows = positions.shape[1]
     k, v = _gathered(pages.k_cache, slots), _gathered(pages.v_cache, slots)
-    products = torch.bmm(k, queries.view(-1, head_dim, width))[..., :rows].transpose(1, 2)
-    hidden = seen.unsqueeze(1) > positions.unsqueeze(2)
+    products = torch.bmm(queries.view(-1, width, head_dim), k.transpose(1, 2))[:, :rows]
     scores = widened(products.contiguous()).view(m, kv_heads, rows, BLOCK)
+    hidden = seen.unsqueeze(1) > positions.unsqueeze(2)
     scores.masked_fill_(hidden.unsqueeze(1), float("-inf"))
     top = scores.amax(-1, keepdim=True).clamp_(min=NOTHING_SEEN)
     weights = scores.sub_(top).exp_()

@@ -1,0 +1,86 @@
+"""A request's logits do not depend, in any bit, on what it was batched with or how it was cut.
+
+The truth is every sequence decoded alone in one thread, a token at a time. Against it stand random schedules:
+chunks, batches, decodes mixed into extends, scattered pages, other requests, one thread and two.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from schedbench.sched.model.presets import PRESETS
+from schedbench.sched.model.weights import Weights, seeded_weights
+
+CPU = torch.device("cpu")
+LENGTHS = (1, 30, 63, 64, 65, 129, 200, 290)
+Truth = dict[tuple[int, int], torch.Tensor]  # (sequence, length) → logits
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def sequences(vocab_size: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(11)
+    return [torch.randint(0, vocab_size, (n,), generator=generator).tolist() for n in LENGTHS]
+
+
+def one_by_one(stage: Any, tokens: list[list[int]]) -> Truth:
+    truth: Truth = {}
+    for i, ids in enumerate(tokens):
+        sequel = stage.enter(ids)
+        for length in range(1, len(ids) + 1):
+            truth[i, length] = stage.logits((sequel, 1))[0]
+    return truth
+
+
+def schedule(rng: random.Random, left: list[int]) -> Iterator[list[tuple[int, int]]]:
+    """Steps of (sequence, tokens to compute), until nothing is left; decodes and chunks in any mix."""
+    while any(left):
+        waiting = [i for i, n in enumerate(left) if n]
+        step = rng.sample(waiting, rng.randint(1, len(waiting)))
+        longest = rng.choice((1, 1, 3, 20, 200))
+        parts = [(i, min(left[i], rng.randint(1, longest))) for i in step]
+        for i, n in parts:
+            left[i] -= n
+        yield parts
+
+
+def differing(stage: Any, tokens: list[list[int]], truth: Truth, rng: random.Random) -> list[tuple[int, int]]:
+    order = rng.sample(range(len(tokens)), len(tokens))
+    sequels = {i: stage.enter(tokens[i]) for i in order}
+    wrong = []
+    for parts in schedule(rng, [len(ids) for ids in tokens]):
+        logits = stage.logits(*((sequels[i], n) for i, n in parts))
+        keys = [(i, sequels[i].cached) for i, _ in parts]
+        wrong += [key for key, row in zip(keys, logits, strict=True) if not torch.equal(row, truth[key])]
+    return wrong
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("preset", ["tiny-llama", "tiny-qwen3"])
+def test_no_schedule_changes_a_bit(
+    preset: str, dtype: torch.dtype, stage: Callable[..., Any], threads: Callable[[int], None]
+) -> None:
+    config = replace(PRESETS[preset], dtype=dtype)
+    weights: Weights = seeded_weights(config, seed=1, device=CPU)
+    tokens = sequences(config.vocab_size)
+    threads(1)
+    truth = one_by_one(stage(config, weights), tokens)
+
+    wrong = []
+    for seed in range(8):
+        threads(1 + seed % 2)
+        busy = stage(config, weights, page_size=(1, 16)[seed // 2 % 2], seed=seed)
+        wrong += [(seed, *key) for key in differing(busy, tokens, truth, random.Random(seed))]
+
+    assert wrong == []
