@@ -2,7 +2,8 @@
 
 The engine has no text tokenizer, so a grammar speaks bytes. Token id i below 256 is byte i; where that id is an
 end-of-sequence, the byte moves to the first free id from 256 on. No other id is ever allowed, except
-an end-of-sequence where the grammar may end. The text is UTF-8 and matches the pattern as a whole.
+an end-of-sequence where the grammar may end. The text is UTF-8 and matches the pattern as a whole, in the syntax
+of Rust's regex crate without look-around: \\d, \\w and \\s are Unicode's classes, [0-9] is not.
 """
 
 from __future__ import annotations
@@ -41,13 +42,18 @@ class Grammar:
 
     def accept_token(self, token_id: int) -> None:
         """Go on by one token. GrammarError, and no change, when it is not allowed here."""
-        if self.ended or not self.matcher.try_consume_tokens([token_id]):
+        if self.ended or not self._accepted(token_id):
             raise GrammarError(f"the grammar does not allow token {token_id} here")
-        self.ended = token_id in self.eos_token_ids
+
+    def _accepted(self, token_id: int) -> bool:
+        if token_id in self.eos_token_ids:
+            self.ended = self.matcher.is_accepting()
+            return self.ended
+        return self.matcher.try_consume_tokens([token_id]) == 1
 
     def fill_vocab_mask(self, mask_row: npt.NDArray[np.int32]) -> None:
-        """Set the bits of the ids allowed next in one row of ceil(vocab / 32) words, clear the others. At
-        least one is set: where nothing may follow, and after the end, end-of-sequence."""
+        """Set the bits of the ids allowed next in one row of ceil(vocab / 32) words, clear the others.
+        At least one is set: where nothing may follow, end-of-sequence. The end itself changes nothing."""
         self.matcher.unsafe_compute_mask_ptr(mask_row.ctypes.data, mask_row.nbytes)
         if self.matcher.is_error():
             raise GrammarError(_gist(self.matcher.get_error()))
@@ -96,7 +102,7 @@ class GrammarCache:
         eos = list(self.eos_token_ids)
         self._tokenizer = LLTokenizer(TokenizerWrapper(self._tokens), eos_token=eos, slices=[])
 
-    def grammar(self, spec: Spec) -> Grammar:
+    def start(self, spec: Spec) -> Grammar:
         """A fresh grammar at its start. GrammarError for a pattern that is not one."""
         if spec not in self.compiled:
             self.compiled[spec] = self._compile(spec)

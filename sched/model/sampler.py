@@ -28,12 +28,12 @@ class TokenScores(NamedTuple):
 class Sampler:
     """Penalties, mask, one kernel. With a fingerprint the kernels of the same cost that read no logits."""
 
-    def sample(self, output: ModelOutput, info: SamplingInfo, positions: torch.Tensor) -> torch.Tensor:
-        """Next token ids [b] int64. ``positions`` [b] int64: where each token will stand in its request, which
-        is ``seq_lens`` of the forward. Penalties change ``output.logits`` in place."""
+    def sample(self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor) -> torch.Tensor:
+        """Next token ids [b] int64. ``seq_lens`` [b] int64 of the forward: the position each token will take.
+        Penalties change ``output.logits`` in place."""
         info.apply_penalties(output.logits)
         greedy = info.is_all_greedy
-        rows = (output.logits, info.vocab_mask) if greedy else _draw(output, info, positions)
+        rows = (output.logits, info.vocab_mask) if greedy else _draw(output, info, seq_lens)
         if output.fingerprint is None:
             ids: torch.Tensor = (sample_greedy if greedy else sample)(*rows)
         else:
@@ -41,13 +41,13 @@ class Sampler:
         return ids
 
     def score(
-        self, output: ModelOutput, info: SamplingInfo, positions: torch.Tensor, ids: torch.Tensor
+        self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor, ids: torch.Tensor
     ) -> TokenScores:
         """Scores of ``ids`` that ``sample`` has just returned for the same arguments: one more launch."""
-        return TokenScores(*score_tokens(*_draw(output, info, positions), ids))
+        return TokenScores(*score_tokens(*_draw(output, info, seq_lens), ids))
 
 
-def _draw(output: ModelOutput, info: SamplingInfo, positions: torch.Tensor) -> Draw:
+def _draw(output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor) -> Draw:
     rows = info.tensors
     return Draw(
         logits=output.logits,
@@ -56,7 +56,7 @@ def _draw(output: ModelOutput, info: SamplingInfo, positions: torch.Tensor) -> D
         top_ps=rows.top_ps,
         min_ps=rows.min_ps,
         seeds=rows.sampling_seeds,
-        positions=positions,
+        positions=seq_lens,
         vocab_mask=info.vocab_mask,
         filtered=info.need_filters,
     )

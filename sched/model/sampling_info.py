@@ -59,12 +59,13 @@ class SamplingInfo:
         penalizers that they need. ``exact`` as in ``PenalizerOrchestrator``. Without pinned memory
         every upload is pageable."""
         how = how if config.capabilities.pinned_memory else "pageable"
-        host = _host_rows(requests, config)
+        host = host_rows(requests, config)
+        columns = [packed_words(host)] if how == "packed" else _columns(host)
         return cls(
             config,
             tuple(req.sampling for req in requests),
             tuple(req.grammar for req in requests),
-            tuple(upload(_arrays(host, packed=how == "packed"), device=config.device, how=how)),
+            tuple(upload(columns, device=config.device, how=how)),
             PenalizerOrchestrator.from_requests(requests, config=config, how=how, exact=exact),
         )
 
@@ -87,7 +88,7 @@ class SamplingInfo:
 
     @property
     def tensors(self) -> SamplingTensors:
-        return SamplingTensors(*self.rows) if len(self.rows) > 1 else _unpacked(self.rows[0])
+        return SamplingTensors(*self.rows) if len(self.rows) > 1 else unpacked(self.rows[0])
 
     def filter(self, keep: Sequence[int], keep_device: torch.Tensor) -> None:
         self.params = tuple(self.params[i] for i in keep)
@@ -141,9 +142,8 @@ class SamplingInfo:
         self.vocab_mask = mask.to(self.config.device, non_blocking=pinned)
 
 
-def _host_rows(
-    requests: Sequence[Request], config: EngineConfig
-) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+def host_rows(requests: Sequence[Request], config: EngineConfig) -> np.ndarray[Any, np.dtype[np.void]]:
+    """One record per request, in the layout of packed rows."""
     rows = [
         (row_seed(config.seed, req.index), p.temperature, p.top_p, p.top_k or config.vocab_size, p.min_p)
         for req in requests
@@ -152,20 +152,22 @@ def _host_rows(
     return np.array(rows, _ROW)
 
 
-def _arrays(host: np.ndarray[Any, Any], *, packed: bool) -> list[np.ndarray[Any, Any]]:
-    if packed:
-        return [host.view(np.int32).reshape(len(host), _WORDS)]
+def _columns(host: np.ndarray[Any, np.dtype[np.void]]) -> list[np.ndarray[Any, Any]]:
     temperatures = np.ascontiguousarray(host["temperature"]).reshape(-1, 1)
-    columns = (np.ascontiguousarray(host[name]) for name in ("top_p", "top_k", "min_p", "seed"))
-    return [temperatures, *columns]
+    return [temperatures, *(np.ascontiguousarray(host[name]) for name in ("top_p", "top_k", "min_p", "seed"))]
 
 
-def _unpacked(packed: torch.Tensor) -> SamplingTensors:
-    """Views of packed rows: two words of seed, then one each of temperature, top_p, top_k and min_p."""
+def packed_words(host: np.ndarray[Any, np.dtype[np.void]]) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """[b, 6] int32: two words of seed, then one each of temperature, top_p, top_k and min_p."""
+    return host.view(np.int32).reshape(len(host), _WORDS)
+
+
+def unpacked(words: torch.Tensor) -> SamplingTensors:
+    """Views of ``packed_words`` on the device."""
     return SamplingTensors(
-        temperatures=packed[:, 2:3].view(torch.float32),
-        top_ps=packed[:, 3].view(torch.float32),
-        top_ks=packed[:, 4],
-        min_ps=packed[:, 5].view(torch.float32),
-        sampling_seeds=packed[:, :2].view(torch.int64).squeeze(1),
+        temperatures=words[:, 2:3].view(torch.float32),
+        top_ps=words[:, 3].view(torch.float32),
+        top_ks=words[:, 4],
+        min_ps=words[:, 5].view(torch.float32),
+        sampling_seeds=words[:, :2].view(torch.int64).squeeze(1),
     )

@@ -24,21 +24,30 @@ def upload(
     if how == "pageable" or not arrays:
         return [torch.tensor(array, device=device) for array in arrays]
     if how == "pinned":
-        return [_send(torch.from_numpy(array), device) for array in arrays]
-    return _send_packed(arrays, device)
+        return [_send(array, device) for array in arrays]
+    return unpack(_send(pack(arrays), device), like=arrays)
 
 
-def _send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+def _send(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
     # A fresh pinned block per use: the host allocator does not re-issue it before the copy has run.
-    return tensor.pin_memory().to(device, non_blocking=True)
+    return torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
 
 
-def _send_packed(arrays: Sequence[np.ndarray[Any, Any]], device: torch.device) -> list[torch.Tensor]:
-    parts = [np.frombuffer(array.tobytes(), np.uint8) for array in arrays]
-    padded = [np.pad(part, (0, -part.size % _ALIGNMENT)) for part in parts]
-    packed = _send(torch.from_numpy(np.concatenate(padded)), device)
-    starts = accumulate((part.size for part in padded), initial=0)
+def pack(arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The bytes of the arrays one after the other, each from a multiple of eight."""
+    return np.frombuffer(
+        b"".join(array.tobytes().ljust(_room(array), b"\0") for array in arrays), np.uint8
+    ).copy()
+
+
+def unpack(buffer: torch.Tensor, *, like: Sequence[np.ndarray[Any, Any]]) -> list[torch.Tensor]:
+    """Views of a packed buffer, with the shapes and dtypes of the arrays that were packed."""
+    starts = accumulate(map(_room, like), initial=0)
     return [
-        packed[start : start + part.size].view(torch.from_numpy(array).dtype).view(array.shape)
-        for start, part, array in zip(starts, parts, arrays, strict=False)
+        buffer[start : start + array.nbytes].view(torch.from_numpy(array).dtype).view(array.shape)
+        for start, array in zip(starts, like, strict=False)
     ]
+
+
+def _room(array: np.ndarray[Any, Any]) -> int:
+    return array.nbytes + -array.nbytes % _ALIGNMENT

@@ -1,0 +1,263 @@
+"""Rows of sampling state: what is uploaded, how rows move, and what a step launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from schedbench.sched.batch import ModelOutput
+from schedbench.sched.config import EngineConfig, SamplingParams
+from schedbench.sched.kernels.registry import Access, kernels
+from schedbench.sched.kernels.sampling import (
+    Draw,
+    row_seed,
+    sample,
+    sample_greedy,
+    sample_greedy_tagged,
+    sample_tagged,
+    scale_repeated,
+    score_tokens,
+    withhold_stops,
+)
+from schedbench.sched.model.grammar import GrammarCache
+from schedbench.sched.model.sampler import Sampler
+from schedbench.sched.model.sampling_info import SamplingInfo, host_rows, packed_words, unpacked
+from schedbench.sched.model.upload import pack, unpack
+from schedbench.sched.request import Request
+
+MakeRequests = Callable[..., list[Request]]
+
+VARIED = [
+    SamplingParams(),
+    SamplingParams(temperature=0.7, top_p=0.9),
+    SamplingParams(temperature=1.2, top_k=5, min_p=0.1, frequency_penalty=0.5),
+    SamplingParams(repetition_penalty=1.2, min_new_tokens=3),
+]
+
+
+def seq_lens_of(info: SamplingInfo) -> torch.Tensor:
+    return torch.arange(3, 3 + len(info.params))
+
+
+def test_parameters_are_uploaded_as_they_are(config: EngineConfig, make_requests: MakeRequests) -> None:
+    rows = SamplingInfo.from_requests(make_requests(VARIED), config=config).tensors
+    assert torch.equal(rows.temperatures, torch.tensor([[0.0], [0.7], [1.2], [0.0]]))
+    assert torch.equal(rows.top_ps, torch.tensor([1.0, 0.9, 1.0, 1.0]))
+    assert torch.equal(rows.top_ks, torch.tensor([301, 301, 5, 301], dtype=torch.int32))
+    assert torch.equal(rows.min_ps, torch.tensor([0.0, 0.0, 0.1, 0.0]))
+    assert rows.sampling_seeds.tolist() == [row_seed(config.seed, i) for i in range(4)]
+
+
+def test_packed_rows_are_views_of_the_same_values(config: EngineConfig, make_requests: MakeRequests) -> None:
+    requests = make_requests(VARIED)
+    words = torch.from_numpy(packed_words(host_rows(requests, config)).copy())
+    columns = SamplingInfo.from_requests(requests, config=config).tensors
+    for packed, column in zip(unpacked(words), columns, strict=True):
+        assert packed.dtype == column.dtype
+        assert torch.equal(packed, column)
+        assert packed.untyped_storage().data_ptr() == words.untyped_storage().data_ptr()
+
+
+def test_packing_keeps_shapes_and_dtypes() -> None:
+    arrays = [
+        np.array([[1.5], [2.5], [-0.5]], np.float32),
+        np.arange(4, dtype=np.int64).reshape(2, 2),
+        np.array([7], np.int32),
+        np.zeros((2, 0), np.int64),
+        np.array([2**62], np.int64),
+    ]
+    views = unpack(torch.from_numpy(pack(arrays)), like=arrays)
+    for view, array in zip(views, arrays, strict=True):
+        assert torch.equal(view, torch.from_numpy(array))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_filter_and_merge(config: EngineConfig, make_requests: MakeRequests, packed: bool) -> None:
+    requests = make_requests(VARIED)
+
+    def info(chosen: list[Request]) -> SamplingInfo:
+        made = SamplingInfo.from_requests(chosen, config=config)
+        words = torch.from_numpy(packed_words(host_rows(chosen, config)).copy())
+        return replace(made, rows=(words,)) if packed else made
+
+    rows = info(requests)
+    before = rows.tensors.temperatures
+    rows.filter([2, 0], torch.tensor([2, 0]))
+    assert before.shape == (4, 1)
+    assert rows.need_filters and not rows.is_all_greedy
+    rows.merge(info(requests[1:2]))
+    expected = SamplingInfo.from_requests([requests[i] for i in (2, 0, 1)], config=config).tensors
+    for got, want in zip(rows.tensors, expected, strict=True):
+        assert torch.equal(got, want)
+    rows.filter([1], torch.tensor([1]))
+    assert rows.is_all_greedy and not rows.need_filters
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_overlap_and_serial_penalise_alike(
+    config: EngineConfig, make_requests: MakeRequests, exact: bool
+) -> None:
+    info = SamplingInfo.from_requests(make_requests(VARIED), config=config, exact=exact)
+    for token in (5, 6, 6):
+        assert info.penalizer_orchestrator is not None
+        info.penalizer_orchestrator.cumulate_output_tokens(torch.full((4,), token))
+    logits = torch.randn((4, 301), generator=torch.Generator().manual_seed(3))
+    serial, forked = logits.clone(), logits.clone()
+    info.apply_penalties(serial)
+    copied = info.copy_for_forward()
+    assert (copied.penalizer_orchestrator is not None) == exact
+    copied.apply_penalties(forked)
+    torch.testing.assert_close(serial, forked, rtol=1e-6, atol=1e-6)
+    assert torch.equal(serial, forked) or not exact
+
+
+def test_counting_in_the_forwards_copy_reaches_the_batch(
+    config: EngineConfig, make_requests: MakeRequests
+) -> None:
+    info = SamplingInfo.from_requests(make_requests(VARIED), config=config, exact=True)
+    copied = info.copy_for_forward()
+    assert copied.penalizer_orchestrator is not None
+    copied.penalizer_orchestrator.cumulate_output_tokens(torch.tensor([4, 4, 4, 4]))
+    logits = torch.ones((4, 301))
+    info.apply_penalties(logits)
+    assert logits[:, 4].tolist() == pytest.approx([1.0, 1.0, 0.5, 1 / 1.2])
+
+
+def test_a_steady_greedy_step_is_one_launch(
+    config: EngineConfig, make_requests: MakeRequests, op_record: Any
+) -> None:
+    info = SamplingInfo.from_requests(make_requests([SamplingParams()] * 3), config=config)
+    output, seq_lens = ModelOutput(torch.randn(3, 301)), seq_lens_of(info)
+    with op_record:
+        copied = info.copy_for_forward()
+        copied.update_vocab_mask()
+        Sampler().sample(output, copied, seq_lens)
+    assert op_record.names == ["sample_greedy"]
+
+
+LAUNCHES = {
+    "temperature": (SamplingParams(temperature=1.0), ["sample"]),
+    "frequency": (SamplingParams(frequency_penalty=1.0), ["sub_", "sample_greedy", "scatter_add_"]),
+    "repetition": (SamplingParams(repetition_penalty=2.0), ["scale_repeated", "sample_greedy", "scatter_"]),
+    "min_new_tokens": (SamplingParams(min_new_tokens=2), ["withhold_stops", "sample_greedy", "add_"]),
+}
+
+
+@pytest.mark.parametrize("case", LAUNCHES)
+def test_launches_of_a_steady_exact_step(
+    config: EngineConfig, make_requests: MakeRequests, op_record: Any, case: str
+) -> None:
+    params, expected = LAUNCHES[case]
+    info = SamplingInfo.from_requests(make_requests([params] * 3), config=config, exact=True)
+    output, seq_lens = ModelOutput(torch.randn(3, 301)), seq_lens_of(info)
+    with op_record:
+        copied = info.copy_for_forward()
+        ids = Sampler().sample(output, copied, seq_lens)
+        assert copied.penalizer_orchestrator is not None
+        copied.penalizer_orchestrator.cumulate_output_tokens(ids)
+    assert [name for name in op_record.names if name not in ("unsqueeze", "view")] == expected
+
+
+def test_nothing_waits_for_the_device(
+    config: EngineConfig, make_requests: MakeRequests, op_record: Any
+) -> None:
+    """Everything between two uploads, with the kernels' own torch code inside out."""
+    info = SamplingInfo.from_requests(make_requests(VARIED), config=config)
+    joining = SamplingInfo.from_requests(make_requests(VARIED[1:]), config=config)
+    keep = torch.tensor([3, 1, 2])
+    rows = torch.tensor([0, 2])
+    mask = torch.full((3, 10), -1, dtype=torch.int32)
+    output = ModelOutput(torch.randn(3, 301))
+    with op_record:
+        info.filter([3, 1, 2], keep)
+        assert info.penalizer_orchestrator is not None
+        info.penalizer_orchestrator.cumulate_output_tokens(keep)
+        info.penalizer_orchestrator.cumulate_output_tokens(rows, rows)
+        forward = replace(info.copy_for_forward(), vocab_mask=mask)
+        ids = Sampler().sample(output, forward, keep)
+        Sampler().score(output, forward, keep, ids)
+        joining.filter([0, 1, 2], torch.arange(3))
+        info.merge(joining)
+        draw = Draw(output.logits, *_in_kernel_order(forward), keep, mask, True)
+        for op, args in (
+            (sample, draw),
+            (sample_tagged, (*draw, keep)),
+            (score_tokens, (*draw, ids)),
+            (sample_greedy, (output.logits, mask)),
+            (sample_greedy_tagged, (output.logits, mask, keep)),
+            (scale_repeated, (output.logits, output.logits.abs() + 1)),
+            (withhold_stops, (output.logits, output.logits, keep.view(3, 1), keep.view(3, 1))),
+        ):
+            kernels()[op].impl(*args)
+    assert "sample" in op_record.names and "sort" in op_record.names
+
+
+def _in_kernel_order(info: SamplingInfo) -> tuple[torch.Tensor, ...]:
+    rows = info.tensors
+    return rows.temperatures, rows.top_ks, rows.top_ps, rows.min_ps, rows.sampling_seeds
+
+
+def test_kernels_declare_their_outputs_costs_and_footprints() -> None:
+    b, vocab = 4, 70
+    logits, ids = torch.randn(b, vocab), torch.arange(b)
+    column, words = torch.ones(b, 1), torch.full((b, 3), -1, dtype=torch.int32)
+    draw = Draw(logits, column, ids.int(), column[:, 0], column[:, 0], ids, ids, words, False)
+    calls: dict[Any, tuple[Any, ...]] = {
+        sample: draw,
+        sample_tagged: (*draw, ids),
+        score_tokens: (*draw, ids),
+        sample_greedy: (logits, words),
+        sample_greedy_tagged: (logits, None, ids),
+    }
+    for op, args in calls.items():
+        kernel = kernels()[op]
+        made, promised = kernel.impl(*args), kernel.meta(*args)
+        pairs = zip(made, promised, strict=True) if isinstance(made, tuple) else [(made, promised)]
+        for value, meta in pairs:
+            assert (meta.device.type, meta.shape, meta.dtype) == ("meta", value.shape, value.dtype)
+        assert [a.tensor for a in kernel.footprint(*args)] == [x for x in args if isinstance(x, torch.Tensor)]
+        assert not any(access.write for access in kernel.footprint(*args))
+    logits_bytes, row_bytes = 4 * b * vocab, b * (4 + 4 + 4 + 4 + 8 + 8 + 12)
+    assert kernels()[sample_greedy].cost(logits, words).bytes == logits_bytes + 12 * b + 8 * b
+    assert kernels()[sample_greedy_tagged].cost(logits, None, ids).bytes == logits_bytes + 8 * b
+    assert kernels()[sample].cost(*draw).bytes == logits_bytes + row_bytes + 8 * b
+    assert kernels()[sample].cost(*draw[:-1], True).bytes == 3 * logits_bytes + row_bytes + 8 * b
+    assert kernels()[sample_tagged].cost(*draw, ids) == kernels()[sample].cost(*draw)
+    assert kernels()[scale_repeated].cost(logits, logits).bytes == 3 * logits_bytes
+    assert kernels()[withhold_stops].footprint(logits, column)[1] == Access(logits, write=True)
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_a_fingerprint_decides_the_token(
+    config: EngineConfig, make_requests: MakeRequests, greedy: bool
+) -> None:
+    params = SamplingParams(temperature=0.0 if greedy else 1.0)
+    info = SamplingInfo.from_requests(make_requests([params] * 3), config=config)
+    fingerprint, seq_lens = torch.tensor([5, 6, 5]), seq_lens_of(info)
+    first = Sampler().sample(ModelOutput(torch.randn(3, 301), fingerprint), info, seq_lens)
+    again = Sampler().sample(ModelOutput(torch.randn(3, 301), fingerprint), info, seq_lens + 1)
+    assert torch.equal(first, again)
+    assert first[0] == first[2] != first[1]
+
+
+def test_the_mask_holds_each_rows_grammar(config: EngineConfig, make_requests: MakeRequests) -> None:
+    requests = make_requests([SamplingParams(), SamplingParams(temperature=1.0)])
+    requests[1].grammar = GrammarCache(config.vocab_size, config.eos_token_ids).start(
+        ("choice", ("yes", "yet"))
+    )
+    info = SamplingInfo.from_requests(requests, config=config)
+    assert info.has_grammar
+    info.update_vocab_mask()
+    assert info.vocab_mask is not None and info.vocab_mask.shape == (2, 10)
+    output = ModelOutput(torch.randn(2, 301))
+    assert Sampler().sample(output, info, seq_lens_of(info))[1] == ord("y")
+    assert info.vocab_mask[0].tolist() == [-1] * 10
+    info.filter([0], torch.tensor([0]))
+    assert info.vocab_mask is None and not info.has_grammar
+    info.update_vocab_mask()
+    assert info.vocab_mask is None
