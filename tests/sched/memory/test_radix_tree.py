@@ -127,5 +127,5 @@ class RadixTreeMachine(RuleBasedStateMachine):
             assert not node.evictable or node.queued
 
 
-RadixTreeMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+RadixTreeMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestRadixTreeMachine = RadixTreeMachine.TestCase
