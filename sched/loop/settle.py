@@ -89,8 +89,10 @@ def finish(engine: Engine, req: Request, status: Status, reason: str) -> None:
 
 
 def close(engine: Engine, req: Request, status: Status, reason: str) -> None:
-    """End a request that holds nothing (any more)."""
+    """End a request that holds no KV and no row (any more)."""
     assert not req.status.terminal, f"request {req.id} ended twice"
+    req.prefix_indices = req.last_node = None  # what a waiting request matched is the cache's business again
+    req.cache_protected_len = 0
     req.status = status
     req.reason = reason
     req.finished_at = engine.clock.now()
