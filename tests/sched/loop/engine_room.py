@@ -1,16 +1,18 @@
-"""Builds a scheduler on plain CPU tensors around a real tiny model, for tests of the loops."""
+"""A scheduler on plain CPU tensors: around a real tiny model, or around one whose answers are known."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 import numpy as np
 import torch
+
 from schedbench.sched.batch import ForwardBatch, ModelOutput
 from schedbench.sched.config import Capabilities, EngineConfig, SamplingParams
-from schedbench.sched.loop.engine import Engine
+from schedbench.sched.loop.engine import Engine, Runner
 from schedbench.sched.loop.overlapped import run_overlapped
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.loop.serial import run_serial
@@ -20,18 +22,35 @@ from schedbench.sched.memory.radix import RadixCache
 from schedbench.sched.memory.slots import ReqToTokenPool
 from schedbench.sched.memory.tokens import PagedAllocator, TokenAllocator
 from schedbench.sched.model.decoder import Decoder
+from schedbench.sched.model.grammar import GrammarCache
 from schedbench.sched.model.presets import PRESETS
 from schedbench.sched.model.sampler import Sampler
 from schedbench.sched.model.weights import seeded_weights
-from schedbench.sched.observe import LogicalClock, Observer, Silence
+from schedbench.sched.observe import Observer, Silence
 from schedbench.sched.relay.desk import Desk, Streams
-from schedbench.sched.relay.futures import FutureMap
+from schedbench.sched.relay.futures import UNSTASHED, FutureMap
 from schedbench.sched.relay.row import Relay
 from schedbench.sched.relay.states import choose
 from schedbench.sched.request import Request
 
 CPU = torch.device("cpu")
 PLAIN = Capabilities(pinned_memory=False, side_streams=False, events=True, graphs=False)
+VOCAB = 512
+EOS = 256
+
+
+class TickingClock:
+    """A microsecond passes each time somebody looks, so that arrivals fall between steps."""
+
+    def __init__(self) -> None:
+        self._now = 0
+
+    def now(self) -> int:
+        self._now += 1000
+        return self._now
+
+    def sleep_until(self, at: int) -> None:
+        self._now = max(self._now, at)
 
 
 class ListSource:
@@ -39,11 +58,13 @@ class ListSource:
 
     def __init__(self, requests: Iterable[Request]) -> None:
         self._waiting = sorted(requests, key=lambda req: req.arrival)
+        self.handed_out: list[Request] = []
         self.ended_requests: list[Request] = []
 
     def due(self, now: int) -> Sequence[Request]:
         due = [req for req in self._waiting if req.arrival <= now]
         self._waiting = self._waiting[len(due) :]
+        self.handed_out += due
         return due
 
     def next_at(self) -> int | None:
@@ -53,20 +74,66 @@ class ListSource:
         self.ended_requests.append(request)
 
 
-@dataclass
-class CountingRunner:
-    """A model that needs no arithmetic: the next token counts up from the last input token of each request."""
+class RecallRunner:
+    """A model that is nothing but its KV cache: a slot keeps the token and position written to it, and the next token
+    follows from all that a request's row of the page table leads to. ``recalled_answer`` knows what it will say.
+    """
 
-    vocab_size: int
-    forwards: int = 0
+    def __init__(self, req_to_token: torch.Tensor, slots: int) -> None:
+        self._req_to_token = req_to_token
+        self._kept = torch.zeros(slots, dtype=torch.int64)
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
-        self.forwards += 1
-        last = batch.input_ids
-        if batch.extend_lens is not None:
-            last = last[torch.cumsum(batch.extend_lens.to(torch.int64), 0) - 1]
-        next_ids = (last + 1) % self.vocab_size
-        return ModelOutput(torch.nn.functional.one_hot(next_ids, self.vocab_size).to(torch.float32))
+        assert bool((batch.input_ids >= 0).all()), "a token was gathered that nobody stashed"
+        self._kept[batch.out_cache_loc] = batch.input_ids * VOCAB + batch.positions
+        rows = self._req_to_token[batch.req_pool_indices, : batch.max_seq_len].to(torch.int64)
+        place = torch.arange(batch.max_seq_len)
+        seen = torch.where(place < batch.seq_lens[:, None], self._kept[rows] * (2 * place + 1), 0)
+        next_ids = seen.sum(1) % PRIME % VOCAB
+        return ModelOutput(torch.nn.functional.one_hot(next_ids, VOCAB).to(torch.float32))
+
+
+PRIME = 10007
+
+
+def recalled_answer(req: Request) -> list[int]:
+    """What ``RecallRunner`` answers to ``req`` if nobody interrupts it."""
+    seen, output = 0, []
+    tokens = list(req.origin_input_ids)
+    stops = {*req.sampling.stop_token_ids, *(() if req.sampling.ignore_eos else (EOS,))}
+    for position in count():
+        seen += (tokens[position] * VOCAB + position) * (2 * position + 1)
+        if position < len(req.origin_input_ids) - 1:
+            continue
+        output.append(seen % PRIME % VOCAB)
+        if output[-1] in stops or len(output) == req.sampling.max_new_tokens:
+            return output
+        tokens.append(output[-1])
+    raise AssertionError
+
+
+class ForgettingPool(ReqToTokenPool):
+    """A row that is handed out knows no token yet: the relay's row is what it was before its first stash."""
+
+    futures: FutureMap | None = None
+
+    def alloc(self, n: int) -> list[int] | None:
+        rows = super().alloc(n)
+        if rows and self.futures is not None:
+            self.futures.output_tokens_buf[rows] = UNSTASHED
+        return rows
+
+
+class WatchedScheduler(Scheduler):
+    """Calls ``watch(scheduler)`` at the top of every iteration, before anything is received."""
+
+    def __init__(self, engine: Engine, watch: Callable[[Scheduler], None]) -> None:
+        super().__init__(engine)
+        self._watch = watch
+
+    def receive(self) -> None:
+        self._watch(self)
+        super().receive()
 
 
 @dataclass
@@ -78,43 +145,51 @@ class Room:
     switches: Mapping[str, str] = field(default_factory=dict)
     observer: Observer = field(default_factory=Silence)
     model: str = "tiny-llama"
-    dtype: torch.dtype = torch.float32
-    counting: bool = False
+    recall: bool = False
+    watch: Callable[[Scheduler], None] = lambda scheduler: None
     engine: Engine = field(init=False)
+    source: ListSource = field(init=False)
 
     def run(self, requests: Sequence[Request]) -> list[Request]:
-        self.engine = self._engine(ListSource(requests))
-        scheduler = Scheduler(self.engine)
+        scheduler = self.scheduler(requests)
         with torch.no_grad():
             (run_overlapped if self.config.overlap else run_serial)(scheduler)
         return list(requests)
 
-    def _engine(self, source: ListSource) -> Engine:
+    def scheduler(self, requests: Sequence[Request]) -> Scheduler:
+        self.source = ListSource(requests)
+        self.engine = self._engine()
+        return WatchedScheduler(self.engine, self.watch)
+
+    def _engine(self) -> Engine:
         config = self.config
-        slots = ReqToTokenPool(config.max_running_requests, config.context_len, device=CPU)
+        slots = ForgettingPool(config.max_running_requests, config.context_len, device=CPU)
         allocator = (
             TokenAllocator(config.kv_tokens, CPU)
             if config.page_size == 1
             else PagedAllocator(config.kv_tokens, config.page_size, device=CPU)
         )
         streams = Streams.of(config)
-        desk = Desk(config, streams, FutureMap(config.max_running_requests + 1, CPU), self.observer)
+        slots.futures = FutureMap(config.max_running_requests + 1, CPU)
+        desk = Desk(config, streams, slots.futures, self.observer)
         return Engine(
             config=config,
             slots=slots,
             allocator=allocator,
             cache=(RadixCache if config.radix_cache else ChunkCache)(slots, allocator),
-            runner=CountingRunner(config.vocab_size) if self.counting else self._decoder(slots),
+            runner=self._runner(slots),
             sampler=Sampler(),
-            grammars=None,
+            grammars=GrammarCache(config.vocab_size, config.eos_token_ids),
             relay=Relay(choose(self.state, self.switches).row(overlap=config.overlap), desk),
-            source=source,
-            clock=LogicalClock(),
+            source=self.source,
+            clock=TickingClock(),
             observer=self.observer,
         )
 
-    def _decoder(self, slots: ReqToTokenPool) -> Decoder:
-        shape = replace(PRESETS[self.model], dtype=self.dtype)
+    def _runner(self, slots: ReqToTokenPool) -> Runner:
+        if self.recall:
+            return RecallRunner(slots.req_to_token, self.config.kv_tokens + self.config.page_size)
+        shape = PRESETS[self.model]
         kv = KVPool(
             num_layers=shape.num_layers,
             tokens=self.config.kv_tokens,
@@ -137,28 +212,54 @@ def config(**changes: object) -> EngineConfig:
         max_running_requests=8,
         kv_tokens=2048,
         context_len=512,
-        vocab_size=512,
-        eos_token_ids=(256,),
+        vocab_size=VOCAB,
+        eos_token_ids=(EOS,),
         cuda_graph=False,
     )
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
+def request(
+    name: str,
+    tokens: Iterable[int],
+    max_new_tokens: int = 4,
+    *,
+    arrival: int = 0,
+    index: int = 0,
+    sampling: SamplingParams = SamplingParams(),
+) -> Request:
+    params = replace(sampling, max_new_tokens=max_new_tokens)
+    return Request(name, array("q", tokens), params, arrival=arrival, index=index)
+
+
 def requests(
-    count: int, *, seed: int = 0, prompt: tuple[int, int] = (4, 150), output: tuple[int, int] = (1, 24),
-    shared: int = 32, sampling: SamplingParams = SamplingParams(), every_ns: int = 0,
+    number: int,
+    *,
+    seed: int = 0,
+    prompt: tuple[int, int] = (4, 150),
+    output: tuple[int, int] = (1, 24),
+    shared: int = 32,
+    sampling: SamplingParams = SamplingParams(),
+    every_ns: int = 0,
 ) -> list[Request]:
     """Random prompts, half of them with a common prefix of ``shared`` tokens."""
     rng = np.random.default_rng(seed)
-    prefix = rng.integers(257, 512, shared)
+    prefix = rng.integers(EOS + 1, VOCAB, shared)
     made = []
-    for index in range(count):
-        tokens = rng.integers(257, 512, rng.integers(*prompt))
+    for index in range(number):
+        tokens = rng.integers(EOS + 1, VOCAB, rng.integers(*prompt))
         if index % 2:
             tokens = np.concatenate([prefix, tokens])
-        params = replace(sampling, max_new_tokens=int(rng.integers(*output)))
-        ids = array("q", tokens.tolist())
-        made.append(Request(f"r{index}", ids, params, arrival=index * every_ns, index=index))
+        made.append(
+            request(
+                f"r{index}",
+                tokens.tolist(),
+                int(rng.integers(*output)),
+                arrival=index * every_ns,
+                index=index,
+                sampling=sampling,
+            )
+        )
     return made
 
 
