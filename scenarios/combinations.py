@@ -55,7 +55,7 @@ RULES: tuple[Rule, ...] = (
     Rule("mixed chunk", "unchunked prefill", "refused", "there is no chunk to mix decodes into"),
     Rule("mixed chunk", "speculation", "refused", "upstream's verify steps cannot be mixed with a chunk"),
     Rule("overlap", "speculation v1", "refused", "the v1 worker runs in the serial loop"),
-    Rule("speculation v2", "draft trees", "refused", "upstream's v2 accepts chains only: topk 1"),
+    Rule("draft trees", "speculation v2", "refused", "upstream's v2 accepts chains only: topk 1"),
     Rule("speculation v2", "grammar", "runs", "batches with a grammar are not overlapped"),
     Rule("hisparse", "radix cache", "refused", "hot buffers belong to one request, prefixes to many"),
     Rule(

@@ -113,10 +113,16 @@ def _written(loc: Sequence[str | int], source: Source) -> KeyPath:
 
 def _siblings(loc: Sequence[str | int], root: type[BaseModel]) -> list[str]:
     """The keys that the section around ``loc`` knows."""
-    models = [root]
-    for part in loc[:-1]:
-        models = _step(models, part)
+    models = sections(loc[:-1], root)
     return list(dict.fromkeys(name for model in models for name in model.model_fields))
+
+
+def sections(loc: Sequence[str | int], root: type[BaseModel]) -> list[type[BaseModel]]:
+    """The models that may stand at a location; several where a union is not decided by a tag in it."""
+    models = [root]
+    for part in loc:
+        models = _step(models, part)
+    return models
 
 
 def _step(models: list[type[BaseModel]], part: str | int) -> list[type[BaseModel]]:

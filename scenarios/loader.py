@@ -26,27 +26,35 @@ def load(path_or_name: str, overrides: Sequence[str] = ()) -> Scenario:
     Raises ScenarioError with all problems at once.
     """
     content, file, folder = _open(path_or_name)
+    return loads(content, file=file, folder=folder, overrides=overrides)
+
+
+def loads(
+    content: bytes, *, file: str = "scenario", folder: Path = Path(), overrides: Sequence[str] = ()
+) -> Scenario:
+    """``load`` for a scenario that is no file; ``file`` is what problems call it."""
     document = read(content, file)
     overridden = frozenset(_apply(document, overrides))
     source = Source(document.places, folder, overridden)
     if not isinstance(document.data, dict):
         message = f"expected a mapping of name, model, workload and so on, got {show(document.data)}"
         raise ScenarioError([*document.problems, source.problem((), message)])
-    return _validated(document, source)
+    scenario = _validated(document, source)
+    scenario._source = source
+    return scenario
 
 
 def _validated(document: Document, source: Source) -> Scenario:
-    early = [*document.problems]
-    early += [source.problem(path, text) for path, text in _placeholders(document.data, ())]
-    told = {problem.path for problem in early}
     scenario, faults = _scenario(document.data, source)
-    problems = early + [problem for problem in faults.values() if problem.path not in told]
-    if problems:
-        scenario = _salvaged(document.data, source, (*faults, *map(split, told)))
+    problems = [*document.problems, *_placeholders(document.data, (), source)]
+    told = {problem.path for problem in problems}
+    problems += [problem for problem in faults.values() if problem.path not in told]
+    if faults:
+        broken = (*faults, *(split(problem.path) for problem in document.problems))
+        scenario = _salvaged(document.data, source, broken)
     problems += [problem for problem in _judged(scenario, source) if not _touches(problem, problems)]
     if scenario is None or problems:
         raise ScenarioError(sorted(problems, key=lambda problem: problem.place.line or sys.maxsize))
-    scenario._source = source
     return scenario
 
 
@@ -82,13 +90,13 @@ def _apply(document: Document, overrides: Sequence[str]) -> Iterator[KeyPath]:
             document.problems += error.problems
 
 
-def _placeholders(value: Value, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
+def _placeholders(value: Value, path: KeyPath, source: Source) -> Iterator[Problem]:
     """Values such as ``<FILE>``, which whoever runs the scenario has to give."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from _placeholders(inner, (*path, key))
+            yield from _placeholders(inner, (*path, key), source)
     elif isinstance(value, str) and (name := _PLACEHOLDER.fullmatch(value)):
-        yield path, f"has to be given: --set {dotted(path)}={name[1]}"
+        yield source.problem(path, f"has to be given: --set {dotted(path)}={name[1]}")
 
 
 def _doubtful(path: KeyPath, data: Value) -> KeyPath:

@@ -6,22 +6,35 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel
 
-from .diagnosis import models_in
+from .diagnosis import models_in, sections
 from .document import Document, Value, compose
 from .problems import KeyPath, Place, Problem, ScenarioError, either, unknown
 from .schema import Scenario
 
 OPTION = Place("--set")
 
+_TAGS = ("process", "dist")
+_INSTEAD: dict[KeyPath, tuple[str, ...]] = {
+    ("model", "preset"): ("path",),
+    ("model", "path"): ("preset",),
+    ("engine", "relay"): ("relays",),
+    ("engine", "relays"): ("relay",),
+    ("workload", "trace"): ("prompt_tokens", "output_tokens", "shared_prefix"),
+}
+
 
 def override(document: Document, text: str) -> KeyPath:
-    """Put ``text``'s value into the document. Returns its path; raises ScenarioError."""
+    """Put ``text``'s value into the document, in place of what it excludes. Returns its path; raises
+    ScenarioError."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ScenarioError([Problem(OPTION, "", f"expected KEY=VALUE, got {text[:60]!a}")])
     path = split(key.strip())
     given = _given(key.strip(), value)
-    _section(document, path)[str(path[-1])] = given.data
+    section = _section(document, path)
+    section[str(path[-1])] = given.data
+    for other in _replaced(path, section):
+        del section[other]
     for known in [known for known in document.places if known[: len(path)] == path]:
         del document.places[known]
     document.places.update({(*path, *rest): OPTION for rest in given.places})
@@ -102,6 +115,15 @@ def _opened(value: Value, name: str | int) -> dict[str, Value] | None:
     if name == "relay" and isinstance(value, str):
         return {"state": value}
     return value if isinstance(value, dict) else None
+
+
+def _replaced(path: KeyPath, section: dict[str, Value]) -> list[str]:
+    """The section's keys that mean nothing beside the one just set: its alternatives, another kind's."""
+    if path[-1] in _TAGS:
+        tag = section[str(path[-1])]
+        kinds = sections((*path[:-1], tag), Scenario) if isinstance(tag, str) else []
+        return [key for key in section if len(kinds) == 1 and key not in kinds[0].model_fields]
+    return [key for key in _INSTEAD.get(path, ()) if key in section]
 
 
 def _within(problem: Problem, key: str) -> bool:

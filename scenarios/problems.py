@@ -80,5 +80,9 @@ def show(value: object) -> str:
         case list() | tuple():
             return "a list"
         case str():
-            return ascii(value[:40] + "..." if len(value) > 40 else value)
-    return str(value)[:40]
+            return ascii(_cut(value))
+    return _cut(str(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:40]}..."

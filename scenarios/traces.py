@@ -42,7 +42,12 @@ _DATE = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d{1,9})\d*)?(Z|
 def read(path: Path, form: Format, *, limit: int | None = None) -> Iterator[Record]:
     """The first ``limit`` requests of a trace, or all. Raises TraceError."""
     with _open(path) as file:
-        yield from islice(_READERS[form](file, str(path)), limit)
+        yield from islice(parse(file, form, name=str(path)), limit)
+
+
+def parse(file: BinaryIO, form: Format, *, name: str) -> Iterator[Record]:
+    """The requests of an open trace, which errors call ``name``. Raises TraceError."""
+    return _READERS[form](file, name)
 
 
 def _open(path: Path) -> BinaryIO:

@@ -1,16 +1,314 @@
-"""Loading: shipped names, overrides, and the words in which a broken file is refused."""
+"""Loading: shipped names, paths, overrides, and the words in which a broken scenario is refused."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
-from schedbench.scenarios.loader import load
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schedbench.scenarios.loader import load, loads
 from schedbench.scenarios.problems import ScenarioError
 
+SOUND = """\
+name: sound
+model: {preset: tiny-llama}
+engine:
+  page_size: 1
+workload:
+  requests: 4
+  prompt_tokens: {dist: fixed, value: 8}
+  output_tokens: {dist: fixed, value: 8}
+"""
 
-def test_a_shipped_scenario_loads_by_name() -> None:
-    assert load("mixed").workload.requests == 64
+
+def problems(text: str, *overrides: str) -> list[str]:
+    with pytest.raises(ScenarioError) as refused:
+        loads(text.encode(), file="f", overrides=overrides)
+    return [str(problem) for problem in refused.value.problems]
+
+
+def test_defaults_fill_what_is_not_given() -> None:
+    scenario = loads(SOUND.encode())
+
+    assert scenario.engine.overlap == "auto"
+    assert scenario.measure.repeat == 1
+
+
+def test_all_problems_are_told_at_once_in_order_of_line() -> None:
+    text = """\
+name: broken
+modle: {preset: tiny-llama}
+model: {preset: tiny-llama, dtype: fp32}
+engine:
+  overlap: maybe
+  overlp: true
+  page_size: "64"
+  page_size: 2
+  mixed_chunk: yes
+  chunked_prefill_size: none
+  speculative: {algorithm: eagel, acceptance: {mean: 0.5}}
+workload:
+  requests: 0
+  arrival: {process: poisson, rat: 200, concurrency: 3}
+  prompt_tokens: {dist: unifrm, min: 16, max: 700}
+  output_tokens: {min: 4, max: 64}
+  sampling: {grammar: {choise: [a]}, stop_token_ids: [1, x, 2.5]}
+expect:
+  decode.stedy: {schedule: {h2d: 0}}
+  decode: {schedule: {h2d: -1}}
+"""
+    assert problems(text) == [
+        "f:2: modle: unknown key, did you mean 'model'?",
+        "f:3: model.dtype: expected float32, float64, bfloat16, float16 or auto, got 'fp32'",
+        "f:5: engine.overlap: expected true, false or auto, got 'maybe'",
+        "f:6: engine.overlp: unknown key, did you mean 'overlap'?",
+        "f:8: engine.page_size: duplicate key, first given at line 7",
+        "f:9: engine.mixed_chunk: mixed chunk cannot be combined with unchunked prefill: "
+        "there is no chunk to mix decodes into",
+        "f:11: engine.speculative.algorithm: expected none or eagle, got 'eagel', did you mean 'eagle'?",
+        "f:11: engine.speculative.acceptance.mean: expected at least 1, got 0.5",
+        "f:13: workload.requests: expected at least 1, got 0",
+        "f:14: workload.arrival.rate: required, but not given",
+        "f:14: workload.arrival.rat: unknown key, did you mean 'rate'?",
+        "f:14: workload.arrival.concurrency: unknown key, known: process, rate",
+        "f:15: workload.prompt_tokens.dist: expected fixed, uniform, normal or lognormal, got 'unifrm', "
+        "did you mean 'uniform'?",
+        "f:16: workload.output_tokens.dist: required, but not given",
+        "f:17: workload.sampling.stop_token_ids.1: expected an integer, got 'x'",
+        "f:17: workload.sampling.stop_token_ids.2: expected an integer, got 2.5",
+        "f:17: workload.sampling.grammar.choise: unknown key, did you mean 'choice'?",
+        "f:19: expect.decode.stedy: unknown key, did you mean 'decode.steady'?",
+        "f:20: expect.decode.schedule.h2d: expected at least 0, got -1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("measure: 3", "f:9: measure: expected a mapping, got 3"),
+        ("faults: a", "f:9: faults: expected a list, got 'a'"),
+        ("about: 3", "f:9: about: expected a text, got 3"),
+        ("measure: {seed: 1.5}", "f:9: measure.seed: expected an integer, got 1.5"),
+        ("measure: {seed: true}", "f:9: measure.seed: expected an integer, got true"),
+        ("measure: {repeat: 0}", "f:9: measure.repeat: expected at least 1, got 0"),
+        ("device: {host: guessed}", "f:9: device.host: expected modelled or measured, got 'guessed'"),
+        ("device: {values: non}", "f:9: device.values: expected real or none, got 'non', did you mean 'none'?"),
+        ("expect: {decode: {schedule: {h2: 0}}}", "f:9: expect.decode.schedule.h2: unknown key, did you mean 'h2d'?"),
+        ("expect: {decode: {main: {h2d: 0}}}", "f:9: expect.decode.main: unknown key, known: schedule, forward, copy"),
+        ('"?\\n": 1', "f:9: '?\\n': unknown key, known: name, about, model, device, engine, workload, measure, "
+         "faults, expect"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_named_with_what_was_expected(line: str, problem: str) -> None:
+    assert problems(SOUND + line) == [problem]
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("engine.schedule_conservativeness=1e999", "expected a finite number, got inf"),
+        ("engine.schedule_conservativeness=high", "expected a number, got 'high'"),
+        ("engine.page_size=99999999999999", "expected at most 1099511627776, got 99999999999999"),
+        ("engine.schedule_conservativeness=1" + "0" * 400, "expected a number, got 1" + "0" * 39 + "..."),
+        ("workload.sampling.top_p=0", "expected more than 0, got 0"),
+        ("workload.sampling.grammar={}", "expected regex or choice, and not both"),
+        ("workload.abort={fraction: 0.5, requests: [r1]}", "expected fraction or requests, and not both"),
+        ("workload.arrival=trace", "means something only with a trace"),
+        ("workload.format=azure", "means something only with a trace"),
+        ("workload.requests=null", "required without a trace"),
+        ("workload.arrival=sometimes", "expected burst, constant, poisson, gamma, trace or closed, got 'sometimes'"),
+        ("engine.page_size.x=1", "holds a value, not a section: set it as a whole"),
+        ("engine.page_size=[", "not YAML: while parsing a flow node expected the node content, "
+         "but found '<stream end>'"),
+    ],
+)  # fmt: skip
+def test_overrides_are_refused_in_the_same_words(override: str, problem: str) -> None:
+    assert [message.split(": ", 2)[2] for message in problems(SOUND, override)] == [problem]
+
+
+def test_overrides_are_told_apart_from_the_file() -> None:
+    assert problems(SOUND, "engine.page_sise=2", "nonsense") == [
+        "--set: expected KEY=VALUE, got 'nonsense'",
+        "--set: engine.page_sise: unknown key, did you mean 'page_size'?",
+    ]
+
+
+def test_a_lower_bound_above_the_upper_one_is_refused() -> None:
+    override = "workload.prompt_tokens={dist: uniform, min: 9, max: 3}"
+    assert problems(SOUND, override) == ["--set: workload.prompt_tokens.min: expected at most max, 3, got 9"]
+
+
+def test_a_trace_excludes_distributions_and_needs_a_format() -> None:
+    text = SOUND + "  trace: somewhere\n"
+    assert problems(text) == [
+        "f:5: workload.format: required with a trace",
+        "f:7: workload.prompt_tokens: cannot be combined with a trace, which has its own",
+        "f:8: workload.output_tokens: cannot be combined with a trace, which has its own",
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "null"])
+def test_an_empty_file_is_told_what_it_lacks(text: str) -> None:
+    assert problems(text) == ["f:1: expected a mapping of name, model, workload and so on, got nothing"]
+
+
+def test_a_root_that_is_no_mapping_is_refused() -> None:
+    assert problems("- a\n- b") == ["f:1: expected a mapping of name, model, workload and so on, got a list"]
+
+
+def test_missing_sections_are_named() -> None:
+    assert problems("name: a") == [
+        "f:1: model: required, but not given",
+        "f:1: workload: required, but not given",
+    ]
+
+
+def test_preset_and_path_exclude_each_other() -> None:
+    text = SOUND.replace("preset: tiny-llama", "preset: tiny-llama, path: there")
+    assert problems(text) == ["f:2: model: expected preset or path, and not both"]
+
+
+def test_overriding_one_alternative_replaces_the_other() -> None:
+    scenario = loads(SOUND.encode(), overrides=["model.path=there", "engine.relays=[pr25774, latest]"])
+
+    assert scenario.model.preset is None
+    assert [relay.state for relay in scenario.relays] == ["pr25774", "latest"]
+
+
+def test_overriding_a_kind_drops_the_keys_of_the_old_kind() -> None:
+    overrides = [
+        "workload.arrival={process: gamma, rate: 5, burstiness: 2}",
+        "workload.arrival.process=poisson",
+    ]
+    scenario = loads(SOUND.encode(), overrides=overrides)
+
+    assert scenario.workload.arrival is not None
+    assert scenario.workload.arrival.model_dump() == {"process": "poisson", "rate": 5.0}
+
+
+def test_a_bare_relay_becomes_a_section_when_a_switch_is_set() -> None:
+    scenario = load("mixed", ["engine.relay.barrier=off", "engine.relay.flatten=numpy"])
+
+    assert scenario.engine.relay.state == "pr25945"
+    assert scenario.engine.relay.switches == {"barrier": False, "flatten": "numpy"}
+
+
+def test_budgets_of_steady_steps_can_be_overridden() -> None:
+    scenario = load("mixed", ["expect.decode.steady.copy.d2h=2"])
+
+    assert scenario.expect["decode.steady"]["copy"] == {"d2h": 2}
+    assert scenario.expect["decode.steady"]["schedule"]["h2d"] == 0
+
+
+@pytest.mark.parametrize(
+    ("word", "value"), [("on", True), ("off", False), ("Yes", True), ("no", False), ("true", True)]
+)
+def test_booleans_may_be_words(word: str, value: bool) -> None:
+    assert loads(SOUND.encode(), overrides=[f"engine.cuda_graph={word}"]).engine.cuda_graph is value
+
+
+def test_short_forms_of_lengths_and_arrivals() -> None:
+    scenario = loads(SOUND.encode(), overrides=["workload.prompt_tokens=32", "workload.arrival=burst"])
+
+    assert scenario.expanded()["workload"]["prompt_tokens"] == {"dist": "fixed", "value": 32}
+    assert scenario.expanded()["workload"]["arrival"] == {"process": "burst"}
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
-    with pytest.raises(ScenarioError, match="did you mean 'mixed'"):
+    with pytest.raises(ScenarioError) as refused:
         load("mixd")
+    assert str(refused.value) == "mixd: no such file, unknown scenario, did you mean 'mixed'?"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("absent/mixd.yaml", "absent/mixd.yaml: no such file, did you mean 'mixed'?"),
+        (".", ".: cannot be read: Is a directory"),
+        ("a\0b", r"'a\x00b': cannot be read: embedded null byte"),
+    ],
+)
+def test_a_path_that_cannot_be_read_is_refused(name: str, message: str) -> None:
+    with pytest.raises(ScenarioError) as refused:
+        load(name)
+    assert str(refused.value) == message
+
+
+def test_a_path_in_the_file_starts_at_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "replay.yaml"
+    file.write_text("name: r\nmodel: {preset: tiny-llama}\nworkload: {trace: t.jsonl, format: jsonl}\n")
+    key = ("workload", "trace")
+
+    assert load(str(file)).source.locate(key, "t.jsonl") == tmp_path / "t.jsonl"
+    assert load(str(file), ["workload.trace=u.jsonl"]).source.locate(key, "u.jsonl") == Path("u.jsonl")
+
+
+def test_a_later_finding_points_at_the_line() -> None:
+    scenario = loads(SOUND.encode(), file="f")
+    refusal = scenario.source.refuse(("engine", "relay"), "unknown state")
+
+    assert str(refusal) == "f:3: engine.relay: unknown state"
+
+
+def test_an_expanded_scenario_is_a_scenario_with_the_same_digest() -> None:
+    scenario = load("mixed", ["engine.relay.barrier=off", "workload.sampling.grammar={choice: [a, b]}"])
+    again = loads(json.dumps(scenario.expanded()).encode())
+
+    assert again.expanded() == scenario.expanded()
+    assert again.sha256 == scenario.sha256
+
+
+def test_the_digest_follows_meaning_not_spelling() -> None:
+    reordered = "workload: {output_tokens: 8, prompt_tokens: 8, requests: 4}\nmodel: {preset: tiny-llama}\nname: sound"
+
+    assert loads(reordered.encode()).sha256 == loads(SOUND.encode()).sha256
+    assert loads(SOUND.encode(), overrides=["measure.seed=1"]).sha256 != loads(SOUND.encode()).sha256
+
+
+@given(st.binary())
+def test_any_bytes_are_refused_or_a_scenario(content: bytes) -> None:
+    with pytest.raises(ScenarioError):
+        loads(content)
+
+
+def paths(value: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    if not isinstance(value, dict):
+        return [path]
+    return [path, *(below for key, inner in value.items() for below in paths(inner, (*path, key)))]
+
+
+EXPANDED = load("mixed").expanded()
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.sampled_from(["none", "off", "<FILE>"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(paths(EXPANDED)[1:]), VALUES), min_size=1, max_size=4))
+def test_any_value_at_any_key_is_refused_or_a_scenario(changes: list[tuple[tuple[str, ...], Any]]) -> None:
+    overrides = [f"{'.'.join(path)}={json.dumps(value)}" for path, value in changes]
+    try:
+        scenario = load("mixed", overrides)
+    except ScenarioError as refused:
+        assert all(problem.path or problem.message for problem in refused.problems)
+        assert str(refused).isprintable() or "\n" in str(refused)
+    else:
+        assert len(scenario.sha256) == 64
+
+
+@given(st.text(), st.text())
+def test_any_override_is_refused_or_a_scenario(key: str, value: str) -> None:
+    try:
+        load("mixed", [f"{key}={value}"])
+    except ScenarioError as refused:
+        assert refused.problems

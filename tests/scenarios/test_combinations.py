@@ -1,0 +1,106 @@
+"""The table of modes: what is refused together, what this version lacks, what auto chooses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from schedbench.scenarios.combinations import MODES, RULES, Rule, findings, overlaps
+from schedbench.scenarios.schema import Scenario
+
+SPECULATES = {"speculative": {"algorithm": "eagle"}}
+ON: dict[str, dict[str, Any]] = {
+    "overlap": {"engine": {"overlap": True}},
+    "mixed chunk": {"engine": {"mixed_chunk": True}},
+    "unchunked prefill": {"engine": {"chunked_prefill_size": "none"}},
+    "radix cache": {"engine": {"radix_cache": True}},
+    "speculation": {"engine": SPECULATES},
+    "speculation v1": {"engine": {"speculative": {"algorithm": "eagle", "mode": "v1"}}},
+    "speculation v2": {"engine": {"speculative": {"algorithm": "eagle", "mode": "v2"}}},
+    "draft trees": {"engine": {"speculative": {"algorithm": "eagle", "mode": "v1", "topk": 4}}},
+    "hisparse": {"engine": {"hisparse": {"enabled": True}}},
+    "pipeline": {"engine": {"pipeline": {"stages": 2}}},
+    "disaggregation": {"engine": {"disaggregation": {"mode": "pair"}}},
+    "grammar": {"workload": {"sampling": {"grammar": {"regex": "a+"}}}},
+    "values none": {"device": {"values": "none"}},
+}
+
+
+def merged(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
+    both = {
+        key: merged(left[key], right[key]) for key in left if isinstance(left[key], dict) and key in right
+    }
+    return {**left, **right, **both}
+
+
+def scenario(*modes: str, **sections: Any) -> Scenario:
+    data: dict[str, Any] = {
+        "name": "s",
+        "model": {"preset": "tiny-llama"},
+        "engine": {"overlap": False, "radix_cache": False},
+        "workload": {"requests": 1, "prompt_tokens": 1, "output_tokens": 1},
+    }
+    for change in (*(ON[mode] for mode in modes), sections):
+        data = merged(data, change)
+    return Scenario.model_validate(data)
+
+
+def texts(scenario: Scenario, *rules: Rule) -> list[str]:
+    return [text for _, text in findings(scenario, rules or RULES) if "not available" not in text]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mode_is_on_when_it_is_asked_for_and_off_otherwise(mode: str) -> None:
+    assert MODES[mode].on(scenario(mode))
+    assert not MODES[mode].on(scenario())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_mode_is_refused_alone(mode: str) -> None:
+    assert texts(scenario(mode)) == []
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.first}, {rule.second}")
+def test_a_refused_pair_is_refused_with_its_reason(rule: Rule) -> None:
+    found = texts(scenario(rule.first, rule.second))
+
+    refusal = f"{rule.first} cannot be combined with {rule.second}: {rule.reason}"
+    assert (refusal in found) == (rule.verdict == "refused")
+
+
+def test_what_only_latest_can_do_is_refused_elsewhere() -> None:
+    rule = Rule("grammar", "mixed chunk", "latest", "because")
+    both = ("grammar", "mixed chunk")
+
+    assert texts(scenario(*both, engine={"relay": "latest"}), rule) == []
+    assert texts(scenario(*both, engine={"relay": "pr25945"}), rule) == [
+        "grammar with mixed chunk runs only with relay latest: because"
+    ]
+    assert texts(scenario(*both, engine={"relays": ["latest", "pr25945"]}), rule) != []
+
+
+@pytest.mark.parametrize("section", ["speculative", "hisparse", "pipeline", "disaggregation"])
+def test_a_mode_that_is_not_built_is_refused(section: str) -> None:
+    changed = {
+        "speculative": {"steps": 5},
+        "hisparse": {"host_ratio": 3.0},
+        "pipeline": {"async_depth": 1},
+        "disaggregation": {"transfer": "fake"},
+    }[section]
+    [(path, text)] = findings(scenario(engine={section: changed}))
+
+    assert path == ("engine", section, *changed)
+    assert text.startswith("not available in this version: ")
+
+
+@pytest.mark.parametrize(
+    ("mode", "chosen"), [("mixed chunk", True), ("speculation v1", False), ("pipeline", False)]
+)
+def test_auto_overlaps_wherever_no_mode_forbids_it(mode: str, chosen: bool) -> None:
+    assert overlaps(scenario(mode, engine={"overlap": "auto"})) is chosen
+
+
+def test_an_explicit_overlap_is_taken_as_it_is() -> None:
+    assert overlaps(scenario("overlap"))
+    assert not overlaps(scenario())

@@ -1,0 +1,104 @@
+"""YAML to values: the scalars of YAML 1.2, the line of every key, and what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schedbench.scenarios.document import MAX_BYTES, read, scalar
+from schedbench.scenarios.problems import ScenarioError
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e9", 1e9),
+        ("1.5", 1.5),
+        (".5", 0.5),
+        ("-3", -3),
+        ("017", 17),
+        ("1_000", "1_000"),
+        ("0x10", "0x10"),
+        ("2023-11-16", "2023-11-16"),
+        ("true", True),
+        ("off", "off"),
+        ("no", "no"),
+        ("~", None),
+        ("", None),
+        ("9" * 20, 10**20 - 1),
+    ],
+)
+def test_plain_scalars_follow_yaml_1_2(text: str, value: object) -> None:
+    assert scalar(text) == value
+    assert type(scalar(text)) is type(value)
+
+
+def test_infinity_and_nan_are_numbers() -> None:
+    assert scalar("-.INF") == -math.inf
+    assert scalar(".nan") != scalar(".nan")
+
+
+def test_quoted_scalars_are_text() -> None:
+    assert read(b"{a: '1', b: \"true\"}", "f").data == {"a": "1", "b": "true"}
+
+
+def test_every_key_and_item_has_its_line() -> None:
+    document = read(b"a:\n  b: 1\n  c:\n    - x\n    - y\n", "f")
+
+    lines = {path: place.line for path, place in document.places.items()}
+    assert lines == {(): 1, ("a",): 1, ("a", "b"): 2, ("a", "c"): 3, ("a", "c", 0): 4, ("a", "c", 1): 5}
+
+
+def test_a_duplicate_key_is_a_problem_and_the_first_value_stays() -> None:
+    document = read(b"a: 1\nb: 2\na: 3\n", "f")
+
+    assert document.data == {"a": 1, "b": 2}
+    assert [str(problem) for problem in document.problems] == ["f:3: a: duplicate key, first given at line 1"]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"a: &x 1\nb: *x\n", "f:2: b: anchors and aliases are not supported"),
+        (b"a: !!python/name:os.system 1\n", "f:1: a: tags are not supported"),
+        (b'a: "\\ud800"\n', "f:1: a: expected text, got half of a surrogate pair"),
+    ],
+)
+def test_what_is_no_plain_value_is_a_problem(content: bytes, problem: str) -> None:
+    assert problem in map(str, read(content, "f").problems)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            b"a: 1\nb: [1, 2\n",
+            "f:3: not YAML: while parsing a flow sequence expected ',' or ']', but got '<stream end>'",
+        ),
+        (b"a: b: c", "f:1: not YAML: mapping values are not allowed here"),
+        (b"a: 1\n\xff", "f:2: expected UTF-8 text, got byte 0xff"),
+        (b"a: 1\n---\nb: 2\n", "f:2: expected one document, got a second one"),
+        (b"? [a]\n: 1", "f:1: expected a name as key, got a list, mapping or alias"),
+        (b"[" * 100_000, "f:1: nested deeper than 16 levels"),
+        (b"\x00", "f: not YAML: unacceptable character #x0000: special characters are not allowed"),
+        (b'"\\UFFFFFFFF"', "f: not YAML: Python int too large to convert to C int"),
+        (b"#" * (MAX_BYTES + 1), f"f: expected a scenario of at most {MAX_BYTES} bytes, got {MAX_BYTES + 1}"),
+    ],
+)
+def test_what_is_no_document_says_where_and_why(content: bytes, message: str) -> None:
+    with pytest.raises(ScenarioError) as refused:
+        read(content, "f")
+    assert str(refused.value) == message
+
+
+@given(st.binary() | st.text(alphabet="ab:-[]{},&*!|>'\"%@#?~\n \t\\").map(str.encode))
+def test_any_bytes_are_a_document_or_refused(content: bytes) -> None:
+    try:
+        document = read(content, "f")
+    except ScenarioError as refused:
+        assert refused.problems
+    else:
+        assert () in document.places

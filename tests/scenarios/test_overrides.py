@@ -1,0 +1,39 @@
+"""Shortened keys, as compare takes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from schedbench.scenarios.overrides import expand
+from schedbench.scenarios.problems import ScenarioError
+
+
+@pytest.mark.parametrize(
+    ("short", "full"),
+    [
+        ("overlap", "engine.overlap"),
+        ("relay", "engine.relay"),
+        ("relay.barrier", "engine.relay.barrier"),
+        ("engine.relay", "engine.relay"),
+        ("name", "name"),
+        ("requests", "workload.requests"),
+        ("stages", "engine.pipeline.stages"),
+        ("rate", "workload.arrival.rate"),
+        ("expect.decode.steady.copy.d2h", "expect.decode.steady.copy.d2h"),
+    ],
+)
+def test_a_key_may_be_shortened_where_it_is_clear(short: str, full: str) -> None:
+    assert expand(short) == full
+
+
+@pytest.mark.parametrize(
+    ("short", "message"),
+    [
+        ("seed", "--set: seed: ambiguous key, expected model.seed or measure.seed"),
+        ("overlp", "--set: overlp: unknown key, did you mean 'overlap'?"),
+    ],
+)
+def test_an_unclear_key_is_refused(short: str, message: str) -> None:
+    with pytest.raises(ScenarioError) as refused:
+        expand(short)
+    assert str(refused.value) == message

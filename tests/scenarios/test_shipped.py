@@ -1,0 +1,60 @@
+"""The scenarios that come with the package."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from schedbench.scenarios import catalog
+from schedbench.scenarios.loader import load
+from schedbench.scenarios.problems import ScenarioError
+from schedbench.scenarios.shipped import names
+from schedbench.scenarios.workload import build
+
+GIVEN = {"trace_mooncake": "workload.trace=FILE", "checkpoint": "model.path=DIR"}
+
+
+def test_the_catalog_has_every_scenario_with_a_sentence() -> None:
+    assert [entry["name"] for entry in catalog()] == names()
+    assert all(entry["about"].endswith(".") for entry in catalog())
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_shipped_scenario_is_sound_and_carries_its_own_name(name: str) -> None:
+    scenario = load(name, [GIVEN[name]] if name in GIVEN else [])
+
+    assert scenario.name == name
+    if scenario.workload.trace is None:
+        workload = build(scenario, vocab_size=512, context_len=131072, seed=0)
+        assert workload.achieved.clipped == 0
+
+
+@pytest.mark.parametrize(("name", "override"), GIVEN.items())
+def test_what_the_user_has_to_give_is_asked_for(name: str, override: str) -> None:
+    with pytest.raises(ScenarioError, match=f"{override.split('=')[0]}: has to be given: --set {override}$"):
+        load(name)
+
+
+def test_the_overlap_pair_differs_in_overlap_only() -> None:
+    on, off = load("overlap_on").expanded(), load("overlap_off", ["engine.overlap=true"]).expanded()
+
+    told = ("name", "about", "expect")
+    assert {key: on[key] for key in on if key not in told} == {
+        key: off[key] for key in off if key not in told
+    }
+
+
+@pytest.mark.parametrize("name", ["mixed", "overlap_on"])
+def test_a_steady_decode_step_promises_no_copy_and_no_sync_on_the_schedule_stream(name: str) -> None:
+    assert load(name).expect["decode.steady"] == {"schedule": {"h2d": 0, "d2h": 0, "sync": 0}}
+
+
+def test_listing_imports_neither_torch_nor_numpy_nor_pydantic() -> None:
+    program = (
+        "import sys; from schedbench.scenarios import catalog; catalog();"
+        "print([name for name in ('torch', 'numpy', 'pydantic') if name in sys.modules])"
+    )
+    listed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert listed.stdout == "[]\n"
