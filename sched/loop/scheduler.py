@@ -10,6 +10,7 @@ from ..admission.retraction import NewTokenRatio, new_pages, retraction_order
 from ..batch import ForwardMode, ScheduleBatch, StepResult
 from ..memory.allocation import evict_from_tree_cache
 from ..memory.release import release_kv_cache
+from ..model.grammar import GrammarError
 from ..observe import StepInfo, StepKind
 from ..request import Request, Status
 from .engine import Engine
@@ -81,10 +82,10 @@ class Scheduler:
         reason = self._refusal(req)
         if reason:
             close(self.engine, req, Status.REFUSED, reason)
-            return
-        if req.sampling.grammar is not None:
-            req.grammar = self.engine.grammars.start(req.sampling.grammar)
-        self.waiting_queue.append(req)
+        elif req.to_finish:
+            close(self.engine, req, Status.ABORTED, req.to_finish)
+        else:
+            self.waiting_queue.append(req)
 
     def _refusal(self, req: Request) -> str:
         config = self.engine.config
@@ -95,6 +96,15 @@ class Scheduler:
             return f"{prompt} prompt + {output} new tokens exceed the context length of {config.context_len}"
         if prompt + output + config.page_size >= self.engine.allocator.size:
             return f"{prompt} prompt + {output} new tokens exceed the KV pool of {self.engine.allocator.size} tokens"
+        return self._compile_grammar(req)
+
+    def _compile_grammar(self, req: Request) -> str:
+        if req.sampling.grammar is None:
+            return ""
+        try:
+            req.grammar = self.engine.grammars.start(req.sampling.grammar)
+        except GrammarError as error:
+            return str(error)
         return ""
 
     # ---- plan ----------------------------------------------------------------------------------------------
@@ -102,12 +112,9 @@ class Scheduler:
     def get_next_batch_to_run(self) -> ScheduleBatch | None:
         """The next step's batch, ready to launch: prefill first, else the running decodes; None when there is
         nothing to do."""
-        self._absorb_last_batch()
-        if self.running_batch.is_empty:
-            self.running_batch.batch_is_full = False
-        batch = self._new_prefill_batch()
+        batch = self._next_prefill_batch()
         if batch is None and not self.running_batch.is_empty:
-            batch = self._next_decode_batch()
+            batch = self._next_decode_batch() or self._next_prefill_batch()
         if batch is not None:
             self.next_step += 1
             self.engine.observer.kv_usage(self._used_tokens())
@@ -137,22 +144,29 @@ class Scheduler:
             merge_rows(self.engine, self.running_batch, last)
         self.last_batch = None
 
-    def _new_prefill_batch(self) -> ScheduleBatch | None:
-        if self.chunked_req is None and (self.running_batch.batch_is_full or not self.waiting_queue):
-            return None
-        free_rows = self._free_rows()
-        if free_rows <= 0 and self.chunked_req is None:
-            self.running_batch.batch_is_full = True
-            return None
-        engine = self.engine
-        size = self._order.examined(len(self.waiting_queue), free_rows)
-        with engine.observer.range("admit", self.next_step, size):
-            plan = self._plan_prefill(free_rows)
-        if plan.out_of_kv:
-            self.running_batch.batch_is_full = True
-        if not plan.requests:
-            return None
-        return self._build_prefill(plan)
+    def _next_prefill_batch(self) -> ScheduleBatch | None:
+        waiting = len(self.waiting_queue)
+        examined = self._order.examined(waiting, self._free_rows()) if waiting else 0
+        with self.engine.observer.range("admit", self.next_step, examined):
+            self._absorb_last_batch()
+            plan = self._plan_round()
+        return self._build_prefill(plan) if plan.requests else None
+
+    def _plan_round(self) -> PrefillPlan:
+        """Who is prefilled next, if anybody can be."""
+        running = self.running_batch
+        if running.is_empty:
+            running.batch_is_full = False
+        nobody = PrefillPlan((), self.chunked_req, out_of_kv=False)
+        if self.chunked_req is None:
+            if running.batch_is_full or not self.waiting_queue:
+                return nobody
+            if self._free_rows() <= 0:
+                running.batch_is_full = True
+                return nobody
+        plan = self._plan_prefill(self._free_rows())
+        running.batch_is_full |= plan.out_of_kv
+        return plan
 
     def _plan_prefill(self, free_rows: int) -> PrefillPlan:
         budget = PrefillBudget(

@@ -1,0 +1,91 @@
+"""``schedbench run``: one scenario, one document, one set of tables. Knows no measuring."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from .exits import GATE_FAILED, INTERRUPTED, WORKLOAD_FAILED, failing
+
+if TYPE_CHECKING:
+    from ..profiles.result import Result
+    from ..scenarios.schema import Scenario
+
+Device = Literal["auto", "cuda", "vgpu"]
+Format = Literal["table", "json", "md", "csv", "html"]
+
+
+def run(
+    scenario: Annotated[str, typer.Argument(help="A scenario file, or the name of a shipped one.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override any key, e.g. engine.overlap=false."),
+    ] = None,
+    device: Annotated[Device, typer.Option(help="auto takes CUDA where there is one.")] = "auto",
+    relay: Annotated[str | None, typer.Option(help="A relay state instead of the scenario's.")] = None,
+    expect: Annotated[
+        list[str] | None,
+        typer.Option(metavar="BUDGET", help="A budget, e.g. decode.steady.schedule.sync=0."),
+    ] = None,
+    save_tokens: Annotated[bool, typer.Option(help="Keep every request's tokens in the result.")] = False,
+    output_dir: Annotated[Path | None, typer.Option(help="Write result.json into this folder.")] = None,
+    form: Annotated[Format, typer.Option("--format", help="What to print on stdout.")] = "table",
+) -> None:
+    """Run one scenario and print what it cost.
+
+    Exit codes: 0 done; 1 a budget was broken; 2 usage or scenario; 3 this machine cannot; 4 the workload
+    failed; 130 interrupted.
+    """
+    with failing():
+        question = _load(scenario, overrides or [], relay, expect or [])
+        result = _execute(question, device, save_tokens=save_tokens)
+        if output_dir is not None:
+            output_dir.mkdir(parents=True, exist_ok=True)
+            result.write(output_dir / "result.json")
+        broken = _show(question, result, form)
+    raise typer.Exit(_exit_code(result, broken=broken))
+
+
+def _load(name: str, overrides: list[str], relay: str | None, expect: list[str]) -> Scenario:
+    from ..scenarios.loader import load
+
+    given = list(overrides)
+    if relay is not None:
+        given.append(f"engine.relay={relay}")
+    given += [f"expect.{budget}" for budget in expect]
+    return load(name, given)
+
+
+def _execute(scenario: Scenario, device: Device, *, save_tokens: bool) -> Result:
+    from ..profiles.execute import Options, execute
+    from ..profiles.resolve import resolve
+    from .progress import watching
+
+    resolved = resolve(scenario)
+    options = Options(
+        device=device, save_tokens=save_tokens, command=shlex.join(["schedbench", *sys.argv[1:]])
+    )
+    with watching() as listeners:
+        return execute(resolved, resolved.relays[0], options, listeners)
+
+
+def _show(scenario: Scenario, result: Result, form: Format) -> bool:
+    """Print the result; returns whether a budget was broken."""
+    from ..profiles.budget import breaches
+    from .render import show
+
+    broken = breaches(scenario.expect, result)
+    show(result, broken, form)
+    return bool(broken)
+
+
+def _exit_code(result: Result, *, broken: bool) -> int:
+    if result.run.cancelled:
+        return INTERRUPTED
+    if result.requests and not any(row.status in ("finished", "aborted") for row in result.requests):
+        return WORKLOAD_FAILED
+    return GATE_FAILED if broken else 0

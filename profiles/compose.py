@@ -1,0 +1,153 @@
+"""From a scenario, a device and listeners to a scheduler that is ready to run. The only place where parts meet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from ..scenarios.combinations import overlaps
+from ..sched.config import EngineConfig
+from ..sched.loop.engine import Engine, Source
+from ..sched.loop.scheduler import Scheduler
+from ..sched.memory.chunk import ChunkCache
+from ..sched.memory.kv import KVPool
+from ..sched.memory.radix import RadixCache
+from ..sched.memory.slots import ReqToTokenPool
+from ..sched.memory.tokens import KVAllocator, PagedAllocator, TokenAllocator
+from ..sched.model.checkpoint import load_weights
+from ..sched.model.decoder import Decoder, Model
+from ..sched.model.grammar import Grammar, GrammarCache, Spec
+from ..sched.model.runner import ModelRunner
+from ..sched.model.sampler import Sampler
+from ..sched.model.tags import TaggedDecoder, TagPool
+from ..sched.model.weights import Weights, empty_weights, seeded_weights
+from ..sched.observe import Clock, Observer
+from ..sched.relay.desk import Desk, Streams
+from ..sched.relay.futures import FutureMap
+from ..sched.relay.row import Relay
+from ..sched.relay.states import RelayChoice
+from .machine import Machine
+from .resolve import Resolved
+
+
+class _Grammars:
+    """Compiles grammars for a model that may not be able to have any, once one is asked for."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+
+    @cached_property
+    def _cache(self) -> GrammarCache:
+        return GrammarCache(self._config.vocab_size, self._config.eos_token_ids)
+
+    def start(self, spec: Spec) -> Grammar:
+        return self._cache.start(spec)
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    scheduler: Scheduler
+    tags: TagPool | None  # only with values none
+
+
+def engine_config(resolved: Resolved, machine: Machine) -> EngineConfig:
+    """The scenario's engine on that machine, with nothing left open."""
+    scenario, model = resolved.scenario, resolved.model
+    engine = scenario.engine
+    return EngineConfig(
+        device=machine.device,
+        capabilities=machine.capabilities,
+        overlap=overlaps(scenario),
+        chunked_prefill_size=engine.chunked_prefill_size,
+        mixed_chunk=engine.mixed_chunk,
+        page_size=engine.page_size,
+        radix_cache=engine.radix_cache,
+        policy=engine.policy,
+        max_running_requests=engine.max_running_requests,
+        kv_tokens=engine.kv_tokens // engine.page_size * engine.page_size,
+        context_len=model.max_positions,
+        max_prefill_tokens=engine.max_prefill_tokens,
+        schedule_conservativeness=engine.schedule_conservativeness,
+        cuda_graph=engine.cuda_graph,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        seed=scenario.measure.seed,
+    )
+
+
+def compose(
+    resolved: Resolved,
+    *,
+    relay: RelayChoice,
+    machine: Machine,
+    observer: Observer,
+    clock: Clock,
+    source: Source,
+) -> Composition:
+    """Raises CheckpointError when the scenario's checkpoint cannot be read."""
+    config = engine_config(resolved, machine)
+    streams = _streams(config, observer)
+    slots = ReqToTokenPool(config.max_running_requests, config.context_len, device=config.device)
+    allocator = _allocator(config)
+    decoder, tags = _model(resolved, config, slots)
+    desk = Desk(config, streams, FutureMap(config.max_running_requests + 1, config.device), observer)
+    with streams.on(streams.forward):
+        runner = ModelRunner(decoder, config)
+    engine = Engine(
+        config=config,
+        slots=slots,
+        allocator=allocator,
+        cache=(RadixCache if config.radix_cache else ChunkCache)(slots, allocator),
+        runner=runner,
+        sampler=Sampler(),
+        grammars=_Grammars(config),
+        relay=Relay(relay.row(overlap=config.overlap), desk),
+        source=source,
+        clock=clock,
+        observer=observer,
+    )
+    return Composition(Scheduler(engine), tags)
+
+
+def _streams(config: EngineConfig, observer: Observer) -> Streams:
+    streams = Streams.of(config)
+    for name in ("copy", "forward", "schedule"):  # the last name stays where all three are one
+        observer.stream(name, getattr(streams, name))
+    return streams
+
+
+def _allocator(config: EngineConfig) -> KVAllocator:
+    if config.page_size == 1:
+        return TokenAllocator(config.kv_tokens, config.device)
+    return PagedAllocator(config.kv_tokens, config.page_size, device=config.device)
+
+
+def _weights(resolved: Resolved, device: torch.device) -> Weights:
+    scenario, model = resolved.scenario, resolved.model
+    if scenario.device.values == "none":
+        return empty_weights(model, device=device)
+    if resolved.checkpoint is None:
+        return seeded_weights(model, seed=scenario.model.seed, device=device)
+    return load_weights(resolved.checkpoint, model, device=device)
+
+
+def _model(
+    resolved: Resolved, config: EngineConfig, slots: ReqToTokenPool
+) -> tuple[Model, TagPool | None]:
+    model = resolved.model
+    kv = KVPool(
+        num_layers=model.num_layers,
+        tokens=config.kv_tokens,
+        page_size=config.page_size,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=model.dtype,
+        device=config.device,
+    )
+    decoder = Decoder(model, _weights(resolved, config.device), kv=kv, req_to_token=slots.req_to_token)
+    if resolved.scenario.device.values == "real":
+        return decoder, None
+    tags = TagPool(kv.slots, device=config.device)
+    return TaggedDecoder(decoder, tags, req_to_token=slots.req_to_token), tags

@@ -1,0 +1,100 @@
+"""One scenario, one relay, one result document."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from ..scenarios.schema import Scenario
+from ..sched.observe import Observer
+from ..sched.relay.states import RelayChoice
+from .answers import Parts
+from .environment import environment, tool
+from .machine import Machine
+from .machines import Kind, chosen, open_machine
+from .resolve import Resolved
+from .result import Abstained, Outputs, RelayPart, RequestRow, Result, Run, ScenarioPart, digest
+from .runner import Bench, Pass, Valve
+
+# Listeners of the caller's, made once the machine and the workload's size are known.
+Listeners = Callable[[Machine, int], Iterable[Observer]]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    device: Kind = "auto"
+    save_tokens: bool = False
+    command: str = ""
+
+
+def execute(
+    resolved: Resolved, relay: RelayChoice, options: Options, listeners: Listeners = lambda *_: ()
+) -> Result:
+    """Run and judge nothing. Raises MachineError, CheckpointError, ScenarioError, TraceError."""
+    valve = Valve()
+    started, begin = datetime.now(UTC), time.perf_counter()
+    scenario = resolved.scenario
+    with open_machine(chosen(options.device, scenario), resolved, valve) as machine:
+        bench = Bench(resolved, machine, relay, valve)
+        bench.warm_up()
+        done = bench.measure(lambda workload: listeners(machine, len(workload)))
+        parts = done.answers.finish(machine.names, exact=machine.exact, save_tokens=options.save_tokens)
+        run = _run(options, started, time.perf_counter() - begin, done)
+        return _result(scenario, relay, machine, parts, done, run)
+
+
+def _run(options: Options, started: datetime, wall_s: float, done: Pass) -> Run:
+    return Run(
+        id=uuid.uuid4().hex,
+        command=options.command,
+        started=started.isoformat(timespec="seconds"),
+        wall_s=wall_s,
+        emulation_speed=(done.end - done.start) / 1e9 / wall_s,
+        cancelled=done.cancelled,
+    )
+
+
+def _result(
+    scenario: Scenario, relay: RelayChoice, machine: Machine, parts: Parts, done: Pass, run: Run
+) -> Result:
+    return Result(
+        tool=tool(),
+        run=run,
+        environment={**environment(), **machine.environment},
+        labels=machine.labels,
+        scenario=ScenarioPart(expanded=scenario.expanded(), sha256=scenario.sha256),
+        relay=RelayPart(state=relay.state.name, switches=dict(relay.switches)),
+        hardware=machine.hardware,
+        hazards=Abstained(abstained="hazards are not checked in this version"),
+        **parts._replace(outputs=_outputs(done), requests=_counted_from(done.start, parts.requests))._asdict(),
+    )
+
+
+def _counted_from(start: int, rows: tuple[RequestRow, ...]) -> tuple[RequestRow, ...]:
+    """Instants from the start of the measured workload on."""
+    return tuple(
+        row.model_copy(
+            update={
+                name: value - start
+                for name in ("arrival", "first_token", "finish")
+                if (value := getattr(row, name)) is not None
+            }
+        )
+        for row in rows
+    )
+
+
+def _outputs(done: Pass) -> Outputs | Abstained:
+    """What a damaged KV slot added up to enters the digest as one more token."""
+    if done.cancelled:
+        return Abstained(abstained="the run was interrupted")
+    damage = done.damage
+    return Outputs(
+        digest=digest(
+            (record.id, [*record.output_ids, *([damage[record.id]] if record.id in damage else [])])
+            for record in done.answers.requests.in_order()
+        )
+    )

@@ -1,0 +1,54 @@
+"""Opens the machine that a run asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Literal
+
+import torch
+
+from ..scenarios.schema import Scenario
+from .machine import Machine, MachineError
+from .resolve import Resolved
+from .result import HardwarePart, Labels
+from .timeline import Sink
+from .vgpu import open_vgpu
+
+Kind = Literal["auto", "cuda", "vgpu"]
+
+
+def chosen(kind: Kind, scenario: Scenario) -> Literal["cuda", "vgpu"]:
+    """``auto`` takes CUDA where there is one and the scenario's values are real. Raises MachineError."""
+    if kind == "auto":
+        return "cuda" if torch.cuda.is_available() and scenario.device.values == "real" else "vgpu"
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise MachineError("no CUDA device here (torch.cuda.is_available() is False); --device vgpu emulates one")
+    if kind == "cuda" and scenario.device.values == "none":
+        raise MachineError("device.values: none skips the arithmetic and exists only on the virtual GPU")
+    return kind
+
+
+def open_machine(
+    kind: Literal["cuda", "vgpu"], resolved: Resolved, sink: Sink
+) -> AbstractContextManager[Machine]:
+    return _virtual(resolved, sink)
+
+
+@contextmanager
+def _virtual(resolved: Resolved, sink: Sink) -> Iterator[Machine]:
+    scenario, hardware = resolved.scenario, resolved.hardware
+    with open_vgpu(hardware, values=scenario.device.values, sink=sink) as gpu:
+        yield Machine(
+            device=gpu.device,
+            capabilities=gpu.capabilities,
+            clock=gpu.clock,
+            observer=gpu.observer,
+            names=gpu,
+            labels=Labels(emulated=True, host=scenario.device.host),
+            hardware=HardwarePart(name=hardware.name, sha256=hardware.sha256),
+            exact=scenario.device.host == "modelled",
+            flush=gpu.flush,
+            peek=gpu.peek,
+            environment={},
+        )

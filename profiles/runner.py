@@ -1,0 +1,163 @@
+"""Runs a scenario: machine, composition, warm-up, measured workload, result.
+
+Four doors let a caller replace the world: the machine (device and clock), the seed, and listeners of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ..scenarios.schema import Scenario
+from ..scenarios.workload import Achieved, Workload, build
+from ..sched.loop.overlapped import run_overlapped
+from ..sched.loop.scheduler import Scheduler
+from ..sched.loop.serial import run_serial
+from ..sched.observe import Observer, Silence
+from ..sched.relay.states import RelayChoice
+from ..sched.request import Request, Status
+from .answers import Answers
+from .audit import TagAudit
+from .chorus import Chorus
+from .compose import Composition, compose
+from .feed import ABORTED, Feed
+from .machine import Machine
+from .metrics.periods import VisibleSleep
+from .nvtx_ranges import NvtxRanges, listening
+from .resolve import Resolved
+from .timeline import Window
+
+# The warm-up's requests are drawn with their own seed; they are nobody's result.
+WARMUP_SEED = 0x5EED
+
+
+@dataclass(slots=True)
+class Valve:
+    """A sink that lets windows through once there is someone to take them."""
+
+    answers: Answers | None = None
+
+    def feed(self, window: Window) -> None:
+        if self.answers is not None:
+            self.answers.feed(window)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One run of the workload, and everything that listened."""
+
+    answers: Answers
+    start: int  # ns; instants of the result count from here
+    end: int
+    achieved: Achieved
+    damage: dict[str, int]
+    cancelled: bool
+
+
+@dataclass(slots=True)
+class Bench:
+    """A composed scheduler on a machine, with the listeners that every run has."""
+
+    resolved: Resolved
+    machine: Machine
+    relay: RelayChoice
+    valve: Valve
+    _composition: Composition = field(init=False)
+    _chorus: Chorus = field(init=False)
+    _feed: Feed = field(init=False)
+    _clock: VisibleSleep = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._feed = Feed()
+        self._chorus = Chorus(*self._always())
+        self._clock = VisibleSleep(self.machine.clock, self._chorus)
+        self._composition = compose(
+            self.resolved,
+            relay=self.relay,
+            machine=self.machine,
+            observer=self._chorus,
+            clock=self._clock,
+            source=self._feed,
+        )
+
+    @property
+    def scenario(self) -> Scenario:
+        return self.resolved.scenario
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self._composition.scheduler
+
+    def warm_up(self) -> None:
+        """Run the warm-up's requests unobserved; what they left in the prefix cache is dropped."""
+        count = self.scenario.measure.warmup_requests
+        if not count or self.scenario.workload.trace is not None:
+            return
+        workload = self.scenario.workload.model_copy(update={"requests": count})
+        scenario = self.scenario.model_copy(update={"workload": workload})
+        self._load(self._built(scenario, self.scenario.measure.seed ^ WARMUP_SEED))
+        self._chorus.tune(*self._always(), self._aborts())
+        self._loop()
+        cache = self.scheduler.engine.cache
+        cache.evict(cache.evictable_size())
+        self.machine.flush()
+
+    def measure(self, listeners: Callable[[Workload], Iterable[Observer]]) -> Pass:
+        """Run the scenario's workload once. Ctrl-C ends it early: what is there is kept, and marked."""
+        answers = Answers(self._clock)
+        damage: dict[str, int] = {}
+        workload = self._built(self.scenario, self.scenario.measure.seed)
+        mine: list[Observer] = [*answers.listeners, self._aborts(), *listeners(workload)]
+        if self._composition.tags is not None:
+            audit = TagAudit(self._composition.tags, self.scheduler.engine.slots, self.machine.peek)
+            mine.append(audit)
+            damage = audit.damage
+        start = self._load(workload)
+        self._chorus.tune(*self._always(), *mine)
+        self.valve.answers = answers
+        cancelled = False
+        try:
+            self._loop()
+        except KeyboardInterrupt:
+            cancelled = True
+            self._give_up(answers)
+        self.machine.flush()
+        return Pass(answers, start, self.machine.clock.now(), workload.achieved, damage, cancelled)
+
+    def _always(self) -> Sequence[Observer]:
+        return (self.machine.observer, *((NvtxRanges(),) if listening() else ()))
+
+    def _aborts(self) -> Observer:
+        return _Aborts(self._feed, self.scheduler)
+
+    def _built(self, scenario: Scenario, seed: int) -> Workload:
+        model = self.resolved.model
+        return build(scenario, vocab_size=model.vocab_size, context_len=model.max_positions, seed=seed)
+
+    def _load(self, workload: Workload) -> int:
+        start = self.machine.clock.now()
+        self._feed.load(workload, start=start)
+        return start
+
+    def _loop(self) -> None:
+        loop = run_overlapped if self.scheduler.engine.config.overlap else run_serial
+        loop(self.scheduler)
+
+    def _give_up(self, answers: Answers) -> None:
+        for request in self._feed.alive:
+            request.status = Status.CANCELLED
+            request.reason = "interrupted"
+            request.finished_at = self.machine.clock.now()
+            answers.requests.ended(request)
+
+
+class _Aborts(Silence):
+    """The workload's script of clients that go away."""
+
+    def __init__(self, feed: Feed, scheduler: Scheduler) -> None:
+        self._feed = feed
+        self._scheduler = scheduler
+
+    def tokens(self, request: Request, count: int) -> None:  # noqa: ARG002
+        if self._feed.aborts_now(request):
+            self._scheduler.abort(request, ABORTED)
