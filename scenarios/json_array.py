@@ -18,17 +18,15 @@ def objects(file: BinaryIO, name: str) -> Iterator[tuple[Line, dict[str, Any]]]:
     if window.peek() != "[":
         raise window.line().error("expected a JSON array, beginning with '['")
     window.drop(1)
-    if window.peek() == "]":
-        return
-    while True:
+    more = window.peek() != "]"
+    while more:
+        if window.peek() != "{":
+            raise window.line().error("expected an object")
         yield window.line(), window.object()
-        match window.peek():
-            case ",":
-                window.drop(1)
-            case "]":
-                return
-            case _:
-                raise window.line().error("expected ',' or ']' after a conversation")
+        if (after := window.peek()) not in (",", "]"):
+            raise window.line().error("expected ',' or ']' after a conversation")
+        more = after == ","
+        window.drop(1)
 
 
 class _Window:
@@ -52,8 +50,6 @@ class _Window:
                 return self.text[:1]
 
     def object(self) -> dict[str, Any]:
-        if self.peek() != "{":
-            raise self.line().error("expected an object")
         while True:
             try:
                 value, end = json.JSONDecoder().raw_decode(self.text)
