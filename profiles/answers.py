@@ -18,7 +18,7 @@ from .metrics.requests import RequestLog, RequestRecord
 from .metrics.throughput import steady_throughput, throughput
 from .metrics.waiting import Waiting, WaitingSink
 from .result import Abstained, CopyRow, IdlePart, KindCounts, Metric, Outputs, RequestRow, SyncRow, digest
-from .rows import copy_rows, named_tallies, per_step, sync_rows
+from .rows import copy_rows, per_step, sync_rows
 from .timeline import Names, Window
 
 Metrics = dict[str, Metric | Abstained]
@@ -59,7 +59,6 @@ class Answers:
         """After the last window. ``exact``: the numbers repeat byte for byte."""
         waiting = self.waiting.finish()
         self.counts.finish()
-        tallies = named_tallies(self.counts.tallies(), names)
         records = self.requests.in_order()
         return Parts(
             metrics={
@@ -67,7 +66,7 @@ class Answers:
                 **_period_metrics(self.periods.by_kind, exact=exact),
                 **_waiting_metrics(waiting, exact=exact),
             },
-            per_step=per_step(self.counts.steps, tallies),
+            per_step=per_step(self.counts.steps, self.counts.tallies(), names),
             copies=copy_rows(self.counts.lines.copies, names),
             syncs=sync_rows(self.counts.lines.calls, names),
             idle=idle_part(waiting),

@@ -1,22 +1,21 @@
-"""Budgets: the most that any single step of a kind may do on a stream."""
+"""Budgets: the most that any single step of a kind may do on a stream. Judges results, fresh or stored."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
-from .metrics.counts import CountsSink, Tally
-from .metrics.lines import KERNEL_COPY, CallLine, CopyLine, Cost
-from .rows import NamedPlace, named_tallies, stream_name
-from .timeline import Names, Site
+from .metrics.steps import STEADY
+from .result import CopyRow, CountSummary, Result, SitePart, SyncRow
 
-Budget = Mapping[str, Mapping[str, Mapping[str, int]]]  # kind -> stream -> counter -> allowed per step
+# kind -> stream -> counter -> allowed per step
+Budget = Mapping[Any, Mapping[Any, Mapping[Any, int]]]
 
 
 class Offender(NamedTuple):
-    """A source line that made some of what was counted, over all steps of the kind."""
+    """A source line that made some of what was counted, ``times`` over all steps of the kind."""
 
-    site: Site | None
+    site: SitePart | None
     range: str
     times: int
 
@@ -31,54 +30,53 @@ class Breach(NamedTuple):
     offenders: tuple[Offender, ...]  # most frequent first
 
 
-def breaches(budget: Budget, counts: CountsSink, names: Names) -> list[Breach]:
+def breaches(budget: Budget, result: Result) -> list[Breach]:
     """What was broken, in the budget's order. A kind without steps breaks nothing: see ``untested``."""
-    tallies = named_tallies(counts.tallies(), names)
     broken = []
-    for place, allowed in _entries(budget):
-        tally = tallies.get(place)
+    for kind, stream, counter, allowed in _entries(budget):
+        tally = _tally(result, kind=kind, stream=stream, counter=counter)
         if tally is not None and tally.max > allowed:
-            broken.append(_breach(place, allowed, tally, _offenders(place, counts, names)))
+            offenders = _offenders(result, kind=kind, stream=stream, counter=counter)
+            broken.append(Breach(kind, stream, counter, allowed, tally.max, tally.steps_with, offenders))
     return broken
 
 
-def untested(budget: Budget, counts: CountsSink) -> list[str]:
+def untested(budget: Budget, result: Result) -> list[str]:
     """Kinds of the budget that no step had, so that keeping it means nothing."""
-    return [kind for kind in budget if not counts.steps[kind]]
+    return [kind for kind in budget if kind not in result.per_step]
 
 
-def _entries(budget: Budget) -> Iterable[tuple[NamedPlace, int]]:
+def _entries(budget: Budget) -> Iterator[tuple[str, str, str, int]]:
     for kind, streams in budget.items():
         for stream, counters in streams.items():
             for counter, allowed in counters.items():
-                yield NamedPlace(kind, stream, counter), allowed
+                yield kind, stream, counter, allowed
 
 
-def _breach(place: NamedPlace, allowed: int, tally: Tally, offenders: tuple[Offender, ...]) -> Breach:
-    return Breach(place.kind, place.stream, place.counter, allowed, tally.max, tally.steps_with, offenders)
+def _tally(result: Result, *, kind: str, stream: str, counter: str) -> CountSummary | None:
+    if kind not in result.per_step:
+        return None
+    return result.per_step[kind].streams.get(stream, {}).get(counter)
 
 
-def _offenders(place: NamedPlace, counts: CountsSink, names: Names) -> tuple[Offender, ...]:
-    found: dict[tuple[Site | None, str], int] = {}
-    lines: list[tuple[CopyLine | CallLine, Cost]] = [
-        *counts.lines.copies.items(),
-        *counts.lines.calls.items(),
-    ]
-    for line, cost in lines:
-        if _counts_for(line, place, names):
-            key = (names.sites[line.site] if line.site >= 0 else None, line.range)
-            found[key] = found.get(key, 0) + cost.count
-    ordered = sorted(found.items(), key=lambda entry: (-entry[1], str(entry[0])))
-    return tuple(Offender(site, where, times) for (site, where), times in ordered)
+def _offenders(result: Result, *, kind: str, stream: str, counter: str) -> tuple[Offender, ...]:
+    """Kernels are not kept by source line, so theirs are unknown."""
+    found: dict[tuple[SitePart | None, str], int] = {}
+    base = kind.removesuffix(STEADY)
+    rows: tuple[CopyRow | SyncRow, ...] = (*result.copies, *result.syncs)
+    for row in rows:
+        if row.kind == base and row.stream == stream and _counted(row, counter):
+            times = row.count if kind == base else row.steady
+            found[row.site, row.range] = found.get((row.site, row.range), 0) + times
+    offenders = (Offender(site, where, times) for (site, where), times in found.items() if times)
+    return tuple(sorted(offenders, key=lambda offender: (-offender.times, str(offender))))
 
 
-def _counts_for(line: CopyLine | CallLine, place: NamedPlace, names: Names) -> bool:
-    kind_fits = line.kind == place.kind or line.kind.startswith(f"{place.kind}.")
-    if not kind_fits or stream_name(names, line.stream) != place.stream:
-        return False
-    if isinstance(line, CallLine):
-        return place.counter == "sync" and line.sync
-    direction, _, quality = place.counter.partition("_")
-    if line.direction != direction or line.direction == KERNEL_COPY:
-        return False
-    return not quality or quality == line.host_memory or (quality == "blocking" and line.blocking)
+def _counted(row: CopyRow | SyncRow, counter: str) -> bool:
+    if isinstance(row, SyncRow):
+        return counter == "sync" and row.sync
+    direction, _, quality = counter.partition("_")
+    return (
+        row.direction == direction != "kernel"
+        and (not quality or quality == row.host_memory or (quality == "blocking" and row.blocking))
+    )  # fmt: skip

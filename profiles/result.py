@@ -101,7 +101,8 @@ class CountSummary(Part):
 
 
 class KindCounts(Part):
-    """Steps of a kind and, by stream, the counts of h2d, d2h, d2d, sync and kernel."""
+    """Steps of a kind and, by stream, the counts of h2d, d2h, d2d, memset, sync and kernel, and of the finer
+    h2d_pinned, h2d_pageable, h2d_blocking and their d2h likes. What never happened is left out."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="allow")
     __pydantic_extra__: dict[str, dict[str, CountSummary]] = Field(init=False)
@@ -132,6 +133,7 @@ class CopyRow(Part):
     host_memory: str
     blocking: bool
     count: int
+    steady: int  # of count, those in steady decodes
     bytes: int
     host_us: float  # its calls waited for the device
     exposed_us: float
@@ -145,7 +147,9 @@ class SyncRow(Part):
     kind: str
     stream: str
     call: str
+    sync: bool  # its purpose is to wait
     count: int
+    steady: int  # of count, those in steady decodes
     host_us: float
     exposed_us: float
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
-from .metrics.counts import COUNTERS, Place, Tally
+from .metrics.counts import Place, Tally
 from .metrics.lines import CallLine, CopyLine, Cost
 from .metrics.steps import STEADY
 from .result import CopyRow, CountSummary, KindCounts, SitePart, SyncRow
@@ -14,32 +14,15 @@ from .timeline import Names
 Line = TypeVar("Line", CopyLine, CallLine)
 
 
-class NamedPlace(NamedTuple):
-    """``Place`` with the stream's name."""
-
-    kind: str
-    stream: str
-    counter: str
-
-
 def stream_name(names: Names, stream: int) -> str:
     return names.streams.get(stream, f"stream {stream}")
 
 
-def named_tallies(tallies: Mapping[Place, Tally], names: Names) -> dict[NamedPlace, Tally]:
-    return {
-        NamedPlace(place.kind, stream_name(names, place.stream), place.counter): tally
-        for place, tally in tallies.items()
-    }
-
-
-def per_step(steps: Mapping[str, int], tallies: Mapping[NamedPlace, Tally]) -> dict[str, KindCounts]:
-    """The result document's ``per_step``; finer counters are left to budgets."""
+def per_step(steps: Mapping[str, int], tallies: Mapping[Place, Tally], names: Names) -> dict[str, KindCounts]:
     streams: dict[str, dict[str, dict[str, CountSummary]]] = {kind: {} for kind in sorted(steps)}
     for place, tally in tallies.items():
-        if place.counter in COUNTERS:
-            counters = streams[place.kind].setdefault(place.stream, {})
-            counters[place.counter] = CountSummary(**tally._asdict())
+        counters = streams[place.kind].setdefault(stream_name(names, place.stream), {})
+        counters[place.counter] = CountSummary(**tally._asdict())
     return {kind: KindCounts.model_validate({"steps": steps[kind], **streams[kind]}) for kind in streams}
 
 
@@ -55,11 +38,12 @@ def copy_rows(lines: Mapping[CopyLine, Cost], names: Names) -> tuple[CopyRow, ..
             host_memory=line.host_memory,
             blocking=line.blocking,
             count=cost.count,
+            steady=steady,
             bytes=cost.bytes,
             host_us=cost.host_ns / 1e3,
             exposed_us=cost.exposed_ns / 1e3,
         )
-        for line, cost in _without_steady(lines).items()
+        for line, (cost, steady) in _without_steady(lines).items()
     ]
     return tuple(sorted(rows, key=_weight))
 
@@ -73,11 +57,13 @@ def sync_rows(lines: Mapping[CallLine, Cost], names: Names) -> tuple[SyncRow, ..
             kind=line.kind,
             stream=stream_name(names, line.stream),
             call=line.call,
+            sync=line.sync,
             count=cost.count,
+            steady=steady,
             host_us=cost.host_ns / 1e3,
             exposed_us=cost.exposed_ns / 1e3,
         )
-        for line, cost in _without_steady(lines).items()
+        for line, (cost, steady) in _without_steady(lines).items()
     ]
     return tuple(sorted(rows, key=_weight))
 
@@ -86,11 +72,14 @@ def site_part(names: Names, site: int) -> SitePart | None:
     return SitePart(**names.sites[site]._asdict()) if site >= 0 else None
 
 
-def _without_steady(lines: Mapping[Line, Cost]) -> dict[Line, Cost]:
-    """Steady decodes are decodes: their lines are added to those of the kind."""
-    merged: dict[Line, Cost] = {}
+def _without_steady(lines: Mapping[Line, Cost]) -> dict[Line, tuple[Cost, int]]:
+    """Steady decodes are decodes: their lines are added to those of the kind, with how many they were."""
+    merged: dict[Line, tuple[Cost, int]] = {}
     for line, cost in lines.items():
-        merged.setdefault(line._replace(kind=line.kind.removesuffix(STEADY)), Cost()).add(cost)
+        kind = line.kind.removesuffix(STEADY)
+        whole, steady = merged.get(line._replace(kind=kind), (Cost(), 0))
+        whole.add(cost)
+        merged[line._replace(kind=kind)] = whole, steady + (cost.count if kind != line.kind else 0)
     return merged
 
 

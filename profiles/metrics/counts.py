@@ -13,14 +13,13 @@ from .lines import Lines
 from .steps import OUTSIDE, StepGate, labels
 
 LAG: Final = 8  # more than the waiting sink's, whose exposures are taken when a step is folded
-COUNTERS: Final = ("h2d", "d2h", "d2d", "sync", "kernel")
 _COPIES: Final = frozenset(("h2d", "d2h", "d2d"))
 _key = attrgetter("step", "stream", "kind")
 
 
 class Place(NamedTuple):
-    """What is counted per step. ``counter`` is one of COUNTERS, or a copy direction with its host
-    memory or ``blocking``, as in ``h2d_pageable``."""
+    """What is counted per step. ``counter`` is an op's kind or ``sync``, or a copy's direction with its
+    host memory or ``blocking``, as in ``h2d_pageable``."""
 
     kind: str
     stream: int

@@ -1,0 +1,68 @@
+"""Budgets against a stored result: what breaks them, and which lines are to blame."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from schedbench.profiles.budget import breaches, untested
+from schedbench.profiles.result import Result, read
+
+
+@pytest.fixture
+def result() -> Result:
+    return read(Path(__file__).parent / "sample_result.json")
+
+
+def blamed(breach) -> list[tuple[str, int]]:
+    return [
+        (offender.site.function if offender.site else "", offender.times) for offender in breach.offenders
+    ]
+
+
+def test_a_budget_that_is_kept(result):
+    budget = {
+        "decode": {"schedule": {"h2d": 4, "d2h": 1, "sync": 0}},
+        "decode.steady": {"schedule": {"h2d": 0, "d2h": 0, "sync": 0}, "forward": {"sync": 0}},
+    }
+    assert breaches(budget, result) == []
+
+
+def test_the_worst_step_breaks_it_not_the_median(result):
+    (breach,) = breaches({"decode": {"schedule": {"h2d": 3, "d2h": 1}}}, result)
+    assert (breach.kind, breach.stream, breach.counter) == ("decode", "schedule", "h2d")
+    assert (breach.allowed, breach.seen, breach.steps_with) == (3, 4, 60)
+
+
+def test_lines_are_blamed_by_kind_stream_direction_and_quality(result):
+    (breach,) = breaches({"decode": {"schedule": {"d2h": 0}}}, result)
+    assert blamed(breach) == [("pull_lengths", 350)]
+    (breach,) = breaches({"decode": {"copy": {"d2h": 0}}}, result)
+    assert blamed(breach) == [("copy_result", 700)]
+    (breach,) = breaches({"decode": {"schedule": {"d2h_blocking": 0}}}, result)
+    assert blamed(breach) == [("pull_lengths", 350)]
+    (breach,) = breaches({"mixed": {"copy": {"sync": 0}}}, result)
+    assert blamed(breach) == [("", 40)]
+
+
+def test_steady_steps_blame_only_what_happened_in_them(result):
+    (breach,) = breaches({"decode.steady": {"copy": {"d2h": 0}}}, result)
+    assert (breach.seen, blamed(breach)) == (1, [("copy_result", 350)])
+
+
+def test_kernels_are_not_kept_by_line(result):
+    (breach,) = breaches({"decode": {"forward": {"kernel": 10}}}, result)
+    assert (breach.seen, breach.offenders) == (302, ())
+
+
+def test_breaches_come_in_the_order_of_the_budget(result):
+    budget = {"mixed": {"schedule": {"h2d": 0, "d2h": 0}}, "decode": {"copy": {"sync": 0}}}
+    found = [(breach.kind, breach.counter) for breach in breaches(budget, result)]
+    assert found == [("mixed", "h2d"), ("mixed", "d2h"), ("decode", "sync")]
+
+
+def test_a_budget_for_a_kind_without_steps_is_untested(result):
+    budget = {"verify": {"schedule": {"h2d": 0}}, "decode": {}}
+    assert breaches(budget, result) == []
+    assert untested(budget, result) == ["verify"]
