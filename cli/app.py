@@ -1,0 +1,60 @@
+"""The command line: one Typer app over the modules of this room.
+
+Nothing heavy is imported before a command runs; every command imports what it calls.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from .doctor import doctor
+from .errors import exit_code, message
+from .explain import explain
+from .list import show
+from .run import run
+
+app = typer.Typer(
+    name="schedbench",
+    help="Run, measure and judge an LLM inference scheduler, on CUDA or on a virtual GPU.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from schedbench import __version__
+
+        typer.echo(f"schedbench {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None: ...
+
+
+app.command("run")(run)
+app.command("list")(show)
+app.command("explain")(explain)
+app.command("doctor")(doctor)
+
+
+def main() -> None:
+    """Run the command line. Errors of the user's making are one clear message, without a traceback."""
+    try:
+        app()
+    except Exception as error:
+        code = exit_code(error)
+        if code is None:
+            raise
+        typer.echo(f"schedbench: {message(error)}", err=True)
+        sys.exit(code)

@@ -1,0 +1,27 @@
+"""``schedbench doctor``: what this machine can do."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Literal
+
+import typer
+
+from .errors import UNABLE
+
+
+def doctor(
+    form: Annotated[Literal["table", "json"], typer.Option("--format", help="A table, or JSON.")] = "table",
+) -> None:
+    """Check what this machine can do; exit code 3 if it can run nothing."""
+    from ..profiles.checkup import checkup
+
+    checks = checkup()
+    if form == "json":
+        typer.echo(json.dumps([check._asdict() for check in checks], indent=1))
+    else:
+        width = max(len(check.name) for check in checks)
+        for check in checks:
+            typer.echo(f"{'ok' if check.ok else '–':2}  {check.name:{width}}  {check.detail}")
+    if not any(check.ok for check in checks if check.runs):
+        raise typer.Exit(UNABLE)

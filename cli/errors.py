@@ -1,0 +1,47 @@
+"""From our errors to exit codes. Named as text, so that starting up imports none of their modules."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final
+
+GATE_FAILED: Final = 1
+USAGE: Final = 2
+UNABLE: Final = 3
+WORKLOAD_FAILED: Final = 4
+INTERRUPTED: Final = 130
+
+EXIT_CODES: Final = MappingProxyType(
+    {
+        "schedbench.scenarios.problems.ScenarioError": USAGE,
+        "schedbench.scenarios.records.TraceError": USAGE,
+        "schedbench.sched.model.checkpoint.CheckpointError": USAGE,
+        "schedbench.sched.model.grammar.GrammarError": USAGE,
+        "schedbench.sched.relay.states.RelayError": USAGE,
+        "schedbench.profiles.hardware.HardwareError": USAGE,
+        "schedbench.profiles.result.ResultError": USAGE,
+        "schedbench.profiles.machine.MachineError": UNABLE,
+        "schedbench.sched.memory.allocation.OutOfKVMemoryError": WORKLOAD_FAILED,
+    }
+)
+
+
+class UsageError(Exception):
+    """Something on the command line that means nothing."""
+
+
+def exit_code(error: BaseException) -> int | None:
+    """None for what is not an error of the user's making: that deserves its traceback."""
+    if isinstance(error, UsageError):
+        return USAGE
+    if isinstance(error, OSError) and error.filename is not None:
+        return UNABLE  # a file that cannot be read or written
+    ancestors = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__)
+    return next((EXIT_CODES[name] for name in ancestors if name in EXIT_CODES), None)
+
+
+def message(error: BaseException) -> str:
+    """What the user reads. Of an OSError only what concerns them: the file and the reason."""
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+    return str(error)

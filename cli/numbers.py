@@ -1,0 +1,50 @@
+"""How numbers are written: zero is ``0``, what is missing is ``–``, nothing is cut."""
+
+from __future__ import annotations
+
+MISSING = "–"
+
+
+def number(value: float | None) -> str:
+    """Integers whole, others with three or four significant digits; thousands separated."""
+    if value is None:
+        return MISSING
+    size = abs(value)
+    if value == 0 or isinstance(value, int) or size >= 1000:
+        return f"{value:,.0f}"
+    if size < 0.001:
+        return "<0.001" if value > 0 else ">-0.001"
+    decimals = 3 if size < 1 else 2 if size < 10 else 1
+    return f"{value:.{decimals}f}"
+
+
+def whole(value: float) -> float:
+    """A float that is a whole number as an int, so that it is written as one."""
+    return int(value) if value == int(value) else value
+
+
+def percent(ratio: float | None) -> str:
+    if ratio is None:
+        return MISSING
+    return f"{100 * ratio:.1f}" if ratio else "0"
+
+
+def size(count: int) -> str:
+    """Bytes with a binary unit."""
+    if count < 1024:
+        return f"{count} B"
+    scaled = float(count)
+    for unit in ("KiB", "MiB", "GiB"):
+        scaled /= 1024
+        if scaled < 1024:
+            return f"{number(scaled)} {unit}"
+    return f"{number(scaled / 1024)} TiB"
+
+
+def cut_left(text: str, width: int) -> str:
+    """The end of a text that is too long: of a path, the file matters."""
+    return text if len(text) <= width else "…" + text[len(text) - width + 1 :]
+
+
+def cut_right(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"

@@ -1,0 +1,306 @@
+"""A result for people: what it is, how fast, what was copied from which line, who waited for whom.
+
+Works on the document as it stands in the file, so that fresh and stored results look alike. Computes
+nothing but sums and shares.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .numbers import MISSING, cut_left, cut_right, number, percent, size, whole
+
+if TYPE_CHECKING:
+    from ..profiles.budget import Breach, Offender
+
+Document = dict[str, Any]
+
+_KINDS = ("prefill", "mixed", "decode", "decode.steady", "verify", "draft", "prebuilt", "idle")
+_STREAMS = ("schedule", "forward", "copy")
+_COUNTERS = ("h2d", "d2h", "d2d", "sync", "kernel")
+_PLAIN = (
+    "output_throughput",
+    "input_throughput",
+    "total_throughput",
+    "request_throughput",
+    "steady_output_throughput",
+    "steady_request_throughput",
+    "forward_occupancy",
+    "gpu_busy",
+    "cache_hit_ratio",
+    "retractions",
+    "peak_kv_tokens",
+)
+_TIMES = ("ttft_ms", "queue_ms", "tpot_ms", "itl_ms", "e2e_ms", "step_ms")
+_LINES = 12  # source lines shown in a table
+_FIGURES = 52  # columns that a table of source lines needs beside them
+
+
+def render(result: Document, console: Console, *, breaches: Sequence[Breach] = ()) -> None:
+    """Everything there is to see of one run."""
+    console.print(headline(result))
+    for table in every(result, width=console.width):
+        console.print()
+        console.print(table)
+    if breaches:
+        console.print()
+        console.print(budget(breaches, width=console.width))
+
+
+def every(result: Document, *, width: int) -> tuple[Table, ...]:
+    """The tables of a run, for a page of ``width`` columns."""
+    return (
+        summary(result),
+        latency(result),
+        counts(result),
+        copies(result, width=width),
+        host_waits(result, width=width),
+        gpu_waits(result),
+    )
+
+
+def headline(result: Document) -> Text:
+    scenario = result["scenario"]["expanded"]
+    statuses = Counter(request["status"] for request in result["requests"])
+    ended = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
+    digest = result["outputs"].get("digest")
+    text = Text.assemble(
+        (str(scenario.get("name", "run")), "bold"), f"  {scenario.get('about', '')}".rstrip()
+    )
+    text.append(f"\n{labels(result)}")
+    text.append(f"\n{len(result['requests'])} requests: {ended or 'none'}")
+    text.append(
+        f"\ntokens {digest[:16]}" if digest else f"\ntokens {MISSING} {result['outputs']['abstained']}"
+    )
+    return text
+
+
+def labels(result: Document) -> str:
+    """What kind of numbers these are."""
+    label = result["labels"]
+    parts = [
+        "emulated" if label["emulated"] else "measured",
+        result["hardware"]["name"],
+        f"relay {result['relay']['state']}",
+        f"host time {label['host']}",
+    ]
+    parts += ["profiled: not for timing"] if label["profiled"] else []
+    parts += ["cancelled: partial"] if result["run"]["cancelled"] else []
+    return " · ".join(parts)
+
+
+def summary(result: Document) -> Table:
+    table = _table("summary")
+    table.add_column("metric")
+    table.add_column("unit")
+    table.add_column("value", justify="right")
+    table.add_column("")
+    for name in _PLAIN:
+        metric = result["metrics"].get(name)
+        if metric is not None:
+            table.add_row(*_plain(name, metric))
+    return table
+
+
+def _plain(name: str, metric: Document) -> tuple[str, str, str, str]:
+    label = name.replace("_", " ")
+    if "abstained" in metric:
+        return label, "", MISSING, metric["abstained"]
+    values = metric["values"]
+    middle = sorted(values)[len(values) // 2]
+    repeats = f"median of {len(values)}" if len(values) > 1 else ""
+    if metric["unit"] == "ratio":
+        return label, "%", percent(middle), repeats
+    return label, metric["unit"], number(whole(middle)), repeats
+
+
+def latency(result: Document) -> Table:
+    table = _table("latency, ms")
+    table.add_column("")
+    for heading in ("n", "mean", "p50", "p90", "p95", "p99", "max"):
+        table.add_column(heading, justify="right")
+    metrics = result["metrics"]
+    kinds = sorted(name for name in metrics if name.startswith("step_ms."))
+    for name in (*_TIMES, *kinds):
+        if name in metrics:
+            label = name.replace("_ms", "").replace(".", " ")
+            table.add_row(
+                label if label.startswith(("queue", "step")) else label.upper(), *_times(metrics[name])
+            )
+    return table
+
+
+def _times(metric: Document) -> list[str]:
+    if "abstained" in metric:
+        return ["0"] + [MISSING] * 6
+    mean = sum(metric["values"]) / len(metric["values"])
+    quantiles = [metric.get(name) for name in ("p50", "p90", "p95", "p99")]
+    supported = [None if isinstance(value, dict) else value for value in quantiles]
+    return [number(value) for value in (metric["n"], mean, *supported, metric["max"])]
+
+
+def counts(result: Document) -> Table:
+    table = _table(
+        "copies & syncs per step",
+        caption="median / max over the steps of a kind; one number where they agree",
+    )
+    table.add_column("step kind")
+    table.add_column("steps", justify="right")
+    table.add_column("stream")
+    for counter in _COUNTERS:
+        table.add_column(counter, justify="right")
+    per_step = result["per_step"]
+    streams = _ordered(
+        {stream for kind in per_step.values() for stream in kind if stream != "steps"}, _STREAMS
+    )
+    for kind in _ordered(per_step, _KINDS):
+        for row, stream in enumerate(streams):
+            first = (kind, number(per_step[kind]["steps"])) if row == 0 else ("", "")
+            tallies = per_step[kind].get(stream, {})
+            table.add_row(*first, stream, *(_tally(tallies.get(counter)) for counter in _COUNTERS))
+    return table
+
+
+def _tally(tally: Document | None) -> str:
+    if tally is None:
+        return "0"
+    median, most = number(whole(tally["median"])), number(tally["max"])
+    return most if median == most else f"{median} / {most}"
+
+
+def copies(result: Document, *, width: int) -> Table:
+    """By source line; kernel copies among them, with direction ``kernel``."""
+    rows = sorted(result["copies"], key=lambda row: (-row["count"], -row["bytes"]))
+    table = _lines("copies by source line", rows, width=width)
+    table.add_column("count", justify="right", no_wrap=True)
+    table.add_column("bytes", justify="right", no_wrap=True)
+    for row in rows[:_LINES]:
+        table.add_row(*_line(row, _copy(row), width=width), number(row["count"]), size(row["bytes"]))
+    return table
+
+
+def _copy(row: Document) -> str:
+    memory = f" {row['host_memory']}" if row["host_memory"] else ""
+    direction = "kernel copy" if row["direction"] == "kernel" else row["direction"]
+    return f"{direction}{memory}{' blocking' if row['blocking'] else ''}"
+
+
+def host_waits(result: Document, *, width: int) -> Table:
+    """Calls that waited for the device: exposed while the GPU had no forward to run, else hidden."""
+    steps = sum(kind["steps"] for name, kind in result["per_step"].items() if "." not in name)
+    rows = [(row, _copy(row)) for row in result["copies"]] + [(row, row["call"]) for row in result["syncs"]]
+    rows = [(row, what) for row, what in rows if row["host_us"] > 0]
+    rows.sort(key=lambda entry: (-entry[0]["exposed_us"], -entry[0]["host_us"]))
+    table = _lines("where the host waited", rows, width=width)
+    for heading in ("count", "hidden\nµs/step", "exposed\nµs/step"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row, what in rows[:_LINES]:
+        hidden = (row["host_us"] - row["exposed_us"]) / steps if steps else None
+        exposed = row["exposed_us"] / steps if steps else None
+        table.add_row(*_line(row, what, width=width), number(row["count"]), number(hidden), number(exposed))
+    return table
+
+
+def gpu_waits(result: Document) -> Table:
+    """Forward idle, split without remainder."""
+    table = _table("where the GPU waited")
+    table.add_column("between forwards")
+    table.add_column("µs/step", justify="right")
+    table.add_column("share, %", justify="right")
+    idle, total = result["idle"], _value(result, "forward_idle_us_per_step")
+    if "abstained" in idle or total is None:
+        table.add_row("forward idle", MISSING, MISSING)
+        return table
+    whole = sum(idle.values())
+    part = {name: total * us / whole if whole else 0.0 for name, us in idle.items()}
+    stall, work = (_value(result, f"exposed_{what}_us_per_step") or 0.0 for what in ("stall", "host"))
+    rows = (
+        ("host late", part["host_late_us"]),
+        ("  exposed stall", stall),
+        ("  exposed host work", work),
+        ("  launch latency", max(part["host_late_us"] - stall - work, 0.0)),
+        ("waiting on an event or stream", part["dependency_us"]),
+        ("kernel gap", part["kernel_gap_us"]),
+        ("no work", part["no_work_us"]),
+        ("residue", part["residue_us"]),
+        ("forward idle", total),
+    )
+    for label, us in rows:
+        share = us / total if total else None
+        table.add_row(label, number(round(us, 6)), percent(share), end_section=label == "residue")
+    return table
+
+
+def _value(result: Document, metric: str) -> float | None:
+    values = result["metrics"].get(metric, {}).get("values")
+    return sum(values) / len(values) if values else None
+
+
+def budget(breaches: Sequence[Breach], *, width: int) -> Text:
+    """What was allowed, what was seen, and which lines did it."""
+    text = Text.assemble(("budget broken", "bold red"))
+    for breach in breaches:
+        text.append(
+            f"\n✗ {breach.kind} {breach.stream} {breach.counter}: {number(breach.seen)} in the worst step, "
+            f"{number(breach.allowed)} allowed ({number(breach.steps_with)} steps had any)"
+        )
+        for offender in breach.offenders:
+            text.append("\n" + cut_right(_offender(offender), width))
+    return text
+
+
+def _offender(offender: Offender) -> str:
+    site = offender.site
+    where = f"{site.file}:{site.line}  {site.statement}" if site else offender.range or "unknown line"
+    return f"    {number(offender.times)} × {where}"
+
+
+def _table(title: str, *, caption: str = "") -> Table:
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        caption=caption or None,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+    )
+
+
+def _lines(title: str, rows: Sequence[object], *, width: int) -> Table:
+    """A table whose first two columns are a source line and what it did."""
+    hidden = len(rows) - _LINES
+    caption = f"and {hidden} more lines" if hidden > 0 else "" if rows else "none"
+    table = _table(title, caption=caption)
+    table.add_column("source line", width=_room(width), no_wrap=True)
+    table.add_column("what", no_wrap=True)
+    return table
+
+
+def _line(row: Document, what: str, *, width: int) -> tuple[Text, Text]:
+    room = _room(width)
+    site = row["site"]
+    where = f"{site['file']}:{site['line']}" if site else row["range"] or "unknown line"
+    statement = cut_right(site["statement"], room) if site else MISSING
+    place = f"{row['kind']} · {row['stream']}"
+    return (
+        Text.assemble(cut_left(where, room), ("\n" + statement, "dim")),
+        Text.assemble(what, ("\n" + place, "dim")),
+    )
+
+
+def _room(width: int) -> int:
+    return min(max(width - _FIGURES, 24), 90)
+
+
+def _ordered(names: Any, known: Sequence[str]) -> list[str]:
+    """In the order of ``known``; others behind, by name."""
+    return sorted(names, key=lambda name: (known.index(name) if name in known else len(known), name))
