@@ -22,7 +22,8 @@ from .invariant import TILE, ceil_to, halving_sum, pairwise_sum, widened
 from .registry import Access, Work
 
 BLOCK = 64  # cache positions of one product
-SLAB = 1 << 17  # elements of K gathered at once: what the allocator re-issues without new pages
+# Elements of K gathered at once. On the host a small piece of memory is re-issued without new pages.
+HOST_SLAB, DEVICE_SLAB = 1 << 17, 1 << 24
 NOTHING_SEEN = -1e30  # top of a block whose positions are all masked; its weight becomes 0
 
 
@@ -245,7 +246,8 @@ def attention(
     )
     pages = Pages(k_cache, v_cache, req_to_token, req_pool_indices)
     most_blocks = _largest(tiles.blocks, -(-max_seq_len // BLOCK))
-    size = max(1, SLAB // (most_blocks * BLOCK * kv_heads * head_dim))
+    slab = HOST_SLAB if q.device.type == "cpu" else DEVICE_SLAB
+    size = max(1, slab // (most_blocks * BLOCK * kv_heads * head_dim))
     out = q.new_zeros(num_tokens + 1, heads * head_dim)
     for start in range(0, tiles.request.shape[0], size):
         part = tiles.slab(start, start + size)

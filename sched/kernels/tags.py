@@ -1,0 +1,154 @@
+"""A shadow of the KV cache in integers, by which a wrong token, length, slot or page shows.
+
+Every slot holds two numbers modulo 2^64 in place of the keys and values of a position p::
+
+    tag(p) = tag(p-1) + mix(token, p)         the prefix, as one number
+    sum(p) = sum(p-1) + weight(p) · tag(p)    all tags of the prefix, each at its position
+
+The predecessor is found through the page table, as attention would find it, and both are plain sums, so
+every way of cutting a prompt gives the same numbers. Gathering, weighting and adding all tags of a
+request gives the ``sum`` at its last position, unless some slot is not what it was. Weights differ by
+position: two slots that changed places are seen as well.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .declare import nothing, reads
+from .registry import Access, kernel
+
+Words = NDArray[np.uint64]
+
+ROTATION = 16  # a request growing by one token is gathered in full at every 16th length
+
+_TOKEN, _POSITION, _DRIFT = (
+    np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7)
+)
+
+
+def mixed(x: Words) -> Words:
+    """A bijection of 64 bits, in place, after which no structure is left (splitmix64's finaliser)."""
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return x
+
+
+def position_weights(count: int) -> torch.Tensor:
+    """[count] int64: what each position's tag weighs. Odd, so that no bit of a tag is lost."""
+    weights = mixed(np.arange(1, count + 1, dtype=np.uint64) * _POSITION) | np.uint64(1)
+    return torch.from_numpy(weights.view(np.int64))
+
+
+def gathered(tags: torch.Tensor, weights: torch.Tensor, slots: torch.Tensor) -> int:
+    """Weighted sum modulo 2^64 of the tags in ``slots`` [n], which are those of positions 0 to n-1."""
+    return int(_gathered(_words(tags), _words(weights), slots.numpy()))
+
+
+def _gathered(tags: Words, weights: Words, slots: NDArray[np.integer]) -> np.uint64:
+    total: np.uint64 = np.dot(tags.take(slots, mode="clip"), weights[: len(slots)])
+    return total
+
+
+def _words(x: torch.Tensor) -> Words:
+    return x.numpy().view(np.uint64)
+
+
+class _Extents(NamedTuple):
+    """The new tokens of each request among those of the batch."""
+
+    first: NDArray[np.int64]  # [b], position of the first new token
+    new: NDArray[np.int64]  # [b], how many
+    start: NDArray[np.int64]  # [b], index of the first in the batch
+
+    @classmethod
+    def of(cls, seq_lens: NDArray[np.int64], extend_lens: torch.Tensor | None) -> _Extents:
+        if extend_lens is None:
+            return cls(seq_lens - 1, np.ones_like(seq_lens), np.arange(len(seq_lens)))
+        new = extend_lens.numpy().astype(np.int64)
+        return cls(seq_lens - new, new, np.cumsum(new) - new)
+
+    def positions(self, num_tokens: int) -> NDArray[np.int64]:
+        if num_tokens == len(self.first):
+            return self.first
+        shifts: NDArray[np.int64] = np.repeat(self.first - self.start, self.new)
+        return shifts + np.arange(num_tokens)
+
+    def running(self, terms: Words, before: Words) -> Words:
+        """Running sums of each request's terms [T], from its value ``before`` [b]."""
+        if len(terms) == len(before):
+            return before + terms
+        sums = np.cumsum(terms)
+        base: Words = before - (sums[self.start] - terms[self.start])
+        return sums + np.repeat(base, self.new)
+
+
+def _meta(*args: torch.Tensor) -> torch.Tensor:
+    return nothing(args[5].shape[0], dtype=torch.int64)
+
+
+def _footprint(
+    tags: torch.Tensor, sums: torch.Tensor, weights: torch.Tensor, *rest: torch.Tensor | None
+) -> tuple[Access, ...]:
+    return *reads(weights, *rest), Access(tags, write=True), Access(sums, write=True)
+
+
+@kernel(
+    "kv_tags(Tensor(a!) tags, Tensor(b!) sums, Tensor weights, Tensor input_ids, Tensor req_to_token, "
+    "Tensor req_pool_indices, Tensor seq_lens, Tensor? extend_lens, Tensor out_cache_loc) -> Tensor",
+    meta=_meta,
+    cost=None,
+    footprint=_footprint,
+    integer=True,
+)
+def kv_tags(
+    tags: torch.Tensor,
+    sums: torch.Tensor,
+    weights: torch.Tensor,
+    input_ids: torch.Tensor,
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    extend_lens: torch.Tensor | None,
+    out_cache_loc: torch.Tensor,
+) -> torch.Tensor:
+    """Writes the new tokens' tags and sums and returns each request's fingerprint, [b] int64.
+
+    ``tags`` and ``sums`` are [slots] int64, ``weights`` [context] int64; the rest is a ForwardBatch's. A
+    fingerprint is the last position's tag, read back through the page table, and the difference between the
+    gathered and the stored sum: 0 in a correct program, so it may be looked at as rarely as one likes. It
+    is whenever more than one token is new, and for one sixteenth of the others.
+
+    As on a device, an index out of range reads something instead of failing.
+    """
+    tag, total, weight = _words(tags), _words(sums), _words(weights)
+    table, lens = req_to_token.numpy(), seq_lens.numpy()
+    rows = req_pool_indices.numpy() % table.shape[0]
+    line = rows * table.shape[1] - 1  # of position -1 in the flat table
+    flat = table.reshape(-1)
+    extents = _Extents.of(lens, extend_lens)
+    grown = extents.first > 0
+    before = flat.take(line + extents.first, mode="clip")
+    positions = extents.positions(len(input_ids))
+
+    terms = mixed(_words(input_ids) * _TOKEN + positions.view(np.uint64) * _POSITION)
+    new_tags = extents.running(terms, tag.take(before, mode="clip") * grown)
+    terms = new_tags * weight.take(positions, mode="clip")
+    new_sums = extents.running(terms, total.take(before, mode="clip") * grown)
+    np.put(tag, out_cache_loc.numpy(), new_tags, mode="clip")
+    np.put(total, out_cache_loc.numpy(), new_sums, mode="clip")
+
+    last = flat.take(line + lens, mode="clip")
+    result = tag.take(last, mode="clip")
+    stored = total.take(last, mode="clip")
+    for i in np.flatnonzero((extents.new > 1) | ((rows + lens) % ROTATION == 0)):
+        drift = _gathered(tag, weight, table[rows[i], : lens[i]]) - stored[i : i + 1]
+        result[i : i + 1] += drift * _DRIFT
+    return torch.from_numpy(mixed(result).view(np.int64))

@@ -1,0 +1,94 @@
+"""Forwards on a device: decode by replay of a captured graph where the device has them, else eagerly."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..batch import ForwardBatch, ForwardMode, ModelOutput
+from ..config import EngineConfig
+from ..kernels.staging import INPUTS, stage_decode
+from .decoder import Model
+
+
+class _Captured(NamedTuple):
+    graph: Any
+    output: ModelOutput
+
+
+class ModelRunner:
+    """Captures its graphs when it is made, on the stream that is current then.
+
+    A graph has one batch size; smaller batches are padded with requests that read and write padding only. All
+    graphs read the same input buffers, filled in stream order by one launch, and share one memory pool: an
+    output is valid until the next decode of any size.
+    """
+
+    def __init__(self, model: Model, config: EngineConfig) -> None:
+        self._model = model
+        self._context_len = config.context_len
+        self._sizes: Sequence[int] = ()
+        self._captured: dict[int, _Captured] = {}
+        if config.cuda_graph and config.capabilities.graphs and config.device.type != "cpu":
+            self._sizes = _sizes(config)
+            self._static = torch.zeros(
+                (len(INPUTS), self._sizes[-1]), dtype=torch.int64, device=config.device
+            )
+            self._capture(torch.get_device_module(config.device))
+
+    def forward(self, batch: ForwardBatch) -> ModelOutput:
+        place = bisect_left(self._sizes, batch.batch_size)
+        if not batch.mode.is_decode or place == len(self._sizes):
+            return self._model.forward(batch)
+        return self._replay(batch, self._sizes[place])
+
+    def _replay(self, batch: ForwardBatch, size: int) -> ModelOutput:
+        stage_decode(
+            self._static,
+            batch.input_ids,
+            batch.positions,
+            batch.req_pool_indices,
+            batch.seq_lens,
+            batch.out_cache_loc,
+            size,
+        )
+        graph, output = self._captured[size]
+        graph.replay()
+        return output if size == batch.batch_size else _first_rows(output, batch.batch_size)
+
+    def _capture(self, module: Any) -> None:
+        """Largest first, so that the smaller ones fit into memory the pool has already."""
+        pool = module.graph_pool_handle()
+        for size in reversed(self._sizes):
+            batch = self._padding(size)
+            self._model.forward(batch)  # what a first run allocates or tunes must not be captured
+            graph = module.CUDAGraph()
+            with module.graph(graph, pool=pool):
+                output = self._model.forward(batch)
+            self._captured[size] = _Captured(graph, output)
+
+    def _padding(self, size: int) -> ForwardBatch:
+        """A decode of padding alone, on the static buffers."""
+        rows = dict(zip(INPUTS, self._static[:, :size], strict=True))
+        rows["seq_lens"].fill_(1)
+        return ForwardBatch(
+            mode=ForwardMode.DECODE,
+            batch_size=size,
+            num_tokens=size,
+            max_seq_len=self._context_len,
+            **rows,
+        )
+
+
+def _sizes(config: EngineConfig) -> Sequence[int]:
+    """The configured sizes in order, up to the first that holds every request that may run."""
+    sizes = sorted(set(config.graph_batch_sizes))
+    return sizes[: bisect_left(sizes, config.max_running_requests) + 1]
+
+
+def _first_rows(output: ModelOutput, count: int) -> ModelOutput:
+    fingerprint = output.fingerprint
+    return ModelOutput(output.logits[:count], None if fingerprint is None else fingerprint[:count])

@@ -1,0 +1,71 @@
+"""A decoder whose floating-point work is skipped, and whose results can be checked all the same.
+
+The launches and their costs are the decoder's. What the next token follows from is not its logits but a
+fingerprint of the KV cache in integers (``kernels/tags.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ..batch import ForwardBatch, ModelOutput
+from ..kernels.tags import gathered, kv_tags, position_weights
+from .decoder import Model
+
+_WORD = 1 << 64
+
+
+class TagPool:
+    """Two numbers per KV slot, on the device that has the page table."""
+
+    def __init__(self, *, slots: int, context_len: int, device: torch.device) -> None:
+        self.tags = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.sums = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.weights = position_weights(context_len).to(device)  # [context_len]
+            device
+        )  # no request has more positions than there are slots
+
+
+def audit(
+    pool: TagPool,
+    req_to_token_row: torch.Tensor,
+    length: int,
+    *,
+    peek: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.cpu,
+) -> int:
+    """0 when the slots of positions 0 to ``length - 1`` hold what was written for them, in order.
+
+    ``req_to_token_row`` is [context] int32 on the host, ``peek`` gives the host's view of a device tensor.
+    """
+    if length <= 0:
+        return 0
+    slots = req_to_token_row[:length]
+    stored = int(peek(pool.sums)[int(slots[-1])])
+    return (gathered(peek(pool.tags), peek(pool.weights), slots) - stored) % _WORD
+
+
+class TaggedDecoder:
+    """``model`` for its launches, tags for its result."""
+
+    def __init__(self, model: Model, *, pool: TagPool, req_to_token: torch.Tensor) -> None:
+        self._model = model
+        self._pool = pool
+        self._req_to_token = req_to_token
+
+    def forward(self, batch: ForwardBatch) -> ModelOutput:
+        """The model's output with a fingerprint [b] int64 per request."""
+        output = self._model.forward(batch)
+        fingerprint = kv_tags(
+            self._pool.tags,
+            self._pool.sums,
+            self._pool.weights,
+            batch.input_ids,
+            self._req_to_token,
+            batch.req_pool_indices,
+            batch.seq_lens,
+            batch.extend_lens,
+            batch.out_cache_loc,
+        )
+        return ModelOutput(output.logits, fingerprint)
