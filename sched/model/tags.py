@@ -24,8 +24,6 @@ class TagPool:
         self.tags = torch.zeros(slots, dtype=torch.int64, device=device)
         self.sums = torch.zeros(slots, dtype=torch.int64, device=device)
         self.weights = position_weights(context_len).to(device)  # [context_len]
-            device
-        )  # no request has more positions than there are slots
 
 
 def audit(
