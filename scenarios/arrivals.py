@@ -12,7 +12,7 @@ SECOND = 1_000_000_000
 _LAST = 2**62  # far behind any run, and still an int64
 
 
-def arrivals(process: Arrival, instants: Counts, rng: np.random.Generator) -> Counts:
+def arrivals(process: Arrival, instants: Counts, *, rng: np.random.Generator) -> Counts:
     """Ascending arrival times, the first at 0. ``instants`` [n] are the trace's, zeros without one.
 
     The requests of a closed loop arrive when their turn comes; here they are all at 0.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -41,19 +41,16 @@ def diagnose(error: ValidationError, *, root: type[BaseModel], source: Source) -
     """One problem for each path that is wrong."""
     grouped: dict[KeyPath, list[_Complaint]] = {}
     for details in error.errors(include_url=False):
-        complaint = _complaint(details, root, source)
+        complaint = _complaint(details, root=root, source=source)
         grouped.setdefault(complaint.path, []).append(complaint)
-    return {
-        path: source.problem(path, _message(complaints))
-        for path, complaints in grouped.items()
-        if not _explained(path, complaints, grouped)
-    }
+    # A mapping that is wrong inside is one branch of a union; it is not told that another wants a word.
+    around = {path[:depth] for path in grouped for depth in range(len(path))}
+    told = (path for path in grouped if path not in around or not _are_mappings(grouped[path]))
+    return {path: source.problem(path, _message(grouped[path])) for path in told}
 
 
-def _explained(path: KeyPath, complaints: Sequence[_Complaint], others: Iterable[KeyPath]) -> bool:
-    """A mapping that is wrong inside is a branch of its union; it is not told that another wants a word."""
-    below = any(len(other) > len(path) and other[: len(path)] == path for other in others)
-    return below and all(isinstance(complaint.value, dict) for complaint in complaints)
+def _are_mappings(complaints: Sequence[_Complaint]) -> bool:
+    return all(isinstance(complaint.value, dict) for complaint in complaints)
 
 
 def _message(complaints: Sequence[_Complaint]) -> str:
@@ -65,7 +62,7 @@ def _message(complaints: Sequence[_Complaint]) -> str:
     return f"expected {either(list(wanted))}{ending}"
 
 
-def _complaint(details: ErrorDetails, root: type[BaseModel], source: Source) -> _Complaint:
+def _complaint(details: ErrorDetails, *, root: type[BaseModel], source: Source) -> _Complaint:
     kind, loc, value = details["type"], details["loc"], details["input"]
     context: Mapping[str, Any] = details.get("ctx", {})
     path = _written(loc, source)

@@ -32,7 +32,7 @@ def summarise(counts: Counts) -> Summary:
     return Summary(float(counts.mean()), float(p50), float(p95))
 
 
-def draw(dist: Distribution, size: int, rng: np.random.Generator) -> Counts:
+def draw(dist: Distribution, size: int, *, rng: np.random.Generator) -> Counts:
     """``size`` token counts, [size] int64."""
     match dist:
         case Fixed():

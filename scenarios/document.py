@@ -18,7 +18,7 @@ from .problems import KeyPath, Place, Problem, ScenarioError, dotted
 
 Value: TypeAlias = "bool | int | float | str | list[Value] | dict[str, Value] | None"
 
-MAX_BYTES = 256 * 1024
+MAX_BYTES = 64 * 1024
 MAX_DEPTH = 16
 
 _CONSTANTS: dict[str, Value] = {

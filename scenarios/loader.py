@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -46,19 +46,19 @@ def loads(
 
 def _validated(document: Document, source: Source) -> Scenario:
     scenario, faults = _scenario(document.data, source)
-    problems = [*document.problems, *_placeholders(document.data, (), source)]
+    problems = [*document.problems, *_placeholders(document.data, (), source=source)]
     told = {problem.path for problem in problems}
     problems += [problem for problem in faults.values() if problem.path not in told]
     if faults:
         broken = (*faults, *(split(problem.path) for problem in document.problems))
-        scenario = _salvaged(document.data, source, broken)
+        scenario = _salvaged(document.data, source, faulty=broken)
     problems += [problem for problem in _judged(scenario, source) if not _touches(problem, problems)]
     if scenario is None or problems:
         raise ScenarioError(sorted(problems, key=lambda problem: problem.place.line or sys.maxsize))
     return scenario
 
 
-def _salvaged(data: Value, source: Source, faulty: Iterable[KeyPath]) -> Scenario | None:
+def _salvaged(data: Value, source: Source, *, faulty: Iterable[KeyPath]) -> Scenario | None:
     """The scenario without its broken keys, so that one reading judges what the others mean together."""
     for _ in range(4):  # a section whose key is left out may have to go itself
         data = _without(data, {_doubtful(path, data) for path in faulty})
@@ -90,11 +90,11 @@ def _apply(document: Document, overrides: Sequence[str]) -> Iterator[KeyPath]:
             document.problems += error.problems
 
 
-def _placeholders(value: Value, path: KeyPath, source: Source) -> Iterator[Problem]:
+def _placeholders(value: Value, path: KeyPath, *, source: Source) -> Iterator[Problem]:
     """Values such as ``<FILE>``, which whoever runs the scenario has to give."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from _placeholders(inner, (*path, key), source)
+            yield from _placeholders(inner, (*path, key), source=source)
     elif isinstance(value, str) and (name := _PLACEHOLDER.fullmatch(value)):
         yield source.problem(path, f"has to be given: --set {dotted(path)}={name[1]}")
 
@@ -108,7 +108,7 @@ def _doubtful(path: KeyPath, data: Value) -> KeyPath:
     return path
 
 
-def _without(data: Value, paths: Iterable[KeyPath]) -> Value:
+def _without(data: Value, paths: Set[KeyPath]) -> Value:
     """A copy of ``data`` in which none of ``paths`` is given."""
     if not isinstance(data, dict):
         return data
@@ -116,8 +116,8 @@ def _without(data: Value, paths: Iterable[KeyPath]) -> Value:
     return {key: _without(value, _below(key, paths)) for key, value in kept.items()}
 
 
-def _below(key: str, paths: Iterable[KeyPath]) -> list[KeyPath]:
-    return [path[1:] for path in paths if path[:1] == (key,)]
+def _below(key: str, paths: Set[KeyPath]) -> set[KeyPath]:
+    return {path[1:] for path in paths if path[:1] == (key,)}
 
 
 def _touches(problem: Problem, others: Iterable[Problem]) -> bool:

@@ -65,14 +65,14 @@ def expand(key: str) -> str:
     nearest = [path for path in found if len(path) == min(map(len, found))]
     if len(nearest) == 1:
         return ".".join((*nearest[0], rest) if rest else nearest[0])
-    return _refuse(key, head, nearest)
+    return _refuse(key, found=nearest)
 
 
-def _refuse(key: str, head: str, found: list[tuple[str, ...]]) -> str:
+def _refuse(key: str, *, found: list[tuple[str, ...]]) -> str:
     if found:
         message = f"ambiguous key, expected {either(['.'.join(path) for path in found])}"
     else:
-        message = unknown("key", head, sorted({path[-1] for path in keys()}))
+        message = unknown("key", key.partition(".")[0], sorted({path[-1] for path in keys()}))
     raise ScenarioError([Problem(OPTION, key, message)])
 
 

@@ -35,13 +35,14 @@ def stream(seed: int, purpose: Purpose) -> np.random.Generator:
 
 def text(seed: int, purpose: Purpose, *, key: int, length: int, vocab_size: int) -> Counts:
     """The ``length`` token ids of one text, [length] int64 in [0, vocab_size)."""
-    tokens: Counts = _tokens(_keys(seed, purpose, [key]), length, vocab_size)[0]
+    tokens: Counts = _tokens(_keys(seed, purpose, ids=[key]), length=length, vocab_size=vocab_size)[0]
     return tokens
 
 
 def blocks(seed: int, hash_ids: Sequence[int], *, length: int, vocab_size: int) -> Counts:
     """A prompt of ``length`` tokens made of Mooncake's blocks; the last one is cut. [length] int64."""
-    tokens: Counts = _tokens(_keys(seed, Purpose.BLOCK, hash_ids), BLOCK, vocab_size).reshape(-1)
+    keys = _keys(seed, Purpose.BLOCK, ids=hash_ids)
+    tokens: Counts = _tokens(keys, length=BLOCK, vocab_size=vocab_size).reshape(-1)
     return tokens[:length]
 
 
@@ -50,12 +51,12 @@ def packed(tokens: Counts) -> array[int]:
     return array("q", tokens.astype(np.int64, copy=False).tobytes())
 
 
-def _keys(seed: int, purpose: Purpose, ids: Sequence[int]) -> NDArray[np.uint64]:
+def _keys(seed: int, purpose: Purpose, *, ids: Sequence[int]) -> NDArray[np.uint64]:
     start = np.array([seed], dtype=np.uint64)
     return _mixed(_mixed(_mixed(start) + np.uint64(purpose)) + np.array(ids, dtype=np.uint64))
 
 
-def _tokens(keys: NDArray[np.uint64], length: int, vocab_size: int) -> Counts:
+def _tokens(keys: NDArray[np.uint64], *, length: int, vocab_size: int) -> Counts:
     positions = np.arange(1, length + 1, dtype=np.uint64) * _WEYL
     ids = _mixed(keys[:, None] + positions[None, :]) % np.uint64(vocab_size)
     return ids.astype(np.int64)

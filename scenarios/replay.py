@@ -20,7 +20,7 @@ def replay(workload: Workload, path: Path, *, vocab_size: int, seed: int) -> Scr
     """The first ``requests`` of the trace, in order of their instants. Raises TraceError."""
     assert workload.format
     records = list(read(path, workload.format, limit=workload.requests))
-    _refuse_unusable(records, path, vocab_size)
+    _refuse_unusable(records, path, vocab_size=vocab_size)
     instants = _instants(records)
     if instants is not None:
         order = np.argsort(instants, kind="stable")
@@ -34,7 +34,7 @@ def replay(workload: Workload, path: Path, *, vocab_size: int, seed: int) -> Scr
     )
 
 
-def _refuse_unusable(records: Sequence[Record], path: Path, vocab_size: int) -> None:
+def _refuse_unusable(records: Sequence[Record], path: Path, *, vocab_size: int) -> None:
     if not records:
         raise TraceError(str(path), 1, "expected at least one request, got none")
     for record in records:

@@ -36,10 +36,10 @@ def drawn(workload: Workload, *, vocab_size: int, seed: int) -> Script:
     assert workload.requests and workload.prompt_tokens and workload.output_tokens
     size, shared = workload.requests, workload.shared_prefix
     prefix = shared.tokens if shared else 0
-    own = draw(workload.prompt_tokens, size, stream(seed, Purpose.PROMPT_TOKENS))
+    own = draw(workload.prompt_tokens, size, rng=stream(seed, Purpose.PROMPT_TOKENS))
     return Script(
         prompt_tokens=own + prefix,
-        output_tokens=draw(workload.output_tokens, size, stream(seed, Purpose.OUTPUT_TOKENS)),
+        output_tokens=draw(workload.output_tokens, size, rng=stream(seed, Purpose.OUTPUT_TOKENS)),
         prompt=_random(workload, vocab_size=vocab_size, seed=seed),
         sampling=lambda _: workload.sampling,
         requested=(requested(workload.prompt_tokens).plus(prefix), requested(workload.output_tokens)),

@@ -98,10 +98,10 @@ def build(scenario: Scenario, *, vocab_size: int, context_len: int, seed: int) -
     prompts, outputs = script.requested or (None, None)
     arrival = _arrival(scenario, script)
     return Workload(
-        _template(script, prompt_tokens, output_tokens),
-        instants=arrivals(arrival, _instants(script), stream(seed, Purpose.ARRIVAL)),
+        _template(script, prompt_tokens=prompt_tokens, output_tokens=output_tokens),
+        instants=arrivals(arrival, _instants(script), rng=stream(seed, Purpose.ARRIVAL)),
         clients=arrival.concurrency if isinstance(arrival, Closed) else None,
-        aborts=_aborts(scenario, len(script), seed),
+        aborts=_aborts(scenario, size=len(script), seed=seed),
         achieved=Achieved(
             len(script),
             Lengths(prompts, summarise(prompt_tokens)),
@@ -138,7 +138,7 @@ def _instants(script: Script) -> Counts:
     return np.zeros(len(script), dtype=np.int64) if script.instants is None else script.instants
 
 
-def _template(script: Script, prompt_tokens: Counts, output_tokens: Counts) -> Template:
+def _template(script: Script, *, prompt_tokens: Counts, output_tokens: Counts) -> Template:
     def request(index: int, arrival: int) -> Request:
         return Request(
             id=request_id(index),
@@ -163,11 +163,11 @@ def _grammar(grammar: Grammar | None) -> tuple[Literal["regex", "choice"], tuple
     return ("choice", grammar.choice) if grammar.regex is None else ("regex", (grammar.regex,))
 
 
-def _aborts(scenario: Scenario, size: int, seed: int) -> dict[str, int]:
+def _aborts(scenario: Scenario, *, size: int, seed: int) -> dict[str, int]:
     abort = scenario.workload.abort
     if abort is None:
         return {}
-    ids = {request_id(index) for index in _leaving(abort, size, seed)}
+    ids = {request_id(index) for index in _leaving(abort, size=size, seed=seed)}
     known = {request_id(index) for index in range(size)}
     if unknown := sorted(set(abort.requests) - known):
         message = f"expected r0 to r{size - 1}, got {show(unknown[0])}"
@@ -175,7 +175,7 @@ def _aborts(scenario: Scenario, size: int, seed: int) -> dict[str, int]:
     return dict.fromkeys(sorted(ids | set(abort.requests)), abort.after_tokens)
 
 
-def _leaving(abort: Abort, size: int, seed: int) -> list[int]:
+def _leaving(abort: Abort, *, size: int, seed: int) -> list[int]:
     """The indices of the share of requests that is aborted, by lot."""
     order = stream(seed, Purpose.ABORT).permutation(size)
     return [int(index) for index in order[: round(abort.fraction * size)]]

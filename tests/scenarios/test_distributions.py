@@ -19,24 +19,24 @@ DISTRIBUTIONS = [
 
 @pytest.mark.parametrize("dist", DISTRIBUTIONS, ids=lambda dist: dist.dist)
 def test_many_draws_have_the_mean_and_percentiles_that_were_requested(dist: Distribution) -> None:
-    drawn = draw(dist, SIZE, np.random.default_rng(0))
+    drawn = draw(dist, SIZE, rng=np.random.default_rng(0))
 
     assert drawn.dtype == np.int64
     assert summarise(drawn) == pytest.approx(requested(dist), rel=0.02)
 
 
 def test_both_ends_of_uniform_are_drawn() -> None:
-    drawn = draw(Uniform(dist="uniform", min=3, max=5), 200, np.random.default_rng(0))
+    drawn = draw(Uniform(dist="uniform", min=3, max=5), 200, rng=np.random.default_rng(0))
     assert set(drawn) == {3, 4, 5}
 
 
 @pytest.mark.parametrize("kind", [Normal, LogNormal])
 def test_draws_are_cut_to_their_bounds(kind: type[Normal] | type[LogNormal]) -> None:
     dist = kind.model_validate({"dist": kind.__name__.lower(), "mean": 50, "std": 200, "min": 20, "max": 90})
-    drawn = draw(dist, 500, np.random.default_rng(0))
+    drawn = draw(dist, 500, rng=np.random.default_rng(0))
 
     assert (drawn.min(), drawn.max()) == (20, 90)
 
 
 def test_without_bounds_no_draw_is_below_one_token() -> None:
-    assert draw(Normal(dist="normal", mean=1, std=50), 500, np.random.default_rng(0)).min() == 1
+    assert draw(Normal(dist="normal", mean=1, std=50), 500, rng=np.random.default_rng(0)).min() == 1
