@@ -43,7 +43,7 @@ def mixed(x: Words) -> Words:
 
 def position_weights(count: int) -> torch.Tensor:
     """[count] int64: what each position's tag weighs. Odd, so that no bit of a tag is lost."""
-    weights = mixed(np.arange(1, count + 1, dtype=np.uint64) * _POSITION) | np.uint64(1)
+    weights = mixed(np.arange(1, count + 1, dtype=np.uint64) * _DRIFT) | np.uint64(1)
     return torch.from_numpy(weights.view(np.int64))
 
 
@@ -138,7 +138,8 @@ def kv_tags(
     before = flat.take(line + extents.first, mode="clip")
     positions = extents.positions(len(input_ids))
 
-    terms = mixed(_words(input_ids) * _TOKEN + positions.view(np.uint64) * _POSITION)
+    # An offset, lest token 0 at position 0 leave 0, as in a slot that nobody wrote.
+    terms = mixed(_words(input_ids) * _TOKEN + positions.view(np.uint64) * _POSITION + _TOKEN)
     new_tags = extents.running(terms, tag.take(before, mode="clip") * grown)
     terms = new_tags * weight.take(positions, mode="clip")
     new_sums = extents.running(terms, total.take(before, mode="clip") * grown)

@@ -46,6 +46,9 @@ class Stage:
         """The next ``n`` tokens of each sequel; decode when each has one and something is cached."""
         for sequel, n in parts:
             self._allocate(sequel, sequel.cached + n)
+        return self.batch_on_given_slots(parts)
+
+    def batch_on_given_slots(self, parts: Sequence[tuple[Sequel, int]]) -> ForwardBatch:
         ids = [i for s, n in parts for i in s.tokens[s.cached : s.cached + n]]
         slots = torch.cat([self.req_to_token[s.row, s.cached : s.cached + n] for s, n in parts]).long()
         rows = torch.tensor([s.row for s, _ in parts])
@@ -81,6 +84,12 @@ class Stage:
             sequel.tokens.append(int(logits[0].argmax()))
         return sequel.tokens[-count:]
 
+    def refill(self) -> None:
+        """All slots are free again."""
+        used = self.req_to_token[self.req_to_token > 0] // self.page_size
+        self.free += used.unique().tolist()
+        self.req_to_token.zero_()
+
     def _allocate(self, sequel: Sequel, length: int) -> None:
         page = self.page_size
         for start in range(-(-sequel.cached // page) * page, length, page):
@@ -99,16 +108,21 @@ def no_grad() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+@pytest.fixture(scope="session")
+def bare_stage() -> Callable[..., Stage]:
+    """Builds a stage round a model that has its page table already."""
+
+    def build(model: Model, req_to_token: torch.Tensor, *, page_size: int = 1, seed: int = 0) -> Stage:
+        tokens = (req_to_token.shape[0] - 1) * req_to_token.shape[1]
+        return Stage(req_to_token, page_size, pages(tokens // page_size, seed), model)
+
+    return build
 
 
 @pytest.fixture
-def stage() -> Callable[..., Stage]:
+def stage(bare_stage: Callable[..., Stage]) -> Callable[..., Stage]:
+    """Builds a stage round a decoder."""
+
     def build(
         config: ModelConfig,
         weights: Weights,
@@ -130,6 +144,6 @@ def stage() -> Callable[..., Stage]:
         )
         req_to_token = torch.zeros(rows + 1, context, dtype=torch.int32)
         decoder = Decoder(config, weights, kv=kv, req_to_token=req_to_token)
-        return Stage(req_to_token, page_size, pages(tokens // page_size, seed), decoder)
+        return bare_stage(decoder, req_to_token, page_size=page_size, seed=seed)
 
     return build

@@ -74,7 +74,9 @@ def build(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path, stage: Callable[..., Any]) -> None:
+def test_greedy_tokens_are_those_of_transformers(
+    name: str, tmp_path: Path, stage: Callable[..., Any]
+) -> None:
     model = build(name)
     model.save_pretrained(tmp_path)
 

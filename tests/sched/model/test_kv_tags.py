@@ -1,0 +1,184 @@
+"""Fingerprints: one value per prefix however it was computed, another as soon as anything was wrong."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedbench.sched.batch import ForwardBatch, ModelOutput
+from schedbench.sched.kernels.tags import ROTATION
+from schedbench.sched.model.tags import TaggedDecoder, TagPool, audit
+
+CPU = torch.device("cpu")
+CONTEXT = 128
+PROMPT = [(7 * i) % 50 for i in range(90)]
+
+
+class Blank:
+    """A model that nobody asks for logits."""
+
+    def forward(self, batch: ForwardBatch) -> ModelOutput:
+        return ModelOutput(torch.empty(batch.batch_size, 0))
+
+
+class Scene:
+    """A stage whose model is nothing but tags."""
+
+    def __init__(self, stage: Any, *, page_size: int = 1, seed: int = 0) -> None:
+        self.pool = TagPool(slots=8 * CONTEXT + page_size, context_len=CONTEXT, device=CPU)
+        self.table = torch.zeros(9, CONTEXT, dtype=torch.int32)
+        model = TaggedDecoder(Blank(), pool=self.pool, req_to_token=self.table)
+        self.stage = stage(model, self.table, page_size=page_size, seed=seed)
+
+    def run(self, *parts: tuple[Any, int]) -> list[int]:
+        return self.output(self.stage.batch(parts))
+
+    def output(self, batch: ForwardBatch) -> list[int]:
+        fingerprint = self.stage.model.forward(batch).fingerprint
+        return fingerprint.tolist()
+
+    def whole(self, tokens: list[int]) -> int:
+        """The fingerprint of ``tokens`` computed in one piece."""
+        return self.run((self.stage.enter(tokens), len(tokens)))[0]
+
+    def audit(self, sequel: Any) -> int:
+        return audit(self.pool, self.table[sequel.row], sequel.cached)
+
+
+@pytest.fixture(scope="module")
+def scene(bare_stage: Any) -> Callable[..., Scene]:
+    return lambda **kwargs: Scene(bare_stage, **kwargs)
+
+
+@given(seed=st.integers(0, 2**32), page_size=st.sampled_from([1, 16]))
+@settings(max_examples=20, deadline=None)
+def test_one_fingerprint_per_prefix(scene: Callable[..., Scene], seed: int, page_size: int) -> None:
+    rng, truth, mixed = random.Random(seed), scene(seed=1), scene(page_size=page_size, seed=seed)
+    texts = [[rng.randrange(1000) for _ in range(rng.randint(1, 100))] for _ in range(4)]
+    sequels = [mixed.stage.enter(text) for text in texts]
+    while left := [s for s in sequels if s.cached < len(s.tokens)]:
+        longest = rng.choice((1, 4, 60))
+        step = rng.sample(left, rng.randint(1, len(left)))
+        parts = [(s, min(len(s.tokens) - s.cached, rng.randint(1, longest))) for s in step]
+        found = mixed.run(*parts)
+        assert found == [truth_of(truth, s.tokens[: s.cached]) for s, _ in parts]
+    assert [mixed.audit(s) for s in sequels] == [0, 0, 0, 0]
+
+
+def truth_of(scene: Scene, tokens: list[int]) -> int:
+    scene.stage.sequels.clear()
+    scene.stage.refill()
+    return scene.whole(tokens)
+
+
+@given(at=st.integers(0, 89), change=st.integers(1, 2**31))
+@settings(max_examples=30, deadline=None)
+def test_any_other_token_changes_it(scene: Callable[..., Scene], at: int, change: int) -> None:
+    other = [*PROMPT[:at], PROMPT[at] + change, *PROMPT[at + 1 :]]
+
+    assert scene().whole(PROMPT) != scene().whole(other)
+
+
+def wrong_slot(scene: Scene, sequel: Any, at: int) -> None:
+    scene.table[sequel.row, at] = scene.stage.free[0]
+
+
+def swapped_slots(scene: Scene, sequel: Any, at: int) -> None:
+    first, second = at, (at + 7) % sequel.cached
+    row = scene.table[sequel.row]
+    row[[first, second]] = row[[second, first]]
+
+
+def overwritten_slot(scene: Scene, sequel: Any, at: int) -> None:
+    other = scene.stage.enter([1, 2])
+    scene.table[other.row, :2] = scene.table[sequel.row, [at, at]]
+    scene.output(scene.stage.batch_on_given_slots([(other, 2)]))
+
+
+def stale_slot(scene: Scene, sequel: Any, at: int) -> None:
+    """A slot whose write went elsewhere holds what was there before."""
+    slot = scene.table[sequel.row, at]
+    scene.pool.tags[slot], scene.pool.sums[slot] = 11, 12
+
+
+DAMAGES = [wrong_slot, swapped_slots, overwritten_slot, stale_slot]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@given(at=st.integers(0, 79))
+@settings(max_examples=25, deadline=None)
+def test_damage_shows_at_the_next_extend(scene: Callable[..., Scene], damage: Any, at: int) -> None:
+    broken = scene()
+    sequel = broken.stage.enter(PROMPT)
+    broken.run((sequel, 80))
+    assert broken.audit(sequel) == 0
+
+    damage(broken, sequel, at)
+
+    assert broken.audit(sequel) != 0
+    assert broken.run((sequel, 10)) != [scene().whole(PROMPT)]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@given(at=st.integers(0, 59))
+@settings(max_examples=15, deadline=None)
+def test_damage_shows_within_sixteen_decodes(scene: Callable[..., Scene], damage: Any, at: int) -> None:
+    broken, intact = scene(), scene()
+    sick, sound = broken.stage.enter(PROMPT), intact.stage.enter(PROMPT)
+    broken.run((sick, 60))
+    intact.run((sound, 60))
+
+    damage(broken, sick, at)
+
+    steps = [broken.run((sick, 1)) == intact.run((sound, 1)) for _ in range(ROTATION)]
+    assert not all(steps)
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_a_wrong_length_changes_it(scene: Callable[..., Scene], shift: int) -> None:
+    broken, intact = scene(), scene()
+    sick, sound = broken.stage.enter(PROMPT), intact.stage.enter(PROMPT)
+    broken.run((sick, 20))
+    intact.run((sound, 20))
+    batch = broken.stage.batch([(sick, 1)])
+    batch.seq_lens += shift
+
+    assert broken.output(batch) != intact.run((sound, 1))
+
+
+def test_padding_leaves_the_others_alone(scene: Callable[..., Scene]) -> None:
+    padded, plain = scene(), scene()
+    first, second = padded.stage.enter(PROMPT), plain.stage.enter(PROMPT)
+    padded.run((first, 40))
+    plain.run((second, 40))
+    batch = padded.stage.batch([(first, 1)])
+    for name, filler in (("input_ids", 0), ("req_pool_indices", 0), ("seq_lens", 1), ("out_cache_loc", 0)):
+        real = getattr(batch, name)
+        setattr(batch, name, torch.cat([real, torch.full((3,), filler)]))
+
+    assert padded.output(batch)[:1] == plain.run((second, 1))
+    assert padded.audit(first) == 0
+
+
+def test_what_is_out_of_range_reads_something(scene: Callable[..., Scene]) -> None:
+    wild = scene()
+    sequel = wild.stage.enter(PROMPT)
+    wild.run((sequel, 30))
+    batch = wild.stage.batch([(sequel, 1)])
+    batch.req_pool_indices += 10**12
+    batch.out_cache_loc -= 10**12
+    batch.input_ids += 10**12
+
+    assert wild.output(batch) != [scene().whole(PROMPT[:31])]
+
+
+def test_an_empty_request_is_intact() -> None:
+    pool = TagPool(slots=4, context_len=8, device=CPU)
+
+    assert audit(pool, torch.zeros(8, dtype=torch.int32), 0) == 0
