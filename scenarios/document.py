@@ -147,16 +147,22 @@ class _Composer:
         if not isinstance(event, yaml.ScalarEvent):
             raise self.fatal("expected a name as key, got a list, mapping or alias", event.start_mark)
         self.refuse_sharing(event, path)
-        return str(event.value)
+        return self.text(event, path)
 
     def scalar(self, event: yaml.Event, path: KeyPath) -> Value:
         if not isinstance(event, yaml.ScalarEvent):
             return None
-        text: str = event.value
-        if any("\ud800" <= char <= "\udfff" for char in text):
-            self.complain(path, self.at(event.start_mark), "expected text, got half of a surrogate pair")
-            return None
+        text = self.text(event, path)
         return scalar(text) if event.style is None else text
+
+    def text(self, event: yaml.ScalarEvent, path: KeyPath) -> str:
+        """The scalar with JSON's surrogate pairs, which YAML does not know, joined to characters."""
+        text = str(event.value)
+        try:
+            return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+        except UnicodeDecodeError:
+            self.complain(path, self.at(event.start_mark), "expected text, got half of a surrogate pair")
+            return ascii(text)
 
     def refuse_sharing(self, event: yaml.Event, path: KeyPath) -> None:
         if getattr(event, "anchor", None):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedbench.scenarios.document import MAX_BYTES, read, scalar
@@ -45,6 +45,10 @@ def test_quoted_scalars_are_text() -> None:
     assert read(b"{a: '1', b: \"true\"}", "f").data == {"a": "1", "b": "true"}
 
 
+def test_surrogate_pairs_of_json_are_characters() -> None:
+    assert read(b'{"\\ud83d\\ude00": "\\ud83d\\ude00"}', "f").data == {"\U0001f600": "\U0001f600"}
+
+
 def test_every_key_and_item_has_its_line() -> None:
     document = read(b"a:\n  b: 1\n  c:\n    - x\n    - y\n", "f")
 
@@ -64,6 +68,7 @@ def test_a_duplicate_key_is_a_problem_and_the_first_value_stays() -> None:
     [
         (b"a: &x 1\nb: *x\n", "f:2: b: anchors and aliases are not supported"),
         (b"a: !!python/name:os.system 1\n", "f:1: a: tags are not supported"),
+        (b'a:\n  "\\ud800": 1\n', "f:2: a: expected text, got half of a surrogate pair"),
         (b'a: "\\ud800"\n', "f:1: a: expected text, got half of a surrogate pair"),
     ],
 )
@@ -94,6 +99,7 @@ def test_what_is_no_document_says_where_and_why(content: bytes, message: str) ->
     assert str(refused.value) == message
 
 
+@settings(deadline=None)
 @given(st.binary() | st.text(alphabet="ab:-[]{},&*!|>'\"%@#?~\n \t\\").map(str.encode))
 def test_any_bytes_are_a_document_or_refused(content: bytes) -> None:
     try:
