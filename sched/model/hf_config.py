@@ -21,9 +21,8 @@ _DTYPES: Mapping[str, torch.dtype] = {
 class _Fields:
     """Typed look-ups in a JSON object; ValueError names the key."""
 
-    def __init__(self, raw: Mapping[str, Any], prefix: str = "") -> None:
+    def __init__(self, raw: Mapping[str, Any]) -> None:
         self._raw = raw
-        self._prefix = prefix
 
     def any(self, key: str, default: Any = None) -> Any:
         value = self._raw.get(key)
@@ -32,26 +31,26 @@ class _Fields:
     def integer(self, key: str, default: int | None = None) -> int:
         value = self.any(key, default)
         if type(value) is not int or value <= 0:
-            raise ValueError(f"{self._prefix}{key}: expected a positive integer, got {value!r}")
+            raise ValueError(f"{key}: expected a positive integer, got {value!r}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.any(key, default)
         if type(value) not in (int, float) or not value > 0:
-            raise ValueError(f"{self._prefix}{key}: expected a positive number, got {value!r}")
+            raise ValueError(f"{key}: expected a positive number, got {value!r}")
         return float(value)
 
     def choice(self, key: str, choices: Mapping[str, torch.dtype], default: str) -> torch.dtype:
         value = str(self.any(key, default)).removeprefix("torch.")
         if value not in choices:
-            raise ValueError(f"{self._prefix}{key}: expected one of {', '.join(choices)}, got {value!r}")
+            raise ValueError(f"{key}: expected one of {', '.join(choices)}, got {value!r}")
         return choices[value]
 
-    def object(self, key: str) -> _Fields:
+    def object(self, key: str) -> Mapping[str, Any]:
         value = self.any(key, {})
         if not isinstance(value, dict):
-            raise ValueError(f"{self._prefix}{key}: expected an object, got {value!r}")
-        return _Fields(value, f"{self._prefix}{key}.")
+            raise ValueError(f"{key}: expected an object, got {value!r}")
+        return value
 
 
 def model_config(name: str, raw: Mapping[str, Any]) -> ModelConfig:
@@ -61,7 +60,7 @@ def model_config(name: str, raw: Mapping[str, Any]) -> ModelConfig:
     _refuse_unsupported(fields)
     heads = fields.integer("num_attention_heads")
     hidden = fields.integer("hidden_size")
-    rope = _Fields({**raw, **(raw.get("rope_parameters") or raw.get("rope_scaling") or {})})
+    rope = _Fields({**raw, **fields.object("rope_scaling"), **fields.object("rope_parameters")})
     config = ModelConfig(
         name=name,
         num_layers=fields.integer("num_hidden_layers"),

@@ -1,0 +1,225 @@
+"""Every kernel of the model keeps its word: shapes, what it touches, what it costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from schedbench.sched.kernels.activation import silu_and_mul
+from schedbench.sched.kernels.attention import attention
+from schedbench.sched.kernels.linear import linear
+from schedbench.sched.kernels.norm import add_rms_norm, rms_norm
+from schedbench.sched.kernels.registry import Kernel, Work, kernels
+from schedbench.sched.kernels.rope import rope_and_store_kv
+from schedbench.sched.kernels.rows import decode_positions, embedding, extend_positions, last_tokens
+from schedbench.sched.kernels.staging import stage_decode
+from schedbench.sched.kernels.tags import kv_tags
+
+INT32, INT64, BF16 = torch.int32, torch.int64, torch.bfloat16
+# Three requests of 5, 70 and 2 positions; the last 3, 2 and 1 of them are new. 4 heads share 2 of the cache, d = 8.
+LENS = torch.tensor([5, 70, 2])
+NEW = torch.tensor([3, 2, 1], dtype=INT32)
+ROWS = torch.tensor([2, 1, 3])
+TABLE = torch.zeros(4, 80, dtype=INT32)
+TABLE[2, :5] = torch.arange(1, 6)
+TABLE[1, :70] = torch.arange(10, 80)
+TABLE[3, :2] = torch.tensor([90, 91])
+LOC = torch.tensor([3, 4, 5, 78, 79, 91])
+
+
+def floats(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+def positions() -> torch.Tensor:
+    return torch.tensor([2, 3, 4, 68, 69, 1])
+
+
+def attention_args(new: torch.Tensor | None, dtype: torch.dtype = torch.float32) -> list[Any]:
+    tokens = 3 if new is None else 6
+    q, k, v = (
+        floats(tokens, 4, 8, dtype=dtype),
+        floats(100, 2, 8, dtype=dtype),
+        floats(100, 2, 8, dtype=dtype),
+    )
+    return [q, k, v, TABLE, ROWS, LENS, new, 0.25, 70, 3 if new is not None else 1]
+
+
+def rope_args(norm: torch.Tensor | None = None) -> list[Any]:
+    caches = [torch.zeros(100, 2, 8), torch.zeros(100, 2, 8)]
+    return [floats(6, 64), positions(), floats(80, 8), norm, norm, 1e-5, LOC, *caches]
+
+
+def tag_args() -> list[Any]:
+    pool = [torch.zeros(100, dtype=INT64) for _ in range(2)]
+    return [*pool, torch.arange(80), torch.arange(6), TABLE, ROWS, LENS, NEW, LOC]
+
+
+def staged() -> list[Any]:
+    return [torch.full((5, 8), 9), *(torch.arange(3) + i for i in range(5)), 6]
+
+
+CASES: dict[str, tuple[torch._ops.OpOverload, list[Any]]] = {
+    "embedding": (embedding, [torch.tensor([3, 0, 3]), floats(7, 16)]),
+    "rms_norm": (rms_norm, [floats(5, 12), floats(12), 1e-5]),
+    "add_rms_norm": (add_rms_norm, [floats(5, 12), floats(5, 12), floats(12), 1e-5]),
+    "linear": (linear, [floats(19, 12), floats(12, 7), None, torch.float32]),
+    "linear with bias": (linear, [floats(3, 12), floats(12, 7), floats(7), torch.float32]),
+    "linear of bf16 to float32": (
+        linear,
+        [floats(3, 12, dtype=BF16), floats(12, 7, dtype=BF16), None, torch.float32],
+    ),
+    "linear of nothing": (linear, [floats(0, 12), floats(12, 7), None, torch.float32]),
+    "rope_and_store_kv": (rope_and_store_kv, rope_args()),
+    "rope_and_store_kv with norms": (rope_and_store_kv, rope_args(floats(8))),
+    "attention of an extend": (attention, attention_args(NEW)),
+    "attention of a decode": (attention, attention_args(None)),
+    "attention in bf16": (attention, attention_args(NEW, BF16)),
+    "silu_and_mul": (silu_and_mul, [floats(5, 12)]),
+    "last_tokens": (last_tokens, [floats(6, 12), NEW]),
+    "decode_positions": (decode_positions, [LENS]),
+    "extend_positions": (extend_positions, [LENS, NEW, 6]),
+    "kv_tags": (kv_tags, tag_args()),
+    "stage_decode": (stage_decode, staged()),
+}
+
+
+def fresh(args: list[Any]) -> list[Any]:
+    return [arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_meta_has_the_shape_of_the_result(case: str) -> None:
+    op, args = CASES[case]
+
+    result = op(*fresh(args))
+    outline = kernels()[op].meta(*args)
+
+    if result is None:
+        assert outline is None
+    else:
+        assert outline.device.type == "meta"
+        assert (outline.shape, outline.stride(), outline.dtype) == (
+            result.shape,
+            result.stride(),
+            result.dtype,
+        )
+        assert kernels()[op].integer == (not result.is_floating_point())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_written_is_declared(case: str) -> None:
+    op, args = CASES[case]
+    used = fresh(args)
+
+    op(*used)
+    accesses = kernels()[op].footprint(*used)
+
+    for before, after in zip(args, used, strict=True):
+        if not isinstance(after, torch.Tensor):
+            continue
+        declared = [access for access in accesses if access.tensor is after]
+        assert declared, "an argument that nobody declares"
+        changed = (before != after).nonzero()[:, 0].unique()
+        if changed.numel():
+            assert declared[0].write
+            rows = declared[0].rows
+            assert rows is None or set(changed.tolist()) <= set(rows.tolist())
+
+
+def test_attention_reads_the_slots_of_its_requests_and_no_others() -> None:
+    accesses = kernels()[attention].footprint(*(args := attention_args(NEW)))
+
+    rows = next(access.rows for access in accesses if access.tensor is args[1])
+
+    assert rows is not None
+    assert rows.tolist() == [*range(1, 6), *range(10, 80), 90, 91]
+
+
+WORK = {
+    # ids, and each row read and written
+    "embedding": Work(3 * 8 + 2 * 3 * 16 * 4),
+    "rms_norm": Work(2 * 5 * 12 * 4 + 12 * 4),
+    "add_rms_norm": Work(4 * 5 * 12 * 4 + 12 * 4),
+    "linear": Work(4 * (19 * 12 + 12 * 7 + 19 * 7), 2 * 19 * 12 * 7, "gemm"),
+    "linear with bias": Work(4 * (3 * 12 + 12 * 7 + 7 + 3 * 7), 2 * 3 * 12 * 7, "gemm"),
+    "linear of bf16 to float32": Work(2 * (3 * 12 + 12 * 7) + 4 * 3 * 7, 2 * 3 * 12 * 7, "gemm"),
+    # qkv in and out, one row of angles per token, positions and slots
+    "rope_and_store_kv": Work(2 * 6 * 64 * 4 + 6 * 8 * 4 + 6 * 16),
+    # q in and out; 77 positions of K, V and the page table; pairs 3+4+5, 69+70, 2
+    "attention of an extend": Work(
+        2 * 6 * 32 * 4 + 77 * (2 * 2 * 8 * 4 + 4), 4 * 4 * 8 * (12 + 139 + 2), "attention"
+    ),
+    "attention of a decode": Work(2 * 3 * 32 * 4 + 77 * (2 * 2 * 8 * 4 + 4), 4 * 4 * 8 * 77, "attention"),
+    "silu_and_mul": Work(5 * 12 * 4 + 5 * 6 * 4),
+    "last_tokens": Work(3 * 4 + 2 * 3 * 12 * 4),
+    "decode_positions": Work(2 * 3 * 8),
+    "extend_positions": Work(3 * 8 + 3 * 4 + 6 * 8),
+    "stage_decode": Work(5 * 3 * 8 + 5 * 6 * 8),
+}
+
+
+@pytest.mark.parametrize("case", WORK)
+def test_cost(case: str) -> None:
+    op, args = CASES[case]
+    kernel: Kernel = kernels()[op]
+
+    assert kernel.cost is not None
+    assert kernel.cost(*args) == WORK[case]
+
+
+def test_tags_cost_nothing() -> None:
+    assert kernels()[kv_tags].cost is None
+
+
+def test_only_attention_has_a_cost_that_depends_on_values() -> None:
+    assert {op for op, _ in CASES.values() if not kernels()[op].fixed_cost} == {attention}
+
+
+def test_positions_count_on_from_what_is_cached() -> None:
+    assert extend_positions(LENS, NEW, 6).tolist() == positions().tolist()
+    assert decode_positions(torch.tensor([5, 1, 0])).tolist() == [4, 0, 0]
+
+
+def test_attention_is_that_of_a_plain_softmax() -> None:
+    args = attention_args(NEW)
+    q, k_cache, v_cache = args[:3]
+    expected = []
+    for token, (request, position) in enumerate([(0, 2), (0, 3), (0, 4), (1, 68), (1, 69), (2, 1)]):
+        slots = TABLE[ROWS[request], : position + 1].long()
+        k, v = (cache[slots].repeat_interleave(2, dim=1) for cache in (k_cache, v_cache))
+        weights = torch.softmax(torch.einsum("hd,shd->hs", q[token], k) * 0.25, dim=-1)
+        expected.append(torch.einsum("hs,shd->hd", weights, v).flatten())
+
+    torch.testing.assert_close(attention(*args), torch.stack(expected))
+
+
+@pytest.mark.parametrize("heads", [1, 3, 7, 16, 20])
+def test_any_number_of_heads_may_share_a_head_of_the_cache(heads: int) -> None:
+    q, k_cache, v_cache = floats(2, heads, 8), floats(100, 1, 8), floats(100, 1, 8)
+    lens, new = torch.tensor([70]), torch.tensor([2], dtype=INT32)
+
+    both = attention(q, k_cache, v_cache, TABLE, ROWS[1:2], lens, new, 0.25, 70, 2)
+    slots = TABLE[1, :70].long()
+    scores = torch.einsum("hd,sd->hs", q[1], k_cache[slots, 0]) * 0.25
+    expected = torch.einsum("hs,sd->hd", torch.softmax(scores, dim=-1), v_cache[slots, 0])
+
+    torch.testing.assert_close(both[1], expected.flatten())
+
+
+def test_staging_pads_with_harmless_requests() -> None:
+    static = torch.full((5, 8), 9)
+    ids, where, rows, lens, slots = (torch.tensor([10 * i, 10 * i + 1]) for i in range(1, 6))
+
+    stage_decode(static, ids, where, rows, lens, slots, 4)
+
+    assert static.tolist() == [
+        [10, 11, 0, 0, 9, 9, 9, 9],
+        [20, 21, 0, 0, 9, 9, 9, 9],
+        [30, 31, 0, 0, 9, 9, 9, 9],
+        [40, 41, 1, 1, 9, 9, 9, 9],
+        [50, 51, 0, 0, 9, 9, 9, 9],
+    ]
