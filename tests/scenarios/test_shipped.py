@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 
 from schedbench.scenarios import catalog
 from schedbench.scenarios.loader import load
 from schedbench.scenarios.problems import ScenarioError
+from schedbench.scenarios.schema import Engine
 from schedbench.scenarios.shipped import names
 from schedbench.scenarios.workload import build
+from schedbench.scenarios.workload_schema import Sampling
+from schedbench.sched.config import EngineConfig, SamplingParams
 
 GIVEN = {"trace_mooncake": "workload.trace=FILE", "checkpoint": "model.path=DIR"}
 
@@ -58,3 +62,17 @@ def test_listing_imports_neither_torch_nor_numpy_nor_pydantic() -> None:
     )
     listed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert listed.stdout == "[]\n"
+
+
+def test_the_schema_has_the_defaults_of_the_engine() -> None:
+    engine = {
+        field.name: field.default for field in fields(EngineConfig) if field.name in Engine.model_fields
+    }
+    sampling = {
+        field.name: field.default for field in fields(SamplingParams) if field.name in Sampling.model_fields
+    }
+
+    assert {name: getattr(Engine(), name) for name in engine if name != "overlap"} == {
+        name: default for name, default in engine.items() if name != "overlap"
+    }
+    assert Sampling(ignore_eos=False).model_dump() == sampling
