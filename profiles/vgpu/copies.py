@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .pinned import is_pinned, pin
-from .skipping import outline
 from .tensor import DeviceTensor, wrap
 
 if TYPE_CHECKING:
@@ -96,11 +95,11 @@ class Copies:
 
     def _within(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Alike and contiguous: a memcpy. Otherwise a kernel."""
-        if not target.numel():
+        if not target.nbytes:
             return
-        if target.dtype == source.dtype and target.is_contiguous() and outline(target) == outline(source):
+        if target.dtype is source.dtype and target.is_contiguous() and source.is_contiguous():
             runtime = self._gpu.runtime
-            runtime.kernel("memcpy", runtime.costs.memory(2 * target.nbytes), kind="d2d", size=target.nbytes)
+            runtime.move("d2d", runtime.costs.memory(2 * target.nbytes), size=target.nbytes)
         else:
             self._kernel(target, source)
 

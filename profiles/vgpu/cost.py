@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -73,35 +73,32 @@ def _rates(hardware: HardwareProfile) -> dict[torch.dtype, Any]:
     }
 
 
-def _tensors(values: Any) -> Sequence[torch.Tensor]:
-    if isinstance(values, torch.Tensor):
-        return (values,)
-    if isinstance(values, (list, tuple)):
-        return [tensor for value in values for tensor in _tensors(value)]
-    return ()
+def nbytes(values: Iterable[Any]) -> int:
+    """Bytes of the tensors among the values and the lists among them."""
+    size = 0
+    for value in values:
+        kind = type(value)
+        if kind is torch.Tensor:
+            size += value.nbytes
+        elif kind is list or kind is tuple:
+            size += nbytes(value)
+    return size
 
 
 def touched(args: Sequence[Any], out: Any) -> int:
     """Bytes of all arguments and results: elementwise operations and reductions."""
-    size = out.nbytes if isinstance(out, torch.Tensor) else sum(t.nbytes for t in _tensors(out))
-    for arg in args:
-        if isinstance(arg, torch.Tensor):
-            size += arg.nbytes
-        elif isinstance(arg, (list, tuple)):
-            size += sum(t.nbytes for t in _tensors(arg))
-    return size
+    return nbytes(args) + nbytes(out if isinstance(out, (list, tuple)) else (out,))
 
 
-def gathered(args: Sequence[Any], out: Any) -> int:
+def gathered(args: Sequence[Any], out: torch.Tensor) -> int:
     """Bytes of a gather: the rows read and written, and the indices; not the table."""
-    moved: int = out.nbytes
-    return 2 * moved + sum(t.nbytes for t in _tensors(args[1:]))
+    return 2 * out.nbytes + nbytes(args[1:])
 
 
-def scattered(args: Sequence[Any], out: Any) -> int:  # noqa: ARG001
+def scattered(args: Sequence[Any], out: torch.Tensor) -> int:  # noqa: ARG001
     """Bytes of a scatter: the values read and written, and the indices; not the table."""
-    others = sorted(t.nbytes for t in _tensors(args[1:]))
-    return sum(others) + (others[-1] if others else 0)
+    sizes = [nbytes((arg,)) for arg in args[1:]]
+    return sum(sizes) + max(sizes, default=0)
 
 
 def filled(args: Sequence[Any], out: Any) -> int:  # noqa: ARG001

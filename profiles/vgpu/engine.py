@@ -20,6 +20,7 @@ FOREVER = 1 << 62
 PENDING = 256  # operations left unsettled before a launch settles what the clock has passed
 
 Row = tuple[Any, ...]
+Served = tuple[Row, int, int]  # with start and end
 Times = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -30,12 +31,6 @@ class Mark:
 
     def __init__(self) -> None:
         self.time: int | None = None
-
-
-class Served(NamedTuple):
-    row: Row
-    start: int
-    end: int
 
 
 class Held(NamedTuple):
@@ -164,7 +159,7 @@ class Simulation:
             queue.held_since = None
             free[engine] = queue.tail = end = now + duration
             queue.ready = end + self._gap if engine == COMPUTE else end
-            self.served.append(Served(row, now, end))
+            self.served.append((row, now, end))
             return
         self._serial += 1
         self._enqueue(queue, Launch(engine, self._serial, now, duration, row), now)
@@ -305,7 +300,7 @@ class Simulation:
             self._serve_nodes(queue, launch, start, limit)
             return
         self._finish(queue, launch.engine, start + launch.duration)
-        self.served.append(Served(launch.row, start, queue.tail))
+        self.served.append((launch.row, start, queue.tail))
 
     def _finish(self, queue: Queue, engine: int, end: int) -> None:
         self._free[engine] = queue.tail = end
@@ -323,13 +318,13 @@ class Simulation:
         if begins[-1] > limit - origin:
             last = max(first + 1, int(begins.searchsorted(limit - origin, side="right")))
         for k in range(first, last) if replay.rows else ():
-            self.served.append(Served(replay.rows[k], origin + int(begins[k]), origin + int(ends[k])))
+            self.served.append((replay.rows[k], origin + int(begins[k]), origin + int(ends[k])))
         end = origin + int(ends[last - 1])
         replay.index = last
         if last == len(begins):
             self._finish(queue, COMPUTE, end)
             if not replay.rows:
-                self.served.append(Served(replay.row, replay.start, end))
+                self.served.append((replay.row, replay.start, end))
             return
         self._free[COMPUTE] = queue.tail = end
         queue.ready = origin + int(begins[last])

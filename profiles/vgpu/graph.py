@@ -18,9 +18,9 @@ import torch
 from ...sched.kernels.registry import Kernel
 from ..timeline import OpKind
 from .custom import duration
-from .engine import COMPUTE, D2H, H2D, Row
+from .engine import COMPUTE, D2H, H2D, Row, Times
 from .executor import Args, Executor, Kwargs, Operation, Outline
-from .runtime import CaptureError
+from .runtime import CaptureError, Runtime
 from .skipping import Outlines, build, outline, unknown
 from .streams import Stream, StreamContext
 from .tensor import CURRENT
@@ -150,34 +150,39 @@ class CUDAGraph:
         return graph_pool_handle()
 
 
-class Run(NamedTuple):
+class Run:
     """Consecutive kernels of a graph, or one of its copies."""
 
-    nodes: Sequence[Node]
-    first: int
+    def __init__(self, nodes: Sequence[Node], first: int) -> None:
+        self._nodes = nodes
+        self._part = slice(first, first + len(nodes))
+        self._name = f"graph[{len(nodes)}]"
+        self._host_size = sum(node.host_size for node in nodes)
 
-    def submit(self, gpu: VirtualGpu, durations: np.ndarray[Any, np.dtype[np.int64]], site: int) -> None:
-        runtime = gpu.runtime
-        simulation, stream, now = runtime.simulation, runtime.stream, runtime.now
-        times = durations[self.first : self.first + len(self.nodes)]
-        node = self.nodes[0]
-
-        def row(kind: OpKind, name: str, size: int, host_size: int) -> Row:
-            memory = "pinned" if kind in _ENGINES else ""
-            return (kind, name, stream.id, size, host_size, memory, False, runtime.context, site, now)
-
-        if node.kind != "kernel":
-            engine = _ENGINES.get(node.kind, COMPUTE)
-            whole = row(node.kind, node.name, node.size, node.host_size)
-            simulation.submit(stream, engine, now=now, duration=int(times[0]), row=whole)
+    def submit(self, gpu: VirtualGpu, durations: Times, site: int) -> None:
+        runtime, times = gpu.runtime, durations[self._part]
+        stream, now, kind = runtime.stream, runtime.now, self._nodes[0].kind
+        if kind != "kernel":
+            engine, row = _ENGINES.get(kind, COMPUTE), self._row(runtime, self._nodes[0], site)
+            runtime.simulation.submit(stream, engine, now=now, duration=int(times[0]), row=row)
             return
-        steps = (times + runtime.costs.graph_gap).cumsum()
-        begins = steps - times - runtime.costs.graph_gap
-        whole = row("kernel", f"graph[{len(self.nodes)}]", 0, sum(n.host_size for n in self.nodes))
-        rows = (
-            [row("kernel", n.name, 0, n.host_size) for n in self.nodes] if gpu.graph_trace == "node" else ()
+        begins = (times + runtime.costs.graph_gap).cumsum() - times - runtime.costs.graph_gap
+        whole = Node("kernel", self._name, 0, 0, self._host_size)
+        rows = [self._row(runtime, n, site) for n in self._nodes] if gpu.graph_trace == "node" else ()
+        runtime.simulation.submit_replay(
+            stream,
+            now=now,
+            begins=begins,
+            ends=begins + times,
+            row=self._row(runtime, whole, site),
+            rows=rows,
         )
-        simulation.submit_replay(stream, now=now, begins=begins, ends=begins + times, row=whole, rows=rows)
+
+    def _row(self, runtime: Runtime, node: Node, site: int) -> Row:
+        kind, name, _, size, host_size = node
+        memory = "pinned" if kind in _ENGINES else ""
+        context, now = runtime.context, runtime.now
+        return (kind, name, runtime.stream.id, size, host_size, memory, False, context, site, now)
 
 
 class graph:  # noqa: N801 - torch's name

@@ -93,14 +93,15 @@ def _in_place(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handle
     op, runtime, duration = func._op, gpu.runtime, _duration(gpu, name)
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        held, named = unwrap(args), dict(zip(kwargs, unwrap(tuple(kwargs.values())), strict=True))
+        held = unwrap(args)
+        named = dict(zip(kwargs, unwrap(tuple(kwargs.values())), strict=True)) if kwargs else kwargs
         gpu.executor.mutate(op, held, named)
         target = kwargs["out"] if "out" in kwargs else args[0]
         if type(target) is not DeviceTensor:
             raise RuntimeError(f"{name}: expected its result on {gpu.device}, but got {target.device}")
         written = target.held
         if name == "zero_" and written.is_contiguous():
-            runtime.kernel("memset", runtime.costs.memory(written.nbytes), kind="memset", size=written.nbytes)
+            runtime.move("memset", runtime.costs.memory(written.nbytes), size=written.nbytes)
         else:
             runtime.kernel(name, duration(held, written))
         return target

@@ -14,7 +14,7 @@ from ..timeline import Call, Op, Range, Sink, Wait, Window
 from .engine import Held, Row, Served
 
 STEPS = 64
-RECORDS = 50_000
+RECORDS = 10_000
 
 
 class Context(NamedTuple):
@@ -45,10 +45,6 @@ class Ledger:
         self._start = 0
         self._steps = 0
 
-    @property
-    def full(self) -> bool:
-        return len(self.calls) >= RECORDS
-
     def launched(self, info: StepInfo) -> None:
         self._launched.append(info)
 
@@ -56,7 +52,7 @@ class Ledger:
         """Note a settled step; whether it is time to cut a window behind it."""
         self._settled.append(info)
         self._steps += 1
-        return self._steps >= STEPS or self.full
+        return self._steps >= STEPS or len(self.calls) >= RECORDS
 
     def quiet_point(self, step: int, now: int) -> int:
         """The instant behind that step's last forward operation."""
@@ -75,7 +71,7 @@ class Ledger:
         """An instant behind every record."""
         ends: list[int] = [
             self._start,
-            *(s.end for s in self._served),
+            *(s[2] for s in self._served),
             *(c[3] for c in self.calls),
             *(r.end for r in self.ranges),
         ]

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from ..timeline import CallKind, HostMemory, OpKind, Sink
 from .cost import Costs
 from .engine import COMPUTE, D2H, H2D, Mark, Queue, Simulation
-from .ledger import NO_CONTEXT, Context, Ledger
+from .ledger import NO_CONTEXT, RECORDS, Context, Ledger
 from .sites import Sites
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ..hardware import HardwareProfile
 
@@ -24,6 +24,13 @@ Direction = Literal["h2d", "d2h"]
 MEMCPY = "cudaMemcpyAsync"
 LAUNCH = "cudaLaunchKernel"
 STREAM_SYNC = "cudaStreamSynchronize"
+_COPIES: Mapping[tuple[Direction, HostMemory], str] = {
+    ("h2d", "pinned"): "Memcpy HtoD (Pinned -> Device)",
+    ("h2d", "pageable"): "Memcpy HtoD (Pageable -> Device)",
+    ("d2h", "pinned"): "Memcpy DtoH (Device -> Pinned)",
+    ("d2h", "pageable"): "Memcpy DtoH (Device -> Pageable)",
+}
+_MOVES = {"d2d": MEMCPY, "memset": "cudaMemsetAsync"}
 
 
 class CaptureError(RuntimeError):
@@ -58,24 +65,33 @@ class Runtime:
         self._graph_launch = round(host.graph_launch.value)
         self._pin_memory = round(host.pin_memory.value)
 
-    def kernel(
-        self, name: str, duration: int, *, kind: OpKind = "kernel", size: int = 0, host_size: int = 0
-    ) -> None:
-        """Launch something on the compute engine from the current stream."""
+    def kernel(self, name: str, duration: int, *, host_size: int = 0) -> None:
+        """Launch a kernel on the current stream."""
         if self.capture is not None:
-            self.capture.node(kind, name, duration, size=size, host_size=host_size)
+            self.capture.node("kernel", name, duration, host_size=host_size)
             return
         start = self.now + self.torch_call
         self.now = now = start + self._launch
-        stream, context, site = self.stream, self.context, self.sites.here()
-        call = LAUNCH if kind == "kernel" else _MEMORY_CALLS[kind]
-        self.ledger.calls.append(
-            ("launch" if kind == "kernel" else "copy", call, start, now, 0, stream.id, context, site)
-        )
-        row = (kind, name, stream.id, size, host_size, "", False, context, site, now)
+        stream, context, calls = self.stream, self.context, self.ledger.calls
+        site, queue = self.sites.here(), stream.id
+        calls.append(("launch", LAUNCH, start, now, 0, queue, context, site))
+        row = ("kernel", name, queue, 0, host_size, "", False, context, site, now)
         self.simulation.submit(stream, COMPUTE, now=now, duration=duration, row=row)
-        if self.ledger.full:
+        if len(calls) >= RECORDS:
             self.cut()
+
+    def move(self, kind: Literal["d2d", "memset"], duration: int, *, size: int) -> None:
+        """Copy or set memory of the device on the current stream."""
+        name = _MOVES[kind]
+        if self.capture is not None:
+            self.capture.node(kind, name, duration, size=size)
+            return
+        start = self.now + self.torch_call
+        self.now = now = start + self._copy_call
+        stream, site = self.stream, self.sites.here()
+        self._call("copy", name, start, 0, site)
+        row = (kind, name, stream.id, size, 0, "", False, self.context, site, now)
+        self.simulation.submit(stream, COMPUTE, now=now, duration=duration, row=row)
 
     def copy(self, direction: Direction, size: int, *, pinned: bool, blocking: bool) -> None:
         """Copy between host and device on the current stream; ``blocking`` adds a stream sync, as torch does.
@@ -86,7 +102,12 @@ class Runtime:
         if self.capture is not None:
             if blocking or not pinned:
                 raise CaptureError("operation not permitted when stream is capturing: a copy that may block")
-            self.capture.node(direction, MEMCPY, self.costs.copy(direction, size, pinned=True), size=size)
+            self.capture.node(
+                direction,
+                _COPIES[direction, "pinned"],
+                self.costs.copy(direction, size, pinned=True),
+                size=size,
+            )
             return
         inline = direction == "h2d" and not pinned and size <= self.costs.inline
         waits = not pinned and not inline
@@ -94,7 +115,18 @@ class Runtime:
         self.now = start + self._copy_call + (self.costs.memcpy(size) if inline else 0)
         stream, context, site = self.stream, self.context, self.sites.here()
         memory: HostMemory = "pinned" if pinned else "pageable"
-        row = (direction, MEMCPY, stream.id, size, 0, memory, blocking or waits, context, site, self.now)
+        row = (
+            direction,
+            _COPIES[direction, memory],
+            stream.id,
+            size,
+            0,
+            memory,
+            blocking or waits,
+            context,
+            site,
+            self.now,
+        )
         duration = self.costs.copy(direction, size, pinned=pinned or inline)
         engine = H2D if direction == "h2d" else D2H
         self.simulation.submit(stream, engine, now=self.now, duration=duration, row=row)
@@ -191,6 +223,3 @@ class Runtime:
     def _refuse_in_capture(self, name: str) -> None:
         if self.capture is not None:
             raise CaptureError(f"operation not permitted when stream is capturing: {name}")
-
-
-_MEMORY_CALLS: dict[OpKind, str] = {"d2d": MEMCPY, "memset": "cudaMemsetAsync"}

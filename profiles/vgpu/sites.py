@@ -28,8 +28,11 @@ class Sites:
         self._places: list[tuple[CodeType, int]] = []
 
     def here(self) -> int:
-        """The index of the innermost watched line below the caller's caller, or NO_SITE."""
-        frame: FrameType | None = sys._getframe(2)
+        """The index of the innermost watched line around a launch, or NO_SITE.
+
+        The three innermost frames are the device's own.
+        """
+        frame: FrameType | None = sys._getframe(3)
         watched = self._watched
         while frame is not None:
             code = frame.f_code

@@ -28,12 +28,12 @@ class SkippingExecutor:
         return torch.empty_strided(size, stride, dtype=dtype).zero_()
 
     def compute(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
-        if unknown(args) or unknown(kwargs):
+        if unknown(args) or (kwargs and unknown(kwargs)):
             return build(self._outlines(op, args, kwargs), self.empty)
         return self._without_floats(op(*args, **kwargs))
 
     def mutate(self, op: Operation, args: Args, kwargs: Kwargs) -> None:
-        if not (unknown(args) or unknown(kwargs)):
+        if not (unknown(args) or (kwargs and unknown(kwargs))):
             op(*args, **kwargs)
 
     def launch(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> Any:
@@ -103,10 +103,11 @@ def build(outlines: Any, empty: Any) -> Any:
 def unknown(values: Args | Kwargs) -> bool:
     """Whether any of the arguments is a float that was not computed."""
     for value in values.values() if isinstance(values, Mapping) else values:
-        if isinstance(value, torch.Tensor):
+        kind = type(value)
+        if kind is torch.Tensor:
             if value.is_meta:
                 return True
-        elif isinstance(value, (list, tuple)) and unknown(value):
+        elif (kind is list or kind is tuple) and unknown(value):
             return True
     return False
 

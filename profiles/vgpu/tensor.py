@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cache
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch.nn import Parameter
@@ -17,7 +17,13 @@ from torch.nn import Parameter
 if TYPE_CHECKING:
     from .gpu import VirtualGpu
 
-CURRENT: ContextVar[VirtualGpu] = ContextVar("vgpu")
+
+class _Closed:
+    def __getattr__(self, name: str) -> NoReturn:
+        raise RuntimeError("no virtual GPU is open")
+
+
+CURRENT: ContextVar[VirtualGpu] = ContextVar("vgpu", default=cast("VirtualGpu", _Closed()))  # noqa: B039 - has no state
 HOST_TENSORS = frozenset({torch.Tensor, Parameter})
 
 _make = torch.Tensor._make_wrapper_subclass

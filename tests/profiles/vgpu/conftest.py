@@ -1,0 +1,89 @@
+"""A virtual GPU, its windows, and a hardware whose numbers are easy to add up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schedbench.profiles.hardware import HardwareProfile, load
+from schedbench.profiles.timeline import Call, Op, Range, Wait, Window
+from schedbench.profiles.vgpu import VirtualGpu, open_vgpu
+
+
+class Tape:
+    """A sink that keeps everything."""
+
+    def __init__(self) -> None:
+        self.windows: list[Window] = []
+
+    def feed(self, window: Window) -> None:
+        self.windows.append(window)
+
+    @property
+    def ops(self) -> Sequence[Op]:
+        return [op for window in self.windows for op in window.ops]
+
+    @property
+    def calls(self) -> Sequence[Call]:
+        return [call for window in self.windows for call in window.calls]
+
+    @property
+    def ranges(self) -> Sequence[Range]:
+        return [range_ for window in self.windows for range_ in window.ranges]
+
+    @property
+    def waits(self) -> Sequence[Wait]:
+        return [wait for window in self.windows for wait in window.waits]
+
+
+class Bench:
+    """A virtual GPU under observation."""
+
+    def __init__(self, gpu: VirtualGpu, tape: Tape) -> None:
+        self.gpu = gpu
+        self.tape = tape
+
+    def observe(self, body: Callable[[], Any]) -> Tape:
+        """What the device and the host did in ``body``, which starts on an idle device."""
+        self.gpu.flush()
+        self.tape.windows.clear()
+        body()
+        self.gpu.flush()
+        return self.tape
+
+
+Opener = Callable[..., AbstractContextManager[Bench]]
+
+
+@pytest.fixture
+def hardware() -> HardwareProfile:
+    return load("h200")
+
+
+@pytest.fixture
+def opened(hardware: HardwareProfile) -> Opener:
+    @contextmanager
+    def opener(**options: Any) -> Iterator[Bench]:
+        tape = Tape()
+        options.setdefault("watch", [Path(__file__).parent])
+        with open_vgpu(options.pop("hardware", hardware), sink=tape, **options) as gpu:
+            yield Bench(gpu, tape)
+
+    return opener
+
+
+@pytest.fixture
+def bench(opened: Opener) -> Iterator[Bench]:
+    with opened() as bench:
+        yield bench
+
+
+@pytest.fixture
+def bench_none(opened: Opener) -> Iterator[Bench]:
+    """With values none."""
+    with opened(values="none") as bench:
+        yield bench

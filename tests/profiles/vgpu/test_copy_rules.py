@@ -1,0 +1,277 @@
+"""CUDA's copy rules, row by row: which copies an expression makes, and whether the host waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from schedbench.profiles.hardware import load
+from schedbench.profiles.vgpu import open_vgpu
+from schedbench.sched.config import Capabilities
+
+Copy = tuple[str, str, int, bool]  # kind, host memory, bytes, blocking
+Names = Mapping[str, Any]
+
+PAGEABLE_BIG = 65536 // 4 + 1
+
+# expression, copies, whether the host waited for the device
+TABLE: list[tuple[str, list[Copy], bool]] = [
+    # one number to the host, openly or not
+    ("x[0].item()", [("d2h", "pinned", 4, True)], True),
+    ("int(ids[0])", [("d2h", "pinned", 8, True)], True),
+    ("float(x[0])", [("d2h", "pinned", 4, True)], True),
+    ("bool((x == x).all())", [("d2h", "pinned", 1, True)], True),
+    ("x[ids[1]]", [("d2h", "pinned", 8, True)], True),
+    ("x[: ids[1]]", [("d2h", "pinned", 8, True)], True),
+    ("2 in ids", [("d2h", "pinned", 1, True)], True),
+    ("torch.tensor([ids[0], ids[1]])", [("d2h", "pinned", 8, True)] * 2, True),
+    # tensors to the host
+    ("x.tolist()", [("d2h", "pageable", 24, True)], True),
+    ("x.cpu()", [("d2h", "pageable", 24, True)], True),
+    ("x.to('cpu')", [("d2h", "pageable", 24, True)], True),
+    ("x.to('cpu', non_blocking=True)", [("d2h", "pinned", 24, False)], False),
+    ("pinned.copy_(x, non_blocking=True)", [("d2h", "pinned", 24, False)], False),
+    ("pinned.copy_(x)", [("d2h", "pinned", 24, True)], True),
+    ("pinned[2:4].copy_(x[:2], non_blocking=True)", [("d2h", "pinned", 8, False)], False),
+    ("host.copy_(x, non_blocking=True)", [("d2h", "pageable", 24, True)], True),
+    ("host.copy_(x)", [("d2h", "pageable", 24, True)], True),
+    # tensors to the device
+    ("host.to(device)", [("h2d", "pageable", 24, True)], True),
+    ("x.copy_(host)", [("h2d", "pageable", 24, True)], True),
+    ("host.to(device, non_blocking=True)", [("h2d", "pageable", 24, False)], False),
+    ("big.to(device, non_blocking=True)", [("h2d", "pageable", 4 * PAGEABLE_BIG, True)], True),
+    ("pinned.to(device, non_blocking=True)", [("h2d", "pinned", 24, False)], False),
+    ("pinned.to(device)", [("h2d", "pinned", 24, True)], True),
+    ("pinned[1:3].to(device, non_blocking=True)", [("h2d", "pinned", 8, False)], False),
+    ("pinned[::2].to(device, non_blocking=True)", [("h2d", "pageable", 12, False)], False),
+    ("host.pin_memory().to(device, non_blocking=True)", [("h2d", "pinned", 24, False)], False),
+    (
+        "torch.tensor([1, 2], pin_memory=True).to(device, non_blocking=True)",
+        [("h2d", "pinned", 16, False)],
+        False,
+    ),
+    ("torch.tensor([1, 2], device=device)", [("h2d", "pageable", 16, True)], True),
+    ("torch.as_tensor([1, 2], device=device)", [("h2d", "pageable", 16, True)], True),
+    ("x.new_tensor([1.0, 2.0])", [("h2d", "pageable", 8, True)], True),
+    # converting copies: source bytes and the device converts, or destination bytes and the host does
+    ("host.to(device, torch.float64, non_blocking=True)", [("h2d", "pageable", 24, False)], False),
+    ("host.to(device, torch.float64)", [("h2d", "pageable", 48, True)], True),
+    ("pinned.to(device, torch.float64, non_blocking=True)", [("h2d", "pinned", 24, False)], False),
+    ("pinned.copy_(wide, non_blocking=True)", [("d2h", "pinned", 24, False)], False),
+    ("pinned.copy_(wide)", [("d2h", "pageable", 48, True)], True),
+    # writing numbers
+    ("x.__setitem__(0, 1.0)", [("h2d", "pageable", 4, True)], True),
+    ("x.__setitem__((slice(0, 2),), 1.0)", [], False),
+    ("x.__setitem__(slice(0, 2), 1.0)", [], False),
+    ("x.__setitem__(..., 1.0)", [], False),
+    ("x.__setitem__(x > 0, 0.0)", [], False),
+    ("table.__setitem__(table[:, 0] > 0, 0.0)", [], False),
+    ("x.__setitem__(ids, 1.0)", [("h2d", "pageable", 4, True)], True),
+    ("x.__setitem__(0, torch.tensor(1.0))", [("h2d", "pageable", 4, True)], True),
+    ("x.__setitem__(slice(0, 2), x[2:4])", [], False),
+    ("x.fill_(1.0)", [], False),
+    ("x.zero_()", [], False),
+    # masks and lists as indices
+    ("x[x > 0]", [("d2h", "pinned", 4, True)], True),
+    ("x.__setitem__(x > 0, x + 1)", [("d2h", "pinned", 4, True)], True),
+    ("torch.where(x > 0)", [("d2h", "pinned", 4, True)], True),
+    ("torch.where(x > 0, x, 0)", [], False),
+    ("x.nonzero()", [("d2h", "pinned", 4, True)], True),
+    ("torch.masked_select(x, x > 0)", [("d2h", "pinned", 4, True)], True),
+    ("x[[0, 1]]", [("h2d", "pageable", 16, True)], True),
+    ("x[torch.tensor([0, 1])]", [("h2d", "pageable", 16, True)], True),
+    ("x[torch.tensor([True, False, True, False, False, True])]", [("h2d", "pageable", 24, True)], True),
+    ("x.__setitem__(torch.tensor([0, 1]), x[2:4] + 1)", [("h2d", "pageable", 16, True)], True),
+    ("x[ids]", [], False),
+    ("x.index_select(0, ids)", [], False),
+    # hidden counts
+    ("ids.unique()", [("d2h", "pinned", 8, True)], True),
+    ("torch.repeat_interleave(ids, ids)", [("d2h", "pinned", 8, True)], True),
+    ("torch.repeat_interleave(ids, ids, output_size=3)", [], False),
+    ("torch.bincount(ids)", [("d2h", "pinned", 8, True)] * 2, True),
+    ("torch.equal(x, x)", [("d2h", "pinned", 1, True)], True),
+    ("torch.multinomial(x, 1)", [("d2h", "pinned", 1, True)] * 2, True),
+    ("torch.nn.functional.one_hot(ids)", [("d2h", "pinned", 8, True)], True),
+    # nothing to copy
+    ("torch.arange(4, device=device)", [], False),
+    ("torch.zeros(4, device=device)", [], False),
+    ("torch.full((4,), 7, device=device)", [], False),
+    ("torch.zeros_like(x)", [], False),
+    ("x.new_full((3,), 2.0)", [], False),
+    ("x.to(torch.int32)", [], False),
+    ("torch.empty(0).to(device)", [], False),
+]
+
+
+@pytest.fixture
+def names(bench: Any) -> Names:
+    device = bench.gpu.device
+    return {
+        "torch": torch,
+        "device": device,
+        "x": torch.ones(6, device=device),
+        "wide": torch.ones(6, dtype=torch.float64, device=device),
+        "table": torch.ones(6, 2, device=device),
+        "ids": torch.arange(3, device=device),
+        "host": torch.ones(6),
+        "big": torch.ones(PAGEABLE_BIG),
+        "pinned": torch.ones(6, pin_memory=True),
+    }
+
+
+@pytest.mark.parametrize(("expression", "copies", "waits"), TABLE, ids=[row[0] for row in TABLE])
+def test_copies(bench: Any, names: Names, expression: str, copies: list[Copy], waits: bool) -> None:
+    tape = bench.observe(lambda: eval(expression, dict(names)))
+    seen = [(op.kind, op.host_memory, op.bytes, op.blocking) for op in tape.ops if op.kind in ("h2d", "d2h")]
+    assert seen == copies
+    assert any(call.waited for call in tape.calls) == waits
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("x.__setitem__(0, 5.0) or x.tolist()", [5.0, 1, 1, 1, 1, 1]),
+        ("x.__setitem__(slice(1, 3), 5.0) or x.tolist()", [1, 5.0, 5.0, 1, 1, 1]),
+        ("x.__setitem__(ids, 5.0) or x.tolist()", [5.0, 5.0, 5.0, 1, 1, 1]),
+        ("table.__setitem__(table[:, 0] > 0, 0.0) or table.sum().item()", 0.0),
+        ("x[torch.tensor([True, False, True, False, False, True])].tolist()", [1.0, 1.0, 1.0]),
+        ("x[(ids < 2).repeat(2)].tolist()", [1.0] * 4),
+        ("table[torch.ones(6, 2, dtype=torch.bool)].tolist()", [1.0] * 12),
+        ("torch.tensor([ids[1], ids[2]], device=device).tolist()", [1, 2]),
+        ("torch.eye(2, device=device).tolist()", [[1.0, 0.0], [0.0, 1.0]]),
+        ("torch.linspace(0, 1, 3, device=device).tolist()", [0.0, 0.5, 1.0]),
+        ("torch.arange(1, 7, 2, device=device).tolist()", [1, 3, 5]),
+        ("torch.add(x, x, out=torch.empty_like(x)).tolist()", [2.0] * 6),
+        ("x.ids if 0 else x.view(2, 3).t().contiguous().shape", (3, 2)),
+        ("[int(i) for i in ids]", [0, 1, 2]),
+        ("torch.ones_like(x, dtype=torch.int64, device='cpu').tolist()", [1] * 6),
+    ],
+)
+def test_values_are_torchs(names: Names, expression: str, expected: Any) -> None:
+    assert eval(expression, dict(names)) == expected
+
+
+def test_a_pageable_destination_holds_the_copy_call_a_pinned_one_the_sync(bench: Any, names: Names) -> None:
+    calls = bench.observe(lambda: names["x"].cpu()).calls
+    assert [(c.name, c.waited > 0) for c in calls] == [
+        ("cudaMemcpyAsync", True),
+        ("cudaStreamSynchronize", False),
+    ]
+    calls = bench.observe(lambda: names["pinned"].copy_(names["x"])).calls
+    assert [(c.name, c.waited > 0) for c in calls] == [
+        ("cudaMemcpyAsync", False),
+        ("cudaStreamSynchronize", True),
+    ]
+
+
+def test_a_large_pageable_source_waits_for_its_stream(bench: Any, names: Names) -> None:
+    device, module = names["device"], torch.get_device_module("vgpu")
+    work = torch.ones(4096, 4096, device=device)
+
+    def upload(source: torch.Tensor) -> int:
+        work @ work
+        start = bench.gpu.clock.now()
+        source.to(device, non_blocking=True)
+        spent: int = bench.gpu.clock.now() - start
+        module.synchronize()
+        return spent
+
+    assert upload(names["host"]) < 20_000
+    assert upload(names["big"]) > 1_000_000
+
+
+def test_device_copies_are_memcpys_when_alike_and_contiguous(bench: Any, names: Names) -> None:
+    x, table = names["x"], names["table"]
+
+    def kinds(body: Callable[[], Any]) -> list[tuple[str, int]]:
+        return [(op.kind, op.bytes) for op in bench.observe(body).ops]
+
+    assert kinds(lambda: x.clone()) == [("d2d", 24)]
+    assert kinds(lambda: x[:3].copy_(x[3:])) == [("d2d", 12)]
+    assert kinds(lambda: table.t().contiguous()) == [("kernel", 0)]
+    assert kinds(lambda: x.to(torch.float64)) == [("kernel", 0)]
+    assert kinds(lambda: x.zero_()) == [("memset", 24)]
+    assert kinds(lambda: table[:, 0].zero_()) == [("kernel", 0)]
+    assert kinds(lambda: x.view(2, 3)[0]) == []
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "x + host",
+        "torch.cat([x, host])",
+        "host.add_(x)",
+        "torch.add(x, x, out=host)",
+        "x.index_put_((ids,), host[:3])",
+        "torch.add(host, host, out=x)",
+    ],
+)
+def test_mixing_host_and_device_raises(names: Names, expression: str) -> None:
+    with pytest.raises(RuntimeError, match=r"on the same device|on vgpu:0"):
+        eval(expression, dict(names))
+
+
+def test_a_host_scalar_may_be_mixed_in(names: Names) -> None:
+    assert (names["x"] + torch.tensor(2.0)).tolist() == [3.0] * 6
+
+
+def test_a_device_index_on_a_host_tensor_raises(names: Names) -> None:
+    with pytest.raises(RuntimeError, match="indices should be either on cpu or on the same device"):
+        names["host"][names["ids"]]
+
+
+def test_what_a_device_tensor_refuses(names: Names) -> None:
+    x = names["x"]
+    with pytest.raises(TypeError, match="can't convert vgpu:0 device type tensor to numpy"):
+        x.numpy()
+    with pytest.raises(RuntimeError, match=r"no address: data_ptr\(\)"):
+        x.data_ptr()
+    with pytest.raises(RuntimeError, match="no storage"):
+        x.untyped_storage()
+    with pytest.raises(RuntimeError, match="cannot be pickled"):
+        torch.save(x, "/dev/null")
+    with pytest.raises(RuntimeError, match="only dense CPU tensors can be pinned"):
+        x.pin_memory()
+    assert not x.is_pinned()
+
+
+def test_pinned_memory_is_a_property_of_the_storage(names: Names) -> None:
+    pinned, host = names["pinned"], names["host"]
+    assert pinned.is_pinned() and pinned[1:].is_pinned() and pinned.view(2, 3).is_pinned()
+    assert pinned.pin_memory() is pinned
+    copy = host.pin_memory()
+    assert copy.is_pinned() and torch.equal(copy, host) and not host.is_pinned()
+    assert not torch.from_numpy(pinned.numpy()).is_pinned()
+    assert torch.zeros_like(host, pin_memory=True).is_pinned()
+    assert host.new_empty(3, pin_memory=True).is_pinned()
+
+
+def test_recycled_memory_is_not_pinned() -> None:
+    with open_vgpu(load("h200")):
+        for _ in range(100):
+            assert torch.empty(1000, pin_memory=True).is_pinned()
+            assert not torch.empty(1000).is_pinned()
+
+
+def test_without_pinned_memory(opened: Any) -> None:
+    with opened(capabilities=Capabilities(pinned_memory=False)) as bench:
+        x = torch.ones(6, device=bench.gpu.device)
+        with pytest.raises(RuntimeError, match="no pinned memory"):
+            torch.ones(6).pin_memory()
+        with pytest.raises(RuntimeError, match="no pinned memory"):
+            torch.empty(6, pin_memory=True)
+        tape = bench.observe(lambda: x.to("cpu", non_blocking=True))
+        assert [(op.host_memory, op.blocking) for op in tape.ops] == [("pageable", True)]
+        assert any(call.waited for call in tape.calls)
+
+
+def test_without_side_streams_and_events(opened: Any) -> None:
+    with opened(capabilities=Capabilities(side_streams=False, events=False, graphs=False)):
+        module = torch.get_device_module("vgpu")
+        module.current_stream().synchronize()
+        for make in (module.Stream, module.Event, module.CUDAGraph):
+            with pytest.raises(RuntimeError, match=r"not available|no graphs"):
+                make()

@@ -1,0 +1,216 @@
+"""Graphs: values and times of a replay are those of the launches it was captured from."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from schedbench.profiles.vgpu import CaptureError
+from schedbench.sched.kernels.registry import Work, kernel
+
+calls = {"varying": 0}
+
+
+def _varying_cost(lens: torch.Tensor, x: torch.Tensor, layer: int) -> Work:  # noqa: ARG001
+    calls["varying"] += 1
+    return Work(bytes=int(lens.sum()) * 1_000_000)
+
+
+@kernel(
+    "graph_test_varying(Tensor lens, Tensor x, int layer) -> Tensor",
+    meta=lambda lens, x, layer: torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta"),  # noqa: ARG005
+    cost=_varying_cost,
+    footprint=lambda *_: (),
+    fixed_cost=False,
+)
+def varying(lens: torch.Tensor, x: torch.Tensor, layer: int) -> torch.Tensor:
+    return x * lens.sum() + layer
+
+
+def capture(body: Callable[[], Any], **options: Any) -> tuple[Any, Any]:
+    module = torch.get_device_module("vgpu")
+    graph = module.CUDAGraph()
+    with module.graph(graph, **options):
+        results = body()
+    return graph, results
+
+
+def test_nothing_is_computed_during_capture_and_everything_at_each_replay(bench: Any) -> None:
+    x = torch.ones(4, device=bench.gpu.device)
+
+    def body() -> torch.Tensor:
+        y = x * 2
+        x.add_(1)
+        return y[1:] + y.cumsum(0)[1:]
+
+    graph, out = capture(body)
+    assert x.tolist() == [1.0] * 4
+    graph.replay()
+    assert out.tolist() == [6.0, 8.0, 10.0] and x.tolist() == [2.0] * 4
+    graph.replay()
+    assert out.tolist() == [12.0, 16.0, 20.0]
+
+
+def test_several_results_and_new_tensors_are_captured(bench: Any) -> None:
+    x = torch.tensor([3.0, 1.0, 2.0], device=bench.gpu.device)
+
+    def body() -> tuple[torch.Tensor, ...]:
+        values, places = x.sort()
+        return (
+            values,
+            places,
+            torch.arange(3, device=x.device) + 1,
+            torch.zeros_like(x).fill_(7),
+            x.to(torch.int32),
+        )
+
+    graph, out = capture(body)
+    x.copy_(torch.tensor([1.0, 3.0, 2.0]))
+    graph.replay()
+    assert [t.tolist() for t in out] == [[1, 2, 3], [0, 2, 1], [1, 2, 3], [7, 7, 7], [1, 3, 2]]
+
+
+@pytest.mark.parametrize("contended", [False, True])
+def test_replay_takes_the_time_of_its_kernels(bench: Any, contended: bool) -> None:
+    """Launched one by one ahead of the device, the kernels end at the same instants, but for the gap."""
+    gpu = bench.gpu
+    gpu.graph_trace = "node"
+    module, x = torch.get_device_module("vgpu"), torch.zeros(1 << 20, device=gpu.device)
+    side, y = module.Stream(), torch.zeros(1 << 16, device=gpu.device)
+
+    def body() -> None:
+        for _ in range(20):
+            x.neg_()
+
+    graph, _ = capture(body)
+
+    def replayed() -> None:
+        graph.replay()
+        if contended:
+            with module.stream(side):
+                y.neg_()
+
+    tape = bench.observe(replayed)
+    nodes = [op for op in tape.ops if op.stream == 0]
+    disturbing = sum(op.end - op.start for op in tape.ops if op.stream == side.stream_id)
+    kernel_ns = gpu.runtime.costs.memory(2 * x.nbytes)
+    assert [op.end - op.start for op in nodes] == [kernel_ns] * 20
+    gaps = [b.start - a.end for a, b in itertools.pairwise(nodes)]
+    gap = gpu.runtime.costs.graph_gap
+    assert sorted(gaps)[:-1] == [gap] * 18 and gaps[-1] == gap
+    assert max(gaps) == max(gap, disturbing)
+
+
+def test_a_replay_is_one_call_and_one_record_per_run_of_kernels(bench: Any) -> None:
+    x, host = torch.zeros(4, device=bench.gpu.device), torch.ones(4, pin_memory=True)
+
+    def body() -> None:
+        x.neg_()
+        x.copy_(host, non_blocking=True)
+        x.add_(1)
+        x.mul_(2)
+
+    graph, _ = capture(body)
+    host.fill_(5.0)
+    with bench.gpu.observer.range("model", 3, 1):
+        tape = bench.observe(graph.replay)
+    assert x.tolist() == [12.0] * 4
+    assert [(c.kind, c.name) for c in tape.calls] == [("graph", "cudaGraphLaunch")]
+    seen = [(op.kind, op.name, op.bytes, op.host_memory, op.range, op.forward, op.step) for op in tape.ops]
+    assert seen == [
+        ("kernel", "graph[1]", 0, "", "model", True, 3),
+        ("h2d", "Memcpy HtoD (Pinned -> Device)", 16, "pinned", "model", True, 3),
+        ("kernel", "graph[2]", 0, "", "model", True, 3),
+    ]
+
+
+def test_a_varying_cost_is_that_of_the_values_at_the_replay(bench: Any) -> None:
+    device = bench.gpu.device
+    lens, x = torch.tensor([1, 2], device=device), torch.ones(2, device=device)
+
+    def body() -> torch.Tensor:
+        hidden = x
+        for layer in range(4):
+            hidden = varying(lens, hidden, layer)
+        return hidden
+
+    graph, out = capture(body)
+    calls["varying"] = 0
+    short = bench.observe(graph.replay).ops[0]
+    assert calls["varying"] == 4
+    lens.add_(100)
+    long = bench.observe(graph.replay).ops[0]
+    longer = (long.end - long.start) - (short.end - short.start)
+    assert longer == pytest.approx(4 * 200e6 / 4.3e12 * 1e9, abs=10)
+    assert out.tolist() == pytest.approx([(((203 + 0) * 203 + 1) * 203 + 2) * 203 + 3] * 2)
+
+
+def test_equal_kernels_share_one_cost(bench: Any) -> None:
+    device = bench.gpu.device
+    lens, x = torch.tensor([1, 2], device=device), torch.ones(2, device=device)
+    graph, _ = capture(lambda: [varying(lens, x + k, 0) for k in range(5)])
+    calls["varying"] = 0
+    graph.replay()
+    assert calls["varying"] == 1
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "x.sum().item()",
+        "x.cpu()",
+        "x[x > 0]",
+        "torch.ones(4).to(x.device)",
+        "module.synchronize()",
+        "g.replay()",
+    ],
+)
+def test_what_waits_cannot_be_captured(bench: Any, expression: str) -> None:
+    x, module = torch.ones(4, device=bench.gpu.device), torch.get_device_module("vgpu")
+    g, _ = capture(lambda: x.neg_())
+    with pytest.raises(CaptureError, match="not permitted when stream is capturing"):
+        capture(lambda: eval(expression, {"x": x, "torch": torch, "module": module, "g": g}))
+    assert (x + 1).sum().item() == 8.0, "the device works on after a failed capture"
+
+
+def test_events_within_a_capture_are_allowed(bench: Any) -> None:
+    module, x = torch.get_device_module("vgpu"), torch.ones(4, device=bench.gpu.device)
+    side = module.Stream()
+
+    def body() -> None:
+        side.wait_stream(module.current_stream())
+        with module.stream(side):
+            x.neg_()
+        module.current_stream().wait_stream(side)
+
+    graph, _ = capture(body, pool=module.graph_pool_handle(), stream=module.Stream())
+    graph.replay()
+    assert x.tolist() == [-1.0] * 4
+
+
+def test_a_graph_that_was_not_captured_cannot_be_replayed(bench: Any) -> None:  # noqa: ARG001
+    graph = torch.get_device_module("vgpu").CUDAGraph()
+    with pytest.raises(RuntimeError, match="not captured"):
+        graph.replay()
+
+
+def test_without_values_the_integers_of_a_graph_live(bench_none: Any) -> None:
+    device = bench_none.gpu.device
+    hidden, lens = torch.zeros(2, 1 << 20, device=device), torch.tensor([1, 2], device=device)
+
+    def body() -> tuple[torch.Tensor, torch.Tensor]:
+        for _ in range(3):
+            hidden.neg_()
+        return lens + 1, hidden * 2
+
+    graph, (ahead, doubled) = capture(body)
+    lens.add_(10)
+    tape = bench_none.observe(graph.replay)
+    assert ahead.tolist() == [12, 13]
+    assert doubled.shape == (2, 1 << 20)
+    kernels = 4 * bench_none.gpu.runtime.costs.memory(2 * hidden.nbytes)
+    assert tape.ops[0].end - tape.ops[0].start > kernels

@@ -1,0 +1,306 @@
+"""Opening and closing, the clock, ranges, windows, source lines."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from schedbench.profiles.hardware import load
+from schedbench.profiles.vgpu import open_vgpu
+from schedbench.sched.kernels.registry import Work, kernel
+from schedbench.sched.observe import StepInfo
+
+
+def _program(gpu: Any, steps: int = 3) -> list[Any]:
+    """A small overlapped loop."""
+    module, observer = torch.get_device_module("vgpu"), gpu.observer
+    forward, schedule = module.Stream(), module.current_stream()
+    observer.stream("forward", forward)
+    observer.stream("schedule", schedule)
+    lens, hidden = torch.arange(8, device=gpu.device), torch.zeros(1 << 20, device=gpu.device)
+    pending: list[tuple[StepInfo, torch.Tensor, Any]] = []
+    seen = []
+
+    def settle() -> None:
+        info, host, done = pending.pop()
+        with observer.range("settle", info.step, info.batch_size):
+            done.synchronize()
+            seen.append(host.tolist())
+        observer.settled(info)
+
+    for step in range(steps):
+        info = StepInfo(step, "decode", batch_size=8, num_tokens=8, steady=True)
+        with observer.range("prepare", step, 8):
+            lens = lens + 1
+        forward.wait_stream(schedule)
+        with module.stream(forward):
+            with observer.range("model", step, 8):
+                for _ in range(4):
+                    hidden.neg_()
+            with observer.range("copy", step, 8):
+                host = lens.to("cpu", non_blocking=True)
+            done = forward.record_event()
+        observer.launched(info)
+        if pending:
+            settle()
+        pending.append((info, host, done))
+    settle()
+    return seen
+
+
+def test_nothing_is_registered_by_importing() -> None:
+    check = (
+        "import torch, schedbench.profiles.vgpu\n"
+        "assert torch._C._get_privateuse1_backend_name() == 'privateuseone'\n"
+    )
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def test_torch_is_as_it_was_after_closing(opened: Any) -> None:
+    def observed() -> list[object]:
+        owners = [
+            (torch, "empty"),
+            (torch, "tensor"),
+            (torch.Tensor, "pin_memory"),
+            (torch.Tensor, "new_zeros"),
+        ]
+        return [getattr(owner, name) for owner, name in owners]
+
+    before, own = observed(), set(vars(torch.Tensor))
+    with opened():
+        assert all(a is not b for a, b in zip(before, observed(), strict=True))
+    assert observed() == before and set(vars(torch.Tensor)) == own
+    with pytest.raises(RuntimeError), opened():
+        raise RuntimeError("within")
+    assert observed() == before and set(vars(torch.Tensor)) == own
+    assert torch.is_grad_enabled()
+
+
+def test_two_are_not_open_at_once_but_one_after_the_other(opened: Any) -> None:
+    with opened() as first:
+        _program(first.gpu)
+        with pytest.raises(RuntimeError, match="already open"), opened():
+            pass
+    with opened() as second:
+        assert second.gpu.clock.now() == 0 and second.gpu is not first.gpu
+        assert torch.ones(2, device=second.gpu.device).tolist() == [1.0, 1.0]
+
+
+def test_a_tensor_of_a_closed_device_says_so(opened: Any) -> None:
+    with opened() as bench:
+        x = torch.ones(2, device=bench.gpu.device)
+    with pytest.raises(RuntimeError, match="no virtual GPU is open"):
+        x + 1
+
+
+def test_gradients_are_off(bench: Any) -> None:  # noqa: ARG001
+    assert not torch.is_grad_enabled()
+
+
+def test_runs_repeat_exactly(opened: Any) -> None:
+    def run() -> tuple[Any, ...]:
+        with opened() as bench:
+            seen = _program(bench.gpu, steps=20)
+        return seen, bench.tape.windows, bench.gpu.clock.now(), bench.gpu.sites, bench.gpu.streams
+
+    assert run() == run()
+
+
+def test_overlap_hides_the_host(opened: Any) -> None:
+    with opened() as bench:
+        _program(bench.gpu, steps=20)
+    forward = [op for op in bench.tape.ops if op.forward]
+    assert {op.name for op in forward} == {"neg_"} and {op.stream for op in forward} == {1}
+    assert bench.gpu.streams == {0: "schedule", 1: "forward"}
+
+
+def test_phases_cost_host_time_where_they_open(bench: Any, hardware: Any) -> None:
+    observer, clock = bench.gpu.observer, bench.gpu.clock
+    phase = hardware.phases["settle"]
+    before = clock.now()
+    with observer.range("settle", 4, 64):
+        assert clock.now() - before == phase.a.value + 64 * phase.b.value
+    [range_] = bench.observe(lambda: None).ranges or bench.tape.ranges or [None]
+    assert range_ is None
+    with observer.range("unheard of", 4, 64):
+        before = clock.now()
+    assert clock.now() == before
+
+
+def test_ranges_name_what_happens_inside_them(bench: Any) -> None:
+    observer, x = bench.gpu.observer, torch.zeros(8, device=bench.gpu.device)
+
+    def body() -> None:
+        x.neg_()
+        with observer.range("sample", 5, 2):
+            with observer.range("of its own", 5, 2):
+                x.abs_()
+            x.exp_()
+            with observer.range("prepare", 6, 2):
+                x.sqrt_()
+
+    tape = bench.observe(body)
+    assert [(op.name, op.range, op.step, op.forward) for op in tape.ops] == [
+        ("neg_", "", -1, False),
+        ("abs_", "of its own", 5, True),
+        ("exp_", "sample", 5, True),
+        ("sqrt_", "prepare", 6, False),
+    ]
+    assert [(r.name, r.step, r.size) for r in tape.ranges] == [
+        ("of its own", 5, 2),
+        ("prepare", 6, 2),
+        ("sample", 5, 2),
+    ]
+    assert all(c.range == op.range for c, op in zip(tape.calls, tape.ops, strict=True))
+
+
+def test_the_clock_sleeps_only_forward(bench: Any) -> None:
+    clock = bench.gpu.clock
+    clock.sleep_until(1_000_000)
+    clock.sleep_until(500_000)
+    assert clock.now() == 1_000_000
+
+
+def test_windows_add_up(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often the timeline is cut, it holds the same records, each in the window in which it ended."""
+
+    def run(steps_per_window: int) -> Any:
+        monkeypatch.setattr("schedbench.profiles.vgpu.ledger.STEPS", steps_per_window)
+        with opened() as bench:
+            _program(bench.gpu, steps=50)
+        return bench.tape
+
+    whole, cut = run(1000), run(7)
+    assert len(whole.windows) == 1 and len(cut.windows) > 5
+    for kind in ("ops", "calls", "ranges", "waits"):
+        assert sorted(getattr(whole, kind)) == sorted(getattr(cut, kind))
+    assert [i for w in cut.windows for i in w.settled] == whole.windows[0].settled
+    assert [i for w in cut.windows for i in w.launched] == whole.windows[0].launched
+    edges = [(w.start, w.end) for w in cut.windows]
+    assert edges[0][0] == 0 and all(a[1] == b[0] for a, b in itertools.pairwise(edges))
+    for window in cut.windows:
+        ends = [r.end for r in (*window.ops, *window.calls, *window.ranges, *window.waits)]
+        assert all(window.start <= end < window.end for end in ends)
+
+
+def test_no_window_tears_a_forward_apart(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("schedbench.profiles.vgpu.ledger.STEPS", 5)
+    with opened() as bench:
+        _program(bench.gpu, steps=50)
+    for before, after in zip(bench.tape.windows, bench.tape.windows[1:], strict=False):
+        steps = [{op.step for op in window.ops if op.forward} for window in (before, after)]
+        assert not steps[0] & steps[1]
+
+
+def test_memory_stays_flat() -> None:
+    class Count:
+        ops = 0
+
+        def feed(self, window: Any) -> None:
+            self.ops += len(window.ops)
+
+    count = Count()
+    with open_vgpu(load("h200"), sink=count) as gpu:
+        x = torch.zeros(8, dtype=torch.int64, device=gpu.device)
+
+        def launch(times: int) -> int:
+            for _ in range(times):
+                x.add_(1)
+            gpu.flush()
+            gc.collect()
+            return sys.getallocatedblocks()
+
+        few = launch(1_000)
+        many = launch(100_000)
+    assert count.ops == 101_001
+    assert many - few < 1_000
+
+
+def test_without_a_sink_nothing_is_kept() -> None:
+    with open_vgpu(load("h200")) as gpu:
+        x = torch.zeros(8, device=gpu.device)
+        for _ in range(30_000):
+            x.add_(1)
+        assert len(gpu.runtime.ledger.calls) < 20_000
+
+
+def _two_lines(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat(
+        [x, x],
+    )
+
+
+def test_source_lines(bench: Any) -> None:
+    x = torch.zeros(8, device=bench.gpu.device)
+
+    def body() -> None:
+        x.add_(1)
+        for value in _two_lines(x).tolist():  # a compound statement is named by its head
+            assert value == 1.0
+        torch.get_device_module("vgpu").synchronize()
+
+    tape = bench.observe(body)
+    sites = bench.gpu.sites
+    named = [(op.name, sites[op.site]) for op in tape.ops]
+    function = "test_source_lines.<locals>.body"
+    assert [(name, s.function, s.statement) for name, s in named] == [
+        ("add_", function, "x.add_(1)"),
+        ("cat", "_two_lines", "return torch.cat( [x, x], )"),
+        (
+            "Memcpy DtoH (Device -> Pageable)",
+            function,
+            "for value in _two_lines(x).tolist(): # a compound statement is named by its head",
+        ),
+    ]
+    assert all(s.file == f"vgpu/{Path(__file__).name}" for _, s in named)
+    assert sites[tape.calls[-1].site].statement == 'torch.get_device_module("vgpu").synchronize()'
+    line = named[0][1].line
+    assert Path(__file__).read_text().splitlines()[line - 1].strip() == "x.add_(1)"
+
+
+def test_lines_outside_the_watched_folders_are_not_named(opened: Any, tmp_path: Path) -> None:
+    with opened(watch=[tmp_path]) as bench:
+        x = torch.zeros(8, device=bench.gpu.device)
+        tape = bench.observe(lambda: x.add_(1))
+        assert [op.site for op in tape.ops] == [-1] and not bench.gpu.sites
+
+
+def test_the_scheduler_is_watched_by_default() -> None:
+    with open_vgpu(load("h200")) as gpu:
+        [root] = gpu.runtime.sites._watch
+        assert root.name == "sched" and (root / "batch.py").exists()
+
+
+@kernel(
+    "session_test_scale(Tensor(a!) x, Tensor host, int by) -> ()",
+    meta=lambda x, host, by: None,  # noqa: ARG005
+    cost=lambda x, host, by: Work(bytes=x.nbytes, host_bytes=host.nbytes, flops=by),
+    footprint=lambda *_: (),
+)
+def scale(x: torch.Tensor, host: torch.Tensor, by: int) -> None:  # noqa: ARG001
+    x.mul_(by)
+
+
+def test_a_custom_kernel_is_one_launch_with_its_own_cost(bench: Any) -> None:
+    x, pinned = torch.ones(8, device=bench.gpu.device), torch.zeros(1 << 20, pin_memory=True)
+    tape = bench.observe(lambda: scale(x, pinned, 3))
+    [op] = tape.ops
+    assert (op.kind, op.name, op.host_bytes) == ("kernel", "session_test_scale", pinned.nbytes)
+    assert op.end - op.start == pytest.approx(pinned.nbytes / 5.0e10 * 1e9 + 1500, abs=2)
+    assert x.tolist() == [3.0] * 8
+
+
+@pytest.mark.parametrize("make", [lambda: torch.zeros(4), lambda: torch.zeros(2, 2)])
+def test_a_custom_kernel_refuses_pageable_host_memory(bench: Any, make: Callable[[], torch.Tensor]) -> None:
+    x = torch.ones(8, device=bench.gpu.device)
+    with pytest.raises(RuntimeError, match="same device"):
+        scale(x, make(), 3)
+    scale(x, torch.zeros(0), 3)

@@ -1,0 +1,170 @@
+"""Streams, events and syncs on the device; the two properties the whole thing is for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+FORWARD_NODES = 300
+
+
+class Pair:
+    """A forward of equal kernels on one stream, a schedule on another."""
+
+    def __init__(self, gpu: Any) -> None:
+        self.gpu = gpu
+        self.module = torch.get_device_module("vgpu")
+        self.forward, self.schedule = self.module.Stream(), self.module.current_stream()
+        self.hidden = torch.zeros(1 << 20, device=gpu.device)
+        self.flag = torch.zeros(8, device=gpu.device)
+        self.kernel_ns = gpu.runtime.costs.memory(2 * self.hidden.nbytes)
+        self.graph = self.module.CUDAGraph()
+        with self.module.graph(self.graph, stream=self.forward):
+            for _ in range(FORWARD_NODES):
+                self.hidden.neg_()
+
+    def launch(self, *, graph: bool) -> None:
+        with self.module.stream(self.forward):
+            if graph:
+                self.graph.replay()
+            else:
+                for _ in range(FORWARD_NODES):
+                    self.hidden.neg_()
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_a_schedule_kernel_waits_for_at_most_one_forward_kernel(bench: Any, graph: bool) -> None:
+    pair = Pair(bench.gpu)
+
+    def body() -> None:
+        pair.launch(graph=graph)
+        pair.flag.add_(1)
+
+    add = next(op for op in bench.observe(body).ops if op.name == "add_")
+    assert add.start - add.launched <= pair.kernel_ns
+
+
+def test_a_blocking_copy_returns_at_once_without_the_barrier_and_at_the_forwards_end_with_it(
+    bench: Any,
+) -> None:
+    pair, clock = Pair(bench.gpu), bench.gpu.clock
+
+    def blocking_copy() -> int:
+        start = clock.now()
+        pair.flag.tolist()
+        spent: int = clock.now() - start
+        return spent
+
+    def with_barrier(barrier: bool) -> int:
+        pair.module.synchronize()
+        pair.launch(graph=True)
+        if barrier:
+            pair.schedule.wait_stream(pair.forward)
+        return blocking_copy()
+
+    forward = FORWARD_NODES * pair.kernel_ns
+    assert with_barrier(False) < 30_000
+    assert with_barrier(True) > 0.9 * forward
+
+
+def test_a_stream_waits_for_an_event_and_the_wait_is_recorded(bench: Any) -> None:
+    module = torch.get_device_module("vgpu")
+    side = module.Stream()
+    big, small = torch.zeros(1 << 25, device=bench.gpu.device), torch.zeros(8, device=bench.gpu.device)
+
+    def body() -> None:
+        with module.stream(side):
+            big.neg_()
+            done = side.record_event()
+        module.current_stream().wait_event(done)
+        with bench.gpu.observer.range("of no cost", 7, 1):
+            small.neg_()
+
+    tape = bench.observe(body)
+    first, second = tape.ops
+    assert second.start == first.end
+    [wait] = tape.waits
+    assert (wait.stream, wait.end, wait.step) == (0, first.end, 7)
+    assert wait.start >= second.launched - 1
+
+
+def test_an_event_tells_the_time_between_two_points_of_a_stream(bench: Any) -> None:
+    module = torch.get_device_module("vgpu")
+    x = torch.zeros(1 << 20, device=bench.gpu.device)
+    start, end = module.Event(enable_timing=True), module.Event(enable_timing=True)
+    start.record()
+    x.neg_()
+    end.record()
+    with pytest.raises(RuntimeError, match="must be completed"):
+        start.elapsed_time(end)
+    end.synchronize()
+    kernel = bench.gpu.runtime.costs.memory(2 * x.nbytes)
+    assert start.elapsed_time(end) * 1e6 >= kernel
+    with pytest.raises(ValueError, match="enable_timing"):
+        module.Event().elapsed_time(end)
+
+
+def test_query_and_unrecorded_events(bench: Any) -> None:
+    module = torch.get_device_module("vgpu")
+    event, x = module.Event(), torch.zeros(1 << 20, device=bench.gpu.device)
+    assert event.query()
+    event.synchronize()
+    event.wait()
+    x.neg_()
+    event.record()
+    assert not event.query() and not module.current_stream().query()
+    event.synchronize()
+    assert event.query() and module.current_stream().query()
+
+
+def test_waiting_is_counted_from_where_the_host_stood_still(bench: Any) -> None:
+    x, event = torch.zeros(1 << 22, device=bench.gpu.device), torch.get_device_module("vgpu").Event()
+
+    def body() -> None:
+        x.neg_()
+        event.record()
+        event.synchronize()
+        event.synchronize()
+
+    tape = bench.observe(body)
+    waiting, idle = [c for c in tape.calls if c.kind == "sync"]
+    assert waiting.waited == waiting.end - waiting.start > 0
+    assert waiting.end - tape.ops[0].end == idle.end - idle.start > 0
+    assert idle.waited == 0
+
+
+def test_the_current_stream_is_restored(bench: Any) -> None:  # noqa: ARG001
+    module = torch.get_device_module("vgpu")
+    side, before = module.Stream(priority=-1), module.current_stream()
+    with pytest.raises(KeyError), module.stream(side):
+        assert module.current_stream() == side
+        raise KeyError
+    assert module.current_stream() == before == module.default_stream()
+    with module.stream(None):
+        assert module.current_stream() == before
+    module.set_stream(side)
+    assert module.current_stream() == side and side.device == torch.device("vgpu:0")
+
+
+def test_copies_in_both_directions_and_kernels_overlap(bench: Any) -> None:
+    module, device = torch.get_device_module("vgpu"), bench.gpu.device
+    up, down = torch.zeros(1 << 22, pin_memory=True), torch.zeros(1 << 22, pin_memory=True)
+    target, source, x = (torch.zeros(1 << 22, device=device) for _ in range(3))
+    streams = [module.Stream() for _ in range(3)]
+
+    def body() -> None:
+        with module.stream(streams[0]):
+            target.copy_(up, non_blocking=True)
+        with module.stream(streams[1]):
+            down.copy_(source, non_blocking=True)
+        with module.stream(streams[2]):
+            x.neg_()
+
+    spans = {op.kind: (op.start, op.end) for op in bench.observe(body).ops}
+    assert max(start for start, _ in spans.values()) < min(end for _, end in spans.values())
+
+
+def test_record_stream_is_accepted(bench: Any) -> None:
+    torch.zeros(3, device=bench.gpu.device).record_stream(torch.get_device_module("vgpu").current_stream())
