@@ -103,9 +103,13 @@ def pages(count: int, seed: int) -> list[int]:
 
 
 @pytest.fixture(autouse=True)
-def no_grad() -> Iterator[None]:
+def plain_torch() -> Iterator[None]:
+    """No gradients and one thread, unless a test asks for more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
     with torch.no_grad():
         yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
