@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 
 import torch
 
@@ -20,13 +21,14 @@ class TagAudit(Silence):
         self, tags: TagPool, slots: ReqToTokenPool, peek: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
         self.damage: dict[str, int] = {}
-        self._tags = tags
         self._rows = peek(slots.req_to_token)
-        self._peek = peek
+        self._tags = copy(tags)
+        for name in ("tags", "sums", "weights"):
+            setattr(self._tags, name, peek(getattr(tags, name)))
 
     def ending(self, request: Request) -> None:
         length = request.seqlen - 1  # the last token's KV was never computed
-        row = self._rows[request.req_pool_idx, :length]
-        difference = audit(self._tags, row, length, peek=self._peek)
+        assert request.req_pool_idx is not None
+        difference = audit(self._tags, self._rows[request.req_pool_idx], length)
         if difference:
             self.damage[request.id] = difference

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
@@ -21,8 +21,10 @@ class Chorus(Silence):
     def tune(self, *listeners: Observer) -> None:
         for hook in _HOOKS:
             setattr(self, hook, _together([getattr(x, hook) for x in listeners if _hears(x, hook)]))
-        ranges = [x.range for x in listeners if _hears(x, "range")]
-        self.range = _nested(ranges)  # type: ignore[method-assign]
+        self._range = _nested([x.range for x in listeners if _hears(x, "range")])
+
+    def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:
+        return self._range(name, step, size)
 
 
 def _hears(listener: Observer, hook: str) -> bool:
@@ -43,7 +45,7 @@ def _together(calls: list[Callable[..., None]]) -> Callable[..., None]:
 Ranger = Callable[[str, int, int], AbstractContextManager[object]]
 
 
-def _nested(rangers: list[Ranger]) -> Ranger:
+def _nested(rangers: Sequence[Ranger]) -> Ranger:
     if not rangers:
         return Silence().range
     if len(rangers) == 1:

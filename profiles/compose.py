@@ -133,9 +133,7 @@ def _weights(resolved: Resolved, device: torch.device) -> Weights:
     return load_weights(resolved.checkpoint, model, device=device)
 
 
-def _model(
-    resolved: Resolved, config: EngineConfig, slots: ReqToTokenPool
-) -> tuple[Model, TagPool | None]:
+def _model(resolved: Resolved, config: EngineConfig, slots: ReqToTokenPool) -> tuple[Model, TagPool | None]:
     model = resolved.model
     kv = KVPool(
         num_layers=model.num_layers,
@@ -150,4 +148,4 @@ def _model(
     if resolved.scenario.device.values == "real":
         return decoder, None
     tags = TagPool(kv.slots, device=config.device)
-    return TaggedDecoder(decoder, tags, req_to_token=slots.req_to_token), tags
+    return TaggedDecoder(decoder, pool=tags, req_to_token=slots.req_to_token), tags

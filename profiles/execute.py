@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ..scenarios.schema import Scenario
-from ..sched.observe import Observer
 from ..sched.relay.states import RelayChoice
 from .answers import Parts
+from .budget import Breach, breaches, untested
 from .environment import environment, tool
 from .machine import Machine
 from .machines import Kind, chosen, open_machine
 from .resolve import Resolved
 from .result import Abstained, Outputs, RelayPart, RequestRow, Result, Run, ScenarioPart, digest
-from .runner import Bench, Pass, Valve
+from .runner import Bench, Pass, Valve, Watch, nobody
 
-# Listeners of the caller's, made once the machine and the workload's size are known.
-Listeners = Callable[[Machine, int], Iterable[Observer]]
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A result, what it broke of the scenario's budget, and the kinds in the budget that no step had."""
+
+    result: Result
+    breaches: tuple[Breach, ...]
+    untested: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +36,22 @@ class Options:
 
 
 def execute(
-    resolved: Resolved, relay: RelayChoice, options: Options, listeners: Listeners = lambda *_: ()
-) -> Result:
-    """Run and judge nothing. Raises MachineError, CheckpointError, ScenarioError, TraceError."""
+    resolved: Resolved, relay: RelayChoice, options: Options, *, watch: Watch = nobody
+) -> Outcome:
+    """Run once. Raises MachineError, CheckpointError, ScenarioError, TraceError."""
     valve = Valve()
     started, begin = datetime.now(UTC), time.perf_counter()
     scenario = resolved.scenario
     with open_machine(chosen(options.device, scenario), resolved, valve) as machine:
         bench = Bench(resolved, machine, relay, valve)
         bench.warm_up()
-        done = bench.measure(lambda workload: listeners(machine, len(workload)))
+        done = bench.measure(watch)
         parts = done.answers.finish(machine.names, exact=machine.exact, save_tokens=options.save_tokens)
         run = _run(options, started, time.perf_counter() - begin, done)
-        return _result(scenario, relay, machine, parts, done, run)
+        result = _result(scenario, relay, machine, parts, done, run)
+        return Outcome(
+            result, tuple(breaches(scenario.expect, result)), tuple(untested(scenario.expect, result))
+        )
 
 
 def _run(options: Options, started: datetime, wall_s: float, done: Pass) -> Run:
@@ -69,7 +77,11 @@ def _result(
         relay=RelayPart(state=relay.state.name, switches=dict(relay.switches)),
         hardware=machine.hardware,
         hazards=Abstained(abstained="hazards are not checked in this version"),
-        **parts._replace(outputs=_outputs(done), requests=_counted_from(done.start, parts.requests))._asdict(),
+        **{
+            **parts._asdict(),
+            "outputs": _outputs(done),
+            "requests": _counted_from(done.start, parts.requests),
+        },
     )
 
 

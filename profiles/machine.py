@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,10 +19,19 @@ class MachineError(RuntimeError):
     """This machine cannot do what was asked."""
 
 
+@dataclass(slots=True)
+class Counting:
+    """What came of a traced pass: why its counts do not count, if so, and what could not be placed."""
+
+    abstained: str | None = None
+    notes: dict[str, int] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """``exact``: times repeat byte for byte. ``flush`` delivers what the watcher still holds. ``peek`` reads a device
-    tensor without the device knowing: for checks that are no part of the run."""
+    tensor without the device knowing: for checks that are no part of the run. ``traced``, where counting perturbs
+    times, makes the pass inside it one that counts; None where one pass does both."""
 
     device: torch.device
     capabilities: Capabilities
@@ -34,3 +44,4 @@ class Machine:
     flush: Callable[[], None]
     peek: Callable[[torch.Tensor], torch.Tensor]
     environment: dict[str, Any]
+    traced: Callable[[], AbstractContextManager[Counting]] | None = None

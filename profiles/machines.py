@@ -14,6 +14,7 @@ from .resolve import Resolved
 from .result import HardwarePart, Labels
 from .timeline import Sink
 from .vgpu import open_vgpu
+from .vgpu.tensor import DeviceTensor
 
 Kind = Literal["auto", "cuda", "vgpu"]
 
@@ -23,7 +24,9 @@ def chosen(kind: Kind, scenario: Scenario) -> Literal["cuda", "vgpu"]:
     if kind == "auto":
         return "cuda" if torch.cuda.is_available() and scenario.device.values == "real" else "vgpu"
     if kind == "cuda" and not torch.cuda.is_available():
-        raise MachineError("no CUDA device here (torch.cuda.is_available() is False); --device vgpu emulates one")
+        raise MachineError(
+            "no CUDA device here (torch.cuda.is_available() is False); --device vgpu emulates one"
+        )
     if kind == "cuda" and scenario.device.values == "none":
         raise MachineError("device.values: none skips the arithmetic and exists only on the virtual GPU")
     return kind
@@ -38,7 +41,7 @@ def open_machine(
 @contextmanager
 def _virtual(resolved: Resolved, sink: Sink) -> Iterator[Machine]:
     scenario, hardware = resolved.scenario, resolved.hardware
-    with open_vgpu(hardware, values=scenario.device.values, sink=sink) as gpu:
+    with _one_thread(), open_vgpu(hardware, values=scenario.device.values, sink=sink) as gpu:
         yield Machine(
             device=gpu.device,
             capabilities=gpu.capabilities,
@@ -49,6 +52,22 @@ def _virtual(resolved: Resolved, sink: Sink) -> Iterator[Machine]:
             hardware=HardwarePart(name=hardware.name, sha256=hardware.sha256),
             exact=scenario.device.host == "modelled",
             flush=gpu.flush,
-            peek=gpu.peek,
+            peek=_held,
             environment={},
         )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The emulator's tensors are small: more threads cost more in waking up than they bring."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _held(tensor: torch.Tensor) -> torch.Tensor:
+    assert isinstance(tensor, DeviceTensor)
+    return tensor.held

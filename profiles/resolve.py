@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,7 +19,6 @@ from ..sched.model.grammar import GrammarCache, GrammarError
 from ..sched.model.presets import PRESETS
 from ..sched.relay.states import RelayChoice, RelayError, choose
 from .hardware import HardwareError, HardwareProfile, load
-
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ def resolve(scenario: Scenario) -> Resolved:
     model = _attempt(problems, scenario, ("model",), lambda: _model(scenario))
     hardware = _attempt(problems, scenario, ("device", "hardware"), lambda: load(scenario.device.hardware))
     relays = [
-        _attempt(problems, scenario, ("engine", "relay"), lambda relay=relay: _relay(relay))
+        _attempt(problems, scenario, ("engine", "relay"), partial(_relay, relay))
         for relay in scenario.relays
     ]
     if model is not None:

@@ -5,7 +5,8 @@ Four doors let a caller replace the world: the machine (device and clock), the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from ..scenarios.schema import Scenario
@@ -13,7 +14,7 @@ from ..scenarios.workload import Achieved, Workload, build
 from ..sched.loop.overlapped import run_overlapped
 from ..sched.loop.scheduler import Scheduler
 from ..sched.loop.serial import run_serial
-from ..sched.observe import Observer, Silence
+from ..sched.observe import Clock, Observer, Silence
 from ..sched.relay.states import RelayChoice
 from ..sched.request import Request, Status
 from .answers import Answers
@@ -29,6 +30,14 @@ from .timeline import Window
 
 # The warm-up's requests are drawn with their own seed; they are nobody's result.
 WARMUP_SEED = 0x5EED
+
+
+# A listener of the caller's for one run, made when the clock and the number of requests are known.
+Watch = Callable[[Clock, int], AbstractContextManager[Observer]]
+
+
+def nobody(clock: Clock, total: int) -> AbstractContextManager[Observer]:  # noqa: ARG001
+    return nullcontext(Silence())
 
 
 @dataclass(slots=True)
@@ -102,27 +111,31 @@ class Bench:
         cache.evict(cache.evictable_size())
         self.machine.flush()
 
-    def measure(self, listeners: Callable[[Workload], Iterable[Observer]]) -> Pass:
+    def measure(self, watch: Watch) -> Pass:
         """Run the scenario's workload once. Ctrl-C ends it early: what is there is kept, and marked."""
-        answers = Answers(self._clock)
-        damage: dict[str, int] = {}
+        answers, audit = Answers(self._clock), self._audit()
         workload = self._built(self.scenario, self.scenario.measure.seed)
-        mine: list[Observer] = [*answers.listeners, self._aborts(), *listeners(workload)]
-        if self._composition.tags is not None:
-            audit = TagAudit(self._composition.tags, self.scheduler.engine.slots, self.machine.peek)
-            mine.append(audit)
-            damage = audit.damage
         start = self._load(workload)
-        self._chorus.tune(*self._always(), *mine)
         self.valve.answers = answers
-        cancelled = False
+        with watch(self._clock, len(workload)) as watcher:
+            audits = () if audit is None else (audit,)
+            self._chorus.tune(*self._always(), *answers.listeners, self._aborts(), *audits, watcher)
+            cancelled = self._interrupted(answers)
+        self.machine.flush()
+        damage = {} if audit is None else audit.damage
+        return Pass(answers, start, self.machine.clock.now(), workload.achieved, damage, cancelled)
+
+    def _interrupted(self, answers: Answers) -> bool:
         try:
             self._loop()
         except KeyboardInterrupt:
-            cancelled = True
             self._give_up(answers)
-        self.machine.flush()
-        return Pass(answers, start, self.machine.clock.now(), workload.achieved, damage, cancelled)
+            return True
+        return False
+
+    def _audit(self) -> TagAudit | None:
+        tags = self._composition.tags
+        return None if tags is None else TagAudit(tags, self.scheduler.engine.slots, self.machine.peek)
 
     def _always(self) -> Sequence[Observer]:
         return (self.machine.observer, *((NvtxRanges(),) if listening() else ()))
