@@ -1,0 +1,183 @@
+"""Decode by graphs on the virtual GPU gives what the eager model gives, in two launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from schedbench.profiles.hardware import load
+from schedbench.profiles.timeline import Window
+from schedbench.profiles.vgpu import VirtualGpu, open_vgpu
+from schedbench.sched.batch import ForwardBatch, ForwardMode, ModelOutput
+from schedbench.sched.config import Capabilities, EngineConfig
+from schedbench.sched.kernels.rows import decode_positions, extend_positions
+from schedbench.sched.memory.kv import KVPool
+from schedbench.sched.model.decoder import Decoder, Model
+from schedbench.sched.model.presets import PRESETS
+from schedbench.sched.model.runner import ModelRunner
+from schedbench.sched.model.tags import TaggedDecoder, TagPool
+from schedbench.sched.model.weights import empty_weights, seeded_weights
+
+CONFIG = replace(PRESETS["tiny-llama"], num_layers=1, max_positions=128)
+CONTEXT, ROWS = 96, 6
+
+
+class Launches:
+    """A sink that remembers the names of what ran."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def feed(self, window: Window) -> None:
+        self.names += [op.name for op in window.ops]
+
+
+class Bay:
+    """A device with a model on it, and requests that all have the same length."""
+
+    def __init__(self, gpu: VirtualGpu, launches: Launches, *, values: str) -> None:
+        self.gpu, self.launches, self.values = gpu, launches, values
+        self.rows = torch.arange(ROWS * CONTEXT).view(ROWS, CONTEXT) + 1
+        padding = torch.zeros(1, CONTEXT, dtype=torch.int64)
+        self.table = torch.cat([padding, self.rows]).to(torch.int32).to(gpu.device)
+
+    def model(self) -> Model:
+        """The same weights each time, and a cache of its own."""
+        device = self.gpu.device
+        kv = KVPool(
+            num_layers=CONFIG.num_layers,
+            tokens=ROWS * CONTEXT,
+            page_size=1,
+            num_kv_heads=CONFIG.num_kv_heads,
+            head_dim=CONFIG.head_dim,
+            dtype=CONFIG.dtype,
+            device=device,
+        )
+        if self.values == "real":
+            weights = seeded_weights(CONFIG, seed=0, device=device)
+            return Decoder(CONFIG, weights, kv=kv, req_to_token=self.table)
+        decoder = Decoder(CONFIG, empty_weights(CONFIG, device=device), kv=kv, req_to_token=self.table)
+        pool = TagPool(slots=kv.slots, context_len=CONTEXT, device=device)
+        return TaggedDecoder(decoder, pool=pool, req_to_token=self.table)
+
+    def runner(self, **changes: Any) -> ModelRunner:
+        config = EngineConfig(
+            device=self.gpu.device,
+            capabilities=Capabilities(),
+            max_running_requests=4,
+            context_len=CONTEXT,
+            graph_batch_sizes=(4, 1, 2, 8),
+        )
+        return ModelRunner(self.model(), replace(config, **changes))
+
+    def extend(self, count: int, length: int) -> ForwardBatch:
+        lens, new = torch.full((count,), length), torch.full((count,), length, dtype=torch.int32)
+        positions = extend_positions(lens.to(self.gpu.device), new.to(self.gpu.device), count * length)
+        batch = self._batch(ForwardMode.EXTEND, lens, self.rows[:count, :length], positions)
+        return replace(batch, extend_lens=new.to(self.gpu.device), max_extend_len=length)
+
+    def decode(self, count: int, length: int) -> ForwardBatch:
+        lens = torch.full((count,), length)
+        slots = self.rows[:count, length - 1 : length]
+        return self._batch(ForwardMode.DECODE, lens, slots, decode_positions(lens.to(self.gpu.device)))
+
+    def _batch(
+        self, mode: ForwardMode, lens: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor
+    ) -> ForwardBatch:
+        device = self.gpu.device
+        ids = (slots * 7 + lens.unsqueeze(1)).flatten() % CONFIG.vocab_size
+        return ForwardBatch(
+            mode=mode,
+            batch_size=len(lens),
+            num_tokens=slots.numel(),
+            input_ids=ids.to(device),
+            positions=positions,
+            req_pool_indices=torch.arange(1, len(lens) + 1).to(device),
+            seq_lens=lens.to(device),
+            out_cache_loc=slots.flatten().to(device),
+            max_seq_len=int(lens.max()),
+        )
+
+    def observe(self, body: Callable[[], object]) -> list[str]:
+        self.gpu.flush()
+        self.launches.names.clear()
+        body()
+        self.gpu.flush()
+        return self.launches.names.copy()
+
+
+@pytest.fixture
+def bay() -> Callable[..., AbstractContextManager[Bay]]:
+    @contextmanager
+    def opened(values: str = "real") -> Iterator[Bay]:
+        launches = Launches()
+        with open_vgpu(load("h200"), values=values, sink=launches) as gpu:  # type: ignore[arg-type]
+            yield Bay(gpu, launches, values=values)
+
+    return opened
+
+
+def found(output: ModelOutput) -> list[Any]:
+    kept = output.logits if output.fingerprint is None else output.fingerprint
+    return kept.to("cpu").tolist()
+
+
+@pytest.mark.parametrize("values", ["real", "none"])
+def test_replayed_decodes_are_the_eager_ones(bay: Callable[..., Any], values: str) -> None:
+    with bay(values) as at:
+        graphs, eager = at.runner(), at.runner(cuda_graph=False)
+        for runner in (graphs, eager):
+            runner.forward(at.extend(4, 62))
+        for length, count in enumerate((4, 3, 2, 1, 4, 3), start=63):
+            batch = at.decode(count, length)
+            assert found(graphs.forward(batch)) == found(eager.forward(batch))
+
+
+def test_a_decode_is_one_launch_and_one_replay(bay: Callable[..., Any]) -> None:
+    with bay() as at:
+        runner, batch = at.runner(), at.decode(3, 5)
+
+        names = at.observe(lambda: runner.forward(batch))
+
+    # embedding, norm, nine for the layer, logits
+    assert names == ["stage_decode", "graph[12]"]
+
+
+def test_sizes_stop_at_the_first_that_holds_all(bay: Callable[..., Any]) -> None:
+    with bay() as at:
+        runner = at.runner(max_running_requests=3)
+
+        assert "stage_decode" in at.observe(lambda: runner.forward(at.decode(4, 5)))
+        assert "stage_decode" not in at.observe(lambda: runner.forward(at.decode(5, 5)))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"cuda_graph": False}, {"capabilities": Capabilities(graphs=False)}], ids=["off", "unable"]
+)
+def test_without_graphs_every_forward_is_eager(bay: Callable[..., Any], changes: dict[str, Any]) -> None:
+    with bay() as at:
+        runner, batch = at.runner(**changes), at.decode(3, 5)
+
+        assert len(at.observe(lambda: runner.forward(batch))) == 12
+
+
+def test_an_extend_is_eager(bay: Callable[..., Any]) -> None:
+    with bay() as at:
+        runner, batch = at.runner(), at.extend(2, 5)
+
+        assert "stage_decode" not in at.observe(lambda: runner.forward(batch))
+
+
+def test_the_host_has_no_graphs(stage: Callable[..., Any]) -> None:
+    cpu = torch.device("cpu")
+    scene = stage(CONFIG, seeded_weights(CONFIG, seed=0, device=cpu))
+    runner = ModelRunner(scene.model, EngineConfig(device=cpu, capabilities=Capabilities()))
+    sequel = scene.enter([1, 2, 3])
+    runner.forward(scene.batch([(sequel, 2)]))
+
+    assert runner.forward(scene.batch([(sequel, 1)])).logits.shape == (1, CONFIG.vocab_size)
