@@ -147,5 +147,5 @@ def _model(resolved: Resolved, config: EngineConfig, slots: ReqToTokenPool) -> t
     decoder = Decoder(model, _weights(resolved, config.device), kv=kv, req_to_token=slots.req_to_token)
     if resolved.scenario.device.values == "real":
         return decoder, None
-    tags = TagPool(kv.slots, device=config.device)
+    tags = TagPool(slots=kv.slots, context_len=config.context_len, device=config.device)
     return TaggedDecoder(decoder, pool=tags, req_to_token=slots.req_to_token), tags
