@@ -180,7 +180,7 @@ def test_only_an_end_of_sequence_terminates(cache: GrammarCache) -> None:
     assert allowed(grammar) == set(EOS) and not grammar.is_terminated()
     other = grammar.copy()
     grammar.accept_token(EOS[1])
-    assert grammar.is_terminated() and allowed(grammar)
+    assert grammar.is_terminated() and grammar.copy().is_terminated() and allowed(grammar)
     assert not other.is_terminated()
     with pytest.raises(GrammarError):
         grammar.accept_token(EOS[0])

@@ -174,6 +174,12 @@ def test_filters_keep_what_their_definitions_keep(
     assert drawn >= {i for i in kept if math.exp(logits[i]) / mass > 0.02}
 
 
+def test_top_p_keeps_the_smallest_set_that_reaches_it(make_draw: MakeDraw) -> None:
+    logits = torch.zeros((2000, 4))
+    drawn = {p: set(sample(*make_draw(logits, top_p=p)).tolist()) for p in (0.25, 0.5, 0.501, 0.75)}
+    assert drawn == {0.25: {0}, 0.5: {0, 1}, 0.501: {0, 1, 2}, 0.75: {0, 1, 2}}
+
+
 def test_greedy_rows_take_the_lowest_of_the_largest(make_draw: MakeDraw) -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 0.0], [5.0, 5.0, 5.0, 5.0], [-1.0, -2.0, -1.0, -0.5]])
     draw = make_draw(logits, temperature=[0.0, 0.0, 0.0], top_k=2)

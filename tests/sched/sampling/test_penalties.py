@@ -19,7 +19,7 @@ from schedbench.sched.request import Request
 MakeRequests = Callable[..., list[Request]]
 F32 = np.float32
 
-PARAMS = st.builds(
+PARAMS = st.just(SamplingParams()) | st.builds(
     SamplingParams,
     frequency_penalty=st.sampled_from([0.0, 0.1, 0.7, -0.3]),
     presence_penalty=st.sampled_from([0.0, 0.45]),

@@ -91,11 +91,17 @@ def test_rows_filter_and_merge(config: EngineConfig, make_requests: MakeRequests
     assert before.shape == (4, 1)
     assert rows.need_filters and not rows.is_all_greedy
     rows.merge(info(requests[1:2]))
+    assert rows.params == (VARIED[2], VARIED[0], VARIED[1]) and rows.grammars == (None,) * 3
     expected = SamplingInfo.from_requests([requests[i] for i in (2, 0, 1)], config=config).tensors
     for got, want in zip(rows.tensors, expected, strict=True):
         assert torch.equal(got, want)
     rows.filter([1], torch.tensor([1]))
     assert rows.is_all_greedy and not rows.need_filters
+
+
+def test_a_greedy_row_needs_no_filter(config: EngineConfig, make_requests: MakeRequests) -> None:
+    params = [SamplingParams(top_k=5, top_p=0.5), SamplingParams(temperature=1.0)]
+    assert not SamplingInfo.from_requests(make_requests(params), config=config).need_filters
 
 
 @pytest.mark.parametrize("exact", [False, True])
