@@ -1,0 +1,123 @@
+"""explain, list, doctor, and how errors leave the program."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from schedbench.cli.app import app, main
+from schedbench.cli.errors import EXIT_CODES, UsageError, exit_code, message
+from schedbench.profiles.definitions import DEFINITIONS
+
+HEAVY = ("torch", "numpy", "triton", "pydantic", "yaml", "rich.table", "rich.progress")
+
+
+@pytest.fixture
+def cli() -> CliRunner:
+    return CliRunner()
+
+
+def run_main(monkeypatch, *arguments) -> int:
+    monkeypatch.setattr(sys, "argv", ["schedbench", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return end.value.code or 0
+
+
+def test_starting_up_imports_nothing_heavy():
+    program = f"import sys, schedbench.cli.app; print([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_every_definition_can_be_explained(cli, name):
+    shown = cli.invoke(app, ["explain", name])
+    assert shown.exit_code == 0
+    assert shown.output.startswith(f"{name}  [{DEFINITIONS[name].unit}, ")
+    assert max(map(len, shown.output.splitlines())) <= 80
+
+
+def test_explain_one(cli):
+    assert cli.invoke(app, ["explain", "tpot_ms"]).output == (
+        "tpot_ms  [ms, lower is better]\n"
+        "\n"
+        "Time per output token after the first. Absent for requests with a single token.\n"
+        "\n"
+        "formula  (E2E - TTFT) / (output tokens - 1)\n"
+        "source   the run's clock, at the scheduler's announcements\n"
+    )
+
+
+def test_explain_alone_lists_all_names(cli):
+    lines = cli.invoke(app, ["explain"]).output.splitlines()
+    assert [line.split()[0] for line in lines] == list(DEFINITIONS)
+    assert max(map(len, lines)) <= 80
+
+
+def test_an_unknown_metric_gets_the_nearest_name(capsys, monkeypatch):
+    assert run_main(monkeypatch, "explain", "ttft") == 2
+    assert capsys.readouterr().err == "schedbench: no metric 'ttft', did you mean 'ttft_ms'?\n"
+    assert run_main(monkeypatch, "explain", "%%") == 2
+    assert "`schedbench explain` lists them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", ["scenarios", "models", "hardware"])
+def test_lists_have_names_and_abouts(cli, what):
+    entries = json.loads(cli.invoke(app, ["list", what, "--format", "json"]).output)
+    assert entries and all(entry["name"] and entry["about"] for entry in entries)
+    table = cli.invoke(app, ["list", what]).output.splitlines()
+    assert [line.split()[0] for line in table] == [entry["name"] for entry in entries]
+
+
+def test_a_wrong_word_is_a_usage_error_without_traceback(cli):
+    shown = cli.invoke(app, ["list", "nonsense"])
+    assert shown.exit_code == 2
+    assert "not one of 'scenarios', 'models', 'hardware'" in shown.output
+    assert "Traceback" not in shown.output
+
+
+def test_doctor_says_what_runs():
+    command = [sys.executable, "-m", "schedbench", "doctor", "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    checks = {check["name"]: check for check in json.loads(done.stdout)}
+    assert checks["virtual GPU"]["ok"], checks["virtual GPU"]["detail"]
+    assert {"python", "torch", "CUDA", "triton", "nvtx", "nsys"} <= checks.keys()
+
+
+def test_doctor_exits_with_3_when_nothing_runs(cli, monkeypatch):
+    checkup = importlib.import_module("schedbench.profiles.checkup")
+    nothing = [checkup.Check("CUDA", False, "no device", runs=True), checkup.Check("python", True, "3")]
+    monkeypatch.setattr(checkup, "checkup", lambda: nothing)
+    shown = cli.invoke(app, ["doctor"])
+    assert (shown.exit_code, shown.output) == (3, "–   CUDA    no device\nok  python  3\n")
+
+
+def test_version(cli):
+    assert cli.invoke(app, ["--version"]).output.startswith("schedbench ")
+
+
+@pytest.mark.parametrize("name", EXIT_CODES)
+def test_every_error_with_an_exit_code_exists(name):
+    module, _, kind = name.rpartition(".")
+    assert issubclass(getattr(importlib.import_module(module), kind), Exception)
+
+
+def test_exit_codes_of_errors(tmp_path):
+    with pytest.raises(FileNotFoundError) as missing:
+        (tmp_path / "x").read_text()
+    assert exit_code(missing.value) == 3
+    assert message(missing.value) == f"{tmp_path / 'x'}: No such file or directory"
+    assert (exit_code(UsageError()), exit_code(ZeroDivisionError())) == (2, None)
+    assert message(UsageError("so")) == "so"
+
+
+def test_subclasses_of_errors_keep_the_exit_code():
+    from schedbench.profiles.result import ResultError
+
+    assert exit_code(type("Narrower", (ResultError,), {})()) == 2

@@ -1,0 +1,60 @@
+"""Progress: only for a terminal, only when a run is long, never in the way."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from schedbench.cli.progress import RunProgress
+from schedbench.sched.observe import LogicalClock, StepInfo
+
+STEP = StepInfo(0, "decode", 1, 1, True)
+
+
+class WallClock:
+    """Moves when told."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+@pytest.fixture
+def wall() -> WallClock:
+    return WallClock()
+
+
+def drawn(wall, *, terminal, steps, seconds) -> str:
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=80, color_system=None)
+    clock = LogicalClock()
+    with RunProgress(console, total=8, clock=clock, now=wall) as listener:
+        for _ in range(steps):
+            clock.sleep_until(clock.now() + 20_000_000)
+            wall.time += seconds / steps
+            listener.ended(None)
+            listener.settled(STEP)
+    return console.file.getvalue()
+
+
+def test_silent_when_nobody_looks(wall):
+    assert drawn(wall, terminal=False, steps=5, seconds=60) == ""
+
+
+def test_silent_when_short(wall):
+    assert drawn(wall, terminal=True, steps=5, seconds=0.9) == ""
+
+
+def test_requests_run_time_and_rate(wall):
+    text = drawn(wall, terminal=True, steps=4, seconds=8)
+    assert "4/8 requests" in text
+    assert "at 0.08 s" in text
+    assert "0 steps/s" in text
+
+
+def test_drawn_no_more_often_than_eyes_need(wall):
+    often = drawn(wall, terminal=True, steps=10_000, seconds=3)
+    assert often.count("requests") < 60

@@ -1,0 +1,131 @@
+"""Tables as people see them: whole rendered pages of one fixed result, and what must never be cut."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from schedbench.cli.numbers import cut_left, cut_right, number, percent, size, whole
+from schedbench.cli.tables import copies, render
+from schedbench.profiles.budget import breaches
+from schedbench.profiles.result import read
+
+HERE = Path(__file__).parent
+SAMPLE = HERE.parent / "profiles" / "sample_result.json"
+BUDGET = {"decode": {"schedule": {"d2h": 0}}, "mixed": {"copy": {"sync": 0}}}
+
+
+def page(document, *, width, broken=()) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    render(document, console, breaches=broken)
+    text = console.file.getvalue()
+    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+
+
+@pytest.fixture
+def document() -> dict:
+    return json.loads(SAMPLE.read_text())
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_page(document, width):
+    broken = breaches(BUDGET, read(SAMPLE))
+    assert page(document, width=width, broken=broken) == (HERE / "golden" / f"result_{width}.txt").read_text()
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+def test_no_line_is_wider_than_the_page_and_nothing_is_coloured(document, width):
+    text = page(document, width=width, broken=breaches(BUDGET, read(SAMPLE)))
+    assert max(map(len, text.splitlines())) <= width
+    assert "\x1b" not in text
+
+
+def test_big_numbers_are_never_cut(document):
+    for row in document["copies"]:
+        row["count"], row["bytes"] = 98_765_432, 2**50
+    text = page(document, width=80)
+    assert text.count("98,765,432") == len(document["copies"])
+    assert text.count("1,024 TiB") == len(document["copies"])
+
+
+def test_a_long_path_keeps_its_file_and_line(document):
+    document["copies"][0]["site"]["file"] = "some/very/deep/folder/of/a/relay/file/lengths.py"
+    assert "…older/of/a/relay/file/lengths.py:41"[-20:] in page(document, width=80)
+
+
+def test_what_is_abstained_is_a_dash_and_its_reason(document):
+    document["metrics"] = {name: {"value": None, "abstained": "no time"} for name in document["metrics"]}
+    document["idle"] = {"value": None, "abstained": "no forward kernel was seen"}
+    document["outputs"] = {"value": None, "abstained": "interrupted"}
+    text = page(document, width=80)
+    assert "tokens – interrupted" in text
+    words = [line.split() for line in text.splitlines()]
+    assert ["gpu", "busy", "–", "no", "time"] in words
+    assert ["forward", "idle", "–", "–"] in words
+
+
+def test_labels_warn_of_partial_and_profiled_runs(document):
+    document["labels"] |= {"emulated": False, "profiled": True, "host": "measured"}
+    document["run"]["cancelled"] = True
+    text = page(document, width=120)
+    assert "measured · h200 · relay pr25945 · host time measured · profiled: not for timing" in text
+    assert "cancelled: partial" in text
+
+
+def test_nothing_at_all_is_still_a_page(document):
+    document |= {"copies": [], "syncs": [], "per_step": {}, "requests": [], "metrics": {}}
+    document["idle"] = dict.fromkeys(document["idle"], 0.0)
+    text = page(document, width=80)
+    assert "0 requests: none" in text
+    assert text.count("\nnone\n") == 2
+
+
+def test_only_the_heaviest_lines_are_shown_and_the_others_announced(document):
+    document["copies"] *= 10
+    assert copies(document, width=80).caption == "and 28 more lines"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (0.0, "0"),
+        (None, "–"),
+        (12, "12"),
+        (1234567, "1,234,567"),
+        (1234.56, "1,235"),
+        (254.25, "254.2"),
+        (12.5, "12.5"),
+        (2.875, "2.88"),
+        (0.25, "0.250"),
+        (0.0004, "<0.001"),
+        (-0.0004, ">-0.001"),
+        (-3.0, "-3.00"),
+    ],
+)
+def test_numbers(value, text):
+    assert number(value) == text
+
+
+def test_shares_and_sizes():
+    assert (percent(0), percent(None), percent(0.9731), percent(1.0)) == ("0", "–", "97.3", "100.0")
+    assert (size(0), size(1023), size(1024), size(3 * 2**30)) == ("0 B", "1023 B", "1.00 KiB", "3.00 GiB")
+    assert (whole(3.0), whole(3.5), type(whole(3.0))) == (3, 3.5, int)
+
+
+@given(st.text(min_size=1), st.integers(2, 50))
+def test_cutting_keeps_to_the_width(text, width):
+    assert len(cut_left(text, width)) == len(cut_right(text, width)) == min(len(text), width)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False, min_value=-1e15, max_value=1e15))
+def test_a_written_number_is_near_the_number(value):
+    text = number(value)
+    if "<" not in text and ">" not in text:
+        assert float(text.replace(",", "")) == pytest.approx(value, rel=0.01, abs=0.002)
