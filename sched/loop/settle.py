@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..batch import ScheduleBatch, StepResult
 from ..memory.release import release_kv_cache
+from ..model.grammar import GrammarError
 from ..request import Request, Status
 from .engine import Engine
 
@@ -57,28 +58,30 @@ def _append(engine: Engine, req: Request, token: int) -> bool:
     req.output_ids.append(token)
     if req.first_token_at is None:
         req.first_token_at = engine.clock.now()
-    if req.grammar is not None:
-        req.grammar.accept_token(token)
     engine.observer.tokens(req, 1)
-    reason = _end_reason(engine, req, token)
-    if reason:
-        finish(engine, req, Status.ABORTED if req.to_finish else Status.FINISHED, reason)
-    return bool(reason)
+    ending = _ending(engine, req, token)
+    if ending is not None:
+        finish(engine, req, *ending)
+    return ending is not None
 
 
-def _end_reason(engine: Engine, req: Request, token: int) -> str:
+def _ending(engine: Engine, req: Request, token: int) -> tuple[Status, str] | None:
+    """How the request ends with ``token``, if it does."""
     sampling = req.sampling
+    if req.grammar is not None:
+        try:
+            req.grammar.accept_token(token)
+        except GrammarError as error:  # penalties had forbidden all that the grammar allows
+            return Status.FAILED, str(error)
     if req.to_finish:
-        return req.to_finish
+        return Status.ABORTED, req.to_finish
     if len(req.output_ids) >= sampling.max_new_tokens:
-        return "length"
-    if token in sampling.stop_token_ids:
-        return "stop"
-    if not sampling.ignore_eos and token in engine.config.eos_token_ids:
-        return "stop"
+        return Status.FINISHED, "length"
+    if token in sampling.stop_token_ids or (not sampling.ignore_eos and token in engine.config.eos_token_ids):
+        return Status.FINISHED, "stop"
     if req.grammar is not None and req.grammar.is_terminated():
-        return "grammar"
-    return ""
+        return Status.FINISHED, "grammar"
+    return None
 
 
 def finish(engine: Engine, req: Request, status: Status, reason: str) -> None:
