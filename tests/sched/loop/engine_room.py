@@ -26,7 +26,7 @@ from schedbench.sched.model.grammar import GrammarCache
 from schedbench.sched.model.presets import PRESETS
 from schedbench.sched.model.sampler import Sampler
 from schedbench.sched.model.weights import seeded_weights
-from schedbench.sched.observe import Observer, Silence
+from schedbench.sched.observe import Observer, Silence, StepInfo
 from schedbench.sched.relay.desk import Desk, Streams
 from schedbench.sched.relay.futures import UNSTASHED, FutureMap
 from schedbench.sched.relay.row import Relay
@@ -37,6 +37,7 @@ CPU = torch.device("cpu")
 PLAIN = Capabilities(pinned_memory=False, side_streams=False, events=True, graphs=False)
 VOCAB = 512
 EOS = 256
+GREEDY = SamplingParams()
 
 
 class TickingClock:
@@ -136,6 +137,10 @@ class WatchedScheduler(Scheduler):
         super().receive()
 
 
+def look_away(scheduler: Scheduler) -> None:
+    """The watch of a run that nobody audits."""
+
+
 @dataclass
 class Room:
     """One run: call it with requests, then look at what is left."""
@@ -146,7 +151,7 @@ class Room:
     observer: Observer = field(default_factory=Silence)
     model: str = "tiny-llama"
     recall: bool = False
-    watch: Callable[[Scheduler], None] = lambda scheduler: None
+    watch: Callable[[Scheduler], None] = look_away
     engine: Engine = field(init=False)
     source: ListSource = field(init=False)
 
@@ -226,7 +231,7 @@ def request(
     *,
     arrival: int = 0,
     index: int = 0,
-    sampling: SamplingParams = SamplingParams(),
+    sampling: SamplingParams = GREEDY,
 ) -> Request:
     params = replace(sampling, max_new_tokens=max_new_tokens)
     return Request(name, array("q", tokens), params, arrival=arrival, index=index)
@@ -239,7 +244,7 @@ def requests(
     prompt: tuple[int, int] = (4, 150),
     output: tuple[int, int] = (1, 24),
     shared: int = 32,
-    sampling: SamplingParams = SamplingParams(),
+    sampling: SamplingParams = GREEDY,
     every_ns: int = 0,
 ) -> list[Request]:
     """Random prompts, half of them with a common prefix of ``shared`` tokens."""
@@ -261,6 +266,28 @@ def requests(
             )
         )
     return made
+
+
+class Memoirs(Silence):
+    """What happened in a run: its steps, and how often KV was taken back."""
+
+    def __init__(self) -> None:
+        self.launches: list[StepInfo] = []
+        self.settled_steps: list[StepInfo] = []
+        self.retractions = 0
+
+    def launched(self, info: StepInfo) -> None:
+        self.launches.append(info)
+
+    def settled(self, info: StepInfo) -> None:
+        self.settled_steps.append(info)
+
+    def retracted(self, request: Request) -> None:  # noqa: ARG002
+        self.retractions += 1
+
+    @property
+    def kinds(self) -> set[str]:
+        return {info.kind for info in self.launches}
 
 
 def outputs(run: Sequence[Request]) -> dict[str, list[int]]:

@@ -1,0 +1,161 @@
+"""One output, however the engine is set up: the real tiny model in float32."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from schedbench.sched.config import SamplingParams
+from schedbench.sched.request import Request, Status
+from tests.sched.loop.engine_room import GREEDY, Memoirs, Room, config, outputs, requests
+
+DRAWN = SamplingParams(temperature=0.8, top_k=40, top_p=0.9, min_p=0.02)
+PENALISED = SamplingParams(
+    temperature=0.7,
+    frequency_penalty=0.4,
+    presence_penalty=0.3,
+    repetition_penalty=1.2,
+    min_new_tokens=5,
+)
+SPELLED = SamplingParams(temperature=1.0, grammar=("regex", ("[a-f]{3,9}(, [0-9]+)*",)))
+CHOSEN = SamplingParams(grammar=("choice", ("perhaps", "per se", "no")))
+
+WORKLOADS: dict[str, tuple[SamplingParams, ...]] = {
+    "greedy": (GREEDY,),
+    "drawn": (DRAWN, GREEDY, replace(DRAWN, top_k=0, temperature=2.0), replace(DRAWN, top_p=1.0, min_p=0.0)),
+    "penalised": (
+        PENALISED,
+        GREEDY,
+        replace(PENALISED, temperature=0.0),
+        replace(PENALISED, min_new_tokens=0),
+    ),
+    "grammar": (SPELLED, CHOSEN),
+    "motley": (
+        GREEDY,
+        DRAWN,
+        PENALISED,
+        SPELLED,
+        replace(PENALISED, min_new_tokens=0, grammar=CHOSEN.grammar),
+    ),
+}
+
+SETUPS: dict[str, dict[str, Any]] = {
+    "as is": {},
+    "mixed": {"mixed_chunk": True},
+    "chunks of 256": {"chunked_prefill_size": 256},
+    "no chunks": {"chunked_prefill_size": None},
+    "chunks of 19, mixed": {"chunked_prefill_size": 19, "mixed_chunk": True},
+    "pages of 16": {"page_size": 16},
+    "no radix cache": {"radix_cache": False},
+    "two at a time": {"max_running_requests": 2},
+    "sixteen at a time": {"max_running_requests": 16},
+    "lpm": {"policy": "lpm"},
+    "lof": {"policy": "lof"},
+    "random": {"policy": "random"},
+}
+# Prompts are admitted as if nobody would go on for long, into a pool that cannot hold half of them.
+CROWDED: dict[str, Any] = {
+    "kv_tokens": 160,
+    "schedule_conservativeness": 0.02,
+    "max_running_requests": 16,
+    "chunked_prefill_size": 16,
+}
+CROWDED_SETUPS: dict[str, dict[str, Any]] = {
+    "as is": {},
+    "mixed": {"mixed_chunk": True},
+    "pages of 4, mixed": {"page_size": 4, "mixed_chunk": True},
+    "no radix cache": {"radix_cache": False},
+    "no radix cache, pages of 4, mixed": {"radix_cache": False, "page_size": 4, "mixed_chunk": True},
+    "lof, pages of 16": {"policy": "lof", "page_size": 16},
+}
+LOOPS = {"overlapped": True, "serial": False}
+
+
+def workload(name: str, *, crowd: bool = False) -> list[Request]:
+    """Prompts that share heads; a crowd's are short and its outputs long."""
+    kinds = WORKLOADS[name]
+    made = (
+        requests(10, prompt=(4, 20), output=(24, 40), shared=8, seed=3)
+        if crowd
+        else requests(10, prompt=(4, 110), output=(4, 24), seed=3)
+    )
+    for number, req in enumerate(made):
+        limit = req.sampling.max_new_tokens
+        req.sampling = replace(kinds[number % len(kinds)], max_new_tokens=limit)
+    return made
+
+
+Outputs = dict[str, list[int]]
+
+
+def run(name: str, *, crowd: bool = False, state: str = "latest", **setup: Any) -> tuple[Outputs, Memoirs]:
+    memoirs = Memoirs()
+    done = Room(config(**setup), state=state, observer=memoirs).run(workload(name, crowd=crowd))
+    assert {req.status for req in done} == {Status.FINISHED}
+    assert len(memoirs.settled_steps) == len(memoirs.launches)
+    return outputs(done), memoirs
+
+
+@cache
+def expected(name: str, *, crowd: bool = False) -> Outputs:
+    """The output of the plainest engine: one request at a time, nothing shared, nothing cut, nothing overlapped."""
+    plain = {"overlap": False, "chunked_prefill_size": None, "radix_cache": False, "max_running_requests": 1}
+    output, memoirs = run(name, crowd=crowd, **plain)
+    assert memoirs.kinds == {"prefill", "decode"} and not memoirs.retractions
+    return output
+
+
+@pytest.mark.parametrize("overlap", LOOPS.values(), ids=LOOPS.keys())
+@pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS.keys())
+@pytest.mark.parametrize("name", ["greedy", "motley"])
+def test_latest_has_one_output(name: str, setup: dict[str, Any], overlap: bool) -> None:
+    output, memoirs = run(name, overlap=overlap, **setup)
+    assert ("mixed" in memoirs.kinds) == setup.get("mixed_chunk", False)
+    assert output == expected(name)
+
+
+@pytest.mark.parametrize("overlap", LOOPS.values(), ids=LOOPS.keys())
+@pytest.mark.parametrize("name", ["drawn", "penalised", "grammar"])
+def test_every_way_of_sampling_has_one_output(name: str, overlap: bool) -> None:
+    output, _ = run(name, overlap=overlap, mixed_chunk=True, chunked_prefill_size=48, page_size=16)
+    assert output == expected(name)
+    assert output != expected("greedy")
+
+
+@pytest.mark.parametrize("overlap", LOOPS.values(), ids=LOOPS.keys())
+@pytest.mark.parametrize("setup", CROWDED_SETUPS.values(), ids=CROWDED_SETUPS.keys())
+@pytest.mark.parametrize("name", ["greedy", "motley"])
+def test_retraction_changes_no_output(name: str, setup: dict[str, Any], overlap: bool) -> None:
+    output, memoirs = run(name, crowd=True, overlap=overlap, **CROWDED, **setup)
+    assert memoirs.retractions > 0
+    assert output == expected(name, crowd=True)
+
+
+@pytest.mark.parametrize("overlap", LOOPS.values(), ids=LOOPS.keys())
+@pytest.mark.parametrize("name", ["greedy", "drawn"])
+def test_pr25945_without_penalties_has_the_same_output(name: str, overlap: bool) -> None:
+    for setup in ({}, SETUPS["chunks of 19, mixed"], SETUPS["pages of 16"], SETUPS["two at a time"]):
+        assert run(name, state="pr25945", overlap=overlap, **setup)[0] == expected(name)
+
+
+@pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS.keys())
+def test_pr25945_with_penalties_has_one_output_in_the_serial_loop(setup: dict[str, Any]) -> None:
+    output, _ = run("penalised", state="pr25945", overlap=False, **setup)
+    assert output == expected("penalised")
+
+
+@pytest.mark.parametrize("setup", [{}, {"page_size": 16}, {"policy": "lof"}], ids=str)
+def test_pr25945_overlapped_penalties_repeat_while_the_steps_do(setup: dict[str, Any]) -> None:
+    """They lag by one token behind the exact ones; what they have seen depends on the order of steps."""
+    burst = {"chunked_prefill_size": None, "max_running_requests": 16, "radix_cache": False}
+    output, _ = run("penalised", state="pr25945", **burst, **setup)
+    assert output == run("penalised", state="pr25945", **burst)[0]
+    assert output != expected("penalised")
+
+
+def test_a_seed_is_part_of_the_output_and_a_policy_is_not() -> None:
+    assert run("drawn", seed=1)[0] != expected("drawn")
+    assert run("drawn", seed=1)[0] == run("drawn", seed=1, policy="random")[0]
