@@ -1,15 +1,4 @@
-"""Paged causal attention with grouped queries: one code for extend, decode and verify.
-
-The tokens of a request are cut into tiles of 16 rows (token, head of the group), its cache into blocks of 64
-positions counted from 0::
-
-    positions   0        64       128      192
-    cache       |block 0 |block 1 |block 2 |bl         seq_len = 200
-    tokens                     |t0|t1|t2|..|t          tile t0 needs blocks 0 1 2
-
-Each pair of a tile and a block is two products of a fixed shape, whatever else is in the batch; the pairs of
-one tile are then joined by a fixed tree.
-"""
+"""Paged causal attention with grouped queries: one kernel for extend, decode and verify."""
 
 from __future__ import annotations
 
@@ -18,153 +7,8 @@ from typing import NamedTuple
 import torch
 
 from .declare import declared, nbytes, nothing, reads
-from .invariant import TILE, ceil_to, halving_sum, pairwise_sum, widened
 from .registry import Access, Work
-
-BLOCK = 64  # cache positions of one product
-# Elements of K gathered at once. On the host a small piece of memory is re-issued without new pages.
-HOST_SLAB, DEVICE_SLAB = 1 << 17, 1 << 24
-NOTHING_SEEN = -1e30  # top of a block whose positions are all masked; its weight becomes 0
-
-
-class Pages(NamedTuple):
-    """The cache of a batch and the way to it."""
-
-    k_cache: torch.Tensor  # [slots, kv_heads, d]
-    v_cache: torch.Tensor  # [slots, kv_heads, d]
-    req_to_token: torch.Tensor  # [rows, context] int32, slot of each position
-    rows: torch.Tensor  # [b], the requests' rows in req_to_token
-
-
-class Tiles(NamedTuple):
-    """N tiles of S tokens each."""
-
-    request: torch.Tensor  # [N], index into the batch
-    tokens: torch.Tensor  # [N, S], rows of q; one past the last where the tile has no such token
-    positions: torch.Tensor  # [N, S]; 0 where the tile has no such token
-
-    @property
-    def blocks(self) -> torch.Tensor:
-        return self.positions.amax(1) // BLOCK + 1
-
-    def slab(self, start: int, stop: int) -> Tiles:
-        return Tiles(*(t[start:stop] for t in self))
-
-
-class Partials(NamedTuple):
-    """Attention of M pairs of tile and block, R rows each."""
-
-    top: torch.Tensor  # [M, kv_heads, R, 1], largest score
-    weight: torch.Tensor  # [M, kv_heads, R, 1], sum of exp(score - top)
-    value: torch.Tensor  # [M, kv_heads, R, d], sum of exp(score - top) · v
-
-
-def ragged(counts: torch.Tensor, bound: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """All (i, j) with j < counts[i], in order, as two tensors.
-
-    Only counts on the host can be read without waiting for a device. Elsewhere j runs to ``bound`` for
-    every i, and what is too much must be masked.
-    """
-    n, device = counts.shape[0], counts.device
-    index = torch.arange(n, device=device)
-    if device.type != "cpu":
-        return index.repeat_interleave(bound), torch.arange(bound, device=device).repeat(n)
-    owner = index.repeat_interleave(counts)
-    return owner, torch.arange(owner.shape[0]) - (counts.cumsum(0) - counts)[owner]
-
-
-def _largest(counts: torch.Tensor, bound: int) -> int:
-    """The largest count, or its ``bound`` where reading it would wait for a device."""
-    return int(counts.max()) if counts.device.type == "cpu" and counts.numel() else bound
-
-
-def _tiles(
-    seq_lens: torch.Tensor, extend_lens: torch.Tensor, *, span: int, max_extend_len: int, num_tokens: int
-) -> Tiles:
-    """Cuts each request's new tokens into tiles of ``span``."""
-    request, nth = ragged((extend_lens + span - 1) // span, -(-max_extend_len // span))
-    width = min(span, max_extend_len)
-    offset = (nth * span).unsqueeze(1) + torch.arange(width, device=nth.device)
-    lens = extend_lens[request].unsqueeze(1)
-    starts = (extend_lens.cumsum(0) - extend_lens)[request].unsqueeze(1)
-    real = offset < lens
-    positions = (seq_lens[request].unsqueeze(1) - lens + offset).where(real, 0).clamp_(min=0)
-    return Tiles(request, (starts + offset).where(real, num_tokens), positions)
-
-
-def _queries(q: torch.Tensor, tokens: torch.Tensor, *, kv_heads: int, scale: float) -> torch.Tensor:
-    """[N, kv_heads, 16·n, d] contiguous: a row per (token, head of the group), zeros behind them."""
-    num_tokens, heads, head_dim = q.shape
-    n, span = tokens.shape
-    group = heads // kv_heads
-    picked = q.index_select(0, tokens.clamp(max=num_tokens - 1).flatten()) * scale
-    by_head = picked.view(n, span, kv_heads, group, head_dim).transpose(1, 2)
-    rows = q.new_zeros(n, kv_heads, ceil_to(group, TILE), head_dim)
-    rows[:, :, : span * group] = by_head.reshape(n, kv_heads, span * group, head_dim)
-    return rows
-
-
-def _gathered(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """Slots [M, 64] of a cache [slots, kv_heads, d] → [M · kv_heads, 64, d] contiguous."""
-    _, kv_heads, head_dim = cache.shape
-    index = slots.unsqueeze(1) * kv_heads + torch.arange(kv_heads, device=slots.device).unsqueeze(1)
-    return cache.view(-1, head_dim).index_select(0, index.flatten()).view(-1, BLOCK, head_dim)
-
-
-def _partials(
-    queries: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, seen: torch.Tensor, pages: Pages
-) -> Partials:
-    """``queries`` [M, kv_heads, 16·n, d] against the 64 ``slots`` [M, 64] of one block each.
-
-    ``positions`` [M, R] are those of the rows in use, ``seen`` [M, 64] those of the slots.
-    """
-    m, kv_heads, width, head_dim = queries.shape
-    rows = positions.shape[1]
-    k, v = _gathered(pages.k_cache, slots), _gathered(pages.v_cache, slots)
-    products = torch.bmm(queries.view(-1, width, head_dim), k.transpose(1, 2))[:, :rows]
-    scores = widened(products.contiguous()).view(m, kv_heads, rows, BLOCK)
-    hidden = seen.unsqueeze(1) > positions.unsqueeze(2)
-    scores.masked_fill_(hidden.unsqueeze(1), float("-inf"))
-    top = scores.amax(-1, keepdim=True).clamp_(min=NOTHING_SEEN)
-    weights = scores.sub_(top).exp_()
-    padded = k.new_zeros(m * kv_heads, width, BLOCK)
-    padded[:, :rows] = weights.view(-1, rows, BLOCK)
-    value = widened(torch.bmm(padded, v)[:, :rows]).reshape(m, kv_heads, rows, head_dim)
-    return Partials(top, halving_sum(weights), value)
-
-
-def _joined(
-    partials: Partials, tile: torch.Tensor, block: torch.Tensor, shape: tuple[int, int]
-) -> torch.Tensor:
-    """Softmax over all blocks of each tile → [N, kv_heads, R, d]; ``shape`` is (N, most blocks)."""
-    if shape[1] == 1:
-        return partials.value / partials.weight
-    top, weight, value = (
-        torch.full((*shape, *part.shape[1:]), empty, dtype=part.dtype, device=part.device).index_put_(
-            (tile, block), part
-        )
-        for part, empty in zip(partials, (NOTHING_SEEN, 0.0, 0.0), strict=True)
-    )
-    share = torch.exp(top - top.amax(1, keepdim=True))
-    return pairwise_sum(value * share) / pairwise_sum(weight * share)
-
-
-def _attend(q: torch.Tensor, tiles: Tiles, pages: Pages, *, scale: float, most_blocks: int) -> torch.Tensor:
-    """The tiles' rows of the result, [N · S, heads · d]."""
-    context = pages.req_to_token.shape[1]
-    kv_heads = pages.k_cache.shape[1]
-    group = q.shape[1] // kv_heads
-    tile, block = ragged(tiles.blocks, most_blocks)
-    seen = (block * BLOCK).unsqueeze(1) + torch.arange(BLOCK, device=block.device)
-    last = tiles.positions.amax(1)[tile].unsqueeze(1)
-    row = pages.rows[tiles.request[tile]].unsqueeze(1)
-    slots = pages.req_to_token[row, seen.clamp(max=context - 1)].where(seen <= last, 0)
-    positions = tiles.positions.repeat_interleave(group, dim=1)[tile]
-    queries = _queries(q, tiles.tokens, kv_heads=kv_heads, scale=scale)[tile]
-    partials = _partials(queries, positions, slots, seen, pages)
-    n, span = tiles.tokens.shape
-    out = _joined(partials, tile, block, (n, most_blocks)).view(n, kv_heads, span, group, q.shape[2])
-    return out.permute(0, 2, 1, 3, 4).reshape(n * span, -1)
+from .tiles import Bounds, Pages, paged_attention, ragged
 
 
 class _Attention(NamedTuple):
@@ -186,7 +30,7 @@ class _Attention(NamedTuple):
     def cost(self) -> Work:
         """Each position of the cache is read once; flops are those of the pairs that are not masked."""
         _, kv_heads, head_dim = self.k_cache.shape
-        cached = int(self.seq_lens.sum())
+        cached = int(self.seq_lens.numpy().sum())
         per_position = (
             2 * kv_heads * head_dim * self.k_cache.element_size() + self.req_to_token.element_size()
         )
@@ -194,14 +38,14 @@ class _Attention(NamedTuple):
         return Work(2 * nbytes(self.q) + cached * per_position, flops, "attention")
 
     def _pairs(self, cached: int) -> int:
-        """Pairs of a new token and a position it sees: of L positions, n of them new, n·L - n(n-1)/2."""
+        """Pairs of a new token and a position it sees: of L positions, n of them new, n(2L - n + 1)/2."""
         if self.extend_lens is None:
             return cached
-        new = self.extend_lens.to(torch.int64)
-        return int((new * self.seq_lens - new * (new - 1) // 2).sum())
+        new = self.extend_lens.numpy()
+        return int(new @ (2 * self.seq_lens.numpy() - new + 1)) // 2
 
     def footprint(self) -> tuple[Access, ...]:
-        request, position = ragged(self.seq_lens, self.max_seq_len)
+        request, position = ragged(self.seq_lens, self.max_seq_len, exact=True)
         slots = self.req_to_token[self.req_pool_indices[request], position]
         return (
             *reads(self.q, self.req_pool_indices, self.seq_lens, self.extend_lens),
@@ -234,23 +78,7 @@ def attention(
     Position p of request i is slot ``req_to_token[req_pool_indices[i], p]`` of the caches
     [slots, kv_heads, d]; token t sees the positions up to its own. The two bounds are the host's.
     """
-    num_tokens, heads, head_dim = q.shape
-    kv_heads = k_cache.shape[1]
     lens = torch.ones_like(seq_lens) if extend_lens is None else extend_lens.to(torch.int64)
-    tiles = _tiles(
-        seq_lens,
-        lens,
-        span=max(1, TILE * kv_heads // heads),
-        max_extend_len=max_extend_len,
-        num_tokens=num_tokens,
-    )
     pages = Pages(k_cache, v_cache, req_to_token, req_pool_indices)
-    most_blocks = _largest(tiles.blocks, -(-max_seq_len // BLOCK))
-    slab = HOST_SLAB if q.device.type == "cpu" else DEVICE_SLAB
-    size = max(1, slab // (most_blocks * BLOCK * kv_heads * head_dim))
-    out = q.new_zeros(num_tokens + 1, heads * head_dim)
-    for start in range(0, tiles.request.shape[0], size):
-        part = tiles.slab(start, start + size)
-        rows = _attend(q, part, pages, scale=scale, most_blocks=most_blocks)
-        out.index_copy_(0, part.tokens.flatten(), rows.to(q.dtype))
-    return out[:num_tokens]
+    bounds = Bounds(max_seq_len, max_extend_len, exact=q.device.type == "cpu")
+    return paged_attention(q, pages, seq_lens, lens, bounds, scale=scale)

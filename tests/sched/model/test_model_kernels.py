@@ -16,6 +16,7 @@ from schedbench.sched.kernels.rope import rope_and_store_kv
 from schedbench.sched.kernels.rows import decode_positions, embedding, extend_positions, last_tokens
 from schedbench.sched.kernels.staging import stage_decode
 from schedbench.sched.kernels.tags import kv_tags
+from schedbench.sched.kernels.tiles import Bounds, Pages, paged_attention
 
 INT32, INT64, BF16 = torch.int32, torch.int64, torch.bfloat16
 # Three requests of 5, 70 and 2 positions; the last 3, 2 and 1 of them are new. 4 heads share 2 of the cache, d = 8.
@@ -195,6 +196,19 @@ def test_attention_is_that_of_a_plain_softmax() -> None:
         expected.append(torch.einsum("hs,shd->hd", weights, v).flatten())
 
     torch.testing.assert_close(attention(*args), torch.stack(expected))
+
+
+@pytest.mark.parametrize("new", [NEW, None], ids=["extend", "decode"])
+def test_a_device_that_cannot_read_lengths_gets_the_same_bits(new: torch.Tensor | None) -> None:
+    q, *pages, lens, _, scale, _, most = attention_args(new)
+    every = torch.ones_like(lens) if new is None else new.long()
+
+    results = [
+        paged_attention(q, Pages(*pages), lens, every, Bounds(80, most, exact=exact), scale=scale)
+        for exact in (True, False)
+    ]
+
+    assert torch.equal(*results)
 
 
 @pytest.mark.parametrize("heads", [1, 3, 7, 16, 20])
