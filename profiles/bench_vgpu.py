@@ -1,6 +1,6 @@
-"""What the virtual GPU costs the machine that emulates it: wall time per op over torch's own, and per decode step.
+"""What the virtual GPU costs the machine that emulates it: time per op over torch's own, and per decode step.
 
-Measures the wall clock, so it is run by hand (``make bench``), never by the emulation itself.
+Measures the processor's time, so it is run by hand (``make bench``), never by the emulation itself.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ def _opened(values: Values) -> Iterator[VirtualGpu]:
 
 
 def _best(body: Body, repeat: int, finish: Body = lambda: None) -> float:
-    """Microseconds per call: the fastest of many short rounds, for the machine has other things to do.
+    """Microseconds of this thread per call: the fastest of many short rounds, for the machine may be busy.
 
     A round ends with ``finish``, which makes records of what was only noted so far.
     """
     rounds = []
     for _ in range(60):
-        start = time.perf_counter_ns()
+        start = time.thread_time_ns()
         for _ in range(repeat):
             body()
         finish()
-        rounds.append((time.perf_counter_ns() - start) / repeat / 1e3)
+        rounds.append((time.thread_time_ns() - start) / repeat / 1e3)
     return min(rounds)
 
 

@@ -82,7 +82,7 @@ class Capture:
         return results
 
     def mutate(self, op: Operation, args: Args, kwargs: Kwargs) -> None:
-        if not (unknown(args) or unknown(kwargs)):
+        if not unknown(args, kwargs):
             self.live.append(partial(op, *args, **kwargs))
 
     def launch(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> Any:
@@ -100,7 +100,7 @@ class Capture:
         raise CaptureError(f"operation not permitted when stream is capturing: {op.__name__}")
 
     def _recompute(self, op: Operation, args: Args, kwargs: Kwargs, results: Any) -> None:
-        if not (unknown(args) or unknown(kwargs) or unknown((results,))):
+        if not unknown((*args, results), kwargs):
             self.live.append(partial(_into, results, op, args, kwargs))
 
 

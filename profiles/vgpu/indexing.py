@@ -74,18 +74,20 @@ class Indexing:
             if index is None:
                 resolved.append(None)
             elif type(index) is DeviceTensor:
-                resolved.extend(self._device_index(index.held))
+                held = index.held
+                if held.dtype in _MASKS:
+                    resolved.extend(self._from_mask(held))
+                else:
+                    resolved.append(held)
             else:
                 parts = index.nonzero().unbind(1) if index.dtype in _MASKS else [index]
                 resolved.extend(self._gpu.copies.upload_index(part) for part in parts)
         return resolved
 
-    def _device_index(self, index: torch.Tensor) -> Sequence[torch.Tensor]:
-        if index.dtype not in _MASKS:
-            return [index]
-        self._launch("nonzero", index.nbytes)
+    def _from_mask(self, mask: torch.Tensor) -> Sequence[torch.Tensor]:
+        self._launch("nonzero", mask.nbytes)
         self._gpu.runtime.copy("d2h", COUNT_BYTES, pinned=True, blocking=True)
-        return index.nonzero().unbind(1)
+        return mask.nonzero().unbind(1)
 
     def _only_mask(self, indices: Sequence[Any]) -> torch.Tensor | None:
         """The mask, if the indices are that and nothing else."""

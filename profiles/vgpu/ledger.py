@@ -14,7 +14,8 @@ from ..timeline import Call, Op, Range, Sink, Wait, Window
 from .engine import Held, Row, Served
 
 STEPS = 64
-RECORDS = 10_000
+RECORDS = 10_000  # calls, after which the next settled step ends a window
+OVERFLOW = 40_000  # calls, after which a window ends wherever the run is
 
 
 class Context(NamedTuple):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from ..timeline import CallKind, HostMemory, OpKind, Sink
 from .cost import Costs
 from .engine import COMPUTE, D2H, H2D, Mark, Queue, Simulation
-from .ledger import NO_CONTEXT, RECORDS, Context, Ledger
+from .ledger import NO_CONTEXT, OVERFLOW, Context, Ledger
 from .sites import Sites
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Runtime:
         calls.append(("launch", LAUNCH, start, now, 0, queue, context, site))
         row = ("kernel", name, queue, 0, host_size, "", False, context, site, now)
         self.simulation.submit(stream, COMPUTE, now=now, duration=duration, row=row)
-        if len(calls) >= RECORDS:
+        if len(calls) >= OVERFLOW:
             self.cut()
 
     def move(self, kind: Literal["d2d", "memset"], duration: int, *, size: int) -> None:
@@ -137,10 +137,11 @@ class Runtime:
 
     def synchronize(self, stream: Queue, *, site: int | None = None) -> None:
         """Wait for everything enqueued on the stream."""
-        self._sync(STREAM_SYNC, self._mark(stream), self.sites.here() if site is None else site)
+        self._sync(STREAM_SYNC, stream, self._mark(stream), self.sites.here() if site is None else site)
 
-    def synchronize_mark(self, mark: Mark) -> None:
-        self._sync("cudaEventSynchronize", mark, self.sites.here())
+    def synchronize_event(self, stream: Queue, mark: Mark) -> None:
+        """Wait for the mark, which was recorded on the stream."""
+        self._sync("cudaEventSynchronize", stream, mark, self.sites.here())
 
     def synchronize_device(self) -> None:
         self._refuse_in_capture("cudaDeviceSynchronize")
@@ -198,10 +199,10 @@ class Runtime:
         self._refuse_in_capture(STREAM_SYNC)
         return self.simulation.record(stream, self.now)
 
-    def _sync(self, name: str, mark: Mark, site: int) -> None:
+    def _sync(self, name: str, stream: Queue, mark: Mark, site: int) -> None:
         self._refuse_in_capture(name)
         start = self.now
-        self._call("sync", name, start, self._return(mark), site)
+        self._call("sync", name, start, self._return(mark), site, stream)
 
     def _return(self, mark: Mark) -> int:
         """Wait for the mark, come back late; what was waited. A call that need not wait only costs its time."""

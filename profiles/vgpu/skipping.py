@@ -6,7 +6,6 @@ learnt once for every combination of shapes, strides, types and other arguments.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from ...sched.kernels.registry import Kernel
 from .executor import Args, Kwargs, Operation, Outline
 
 _META = torch.device("meta")
+_NOTHING: Kwargs = {}
 
 
 class SkippingExecutor:
@@ -28,12 +28,12 @@ class SkippingExecutor:
         return torch.empty_strided(size, stride, dtype=dtype).zero_()
 
     def compute(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
-        if unknown(args) or (kwargs and unknown(kwargs)):
+        if unknown(args, kwargs):
             return build(self._outlines(op, args, kwargs), self.empty)
         return self._without_floats(op(*args, **kwargs))
 
     def mutate(self, op: Operation, args: Args, kwargs: Kwargs) -> None:
-        if not (unknown(args) or (kwargs and unknown(kwargs))):
+        if not unknown(args, kwargs):
             op(*args, **kwargs)
 
     def launch(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> Any:
@@ -48,7 +48,7 @@ class SkippingExecutor:
             target.copy_(source)
 
     def read(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
-        if not (unknown(args) or unknown(kwargs)):
+        if not unknown(args, kwargs):
             return self._without_floats(op(*args, **kwargs))
         if op is torch.ops.aten._local_scalar_dense.default._op:
             return 0.0
@@ -100,9 +100,11 @@ def build(outlines: Any, empty: Any) -> Any:
     return empty(outlines) if isinstance(outlines, Outline) else [empty(o) for o in outlines]
 
 
-def unknown(values: Args | Kwargs) -> bool:
+def unknown(args: Args, kwargs: Kwargs = _NOTHING) -> bool:
     """Whether any of the arguments is a float that was not computed."""
-    for value in values.values() if isinstance(values, Mapping) else values:
+    if kwargs and unknown(tuple(kwargs.values())):
+        return True
+    for value in args:
         kind = type(value)
         if kind is torch.Tensor:
             if value.is_meta:

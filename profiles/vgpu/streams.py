@@ -74,7 +74,8 @@ class Event:
 
     def record(self, stream: Stream | None = None) -> None:
         runtime = CURRENT.get().runtime
-        self._mark = runtime.record(stream.queue if stream else runtime.stream)
+        self._queue = stream.queue if stream else runtime.stream
+        self._mark = runtime.record(self._queue)
 
     def wait(self, stream: Stream | None = None) -> None:
         runtime = CURRENT.get().runtime
@@ -86,7 +87,7 @@ class Event:
 
     def synchronize(self) -> None:
         if self._mark is not None:
-            CURRENT.get().runtime.synchronize_mark(self._mark)
+            CURRENT.get().runtime.synchronize_event(self._queue, self._mark)
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds from this event to ``end``; both were made with enable_timing and have been reached."""

@@ -84,6 +84,9 @@ class DeviceTensor(torch.Tensor):
             "a vgpu tensor has no storage: untyped_storage() is not available on the virtual GPU"
         )
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return memo.setdefault(id(self), self.clone())
+
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise RuntimeError("a vgpu tensor cannot be pickled; copy it to the host first")
 

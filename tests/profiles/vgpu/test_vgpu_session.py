@@ -227,9 +227,9 @@ def test_memory_stays_flat() -> None:
 def test_without_a_sink_nothing_is_kept() -> None:
     with open_vgpu(load("h200")) as gpu:
         x = torch.zeros(8, device=gpu.device)
-        for _ in range(30_000):
+        for _ in range(60_000):
             x.add_(1)
-        assert len(gpu.runtime.ledger.calls) < 20_000
+        assert len(gpu.runtime.ledger.calls) < 50_000
 
 
 def _two_lines(x: torch.Tensor) -> torch.Tensor:

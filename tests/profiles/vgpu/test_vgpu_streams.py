@@ -168,3 +168,16 @@ def test_copies_in_both_directions_and_kernels_overlap(bench: Any) -> None:
 
 def test_record_stream_is_accepted(bench: Any) -> None:
     torch.zeros(3, device=bench.gpu.device).record_stream(torch.get_device_module("vgpu").current_stream())
+
+
+def test_a_sync_belongs_to_the_stream_that_is_waited_for(bench: Any) -> None:
+    module = torch.get_device_module("vgpu")
+    side = module.Stream()
+
+    def body() -> None:
+        side.record_event().synchronize()
+        side.synchronize()
+        module.current_stream().synchronize()
+
+    syncs = [call.stream for call in bench.observe(body).calls if call.kind == "sync"]
+    assert syncs == [side.stream_id, side.stream_id, 0]
