@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from schedbench.cli.console import results
 from schedbench.cli.numbers import cut_left, cut_right, number, percent, size, whole
 from schedbench.cli.tables import copies, render
 from schedbench.profiles.budget import breaches
@@ -129,3 +130,19 @@ def test_a_written_number_is_near_the_number(value):
     text = number(value)
     if "<" not in text and ">" not in text:
         assert float(text.replace(",", "")) == pytest.approx(value, rel=0.01, abs=0.002)
+
+
+def test_a_pipe_is_wide_and_plain_unless_told(monkeypatch, capsys):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    console = results()
+    assert (console.is_terminal, console.width) == (False, 120)
+    console.print("[bold]12[/bold]")
+    assert capsys.readouterr().out == "12\n"
+    monkeypatch.setenv("COLUMNS", "70")
+    assert results().width == 70
+
+
+def test_no_color_is_honoured(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert results().no_color

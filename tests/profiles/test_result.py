@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -114,7 +114,10 @@ def test_any_bytes_are_refused(content):
         Result.from_json(content)
 
 
-@given(st.dictionaries(st.text(), st.recursive(st.none() | st.floats(allow_nan=False), st.lists)))
+@given(
+    st.dictionaries(st.text(), st.recursive(st.none() | st.floats(allow_nan=False), st.lists, max_leaves=5))
+)
+@settings(max_examples=40)
 def test_any_object_is_refused(document):
     with pytest.raises(ResultError):
         Result.from_json(json.dumps(document | {"schema_version": "1.0"}))
