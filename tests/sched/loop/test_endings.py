@@ -1,0 +1,189 @@
+"""How requests end that do not simply run to their end, and how they are refused; the run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from schedbench.sched.config import SamplingParams
+from schedbench.sched.loop.scheduler import Scheduler
+from schedbench.sched.observe import Silence
+from schedbench.sched.request import Request, Status
+from tests.sched.loop.engine_room import EOS, Room, config, recalled_answer, request
+
+LOOPS = pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "serial"])
+PROMPT = range(300, 340)
+
+
+def healthy() -> Request:
+    return request("healthy", PROMPT, 6)
+
+
+def check_healthy(req: Request) -> None:
+    assert req.status is Status.FINISHED and list(req.output_ids) == recalled_answer(req)
+
+
+@LOOPS
+@pytest.mark.parametrize(
+    ("tokens", "most", "reason"),
+    [
+        ([], 4, "empty prompt"),
+        (range(300, 390), 40, "90 prompt + 40 new tokens exceed the context length of 128"),
+        (range(300, 380), 20, "80 prompt + 20 new tokens exceed the KV pool of 96 tokens"),
+        (range(300, 380), 15, "80 prompt + 15 new tokens exceed the KV pool of 96 tokens"),
+    ],
+)
+def test_what_can_never_run_is_refused(
+    tokens: range | list[int], most: int, reason: str, overlap: bool
+) -> None:
+    refused, other = request("refused", tokens, most), healthy()
+    Room(config(overlap=overlap, context_len=128, kv_tokens=96), recall=True).run([refused, other])
+    assert refused.status is Status.REFUSED and refused.reason == reason
+    assert refused.finished_at is not None and not refused.output_ids
+    check_healthy(other)
+
+
+def test_the_longest_that_fits_runs() -> None:
+    longest = request("longest", range(300, 380), 14)
+    Room(config(context_len=128, kv_tokens=96), recall=True).run([longest])
+    assert longest.status is Status.FINISHED and list(longest.output_ids) == recalled_answer(longest)
+
+
+def test_a_pattern_that_is_none_is_refused() -> None:
+    broken = request("broken", PROMPT, sampling=SamplingParams(grammar=("regex", ("[a-",))))
+    other = healthy()
+    Room(config(), recall=True).run([broken, other])
+    assert broken.status is Status.REFUSED and "[a-" in broken.reason
+    check_healthy(other)
+
+
+@LOOPS
+def test_a_request_that_forbids_its_own_grammar_fails(overlap: bool) -> None:
+    sampling = SamplingParams(grammar=("choice", ("no",)), min_new_tokens=5)
+    contrary, other = request("contrary", PROMPT, 8, sampling=sampling), healthy()
+    Room(config(overlap=overlap), recall=True).run([contrary, other])
+    assert contrary.status is Status.FAILED and "grammar" in contrary.reason
+    assert bytes(list(contrary.output_ids[:2])) == b"no"
+    check_healthy(other)
+
+
+@LOOPS
+def test_a_grammar_ends_its_request(overlap: bool) -> None:
+    sampling = SamplingParams(grammar=("choice", ("no", "perhaps")), ignore_eos=True)
+    spelled = request("spelled", PROMPT, 20, sampling=sampling)
+    Room(config(overlap=overlap), recall=True).run([spelled])
+    assert spelled.reason == "grammar" and spelled.output_ids[-1] == EOS
+    assert bytes(list(spelled.output_ids[:-1])) in (b"no", b"perhaps")
+
+
+class Abortion(Silence):
+    """Aborts when a request has ``after`` tokens, from where a client's script does: as tokens become known."""
+
+    def __init__(self, after: int, victim: Request) -> None:
+        self.after = after
+        self.victim = victim
+        self.scheduler: Scheduler | None = None
+
+    def tokens(self, request: Request, count: int) -> None:  # noqa: ARG002
+        if request is not self.victim and len(request.output_ids) == self.after:
+            assert self.scheduler is not None
+            self.scheduler.abort(self.victim, "enough")
+
+
+def run_with_abort(room: Room, abortion: Abortion, requests: list[Request]) -> None:
+    def introduce(scheduler: Scheduler) -> None:
+        abortion.scheduler = scheduler
+
+    room.observer, room.watch = abortion, introduce
+    room.run(requests)
+
+
+@LOOPS
+@pytest.mark.parametrize("max_running", [1, 2], ids=["waiting", "running"])
+def test_an_abort_from_within_settling(max_running: int, overlap: bool) -> None:
+    other, victim = healthy(), request("victim", range(400, 440), 20)
+    room = Room(config(overlap=overlap, max_running_requests=max_running), recall=True)
+    run_with_abort(room, Abortion(3, victim), [other, victim])
+    assert victim.status is Status.ABORTED and victim.reason == "enough"
+    assert len(victim.output_ids) == (0 if max_running == 1 else len(victim.output_ids)) < 8
+    assert list(victim.output_ids) == recalled_answer(victim)[: len(victim.output_ids)]
+    check_healthy(other)
+
+
+@LOOPS
+def test_a_request_that_arrives_aborted_never_runs(overlap: bool) -> None:
+    gone, other = request("gone", PROMPT), healthy()
+    gone.to_finish = "the client had left"
+    room = Room(config(overlap=overlap), recall=True)
+    room.run([gone, other])
+    assert gone.status is Status.ABORTED and gone.reason == "the client had left"
+    assert gone.first_scheduled_at is None
+    check_healthy(other)
+
+
+def abort_when(
+    condition: Callable[[Scheduler, Request], bool], victim: Request
+) -> Callable[[Scheduler], None]:
+    def watch(scheduler: Scheduler) -> None:
+        if condition(scheduler, victim) and not victim.to_finish:
+            scheduler.abort(victim, "enough")
+
+    return watch
+
+
+@LOOPS
+def test_an_abort_between_chunks_ends_at_the_first_token(overlap: bool) -> None:
+    victim, other = request("victim", range(300, 400), 20), healthy()
+    room = Room(config(overlap=overlap, chunked_prefill_size=16), recall=True)
+    room.watch = abort_when(lambda scheduler, req: scheduler.chunked_req is req, victim)
+    room.run([victim, other])
+    assert victim.status is Status.ABORTED and len(victim.output_ids) == 1
+    check_healthy(other)
+
+
+@LOOPS
+def test_an_abort_after_retraction_ends_at_once(overlap: bool) -> None:
+    crowd = [request(f"r{i}", range(300 + 20 * i, 310 + 20 * i), 40, index=i) for i in range(6)]
+    tight = config(overlap=overlap, kv_tokens=120, schedule_conservativeness=0.02)
+    aborted: list[Request] = []
+
+    def watch(scheduler: Scheduler) -> None:
+        for req in scheduler.waiting_queue:
+            if req.is_retracted and not aborted:
+                aborted.append(req)
+                scheduler.abort(req, "enough")
+                assert req.status is Status.ABORTED
+
+    Room(tight, recall=True, watch=watch).run(crowd)
+    assert aborted
+    for req in crowd:
+        answer = recalled_answer(req)
+        assert list(req.output_ids) == (answer[: len(req.output_ids)] if req in aborted else answer)
+
+
+def test_an_abort_before_retraction_ends_with_it() -> None:
+    crowd = [request(f"r{i}", range(300 + 20 * i, 310 + 20 * i), 40, index=i) for i in range(6)]
+    tight = config(kv_tokens=120, schedule_conservativeness=0.02)
+    seen: dict[str, int] = {}
+
+    class Ended(Silence):
+        def retracted(self, request: Request) -> None:
+            if not seen:
+                seen[request.id] = len(request.output_ids)
+                request.to_finish = "enough"
+
+    Room(tight, recall=True, observer=Ended()).run(crowd)
+    [(victim, tokens)] = seen.items()
+    [req] = [req for req in crowd if req.id == victim]
+    assert req.status is Status.ABORTED and len(req.output_ids) == tokens
+
+
+def test_ending_twice_is_an_error() -> None:
+    done = healthy()
+    room = Room(config(), recall=True)
+    scheduler = room.scheduler([done])
+    scheduler.receive()
+    scheduler.abort(done, "enough")
+    scheduler.abort(done, "again")
+    assert done.reason == "enough" and len(room.source.ended_requests) == 1
