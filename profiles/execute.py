@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 
 from ..scenarios.schema import Scenario
 from ..sched.relay.states import RelayChoice
-from .answers import Parts
 from .budget import Breach, breaches, untested
 from .environment import environment, tool
 from .machine import Machine
 from .machines import Kind, chosen, open_machine
+from .passes import Measured, measured
 from .resolve import Resolved
-from .result import Abstained, Outputs, RelayPart, RequestRow, Result, Run, ScenarioPart, digest
+from .result import Abstained, RelayPart, RequestRow, Result, Run, ScenarioPart
 from .runner import Bench, Pass, Valve, Watch, nobody
 
 
@@ -45,42 +45,45 @@ def execute(
     with open_machine(chosen(options.device, scenario), resolved, valve) as machine:
         bench = Bench(resolved, machine, relay, valve)
         bench.warm_up()
-        done = bench.measure(watch)
-        parts = done.answers.finish(machine.names, exact=machine.exact, save_tokens=options.save_tokens)
-        run = _run(options, started, time.perf_counter() - begin, done)
-        result = _result(scenario, relay, machine, parts, done, run)
+        found = measured(bench, machine, watch, save_tokens=options.save_tokens)
+        run = _run(options, started, time.perf_counter() - begin, found.done, machine)
+        result = _result(scenario, relay, machine, found, run)
         return Outcome(
             result, tuple(breaches(scenario.expect, result)), tuple(untested(scenario.expect, result))
         )
 
 
-def _run(options: Options, started: datetime, wall_s: float, done: Pass) -> Run:
+def _run(options: Options, started: datetime, wall_s: float, done: Pass, machine: Machine) -> Run:
     return Run(
         id=uuid.uuid4().hex,
         command=options.command,
         started=started.isoformat(timespec="seconds"),
         wall_s=wall_s,
-        emulation_speed=(done.end - done.start) / 1e9 / wall_s,
+        emulation_speed=(done.end - done.start) / 1e9 / wall_s if machine.labels.emulated else None,
         cancelled=done.cancelled,
     )
 
 
 def _result(
-    scenario: Scenario, relay: RelayChoice, machine: Machine, parts: Parts, done: Pass, run: Run
+    scenario: Scenario, relay: RelayChoice, machine: Machine, found: Measured, run: Run
 ) -> Result:
     return Result(
         tool=tool(),
         run=run,
-        environment={**environment(), **machine.environment},
+        environment={
+            **environment(),
+            **machine.environment,
+            **({"passes": found.passes} if found.passes else {}),
+        },
         labels=machine.labels,
         scenario=ScenarioPart(expanded=scenario.expanded(), sha256=scenario.sha256),
         relay=RelayPart(state=relay.state.name, switches=dict(relay.switches)),
         hardware=machine.hardware,
         hazards=Abstained(abstained="hazards are not checked in this version"),
         **{
-            **parts._asdict(),
-            "outputs": _outputs(done),
-            "requests": _counted_from(done.start, parts.requests),
+            **found.parts._asdict(),
+            "outputs": found.outputs,
+            "requests": _counted_from(found.done.start, found.parts.requests),
         },
     )
 
@@ -96,17 +99,4 @@ def _counted_from(start: int, rows: tuple[RequestRow, ...]) -> tuple[RequestRow,
             }
         )
         for row in rows
-    )
-
-
-def _outputs(done: Pass) -> Outputs | Abstained:
-    """What a damaged KV slot added up to enters the digest as one more token."""
-    if done.cancelled:
-        return Abstained(abstained="the run was interrupted")
-    damage = done.damage
-    return Outputs(
-        digest=digest(
-            (record.id, [*record.output_ids, *([damage[record.id]] if record.id in damage else [])])
-            for record in done.answers.requests.in_order()
-        )
     )

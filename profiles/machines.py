@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 from ..scenarios.schema import Scenario
+from .cuda.machine import open_cuda
 from .machine import Machine, MachineError
 from .resolve import Resolved
 from .result import HardwarePart, Labels
@@ -35,7 +36,8 @@ def chosen(kind: Kind, scenario: Scenario) -> Literal["cuda", "vgpu"]:
 def open_machine(
     kind: Literal["cuda", "vgpu"], resolved: Resolved, sink: Sink
 ) -> AbstractContextManager[Machine]:
-    return _virtual(resolved, sink)
+    """Raises MachineError."""
+    return open_cuda(resolved, sink) if kind == "cuda" else _virtual(resolved, sink)
 
 
 @contextmanager

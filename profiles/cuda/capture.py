@@ -1,0 +1,83 @@
+"""A window of Kineto: what CUPTI saw between start and stop, as the rows of its Chrome trace."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from .kineto import GPU, Row, rows
+from .streams import StreamTable
+
+_OPTIONS = ("enable_cuda_sync_events", "expose_kineto_event_metadata")
+
+
+class Capture:  # cuda-only
+    """One window. The device is idle at both ends: work begun before the window is lost, work after it is not."""
+
+    def start(self) -> None:
+        torch.cuda.synchronize()
+        window: Any = profile(activities=[ProfilerActivity.CUDA], experimental_config=options())
+        self._profile = window
+        window.__enter__()
+
+    def stop(self) -> list[Row]:
+        torch.cuda.synchronize()
+        self._profile.__exit__(None, None, None)
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            self._profile.export_chrome_trace(str(path))
+            return rows(json.loads(path.read_bytes()))
+
+
+def options() -> Any:
+    """Kineto's options as far as this torch has them: sync events are off by default."""
+    make: Any = torch._C._profiler._ExperimentalConfig
+    return make(**supported(make))
+
+
+def supported(make: Callable[..., object]) -> dict[str, bool]:
+    """The options that ``make`` takes, each switched on."""
+    return {name: True for name in _OPTIONS if _takes(make, name)}
+
+
+def _takes(make: Callable[..., object], name: str) -> bool:
+    try:
+        make(**{name: True})
+    except TypeError:
+        return False  # an older torch
+    return True
+
+
+def identify(streams: StreamTable) -> None:  # cuda-only
+    """Find CUPTI's numbers of the named streams: one small operation on each, one after the other.
+
+    The window also pays for CUPTI's start, hundreds of milliseconds, which then fall into no measured one.
+    """
+    handles = streams.handles()
+    external: Any = torch.cuda.ExternalStream
+    capture = Capture()
+    capture.start()
+    for handle in handles:
+        with torch.cuda.stream(external(handle) if handle else torch.cuda.default_stream()):
+            torch.zeros(1, device="cuda")
+        torch.cuda.synchronize()
+    for cupti, handle in zip(met(capture.stop()), handles, strict=False):
+        streams.identify(cupti, handle)
+
+
+def met(found: Iterable[Row]) -> list[int]:
+    """CUPTI's numbers of the streams that did something, in the order in which they were first used."""
+    return list(dict.fromkeys(row.stream for row in found if row.category in GPU))
+
+
+def this_thread() -> frozenset[int]:
+    """Numbers under which Kineto may list calls of this thread: the kernel's, or the low word of the C library's."""
+    low = threading.get_ident() & 0xFFFFFFFF
+    return frozenset({threading.get_native_id(), low, low - (1 << 32)})

@@ -1,0 +1,63 @@
+"""When a stream stood still for an event of another stream.
+
+A wait is recorded where the host asked for it. What it did to the stream follows from the operations around it::
+
+    awaited stream    |--- last op before the record ---|
+    waiting stream    |- last op before the wait -|     |- next
+                                                  |hold |
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from .kineto import GPU, SYNC, WAIT_EVENT, Row
+
+
+class Hold(NamedTuple):
+    """``stream`` is CUPTI's, instants are the rows'; ``call`` asked for the wait."""
+
+    stream: int
+    start: int
+    end: int
+    call: Row
+
+
+def holds(rows: Sequence[Row], calls: Mapping[int, Row]) -> Iterator[Hold]:
+    """``calls`` by correlation. A wait whose event's record is unknown is left out."""
+    finish = _Finish(rows, calls)
+    for row in rows:
+        if row.category != SYNC or row.name != WAIT_EVENT:
+            continue
+        call, record = calls.get(row.correlation), calls.get(row.waits_for)
+        if call is None or record is None:
+            continue
+        start = max(call.end, finish.before(row.stream, call.start))
+        end = finish.before(row.source, record.start)
+        if end > start:
+            yield Hold(row.stream, start, end, call)
+
+
+class _Finish:
+    """When all that a stream had been given before some instant was done."""
+
+    def __init__(self, rows: Sequence[Row], calls: Mapping[int, Row]) -> None:
+        given: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        for row in rows:
+            if row.category in GPU and (call := calls.get(row.correlation)) is not None:
+                given[row.stream].append((call.start, row.end))
+        self._launched: dict[int, list[int]] = {}
+        self._done: dict[int, list[int]] = {}
+        for stream, pairs in given.items():
+            pairs.sort()
+            self._launched[stream] = [launched for launched, _ in pairs]
+            self._done[stream] = list(accumulate((end for _, end in pairs), max))
+
+    def before(self, stream: int, instant: int) -> int:
+        """0 when the stream had been given nothing."""
+        index = bisect_left(self._launched.get(stream, []), instant)
+        return self._done[stream][index - 1] if index else 0

@@ -1,0 +1,197 @@
+"""From Kineto's rows and the run's log to a window of the timeline.
+
+Every operation has the correlation of the call that enqueued it, and that call was made inside some range and some
+line of ours. A replayed graph's kernels all share the replay's correlation. Pure: rows and log in, window out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+from ..timeline import Call, Op, Wait, Window
+from .holds import holds
+from .kineto import API, GPU, STREAM_SYNC, SYNC, Row, call_kind, op_kind
+from .log import NO_CONTEXT, NO_PLACE, Context, Log, Place
+from .streams import StreamTable
+
+NO_WAIT = 5_000  # ns; a call shorter than this did not wait for the device
+
+
+class Joined(NamedTuple):
+    """``abstained`` says why the window must not be counted, ``notes`` what could not be placed."""
+
+    window: Window
+    abstained: str | None
+    notes: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What rows are joined with. ``threads``: the scheduler's thread as Kineto may number it; ``epoch``: the clock's;
+    ``inline``: the largest pageable source, in bytes, that the driver takes inside the call."""
+
+    log: Log
+    streams: StreamTable
+    threads: frozenset[int]
+    epoch: int
+    inline: int
+
+
+def join(rows: Sequence[Row], source: Source, *, start: int, end: int) -> Joined:
+    """All that a pass did between two instants of the clock. ``rows`` are in order of time."""
+    joining = _Joining(rows, source)
+    log = source.log
+    window = Window(
+        start,
+        end,
+        ranges=log.ranges,
+        ops=list(joining.ops()),
+        calls=list(joining.calls()),
+        waits=list(joining.waits()),
+        launched=log.launched,
+        settled=log.settled,
+    )
+    return Joined(window, _unfit(window), joining.notes())
+
+
+@dataclass(slots=True)
+class _Joining:
+    rows: Sequence[Row]
+    source: Source
+    _call_of: dict[int, Row] = field(init=False)  # by correlation
+    _op_of: dict[int, Row] = field(init=False)  # the first, where a graph has many
+    _sync_of: dict[int, Row] = field(init=False)
+    _blocking: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._call_of = self._first(API)
+        self._op_of = self._first(GPU)
+        self._sync_of = self._first((SYNC,))
+        self._blocking = frozenset(self._followed_by_sync())
+
+    def ops(self) -> Iterator[Op]:
+        for row in self.rows:
+            if row.category in GPU and (op := self._op(row)) is not None:
+                yield op
+
+    def calls(self) -> Iterator[Call]:
+        return (call for row in self._mine() if (call := self._call(row)) is not None)
+
+    def waits(self) -> Iterator[Wait]:
+        source = self.source
+        for hold in holds(self.rows, self._call_of):
+            context, _ = self._around(hold.call)
+            stream = source.streams.by_cupti(hold.stream)
+            yield Wait(stream, hold.start - source.epoch, hold.end - source.epoch, context.step)
+
+    def notes(self) -> dict[str, int]:
+        api = [row for row in self.rows if row.category in API]
+        gpu = [row for row in self.rows if row.category in GPU]
+        return {
+            "calls": len(api),
+            "calls_of_other_threads": len(api) - len(self._mine()),
+            "operations": len(gpu),
+            "operations_without_call": sum(row.correlation not in self._call_of for row in gpu),
+        }
+
+    def _first(self, categories: Sequence[str]) -> dict[int, Row]:
+        """Rows by correlation; of several the earliest."""
+        return {row.correlation: row for row in reversed(self.rows) if row.category in categories}
+
+    def _mine(self) -> list[Row]:
+        threads = self.source.threads
+        return [row for row in self.rows if row.category in API and row.thread in threads]
+
+    def _followed_by_sync(self) -> Iterator[int]:
+        """Copies whose torch call went on to synchronise the stream: torch's blocking copy is these two calls."""
+        telling = [row for row in self._mine() if call_kind(row.name) is not None]
+        for copy, then in pairwise(telling):
+            if call_kind(copy.name) == "copy" and then.name == STREAM_SYNC:
+                streams = {self._cupti_stream(copy), self._cupti_stream(then)} - {-1}
+                same_call = self._around(copy)[1].call == self._around(then)[1].call
+                if len(streams) <= 1 and same_call:
+                    yield copy.correlation
+
+    def _op(self, row: Row) -> Op | None:
+        what = op_kind(row)
+        if what is None:
+            return None
+        kind, memory = what
+        call = self._call_of.get(row.correlation)
+        context, place = self._around(call)
+        epoch = self.source.epoch
+        start = row.start - epoch
+        # Both sides count alike: torch synced, or the driver could not let the host go on.
+        held = memory == "pageable" and (kind == "d2h" or row.bytes > self.source.inline)
+        return Op(
+            kind=kind,
+            name=row.name,
+            stream=self.source.streams.by_cupti(row.stream),
+            start=start,
+            end=row.end - epoch,
+            bytes=row.bytes,
+            host_bytes=0,
+            host_memory=memory,
+            blocking=memory != "" and (held or row.correlation in self._blocking),
+            range=context.range,
+            forward=context.forward,
+            step=context.step,
+            site=place.site,
+            # A short kernel may begin before the call that launched it has returned.
+            launched=start if call is None else min(call.end - epoch, start),
+        )
+
+    def _call(self, row: Row) -> Call | None:
+        kind = call_kind(row.name)
+        if kind is None:
+            return None
+        context, place = self._around(row)
+        epoch, duration = self.source.epoch, row.end - row.start
+        waits = duration >= NO_WAIT and (kind in ("sync", "memory") or self._touches_pageable(row))
+        return Call(
+            kind="event" if kind == "memory" else kind,
+            name=row.name,
+            start=row.start - epoch,
+            end=row.end - epoch,
+            waited=duration if waits else 0,
+            stream=self._stream(row, place),
+            range=context.range,
+            step=context.step,
+            site=place.site,
+        )
+
+    def _around(self, call: Row | None) -> tuple[Context, Place]:
+        """What was open on the scheduler's thread in the middle of a call."""
+        source = self.source
+        if call is None or call.thread not in source.threads:
+            return NO_CONTEXT, NO_PLACE
+        middle = (call.start + call.end) // 2 - source.epoch
+        return source.log.contexts.at(middle), source.log.places.at(middle)
+
+    def _touches_pageable(self, call: Row) -> bool:
+        op = self._op_of.get(call.correlation)
+        what = None if op is None else op_kind(op)
+        return what is not None and what[1] == "pageable"
+
+    def _cupti_stream(self, call: Row) -> int:
+        known = self._op_of.get(call.correlation) or self._sync_of.get(call.correlation)
+        return -1 if known is None else known.stream
+
+    def _stream(self, call: Row, place: Place) -> int:
+        """Of the operation, or of the sync record; a wait for an event has none and takes the current one."""
+        cupti = self._cupti_stream(call)
+        return place.stream if cupti < 0 else self.source.streams.by_cupti(cupti)
+
+
+def _unfit(window: Window) -> str | None:
+    """Why a window is not whole: CUPTI stops recording when its buffers are full, and may be forbidden to begin."""
+    if not window.ops:
+        return "the trace has no GPU events: CUPTI gave none (permission?)"
+    last = max((info.step for info in window.launched), default=-1)
+    if last >= 0 and all(op.step != last for op in window.ops):
+        reached = max(op.step for op in window.ops)
+        return f"the trace is cut off: step {last} was launched, the last recorded operation is of step {reached}"
+    return None

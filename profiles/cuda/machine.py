@@ -1,0 +1,96 @@
+"""CUDA as a machine of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ... import sched
+from ...sched.config import Capabilities
+from ..machine import Machine, MachineError
+from ..resolve import Resolved
+from ..result import HardwarePart, Labels
+from ..timeline import Sink
+from ..vgpu.sites import Sites
+from .capture import Capture, identify, this_thread
+from .clock import WallClock
+from .names import WatchedNames
+from .watch import Device, Watch
+
+
+@contextmanager
+def open_cuda(resolved: Resolved, sink: Sink) -> Iterator[Machine]:  # cuda-only
+    """The current CUDA device until the block ends, timed from the start; without gradients.
+
+    Raises MachineError when there is none.
+    """
+    if not torch.cuda.is_available():
+        raise MachineError("no CUDA device here (torch.cuda.is_available() is False)")
+    device = torch.device("cuda", torch.cuda.current_device())
+    inline = round(resolved.hardware.copies.pageable_inline.value)
+    with torch.no_grad(), watched(cuda(), sink, inline=inline) as (watch, clock, sites):
+        yield Machine(
+            device=device,
+            capabilities=Capabilities(),
+            clock=clock,
+            observer=watch.observer,
+            names=WatchedNames(sites, watch.streams),
+            labels=Labels(emulated=False, host="measured"),
+            hardware=HardwarePart(name=torch.cuda.get_device_name(device)),
+            exact=False,
+            flush=watch.flush,
+            peek=torch.Tensor.cpu,
+            environment=facts(device),
+            traced=watch.traced,
+        )
+
+
+@contextmanager
+def watched(device: Device, sink: Sink, *, inline: int) -> Iterator[tuple[Watch, WallClock, Sites]]:
+    """A watch over a device, timed from the start. Lines of the scheduler are recorded."""
+    clock, sites = WallClock(), Sites([Path(folder) for folder in sched.__path__])
+    watch = Watch(device, clock, sink=sink, sites=sites, inline=inline)
+    with watch.timed():
+        yield watch, clock, sites
+
+
+def cuda() -> Device:  # cuda-only
+    module: Any = torch.cuda
+    return Device(
+        module=module,
+        type="cuda",
+        synchronize=torch.cuda.synchronize,
+        event=lambda: module.Event(enable_timing=True),
+        handle=lambda stream: int(stream.cuda_stream),
+        current=lambda: int(module.current_stream().cuda_stream),
+        recorder=Capture,
+        identify=identify,
+        threads=this_thread,
+    )
+
+
+def facts(device: torch.device) -> dict[str, Any]:  # cuda-only
+    """Of the GPU, its driver and torch's CUDA."""
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "gpu": properties.name,
+        "gpu_memory": properties.total_memory,
+        "gpu_processors": properties.multi_processor_count,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "cuda": torch.version.cuda,
+        "driver": driver(),
+        "source_of_counts": "torch.profiler (Kineto, CUPTI)",
+    }
+
+
+def driver(version: Path = Path("/proc/driver/nvidia/version")) -> str:
+    """Of the kernel module, as it reports itself."""
+    try:
+        words = version.read_text(encoding="utf-8").split("\n", 1)[0].split()
+    except OSError:
+        return "unknown"
+    return next((word for word in words if word[:1].isdigit() and "." in word), "unknown")

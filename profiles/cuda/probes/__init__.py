@@ -1,0 +1,1 @@
+"""Questions to a machine, each answered by a small experiment."""

@@ -1,0 +1,140 @@
+"""Each step's forward as one span, from two CUDA events: the timed pass's only burden on the device.
+
+An event recorded on an idle stream completes at once, so the first is recorded when the step's first forward range
+opens, directly before its first kernel, and not where the step begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from ...sched.observe import Clock
+from ..timeline import NO_SITE, Op
+
+BATCH = 128  # settled steps between two readings of events
+BEHIND = 2  # a step's events are read once this many later ones have settled: they have completed then
+
+
+class TimingEvent(Protocol):
+    def record(self) -> None:
+        """On the current stream."""
+
+    def elapsed_time(self, end: TimingEvent) -> float:
+        """Milliseconds to ``end``; both have completed."""
+
+
+@dataclass(slots=True)
+class _Step:
+    start: TimingEvent
+    launched: int
+    stream: int
+    end: TimingEvent | None = None
+
+
+class _Span(NamedTuple):
+    """``start`` and ``end`` in ns of the device since the first anchor."""
+
+    step: int
+    start: int
+    end: int
+    launched: int
+    stream: int
+
+
+@dataclass(slots=True)
+class StepSpans:
+    """One pass; begun by ``anchor``. ``event`` makes a timing event, ``stream`` numbers the current stream."""
+
+    event: Callable[[], TimingEvent]
+    stream: Callable[[], int]
+    synchronize: Callable[[], None]
+    clock: Clock
+    _steps: dict[int, _Step] = field(default_factory=dict)
+    _spans: list[_Span] = field(default_factory=list)
+    _idle: list[TimingEvent] = field(default_factory=list)
+    _anchors: list[tuple[int, int]] = field(default_factory=list)  # (host, device), ns
+    _last: TimingEvent | None = None
+    _last_at: int = 0
+    _settled: int = 0
+
+    def anchor(self) -> None:
+        """Read both clocks at one instant, as near as a sync returns."""
+        self.synchronize()
+        event = self._recorded()
+        self.synchronize()
+        host = self.clock.now()
+        self._anchors.append((host, self._time(event)))
+
+    def open(self, step: int) -> None:
+        if step not in self._steps:
+            start = self._recorded()
+            self._steps[step] = _Step(start, self.clock.now(), self.stream())
+
+    def close(self, step: int) -> None:
+        """The latest end counts: sampling may have been delayed."""
+        if step in self._steps:
+            self._steps[step].end = self._recorded()
+
+    def settled(self, step: int) -> None:
+        self._settled += 1
+        if self._settled % BATCH == 0:
+            self._read(step - BEHIND)
+
+    def ops(self) -> list[Op]:
+        """All spans on the host's clock, once it was anchored again."""
+        self._read(max(self._steps, default=-1))
+        return [self._op(span) for span in self._spans]
+
+    @property
+    def drift(self) -> int:
+        """ns that the device's clock has gained on the host's between the anchors."""
+        (host0, device0), (host1, device1) = self._anchors[0], self._anchors[-1]
+        return (device1 - device0) - (host1 - host0)
+
+    def _recorded(self) -> TimingEvent:
+        event = self._idle.pop() if self._idle else self.event()
+        event.record()
+        return event
+
+    def _read(self, newest: int) -> None:
+        for step in sorted(step for step in self._steps if step <= newest):
+            held = self._steps.pop(step)
+            if held.end is not None:
+                start, end = self._time(held.start), self._time(held.end)
+                self._spans.append(_Span(step, start, end, held.launched, held.stream))
+
+    def _time(self, event: TimingEvent) -> int:
+        """From event to event, not from the first: elapsed_time is a float32 of milliseconds."""
+        if self._last is not None:
+            self._last_at += round(self._last.elapsed_time(event) * 1e6)
+            self._idle.append(self._last)
+        self._last = event
+        return self._last_at
+
+    def _op(self, span: _Span) -> Op:
+        start = max(self._host(span.start), span.launched)
+        return Op(
+            kind="kernel",
+            name="forward",
+            stream=span.stream,
+            start=start,
+            end=max(self._host(span.end), start),
+            bytes=0,
+            host_bytes=0,
+            host_memory="",
+            blocking=False,
+            range="model",
+            forward=True,
+            step=span.step,
+            site=NO_SITE,
+            launched=span.launched,
+        )
+
+    def _host(self, device: int) -> int:
+        """The clocks drift apart by parts per million: between the anchors one is a line over the other."""
+        (host0, device0), (host1, device1) = self._anchors[0], self._anchors[-1]
+        if device1 == device0:
+            return host0 + device - device0
+        return host0 + (device - device0) * (host1 - host0) // (device1 - device0)

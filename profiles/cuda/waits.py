@@ -1,0 +1,112 @@
+"""Calls of the timed pass in which the host may wait for the device, timed one by one.
+
+Only Python's own calls are seen: a sync that torch makes inside an operator (a boolean mask, ``unique``) is not. The
+traced pass counts all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, Final
+
+import torch
+
+from ...sched.observe import Clock
+from ..timeline import NO_SITE, Call, CallKind
+from .log import Log
+from .patching import Function, Target, replaced
+
+MEMCPY: Final = "cudaMemcpyAsync"
+# ns: what a call costs that does not wait. Estimates, to be replaced by measured ones.
+FREE: Final[dict[CallKind, int]] = {"sync": 5_000, "copy": 20_000}
+
+_READS = ("item", "tolist", "cpu", "__bool__", "__int__", "__float__", "__index__")
+_READERS = tuple(Target(torch.Tensor, name, MEMCPY) for name in _READS)
+_MOVERS = (Target(torch.Tensor, "to", MEMCPY), Target(torch, "tensor", MEMCPY))
+
+
+def syncs(device_module: Any) -> tuple[Target, ...]:
+    """Calls whose purpose is to wait."""
+    return (
+        Target(device_module.Event, "synchronize", "cudaEventSynchronize"),
+        Target(device_module.Stream, "synchronize", "cudaStreamSynchronize"),
+        Target(device_module, "synchronize", "cudaDeviceSynchronize"),
+    )
+
+
+@dataclass(slots=True)
+class WaitLog:
+    """Gathers the waiting calls of one pass. ``stream`` numbers the stream that is current."""
+
+    clock: Clock
+    log: Log
+    device_type: str
+    stream: Callable[[], int]
+    calls: list[Call] = field(default_factory=list)
+
+    @contextmanager
+    def installed(self, device_module: Any) -> Iterator[None]:
+        """``device_module`` is ``torch.cuda`` or its like."""
+        with (
+            replaced(syncs(device_module), self._sync),
+            replaced(_READERS, self._read),
+            replaced(_MOVERS, self._move),
+        ):
+            yield
+
+    def _sync(self, target: Target, function: Function) -> Function:
+        @wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = self.clock.now()
+            result = function(*args, **kwargs)
+            self._note("sync", target.call, start)
+            return result
+
+        return timed
+
+    def _read(self, target: Target, function: Function) -> Function:
+        @wraps(function)
+        def timed(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if not self._on_device(tensor):
+                return function(tensor, *args, **kwargs)
+            start = self.clock.now()
+            result = function(tensor, *args, **kwargs)
+            self._note("copy", target.call, start)
+            return result
+
+        return timed
+
+    def _move(self, target: Target, function: Function) -> Function:
+        @wraps(function)
+        def timed(source: Any, *args: Any, **kwargs: Any) -> Any:
+            start = self.clock.now()
+            result = function(source, *args, **kwargs)
+            if self._on_device(source) != self._on_device(result):
+                self._note("copy", target.call, start)
+            return result
+
+        return timed
+
+    def _on_device(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and value.device.type == self.device_type
+
+    def _note(self, kind: CallKind, name: str, start: int) -> None:
+        end = self.clock.now()
+        duration = end - start
+        context = self.log.contexts.current
+        self.calls.append(
+            Call(
+                kind=kind,
+                name=name,
+                start=start,
+                end=end,
+                waited=duration if duration >= FREE[kind] else 0,
+                stream=self.stream(),
+                range=context.range,
+                step=context.step,
+                site=NO_SITE,
+            )
+        )

@@ -1,0 +1,114 @@
+"""What held when, streams by name, the clock: the small parts that joining rests on."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schedbench.profiles.cuda.capture import met, supported, this_thread
+from schedbench.profiles.cuda.clock import WallClock
+from schedbench.profiles.cuda.history import History
+from schedbench.profiles.cuda.kineto import rows
+from schedbench.profiles.cuda.log import NO_CONTEXT, Log, OpenRange
+from schedbench.profiles.cuda.machine import driver
+from schedbench.profiles.cuda.streams import StreamTable
+
+
+@given(st.lists(st.integers(0, 30), max_size=20).map(sorted), st.integers(-1, 31))
+def test_a_history_holds_the_last_change_before_an_instant(instants, asked):
+    history = History(-1)
+    for index, instant in enumerate(instants):
+        history.change(instant, index)
+    before = [index for index, instant in enumerate(instants) if instant <= asked]
+    assert history.at(asked) == (before[-1] if before else -1)
+    assert history.current == len(instants) - 1
+
+
+def test_ranges_nest_and_give_back_what_was_open(clock):
+    log = Log()
+    outer = NO_CONTEXT.inside("model", 1)
+    with OpenRange(log, clock, outer, 4):
+        inner = log.contexts.current.inside("mine", 1)
+        with OpenRange(log, clock, inner, 2):
+            assert log.contexts.current == inner
+        assert log.contexts.current == outer
+    assert log.contexts.current == NO_CONTEXT
+    assert [(r.name, r.size) for r in log.ranges] == [("mine", 2), ("model", 4)]
+    assert inner.forward, "a range of unknown name is of the category around it"
+
+
+def test_a_range_of_the_schedule_inside_a_forward_is_of_the_schedule():
+    assert not NO_CONTEXT.inside("model", 1).inside("settle", 0).forward
+
+
+def test_the_last_name_of_a_stream_stays():
+    table = StreamTable()
+    for name in ("copy", "forward", "schedule"):
+        table.announce(name, 0)
+    assert table.names == {0: "schedule"}
+    assert table.handles() == [0]
+
+
+def test_an_unnamed_stream_keeps_its_number_of_cupti():
+    table = StreamTable()
+    assert table.by_cupti(20) == table.by_cupti(20)
+    assert table.names[table.by_cupti(20)] == "stream 20"
+
+
+def test_streams_are_met_in_the_order_of_their_first_use(trace):
+    for stream, at in ((13, 10), (7, 0), (13, 20), (21, 15)):
+        trace.launch(at, stream=stream)
+    assert met(rows(trace.document())) == [7, 13, 21]
+
+
+def test_the_clock_counts_from_its_start_and_knows_the_epoch():
+    clock = WallClock()
+    assert 0 <= clock.now() < 10**9
+    assert abs(clock.epoch + clock.now() - time.time_ns()) < 10**8
+
+
+@pytest.mark.parametrize("ahead", [-1000, 50_000, 1_500_000])
+def test_sleep_ends_at_its_time_and_not_before(ahead):
+    clock = WallClock()
+    at = clock.now() + ahead
+    clock.sleep_until(at)
+    assert clock.now() >= at
+
+
+def test_the_thread_has_several_numbers():
+    assert len(this_thread()) == 3
+
+
+def test_an_older_torch_is_not_asked_for_options_it_lacks():
+    def older(enable_cuda_sync_events=False):
+        return enable_cuda_sync_events
+
+    assert supported(older) == {"enable_cuda_sync_events": True}
+
+
+def test_this_torch_has_the_options():
+    assert supported(torch._C._profiler._ExperimentalConfig).keys() == {
+        "enable_cuda_sync_events",
+        "expose_kineto_event_metadata",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.03  Tue Apr 1\nGCC version: 12",
+            "580.159.03",
+        ),
+        ("nothing here", "unknown"),
+    ],
+)
+def test_the_driver_reports_its_version(tmp_path, text, expected):
+    path = tmp_path / "version"
+    path.write_text(text)
+    assert driver(path) == expected
+    assert driver(tmp_path / "absent") == "unknown"

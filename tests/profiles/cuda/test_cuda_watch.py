@@ -1,0 +1,342 @@
+"""Both ways to watch a pass, with a device that is torch's CPU and a Kineto that says what it is told."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from schedbench.profiles.cuda.capture import this_thread
+from schedbench.profiles.cuda.clock import WallClock
+from schedbench.profiles.cuda.kineto import Row
+from schedbench.profiles.cuda.log import NO_PLACE, Log
+from schedbench.profiles.cuda.machine import watched
+from schedbench.profiles.cuda.places import CallSites
+from schedbench.profiles.cuda.spans import BATCH
+from schedbench.profiles.cuda.waits import FREE, WaitLog
+from schedbench.profiles.cuda.watch import Device
+from schedbench.profiles.timeline import NO_SITE
+from schedbench.profiles.vgpu.sites import Sites
+from schedbench.sched.kernels.rows import decode_positions
+from schedbench.sched.observe import StepInfo
+
+
+class Event:
+    def __init__(self):
+        self.at = 0
+
+    def record(self):
+        self.at = time.perf_counter_ns()
+
+    def wait(self):
+        pass
+
+    def synchronize(self):
+        time.sleep(0.001)
+
+    def elapsed_time(self, end):
+        return (end.at - self.at) / 1e6
+
+
+class Stream:
+    def synchronize(self):
+        pass
+
+
+class Graph:
+    def replay(self):
+        pass
+
+
+class Kineto:
+    """One window. Every call that the log knows becomes one kernel launch."""
+
+    windows: ClassVar[list[str]] = []
+
+    def start(self):
+        self.windows.append("start")
+
+    def stop(self):
+        self.windows.append("stop")
+        return self.rows
+
+    rows: ClassVar[list[Row]] = []
+
+
+@pytest.fixture
+def module():
+    return SimpleNamespace(
+        Event=type("Event", (Event,), {}),
+        Stream=type("Stream", (Stream,), {}),
+        CUDAGraph=type("Graph", (Graph,), {}),
+        synchronize=lambda: None,
+    )
+
+
+@pytest.fixture
+def kineto():
+    return type("Kineto", (Kineto,), {"windows": [], "rows": []})
+
+
+@pytest.fixture
+def device(module, kineto):
+    return Device(
+        module=module,
+        type="meta",
+        synchronize=module.synchronize,
+        event=module.Event,
+        handle=lambda stream: stream,
+        current=lambda: 5,
+        recorder=kineto,
+        identify=lambda streams: streams.identify(7, 5),
+        threads=this_thread,
+    )
+
+
+class Tape:
+    def __init__(self):
+        self.windows = []
+
+    def feed(self, window):
+        self.windows.append(window)
+
+
+@pytest.fixture
+def tape():
+    return Tape()
+
+
+@pytest.fixture
+def watching(device, tape):
+    with watched(device, tape, inline=65536) as (watch, clock, _):
+        watch.observer.stream("schedule", 5)
+        yield watch, clock
+
+
+def step(observer, number):
+    info = StepInfo(number, "decode", 4, 4, True)
+    with observer.range("prepare", number, 4):
+        pass
+    for name in ("resolve", "model", "sample", "publish"):
+        with observer.range(name, number, 4):
+            pass
+    observer.launched(info)
+    with observer.range("settle", number, 4):
+        pass
+    observer.settled(info)
+
+
+def test_a_timed_pass_is_a_span_per_step_and_the_calls_that_waited(watching, tape, device):
+    watch, _ = watching
+    watch.flush()  # what opening and warming up left
+    step(watch.observer, 1)
+    with watch.observer.range("settle", 1, 4):
+        device.module.Event().synchronize()
+    watch.flush()
+    _, window = tape.windows
+    (op,) = window.ops
+    assert (op.kind, op.step, op.forward) == ("kernel", 1, True)
+    (call,) = window.calls
+    assert (call.kind, call.name, call.range, call.step) == ("sync", "cudaEventSynchronize", "settle", 1)
+    assert call.waited == call.end - call.start >= FREE["sync"]
+    assert {r.name for r in window.ranges} >= {"prepare", "model", "publish"}
+    assert [info.step for info in window.launched] == [info.step for info in window.settled] == [1]
+    assert watch.streams.names[op.stream] == "schedule"
+
+
+def test_the_watchers_own_syncs_are_nobodys_stall(watching, tape):
+    watch, _ = watching
+    watch.flush()
+    assert tape.windows[0].calls == []
+
+
+def test_long_passes_are_read_as_they_go(watching, tape):
+    watch, _ = watching
+    for number in range(3 * BATCH):
+        step(watch.observer, number)
+    watch.flush()
+    assert [op.step for op in tape.windows[0].ops] == list(range(3 * BATCH))
+
+
+def test_a_traced_pass_is_what_kineto_says_at_the_lines_that_called(watching, tape, kineto):
+    watch, clock = watching
+    watch.flush()
+    thread = next(iter(this_thread()))
+    with watch.traced() as counting:
+        with watch.observer.range("model", 1, 4):
+            before = clock.epoch + clock.now()
+            time.sleep(0.001)
+            after = clock.epoch + clock.now()
+        watch.observer.launched(StepInfo(1, "decode", 4, 4, True))
+        middle = (before + after) // 2
+        kineto.rows = [
+            Row("cuda_runtime", "cudaLaunchKernel", middle, middle + 10, thread, -1, 1, 0, -1, -1),
+            Row("kernel", "k", middle + 20, middle + 30, 0, 7, 1, 0, -1, -1),
+        ]
+        watch.flush()
+    _, window = tape.windows
+    (op,) = window.ops
+    assert (op.name, op.step, op.range, watch.streams.names[op.stream]) == ("k", 1, "model", "schedule")
+    assert kineto.windows == ["start", "stop"]
+    assert counting.abstained is None
+    assert counting.notes["operations"] == 1
+
+
+def test_a_trace_that_is_cut_off_is_not_delivered(watching, tape):
+    watch, _ = watching
+    with watch.traced() as counting:
+        watch.observer.launched(StepInfo(1, "decode", 4, 4, True))
+        watch.flush()
+    assert tape.windows == []
+    assert counting.abstained is not None
+
+
+def test_after_a_traced_pass_the_next_is_timed_again(watching, tape):
+    watch, _ = watching
+    with watch.traced():
+        watch.flush()
+    step(watch.observer, 5)
+    watch.flush()
+    assert [op.step for op in tape.windows[-1].ops] == [5]
+
+
+def test_a_traced_pass_that_breaks_off_stops_kineto(watching, kineto):
+    watch, _ = watching
+    with pytest.raises(ZeroDivisionError), watch.traced():
+        raise ZeroDivisionError
+    assert kineto.windows == ["start", "stop"]
+
+
+def test_torch_is_as_before_when_the_watch_ends(device, tape):
+    names = ("to", "item", "tolist", "cpu", "__bool__")
+    before = [getattr(torch.Tensor, name) for name in names], torch.tensor, vars(device.module.Event).copy()
+    with watched(device, tape, inline=0) as (watch, *_), watch.traced():
+        assert torch.tensor is not before[1]
+        watch.flush()
+    assert (
+        [getattr(torch.Tensor, name) for name in names],
+        torch.tensor,
+        vars(device.module.Event).copy(),
+    ) == before
+    assert "item" not in vars(torch.Tensor)
+
+
+# ---- calls that wait, with the meta device in the GPU's place ----------------------------------------------------
+
+
+class Slow:
+    """A clock on which every reading is ``step`` ns later."""
+
+    def __init__(self, step):
+        self.at, self.step = 0, step
+
+    def now(self):
+        self.at += self.step
+        return self.at
+
+
+@pytest.fixture
+def wait_log(module):
+    log = WaitLog(Slow(30_000), Log(), "meta", lambda: 3)
+    with log.installed(module):
+        yield log
+
+
+def test_copies_between_host_and_device_are_timed(wait_log):
+    torch.zeros(2).to("meta")
+    torch.tensor([1, 2], device="meta")
+    assert [(c.kind, c.name, c.waited, c.stream) for c in wait_log.calls] == [
+        ("copy", "cudaMemcpyAsync", 30_000, 3)
+    ] * 2
+
+
+def test_what_stays_on_one_side_is_not(wait_log):
+    host = torch.tensor([1, 2])
+    assert host.to(torch.float32).tolist() == [1.0, 2.0]
+    torch.zeros(2, device="meta").to(torch.float64)
+    assert bool(host[0]) and int(host[1]) == 2
+    assert wait_log.calls == []
+
+
+def test_a_read_that_fails_is_nobodys_wait(wait_log):
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        torch.zeros(1, device="meta").item()
+    assert wait_log.calls == []
+
+
+def test_a_short_call_did_not_wait(module):
+    log = WaitLog(Slow(4_000), Log(), "meta", lambda: 3)
+    with log.installed(module):
+        module.Stream().synchronize()
+        module.synchronize()
+    assert [(c.name, c.waited) for c in log.calls] == [
+        ("cudaStreamSynchronize", 0),
+        ("cudaDeviceSynchronize", 0),
+    ]
+
+
+# ---- the line that called ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def calls(module):
+    log = Log()
+    here = Sites([Path(__file__)])
+    with CallSites(log, Slow(1), here, lambda: 9).installed(module):
+        yield lambda: [(place, here.resolved()) for place in log.places._values]
+
+
+def statements(changes):
+    return [
+        sites[place.site].statement
+        for place, sites in changes
+        if place is not NO_PLACE and place.site != NO_SITE
+    ]
+
+
+def test_every_call_into_torch_is_logged_with_its_statement(calls):
+    x = torch.arange(4)
+    y = x[1:] + 1
+    y[0] = 5
+    assert y.tolist() == [5, 3, 4]
+    assert statements(calls())[:4] == ["x = torch.arange(4)", "y = x[1:] + 1", "y = x[1:] + 1", "y[0] = 5"]
+
+
+def test_a_custom_op_is_one_call(calls):
+    decode_positions(torch.ones(3, dtype=torch.int64))
+    assert statements(calls()).count("decode_positions(torch.ones(3, dtype=torch.int64))") == 2
+
+
+def test_attributes_are_no_calls(calls):
+    x = torch.arange(4)
+    before = len(calls())
+    assert (x.shape, x.dtype) == ((4,), torch.int64)
+    assert len(calls()) == before
+
+
+def test_events_streams_and_graphs_are_logged_and_a_sync_with_its_stream(calls, module):
+    module.Event().record()
+    module.Event().synchronize()
+    module.CUDAGraph().replay()
+    entered = [place for place, _ in calls() if place is not NO_PLACE]
+    assert [place.stream for place in entered] == [-1, 9, -1]
+    assert len({place.call for place in entered}) == 3
+
+
+def test_calls_nest_and_come_back(calls):
+    class Outer(torch.Tensor):
+        pass
+
+    torch.arange(3).as_subclass(Outer).sum()
+    assert calls()[-1][0] is NO_PLACE
+
+
+def test_the_wall_clock_serves(module):
+    log = Log()
+    with CallSites(log, WallClock(), Sites([Path(__file__)]), lambda: 0).installed(module):
+        torch.arange(3)
+    assert log.places.current is NO_PLACE

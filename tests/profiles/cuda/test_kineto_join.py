@@ -1,0 +1,204 @@
+"""Kineto's rows joined with the run's log: whose step, which line, who waited."""
+
+from __future__ import annotations
+
+import pytest
+
+from schedbench.profiles.timeline import NO_SITE, Wait
+
+H2D_PINNED = "HtoD (Pinned -> Device)"
+H2D_PAGEABLE = "HtoD (Pageable -> Device)"
+D2H_PINNED = "DtoH (Device -> Pinned)"
+D2H_PAGEABLE = "DtoH (Device -> Pageable)"
+
+
+def test_an_operation_belongs_to_the_range_and_line_that_launched_it(trace, log, joined):
+    log.draw("prepare", 3, 0, 10)
+    log.draw("model", 3, 10, 20)
+    log.calling(5, 11, 14)
+    trace.launch(2)
+    trace.launch(12, stream=13)
+    first, second = joined().window.ops
+    assert (first.range, first.step, first.forward, first.site) == ("prepare", 3, False, NO_SITE)
+    assert (second.range, second.step, second.forward, second.site) == ("model", 3, True, 5)
+    assert [joined().window.calls[i].site for i in (0, 1)] == [NO_SITE, 5]
+
+
+def test_it_belongs_there_although_it_ran_much_later(trace, log, joined):
+    log.draw("prepare", 3, 0, 10)
+    log.draw("prepare", 4, 90, 110)
+    correlation = trace.call("cudaLaunchKernel", 2, 3)
+    trace.kernel(correlation, 100, 105)
+    (op,) = joined().window.ops
+    assert (op.step, op.launched, op.start) == (3, 3_000, 100_000)
+
+
+def test_a_kernel_that_began_before_its_call_returned_was_launched_when_it_began(trace, joined):
+    correlation = trace.call("cudaLaunchKernel", 0, 9)
+    trace.kernel(correlation, 4, 5)
+    (op,) = joined().window.ops
+    assert op.launched == op.start == 4_000
+
+
+def test_streams_go_by_their_names_and_others_by_number(trace, streams, joined):
+    trace.launch(0, stream=7)
+    trace.launch(10, stream=13)
+    trace.launch(20, stream=21)
+    assert [streams.names[op.stream] for op in joined().window.ops] == ["schedule", "forward", "stream 21"]
+
+
+def test_every_kernel_of_a_replay_belongs_to_the_replay(trace, log, joined):
+    log.draw("model", 1, 0, 10)
+    correlation = trace.call("cudaGraphLaunch", 1, 3)
+    for n in range(4):
+        trace.kernel(correlation, 5 + n, 5.5 + n, stream=13)
+    window = joined().window
+    assert [(op.step, op.range, op.launched) for op in window.ops] == [(1, "model", 3_000)] * 4
+    assert [call.kind for call in window.calls] == ["graph"]
+
+
+def test_a_blocking_copy_is_a_copy_and_a_sync(trace, log, joined):
+    log.draw("prepare", 1, 0, 40)
+    log.calling(9, 1, 20)
+    trace.copy(H2D_PAGEABLE, 2, size=64, blocking=True)
+    window = joined().window
+    (op,) = window.ops
+    assert (op.kind, op.host_memory, op.bytes, op.blocking) == ("h2d", "pageable", 64, True)
+    copy, sync = window.calls
+    assert (copy.kind, copy.name, copy.waited) == ("copy", "cudaMemcpyAsync", 0)
+    assert (sync.kind, sync.name, sync.site, sync.waited) == ("sync", "cudaStreamSynchronize", 9, 10_900)
+    assert copy.stream == sync.stream == op.stream
+
+
+@pytest.mark.parametrize(
+    ("what", "size", "blocking"),
+    [
+        (H2D_PINNED, 10**6, False),
+        (D2H_PINNED, 10**6, False),
+        (H2D_PAGEABLE, 65536, False),  # the driver takes it in the call
+        (H2D_PAGEABLE, 65537, True),
+        (D2H_PAGEABLE, 4, True),
+    ],
+)
+def test_without_a_sync_behind_it_the_driver_decides_whether_the_host_waits(
+    trace, joined, what, size, blocking
+):
+    trace.copy(what, 0, size=size)
+    trace.launch(5)
+    assert joined().window.ops[0].blocking is blocking
+
+
+def test_a_sync_of_another_call_does_not_make_the_copy_blocking(trace, log, joined):
+    log.calling(1, 0, 1.05)
+    log.calling(2, 1.06, 20)
+    trace.copy(H2D_PINNED, 0, size=64, blocking=True)
+    (op,) = joined().window.ops
+    assert not op.blocking
+
+
+def test_a_sync_of_another_stream_does_not_make_the_copy_blocking(trace, joined):
+    trace.copy(H2D_PINNED, 0, size=64, stream=13)
+    trace.synchronize(1.1, 12, stream=7)
+    (op,) = joined().window.ops
+    assert not op.blocking
+
+
+def test_a_query_between_copy_and_sync_changes_nothing(trace, joined):
+    correlation = trace.call("cudaMemcpyAsync", 0, 1)
+    trace.memcpy(correlation, H2D_PINNED, 2, 3, size=8)
+    trace.call("cudaStreamIsCapturing", 1.1, 1.2)
+    trace.synchronize(1.3, 9, stream=7)
+    assert joined().window.ops[0].blocking
+
+
+def test_a_short_sync_did_not_wait(trace, joined):
+    trace.launch(0)
+    trace.synchronize(10, 14.9, stream=7)
+    trace.synchronize(20, 25.1, stream=7)
+    assert [call.waited for call in joined().window.calls if call.kind == "sync"] == [0, 5_100]
+
+
+def test_an_event_sync_stands_on_the_stream_that_was_current(trace, log, streams, joined):
+    schedule = streams.by_cupti(7)
+    log.calling(4, 0, 10, stream=schedule)
+    trace.launch(20, stream=13)
+    trace.call("cudaEventSynchronize", 1, 9)
+    (sync,) = [call for call in joined().window.calls if call.kind == "sync"]
+    assert (sync.stream, sync.site, sync.waited) == (schedule, 4, 8_000)
+
+
+def test_calls_for_memory_wait_but_are_no_syncs(trace, joined):
+    trace.launch(0)
+    trace.call("cudaMalloc", 5, 300)
+    call = joined().window.calls[-1]
+    assert (call.kind, call.waited) == ("event", 295_000)
+
+
+def test_a_long_pageable_copy_held_the_host_in_the_call(trace, joined):
+    correlation = trace.call("cudaMemcpyAsync", 0, 100)
+    trace.memcpy(correlation, D2H_PAGEABLE, 50, 99, size=10**6)
+    (call,) = joined().window.calls
+    assert (call.kind, call.waited) == ("copy", 100_000)
+
+
+def test_triton_launches_through_the_driver_and_is_placed_alike(trace, log, joined):
+    log.draw("model", 2, 0, 10)
+    correlation = trace.call("cuLaunchKernelEx", 1, 2, cat="cuda_driver")
+    trace.kernel(correlation, 3, 4, stream=13)
+    (op,) = joined().window.ops
+    assert (op.step, op.range) == (2, "model")
+
+
+def test_a_copy_through_the_driver_has_no_call_and_is_counted_apart(trace, joined):
+    trace.memcpy(77, H2D_PINNED, 0, 1, size=8)
+    result = joined()
+    assert result.notes["operations_without_call"] == 1
+    (op,) = result.window.ops
+    assert (op.step, op.range, op.launched) == (-1, "", op.start)
+
+
+def test_calls_of_other_threads_are_nobodys(trace, log, joined):
+    log.draw("prepare", 1, 0, 10)
+    correlation = trace.call("cudaLaunchKernel", 1, 2, tid=trace.OTHER)
+    trace.kernel(correlation, 3, 4)
+    result = joined()
+    assert result.window.calls == []
+    assert result.window.ops[0].step == -1
+    assert result.notes["calls_of_other_threads"] == 1
+
+
+def test_a_wait_holds_the_stream_until_the_awaited_work_is_done(trace, log, streams, joined):
+    log.draw("resolve", 1, 0, 30)
+    trace.launch(0, stream=7, duration=40)  # runs 2 to 42
+    record = trace.call("cudaEventRecord", 2, 3)
+    trace.launch(4, stream=7, duration=90)  # behind the record: nobody waits for it
+    trace.wait_event(6, stream=13, source=7, record=record)
+    assert joined().window.waits == [Wait(streams.by_cupti(13), 6_500, 42_000, 1)]
+
+
+def test_a_wait_for_what_is_done_holds_nothing(trace, joined):
+    trace.launch(0, stream=7)
+    record = trace.call("cudaEventRecord", 2, 3)
+    trace.wait_event(50, stream=13, source=7, record=record)
+    trace.wait_event(60, stream=13, source=7, record=-1)
+    assert joined().window.waits == []
+
+
+def test_a_window_that_ends_too_early_is_told(trace, log, joined):
+    for step in (1, 2, 3):
+        log.step(step)
+    log.draw("model", 1, 0, 10)
+    trace.launch(2)
+    assert "step 3 was launched, the last recorded operation is of step 1" in (joined().abstained or "")
+
+
+def test_a_whole_window_is_fit(trace, log, joined):
+    log.step(1)
+    log.draw("model", 1, 0, 10)
+    trace.launch(2)
+    assert joined().abstained is None
+
+
+def test_a_trace_without_gpu_events_says_what_that_may_mean(trace, joined):
+    trace.call("cudaLaunchKernel", 0, 1)
+    assert "permission" in (joined().abstained or "")
