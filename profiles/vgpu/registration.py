@@ -70,13 +70,13 @@ class DeviceModule:
 @cache
 def register() -> object:
     """Give the process the device ``vgpu``, once. Raises RuntimeError beside an initialised CUDA."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         raise RuntimeError(
             "CUDA is in use in this process and a virtual GPU would break its pinned memory; "
             "emulate in a process of its own"
         )
     backend_registration._setup_privateuseone_for_python_backend("vgpu", backend_module=DeviceModule())
-    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library: Any = torch.library.Library("aten", "IMPL")
     library.impl("empty.memory_format", _empty, "PrivateUse1")
     library.impl("empty_strided", _empty_strided, "PrivateUse1")
     library.impl("_copy_from", _copy_from, "PrivateUse1")
