@@ -82,14 +82,21 @@ def seeded_weights(config: ModelConfig, *, seed: int, device: torch.device) -> W
     return collect(config, source, cos_sin_table(config).to(device))
 
 
+# Sharpens attention, so that one changed position far back changes the greedy tokens: with 1 a model of this kind
+# averages over its context and repeats itself.
+_GAIN = 1.7
+
+
 def _seeded(name: str, shape: Shape, seed: int) -> torch.Tensor:
-    """Norms are 1. Every other parameter keeps the variance of what passes through it."""
-    if name.endswith("norm"):
-        return torch.ones(shape)
+    """Every matrix keeps the variance of what passes through it, but for the gain of q, k and v."""
+    kind = name.rpartition(".")[2]
+    gain = _GAIN if kind in ("qkv", "q_norm", "k_norm") else 1.0
+    if kind.endswith("norm"):
+        return torch.full(shape, gain)
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7]))
-    fan_in = shape[0] if len(shape) == 2 and name != "embedding" else shape[-1]
-    return torch.randn(shape, generator=generator).div_(math.sqrt(fan_in))
+    fan_in = shape[-1] if kind in ("embedding", "qkv_bias") else shape[0]
+    return torch.randn(shape, generator=generator).mul_(gain / math.sqrt(fan_in))
 
 
 def empty_weights(config: ModelConfig, *, device: torch.device) -> Weights:

@@ -1,0 +1,67 @@
+"""Random models that are worth watching: reproducible, varied, and attentive to all of their context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from schedbench.sched.model.presets import PRESETS
+from schedbench.sched.model.weights import Weights, empty_weights, seeded_weights
+
+CPU = torch.device("cpu")
+TINY = ["tiny-llama", "tiny-qwen3"]
+
+
+def tensors(weights: Weights) -> dict[str, torch.Tensor]:
+    named = {"embedding": weights.embedding, "norm": weights.norm, "lm_head": weights.lm_head}
+    for i, layer in enumerate(weights.layers):
+        values = {name: getattr(layer, name) for name in layer.__dataclass_fields__}
+        named |= {f"{i}.{name}": value for name, value in values.items() if value is not None}
+    return named
+
+
+@pytest.mark.parametrize("preset", TINY)
+def test_a_parameter_follows_from_the_seed_and_its_name(preset: str) -> None:
+    config = PRESETS[preset]
+    deeper = replace(config, num_layers=config.num_layers + 1)
+    first, again, other = (
+        tensors(seeded_weights(c, seed=s, device=CPU)) for c, s in ((config, 4), (deeper, 4), (config, 5))
+    )
+
+    matrices = [name for name, tensor in first.items() if tensor.dim() == 2]
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not any(torch.equal(first[name], other[name]) for name in matrices)
+
+
+@pytest.mark.parametrize("preset", TINY)
+def test_parameters_are_counted(preset: str) -> None:
+    config = PRESETS[preset]
+    found = tensors(empty_weights(config, device=CPU))
+    if config.tied_embeddings:
+        del found["lm_head"]
+
+    assert config.num_parameters == sum(tensor.numel() for tensor in found.values())
+
+
+@pytest.mark.parametrize(
+    ("preset", "billions"), [("qwen3-0.6b", 0.596), ("llama-3-8b", 8.03), ("llama-3-70b", 70.55)]
+)
+def test_presets_have_the_published_size(preset: str, billions: float) -> None:
+    assert PRESETS[preset].num_parameters / 1e9 == pytest.approx(billions, rel=1e-3)
+
+
+@pytest.mark.parametrize("preset", TINY)
+def test_an_old_token_changes_the_new_ones(preset: str, stage: Callable[..., Any]) -> None:
+    config = PRESETS[preset]
+    scene = stage(config, seeded_weights(config, seed=0, device=CPU))
+    prompt = torch.randint(0, config.vocab_size, (300,), generator=torch.Generator().manual_seed(0)).tolist()
+    base = scene.greedy(prompt, 32)
+
+    for at in (0, 10, 100, 200):
+        changed = [*prompt[:at], (prompt[at] + 1) % config.vocab_size, *prompt[at + 1 :]]
+        assert scene.greedy(changed, 32) != base
+    assert len(set(base)) > 16
