@@ -65,7 +65,7 @@ class VirtualGpu:
         return self.observer.streams
 
     def flush(self) -> None:
-        """Let the device finish and deliver everything that is still open."""
+        """Let the device finish and deliver the rest of the timeline. For the end of a run: the clock stays."""
         self.runtime.flush()
 
     def set_item(self, tensor: DeviceTensor, index: Any, value: Any) -> None:

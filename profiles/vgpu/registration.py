@@ -63,6 +63,12 @@ class DeviceModule:
     def current_device(self) -> int:
         return 0
 
+    def manual_seed_all(self, seed: int) -> None:
+        """The device draws its random numbers from the host's generator."""
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
     def device_count(self) -> int:
         return 1
 

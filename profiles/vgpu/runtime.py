@@ -30,6 +30,7 @@ _COPIES: Mapping[tuple[Direction, HostMemory], str] = {
     ("d2h", "pinned"): "Memcpy DtoH (Device -> Pinned)",
     ("d2h", "pageable"): "Memcpy DtoH (Device -> Pageable)",
 }
+_ENGINES: Mapping[Direction, int] = {"h2d": H2D, "d2h": D2H}
 _MOVES = {"d2d": MEMCPY, "memset": "cudaMemsetAsync"}
 
 
@@ -100,37 +101,19 @@ class Runtime:
         destination, holds the call until the copy has ended.
         """
         if self.capture is not None:
-            if blocking or not pinned:
-                raise CaptureError("operation not permitted when stream is capturing: a copy that may block")
-            self.capture.node(
-                direction,
-                _COPIES[direction, "pinned"],
-                self.costs.copy(direction, size, pinned=True),
-                size=size,
-            )
+            self._capture_copy(direction, size, allowed=pinned and not blocking)
             return
         inline = direction == "h2d" and not pinned and size <= self.costs.inline
-        waits = not pinned and not inline
+        holds = not pinned and not inline
         start = self.now + self.torch_call
         self.now = start + self._copy_call + (self.costs.memcpy(size) if inline else 0)
-        stream, context, site = self.stream, self.context, self.sites.here()
+        stream, site = self.stream, self.sites.here()
         memory: HostMemory = "pinned" if pinned else "pageable"
-        row = (
-            direction,
-            _COPIES[direction, memory],
-            stream.id,
-            size,
-            0,
-            memory,
-            blocking or waits,
-            context,
-            site,
-            self.now,
-        )
+        name, waits = _COPIES[direction, memory], blocking or holds
+        row = (direction, name, stream.id, size, 0, memory, waits, self.context, site, self.now)
         duration = self.costs.copy(direction, size, pinned=pinned or inline)
-        engine = H2D if direction == "h2d" else D2H
-        self.simulation.submit(stream, engine, now=self.now, duration=duration, row=row)
-        waited = self._stand_still(self._mark(stream)) if waits else 0
+        self.simulation.submit(stream, _ENGINES[direction], now=self.now, duration=duration, row=row)
+        waited = self._stand_still(self._mark(stream)) if holds else 0
         self._call("copy", MEMCPY, start, waited, site)
         if blocking:
             self.synchronize(stream, site=site)
@@ -194,6 +177,12 @@ class Runtime:
         self.simulation.drain()
         if not self.ledger.empty:
             self.ledger.cut(self.ledger.end())
+
+    def _capture_copy(self, direction: Direction, size: int, *, allowed: bool) -> None:
+        if self.capture is None or not allowed:
+            raise CaptureError("operation not permitted when stream is capturing: a copy that may block")
+        duration = self.costs.copy(direction, size, pinned=True)
+        self.capture.node(direction, _COPIES[direction, "pinned"], duration, size=size)
 
     def _mark(self, stream: Queue) -> Mark:
         self._refuse_in_capture(STREAM_SYNC)

@@ -15,6 +15,7 @@ from .executor import Args, Kwargs, Operation, Outline
 
 _META = torch.device("meta")
 _NOTHING: Kwargs = {}
+OUTLINES = 20_000  # shapes vary with the workload; a few ops each
 
 
 class SkippingExecutor:
@@ -86,6 +87,8 @@ class Outlines:
         )
         known = self._known.get(key)
         if known is None:
+            if len(self._known) >= OUTLINES:
+                self._known.clear()
             results = op(*_on_meta(args), **dict(zip(kwargs, _on_meta(tuple(kwargs.values())), strict=True)))
             known = self._known[key] = _outlined(results)
         return known

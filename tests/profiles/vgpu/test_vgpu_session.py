@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
 import subprocess
@@ -304,3 +305,18 @@ def test_a_custom_kernel_refuses_pageable_host_memory(bench: Any, make: Callable
     with pytest.raises(RuntimeError, match="same device"):
         scale(x, make(), 3)
     scale(x, torch.zeros(0), 3)
+
+
+def test_seeding_and_modules_work_on_the_device(bench: Any) -> None:
+    device = bench.gpu.device
+
+    def drawn() -> list[float]:
+        torch.manual_seed(3)
+        values: list[float] = torch.rand(4, device=device).tolist()
+        return values
+
+    assert drawn() == drawn()
+    linear = torch.nn.Linear(4, 3, device=device)
+    x = torch.ones(2, 4, device=device)
+    assert copy.deepcopy(linear)(x).tolist() == linear(x).tolist()
+    assert linear.weight.device == device
