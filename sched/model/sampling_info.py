@@ -60,12 +60,11 @@ class SamplingInfo:
         every upload is pageable."""
         how = how if config.capabilities.pinned_memory else "pageable"
         host = host_rows(requests, config)
-        columns = [packed_words(host)] if how == "packed" else _columns(host)
         return cls(
             config,
             tuple(req.sampling for req in requests),
             tuple(req.grammar for req in requests),
-            tuple(upload(columns, device=config.device, how=how)),
+            _uploaded(host, config.device, how),
             PenalizerOrchestrator.from_requests(requests, config=config, how=how, exact=exact),
         )
 
@@ -152,9 +151,32 @@ def host_rows(requests: Sequence[Request], config: EngineConfig) -> np.ndarray[A
     return np.array(rows, _ROW)
 
 
-def _columns(host: np.ndarray[Any, np.dtype[np.void]]) -> list[np.ndarray[Any, Any]]:
-    temperatures = np.ascontiguousarray(host["temperature"]).reshape(-1, 1)
-    return [temperatures, *(np.ascontiguousarray(host[name]) for name in ("top_p", "top_k", "min_p", "seed"))]
+def _uploaded(
+    host: np.ndarray[Any, np.dtype[np.void]], device: torch.device, how: Upload
+) -> tuple[torch.Tensor, ...]:
+    if how == "packed":
+        return tuple(upload([packed_words(host)], device=device, how=how))
+    return _pageable(host, device) if how == "pageable" else _pinned(host, device)
+
+
+def _pageable(host: np.ndarray[Any, np.dtype[np.void]], device: torch.device) -> SamplingTensors:
+    """Five blocking copies, a statement each: every one is found by its own source line."""
+    temperatures = torch.tensor(_column(host, "temperature").reshape(-1, 1), device=device)
+    top_ps = torch.tensor(_column(host, "top_p"), device=device)
+    top_ks = torch.tensor(_column(host, "top_k"), device=device)
+    min_ps = torch.tensor(_column(host, "min_p"), device=device)
+    sampling_seeds = torch.tensor(_column(host, "seed"), device=device)
+    return SamplingTensors(temperatures, top_ps, top_ks, min_ps, sampling_seeds)
+
+
+def _pinned(host: np.ndarray[Any, np.dtype[np.void]], device: torch.device) -> SamplingTensors:
+    temperatures = _column(host, "temperature").reshape(-1, 1)
+    columns = [_column(host, name) for name in ("top_p", "top_k", "min_p", "seed")]
+    return SamplingTensors(*upload([temperatures, *columns], device=device, how="pinned"))
+
+
+def _column(host: np.ndarray[Any, np.dtype[np.void]], name: str) -> np.ndarray[Any, Any]:
+    return np.ascontiguousarray(host[name])
 
 
 def packed_words(host: np.ndarray[Any, np.dtype[np.void]]) -> np.ndarray[Any, np.dtype[np.int32]]:
