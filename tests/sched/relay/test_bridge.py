@@ -1,0 +1,238 @@
+"""What one step leaves for the next: tokens by row, lengths, prompts, and batches that are put together."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from schedbench.sched.batch import ForwardMode, ScheduleBatch, StepResult
+from schedbench.sched.config import SamplingParams
+from schedbench.sched.model.sampling_info import SamplingInfo
+from schedbench.sched.relay.desk import Desk, Streams
+from schedbench.sched.relay.futures import UNSTASHED, FutureMap
+from schedbench.sched.relay.row import Relay
+from schedbench.sched.relay.states import choose
+from schedbench.sched.request import Request
+from tests.sched.loop.engine_room import CPU, Memoirs, config, request
+
+
+@pytest.fixture(params=["latest", "pr25945"])
+def relay(request: pytest.FixtureRequest) -> Relay:
+    return made(request.param)
+
+
+def made(state: str, *, overlap: bool = True) -> Relay:
+    engine = config(overlap=overlap)
+    desk = Desk(engine, Streams.of(engine), FutureMap(9, CPU), Memoirs())
+    return Relay(choose(state, {}).row(overlap=overlap), desk)
+
+
+def ids(values: Sequence[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def batch(
+    rows: Sequence[int], *, input_ids: Sequence[int] | None = None, lens: Sequence[int] = ()
+) -> ScheduleBatch:
+    lens = lens or [10 * row for row in rows]
+    return ScheduleBatch(
+        reqs=[request(f"r{row}", range(row, row + 3)) for row in rows],
+        forward_mode=ForwardMode.DECODE,
+        input_ids=None if input_ids is None else ids(input_ids),
+        req_pool_indices=ids(rows),
+        req_pool_indices_cpu=ids(rows),
+        seq_lens=ids(lens),
+        seq_lens_cpu=ids(lens),
+        orig_seq_lens=ids(lens).to(torch.int32),
+    )
+
+
+class TestFutureMap:
+    def test_rows_start_without_a_token(self) -> None:
+        assert FutureMap(3, CPU).output_tokens_buf.tolist() == [UNSTASHED] * 3
+
+    def test_what_is_stashed_stays_until_the_next_stash(self) -> None:
+        futures = FutureMap(5, CPU)
+        futures.stash(ids([4, 2]), torch.tensor([40, 20], dtype=torch.int32))
+        futures.stash(ids([2]), ids([21]))
+        assert futures.output_tokens_buf.tolist() == [UNSTASHED, UNSTASHED, 21, UNSTASHED, 40]
+
+    def test_lengths_are_kept_apart(self) -> None:
+        futures = FutureMap(3, CPU)
+        futures.publish(ids([1]), ids([7]))
+        assert futures.new_seq_lens_buf.tolist() == [UNSTASHED, 7, UNSTASHED]
+        assert futures.output_tokens_buf.tolist() == [UNSTASHED] * 3
+
+    def test_no_rows_are_no_work(self) -> None:
+        """An idle step's tensors may be padded: without rows the rest is not looked at."""
+        futures = FutureMap(3, CPU)
+        futures.stash(ids([]), ids([1, 2]))
+        futures.publish(ids([]), ids([1, 2]))
+        assert futures.output_tokens_buf.tolist() == futures.new_seq_lens_buf.tolist() == [UNSTASHED] * 3
+
+
+class TestMerging:
+    """A side without input ids makes the whole one without: all rows are then gathered, in the merged order."""
+
+    @pytest.mark.parametrize("left", [None, [71, 72]], ids=["left none", "left ids"])
+    @pytest.mark.parametrize("right", [None, [73]], ids=["right none", "right ids"])
+    def test_all_four(self, relay: Relay, left: list[int] | None, right: list[int] | None) -> None:
+        relay.stash(ids([5, 1, 3]), ids([75, 71, 73]))
+        running, joining = batch([1, 5], input_ids=left), batch([3], input_ids=right)
+        relay.merge(running, joining)
+        running.req_pool_indices = ids([1, 5, 3])
+        if left is not None and right is not None:
+            assert running.input_ids is not None and running.input_ids.tolist() == [71, 72, 73]
+            return
+        assert running.input_ids is None
+        relay.resolve(running)
+        assert running.input_ids is not None and running.input_ids.tolist() == [71, 75, 73]
+
+    @pytest.mark.parametrize("present", [None, [71, 72, 73]])
+    def test_filter_follows_the_rows(self, relay: Relay, present: list[int] | None) -> None:
+        some = batch([1, 2, 3], input_ids=present)
+        relay.filter(some, ids([2, 0]))
+        assert (None if some.input_ids is None else some.input_ids.tolist()) == (present and [73, 71])
+
+
+class TestResolving:
+    def test_a_prompt_is_uploaded_once(self, relay: Relay) -> None:
+        prefill = batch([1, 2])
+        relay.stage_prompt(prefill, [array("q", [5, 6]), array("q", [7])])
+        assert prefill.prefill_input_ids_cpu is not None and prefill.input_ids is None
+        relay.resolve(prefill)
+        assert prefill.input_ids is not None and prefill.input_ids.tolist() == [5, 6, 7]
+        assert prefill.prefill_input_ids_cpu is None
+
+    def test_staging_leaves_the_parts_free_to_grow(self, relay: Relay) -> None:
+        part = array("q", [5])
+        relay.stage_prompt(batch([1]), [part])
+        part.append(6)
+
+    def test_a_prompt_token_is_never_taken_for_a_sentinel(self, relay: Relay) -> None:
+        prefill = batch([1])
+        relay.stage_prompt(prefill, [array("q", [5, -3])])
+        relay.resolve(prefill)
+        assert prefill.input_ids is not None and prefill.input_ids.tolist() == [5, -3]
+
+    def test_mixed_prompts_come_before_the_running_tokens(self, relay: Relay) -> None:
+        relay.stash(ids([4, 3]), ids([44, 33]))
+        prefill, running = batch([1]), batch([3, 4])
+        relay.stage_prompt(prefill, [array("q", [5, 6])])
+        relay.mix(prefill, running)
+        relay.resolve(prefill)
+        assert prefill.input_ids is not None and prefill.input_ids.tolist() == [5, 6, 33, 44]
+        assert prefill.mix_running_indices is None
+
+    def test_present_input_is_left_alone(self, relay: Relay) -> None:
+        some = batch([1], input_ids=[8])
+        relay.resolve(some)
+        assert some.input_ids is not None and some.input_ids.tolist() == [8]
+
+    def test_conclude_drops_the_input(self, relay: Relay) -> None:
+        some = batch([1], input_ids=[8])
+        relay.conclude(some, StepResult(next_token_ids=ids([9])))
+        assert some.input_ids is None
+
+
+class TestLengths:
+    def test_overlapped_lengths_are_replaced(self) -> None:
+        some = batch([1, 2], lens=[5, 7])
+        in_flight = some.seq_lens, some.seq_lens_cpu
+        made("latest").advance(some)
+        assert [t.tolist() for t in (some.seq_lens, some.seq_lens_cpu, some.orig_seq_lens)] == [[6, 8]] * 3
+        assert [t.tolist() for t in in_flight] == [[5, 7]] * 2
+
+    def test_serial_lengths_are_changed_in_place(self) -> None:
+        some = batch([1, 2], lens=[5, 7])
+        same = some.seq_lens, some.seq_lens_cpu, some.orig_seq_lens
+        made("latest", overlap=False).advance(some)
+        assert all(
+            now is before
+            for now, before in zip((some.seq_lens, some.seq_lens_cpu, some.orig_seq_lens), same, strict=True)
+        )
+        assert [t.tolist() for t in same] == [[6, 8]] * 3
+
+    def test_dead_publish_writes_the_next_length(self, relay: Relay) -> None:
+        relay.publish(batch([2, 1], lens=[5, 7]))
+        assert relay.desk.futures.new_seq_lens_buf[:3].tolist() == [UNSTASHED, 8, 6]
+
+    def test_mirrors_answer_for_the_host(self, relay: Relay) -> None:
+        some = batch([2, 1], lens=[5, 7])
+        assert relay.host_indices(some) is some.req_pool_indices_cpu
+        assert relay.allocation_lengths(some) is some.seq_lens
+
+
+def penalised(reqs: Sequence[Request], *, exact: bool) -> SamplingInfo:
+    return SamplingInfo.from_requests(reqs, config=config(), exact=exact)
+
+
+class TestPenaltyTokens:
+    """Upstream counts what the host knows: a step late under overlap, and the last prompt token first."""
+
+    sampling = SamplingParams(presence_penalty=1.0)
+
+    def counted(self, info: SamplingInfo) -> list[int]:
+        logits = torch.zeros(1, config().vocab_size)
+        info.apply_penalties(logits)
+        return sorted(logits[0].nonzero().flatten().tolist())
+
+    def test_upstream_starts_with_the_last_prompt_token(self) -> None:
+        relay, req = made("pr25945"), request("r", [300, 301], sampling=self.sampling)
+        some = batch([1])
+        some.reqs = [req]
+        info = penalised([req], exact=False)
+        relay.penalty_tokens.before_decode(some, info)
+        assert self.counted(info) == [301]
+        req.output_ids.append(400)
+        relay.penalty_tokens.before_decode(some, info)
+        assert self.counted(info) == [301, 400]
+        relay.penalty_tokens.after_sampling(info, ids([401]))
+        assert self.counted(info) == [301, 400]
+
+    def test_exact_counts_what_was_sampled_and_nothing_else(self) -> None:
+        relay, req = made("latest"), request("r", [300, 301], sampling=self.sampling)
+        some = batch([1])
+        some.reqs = [req]
+        info = penalised([req], exact=True)
+        relay.penalty_tokens.before_decode(some, info)
+        assert self.counted(info) == []
+        relay.penalty_tokens.after_sampling(info, ids([400]))
+        assert self.counted(info) == [400]
+
+
+class TestIsolation:
+    def test_a_forward_samples_with_its_own_copy(self, relay: Relay) -> None:
+        some = batch([1], input_ids=[8])
+        kept = some.sampling_info = penalised(some.reqs, exact=relay.penalty_tokens.exact)
+        with relay.isolate(some):
+            assert some.sampling_info is not kept
+        assert some.sampling_info is kept
+
+    def test_a_failing_forward_leaves_the_batch_whole(self, relay: Relay) -> None:
+        some = batch([1], input_ids=[8])
+        kept = some.sampling_info = penalised(some.reqs, exact=relay.penalty_tokens.exact)
+        with pytest.raises(ZeroDivisionError), relay.isolate(some):
+            _ = 1 // 0
+        assert some.sampling_info is kept
+
+    def test_what_was_staged_stays_consumed(self, relay: Relay) -> None:
+        """Resolving comes before isolating, so leaving the isolation cannot bring the prompt back."""
+        some = batch([1])
+        some.sampling_info = penalised(some.reqs, exact=relay.penalty_tokens.exact)
+        relay.stage_prompt(some, [array("q", [5])])
+        with relay.isolate(some):
+            assert some.prefill_input_ids_cpu is None
+        assert some.prefill_input_ids_cpu is None
+
+    def test_two_launches_are_kept_alive(self, relay: Relay) -> None:
+        batches = [batch([row]) for row in (1, 2, 3)]
+        for some in batches:
+            relay.keep_alive(some, StepResult(next_token_ids=None, extra_keep_alive_refs=["extra"]))
+        held = [entry[0] for entry in relay.desk.ring]
+        assert sorted(map(batches.index, held)) == [1, 2]
+        for entry in relay.desk.ring:
+            assert any(item is entry[0].seq_lens for item in entry) and "extra" in entry
