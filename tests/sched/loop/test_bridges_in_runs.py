@@ -27,7 +27,7 @@ def check_rows(scheduler: Scheduler) -> None:
 def test_a_prefill_whose_requests_all_ended_is_not_merged(overlap: bool) -> None:
     """One-token requests end with their prefill: nobody is left of it to join those who run."""
     memoirs = Memoirs()
-    crowd = [request(f"r{i}", range(300 + i, 310 + i), 1, arrival=3000 * i, index=i) for i in range(8)]
+    crowd = [request(f"r{i}", range(300 + i, 310 + i), 1, arrival=12_000 * i, index=i) for i in range(8)]
     steady = request("steady", range(400, 420), 30)
     room = Room(config(overlap=overlap), recall=True, watch=check_rows, observer=memoirs)
     room.run([steady, *crowd])
