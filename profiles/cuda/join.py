@@ -17,6 +17,7 @@ from .kineto import API, GPU, STREAM_SYNC, SYNC, Row, call_kind, op_kind
 from .log import NO_CONTEXT, NO_PLACE, Context, Log, Place
 from .streams import StreamTable
 
+NOWHERE = -1  # number of a stream that nothing tells
 NO_WAIT = 5_000  # ns; a call shorter than this did not wait for the device
 
 
@@ -41,20 +42,29 @@ class Source:
 
 
 def join(rows: Sequence[Row], source: Source, *, start: int, end: int) -> Joined:
-    """All that a pass did between two instants of the clock. ``rows`` are in order of time."""
-    joining = _Joining(rows, source)
-    log = source.log
+    """All that was asked for between two instants of the clock. ``rows`` are in order of time.
+
+    What started and stopped the trace lies outside of them, and is left out.
+    """
+    joining = _Joining(_between(rows, start + source.epoch, end + source.epoch), source)
+    log, ops = source.log, list(joining.ops())
     window = Window(
         start,
-        end,
+        max([end, *(op.end + 1 for op in ops)]),
         ranges=log.ranges,
-        ops=list(joining.ops()),
+        ops=ops,
         calls=list(joining.calls()),
         waits=list(joining.waits()),
         launched=log.launched,
         settled=log.settled,
     )
     return Joined(window, _unfit(window), joining.notes())
+
+
+def _between(rows: Sequence[Row], start: int, end: int) -> list[Row]:
+    """Without calls outside [start, end), and what they set going."""
+    others = {row.correlation for row in rows if row.category in API and not start <= row.start < end}
+    return [row for row in rows if row.correlation not in others]
 
 
 @dataclass(slots=True)
@@ -181,9 +191,13 @@ class _Joining:
         return -1 if known is None else known.stream
 
     def _stream(self, call: Row, place: Place) -> int:
-        """Of the operation, or of the sync record; a wait for an event has none and takes the current one."""
+        """Of the operation, or of the sync record. A wait for an event stands on the stream of the event."""
+        if place.stream >= 0:
+            return place.stream
         cupti = self._cupti_stream(call)
-        return place.stream if cupti < 0 else self.source.streams.by_cupti(cupti)
+        if cupti < 0 and (sync := self._sync_of.get(call.correlation)) is not None:
+            cupti = sync.source
+        return self.source.streams.by_cupti(cupti) if cupti >= 0 else NOWHERE
 
 
 def _unfit(window: Window) -> str | None:

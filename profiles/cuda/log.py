@@ -28,8 +28,8 @@ class Context(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A call into torch that is under way: its source line, its serial number and, for a call that waits, the
-    stream that was current."""
+    """A call into torch that is under way: its source line, its serial number and, for a wait for an event, the
+    stream that the event was recorded on."""
 
     site: int
     call: int

@@ -18,65 +18,80 @@ from ...sched.observe import Clock
 from ..vgpu.sites import Sites
 from .log import Log, Place
 from .patching import Function, Target, replaced
-from .waits import syncs
 
 _ATTRIBUTES = frozenset({"__get__", "__set__"})  # .shape and its like never reach the device
 
 
 class CallSites:
-    """Logs each outermost call's place. ``stream`` numbers the stream that is current."""
+    """Logs each outermost call's place. ``stream`` numbers a stream, the current one for None."""
 
-    def __init__(self, log: Log, clock: Clock, sites: Sites, stream: Callable[[], int]) -> None:
+    def __init__(self, log: Log, clock: Clock, sites: Sites, stream: Callable[[Any], int]) -> None:
         self._places = log.places
         self._clock = clock
         self._sites = sites
         self._stream = stream
         self._calls = 0
+        self._recorded: dict[int, int] = {}  # stream by id of the event that was recorded on it last
 
     @contextmanager
     def installed(self, device_module: Any) -> Iterator[None]:
         """On this thread, for the duration of the block. ``device_module`` is ``torch.cuda`` or its like."""
+        event = device_module.Event
         others = (
-            Target(device_module.Event, "record", "cudaEventRecord"),
-            Target(device_module.Event, "wait", "cudaStreamWaitEvent"),
+            Target(event, "wait", "cudaStreamWaitEvent"),
+            Target(device_module.Stream, "synchronize", "cudaStreamSynchronize"),
+            Target(device_module, "synchronize", "cudaDeviceSynchronize"),
             Target(device_module.CUDAGraph, "replay", "cudaGraphLaunch"),
         )
-        with replaced(others, self._logged), replaced(syncs(device_module), self._logged_sync), _Mode(self):
+        with (
+            replaced(others, self._logged),
+            replaced([Target(event, "record", "cudaEventRecord")], self._recording),
+            replaced([Target(event, "synchronize", "cudaEventSynchronize")], self._awaiting),
+            _Mode(self),
+        ):
             yield
 
-    def enter(self) -> Place:
+    def enter(self, stream: int = -1) -> Place:
         """Log the call of the caller's caller; returns what to go back to."""
         before = self._places.current
         self._calls += 1
-        self._places.change(self._clock.now(), Place(self._sites.here(), self._calls, -1))
-        return before
-
-    def enter_sync(self) -> Place:
-        before = self._places.current
-        self._calls += 1
-        self._places.change(self._clock.now(), Place(self._sites.here(), self._calls, self._stream()))
+        self._places.change(self._clock.now(), Place(self._sites.here(), self._calls, stream))
         return before
 
     def leave(self, before: Place) -> None:
         self._places.change(self._clock.now(), before)
 
     def _logged(self, target: Target, function: Function) -> Function:  # noqa: ARG002
-        return _around(function, self.enter, self.leave)
+        @wraps(function)
+        def logged(*args: Any, **kwargs: Any) -> Any:
+            before = self.enter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.leave(before)
 
-    def _logged_sync(self, target: Target, function: Function) -> Function:  # noqa: ARG002
-        return _around(function, self.enter_sync, self.leave)
+        return logged
 
+    def _recording(self, target: Target, function: Function) -> Function:
+        record = self._logged(target, function)
 
-def _around(function: Function, enter: Callable[[], Place], leave: Callable[[Place], None]) -> Function:
-    @wraps(function)
-    def logged(*args: Any, **kwargs: Any) -> Any:
-        before = enter()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            leave(before)
+        @wraps(function)
+        def recording(event: Any, stream: Any = None) -> Any:
+            self._recorded[id(event)] = self._stream(stream)
+            return record(event) if stream is None else record(event, stream)
 
-    return logged
+        return recording
+
+    def _awaiting(self, target: Target, function: Function) -> Function:  # noqa: ARG002
+        @wraps(function)
+        def awaiting(event: Any) -> Any:
+            before = self.enter(self._recorded.get(id(event), -1))
+            try:
+                return function(event)
+            finally:
+                self.leave(before)
+
+        return awaiting
 
 
 class _Mode(TorchFunctionMode):

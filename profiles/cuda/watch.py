@@ -132,7 +132,7 @@ class Watch:
         self._start = self._clock.now()
         deliver = self._deliver = lambda: self._deliver_traced(recorder, log, counting)
         try:
-            with CallSites(log, self._clock, self._sites, self._current).installed(device.module):
+            with CallSites(log, self._clock, self._sites, self._number).installed(device.module):
                 yield counting
         finally:
             if self._deliver is deliver:  # the pass broke off: nothing to count
@@ -141,6 +141,7 @@ class Watch:
 
     def flush(self) -> None:
         """Let the device finish, and deliver the pass that ends here."""
+        self._end = self._clock.now()
         self._device.synchronize()
         self._deliver()
         self._begin_timed()
@@ -174,10 +175,13 @@ class Watch:
         rows = recorder.stop()
         device, clock = self._device, self._clock
         source = Source(log, self.streams, device.threads(), clock.epoch, self._inline)
-        joined = join(rows, source, start=self._start, end=clock.now())
+        joined = join(rows, source, start=self._start, end=self._end)
         counting.abstained, counting.notes = joined.abstained, joined.notes
         if joined.abstained is None:
             self._sink.feed(joined.window)
 
     def _current(self) -> int:
         return self.streams.by_handle(self._device.current())
+
+    def _number(self, stream: Any) -> int:
+        return self._current() if stream is None else self.streams.by_handle(self._device.handle(stream))

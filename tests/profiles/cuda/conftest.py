@@ -69,6 +69,16 @@ class Trace:
         }
         self._add("cuda_sync", "Stream Wait Event", at, at + 0.5, stream, more)
 
+    def event_sync(self, start: float, end: float, *, source: int) -> None:
+        correlation = self.call("cudaEventSynchronize", start, end)
+        more = {
+            "cuda_sync_kind": "Event Sync",
+            "stream": -1,
+            "correlation": correlation,
+            "wait_on_stream": source,
+        }
+        self._add("cuda_sync", "Event Sync", start, end, -1, more)
+
     def annotation(self, name: str, start: float, end: float, *, stream: int = 7) -> None:
         self._add("gpu_user_annotation", name, start, end, stream, {"stream": stream})
 

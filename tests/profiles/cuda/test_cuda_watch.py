@@ -286,7 +286,7 @@ def test_a_short_call_did_not_wait(module):
 def calls(module):
     log = Log()
     here = Sites([Path(__file__)])
-    with CallSites(log, Slow(1), here, lambda: 9).installed(module):
+    with CallSites(log, Slow(1), here, lambda _: 9).installed(module):
         yield lambda: [(place, here.resolved()) for place in log.places._values]
 
 
@@ -318,13 +318,22 @@ def test_attributes_are_no_calls(calls):
     assert len(calls()) == before
 
 
-def test_events_streams_and_graphs_are_logged_and_a_sync_with_its_stream(calls, module):
+def test_events_streams_and_graphs_are_logged(calls, module):
     module.Event().record()
-    module.Event().synchronize()
+    module.Stream().synchronize()
+    module.synchronize()
     module.CUDAGraph().replay()
     entered = [place for place, _ in calls() if place is not NO_PLACE]
-    assert [place.stream for place in entered] == [-1, 9, -1]
-    assert len({place.call for place in entered}) == 3
+    assert len({place.call for place in entered}) == len(entered) == 4
+
+
+def test_a_wait_for_an_event_knows_the_stream_it_was_recorded_on(calls, module):
+    event = module.Event()
+    event.record()
+    event.synchronize()
+    module.Event().synchronize()
+    streams = [place.stream for place, _ in calls() if place is not NO_PLACE]
+    assert streams == [-1, 9, -1]
 
 
 def test_calls_nest_and_come_back(calls):
@@ -337,6 +346,6 @@ def test_calls_nest_and_come_back(calls):
 
 def test_the_wall_clock_serves(module):
     log = Log()
-    with CallSites(log, WallClock(), Sites([Path(__file__)]), lambda: 0).installed(module):
+    with CallSites(log, WallClock(), Sites([Path(__file__)]), lambda _: 0).installed(module):
         torch.arange(3)
     assert log.places.current is NO_PLACE

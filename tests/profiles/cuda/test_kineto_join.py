@@ -118,13 +118,20 @@ def test_a_short_sync_did_not_wait(trace, joined):
     assert [call.waited for call in joined().window.calls if call.kind == "sync"] == [0, 5_100]
 
 
-def test_an_event_sync_stands_on_the_stream_that_was_current(trace, log, streams, joined):
-    schedule = streams.by_cupti(7)
-    log.calling(4, 0, 10, stream=schedule)
+def test_an_event_sync_stands_on_the_stream_of_the_event(trace, log, streams, joined):
+    forward = streams.by_cupti(13)
+    log.calling(4, 0, 10, stream=forward)
     trace.launch(20, stream=13)
     trace.call("cudaEventSynchronize", 1, 9)
     (sync,) = [call for call in joined().window.calls if call.kind == "sync"]
-    assert (sync.stream, sync.site, sync.waited) == (schedule, 4, 8_000)
+    assert (sync.stream, sync.site, sync.waited) == (forward, 4, 8_000)
+
+
+def test_kineto_may_know_that_stream_too(trace, streams, joined):
+    trace.event_sync(1, 9, source=13)
+    trace.call("cudaEventSynchronize", 11, 12)
+    known, unknown = joined().window.calls
+    assert (known.stream, unknown.stream) == (streams.by_cupti(13), -1)
 
 
 def test_calls_for_memory_wait_but_are_no_syncs(trace, joined):
@@ -202,3 +209,18 @@ def test_a_whole_window_is_fit(trace, log, joined):
 def test_a_trace_without_gpu_events_says_what_that_may_mean(trace, joined):
     trace.call("cudaLaunchKernel", 0, 1)
     assert "permission" in (joined().abstained or "")
+
+
+def test_what_starts_and_stops_the_trace_is_left_out(trace, joined):
+    trace.launch(-20)
+    trace.launch(5)
+    trace.call("cudaDeviceSynchronize", 10**6 + 1, 10**6 + 50)
+    window = joined().window
+    assert [op.start for op in window.ops] == [7_000]
+    assert [call.kind for call in window.calls] == ["launch"]
+
+
+def test_the_window_holds_what_ended_late(trace, joined):
+    correlation = trace.call("cudaLaunchKernel", 999_998, 999_999)
+    trace.kernel(correlation, 999_999, 1_000_100)
+    assert joined().window.end == 1_000_100_001
