@@ -29,6 +29,19 @@ types: $(READY)
 arrows: $(READY)
 	PYTHONPATH=.typing $(BIN)/lint-imports
 
+# What the tool itself costs; TRACE adds the head of a Mooncake trace.
+TRACE ?= $(wildcard ../shared/data/mooncake_conversation_head1500.jsonl)
+bench: $(READY)
+	$(BIN)/schedbench bench $(if $(TRACE),--trace $(TRACE)) $(BENCH)
+
+# The wheel, alone in an environment of its own, far from this checkout.
+wheel: $(READY)
+	rm -rf build dist
+	$(BIN)/python -m pip wheel -q --no-deps -w dist .
+	$(PYTHON) -m venv dist/venv
+	dist/venv/bin/python -m pip install -q -c constraints.txt dist/*.whl
+	cd dist && venv/bin/schedbench --help > /dev/null && venv/bin/schedbench run decode_heavy --format csv
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info
 

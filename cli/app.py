@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from .bench import bench
 from .doctor import doctor
 from .errors import exit_code, message
 from .explain import explain
@@ -46,6 +47,7 @@ app.command("run")(run)
 app.command("list")(show)
 app.command("explain")(explain)
 app.command("doctor")(doctor)
+app.command("bench")(bench)
 
 
 def main() -> None:

@@ -39,8 +39,10 @@ _PLAIN = (
     "peak_kv_tokens",
 )
 _TIMES = ("ttft_ms", "queue_ms", "tpot_ms", "itl_ms", "e2e_ms", "step_ms")
-_LINES = 12  # source lines shown in a table
-_FIGURES = 52  # columns that a table of source lines needs beside them
+_LINES = 40  # source lines shown in a table
+_SUMMED = {"count", "steady", "bytes", "host_us", "exposed_us"}
+_WHAT = 25  # columns for what a source line did
+_FIGURES = 31 + _WHAT  # columns that a table of source lines needs beside them
 
 
 def render(result: Document, console: Console, *, breaches: Sequence[Breach] = ()) -> None:
@@ -176,14 +178,29 @@ def _tally(tally: Document | None) -> str:
 
 
 def copies(result: Document, *, width: int) -> Table:
-    """By source line; kernel copies among them, with direction ``kernel``."""
-    rows = sorted(result["copies"], key=lambda row: (-row["count"], -row["bytes"]))
+    """By source line, the kinds of steps together; kernel copies among them, with direction ``kernel``."""
+    rows = _over_kinds(result["copies"], ("stream", "direction", "host_memory", "blocking"))
+    rows.sort(key=lambda row: (-row["count"], -row["bytes"]))
     table = _lines("copies by source line", rows, width=width)
     table.add_column("count", justify="right", no_wrap=True)
     table.add_column("bytes", justify="right", no_wrap=True)
     for row in rows[:_LINES]:
         table.add_row(*_line(row, _copy(row), width=width), number(row["count"]), size(row["bytes"]))
     return table
+
+
+def _over_kinds(rows: Sequence[Document], alike: Sequence[str]) -> list[Document]:
+    """Rows of one source line that differ only in the kind of step, as one row that names the kinds."""
+    joined: dict[tuple[object, ...], Document] = {}
+    for row in rows:
+        site = row["site"]
+        key = (site and (site["file"], site["line"]), row["range"], *(row[name] for name in alike))
+        if key not in joined:
+            joined[key] = {**row, "kind": []} | dict.fromkeys(_SUMMED & row.keys(), 0)
+        for name in _SUMMED & row.keys():
+            joined[key][name] += row[name]
+        joined[key]["kind"].append(row["kind"])
+    return [row | {"kind": ", ".join(_ordered(row["kind"], _KINDS))} for row in joined.values()]
 
 
 def _copy(row: Document) -> str:
@@ -195,7 +212,9 @@ def _copy(row: Document) -> str:
 def host_waits(result: Document, *, width: int) -> Table:
     """Calls that waited for the device: exposed while the GPU had no forward to run, else hidden."""
     steps = sum(kind["steps"] for name, kind in result["per_step"].items() if "." not in name)
-    rows = [(row, _copy(row)) for row in result["copies"]] + [(row, row["call"]) for row in result["syncs"]]
+    copied = _over_kinds(result["copies"], ("stream", "direction", "host_memory", "blocking"))
+    rows = [(row, _copy(row)) for row in copied]
+    rows += [(row, row["call"]) for row in _over_kinds(result["syncs"], ("stream", "call"))]
     rows = [(row, what) for row, what in rows if row["host_us"] > 0]
     rows.sort(key=lambda entry: (-entry[0]["exposed_us"], -entry[0]["host_us"]))
     table = _lines("where the host waited", rows, width=width)
@@ -281,7 +300,7 @@ def _lines(title: str, rows: Sequence[object], *, width: int) -> Table:
     caption = f"and {hidden} more lines" if hidden > 0 else "" if rows else "none"
     table = _table(title, caption=caption)
     table.add_column("source line", width=_room(width), no_wrap=True)
-    table.add_column("what", no_wrap=True)
+    table.add_column("what", width=_WHAT, no_wrap=True)
     return table
 
 
@@ -290,7 +309,7 @@ def _line(row: Document, what: str, *, width: int) -> tuple[Text, Text]:
     site = row["site"]
     where = f"{site['file']}:{site['line']}" if site else row["range"] or "unknown line"
     statement = cut_right(site["statement"], room) if site else MISSING
-    place = f"{row['kind']} · {row['stream']}"
+    place = f"{row['stream']} · {row['kind']}"
     return (
         Text.assemble(cut_left(where, room), ("\n" + statement, "dim")),
         Text.assemble(what, ("\n" + place, "dim")),

@@ -88,8 +88,21 @@ def test_nothing_at_all_is_still_a_page(document):
 
 
 def test_only_the_heaviest_lines_are_shown_and_the_others_announced(document):
-    document["copies"] *= 10
-    assert copies(document, width=80).caption == "and 28 more lines"
+    document["copies"] = [
+        {**row, "site": {**row["site"], "line": line}}
+        for line in range(1, 15)
+        for row in document["copies"]
+        if row["site"]
+    ]
+    shown = copies(document, width=80)
+    assert shown.caption == f"and {len(document['copies']) - shown.row_count} more lines"
+
+
+def test_kinds_of_steps_share_a_row(document):
+    row = document["copies"][0]
+    document["copies"] = [row | {"kind": "decode", "count": 3}, row | {"kind": "prefill", "count": 4}]
+    assert copies(document, width=120).row_count == 1
+    assert "prefill, deco" in page(document, width=120)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,49 @@
+"""``schedbench bench``: what the tool itself costs on this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from ..profiles.bench import Row
+
+
+def bench(
+    trace: Annotated[Path | None, typer.Option(help="A Mooncake trace; its head of 1,500 is run.")] = None,
+    form: Annotated[Literal["table", "json"], typer.Option("--format")] = "table",
+) -> None:
+    """Time the tool itself: its start, an emulated op, a scheduler step, whole runs."""
+    from ..profiles.bench import stages
+
+    rows = []
+    for stage in stages(trace):
+        for row in stage():
+            rows.append(row)
+            typer.echo(f"{row.name}: {row.value:.4g} {row.unit}", err=True)
+    if form == "json":
+        typer.echo(json.dumps([row._asdict() for row in rows], indent=1))
+    else:
+        _show(rows)
+
+
+def _show(rows: list[Row]) -> None:
+    from rich.table import Table
+
+    from .console import results
+    from .numbers import MISSING, number
+
+    table = Table(title="what schedbench itself costs here", title_justify="left", box=None, pad_edge=False)
+    table.add_column("figure")
+    for heading in ("value", "aim"):
+        table.add_column(heading, justify="right")
+    table.add_column("unit")
+    table.add_column("")
+    for row in rows:
+        aim = MISSING if row.aim is None else f"{'≤' if row.lower else '≥'} {number(row.aim)}"
+        verdict = {None: "", True: "met", False: "missed"}[row.met]
+        table.add_row(row.name, number(row.value), aim, row.unit, verdict)
+    results().print(table)
