@@ -13,6 +13,8 @@ one tile are then joined by a fixed tree.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,8 +22,8 @@ import torch
 from .invariant import TILE, ceil_to, halving_sum, pairwise_sum, widened
 
 BLOCK = 64  # cache positions of one product
-# Elements of K gathered at once. On the host a small piece of memory is re-issued without new pages.
-HOST_SLAB, DEVICE_SLAB = 1 << 17, 1 << 24
+# Pairs of a tile and a block computed at once, times their elements of K. The host's memory stays in its cache.
+HOST_SLAB, DEVICE_SLAB = 1 << 18, 1 << 24
 NOTHING_SEEN = -1e30  # top of a block whose positions are all masked; its weight becomes 0
 
 
@@ -53,8 +55,25 @@ class Tiles(NamedTuple):
     def blocks(self) -> torch.Tensor:
         return self.positions.amax(1) // BLOCK + 1
 
-    def slab(self, start: int, stop: int) -> Tiles:
-        return Tiles(*(t[start:stop] for t in self))
+    def slab(self, part: slice) -> Tiles:
+        return Tiles(*(t[part] for t in self))
+
+
+class Scratch:
+    """Memory for the large intermediates of one call, used again by each slab: new pages cost more than the sums."""
+
+    def __init__(self, like: torch.Tensor, pairs: int) -> None:
+        """``pairs`` of a tile and a block, each with kv_heads, at most."""
+        self._like = like
+        self._pairs = pairs
+        self._flat: dict[str, torch.Tensor] = {}
+
+    def take(self, name: str, pairs: int, *shape: int) -> torch.Tensor:
+        """[pairs, *shape] of anything."""
+        size = math.prod(shape)
+        if name not in self._flat:
+            self._flat[name] = self._like.new_empty(self._pairs * size)
+        return self._flat[name][: pairs * size].view(pairs, *shape)
 
 
 class Partials(NamedTuple):
@@ -106,31 +125,40 @@ def _queries(q: torch.Tensor, tokens: torch.Tensor, *, kv_heads: int, scale: flo
     return rows
 
 
-def _gathered(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """Slots [M, 64] of a cache [slots, kv_heads, d] → [M · kv_heads, 64, d] contiguous."""
+def _gathered(cache: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Slots [M, 64] of a cache [slots, kv_heads, d] → ``out`` [M · kv_heads, 64, d]."""
     _, kv_heads, head_dim = cache.shape
     index = slots.unsqueeze(1) * kv_heads + torch.arange(kv_heads, device=slots.device).unsqueeze(1)
-    return cache.view(-1, head_dim).index_select(0, index.flatten()).view(-1, BLOCK, head_dim)
+    torch.index_select(cache.view(-1, head_dim), 0, index.flatten(), out=out.view(-1, head_dim))
+    return out
 
 
 def _partials(
-    queries: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, seen: torch.Tensor, pages: Pages
+    queries: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    seen: torch.Tensor,
+    pages: Pages,
+    scratch: Scratch,
 ) -> Partials:
     """``queries`` [M, kv_heads, 16·n, d] against the 64 ``slots`` [M, 64] of one block each.
 
     ``positions`` [M, R] are those of the rows in use, ``seen`` [M, 64] those of the slots.
     """
     m, kv_heads, width, head_dim = queries.shape
-    rows = positions.shape[1]
-    k, v = _gathered(pages.k_cache, slots), _gathered(pages.v_cache, slots)
-    products = torch.bmm(queries.view(-1, width, head_dim), k.transpose(1, 2))[:, :rows]
-    scores = widened(products.contiguous()).view(m, kv_heads, rows, BLOCK)
+    n, rows = m * kv_heads, positions.shape[1]
+    k = _gathered(pages.k_cache, slots, scratch.take("k", n, BLOCK, head_dim))
+    v = _gathered(pages.v_cache, slots, scratch.take("v", n, BLOCK, head_dim))
+    products = scratch.take("products", n, width, BLOCK)
+    torch.bmm(queries.view(n, width, head_dim), k.transpose(1, 2), out=products)
+    scores = widened(products[:, :rows].contiguous()).view(m, kv_heads, rows, BLOCK)
     hidden = seen.unsqueeze(1) > positions.unsqueeze(2)
     scores.masked_fill_(hidden.unsqueeze(1), float("-inf"))
     top = scores.amax(-1, keepdim=True).clamp_(min=NOTHING_SEEN)
     weights = scores.sub_(top).exp_()
-    padded = k.new_zeros(m * kv_heads, width, BLOCK)
-    padded[:, :rows] = weights.view(-1, rows, BLOCK)
+    padded = scratch.take("padded", n, width, BLOCK)
+    padded[:, :rows] = weights.view(n, rows, BLOCK)
+    padded[:, rows:] = 0
     value = widened(torch.bmm(padded, v)[:, :rows]).reshape(m, kv_heads, rows, head_dim)
     return Partials(top, halving_sum(weights), value)
 
@@ -152,7 +180,14 @@ def _joined(
 
 
 def _attend(
-    q: torch.Tensor, tiles: Tiles, pages: Pages, *, scale: float, most_blocks: int, exact: bool
+    q: torch.Tensor,
+    tiles: Tiles,
+    pages: Pages,
+    scratch: Scratch,
+    *,
+    scale: float,
+    most_blocks: int,
+    exact: bool,
 ) -> torch.Tensor:
     """The tiles' rows of the result, [N · S, heads · d]."""
     context = pages.req_to_token.shape[1]
@@ -165,10 +200,22 @@ def _attend(
     slots = pages.req_to_token[row, seen.clamp(max=context - 1)].where(seen <= last, 0)
     positions = tiles.positions.repeat_interleave(group, dim=1)[tile]
     queries = _queries(q, tiles.tokens, kv_heads=kv_heads, scale=scale)[tile]
-    partials = _partials(queries, positions, slots, seen, pages)
+    partials = _partials(queries, positions, slots, seen, pages, scratch)
     n, span = tiles.tokens.shape
     out = _joined(partials, tile, block, (n, most_blocks)).view(n, kv_heads, span, group, q.shape[2])
     return out.permute(0, 2, 1, 3, 4).reshape(n * span, -1)
+
+
+def _slabs(blocks: Sequence[int], capacity: int) -> Iterator[slice]:
+    """Cuts tiles into runs with at most ``capacity`` blocks, or one tile."""
+    start = total = 0
+    for index, count in enumerate(blocks):
+        if total and total + count > capacity:
+            yield slice(start, index)
+            start, total = index, 0
+        total += count
+    if total:
+        yield slice(start, len(blocks))
 
 
 def paged_attention(
@@ -185,11 +232,16 @@ def paged_attention(
     kv_heads = pages.k_cache.shape[1]
     span = max(1, TILE * kv_heads // heads)
     tiles = _tiles(seq_lens, extend_lens, bounds, span=span, num_tokens=num_tokens)
-    most_blocks = int(tiles.blocks.max()) if bounds.exact and num_tokens else -(-bounds.max_seq_len // BLOCK)
-    size = max(1, (HOST_SLAB if bounds.exact else DEVICE_SLAB) // (most_blocks * BLOCK * kv_heads * head_dim))
+    most = -(-bounds.max_seq_len // BLOCK)
+    blocks = tiles.blocks.tolist() if bounds.exact else [most] * tiles.request.shape[0]
+    capacity = (HOST_SLAB if bounds.exact else DEVICE_SLAB) // (BLOCK * kv_heads * head_dim)
+    capacity = min(sum(blocks), max(capacity, *blocks, 1))
+    scratch = Scratch(q, capacity * kv_heads)
     out = q.new_zeros(num_tokens + 1, heads * head_dim)  # what is no token goes to the last row
-    for start in range(0, tiles.request.shape[0], size):
-        part = tiles.slab(start, start + size)
-        rows = _attend(q, part, pages, scale=scale, most_blocks=most_blocks, exact=bounds.exact)
+    for slab in _slabs(blocks, capacity):
+        part = tiles.slab(slab)
+        rows = _attend(
+            q, part, pages, scratch, scale=scale, most_blocks=max(blocks[slab]), exact=bounds.exact
+        )
         out.index_copy_(0, part.tokens.flatten(), rows.to(q.dtype))
     return out[:num_tokens]
