@@ -1,8 +1,8 @@
 """Arithmetic whose result for one row does not depend on the rows beside it.
 
 A floating-point sum depends on its order, and a GEMM library chooses the order by the shape and the
-layout of its operands. So every product here is a batch of tiles of one fixed shape with contiguous
-operands, and every sum is a tree fixed by the positions of its terms.
+layout of its operands. So every product here is a batch of tiles of one fixed shape and layout, and every
+sum is a tree fixed by the positions of its terms.
 """
 
 from __future__ import annotations

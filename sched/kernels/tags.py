@@ -9,6 +9,8 @@ The predecessor is found through the page table, as attention would find it, and
 every way of cutting a prompt gives the same numbers. Gathering, weighting and adding all tags of a
 request gives the ``sum`` at its last position, unless some slot is not what it was. Weights differ by
 position: two slots that changed places are seen as well.
+
+Only an emulated device goes without values, so the tensors here always lie in the host's memory.
 """
 
 from __future__ import annotations

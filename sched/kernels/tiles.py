@@ -149,6 +149,7 @@ def _partials(
     n, rows = m * kv_heads, positions.shape[1]
     k = _gathered(pages.k_cache, slots, scratch.take("k", n, BLOCK, head_dim))
     v = _gathered(pages.v_cache, slots, scratch.take("v", n, BLOCK, head_dim))
+    # Rows of queries times K: in K times columns of queries a float64 result depends on the column's place.
     products = scratch.take("products", n, width, BLOCK)
     torch.bmm(queries.view(n, width, head_dim), k.transpose(1, 2), out=products)
     scores = widened(products[:, :rows].contiguous()).view(m, kv_heads, rows, BLOCK)

@@ -237,3 +237,11 @@ def test_staging_pads_with_harmless_requests() -> None:
         [40, 41, 1, 1, 9, 9, 9, 9],
         [50, 51, 0, 0, 9, 9, 9, 9],
     ]
+
+
+def test_a_batch_of_nothing_has_no_rows() -> None:
+    none = torch.zeros(0, dtype=INT64)
+    q, k_cache, v_cache = floats(0, 4, 8), floats(100, 2, 8), floats(100, 2, 8)
+
+    assert attention(q, k_cache, v_cache, TABLE, none, none, None, 0.25, 1, 1).shape == (0, 32)
+    assert extend_positions(none, none.int(), 0).shape == (0,)
