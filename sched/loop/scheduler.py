@@ -293,10 +293,10 @@ class Scheduler:
         return record
 
     def settle(self, batch: ScheduleBatch, result: StepResult) -> None:
-        penalised = any(req.sampling.penalised for req in batch.reqs)
         with self.engine.observer.range("settle", batch.step, batch.batch_size):
             ended = settle(self.engine, batch, result)
-        self.engine.observer.settled(self._info(batch, steady=not (ended or batch.rows_changed or penalised)))
+        changed = ended or batch.rows_changed or any(req.sampling.penalised for req in batch.reqs)
+        self.engine.observer.settled(self._info(batch, steady=not changed))
 
     def rest(self) -> bool:
         """Nothing to run: sleep until the next arrival. Returns False when there will be none."""

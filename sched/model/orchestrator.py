@@ -119,9 +119,8 @@ class PenalizerOrchestrator:
 
     def copy(self) -> Self:
         """Penalizers of its own over the same tensors: counted tokens reach both, filter and merge one."""
-        made = copy(self)
-        made.penalizers = {rule: copy(penalizer) for rule, penalizer in self.penalizers.items()}
-        return made
+        penalizers = {rule: copy(penalizer) for rule, penalizer in self.penalizers.items()}
+        return type(self)(self.config, self.params, self.how, self.exact, penalizers)
 
     def _needed(self) -> set[PenaltyRule]:
         return {rule for rule in RULES if any(map(rule.needed, self.params))}

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 
 from ..batch import ScheduleBatch, StepResult
 from .desk import Desk
+
+_fields = attrgetter(*ScheduleBatch.__slots__)
 
 
 def no_barrier(desk: Desk) -> None:
@@ -62,9 +65,8 @@ def _sampling_isolated(batch: ScheduleBatch) -> Iterator[None]:
 
 def keep_in_ring(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:
     """Hold the batch and all that its fields refer to for two launches, with the worker's extras."""
-    fields: list[object] = [getattr(batch, name) for name in ScheduleBatch.__slots__]
     desk.launches += 1
-    desk.ring[desk.launches % len(desk.ring)] = [batch, *fields, *result.extra_keep_alive_refs]
+    desk.ring[desk.launches % len(desk.ring)] = [batch, *_fields(batch), *result.extra_keep_alive_refs]
 
 
 def keep_nothing(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:
