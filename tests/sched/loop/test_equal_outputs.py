@@ -20,26 +20,17 @@ PENALISED = SamplingParams(
     repetition_penalty=1.2,
     min_new_tokens=5,
 )
+# What was said is said again: whoever counts a token late or not at all says something else.
+REWARDED = SamplingParams(frequency_penalty=-2.0)
 SPELLED = SamplingParams(temperature=1.0, grammar=("regex", ("[a-f]{3,9}(, [0-9]+)*",)))
 CHOSEN = SamplingParams(grammar=("choice", ("perhaps", "per se", "no")))
 
 WORKLOADS: dict[str, tuple[SamplingParams, ...]] = {
     "greedy": (GREEDY,),
     "drawn": (DRAWN, GREEDY, replace(DRAWN, top_k=0, temperature=2.0), replace(DRAWN, top_p=1.0, min_p=0.0)),
-    "penalised": (
-        PENALISED,
-        GREEDY,
-        replace(PENALISED, temperature=0.0),
-        replace(PENALISED, min_new_tokens=0),
-    ),
+    "penalised": (PENALISED, GREEDY, REWARDED, replace(PENALISED, min_new_tokens=0), REWARDED),
     "grammar": (SPELLED, CHOSEN),
-    "motley": (
-        GREEDY,
-        DRAWN,
-        PENALISED,
-        SPELLED,
-        replace(PENALISED, min_new_tokens=0, grammar=CHOSEN.grammar),
-    ),
+    "motley": (GREEDY, DRAWN, PENALISED, REWARDED, SPELLED, replace(CHOSEN, repetition_penalty=1.2)),
 }
 
 SETUPS: dict[str, dict[str, Any]] = {
