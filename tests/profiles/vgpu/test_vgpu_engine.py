@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from schedbench.profiles.vgpu.engine import COMPUTE, D2H, FOREVER, H2D, Mark, Queue, Simulation
 
-GAP, GRAPH_GAP = 10, 3
+GAP, GRAPH_GAP = 10, 5
 
 
 @dataclass
@@ -50,7 +50,7 @@ def simulate(actions: list[Action], *, node_trace: bool, settles: bool) -> Outco
         elif action.kind == "record":
             marks.append(simulation.record(queue, now))
         elif action.kind == "wait" and marks:
-            simulation.hold(queue, marks[action.event % len(marks)])
+            simulation.hold(queue, marks[-1 - action.event % len(marks)])
         elif action.kind == "settle" and settles:
             simulation.run(now)
         elif action.kind == "sync":
@@ -155,7 +155,7 @@ def consult(actions: list[Action]) -> Outcome:
         elif action.kind == "record":
             marks.append(oracle.record(action.queue, now))
         elif action.kind == "wait" and marks:
-            oracle.items[action.queue].append(("wait", marks[action.event % len(marks)], now))
+            oracle.items[action.queue].append(("wait", marks[-1 - action.event % len(marks)], now))
         elif action.kind == "sync":
             mark = oracle.record(action.queue, now)
             while oracle.step(now):
@@ -174,13 +174,14 @@ def consult(actions: list[Action]) -> Outcome:
     return outcome
 
 
-durations = st.integers(0, 60)
+# Multiples of 5, for ties are where the rules matter.
+durations = st.sampled_from([0, 5, 5, 10, 20, 60])
 actions = st.builds(
     Action,
-    kind=st.sampled_from(["op", "op", "op", "graph", "record", "wait", "settle", "sync"]),
+    kind=st.sampled_from(["op", "op", "graph", "record", "wait", "wait", "settle", "sync"]),
     queue=st.integers(0, 2),
-    delay=st.integers(0, 40),
-    event=st.integers(0, 9),
+    delay=st.sampled_from([0, 0, 5, 5, 10, 25]),
+    event=st.integers(0, 3),
     durations=st.lists(durations, min_size=1, max_size=6).map(tuple),
 )
 
@@ -195,7 +196,7 @@ def normal(action: Action, engine: int) -> Action:
 programs = st.lists(st.builds(normal, actions, st.sampled_from([COMPUTE, COMPUTE, H2D, D2H])), max_size=40)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(programs)
 def test_times_are_those_of_the_oracle(program: list[Action]) -> None:
     expected = consult(program)
@@ -271,3 +272,35 @@ def test_pending_operations_stay_bounded_while_the_device_keeps_up() -> None:
     for k in range(5000):
         simulation.submit(queues[k % 2], COMPUTE, now=12 * k, duration=11 + k % 3, row=(k,))
     assert simulation.pending < 1000
+
+
+def test_settling_serves_all_that_has_started_although_an_older_operation_waits_for_its_engine() -> None:
+    simulation = Simulation(gap=0)
+    first, second, third = (simulation.queue() for _ in range(3))
+    simulation.submit(first, COMPUTE, now=0, duration=100, row=("busy",))
+    simulation.submit(second, COMPUTE, now=1, duration=10, row=("waits",))
+    simulation.hold(third, simulation.record(third, 2))
+    simulation.submit(third, H2D, now=2, duration=10, row=("starts",))
+    simulation.run(50)
+    assert [row for row, _, _ in simulation.served] == [("busy",), ("starts",)]
+
+
+def test_a_mark_behind_a_wait_is_not_earlier_than_what_was_waited_for() -> None:
+    simulation = Simulation(gap=0)
+    other, queue = simulation.queue(), simulation.queue()
+    simulation.submit(other, COMPUTE, now=0, duration=50, row=("before",))
+    simulation.submit(other, COMPUTE, now=0, duration=50, row=("work",))
+    simulation.hold(queue, simulation.record(other, 1))
+    assert simulation.wait(simulation.record(queue, 2)) == 100
+
+
+def test_a_kernel_released_by_a_copy_slips_between_the_nodes_of_a_graph() -> None:
+    simulation = Simulation(gap=0)
+    forward, side = simulation.queue(), simulation.queue()
+    submit_graph(simulation, forward, 0, 0, (10, 10, 10), node_trace=True)
+    simulation.submit(side, H2D, now=1, duration=12, row=("copy",))
+    simulation.submit(side, COMPUTE, now=2, duration=3, row=("kernel",))
+    simulation.drain()
+    spans = {row: (start, end) for row, start, end in simulation.served}
+    assert spans[("copy",)] == (1, 13) and spans[("kernel",)] == (13, 16)
+    assert [spans[0, k] for k in range(3)] == [(0, 10), (16, 26), (31, 41)]
