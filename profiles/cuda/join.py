@@ -202,10 +202,12 @@ class _Joining:
 
 def _unfit(window: Window) -> str | None:
     """Why a window is not whole: CUPTI stops recording when its buffers are full, and may be forbidden to begin."""
+    if not window.launched:
+        return None
     if not window.ops:
         return "the trace has no GPU events: CUPTI gave none (permission?)"
-    last = max((info.step for info in window.launched), default=-1)
-    if last >= 0 and all(op.step != last for op in window.ops):
+    last = max(info.step for info in window.launched)
+    if all(op.step != last for op in window.ops):
         reached = max(op.step for op in window.ops)
         return f"the trace is cut off: step {last} was launched, the last recorded operation is of step {reached}"
     return None

@@ -18,8 +18,9 @@ from ..timeline import Sink
 from ..vgpu.sites import Sites
 from .capture import Capture, identify, this_thread
 from .clock import WallClock
+from .device import Device
 from .names import WatchedNames
-from .watch import Device, Watch
+from .watch import Watch
 
 
 @contextmanager
@@ -54,7 +55,7 @@ def watched(device: Device, sink: Sink, *, inline: int) -> Iterator[tuple[Watch,
     """A watch over a device, timed from the start. Lines of the scheduler are recorded."""
     clock, sites = WallClock(), Sites([Path(folder) for folder in sched.__path__])
     watch = Watch(device, clock, sink=sink, sites=sites, inline=inline)
-    with watch.timed():
+    with watch.installed():
         yield watch, clock, sites
 
 

@@ -47,6 +47,11 @@ class WaitLog:
     stream: Callable[[], int]
     calls: list[Call] = field(default_factory=list)
 
+    def begin(self, log: Log) -> Log:
+        """Forget what was gathered; contexts are from ``log`` from now on."""
+        self.log, self.calls = log, []
+        return log
+
     @contextmanager
     def installed(self, device_module: Any) -> Iterator[None]:
         """``device_module`` is ``torch.cuda`` or its like."""

@@ -12,13 +12,13 @@ import torch
 
 from schedbench.profiles.cuda.capture import this_thread
 from schedbench.profiles.cuda.clock import WallClock
+from schedbench.profiles.cuda.device import Device
 from schedbench.profiles.cuda.kineto import Row
 from schedbench.profiles.cuda.log import NO_PLACE, Log
 from schedbench.profiles.cuda.machine import watched
 from schedbench.profiles.cuda.places import CallSites
 from schedbench.profiles.cuda.spans import BATCH
 from schedbench.profiles.cuda.waits import FREE, WaitLog
-from schedbench.profiles.cuda.watch import Device
 from schedbench.profiles.timeline import NO_SITE
 from schedbench.profiles.vgpu.sites import Sites
 from schedbench.sched.kernels.rows import decode_positions
@@ -181,7 +181,7 @@ def test_a_traced_pass_is_what_kineto_says_at_the_lines_that_called(watching, ta
     _, window = tape.windows
     (op,) = window.ops
     assert (op.name, op.step, op.range, watch.streams.names[op.stream]) == ("k", 1, "model", "schedule")
-    assert kineto.windows == ["start", "stop"]
+    assert kineto.windows == ["start", "stop"] * 2
     assert counting.abstained is None
     assert counting.notes["operations"] == 1
 

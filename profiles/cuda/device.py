@@ -1,0 +1,34 @@
+"""What watching needs of torch.cuda, named, so that a test can be without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from .kineto import Row
+from .spans import TimingEvent
+from .streams import StreamTable
+
+
+class Recorder(Protocol):
+    """A window of Kineto."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> list[Row]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device module and how to ask it."""
+
+    module: Any  # torch.cuda or its like
+    type: str
+    synchronize: Callable[[], None]  # taken before calls that wait are replaced: ours are nobody's stall
+    event: Callable[[], TimingEvent]
+    handle: Callable[[Any], int]  # of a stream
+    current: Callable[[], int]  # handle of the current stream
+    recorder: Callable[[], Recorder]
+    identify: Callable[[StreamTable], None]
+    threads: Callable[[], frozenset[int]]
