@@ -5,8 +5,9 @@ Four doors let a caller replace the world: the machine (device and clock), the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from ..scenarios.schema import Scenario
@@ -30,6 +31,8 @@ from .timeline import Window
 
 # The warm-up's requests are drawn with their own seed; they are nobody's result.
 WARMUP_SEED = 0x5EED
+# Objects made between two looks of the garbage collector, while a run goes on.
+YOUNG_OBJECTS = 50_000
 
 
 # A listener of the caller's for one run, made when the clock and the number of requests are known.
@@ -102,10 +105,11 @@ class Bench:
         count = self.scenario.measure.warmup_requests
         if not count or self.scenario.workload.trace is not None:
             return
-        workload = self.scenario.workload.model_copy(update={"requests": count})
-        scenario = self.scenario.model_copy(update={"workload": workload})
-        self._load(self._built(scenario, self.scenario.measure.seed ^ WARMUP_SEED))
-        self._chorus.tune(*self._always(), self._aborts())
+        fewer = self.scenario.workload.model_copy(update={"requests": count})
+        scenario = self.scenario.model_copy(update={"workload": fewer})
+        workload = self._built(scenario, self.scenario.measure.seed ^ WARMUP_SEED)
+        self._load(workload)
+        self._chorus.tune(*self._always(), *self._aborts(workload))
         self._loop()
         cache = self.scheduler.engine.cache
         cache.evict(cache.evictable_size())
@@ -119,7 +123,7 @@ class Bench:
         self.valve.answers = answers
         with watch(self._clock, len(workload)) as watcher:
             audits = () if audit is None else (audit,)
-            self._chorus.tune(*self._always(), *answers.listeners, self._aborts(), *audits, watcher)
+            self._chorus.tune(*self._always(), *answers.listeners, *self._aborts(workload), *audits, watcher)
             cancelled = self._interrupted(answers)
         self.machine.flush()
         damage = {} if audit is None else audit.damage
@@ -140,8 +144,8 @@ class Bench:
     def _always(self) -> Sequence[Observer]:
         return (self.machine.observer, *((NvtxRanges(),) if listening() else ()))
 
-    def _aborts(self) -> Observer:
-        return _Aborts(self._feed, self.scheduler)
+    def _aborts(self, workload: Workload) -> Sequence[Observer]:
+        return (_Aborts(self._feed, self.scheduler),) if workload.aborts else ()
 
     def _built(self, scenario: Scenario, seed: int) -> Workload:
         model = self.resolved.model
@@ -154,7 +158,8 @@ class Bench:
 
     def _loop(self) -> None:
         loop = run_overlapped if self.scheduler.engine.config.overlap else run_serial
-        loop(self.scheduler)
+        with _settled_heap():
+            loop(self.scheduler)
 
     def _give_up(self, answers: Answers) -> None:
         for request in self._feed.alive:
@@ -162,6 +167,20 @@ class Bench:
             request.reason = "interrupted"
             request.finished_at = self.machine.clock.now()
             answers.requests.ended(request)
+
+
+@contextmanager
+def _settled_heap() -> Iterator[None]:
+    """Keep the garbage collector from walking torch's objects, and records that are about to go, again and again."""
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
 
 
 class _Aborts(Silence):

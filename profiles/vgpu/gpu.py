@@ -102,8 +102,20 @@ def open_vgpu(
     )
     token = CURRENT.set(gpu)
     try:
-        with installed(gpu), torch.no_grad():
+        with installed(gpu), torch.no_grad(), _without_view_chains():
             yield gpu
             gpu.flush()
     finally:
         CURRENT.reset(token)
+
+
+@contextmanager
+def _without_view_chains() -> Iterator[None]:
+    """Views carry no history.
+
+    Even without gradients torch keeps, for a view of a view of a view, how it came about: a list that is sliced once
+    a step costs more with each step.
+    """
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+    with torch._C._ExcludeDispatchKeyGuard(keys):
+        yield
