@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .bindings import clone, copy_
 from .pinned import is_pinned, pin
 from .tensor import DeviceTensor, wrap
 
 if TYPE_CHECKING:
     from .gpu import VirtualGpu
-
-_COPY = torch.ops.aten.copy_.default._op
-_CLONE = torch.ops.aten.clone.default._op
-_TO_COPY = torch.ops.aten._to_copy.default._op
 
 
 class Copies:
@@ -37,12 +34,12 @@ class Copies:
         elif type(source) is not DeviceTensor:
             self._upload(target, source, non_blocking=non_blocking)
         else:
-            self._gpu.executor.mutate(_COPY, (target.held, source.held), {})
+            self._gpu.executor.mutate(copy_, (target.held, source.held), {})
             self._within(target.held, source.held)
 
     def clone(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> DeviceTensor:
         source = args[0].held
-        result = self._gpu.executor.compute(_CLONE, (source,), kwargs)
+        result = self._gpu.executor.compute(clone, (source,), kwargs)
         self._within(result, source)
         return wrap(result)
 
@@ -52,7 +49,9 @@ class Copies:
         place = kwargs.get("device")
         options = {k: kwargs[k] for k in ("dtype", "memory_format") if kwargs.get(k) is not None}
         if place is None or place.type == source.device.type:
-            result = self._gpu.executor.compute(_TO_COPY, (source.held,), options)
+            result = self._gpu.executor.compute(
+                _converted, (source.held,), {"dtype": source.dtype, **options}
+            )
             self._within(result, source.held)
             return wrap(result)
         shape = torch.empty_like(source.held, device="meta", **options)
@@ -78,7 +77,7 @@ class Copies:
             runtime.copy("h2d", size, pinned=direct and is_pinned(source), blocking=not non_blocking)
             if on_device or not held.is_contiguous():
                 self._kernel(held, source)
-        self._gpu.executor.mutate(_COPY, (held, source), {})
+        self._gpu.executor.mutate(copy_, (held, source), {})
 
     def _download(self, target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> None:
         assert type(source) is DeviceTensor
@@ -106,3 +105,7 @@ class Copies:
     def _kernel(self, target: torch.Tensor, source: torch.Tensor) -> None:
         runtime = self._gpu.runtime
         runtime.kernel("copy_", runtime.costs.memory(target.nbytes + target.numel() * source.itemsize))
+
+
+def _converted(held: torch.Tensor, **options: Any) -> torch.Tensor:
+    return held.to(**options, copy=True)

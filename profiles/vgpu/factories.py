@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .bindings import copy_
 from .executor import Outline
 from .skipping import Outlines, outline
 from .tensor import DeviceTensor, wrap
@@ -63,7 +64,7 @@ def new(
 def generated(gpu: VirtualGpu, name: str, value: torch.Tensor) -> DeviceTensor:
     """A tensor that one kernel computes from nothing (arange, eye, ...)."""
     runtime, held = gpu.runtime, gpu.executor.empty(outline(value))
-    gpu.executor.mutate(torch.ops.aten.copy_.default._op, (held, value), {})
+    gpu.executor.mutate(copy_, (held, value), {})
     runtime.kernel(name, runtime.costs.memory(held.nbytes))
     return wrap(held)
 

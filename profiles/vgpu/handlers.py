@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...sched.kernels.registry import kernels
+from .bindings import binding
 from .copies import Copies
 from .cost import GEMMS, bytes_of, gemm
 from .custom import custom_handler
@@ -20,11 +21,6 @@ if TYPE_CHECKING:
     from .gpu import VirtualGpu
 
 Handler = Callable[[Sequence[Any], Mapping[str, Any]], Any]
-# Torch's Python bindings cost half a microsecond less than the overload's own call.
-_BINDINGS: Mapping[str, Callable[..., Any]] = {
-    name: getattr(torch, name)
-    for name in ("add", "sub", "mul", "cat", "index_select", "where", "eq", "ne", "lt", "le", "gt", "ge")
-}
 _VIEWS_BY_NAME = frozenset({"_unsafe_view", "lift_fresh", "detach", "alias"})
 
 
@@ -70,7 +66,7 @@ class Handlers(dict[Any, Handler]):
 
 def _view(gpu: VirtualGpu, func: torch._ops.OpOverload) -> Handler:
     """Another look at the same memory: no launch."""
-    op, runtime = func._op, gpu.runtime
+    op, runtime = binding(func), gpu.runtime
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         runtime.now += runtime.torch_call
@@ -82,7 +78,7 @@ def _view(gpu: VirtualGpu, func: torch._ops.OpOverload) -> Handler:
 
 def _functional(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handler:
     """One kernel with new results."""
-    op, runtime, duration = _BINDINGS.get(name, func._op), gpu.runtime, _duration(gpu, name)
+    op, runtime, duration = binding(func), gpu.runtime, _duration(gpu, name)
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         held = unwrap(args)
@@ -95,7 +91,7 @@ def _functional(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Hand
 
 def _in_place(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handler:
     """One kernel that writes its first argument, or ``out``. A contiguous zero_ is a memset."""
-    op, runtime, duration = func._op, gpu.runtime, _duration(gpu, name)
+    op, runtime, duration = binding(func), gpu.runtime, _duration(gpu, name)
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         held = unwrap(args)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import bindings
 from .cost import gathered, scattered
 from .reads import COUNT_BYTES
 from .tensor import DeviceTensor, refuse_mixed, wrap
@@ -18,8 +19,6 @@ from .tensor import DeviceTensor, refuse_mixed, wrap
 if TYPE_CHECKING:
     from .gpu import VirtualGpu
 
-_INDEX = torch.ops.aten.index.Tensor._op
-_INDEX_PUT = torch.ops.aten.index_put_.default._op
 _MASKED_FILL = torch.ops.aten.masked_fill_.Tensor._op
 _MASKS = (torch.bool, torch.uint8)
 
@@ -36,7 +35,7 @@ class Indexing:
                 f"({source.device})"
             )
         held = (source.held, self._resolved(indices))
-        out = self._gpu.executor.compute(_INDEX, held, {})
+        out = self._gpu.executor.compute(bindings.index, held, {})
         self._launch("index", gathered(held, out))
         return wrap(out)
 
@@ -50,7 +49,7 @@ class Indexing:
             self._masked_fill(target.held, mask, values)
             return target
         held = (target.held, self._resolved(indices), self._value(values), accumulate)
-        self._gpu.executor.mutate(_INDEX_PUT, held, {})
+        self._gpu.executor.mutate(bindings.index_put_, held, {})
         self._launch("index_put_", scattered(held, target.held))
         return target
 

@@ -22,9 +22,10 @@ class Sites:
 
     def __init__(self, watch: Sequence[Path]) -> None:
         self._watch = tuple(path.resolve() for path in watch)
-        # By id, for hashing a code object hashes its contents; kept alive by being in the value.
-        self._watched: dict[int, tuple[CodeType, bool]] = {}
-        self._index: dict[tuple[int, int], int] = {}
+        # Indices by offset, of watched code; None for other code. By id, for hashing a code object hashes its
+        # contents; all that were ever met are kept alive, so that no id is used twice.
+        self._indices: dict[int, dict[int, int] | None] = {}
+        self._codes: list[CodeType] = []
         self._places: list[tuple[CodeType, int]] = []
 
     def here(self) -> int:
@@ -33,25 +34,30 @@ class Sites:
         The three innermost frames are the device's own.
         """
         frame: FrameType | None = sys._getframe(3)
-        watched = self._watched
+        known = self._indices
         while frame is not None:
             code = frame.f_code
-            known = watched.get(id(code))
-            if known is None:
-                known = watched[id(code)] = (code, self._is_watched(code))
-            if known[1]:
-                key = (id(code), frame.f_lasti)
-                index = self._index.get(key)
-                return self._place(key, code) if index is None else index
+            try:
+                indices = known[id(code)]
+            except KeyError:
+                indices = self._meet(code)
+            if indices is not None:
+                index = indices.get(frame.f_lasti)
+                return self._place(indices, code, frame.f_lasti) if index is None else index
             frame = frame.f_back
         return NO_SITE
 
     def resolved(self) -> Sequence[Site]:
         return [self._site(code, offset) for code, offset in self._places]
 
-    def _place(self, key: tuple[int, int], code: CodeType) -> int:
-        index = self._index[key] = len(self._places)
-        self._places.append((code, key[1]))
+    def _meet(self, code: CodeType) -> dict[int, int] | None:
+        self._codes.append(code)
+        indices = self._indices[id(code)] = {} if self._is_watched(code) else None
+        return indices
+
+    def _place(self, indices: dict[int, int], code: CodeType, offset: int) -> int:
+        index = indices[offset] = len(self._places)
+        self._places.append((code, offset))
         return index
 
     def _is_watched(self, code: CodeType) -> bool:
