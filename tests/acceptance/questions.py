@@ -1,0 +1,108 @@
+"""Short ways to ask the whole program something: in this process, or as the command that a user types."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from schedbench.profiles.execute import Options, Outcome, execute
+from schedbench.profiles.machine import Machine
+from schedbench.profiles.machines import open_machine
+from schedbench.profiles.passes import outputs_of
+from schedbench.profiles.resolve import Resolved, resolve
+from schedbench.profiles.result import Metric, Outputs, Result
+from schedbench.profiles.runner import Bench, Valve
+from schedbench.scenarios.loader import load
+from schedbench.sched.loop.scheduler import Scheduler
+from schedbench.sched.observe import Observer
+
+# ``mixed`` where the claim does not need its size: a burst, so that steps mix; long outputs, so that decodes outgrow
+# a KV pool that held their prompts.
+SMALL = (
+    "workload.requests=16",
+    "workload.arrival=burst",
+    "workload.prompt_tokens.max=120",
+    "workload.output_tokens.min=40",
+    "measure.warmup_requests=0",
+)
+
+Listener = Callable[[Machine, Scheduler], Observer]
+"""Makes an observer that may look into the machine and the scheduler."""
+
+
+def asked(scenario: str | Path, *overrides: str) -> Resolved:
+    return resolve(load(str(scenario), list(overrides)))
+
+
+def outcome(scenario: str | Path, *overrides: str) -> Outcome:
+    question = asked(scenario, *overrides)
+    return execute(question, question.relays[0], Options(device="vgpu", save_tokens=True))
+
+
+def answer(scenario: str | Path, *overrides: str) -> Result:
+    return outcome(scenario, *overrides).result
+
+
+def digest(scenario: str | Path, *overrides: str) -> str:
+    return digest_of(answer(scenario, *overrides))
+
+
+def digest_of(result: Result) -> str:
+    assert isinstance(result.outputs, Outputs)
+    return result.outputs.digest
+
+
+def value(result: Result, name: str) -> float:
+    metric = result.metrics[name]
+    assert isinstance(metric, Metric), metric
+    return metric.values[0]
+
+
+def statuses(result: Result) -> set[str]:
+    return {request.status for request in result.requests}
+
+
+def digest_heard(question: Resolved, listener: Listener) -> str:
+    """The digest of a run that ``listener`` interferes with."""
+    with bench(question) as (machine, composed):
+        done = composed.measure(lambda clock, total: nullcontext(listener(machine, composed.scheduler)))
+    outputs = outputs_of(done)
+    assert isinstance(outputs, Outputs)
+    return outputs.digest
+
+
+@contextmanager
+def bench(question: Resolved) -> Iterator[tuple[Machine, Bench]]:
+    """A composed scheduler on the virtual GPU, not warmed up."""
+    valve = Valve()
+    opened: AbstractContextManager[Machine] = open_machine("vgpu", question, valve)
+    with opened as machine:
+        yield machine, Bench(question, machine, question.relays[0], valve)
+
+
+def schedbench(*arguments: str | Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """The command line, as a process of its own."""
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, env=surroundings(env), timeout=120, check=False
+    )
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [str(Path(sys.executable).with_name("schedbench")), *map(str, arguments)]
+
+
+def surroundings(env: dict[str, str] | None = None) -> dict[str, str]:
+    """This process's environment without what decides how output is painted."""
+    painted = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "TERM")
+    return {name: value for name, value in os.environ.items() if name not in painted} | (env or {})
+
+
+def outside_run(result: Result) -> dict[str, Any]:
+    """What has to repeat byte for byte."""
+    document = result.document()
+    return {key: part for key, part in document.items() if key not in ("run", "environment")}

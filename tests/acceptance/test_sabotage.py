@@ -1,0 +1,132 @@
+"""A broken page table, token or length shows in the digest, with real values as with hashes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import pytest
+import torch
+
+from schedbench.profiles.machine import Machine
+from schedbench.sched.loop.scheduler import Scheduler
+from schedbench.sched.observe import Observer, Silence
+from schedbench.sched.request import Request
+from tests.acceptance.questions import SMALL, asked, digest, digest_heard
+
+VALUES = ("device.values=real", "device.values=none")
+STEPS = (3, 17, 30)  # of the decodes that qualify
+
+Damage = Callable[[Machine, Scheduler], AbstractContextManager[None]]
+"""What is done to the device's memory around one range of one step."""
+
+
+class Saboteur(Silence):
+    """Does its damage once: around the range ``name`` of the ``nth`` decode of at least two requests."""
+
+    def __init__(self, machine: Machine, scheduler: Scheduler, damage: Damage, name: str, nth: int) -> None:
+        self._machine = machine
+        self._scheduler = scheduler
+        self._damage = damage
+        self._name = name
+        self._left = nth
+        self.done = False
+
+    def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:  # noqa: ARG002
+        if name == self._name and self._decodes_several():
+            self._left -= 1
+            if self._left == 0:
+                self.done = True
+                return self._damage(self._machine, self._scheduler)
+        return nullcontext()
+
+    def _decodes_several(self) -> bool:
+        batch = self._scheduler.running_batch
+        return batch.forward_mode.is_decode and batch.batch_size > 1
+
+
+@contextmanager
+def swapped_slots(machine: Machine, scheduler: Scheduler) -> Iterator[None]:
+    """Two requests have each other's slot for their last written token, from now on."""
+    first, second = scheduler.running_batch.reqs[:2]
+    table = machine.peek(scheduler.engine.slots.req_to_token)
+    places = [_last(first), _last(second)]
+    (one, other) = (table[place].clone() for place in places)
+    table[places[0]], table[places[1]] = other, one
+    yield
+
+
+@contextmanager
+def other_token(machine: Machine, scheduler: Scheduler) -> Iterator[None]:
+    """The relay's row of a request holds another token than was sampled."""
+    row = scheduler.running_batch.reqs[0].req_pool_idx
+    tokens = machine.peek(scheduler.engine.relay.desk.futures.output_tokens_buf)
+    tokens[row] = (tokens[row] + 1) % scheduler.engine.config.vocab_size
+    yield
+
+
+@contextmanager
+def shorter_by_one(machine: Machine, scheduler: Scheduler) -> Iterator[None]:
+    """One forward sees a request without its last token."""
+    lengths = _lengths(machine, scheduler)
+    lengths[0] -= 1
+    yield
+    lengths[0] += 1
+
+
+def _last(request: Request) -> tuple[int, int]:
+    assert request.req_pool_idx is not None
+    return request.req_pool_idx, request.kv_committed_len - 2
+
+
+def _lengths(machine: Machine, scheduler: Scheduler) -> torch.Tensor:
+    lengths = scheduler.running_batch.seq_lens
+    assert lengths is not None
+    return machine.peek(lengths)
+
+
+@contextmanager
+def nothing(machine: Machine, scheduler: Scheduler) -> Iterator[None]:  # noqa: ARG001
+    yield
+
+
+def damaged(values: str, damage: Damage, name: str, nth: int) -> str:
+    saboteurs: list[Saboteur] = []
+
+    def listener(machine: Machine, scheduler: Scheduler) -> Observer:
+        saboteurs.append(Saboteur(machine, scheduler, damage, name, nth))
+        return saboteurs[0]
+
+    found = digest_heard(asked("mixed", *SMALL, values), listener)
+    assert saboteurs[0].done
+    return found
+
+
+@pytest.fixture(scope="module", params=VALUES)
+def values(request: pytest.FixtureRequest) -> str:
+    mode: str = request.param
+    return mode
+
+
+@pytest.fixture(scope="module")
+def sound(values: str) -> str:
+    return digest("mixed", *SMALL, values)
+
+
+def test_looking_on_changes_nothing(values: str, sound: str) -> None:
+    assert damaged(values, nothing, "model", 3) == sound
+
+
+@pytest.mark.parametrize("nth", STEPS)
+def test_a_wrong_slot_shows(values: str, sound: str, nth: int) -> None:
+    assert damaged(values, swapped_slots, "model", nth) != sound
+
+
+@pytest.mark.parametrize("nth", STEPS)
+def test_a_wrong_token_shows(values: str, sound: str, nth: int) -> None:
+    assert damaged(values, other_token, "resolve", nth) != sound
+
+
+@pytest.mark.parametrize("nth", STEPS)
+def test_a_wrong_length_shows(values: str, sound: str, nth: int) -> None:
+    assert damaged(values, shorter_by_one, "model", nth) != sound
