@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SCENARIO ?= scenarios/mixed.yaml
+OUT ?= gpu-results
 
 .PHONY: run test check lint types arrows format bench gpu wheel clean
 
@@ -41,6 +42,10 @@ wheel: $(READY)
 	$(PYTHON) -m venv dist/venv
 	dist/venv/bin/python -m pip install -q -c constraints.txt dist/*.whl
 	cd dist && venv/bin/schedbench --help > /dev/null && venv/bin/schedbench run decode_heavy --format csv
+
+# VENV= takes PYTHON as it is, with nothing installed into it: docs/cuda.md.
+gpu: $(if $(VENV),$(READY))
+	$(if $(VENV),$(BIN)/python,PYTHONPATH=.typing $(PYTHON)) -m schedbench.profiles.cuda.gpu --out $(OUT) $(if $(DRY_RUN),--dry-run)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from .. import __version__
 from .result import Tool
 
 _PACKAGES = ("torch", "triton", "nvtx", "numpy")
@@ -15,7 +16,7 @@ _PACKAGES = ("torch", "triton", "nvtx", "numpy")
 
 def tool() -> Tool:
     sha, dirty = _git()
-    return Tool(version=metadata.version("schedbench"), git_sha=sha, dirty=dirty)
+    return Tool(version=__version__, git_sha=sha, dirty=dirty)
 
 
 def environment() -> dict[str, Any]:
@@ -40,7 +41,9 @@ def _cpu() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor() or "unknown"
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown"
+    )
 
 
 def _git() -> tuple[str | None, bool | None]:

@@ -23,17 +23,21 @@ class Capture:  # cuda-only
 
     def start(self) -> None:
         torch.cuda.synchronize()
-        window: Any = profile(activities=[ProfilerActivity.CUDA], experimental_config=options())
-        self._profile = window
-        window.__enter__()
+        self.profile: Any = profile(activities=[ProfilerActivity.CUDA], experimental_config=options())
+        self.profile.__enter__()
 
     def stop(self) -> list[Row]:
+        return rows(self.trace())
+
+    def trace(self) -> dict[str, Any]:
+        """End the window; its Chrome trace."""
         torch.cuda.synchronize()
-        self._profile.__exit__(None, None, None)
+        self.profile.__exit__(None, None, None)
         with TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
-            self._profile.export_chrome_trace(str(path))
-            return rows(json.loads(path.read_bytes()))
+            self.profile.export_chrome_trace(str(path))
+            found: dict[str, Any] = json.loads(path.read_bytes())
+        return found
 
 
 def options() -> Any:

@@ -6,13 +6,16 @@ copied within the device during a forward: torch's stand-ins for fused kernels l
 
 from __future__ import annotations
 
+import json
+import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ...sched.observe import RANGES
 from ..metrics.steps import OUTSIDE
-from ..result import CopyRow, Result, SitePart, SyncRow
+from ..result import CopyRow, Result, SitePart, SyncRow, read
 
 COMPARED: Final = ("h2d", "d2h", "sync")
 
@@ -141,3 +144,15 @@ def _tallies(result: Result) -> dict[tuple[str, str, str], tuple[float, int]]:
         for counter, tally in counters.items()
         if counter in COMPARED
     }
+
+
+def main(arguments: Sequence[str]) -> int:
+    """``A.json B.json OUTPUT.json``: differences are written, and are no failure."""
+    a, b, output = map(Path, arguments)
+    comparison = compare_counts(read(a), read(b))
+    output.write_text(json.dumps(comparison.document(), indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

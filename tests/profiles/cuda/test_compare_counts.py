@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from schedbench.profiles.cuda import one
 from schedbench.profiles.cuda.compare_counts import compare_counts
+from schedbench.profiles.cuda.compare_counts import main as compare
 from schedbench.profiles.result import CopyRow, CountSummary, KindCounts, Result, SitePart, SyncRow
 
 SAMPLE = Path(__file__).parents[1] / "sample_result.json"
@@ -134,3 +137,14 @@ def test_the_document_is_plain(result):
     assert document["equal"] is False
     assert document["lines"][0]["statement"] == "x = y.to(device)"
     assert document["lines"][0]["a"] == 6
+
+
+def test_from_two_processes_files_to_a_third(tmp_path):
+    files = [str(tmp_path / name) for name in ("a.json", "b.json", "comparison.json")]
+    small = ["--set", "workload.requests=2", "--set", "workload.output_tokens.max=6"]
+    for output in files[:2]:
+        assert one.main(["mixed", "--device", "vgpu", *small, "--output", output]) == 0
+    assert compare(files) == 0
+    document = json.loads((tmp_path / "comparison.json").read_text())
+    assert document["equal"]
+    assert document["compared"] > 10

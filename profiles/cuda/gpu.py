@@ -1,0 +1,148 @@
+"""First light on a machine with a GPU: ``python -m schedbench.profiles.cuda.gpu --out FOLDER [--dry-run]``.
+
+Under eight minutes: runs on CUDA, the virtual GPU's run of the same and their comparison, the tests that need a
+GPU, and the probes. Everything goes into one folder, with ``summary.json`` and ``summary.md`` on top.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from .one import parse, question
+from .probes import PROBES
+from .stages import Outcome, Stage, in_process, run_all
+
+BUDGET: Final = 460.0  # seconds
+# CUPTI stops recording when Kineto's buffers are full; torch's stand-ins for fused kernels launch very many.
+KINETO: Final = "ACTIVITIES_MAX_GPU_BUFFER_SIZE_MB=4096\n"
+
+_PACKAGE: Final = "schedbench.profiles.cuda"
+# All requests at once: what is scheduled then does not depend on how fast the machine is, so counts can be compared.
+_BURST: Final = ("workload.arrival.process=burst", "workload.requests=16", "model.dtype=float32")
+_QWEN: Final = (
+    "model.preset=qwen3-0.6b",
+    "model.dtype=bfloat16",
+    "workload.requests=8",
+    "engine.cuda_graph=false",  # a graph reads the whole context with torch's attention
+)
+
+
+def plan(folder: Path) -> list[Stage]:
+    """What is run, in order; the least important last."""
+    comparison = (f"{folder / 'cuda.json'}", f"{folder / 'vgpu.json'}", f"{folder / 'comparison.json'}")
+    compare = ("-m", f"{_PACKAGE}.compare_counts", *comparison)
+    tests = ("-m", "pytest", "-q", "-m", "cuda", "-p", "no:cacheprovider", "tests/cuda")
+    return [
+        _probe("environment", folder, 60),
+        _run("cuda", folder, "cuda", _BURST, 120),
+        _run("vgpu", folder, "vgpu", _BURST, 60),
+        Stage("comparison", compare, 30, needs=("cuda", "vgpu")),
+        Stage("tests", tests, 120, packages=("pytest",)),
+        *(_probe(name, folder, 45) for name in PROBES if name != "environment"),
+        _run("cuda-mixed", folder, "cuda", (), 90),
+        _run("cuda-bfloat16", folder, "cuda", ("model.dtype=bfloat16",), 90),
+        _run("cuda-qwen3-0.6b", folder, "cuda", _QWEN, 120),
+    ]
+
+
+def _run(name: str, folder: Path, device: str, overrides: Iterable[str], deadline: float) -> Stage:
+    settings = [word for override in overrides for word in ("--set", override)]
+    output = ("--output", str(folder / f"{name}.json"))
+    arguments = ("-m", f"{_PACKAGE}.one", "mixed", "--device", device, *settings, *output)
+    return Stage(name, arguments, deadline, environment={"KINETO_CONFIG": str(folder / "kineto.conf")})
+
+
+def _probe(name: str, folder: Path, deadline: float) -> Stage:
+    output = str(folder / f"probe-{name}.json")
+    return Stage(f"probe-{name}", ("-m", f"{_PACKAGE}.probes", name, output), deadline)
+
+
+def check(stages: Iterable[Stage]) -> list[str]:
+    """What is wrong with a plan that can be known without a GPU: its modules import, its scenarios resolve."""
+    wrong = []
+    for stage in stages:
+        try:
+            _construct(stage)
+        except Exception as error:
+            wrong.append(f"{stage.name}: {type(error).__name__}: {error}")
+    return wrong
+
+
+def _construct(stage: Stage) -> None:
+    _, module, *arguments = stage.arguments
+    if module == f"{_PACKAGE}.one":
+        question(parse(arguments))
+    elif module == f"{_PACKAGE}.probes":
+        importlib.import_module(PROBES[arguments[0]])
+    else:
+        importlib.import_module(module)
+
+
+def summary(outcomes: Sequence[Outcome], folder: Path) -> dict[str, object]:
+    """The stages, and what the comparison said."""
+    path = folder / "comparison.json"
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    return {
+        "ok": all(outcome.status != "failed" for outcome in outcomes),
+        "stages": [outcome._asdict() for outcome in outcomes],
+        "counts_equal": None if found is None else found["equal"],
+        "differing_lines": None if found is None else len(found["lines"]),
+        "files": sorted(entry.name for entry in folder.iterdir()),
+    }
+
+
+def markdown(told: dict[str, object], outcomes: Sequence[Outcome]) -> str:
+    rows = [f"| {o.name} | {o.status} | {o.seconds:.1f} | {_first_line(o.error)} |" for o in outcomes]
+    head = ["# First light", "", f"counts equal to the virtual GPU's: {told['counts_equal']}", ""]
+    return "\n".join([*head, "| stage | status | s | error |", "|---|---|---|---|", *rows, ""])
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0].replace("|", "\\|")
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure and probe the machine's GPU.")
+    parser.add_argument("--out", type=Path, default=Path("gpu-results"))
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and check it; needs no GPU")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0 when no stage failed."""
+    given = _parsed(arguments)
+    stages = plan(given.out)
+    if given.dry_run:
+        return dry_run(stages)
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / "kineto.conf").write_text(KINETO, encoding="utf-8")
+    outcomes = []
+    for outcome in run_all(stages, budget=BUDGET, run=in_process(sys.executable, given.out)):
+        outcomes.append(outcome)
+        print(
+            f"{outcome.name:24} {outcome.status:8} {outcome.seconds:6.1f} s  {_first_line(outcome.error)}",
+            flush=True,
+        )
+    told = summary(outcomes, given.out)
+    (given.out / "summary.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    (given.out / "summary.md").write_text(markdown(told, outcomes), encoding="utf-8")
+    return 0 if told["ok"] else 1
+
+
+def dry_run(stages: Sequence[Stage]) -> int:
+    for stage in stages:
+        print(f"{stage.name:24} {stage.deadline:4.0f} s  python {' '.join(stage.arguments)}")
+    wrong = check(stages)
+    for line in wrong:
+        print(line, file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

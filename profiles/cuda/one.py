@@ -1,0 +1,42 @@
+"""One run in a process of its own: ``python -m schedbench.profiles.cuda.one SCENARIO --device D --output FILE``.
+
+CUDA and the virtual GPU cannot live in one process, and a run that dies must not take others along.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...scenarios.loader import load
+from ..execute import Options, execute
+from ..resolve import Resolved, resolve
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Run one scenario and write its result.")
+    parser.add_argument("scenario")
+    parser.add_argument("--device", choices=("cuda", "vgpu"), required=True)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--output", type=Path, required=True)
+    return parser.parse_args(arguments)
+
+
+def question(given: argparse.Namespace) -> Resolved:
+    """Raises ScenarioError."""
+    return resolve(load(given.scenario, given.set))
+
+
+def main(arguments: Sequence[str]) -> int:
+    given = parse(arguments)
+    resolved = question(given)
+    options = Options(device=given.device, save_tokens=True, command=" ".join(arguments))
+    result = execute(resolved, resolved.relays[0], options).result
+    result.write(given.output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

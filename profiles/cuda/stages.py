@@ -1,0 +1,98 @@
+"""Stages of a long errand, each a process of its own with a deadline: one that fails or hangs stops no other."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+Status = Literal["ok", "failed", "skipped"]
+
+LEAST = 5.0  # seconds; with less left a stage is not begun
+TAIL = 2000  # characters of output that are kept of a failure
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """``arguments`` are Python's; ``needs`` names stages that must have succeeded, ``packages`` what must be there."""
+
+    name: str
+    arguments: tuple[str, ...]
+    deadline: float  # seconds
+    needs: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class Outcome(NamedTuple):
+    name: str
+    status: Status
+    seconds: float
+    error: str = ""
+
+
+def run_all(
+    stages: Sequence[Stage],
+    *,
+    budget: float,
+    run: Callable[[Stage, float], Outcome],
+    now: Callable[[], float] = time.monotonic,
+) -> Iterator[Outcome]:
+    """Each stage in order, within ``budget`` seconds together. ``run`` gets the stage and its seconds."""
+    end = now() + budget
+    done: dict[str, Outcome] = {}
+    for stage in stages:
+        rest = end - now()
+        why = _obstacle(stage, done) or ("no time left" if rest < LEAST else "")
+        outcome = Outcome(stage.name, "skipped", 0.0, why) if why else run(stage, min(stage.deadline, rest))
+        done[stage.name] = outcome
+        yield outcome
+
+
+def _obstacle(stage: Stage, done: Mapping[str, Outcome]) -> str:
+    unmet = [name for name in stage.needs if name not in done or done[name].status != "ok"]
+    if unmet:
+        return f"needs {', '.join(unmet)}"
+    missing = [name for name in stage.packages if importlib.util.find_spec(name) is None]
+    return f"not installed: {', '.join(missing)}" if missing else ""
+
+
+def in_process(python: str, folder: Path) -> Callable[[Stage, float], Outcome]:
+    """Runs a stage with that Python; its output goes to ``NAME.log`` in the folder."""
+
+    def run(stage: Stage, seconds: float) -> Outcome:
+        begin = time.monotonic()
+        path = folder / f"{stage.name}.log"
+        with path.open("w", encoding="utf-8") as log:
+            process = subprocess.Popen(
+                [python, *stage.arguments],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **stage.environment},
+                start_new_session=True,
+            )
+            error = _waited(process, seconds)
+        took = time.monotonic() - begin
+        if error:
+            tail = path.read_text(encoding="utf-8", errors="replace")[-TAIL:].strip()
+            return Outcome(stage.name, "failed", took, f"{error}\n{tail}".strip())
+        return Outcome(stage.name, "ok", took)
+
+    return run
+
+
+def _waited(process: subprocess.Popen[bytes], seconds: float) -> str:
+    """What went wrong; a process that is late is ended with all that it started."""
+    try:
+        code = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return f"not done after {seconds:.0f} s"
+    return f"exit code {code}" if code else ""

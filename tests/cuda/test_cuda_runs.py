@@ -1,0 +1,102 @@
+"""Whole runs on CUDA: the same tokens in both loops, counts of a steady decode, torch's copies as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from schedbench.profiles.result import Outputs, SitePart
+from schedbench.sched.observe import Clock, Observer, Silence, StepInfo
+
+pytestmark = pytest.mark.cuda
+
+
+def tokens(result):
+    return {row.id: row.token_ids for row in result.requests}
+
+
+def rows(result, statement):
+    found = [
+        row for row in result.copies if isinstance(row.site, SitePart) and statement in row.site.statement
+    ]
+    assert found, f"no copy at {statement!r}"
+    return found
+
+
+def test_both_passes_are_whole_and_agree(overlapped):
+    passes = overlapped.environment["passes"]
+    assert "abstained" not in passes, passes
+    assert isinstance(overlapped.outputs, Outputs), overlapped.outputs
+    assert {row.status for row in overlapped.requests} == {"finished"}
+
+
+def test_the_serial_loop_gives_the_same_tokens(run, overlapped):
+    assert tokens(run("engine.overlap=false")) == tokens(overlapped)
+
+
+def test_without_graphs_the_tokens_are_the_same(run, overlapped):
+    assert tokens(run("engine.cuda_graph=false")) == tokens(overlapped)
+
+
+def test_a_steady_decode_copies_once_and_waits_once(overlapped):
+    counts = overlapped.per_step["decode.steady"]
+    assert counts.steps > 0
+    schedule = counts.streams.get("schedule", {})
+    assert {name: schedule[name].max for name in ("h2d", "d2h", "sync") if name in schedule} == {}
+    forward = counts.streams["forward"]
+    assert (forward["d2h"].max, forward["sync"].max) == (1, 1)
+    assert "h2d" not in forward
+
+
+def test_streams_are_known_by_name(overlapped):
+    streams = {name for counts in overlapped.per_step.values() for name in counts.streams}
+    assert streams <= {"schedule", "forward", "copy"}
+
+
+def test_a_list_made_on_the_device_is_a_pageable_blocking_upload(overlapped):
+    for row in rows(overlapped, "torch.tensor(addresses"):
+        assert (row.direction, row.host_memory, row.blocking) == ("h2d", "pageable", True)
+
+
+def test_a_prompt_from_pinned_memory_blocks_nobody(overlapped):
+    for row in rows(overlapped, "batch.prefill_input_ids_cpu.to"):
+        assert (row.direction, row.host_memory, row.blocking, row.stream) == (
+            "h2d",
+            "pinned",
+            False,
+            "forward",
+        )
+
+
+def test_tokens_come_back_into_pinned_memory(overlapped):
+    for row in rows(overlapped, 'token_ids.to("cpu"'):
+        assert (row.direction, row.host_memory, row.blocking) == ("d2h", "pinned", False)
+
+
+def test_the_timed_pass_measured_something(overlapped):
+    for name in ("output_throughput", "forward_occupancy", "step_ms", "ttft_ms"):
+        assert overlapped.metrics[name].values[0] > 0
+    assert not overlapped.labels.emulated
+
+
+class Strict(Silence):
+    """Torch raises at a blocking call once decodes alone are left. The result's event is no such call."""
+
+    def launched(self, info: StepInfo) -> None:
+        torch.cuda.set_sync_debug_mode("error" if info.kind == "decode" else "default")
+
+
+@contextmanager
+def strict(clock: Clock, total: int) -> Iterator[Observer]:  # noqa: ARG001
+    try:
+        yield Strict()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_decodes_make_no_blocking_call(run):
+    result = run("engine.chunked_prefill_size=2048", "engine.mixed_chunk=false", watch=strict)
+    assert {row.status for row in result.requests} == {"finished"}

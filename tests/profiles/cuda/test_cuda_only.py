@@ -1,0 +1,20 @@
+"""The list in the docs of code that no CPU test reaches is the code's own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+MARK = re.compile(r"^(?:class|def) (\w+).*# cuda-only$", re.MULTILINE)
+
+
+def marked():
+    for path in sorted((ROOT / "profiles").rglob("*.py")):
+        for name in MARK.findall(path.read_text()):
+            yield f"{path.relative_to(ROOT).as_posix()}: {name}"
+
+
+def test_the_docs_list_is_complete_and_true():
+    listed = re.findall(r"^- `(profiles/[^`]+: \w+)`$", (ROOT / "docs" / "cuda.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(marked())

@@ -1,0 +1,115 @@
+"""The long errand: stages apart from each other, within their time; its plan is sound without a GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from schedbench.profiles.cuda import gpu
+from schedbench.profiles.cuda.probes import PROBES
+from schedbench.profiles.cuda.stages import Outcome, Stage, in_process, run_all
+
+
+class Clock:
+    def __init__(self):
+        self.at = 0.0
+
+    def __call__(self):
+        return self.at
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def stage(name, **more):
+    return Stage(name, ("-c", "pass"), **({"deadline": 10} | more))
+
+
+def told(stages, clock, *, budget=100, takes=1.0, failing=()):
+    given = {}
+
+    def run(stage, seconds):
+        given[stage.name] = seconds
+        clock.at += takes
+        return Outcome(stage.name, "failed" if stage.name in failing else "ok", takes)
+
+    outcomes = list(run_all(stages, budget=budget, run=run, now=clock))
+    return {o.name: (o.status, o.error) for o in outcomes}, given
+
+
+def test_one_that_fails_stops_only_those_that_need_it(clock):
+    stages = [stage("a"), stage("b"), stage("c", needs=("a", "b")), stage("d")]
+    statuses, _ = told(stages, clock, failing=("a",))
+    assert statuses == {"a": ("failed", ""), "b": ("ok", ""), "c": ("skipped", "needs a"), "d": ("ok", "")}
+
+
+def test_what_is_skipped_fails_who_needs_it(clock):
+    statuses, _ = told([stage("a", packages=("no_such_package",)), stage("b", needs=("a",))], clock)
+    assert statuses["a"] == ("skipped", "not installed: no_such_package")
+    assert statuses["b"] == ("skipped", "needs a")
+
+
+def test_nobody_gets_more_than_what_is_left(clock):
+    stages = [stage(name, deadline=40) for name in "abcd"]
+    statuses, given = told(stages, clock, budget=100, takes=38)
+    assert given == {"a": 40, "b": 40, "c": 24}
+    assert statuses["d"] == ("skipped", "no time left")
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "error"),
+    [
+        ("print('fine')", "ok", ""),
+        ("import sys; print('a word'); sys.exit(3)", "failed", "exit code 3\na word"),
+        ("raise ValueError('why')", "failed", "ValueError: why"),
+        ("import time; time.sleep(60)", "failed", "not done after"),
+    ],
+)
+def test_a_stage_is_a_process_with_a_log(tmp_path, program, status, error):
+    outcome = in_process(sys.executable, tmp_path)(Stage("s", ("-c", program), 10), 1.5)
+    assert outcome.status == status
+    assert error in outcome.error
+    assert (tmp_path / "s.log").exists()
+
+
+def test_a_stage_has_its_own_environment(tmp_path):
+    program = "import os; print(os.environ['WORD'])"
+    in_process(sys.executable, tmp_path)(Stage("s", ("-c", program), 10, environment={"WORD": "x"}), 5)
+    assert (tmp_path / "s.log").read_text() == "x\n"
+
+
+def test_the_plan_is_sound_and_within_eight_minutes(capsys):
+    assert gpu.main(["--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "probe-environment" in out.splitlines()[0]
+    assert all(f"probe-{name}" in out for name in PROBES)
+    assert gpu.BUDGET < 480
+
+
+def test_a_plan_that_is_not_says_where(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "_QWEN", ("model.preset=nobody",))
+    assert gpu.main(["--dry-run", "--out", str(tmp_path)]) == 1
+    assert "cuda-qwen3-0.6b: ScenarioError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("failing", "code"), [("", 0), ("b", 1)])
+def test_everything_ends_up_in_one_folder(tmp_path, monkeypatch, failing, code):
+    stages = [stage("a"), Stage("b", ("-c", "1/0" if failing else "1"), 10), stage("c", needs=("z",))]
+    monkeypatch.setattr(gpu, "plan", lambda _: stages)
+    out = tmp_path / "results"
+    assert gpu.main(["--out", str(out)]) == code
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["ok"] is (code == 0)
+    assert [s["status"] for s in summary["stages"]] == ["ok", "failed" if failing else "ok", "skipped"]
+    assert summary["counts_equal"] is None
+    assert "| c | skipped | 0.0 | needs z |" in (out / "summary.md").read_text()
+
+
+def test_the_comparison_is_in_the_summary(tmp_path):
+    (tmp_path / "comparison.json").write_text(json.dumps({"equal": False, "lines": [1, 2]}))
+    told = gpu.summary([Outcome("a", "ok", 1.0)], tmp_path)
+    assert (told["counts_equal"], told["differing_lines"]) == (False, 2)

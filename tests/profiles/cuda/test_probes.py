@@ -1,0 +1,121 @@
+"""Probes as far as they go without a GPU: what they make of what they see."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from schedbench.profiles.cuda.kineto import rows
+from schedbench.profiles.cuda.probes import __main__ as command
+from schedbench.profiles.cuda.probes.copies import waited
+from schedbench.profiles.cuda.probes.costs import told
+from schedbench.profiles.cuda.probes.environment import version
+from schedbench.profiles.cuda.probes.expressions import tally
+from schedbench.profiles.cuda.probes.kineto_rows import examples, replays
+from schedbench.profiles.cuda.probes.nsys import found
+from schedbench.profiles.cuda.probes.nsys import version as tool_version
+from schedbench.profiles.cuda.probes.sanitizer import judged
+from schedbench.profiles.cuda.probes.timing import host_ns, spread
+
+KERNELS = """
+import torch
+from schedbench.profiles.cuda.probes.triton_kernels import add_one, gather, gather_by_pointer
+x = torch.zeros(64)
+add_one[(1,)](x, 60, width=64)
+assert x.sum() == 60
+host, rows, target = torch.arange(128.0).view(8, 16), torch.tensor([3, 1, 7]), torch.empty(3, 16)
+gather[(2,)](host, rows, target, 3, width=16)
+assert torch.equal(target, host[rows])
+gather_by_pointer[(1,)](host.data_ptr() + rows * 64, target.zero_(), 3, width=16)
+assert torch.equal(target, host[rows])
+"""
+
+
+def test_kernels_compute_what_they_say():
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", KERNELS], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_expressions_operations_and_syncs_are_tallied(trace):
+    trace.copy("HtoD (Pageable -> Device)", 0, size=8, blocking=True)
+    trace.launch(20)
+    trace.call("cudaDeviceSynchronize", 30, 40)
+    assert tally(rows(trace.document())) == {"cudaStreamSynchronize": 1, "h2d pageable": 1, "kernel": 1}
+
+
+def test_a_replays_kernels_are_counted_by_correlation(trace):
+    correlation = trace.call("cudaGraphLaunch", 0, 1)
+    for n in range(3):
+        trace.kernel(correlation, 2 + n, 2.5 + n)
+    trace.launch(10)
+    assert replays(trace.document()["traceEvents"]) == [{"name": "cudaGraphLaunch", "kernels": 3}]
+
+
+def test_rows_are_shown_by_example(trace):
+    for n in range(9):
+        trace.launch(10 * n)
+    shown = examples(trace.document()["traceEvents"])
+    assert shown["kernel: k"]["count"] == 9
+    assert len(shown["kernel: k"]["first"]) == 6
+
+
+def test_a_group_that_fails_says_why():
+    def failing(small):
+        raise RuntimeError(f"no kernel for {small.device}")
+
+    assert told(failing, torch.zeros(1)) == {"error": "RuntimeError: no kernel for cpu"}
+    assert told(lambda small: {"n": small.numel()}, torch.zeros(3)) == {"n": 3}
+
+
+def test_a_call_as_long_as_the_stream_is_busy_waited():
+    assert waited(19e6)
+    assert not waited(30e3)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "found"), [("CSAN detected a possible data race", 1, True), ("", 0, False)]
+)
+def test_the_sanitizer_is_judged_by_its_words(text, code, found):
+    assert judged(code, text)["found"] is found
+
+
+def test_samples_are_summed_up():
+    assert spread([3, 1, 2]) == {"n": 3, "min": 1, "p10": 1, "median": 2, "p90": 3}
+
+
+def test_the_host_is_timed_apart_from_what_comes_before():
+    before = []
+    assert host_ns(lambda: None, repeat=4, before=lambda: before.append(1))["n"] == 4
+    assert len(before) == 4
+
+
+def test_nsight_is_looked_for_where_it_may_be(tmp_path):
+    folder = tmp_path / "nsight" / "host-linux-x64"
+    folder.mkdir(parents=True)
+    (folder / "QdstrmImporter").touch()
+    (folder / "other").touch()
+    assert list(found([tmp_path, tmp_path / "absent"])) == [folder / "QdstrmImporter"]
+
+
+def test_a_tool_that_cannot_run_says_so(tmp_path):
+    assert "FileNotFoundError" in tool_version(str(tmp_path / "nsys"))
+    assert tool_version(sys.executable).startswith("Python 3")
+
+
+def test_versions_of_what_is_installed():
+    assert version("no-such-package") is None
+    assert version("pytest")
+
+
+def test_a_probe_leaves_its_answer_in_a_file(tmp_path):
+    output = tmp_path / "answer.json"
+    assert command.main("nsys", str(output)) == 0
+    assert "files" in json.loads(output.read_text())
