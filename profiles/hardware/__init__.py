@@ -10,12 +10,13 @@ import hashlib
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ...sched.config import Capabilities
+if TYPE_CHECKING:
+    from ...sched.config import Capabilities
 
 
 class HardwareError(ValueError):
@@ -131,6 +132,8 @@ class HardwareProfile(Model):
 
     @property
     def capabilities(self) -> Capabilities:
+        from ...sched.config import Capabilities  # here, so that listing profiles does not import torch
+
         return Capabilities(**self.available.model_dump())
 
 

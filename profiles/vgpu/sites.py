@@ -27,6 +27,7 @@ class Sites:
         self._indices: dict[int, dict[int, int] | None] = {}
         self._codes: list[CodeType] = []
         self._places: list[tuple[CodeType, int]] = []
+        self._sites: list[Site] = []  # of the first places, as far as anyone has asked
 
     def here(self) -> int:
         """The index of the innermost watched line around a launch, or NO_SITE.
@@ -48,7 +49,9 @@ class Sites:
         return NO_SITE
 
     def resolved(self) -> Sequence[Site]:
-        return [self._site(code, offset) for code, offset in self._places]
+        """All lines met so far, by index."""
+        self._sites.extend(self._site(*place) for place in self._places[len(self._sites) :])
+        return self._sites
 
     def _meet(self, code: CodeType) -> dict[int, int] | None:
         self._codes.append(code)

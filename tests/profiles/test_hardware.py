@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +136,16 @@ def test_a_decode_steps_host_time_is_that_of_python_schedulers() -> None:
             with gpu.observer.range(name, 0, 64):
                 x.add_(1).view(-1).add_(1)
         assert 300_000 < gpu.clock.now() - before < 2_000_000
+
+
+def test_listing_profiles_imports_no_torch() -> None:
+    check = (
+        "import sys\n"
+        "from schedbench.profiles.hardware import load, names\n"
+        "assert all(load(name).about for name in names())\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", check], check=True)
 
 
 def _document() -> Any:

@@ -16,6 +16,7 @@ import torch
 
 from schedbench.profiles.hardware import load
 from schedbench.profiles.vgpu import open_vgpu
+from schedbench.profiles.vgpu.registration import register
 from schedbench.sched.kernels.registry import Work, kernel
 from schedbench.sched.observe import StepInfo
 
@@ -63,6 +64,12 @@ def test_nothing_is_registered_by_importing() -> None:
         "assert torch._C._get_privateuse1_backend_name() == 'privateuseone'\n"
     )
     subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def test_it_is_not_registered_beside_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(RuntimeError, match="emulate in a process of its own"):
+        register.__wrapped__()
 
 
 def test_torch_is_as_it_was_after_closing(opened: Any) -> None:
