@@ -1,0 +1,227 @@
+"""Better, worse, no change or inconclusive, with the reason when a verdict is not earned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from statistics import median
+from typing import Final, Literal
+
+from ..definitions import Direction
+from . import noise
+from .statistics import (
+    Interval,
+    Paired,
+    abba,
+    centred,
+    estimate,
+    holm,
+    mann_whitney,
+    order_interval,
+    paired,
+    pairs_needed,
+    percent,
+    same_side,
+    unpaired,
+    wilcoxon,
+)
+
+Verdict = Literal["better", "worse", "no change", "inconclusive"]
+
+MIN_EFFECT: Final = 0.5  # percent
+MIN_SEEDS: Final = 5
+MIN_PAIRS: Final = 6  # fewer are a screen
+DEFAULT_PAIRS: Final = 20
+ALPHA: Final = 0.05
+THROTTLED_SHARE: Final = 0.25
+RESOLVE: Final = 1.0  # percent that the power hint is about, at least twice the minimum effect
+
+
+class Reason(StrEnum):
+    LOW_N = "LOW_N"  # too few pairs or seeds, or too noisy for them
+    DRIFT = "DRIFT"
+    THROTTLED = "THROTTLED"
+    WARMUP_RAMP = "WARMUP_RAMP"
+    NOT_ENGAGED = "NOT_ENGAGED"  # B did on the device what A did
+    OUTPUT_DIFF = "OUTPUT_DIFF"
+    PROFILED = "PROFILED"
+    CONFIG_DIFF = "CONFIG_DIFF"  # measured in different environments
+    ORDER_EFFECT = "ORDER_EFFECT"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """One metric. Effects, intervals, floor and slot-order effect are in percent of A. ``n`` counts pairs or seeds,
+    or the smaller side where nothing is paired; ``needed`` pairs would resolve ``resolve`` percent."""
+
+    a: float
+    b: float
+    delta: float
+    interval: Interval
+    n: int
+    test: str
+    verdict: Verdict
+    reasons: tuple[Reason, ...] = ()
+    min_effect: float = MIN_EFFECT
+    p_value: float | None = None
+    floor: float | None = None
+    slot: float | None = None
+    drift: float | None = None
+    needed: int | None = None
+    resolve: float | None = None
+
+    def void(self, *reasons: Reason) -> Judgement:
+        """The numbers, without a verdict."""
+        known = tuple(reason for reason in self.reasons if reason not in reasons)
+        return replace(self, verdict="inconclusive", reasons=(*reasons, *known))
+
+
+def judge_seeds(
+    a: Sequence[float], b: Sequence[float], direction: Direction, *, min_effect: float = MIN_EFFECT
+) -> Judgement:
+    """Values that repeat exactly, one per workload seed. Microseconds change batching under random arrivals, so a
+    verdict takes the same sign on every one of at least five seeds."""
+    differences = [percent(x, y) for x, y in zip(a, b, strict=True)]
+    delta, interval = median(differences), order_interval(differences)
+    found = Judgement(
+        a=median(a),
+        b=median(b),
+        delta=delta,
+        interval=interval,
+        n=len(a),
+        test="exact over seeds",
+        verdict="no change",
+        min_effect=min_effect,
+    )
+    if list(a) == list(b):
+        return found
+    if len(a) < MIN_SEEDS:
+        return found.void(Reason.LOW_N)
+    if abs(delta) >= min_effect and (min(differences) > 0 or max(differences) < 0):
+        return replace(found, verdict=_sided(delta, direction))
+    return found if interval.within(min_effect) else found.void(Reason.LOW_N)
+
+
+def judge_blocks(
+    blocks: Sequence[float],
+    direction: Direction,
+    *,
+    throttled: Sequence[bool] = (),
+    min_effect: float = MIN_EFFECT,
+    seed: int = 0,
+) -> Judgement:
+    """Measured values of 2 x n blocks in the order of ``abba``. Pairs with a throttled block do not count."""
+    pairs = _without(paired(blocks), throttled)
+    if pairs.n == 0:
+        return _alone(blocks, min_effect, reason=Reason.THROTTLED if any(throttled) else Reason.LOW_N)
+    effect = estimate(pairs, seed=seed)
+    floor = _floor(blocks, seed)
+    departures = noise.levelled(blocks)
+    found = Judgement(
+        a=_median(blocks, "a"),
+        b=_median(blocks, "b"),
+        delta=effect.median,
+        interval=effect.interval,
+        n=pairs.n,
+        test="Wilcoxon signed-rank, paired bootstrap",
+        verdict="no change",
+        min_effect=min_effect,
+        p_value=wilcoxon(centred(pairs)),
+        floor=floor,
+        slot=effect.slot,
+        drift=noise.drift(departures),
+    )
+    reasons = [
+        (Reason.LOW_N, pairs.n < MIN_PAIRS),
+        (Reason.THROTTLED, 2 * pairs.n < (1 - THROTTLED_SHARE) * len(blocks)),
+        (Reason.WARMUP_RAMP, noise.ramp(departures, min_effect=min_effect)),
+        (Reason.DRIFT, abs(found.drift or 0.0) > noise.DRIFT_LIMIT),
+        (Reason.ORDER_EFFECT, noise.order_dominates(effect, min_effect=min_effect)),
+    ]
+    return _settled(found, direction, [reason for reason, holds in reasons if holds])
+
+
+def judge_unpaired(
+    a: Sequence[float], b: Sequence[float], direction: Direction, *, min_effect: float = MIN_EFFECT
+) -> Judgement:
+    """Measured values of two stored sets, which share no moment: drift between them cannot be told from an effect."""
+    delta, interval = unpaired(a, b)
+    found = Judgement(
+        a=median(a),
+        b=median(b),
+        delta=delta,
+        interval=interval,
+        n=min(len(a), len(b)),
+        test="Mann-Whitney U, unpaired: drift between the runs counts as effect",
+        verdict="no change",
+        min_effect=min_effect,
+        p_value=mann_whitney(a, b),
+    )
+    return _settled(found, direction, [Reason.LOW_N] if found.n < MIN_PAIRS else [])
+
+
+def corrected(
+    judged: Mapping[str, Judgement], gated: Sequence[str], *, alpha: float = ALPHA
+) -> dict[str, Judgement]:
+    """Holm's correction over the gated metrics: findings that do not survive it become inconclusive."""
+    names = [name for name in gated if name in judged and judged[name].p_value is not None]
+    adjusted = dict(zip(names, holm([judged[name].p_value or 0.0 for name in names]), strict=True))
+    return {
+        name: _kept(replace(found, p_value=adjusted[name]), alpha) if name in adjusted else found
+        for name, found in judged.items()
+    }
+
+
+def _kept(found: Judgement, alpha: float) -> Judgement:
+    claimed = found.verdict in ("better", "worse")
+    weak = found.p_value is not None and found.p_value > alpha
+    return _hinted(found.void(Reason.LOW_N), found.interval) if claimed and weak else found
+
+
+def _settled(found: Judgement, direction: Direction, reasons: Sequence[Reason]) -> Judgement:
+    band = max(found.min_effect, found.floor or 0.0)
+    if reasons:
+        return found.void(*reasons)
+    if found.interval.beyond(band) and (found.p_value or 0.0) <= ALPHA:
+        return replace(found, verdict=_sided(found.delta, direction))
+    if found.interval.within(found.min_effect):
+        return found
+    return _hinted(found.void(Reason.LOW_N), found.interval)
+
+
+def _hinted(found: Judgement, interval: Interval) -> Judgement:
+    resolve = max(RESOLVE, 2 * found.min_effect)
+    needed = pairs_needed(interval, n=found.n, resolve=resolve, band=found.min_effect)
+    more = needed is not None and needed > found.n
+    return replace(found, needed=needed, resolve=resolve) if more else found
+
+
+def _sided(delta: float, direction: Direction) -> Verdict:
+    return "better" if (delta > 0) == (direction == "higher") else "worse"
+
+
+def _floor(blocks: Sequence[float], seed: int) -> float:
+    """What the estimator makes of A against A in this very run."""
+    pairs = same_side(blocks)
+    return abs(estimate(pairs, seed=seed).median) if pairs.n else 0.0
+
+
+def _without(pairs: Paired, throttled: Sequence[bool]) -> Paired:
+    if not any(throttled):
+        return pairs
+    kept = [not (throttled[2 * pair] or throttled[2 * pair + 1]) for pair in range(pairs.n)]
+    return Paired(pairs.differences[kept], pairs.order[kept])
+
+
+def _median(blocks: Sequence[float], side: str) -> float:
+    return median(x for x, s in zip(blocks, abba(len(blocks) // 2), strict=True) if s == side)
+
+
+def _alone(blocks: Sequence[float], min_effect: float, *, reason: Reason) -> Judgement:
+    """No pair is left to judge by."""
+    a, b = (_median(blocks, side) if blocks else 0.0 for side in ("a", "b"))
+    delta = percent(a, b)
+    return Judgement(
+        a, b, delta, Interval(delta, delta), 0, "none", "inconclusive", (reason,), min_effect=min_effect
+    )

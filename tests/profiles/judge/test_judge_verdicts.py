@@ -1,0 +1,159 @@
+"""Verdicts on synthetic measurements: how often they are wrong, how often they are found, why they are refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from schedbench.profiles.judge.verdict import (
+    DEFAULT_PAIRS,
+    Reason,
+    corrected,
+    judge_blocks,
+    judge_seeds,
+    judge_unpaired,
+)
+from tests.profiles.judge.synthetic import blocks
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20)
+
+
+def test_at_most_one_in_twenty_comparisons_of_a_with_a_is_called_a_difference(rng):
+    verdicts: Counter[str] = Counter()
+    for _ in range(200):
+        values = blocks(
+            rng,
+            pairs=DEFAULT_PAIRS,
+            cv=rng.uniform(0.005, 0.05),
+            drift=rng.choice([0, rng.uniform(-0.1, 0.1)]),
+            ramp=rng.choice([0, rng.uniform(-0.1, 0.2)]),
+            slot=rng.choice([0, rng.uniform(-0.03, 0.03)]),
+        )
+        verdicts[judge_blocks(values, "higher").verdict] += 1
+    assert verdicts["better"] + verdicts["worse"] <= 10, verdicts
+
+
+@pytest.mark.parametrize("effect", [0.02, -0.02])
+def test_two_percent_are_found_in_four_of_five_runs(rng, effect):
+    verdicts = Counter(
+        judge_blocks(blocks(rng, pairs=DEFAULT_PAIRS, cv=0.01, effect=effect), "higher").verdict
+        for _ in range(200)
+    )
+    assert verdicts["better" if effect > 0 else "worse"] >= 160, verdicts
+
+
+def test_a_quiet_machine_may_say_no_change(rng):
+    found = judge_blocks(blocks(rng, pairs=DEFAULT_PAIRS, cv=0.002), "lower")
+    assert (found.verdict, found.reasons, found.n) == ("no change", (), DEFAULT_PAIRS)
+    assert found.interval.within(found.min_effect)
+
+
+def test_the_slot_order_effect_is_told_apart(rng):
+    found = judge_blocks(blocks(rng, pairs=20, cv=0.001, effect=0.05, slot=0.01), "lower")
+    assert found.verdict == "worse"
+    assert found.delta == pytest.approx(5, abs=0.1)
+    assert found.slot == pytest.approx(1, abs=0.1)
+    assert found.floor == pytest.approx(0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "reason"),
+    [
+        ({"ramp": 0.2}, Reason.WARMUP_RAMP),
+        ({"drift": 0.3}, Reason.DRIFT),
+        ({"slot": 0.05}, Reason.ORDER_EFFECT),
+    ],
+)
+def test_a_troubled_run_gets_no_verdict_and_says_why(rng, trouble, reason):
+    found = judge_blocks(blocks(rng, pairs=20, cv=0.005, effect=0.02, **trouble), "higher")
+    assert found.verdict == "inconclusive"
+    assert reason in found.reasons
+
+
+def test_few_pairs_are_a_screen(rng):
+    found = judge_blocks(blocks(rng, pairs=5, cv=0.001, effect=0.1), "higher")
+    assert (found.verdict, found.reasons) == ("inconclusive", (Reason.LOW_N,))
+    assert found.delta == pytest.approx(10, abs=1)
+
+
+def test_throttled_blocks_take_their_pairs_with_them(rng):
+    values = blocks(rng, pairs=20, cv=0.002, effect=0.05)
+    values[4] = 50.0
+    found = judge_blocks(values, "higher", throttled=[at == 4 for at in range(40)])
+    assert (found.verdict, found.n) == ("better", 19)
+    often = judge_blocks(values, "higher", throttled=[at % 4 == 0 for at in range(40)])
+    assert (often.verdict, often.reasons[0], often.n) == ("inconclusive", Reason.THROTTLED, 10)
+
+
+def test_every_block_throttled_leaves_nothing(rng):
+    found = judge_blocks(blocks(rng, pairs=6, cv=0.01), "higher", throttled=[True] * 12)
+    assert (found.verdict, found.reasons, found.n) == ("inconclusive", (Reason.THROTTLED,), 0)
+
+
+def test_a_noisy_run_says_how_many_pairs_would_do(rng):
+    found = judge_blocks(blocks(rng, pairs=20, cv=0.02), "higher")
+    assert found.reasons == (Reason.LOW_N,)
+    assert found.resolve == 1.0
+    assert found.needed is not None and 100 < found.needed < 600
+
+
+def test_the_hint_keeps_its_word(rng):
+    found = judge_blocks(blocks(rng, pairs=20, cv=0.01), "higher")
+    assert found.needed is not None
+    verdicts = Counter(
+        judge_blocks(blocks(rng, pairs=found.needed, cv=0.01, effect=0.01), "higher").verdict
+        for _ in range(20)
+    )
+    assert verdicts["better"] >= 14, (found.needed, verdicts)
+
+
+def test_lower_is_better_where_it_is():
+    a, b = [10.0] * 5, [9.0, 9.1, 9.0, 8.9, 9.0]
+    assert judge_seeds(a, b, "lower").verdict == "better"
+    assert judge_seeds(a, b, "higher").verdict == "worse"
+
+
+def test_seeds_have_to_agree():
+    found = judge_seeds([100.0] * 5, [102.0, 103.0, 99.0, 102.0, 104.0], "higher")
+    assert (found.verdict, found.reasons) == ("inconclusive", (Reason.LOW_N,))
+    assert (found.interval.low, found.interval.high) == (-1.0, 4.0)
+
+
+def test_four_seeds_are_too_few_even_when_they_agree():
+    found = judge_seeds([100.0] * 4, [110.0] * 4, "higher")
+    assert (found.verdict, found.reasons, found.delta) == ("inconclusive", (Reason.LOW_N,), 10.0)
+
+
+def test_an_effect_below_the_minimum_is_no_change():
+    values = [100.1, 100.2, 100.3, 100.2, 100.4]
+    assert judge_seeds([100.0] * 5, values, "higher").verdict == "no change"
+    assert judge_seeds([100.0] * 5, values, "higher", min_effect=0.1).verdict == "better"
+
+
+def test_equal_values_are_equal_even_at_zero():
+    found = judge_seeds([0.0] * 2, [0.0] * 2, "lower")
+    assert (found.verdict, found.delta) == ("no change", 0.0)
+
+
+def test_stored_values_without_pairs_are_tested_and_marked(rng):
+    a, b = 100 + rng.standard_normal(12), 105 + rng.standard_normal(12)
+    found = judge_unpaired(a, b, "higher")
+    assert (found.verdict, found.n) == ("better", 12)
+    assert "unpaired" in found.test
+    assert judge_unpaired(a[:3], b[:3], "higher").reasons == (Reason.LOW_N,)
+
+
+def test_holm_takes_back_what_only_one_test_would_have_found(rng):
+    sure = judge_blocks(blocks(rng, pairs=20, cv=0.002, effect=0.05), "higher")
+    found = replace(sure, p_value=0.03)
+    alone = corrected({"gated": found, "other": found}, ["gated"])
+    assert (alone["gated"].verdict, alone["gated"].p_value) == ("better", 0.03)
+    both = corrected({"gated": found, "other": found}, ["gated", "other"])
+    assert (both["gated"].verdict, both["gated"].p_value) == ("inconclusive", 0.06)
+    assert both["gated"].reasons == (Reason.LOW_N,)
