@@ -62,11 +62,6 @@ class Copies:
         self._download(pin(target) if non_blocking else target, source, non_blocking=non_blocking)
         return target
 
-    def upload_index(self, index: torch.Tensor) -> torch.Tensor:
-        """A host index on a device tensor is moved first; a mask is turned into indices on the host."""
-        self._gpu.runtime.copy("h2d", index.nbytes, pinned=False, blocking=True)
-        return index
-
     def _upload(self, target: DeviceTensor, source: torch.Tensor, *, non_blocking: bool) -> None:
         held, runtime = target.held, self._gpu.runtime
         if held.numel():

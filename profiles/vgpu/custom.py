@@ -17,27 +17,29 @@ if TYPE_CHECKING:
 
 
 def custom_handler(gpu: VirtualGpu, kernel: Kernel) -> Callable[[Sequence[Any], Mapping[str, Any]], Any]:
-    runtime, returns = gpu.runtime, len(kernel.op._schema.returns)
+    returns = len(kernel.op._schema.returns)
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         held = [_held(arg) for arg in args]
         named = {name: _held(value) for name, value in kwargs.items()} if kwargs else kwargs
         if kernel.cost is not None:
-            launch_custom(gpu, kernel, held, named)
+            _launch(gpu, kernel, kernel.cost, held, named)
         out = gpu.executor.launch(kernel, held, named)
         if not returns:
             return None
         return wrap(out) if isinstance(out, torch.Tensor) else [wrap(o) for o in out]
 
-    def launch_custom(gpu: VirtualGpu, kernel: Kernel, held: Sequence[Any], named: Mapping[str, Any]) -> None:
-        assert kernel.cost is not None
-        if gpu.capture is not None and not kernel.fixed_cost:
-            gpu.capture.variable(kernel, held, named)
-            return
-        work = kernel.cost(*held, **named)
-        runtime.kernel(kernel.name, duration(runtime.costs, work, held), host_size=work.host_bytes)
-
     return handler
+
+
+def _launch(
+    gpu: VirtualGpu, kernel: Kernel, cost: Callable[..., Work], held: Sequence[Any], named: Mapping[str, Any]
+) -> None:
+    if gpu.capture is not None and not kernel.fixed_cost:
+        gpu.capture.variable(kernel, held, named)
+        return
+    work, runtime = cost(*held, **named), gpu.runtime
+    runtime.kernel(kernel.name, duration(runtime.costs, work, held), host_size=work.host_bytes)
 
 
 def duration(costs: Costs, work: Work, args: Sequence[Any]) -> int:

@@ -9,13 +9,11 @@ import torch
 
 from ...sched.kernels.registry import kernels
 from .bindings import binding
-from .copies import Copies
 from .cost import GEMMS, bytes_of, gemm
 from .custom import custom_handler
 from .factories import LIKES, like_handler
-from .indexing import Indexing
 from .reads import READS, read_handler, scalar_handler
-from .tensor import DeviceTensor, unwrap, wrap
+from .tensor import DeviceTensor, refuse_mixed, unwrap, wrap
 
 if TYPE_CHECKING:
     from .gpu import VirtualGpu
@@ -30,7 +28,7 @@ class Handlers(dict[Any, Handler]):
     def __init__(self, gpu: VirtualGpu) -> None:
         super().__init__()
         self._gpu = gpu
-        copies, indexing = gpu.copies, Indexing(gpu)
+        copies, indexing = gpu.copies, gpu.indexing
         self._named: Mapping[str, Handler] = {
             "copy_": copies.copy_,
             "clone": copies.clone,
@@ -90,22 +88,28 @@ def _functional(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Hand
 
 
 def _in_place(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handler:
-    """One kernel that writes its first argument, or ``out``. A contiguous zero_ is a memset."""
+    """One kernel that writes some of its arguments and returns them. A contiguous zero_ is a memset."""
     op, runtime, duration = binding(func), gpu.runtime, _duration(gpu, name)
+    schema = func._schema
+    written = [(k, a.name) for k, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write]
+    returns = len(schema.returns)
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        targets = [kwargs[key] if key in kwargs else args[k] for k, key in written]
+        target = targets[0]
+        if type(target) is not DeviceTensor:
+            refuse_mixed(target.device)
         held = unwrap(args)
         named = dict(zip(kwargs, unwrap(tuple(kwargs.values())), strict=True)) if kwargs else kwargs
         gpu.executor.mutate(op, held, named)
-        target = kwargs["out"] if "out" in kwargs else args[0]
-        if type(target) is not DeviceTensor:
-            raise RuntimeError(f"{name}: expected its result on {gpu.device}, but got {target.device}")
-        written = target.held
-        if name == "zero_" and written.is_contiguous():
-            runtime.move("memset", runtime.costs.memory(written.nbytes), size=written.nbytes)
+        result = target.held
+        if name == "zero_" and result.is_contiguous():
+            runtime.move("memset", runtime.costs.memory(result.nbytes), size=result.nbytes)
         else:
-            runtime.kernel(name, duration(held, written))
-        return target
+            runtime.kernel(name, duration(held, result))
+        if returns == 1:
+            return target
+        return targets if returns else None
 
     return handler
 
@@ -115,6 +119,3 @@ def _duration(gpu: VirtualGpu, name: str) -> Callable[[Sequence[Any], Any], int]
     if name in GEMMS:
         return lambda held, out: costs.work(gemm(held, out), out.dtype)
     return lambda held, out: costs.memory(size_of(held, out))
-
-
-__all__ = ["Copies", "Handler", "Handlers"]

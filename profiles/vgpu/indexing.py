@@ -80,7 +80,7 @@ class Indexing:
                     resolved.append(held)
             else:
                 parts = index.nonzero().unbind(1) if index.dtype in _MASKS else [index]
-                resolved.extend(self._gpu.copies.upload_index(part) for part in parts)
+                resolved.extend(self._uploaded(part) for part in parts)
         return resolved
 
     def _from_mask(self, mask: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -103,6 +103,9 @@ class Indexing:
     def _value(self, values: torch.Tensor) -> torch.Tensor:
         if type(values) is DeviceTensor:
             return values.held
+        return self._uploaded(values)
+
+    def _uploaded(self, values: torch.Tensor) -> torch.Tensor:
         self._gpu.runtime.copy("h2d", values.nbytes, pinned=False, blocking=True)
         return values
 

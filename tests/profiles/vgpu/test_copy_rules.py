@@ -142,6 +142,7 @@ def test_copies(bench: Any, names: Names, expression: str, copies: list[Copy], w
         ("table[torch.ones(6, 2, dtype=torch.bool)].tolist()", [1.0] * 12),
         ("torch.tensor([ids[1], ids[2]], device=device).tolist()", [1, 2]),
         ("x.view(2, 3)[:, ids].tolist()", [[1.0] * 3] * 2),
+        ("torch.max(table, 0, out=(table[0].clone(), ids[:2].clone()))[1].tolist()", [0, 0]),
         ("torch.eye(2, device=device).tolist()", [[1.0, 0.0], [0.0, 1.0]]),
         ("torch.linspace(0, 1, 3, device=device).tolist()", [0.0, 0.5, 1.0]),
         ("torch.arange(1, 7, 2, device=device).tolist()", [1, 3, 5]),
@@ -205,13 +206,14 @@ def test_device_copies_are_memcpys_when_alike_and_contiguous(bench: Any, names: 
         "x + host",
         "torch.cat([x, host])",
         "host.add_(x)",
+        "torch.tensor(1.0).add_(x[0])",
         "torch.add(x, x, out=host)",
         "x.index_put_((ids,), host[:3])",
         "torch.add(host, host, out=x)",
     ],
 )
 def test_mixing_host_and_device_raises(names: Names, expression: str) -> None:
-    with pytest.raises(RuntimeError, match=r"on the same device|on vgpu:0"):
+    with pytest.raises(RuntimeError, match="on the same device"):
         eval(expression, dict(names))
 
 
