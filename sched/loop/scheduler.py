@@ -122,17 +122,15 @@ class Scheduler:
 
     def _absorb_last_batch(self) -> None:
         """Stash the chunk that ran, and let finished prefills join the running batch."""
-        leaving = [req for req in (self.chunked_req,) if req is not None]
-        if self.chunked_req is not None and self._chunk_launched:
-            self.engine.cache.cache_unfinished_req(self.chunked_req)
+        chunked = self.chunked_req
+        if chunked is not None and self._chunk_launched:
+            self.engine.cache.cache_unfinished_req(chunked)
             self._chunk_launched = False
         last = self.last_batch
         if last is None or not last.forward_mode.is_extend:
             return
-        if last.chunked_req is not None:
-            leaving.append(last.chunked_req)
         before = last.batch_size
-        filter_rows(self.engine, last, without=leaving)
+        filter_rows(self.engine, last, without=() if chunked is None else (chunked,))
         if last.batch_size < before:
             self.running_batch.batch_is_full = False
         if last.is_empty:

@@ -32,7 +32,7 @@ def _settle_extend(engine: Engine, batch: ScheduleBatch, token_ids: list[int]) -
     decoding = set(map(id, batch.decoding_reqs))
     ended = False
     for req, token in zip(batch.reqs, token_ids, strict=True):
-        if req.status is not Status.RUNNING or req.is_retracted:
+        if req.status is not Status.RUNNING:  # it ended, or its KV was taken back, after the launch
             continue
         if req.inflight_middle_chunks > 0 and id(req) not in decoding:
             req.inflight_middle_chunks -= 1  # more of the prompt is to come: this token means nothing
@@ -47,7 +47,7 @@ def _settle_decode(engine: Engine, batch: ScheduleBatch, token_ids: list[int]) -
     engine.allocator.free_group_begin()
     ended = False
     for req, token in zip(batch.reqs, token_ids, strict=True):
-        if req.status is Status.RUNNING and not req.is_retracted and _append(engine, req, token):
+        if req.status is Status.RUNNING and _append(engine, req, token):
             ended = True
     engine.allocator.free_group_end()
     return ended
