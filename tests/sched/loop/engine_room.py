@@ -86,6 +86,8 @@ class RecallRunner:
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         assert bool((batch.input_ids >= 0).all()), "a token was gathered that nobody stashed"
+        if batch.extend_lens is not None:
+            assert torch.equal(batch.extend_prefix_lens + batch.extend_lens, batch.seq_lens.to(torch.int32))
         self._kept[batch.out_cache_loc] = batch.input_ids * VOCAB + batch.positions
         rows = self._req_to_token[batch.req_pool_indices, : batch.max_seq_len].to(torch.int64)
         place = torch.arange(batch.max_seq_len)
