@@ -89,10 +89,13 @@ def compose(
     """Raises CheckpointError when the scenario's checkpoint cannot be read."""
     config = engine_config(resolved, machine)
     streams = _streams(config, observer)
-    slots = ReqToTokenPool(config.max_running_requests, config.context_len, device=config.device)
-    allocator = _allocator(config)
-    decoder, tags = _model(resolved, config, slots)
-    desk = Desk(config, streams, FutureMap(config.max_running_requests + 1, config.device), observer)
+    # On the schedule's stream, for which every forward waits: no stream of ours waits for the default one.
+    with streams.on(streams.schedule):
+        slots = ReqToTokenPool(config.max_running_requests, config.context_len, device=config.device)
+        allocator = _allocator(config)
+        decoder, tags = _model(resolved, config, slots)
+        desk = Desk(config, streams, FutureMap(config.max_running_requests + 1, config.device), observer)
+    streams.wait(streams.forward, streams.schedule)
     with streams.on(streams.forward):
         runner = ModelRunner(decoder, config)
     engine = Engine(
