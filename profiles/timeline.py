@@ -58,6 +58,7 @@ class Op(NamedTuple):
     step: int
     site: int
     launched: int  # when the host enqueued it
+    kernels: int = 1  # kernels in it: more than one for what a replayed graph ran without a break
 
 
 class Call(NamedTuple):

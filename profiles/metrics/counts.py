@@ -64,6 +64,8 @@ class CountsSink:
         for (step, stream, kind), count in Counter(map(_key, window.ops)).items():
             pending[step].counts[stream, kind] += count
         for op in window.ops:
+            if op.kernels > 1:
+                pending[op.step].counts[op.stream, op.kind] += op.kernels - 1
             if op.kind in _COPIES or op.host_bytes:
                 self._take_copy(op)
         for call in window.calls:

@@ -174,15 +174,15 @@ class Run:
             now=now,
             begins=begins,
             ends=begins + times,
-            row=self._row(runtime, whole, site),
+            row=self._row(runtime, whole, site, len(self._nodes)),
             rows=rows,
         )
 
-    def _row(self, runtime: Runtime, node: Node, site: int) -> Row:
+    def _row(self, runtime: Runtime, node: Node, site: int, count: int = 1) -> Row:
         kind, name, _, size, host_size = node
         memory = "pinned" if kind in _ENGINES else ""
         context, now = runtime.context, runtime.now
-        return (kind, name, runtime.stream.id, size, host_size, memory, False, context, site, now)
+        return (kind, name, runtime.stream.id, size, host_size, memory, False, context, site, now, count)
 
 
 class graph:  # noqa: N801 - torch's name

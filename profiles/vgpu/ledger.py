@@ -28,7 +28,7 @@ class Context(NamedTuple):
 
 NO_CONTEXT = Context("", -1, False)
 
-# (kind, name, stream, bytes, host_bytes, host_memory, blocking, context, site, launched)
+# (kind, name, stream, bytes, host_bytes, host_memory, blocking, context, site, launched, count)
 # A row of an operation; see timeline.Op.
 
 
@@ -114,6 +114,7 @@ def _ops(served: Iterable[Served]) -> Iterable[Op]:
         context,
         site,
         launched,
+        count,
     ), start, end in served:
         where, step, forward = context
         yield new(
@@ -133,6 +134,7 @@ def _ops(served: Iterable[Served]) -> Iterable[Op]:
                 step,
                 site,
                 launched,
+                count,
             ),
         )
 

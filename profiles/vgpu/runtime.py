@@ -76,7 +76,7 @@ class Runtime:
         stream, context, calls = self.stream, self.context, self.ledger.calls
         site, queue = self.sites.here(), stream.id
         calls.append(("launch", LAUNCH, start, now, 0, queue, context, site))
-        row = ("kernel", name, queue, 0, host_size, "", False, context, site, now)
+        row = ("kernel", name, queue, 0, host_size, "", False, context, site, now, 1)
         self.simulation.submit(stream, COMPUTE, now=now, duration=duration, row=row)
         if len(calls) >= OVERFLOW:
             self.cut()
@@ -91,7 +91,7 @@ class Runtime:
         self.now = now = start + self._copy_call
         stream, site = self.stream, self.sites.here()
         self._call("copy", name, start, 0, site)
-        row = (kind, name, stream.id, size, 0, "", False, self.context, site, now)
+        row = (kind, name, stream.id, size, 0, "", False, self.context, site, now, 1)
         self.simulation.submit(stream, COMPUTE, now=now, duration=duration, row=row)
 
     def copy(self, direction: Direction, size: int, *, pinned: bool, blocking: bool) -> None:
@@ -110,7 +110,7 @@ class Runtime:
         stream, site = self.stream, self.sites.here()
         memory: HostMemory = "pinned" if pinned else "pageable"
         name, waits = _COPIES[direction, memory], blocking or holds
-        row = (direction, name, stream.id, size, 0, memory, waits, self.context, site, self.now)
+        row = (direction, name, stream.id, size, 0, memory, waits, self.context, site, self.now, 1)
         duration = self.costs.copy(direction, size, pinned=pinned or inline)
         self.simulation.submit(stream, _ENGINES[direction], now=self.now, duration=duration, row=row)
         waited = self._stand_still(self._mark(stream)) if holds else 0

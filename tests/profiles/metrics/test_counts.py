@@ -44,6 +44,12 @@ def test_median_mean_max_and_steps_with(drawing):
     assert Place("decode", SCHEDULE, "d2h") not in tallies
 
 
+def test_a_replayed_graph_counts_as_its_kernels(drawing):
+    decodes(drawing, 1)
+    drawing.op(0, 8, step=0, stream=FORWARD, kind="kernel", forward=True, kernels=300)
+    assert count(drawing).tallies()[Place("decode", FORWARD, "kernel")].max == 301
+
+
 def test_median_of_an_even_number_of_steps_lies_between(drawing):
     decodes(drawing, 2)
     drawing.op(0, 1, step=0, stream=COPY, kind="d2h", bytes=8)

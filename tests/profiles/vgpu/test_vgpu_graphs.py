@@ -121,6 +121,7 @@ def test_a_replay_is_one_call_and_one_record_per_run_of_kernels(bench: Any) -> N
     assert x.tolist() == [12.0] * 4
     assert [(c.kind, c.name) for c in tape.calls] == [("graph", "cudaGraphLaunch")]
     seen = [(op.kind, op.name, op.bytes, op.host_memory, op.range, op.forward, op.step) for op in tape.ops]
+    assert [op.kernels for op in tape.ops] == [1, 1, 2]
     assert seen == [
         ("kernel", "graph[1]", 0, "", "model", True, 3),
         ("h2d", "Memcpy HtoD (Pinned -> Device)", 16, "pinned", "model", True, 3),
