@@ -13,8 +13,8 @@ from .errors import GATE_FAILED, INTERRUPTED, WORKLOAD_FAILED
 
 if TYPE_CHECKING:
     from ..profiles.execute import Outcome
+    from ..profiles.resolve import Resolved
     from ..profiles.result import Result
-    from ..scenarios.schema import Scenario
 
 Device = Literal["auto", "cuda", "vgpu"]
 Format = Literal["table", "json", "md", "csv", "html"]
@@ -43,7 +43,7 @@ def run(
     Exit codes: 0 done; 1 a budget was broken; 2 usage or scenario; 3 this machine cannot; 4 the workload
     failed; 130 interrupted, what there is was kept.
     """
-    question = _load(scenario, overrides or [], relay, expect or [])
+    question = _ask(scenario, overrides or [], relay, expect or [])
     outcome = _execute(question, device, save_tokens=save_tokens)
     if output_dir is not None:
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -52,28 +52,23 @@ def run(
     raise typer.Exit(_exit_code(outcome))
 
 
-def _load(name: str, overrides: list[str], relay: str | None, expect: list[str]) -> Scenario:
-    from ..scenarios.loader import load
+def _ask(name: str, overrides: list[str], relay: str | None, expect: list[str]) -> Resolved:
+    from ..profiles.resolve import ask
 
-    given = list(overrides)
+    given = [*overrides, *(f"expect.{budget}" for budget in expect)]
     if relay is not None:
         given.append(f"engine.relay={relay}")
-    given += [_budget_key(budget) for budget in expect]
-    return load(name, given)
+    resolved = ask(name, given)
+    if len(resolved.relays) > 1:
+        raise resolved.scenario.source.refuse(("engine", "relays"), "not available in this version: ladders")
+    return resolved
 
 
-def _budget_key(budget: str) -> str:
-    """``decode.steady`` is one kind, whose name has a dot."""
-    return "expect." + budget.replace("decode.steady", '"decode.steady"', 1)
-
-
-def _execute(scenario: Scenario, device: Device, *, save_tokens: bool) -> Outcome:
+def _execute(resolved: Resolved, device: Device, *, save_tokens: bool) -> Outcome:
     from ..profiles.execute import Options, execute
-    from ..profiles.resolve import resolve
     from .console import progress
     from .progress import RunProgress
 
-    resolved = resolve(scenario)
     options = Options(
         device=device, save_tokens=save_tokens, command=shlex.join(["schedbench", *sys.argv[1:]])
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,15 +10,17 @@ from typing import TypeVar
 
 import torch
 
-from ..scenarios.problems import KeyPath, Problem, ScenarioError, unknown
-from ..scenarios.schema import Relay, Scenario
+from ..scenarios.loader import load
+from ..scenarios.problems import KeyPath, Problem, ScenarioError, touches, unknown
+from ..scenarios.schema import Model, Relay, Scenario
 from ..scenarios.workload import params
 from ..sched.model import checkpoint
 from ..sched.model.config import ModelConfig
 from ..sched.model.grammar import GrammarCache, GrammarError
 from ..sched.model.presets import PRESETS
-from ..sched.relay.states import RelayChoice, RelayError, choose
-from .hardware import HardwareError, HardwareProfile, load
+from ..sched.relay.states import RelayChoice, RelayError, choose, states, switches
+from .hardware import HardwareError, HardwareProfile
+from .hardware import load as hardware_profile
 
 T = TypeVar("T")
 
@@ -37,17 +39,37 @@ class Resolved:
         return None if path is None else self.scenario.source.locate(("model", "path"), path)
 
 
+def ask(name: str, overrides: Sequence[str] = ()) -> Resolved:
+    """The scenario of that name or file, resolved. Raises ScenarioError with everything that is wrong with it."""
+    try:
+        return resolve(load(name, overrides))
+    except ScenarioError as error:
+        if error.rest is None:
+            raise
+        raise ScenarioError([*error.problems, *_unresolved(error.rest, error.problems)]) from None
+
+
+def _unresolved(rest: Scenario, problems: Sequence[Problem]) -> list[Problem]:
+    """What else is wrong with a scenario whose broken keys were left out."""
+    try:
+        resolve(rest)
+    except ScenarioError as error:
+        return [problem for problem in error.problems if not touches(problem, problems)]
+    return []
+
+
 def resolve(scenario: Scenario) -> Resolved:
     """Raises ScenarioError with every name that leads nowhere."""
     problems: list[Problem] = []
-    model = _attempt(problems, scenario, ("model",), lambda: _model(scenario))
-    hardware = _attempt(problems, scenario, ("device", "hardware"), lambda: load(scenario.device.hardware))
-    relays = [
-        _attempt(problems, scenario, ("engine", "relay"), partial(_relay, relay))
-        for relay in scenario.relays
-    ]
-    if model is not None:
-        _attempt(problems, scenario, ("workload", "sampling", "grammar"), lambda: _grammar(scenario, model))
+    model = _attempt(problems, scenario, _named(scenario.model), lambda: _model(scenario))
+    hardware = _attempt(
+        problems, scenario, ("device", "hardware"), lambda: hardware_profile(scenario.device.hardware)
+    )
+    at = ("engine", "relays" if scenario.engine.relays else "relay")
+    relays = [_attempt(problems, scenario, at, partial(_relay, relay)) for relay in scenario.relays]
+    _attempt(problems, scenario, ("workload", "trace"), lambda: _trace(scenario))
+    vocabulary = model or PRESETS["tiny-llama"]  # a broken pattern is broken in any vocabulary
+    _attempt(problems, scenario, ("workload", "sampling", "grammar"), lambda: _grammar(scenario, vocabulary))
     if problems:
         raise ScenarioError(problems)
     assert model is not None and hardware is not None
@@ -62,10 +84,16 @@ def _attempt(problems: list[Problem], scenario: Scenario, path: KeyPath, find: C
     return None
 
 
+def _named(model: Model) -> KeyPath:
+    """The key that says which model it is; the section when it says nothing."""
+    return ("model", *(key for key in ("preset", "path") if getattr(model, key) is not None))
+
+
 def _model(scenario: Scenario) -> ModelConfig:
     wanted = scenario.model
     if wanted.preset is None:
-        assert wanted.path is not None
+        if wanted.path is None:
+            raise LookupError("required, but not given")
         found = checkpoint.read_config(scenario.source.locate(("model", "path"), wanted.path))
     elif wanted.preset in PRESETS:
         found = PRESETS[wanted.preset]
@@ -75,6 +103,11 @@ def _model(scenario: Scenario) -> ModelConfig:
 
 
 def _relay(relay: Relay) -> RelayChoice:
+    if relay.state not in states():
+        raise LookupError(unknown("relay state", relay.state, list(states())))
+    for switch in relay.switches:
+        if switch not in switches():
+            raise LookupError(unknown("relay switch", switch, list(switches())))
     return choose(relay.state, {name: _word(value) for name, value in relay.switches.items()})
 
 
@@ -83,6 +116,16 @@ def _word(value: bool | int | float | str) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return str(value)
+
+
+def _trace(scenario: Scenario) -> None:
+    trace = scenario.workload.trace
+    if trace is not None:
+        path = scenario.source.locate(("workload", "trace"), trace)
+        try:
+            path.stat()
+        except (OSError, ValueError) as error:
+            raise LookupError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _grammar(scenario: Scenario, model: ModelConfig) -> None:

@@ -80,9 +80,8 @@ UNAVAILABLE: dict[str, str] = {
 
 def findings(scenario: Scenario, rules: tuple[Rule, ...] = RULES) -> Iterator[Finding]:
     """What the tables have against a scenario: the key to blame, and why."""
-    for section, feature in UNAVAILABLE.items():
-        for key in _changed(getattr(scenario.engine, section)):
-            yield ("engine", section, key), f"not available in this version: {feature}"
+    for path, feature in _unavailable(scenario):
+        yield path, f"not available in this version: {feature}"
     for rule in _broken(scenario, rules):
         yield MODES[rule.first].key, _refusal(rule)
 
@@ -96,6 +95,17 @@ def overlaps(scenario: Scenario) -> bool:
         for rule in RULES
         if rule.verdict == "refused"
     )
+
+
+def _unavailable(scenario: Scenario) -> Iterator[Finding]:
+    """Keys that ask for what is not built, and what that is."""
+    if scenario.device.host == "measured":
+        yield ("device", "host"), "host time measured on this machine"
+    if scenario.faults:
+        yield ("faults",), "faults by script"
+    for section, feature in UNAVAILABLE.items():
+        for key in _changed(getattr(scenario.engine, section)):
+            yield ("engine", section, key), feature
 
 
 def _broken(scenario: Scenario, rules: tuple[Rule, ...]) -> Iterator[Rule]:

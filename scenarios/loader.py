@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from . import checks, combinations, shipped
 from .diagnosis import diagnose
 from .document import MAX_BYTES, Document, Value, read
 from .overrides import override, split
-from .problems import KeyPath, Place, Problem, ScenarioError, dotted, meant, show, unknown
+from .problems import KeyPath, Place, Problem, ScenarioError, dotted, meant, show, touches, unknown
 from .schema import Scenario
 from .source import Source
 
@@ -25,7 +24,7 @@ def load(path_or_name: str, overrides: Sequence[str] = ()) -> Scenario:
 
     Raises ScenarioError with all problems at once.
     """
-    content, file, folder = _open(path_or_name)
+    content, file, folder = opened(path_or_name)
     return loads(content, file=file, folder=folder, overrides=overrides)
 
 
@@ -39,9 +38,7 @@ def loads(
     if not isinstance(document.data, dict):
         message = f"expected a mapping of name, model, workload and so on, got {show(document.data)}"
         raise ScenarioError([*document.problems, source.problem((), message)])
-    scenario = _validated(document, source)
-    scenario._source = source
-    return scenario
+    return _validated(document, source)
 
 
 def _validated(document: Document, source: Source) -> Scenario:
@@ -52,9 +49,11 @@ def _validated(document: Document, source: Source) -> Scenario:
     if faults:
         broken = (*faults, *(split(problem.path) for problem in document.problems))
         scenario = _salvaged(document.data, source, faulty=broken)
-    problems += [problem for problem in _judged(scenario, source) if not _touches(problem, problems)]
+    problems += [problem for problem in _judged(scenario, source) if not touches(problem, problems)]
+    if scenario is not None:
+        scenario._source = source
     if scenario is None or problems:
-        raise ScenarioError(sorted(problems, key=lambda problem: problem.place.line or sys.maxsize))
+        raise ScenarioError(problems, rest=scenario)
     return scenario
 
 
@@ -120,12 +119,11 @@ def _below(key: str, paths: Set[KeyPath]) -> set[KeyPath]:
     return {path[1:] for path in paths if path[:1] == (key,)}
 
 
-def _touches(problem: Problem, others: Iterable[Problem]) -> bool:
-    path = f"{problem.path}."
-    return any(path.startswith(f"{other.path}.") or f"{other.path}.".startswith(path) for other in others)
+def opened(path_or_name: str) -> tuple[bytes, str, Path]:
+    """What ``loads`` needs: the content, what problems call the file, and the folder that its paths are relative to.
 
-
-def _open(path_or_name: str) -> tuple[bytes, str, Path]:
+    Raises ScenarioError.
+    """
     if path_or_name in shipped.names():
         return shipped.content(path_or_name), f"{path_or_name}.yaml", Path()
     path = Path(path_or_name)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from .schema import Scenario
 
 KeyPath = tuple[str | int, ...]
 
@@ -29,11 +33,19 @@ class Problem(NamedTuple):
 
 
 class ScenarioError(Exception):
-    """A scenario that cannot be run, with every problem that was found in it."""
+    """A scenario that cannot be run, with every problem that was found in it, in the order of its lines. ``rest`` is
+    what remains without the broken keys, for whoever can find more."""
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = tuple(problems)
+    def __init__(self, problems: Iterable[Problem], rest: Scenario | None = None) -> None:
+        self.problems = tuple(sorted(problems, key=lambda problem: problem.place.line or sys.maxsize))
+        self.rest = rest
         super().__init__("\n".join(map(str, self.problems)))
+
+
+def touches(problem: Problem, others: Iterable[Problem]) -> bool:
+    """Whether another problem is about the same key, its section, or a key within it."""
+    path = f"{problem.path}."
+    return any(path.startswith(f"{other.path}.") or f"{other.path}.".startswith(path) for other in others)
 
 
 def dotted(path: KeyPath) -> str:
