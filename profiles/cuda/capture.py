@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from .kineto import GPU, Row, rows
+from .kineto import API, GPU, Row, rows
 from .streams import StreamTable
 
 _OPTIONS = ("enable_cuda_sync_events", "expose_kineto_event_metadata")
@@ -59,10 +59,11 @@ def _takes(make: Callable[..., object], name: str) -> bool:
     return True
 
 
-def identify(streams: StreamTable) -> None:  # cuda-only
+def identify(streams: StreamTable) -> frozenset[int]:  # cuda-only
     """Find CUPTI's numbers of the named streams: one small operation on each, one after the other.
 
-    The window also pays for CUPTI's start, hundreds of milliseconds, which then fall into no measured one.
+    Returns the numbers under which this thread's calls were listed. The window also pays for CUPTI's start,
+    hundreds of milliseconds, which then fall into no measured one.
     """
     handles = streams.handles()
     external: Any = torch.cuda.ExternalStream
@@ -72,8 +73,10 @@ def identify(streams: StreamTable) -> None:  # cuda-only
         with torch.cuda.stream(external(handle) if handle else torch.cuda.default_stream()):
             torch.zeros(1, device="cuda")
         torch.cuda.synchronize()
-    for cupti, handle in zip(met(capture.stop()), handles, strict=False):
+    found = capture.stop()
+    for cupti, handle in zip(met(found), handles, strict=False):
         streams.identify(cupti, handle)
+    return frozenset(row.thread for row in found if row.category in API)
 
 
 def met(found: Iterable[Row]) -> list[int]:
@@ -82,6 +85,9 @@ def met(found: Iterable[Row]) -> list[int]:
 
 
 def this_thread() -> frozenset[int]:
-    """Numbers under which Kineto may list calls of this thread: the kernel's, or the low word of the C library's."""
+    """Numbers under which Kineto may list calls of this thread.
+
+    The kernel's, or the low word of the C library's, with its sign or without.
+    """
     low = threading.get_ident() & 0xFFFFFFFF
-    return frozenset({threading.get_native_id(), low, low - (1 << 32)})
+    return frozenset({threading.get_native_id(), low, low - (1 << 32), (1 << 32) - low})

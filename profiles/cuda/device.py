@@ -30,5 +30,5 @@ class Device:
     handle: Callable[[Any], int]  # of a stream
     current: Callable[[], int]  # handle of the current stream
     recorder: Callable[[], Recorder]
-    identify: Callable[[StreamTable], None]
+    identify: Callable[[StreamTable], frozenset[int]]  # finds CUPTI's streams, returns numbers of this thread
     threads: Callable[[], frozenset[int]]

@@ -23,8 +23,14 @@ BUDGET: Final = 460.0  # seconds
 KINETO: Final = "ACTIVITIES_MAX_GPU_BUFFER_SIZE_MB=4096\n"
 
 _PACKAGE: Final = "schedbench.profiles.cuda"
-# All requests at once: what is scheduled then does not depend on how fast the machine is, so counts can be compared.
-_BURST: Final = ("workload.arrival.process=burst", "workload.requests=16", "model.dtype=float32")
+# All requests at once, and no token ends one: what is scheduled depends neither on the machine's speed nor on its
+# rounding, so counts can be compared.
+_BURST: Final = (
+    "workload.arrival.process=burst",
+    "workload.requests=16",
+    "workload.sampling.ignore_eos=true",
+    "model.dtype=float32",
+)
 _QWEN: Final = (
     "model.preset=qwen3-0.6b",
     "model.dtype=bfloat16",

@@ -74,13 +74,13 @@ class _Joining:
     _call_of: dict[int, Row] = field(init=False)  # by correlation
     _op_of: dict[int, Row] = field(init=False)  # the first, where a graph has many
     _sync_of: dict[int, Row] = field(init=False)
-    _blocking: frozenset[int] = field(init=False)
+    _blocking: dict[int, Row] = field(init=False)  # copies, by their own correlation and that of their sync
 
     def __post_init__(self) -> None:
         self._call_of = self._first(API)
         self._op_of = self._first(GPU)
         self._sync_of = self._first((SYNC,))
-        self._blocking = frozenset(self._followed_by_sync())
+        self._blocking = {key: copy for copy, sync in self._followed_by_sync() for key in _ids(copy, sync)}
 
     def ops(self) -> Iterator[Op]:
         for row in self.rows:
@@ -115,7 +115,7 @@ class _Joining:
         threads = self.source.threads
         return [row for row in self.rows if row.category in API and row.thread in threads]
 
-    def _followed_by_sync(self) -> Iterator[int]:
+    def _followed_by_sync(self) -> Iterator[tuple[Row, Row]]:
         """Copies whose torch call went on to synchronise the stream: torch's blocking copy is these two calls."""
         telling = [row for row in self._mine() if call_kind(row.name) is not None]
         for copy, then in pairwise(telling):
@@ -123,7 +123,7 @@ class _Joining:
                 streams = {self._cupti_stream(copy), self._cupti_stream(then)} - {-1}
                 same_call = self._around(copy)[1].call == self._around(then)[1].call
                 if len(streams) <= 1 and same_call:
-                    yield copy.correlation
+                    yield copy, then
 
     def _op(self, row: Row) -> Op | None:
         what = op_kind(row)
@@ -191,13 +191,19 @@ class _Joining:
         return -1 if known is None else known.stream
 
     def _stream(self, call: Row, place: Place) -> int:
-        """Of the operation, or of the sync record. A wait for an event stands on the stream of the event."""
+        """Of the operation, the sync record, or the copy that blocks by it; for an event, where it was recorded."""
         if place.stream >= 0:
             return place.stream
         cupti = self._cupti_stream(call)
         if cupti < 0 and (sync := self._sync_of.get(call.correlation)) is not None:
             cupti = sync.source
+        if cupti < 0 and (copy := self._blocking.get(call.correlation)) is not None:
+            cupti = self._cupti_stream(copy)
         return self.source.streams.by_cupti(cupti) if cupti >= 0 else NOWHERE
+
+
+def _ids(*calls: Row) -> Iterator[int]:
+    return (call.correlation for call in calls)
 
 
 def _unfit(window: Window) -> str | None:

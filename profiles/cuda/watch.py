@@ -44,6 +44,7 @@ class Watch:
         self.sink = sink
         self.sites = sites
         self.inline = inline
+        self.threads: frozenset[int] = frozenset()
         self.streams = StreamTable()
         self.observer = CudaObserver(clock, self.streams, device.handle)
         self._waits = WaitLog(clock, Log(), device.type, self._current)
@@ -59,7 +60,7 @@ class Watch:
     def traced(self) -> Iterator[Counting]:
         """Periods are traced in this block; what follows its last flush is lost."""
         counting = Counting()
-        self.device.identify(self.streams)
+        self.threads = self.device.threads() | self.device.identify(self.streams)
         self._period.drop()
         self._period = _Traced(self, counting)
         try:
@@ -135,7 +136,7 @@ class _Traced:
         self._sites.close()
         rows = self._recorder.stop()
         watch = self._watch
-        source = Source(self._log, watch.streams, watch.device.threads(), watch.clock.epoch, watch.inline)
+        source = Source(self._log, watch.streams, watch.threads, watch.clock.epoch, watch.inline)
         joined = join(rows, source, start=self._start, end=end)
         if joined.abstained is not None:
             self.counting.abstained = joined.abstained

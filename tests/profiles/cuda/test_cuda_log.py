@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -80,7 +81,7 @@ def test_sleep_ends_at_its_time_and_not_before(ahead):
 
 
 def test_the_thread_has_several_numbers():
-    assert len(this_thread()) == 3
+    assert {threading.get_native_id()} < this_thread()
 
 
 def test_an_older_torch_is_not_asked_for_options_it_lacks():

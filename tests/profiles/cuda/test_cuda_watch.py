@@ -67,6 +67,11 @@ class Kineto:
     rows: ClassVar[list[Row]] = []
 
 
+def identified(streams, cupti, handle):
+    streams.identify(cupti, handle)
+    return frozenset()
+
+
 @pytest.fixture
 def module():
     return SimpleNamespace(
@@ -92,7 +97,7 @@ def device(module, kineto):
         handle=lambda stream: stream,
         current=lambda: 5,
         recorder=kineto,
-        identify=lambda streams: streams.identify(7, 5),
+        identify=lambda streams: identified(streams, 7, 5),
         threads=this_thread,
     )
 

@@ -229,3 +229,11 @@ def test_the_window_holds_what_ended_late(trace, joined):
     correlation = trace.call("cudaLaunchKernel", 999_998, 999_999)
     trace.kernel(correlation, 999_999, 1_000_100)
     assert joined().window.end == 1_000_100_001
+
+
+def test_without_sync_records_a_blocking_copys_sync_stands_beside_it(trace, streams, joined):
+    trace.copy(H2D_PINNED, 0, size=8, stream=13, blocking=True)
+    trace.events = [event for event in trace.events if event.get("cat") != "cuda_sync"]
+    copy, sync = joined().window.calls
+    assert copy.stream == sync.stream == streams.by_cupti(13)
+    assert joined().window.ops[0].blocking
