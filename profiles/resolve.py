@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 from ..scenarios.loader import load
-from ..scenarios.problems import KeyPath, Problem, ScenarioError, touches, unknown
+from ..scenarios.problems import KeyPath, Problem, ScenarioError, either, show, touches, unknown
 from ..scenarios.schema import Model, Relay, Scenario
 from ..scenarios.workload import params
 from ..sched.model import checkpoint
 from ..sched.model.config import ModelConfig
 from ..sched.model.grammar import GrammarCache, GrammarError
 from ..sched.model.presets import PRESETS
-from ..sched.relay.states import RelayChoice, RelayError, choose, states, switches
+from ..sched.relay.states import RelayChoice, choose, states, switches
 from .hardware import HardwareError, HardwareProfile
 from .hardware import load as hardware_profile
 
@@ -65,21 +64,20 @@ def resolve(scenario: Scenario) -> Resolved:
     hardware = _attempt(
         problems, scenario, ("device", "hardware"), lambda: hardware_profile(scenario.device.hardware)
     )
-    at = ("engine", "relays" if scenario.engine.relays else "relay")
-    relays = [_attempt(problems, scenario, at, partial(_relay, relay)) for relay in scenario.relays]
+    problems += [scenario.source.problem(path, text) for path, text in _misnamed(scenario)]
     _attempt(problems, scenario, ("workload", "trace"), lambda: _trace(scenario))
     vocabulary = model or PRESETS["tiny-llama"]  # a broken pattern is broken in any vocabulary
     _attempt(problems, scenario, ("workload", "sampling", "grammar"), lambda: _grammar(scenario, vocabulary))
     if problems:
         raise ScenarioError(problems)
     assert model is not None and hardware is not None
-    return Resolved(scenario, model, hardware, tuple(relay for relay in relays if relay is not None))
+    return Resolved(scenario, model, hardware, tuple(map(_relay, scenario.relays)))
 
 
 def _attempt(problems: list[Problem], scenario: Scenario, path: KeyPath, find: Callable[[], T]) -> T | None:
     try:
         return find()
-    except (HardwareError, RelayError, GrammarError, checkpoint.CheckpointError, LookupError) as error:
+    except (HardwareError, GrammarError, checkpoint.CheckpointError, LookupError) as error:
         problems.append(scenario.source.problem(path, str(error.args[0])))
     return None
 
@@ -102,12 +100,21 @@ def _model(scenario: Scenario) -> ModelConfig:
     return found if wanted.dtype == "auto" else replace(found, dtype=getattr(torch, wanted.dtype))
 
 
+def _misnamed(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    """States, switches and settings of relays that do not exist: the key to blame, and what is wrong."""
+    at = ("engine", "relays" if scenario.engine.relays else "relay")
+    for relay in scenario.relays:
+        if relay.state not in states():
+            yield at, unknown("relay state", relay.state, list(states()))
+        for switch, value in relay.switches.items():
+            settings = switches().get(switch, ())
+            if not settings:
+                yield (*at, switch), unknown("relay switch", switch, list(switches()))
+            elif _word(value) not in settings:
+                yield (*at, switch), f"expected {either(settings)}, got {show(value)}"
+
+
 def _relay(relay: Relay) -> RelayChoice:
-    if relay.state not in states():
-        raise LookupError(unknown("relay state", relay.state, list(states())))
-    for switch in relay.switches:
-        if switch not in switches():
-            raise LookupError(unknown("relay switch", switch, list(switches())))
     return choose(relay.state, {name: _word(value) for name, value in relay.switches.items()})
 
 

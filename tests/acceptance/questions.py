@@ -8,16 +8,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 from schedbench.profiles.execute import Options, Outcome, execute
 from schedbench.profiles.machine import Machine
 from schedbench.profiles.machines import open_machine
 from schedbench.profiles.passes import outputs_of
-from schedbench.profiles.resolve import Resolved, resolve
+from schedbench.profiles.resolve import Resolved, ask
 from schedbench.profiles.result import Metric, Outputs, Result
 from schedbench.profiles.runner import Bench, Valve
-from schedbench.scenarios.loader import load
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Observer
 
@@ -36,7 +34,7 @@ Listener = Callable[[Machine, Scheduler], Observer]
 
 
 def asked(scenario: str | Path, *overrides: str) -> Resolved:
-    return resolve(load(str(scenario), list(overrides)))
+    return ask(str(scenario), overrides)
 
 
 def outcome(scenario: str | Path, *overrides: str) -> Outcome:
@@ -70,7 +68,7 @@ def statuses(result: Result) -> set[str]:
 def digest_heard(question: Resolved, listener: Listener) -> str:
     """The digest of a run that ``listener`` interferes with."""
     with bench(question) as (machine, composed):
-        done = composed.measure(lambda clock, total: nullcontext(listener(machine, composed.scheduler)))
+        done = composed.measure(lambda *_: nullcontext(listener(machine, composed.scheduler)))
     outputs = outputs_of(done)
     assert isinstance(outputs, Outputs)
     return outputs.digest
@@ -100,9 +98,3 @@ def surroundings(env: dict[str, str] | None = None) -> dict[str, str]:
     """This process's environment without what decides how output is painted."""
     painted = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "TERM")
     return {name: value for name, value in os.environ.items() if name not in painted} | (env or {})
-
-
-def outside_run(result: Result) -> dict[str, Any]:
-    """What has to repeat byte for byte."""
-    document = result.document()
-    return {key: part for key, part in document.items() if key not in ("run", "environment")}

@@ -1,4 +1,4 @@
-"""One question has one answer, whatever the scheduler does on the way: the tokens of ``mixed`` across its engine's knobs."""
+"""One question has one answer, whatever the scheduler does on the way: the tokens of ``mixed`` across engines."""
 
 from __future__ import annotations
 

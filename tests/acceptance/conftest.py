@@ -1,0 +1,84 @@
+"""A small checkpoint on disk, and the command line inside this process."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from schedbench.cli.app import main
+
+HIDDEN, INNER, VOCAB = 16, 24, 300
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Typed = Callable[..., Said]
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
+    """``schedbench`` with arguments; an error that nobody foresaw passes through."""
+
+    def run(*arguments: str | Path) -> Said:
+        monkeypatch.setattr(sys, "argv", ["schedbench", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        code = end.value.code
+        assert code is None or isinstance(code, int)
+        return Said(code or 0, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A folder with a Llama of one layer and random weights."""
+    folder = tmp_path / "llama"
+    folder.mkdir()
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+        "eos_token_id": 3,
+        "torch_dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    generator = torch.Generator().manual_seed(0)
+    weights = {name: torch.randn(shape, generator=generator) / 4 for name, shape in _shapes().items()}
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def _shapes() -> dict[str, tuple[int, ...]]:
+    attention, mlp = "model.layers.0.self_attn.", "model.layers.0.mlp."
+    return {
+        "model.embed_tokens.weight": (VOCAB, HIDDEN),
+        "model.norm.weight": (HIDDEN,),
+        "lm_head.weight": (VOCAB, HIDDEN),
+        "model.layers.0.input_layernorm.weight": (HIDDEN,),
+        "model.layers.0.post_attention_layernorm.weight": (HIDDEN,),
+        f"{attention}q_proj.weight": (HIDDEN, HIDDEN),
+        f"{attention}k_proj.weight": (HIDDEN // 2, HIDDEN),
+        f"{attention}v_proj.weight": (HIDDEN // 2, HIDDEN),
+        f"{attention}o_proj.weight": (HIDDEN, HIDDEN),
+        f"{mlp}gate_proj.weight": (INNER, HIDDEN),
+        f"{mlp}up_proj.weight": (INNER, HIDDEN),
+        f"{mlp}down_proj.weight": (HIDDEN, INNER),
+    }

@@ -1,0 +1,181 @@
+"""What a user gets wrong: an exit code, and one line for each mistake that says where and what was expected."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.conftest import Typed
+from tests.acceptance.questions import schedbench
+
+EVERYTHING_WRONG = """\
+name: wrong
+model: {preset: tiny-lama, dtype: float32}
+device: {hardware: h20, host: measured}
+engine:
+  overlapp: true
+  relay: pr25954
+  page_size: sixteen
+  mixed_chunk: true
+  chunked_prefill_size: none
+  pipeline: {stages: 2}
+workload:
+  trace: nowhere.jsonl
+  format: jsonl
+  sampling: {temperature: -1, grammar: {regex: '[0-9'}}
+measure: {seed: 0, seed: 1}
+"""
+
+ALL_MISTAKES = """\
+wrong.yaml:2: model.preset: unknown preset, did you mean 'tiny-llama'?
+wrong.yaml:3: device.host: not available in this version: host time measured on this machine
+wrong.yaml:3: device.hardware: no hardware profile 'h20', did you mean 'h200'? (available: a100, h100, h200, mlx-like)
+wrong.yaml:5: engine.overlapp: unknown key, did you mean 'overlap'?
+wrong.yaml:6: engine.relay: unknown relay state, did you mean 'pr25945'?
+wrong.yaml:7: engine.page_size: expected an integer, got 'sixteen'
+wrong.yaml:8: engine.mixed_chunk: mixed chunk cannot be combined with unchunked prefill: there is no chunk to mix \
+decodes into
+wrong.yaml:10: engine.pipeline.stages: not available in this version: pipeline stages
+wrong.yaml:12: workload.trace: nowhere.jsonl: No such file or directory
+wrong.yaml:14: workload.sampling.temperature: expected at least 0, got -1
+wrong.yaml:14: workload.sampling.grammar: regex ('[0-9',): unclosed character class
+wrong.yaml:15: measure.seed: duplicate key, first given at line 15
+"""
+
+BUDGET = ["--expect", "decode.steady.schedul.sync=0"]
+ONE_MISTAKE = {
+    "unknown key": (
+        ["--set", "engine.page_sise=2"],
+        "engine.page_sise: unknown key, did you mean 'page_size'?",
+    ),
+    "wrong type": (["--set", "workload.requests=x"], "workload.requests: expected an integer, got 'x'"),
+    "no value": (["--set", "nonsense"], "expected KEY=VALUE, got 'nonsense'"),
+    "preset": (
+        ["--set", "model.preset=tiny-lama"],
+        "model.preset: unknown preset, did you mean 'tiny-llama'?",
+    ),
+    "hardware": (["--set", "device.hardware=h2000"], "no hardware profile 'h2000', did you mean 'h200'?"),
+    "relay": (["--relay", "latests"], "engine.relay: unknown relay state, did you mean 'latest'?"),
+    "switch": (
+        ["--set", "engine.relay.barier=off"],
+        "engine.relay.barier: unknown relay switch, did you mean 'barrier'?",
+    ),
+    "setting": (["--set", "engine.relay.barrier=of"], "engine.relay.barrier: expected off or top, got 'of'"),
+    "ladder": (["--set", "engine.relays=[latest, pr25945]"], "engine.relays: not available in this version"),
+    "faults": (["--set", "faults=[oom]"], "faults: not available in this version"),
+    "host": (["--set", "device.host=measured"], "device.host: not available in this version"),
+    "two workers": (
+        ["--set", "engine.disaggregation.mode=pair"],
+        "engine.disaggregation.mode: not available in this version: prefill and decode on different workers",
+    ),
+    "budget": (BUDGET, "expect.decode.steady.schedul: unknown key, did you mean 'schedule'?"),
+    "missing trace": (
+        ["--set", "workload.trace=no.jsonl", "--set", "workload.format=jsonl"],
+        "workload.trace: no.jsonl: No such file or directory",
+    ),
+    "missing checkpoint": (
+        ["--set", "model.path=no"],
+        "model.path: no/config.json: No such file or directory",
+    ),
+}
+
+
+def test_every_mistake_at_once(tmp_path: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wrong.yaml").write_text(EVERYTHING_WRONG)
+    said = typed("run", "wrong.yaml")
+    assert (said.code, said.out) == (2, "")
+    assert said.err.removeprefix("schedbench: ").splitlines() == ALL_MISTAKES.splitlines()
+
+
+@pytest.mark.parametrize("mistake", ONE_MISTAKE)
+def test_one_mistake_is_one_line(typed: Typed, mistake: str) -> None:
+    arguments, message = ONE_MISTAKE[mistake]
+    said = typed("run", "mixed", *arguments)
+    assert (said.code, said.out) == (2, "")
+    assert len(said.err.splitlines()) == 1
+    assert said.err.startswith("schedbench: --set: ")
+    assert message in said.err
+
+
+def test_several_overrides_are_judged_together(typed: Typed) -> None:
+    said = typed(
+        "run", "mixed", "--set", "engine.kv_tokens=0", "--relay", "pr", "--set", "model.preset=llama"
+    )
+    assert said.code == 2
+    assert len(said.err.splitlines()) == 3
+
+
+@pytest.mark.parametrize("name", ["mixd", "nowhere/mixd.yaml"])
+def test_a_scenario_that_is_not_there(typed: Typed, name: str) -> None:
+    said = typed("run", name)
+    assert said.code == 2
+    assert said.err.startswith(f"schedbench: {name}: no such file")
+    assert said.err.endswith("did you mean 'mixed'?\n")
+
+
+def test_a_scenario_that_is_no_yaml(tmp_path: Path, typed: Typed) -> None:
+    file = tmp_path / "torn.yaml"
+    file.write_text("name: torn\nmodel: {preset: tiny-llama\n")
+    said = typed("run", file)
+    assert said.code == 2
+    assert said.err.startswith(f"schedbench: {file}:")
+    assert len(said.err.splitlines()) == 1
+
+
+def test_a_placeholder_asks_to_be_given(typed: Typed) -> None:
+    said = typed("run", "trace_mooncake")
+    assert said.code == 2
+    assert "workload.trace: has to be given: --set workload.trace=FILE" in said.err
+
+
+def test_a_malformed_trace_line(tmp_path: Path, typed: Typed) -> None:
+    trace = tmp_path / "trace.jsonl"
+    good = {"timestamp": 1, "input_length": 10, "output_length": 3, "hash_ids": [1]}
+    trace.write_text(json.dumps(good) + "\n" + json.dumps(good | {"input_length": "ten"}) + "\n")
+    said = typed("run", "trace_mooncake", "--set", f"workload.trace={trace}")
+    assert (said.code, said.out) == (2, "")
+    assert said.err == (
+        f"schedbench: {trace}:2: input_length: expected a whole number of tokens from 1 to 16777216, got 'ten'\n"
+    )
+
+
+class TestCheckpoint:
+    def test_torn_config(self, typed: Typed, checkpoint: Path) -> None:
+        (checkpoint / "config.json").write_text('{"architectures": [')
+        said = typed("run", "checkpoint", "--set", f"model.path={checkpoint}")
+        assert (said.code, said.out) == (2, "")
+        assert said.err.startswith(f"schedbench: --set: model.path: {checkpoint}/config.json: not JSON")
+
+    @pytest.mark.parametrize("kept", [0, 20, 200, 5000])
+    def test_torn_weights(self, typed: Typed, checkpoint: Path, kept: int) -> None:
+        weights = checkpoint / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:kept])
+        said = typed("run", "checkpoint", "--set", f"model.path={checkpoint}")
+        assert (said.code, said.out) == (2, "")
+        assert said.err.startswith(f"schedbench: {weights}: ")
+        assert len(said.err.splitlines()) == 1
+
+    def test_weights_of_another_shape(self, typed: Typed, checkpoint: Path) -> None:
+        config = json.loads((checkpoint / "config.json").read_text())
+        (checkpoint / "config.json").write_text(json.dumps(config | {"intermediate_size": 32}))
+        said = typed("run", "checkpoint", "--set", f"model.path={checkpoint}")
+        assert said.code == 2
+        assert "gate_proj" in said.err
+
+
+def test_a_device_that_this_machine_does_not_have() -> None:
+    done = schedbench("run", "mixed", "--device", "cuda", env={"CUDA_VISIBLE_DEVICES": ""})
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == (
+        "schedbench: no CUDA device here (torch.cuda.is_available() is False); --device vgpu emulates one\n"
+    )
+
+
+def test_nothing_is_told_by_a_traceback() -> None:
+    done = schedbench("run", "mixed", "--set", "model.preset=llama", "--set", "engine.policy=none")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == 2

@@ -1,0 +1,62 @@
+"""The overlapped loop is faster, and the numbers beside it say why."""
+
+from __future__ import annotations
+
+import pytest
+
+from schedbench.profiles.result import IdlePart, Result
+from tests.acceptance.questions import answer, digest_of, value
+
+# Less than the shipped pair, with a running batch that stays full as theirs.
+LESS = (
+    "workload.requests=32",
+    "workload.arrival.concurrency=16",
+    "workload.output_tokens={dist: uniform, min: 32, max: 64}",
+)
+
+
+@pytest.fixture(scope="module")
+def overlapped() -> Result:
+    return answer("overlap_on", *LESS)
+
+
+@pytest.fixture(scope="module")
+def serial() -> Result:
+    return answer("overlap_off", *LESS)
+
+
+def idle(result: Result) -> IdlePart:
+    assert isinstance(result.idle, IdlePart)
+    return result.idle
+
+
+def exposed(result: Result) -> float:
+    """Microseconds per step in which the device stood still because of the host."""
+    return value(result, "exposed_stall_us_per_step") + value(result, "exposed_host_us_per_step")
+
+
+def test_same_work(overlapped: Result, serial: Result) -> None:
+    assert digest_of(overlapped) == digest_of(serial)
+
+
+def test_more_tokens_per_second(overlapped: Result, serial: Result) -> None:
+    assert value(overlapped, "output_throughput") > 1.01 * value(serial, "output_throughput")
+
+
+def test_the_host_is_hidden_behind_the_device(overlapped: Result, serial: Result) -> None:
+    assert exposed(overlapped) < exposed(serial) / 5
+
+
+def test_the_device_waits_less_for_the_host(overlapped: Result, serial: Result) -> None:
+    assert idle(overlapped).host_late_us < idle(serial).host_late_us / 5
+    assert value(overlapped, "forward_occupancy") > value(serial, "forward_occupancy")
+
+
+@pytest.mark.parametrize("which", ["overlapped", "serial"])
+def test_idle_time_is_accounted_for(which: str, request: pytest.FixtureRequest) -> None:
+    result: Result = request.getfixturevalue(which)
+    parts = idle(result)
+    steps = sum(counts.steps for kind, counts in result.per_step.items() if kind != "decode.steady")
+    told = parts.host_late_us + parts.dependency_us + parts.kernel_gap_us + parts.residue_us
+    assert parts.residue_us == 0
+    assert told == pytest.approx(value(result, "forward_idle_us_per_step") * steps, rel=1e-9)

@@ -1,0 +1,39 @@
+"""Two emulated runs of one scenario are the same document, byte for byte, outside ``run`` and ``environment``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.acceptance.questions import SMALL, schedbench
+
+NONE = ("overlap_on", "--set", "workload.requests=16", "--set", "workload.output_tokens=16")
+
+# Whoever commits between two runs makes another tool of it.
+NO_CHECKOUT = {"GIT_DIR": "nowhere"}
+
+
+@pytest.mark.parametrize("question", [("mixed",), NONE], ids=["mixed", "values none"])
+def test_a_run_repeats_byte_for_byte(question: tuple[str, ...]) -> None:
+    first, second = (
+        schedbench("run", *question, "--save-tokens", "--format", "json", env=NO_CHECKOUT) for _ in range(2)
+    )
+    assert (first.returncode, first.stderr) == (0, "")
+    assert lasting(first.stdout) == lasting(second.stdout)
+
+
+def test_another_seed_is_another_run() -> None:
+    question = [part for override in SMALL for part in ("--set", override)]
+    runs = [
+        schedbench("run", "mixed", *question, "--set", f"measure.seed={seed}", "--format", "json")
+        for seed in (0, 1)
+    ]
+    digests = {json.loads(run.stdout)["outputs"]["digest"] for run in runs}
+    assert len(digests) == 2
+
+
+def lasting(document: str) -> str:
+    """The document's text without the two entries that may differ; each entry begins on a line of its own."""
+    entries = document.split('\n"')
+    return '\n"'.join(entry for entry in entries if not entry.startswith(('run"', 'environment"')))
