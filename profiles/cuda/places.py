@@ -1,7 +1,7 @@
 """Which line called torch, for the traced pass: Kineto has no Python lines without the host's own activities.
 
 Every call from Python into torch is logged with its source line, by a function mode; methods of streams and events,
-which are no torch functions, by replacing them. It costs about a microsecond and a half per call and makes the traced
+which are no torch functions, by replacing them. It costs about two microseconds per call and makes the traced
 pass slower on the host, never on the device: counts are as they were, times are not.
 """
 

@@ -81,10 +81,15 @@ def in_process(python: str, folder: Path) -> Callable[[Stage, float], Outcome]:
         took = time.monotonic() - begin
         if error:
             tail = path.read_text(encoding="utf-8", errors="replace")[-TAIL:].strip()
-            return Outcome(stage.name, "failed", took, f"{error}\n{tail}".strip())
+            return Outcome(stage.name, "failed", took, _told(error, tail))
         return Outcome(stage.name, "ok", took)
 
     return run
+
+
+def _told(error: str, tail: str) -> str:
+    """On the first line the gist: a traceback's last line says what it was."""
+    return f"{error}: {tail.splitlines()[-1]}\n{tail}" if tail else error
 
 
 def _waited(process: subprocess.Popen[bytes], seconds: float) -> str:

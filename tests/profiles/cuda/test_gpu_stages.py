@@ -64,8 +64,8 @@ def test_nobody_gets_more_than_what_is_left(clock):
     ("program", "status", "error"),
     [
         ("print('fine')", "ok", ""),
-        ("import sys; print('a word'); sys.exit(3)", "failed", "exit code 3\na word"),
-        ("raise ValueError('why')", "failed", "ValueError: why"),
+        ("import sys; print('a word'); sys.exit(3)", "failed", "exit code 3: a word\na word"),
+        ("raise ValueError('why')", "failed", "exit code 1: ValueError: why\n"),
         ("import time; time.sleep(60)", "failed", "not done after"),
     ],
 )
