@@ -16,7 +16,7 @@ from .machines import Kind, chosen, open_machine
 from .passes import Measured, measured
 from .resolve import Resolved
 from .result import Abstained, RelayPart, RequestRow, Result, Run, ScenarioPart
-from .runner import Bench, Pass, Valve, Watch, nobody
+from .runner import Bench, Instrument, Pass, Valve, Watch, nobody
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +36,22 @@ class Options:
 
 
 def execute(
-    resolved: Resolved, relay: RelayChoice, options: Options, *, watch: Watch = nobody
+    resolved: Resolved,
+    relay: RelayChoice,
+    options: Options,
+    *,
+    watch: Watch = nobody,
+    instrument: Instrument | None = None,
 ) -> Outcome:
     """Run once. Raises MachineError, CheckpointError, ScenarioError, TraceError."""
-    valve = Valve()
+    valve = Valve(instrument)
     started, begin = datetime.now(UTC), time.perf_counter()
     scenario = resolved.scenario
     with open_machine(chosen(options.device, scenario), resolved, valve) as machine:
         bench = Bench(resolved, machine, relay, valve)
         bench.warm_up()
         found = measured(bench, machine, watch, save_tokens=options.save_tokens)
+        valve.finish(machine.names)
         run = _run(options, started, time.perf_counter() - begin, found.done, machine)
         result = _result(scenario, relay, machine, found, run)
         return Outcome(

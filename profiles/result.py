@@ -263,6 +263,11 @@ class Result(Part):
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ResultError(f"{name}: not JSON: {error}") from None
+        return cls.from_document(document, name=name)
+
+    @classmethod
+    def from_document(cls, document: object, *, name: str = "result") -> Self:
+        """As ``from_json``, of what was read already."""
         if not isinstance(document, dict) or "schema_version" not in document:
             raise ResultError(f"{name}: not a schedbench result: no schema_version")
         if document["schema_version"] != SCHEMA_VERSION:

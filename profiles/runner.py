@@ -9,6 +9,7 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ..scenarios.schema import Scenario
 from ..scenarios.workload import Achieved, Workload, build
@@ -27,7 +28,7 @@ from .machine import Machine
 from .metrics.periods import VisibleSleep
 from .nvtx_ranges import NvtxRanges, listening
 from .resolve import Resolved
-from .timeline import Window
+from .timeline import Names, Sink, Window
 
 # The warm-up's requests are drawn with their own seed; they are nobody's result.
 WARMUP_SEED = 0x5EED
@@ -43,15 +44,37 @@ def nobody(clock: Clock, total: int) -> AbstractContextManager[Observer]:  # noq
     return nullcontext(Silence())
 
 
+class Instrument(Sink, Protocol):
+    """A sink of the caller's beside the answers. Where a run has several passes, the last one counts."""
+
+    def begin(self) -> None:
+        """A pass begins: what was fed before is void."""
+
+    def finish(self, names: Names) -> None:
+        """After the last window."""
+
+
 @dataclass(slots=True)
 class Valve:
     """A sink that lets windows through once there is someone to take them."""
 
+    instrument: Instrument | None = None
     answers: Answers | None = None
+
+    def open(self, answers: Answers) -> None:
+        self.answers = answers
+        if self.instrument is not None:
+            self.instrument.begin()
 
     def feed(self, window: Window) -> None:
         if self.answers is not None:
             self.answers.feed(window)
+            if self.instrument is not None:
+                self.instrument.feed(window)
+
+    def finish(self, names: Names) -> None:
+        if self.instrument is not None:
+            self.instrument.finish(names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +143,7 @@ class Bench:
         workload = self._built(self.scenario, self.scenario.measure.seed)
         self.machine.flush()  # what setting up did is nobody's step
         start = self._load(workload)
-        self.valve.answers = answers
+        self.valve.open(answers)
         with watch(self._clock, len(workload)) as watcher:
             audits = () if audit is None else (audit,)
             self._chorus.tune(*self._always(), *answers.listeners, *self._aborts(workload), *audits, watcher)

@@ -1,0 +1,220 @@
+"""From runs of two sides to a verdict. Tokens first, then whether the change took part, then whether it helped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from ..result import Result
+from . import effects, gates
+from .divergence import Divergence, comparable, first_divergence
+from .engagement import THRESHOLD, Engagement, engagement, from_totals, total
+from .gates import Gate, Outcome
+from .likeness import Difference, engine_differences, unlike_environments
+from .readings import Reading, table
+from .trial import Sample
+from .trials import Trials
+from .verdict import (
+    MIN_EFFECT,
+    Judgement,
+    Reason,
+    Verdict,
+    corrected,
+    judge_blocks,
+    judge_seeds,
+    judge_unpaired,
+)
+
+# The verdict on a change is the verdict on these, unless gates name others.
+HEADLINE: Final = ("output_throughput", "ttft_ms", "tpot_ms")
+
+Tokens = Literal["equal", "different", "not applicable"]
+Overall = Literal["better", "worse", "trade-off", "no change", "inconclusive"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a verdict takes. Percent."""
+
+    min_effect: float = MIN_EFFECT
+    min_engagement: float = THRESHOLD
+    allow_divergence: bool = False
+    gates: tuple[Gate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A metric of both sides, all raw values, and what may be said of it."""
+
+    unit: str
+    direction: str
+    values_a: tuple[float, ...]
+    values_b: tuple[float, ...]
+    judgement: Judgement
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """``headline`` are the metrics that the verdict is about."""
+
+    trials: Trials
+    rules: Rules
+    tokens: Tokens
+    divergence: Divergence | None
+    engagement: Engagement
+    metrics: Mapping[str, Judged]
+    headline: tuple[str, ...]
+    verdict: Overall
+    reasons: tuple[Reason, ...]
+    counts: Sequence[effects.Count]
+    lines: Sequence[effects.Line]
+    idle: Sequence[effects.Idle]
+    gates: tuple[Outcome, ...]
+    engine: tuple[Difference, ...]
+    environment: tuple[Difference, ...]
+
+    @property
+    def broken(self) -> bool:
+        """A gate failed, or the tokens differ and that was not allowed."""
+        forbidden = self.tokens == "different" and not self.rules.allow_divergence
+        return forbidden or any(gate.outcome == "failed" for gate in self.gates)
+
+    @property
+    def undecided(self) -> bool:
+        """There is no verdict, or none on a gate."""
+        return self.verdict == "inconclusive" or any(gate.outcome == "inconclusive" for gate in self.gates)
+
+
+def judge(trials: Trials, rules: Rules = Rules()) -> Comparison:
+    results_a, results_b = trials.results
+    tokens, divergence = _tokens(trials)
+    engaged = total(_engagement(a, b) for a, b in zip(trials.a, trials.b, strict=False))
+    environment = unlike_environments(results_a[0], results_b[0])
+    voids = _voids(
+        trials, rules, tokens=tokens, engaged=engaged, moved=bool(environment) and trials.design != "seeds"
+    )
+    headline = _headline(rules)
+    metrics = _metrics(trials, rules, headline=headline, voids=voids)
+    verdict, reasons = overall([metrics[name].judgement for name in headline if name in metrics], voids)
+    judgements = {name: judged.judgement for name, judged in metrics.items()}
+    return Comparison(
+        trials=trials,
+        rules=rules,
+        tokens=tokens,
+        divergence=divergence,
+        engagement=engaged,
+        metrics=metrics,
+        headline=headline,
+        verdict=verdict,
+        reasons=reasons,
+        counts=effects.counts(results_a, results_b),
+        lines=effects.lines(results_a, results_b),
+        idle=effects.idle(results_a, results_b),
+        gates=tuple(gates.check(gate, judgements, a=results_a, b=results_b) for gate in rules.gates),
+        engine=engine_differences(results_a[0], results_b[0]),
+        environment=environment,
+    )
+
+
+def overall(found: Iterable[Judgement], voids: Sequence[Reason] = ()) -> tuple[Overall, tuple[Reason, ...]]:
+    """One verdict on several metrics: a trade-off where some are better and some worse."""
+    found = tuple(found)
+    verdicts: set[Verdict] = {judgement.verdict for judgement in found}
+    reasons = dict.fromkeys((*voids, *(reason for judgement in found for reason in judgement.reasons)))
+    if voids or not verdicts:
+        return "inconclusive", tuple(reasons)
+    if {"better", "worse"} <= verdicts:
+        return "trade-off", ()
+    for verdict in ("better", "worse"):
+        if verdict in verdicts:
+            return verdict, ()
+    return ("no change", ()) if verdicts == {"no change"} else ("inconclusive", tuple(reasons))
+
+
+def _tokens(trials: Trials) -> tuple[Tokens, Divergence | None]:
+    """Compared run by run; stored ones of other seeds have no counterpart."""
+    pairs = [(a, b) for a, b in zip(trials.a, trials.b, strict=False) if _seed(a.result) == _seed(b.result)]
+    if not pairs or not all(comparable(a.result, b.result) for a, b in pairs):
+        return "not applicable", None
+    for a, b in pairs:
+        found = first_divergence(
+            a.result, b.result, seed=_seed(a.result), steps_a=a.token_steps, steps_b=b.token_steps
+        )
+        if found is not None:
+            return "different", found
+    return "equal", None
+
+
+def _seed(result: Result) -> int:
+    seed: int = result.scenario.expanded.get("measure", {}).get("seed", 0)
+    return seed
+
+
+def _engagement(a: Sample, b: Sample) -> Engagement:
+    if a.steps is None or b.steps is None:
+        return from_totals(a.result, b.result)
+    return engagement(a.steps, b.steps)
+
+
+def _voids(
+    trials: Trials, rules: Rules, *, tokens: Tokens, engaged: Engagement, moved: bool
+) -> tuple[Reason, ...]:
+    """What forbids any verdict on performance."""
+    first = trials.a[0].result.labels
+    return tuple(
+        reason
+        for reason, holds in (
+            (Reason.OUTPUT_DIFF, tokens == "different" and not rules.allow_divergence),
+            (Reason.NOT_ENGAGED, engaged.percent < rules.min_engagement),
+            (Reason.PROFILED, first.profiled),
+            (Reason.CONFIG_DIFF, moved),
+        )
+        if holds
+    )
+
+
+def _headline(rules: Rules) -> tuple[str, ...]:
+    gated = tuple(dict.fromkeys(gate.name for gate in rules.gates if gate.place is None))
+    return gated or HEADLINE
+
+
+def _metrics(
+    trials: Trials, rules: Rules, *, headline: Sequence[str], voids: Sequence[Reason]
+) -> dict[str, Judged]:
+    tables = [table(results) for results in trials.results]
+    names = [name for name in tables[0] if name in tables[1]]
+    found = {name: _judged(trials, rules, tables[0][name], tables[1][name]) for name in names}
+    judgements = corrected({name: judged.judgement for name, judged in found.items()}, headline)
+    return {
+        name: Judged(
+            judged.unit,
+            judged.direction,
+            judged.values_a,
+            judged.values_b,
+            judgements[name].void(*voids) if voids else judgements[name],
+        )
+        for name, judged in found.items()
+    }
+
+
+def _judged(trials: Trials, rules: Rules, a: Sequence[Reading], b: Sequence[Reading]) -> Judged:
+    values_a, values_b = tuple(x.value for x in a), tuple(x.value for x in b)
+    unit, direction = a[0].unit, a[0].direction
+    if trials.design == "seeds":
+        found = judge_seeds(values_a, values_b, direction, min_effect=rules.min_effect)
+    elif trials.design == "stored":
+        found = judge_unpaired(values_a, values_b, direction, min_effect=rules.min_effect)
+    else:
+        found = judge_blocks(
+            trials.blocks(values_a, values_b),
+            direction,
+            throttled=trials.blocks(*([_throttled(x.result) for x in side] for side in (trials.a, trials.b))),
+            min_effect=rules.min_effect,
+        )
+    return Judged(unit, direction, values_a, values_b, found)
+
+
+def _throttled(result: Result) -> bool:
+    clocks = result.environment.get("clocks")
+    return isinstance(clocks, dict) and bool(clocks.get("throttled"))

@@ -1,0 +1,151 @@
+"""The comparison as a document: what was compared, how, every raw value, and the verdict. Immutable, versioned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+from ..environment import environment, tool
+from ..result import Result, canonical
+from .compare import Comparison, Judged
+from .conclusion import conclusion
+from .effects import Count, Line
+from .engagement import Engagement
+from .likeness import Difference
+
+# History: 1.0 the first.
+SCHEMA_VERSION: Final = "1.0"
+
+Document = dict[str, Any]
+
+
+def document(found: Comparison, *, a: str, b: str, run: Document) -> Document:
+    """``a`` and ``b`` are the sides' labels; ``run`` is the result document's ``run`` of the whole comparison."""
+    first_a, first_b = found.trials.a[0].result, found.trials.b[0].result
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "tool": tool().model_dump(mode="json"),
+        "run": run,
+        "environment": environment() if first_a.labels.emulated else first_a.environment,
+        "labels": first_a.labels.model_dump(mode="json"),
+        "hardware": first_a.hardware.model_dump(mode="json"),
+        "scenario": {"name": first_a.scenario.expanded.get("name"), "expanded": first_a.scenario.expanded},
+        "comparison": {
+            "baseline": _side(a, found.trials.results[0]),
+            "candidate": _side(b, found.trials.results[1]),
+            "design": found.trials.design,
+            "pairs": min(len(found.trials.a), len(found.trials.b)),
+            "verdict": found.verdict,
+            "reasons": [str(reason) for reason in found.reasons],
+            "conclusion": conclusion(found, a=a, b=b),
+            "headline": list(found.headline),
+            "comparability": {"ok": True, "differences": _differences(found)},
+            "tokens": {
+                "verdict": found.tokens,
+                "divergence": None if found.divergence is None else found.divergence._asdict(),
+            },
+            "engagement": _engagement(found.engagement, found.rules.min_engagement),
+            "metrics": {name: _metric(judged) for name, judged in found.metrics.items()},
+            "counts": [_count(count) for count in found.counts],
+            "lines": [_line(line) for line in found.lines],
+            "idle": [part._asdict() for part in found.idle],
+            "gates": [gate._asdict() for gate in found.gates],
+            "hint": hint(found),
+        },
+    }
+
+
+def to_json(content: Document) -> str:
+    return canonical(content)
+
+
+def hint(found: Comparison) -> str | None:
+    """What would earn a verdict where noise forbade one."""
+    open_metrics = [found.metrics[name].judgement for name in found.headline if name in found.metrics]
+    wanting = [judged for judged in open_metrics if judged.needed is not None]
+    if not wanting:
+        return None
+    worst = max(wanting, key=lambda judged: (judged.needed or 0) - judged.n)
+    more = (worst.needed or 0) - worst.n
+    minutes = more * _seconds_per_pair(found) / 60
+    return f"{more} more pairs, about {max(round(minutes), 1)} minutes, would resolve {worst.resolve:g} %"
+
+
+def _seconds_per_pair(found: Comparison) -> float:
+    walls = [result.run.wall_s for results in found.trials.results for result in results]
+    return 2 * sum(walls) / len(walls)
+
+
+def _side(label: str, results: Sequence[Result]) -> Document:
+    first = results[0]
+    return {
+        "label": label,
+        "tool": first.tool.model_dump(mode="json"),
+        "relay": first.relay.model_dump(mode="json"),
+        "runs": [
+            {
+                "id": result.run.id,
+                "seed": result.scenario.expanded.get("measure", {}).get("seed"),
+                "scenario_sha256": result.scenario.sha256,
+                "outputs": result.outputs.model_dump(mode="json"),
+            }
+            for result in results
+        ],
+    }
+
+
+def _differences(found: Comparison) -> list[Document]:
+    """What differs and is allowed to: the engine's settings, and environments that cannot matter."""
+    return [_difference(difference) for difference in (*found.engine, *found.environment)]
+
+
+def _difference(difference: Difference) -> Document:
+    return difference._asdict()
+
+
+def _engagement(found: Engagement, threshold: float) -> Document:
+    return {
+        "basis": found.basis,
+        "threshold_pct": threshold,
+        "percent": found.percent,
+        "kinds": {kind: share._asdict() for kind, share in found.kinds.items()},
+    }
+
+
+def _metric(judged: Judged) -> Document:
+    found = judged.judgement
+    return {
+        "unit": judged.unit,
+        "direction": judged.direction,
+        "a": found.a,
+        "b": found.b,
+        "values": {"a": list(judged.values_a), "b": list(judged.values_b)},
+        "delta_pct": _finite(found.delta),
+        "ci_low": _finite(found.interval.low),
+        "ci_high": _finite(found.interval.high),
+        "n": found.n,
+        "test": found.test,
+        "p_value": found.p_value,
+        "min_effect_pct": found.min_effect,
+        "noise_floor_pct": found.floor,
+        "slot_order_pct": found.slot,
+        "drift_pct": found.drift,
+        "pairs_needed": found.needed,
+        "verdict": found.verdict,
+        "reasons": [str(reason) for reason in found.reasons],
+    }
+
+
+def _finite(value: float) -> float | None:
+    """A percentage of nothing is no number."""
+    return value if math.isfinite(value) else None
+
+
+def _count(count: Count) -> Document:
+    return {**count._asdict(), "a": count.a._asdict(), "b": count.b._asdict()}
+
+
+def _line(line: Line) -> Document:
+    site = None if line.site is None else line.site.model_dump(mode="json")
+    return {**line._asdict(), "site": site}

@@ -1,0 +1,177 @@
+"""What a change did besides being faster: copies and syncs per step, source line by source line, and where the GPU
+waited. Counts are exact; of several runs of a side, steps are pooled."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Final, Literal, NamedTuple
+
+from ..metrics.steps import OUTSIDE
+from ..result import Abstained, CopyRow, Metric, Result, SitePart, SyncRow
+
+Change = Literal["fewer", "more", "equal", "moved"]
+Results = Sequence[Result]
+
+_PARTS: Final = ("host_late", "dependency", "kernel_gap", "no_work", "residue")
+
+
+class Tally(NamedTuple):
+    """Per step, over all steps of a kind: the median (of the runs' medians), the mean, and the worst step."""
+
+    median: float = 0.0
+    mean: float = 0.0
+    max: int = 0
+
+
+class Count(NamedTuple):
+    """``moved``: the mean is the same, its distribution over steps is not."""
+
+    kind: str
+    stream: str
+    counter: str
+    a: Tally
+    b: Tally
+    change: Change
+
+
+class Line(NamedTuple):
+    """A source line's copies, syncs or waits per step of its kind. ``site`` has B's line number where B has it."""
+
+    site: SitePart | None
+    range: str
+    kind: str
+    stream: str
+    what: str
+    a: float
+    b: float
+    exposed_a: float  # us per step
+    exposed_b: float
+
+
+class Idle(NamedTuple):
+    """A part of forward idle, us per step that ran a forward; None where a side has no answer."""
+
+    part: str
+    a: float | None
+    b: float | None
+
+
+def counts(a: Results, b: Results) -> list[Count]:
+    """Every counter that either side has, with how B's differs from A's."""
+    tallies_a, tallies_b = _tallies(a), _tallies(b)
+    found = []
+    for place in sorted({*tallies_a, *tallies_b}):
+        x, y = tallies_a.get(place, Tally()), tallies_b.get(place, Tally())
+        found.append(Count(*place, x, y, _change(x, y)))
+    return found
+
+
+def _change(a: Tally, b: Tally) -> Change:
+    if a == b:
+        return "equal"
+    if a.mean == b.mean:
+        return "moved"
+    return "fewer" if b.mean < a.mean else "more"
+
+
+def _tallies(results: Results) -> dict[tuple[str, str, str], Tally]:
+    """Kinds weigh by their steps; a run that never counted something counted zero."""
+    steps: Counter[str] = Counter()
+    sums: defaultdict[tuple[str, str, str], float] = defaultdict(float)
+    medians: defaultdict[tuple[str, str, str], list[float]] = defaultdict(list)
+    worst: Counter[tuple[str, str, str]] = Counter()
+    runs: Counter[str] = Counter()
+    for result in results:
+        for kind, tallied in result.per_step.items():
+            steps[kind] += tallied.steps
+            runs[kind] += 1
+            for stream, counters in tallied.streams.items():
+                for counter, summary in counters.items():
+                    place = kind, stream, counter
+                    sums[place] += summary.mean * tallied.steps
+                    medians[place].append(summary.median)
+                    worst[place] = max(worst[place], summary.max)
+    return {
+        place: Tally(
+            median([*seen, *[0.0] * (runs[place[0]] - len(seen))]),
+            round(sums[place] / steps[place[0]], 6) if steps[place[0]] else 0.0,
+            worst[place],
+        )
+        for place, seen in medians.items()
+    }
+
+
+def lines(a: Results, b: Results) -> list[Line]:
+    """Lines of steps, those that differ most first. Matched by file, function and statement: line numbers move."""
+    sites: dict[tuple[str, ...], SitePart | None] = {}
+    per_step_a, per_step_b = _per_step(a, sites), _per_step(b, sites)
+    found = []
+    for key in sorted({*per_step_a, *per_step_b}):
+        x, y = per_step_a.get(key, (0.0, 0.0)), per_step_b.get(key, (0.0, 0.0))
+        kind, stream, where, what = key[:4]
+        found.append(Line(sites[key], where, kind, stream, what, x[0], y[0], x[1], y[1]))
+    return sorted(found, key=lambda line: -abs(line.b - line.a))
+
+
+def _per_step(
+    results: Results, sites: dict[tuple[str, ...], SitePart | None]
+) -> dict[tuple[str, ...], tuple[float, float]]:
+    """Count and exposed us per step of the kind."""
+    steps: Counter[str] = Counter()
+    times: Counter[tuple[str, ...]] = Counter()
+    exposed: defaultdict[tuple[str, ...], float] = defaultdict(float)
+    for result in results:
+        steps.update({kind: tallied.steps for kind, tallied in result.per_step.items()})
+        for key, row in _rows(result):
+            sites[key] = row.site
+            times[key] += row.count
+            exposed[key] += row.exposed_us
+    return {
+        key: (round(count / steps[key[0]], 6), round(exposed[key] / steps[key[0]], 6))
+        for key, count in times.items()
+        if steps[key[0]]
+    }
+
+
+def _rows(result: Result) -> Iterator[tuple[tuple[str, ...], CopyRow | SyncRow]]:
+    rows: tuple[CopyRow | SyncRow, ...] = (*result.copies, *result.syncs)
+    for row in rows:
+        if row.kind != OUTSIDE:
+            site = (row.site.file, row.site.function, row.site.statement) if row.site else ()
+            yield (row.kind, row.stream, row.range, _what(row), *site), row
+
+
+def _what(row: CopyRow | SyncRow) -> str:
+    if isinstance(row, SyncRow):
+        return row.call
+    direction = "kernel copy" if row.direction == "kernel" else row.direction
+    return " ".join(word for word in (direction, row.host_memory, "blocking" if row.blocking else "") if word)
+
+
+def idle(a: Results, b: Results) -> list[Idle]:
+    """Forward idle and its parts, of one metric's steps: host late is split as the metrics split it."""
+    names = (*_PARTS, "exposed_stall", "exposed_host", "forward_idle")
+    return [Idle(name, _mean_part(a, name), _mean_part(b, name)) for name in names]
+
+
+def _mean_part(results: Results, name: str) -> float | None:
+    values = [value for result in results if (value := _part(result, name)) is not None]
+    return sum(values) / len(values) if values else None
+
+
+def _part(result: Result, name: str) -> float | None:
+    if name not in _PARTS:
+        return _metric(result, f"{name}_us_per_step")
+    total = _metric(result, "forward_idle_us_per_step")
+    if total is None or isinstance(result.idle, Abstained):
+        return None
+    whole = sum(getattr(result.idle, f"{part}_us") for part in _PARTS)
+    part: float = getattr(result.idle, f"{name}_us")
+    return total * part / whole if whole else 0.0
+
+
+def _metric(result: Result, name: str) -> float | None:
+    metric = result.metrics.get(name)
+    return sum(metric.values) / len(metric.values) if isinstance(metric, Metric) and metric.values else None

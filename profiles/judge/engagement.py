@@ -1,0 +1,123 @@
+"""Did the change take part? Steps that A and B did differently, out of the steps of a kind in which any differ."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from ..metrics.steps import OUTSIDE
+from ..result import CopyRow, Result, SyncRow
+from .fingerprint import StepPrint
+
+THRESHOLD: Final = 5.0  # percent, below which no verdict is given
+
+
+class Share(NamedTuple):
+    """``differing`` of ``steps`` steps of a kind."""
+
+    differing: float
+    steps: int
+
+
+class Engagement(NamedTuple):
+    """``kinds`` has every step kind. ``basis`` says how steps were compared:
+
+    - steps: A and B ran the same batches; each step is compared with its counterpart, row by row;
+    - kinds: their batches differ. Of each kind, the share of steps whose kind of rows (bytes and numbers of rows
+      follow the batch, so they are left out) is not matched by the other side's share: the total variation distance;
+    - totals: of stored results, which keep no steps. The largest difference in the count of any one source line.
+    """
+
+    basis: str
+    kinds: Mapping[str, Share]
+
+    @property
+    def engaged(self) -> Share:
+        """Over the kinds in which any steps differ."""
+        touched = [share for share in self.kinds.values() if share.differing]
+        return Share(sum(share.differing for share in touched), sum(share.steps for share in touched))
+
+    @property
+    def percent(self) -> float:
+        differing, steps = self.engaged
+        return 100 * differing / steps if steps else 0.0
+
+
+def engagement(a: Sequence[StepPrint], b: Sequence[StepPrint]) -> Engagement:
+    """Of two runs of one workload."""
+    if [step.batch for step in a] == [step.batch for step in b]:
+        return Engagement("steps", _aligned(a, b))
+    kinds = sorted({step.kind for step in (*a, *b)})
+    return Engagement("kinds", {kind: _distance(_shapes(a, kind), _shapes(b, kind)) for kind in kinds})
+
+
+def total(parts: Iterable[Engagement]) -> Engagement:
+    """Of several pairs of runs. The weakest basis is named."""
+    parts = tuple(parts)
+    differing: defaultdict[str, float] = defaultdict(float)
+    steps: Counter[str] = Counter()
+    for part in parts:
+        for kind, share in part.kinds.items():
+            differing[kind] += share.differing
+            steps[kind] += share.steps
+    basis = max((part.basis for part in parts), key=("steps", "kinds", "totals").index, default="steps")
+    return Engagement(basis, {kind: Share(differing[kind], steps[kind]) for kind in sorted(steps)})
+
+
+def from_totals(a: Result, b: Result) -> Engagement:
+    """Of stored results."""
+    sums_a, sums_b = _sums(a), _sums(b)
+    kinds = {}
+    for kind in sorted({*a.per_step, *b.per_step}):
+        if "." in kind:
+            continue
+        steps_a, steps_b = (r.per_step[kind].steps if kind in r.per_step else 0 for r in (a, b))
+        steps = min(steps_a, steps_b) or max(steps_a, steps_b)
+        rows = {row for row in (*sums_a, *sums_b) if row[0] == kind}
+        rates = (abs(sums_a[row] / (steps_a or 1) - sums_b[row] / (steps_b or 1)) for row in rows)
+        kinds[kind] = Share(steps * min(max(rates, default=0.0), 1.0), steps)
+    return Engagement("totals", kinds)
+
+
+def _aligned(a: Sequence[StepPrint], b: Sequence[StepPrint]) -> dict[str, Share]:
+    steps = Counter(step.kind for step in a)
+    differing = Counter(x.kind for x, y in zip(a, b, strict=True) if x.rows != y.rows)
+    return {kind: Share(differing[kind], steps[kind]) for kind in sorted(steps)}
+
+
+def _shapes(steps: Sequence[StepPrint], kind: str) -> Counter[str]:
+    return Counter(step.shape for step in steps if step.kind == kind)
+
+
+def _distance(a: Counter[str], b: Counter[str]) -> Share:
+    count_a, count_b = a.total(), b.total()
+    if not count_a or not count_b:
+        return Share(count_a + count_b, count_a + count_b)
+    shared = sum(min(a[shape] / count_a, b[shape] / count_b) for shape in a)
+    steps = min(count_a, count_b)
+    return Share(steps * max(1 - shared, 0.0), steps)
+
+
+def _sums(result: Result) -> Counter[tuple[str, ...]]:
+    rows: tuple[CopyRow | SyncRow, ...] = (*result.copies, *result.syncs)
+    sums: Counter[tuple[str, ...]] = Counter()
+    for row in rows:
+        if row.kind != OUTSIDE:
+            sums[_key(row)] += row.count
+    return sums
+
+
+def _key(row: CopyRow | SyncRow) -> tuple[str, ...]:
+    site = (row.site.file, row.site.function, row.site.statement) if row.site else ()
+    if isinstance(row, CopyRow):
+        return (
+            row.kind,
+            row.stream,
+            row.range,
+            row.direction,
+            row.host_memory,
+            str(row.blocking),
+            *site,
+        )
+    return row.kind, row.stream, row.range, row.call, "", "", *site

@@ -1,0 +1,86 @@
+"""May two results be compared? What is asked must be the same; how the engine answers is what is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from ..result import Result
+
+QUESTION: Final = ("model", "device", "workload", "measure")
+CAPACITY: Final = ("engine.kv_tokens", "engine.max_running_requests")
+_FREE: Final = frozenset(
+    {"measure.repeat", "measure.seed"}
+)  # how often, and which draws: paired by the caller
+_MISSING: Final = object()
+
+
+class Difference(NamedTuple):
+    """``key`` is dotted, as in the scenario or the result; values are as JSON knows them."""
+
+    key: str
+    a: Any
+    b: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.a!r} against {self.b!r}"
+
+
+class LikenessError(ValueError):
+    """Two sides answer different questions."""
+
+    def __init__(self, differences: Collection[Difference]) -> None:
+        self.differences = tuple(differences)
+        listed = "".join(f"\n  {difference}" for difference in differences)
+        super().__init__(f"A and B are not alike and cannot be compared:{listed}")
+
+
+def unlike_questions(
+    a: Mapping[str, Any], b: Mapping[str, Any], *, varied: Collection[str] = (), free: Collection[str] = _FREE
+) -> tuple[Difference, ...]:
+    """Of two expanded scenarios. A key that only one version knows is no difference. The engine may differ, its
+    capacity only where that was asked for: ``varied`` has the keys that a side set."""
+    return tuple(
+        difference
+        for difference in _differences(a, b)
+        if (difference.key.partition(".")[0] in QUESTION and difference.key not in free)
+        or (difference.key in CAPACITY and difference.key not in varied)
+    )
+
+
+def unlike(a: Result, b: Result, *, varied: Collection[str] = ()) -> tuple[Difference, ...]:
+    """Everything that keeps two results from being compared."""
+    return (
+        *(Difference(f"labels.{d.key}", d.a, d.b) for d in _of_parts(a.labels, b.labels)),
+        *(Difference(f"hardware.{d.key}", d.a, d.b) for d in _of_parts(a.hardware, b.hardware)),
+        *unlike_questions(a.scenario.expanded, b.scenario.expanded, varied=varied),
+    )
+
+
+def unlike_environments(a: Result, b: Result) -> tuple[Difference, ...]:
+    """What changes measured times; emulated ones come from the hardware profile alone."""
+    plain_a, plain_b = (
+        {key: value for key, value in result.environment.items() if not isinstance(value, dict)}
+        for result in (a, b)
+    )
+    return tuple(_differences(plain_a, plain_b))
+
+
+def engine_differences(a: Result, b: Result) -> tuple[Difference, ...]:
+    """What is compared, as far as the scenario says so."""
+    return tuple(
+        d for d in _differences(a.scenario.expanded, b.scenario.expanded) if d.key.startswith("engine.")
+    )
+
+
+def _of_parts(a: Any, b: Any) -> Iterator[Difference]:
+    return _differences(a.model_dump(mode="json"), b.model_dump(mode="json"))
+
+
+def _differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> Iterator[Difference]:
+    for key in sorted({*a, *b}):
+        x, y = a.get(key, _MISSING), b.get(key, _MISSING)
+        if isinstance(x, dict) and isinstance(y, dict):
+            yield from _differences(x, y, f"{prefix}{key}.")
+        elif x != y and _MISSING not in (x, y):
+            yield Difference(f"{prefix}{key}", x, y)

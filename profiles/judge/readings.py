@@ -1,0 +1,59 @@
+"""The numbers of a result that have a better side, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal, NamedTuple
+
+from ..definitions import DEFINITIONS, definition
+from ..result import Metric, Result
+
+Sided = Literal["higher", "lower"]
+
+_PERCENTILES: Final = ("p50", "p99")
+_ENDINGS: Final = ("_throughput", "_ms")
+
+
+class Reading(NamedTuple):
+    value: float
+    unit: str
+    direction: Sided
+
+
+def readings(result: Result) -> dict[str, Reading]:
+    """Metrics by name: the mean over repeats, and percentiles as ``ttft_ms.p99`` where there are any. Those that
+    abstained, or that have no better side, are left out."""
+    return {
+        name: Reading(value, metric.unit, metric.direction)
+        for metric_name, metric in result.metrics.items()
+        if isinstance(metric, Metric) and metric.direction != "none"
+        for name, value in _values(metric_name, metric)
+    }
+
+
+def _values(name: str, metric: Metric) -> Iterator[tuple[str, float]]:
+    if metric.values:
+        yield name, sum(metric.values) / len(metric.values)
+    for percentile in _PERCENTILES:
+        value = getattr(metric, percentile)
+        if isinstance(value, float | int):
+            yield f"{name}.{percentile}", float(value)
+
+
+def table(results: Sequence[Result]) -> dict[str, list[Reading]]:
+    """By metric, a reading of every result; metrics that not all of them have are left out."""
+    read = [readings(result) for result in results]
+    if not read:
+        return {}
+    return {name: [each[name] for each in read] for name in read[0] if all(name in each for each in read)}
+
+
+def full_name(short: str) -> str:
+    """``throughput`` is ``output_throughput``, ``ttft.p99`` is ``ttft_ms.p99``. Raises KeyError."""
+    head, dot, rest = short.partition(".")
+    if head == "throughput":
+        head = "output_throughput"
+    name = next((f"{head}{ending}" for ending in ("", *_ENDINGS) if f"{head}{ending}" in DEFINITIONS), head)
+    if definition(name).direction == "none":
+        raise KeyError(short)
+    return f"{name}{dot}{rest}"

@@ -1,0 +1,118 @@
+"""The near end of a worker: a side whose runs happen in another process, perhaps with other sources."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import IO, Any, Final
+
+from ..machine import MachineError
+from .trial import Order, Question, Sample
+
+_TAIL: Final = 60  # lines of a crash that are shown
+_GRACE_S: Final = 5.0
+
+
+class SideError(ValueError):
+    """A side that means nothing, or that cannot answer the question."""
+
+
+class CrashError(RuntimeError):
+    """A side's run ended without an answer."""
+
+    def __init__(self, label: str, stderr: str) -> None:
+        self.label = label
+        self.stderr = stderr
+        shown = "\n".join(stderr.rstrip().splitlines()[-_TAIL:]) or "(it said nothing on stderr)"
+        super().__init__(f"{label} crashed; its stderr:\n{shown}")
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A side; ``order`` is what every run of it has in common."""
+
+    label: str
+    question: Question
+    order: Order
+    process: subprocess.Popen[str]
+    stderr: IO[str]
+
+    @property
+    def seeds(self) -> None:
+        return None
+
+    def all(self) -> Sequence[Sample]:
+        return ()
+
+    def run(self, seed: int | None) -> Sample:
+        """Raises CrashError, SideError, MachineError."""
+        request = {"question": asdict(self.question), "order": asdict(replace(self.order, seed=seed))}
+        answer = self._ask(json.dumps(request))
+        if "refused" in answer:
+            error = MachineError if answer["unable"] else SideError
+            raise error(f"{self.label}: {answer['refused']}")
+        return Sample.of(answer, name=self.label)
+
+    def _ask(self, line: str) -> dict[str, Any]:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        try:
+            self.process.stdin.write(line + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise self._crashed() from None
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise self._crashed()
+        found: dict[str, Any] = json.loads(answer)
+        return found
+
+    def _crashed(self) -> CrashError:
+        self.process.wait()
+        self.stderr.seek(0)
+        return CrashError(self.label, self.stderr.read())
+
+
+def command() -> list[str]:
+    return [sys.executable, "-P", "-m", "schedbench.profiles.judge.worker"]
+
+
+@contextmanager
+def working(
+    label: str, question: Question, order: Order, *, sources: Path, program: Sequence[str] = ()
+) -> Iterator[Remote]:
+    """A worker that runs the package found in the folder ``sources``, with this environment's packages."""
+    environment = {**os.environ, "PYTHONPATH": str(sources)}
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr:
+        process = subprocess.Popen(
+            [*(program or command())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            encoding="utf-8",
+            env=environment,
+        )
+        try:
+            yield Remote(label, question, order, process, stderr)
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """An idle worker ends with its input; one that is still at work is not waited for long."""
+    assert process.stdin is not None and process.stdout is not None
+    with suppress(BrokenPipeError):
+        process.stdin.close()
+    try:
+        process.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    process.stdout.close()

@@ -1,0 +1,150 @@
+"""What ``--a`` and ``--b`` can be: overrides of the scenario, another version of the program, stored results."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from ...scenarios.overrides import expand
+from ..result import ResultError, read
+from .checkout import SOURCES, here, worktree
+from .remote import SideError, working
+from .trial import Order, Question, Sample, run_trial
+from .trials import Side
+
+_GIT: Final = "git:"
+_OPENING, _CLOSING = "{[(", "}])"
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What was asked for: exactly one of a ref, stored files, or neither; overrides with full keys beside a ref or
+    alone."""
+
+    label: str
+    overrides: tuple[str, ...] = ()
+    ref: str | None = None
+    stored: tuple[Path, ...] = ()
+
+    @property
+    def varied(self) -> frozenset[str]:
+        """The keys that this side sets."""
+        return frozenset(override.partition("=")[0] for override in self.overrides)
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """Runs in this process."""
+
+    label: str
+    question: Question
+    order: Order
+
+    @property
+    def seeds(self) -> None:
+        return None
+
+    def run(self, seed: int | None) -> Sample:
+        return run_trial(self.question, replace(self.order, seed=seed))
+
+    def all(self) -> Sequence[Sample]:
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Results read from files, by workload seed; of one seed several where times were measured."""
+
+    label: str
+    samples: Mapping[int, tuple[Sample, ...]]
+
+    @property
+    def seeds(self) -> Collection[int]:
+        return self.samples.keys()
+
+    def run(self, seed: int | None) -> Sample:
+        """Raises SideError where no result of that seed is there."""
+        seed = min(self.samples) if seed is None else seed
+        if seed not in self.samples:
+            raise SideError(f"{self.label}: no stored result of workload seed {seed}")
+        return self.samples[seed][0]
+
+    def all(self) -> Sequence[Sample]:
+        return [sample for seed in sorted(self.samples) for sample in self.samples[seed]]
+
+
+def parse(text: str) -> Spec:
+    """``key=value,...``, ``git:REF``, ``git:REF,key=value,...``, a result file, or a folder of results. Nothing means
+    the scenario as it stands. Raises SideError, ScenarioError."""
+    if text.startswith(_GIT):
+        ref, *overrides = split(text.removeprefix(_GIT))
+        return Spec(text, overrides=_expanded(overrides, text), ref=ref)
+    if not text.strip():
+        return Spec("as is")
+    path = Path(text)
+    if path.is_dir():
+        return Spec(text, stored=tuple(sorted(path.glob("*.json"))))
+    if path.is_file() or path.suffix == ".json":
+        return Spec(text, stored=(path,))
+    return Spec(text, overrides=_expanded(split(text), text))
+
+
+def split(text: str) -> list[str]:
+    """At commas outside of brackets."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in _OPENING) - (letter in _CLOSING)
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def _expanded(overrides: list[str], text: str) -> tuple[str, ...]:
+    found = []
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals or not key.strip():
+            raise SideError(f"{text!r} is no side: expected key=value,..., git:REF or a stored result")
+        found.append(f"{expand(key.strip())}={value}")
+    return tuple(found)
+
+
+@contextmanager
+def opened(question: Question | None, a: Spec, b: Spec, order: Order) -> Iterator[tuple[Side, Side]]:
+    """Both sides, ready to run. Where one is another version, both run as processes, so that they run alike.
+
+    Raises SideError, ResultError.
+    """
+    apart = a.ref is not None or b.ref is not None
+    with ExitStack() as stack:
+        baseline = _side(stack, question, a, order, apart=apart)
+        yield baseline, _side(stack, question, b, order, apart=apart)
+
+
+def _side(stack: ExitStack, question: Question | None, spec: Spec, order: Order, *, apart: bool) -> Side:
+    if spec.stored:
+        return Stored(spec.label, _read(spec))
+    if question is None:
+        raise SideError("a scenario is needed unless both sides are stored results")
+    order = replace(order, overrides=spec.overrides)
+    if not apart:
+        return Here(spec.label, question, order)
+    root = here()
+    tree = root if spec.ref is None else stack.enter_context(worktree(root, spec.ref))
+    return stack.enter_context(working(spec.label, question, order, sources=tree / SOURCES))
+
+
+def _read(spec: Spec) -> dict[int, tuple[Sample, ...]]:
+    samples: dict[int, tuple[Sample, ...]] = {}
+    for path in spec.stored:
+        result = read(path)
+        seed = result.scenario.expanded.get("measure", {}).get("seed", 0)
+        samples[seed] = (*samples.get(seed, ()), Sample(result))
+    if not samples:
+        raise ResultError(f"{spec.label}: no results in this folder")
+    return samples

@@ -1,0 +1,101 @@
+"""One run of one side: the same in this process, in a worker, and in another checkout's worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...scenarios.loader import loads, opened
+from ...scenarios.schema import Scenario
+from ...sched.observe import Clock, Observer
+from ..execute import Options, execute
+from ..machines import Kind
+from ..resolve import resolve
+from ..result import Result
+from .divergence import TokenSteps
+from .fingerprint import Fingerprints, StepPrint
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A scenario's text, so that every checkout is asked the same, and what the caller overrides in it."""
+
+    content: str
+    file: str
+    folder: str
+    overrides: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, path_or_name: str, overrides: Sequence[str] = ()) -> Question:
+        """Raises ScenarioError."""
+        content, file, folder = opened(path_or_name)
+        text = content.decode("utf-8", "surrogateescape")
+        return cls(text, file, str(folder.resolve()), tuple(overrides))
+
+    def scenario(self, overrides: Sequence[str] = ()) -> Scenario:
+        """Raises ScenarioError."""
+        return loads(
+            self.content.encode("utf-8", "surrogateescape"),
+            file=self.file,
+            folder=Path(self.folder),
+            overrides=(*self.overrides, *overrides),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Run the question with a side's overrides, on a device, once."""
+
+    overrides: tuple[str, ...] = ()
+    seed: int | None = None  # the scenario's own
+    device: Kind = "auto"
+    command: str = ""
+
+
+class Sample(NamedTuple):
+    """A result, what each step did, and the step that made each token; the latter two where they are known."""
+
+    result: Result
+    steps: tuple[StepPrint, ...] | None = None
+    token_steps: Mapping[str, Sequence[int]] | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Plain dicts and lists."""
+        return {
+            "result": self.result.document(),
+            "steps": None if self.steps is None else [list(step) for step in self.steps],
+            "token_steps": None
+            if self.token_steps is None
+            else {request: list(steps) for request, steps in self.token_steps.items()},
+        }
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any], *, name: str) -> Sample:
+        """Raises ResultError when the result is of a version that is not understood."""
+        steps = document.get("steps")
+        return cls(
+            Result.from_document(document["result"], name=name),
+            None if steps is None else tuple(StepPrint(*step) for step in steps),
+            document.get("token_steps"),
+        )
+
+
+def run_trial(question: Question, order: Order) -> Sample:
+    """Raises what ``execute`` raises, and ScenarioError where the scenario names several relays."""
+    seed = () if order.seed is None else (f"measure.seed={order.seed}",)
+    scenario = question.scenario((*order.overrides, *seed))
+    resolved = resolve(scenario)
+    if len(resolved.relays) != 1:
+        raise scenario.source.refuse(("engine", "relays"), "a side has one relay: give it as relay=NAME")
+    prints, tokens = Fingerprints(), TokenSteps()
+
+    @contextmanager
+    def watch(clock: Clock, total: int) -> Iterator[Observer]:  # noqa: ARG001
+        yield tokens
+
+    options = Options(device=order.device, save_tokens=True, command=order.command)
+    outcome = execute(resolved, resolved.relays[0], options, watch=watch, instrument=prints)
+    return Sample(outcome.result, prints.steps, dict(tokens.steps))

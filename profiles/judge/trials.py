@@ -1,0 +1,149 @@
+"""Which runs a comparison is made of: the same workload seeds on both sides where times are exact, interleaved blocks
+where they are measured, whatever there is where results are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeVar
+
+from ..result import Result
+from .divergence import comparable, same_tokens
+from .likeness import Difference, LikenessError, unlike
+from .statistics import Side as Name
+from .statistics import abba
+from .trial import Sample
+from .verdict import DEFAULT_PAIRS, MIN_SEEDS
+
+Design = Literal["seeds", "blocks", "stored"]
+T = TypeVar("T")
+
+# Told of every run as it ends: whose it was, and what came of it.
+Notice = Callable[[Name, Sample], None]
+
+
+class WorkloadError(RuntimeError):
+    """A run in which no request finished."""
+
+
+class Side(Protocol):
+    """Runs of one side. ``seeds`` are those that it has, None where it can run any. Seed None of ``run`` is the
+    scenario's own."""
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def seeds(self) -> Collection[int] | None: ...
+
+    def run(self, seed: int | None) -> Sample: ...
+
+    def all(self) -> Sequence[Sample]:
+        """What is stored; nothing for a side that runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How many runs. ``varied`` are the keys that the sides set."""
+
+    seeds: int = MIN_SEEDS
+    pairs: int = DEFAULT_PAIRS
+    first_seed: int = 0
+    varied: frozenset[str] = frozenset()
+    allow_divergence: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """``a`` and ``b`` are in the order of their running; of seeds and blocks, equal places are pairs."""
+
+    design: Design
+    a: tuple[Sample, ...]
+    b: tuple[Sample, ...]
+
+    @property
+    def results(self) -> tuple[tuple[Result, ...], tuple[Result, ...]]:
+        return tuple(x.result for x in self.a), tuple(x.result for x in self.b)
+
+    def blocks(self, values_a: Sequence[T], values_b: Sequence[T]) -> list[T]:
+        """In the order in which the blocks ran."""
+        left, right = iter(values_a), iter(values_b)
+        return [next(left if side == "a" else right) for side in abba(len(values_a))]
+
+
+def conduct(a: Side, b: Side, plan: Plan, notice: Notice) -> Trials:
+    """Run A and B as often as their kind of times asks for.
+
+    Raises LikenessError before anything is run twice, WorkloadError, KeyboardInterrupt once the interrupted run is
+    noticed, and what the sides raise.
+    """
+    seeds = _seeds(a, b, plan)
+    first_a = _run(a, "a", seeds[0], notice)
+    first_b = _run(b, "b", seeds[0], notice)
+    differences = unlike(first_a.result, first_b.result, varied=plan.varied)
+    if differences:
+        raise LikenessError(differences)
+    if _exact(first_a) or _diverged(first_a, first_b, plan):
+        return _over_seeds(a, b, seeds, plan, notice, first=(first_a, first_b))
+    if a.seeds is not None or b.seeds is not None:
+        return Trials("stored", tuple(a.all()) or (first_a,), tuple(b.all()) or (first_b,))
+    return _in_blocks(a, b, plan, notice, seed=seeds[0])
+
+
+def run_blocks(run: Callable[[Name], T], pairs: int) -> list[T]:
+    """Blocks in the order A B B A A B ...; whatever runs one is the caller's."""
+    return [run(side) for side in abba(pairs)]
+
+
+def _seeds(a: Side, b: Side, plan: Plan) -> list[int]:
+    known = [set(side.seeds) for side in (a, b) if side.seeds is not None]
+    if not known:
+        return list(range(plan.first_seed, plan.first_seed + plan.seeds))
+    common = sorted(set.intersection(*known))
+    if not common:
+        raise LikenessError([Difference("measure.seed", *(sorted(seeds) for seeds in known))])
+    return common
+
+
+def _over_seeds(
+    a: Side, b: Side, seeds: Iterable[int], plan: Plan, notice: Notice, *, first: tuple[Sample, Sample]
+) -> Trials:
+    """Ends with the first seed whose tokens differ, for then there will be no verdict."""
+    pairs = [first]
+    for seed in list(seeds)[1:]:
+        if _diverged(*pairs[-1], plan):
+            break
+        pairs.append((_run(a, "a", seed, notice), _run(b, "b", seed, notice)))
+    return Trials("seeds", tuple(x for x, _ in pairs), tuple(y for _, y in pairs))
+
+
+def _in_blocks(a: Side, b: Side, plan: Plan, notice: Notice, *, seed: int) -> Trials:
+    """What ran first, to see whether the sides are alike, was their warm-up and is no block."""
+    samples: dict[Name, list[Sample]] = {"a": [], "b": []}
+
+    def block(name: Name) -> None:
+        samples[name].append(_run(a if name == "a" else b, name, seed, notice))
+
+    run_blocks(block, plan.pairs)
+    return Trials("blocks", tuple(samples["a"]), tuple(samples["b"]))
+
+
+def _run(side: Side, name: Name, seed: int, notice: Notice) -> Sample:
+    sample = side.run(seed)
+    notice(name, sample)
+    if sample.result.run.cancelled:
+        raise KeyboardInterrupt
+    rows = sample.result.requests
+    if rows and not any(row.status in ("finished", "aborted") for row in rows):
+        raise WorkloadError(f"{side.label}: no request finished; the first said: {rows[0].reason}")
+    return sample
+
+
+def _exact(sample: Sample) -> bool:
+    labels = sample.result.labels
+    return labels.emulated and labels.host == "modelled"
+
+
+def _diverged(a: Sample, b: Sample, plan: Plan) -> bool:
+    known = comparable(a.result, b.result)
+    return known and not same_tokens(a.result, b.result) and not plan.allow_divergence

@@ -1,0 +1,47 @@
+"""A side in a process of its own: orders come in as JSON, one a line, and samples go out the same way.
+
+Started as ``python -m schedbench.profiles.judge.worker`` with the sources of the checkout that is to be run. What the
+scenario or machine makes impossible is answered; anything else ends the process with its traceback on stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+from ...scenarios.problems import ScenarioError
+from ...scenarios.records import TraceError
+from ...sched.model.checkpoint import CheckpointError
+from ..machine import MachineError
+from .trial import Order, Question, run_trial
+
+_REFUSALS = (ScenarioError, TraceError, CheckpointError, MachineError)
+
+
+def serve(lines: Iterable[str], out: TextIO) -> None:
+    for line in lines:
+        out.write(json.dumps(_answer(json.loads(line))) + "\n")
+        out.flush()
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    question = Question(**{**request["question"], "overrides": tuple(request["question"]["overrides"])})
+    order = Order(**{**request["order"], "overrides": tuple(request["order"]["overrides"])})
+    try:
+        return run_trial(question, order).document()
+    except _REFUSALS as error:
+        return {"refused": str(error), "unable": isinstance(error, MachineError)}
+
+
+def _main() -> None:
+    """stdout belongs to the answers: whatever else is printed goes to stderr."""
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8") as out:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        serve(sys.stdin, out)
+
+
+if __name__ == "__main__":
+    _main()
