@@ -6,6 +6,7 @@ learnt once for every combination of shapes, strides, types and other arguments.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from .executor import Args, Kwargs, Operation, Outline
 _META = torch.device("meta")
 _NOTHING: Kwargs = {}
 OUTLINES = 20_000  # shapes vary with the workload; a few ops each
+# Up to so many numbers an op is tried out on real memory: torch's Meta kernels of some ops load half a second of
+# compiler first.
+TRIED = 1 << 20
 
 
 class SkippingExecutor:
@@ -89,7 +93,9 @@ class Outlines:
         if known is None:
             if len(self._known) >= OUTLINES:
                 self._known.clear()
-            results = op(*_on_meta(args), **dict(zip(kwargs, _on_meta(tuple(kwargs.values())), strict=True)))
+            stand_in = _host_like if _numbers((*args, *kwargs.values())) <= TRIED else _meta_like
+            given = {name: _replaced(value, stand_in) for name, value in kwargs.items()}
+            results = op(*(_replaced(value, stand_in) for value in args), **given)
             known = self._known[key] = _outlined(results)
         return known
 
@@ -129,16 +135,32 @@ def _key(values: Args) -> tuple[Any, ...]:
     return tuple(parts)
 
 
-def _on_meta(values: Args) -> list[Any]:
-    return [_meta_like(value) for value in values]
+def _numbers(values: Args) -> int:
+    """Elements of all tensors among the values."""
+    return sum(
+        value.numel() if isinstance(value, torch.Tensor) else _numbers(value)
+        for value in values
+        if isinstance(value, (torch.Tensor, list, tuple))
+    )
 
 
-def _meta_like(value: Any) -> Any:
+def _replaced(value: Any, stand_in: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
-        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=_META)
+        return stand_in(value)
     if isinstance(value, (list, tuple)):
-        return _on_meta(value)
+        return [_replaced(v, stand_in) for v in value]
     return value
+
+
+def _meta_like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=_META)
+
+
+def _host_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Integers as they are, for they may be indices; some memory for floats."""
+    if not tensor.is_meta:
+        return tensor
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
 
 
 def _outlined(results: Any) -> Any:

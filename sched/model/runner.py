@@ -66,7 +66,7 @@ class ModelRunner:
             batch = self._padding(size)
             self._model.forward(batch)  # what a first run allocates or tunes must not be captured
             graph = module.CUDAGraph()
-            with module.graph(graph, pool=pool):
+            with module.graph(graph, pool=pool, stream=module.current_stream()):
                 output = self._model.forward(batch)
             self._captured[size] = _Captured(graph, output)
 
