@@ -137,6 +137,7 @@ class Scheduler:
             return
         if self.running_batch.is_empty:
             last.batch_is_full = self.running_batch.batch_is_full
+            last.rows_changed = True
             self.running_batch = last
         else:
             merge_rows(self.engine, self.running_batch, last)
@@ -292,9 +293,9 @@ class Scheduler:
 
     def settle(self, batch: ScheduleBatch, result: StepResult) -> None:
         with self.engine.observer.range("settle", batch.step, batch.batch_size):
-            ended = settle(self.engine, batch, result)
-        changed = ended or batch.rows_changed or any(req.sampling.penalised for req in batch.reqs)
-        self.engine.observer.settled(self._info(batch, steady=not changed))
+            quiet = settle(self.engine, batch, result)
+        steady = quiet and not batch.rows_changed and not any(req.sampling.penalised for req in batch.reqs)
+        self.engine.observer.settled(self._info(batch, steady=steady))
 
     def rest(self) -> bool:
         """Nothing to run: sleep until the next arrival. Returns False when there will be none."""

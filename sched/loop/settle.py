@@ -10,10 +10,12 @@ from .engine import Engine
 
 
 def settle(engine: Engine, batch: ScheduleBatch, result: StepResult) -> bool:
-    """Read the step's tokens, waiting for them if need be. Returns whether a request ended in it."""
+    """Read the step's tokens, waiting for them if need be. Returns whether it was a quiet decode: every request got
+    its token and goes on."""
     token_ids = _host_tokens(result)
     if batch.forward_mode.is_extend:
-        return _settle_extend(engine, batch, token_ids)
+        _settle_extend(engine, batch, token_ids)
+        return False
     return _settle_decode(engine, batch, token_ids)
 
 
@@ -28,29 +30,25 @@ def _host_tokens(result: StepResult) -> list[int]:
     return on_host
 
 
-def _settle_extend(engine: Engine, batch: ScheduleBatch, token_ids: list[int]) -> bool:
+def _settle_extend(engine: Engine, batch: ScheduleBatch, token_ids: list[int]) -> None:
     decoding = set(map(id, batch.decoding_reqs))
-    ended = False
     for req, token in zip(batch.reqs, token_ids, strict=True):
         if req.status is not Status.RUNNING:  # it ended, or its KV was taken back, after the launch
             continue
         if req.inflight_middle_chunks > 0 and id(req) not in decoding:
             req.inflight_middle_chunks -= 1  # more of the prompt is to come: this token means nothing
-        elif _append(engine, req, token):
-            ended = True
-        elif id(req) not in decoding:
+        elif not _append(engine, req, token) and id(req) not in decoding:
             engine.cache.cache_unfinished_req(req)
-    return ended
 
 
 def _settle_decode(engine: Engine, batch: ScheduleBatch, token_ids: list[int]) -> bool:
     engine.allocator.free_group_begin()
-    ended = False
+    quiet = True
     for req, token in zip(batch.reqs, token_ids, strict=True):
-        if req.status is Status.RUNNING and _append(engine, req, token):
-            ended = True
+        if req.status is not Status.RUNNING or _append(engine, req, token):
+            quiet = False
     engine.allocator.free_group_end()
-    return ended
+    return quiet
 
 
 def _append(engine: Engine, req: Request, token: int) -> bool:

@@ -67,9 +67,9 @@ def test_steady_is_when_nobody_joins_or_ends() -> None:
     together = requests(3, prompt=(8, 9), output=(6, 7))
     Room(config(), recall=True, observer=memoirs).run(together)
     kinds = [(info.kind, info.steady) for info in memoirs.settled_steps]
-    # A batch whose prefill met nobody running goes on as it is: its first decode is steady already. Overlapped,
-    # one more step follows the end of all and is thrown away.
-    assert kinds == [("prefill", False), *[("decode", True)] * 4, ("decode", False), ("decode", True)]
+    # All join in the first decode and end in the last but one. Overlapped, one more step carries them to no end.
+    joining, ending, carried = [("decode", False)] * 3
+    assert kinds == [("prefill", False), joining, *[("decode", True)] * 3, ending, carried]
 
 
 def test_a_step_that_somebody_joins_is_not_steady() -> None:
@@ -79,4 +79,4 @@ def test_a_step_that_somebody_joins_is_not_steady() -> None:
     decodes = [(info.batch_size, info.steady) for info in memoirs.settled_steps if info.kind == "decode"]
     joined = decodes.index((2, False))
     # late joins; it ends; one step more carries it to no end; it is filtered out
-    assert decodes[joined : joined + 5] == [(2, False), (2, False), (2, True), (1, False), (1, True)]
+    assert decodes[joined : joined + 5] == [(2, False), (2, False), (2, False), (1, False), (1, True)]
