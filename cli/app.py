@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from .bench import bench
+from .compare import compare
 from .doctor import doctor
 from .errors import exit_code, message
 from .explain import explain
@@ -44,6 +45,7 @@ def _common(
 
 
 app.command("run")(run)
+app.command("compare")(compare)
 app.command("list")(show)
 app.command("explain")(explain)
 app.command("doctor")(doctor)

@@ -20,6 +20,11 @@ EXIT_CODES: Final = MappingProxyType(
         "schedbench.sched.relay.states.RelayError": USAGE,
         "schedbench.profiles.hardware.HardwareError": USAGE,
         "schedbench.profiles.result.ResultError": USAGE,
+        "schedbench.profiles.judge.gates.GateError": USAGE,
+        "schedbench.profiles.judge.likeness.LikenessError": USAGE,
+        "schedbench.profiles.judge.remote.SideError": USAGE,
+        "schedbench.profiles.judge.remote.CrashError": WORKLOAD_FAILED,
+        "schedbench.profiles.judge.trials.WorkloadError": WORKLOAD_FAILED,
         "schedbench.profiles.machine.MachineError": UNABLE,
         "schedbench.sched.memory.allocation.OutOfKVMemoryError": WORKLOAD_FAILED,
     }

@@ -60,11 +60,11 @@ def _csv(document: dict[str, Any]) -> str:
 def _markdown(document: dict[str, Any]) -> str:
     parts = ["```", tables.headline(document).plain, "```"]
     for table in tables.every(document, width=WIDE):
-        parts += ["", f"**{table.title}**", "", *_rows(table)]
+        parts += ["", f"**{table.title}**", "", *markdown_rows(table)]
     return "\n".join([*parts, "", f"`{document['run']['command']}`", ""])
 
 
-def _rows(table: Table) -> list[str]:
+def markdown_rows(table: Table) -> list[str]:
     headings = [_cell(column.header) for column in table.columns]
     ruler = ["---:" if column.justify == "right" else "---" for column in table.columns]
     body = zip(*(list(column.cells) for column in table.columns), strict=True)

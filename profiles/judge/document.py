@@ -22,15 +22,15 @@ Document = dict[str, Any]
 
 def document(found: Comparison, *, a: str, b: str, run: Document) -> Document:
     """``a`` and ``b`` are the sides' labels; ``run`` is the result document's ``run`` of the whole comparison."""
-    first_a, first_b = found.trials.a[0].result, found.trials.b[0].result
+    first = found.trials.a[0].result
     return {
         "schema_version": SCHEMA_VERSION,
         "tool": tool().model_dump(mode="json"),
         "run": run,
-        "environment": environment() if first_a.labels.emulated else first_a.environment,
-        "labels": first_a.labels.model_dump(mode="json"),
-        "hardware": first_a.hardware.model_dump(mode="json"),
-        "scenario": {"name": first_a.scenario.expanded.get("name"), "expanded": first_a.scenario.expanded},
+        "environment": environment() if first.labels.emulated else first.environment,
+        "labels": first.labels.model_dump(mode="json"),
+        "hardware": first.hardware.model_dump(mode="json"),
+        "scenario": {"name": first.scenario.expanded.get("name"), "expanded": first.scenario.expanded},
         "comparison": {
             "baseline": _side(a, found.trials.results[0]),
             "candidate": _side(b, found.trials.results[1]),

@@ -62,6 +62,12 @@ class Sample(NamedTuple):
     steps: tuple[StepPrint, ...] | None = None
     token_steps: Mapping[str, Sequence[int]] | None = None
 
+    @property
+    def exact(self) -> bool:
+        """Whether its times repeat byte for byte."""
+        labels = self.result.labels
+        return labels.emulated and labels.host == "modelled"
+
     def document(self) -> dict[str, Any]:
         """Plain dicts and lists."""
         return {

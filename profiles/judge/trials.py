@@ -83,7 +83,7 @@ def conduct(a: Side, b: Side, plan: Plan, notice: Notice) -> Trials:
     differences = unlike(first_a.result, first_b.result, varied=plan.varied)
     if differences:
         raise LikenessError(differences)
-    if _exact(first_a) or _diverged(first_a, first_b, plan):
+    if first_a.exact or _diverged(first_a, first_b, plan):
         return _over_seeds(a, b, seeds, plan, notice, first=(first_a, first_b))
     if a.seeds is not None or b.seeds is not None:
         return Trials("stored", tuple(a.all()) or (first_a,), tuple(b.all()) or (first_b,))
@@ -137,11 +137,6 @@ def _run(side: Side, name: Name, seed: int, notice: Notice) -> Sample:
     if rows and not any(row.status in ("finished", "aborted") for row in rows):
         raise WorkloadError(f"{side.label}: no request finished; the first said: {rows[0].reason}")
     return sample
-
-
-def _exact(sample: Sample) -> bool:
-    labels = sample.result.labels
-    return labels.emulated and labels.host == "modelled"
 
 
 def _diverged(a: Sample, b: Sample, plan: Plan) -> bool:

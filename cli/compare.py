@@ -1,0 +1,199 @@
+"""``schedbench compare``: two sides, one verdict, and the evidence. Knows no statistics."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from .errors import GATE_FAILED, INTERRUPTED, UsageError
+
+if TYPE_CHECKING:
+    from ..profiles.judge.compare import Comparison
+    from ..profiles.judge.sides import Spec
+    from ..profiles.judge.trial import Question, Sample
+    from ..profiles.judge.trials import Notice, Plan, Trials
+
+_Sides = Literal["a", "b"]
+_SIDE = "key=value,... or git:REF or a stored result.json or a folder of them."
+
+Scenario = Annotated[str | None, typer.Argument(help="A file or shipped name; not for two stored results.")]
+A = Annotated[str, typer.Option("--a", metavar="SIDE", help=f"The baseline: {_SIDE}")]
+B = Annotated[str, typer.Option("--b", metavar="SIDE", help="The candidate, in the same forms.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key on both sides.")
+]
+Device = Annotated[
+    Literal["auto", "cuda", "vgpu"], typer.Option("--device", help="auto takes CUDA where there is one.")
+]
+Seeds = Annotated[int, typer.Option(min=1, help="Workload seeds where times are emulated: 5 for a verdict.")]
+Pairs = Annotated[int, typer.Option(min=1, help="Pairs of interleaved blocks where times are measured.")]
+MinEffect = Annotated[float, typer.Option(min=0, metavar="PCT", help="Smaller effects are none.")]
+MinEngagement = Annotated[
+    float, typer.Option(min=0, max=100, metavar="PCT", help="Share of steps that a change has to reach.")
+]
+Gates = Annotated[
+    list[str] | None,
+    typer.Option("--gate", metavar="NAME:BOUND", help="throughput:-2%, decode.steady.schedule.h2d:0, ..."),
+]
+AllowDivergence = Annotated[
+    bool, typer.Option("--allow-divergence", help="Judge performance although the tokens differ.")
+]
+ExitOnInconclusive = Annotated[
+    bool, typer.Option("--exit-on-inconclusive", help="Exit with 1 where there is no verdict.")
+]
+OutputDir = Annotated[Path | None, typer.Option(help="Keep compare.json and every run's result here.")]
+Format = Annotated[Literal["table", "json", "md"], typer.Option("--format", help="What to print.")]
+
+
+def compare(
+    scenario: Scenario = None,
+    a: A = "",
+    b: B = "",
+    overrides: Overrides = None,
+    device: Device = "auto",
+    seeds: Seeds = 5,
+    pairs: Pairs = 20,
+    min_effect: MinEffect = 0.5,
+    min_engagement: MinEngagement = 5.0,
+    gate: Gates = None,
+    allow_divergence: AllowDivergence = False,
+    exit_on_inconclusive: ExitOnInconclusive = False,
+    output_dir: OutputDir = None,
+    form: Format = "table",
+) -> None:
+    """Compare two sides: are the tokens the same, did the change take part, is B better than A.
+
+    Exit codes: 0 done and gates passed; 1 a gate failed or the tokens differ; 2 usage, or sides that are not
+    alike; 3 this machine cannot; 4 a side crashed; 130 interrupted, finished runs are in --output-dir.
+    """
+    from ..profiles.judge.compare import Rules, judge
+    from ..profiles.judge.gates import parse as parsed
+    from ..profiles.judge.trials import Plan
+
+    rules = Rules(min_effect, min_engagement, allow_divergence, tuple(map(parsed, gate or ())))
+    spec_a, spec_b = _specs(a, b)
+    question, first = _question(scenario, overrides or [], spec_a, spec_b)
+    plan = Plan(seeds, pairs, first, spec_a.varied | spec_b.varied, allow_divergence)
+    clock = _Stopwatch()
+    with _progress() as told:
+        trials = _conduct(question, spec_a, spec_b, plan, device=device, notice=_kept(output_dir, told))
+    found = judge(trials, rules)
+    _show(found, spec_a.label, spec_b.label, run=clock.run(), output_dir=output_dir, form=form)
+    raise typer.Exit(GATE_FAILED if found.broken or (exit_on_inconclusive and found.undecided) else 0)
+
+
+def _specs(a: str, b: str) -> tuple[Spec, Spec]:
+    from ..profiles.judge.sides import parse
+
+    if not (a or b):
+        raise UsageError("compare needs --a and --b, or one of them against the scenario as it stands")
+    return parse(a), parse(b)
+
+
+def _question(name: str | None, overrides: list[str], a: Spec, b: Spec) -> tuple[Question | None, int]:
+    """What is asked, and the first workload seed. Sides that ask different questions are refused before any run."""
+    if a.stored and b.stored:
+        return None, 0
+    if name is None:
+        raise UsageError("a scenario is needed unless both sides are stored results")
+    from ..profiles.judge.likeness import LikenessError, unlike_questions
+    from ..profiles.judge.trial import Question
+
+    question = Question.of(name, overrides)
+    sides = [question.scenario(spec.overrides) for spec in (a, b) if spec.ref is None and not spec.stored]
+    if len(sides) == 2:
+        differences = unlike_questions(
+            sides[0].expanded(), sides[1].expanded(), varied=a.varied | b.varied, free=()
+        )
+        if differences:
+            raise LikenessError(differences)
+    return question, (sides[0] if sides else question.scenario()).measure.seed
+
+
+def _conduct(
+    question: Question | None, a: Spec, b: Spec, plan: Plan, *, device: Any, notice: Notice
+) -> Trials:
+    from ..profiles.judge.sides import opened
+    from ..profiles.judge.trial import Order
+    from ..profiles.judge.trials import conduct
+
+    order = Order(device=device, command=_command())
+    try:
+        with opened(question, a, b, order) as (baseline, candidate):
+            return conduct(baseline, candidate, plan, notice)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _kept(output_dir: Path | None, told: Callable[[str], None]) -> Notice:
+    """Write each run's result as it ends: a crash of B costs nothing of A's."""
+    counts = {"a": 0, "b": 0}
+    for folder in [output_dir / side for side in counts] if output_dir is not None else ():
+        folder.mkdir(parents=True, exist_ok=True)
+        for stale in folder.glob("run-*.json"):
+            stale.unlink()
+
+    def keep(side: _Sides, sample: Sample) -> None:
+        number = counts[side]
+        counts[side] += 1
+        told(f"{counts['a']} runs of A, {counts['b']} of B")
+        if output_dir is not None:
+            warm_up = number == 0 and not sample.exact
+            name = f"{side}-warm-up.json" if warm_up else f"{side}/run-{number:03d}.json"
+            sample.result.write(output_dir / name)
+
+    return keep
+
+
+def _show(
+    found: Comparison, a: str, b: str, *, run: dict[str, Any], output_dir: Path | None, form: str
+) -> None:
+    from ..profiles.judge.document import document, to_json
+    from . import comparison
+    from .console import results
+
+    content = document(found, a=a, b=b, run=run)
+    if output_dir is not None:
+        (output_dir / "compare.json").write_text(to_json(content), encoding="utf-8")
+    if form == "table":
+        comparison.render(content, results())
+    else:
+        sys.stdout.write(to_json(content) if form == "json" else comparison.markdown(content))
+
+
+class _Stopwatch:
+    def __init__(self) -> None:
+        self._started = datetime.now(UTC)
+        self._began = time.perf_counter()
+
+    def run(self) -> dict[str, Any]:
+        """The document's ``run``."""
+        return {
+            "id": uuid.uuid4().hex,
+            "command": _command(),
+            "started": self._started.isoformat(timespec="seconds"),
+            "wall_s": time.perf_counter() - self._began,
+            "cancelled": False,
+        }
+
+
+def _command() -> str:
+    return shlex.join(["schedbench", *sys.argv[1:]])
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """A line on stderr, where somebody looks."""
+    from .console import progress
+
+    with progress().status("0 runs") as status:
+        yield status.update

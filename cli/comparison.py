@@ -1,0 +1,256 @@
+"""A comparison for people: the conclusion in one line, then metrics, copies and syncs, and where the GPU waited.
+
+Works on the document, like ``tables``; the terminal and Markdown show the same tables.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .numbers import MISSING, cut_left, cut_right, number, percent
+from .render import WIDE, markdown_rows
+
+Document = dict[str, Any]
+
+_LINES = 24
+_MARKS = {"better": "green", "worse": "red", "failed": "red", "passed": "green"}
+_PARTS = (
+    ("host_late", "host late"),
+    ("exposed_stall", "  exposed stall"),
+    ("exposed_host", "  exposed host work"),
+    ("dependency", "waiting on an event or stream"),
+    ("kernel_gap", "kernel gap"),
+    ("no_work", "no work"),
+    ("residue", "residue"),
+    ("forward_idle", "forward idle"),
+)
+
+
+def render(document: Document, console: Console) -> None:
+    console.print(Text(document["comparison"]["conclusion"], style="bold"))
+    console.print(setting(document))
+    for note in notes(document["comparison"]):
+        console.print(note)
+    for table in every(document["comparison"], width=console.width):
+        console.print()
+        console.print(table)
+
+
+def markdown(document: Document) -> str:
+    """Ready to be pasted into a pull request."""
+    found = document["comparison"]
+    parts = [f"**{found['conclusion']}**", "", setting(document), *(f"\n{note}" for note in notes(found))]
+    for table in every(found, width=WIDE):
+        parts += ["", f"**{table.title}**", "", *markdown_rows(table)]
+        parts += ["", f"_{table.caption}_"] if table.caption else []
+    return "\n".join([*parts, "", *_provenance(document), ""])
+
+
+def setting(document: Document) -> str:
+    """What kind of numbers these are, and of which two programs."""
+    label, found = document["labels"], document["comparison"]
+    parts = [
+        "emulated" if label["emulated"] else "measured",
+        document["hardware"]["name"],
+        f"host time {label['host']}",
+        f"A {_program(found['baseline'])}",
+        f"B {_program(found['candidate'])}",
+    ]
+    return " · ".join(parts)
+
+
+def _program(side: Document) -> str:
+    sha, dirty = side["tool"]["git_sha"], side["tool"]["dirty"]
+    at = f" at {sha[:10]}{' with changes' if dirty else ''}" if sha else ""
+    return f"{side['label']} (relay {side['relay']['state']}{at})"
+
+
+def notes(found: Document) -> list[str]:
+    """Remarks that belong beside the verdict."""
+    remarks = [f"engine: {_difference(d)}" for d in found["comparability"]["differences"] if _engine(d)]
+    remarks += [
+        f"environment: {_difference(d)}" for d in found["comparability"]["differences"] if not _engine(d)
+    ]
+    if found["engagement"]["basis"] == "kinds":
+        remarks.append("batches differ between A and B: steps are compared by kind, not one by one")
+    if found["hint"]:
+        remarks.append(found["hint"])
+    return remarks
+
+
+def _engine(difference: Document) -> bool:
+    return bool(difference["key"].startswith("engine."))
+
+
+def _difference(difference: Document) -> str:
+    return f"{difference['key']} A {difference['a']}, B {difference['b']}"
+
+
+def every(found: Document, *, width: int) -> list[Table]:
+    tables = [metrics(found), lines(found, width=width), counts(found), gpu_waits(found)]
+    exposed = [line for line in found["lines"] if line["exposed_a"] or line["exposed_b"]]
+    tables += [stalls(exposed, width=width)] if exposed else []
+    return [gates(found), *tables] if found["gates"] else tables
+
+
+def metrics(found: Document) -> Table:
+    table = _table("metrics", _basis(found))
+    table.add_column("metric")
+    table.add_column("unit")
+    for heading in ("A", "B", "Δ %", _interval(found), "n"):
+        table.add_column(heading, justify="right")
+    table.add_column("verdict")
+    ordered = sorted(found["metrics"].items(), key=lambda entry: _place(entry[0], found["headline"]))
+    for name, metric in ordered:
+        table.add_row(name, metric["unit"], *_figures(metric), _verdict(metric))
+    return table
+
+
+def _place(name: str, headline: list[str]) -> tuple[bool, str]:
+    return name not in headline, name
+
+
+def _figures(metric: Document) -> tuple[str, ...]:
+    low, high = metric["ci_low"], metric["ci_high"]
+    interval = MISSING if low is None or high is None else f"{_signed(low)} … {_signed(high)}"
+    delta = MISSING if metric["delta_pct"] is None else _signed(metric["delta_pct"])
+    return number(metric["a"]), number(metric["b"]), delta, interval, number(metric["n"])
+
+
+def _signed(value: float) -> str:
+    return "0" if value == 0 else f"{value:+.2f}"
+
+
+def _verdict(metric: Document) -> Text:
+    reasons = f" {', '.join(metric['reasons'])}" if metric["reasons"] else ""
+    return Text(metric["verdict"] + reasons, style=_MARKS.get(metric["verdict"], ""))
+
+
+def _interval(found: Document) -> str:
+    return "range of the median" if found["design"] == "seeds" else "95 % CI"
+
+
+def _basis(found: Document) -> str:
+    by = {
+        "seeds": "exact, no statistics: medians over workload seeds; a verdict takes the same sign on all of them",
+        "blocks": "measured in ABBA blocks; Δ is the median of paired differences, Holm over the headline metrics",
+        "stored": "measured, not in pairs: drift between the runs counts as effect",
+    }
+    return by[found["design"]]
+
+
+def lines(found: Document, *, width: int) -> Table:
+    """Source lines whose copies or syncs per step changed."""
+    changed = [line for line in found["lines"] if line["a"] != line["b"]]
+    equal = len(found["lines"]) - len(changed)
+    caption = f"{equal} more source lines are the same on both sides; exact"
+    table = _sites("copies & syncs per step", caption, shown=len(changed))
+    for heading in ("A", "B", "Δ"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for line in changed[:_LINES]:
+        delta = line["b"] - line["a"]
+        table.add_row(*_site(line, width), number(line["a"]), number(line["b"]), f"{delta:+.3g}")
+    return table
+
+
+def counts(found: Document) -> Table:
+    """Counters that changed: mean and worst step."""
+    changed = [count for count in found["counts"] if count["change"] != "equal"]
+    equal = len(found["counts"]) - len(changed)
+    table = _table("counts per step: mean / worst step", f"{equal} more counts are equal; exact")
+    for heading in ("step kind", "stream", "count"):
+        table.add_column(heading, min_width=13)
+    for heading in ("A", "B"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for count in changed:
+        tallies = (f"{number(count[s]['mean'])} / {number(count[s]['max'])}" for s in ("a", "b"))
+        table.add_row(count["kind"], count["stream"], count["counter"], *tallies, count["change"])
+    return table
+
+
+def gpu_waits(found: Document) -> Table:
+    """Forward idle on both sides; shares are of A's."""
+    table = _table("where the GPU waited", "µs per step that ran a forward, between the forwards")
+    table.add_column("")
+    for heading in ("A", "B", "Δ", "share of A, %"):
+        table.add_column(heading, justify="right")
+    idle = {part["part"]: (part["a"], part["b"]) for part in found["idle"]}
+    total = idle["forward_idle"][0]
+    for name, title in _PARTS:
+        a, b = idle[name]
+        delta = MISSING if a is None or b is None else _signed(round(b - a, 6))
+        share = percent(a / total) if a is not None and total else MISSING
+        table.add_row(title, number(a), number(b), delta, share, end_section=name == "residue")
+    return table
+
+
+def stalls(exposed: list[Document], *, width: int) -> Table:
+    """Lines at which the host waited while the GPU had nothing to run."""
+    table = _sites("where the host's waiting showed", "µs per step of the kind", shown=len(exposed))
+    for heading in ("A", "B"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    exposed.sort(key=lambda line: -max(line["exposed_a"], line["exposed_b"]))
+    for line in exposed[:_LINES]:
+        table.add_row(*_site(line, width), number(line["exposed_a"]), number(line["exposed_b"]))
+    return table
+
+
+def gates(found: Document) -> Table:
+    table = _table("gates")
+    table.add_column("gate")
+    table.add_column("seen", justify="right")
+    table.add_column("")
+    for gate in found["gates"]:
+        unit = " %" if gate["gate"].endswith("%") else ""
+        seen = MISSING if gate["seen"] is None else f"{number(gate['seen'])}{unit}"
+        why = f" {gate['why']}" if gate["why"] else ""
+        table.add_row(gate["gate"], seen, Text(gate["outcome"] + why, style=_MARKS.get(gate["outcome"], "")))
+    return table
+
+
+def _sites(title: str, caption: str, *, shown: int) -> Table:
+    hidden = shown - _LINES
+    table = _table(title, f"and {hidden} more; {caption}" if hidden > 0 else caption)
+    table.add_column("source line", no_wrap=True, min_width=36)
+    table.add_column("what", no_wrap=True)
+    return table
+
+
+def _site(line: Document, width: int) -> tuple[Text, Text]:
+    room = min(max(width - 64, 24), 80)
+    site = line["site"]
+    where = f"{site['file']}:{site['line']}" if site else line["range"] or "unknown line"
+    statement = cut_right(site["statement"], room) if site else MISSING
+    return (
+        Text.assemble(cut_left(where, room), ("\n" + statement, "dim")),
+        Text.assemble(line["what"], (f"\n{line['stream']} · {line['kind']}", "dim")),
+    )
+
+
+def _table(title: str, caption: str = "") -> Table:
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        caption=caption or None,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+    )
+
+
+def _provenance(document: Document) -> list[str]:
+    tool, environment = document["tool"], document["environment"]
+    known = ", ".join(f"{name} {value}" for name, value in environment.items() if isinstance(value, str))
+    return [
+        f"`{document['run']['command']}`",
+        "",
+        f"{tool['name']} {tool['version']}; {known}",
+    ]
