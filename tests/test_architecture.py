@@ -1,0 +1,89 @@
+"""What the build promises about its own shape."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = ("cli", "profiles", "scenarios", "sched")
+# What sched must not know: the wall clock, the environment, processes, measuring.
+FORBIDDEN_IN_SCHED = {"time", "datetime", "os", "subprocess", "threading", "nvtx", "rich", "typer", "pydantic", "yaml"}
+
+
+def modules(room: str) -> Iterator[Path]:
+    yield from sorted((ROOT / room).rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level names of absolute imports."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names.add((node.module or "").split(".")[0])
+    return names
+
+
+def functions() -> Iterator[tuple[str, int]]:
+    for room in ROOMS:
+        for path in modules(room):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                    assert node.end_lineno is not None
+                    yield f"{path.relative_to(ROOT)}:{node.name}", node.end_lineno - node.lineno + 1
+
+
+def test_every_package_on_disk_is_in_the_wheel() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    on_disk = [
+        ".".join(["schedbench", *init.parent.relative_to(ROOT).parts])
+        for room in ROOMS
+        for init in (ROOT / room).rglob("__init__.py")
+        if init.parent.name != "_root"
+    ]
+    assert sorted(listed) == sorted([*on_disk, "schedbench"])
+
+
+def test_imports_point_one_way() -> None:
+    done = subprocess.run(
+        [Path(sys.executable).parent / "lint-imports"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": ".typing"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.parametrize("path", list(modules("sched")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_scheduler_knows_nothing_of_who_runs_it(path: Path) -> None:
+    assert not imported(path) & FORBIDDEN_IN_SCHED
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_are_reached_by_relative_imports(room: str) -> None:
+    """Two spellings of one module would be two modules to a type checker; only the root package is absolute."""
+    absolute = {str(p.relative_to(ROOT)) for p in modules(room) if "schedbench" in imported(p)}
+    assert absolute <= {"cli/_root/__main__.py", "cli/app.py", "profiles/environment.py"}
+
+
+def test_functions_are_short() -> None:
+    lengths = sorted(length for _, length in functions())
+    too_long = [f"{name} ({length})" for name, length in functions() if length > 60]
+    assert not too_long
+    assert lengths[len(lengths) // 2] <= 8
+    assert lengths[len(lengths) * 9 // 10] <= 30
+
+
+def test_readme_names_every_room() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert all(f"{room}/" in readme for room in ROOMS)
