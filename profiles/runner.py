@@ -13,6 +13,7 @@ from typing import Protocol
 
 from ..scenarios.schema import Scenario
 from ..scenarios.workload import Achieved, Workload, build
+from ..sched.loop.engine import TokenSampler
 from ..sched.loop.overlapped import run_overlapped
 from ..sched.loop.scheduler import Scheduler
 from ..sched.loop.serial import run_serial
@@ -97,6 +98,7 @@ class Bench:
     machine: Machine
     relay: RelayChoice
     valve: Valve
+    sampler: TokenSampler | None = None  # instead of the scheduler's own
     _composition: Composition = field(init=False)
     _chorus: Chorus = field(init=False)
     _feed: Feed = field(init=False)
@@ -113,6 +115,7 @@ class Bench:
             observer=self._chorus,
             clock=self._clock,
             source=self._feed,
+            sampler=self.sampler,
         )
 
     @property
@@ -141,7 +144,7 @@ class Bench:
         """Run the scenario's workload once. Ctrl-C ends it early: what is there is kept, and marked."""
         answers, audit = Answers(self._clock), self._audit()
         workload = self._built(self.scenario, self.scenario.measure.seed)
-        self.machine.flush()  # what setting up did is nobody's step
+        self._settle_device()
         start = self._load(workload)
         self.valve.open(answers)
         with watch(self._clock, len(workload)) as watcher:
@@ -151,6 +154,11 @@ class Bench:
         self.machine.flush()
         damage = {} if audit is None else audit.damage
         return Pass(answers, start, self.machine.clock.now(), workload.achieved, damage, cancelled)
+
+    def _settle_device(self) -> None:
+        """What setting up and warming up did is nobody's step: wait for it, and have it delivered to nobody."""
+        self.scheduler.engine.streams.module.synchronize()
+        self.machine.flush()
 
     def _interrupted(self, answers: Answers) -> bool:
         try:
