@@ -19,6 +19,7 @@ Document = dict[str, Any]
 
 _LINES = 24
 _MARKS = {"better": "green", "worse": "red", "failed": "red", "passed": "green"}
+_FIRST = ("gates", "headline", "copies & syncs per step", "where the GPU waited")  # the rest folds away
 _PARTS = (
     ("host_late", "host late"),
     ("exposed_stall", "  exposed stall"),
@@ -46,8 +47,10 @@ def markdown(document: Document) -> str:
     found = document["comparison"]
     parts = [f"**{found['conclusion']}**", "", setting(document), *(f"\n{note}" for note in notes(found))]
     for table in every(found, width=WIDE):
-        parts += ["", f"**{table.title}**", "", *markdown_rows(table)]
-        parts += ["", f"_{table.caption}_"] if table.caption else []
+        shown = table.title in _FIRST
+        parts += ["", f"**{table.title}**" if shown else f"<details><summary>{table.title}</summary>", ""]
+        parts += [*markdown_rows(table), *(["", f"_{table.caption}_"] if table.caption else [])]
+        parts += [] if shown else ["", "</details>"]
     return "\n".join([*parts, "", *_provenance(document), ""])
 
 
@@ -92,27 +95,26 @@ def _difference(difference: Document) -> str:
 
 
 def every(found: Document, *, width: int) -> list[Table]:
-    tables = [metrics(found), lines(found, width=width), counts(found), gpu_waits(found)]
+    headline, others = metrics(found, headline=True), metrics(found, headline=False)
+    tables = [headline, lines(found, width=width), gpu_waits(found), others, counts(found)]
     exposed = [line for line in found["lines"] if line["exposed_a"] or line["exposed_b"]]
     tables += [stalls(exposed, width=width)] if exposed else []
     return [gates(found), *tables] if found["gates"] else tables
 
 
-def metrics(found: Document) -> Table:
-    table = _table("metrics", _basis(found))
+def metrics(found: Document, *, headline: bool) -> Table:
+    """Those that the verdict is about, or all others."""
+    table = _table("headline" if headline else "other metrics", _basis(found))
     table.add_column("metric")
     table.add_column("unit")
     for heading in ("A", "B", "Δ %", _interval(found), "n"):
         table.add_column(heading, justify="right")
     table.add_column("verdict")
-    ordered = sorted(found["metrics"].items(), key=lambda entry: _place(entry[0], found["headline"]))
-    for name, metric in ordered:
+    for name, metric in sorted(found["metrics"].items()):
+        if (name in found["headline"]) != headline:
+            continue
         table.add_row(name, metric["unit"], *_figures(metric), _verdict(metric))
     return table
-
-
-def _place(name: str, headline: list[str]) -> tuple[bool, str]:
-    return name not in headline, name
 
 
 def _figures(metric: Document) -> tuple[str, ...]:
@@ -159,9 +161,10 @@ def lines(found: Document, *, width: int) -> Table:
 
 
 def counts(found: Document) -> Table:
-    """Counters that changed: mean and worst step."""
-    changed = [count for count in found["counts"] if count["change"] != "equal"]
-    equal = len(found["counts"]) - len(changed)
+    """Counters that changed: mean and worst step. Finer ones (h2d_pinned, ...) are in the document."""
+    known = [count for count in found["counts"] if "_" not in count["counter"]]
+    changed = [count for count in known if count["change"] != "equal"]
+    equal = len(known) - len(changed)
     table = _table("counts per step: mean / worst step", f"{equal} more counts are equal; exact")
     for heading in ("step kind", "stream", "count"):
         table.add_column(heading, min_width=13)

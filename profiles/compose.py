@@ -9,7 +9,7 @@ import torch
 
 from ..scenarios.combinations import overlaps
 from ..sched.config import EngineConfig
-from ..sched.loop.engine import Engine, Source
+from ..sched.loop.engine import Engine, Source, TokenSampler
 from ..sched.loop.scheduler import Scheduler
 from ..sched.memory.chunk import ChunkCache
 from ..sched.memory.kv import KVPool
@@ -85,8 +85,10 @@ def compose(
     observer: Observer,
     clock: Clock,
     source: Source,
+    sampler: TokenSampler | None = None,
 ) -> Composition:
-    """Raises CheckpointError when the scenario's checkpoint cannot be read."""
+    """``sampler`` takes the place of the scheduler's own. Raises CheckpointError when the scenario's checkpoint
+    cannot be read."""
     config = engine_config(resolved, machine)
     streams = _streams(config, observer)
     # On the schedule's stream, for which every forward waits: no stream of ours waits for the default one.
@@ -104,7 +106,7 @@ def compose(
         allocator=allocator,
         cache=(RadixCache if config.radix_cache else ChunkCache)(slots, allocator),
         runner=runner,
-        sampler=Sampler(),
+        sampler=Sampler() if sampler is None else sampler,
         grammars=_Grammars(config),
         relay=Relay(relay.row(overlap=config.overlap), desk),
         source=source,

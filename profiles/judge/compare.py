@@ -8,7 +8,6 @@ from typing import Final, Literal
 
 from ..result import Result
 from . import effects, gates
-from .divergence import Divergence, comparable, first_divergence
 from .engagement import THRESHOLD, Engagement, engagement, from_totals, total
 from .gates import Gate, Outcome
 from .likeness import Difference, engine_differences, unlike_environments
@@ -29,7 +28,6 @@ from .verdict import (
 # The verdict on a change is the verdict on these, unless gates name others.
 HEADLINE: Final = ("output_throughput", "ttft_ms", "tpot_ms")
 
-Tokens = Literal["equal", "different", "not applicable"]
 Overall = Literal["better", "worse", "trade-off", "no change", "inconclusive"]
 
 
@@ -60,8 +58,6 @@ class Comparison:
 
     trials: Trials
     rules: Rules
-    tokens: Tokens
-    divergence: Divergence | None
     engagement: Engagement
     metrics: Mapping[str, Judged]
     headline: tuple[str, ...]
@@ -77,7 +73,7 @@ class Comparison:
     @property
     def broken(self) -> bool:
         """A gate failed, or the tokens differ and that was not allowed."""
-        forbidden = self.tokens == "different" and not self.rules.allow_divergence
+        forbidden = self.trials.tokens == "different" and not self.rules.allow_divergence
         return forbidden or any(gate.outcome == "failed" for gate in self.gates)
 
     @property
@@ -88,12 +84,10 @@ class Comparison:
 
 def judge(trials: Trials, rules: Rules = Rules()) -> Comparison:
     results_a, results_b = trials.results
-    tokens, divergence = _tokens(trials)
     engaged = total(_engagement(a, b) for a, b in zip(trials.a, trials.b, strict=False))
     environment = unlike_environments(results_a[0], results_b[0])
-    voids = _voids(
-        trials, rules, tokens=tokens, engaged=engaged, moved=bool(environment) and trials.design != "seeds"
-    )
+    moved = bool(environment) and trials.design != "seeds"
+    voids = _voids(trials, rules, engaged=engaged, moved=moved)
     headline = _headline(rules)
     metrics = _metrics(trials, rules, headline=headline, voids=voids)
     verdict, reasons = overall([metrics[name].judgement for name in headline if name in metrics], voids)
@@ -101,8 +95,6 @@ def judge(trials: Trials, rules: Rules = Rules()) -> Comparison:
     return Comparison(
         trials=trials,
         rules=rules,
-        tokens=tokens,
-        divergence=divergence,
         engagement=engaged,
         metrics=metrics,
         headline=headline,
@@ -121,9 +113,9 @@ def overall(found: Iterable[Judgement], voids: Sequence[Reason] = ()) -> tuple[O
     """One verdict on several metrics: a trade-off where some are better and some worse."""
     found = tuple(found)
     verdicts: set[Verdict] = {judgement.verdict for judgement in found}
-    reasons = dict.fromkeys((*voids, *(reason for judgement in found for reason in judgement.reasons)))
-    if voids or not verdicts:
-        return "inconclusive", tuple(reasons)
+    reasons = dict.fromkeys(reason for judgement in found for reason in judgement.reasons)
+    if voids:
+        return "inconclusive", tuple(voids)
     if {"better", "worse"} <= verdicts:
         return "trade-off", ()
     for verdict in ("better", "worse"):
@@ -132,40 +124,19 @@ def overall(found: Iterable[Judgement], voids: Sequence[Reason] = ()) -> tuple[O
     return ("no change", ()) if verdicts == {"no change"} else ("inconclusive", tuple(reasons))
 
 
-def _tokens(trials: Trials) -> tuple[Tokens, Divergence | None]:
-    """Compared run by run; stored ones of other seeds have no counterpart."""
-    pairs = [(a, b) for a, b in zip(trials.a, trials.b, strict=False) if _seed(a.result) == _seed(b.result)]
-    if not pairs or not all(comparable(a.result, b.result) for a, b in pairs):
-        return "not applicable", None
-    for a, b in pairs:
-        found = first_divergence(
-            a.result, b.result, seed=_seed(a.result), steps_a=a.token_steps, steps_b=b.token_steps
-        )
-        if found is not None:
-            return "different", found
-    return "equal", None
-
-
-def _seed(result: Result) -> int:
-    seed: int = result.scenario.expanded.get("measure", {}).get("seed", 0)
-    return seed
-
-
 def _engagement(a: Sample, b: Sample) -> Engagement:
     if a.steps is None or b.steps is None:
         return from_totals(a.result, b.result)
     return engagement(a.steps, b.steps)
 
 
-def _voids(
-    trials: Trials, rules: Rules, *, tokens: Tokens, engaged: Engagement, moved: bool
-) -> tuple[Reason, ...]:
+def _voids(trials: Trials, rules: Rules, *, engaged: Engagement, moved: bool) -> tuple[Reason, ...]:
     """What forbids any verdict on performance."""
     first = trials.a[0].result.labels
     return tuple(
         reason
         for reason, holds in (
-            (Reason.OUTPUT_DIFF, tokens == "different" and not rules.allow_divergence),
+            (Reason.OUTPUT_DIFF, trials.tokens == "different" and not rules.allow_divergence),
             (Reason.NOT_ENGAGED, engaged.percent < rules.min_engagement),
             (Reason.PROFILED, first.profiled),
             (Reason.CONFIG_DIFF, moved),

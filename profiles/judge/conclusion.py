@@ -8,7 +8,7 @@ from .compare import Comparison
 from .divergence import Divergence
 from .effects import Count
 from .engagement import Engagement
-from .verdict import Judgement
+from .verdict import Judgement, Reason
 
 _PLAIN: Final = frozenset({"h2d", "d2h", "sync"})
 _SHOWN: Final = 3  # counts
@@ -17,7 +17,9 @@ _TITLES: Final = {"output_throughput": "output throughput", "ttft_ms": "TTFT", "
 
 def conclusion(found: Comparison, *, a: str, b: str) -> str:
     """``a`` and ``b`` are the sides' labels."""
-    parts = (_verdict(found), _metrics(found), _tokens(found), _engagement(found.engagement), _counts(found))
+    parts = [_verdict(found), _metrics(found), _tokens(found), _engagement(found.engagement), _counts(found)]
+    if Reason.OUTPUT_DIFF in found.reasons:  # how fast the wrong answer came is nobody's business
+        parts = [_verdict(found), _tokens(found)]
     text = "; ".join(part for part in parts if part)
     return f"{b} against {a} on {_setting(found)}: {text}."
 
@@ -51,9 +53,13 @@ def _effect(judged: Judgement) -> str:
 
 
 def _tokens(found: Comparison) -> str:
-    if found.divergence is None:
-        return f"tokens {found.tokens}" if found.tokens == "equal" else f"tokens: {found.tokens}"
-    return f"tokens differ, {divergence_text(found.divergence)}"
+    if found.trials.divergence is None:
+        return (
+            f"tokens {found.trials.tokens}"
+            if found.trials.tokens == "equal"
+            else f"tokens: {found.trials.tokens}"
+        )
+    return f"tokens differ, {divergence_text(found.trials.divergence)}"
 
 
 def divergence_text(where: Divergence) -> str:
@@ -61,11 +67,11 @@ def divergence_text(where: Divergence) -> str:
     if where.request is None:
         return f"first with seed {where.seed}; the tokens themselves were not kept or are equal (damaged KV)"
     steps = " and ".join(str(step) for step in (where.step_a, where.step_b) if step is not None)
-    said = " and ".join("the end" if t is None else str(t) for t in (where.token_a, where.token_b))
-    margin = "not recorded" if where.margin is None else f"{where.margin:.3g}"
+    said = ["the end" if token is None else str(token) for token in (where.token_a, where.token_b)]
+    margins = " and ".join(f"{m:.3g}" for m in (where.margin_a, where.margin_b) if m is not None)
     return (
         f"first with seed {where.seed} in request {where.request} at position {where.position}"
-        f" (step {steps or 'unknown'}): A says {said.replace(' and ', ', B says ')}; margin {margin}"
+        f" (step {steps or 'unknown'}): A says {said[0]} and B {said[1]}, margin {margins or 'unknown'}"
     )
 
 
@@ -76,7 +82,7 @@ def _engagement(found: Engagement) -> str:
         what = "copies and syncs" if found.basis == "totals" else "device operations"
         return f"the same {what} in all {everything:,} steps"
     kinds = " and ".join(kind for kind, share in found.kinds.items() if share.differing)
-    exactly = "" if found.basis == "steps" else "about "
+    exactly = "" if found.basis == "steps" or differing == steps else "about "
     return f"engaged in {exactly}{differing:,.0f} of {steps:,} {kinds} steps ({found.percent:.1f} %)"
 
 

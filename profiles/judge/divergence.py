@@ -29,7 +29,8 @@ class Divergence(NamedTuple):
     token_b: int | None = None
     step_a: int | None = None
     step_b: int | None = None
-    margin: float | None = None  # by how far A's best score led the second, where it was recorded
+    margin_a: float | None = None  # by how far the best score led the second there; None where nobody looked
+    margin_b: float | None = None
 
 
 class TokenSteps(Silence):

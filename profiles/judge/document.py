@@ -42,8 +42,8 @@ def document(found: Comparison, *, a: str, b: str, run: Document) -> Document:
             "headline": list(found.headline),
             "comparability": {"ok": True, "differences": _differences(found)},
             "tokens": {
-                "verdict": found.tokens,
-                "divergence": None if found.divergence is None else found.divergence._asdict(),
+                "verdict": found.trials.tokens,
+                "divergence": None if found.trials.divergence is None else found.trials.divergence._asdict(),
             },
             "engagement": _engagement(found.engagement, found.rules.min_engagement),
             "metrics": {name: _metric(judged) for name, judged in found.metrics.items()},

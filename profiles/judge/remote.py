@@ -53,12 +53,20 @@ class Remote:
 
     def run(self, seed: int | None) -> Sample:
         """Raises CrashError, SideError, MachineError."""
-        request = {"question": asdict(self.question), "order": asdict(replace(self.order, seed=seed))}
-        answer = self._ask(json.dumps(request))
+        return Sample.of(self._asked(seed), name=self.label)
+
+    def margin(self, seed: int, request: str, position: int) -> float | None:
+        """Raises what ``run`` raises."""
+        found: float | None = self._asked(seed, margin=[request, position])["margin"]
+        return found
+
+    def _asked(self, seed: int | None, **more: Any) -> dict[str, Any]:
+        order = replace(self.order, seed=seed)
+        answer = self._ask(json.dumps({"question": asdict(self.question), "order": asdict(order), **more}))
         if "refused" in answer:
             error = MachineError if answer["unable"] else SideError
             raise error(f"{self.label}: {answer['refused']}")
-        return Sample.of(answer, name=self.label)
+        return answer
 
     def _ask(self, line: str) -> dict[str, Any]:
         assert self.process.stdin is not None and self.process.stdout is not None

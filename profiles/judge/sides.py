@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from ...scenarios.overrides import expand
+from ...sched.relay.states import switches
 from ..result import ResultError, read
 from .checkout import SOURCES, here, worktree
+from .margins import margin
 from .remote import SideError, working
 from .trial import Order, Question, Sample, run_trial
 from .trials import Side
@@ -50,6 +52,9 @@ class Here:
     def run(self, seed: int | None) -> Sample:
         return run_trial(self.question, replace(self.order, seed=seed))
 
+    def margin(self, seed: int, request: str, position: int) -> float | None:
+        return margin(self.question, replace(self.order, seed=seed), request, position)
+
     def all(self) -> Sequence[Sample]:
         return ()
 
@@ -71,6 +76,9 @@ class Stored:
         if seed not in self.samples:
             raise SideError(f"{self.label}: no stored result of workload seed {seed}")
         return self.samples[seed][0]
+
+    def margin(self, seed: int, request: str, position: int) -> None:
+        """Results keep no scores."""
 
     def all(self) -> Sequence[Sample]:
         return [sample for seed in sorted(self.samples) for sample in self.samples[seed]]
@@ -110,8 +118,13 @@ def _expanded(overrides: list[str], text: str) -> tuple[str, ...]:
         key, equals, value = override.partition("=")
         if not equals or not key.strip():
             raise SideError(f"{text!r} is no side: expected key=value,..., git:REF or a stored result")
-        found.append(f"{expand(key.strip())}={value}")
+        found.append(f"{_full(key.strip())}={value}")
     return tuple(found)
+
+
+def _full(key: str) -> str:
+    """The scenario's key; a relay's switch may be named alone."""
+    return f"engine.relay.{key}" if key in switches() else expand(key)
 
 
 @contextmanager
@@ -142,9 +155,8 @@ def _side(stack: ExitStack, question: Question | None, spec: Spec, order: Order,
 def _read(spec: Spec) -> dict[int, tuple[Sample, ...]]:
     samples: dict[int, tuple[Sample, ...]] = {}
     for path in spec.stored:
-        result = read(path)
-        seed = result.scenario.expanded.get("measure", {}).get("seed", 0)
-        samples[seed] = (*samples.get(seed, ()), Sample(result))
+        sample = Sample(read(path))
+        samples[sample.seed] = (*samples.get(sample.seed, ()), sample)
     if not samples:
         raise ResultError(f"{spec.label}: no results in this folder")
     return samples

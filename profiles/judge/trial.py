@@ -13,7 +13,7 @@ from ...scenarios.schema import Scenario
 from ...sched.observe import Clock, Observer
 from ..execute import Options, execute
 from ..machines import Kind
-from ..resolve import resolve
+from ..resolve import Resolved, resolve
 from ..result import Result
 from .divergence import TokenSteps
 from .fingerprint import Fingerprints, StepPrint
@@ -63,6 +63,12 @@ class Sample(NamedTuple):
     token_steps: Mapping[str, Sequence[int]] | None = None
 
     @property
+    def seed(self) -> int:
+        """Of the workload."""
+        seed: int = self.result.scenario.expanded.get("measure", {}).get("seed", 0)
+        return seed
+
+    @property
     def exact(self) -> bool:
         """Whether its times repeat byte for byte."""
         labels = self.result.labels
@@ -89,13 +95,19 @@ class Sample(NamedTuple):
         )
 
 
-def run_trial(question: Question, order: Order) -> Sample:
-    """Raises what ``execute`` raises, and ScenarioError where the scenario names several relays."""
+def resolved_for(question: Question, order: Order) -> Resolved:
+    """Raises ScenarioError, also where the scenario names several relays."""
     seed = () if order.seed is None else (f"measure.seed={order.seed}",)
     scenario = question.scenario((*order.overrides, *seed))
     resolved = resolve(scenario)
     if len(resolved.relays) != 1:
         raise scenario.source.refuse(("engine", "relays"), "a side has one relay: give it as relay=NAME")
+    return resolved
+
+
+def run_trial(question: Question, order: Order) -> Sample:
+    """Raises what ``execute`` and ``resolved_for`` raise."""
+    resolved = resolved_for(question, order)
     prints, tokens = Fingerprints(), TokenSteps()
 
     @contextmanager

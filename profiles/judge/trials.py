@@ -4,11 +4,11 @@ where they are measured, whatever there is where results are stored."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeVar
 
 from ..result import Result
-from .divergence import comparable, same_tokens
+from .divergence import Divergence, comparable, first_divergence, same_tokens
 from .likeness import Difference, LikenessError, unlike
 from .statistics import Side as Name
 from .statistics import abba
@@ -16,6 +16,7 @@ from .trial import Sample
 from .verdict import DEFAULT_PAIRS, MIN_SEEDS
 
 Design = Literal["seeds", "blocks", "stored"]
+Tokens = Literal["equal", "different", "not applicable"]
 T = TypeVar("T")
 
 # Told of every run as it ends: whose it was, and what came of it.
@@ -41,6 +42,9 @@ class Side(Protocol):
     def all(self) -> Sequence[Sample]:
         """What is stored; nothing for a side that runs."""
 
+    def margin(self, seed: int, request: str, position: int) -> float | None:
+        """By how far the best score led the second where that token was drawn; None where nobody can say."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -55,11 +59,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """``a`` and ``b`` are in the order of their running; of seeds and blocks, equal places are pairs."""
+    """``a`` and ``b`` are in the order of their running; of seeds and blocks, equal places are pairs. Tokens are
+    compared pair by pair; stored runs of other seeds have no counterpart."""
 
     design: Design
     a: tuple[Sample, ...]
     b: tuple[Sample, ...]
+    tokens: Tokens = "not applicable"
+    divergence: Divergence | None = None
 
     @property
     def results(self) -> tuple[tuple[Result, ...], tuple[Result, ...]]:
@@ -72,11 +79,34 @@ class Trials:
 
 
 def conduct(a: Side, b: Side, plan: Plan, notice: Notice) -> Trials:
-    """Run A and B as often as their kind of times asks for.
+    """Run A and B as often as their kind of times asks for, and compare their tokens.
 
     Raises LikenessError before anything is run twice, WorkloadError, KeyboardInterrupt once the interrupted run is
     noticed, and what the sides raise.
     """
+    trials = compared(_trials(a, b, plan, notice))
+    where = trials.divergence
+    if where is None or where.request is None or where.position is None:
+        return trials
+    margin_a, margin_b = (side.margin(where.seed, where.request, where.position) for side in (a, b))
+    return replace(trials, divergence=where._replace(margin_a=margin_a, margin_b=margin_b))
+
+
+def compared(trials: Trials) -> Trials:
+    """With the verdict on tokens, and the first divergence."""
+    pairs = [(a, b) for a, b in zip(trials.a, trials.b, strict=False) if a.seed == b.seed]
+    if not pairs or not all(comparable(a.result, b.result) for a, b in pairs):
+        return trials
+    for a, b in pairs:
+        found = first_divergence(
+            a.result, b.result, seed=a.seed, steps_a=a.token_steps, steps_b=b.token_steps
+        )
+        if found is not None:
+            return replace(trials, tokens="different", divergence=found)
+    return replace(trials, tokens="equal")
+
+
+def _trials(a: Side, b: Side, plan: Plan, notice: Notice) -> Trials:
     seeds = _seeds(a, b, plan)
     first_a = _run(a, "a", seeds[0], notice)
     first_b = _run(b, "b", seeds[0], notice)

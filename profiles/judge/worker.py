@@ -16,6 +16,7 @@ from ...scenarios.problems import ScenarioError
 from ...scenarios.records import TraceError
 from ...sched.model.checkpoint import CheckpointError
 from ..machine import MachineError
+from .margins import margin
 from .trial import Order, Question, run_trial
 
 _REFUSALS = (ScenarioError, TraceError, CheckpointError, MachineError)
@@ -31,6 +32,8 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     question = Question(**{**request["question"], "overrides": tuple(request["question"]["overrides"])})
     order = Order(**{**request["order"], "overrides": tuple(request["order"]["overrides"])})
     try:
+        if "margin" in request:
+            return {"margin": margin(question, order, *request["margin"])}
         return run_trial(question, order).document()
     except _REFUSALS as error:
         return {"refused": str(error), "unable": isinstance(error, MachineError)}

@@ -1,0 +1,83 @@
+"""How near was it? One more run, in which every drawn token is scored, for the place where two sides first differ.
+
+Scoring costs the device a kernel per step, so this run's times mean nothing; on the virtual GPU its tokens are those
+of the run it repeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ...sched.batch import ModelOutput
+from ...sched.config import SamplingParams
+from ...sched.model.sampler import Sampler
+from ...sched.model.sampling_info import SamplingInfo
+from ...sched.observe import Clock, Observer, Silence
+from ...sched.request import Request
+from ..machines import chosen, open_machine
+from ..runner import Bench, Valve
+from .trial import Order, Question, resolved_for
+
+Peek = Callable[[torch.Tensor], torch.Tensor]
+
+
+class ScoringSampler:
+    """The scheduler's sampler, with the margin of every token by request parameters and position."""
+
+    def __init__(self, peek: Peek) -> None:
+        self._sampler = Sampler()
+        self._peek = peek
+        self._margins: dict[int, dict[int, float]] = {}
+        self._known: dict[int, SamplingParams] = {}  # kept alive, so that an id stays one request's
+
+    def sample(self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor) -> torch.Tensor:
+        ids = self._sampler.sample(output, info, seq_lens)
+        margins = self._sampler.score(output, info, seq_lens, ids).margins
+        positions = self._peek(seq_lens).tolist()
+        for params, position, margin in zip(
+            info.params, positions, self._peek(margins).tolist(), strict=True
+        ):
+            self._known[id(params)] = params
+            self._margins.setdefault(id(params), {})[position] = margin
+        return ids
+
+    def margin(self, params: SamplingParams, position: int) -> float | None:
+        """Of the token that took ``position`` of the prompt and output together."""
+        return self._margins.get(id(params), {}).get(position)
+
+
+class _Finder(Silence):
+    """Listens for one request."""
+
+    def __init__(self, request: str) -> None:
+        self.found: Request | None = None
+        self._id = request
+
+    def tokens(self, request: Request, count: int) -> None:  # noqa: ARG002
+        if request.id == self._id:
+            self.found = request
+
+
+def margin(question: Question, order: Order, request: str, position: int) -> float | None:
+    """By how far the best score led the second when output token ``position`` of ``request`` was drawn. None where
+    values are not computed, or the request did not get that far."""
+    resolved = resolved_for(question, order)
+    if resolved.scenario.device.values == "none":
+        return None
+    finder, valve = _Finder(request), Valve()
+
+    @contextmanager
+    def watch(clock: Clock, total: int) -> Iterator[Observer]:  # noqa: ARG001
+        yield finder
+
+    with open_machine(chosen(order.device, resolved.scenario), resolved, valve) as machine:
+        sampler = ScoringSampler(machine.peek)
+        bench = Bench(resolved, machine, resolved.relays[0], valve, sampler)
+        bench.warm_up()
+        bench.measure(watch)
+    if finder.found is None:
+        return None
+    return sampler.margin(finder.found.sampling, len(finder.found.origin_input_ids) + position)
