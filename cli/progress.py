@@ -65,7 +65,9 @@ class RunProgress(Silence):
 
     def _draw(self, now: float) -> None:
         if self._bar is None:
-            self._bar = self._open()
+            self._bar = self._made()
+            self._task = self._bar.add_task("run", total=self._total, run="", rate="")
+            self._bar.start()  # may be interrupted, and is then stopped as well
         self._bar.update(
             self._task,
             completed=self._done,
@@ -74,8 +76,9 @@ class RunProgress(Silence):
         )
         self._bar.refresh()
 
-    def _open(self) -> Progress:
-        bar = Progress(
+    def _made(self) -> Progress:
+        """A bar that leaves the program's stdout and stderr alone: the result goes there."""
+        return Progress(
             MofNCompleteColumn(),
             TextColumn("requests"),
             BarColumn(bar_width=None),
@@ -86,7 +89,6 @@ class RunProgress(Silence):
             auto_refresh=False,
             transient=True,
             expand=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
         )
-        bar.start()
-        self._task = bar.add_task("run", total=self._total, run="", rate="")
-        return bar

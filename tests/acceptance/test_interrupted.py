@@ -1,0 +1,130 @@
+"""Ctrl-C: what there is is kept, and marked."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from schedbench.profiles.result import Abstained, Result, read
+from tests.acceptance.questions import command, surroundings
+
+# Minutes of work; requests arrive one after the other for as long.
+LONG = ("mixed", "--set", "workload.requests=20000", "--set", "workload.arrival.rate=400")
+PATIENCE_S = 60
+
+
+class Interrupted:
+    """A run whose stderr is a terminal, stopped by Ctrl-C once ``under_way`` has returned."""
+
+    def __init__(self, *arguments: str | Path, under_way: Callable[[Interrupted], None]) -> None:
+        self._screen, stderr = pty.openpty()
+        process = subprocess.Popen(
+            command("run", *arguments),
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=surroundings({"TERM": "xterm"}),
+            text=True,
+        )
+        os.close(stderr)
+        self._seen = b""
+        watcher = Thread(target=self._watch)
+        watcher.start()
+        with process:
+            try:
+                under_way(self)
+                process.send_signal(signal.SIGINT)
+                self.out, _ = process.communicate(timeout=PATIENCE_S)
+            finally:
+                process.kill()
+                watcher.join()
+                os.close(self._screen)
+        self.code = process.returncode
+
+    @property
+    def err(self) -> str:
+        return self._seen.decode()
+
+    def _watch(self) -> None:
+        """A screen that nobody looks at fills up. Reading raises when the other end is closed."""
+        with suppress(OSError):
+            while read := os.read(self._screen, 65536):
+                self._seen += read
+
+
+def until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def progress_is_shown(run: Interrupted) -> None:
+    until(lambda: bool(run.err))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture(scope="module")
+def interrupted(folder: Path) -> Interrupted:
+    return Interrupted(*LONG, "--format", "json", "--output-dir", folder, under_way=progress_is_shown)
+
+
+@pytest.fixture(scope="module")
+def kept(interrupted: Interrupted, folder: Path) -> Result:
+    assert interrupted.code == 130
+    return read(folder / "result.json")
+
+
+def test_what_is_printed_is_what_is_kept(interrupted: Interrupted, kept: Result, folder: Path) -> None:
+    assert json.loads(interrupted.out) == kept.document()
+    assert [file.name for file in folder.iterdir()] == ["result.json"]
+    assert "Traceback" not in interrupted.err
+
+
+def test_the_result_is_marked(kept: Result) -> None:
+    assert kept.run.cancelled
+    assert kept.outputs == Abstained(abstained="the run was interrupted")
+
+
+def test_requests_under_way_are_cancelled_and_those_done_stay_done(kept: Result) -> None:
+    statuses = Counter((request.status, request.reason) for request in kept.requests)
+    assert set(statuses) == {("finished", "length"), ("cancelled", "interrupted")}
+    assert all((row.first_token is None) == (row.output_tokens == 0) for row in kept.requests)
+
+
+def test_what_was_counted_stays_counted(kept: Result) -> None:
+    assert kept.per_step["decode"].steps > 0
+    assert kept.copies
+
+
+def test_before_there_is_anything_to_keep(tmp_path: Path) -> None:
+    """The run still reads its trace, which nobody goes on writing."""
+    trace = tmp_path / "trace.jsonl"
+    os.mkfifo(trace)
+    writers: list[int] = []
+
+    def somebody_reads() -> bool:
+        with suppress(OSError):
+            writers.append(os.open(trace, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(writers)
+
+    arguments = ("trace_mooncake", "--set", f"workload.trace={trace}", "--output-dir", tmp_path)
+    early = Interrupted(*arguments, under_way=lambda _: until(somebody_reads))
+    os.close(writers[0])
+    assert (early.code, early.out) == (130, "")
+    assert "Traceback" not in early.err
+    assert [file.name for file in tmp_path.iterdir()] == ["trace.jsonl"]
