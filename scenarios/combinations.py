@@ -48,6 +48,10 @@ MODES: dict[str, Mode] = {
     "pipeline": Mode(("engine", "pipeline"), lambda s: s.engine.pipeline.stages > 1),
     "disaggregation": Mode(("engine", "disaggregation"), lambda s: s.engine.disaggregation.mode != "none"),
     "grammar": Mode(("workload", "sampling", "grammar"), lambda s: s.workload.sampling.grammar is not None),
+    "logprobs": Mode(("workload", "sampling", "logprobs"), lambda s: s.workload.sampling.logprobs),
+    "minimum length": Mode(
+        ("workload", "sampling", "min_new_tokens"), lambda s: s.workload.sampling.min_new_tokens > 0
+    ),
     "values none": Mode(("device", "values"), lambda s: s.device.values == "none"),
 }
 
@@ -67,6 +71,8 @@ RULES: tuple[Rule, ...] = (
     Rule("overlap", "pipeline", "refused", "each stage runs the serial loop, stages overlap one another"),
     Rule("pipeline", "speculation", "refused", "upstream has no known working form"),
     Rule("values none", "grammar", "refused", "tokens are hashes there, a grammar cannot choose them"),
+    Rule("values none", "logprobs", "refused", "there are no logits"),
+    Rule("values none", "minimum length", "refused", "tokens are hashes there, an early end cannot be held back"),
 )
 
 # Sections of modes that are not built: every key of them has to keep its default.

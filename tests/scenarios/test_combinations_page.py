@@ -1,0 +1,24 @@
+"""The printed table of combinations says what the code does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from schedbench.scenarios.combinations import RULES, UNAVAILABLE
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "combinations.md"
+
+
+def rows() -> list[str]:
+    return [f"| {r.first} | {r.second} | {r.verdict} | {r.reason} |" for r in RULES]
+
+
+def test_the_page_lists_every_rule_and_no_other() -> None:
+    lines = PAGE.read_text().splitlines()
+    table = [line for line in lines if line.startswith("| ")][1:]
+    assert table == rows()
+
+
+def test_the_page_names_what_is_not_available() -> None:
+    page = PAGE.read_text()
+    assert all(f"`{section}`" in page for section in UNAVAILABLE)
