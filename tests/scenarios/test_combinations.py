@@ -23,6 +23,8 @@ ON: dict[str, dict[str, Any]] = {
     "pipeline": {"engine": {"pipeline": {"stages": 2}}},
     "disaggregation": {"engine": {"disaggregation": {"mode": "pair"}}},
     "grammar": {"workload": {"sampling": {"grammar": {"regex": "a+"}}}},
+    "logprobs": {"workload": {"sampling": {"logprobs": True}}},
+    "minimum length": {"workload": {"sampling": {"min_new_tokens": 1}}},
     "values none": {"device": {"values": "none"}},
 }
 
