@@ -10,7 +10,7 @@ from typing import Final
 
 from ...scenarios.overrides import expand
 from ...sched.relay.states import switches
-from ..result import ResultError, read
+from ..result import read
 from .checkout import SOURCES, here, worktree
 from .margins import margin
 from .remote import SideError, working
@@ -94,10 +94,17 @@ def parse(text: str) -> Spec:
         return Spec("as is")
     path = Path(text)
     if path.is_dir():
-        return Spec(text, stored=tuple(sorted(path.glob("*.json"))))
+        return Spec(text, stored=_results_in(path))
     if path.is_file() or path.suffix == ".json":
         return Spec(text, stored=(path,))
     return Spec(text, overrides=_expanded(split(text), text))
+
+
+def _results_in(folder: Path) -> tuple[Path, ...]:
+    found = tuple(sorted(folder.glob("*.json")))
+    if not found:
+        raise SideError(f"{folder}: no results in this folder")
+    return found
 
 
 def split(text: str) -> list[str]:
@@ -157,6 +164,4 @@ def _read(spec: Spec) -> dict[int, tuple[Sample, ...]]:
     for path in spec.stored:
         sample = Sample(read(path))
         samples[sample.seed] = (*samples.get(sample.seed, ()), sample)
-    if not samples:
-        raise ResultError(f"{spec.label}: no results in this folder")
     return samples

@@ -1,0 +1,192 @@
+"""``schedbench compare`` end to end on a small scenario, and its pages."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from schedbench.cli.app import app, main
+from schedbench.cli.comparison import markdown, render
+
+SMALL = """
+name: small
+model: {preset: tiny-llama, dtype: float32}
+device: {values: none}
+engine: {overlap: true, relay: pr25945, chunked_prefill_size: 64, max_running_requests: 4, kv_tokens: 2048}
+workload:
+  requests: 4
+  arrival: {process: poisson, rate: 400}
+  prompt_tokens: {dist: uniform, min: 16, max: 100}
+  output_tokens: {dist: uniform, min: 4, max: 9}
+"""
+
+
+@pytest.fixture(scope="module")
+def scenario(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("scenario") / "small.yaml"
+    path.write_text(SMALL)
+    return str(path)
+
+
+@pytest.fixture
+def cli() -> CliRunner:
+    return CliRunner()
+
+
+@pytest.fixture(scope="module")
+def kept(scenario, tmp_path_factory) -> Path:
+    """The folder of a comparison of overlap off and on."""
+    folder = tmp_path_factory.mktemp("kept")
+    sides = ["--a", "overlap=false", "--b", "overlap=true", "--device", "vgpu"]
+    done = CliRunner().invoke(app, ["compare", scenario, *sides, "--output-dir", str(folder)])
+    assert done.exit_code == 0, done.output
+    return folder
+
+
+@pytest.fixture
+def document(kept) -> dict:
+    return json.loads((kept / "compare.json").read_text())
+
+
+def page(document, *, width=120) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    render(document, console)
+    return console.file.getvalue()
+
+
+def run_main(monkeypatch, *arguments) -> int:
+    monkeypatch.setattr(sys, "argv", ["schedbench", "compare", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return end.value.code or 0
+
+
+def test_everything_is_kept(kept, document):
+    runs = [f"run-{number:03d}.json" for number in range(5)]
+    assert sorted(path.name for path in (kept / "a").iterdir()) == runs
+    assert sorted(path.name for path in (kept / "b").iterdir()) == runs
+    assert document["comparison"]["tokens"]["verdict"] == "equal"
+    assert document["comparison"]["engagement"]["percent"] > 90
+
+
+def test_stored_results_compare_as_the_runs_did(cli, kept, document):
+    again = cli.invoke(app, ["compare", "--a", str(kept / "a"), "--b", str(kept / "b"), "--format", "json"])
+    found = json.loads(again.stdout)["comparison"]
+    assert again.exit_code == 0
+    assert found["metrics"] == document["comparison"]["metrics"]
+    assert found["engagement"]["basis"] == "totals" and found["engagement"]["percent"] > 90
+
+
+def test_the_same_side_twice_is_not_engaged(cli, scenario):
+    arguments = ["compare", scenario, "--a", "overlap=true", "--seeds", "1", "--device", "vgpu"]
+    shown = cli.invoke(app, arguments)
+    assert shown.exit_code == 0
+    first = " ".join(shown.stdout.split())
+    assert first.startswith(
+        "as is against overlap=true on small (emulated h200, 1 seed): inconclusive: NOT_ENGAGED; every metric equal"
+    )
+    assert cli.invoke(app, [*arguments, "--exit-on-inconclusive"]).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("gate", "code"), [("decode.schedule.sync:0", 0), ("decode.forward.sync:0", 1), ("throughput:-99%", 0)]
+)
+def test_gates_decide_the_exit_code(cli, kept, gate, code):
+    done = cli.invoke(app, ["compare", "--a", str(kept / "a"), "--b", str(kept / "b"), "--gate", gate])
+    assert done.exit_code == code
+    assert ("passed" if code == 0 else "failed") in done.stdout
+
+
+def test_other_tokens_are_a_failure_unless_allowed(cli, kept, tmp_path):
+    changed = json.loads((kept / "b" / "run-000.json").read_text())
+    changed["requests"][1]["token_ids"][2] += 1
+    changed["outputs"]["digest"] = "0" * 64
+    (tmp_path / "other.json").write_text(json.dumps(changed))
+    arguments = ["compare", "--a", str(kept / "a" / "run-000.json"), "--b", str(tmp_path / "other.json")]
+    shown = cli.invoke(app, arguments)
+    request = changed["requests"][1]["id"]
+    assert shown.exit_code == 1
+    assert "inconclusive: OUTPUT_DIFF; tokens differ" in " ".join(shown.stdout.split())
+    assert f"in request {request} at position 2" in " ".join(shown.stdout.split())
+    assert cli.invoke(app, [*arguments, "--allow-divergence"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["SCENARIO"], "compare needs --a and --b"),
+        (["--a", "overlap=true"], "a scenario is needed"),
+        (
+            ["SCENARIO", "--a", "hardware=h200", "--b", "hardware=a100"],
+            "device.hardware: 'h200' against 'a100'",
+        ),
+        (["SCENARIO", "--a", "measure.seed=1"], "measure.seed: 1 against 0"),
+        (["SCENARIO", "--a", "requests=3"], "workload.requests: 3 against 4"),
+        (["SCENARIO", "--a", "overlab=1"], "did you mean 'overlap'"),
+        (["SCENARIO", "--a", "overlap=true", "--gate", "speed:-1%"], "is no metric"),
+        (["SCENARIO", "--a", "nothing.json"], "No such file"),
+        (["SCENARIO", "--a", "relay=nowhere"], "unknown relay state"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_runs(
+    monkeypatch, capsys, scenario, arguments, told
+):
+    given = [scenario if argument == "SCENARIO" else argument for argument in arguments]
+    assert run_main(monkeypatch, *given, "--device", "vgpu") == 2
+    shown = capsys.readouterr()
+    assert told in shown.err and shown.out == ""
+
+
+def test_a_stored_result_of_another_workload_is_refused(monkeypatch, capsys, kept, scenario):
+    stored = str(kept / "a")
+    arguments = [scenario, "--a", stored, "--b", "overlap=true", "--set", "workload.requests=3"]
+    assert run_main(monkeypatch, *arguments, "--device", "vgpu") == 2
+    assert "workload.requests: 4 against 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_no_line_of_a_page_is_too_wide(document, width):
+    text = page(document, width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "\x1b" not in text
+
+
+def test_a_page_has_all_its_parts(document):
+    text = page(document)
+    for part in (
+        "headline",
+        "copies & syncs per step",
+        "where the GPU waited",
+        "other metrics",
+        "counts per step",
+    ):
+        assert part in text
+    assert "on_device: list[int] = result.next_token_ids.tolist()" in text
+
+
+def test_markdown_is_ready_for_a_pull_request(document):
+    text = markdown(document)
+    assert text.startswith(f"**{document['comparison']['conclusion']}**\n")
+    assert f"`{document['run']['command']}`" in text
+    assert "torch" in text.splitlines()[-1]
+    assert text.count("<details>") == text.count("</details>") > 0
+    tables = [line.count("|") for line in text.splitlines() if line.startswith("| output_throughput")]
+    assert tables == [9]
+
+
+def test_a_page_with_gates_notes_and_a_hint(document):
+    found = document["comparison"]
+    found["gates"] = [
+        {"gate": "throughput:-2%", "outcome": "inconclusive", "seen": None, "why": "no pair is left"}
+    ]
+    found["hint"] = "14 more pairs, about 6 minutes, would resolve 1 %"
+    text = page(document)
+    assert "throughput:-2%" in text and "inconclusive no pair is left" in text
+    assert "14 more pairs, about 6 minutes, would resolve 1 %" in text
+    assert "engine: engine.overlap A False, B True" in text

@@ -1,0 +1,80 @@
+"""Results made to order, sides that answer from a list, and steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schedbench.profiles.judge.fingerprint import StepPrint
+from schedbench.profiles.judge.trial import Sample
+from schedbench.profiles.result import Result
+
+SAMPLE = Path(__file__).parent.parent / "sample_result.json"
+QUESTION = {
+    "name": "mixed",
+    "model": {"preset": "tiny-llama"},
+    "device": {"hardware": "h200"},
+    "engine": {"overlap": True, "kv_tokens": 64, "max_running_requests": 4},
+    "workload": {"requests": 2},
+    "measure": {"seed": 0, "repeat": 1},
+}
+STEPS = tuple(StepPrint("decode", 4, 4, f"row{at}", "shape") for at in range(10))
+OTHER_STEPS = tuple(step._replace(rows=f"{step.rows}'", shape="other") for step in STEPS)
+
+
+def altered(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """With ``{"labels.emulated": False}`` and the like put in; a metric's name has no place for its dots."""
+    for path, value in changes.items():
+        *sections, last = path.split(".")
+        node = document
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[last] = value
+    return document
+
+
+@pytest.fixture
+def result() -> Callable[..., Result]:
+    """The sample result with changes, of a whole question."""
+
+    def make(changes: dict[str, Any] | None = None, /, *, seed: int = 0, throughput: float = 100.0) -> Result:
+        document = json.loads(SAMPLE.read_text())
+        document["scenario"]["expanded"] = json.loads(json.dumps(QUESTION))
+        document["scenario"]["expanded"]["measure"]["seed"] = seed
+        document["metrics"]["output_throughput"]["values"] = [throughput]
+        return Result.from_document(altered(document, changes or {}))
+
+    return make
+
+
+@dataclass
+class FakeSide:
+    """Answers run after run from a list; asks nothing of the seed. What is no sample is raised."""
+
+    label: str
+    samples: list[Sample | BaseException]
+    asked: list[int | None] = field(default_factory=list)
+    seeds: Sequence[int] | None = None
+
+    def run(self, seed: int | None) -> Sample:
+        self.asked.append(seed)
+        sample = self.samples[min(len(self.asked), len(self.samples)) - 1]
+        if isinstance(sample, BaseException):
+            raise sample
+        return sample
+
+    def all(self) -> Sequence[Sample]:
+        return [s for s in self.samples if isinstance(s, Sample)] if self.seeds is not None else ()
+
+    def margin(self, seed: int, request: str, position: int) -> float | None:
+        return position / 10 if request and seed == 0 else None
+
+
+@pytest.fixture
+def side() -> Callable[..., FakeSide]:
+    return FakeSide

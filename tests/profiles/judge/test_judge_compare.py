@@ -1,0 +1,183 @@
+"""From trials to verdicts: what forbids one, what decides it, and what the document says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from schedbench.profiles.judge.compare import Rules, judge, overall
+from schedbench.profiles.judge.conclusion import conclusion
+from schedbench.profiles.judge.document import document, to_json
+from schedbench.profiles.judge.gates import parse
+from schedbench.profiles.judge.trial import Sample
+from schedbench.profiles.judge.trials import Trials, compared
+from schedbench.profiles.judge.verdict import Reason, judge_seeds
+from tests.profiles.judge.conftest import OTHER_STEPS, STEPS
+
+MEASURED = {"labels.emulated": False, "labels.host": "measured", "outputs": {"abstained": "CUDA"}}
+FASTER = [103.0, 102.5, 103.5, 103.0, 104.0]
+
+
+@pytest.fixture
+def trials(result):
+    """Five seeds; B's throughputs as given, every step done differently unless told otherwise."""
+
+    def make(throughputs=FASTER, *, steps=OTHER_STEPS, a=None, b=None) -> Trials:
+        side_a = tuple(Sample(result(a, seed=seed), STEPS) for seed in range(len(throughputs)))
+        side_b = tuple(
+            Sample(result(b, seed=seed, throughput=value), steps) for seed, value in enumerate(throughputs)
+        )
+        return compared(Trials("seeds", side_a, side_b))
+
+    return make
+
+
+@pytest.fixture
+def blocks(result):
+    """Measured pairs; A about 100, B as many percent more."""
+
+    def make(effect, *, pairs=20, a=None, b=None) -> Trials:
+        sides = []
+        for share, changes in ((0.0, a), (effect, b)):
+            values = [(100 + 0.3 * ((7 * at) % 5 - 2)) * (1 + share / 100) for at in range(pairs)]
+            whole = MEASURED | (changes or {})
+            sides.append(tuple(Sample(result(whole, throughput=value), STEPS) for value in values))
+        return compared(Trials("blocks", sides[0], tuple(s._replace(steps=OTHER_STEPS) for s in sides[1])))
+
+    return make
+
+
+def test_a_faster_side_with_the_same_tokens_is_better(trials):
+    found = judge(trials())
+    assert (found.verdict, found.reasons, found.trials.tokens) == ("better", (), "equal")
+    assert found.metrics["output_throughput"].judgement.delta == pytest.approx(3)
+    assert found.metrics["tpot_ms"].judgement.verdict == "no change"
+    assert not (found.broken or found.undecided)
+
+
+def test_other_tokens_forbid_a_verdict(trials):
+    found = judge(trials(b={"outputs.digest": "0" * 64}))
+    assert (found.verdict, found.reasons) == ("inconclusive", (Reason.OUTPUT_DIFF,))
+    assert {judged.judgement.verdict for judged in found.metrics.values()} == {"inconclusive"}
+    assert found.broken
+
+
+def test_other_tokens_may_be_allowed(trials):
+    found = judge(trials(b={"outputs.digest": "0" * 64}), Rules(allow_divergence=True))
+    assert (found.verdict, found.trials.tokens, found.broken) == ("better", "different", False)
+
+
+def test_tokens_that_mean_nothing_forbid_nothing(trials):
+    simulated = {"outputs": {"abstained": "acceptance is simulated"}}
+    found = judge(trials(a=simulated, b=simulated))
+    assert (found.verdict, found.trials.tokens) == ("better", "not applicable")
+
+
+def test_a_change_that_did_not_take_part_gets_no_credit(trials):
+    found = judge(trials(steps=STEPS))
+    assert (found.verdict, found.reasons) == ("inconclusive", (Reason.NOT_ENGAGED,))
+    assert found.metrics["output_throughput"].judgement.delta == pytest.approx(3)
+    assert judge(trials(steps=STEPS), Rules(min_engagement=0)).verdict == "better"
+
+
+def test_too_few_steps_are_not_enough(trials):
+    few = (*STEPS[:-1], OTHER_STEPS[-1])
+    assert judge(trials(steps=few)).engagement.percent == pytest.approx(10)
+    assert judge(trials(steps=few), Rules(min_engagement=11)).reasons == (Reason.NOT_ENGAGED,)
+
+
+def test_profiled_runs_are_not_timed(trials):
+    profiled = {"labels.profiled": True}
+    assert judge(trials(a=profiled, b=profiled)).reasons == (Reason.PROFILED,)
+
+
+def test_measured_blocks(blocks):
+    found = judge(blocks(5))
+    judged = found.metrics["output_throughput"].judgement
+    assert (found.verdict, judged.verdict, judged.n) == ("better", "better", 20)
+    assert judged.floor is not None and judged.p_value is not None and judged.slot is not None
+
+
+def test_measured_blocks_in_other_environments(blocks):
+    assert judge(blocks(5, b={"environment.torch": "2.12"})).reasons == (Reason.CONFIG_DIFF,)
+
+
+def test_emulated_times_do_not_mind_the_environment(trials):
+    found = judge(trials(b={"environment.torch": "2.12"}))
+    assert found.verdict == "better"
+    assert [difference.key for difference in found.environment] == ["torch"]
+
+
+def test_throttled_blocks_count_for_nothing(blocks):
+    found = judge(blocks(5, b={"environment.clocks": {"throttled": True}}))
+    assert found.reasons == (Reason.THROTTLED,)
+
+
+def test_better_and_worse_is_a_trade_off():
+    better = judge_seeds([100.0] * 5, [110.0] * 5, "higher")
+    worse = judge_seeds([100.0] * 5, [110.0] * 5, "lower")
+    same = judge_seeds([100.0] * 5, [100.0] * 5, "lower")
+    unsure = judge_seeds([100.0] * 2, [110.0] * 2, "lower")
+    assert overall([better, same]) == ("better", ())
+    assert overall([worse, same, unsure]) == ("worse", ())
+    assert overall([better, worse]) == ("trade-off", ())
+    assert overall([same, same]) == ("no change", ())
+    assert overall([same, unsure]) == ("inconclusive", (Reason.LOW_N,))
+    assert overall([]) == ("inconclusive", ())
+
+
+def test_gates_decide_what_the_verdict_is_about(trials):
+    found = judge(trials([90.0] * 5), Rules(gates=(parse("tpot:+1%"), parse("throughput:-2%"))))
+    assert found.headline == ("tpot_ms", "output_throughput")
+    assert [gate.outcome for gate in found.gates] == ["passed", "failed"]
+    assert (found.verdict, found.broken) == ("worse", True)
+
+
+def test_the_document_keeps_every_raw_value_and_is_json(trials):
+    found = judge(trials())
+    content = json.loads(to_json(document(found, a="x=1", b="x=2", run={"id": "r"})))
+    comparison = content["comparison"]
+    assert comparison["metrics"]["output_throughput"]["values"]["b"] == FASTER
+    assert comparison["candidate"]["label"] == "x=2"
+    assert [run["seed"] for run in comparison["baseline"]["runs"]] == [0, 1, 2, 3, 4]
+    assert comparison["engagement"]["kinds"] == {"decode": {"differing": 50, "steps": 50}}
+
+
+def test_a_noisy_measurement_says_what_would_help(blocks, result):
+    noisy = [x if at % 3 else x * 1.05 for at, x in enumerate([100.0] * 20)]
+    trials = blocks(0)
+    side_b = tuple(
+        s._replace(result=result(MEASURED, throughput=x)) for s, x in zip(trials.b, noisy, strict=True)
+    )
+    found = judge(Trials("blocks", trials.a, side_b))
+    judged = found.metrics["output_throughput"].judgement
+    hint = document(found, a="a", b="b", run={})["comparison"]["hint"]
+    assert judged.reasons == (Reason.LOW_N,) and judged.needed is not None
+    assert hint.startswith(f"{judged.needed - 20} more pairs, about ")
+    assert hint.endswith(" minutes, would resolve 1 %")
+
+
+def test_the_conclusion_of_a_win(trials):
+    text = conclusion(judge(trials()), a="barrier=top", b="barrier=off")
+    assert text == (
+        "barrier=off against barrier=top on mixed (emulated h200, 5 seeds): better; "
+        "output throughput +3.00 % [+2.50, +4.00], TTFT +0.00 % [+0.00, +0.00], TPOT +0.00 % [+0.00, +0.00]; "
+        "tokens equal; engaged in 50 of 50 decode steps (100.0 %); copies and syncs per step equal."
+    )
+
+
+def test_the_conclusion_of_nothing_at_all(trials):
+    text = conclusion(judge(trials([100.0] * 5, steps=STEPS)), a="x", b="y")
+    assert text == (
+        "y against x on mixed (emulated h200, 5 seeds): inconclusive: NOT_ENGAGED; every metric equal to the last "
+        "digit; tokens equal; the same device operations in all 50 steps; copies and syncs per step equal."
+    )
+
+
+def test_the_conclusion_of_other_tokens_says_nothing_of_speed(trials):
+    text = conclusion(judge(trials(b={"outputs.digest": "0" * 64})), a="x", b="y")
+    assert text.startswith(
+        "y against x on mixed (emulated h200, 5 seeds): inconclusive: OUTPUT_DIFF; tokens differ"
+    )
+    assert "throughput" not in text

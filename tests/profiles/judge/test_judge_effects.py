@@ -1,0 +1,69 @@
+"""Copies and syncs per step, line by line, and where the GPU waited."""
+
+from __future__ import annotations
+
+import pytest
+
+from schedbench.profiles.judge.effects import counts, idle, lines
+
+TALLY = {"median": 1.0, "mean": 1.0, "max": 1, "steps_with": 10}
+
+
+def kind(**counters):
+    return {"steps": 10, "schedule": {name: dict(TALLY, **values) for name, values in counters.items()}}
+
+
+def sync(**fields):
+    site = {"file": "a.py", "function": "f", "line": 1, "statement": "x.item()"}
+    return {
+        "site": site, "range": "prepare", "kind": "decode", "stream": "schedule", "call": "sync", "sync": True,
+        "count": 10, "steady": 0, "host_us": 50.0, "exposed_us": 20.0,
+    } | fields  # fmt: skip
+
+
+def test_counts_pool_the_steps_of_all_runs(result):
+    a = result({"per_step": {"decode": kind(h2d={})}})
+    b = result({"per_step": {"decode": kind(h2d={"median": 3.0, "mean": 3.0, "max": 4})}})
+    (found,) = counts([a, a], [a, b])
+    assert (found.a.mean, found.b.mean, found.b.max, found.b.median) == (1, 2, 4, 2)
+    assert found.change == "more"
+
+
+def test_a_counter_that_one_side_lacks_is_zero_there(result):
+    a = result({"per_step": {"decode": kind(h2d={}, sync={})}})
+    b = result({"per_step": {"decode": kind(h2d={})}})
+    assert [(c.counter, c.change) for c in counts([a], [b])] == [("h2d", "equal"), ("sync", "fewer")]
+
+
+def test_the_same_mean_may_be_spread_otherwise(result):
+    a = result({"per_step": {"decode": kind(h2d={})}})
+    b = result({"per_step": {"decode": kind(h2d={"median": 0.0, "max": 10})}})
+    assert counts([a], [b])[0].change == "moved"
+
+
+def test_lines_are_matched_by_statement_and_told_per_step(result):
+    steps = {"per_step": {"decode": kind()}, "copies": []}
+    moved = {"file": "a.py", "function": "f", "line": 99, "statement": "x.item()"}
+    a = result(steps | {"syncs": [sync()]})
+    b = result(steps | {"syncs": [sync(site=moved, count=5, exposed_us=0.0), sync(call="new", count=40)]})
+    first, second = lines([a], [b])
+    assert (first.what, first.a, first.b) == ("new", 0.0, 4.0)
+    assert (second.a, second.b, second.exposed_a, second.exposed_b) == (1.0, 0.5, 2.0, 0.0)
+    assert second.site.line == 99
+
+
+def test_what_belongs_to_no_step_is_left_out(result):
+    a = result({"copies": [], "syncs": [sync(kind="none")], "per_step": {"decode": kind()}})
+    assert lines([a], [a]) == []
+
+
+def test_idle_parts_sum_to_the_whole(result):
+    parts = {part.part: part.a for part in idle([result()], [result()])}
+    whole = sum(parts[name] for name in ("host_late", "dependency", "kernel_gap", "no_work", "residue"))
+    assert whole == pytest.approx(parts["forward_idle"])
+
+
+def test_a_side_without_an_answer_has_none(result):
+    silent = result({"idle": {"abstained": "no kernel was seen"}})
+    parts = {part.part: (part.a, part.b) for part in idle([result()], [silent])}
+    assert parts["host_late"][0] is not None and parts["host_late"][1] is None

@@ -1,0 +1,63 @@
+"""What may be compared."""
+
+from __future__ import annotations
+
+import pytest
+
+from schedbench.profiles.judge.likeness import (
+    Difference,
+    LikenessError,
+    engine_differences,
+    unlike,
+    unlike_environments,
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"labels.emulated": False}, "labels.emulated"),
+        ({"labels.profiled": True}, "labels.profiled"),
+        ({"hardware.name": "a100"}, "hardware.name"),
+        ({"hardware.sha256": "0" * 64}, "hardware.sha256"),
+        ({"scenario.expanded.workload.requests": 3}, "workload.requests"),
+        ({"scenario.expanded.model.preset": "tiny-qwen3"}, "model.preset"),
+        ({"scenario.expanded.engine.kv_tokens": 65}, "engine.kv_tokens"),
+    ],
+)
+def test_unlike_results(result, change, key):
+    assert [difference.key for difference in unlike(result(), result(change))] == [key]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"scenario.expanded.name": "other"},
+        {"scenario.expanded.engine.overlap": False},
+        {"scenario.expanded.measure.repeat": 9},
+        {"scenario.expanded.workload.invented_later": 1},
+        {"environment.torch": "2.12"},
+        {"relay.state": "latest"},
+    ],
+)
+def test_what_may_differ(result, change):
+    assert unlike(result(), result(change)) == ()
+
+
+def test_capacity_may_be_what_is_compared(result):
+    smaller = result({"scenario.expanded.engine.kv_tokens": 32})
+    assert unlike(result(), smaller, varied={"engine.kv_tokens"}) == ()
+
+
+def test_what_is_compared_is_told(result):
+    other = result({"scenario.expanded.engine.overlap": False, "environment.torch": "2.12"})
+    assert engine_differences(result(), other) == (Difference("engine.overlap", True, False),)
+    assert unlike_environments(result(), other) == (Difference("torch", "2.13.0", "2.12"),)
+
+
+def test_all_differences_are_listed():
+    error = LikenessError([Difference("a.b", 1, 2), Difference("c", "x", None)])
+    assert (
+        str(error)
+        == "A and B are not alike and cannot be compared:\n  a.b: 1 against 2\n  c: 'x' against None"
+    )

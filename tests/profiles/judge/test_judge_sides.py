@@ -1,0 +1,293 @@
+"""Sides: how they are written, and how they run here, in a worker, and from another commit."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from schedbench.profiles.judge import worker
+from schedbench.profiles.judge.checkout import SOURCES, here, worktree
+from schedbench.profiles.judge.margins import margin
+from schedbench.profiles.judge.remote import CrashError, SideError, working
+from schedbench.profiles.judge.sides import Spec, Stored, opened, parse, split
+from schedbench.profiles.judge.trial import Order, Question, Sample, run_trial
+from schedbench.profiles.machine import MachineError
+from schedbench.profiles.result import ResultError
+from schedbench.scenarios.problems import ScenarioError
+
+ROOMS = ("cli", "profiles", "scenarios", "sched", SOURCES)
+TINY = """
+name: tiny
+model: {preset: tiny-llama, dtype: float32}
+engine: {overlap: true, relay: pr25945, max_running_requests: 2, kv_tokens: 256, chunked_prefill_size: 32}
+workload:
+  requests: 2
+  arrival: {process: burst}
+  prompt_tokens: {dist: fixed, value: 9}
+  output_tokens: {dist: fixed, value: 3}
+"""
+
+
+@pytest.fixture(scope="module")
+def question(tmp_path_factory) -> Question:
+    path = tmp_path_factory.mktemp("scenario") / "tiny.yaml"
+    path.write_text(TINY)
+    return Question.of(str(path))
+
+
+@pytest.fixture(scope="module")
+def sample(question) -> Sample:
+    return run_trial(question, Order(device="vgpu", seed=1))
+
+
+# ---- how sides are written ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("", Spec("as is")),
+        ("overlap=false", Spec("overlap=false", ("engine.overlap=false",))),
+        ("relay=latest", Spec("relay=latest", ("engine.relay=latest",))),
+        ("barrier=off", Spec("barrier=off", ("engine.relay.barrier=off",))),
+        ("engine.page_size=1, policy=lpm", Spec(
+            "engine.page_size=1, policy=lpm", ("engine.page_size=1", "engine.policy=lpm"))),
+        ("relay={state: latest, barrier: off},overlap=true", Spec(
+            "relay={state: latest, barrier: off},overlap=true",
+            ("engine.relay={state: latest, barrier: off}", "engine.overlap=true"))),
+        ("git:main", Spec("git:main", ref="main")),
+        ("git:main,overlap=true", Spec("git:main,overlap=true", ("engine.overlap=true",), "main")),
+    ],
+)  # fmt: skip
+def test_parse(text, spec):
+    assert parse(text) == spec
+
+
+def test_commas_inside_brackets_do_not_separate():
+    assert split("a={x: 1, y: [2, 3]}, b=(4,5),c=6") == ["a={x: 1, y: [2, 3]}", "b=(4,5)", "c=6"]
+
+
+def test_stored_results_are_a_file_or_a_folder(tmp_path, result):
+    for seed in (2, 1):
+        result(seed=seed).write(tmp_path / f"{seed}.json")
+    assert parse(str(tmp_path)).stored == (tmp_path / "1.json", tmp_path / "2.json")
+    one = str(tmp_path / "1.json")
+    with opened(None, parse(str(tmp_path)), parse(one), Order()) as (a, b):
+        assert (sorted(a.seeds), sorted(b.seeds), len(a.all())) == ([1, 2], [1], 2)
+        assert a.run(2).seed == 2
+        with pytest.raises(SideError, match="no stored result of workload seed 7"):
+            a.run(7)
+        assert a.margin(1, "r0", 0) is None
+
+
+@pytest.mark.parametrize("text", ["overlap", "=3", "overlap=true,x"])
+def test_sides_that_mean_nothing(text):
+    with pytest.raises(SideError, match="expected key=value"):
+        parse(text)
+
+
+def test_unknown_keys_are_the_scenarios_errors():
+    with pytest.raises(ScenarioError, match="did you mean 'overlap'"):
+        parse("overlab=true")
+
+
+def test_stored_results_have_to_be_there(tmp_path, question):
+    with pytest.raises(SideError, match="no results in this folder"):
+        parse(str(tmp_path))
+    with (
+        pytest.raises(ResultError, match="No such file"),
+        opened(question, parse(str(tmp_path / "x.json")), Spec("as is"), Order()),
+    ):
+        raise AssertionError
+
+
+def test_a_side_that_runs_needs_a_scenario():
+    with pytest.raises(SideError, match="scenario is needed"), opened(None, Spec("a"), Spec("b"), Order()):
+        raise AssertionError
+
+
+# ---- here --------------------------------------------------------------------------------------------------
+
+
+def test_a_trial_knows_its_steps_and_tokens(sample):
+    assert sample.seed == 1 and sample.exact
+    assert {step.kind for step in sample.steps} == {"prefill", "decode"}
+    assert {len(steps) for steps in sample.token_steps.values()} == {3}
+    assert max(max(steps) for steps in sample.token_steps.values()) < len(sample.steps)
+    assert all(row.token_ids is not None for row in sample.result.requests)
+
+
+def test_a_trial_repeats(question, sample):
+    again = run_trial(question, Order(device="vgpu", seed=1))
+    assert again.steps == sample.steps
+    assert again.result.metrics == sample.result.metrics
+
+
+def test_a_side_has_one_relay(question):
+    with pytest.raises(ScenarioError, match="a side has one relay"):
+        run_trial(question, Order(("engine.relays=[pr25945, latest]",)))
+
+
+def test_a_margin_is_found_by_running_again(question, sample):
+    order = Order(device="vgpu", seed=1)
+    first = sample.result.requests[0].id
+    margins = [margin(question, order, first, position) for position in (0, 2)]
+    assert all(found is not None and found >= 0 for found in margins)
+    assert margins[0] != margins[1]
+    assert margin(question, order, first, 9) is None
+    assert margin(question, order, "nobody", 0) is None
+
+
+def test_without_values_there_is_no_margin(question):
+    assert margin(question, Order(("device.values=none",), 1, "vgpu"), "r0", 0) is None
+
+
+# ---- in a worker -------------------------------------------------------------------------------------------
+
+
+def asked(question, **order) -> str:
+    whole = {"overrides": [], "seed": 1, "device": "vgpu", "command": ""} | order
+    fields = {name: getattr(question, name) for name in ("content", "file", "folder")}
+    return json.dumps({"question": {**fields, "overrides": []}, "order": whole})
+
+
+def test_a_worker_answers_line_by_line(question, sample):
+    out = io.StringIO()
+    worker.serve([asked(question), asked(question, overrides=["engine.page_size=0"])], out)
+    good, bad = map(json.loads, out.getvalue().splitlines())
+    there = Sample.of(good, name="w")
+    assert (there.steps, there.result.metrics) == (sample.steps, sample.result.metrics)
+    assert {request: list(steps) for request, steps in sample.token_steps.items()} == there.token_steps
+    assert "engine.page_size" in bad["refused"] and not bad["unable"]
+
+
+def program(text: str) -> list[str]:
+    return [sys.executable, "-c", textwrap.dedent(text)]
+
+
+@pytest.fixture
+def started(question):
+    """A fake worker's near end."""
+
+    def start(text: str):
+        return working("git:x", question, Order(), sources=Path(), program=program(text))
+
+    return start
+
+
+def test_a_crash_shows_what_was_said_on_stderr(started):
+    with started("import sys; input(); sys.exit('it broke')") as side, pytest.raises(CrashError) as caught:
+        side.run(1)
+    assert str(caught.value) == "git:x crashed; its stderr:\nit broke"
+
+
+def test_a_worker_that_never_was(started):
+    with started("raise SystemExit") as side, pytest.raises(CrashError, match="nothing on stderr"):
+        for seed in range(3):
+            side.run(seed)
+
+
+@pytest.mark.parametrize(("unable", "error"), [("true", MachineError), ("false", SideError)])
+def test_a_refusal_is_an_error_of_the_side(started, unable, error):
+    text = f"""
+    import sys
+    for line in sys.stdin:
+        print('{{"refused": "no CUDA", "unable": {unable}}}', flush=True)
+    """
+    with started(text) as side, pytest.raises(error, match="git:x: no CUDA"):
+        side.run(1)
+
+
+def test_margins_are_asked_of_the_worker(started):
+    text = """
+    import json, sys
+    for line in sys.stdin:
+        request, position = json.loads(line)["margin"]
+        print(json.dumps({"margin": position / 2}), flush=True)
+    """
+    with started(text) as side:
+        assert side.margin(1, "r0", 3) == 1.5
+
+
+# ---- from another commit -----------------------------------------------------------------------------------
+
+
+def git(root: Path, *arguments: str) -> None:
+    who = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", "-C", str(root), *who, *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory) -> Path:
+    """This program under version control, with a branch on which it is broken."""
+    source, root = here_or_package(), tmp_path_factory.mktemp("repository")
+    for room in ROOMS:
+        shutil.copytree(
+            source / room, root / room, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    git(root, "init", "-q", "-b", "good")
+    git(root, "add", "-A")
+    git(root, "commit", "-q", "-m", "works")
+    git(root, "switch", "-q", "-c", "broken")
+    (root / "sched" / "__init__.py").write_text("raise ZeroDivisionError('the change did this')\n")
+    git(root, "commit", "-q", "-a", "-m", "breaks")
+    git(root, "switch", "-q", "good")
+    return root
+
+
+def here_or_package() -> Path:
+    return Path(worker.__file__).resolve().parents[2]
+
+
+def trees(root: Path) -> list[Path]:
+    return list((root / ".git" / "worktrees").glob("*"))
+
+
+def test_another_commit_runs_in_its_own_process_and_leaves_nothing(repository, question, sample):
+    with (
+        worktree(repository, "good") as tree,
+        working("git:good", question, Order(device="vgpu"), sources=tree / SOURCES) as side,
+    ):
+        there = side.run(1)
+    assert there.result.outputs == sample.result.outputs
+    assert there.steps == sample.steps
+    assert there.result.tool.git_sha and not there.result.tool.dirty
+    assert not tree.exists() and trees(repository) == []
+
+
+def test_a_commit_that_crashes_shows_its_traceback_and_leaves_nothing(repository, question):
+    with (
+        pytest.raises(CrashError, match="ZeroDivisionError: the change did this"),
+        worktree(repository, "broken") as tree,
+        working("git:broken", question, Order(device="vgpu"), sources=tree / SOURCES) as side,
+    ):
+        side.run(1)
+    assert not tree.exists() and trees(repository) == []
+
+
+def test_a_commit_that_is_not_there(repository):
+    with pytest.raises(SideError, match="git:nowhere: no such commit"), worktree(repository, "nowhere"):
+        raise AssertionError
+    with pytest.raises(SideError, match="no such commit"), worktree(repository, "--help"):
+        raise AssertionError
+
+
+def test_this_checkout_is_found_or_refused():
+    root = here_or_package()
+    if (root / ".git").exists():
+        assert here() == root
+    else:
+        with pytest.raises(SideError, match="needs schedbench to run from a checkout"):
+            here()
+
+
+def test_stored_sides_know_their_seeds(result):
+    side = Stored("x", {3: (Sample(result(seed=3)),)})
+    assert side.run(None).seed == 3
