@@ -18,6 +18,7 @@ from .render import WIDE, markdown_rows
 Document = dict[str, Any]
 
 _LINES = 24
+_COMPARED = ("engine.", "relay.")
 _MARKS = {"better": "green", "worse": "red", "failed": "red", "passed": "green"}
 _FIRST = ("gates", "headline", "copies & syncs per step", "where the GPU waited")  # the rest folds away
 _PARTS = (
@@ -75,10 +76,11 @@ def _program(side: Document) -> str:
 
 def notes(found: Document) -> list[str]:
     """Remarks that belong beside the verdict."""
-    remarks = [f"engine: {_difference(d)}" for d in found["comparability"]["differences"] if _engine(d)]
-    remarks += [
-        f"environment: {_difference(d)}" for d in found["comparability"]["differences"] if not _engine(d)
-    ]
+    differences = found["comparability"]["differences"]
+    compared = [_difference(d) for d in differences if d["key"].startswith(_COMPARED)]
+    others = [_difference(d) for d in differences if not d["key"].startswith(_COMPARED)]
+    remarks = [f"compared: {'; '.join(compared)}"] if compared else []
+    remarks += [f"environments differ: {'; '.join(others)}"] if others else []
     if found["engagement"]["basis"] == "kinds":
         remarks.append("batches differ between A and B: steps are compared by kind, not one by one")
     if found["hint"]:
@@ -86,12 +88,12 @@ def notes(found: Document) -> list[str]:
     return remarks
 
 
-def _engine(difference: Document) -> bool:
-    return bool(difference["key"].startswith("engine."))
-
-
 def _difference(difference: Document) -> str:
-    return f"{difference['key']} A {difference['a']}, B {difference['b']}"
+    return f"{difference['key']} {_word(difference['a'])} (A), {_word(difference['b'])} (B)"
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def every(found: Document, *, width: int) -> list[Table]:

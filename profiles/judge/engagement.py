@@ -6,11 +6,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from scipy import stats
+
 from ..metrics.steps import OUTSIDE
 from ..result import CopyRow, Result, SyncRow
 from .fingerprint import StepPrint
 
 THRESHOLD: Final = 5.0  # percent, below which no verdict is given
+CHANCE: Final = 0.01
 
 
 class Share(NamedTuple):
@@ -24,8 +27,9 @@ class Engagement(NamedTuple):
     """``kinds`` has every step kind. ``basis`` says how steps were compared:
 
     - steps: A and B ran the same batches; each step is compared with its counterpart, row by row;
-    - kinds: their batches differ. Of each kind, the share of steps whose kind of rows (bytes and numbers of rows
-      follow the batch, so they are left out) is not matched by the other side's share: the total variation distance;
+    - kinds: their batches differ, and with them bytes and numbers of rows, so those are left out. Of each kind, the
+      share of steps whose rows are not matched by the other side's share: the total variation distance. A
+      distance that other batches alone explain (chi-squared, p above 0.01) is none;
     - totals: of stored results, which keep no steps. The largest difference in the count of any one source line.
     """
 
@@ -96,7 +100,15 @@ def _distance(a: Counter[str], b: Counter[str]) -> Share:
         return Share(count_a + count_b, count_a + count_b)
     shared = sum(min(a[shape] / count_a, b[shape] / count_b) for shape in a)
     steps = min(count_a, count_b)
-    return Share(steps * max(1 - shared, 0.0), steps)
+    by_chance = shared and _homogeneous(a, b)
+    return Share(0.0 if by_chance else steps * max(1 - shared, 0.0), steps)
+
+
+def _homogeneous(a: Counter[str], b: Counter[str]) -> bool:
+    """Whether both may be draws from one distribution of shapes."""
+    shapes = sorted({*a, *b})
+    table = [[side[shape] for shape in shapes] for side in (a, b)]
+    return len(shapes) == 1 or float(stats.chi2_contingency(table).pvalue) > CHANCE
 
 
 def _sums(result: Result) -> Counter[tuple[str, ...]]:

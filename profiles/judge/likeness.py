@@ -67,10 +67,14 @@ def unlike_environments(a: Result, b: Result) -> tuple[Difference, ...]:
 
 
 def engine_differences(a: Result, b: Result) -> tuple[Difference, ...]:
-    """What is compared, as far as the scenario says so."""
-    return tuple(
-        d for d in _differences(a.scenario.expanded, b.scenario.expanded) if d.key.startswith("engine.")
+    """What is compared, as far as the scenario and the relay say so."""
+    engine = (
+        difference
+        for difference in _differences(a.scenario.expanded, b.scenario.expanded)
+        if difference.key.startswith("engine.") and not difference.key.startswith("engine.relay")
     )
+    relay = (Difference(f"relay.{d.key}", d.a, d.b) for d in _of_parts(a.relay, b.relay))
+    return *engine, *relay
 
 
 def _of_parts(a: Any, b: Any) -> Iterator[Difference]:

@@ -189,4 +189,4 @@ def test_a_page_with_gates_notes_and_a_hint(document):
     text = page(document)
     assert "throughput:-2%" in text and "inconclusive no pair is left" in text
     assert "14 more pairs, about 6 minutes, would resolve 1 %" in text
-    assert "engine: engine.overlap A False, B True" in text
+    assert "compared: engine.overlap false (A), true (B)" in text

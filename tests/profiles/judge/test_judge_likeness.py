@@ -52,6 +52,8 @@ def test_capacity_may_be_what_is_compared(result):
 def test_what_is_compared_is_told(result):
     other = result({"scenario.expanded.engine.overlap": False, "environment.torch": "2.12"})
     assert engine_differences(result(), other) == (Difference("engine.overlap", True, False),)
+    latest = engine_differences(result(), result({"relay.state": "latest", "relay.switches.barrier": "top"}))
+    assert [difference.key for difference in latest] == ["relay.state", "relay.switches.barrier"]
     assert unlike_environments(result(), other) == (Difference("torch", "2.13.0", "2.12"),)
 
 

@@ -131,11 +131,21 @@ def test_equal_batches_are_compared_step_by_step():
 
 
 def test_other_batches_are_compared_by_kind():
-    a = [step(shape="s")] * 8 + [step(shape="t")] * 2
-    b = [step(shape="s", batch=5)] * 15 + [step(shape="u", batch=5)] * 5
+    a = [step(shape="s")] * 80 + [step(shape="t")] * 20
+    b = [step(shape="s", batch=5)] * 150 + [step(shape="u", batch=5)] * 50
     found = engagement(a, b)
     assert found.basis == "kinds"
-    assert found.kinds["decode"] == (pytest.approx(10 * 0.25), 10)
+    assert found.kinds["decode"] == (pytest.approx(100 * 0.25), 100)
+
+
+def test_what_other_batches_explain_does_not_count():
+    a = [step(shape="s")] * 90 + [step(shape="t")] * 10
+    b = [step(shape="s", batch=5)] * 94 + [step(shape="t", batch=5)] * 6
+    assert engagement(a, b).kinds == {"decode": Share(0, 100)}
+
+
+def test_few_steps_count_when_none_of_them_is_alike():
+    assert engagement([step("mixed")], [step("mixed", shape="u", batch=5)]).kinds["mixed"] == Share(1, 1)
 
 
 def test_other_batches_alone_are_no_engagement():
