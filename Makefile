@@ -6,13 +6,17 @@ READY := $(VENV)/.ready
 SCENARIO ?= scenarios/mixed.yaml
 OUT ?= gpu-results
 
-.PHONY: run test check lint types arrows format bench gpu wheel clean
+.PHONY: run test mooncake check lint types arrows format bench gpu wheel clean
 
 run: $(READY)
 	$(BIN)/schedbench run $(SCENARIO)
 
 test: $(READY)
 	$(BIN)/pytest -n 2 --dist loadgroup -q $(TESTS)
+
+# A recorded trace, which lies beside the repository where there is one.
+mooncake: $(READY)
+	$(BIN)/pytest -q -m slow tests/acceptance/test_mooncake.py
 
 check: lint types arrows
 

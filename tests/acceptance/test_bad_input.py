@@ -62,7 +62,7 @@ ONE_MISTAKE = {
         ["--set", "engine.relay.barier=off"],
         "engine.relay.barier: unknown relay switch, did you mean 'barrier'?",
     ),
-    "setting": (["--set", "engine.relay.barrier=of"], "engine.relay.barrier: expected off or top, got 'of'"),
+    "setting": (["--set", "engine.relay.barrier=of"], "engine.relay.barrier: expected off, top, after-launch or read-done, got 'of'"),
     "ladder": (["--set", "engine.relays=[latest, pr25945]"], "engine.relays: not available in this version"),
     "faults": (["--set", "faults=[oom]"], "faults: not available in this version"),
     "host": (["--set", "device.host=measured"], "device.host: not available in this version"),

@@ -22,7 +22,7 @@ Ask = Callable[..., Result]
 class Copy(NamedTuple):
     """``how``: pinned or pageable, asynchronous (nb) or blocking (B)."""
 
-    site: str
+    function: str
     stream: str
     direction: str
     how: str
@@ -36,31 +36,31 @@ SCHEDULE, FORWARD = "schedule", "forward"
 
 UPLOADS: Copies = {
     # sequence lengths and original ones
-    Copy("loop/prepare.py:prepare_for_extend", SCHEDULE, "h2d", "pinned nb"): 2,
+    Copy("prepare_for_extend", SCHEDULE, "h2d", "pinned nb"): 2,
     # prefix lengths, extend lengths, request rows
-    Copy("loop/allocate.py:alloc_for_extend", SCHEDULE, "h2d", "pageable nb"): 3,
+    Copy("alloc_for_extend", SCHEDULE, "h2d", "pageable nb"): 3,
     # pointers to the prefixes' slots
-    Copy("kernels/allocation.py:upload_prefix_pointers", SCHEDULE, "h2d", "pageable B"): 1,
+    Copy("upload_prefix_pointers", SCHEDULE, "h2d", "pageable B"): 1,
     # temperature, top_p, top_k, min_p, and the seed that keyed sampling adds
-    Copy("model/sampling_info.py:_pageable", SCHEDULE, "h2d", "pageable B"): 5,
+    Copy("_pageable", SCHEDULE, "h2d", "pageable B"): 5,
 }
-PROMPT: Copies = {Copy("relay/tokens.py:_resolve", FORWARD, "h2d", "pinned nb"): 1}
-EXTEND_LENS: Copies = {Copy("loop/launch.py:make_forward_batch", FORWARD, "h2d", "pageable nb"): 2}
-RESULT: Copies = {Copy("loop/launch.py:_hand_on", FORWARD, "d2h", "pinned nb"): 1}
+PROMPT: Copies = {Copy("_resolve", FORWARD, "h2d", "pinned nb"): 1}
+EXTEND_LENS: Copies = {Copy("make_forward_batch", FORWARD, "h2d", "pageable nb"): 2}
+RESULT: Copies = {Copy("_hand_on", FORWARD, "d2h", "pinned nb"): 1}
 PREFILL = UPLOADS | PROMPT | EXTEND_LENS | RESULT
 
 # A request without a cached prefix, where pages are longer than one token: -1 for its last slot.
-LAST_LOC = Copy("memory/allocation.py:last_locations", SCHEDULE, "h2d", "pageable B")
+LAST_LOC = Copy("last_locations", SCHEDULE, "h2d", "pageable B")
 # Rows that stay when somebody finished.
-KEEP = Copy("loop/prepare.py:filter_rows", SCHEDULE, "h2d", "pinned nb")
+KEEP = Copy("filter_rows", SCHEDULE, "h2d", "pinned nb")
 # torch.unique counts on the device and reads how many it found.
-FREED_PAGES = Copy("memory/tokens.py:PagedAllocator._release", SCHEDULE, "d2h", "pinned B")
+FREED_PAGES = Copy("PagedAllocator._release", SCHEDULE, "d2h", "pinned B")
 # Upstream penalises the last tokens that the host knows.
-LATEST_TOKENS = Copy("relay/penalties.py:FromRequests.before_decode", SCHEDULE, "h2d", "pageable B")
+LATEST_TOKENS = Copy("FromRequests.before_decode", SCHEDULE, "h2d", "pageable B")
 # One penalizer's parameters.
-PENALTIES = Copy("model/upload.py:upload", SCHEDULE, "h2d", "pageable B")
+PENALTIES = Copy("upload", SCHEDULE, "h2d", "pageable B")
 # The serial loop reads the tokens where they are.
-READ = Copy("loop/settle.py:_host_tokens", SCHEDULE, "d2h", "pageable B")
+READ = Copy("_host_tokens", SCHEDULE, "d2h", "pageable B")
 
 
 @pytest.fixture
@@ -97,9 +97,9 @@ def copies(result: Result, kind: str) -> Copies:
 
 
 def place(site: SitePart | None) -> str:
-    """The last two parts of the path, and the function without what is defined inside it."""
+    """The function, without what is defined inside it."""
     assert site is not None
-    return f"{'/'.join(Path(site.file).parts[-2:])}:{site.function.partition('.<locals>')[0]}"
+    return site.function.partition(".<locals>")[0]
 
 
 def waits(result: Result, kind: str) -> Waits:
@@ -116,9 +116,9 @@ def waits_of(copies: Copies) -> Waits:
     found: Waits = Counter()
     for copy, count in copies.items():
         if copy.how.endswith("B"):
-            found[copy.site, copy.stream, "cudaStreamSynchronize"] += count
+            found[copy.function, copy.stream, "cudaStreamSynchronize"] += count
         if copy in RESULT:
-            found["loop/settle.py:_host_tokens", FORWARD, "cudaEventSynchronize"] += count
+            found["_host_tokens", FORWARD, "cudaEventSynchronize"] += count
     return found
 
 
@@ -250,4 +250,4 @@ class TestSteadyDecode:
     def test_the_host_waits_for_those_tokens_only(self, steady: Result) -> None:
         rows: list[SyncRow | CopyRow] = [*steady.syncs, *(row for row in steady.copies if row.blocking)]
         found = {(place(row.site), row.stream) for row in rows if row.steady}
-        assert found == {("loop/settle.py:_host_tokens", FORWARD)}
+        assert found == {("_host_tokens", FORWARD)}

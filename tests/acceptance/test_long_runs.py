@@ -1,0 +1,43 @@
+"""A run of any length takes the memory of its first minutes."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from contextlib import nullcontext
+
+from schedbench.sched.observe import Silence, StepInfo
+from tests.acceptance.questions import asked, bench
+
+STEPS = 600
+EVERY = 50
+
+
+class MemoryLog(Silence):
+    """Bytes of Python's objects, every few steps."""
+
+    def __init__(self) -> None:
+        self.bytes: list[int] = []
+
+    def settled(self, info: StepInfo) -> None:
+        if info.step % EVERY == 0:
+            gc.collect()
+            self.bytes.append(tracemalloc.get_traced_memory()[0])
+
+
+def test_memory_does_not_grow_with_the_steps() -> None:
+    """Records pile up until a window is cut, some hundred KiB every 250 steps, and are gone with it. What remains of
+    a step is less than its share of 64 KiB."""
+    log = MemoryLog()
+    few = ("workload.requests=4", "workload.arrival=burst", f"workload.output_tokens={STEPS}")
+    tracemalloc.start()
+    try:
+        with bench(asked("decode_heavy", *few)) as (_, composed):
+            composed.measure(lambda *_: nullcontext(log))
+    finally:
+        tracemalloc.stop()
+    warm = log.bytes[1:]
+    half = len(warm) // 2
+    assert len(warm) == STEPS // EVERY
+    assert max(warm) - min(warm) > 2**17  # records do pile up in between
+    assert min(warm[half:]) - min(warm[:half]) < 2**16

@@ -1,0 +1,83 @@
+"""A Mooncake trace on the shape of an 8B model, without its arithmetic."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from schedbench.profiles.result import Result
+from tests.acceptance.questions import answer, digest_of, value
+
+BLOCK = 512  # prompt tokens of one hash id
+RECORDED = Path(__file__).parents[3] / "shared/data/mooncake_conversation_head1500.jsonl"
+
+
+def conversations(*, clients: int, turns: int) -> Iterator[dict[str, object]]:
+    """Every turn repeats its conversation so far, behind a system prompt that all share."""
+    dice = random.Random(0)
+    ids = iter(range(1, 10**6))
+    histories = [[0] for _ in range(clients)]
+    for turn in range(turns):
+        for client, history in enumerate(histories):
+            history += [next(ids) for _ in range(dice.randint(1, 4))]
+            length = len(history) * BLOCK - dice.randrange(BLOCK)
+            yield {
+                "timestamp": 2000 * turn + 30 * client,
+                "input_length": length,
+                "output_length": dice.randint(2, 40),
+                "hash_ids": history.copy(),
+            }
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("mooncake") / "trace.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in conversations(clients=12, turns=5)))
+    return file
+
+
+@pytest.fixture(scope="module")
+def result(trace: Path) -> Result:
+    return answer("trace_mooncake", f"workload.trace={trace}")
+
+
+@pytest.fixture(scope="module")
+def uncached(trace: Path) -> Result:
+    return answer("trace_mooncake", f"workload.trace={trace}", "engine.radix_cache=false")
+
+
+def test_requests_finish(result: Result) -> None:
+    finished = sum(row.status == "finished" for row in result.requests)
+    assert len(result.requests) == 60
+    assert finished >= 0.99 * len(result.requests)
+
+
+def test_prompts_are_as_long_as_recorded(result: Result, trace: Path) -> None:
+    lines = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert [row.prompt_tokens for row in result.requests] == [line["input_length"] for line in lines]
+    assert [row.output_tokens for row in result.requests] == [line["output_length"] for line in lines]
+    assert [row.arrival for row in result.requests] == [line["timestamp"] * 10**6 for line in lines]
+
+
+def test_shared_prefixes_are_found(result: Result, uncached: Result) -> None:
+    """All but the first turns repeat most of their prompt."""
+    assert 0.3 < value(result, "cache_hit_ratio") < 0.9
+    assert value(uncached, "cache_hit_ratio") == 0
+
+
+def test_prefixes_from_the_cache_save_time_and_change_nothing(result: Result, uncached: Result) -> None:
+    assert value(result, "ttft_ms") < value(uncached, "ttft_ms")
+    assert digest_of(result) == digest_of(uncached)
+
+
+@pytest.mark.slow
+def test_the_recorded_head() -> None:
+    """A thousand requests of a real service; run where the recording lies beside the repository."""
+    recorded = answer("trace_mooncake", f"workload.trace={RECORDED}", "workload.requests=1000")
+    finished = sum(row.status == "finished" for row in recorded.requests)
+    assert finished >= 0.99 * len(recorded.requests)
+    assert value(recorded, "cache_hit_ratio") > 0

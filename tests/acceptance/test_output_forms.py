@@ -1,0 +1,145 @@
+"""One result in five forms: each is what it claims to be, and plain where nobody looks."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import pytest
+
+from schedbench.profiles.result import Result
+from tests.acceptance.conftest import Typed
+from tests.acceptance.questions import command, surroundings
+
+FORMS = ("table", "json", "md", "csv", "html")
+BRIEF = ("run", "mixed", "--set", "workload.requests=4", "--set", "device.values=none")
+COLOUR = re.compile(r"\x1b\[[0-9;]*(3[0-7]|9[0-7]|38;)[0-9;]*m")
+
+
+@pytest.fixture
+def printed(typed: Typed) -> Callable[..., str]:
+    def form(name: str, *more: str) -> str:
+        said = typed(*BRIEF, "--format", name, *more)
+        assert (said.code, said.err) == (0, "")
+        return said.out
+
+    return form
+
+
+Printed = Callable[..., str]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_escapes_when_piped(printed: Printed, form: str) -> None:
+    out = printed(form)
+    assert "\x1b" not in out
+    assert out.endswith("\n")
+    assert not out.endswith("\n\n\n")
+
+
+def test_table_fits_a_page(printed: Printed) -> None:
+    lines = printed("table").splitlines()
+    assert lines[0].startswith("mixed  Chunked prefill mixed with running decodes")
+    assert lines[2] == "4 requests: 4 finished"
+    assert max(map(len, lines)) <= 120
+
+
+def test_json_is_a_result(printed: Printed) -> None:
+    out = printed("json", "--save-tokens")
+    result = Result.from_json(out)
+    assert result.to_json() == out
+    assert all(len(row.token_ids or ()) == row.output_tokens for row in result.requests)
+    assert "token_ids" not in json.loads(printed("json"))["requests"][0]
+
+
+def test_csv_has_four_columns_and_numbers(printed: Printed) -> None:
+    header, *rows = csv.reader(io.StringIO(printed("csv")))
+    assert header == ["metric", "unit", "value", "abstained"]
+    names = [row[0] for row in rows]
+    assert len(names) == len(set(names))
+    assert {"output_throughput", "decode.steady.forward.d2h"} <= set(names)
+    for _, _, number, abstained in rows:
+        assert abstained or float(number) >= 0
+
+
+def test_markdown_tables_are_even(printed: Printed) -> None:
+    lines = printed("md").splitlines()
+    tables = [line.count("|") - line.count("\\|") if line.startswith("|") else 0 for line in lines]
+    assert sum(width > 0 for width in tables) > 30
+    assert all(width in (0, before) or before == 0 for before, width in pairwise(tables))
+    assert sum(set(line) <= set("|-: ") and bool(line) for line in lines) >= 4  # a ruler under each heading
+
+
+def test_html_is_balanced(printed: Printed) -> None:
+    page = Page()
+    page.feed(printed("html"))
+    page.close()
+    assert page.open == []
+    assert "4 requests: 4 finished" in page.text
+
+
+class Page(HTMLParser):
+    """Elements that are still open, and the text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_a_broken_budget_is_told_beside_the_document(typed: Typed) -> None:
+    said = typed(*BRIEF, "--format", "json", "--expect", "decode.steady.forward.d2h=0")
+    assert said.code == 1
+    assert "d2h" in said.err
+    assert Result.from_json(said.out).per_step["decode.steady"].steps > 0
+
+
+def test_a_broken_budget_is_a_table_among_tables(typed: Typed) -> None:
+    said = typed(*BRIEF, "--expect", "decode.steady.forward.d2h=0")
+    assert (said.code, said.err) == (1, "")
+    assert "decode.steady" in said.out.splitlines()[-2]
+
+
+def test_a_budget_that_holds_is_not_mentioned(typed: Typed) -> None:
+    said = typed(*BRIEF, "--format", "json", "--expect", "decode.steady.forward.d2h=1")
+    assert (said.code, said.err) == (0, "")
+
+
+def test_a_terminal_gets_escapes_and_may_refuse_colours() -> None:
+    assert "\x1b[" in on_a_terminal(*BRIEF)
+    assert not COLOUR.search(on_a_terminal(*BRIEF, env={"NO_COLOR": "1"}))
+
+
+def on_a_terminal(*arguments: str, env: dict[str, str] | None = None) -> str:
+    """What a terminal is sent on stdout."""
+    screen, out = pty.openpty()
+    seen = b""
+    with subprocess.Popen(
+        command(*arguments), stdout=out, env=surroundings({"TERM": "xterm-256color", **(env or {})})
+    ) as process:
+        os.close(out)
+        with suppress(OSError):  # the other end is closed
+            while read := os.read(screen, 65536):
+                seen += read
+        os.close(screen)
+    assert process.returncode == 0
+    return seen.decode()

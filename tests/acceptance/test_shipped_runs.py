@@ -1,0 +1,153 @@
+"""Every shipped scenario runs to its end and does what its name says."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from schedbench.profiles.result import RequestRow, Result
+from schedbench.scenarios import shipped
+from tests.acceptance.questions import answer, digest_of, statuses, value
+
+# What needs a file of somebody's is run elsewhere, on a file that the test writes.
+ON_FILES = {"checkpoint", "trace_mooncake"}
+# Fewer requests where the shipped number takes long; the load stays what it is.
+SHORTER = {
+    "decode_heavy": (
+        "workload.requests=32",
+        "workload.arrival.concurrency=16",
+        "workload.output_tokens={dist: uniform, min: 32, max: 96}",
+    ),
+    "grammar": ("workload.requests=16",),
+    "mixed": ("workload.requests=24",),
+    "overlap_off": ("workload.requests=24", "workload.arrival.concurrency=12"),
+    "overlap_on": ("workload.requests=24", "workload.arrival.concurrency=12"),
+    "penalties": ("workload.requests=16",),
+    "prefill_heavy": ("workload.requests=32",),
+    "shared_prefix": ("workload.requests=32",),
+}
+
+NUMBER = re.compile(rb"-?[0-9]{1,12}(\.[0-9]{1,6})?")
+BEGUN_NUMBER = re.compile(rb"-?[0-9]{0,12}|-?[0-9]{1,12}\.[0-9]{0,6}")
+
+
+@cache
+def run(name: str, *overrides: str) -> Result:
+    return answer(name, *SHORTER.get(name, ()), *overrides)
+
+
+@pytest.mark.parametrize("name", sorted(set(shipped.names()) - ON_FILES))
+def test_every_request_finishes(name: str) -> None:
+    result = run(name)
+    assert result.requests
+    assert statuses(result) == {"finished"}
+
+
+def test_checkpoint_runs_on_a_checkpoint(checkpoint: Path) -> None:
+    overrides = (f"model.path={checkpoint}", "engine.kv_tokens=1024")
+    result = run("checkpoint", *overrides)
+    assert statuses(result) == {"finished"}
+    assert len(result.requests) == 8
+    serial = run("checkpoint", *overrides, "engine.overlap=false", "engine.page_size=16")
+    assert digest_of(serial) == digest_of(result)
+
+
+def test_another_checkpoint_says_something_else(checkpoint: Path) -> None:
+    config = checkpoint / "config.json"
+    before = digest_of(run("checkpoint", f"model.path={checkpoint}"))
+    config.write_text(config.read_text().replace('"rms_norm_eps": 1e-05', '"rms_norm_eps": 3.0'))
+    assert digest_of(answer("checkpoint", f"model.path={checkpoint}")) != before
+
+
+class TestGrammar:
+    """Token ids below 256 are bytes; 256 is the model's end-of-sequence."""
+
+    @staticmethod
+    def text(row: RequestRow) -> bytes:
+        assert row.token_ids is not None
+        ids = row.token_ids
+        return bytes(ids[:-1] if ids[-1] == 256 else ids)
+
+    @pytest.mark.parametrize("loop", ["engine.overlap=true", "engine.overlap=false"])
+    def test_outputs_match_their_pattern(self, loop: str) -> None:
+        rows = run("grammar", loop).requests
+        assert {row.reason for row in rows} == {"stop", "length"}
+        for row in rows:
+            expected = NUMBER if row.reason == "stop" else BEGUN_NUMBER
+            assert expected.fullmatch(self.text(row)), row
+
+    def test_outputs_are_not_all_the_same_number(self) -> None:
+        assert len({self.text(row) for row in run("grammar").requests}) > 8
+
+    def test_both_loops_say_the_same(self) -> None:
+        digests = {digest_of(run("grammar", f"engine.overlap={on}")) for on in ("true", "false")}
+        assert len(digests) == 1
+
+
+class TestPenalties:
+    PLAIN = (
+        "workload.sampling.frequency_penalty=0",
+        "workload.sampling.presence_penalty=0",
+        "workload.sampling.repetition_penalty=1",
+        "workload.sampling.min_new_tokens=0",
+    )
+
+    def test_they_change_what_is_said(self) -> None:
+        assert digest_of(run("penalties")) != digest_of(run("penalties", *self.PLAIN))
+
+    def test_outputs_repeat_themselves_less(self) -> None:
+        assert self.repeated(run("penalties")) < self.repeated(run("penalties", *self.PLAIN))
+
+    def test_every_decode_counts_the_latest_tokens(self) -> None:
+        result = run("penalties")
+        assert "decode.steady" not in result.per_step
+        uploads = sum(
+            row.count
+            for row in result.copies
+            if row.kind == "decode" and row.site is not None and row.site.function.endswith("before_decode")
+        )
+        assert uploads == result.per_step["decode"].steps
+
+    def test_exact_penalties_say_the_same_in_both_loops(self) -> None:
+        """Upstream's lag by a token where steps overlap."""
+        loops = ("engine.overlap=true", "engine.overlap=false")
+        exact = {digest_of(run("penalties", loop, "engine.relay=latest")) for loop in loops}
+        upstream = {digest_of(run("penalties", loop)) for loop in loops}
+        assert (len(exact), len(upstream)) == (1, 2)
+
+    @staticmethod
+    def repeated(result: Result) -> int:
+        """Output tokens that their request had said before."""
+        return sum(row.output_tokens - len(set(row.token_ids or ())) for row in result.requests)
+
+
+def test_retraction_retracts_and_changes_nothing() -> None:
+    tight = run("retraction")
+    assert value(tight, "retractions") > 0
+    assert value(tight, "peak_kv_tokens") <= 2048
+    roomy = run("retraction", "engine.kv_tokens=16384")
+    assert value(roomy, "retractions") == 0
+    assert digest_of(roomy) == digest_of(tight)
+
+
+def test_shared_prefixes_come_from_the_cache() -> None:
+    assert value(run("shared_prefix"), "cache_hit_ratio") > 0.5
+    assert value(run("shared_prefix", "engine.radix_cache=false"), "cache_hit_ratio") == 0
+
+
+def test_mixed_mixes_and_prefill_heavy_chunks() -> None:
+    assert run("mixed").per_step["mixed"].steps > 10
+    prefill_heavy = run("prefill_heavy")
+    assert max(row.prompt_tokens for row in prefill_heavy.requests) > 8192
+
+
+@pytest.mark.parametrize("values", ["device.values=real", "device.values=none"])
+def test_a_device_with_one_queue_says_the_same(values: str) -> None:
+    """No pinned memory, side streams, events or graphs: the same tokens, on one stream."""
+    plain = run("mixed", values, "device.hardware=mlx-like")
+    assert digest_of(plain) == digest_of(run("mixed", values))
+    assert {stream for counts in plain.per_step.values() for stream in counts.streams} == {"schedule"}
+    assert not any(row.host_memory == "pinned" for row in plain.copies)
