@@ -116,7 +116,7 @@ def judge_blocks(
     if pairs.n == 0:
         return _alone(blocks, min_effect, reason=Reason.THROTTLED if any(throttled) else Reason.LOW_N)
     effect = estimate(pairs, seed=seed)
-    floor = _floor(blocks, seed)
+    floor = _floor(blocks)
     departures = noise.levelled(blocks)
     found = Judgement(
         a=_median(blocks, "a"),
@@ -201,10 +201,10 @@ def _sided(delta: float, direction: Direction) -> Verdict:
     return "better" if (delta > 0) == (direction == "higher") else "worse"
 
 
-def _floor(blocks: Sequence[float], seed: int) -> float:
+def _floor(blocks: Sequence[float]) -> float:
     """What the estimator makes of A against A in this very run."""
     pairs = same_side(blocks)
-    return abs(estimate(pairs, seed=seed).median) if pairs.n else 0.0
+    return abs(float(median(centred(pairs)))) if pairs.n else 0.0
 
 
 def _without(pairs: Paired, throttled: Sequence[bool]) -> Paired:

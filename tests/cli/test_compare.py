@@ -190,3 +190,12 @@ def test_a_page_with_gates_notes_and_a_hint(document):
     assert "throughput:-2%" in text and "inconclusive no pair is left" in text
     assert "14 more pairs, about 6 minutes, would resolve 1 %" in text
     assert "compared: engine.overlap false (A), true (B)" in text
+
+
+def test_a_measured_page_shows_intervals_and_what_has_none(document):
+    found = document["comparison"]
+    found["design"] = "blocks"
+    found["metrics"]["retractions"] |= {"delta_pct": None, "ci_low": None, "ci_high": None}
+    text = page(document, width=200)
+    assert "95 % CI" in text and "ABBA blocks" in text
+    assert next(line for line in text.splitlines() if line.startswith("retractions")).count("–") == 2

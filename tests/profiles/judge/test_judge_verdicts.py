@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from schedbench.profiles.judge.compare import overall
 from schedbench.profiles.judge.verdict import (
     DEFAULT_PAIRS,
     Reason,
@@ -24,25 +25,37 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(20)
 
 
-def test_at_most_one_in_twenty_comparisons_of_a_with_a_is_called_a_difference(rng):
+def verdict_on(*metrics: list[float]) -> str:
+    """Of a whole comparison: several metrics, higher is better for all, Holm's correction over them."""
+    judged = {f"m{at}": judge_blocks(values, "higher") for at, values in enumerate(metrics)}
+    return overall(corrected(judged, list(judged)).values())[0]
+
+
+def test_at_most_one_in_twenty_comparisons_of_a_with_a_finds_a_difference(rng):
     verdicts: Counter[str] = Counter()
     for _ in range(200):
-        values = blocks(
-            rng,
-            pairs=DEFAULT_PAIRS,
-            cv=rng.uniform(0.005, 0.05),
-            drift=rng.choice([0, rng.uniform(-0.1, 0.1)]),
-            ramp=rng.choice([0, rng.uniform(-0.1, 0.2)]),
-            slot=rng.choice([0, rng.uniform(-0.03, 0.03)]),
-        )
-        verdicts[judge_blocks(values, "higher").verdict] += 1
+        trouble = {
+            "cv": rng.uniform(0.005, 0.05),
+            "drift": rng.choice([0, rng.uniform(-0.1, 0.1)]),
+            "ramp": rng.choice([0, rng.uniform(-0.1, 0.2)]),
+            "slot": rng.choice([0, rng.uniform(-0.03, 0.03)]),
+        }
+        verdicts[verdict_on(*(blocks(rng, pairs=DEFAULT_PAIRS, **trouble) for _ in range(3)))] += 1
+    assert verdicts["better"] + verdicts["worse"] + verdicts["trade-off"] <= 10, verdicts
+
+
+@pytest.mark.parametrize("cv", [0.005, 0.02, 0.05])
+def test_noise_alone_finds_no_difference(rng, cv):
+    verdicts = Counter(
+        judge_blocks(blocks(rng, pairs=DEFAULT_PAIRS, cv=cv), "lower").verdict for _ in range(200)
+    )
     assert verdicts["better"] + verdicts["worse"] <= 10, verdicts
 
 
 @pytest.mark.parametrize("effect", [0.02, -0.02])
-def test_two_percent_are_found_in_four_of_five_runs(rng, effect):
+def test_two_percent_are_found_in_four_of_five_comparisons(rng, effect):
     verdicts = Counter(
-        judge_blocks(blocks(rng, pairs=DEFAULT_PAIRS, cv=0.01, effect=effect), "higher").verdict
+        verdict_on(*(blocks(rng, pairs=DEFAULT_PAIRS, cv=0.01, effect=e) for e in (effect, 0.0, 0.0)))
         for _ in range(200)
     )
     assert verdicts["better" if effect > 0 else "worse"] >= 160, verdicts
