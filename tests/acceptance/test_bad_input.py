@@ -13,7 +13,7 @@ from tests.acceptance.questions import schedbench
 EVERYTHING_WRONG = """\
 name: wrong
 model: {preset: tiny-lama, dtype: float32}
-device: {hardware: h20, host: measured}
+device: {hardware: h20, host: guessed}
 engine:
   overlapp: true
   relay: pr25954
@@ -30,7 +30,7 @@ measure: {seed: 0, seed: 1}
 
 ALL_MISTAKES = """\
 wrong.yaml:2: model.preset: unknown preset, did you mean 'tiny-llama'?
-wrong.yaml:3: device.host: not available in this version: host time measured on this machine
+wrong.yaml:3: device.host: expected modelled or measured, got 'guessed'
 wrong.yaml:3: device.hardware: no hardware profile 'h20', did you mean 'h200'? (available: a100, h100, h200, mlx-like)
 wrong.yaml:5: engine.overlapp: unknown key, did you mean 'overlap'?
 wrong.yaml:6: engine.relay: unknown relay state, did you mean 'pr25945'?
@@ -62,10 +62,10 @@ ONE_MISTAKE = {
         ["--set", "engine.relay.barier=off"],
         "engine.relay.barier: unknown relay switch, did you mean 'barrier'?",
     ),
-    "setting": (["--set", "engine.relay.barrier=of"], "engine.relay.barrier: expected off, top, after-launch or read-done, got 'of'"),
+    "setting": (["--set", "engine.relay.barrier=of"], "engine.relay.barrier: expected off"),
     "ladder": (["--set", "engine.relays=[latest, pr25945]"], "engine.relays: not available in this version"),
     "faults": (["--set", "faults=[oom]"], "faults: not available in this version"),
-    "host": (["--set", "device.host=measured"], "device.host: not available in this version"),
+    "host": (["--set", "device.host=guessed"], "device.host: expected modelled or measured, got 'guessed'"),
     "two workers": (
         ["--set", "engine.disaggregation.mode=pair"],
         "engine.disaggregation.mode: not available in this version: prefill and decode on different workers",

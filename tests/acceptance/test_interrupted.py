@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import time
@@ -21,7 +22,7 @@ from tests.acceptance.questions import command, surroundings
 
 # Minutes of work; requests arrive one after the other for as long.
 LONG = ("mixed", "--set", "workload.requests=20000", "--set", "workload.arrival.rate=400")
-PATIENCE_S = 60
+PATIENCE_S = 100
 
 
 class Interrupted:
@@ -69,8 +70,9 @@ def until(happened: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def progress_is_shown(run: Interrupted) -> None:
-    until(lambda: bool(run.err))
+def some_are_done(run: Interrupted) -> None:
+    """As the progress bar tells."""
+    until(lambda: re.search(r"\b[1-9]\d*/20000", run.err) is not None)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +82,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def interrupted(folder: Path) -> Interrupted:
-    return Interrupted(*LONG, "--format", "json", "--output-dir", folder, under_way=progress_is_shown)
+    return Interrupted(*LONG, "--format", "json", "--output-dir", folder, under_way=some_are_done)
 
 
 @pytest.fixture(scope="module")
