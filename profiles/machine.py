@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -14,9 +14,31 @@ from ..sched.observe import Clock, Observer
 from .result import HardwarePart, Labels
 from .timeline import Names
 
+T = TypeVar("T")
+
 
 class MachineError(RuntimeError):
     """This machine cannot do what was asked."""
+
+
+class HostTime(Protocol):
+    """How the time that the scheduler's own code takes gets onto the machine's clock."""
+
+    def running(self) -> AbstractContextManager[None]:
+        """Around the scheduler's loop."""
+
+    def aside(self, part: T) -> T:
+        """A listener, clock or source of the tool's, such that calls to it take no time of the host's."""
+
+
+class ByItself:
+    """The clock needs no help: it is a real one, or is moved by what a profile declares."""
+
+    def running(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def aside(self, part: T) -> T:
+        return part
 
 
 @dataclass(slots=True)
@@ -45,3 +67,4 @@ class Machine:
     peek: Callable[[torch.Tensor], torch.Tensor]
     environment: dict[str, Any]
     traced: Callable[[], AbstractContextManager[Counting]] | None = None
+    host: HostTime = field(default_factory=ByItself)

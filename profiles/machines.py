@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
 import torch
 
 from ..scenarios.schema import Scenario
 from .cuda.machine import open_cuda
-from .machine import Machine, MachineError
+from .machine import ByItself, HostTime, Machine, MachineError
 from .resolve import Resolved
 from .result import HardwarePart, Labels
 from .timeline import Sink
-from .vgpu import open_vgpu
+from .vgpu import VirtualGpu, open_vgpu
+from .vgpu.host_time import measured, without_own_time
 from .vgpu.tensor import DeviceTensor
 
 Kind = Literal["auto", "cuda", "vgpu"]
@@ -43,7 +44,13 @@ def open_machine(
 @contextmanager
 def _virtual(resolved: Resolved, sink: Sink) -> Iterator[Machine]:
     scenario, hardware = resolved.scenario, resolved.hardware
-    with _one_thread(), open_vgpu(hardware, values=scenario.device.values, sink=sink) as gpu:
+    modelled = scenario.device.host == "modelled"
+    charged = hardware if modelled else without_own_time(hardware)
+    with (
+        _one_thread(),
+        open_vgpu(charged, values=scenario.device.values, sink=sink) as gpu,
+        _host_time(gpu, modelled=modelled) as host,
+    ):
         yield Machine(
             device=gpu.device,
             capabilities=gpu.capabilities,
@@ -52,11 +59,16 @@ def _virtual(resolved: Resolved, sink: Sink) -> Iterator[Machine]:
             names=gpu,
             labels=Labels(emulated=True, host=scenario.device.host),
             hardware=HardwarePart(name=hardware.name, sha256=hardware.sha256),
-            exact=scenario.device.host == "modelled",
+            exact=modelled,
             flush=gpu.flush,
             peek=_held,
             environment={},
+            host=host,
         )
+
+
+def _host_time(gpu: VirtualGpu, *, modelled: bool) -> AbstractContextManager[HostTime]:
+    return nullcontext(ByItself()) if modelled else measured(gpu)
 
 
 @contextmanager

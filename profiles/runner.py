@@ -112,9 +112,9 @@ class Bench:
             self.resolved,
             relay=self.relay,
             machine=self.machine,
-            observer=self._chorus,
-            clock=self._clock,
-            source=self._feed,
+            observer=self.machine.host.aside(self._chorus),
+            clock=self.machine.host.aside(self._clock),
+            source=self.machine.host.aside(self._feed),
             sampler=self.sampler,
         )
 
@@ -189,7 +189,7 @@ class Bench:
 
     def _loop(self) -> None:
         loop = run_overlapped if self.scheduler.engine.config.overlap else run_serial
-        with _settled_heap():
+        with _settled_heap(), self.machine.host.running():
             loop(self.scheduler)
 
     def _give_up(self, answers: Answers) -> None:

@@ -105,8 +105,6 @@ def overlaps(scenario: Scenario) -> bool:
 
 def _unavailable(scenario: Scenario) -> Iterator[Finding]:
     """Keys that ask for what is not built, and what that is."""
-    if scenario.device.host == "measured":
-        yield ("device", "host"), "host time measured on this machine"
     if scenario.faults:
         yield ("faults",), "faults by script"
     for section, feature in UNAVAILABLE.items():

@@ -42,10 +42,10 @@ _NO_PINNED = "this device has no pinned memory; allocate ordinary host memory in
 def installed(gpu: VirtualGpu) -> Iterator[None]:
     """Torch with pinned memory, for the duration of the block."""
     undo = [
-        *(_replace(torch, name, _factory(gpu, getattr(torch, name))) for name in _FACTORIES),
-        *(_replace(torch.Tensor, name, _factory(gpu, getattr(torch.Tensor, name))) for name in _METHODS),
-        _replace(torch.Tensor, "pin_memory", _pin_memory(gpu)),
-        _replace(torch.Tensor, "is_pinned", _is_pinned),
+        *(replace(torch, name, _factory(gpu, getattr(torch, name))) for name in _FACTORIES),
+        *(replace(torch.Tensor, name, _factory(gpu, getattr(torch.Tensor, name))) for name in _METHODS),
+        replace(torch.Tensor, "pin_memory", _pin_memory(gpu)),
+        replace(torch.Tensor, "is_pinned", _is_pinned),
     ]
     try:
         yield
@@ -54,10 +54,10 @@ def installed(gpu: VirtualGpu) -> Iterator[None]:
             restore()
 
 
-def _replace(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[], None]:
+def replace(owner: Any, name: str, function: Any) -> Callable[[], None]:
     """Set an attribute; the result undoes it. What was inherited is inherited again."""
     own = name in vars(owner)
-    before = getattr(owner, name)
+    before = vars(owner).get(name)
     setattr(owner, name, function)
     return (lambda: setattr(owner, name, before)) if own else (lambda: delattr(owner, name))
 

@@ -1,0 +1,290 @@
+"""Host time by a stopwatch: the scheduler's own Python is on the clock, the tool is not."""
+
+from __future__ import annotations
+
+import gc
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from schedbench.profiles.hardware import HardwareProfile
+from schedbench.profiles.vgpu import VirtualGpu, open_vgpu
+from schedbench.profiles.vgpu.executor import EagerExecutor
+from schedbench.profiles.vgpu.host_time import Stopwatch, measured, without_own_time
+from schedbench.profiles.vgpu.streams import Event
+from schedbench.profiles.vgpu.tensor import DeviceTensor
+
+
+def busy(ns: int) -> None:
+    """Use the processor, however often it is taken away meanwhile."""
+    end = time.thread_time_ns() + ns
+    while time.thread_time_ns() < end:
+        pass
+
+
+@dataclass
+class Host:
+    gpu: VirtualGpu
+    stopwatch: Stopwatch
+
+    def time(self, body: Callable[[], Any]) -> int:
+        """ns on the host's clock."""
+        before = self.gpu.clock.now()
+        with self.stopwatch.running():
+            body()
+        return self.gpu.clock.now() - before
+
+
+@pytest.fixture
+def free(hardware: HardwareProfile) -> HardwareProfile:
+    """Device calls that cost the host nothing: what is left is measured."""
+    calls = hardware.host
+    nothing = {
+        name: getattr(calls, name).model_copy(update={"value": 0.0}) for name in type(calls).model_fields
+    }
+    return without_own_time(hardware.model_copy(update={"host": calls.model_copy(update=nothing)}))
+
+
+@pytest.fixture
+def host(free: HardwareProfile) -> Iterator[Host]:
+    with open_vgpu(free) as gpu, measured(gpu) as stopwatch:
+        yield Host(gpu, stopwatch)
+
+
+class Slow(EagerExecutor):
+    """Takes a millisecond for each value it computes."""
+
+    def compute(self, op: Any, args: Any, kwargs: Any) -> Any:
+        busy(1_000_000)
+        return super().compute(op, args, kwargs)
+
+    def mutate(self, op: Any, args: Any, kwargs: Any) -> None:
+        busy(1_000_000)
+        super().mutate(op, args, kwargs)
+
+
+def test_python_is_on_the_clock(host: Host) -> None:
+    assert host.time(lambda: busy(2_000_000)) == pytest.approx(2_000_000, rel=0.05)
+
+
+def test_nothing_is_on_the_clock_before_and_after(host: Host) -> None:
+    busy(1_000_000)
+    assert host.gpu.clock.now() == 0
+    host.time(lambda: None)
+    before = host.gpu.clock.now()
+    busy(1_000_000)
+    torch.ones(4, device=host.gpu.device)
+    assert host.gpu.clock.now() == before
+
+
+def test_calls_of_nothing_cost_nothing(host: Host) -> None:
+    """Ten thousand calls, each of which would be charged a tenth of a microsecond otherwise."""
+    nothing = host.stopwatch.off(lambda: None)
+
+    def body() -> None:
+        for _ in range(10_000):
+            nothing()
+
+    assert min(host.time(body) for _ in range(5)) < 10_000 * 30
+
+
+def upload(gpu: VirtualGpu) -> None:
+    torch.arange(64).to(gpu.device)
+
+
+def build(gpu: VirtualGpu) -> None:
+    torch.zeros(64, device=gpu.device)
+
+
+def generate(gpu: VirtualGpu) -> None:
+    torch.arange(64, device=gpu.device)
+
+
+def compute(gpu: VirtualGpu) -> None:
+    build(gpu)
+    torch.ones(8, device=gpu.device) + 1
+
+
+def index(gpu: VirtualGpu) -> None:
+    x = torch.zeros(64, device=gpu.device)
+    x[[1, 2]] = 1.0
+
+
+def replay(gpu: VirtualGpu) -> None:
+    module = torch.get_device_module(gpu.device)
+    x, graph = torch.zeros(8, device=gpu.device), module.CUDAGraph()
+    with module.graph(graph):
+        x.add_(1)
+    graph.replay()
+
+
+@pytest.mark.parametrize("call", [upload, build, generate, compute, index, replay])
+def test_values_are_computed_off_the_clock(host: Host, call: Callable[[VirtualGpu], None]) -> None:
+    host.gpu.executor = Slow()
+    call(host.gpu)  # handlers are built on first sight
+    start = time.thread_time_ns()
+    charged = host.time(lambda: call(host.gpu))
+    assert time.thread_time_ns() - start > 1_000_000
+    assert charged < 500_000
+
+
+def test_a_number_read_is_off_the_clock(host: Host) -> None:
+    x = torch.ones(1, device=host.gpu.device)
+    host.gpu.executor.read = lambda *_: busy(2_000_000) or 1.0  # type: ignore[method-assign, func-returns-value]
+    assert host.time(x.item) < 500_000
+
+
+def test_pinning_is_charged_as_declared(hardware: HardwareProfile) -> None:
+    """The copy into pinned memory is the emulator's; its price is the profile's."""
+    with open_vgpu(without_own_time(hardware)) as gpu, measured(gpu) as stopwatch:
+        source, kept = torch.zeros(1 << 24, dtype=torch.uint8), []
+        charged = Host(gpu, stopwatch).time(lambda: kept.append(source.pin_memory()))
+    declared = hardware.host.pin_memory.value + 1e9 * (1 << 24) / hardware.copies.host_memcpy.value
+    assert charged == pytest.approx(declared, rel=0.1)
+
+
+def test_neither_phases_nor_torch_are_charged_twice(hardware: HardwareProfile) -> None:
+    bare = without_own_time(hardware)
+    assert (bare.host.torch_call.value, bare.phases) == (0, {})
+    assert (bare.host.launch, bare.kernels, bare.sha256) == (
+        hardware.host.launch,
+        hardware.kernels,
+        hardware.sha256,
+    )
+
+
+def test_a_launch_costs_what_is_declared_and_what_torch_took(hardware: HardwareProfile) -> None:
+    with open_vgpu(without_own_time(hardware)) as gpu, measured(gpu) as stopwatch:
+        host, x = Host(gpu, stopwatch), torch.ones(8, device=gpu.device)
+
+        def body() -> None:
+            for _ in range(100):
+                x.add_(1)
+
+        each = min(host.time(body) for _ in range(5)) / 100
+    assert hardware.host.launch.value < each < hardware.host.launch.value + 20_000
+
+
+def test_records_are_at_the_time_of_their_call(host: Host) -> None:
+    """The clock is brought up to date before the virtual GPU looks at it."""
+    x = torch.ones(8, device=host.gpu.device)
+    host.gpu.flush()
+    before = host.gpu.clock.now()
+
+    def body() -> None:
+        busy(1_000_000)
+        x.add_(1)
+
+    host.time(body)
+    start = host.gpu.runtime.ledger.calls[-1][2]
+    assert start - before == pytest.approx(1_000_000, rel=0.1)
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def tokens(self, name: str) -> None:
+        busy(500_000)
+        self.heard.append(name)
+
+    @contextmanager
+    def range(self, name: str) -> Iterator[None]:
+        busy(500_000)
+        self.heard.append(f"open {name}")
+        yield
+        busy(500_000)
+        self.heard.append(f"close {name}")
+
+
+def test_listeners_are_off_the_clock_and_what_they_open(host: Host) -> None:
+    listener = Listener()
+    aside = host.stopwatch.aside(listener)
+
+    def body() -> None:
+        with aside.range("step"):
+            aside.tokens("r0")
+            busy(500_000)
+
+    assert host.time(body) == pytest.approx(500_000, rel=0.2)
+    assert listener.heard == ["open step", "r0", "close step"]
+
+
+def test_a_listener_may_change_its_mind(host: Host) -> None:
+    listener = Listener()
+    aside = host.stopwatch.aside(listener)
+    aside.tokens("r0")
+    listener.tokens = listener.heard.append  # type: ignore[method-assign]
+    aside.tokens("again")
+    assert listener.heard == ["r0", "again"]
+
+
+def test_errors_pass_and_the_clock_runs_on(host: Host) -> None:
+    x = torch.ones(4, device=host.gpu.device)
+
+    def body() -> None:
+        with pytest.raises(RuntimeError, match="same device"):
+            x + torch.ones(4)
+        assert host.stopwatch.is_running
+        busy(1_000_000)
+
+    assert host.time(body) > 1_000_000
+    assert not host.stopwatch.is_running
+
+
+def test_garbage_is_collected_off_the_clock(host: Host) -> None:
+    kept = [[k] for k in range(200_000)]
+    start = time.thread_time_ns()
+    charged = host.time(gc.collect)
+    assert charged < (time.thread_time_ns() - start) / 2
+    assert len(kept) == 200_000
+
+
+def test_lost_processor_time_is_nobodys(host: Host) -> None:
+    """Sleeping stands for another process that has the processor."""
+    assert host.time(lambda: time.sleep(0.02)) < 2_000_000
+
+
+def test_lost_processor_time_of_the_tool_is_not_taken_off_the_scheduler(host: Host) -> None:
+    pause = host.stopwatch.off(lambda: time.sleep(0.02))
+
+    def body() -> None:
+        pause()
+        busy(2_000_000)
+
+    assert host.time(body) == pytest.approx(2_000_000, rel=0.1)
+
+
+def test_doors_are_as_before_afterwards(hardware: HardwareProfile) -> None:
+    before = vars(DeviceTensor)["__torch_dispatch__"], Event.record
+    with open_vgpu(hardware) as gpu, measured(gpu):
+        assert (vars(DeviceTensor)["__torch_dispatch__"], Event.record) != before
+    assert (vars(DeviceTensor)["__torch_dispatch__"], Event.record) == before
+    with open_vgpu(hardware) as gpu:
+        assert torch.ones(2, device=gpu.device).tolist() == [1, 1]
+
+
+def test_numpy_flattens_prompts_faster_than_lists_do(host: Host) -> None:
+    """What #25098 changed, seen without a GPU."""
+    parts = [array("q", range(512)) for _ in range(16)]
+
+    def by_list() -> torch.Tensor:
+        return torch.tensor([token for part in parts for token in part], dtype=torch.int64)
+
+    def by_numpy() -> torch.Tensor:
+        return torch.from_numpy(np.concatenate([np.frombuffer(part, dtype=np.int64) for part in parts]))
+
+    assert torch.equal(by_list(), by_numpy())
+    slow, fast = (median(host.time(flatten) for _ in range(30)) for flatten in (by_list, by_numpy))
+    assert fast * 5 < slow
+    start = time.thread_time_ns()
+    by_list()
+    assert slow == pytest.approx(time.thread_time_ns() - start, rel=0.5)
