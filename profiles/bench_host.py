@@ -24,8 +24,7 @@ from ..sched.memory.slots import ReqToTokenPool
 from ..sched.memory.tokens import TokenAllocator
 from ..sched.model.sampling_info import SamplingInfo
 from ..sched.observe import LogicalClock, Silence
-from ..sched.relay.desk import Desk, Streams
-from ..sched.relay.futures import FutureMap
+from ..sched.relay.desk import Streams
 from ..sched.relay.row import Relay
 from ..sched.relay.states import choose
 from ..sched.request import Request
@@ -134,7 +133,13 @@ def _engine(most: int, tokens: int, source: _Burst) -> Engine:
     slots = ReqToTokenPool(most, tokens, device=CPU)
     allocator = TokenAllocator(config.kv_tokens, CPU)
     model, observer = _NullModel(most), Silence()
-    desk = Desk(config, Streams.of(config), FutureMap(most + 1, CPU), observer)
+    relay = Relay.of(
+        choose("latest", {}).row(overlap=True),
+        config,
+        streams=Streams.of(config),
+        observer=observer,
+        req_to_token=slots.req_to_token,
+    )
     return Engine(
         config=config,
         slots=slots,
@@ -143,7 +148,7 @@ def _engine(most: int, tokens: int, source: _Burst) -> Engine:
         runner=model,
         sampler=model,
         grammars=None,
-        relay=Relay(choose("latest", {}).row(overlap=True), desk),
+        relay=relay,
         source=source,
         clock=LogicalClock(),
         observer=observer,

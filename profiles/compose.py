@@ -24,8 +24,7 @@ from ..sched.model.sampler import Sampler
 from ..sched.model.tags import TaggedDecoder, TagPool
 from ..sched.model.weights import Weights, empty_weights, seeded_weights
 from ..sched.observe import Clock, Observer
-from ..sched.relay.desk import Desk, Streams
-from ..sched.relay.futures import FutureMap
+from ..sched.relay.desk import Streams
 from ..sched.relay.row import Relay
 from ..sched.relay.states import RelayChoice
 from .machine import Machine
@@ -95,8 +94,14 @@ def compose(
     with streams.on(streams.schedule):
         slots = ReqToTokenPool(config.max_running_requests, config.context_len, device=config.device)
         allocator = _allocator(config)
-        decoder, tags = _model(resolved, config, slots)
-        desk = Desk(config, streams, FutureMap(config.max_running_requests + 1, config.device), observer)
+        handed_on = Relay.of(
+            relay.row(overlap=config.overlap),
+            config,
+            streams=streams,
+            observer=observer,
+            req_to_token=slots.req_to_token,
+        )
+        decoder, tags = _model(resolved, config, pages=handed_on.desk.pages)
     streams.wait(streams.forward, streams.schedule)
     with streams.on(streams.forward):
         runner = ModelRunner(decoder, config)
@@ -108,7 +113,7 @@ def compose(
         runner=runner,
         sampler=Sampler() if sampler is None else sampler,
         grammars=_Grammars(config),
-        relay=Relay(relay.row(overlap=config.overlap), desk),
+        relay=handed_on,
         source=source,
         clock=clock,
         observer=observer,
@@ -138,7 +143,8 @@ def _weights(resolved: Resolved, device: torch.device) -> Weights:
     return load_weights(resolved.checkpoint, model, device=device)
 
 
-def _model(resolved: Resolved, config: EngineConfig, slots: ReqToTokenPool) -> tuple[Model, TagPool | None]:
+def _model(resolved: Resolved, config: EngineConfig, *, pages: torch.Tensor) -> tuple[Model, TagPool | None]:
+    """``pages`` is the table that forwards read."""
     model = resolved.model
     kv = KVPool(
         num_layers=model.num_layers,
@@ -149,8 +155,8 @@ def _model(resolved: Resolved, config: EngineConfig, slots: ReqToTokenPool) -> t
         dtype=model.dtype,
         device=config.device,
     )
-    decoder = Decoder(model, _weights(resolved, config.device), kv=kv, req_to_token=slots.req_to_token)
+    decoder = Decoder(model, _weights(resolved, config.device), kv=kv, req_to_token=pages)
     if resolved.scenario.device.values == "real":
         return decoder, None
     tags = TagPool(slots=kv.slots, context_len=config.context_len, device=config.device)
-    return TaggedDecoder(decoder, pool=tags, req_to_token=slots.req_to_token), tags
+    return TaggedDecoder(decoder, pool=tags, req_to_token=pages), tags

@@ -17,7 +17,7 @@ from ..sched.model import checkpoint
 from ..sched.model.config import ModelConfig
 from ..sched.model.grammar import GrammarCache, GrammarError
 from ..sched.model.presets import PRESETS
-from ..sched.relay.states import RelayChoice, choose, states, switches
+from ..sched.relay.states import ALIASES, RelayChoice, choose, refusals, states, switches
 from .hardware import HardwareError, HardwareProfile
 from .hardware import load as hardware_profile
 
@@ -104,14 +104,16 @@ def _misnamed(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
     """States, switches and settings of relays that do not exist: the key to blame, and what is wrong."""
     at = ("engine", "relays" if scenario.engine.relays else "relay")
     for relay in scenario.relays:
-        if relay.state not in states():
-            yield at, unknown("relay state", relay.state, list(states()))
+        if relay.state not in (*states(), *ALIASES):
+            yield at, unknown("relay state", relay.state, [*states(), *ALIASES])
         for switch, value in relay.switches.items():
             settings = switches().get(switch, ())
             if not settings:
                 yield (*at, switch), unknown("relay switch", switch, list(switches()))
             elif _word(value) not in settings:
                 yield (*at, switch), f"expected {either(settings)}, got {show(value)}"
+            else:
+                yield from (((*at, switch), why) for why in refusals(relay.state, {switch: _word(value)}))
 
 
 def _relay(relay: Relay) -> RelayChoice:

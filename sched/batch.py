@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 import torch
 
@@ -44,6 +44,13 @@ class RowState(Protocol):
         """What one forward samples with while the batch goes on."""
 
 
+class FutureIndices(NamedTuple):
+    """Where a step's tokens will be found on the device, before they exist."""
+
+    indices: torch.Tensor  # [b] int64, into the relay's token buffer
+    interval: slice | None  # the same as a range, where they are consecutive
+
+
 @dataclass(slots=True, eq=False)
 class ForwardBatch:
     """One forward, as the model sees it. b = batch_size, T = num_tokens; requests' tokens lie one
@@ -73,20 +80,24 @@ class ScheduleBatch:
     lengths are replaced, never changed, while forwards are in flight. ``*_cpu`` fields are host mirrors: equal
     to the device values wherever schedule code may read them.
 
-    Between steps ``input_ids`` holds whatever the relay's bridge is (nothing, from #25945 on).
+    Between steps ``input_ids`` holds whatever the relay's bridge is (nothing, from #25945 on); before #25774 the
+    bridge is ``output_ids``.
     """
 
     reqs: list[Request]
     forward_mode: ForwardMode
     step: int = -1
     input_ids: torch.Tensor | None = None  # [T] int64
-    prefill_input_ids_cpu: torch.Tensor | None = None  # [prompt tokens] int64, pinned where there is pinned memory
+    output_ids: torch.Tensor | None = None  # [b], only before #25774
+    positions: torch.Tensor | None = None  # [T] int64, where the relay makes them with the input
+    prefill_input_ids_cpu: torch.Tensor | None = None  # [prompt tokens] int64, on the host
     mix_running_indices: torch.Tensor | None = None  # [running] int64, rows whose token the relay holds
     req_pool_indices: torch.Tensor | None = None  # [b] int64
     req_pool_indices_cpu: torch.Tensor | None = None  # [b] int64
     seq_lens: torch.Tensor | None = None  # [b] int64
     seq_lens_cpu: torch.Tensor | None = None  # [b] int64
     orig_seq_lens: torch.Tensor | None = None  # [b] int32
+    extend_rows: torch.Tensor | None = None  # [2, b] int32, extend and prefix lengths
     out_cache_loc: torch.Tensor | None = None  # [T] int64
     sampling_info: RowState | None = None
     prefix_lens: list[int] = field(default_factory=list)
@@ -148,6 +159,7 @@ class StepResult:
     """What one launch leaves behind for the settling one iteration later."""
 
     next_token_ids: torch.Tensor | None  # [b] int64 on the device; None while sampling is delayed
+    future_indices: FutureIndices | None = None  # where the relay keeps them
     next_token_ids_cpu: torch.Tensor | None = None  # pinned, readable after copy_done
     next_token_logprobs: torch.Tensor | None = None  # [b] float32 on the device
     next_token_logprobs_cpu: torch.Tensor | None = None

@@ -24,6 +24,7 @@ RANGES: dict[str, Category] = {
     "prepare": "schedule",
     "settle": "schedule",
     "flatten": "schedule",
+    "flatten_numpy": "schedule",
     "resolve": "forward",
     "model": "forward",
     "sample": "forward",
@@ -47,7 +48,7 @@ class Observer(Protocol):
 
     def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:
         """A named piece of work for ``step``; ``size`` is the n of the phase's cost a + b*n
-        (requests, or tokens for ``flatten``)."""
+        (requests, or tokens where prompts are flattened)."""
 
     def stream(self, name: str, stream: torch.Stream) -> None:
         """``stream`` is known as ``name`` (schedule, forward, copy) from now on."""

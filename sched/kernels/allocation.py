@@ -118,7 +118,7 @@ def alloc_decode_slots(
     return torch.where(opens, free_pages[nth_free] * page_size, old)
 
 
-def _write_runs(table: torch.Tensor, first: torch.Tensor, lens: torch.Tensor, slots: torch.Tensor) -> None:
+def write_runs(table: torch.Tensor, first: torch.Tensor, lens: torch.Tensor, slots: torch.Tensor) -> None:
     """Write ``slots`` to the flat ``table``: ``lens[i]`` of them from ``first[i]`` on."""
     table.scatter_(0, _runs(first, lens, slots.shape[0]), slots.to(table.dtype))
 
@@ -167,8 +167,8 @@ def _write_cache_indices(
     table = req_to_token.view(-1)
     first = req_pool_indices * req_to_token.shape[1]
     if prefix_tensors:
-        _write_runs(table, first, prefix_lens, torch.cat(list(prefix_tensors)))
-    _write_runs(table, first + prefix_lens, extend_lens, out_cache_loc)
+        write_runs(table, first, prefix_lens, torch.cat(list(prefix_tensors)))
+    write_runs(table, first + prefix_lens, extend_lens, out_cache_loc)
 
 
 def upload_prefix_pointers(prefix_tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:

@@ -24,7 +24,6 @@ class _Sampling:
 
     step: int
     reqs: list[Request]
-    rows: torch.Tensor  # [b] int64, req_pool_indices
     seq_lens: torch.Tensor  # [b] int64
     output: ModelOutput
     info: SamplingInfo  # the forward's own copy
@@ -33,8 +32,7 @@ class _Sampling:
 def launch_overlapped(engine: Engine, batch: ScheduleBatch) -> StepResult:
     """Enqueue the step on the forward stream and return without waiting for it."""
     relay = engine.relay
-    result = StepResult(next_token_ids=None)
-    relay.open(batch)
+    result = StepResult(next_token_ids=None, future_indices=relay.open(batch))
     relay.host_lengths(batch)
     with relay.isolate(batch):
         sampling = _forward(engine, batch)
@@ -65,15 +63,15 @@ def launch_delayed_sample(engine: Engine, result: StepResult) -> None:
 def launch_serial(engine: Engine, batch: ScheduleBatch) -> StepResult:
     """Run the step on the current stream; the result's tokens are still on the device."""
     relay = engine.relay
-    relay.open(batch)
+    future = relay.open(batch)
     relay.host_lengths(batch)
     with relay.isolate(batch):
         sampling = _forward(engine, batch)
-        result = StepResult(next_token_ids=_sample(engine, sampling))
+        token_ids = _sample(engine, sampling)
+        result = StepResult(token_ids, future)
         relay.publish(batch)
         with engine.observer.range("publish", batch.step, batch.batch_size):
-            assert result.next_token_ids is not None
-            relay.stash(sampling.rows, result.next_token_ids)
+            relay.stash(future, token_ids)
         relay.keep_alive(batch, result)
     relay.conclude(batch, result)
     return result
@@ -87,10 +85,10 @@ def make_forward_batch(engine: Engine, batch: ScheduleBatch) -> ForwardBatch:
     assert batch.seq_lens is not None and batch.seq_lens_cpu is not None
     extend_lens = extend_prefix_lens = None
     if batch.forward_mode.is_extend:
-        device = engine.config.device
-        extend_lens = torch.tensor(batch.extend_lens, dtype=torch.int32).to(device, non_blocking=True)
-        extend_prefix_lens = torch.tensor(batch.prefix_lens, dtype=torch.int32).to(device, non_blocking=True)
+        extend_lens, extend_prefix_lens = _extend_rows(engine, batch)
         positions = extend_positions(batch.seq_lens, extend_lens, batch.extend_num_tokens)
+    elif batch.positions is not None:
+        positions = batch.positions
     else:
         positions = decode_positions(batch.seq_lens)
     return ForwardBatch(
@@ -110,14 +108,30 @@ def make_forward_batch(engine: Engine, batch: ScheduleBatch) -> ForwardBatch:
     )
 
 
+def _extend_rows(engine: Engine, batch: ScheduleBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """New tokens of each request, and tokens before them: [b] int32 each."""
+    if batch.extend_rows is not None:
+        extend_lens, prefix_lens = batch.extend_rows.unbind()
+        return extend_lens, prefix_lens
+    device = engine.config.device
+    if engine.relay.preparation == "fused":
+        rows = torch.tensor(
+            [batch.extend_lens, batch.prefix_lens], dtype=torch.int32, pin_memory=engine.pinned
+        )
+        extend_lens, prefix_lens = rows.to(device, non_blocking=True).unbind()
+        return extend_lens, prefix_lens
+    extend_lens = torch.tensor(batch.extend_lens, dtype=torch.int32).to(device, non_blocking=True)
+    prefix_lens = torch.tensor(batch.prefix_lens, dtype=torch.int32).to(device, non_blocking=True)
+    return extend_lens, prefix_lens
+
+
 def _forward(engine: Engine, batch: ScheduleBatch) -> _Sampling:
     with engine.observer.range("model", batch.step, batch.num_tokens):
         output = engine.runner.forward(make_forward_batch(engine, batch))
-    assert batch.req_pool_indices is not None and batch.seq_lens is not None
+    assert batch.seq_lens is not None
     return _Sampling(
         step=batch.step,
         reqs=batch.reqs,
-        rows=batch.req_pool_indices,
         seq_lens=batch.seq_lens,
         output=output,
         info=sampling_of(batch),
@@ -135,7 +149,8 @@ def _sample(engine: Engine, sampling: _Sampling) -> torch.Tensor:
 def _hand_on(engine: Engine, sampling: _Sampling, token_ids: torch.Tensor, result: StepResult) -> None:
     """Leave the tokens for the next step on the device and start their way to the host."""
     with engine.observer.range("publish", sampling.step, len(sampling.reqs)):
-        engine.relay.stash(sampling.rows, token_ids)
+        assert result.future_indices is not None
+        engine.relay.stash(result.future_indices, token_ids)
         result.next_token_ids = token_ids
         result.next_token_ids_cpu = token_ids.to("cpu", non_blocking=True)
         if engine.config.capabilities.events:

@@ -1,7 +1,6 @@
 """From planned requests to a batch that can be launched (upstream ``ScheduleBatch.prepare_for_*``).
 
-Everything here runs on the schedule stream. Each upload is one on purpose: pinned and asynchronous where upstream's is,
-pageable where upstream's is.
+Everything here runs on the schedule stream.
 """
 
 from __future__ import annotations
@@ -13,8 +12,11 @@ import torch
 from ..batch import ForwardMode, ScheduleBatch
 from ..model.sampling_info import SamplingInfo
 from ..request import Request, Status
-from .allocate import alloc_for_decode, alloc_for_extend
+from . import fused, split
 from .engine import Engine
+
+_PLACE_PROMPTS = {"split": split.place_prompts, "fused": fused.place_prompts}
+_PLACE_TOKENS = {"split": split.place_tokens, "fused": fused.place_tokens}
 
 
 def sampling_of(batch: ScheduleBatch) -> SamplingInfo:
@@ -26,22 +28,14 @@ def sampling_of(batch: ScheduleBatch) -> SamplingInfo:
 def prepare_for_extend(engine: Engine, reqs: Sequence[Request], step: int) -> ScheduleBatch:
     """A prefill batch of planned requests: their fill_len, extend_input_len and prefix_indices are set."""
     batch = ScheduleBatch(reqs=list(reqs), forward_mode=ForwardMode.EXTEND, step=step)
-    device, pinned = engine.config.device, engine.pinned
     batch.prefix_lens = [req.prefix_len for req in reqs]
     batch.extend_lens = [req.extend_input_len for req in reqs]
     batch.extend_num_tokens = sum(batch.extend_lens)
     parts = [req.tokens(req.prefix_len, req.fill_len) for req in reqs]
     engine.relay.stage_prompt(batch, parts)
-    seq_lens = [req.fill_len for req in reqs]
-    orig_seq_lens = [max(req.fill_len, len(req.origin_input_ids)) for req in reqs]
-    batch.seq_lens_cpu = torch.tensor(seq_lens, dtype=torch.int64)
-    batch.seq_lens = torch.tensor(seq_lens, dtype=torch.int64, pin_memory=pinned).to(
-        device, non_blocking=True
-    )
-    batch.orig_seq_lens = torch.tensor(orig_seq_lens, dtype=torch.int32, pin_memory=pinned).to(
-        device, non_blocking=True
-    )
-    alloc_for_extend(engine, batch)
+    batch.seq_lens_cpu = torch.tensor([req.fill_len for req in reqs], dtype=torch.int64)
+    split.take_rows(engine, batch)
+    rows = _PLACE_PROMPTS[engine.relay.preparation](engine, batch)
     for req in reqs:
         _enter(req, engine.clock.now())
     batch.sampling_info = SamplingInfo.from_requests(
@@ -49,6 +43,7 @@ def prepare_for_extend(engine: Engine, reqs: Sequence[Request], step: int) -> Sc
         config=engine.config,
         how=engine.relay.sampling_tensors,
         exact=engine.relay.penalty_tokens.exact,
+        rows=rows,
     )
     batch.rows_changed = True
     return batch
@@ -61,11 +56,10 @@ def prepare_for_decode(engine: Engine, batch: ScheduleBatch, step: int) -> None:
     relay = engine.relay
     relay.penalty_tokens.before_decode(batch, sampling_of(batch))
     relay.prepare_input(batch)
-    batch.out_cache_loc = alloc_for_decode(engine, batch)
+    _PLACE_TOKENS[relay.preparation](engine, batch)
     for req in batch.reqs:
         req.kv_committed_len += 1
         req.kv_allocated_len += 1
-    relay.advance(batch)
 
 
 def mix_with_running(engine: Engine, prefill: ScheduleBatch, running: ScheduleBatch) -> None:
@@ -84,6 +78,7 @@ def mix_with_running(engine: Engine, prefill: ScheduleBatch, running: ScheduleBa
     engine.relay.mix(prefill, running)
     merge_rows(engine, prefill, running, keep_input=True)
     prefill.out_cache_loc = out_cache_loc
+    prefill.extend_rows = None
 
 
 def filter_rows(
@@ -107,6 +102,7 @@ def filter_rows(
         engine.config.device, non_blocking=True
     )
     batch.reqs = [batch.reqs[i] for i in keep]
+    engine.relay.penalty_tokens.before_rows_change(sampling_of(batch))
     _index_rows(batch, rows, list(keep))
     engine.relay.filter(batch, rows)
     sampling_of(batch).filter(keep, rows)
@@ -116,6 +112,8 @@ def merge_rows(
     engine: Engine, batch: ScheduleBatch, other: ScheduleBatch, *, keep_input: bool = False
 ) -> None:
     """Append the other's requests and rows. Sampling state first: it may still look at the batches' requests."""
+    for info in (sampling_of(batch), sampling_of(other)):
+        engine.relay.penalty_tokens.before_rows_change(info)
     sampling_of(batch).merge(sampling_of(other))
     _append_rows(batch, other)
     if not keep_input:

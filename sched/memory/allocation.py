@@ -73,6 +73,14 @@ def alloc_for_decode(
     return _granted(cache, slots, num_reqs)
 
 
+def claim_pages(cache: PrefixCache, num_pages: int) -> torch.Tensor:
+    """Take pages whose slots a kernel is about to assign: the list of free ones, of which they are the first."""
+    allocator = cache.token_to_kv_pool_allocator
+    num_tokens = num_pages * allocator.page_size
+    evict_from_tree_cache(cache, num_tokens)
+    return _granted(cache, allocator.claim(num_pages), num_tokens)
+
+
 def last_locations(prefix_tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
     """[b] int64: the slot of each prefix's last token, -1 without prefix.
 

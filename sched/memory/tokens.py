@@ -30,6 +30,10 @@ class KVAllocator(Protocol):
     def alloc(self, num_tokens: int) -> torch.Tensor | None:
         """[num_tokens] int64 slots (whole pages only), or None when there are fewer."""
 
+    def claim(self, num_pages: int) -> torch.Tensor | None:
+        """As ``alloc``, by pages, for a kernel that assigns their slots itself: the free list as it was, of which the
+        first ``num_pages`` are taken."""
+
     def free(self, indices: torch.Tensor) -> None: ...
 
     def free_group_begin(self) -> None: ...
@@ -55,6 +59,14 @@ class _FreeList:
 
     def available_size(self) -> int:
         return self.free_pages.shape[0] * self.page_size
+
+    def claim(self, num_pages: int) -> torch.Tensor | None:
+        pages = self.free_pages
+        if num_pages > pages.shape[0]:
+            return None
+        if num_pages:
+            self.free_pages = pages[num_pages:]
+        return pages
 
     def free(self, indices: torch.Tensor) -> None:
         if indices.shape[0] == 0:

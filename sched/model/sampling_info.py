@@ -54,17 +54,17 @@ class SamplingInfo:
         config: EngineConfig,
         how: Upload = "pageable",
         exact: bool = False,
+        rows: torch.Tensor | None = None,
     ) -> Self:
-        """Upload the parameters of ``requests``: five copies, or one where ``how`` is "packed", and those of the
-        penalizers that they need. ``exact`` as in ``PenalizerOrchestrator``. Without pinned memory
-        every upload is pageable."""
+        """Upload the parameters of ``requests``: five copies, or one where ``how`` is "packed", or none where ``rows``
+        [b, 6] int32 holds them packed already; and those of the penalizers that they need. ``exact`` as in
+        ``PenalizerOrchestrator``. Without pinned memory every upload is pageable."""
         how = how if config.capabilities.pinned_memory else "pageable"
-        host = host_rows(requests, config)
         return cls(
             config,
             tuple(req.sampling for req in requests),
             tuple(req.grammar for req in requests),
-            _uploaded(host, config.device, how),
+            _uploaded(host_rows(requests, config), config.device, how) if rows is None else (rows,),
             PenalizerOrchestrator.from_requests(requests, config=config, how=how, exact=exact),
         )
 

@@ -53,6 +53,9 @@ class Desk:
     streams: Streams
     futures: FutureMap
     observer: Observer
+    req_to_token: torch.Tensor  # [rows, context_len] int32, the schedule's page table
+    pages: torch.Tensor  # the table that forwards read: the same one, or a copy of their own
+    read_done: Any = None  # event after which the last forward reads nothing that the schedule changes
     # Two launches' worth of references: a tensor of the schedule stream must not be re-issued by the caching
     # allocator before the forward that reads it has run.
     ring: list[list[object]] = field(default_factory=lambda: [[], []])

@@ -1,15 +1,18 @@
-"""Values that one forward leaves on the device for the next step (upstream ``FutureMap``, pool-indexed form)."""
+"""Values that one forward leaves on the device for the next step (upstream ``FutureMap``)."""
 
 from __future__ import annotations
 
 import torch
+
+from ..batch import FutureIndices
+from ..config import EngineConfig
 
 # What a row holds before its first stash: no token id is negative, so a gather that should not happen shows.
 UNSTASHED = -1
 
 
 class FutureMap:
-    """One row per request slot, ``rows`` = slots + 1; row 0 is padding, shared with padded graph rows.
+    """Indexed by request slot: ``rows`` = slots + 1; row 0 is padding, shared with padded graph rows.
 
     ``output_tokens_buf`` [rows] int64 is read by the next forward, ``new_seq_lens_buf`` [rows] int64 by the schedule.
     Both are written on whatever stream is current.
@@ -18,6 +21,10 @@ class FutureMap:
     def __init__(self, rows: int, device: torch.device) -> None:
         self.output_tokens_buf = torch.full((rows,), UNSTASHED, dtype=torch.int64, device=device)
         self.new_seq_lens_buf = torch.full((rows,), UNSTASHED, dtype=torch.int64, device=device)
+
+    def take(self, rows: torch.Tensor) -> FutureIndices:
+        """Where the tokens of the requests in ``rows`` [b] will be: with the requests themselves."""
+        return FutureIndices(rows, None)
 
     def stash(self, rows: torch.Tensor, token_ids: torch.Tensor) -> None:
         """Keep each request's next input token. rows, token_ids: [b]."""
@@ -30,3 +37,36 @@ class FutureMap:
         if rows.shape[0] == 0:
             return
         self.new_seq_lens_buf[rows] = new_seq_lens
+
+
+class FutureRing(FutureMap):
+    """Indexed by a counter that wraps at ``limit`` (before #25862): every step of a request takes a new slot.
+
+    A slot must not come round before its token was read, so the limit counts each request's chunks::
+
+        0  1 ................ limit | ........ limit + 2 * max_running_requests
+        |  |-- first slots lie here |-- the rest of a step's slots may reach here
+        never used: a placeholder is the slot's negative, and -0 is not negative
+    """
+
+    def __init__(self, limit: int, *, most: int, device: torch.device) -> None:
+        super().__init__(limit + 2 * most, device)
+        self.limit = limit
+        self._count = 0
+
+    def take(self, rows: torch.Tensor) -> FutureIndices:
+        """The next slots, one for each of ``rows`` [b]: a kernel on the current stream makes their numbers."""
+        start = self._count + 1
+        end = start + rows.shape[0]
+        self._count = (self._count + rows.shape[0]) % self.limit
+        return FutureIndices(torch.arange(start, end, device=rows.device), slice(start, end))
+
+
+def pooled(config: EngineConfig) -> FutureMap:
+    return FutureMap(config.max_running_requests + 1, config.device)
+
+
+def ringed(config: EngineConfig) -> FutureMap:
+    most, chunk = config.max_running_requests, config.chunked_prefill_size
+    chunks = -(-config.context_len // chunk) if chunk else 0
+    return FutureRing(most * (3 + chunks), most=most, device=config.device)

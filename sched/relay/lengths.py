@@ -17,10 +17,16 @@ def advance_in_place(desk: Desk, batch: ScheduleBatch) -> None:  # noqa: ARG001
     batch.orig_seq_lens.add_(1)
 
 
-def advance_new_tensor(desk: Desk, batch: ScheduleBatch) -> None:  # noqa: ARG001
+def advance_new_tensor(desk: Desk, batch: ScheduleBatch) -> None:
     """One token longer, in new tensors: a queued forward still reads the old ones (#26020)."""
-    assert batch.seq_lens is not None and batch.seq_lens_cpu is not None and batch.orig_seq_lens is not None
+    assert batch.seq_lens is not None
     batch.seq_lens = batch.seq_lens + 1
+    advance_host_side(desk, batch)
+
+
+def advance_host_side(desk: Desk, batch: ScheduleBatch) -> None:  # noqa: ARG001
+    """One token longer to the host; the device's lengths come from the last forward, by ``resolve`` (#25944)."""
+    assert batch.seq_lens_cpu is not None and batch.orig_seq_lens is not None
     batch.seq_lens_cpu = batch.seq_lens_cpu + 1
     batch.orig_seq_lens = batch.orig_seq_lens + 1
 
@@ -30,8 +36,20 @@ def allocate_by_batch_lengths(desk: Desk, batch: ScheduleBatch) -> torch.Tensor:
     return batch.seq_lens
 
 
+def allocate_by_mirror(desk: Desk, batch: ScheduleBatch) -> torch.Tensor:
+    """Between forwards the batch's own lengths are sentinels: upload the host's (#25944)."""
+    assert batch.seq_lens_cpu is not None
+    return batch.seq_lens_cpu.to(desk.device, non_blocking=True)
+
+
 def lengths_mirrored(desk: Desk, batch: ScheduleBatch) -> None:
     """The host mirror is exact already."""
+
+
+def indices_downloaded(desk: Desk, batch: ScheduleBatch) -> torch.Tensor:  # noqa: ARG001
+    """Row numbers on the host: a blocking copy for each use (before #26425)."""
+    assert batch.req_pool_indices is not None
+    return batch.req_pool_indices.cpu()
 
 
 def indices_mirrored(desk: Desk, batch: ScheduleBatch) -> torch.Tensor:  # noqa: ARG001

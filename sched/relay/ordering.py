@@ -1,5 +1,5 @@
 """Which stream waits for which, what a forward may see change, and what must stay alive: ``barrier``, ``reads_done``,
-``isolate``, ``keep_alive``, ``open``."""
+``isolate``, ``keep_alive``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from .desk import Desk
 _fields = attrgetter(*ScheduleBatch.__slots__)
 
 
+Step = Callable[[ScheduleBatch], None]
+
+
 def no_barrier(desk: Desk) -> None:
     """Nothing orders the schedule's writes after the previous forward's reads."""
 
@@ -23,13 +26,42 @@ def barrier_at_top(desk: Desk) -> None:
     desk.streams.wait(desk.streams.schedule, desk.streams.forward)
 
 
+def barrier_after_launch(desk: Desk, batch: ScheduleBatch) -> None:  # noqa: ARG001
+    """The same, before the previous result is settled: settling rewrites page-table rows and frees slots too."""
+    desk.streams.wait(desk.streams.schedule, desk.streams.forward)
+
+
+def wait_until_read(desk: Desk, batch: ScheduleBatch) -> None:  # noqa: ARG001
+    """Schedule work from here on comes after the forward has read what the schedule may change, not after its end."""
+    streams = desk.streams
+    if desk.read_done is None:
+        streams.wait(streams.schedule, streams.forward)
+    elif streams.schedule is not streams.forward:
+        streams.schedule.wait_event(desk.read_done)
+
+
 def nothing(desk: Desk, batch: ScheduleBatch) -> None:
     """This state has no answer to the question."""
 
 
 @contextmanager
+def isolate_then_resolve(
+    desk: Desk, resolve: Step, read_tables: Step, batch: ScheduleBatch
+) -> Iterator[None]:
+    """Copy the sampling state on the schedule stream, where penalties are accumulated too; then, on the forward
+    stream and after all schedule work so far, resolve and run (before #25945)."""
+    streams = desk.streams
+    with _sampling_isolated(batch), streams.on(streams.forward):
+        streams.wait(streams.forward, streams.schedule)
+        with desk.observer.range("resolve", batch.step, batch.batch_size):
+            resolve(batch)
+            read_tables(batch)
+        yield
+
+
+@contextmanager
 def resolve_then_isolate(
-    desk: Desk, resolve: Callable[[ScheduleBatch], None], batch: ScheduleBatch
+    desk: Desk, resolve: Step, read_tables: Step, batch: ScheduleBatch
 ) -> Iterator[None]:
     """On the forward stream, after all schedule work so far: resolve on the batch itself, then run the forward on a
     copy of the sampling state (#25945)."""
@@ -39,16 +71,16 @@ def resolve_then_isolate(
         with desk.observer.range("resolve", batch.step, batch.batch_size):
             resolve(batch)
         with _sampling_isolated(batch):
+            read_tables(batch)
             yield
 
 
 @contextmanager
-def resolve_in_place(
-    desk: Desk, resolve: Callable[[ScheduleBatch], None], batch: ScheduleBatch
-) -> Iterator[None]:
+def resolve_in_place(desk: Desk, resolve: Step, read_tables: Step, batch: ScheduleBatch) -> Iterator[None]:
     """The serial loop: everything on the current stream, nothing to isolate from."""
     with desk.observer.range("resolve", batch.step, batch.batch_size):
         resolve(batch)
+        read_tables(batch)
     yield
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,26 +12,27 @@ from ..batch import ScheduleBatch
 from .desk import Desk
 
 if TYPE_CHECKING:
+    from ..model.orchestrator import PenalizerOrchestrator
     from ..model.sampling_info import SamplingInfo
     from ..request import Request
 
+Latest = Callable[[Desk, ScheduleBatch], torch.Tensor]
 
-class FromRequests:
-    """Upstream's rule: before a decode, upload the last token that each request is known to have. Under overlap that
-    is one token behind, and a request's first decode counts its last prompt token (upstream-faithful)."""
+
+class BeforeDecode:
+    """Upstream's rule: while a decode is prepared, count the ``latest`` token of each request."""
 
     exact = False
 
-    def __init__(self, desk: Desk) -> None:
-        self._device = desk.device
+    def __init__(self, latest: Latest, desk: Desk) -> None:
+        self._latest = partial(latest, desk)
 
     def before_decode(self, batch: ScheduleBatch, info: SamplingInfo) -> None:
-        if info.penalizer_orchestrator is None or not info.penalizer_orchestrator.is_required:
-            return
-        latest = [_last_known_token(req) for req in batch.reqs]
-        info.penalizer_orchestrator.cumulate_output_tokens(
-            torch.tensor(latest, dtype=torch.int64, device=self._device)
-        )
+        orchestrator = _required(info)
+        if orchestrator is not None:
+            orchestrator.cumulate_output_tokens(self._latest(batch))
+
+    def before_rows_change(self, info: SamplingInfo) -> None: ...
 
     def after_sampling(self, info: SamplingInfo, token_ids: torch.Tensor) -> None: ...
 
@@ -39,13 +42,48 @@ class OnDevice:
 
     exact = True
 
-    def __init__(self, desk: Desk) -> None: ...
+    def __init__(self, desk: Desk) -> None:
+        self._streams = desk.streams
 
     def before_decode(self, batch: ScheduleBatch, info: SamplingInfo) -> None: ...
 
+    def before_rows_change(self, info: SamplingInfo) -> None:
+        """The forward counts into the state that rows are taken from."""
+        if _required(info) is not None:
+            self._streams.wait(self._streams.schedule, self._streams.forward)
+
     def after_sampling(self, info: SamplingInfo, token_ids: torch.Tensor) -> None:
-        if info.penalizer_orchestrator is not None and info.penalizer_orchestrator.is_required:
-            info.penalizer_orchestrator.cumulate_output_tokens(token_ids)
+        orchestrator = _required(info)
+        if orchestrator is not None:
+            orchestrator.cumulate_output_tokens(token_ids)
+
+
+def known_to_the_host(desk: Desk, batch: ScheduleBatch) -> torch.Tensor:
+    """Upload the last token that each request is known to have. Under overlap that is one token behind, and a
+    request's first decode counts its last prompt token (upstream-faithful)."""
+    return torch.tensor([_last_known_token(req) for req in batch.reqs], dtype=torch.int64, device=desk.device)
+
+
+def output_of_the_batch(desk: Desk, batch: ScheduleBatch) -> torch.Tensor:  # noqa: ARG001
+    """The tokens that the serial loop's last step left on the device (before #25774)."""
+    assert batch.output_ids is not None
+    return batch.output_ids.to(torch.int64)
+
+
+def input_of_the_batch(desk: Desk, batch: ScheduleBatch) -> torch.Tensor:  # noqa: ARG001
+    """The same tokens, as the next input (#25774 to #25945)."""
+    assert batch.input_ids is not None
+    return batch.input_ids
+
+
+from_requests = partial(BeforeDecode, known_to_the_host)
+from_output = partial(BeforeDecode, output_of_the_batch)
+from_input = partial(BeforeDecode, input_of_the_batch)
+
+
+def _required(info: SamplingInfo) -> PenalizerOrchestrator | None:
+    orchestrator = info.penalizer_orchestrator
+    return orchestrator if orchestrator is not None and orchestrator.is_required else None
 
 
 def _last_known_token(req: Request) -> int:

@@ -6,15 +6,21 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Literal, Protocol, Self
 
 import torch
 
-from ..batch import ScheduleBatch, StepResult
+from ..batch import FutureIndices, ScheduleBatch, StepResult
+from ..config import EngineConfig
 from ..model.sampling_info import SamplingInfo
 from ..model.upload import Upload
-from .desk import Desk
+from ..observe import Observer
+from .desk import Desk, Streams
+from .futures import FutureMap
 from .prompt import Parts
+
+Step = Callable[[ScheduleBatch], None]
+Preparation = Literal["split", "fused"]
 
 
 class PenaltyTokens(Protocol):
@@ -22,6 +28,9 @@ class PenaltyTokens(Protocol):
 
     def before_decode(self, batch: ScheduleBatch, info: SamplingInfo) -> None:
         """Schedule stream, while a decode is prepared."""
+
+    def before_rows_change(self, info: SamplingInfo) -> None:
+        """Schedule stream, before rows of ``info`` are taken or appended."""
 
     def after_sampling(self, info: SamplingInfo, token_ids: torch.Tensor) -> None:
         """On the stream that sampled; ``info`` is what it sampled with."""
@@ -31,21 +40,27 @@ class PenaltyTokens(Protocol):
 class Row:
     """The answers of one state for one loop. Each field is a question of the relay, in the order of a step."""
 
+    futures: Callable[[EngineConfig], FutureMap]
+    pages: Callable[[torch.Tensor], torch.Tensor]
     barrier: Callable[[Desk], None]
-    stage_prompt: Callable[[Desk, ScheduleBatch, Parts], None]
+    flatten: Callable[[Desk, ScheduleBatch, Parts], torch.Tensor]
+    staging: Callable[[Desk, torch.Tensor], torch.Tensor]
+    stage_prompt: Callable[[Desk, ScheduleBatch, torch.Tensor], None]
+    preparation: Preparation
     prepare_input: Callable[[Desk, ScheduleBatch], None]
     advance: Callable[[Desk, ScheduleBatch], None]
     penalty_tokens: Callable[[Desk], PenaltyTokens]
     sampling_tensors: Upload
     allocation_lengths: Callable[[Desk, ScheduleBatch], torch.Tensor]
     mix: Callable[[Desk, ScheduleBatch, ScheduleBatch], None]
-    open: Callable[[Desk, ScheduleBatch], None]
+    open: Callable[[Desk, ScheduleBatch], FutureIndices]
     host_lengths: Callable[[Desk, ScheduleBatch], None]
     host_indices: Callable[[Desk, ScheduleBatch], torch.Tensor]
-    isolate: Callable[[Desk, Callable[[ScheduleBatch], None], ScheduleBatch], AbstractContextManager[None]]
+    isolate: Callable[[Desk, Step, Step, ScheduleBatch], AbstractContextManager[None]]
     resolve: Callable[[Desk, ScheduleBatch], None]
+    read_tables: Callable[[Desk, ScheduleBatch], None]
     publish: Callable[[Desk, ScheduleBatch], None]
-    stash: Callable[[Desk, torch.Tensor, torch.Tensor], None]
+    stash: Callable[[Desk, FutureIndices, torch.Tensor], None]
     keep_alive: Callable[[Desk, ScheduleBatch, StepResult], None]
     reads_done: Callable[[Desk, ScheduleBatch], None]
     conclude: Callable[[Desk, ScheduleBatch, StepResult], None]
@@ -62,8 +77,11 @@ class Relay:
 
     def __init__(self, row: Row, desk: Desk) -> None:
         self.desk = desk
+        self._flatten = partial(row.flatten, desk)
+        self._staging = partial(row.staging, desk)
+        self._stage_prompt = partial(row.stage_prompt, desk)
         self.barrier = partial(row.barrier, desk)
-        self.stage_prompt = partial(row.stage_prompt, desk)
+        self.preparation = row.preparation
         self.prepare_input = partial(row.prepare_input, desk)
         self.advance = partial(row.advance, desk)
         self.penalty_tokens = row.penalty_tokens(desk)
@@ -74,7 +92,7 @@ class Relay:
         self.host_lengths = partial(row.host_lengths, desk)
         self.host_indices = partial(row.host_indices, desk)
         self.resolve = partial(row.resolve, desk)
-        self.isolate = partial(row.isolate, desk, self.resolve)
+        self.isolate = partial(row.isolate, desk, self.resolve, partial(row.read_tables, desk))
         self.publish = partial(row.publish, desk)
         self.stash = partial(row.stash, desk)
         self.keep_alive = partial(row.keep_alive, desk)
@@ -82,3 +100,21 @@ class Relay:
         self.conclude = partial(row.conclude, desk)
         self.filter = partial(row.filter, desk)
         self.merge = partial(row.merge, desk)
+
+    @classmethod
+    def of(
+        cls,
+        row: Row,
+        config: EngineConfig,
+        *,
+        streams: Streams,
+        observer: Observer,
+        req_to_token: torch.Tensor,
+    ) -> Self:
+        """The relay of a run, with its buffers made on the current stream."""
+        pages = row.pages(req_to_token)
+        return cls(row, Desk(config, streams, row.futures(config), observer, req_to_token, pages))
+
+    def stage_prompt(self, batch: ScheduleBatch, parts: Parts) -> None:
+        """The prompts' tokens, flat, on their way to the device."""
+        self._stage_prompt(batch, self._staging(self._flatten(batch, parts)))

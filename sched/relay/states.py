@@ -1,16 +1,14 @@
-"""The states of the ladder, one row of policies per loop, and the switches that change single policies.
-
-A state mirrors an upstream commit, slow and wrong where that was; ``latest`` is where we do better.
-"""
+"""The ladder: every state with its pull request, its switches, what to expect of it and which races it has."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from . import lengths, ordering, penalties, prompt, tokens
+from . import rows
 from .row import Row
+from .switches import OVERLAPPED_ONLY, SWITCHES
 
 
 class RelayError(ValueError):
@@ -19,110 +17,185 @@ class RelayError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One rung: ``pr`` is the upstream pull request, ``expect`` what a reader should see change."""
+    """One rung. ``expect`` is what a reader should see change against ``before``; ``refuses`` says why a switch's value
+    has no working form here."""
 
     name: str
     pr: str
     about: str
+    expect: str
+    before: str | None
     overlapped: Row
     serial: Row
     defaults: Mapping[str, str]
     known_hazards: tuple[str, ...] = ()
+    refuses: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
 
-def _serial(row: Row) -> Row:
-    """The same state in the loop without overlap: one stream, nothing in flight while the schedule works."""
-    return replace(
-        row,
-        barrier=ordering.no_barrier,
-        isolate=ordering.resolve_in_place,
-        advance=lengths.advance_in_place,
-        publish=ordering.nothing,
-        keep_alive=ordering.keep_nothing,
-    )
-
-
-_PR25945 = Row(
-    barrier=ordering.barrier_at_top,
-    stage_prompt=prompt.stage_pinned,
-    prepare_input=ordering.nothing,
-    advance=lengths.advance_new_tensor,
-    penalty_tokens=penalties.FromRequests,
-    sampling_tensors="pageable",
-    allocation_lengths=lengths.allocate_by_batch_lengths,
-    mix=tokens.mix_by_index,
-    open=ordering.nothing,
-    host_lengths=lengths.lengths_mirrored,
-    host_indices=lengths.indices_mirrored,
-    isolate=ordering.resolve_then_isolate,
-    resolve=tokens.resolve_late,
-    publish=tokens.publish_next_lengths,
-    stash=tokens.stash_by_row,
-    keep_alive=ordering.keep_in_ring,
-    reads_done=ordering.nothing,
-    conclude=tokens.drop_input,
-    filter=tokens.filter_input,
-    merge=tokens.merge_input_two_sided,
-)
-
-_LATEST = replace(_PR25945, penalty_tokens=penalties.OnDevice, resolve=tokens.resolve_late_recorded)
-
-# What a switch's value changes in a row.
-_SWITCHES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
-    "barrier": {
-        "off": {"barrier": ordering.no_barrier},
-        "top": {"barrier": ordering.barrier_at_top},
-    },
-    "staging": {
-        "pinned": {"stage_prompt": prompt.stage_pinned},
-        "pageable": {"stage_prompt": prompt.stage_pageable},
-    },
-    "sampling_tensors": {
-        "pageable": {"sampling_tensors": "pageable"},
-        "pinned": {"sampling_tensors": "pinned"},
-        "packed": {"sampling_tensors": "packed"},
-    },
-    "dead_publish": {
-        "on": {"publish": tokens.publish_next_lengths},
-        "off": {"publish": ordering.nothing},
-    },
-    "penalties": {
-        "upstream": {"penalty_tokens": penalties.FromRequests},
-        "exact": {"penalty_tokens": penalties.OnDevice},
-    },
-}
-# Switches about streams: a loop with a single one has nothing to switch.
-_OVERLAPPED_ONLY = frozenset({"barrier", "dead_publish"})
-
-_DEFAULTS = {
-    "barrier": "top",
+_EARLY = {
+    "barrier": "off",
+    "flatten": "list",
     "staging": "pinned",
     "sampling_tensors": "pageable",
-    "dead_publish": "on",
+    "index": "ring",
+    "dead_publish": "off",
     "penalties": "upstream",
+    "preparation": "split",
 }
+_POOL = {**_EARLY, "index": "pool"}
+_PUBLISHING = {**_POOL, "dead_publish": "on"}
+_NUMPY = {**_PUBLISHING, "flatten": "numpy"}
+_BARRIER = {**_NUMPY, "barrier": "top"}
+_LATEST = {
+    **_NUMPY,
+    "barrier": "read-done",
+    "sampling_tensors": "packed",
+    "dead_publish": "off",
+    "penalties": "exact",
+    "preparation": "fused",
+}
+
+_NO_RING = {("index", "ring"): "the ring ended with #25862, and this state's tokens lie by request slot"}
+_SENTINEL_LENGTHS = {
+    ("dead_publish", "off"): "here publish is not dead: a decode's lengths come from it",
+    (
+        "preparation",
+        "fused",
+    ): "between forwards this state's device lengths are sentinels that nothing may advance",
+}
+_STAGED_LATE = "mixed steps: mix_running_indices is freed before the forward stream has gathered with it"
 
 _STATES = {
     state.name: state
     for state in (
         State(
+            "pr25774-before",
+            "#25774",
+            "the bridge is output_ids; a ring FutureMap; placeholders are negated slots",
+            "a decode makes its slots (arange) and placeholders on the schedule stream; whoever leaves costs a "
+            "blocking .sum().item()",
+            None,
+            rows.PR25774_BEFORE,
+            rows.serial_with_output_ids(rows.PR25774_BEFORE),
+            _EARLY,
+        ),
+        State(
+            "pr25774",
+            "#25774",
+            "the bridge is input_ids, one field less to filter and merge",
+            "nothing measurable: the same copies and kernels, one field less",
+            "pr25774-before",
+            rows.PR25774,
+            rows.serial_without_relay(rows.PR25774),
+            _EARLY,
+        ),
+        State(
+            "pr25944-before",
+            "#25944",
+            "the FutureMap is indexed by request slot; rows leave without reading lengths back",
+            "no arange, no .sum().item(); stash becomes an index_put (#25862, #25818: not this pull request's)",
+            "pr25774",
+            rows.PR25944_BEFORE,
+            rows.serial_without_relay(rows.PR25944_BEFORE),
+            _POOL,
+            refuses=_NO_RING,
+        ),
+        State(
+            "pr25944",
+            "#25944",
+            "lengths go through the FutureMap; ids and lengths share a sentinel between forwards",
+            "+1 pageable H2D per decode on the schedule stream (two where steps mix); five more kernels on the forward "
+            "stream: gather, compare, all, assert, publish",
+            "pr25944-before",
+            rows.PR25944,
+            rows.serial_without_relay(rows.PR25944),
+            _PUBLISHING,
+            refuses=_NO_RING | _SENTINEL_LENGTHS,
+        ),
+        State(
+            "pr26020",
+            "#26020",
+            "the lengths' sentinel is gone: the batch owns device and host lengths as a pair",
+            "that H2D and the gather with its assert disappear; publish stays, a dead write",
+            "pr25944",
+            rows.PR26020,
+            rows.serial_without_relay(rows.PR26020),
+            _PUBLISHING,
+            refuses=_NO_RING,
+        ),
+        State(
+            "pr26425-before",
+            "#26425",
+            "prompts are flattened by numpy instead of a Python list",
+            "less host time per prompt token (#25098: not this pull request's)",
+            "pr26020",
+            rows.PR26425_BEFORE,
+            rows.serial_without_relay(rows.PR26425_BEFORE),
+            _NUMPY,
+            refuses=_NO_RING,
+        ),
+        State(
+            "pr26425",
+            "#26425",
+            "request slots are mirrored on the host",
+            "nothing without hierarchical sparse attention: its step would lose a blocking D2H",
+            "pr26425-before",
+            rows.PR26425,
+            rows.serial_without_relay(rows.PR26425),
+            _NUMPY,
+            refuses=_NO_RING,
+        ),
+        State(
+            "pr25945-before",
+            "#25945",
+            "a write-after-read barrier at the top of the loop",
+            "a blocking copy of a prefill now waits for the previous forward; the schedule's kernels run between "
+            "forwards (#26380: not this pull request's)",
+            "pr26425",
+            rows.PR25945_BEFORE,
+            rows.serial_without_relay(rows.PR25945_BEFORE),
+            _BARRIER,
+            refuses=_NO_RING,
+        ),
+        State(
             "pr25945",
             "#25945",
             "prompt ids are staged pinned and uploaded on the forward stream; the relay is always on",
-            _PR25945,
-            _serial(_PR25945),
-            _DEFAULTS,
-            ("mix_running_indices lifetime",),
+            "the prompt's H2D moves to the forward stream, an O(tokens) kernel disappears; serial penalties cost a "
+            "blocking upload",
+            "pr25945-before",
+            rows.PR25945,
+            rows.serial_with_relay(rows.PR25945),
+            _BARRIER,
+            known_hazards=(_STAGED_LATE,),
+            refuses=_NO_RING,
         ),
         State(
             "latest",
             "",
-            "the best known: as pr25945, exact penalties on the device, mix_running_indices kept alive",
+            "the best known: a decode's bookkeeping in one launch, one packed upload per prefill, no blocking upload, "
+            "no dead write, a read-done event instead of the barrier, exact penalties",
+            "less host time per step; the schedule's kernels run beside the forward; no copy of a prefill waits",
+            "pr25945",
+            rows.LATEST,
+            rows.serial_with_relay(rows.LATEST),
             _LATEST,
-            _serial(_LATEST),
-            {**_DEFAULTS, "penalties": "exact"},
+            refuses=_NO_RING,
         ),
     )
+}
+ALIASES: Mapping[str, str] = {"pr26020-before": "pr25944"}
+
+_UNORDERED = (
+    "slot reuse: a row or KV slot freed while a forward reads it is written by its next owner",
+    "page-table rewrite: settling replaces a row's slots by the cache's while a forward reads the row",
+)
+# What a barrier leaves unordered between the schedule's writes and a forward's reads.
+_BARRIER_HAZARDS: Mapping[str, tuple[str, ...]] = {
+    "off": _UNORDERED,
+    "top": _UNORDERED[1:],
+    "after-launch": (),
+    "read-done": (),
 }
 
 
@@ -137,9 +210,19 @@ class RelayChoice:
     def row(self, *, overlap: bool) -> Row:
         row = self.state.overlapped if overlap else self.state.serial
         for name, value in self.overrides.items():
-            if overlap or name not in _OVERLAPPED_ONLY:
-                row = replace(row, **_SWITCHES[name][value])
+            if overlap or name not in OVERLAPPED_ONLY:
+                row = replace(row, **SWITCHES[name][value])
         return row
+
+    @property
+    def known_hazards(self) -> tuple[str, ...]:
+        """Races of the overlapped loop that upstream had too."""
+        return self.state.known_hazards + _BARRIER_HAZARDS[self.switches["barrier"]]
+
+    def policies(self, *, overlap: bool) -> dict[str, str]:
+        """The row in words: each question and its answer's name."""
+        row = self.row(overlap=overlap)
+        return {question.name: answer_name(getattr(row, question.name)) for question in fields(row)}
 
 
 def states() -> Mapping[str, State]:
@@ -148,17 +231,47 @@ def states() -> Mapping[str, State]:
 
 def switches() -> Mapping[str, tuple[str, ...]]:
     """Every switch and the values it takes."""
-    return {name: tuple(values) for name, values in _SWITCHES.items()}
+    return {name: tuple(values) for name, values in SWITCHES.items()}
 
 
 def choose(name: str, overrides: Mapping[str, str]) -> RelayChoice:
-    """The state ``name`` with some switches set. Raises RelayError for an unknown state, switch or value."""
-    if name not in _STATES:
-        raise RelayError(f"no relay state {name!r}; there are {', '.join(_STATES)}")
+    """The state ``name`` with some switches set. Raises RelayError for an unknown state, switch or value, and for a
+    combination that the state refuses."""
+    state = _STATES.get(ALIASES.get(name, name))
+    if state is None:
+        raise RelayError(f"no relay state {name!r}; there are {', '.join((*_STATES, *ALIASES))}")
     for switch, value in overrides.items():
-        if switch not in _SWITCHES:
-            raise RelayError(f"no relay switch {switch!r}; there are {', '.join(_SWITCHES)}")
-        if value not in _SWITCHES[switch]:
-            raise RelayError(f"relay switch {switch} is one of {', '.join(_SWITCHES[switch])}, not {value!r}")
-    state = _STATES[name]
-    return RelayChoice(state, {**state.defaults, **overrides}, overrides)
+        if switch not in SWITCHES:
+            raise RelayError(f"no relay switch {switch!r}; there are {', '.join(SWITCHES)}")
+        if value not in SWITCHES[switch]:
+            raise RelayError(f"relay switch {switch} is one of {', '.join(SWITCHES[switch])}, not {value!r}")
+    for why in refusals(name, overrides):
+        raise RelayError(why)
+    changes = {switch: value for switch, value in overrides.items() if value != state.defaults[switch]}
+    return RelayChoice(state, {**state.defaults, **overrides}, changes)
+
+
+def refusals(name: str, overrides: Mapping[str, str]) -> list[str]:
+    """Why the state ``name`` has no working form with some of these switches; nothing where there is no such state."""
+    state = _STATES.get(ALIASES.get(name, name))
+    reasons = {} if state is None else state.refuses
+    return [
+        f"{name} with {switch}={value}: {reasons[switch, value]}"
+        for switch, value in overrides.items()
+        if (switch, value) in reasons
+    ]
+
+
+def difference(before: Row, after: Row) -> dict[str, tuple[str, str]]:
+    """The questions that two rows answer differently, with both answers' names."""
+    pairs = {
+        question.name: (getattr(before, question.name), getattr(after, question.name))
+        for question in fields(after)
+    }
+    return {name: (answer_name(a), answer_name(b)) for name, (a, b) in pairs.items() if a is not b}
+
+
+def answer_name(answer: Any) -> str:
+    """What a policy is called; a partial by what it was given."""
+    given = getattr(answer, "args", ())
+    return answer if isinstance(answer, str) else str((given[0] if given else answer).__name__)

@@ -1,38 +1,55 @@
-"""How sampled tokens become the next step's input: ``resolve``, ``publish``, ``stash``, ``conclude``, ``mix``, and what
-happens to the bridge when rows leave or join."""
+"""How sampled tokens become the next step's input, from #25862 on by request slot: ``open``, ``resolve``, ``publish``,
+``stash``, ``conclude``, ``mix``, and what happens to the bridge when rows leave or join."""
 
 from __future__ import annotations
 
 import torch
 
-from ..batch import ScheduleBatch, StepResult
+from ..batch import FutureIndices, ScheduleBatch, StepResult
+from ..kernels.bridge import decode_inputs
 from .desk import Desk
+
+
+def open_rows(desk: Desk, batch: ScheduleBatch) -> FutureIndices:
+    assert batch.req_pool_indices is not None
+    return desk.futures.take(batch.req_pool_indices)
 
 
 def resolve_late(desk: Desk, batch: ScheduleBatch) -> None:
     """Upload the staged prompt, or gather the rows' last tokens, or both (#25945)."""
-    _resolve(desk, batch, keep_running_indices=False)
-
-
-def resolve_late_recorded(desk: Desk, batch: ScheduleBatch) -> None:
-    """As ``resolve_late``; the gather's index is recorded on this stream, because the field that held it is cleared
-    before anything else keeps it and the schedule stream's allocator could re-issue its block."""
-    _resolve(desk, batch, keep_running_indices=True)
-
-
-def _resolve(desk: Desk, batch: ScheduleBatch, *, keep_running_indices: bool) -> None:
-    tokens = desk.futures.output_tokens_buf
     if batch.prefill_input_ids_cpu is not None:
         batch.input_ids = batch.prefill_input_ids_cpu.to(desk.device, non_blocking=True)
         if batch.mix_running_indices is not None:
-            if keep_running_indices:
-                desk.streams.record(batch.mix_running_indices, desk.streams.forward)
-            running = tokens[batch.mix_running_indices]
-            batch.input_ids = torch.cat([batch.input_ids, running])
+            _append_running(desk, batch, batch.mix_running_indices)
         batch.prefill_input_ids_cpu = None
         batch.mix_running_indices = None
     elif batch.input_ids is None:
-        batch.input_ids = tokens[batch.req_pool_indices]
+        batch.input_ids = desk.futures.output_tokens_buf[batch.req_pool_indices]
+
+
+def resolve_fused(desk: Desk, batch: ScheduleBatch) -> None:
+    """A decode's tokens, positions and pages in one launch; decodes behind a prompt are gathered.
+
+    Their index is recorded on this stream: the field that held it is cleared before anything else keeps it."""
+    if batch.mix_running_indices is not None:
+        desk.streams.record(batch.mix_running_indices, desk.streams.forward)
+        _append_running(desk, batch, batch.mix_running_indices)
+        batch.mix_running_indices = None
+    elif batch.input_ids is None:
+        assert batch.seq_lens_cpu is not None
+        batch.input_ids, batch.positions = decode_inputs(
+            desk.futures.output_tokens_buf,
+            batch.req_pool_indices,
+            batch.seq_lens,
+            desk.req_to_token,
+            None if desk.pages is desk.req_to_token else desk.pages,
+            int(batch.seq_lens_cpu.max()),
+        )
+
+
+def _append_running(desk: Desk, batch: ScheduleBatch, rows: torch.Tensor) -> None:
+    assert batch.input_ids is not None
+    batch.input_ids = torch.cat([batch.input_ids, desk.futures.output_tokens_buf[rows]])
 
 
 def publish_next_lengths(desk: Desk, batch: ScheduleBatch) -> None:
@@ -42,13 +59,13 @@ def publish_next_lengths(desk: Desk, batch: ScheduleBatch) -> None:
     desk.futures.publish(batch.req_pool_indices, batch.seq_lens + 1)
 
 
-def stash_by_row(desk: Desk, rows: torch.Tensor, token_ids: torch.Tensor) -> None:
-    desk.futures.stash(rows, token_ids)
+def stash_by_row(desk: Desk, future: FutureIndices, token_ids: torch.Tensor) -> None:
+    desk.futures.stash(future.indices, token_ids)
 
 
 def drop_input(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
     """The relay holds the tokens; the batch carries no input between steps."""
-    batch.input_ids = None
+    batch.input_ids = batch.positions = None
 
 
 def mix_by_index(desk: Desk, prefill: ScheduleBatch, running: ScheduleBatch) -> None:  # noqa: ARG001

@@ -36,16 +36,16 @@ SCHEDULE, FORWARD = "schedule", "forward"
 
 UPLOADS: Copies = {
     # sequence lengths and original ones
-    Copy("prepare_for_extend", SCHEDULE, "h2d", "pinned nb"): 2,
+    Copy("_upload_lengths", SCHEDULE, "h2d", "pinned nb"): 2,
     # prefix lengths, extend lengths, request rows
-    Copy("alloc_for_extend", SCHEDULE, "h2d", "pageable nb"): 3,
+    Copy("place_prompts", SCHEDULE, "h2d", "pageable nb"): 3,
     # pointers to the prefixes' slots
     Copy("upload_prefix_pointers", SCHEDULE, "h2d", "pageable B"): 1,
     # temperature, top_p, top_k, min_p, and the seed that keyed sampling adds
     Copy("_pageable", SCHEDULE, "h2d", "pageable B"): 5,
 }
-PROMPT: Copies = {Copy("_resolve", FORWARD, "h2d", "pinned nb"): 1}
-EXTEND_LENS: Copies = {Copy("make_forward_batch", FORWARD, "h2d", "pageable nb"): 2}
+PROMPT: Copies = {Copy("resolve_late", FORWARD, "h2d", "pinned nb"): 1}
+EXTEND_LENS: Copies = {Copy("_extend_rows", FORWARD, "h2d", "pageable nb"): 2}
 RESULT: Copies = {Copy("_hand_on", FORWARD, "d2h", "pinned nb"): 1}
 PREFILL = UPLOADS | PROMPT | EXTEND_LENS | RESULT
 
@@ -56,7 +56,7 @@ KEEP = Copy("filter_rows", SCHEDULE, "h2d", "pinned nb")
 # torch.unique counts on the device and reads how many it found.
 FREED_PAGES = Copy("PagedAllocator._release", SCHEDULE, "d2h", "pinned B")
 # Upstream penalises the last tokens that the host knows.
-LATEST_TOKENS = Copy("FromRequests.before_decode", SCHEDULE, "h2d", "pageable B")
+LATEST_TOKENS = Copy("known_to_the_host", SCHEDULE, "h2d", "pageable B")
 # One penalizer's parameters.
 PENALTIES = Copy("upload", SCHEDULE, "h2d", "pageable B")
 # The serial loop reads the tokens where they are.

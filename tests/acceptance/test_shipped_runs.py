@@ -107,7 +107,7 @@ class TestPenalties:
         uploads = sum(
             row.count
             for row in result.copies
-            if row.kind == "decode" and row.site is not None and row.site.function.endswith("before_decode")
+            if row.kind == "decode" and row.site is not None and row.site.function == "known_to_the_host"
         )
         assert uploads == result.per_step["decode"].steps
 

@@ -27,8 +27,8 @@ from schedbench.sched.model.presets import PRESETS
 from schedbench.sched.model.sampler import Sampler
 from schedbench.sched.model.weights import seeded_weights
 from schedbench.sched.observe import Observer, Silence, StepInfo
-from schedbench.sched.relay.desk import Desk, Streams
-from schedbench.sched.relay.futures import UNSTASHED, FutureMap
+from schedbench.sched.relay.desk import Streams
+from schedbench.sched.relay.futures import UNSTASHED, FutureMap, FutureRing
 from schedbench.sched.relay.row import Relay
 from schedbench.sched.relay.states import choose
 from schedbench.sched.request import Request
@@ -176,26 +176,32 @@ class Room:
             if config.page_size == 1
             else PagedAllocator(config.kv_tokens, config.page_size, device=CPU)
         )
-        streams = Streams.of(config)
-        slots.futures = FutureMap(config.max_running_requests + 1, CPU)
-        desk = Desk(config, streams, slots.futures, self.observer)
+        relay = Relay.of(
+            choose(self.state, self.switches).row(overlap=config.overlap),
+            config,
+            streams=Streams.of(config),
+            observer=self.observer,
+            req_to_token=slots.req_to_token,
+        )
+        if not isinstance(relay.desk.futures, FutureRing):
+            slots.futures = relay.desk.futures
         return Engine(
             config=config,
             slots=slots,
             allocator=allocator,
             cache=(RadixCache if config.radix_cache else ChunkCache)(slots, allocator),
-            runner=self._runner(slots),
+            runner=self._runner(relay.desk.pages),
             sampler=Sampler(),
             grammars=GrammarCache(config.vocab_size, config.eos_token_ids),
-            relay=Relay(choose(self.state, self.switches).row(overlap=config.overlap), desk),
+            relay=relay,
             source=self.source,
             clock=TickingClock(),
             observer=self.observer,
         )
 
-    def _runner(self, slots: ReqToTokenPool) -> Runner:
+    def _runner(self, pages: torch.Tensor) -> Runner:
         if self.recall:
-            return RecallRunner(slots.req_to_token, self.config.kv_tokens + self.config.page_size)
+            return RecallRunner(pages, self.config.kv_tokens + self.config.page_size)
         shape = PRESETS[self.model]
         kv = KVPool(
             num_layers=shape.num_layers,
@@ -207,7 +213,7 @@ class Room:
             device=CPU,
         )
         weights = seeded_weights(shape, seed=0, device=CPU)
-        return Decoder(shape, weights, kv=kv, req_to_token=slots.req_to_token)
+        return Decoder(shape, weights, kv=kv, req_to_token=pages)
 
 
 def config(**changes: object) -> EngineConfig:

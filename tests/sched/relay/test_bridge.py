@@ -11,7 +11,7 @@ import torch
 from schedbench.sched.batch import ForwardMode, ScheduleBatch, StepResult
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.model.sampling_info import SamplingInfo
-from schedbench.sched.relay.desk import Desk, Streams
+from schedbench.sched.relay.desk import Streams
 from schedbench.sched.relay.futures import UNSTASHED, FutureMap
 from schedbench.sched.relay.row import Relay
 from schedbench.sched.relay.states import choose
@@ -24,10 +24,20 @@ def relay(request: pytest.FixtureRequest) -> Relay:
     return made(request.param)
 
 
-def made(state: str, *, overlap: bool = True) -> Relay:
+def made(state: str, *, overlap: bool = True, **switches: str) -> Relay:
     engine = config(overlap=overlap)
-    desk = Desk(engine, Streams.of(engine), FutureMap(9, CPU), Memoirs())
-    return Relay(choose(state, {}).row(overlap=overlap), desk)
+    return Relay.of(
+        choose(state, switches).row(overlap=overlap),
+        engine,
+        streams=Streams.of(engine),
+        observer=Memoirs(),
+        req_to_token=torch.zeros(9, 64, dtype=torch.int32),
+    )
+
+
+def stash(relay: Relay, rows: Sequence[int], tokens: Sequence[int]) -> None:
+    """Leave ``tokens`` for the requests in ``rows``."""
+    relay.stash(relay.open(batch(rows)), ids(tokens))
 
 
 def ids(values: Sequence[int]) -> torch.Tensor:
@@ -80,10 +90,10 @@ class TestMerging:
     @pytest.mark.parametrize("left", [None, [71, 72]], ids=["left none", "left ids"])
     @pytest.mark.parametrize("right", [None, [73]], ids=["right none", "right ids"])
     def test_all_four(self, relay: Relay, left: list[int] | None, right: list[int] | None) -> None:
-        relay.stash(ids([5, 1, 3]), ids([75, 71, 73]))
+        stash(relay, [5, 1, 3], [75, 71, 73])
         running, joining = batch([1, 5], input_ids=left), batch([3], input_ids=right)
         relay.merge(running, joining)
-        running.req_pool_indices = ids([1, 5, 3])
+        running.req_pool_indices, running.seq_lens = ids([1, 5, 3]), ids([10, 50, 30])
         if left is not None and right is not None:
             assert running.input_ids is not None and running.input_ids.tolist() == [71, 72, 73]
             return
@@ -102,10 +112,23 @@ class TestResolving:
     def test_a_prompt_is_uploaded_once(self, relay: Relay) -> None:
         prefill = batch([1, 2])
         relay.stage_prompt(prefill, [array("q", [5, 6]), array("q", [7])])
-        assert prefill.prefill_input_ids_cpu is not None and prefill.input_ids is None
         relay.resolve(prefill)
         assert prefill.input_ids is not None and prefill.input_ids.tolist() == [5, 6, 7]
         assert prefill.prefill_input_ids_cpu is None
+
+    def test_only_the_forward_uploads_what_is_kept_staged(self) -> None:
+        prefill = batch([1])
+        relay = made("pr25945")
+        relay.stage_prompt(prefill, [array("q", [5, 6])])
+        assert prefill.prefill_input_ids_cpu is not None and prefill.input_ids is None
+
+    @pytest.mark.parametrize("flatten", ["list", "numpy"])
+    def test_both_ways_to_flatten_give_the_same(self, flatten: str) -> None:
+        prefill = batch([1, 2])
+        relay = made("pr25945", flatten=flatten)
+        relay.stage_prompt(prefill, [array("q", [5, 6]), array("q"), array("q", [7])])
+        relay.resolve(prefill)
+        assert prefill.input_ids is not None and prefill.input_ids.tolist() == [5, 6, 7]
 
     def test_staging_leaves_the_parts_free_to_grow(self, relay: Relay) -> None:
         part = array("q", [5])
@@ -119,7 +142,7 @@ class TestResolving:
         assert prefill.input_ids is not None and prefill.input_ids.tolist() == [5, -3]
 
     def test_mixed_prompts_come_before_the_running_tokens(self, relay: Relay) -> None:
-        relay.stash(ids([4, 3]), ids([44, 33]))
+        stash(relay, [4, 3], [44, 33])
         prefill, running = batch([1]), batch([3, 4])
         relay.stage_prompt(prefill, [array("q", [5, 6])])
         relay.mix(prefill, running)
@@ -142,21 +165,22 @@ class TestLengths:
     def test_overlapped_lengths_are_replaced(self) -> None:
         some = batch([1, 2], lens=[5, 7])
         in_flight = some.seq_lens, some.seq_lens_cpu
-        made("latest").advance(some)
+        made("pr25945").advance(some)
         assert [t.tolist() for t in (some.seq_lens, some.seq_lens_cpu, some.orig_seq_lens)] == [[6, 8]] * 3
         assert [t.tolist() for t in in_flight] == [[5, 7]] * 2
 
     def test_serial_lengths_are_changed_in_place(self) -> None:
         some = batch([1, 2], lens=[5, 7])
         same = some.seq_lens, some.seq_lens_cpu, some.orig_seq_lens
-        made("latest", overlap=False).advance(some)
+        made("pr25945", overlap=False).advance(some)
         assert all(
             now is before
             for now, before in zip((some.seq_lens, some.seq_lens_cpu, some.orig_seq_lens), same, strict=True)
         )
         assert [t.tolist() for t in same] == [[6, 8]] * 3
 
-    def test_dead_publish_writes_the_next_length(self, relay: Relay) -> None:
+    def test_dead_publish_writes_the_next_length(self) -> None:
+        relay = made("pr25945")
         relay.publish(batch([2, 1], lens=[5, 7]))
         assert relay.desk.futures.new_seq_lens_buf[:3].tolist() == [UNSTASHED, 8, 6]
 

@@ -6,16 +6,13 @@ from dataclasses import fields
 
 import pytest
 
-from schedbench.sched.relay import lengths, ordering, penalties, prompt, tokens
+from schedbench.sched.relay import lengths, ordering, pages, penalties, placeholders, prompt, tokens
 from schedbench.sched.relay.row import Row
-from schedbench.sched.relay.states import RelayError, State, choose, states, switches
+from schedbench.sched.relay.states import ALIASES, RelayError, State, choose, difference, states, switches
 
 QUESTIONS = [field.name for field in fields(Row)]
 STATES = pytest.mark.parametrize("state", states().values(), ids=states().keys())
-
-
-def difference(before: Row, after: Row) -> set[str]:
-    return {name for name in QUESTIONS if getattr(before, name) is not getattr(after, name)}
+WORDS = {"sampling_tensors": ("pageable", "pinned", "packed"), "preparation": ("split", "fused")}
 
 
 @STATES
@@ -24,14 +21,13 @@ def test_every_question_has_an_answer(state: State, overlap: bool) -> None:
     row = choose(state.name, {}).row(overlap=overlap)
     for question in QUESTIONS:
         answer = getattr(row, question)
-        assert (
-            answer in ("pageable", "pinned", "packed") if question == "sampling_tensors" else callable(answer)
-        )
+        assert answer in WORDS[question] if question in WORDS else callable(answer)
 
 
 @STATES
 def test_a_state_says_what_it_is(state: State) -> None:
-    assert state.about and states()[state.name] is state
+    assert state.about and state.expect and states()[state.name] is state
+    assert state.before is None or state.before in states()
     assert state.defaults.keys() == switches().keys()
     assert all(value in switches()[switch] for switch, value in state.defaults.items())
 
@@ -45,57 +41,160 @@ def test_a_default_spelled_out_changes_nothing(state: State, switch: str) -> Non
     assert chosen.switches == state.defaults
 
 
+@STATES
+@pytest.mark.parametrize("switch", switches())
+def test_a_default_is_what_the_row_answers(state: State, switch: str) -> None:
+    """Leaving a switch and coming back gives the state's own row, in the questions that the switch is about."""
+    row = choose(state.name, {}).row(overlap=True)
+    for value in switches()[switch]:
+        if value != state.defaults[switch] and (switch, value) not in state.refuses:
+            assert difference(row, choose(state.name, {switch: value}).row(overlap=True))
+
+
 @pytest.mark.parametrize(
-    ("switch", "value", "question", "answer"),
+    ("switch", "value", "answers"),
     [
-        ("barrier", "off", "barrier", ordering.no_barrier),
-        ("staging", "pageable", "stage_prompt", prompt.stage_pageable),
-        ("sampling_tensors", "pinned", "sampling_tensors", "pinned"),
-        ("sampling_tensors", "packed", "sampling_tensors", "packed"),
-        ("dead_publish", "off", "publish", ordering.nothing),
-        ("penalties", "exact", "penalty_tokens", penalties.OnDevice),
+        ("barrier", "off", {"barrier": ordering.no_barrier}),
+        (
+            "barrier",
+            "after-launch",
+            {"barrier": ordering.no_barrier, "reads_done": ordering.barrier_after_launch},
+        ),
+        (
+            "barrier",
+            "read-done",
+            {
+                "barrier": ordering.no_barrier,
+                "reads_done": ordering.wait_until_read,
+                "pages": pages.own_pages,
+                "read_tables": pages.copy_tables,
+            },
+        ),
+        ("flatten", "list", {"flatten": prompt.flatten_list}),
+        ("staging", "pageable", {"staging": prompt.pageable}),
+        ("sampling_tensors", "pinned", {"sampling_tensors": "pinned"}),
+        ("sampling_tensors", "packed", {"sampling_tensors": "packed"}),
+        ("dead_publish", "off", {"publish": ordering.nothing}),
+        ("penalties", "exact", {"penalty_tokens": penalties.OnDevice}),
+        ("preparation", "fused", {"preparation": "fused"}),
     ],
 )
-def test_a_switch_changes_the_answer_it_names(switch: str, value: str, question: str, answer: object) -> None:
+def test_a_switch_changes_the_answers_it_names(switch: str, value: str, answers: dict[str, object]) -> None:
     before = choose("pr25945", {}).row(overlap=True)
     after = choose("pr25945", {switch: value}).row(overlap=True)
-    assert difference(before, after) == {question}
-    assert getattr(after, question) == answer
+    assert difference(before, after).keys() == answers.keys()
+    assert {question: getattr(after, question) for question in answers} == answers
 
 
 @pytest.mark.parametrize("switch", ["barrier", "dead_publish"])
 def test_switches_of_streams_mean_nothing_to_one_stream(switch: str) -> None:
     plain = choose("pr25945", {}).row(overlap=False)
     assert not difference(plain, choose("pr25945", {switch: "off"}).row(overlap=False))
-    assert not difference(
-        plain, choose("pr25945", {switch: states()["pr25945"].defaults[switch]}).row(overlap=False)
-    )
 
 
 def test_serial_is_the_same_state_on_one_stream() -> None:
     chosen = choose("pr25945", {})
     changed = {"barrier", "isolate", "advance", "publish", "keep_alive"}
-    assert difference(chosen.row(overlap=True), chosen.row(overlap=False)) == changed
+    assert difference(chosen.row(overlap=True), chosen.row(overlap=False)).keys() == changed
     assert chosen.row(overlap=False).advance is lengths.advance_in_place
 
 
-def test_latest_is_25945_with_two_better_answers() -> None:
-    for overlap in (True, False):
-        before, after = (choose(name, {}).row(overlap=overlap) for name in ("pr25945", "latest"))
-        assert difference(before, after) == {"penalty_tokens", "resolve"}
-    assert after.resolve is tokens.resolve_late_recorded
-    assert states()["pr25945"].known_hazards and not states()["latest"].known_hazards
+@pytest.mark.parametrize("name", [name for name in states() if name not in ("pr25945", "latest")])
+def test_the_serial_loop_has_no_relay_before_25945(name: str) -> None:
+    row = choose(name, {}).row(overlap=False)
+    assert row.stash is placeholders.stash_nothing
+    assert row.resolve is ordering.nothing
+
+
+# What each pull request, or what lies between two, changes of the overlapped loop.
+STEPS = {
+    "pr25774": {"prepare_input", "mix", "conclude", "filter", "merge"},
+    "pr25944-before": {"futures", "open", "stash", "filter"},
+    "pr25944": {"advance", "allocation_lengths", "mix", "resolve", "publish", "conclude"},
+    "pr26020": {"advance", "allocation_lengths", "mix", "resolve", "conclude"},
+    "pr26425-before": {"flatten"},
+    "pr26425": {"host_indices"},
+    "pr25945-before": {"barrier"},
+    "pr25945": {"stage_prompt", "mix", "isolate", "resolve", "conclude", "merge"},
+    "latest": {
+        "pages",
+        "barrier",
+        "stage_prompt",
+        "preparation",
+        "penalty_tokens",
+        "sampling_tensors",
+        "resolve",
+        "read_tables",
+        "publish",
+        "reads_done",
+    },
+}
+
+
+@pytest.mark.parametrize("name", [name for name in states() if states()[name].before])
+def test_a_state_differs_from_the_one_before_in_what_its_pull_request_was_about(name: str) -> None:
+    state = states()[name]
+    assert state.before is not None
+    assert difference(states()[state.before].overlapped, state.overlapped).keys() == STEPS[name]
+
+
+def test_26020_gives_back_what_25944_took() -> None:
+    before, after = (choose(name, {}).row(overlap=True) for name in ("pr25944-before", "pr26020"))
+    assert difference(before, after) == {"publish": ("nothing", "publish_next_lengths")}
+
+
+def test_a_pull_requests_before_may_be_another_ones_after() -> None:
+    assert ALIASES["pr26020-before"] == "pr25944"
+    assert choose("pr26020-before", {}).state is states()["pr25944"]
+
+
+def test_switches_close_the_gaps_between_pull_requests() -> None:
+    """What lies between two states and is no pull request of the ladder is reached by a switch."""
+    ringless = choose("pr25774", {"index": "pool"}).row(overlap=True)
+    assert difference(ringless, states()["pr25944-before"].overlapped).keys() == {"filter"}
+    flat = choose("pr26020", {"flatten": "numpy"}).row(overlap=True)
+    assert not difference(flat, states()["pr26425-before"].overlapped)
+    free = choose("pr25945-before", {"barrier": "off"}).row(overlap=True)
+    assert not difference(free, states()["pr26425"].overlapped)
+
+
+@pytest.mark.parametrize(
+    ("name", "barrier", "hazards"),
+    [
+        ("pr25774", "off", ["slot reuse", "page-table rewrite"]),
+        ("pr25774", "after-launch", []),
+        ("pr25945-before", "top", ["page-table rewrite"]),
+        ("pr25945", "top", ["mixed steps", "page-table rewrite"]),
+        ("pr25945", "read-done", ["mixed steps"]),
+        ("latest", "read-done", []),
+    ],
+)
+def test_races_that_upstream_had_are_declared(name: str, barrier: str, hazards: list[str]) -> None:
+    chosen = choose(name, {"barrier": barrier})
+    assert [hazard.partition(":")[0] for hazard in chosen.known_hazards] == hazards
+
+
+def test_policies_are_told_by_name() -> None:
+    told = choose("latest", {}).policies(overlap=True)
+    assert list(told) == QUESTIONS
+    assert told["resolve"] == tokens.resolve_fused.__name__
+    assert told["preparation"] == "fused"
+    assert choose("pr25945", {}).policies(overlap=True)["penalty_tokens"] == "known_to_the_host"
 
 
 @pytest.mark.parametrize(
     ("name", "overrides", "message"),
     [
-        ("pr1", {}, "no relay state 'pr1'; there are .*pr25945"),
-        ("latest", {"bariere": "off"}, "no relay switch 'bariere'; there are barrier, staging"),
-        ("latest", {"barrier": "no"}, "relay switch barrier is one of off, top, not 'no'"),
+        ("pr1", {}, "no relay state 'pr1'; there are .*pr25945.*pr26020-before"),
+        ("latest", {"bariere": "off"}, "no relay switch 'bariere'; there are barrier, flatten"),
+        ("latest", {"barrier": "no"}, "relay switch barrier is one of off, top, .*, not 'no'"),
+        ("pr25944-before", {"index": "ring"}, "pr25944-before with index=ring: the ring ended"),
+        ("latest", {"index": "ring"}, "latest with index=ring: the ring ended"),
+        ("pr25944", {"dead_publish": "off"}, "pr25944 with dead_publish=off: here publish is not dead"),
+        ("pr26020-before", {"preparation": "fused"}, "pr26020-before with preparation=fused: .* sentinels"),
     ],
 )
-def test_what_does_not_exist_is_named(name: str, overrides: dict[str, str], message: str) -> None:
+def test_what_cannot_be_is_refused_by_name(name: str, overrides: dict[str, str], message: str) -> None:
     with pytest.raises(RelayError, match=message):
         choose(name, overrides)
 

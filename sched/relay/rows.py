@@ -1,0 +1,150 @@
+"""The states of the ladder, one row of policies per loop, each as what it changes in the row before.
+
+A state mirrors an upstream commit, slow and wrong where that was; ``latest`` is where we do better.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from . import futures, lengths, ordering, pages, penalties, placeholders, prompt, tokens
+from .row import Row
+
+
+def serial_with_relay(row: Row) -> Row:
+    """The same state in the loop without overlap: one stream, nothing in flight while the schedule works."""
+    return replace(
+        row,
+        pages=pages.shared_pages,
+        barrier=ordering.no_barrier,
+        isolate=ordering.resolve_in_place,
+        read_tables=ordering.nothing,
+        advance=lengths.advance_in_place,
+        publish=ordering.nothing,
+        keep_alive=ordering.keep_nothing,
+        reads_done=ordering.nothing,
+    )
+
+
+def serial_without_relay(row: Row) -> Row:
+    """Before #25945 the loop without overlap has no relay: the last step's tokens stay in the batch."""
+    return replace(
+        serial_with_relay(row),
+        futures=futures.pooled,
+        open=tokens.open_rows,
+        resolve=ordering.nothing,
+        stash=placeholders.stash_nothing,
+        allocation_lengths=lengths.allocate_by_batch_lengths,
+        penalty_tokens=penalties.from_input,
+        mix=placeholders.mix_twice,
+        conclude=placeholders.conclude_input_ids,
+    )
+
+
+def serial_with_output_ids(row: Row) -> Row:
+    """Before #25774 they stay there in a field of their own."""
+    return replace(
+        serial_without_relay(row),
+        penalty_tokens=penalties.from_output,
+        mix=placeholders.mix_once,
+        conclude=placeholders.conclude_output_ids,
+    )
+
+
+PR25774_BEFORE = Row(
+    futures=futures.ringed,
+    pages=pages.shared_pages,
+    barrier=ordering.no_barrier,
+    flatten=prompt.flatten_list,
+    staging=prompt.pinned,
+    stage_prompt=prompt.upload_now,
+    preparation="split",
+    prepare_input=placeholders.cast_output,
+    advance=lengths.advance_new_tensor,
+    penalty_tokens=penalties.from_requests,
+    sampling_tensors="pageable",
+    allocation_lengths=lengths.allocate_by_batch_lengths,
+    mix=placeholders.mix_once,
+    open=placeholders.open_ring,
+    host_lengths=lengths.lengths_mirrored,
+    host_indices=lengths.indices_downloaded,
+    isolate=ordering.isolate_then_resolve,
+    resolve=placeholders.resolve_placeholders,
+    read_tables=ordering.nothing,
+    publish=ordering.nothing,
+    stash=placeholders.stash_interval,
+    keep_alive=ordering.keep_in_ring,
+    reads_done=ordering.nothing,
+    conclude=placeholders.conclude_output,
+    filter=placeholders.filter_output_summing,
+    merge=placeholders.merge_output_one_sided,
+)
+
+PR25774 = replace(
+    PR25774_BEFORE,
+    prepare_input=ordering.nothing,
+    mix=placeholders.mix_twice,
+    conclude=placeholders.conclude_input,
+    filter=placeholders.filter_input_summing,
+    merge=placeholders.merge_input_one_sided,
+)
+
+# #25818, #25862, #25879, #25922 lie between.
+PR25944_BEFORE = replace(
+    PR25774,
+    futures=futures.pooled,
+    open=tokens.open_rows,
+    stash=tokens.stash_by_row,
+    filter=tokens.filter_input,
+)
+
+PR25944 = replace(
+    PR25944_BEFORE,
+    advance=lengths.advance_host_side,
+    allocation_lengths=lengths.allocate_by_mirror,
+    mix=placeholders.mix_restoring_lengths,
+    resolve=placeholders.resolve_lengths_too,
+    publish=tokens.publish_next_lengths,
+    conclude=placeholders.conclude_both,
+)
+
+PR26020 = replace(
+    PR25944,
+    advance=lengths.advance_new_tensor,
+    allocation_lengths=lengths.allocate_by_batch_lengths,
+    mix=placeholders.mix_twice,
+    resolve=placeholders.resolve_placeholders,
+    conclude=placeholders.conclude_input,
+)
+
+# #25098 lies between.
+PR26425_BEFORE = replace(PR26020, flatten=prompt.flatten_numpy)
+
+PR26425 = replace(PR26425_BEFORE, host_indices=lengths.indices_mirrored)
+
+# #26380 lies between.
+PR25945_BEFORE = replace(PR26425, barrier=ordering.barrier_at_top)
+
+PR25945 = replace(
+    PR25945_BEFORE,
+    stage_prompt=prompt.keep_staged,
+    mix=tokens.mix_by_index,
+    isolate=ordering.resolve_then_isolate,
+    resolve=tokens.resolve_late,
+    conclude=tokens.drop_input,
+    merge=tokens.merge_input_two_sided,
+)
+
+LATEST = replace(
+    PR25945,
+    pages=pages.own_pages,
+    barrier=ordering.no_barrier,
+    stage_prompt=prompt.upload_now,
+    preparation="fused",
+    penalty_tokens=penalties.OnDevice,
+    sampling_tensors="packed",
+    resolve=tokens.resolve_fused,
+    read_tables=pages.copy_prompt_tables,
+    publish=ordering.nothing,
+    reads_done=ordering.wait_until_read,
+)

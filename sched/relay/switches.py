@@ -1,0 +1,68 @@
+"""Neighbouring effects that no state of the ladder should be credited with: each a switch of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from . import futures, ordering, pages, penalties, placeholders, prompt, tokens
+
+Answers = Mapping[str, Any]
+"""Questions of a row and what stands there instead."""
+
+_NO_BARRIER: Answers = {
+    "barrier": ordering.no_barrier,
+    "reads_done": ordering.nothing,
+    "pages": pages.shared_pages,
+    "read_tables": ordering.nothing,
+}
+_READ_DONE: Answers = {
+    "reads_done": ordering.wait_until_read,
+    "pages": pages.own_pages,
+    "read_tables": pages.copy_tables,
+}
+
+SWITCHES: Mapping[str, Mapping[str, Answers]] = {
+    "barrier": {
+        "off": _NO_BARRIER,
+        "top": {**_NO_BARRIER, "barrier": ordering.barrier_at_top},
+        "after-launch": {**_NO_BARRIER, "reads_done": ordering.barrier_after_launch},
+        "read-done": {**_NO_BARRIER, **_READ_DONE},
+    },
+    "flatten": {
+        "list": {"flatten": prompt.flatten_list},
+        "numpy": {"flatten": prompt.flatten_numpy},
+    },
+    "staging": {
+        "pinned": {"staging": prompt.pinned},
+        "pageable": {"staging": prompt.pageable},
+    },
+    "sampling_tensors": {
+        "pageable": {"sampling_tensors": "pageable"},
+        "pinned": {"sampling_tensors": "pinned"},
+        "packed": {"sampling_tensors": "packed"},
+    },
+    "index": {
+        "ring": {
+            "futures": futures.ringed,
+            "open": placeholders.open_ring,
+            "stash": placeholders.stash_interval,
+        },
+        "pool": {"futures": futures.pooled, "open": tokens.open_rows, "stash": tokens.stash_by_row},
+    },
+    "dead_publish": {
+        "on": {"publish": tokens.publish_next_lengths},
+        "off": {"publish": ordering.nothing},
+    },
+    "penalties": {
+        "upstream": {"penalty_tokens": penalties.from_requests},
+        "exact": {"penalty_tokens": penalties.OnDevice},
+    },
+    "preparation": {
+        "split": {"preparation": "split"},
+        "fused": {"preparation": "fused"},
+    },
+}
+
+# Switches about streams and what overlap needs: a loop with a single stream has nothing to switch.
+OVERLAPPED_ONLY = frozenset({"barrier", "index", "dead_publish"})
