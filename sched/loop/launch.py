@@ -36,13 +36,13 @@ def launch_overlapped(engine: Engine, batch: ScheduleBatch) -> StepResult:
     relay.host_lengths(batch)
     with relay.isolate(batch):
         sampling = _forward(engine, batch)
-        if batch.has_grammar:
+        token_ids = None if batch.has_grammar else _sample(engine, sampling)
+        with engine.observer.range("publish", batch.step, batch.batch_size):
             relay.publish(batch)
+            if token_ids is not None:
+                _hand_on(engine, token_ids, result)
+        if token_ids is None:
             result.delay_sample_func = partial(_sample_and_copy, engine, sampling, result)
-        else:
-            token_ids = _sample(engine, sampling)
-            relay.publish(batch)
-            _hand_on(engine, sampling, token_ids, result)
         relay.keep_alive(batch, result)
     relay.reads_done(batch)
     relay.conclude(batch, result)
@@ -69,8 +69,8 @@ def launch_serial(engine: Engine, batch: ScheduleBatch) -> StepResult:
         sampling = _forward(engine, batch)
         token_ids = _sample(engine, sampling)
         result = StepResult(token_ids, future)
-        relay.publish(batch)
         with engine.observer.range("publish", batch.step, batch.batch_size):
+            relay.publish(batch)
             relay.stash(future, token_ids)
         relay.keep_alive(batch, result)
     relay.conclude(batch, result)
@@ -146,17 +146,18 @@ def _sample(engine: Engine, sampling: _Sampling) -> torch.Tensor:
     return token_ids
 
 
-def _hand_on(engine: Engine, sampling: _Sampling, token_ids: torch.Tensor, result: StepResult) -> None:
+def _hand_on(engine: Engine, token_ids: torch.Tensor, result: StepResult) -> None:
     """Leave the tokens for the next step on the device and start their way to the host."""
-    with engine.observer.range("publish", sampling.step, len(sampling.reqs)):
-        assert result.future_indices is not None
-        engine.relay.stash(result.future_indices, token_ids)
-        result.next_token_ids = token_ids
-        result.next_token_ids_cpu = token_ids.to("cpu", non_blocking=True)
-        if engine.config.capabilities.events:
-            result.copy_done = engine.streams.module.Event()
-            result.copy_done.record()
+    assert result.future_indices is not None
+    engine.relay.stash(result.future_indices, token_ids)
+    result.next_token_ids = token_ids
+    result.next_token_ids_cpu = token_ids.to("cpu", non_blocking=True)
+    if engine.config.capabilities.events:
+        result.copy_done = engine.streams.module.Event()
+        result.copy_done.record()
 
 
 def _sample_and_copy(engine: Engine, sampling: _Sampling, result: StepResult) -> None:
-    _hand_on(engine, sampling, _sample(engine, sampling), result)
+    token_ids = _sample(engine, sampling)
+    with engine.observer.range("publish", sampling.step, len(sampling.reqs)):
+        _hand_on(engine, token_ids, result)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +13,9 @@ import torch
 from safetensors.torch import save_file
 
 from schedbench.cli.app import main
+from schedbench.profiles.result import Result
+from tests.acceptance.cells import Ask
+from tests.acceptance.questions import answer
 
 HIDDEN, INNER, VOCAB = 16, 24, 300
 
@@ -82,3 +85,26 @@ def _shapes() -> dict[str, tuple[int, ...]]:
         f"{mlp}up_proj.weight": (INNER, HIDDEN),
         f"{mlp}down_proj.weight": (HIDDEN, INNER),
     }
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Ask:
+    """Runs a trace of (input_length, output_length, timestamp in ms) on the tiny model."""
+
+    def run(requests: Sequence[tuple[int, int, int]], *overrides: str, **sampling: float) -> Result:
+        trace = tmp_path / "trace.jsonl"
+        lines = [
+            {"input_length": prompt, "output_length": output, "timestamp": at, "sampling": sampling}
+            for prompt, output, at in requests
+        ]
+        trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        scenario = tmp_path / "steps.yaml"
+        scenario.write_text(
+            "name: steps\n"
+            "model: {preset: tiny-llama}\n"
+            "engine: {relay: pr25945, chunked_prefill_size: 256, max_running_requests: 8, kv_tokens: 4096}\n"
+            "workload: {trace: trace.jsonl, format: jsonl}\n"
+        )
+        return answer(scenario, *overrides)
+
+    return run

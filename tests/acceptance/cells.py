@@ -1,0 +1,107 @@
+"""Copies and waits of a step, named as the tables of upstream's behaviour name them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+from schedbench.profiles.result import Result, SitePart
+
+Ask = Callable[..., Result]
+
+
+class Copy(NamedTuple):
+    """``how``: pinned or pageable, asynchronous (nb) or blocking (B)."""
+
+    function: str
+    stream: str
+    direction: str
+    how: str
+
+
+Copies = dict[Copy, int]
+Waits = Counter[tuple[str, str, str]]
+"""By site, stream and call."""
+
+SCHEDULE, FORWARD = "schedule", "forward"
+
+UPLOADS: Copies = {
+    # sequence lengths and original ones
+    Copy("_upload_lengths", SCHEDULE, "h2d", "pinned nb"): 2,
+    # prefix lengths, extend lengths, request rows
+    Copy("place_prompts", SCHEDULE, "h2d", "pageable nb"): 3,
+    # pointers to the prefixes' slots
+    Copy("upload_prefix_pointers", SCHEDULE, "h2d", "pageable B"): 1,
+    # temperature, top_p, top_k, min_p, and the seed that keyed sampling adds
+    Copy("_pageable", SCHEDULE, "h2d", "pageable B"): 5,
+}
+PROMPT: Copies = {Copy("resolve_late", FORWARD, "h2d", "pinned nb"): 1}
+EXTEND_LENS: Copies = {Copy("_extend_rows", FORWARD, "h2d", "pageable nb"): 2}
+RESULT: Copies = {Copy("_hand_on", FORWARD, "d2h", "pinned nb"): 1}
+PREFILL = UPLOADS | PROMPT | EXTEND_LENS | RESULT
+
+# A request without a cached prefix, where pages are longer than one token: -1 for its last slot.
+LAST_LOC = Copy("last_locations", SCHEDULE, "h2d", "pageable B")
+# Rows that stay when somebody finished.
+KEEP = Copy("filter_rows", SCHEDULE, "h2d", "pinned nb")
+# torch.unique counts on the device and reads how many it found.
+FREED_PAGES = Copy("PagedAllocator._release", SCHEDULE, "d2h", "pinned B")
+# Upstream penalises the last tokens that the host knows.
+LATEST_TOKENS = Copy("known_to_the_host", SCHEDULE, "h2d", "pageable B")
+# One penalizer's parameters.
+PENALTIES = Copy("upload", SCHEDULE, "h2d", "pageable B")
+# The serial loop reads the tokens where they are.
+READ = Copy("_host_tokens", SCHEDULE, "d2h", "pageable B")
+
+
+def copies(result: Result, kind: str) -> Copies:
+    """Copies between host and device in all steps of a kind."""
+    found: Counter[Copy] = Counter()
+    for row in result.copies:
+        if row.kind == kind and row.direction in ("h2d", "d2h"):
+            how = f"{row.host_memory} {'B' if row.blocking else 'nb'}"
+            found[Copy(place(row.site), row.stream, row.direction, how)] += row.count
+    return dict(found)
+
+
+def place(site: SitePart | None) -> str:
+    """The function, without what is defined inside it."""
+    assert site is not None
+    return site.function.partition(".<locals>")[0]
+
+
+def waits(result: Result, kind: str) -> Waits:
+    """Calls whose purpose is to wait, in all steps of a kind."""
+    found: Waits = Counter()
+    for row in result.syncs:
+        if row.kind == kind and row.sync:
+            found[place(row.site), row.stream, row.call] += row.count
+    return found
+
+
+def waits_of(copies: Copies) -> Waits:
+    """A blocking copy waits for its stream; the overlapped loop reads a result after its event."""
+    found: Waits = Counter()
+    for copy, count in copies.items():
+        if copy.how.endswith("B"):
+            found[copy.function, copy.stream, "cudaStreamSynchronize"] += count
+        if copy in RESULT:
+            found["_host_tokens", FORWARD, "cudaEventSynchronize"] += count
+    return found
+
+
+def times(count: int, copies: Copies) -> Copies:
+    return {copy: count * each for copy, each in copies.items()}
+
+
+def on_one_stream(copies: Copies) -> Copies:
+    return {copy._replace(stream=SCHEDULE): count for copy, count in copies.items()}
+
+
+def steps(result: Result, kind: str) -> int:
+    return result.per_step[kind].steps
+
+
+THREE = [(40, 6, 0)] * 3
+STAGGERED = [(40, 4, 0), (40, 7, 0), (40, 10, 0)]
