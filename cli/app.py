@@ -17,6 +17,7 @@ from .errors import exit_code, message
 from .explain import explain
 from .list import show
 from .run import run
+from .sweep import sweep
 
 app = typer.Typer(
     name="schedbench",
@@ -46,6 +47,7 @@ def _common(
 
 app.command("run")(run)
 app.command("compare")(compare)
+app.command("sweep")(sweep)
 app.command("list")(show)
 app.command("explain")(explain)
 app.command("doctor")(doctor)

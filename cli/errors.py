@@ -25,6 +25,7 @@ EXIT_CODES: Final = MappingProxyType(
         "schedbench.profiles.judge.remote.SideError": USAGE,
         "schedbench.profiles.judge.remote.CrashError": WORKLOAD_FAILED,
         "schedbench.profiles.judge.trials.WorkloadError": WORKLOAD_FAILED,
+        "schedbench.profiles.sweep.SweepError": USAGE,
         "schedbench.profiles.machine.MachineError": UNABLE,
         "schedbench.sched.memory.allocation.OutOfKVMemoryError": WORKLOAD_FAILED,
     }

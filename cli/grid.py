@@ -1,0 +1,173 @@
+"""A sweep for people: a grid over two axes, a list over more, and where the sign changes.
+
+Works on the document, like ``tables``; the terminal and Markdown show the same tables.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .numbers import MISSING, number
+from .render import markdown_rows
+
+Document = dict[str, Any]
+
+_COLORS = {"better": "green", "worse": "red"}
+_NEVER = {"better": "always better", "worse": "always worse"}
+
+
+def render(document: Document, console: Console) -> None:
+    console.print(Text(headline(document), style="bold"))
+    console.print(setting(document))
+    console.print()
+    console.print(table(document))
+    for note in notes(document):
+        console.print(Text(note))
+
+
+def markdown(document: Document) -> str:
+    parts = [f"**{headline(document)}**", "", setting(document), "", *markdown_rows(table(document))]
+    return "\n".join(
+        [*parts, *(f"\n{note}" for note in notes(document)), "", f"`{document['run']['command']}`", ""]
+    )
+
+
+def as_csv(document: Document) -> str:
+    """One row per cell."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    sides = ["a", "b"] if _compares(document) else ["value"]
+    writer.writerow([*_keys(document), *sides, "delta_pct", "candidate", "tokens", "refused"])
+    for cell in document["cells"]:
+        values = [repr(value) for value in cell["values"]] or [""] * len(sides)
+        delta = "" if cell["delta_pct"] is None else repr(cell["delta_pct"])
+        words = [cell["candidate"] or "", cell["tokens"], cell["refused"] or ""]
+        writer.writerow([*cell["at"], *values, delta, *words])
+    return out.getvalue()
+
+
+TEXTS: Final[Mapping[str, Callable[[Document], str]]] = MappingProxyType({"md": markdown, "csv": as_csv})
+
+
+def headline(document: Document) -> str:
+    sweep = document["sweep"]
+    if not _compares(document):
+        return f"{sweep['metric']} of {document['scenario']['name']}, {sweep['unit']}"
+    a, b = (side["label"] for side in sweep["sides"])
+    return f"{sweep['metric']} of {document['scenario']['name']}: {b} against {a}, %"
+
+
+def setting(document: Document) -> str:
+    """What kind of numbers these are."""
+    labels = document["labels"]
+    parts = ["no run"] if labels is None else ["emulated" if labels["emulated"] else "measured"]
+    parts += [] if labels is None else [f"host time {labels['host']}"]
+    if document["sweep"]["direction"]:
+        parts.append(f"{document['sweep']['direction']} is better")
+    parts += [] if not document["run"]["cancelled"] else ["cancelled: partial"]
+    return " · ".join(parts)
+
+
+def table(document: Document) -> Table:
+    """Two axes cross; a third one makes a list."""
+    return _grid(document) if len(_keys(document)) <= 2 else _list(document)
+
+
+def notes(document: Document) -> list[str]:
+    """Reasons of refusals, doubts, and whether one run per side is enough."""
+    marks = _marks(document)
+    remarks = [f"{mark} {reason}" for reason, mark in marks.items()]
+    if any(cell["tokens"] == "different" for cell in document["cells"]):
+        remarks.append("≠ the sides' tokens differ: their work is not the same")
+    if document["sweep"]["exact"] is False and _compares(document):
+        remarks.append("one run per side and measured times: `schedbench compare` says what is noise")
+    return remarks
+
+
+def _grid(document: Document) -> Table:
+    """The first axis across, the second down."""
+    first, *others = document["sweep"]["axes"]
+    cells = {tuple(cell["at"]): cell for cell in document["cells"]}
+    found = _table()
+    found.add_column(" / ".join(axis["key"] for axis in (*others, first)))
+    for value in first["values"]:
+        found.add_column(value, justify="right")
+    if _compares(document):
+        found.add_column("break-even")
+    for row in [(value,) for value in others[0]["values"]] if others else [()]:
+        line = [cells.get((value, *row)) for value in first["values"]]
+        end = [_break_even(document, row)] if _compares(document) else []
+        found.add_row(*row or ("",), *(_figure(cell, document) for cell in line), *end)
+    return found
+
+
+def _list(document: Document) -> Table:
+    """The first axis fastest, so that a change of sign is between neighbours."""
+    found = _table()
+    for key in _keys(document):
+        found.add_column(key)
+    found.add_column("Δ %" if _compares(document) else document["sweep"]["unit"] or "", justify="right")
+    if _compares(document):
+        found.add_column("break-even")
+    order = [axis["values"] for axis in document["sweep"]["axes"]]
+    cells = sorted(
+        document["cells"],
+        key=lambda cell: [v.index(x) for v, x in zip(order[::-1], cell["at"][::-1], strict=True)],
+    )
+    for cell in cells:
+        row = tuple(cell["at"][1:])
+        last = cell["at"][0] == order[0][-1]
+        end = [_break_even(document, row) if last else ""] if _compares(document) else []
+        found.add_row(*cell["at"], _figure(cell, document), *end, end_section=last)
+    return found
+
+
+def _figure(cell: Document | None, document: Document) -> Text:
+    if cell is None:
+        return Text(MISSING)
+    if cell["refused"]:
+        return Text(f"{MISSING} {_marks(document)[cell['refused']]}")
+    doubt = " ≠" if cell["tokens"] == "different" else ""
+    if not _compares(document):
+        return Text(number(cell["values"][0]))
+    delta = cell["delta_pct"]
+    figure = MISSING if delta is None else "0" if delta == 0 else f"{delta:+.2f}"
+    return Text(figure + doubt, style=_COLORS.get(cell["candidate"], ""))
+
+
+def _break_even(document: Document, row: tuple[str, ...]) -> str:
+    """Between which values of the first axis the candidate changes sides."""
+    found = [entry for entry in document["break_even"] if tuple(entry["at"].values()) == row]
+    if found:
+        return ", ".join(
+            f"{entry['between'][0]} … {entry['between'][1]}: {entry['beyond']}" for entry in found
+        )
+    tones = {cell["candidate"] for cell in document["cells"] if tuple(cell["at"][1:]) == row} & set(_NEVER)
+    return _NEVER[tones.pop()] if tones else MISSING
+
+
+def _marks(document: Document) -> dict[str, str]:
+    """A footnote's number for each reason of refusal."""
+    reasons = dict.fromkeys(cell["refused"] for cell in document["cells"] if cell["refused"])
+    return {reason: f"[{number}]" for number, reason in enumerate(reasons, start=1)}
+
+
+def _keys(document: Document) -> list[str]:
+    return [axis["key"] for axis in document["sweep"]["axes"]]
+
+
+def _compares(document: Document) -> bool:
+    return len(document["sweep"]["sides"]) == 2
+
+
+def _table() -> Table:
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)

@@ -1,0 +1,209 @@
+"""``schedbench sweep`` end to end, and its pages."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from schedbench.cli import grid
+from schedbench.cli.app import app
+from schedbench.cli.errors import UsageError
+from schedbench.profiles.sweep import SweepError
+
+SMALL = (
+    "--set",
+    "workload.requests=2",
+    "--set",
+    "workload.prompt_tokens={dist: fixed, value: 32}",
+    "--set",
+    "workload.output_tokens={dist: fixed, value: 32}",
+    "--set",
+    "measure.warmup_requests=0",
+    "--device",
+    "vgpu",
+)
+AXES = ("--over", "concurrency=1,2", "--over", "model.preset=tiny-llama,llama-3-8b")
+
+
+def swept(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["sweep", "overlap_on", *SMALL, *arguments])
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sweep")
+    done = swept(*AXES, "--output-dir", str(folder))
+    assert done.exit_code == 0, done.output
+    return folder
+
+
+@pytest.fixture
+def document(kept: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((kept / "sweep.json").read_text())
+    return content
+
+
+def made_up(rows: dict[str, tuple[float, ...]], **sweep: Any) -> dict[str, Any]:
+    """A document with those differences over a first axis of 1, 2, 4, ..."""
+    values = [str(2**k) for k in range(len(next(iter(rows.values()))))]
+    cells = [
+        {
+            "at": [value, name],
+            "values": [100.0, 100 + delta],
+            "delta_pct": delta,
+            "candidate": "better" if delta > 0 else "worse",
+            "tokens": "equal",
+            "refused": None,
+            "results": [],
+        }
+        for name, row in rows.items()
+        for value, delta in zip(values, row, strict=True)
+    ]
+    return {
+        "run": {"command": "schedbench sweep", "cancelled": False},
+        "labels": {"emulated": True, "host": "modelled"},
+        "scenario": {"name": "made up"},
+        "sweep": {
+            "metric": "output_throughput",
+            "unit": "tokens/s",
+            "direction": "higher",
+            "exact": True,
+            "axes": [{"key": "load", "values": values}, {"key": "model", "values": list(rows)}],
+            "sides": [{"label": "off"}, {"label": "on"}],
+            **sweep,
+        },
+        "cells": cells,
+        "break_even": [],
+    }
+
+
+def page(document: dict[str, Any]) -> list[str]:
+    console = Console(file=io.StringIO(), width=120, highlight=False)
+    grid.render(document, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_two_axes_cross(document: dict[str, Any]) -> None:
+    lines = page(document)
+    assert lines[0] == "output_throughput of overlap_on: overlap=true against overlap=false, %"
+    assert lines[1] == "emulated · host time modelled · higher is better"
+    assert lines[3].split() == ["model.preset", "/", "workload.arrival.concurrency", "1", "2", "break-even"]
+    assert [line.split()[0] for line in lines[5:]] == ["tiny-llama", "llama-3-8b"]
+    assert [line.split()[-2:] for line in lines[5:]] == [["always", "worse"], ["always", "better"]]
+
+
+def test_forms_agree(document: dict[str, Any], kept: Path) -> None:
+    def again(form: str) -> str:
+        done = swept(*AXES, "--output-dir", str(kept), "--resume", "--format", form)
+        assert done.exit_code == 0
+        return str(done.stdout)
+
+    told = json.loads(again("json"))
+    assert {**told, "run": 0, "environment": 0} == {**document, "run": 0, "environment": 0}
+    rows = list(csv.DictReader(io.StringIO(again("csv"))))
+    assert [float(row["delta_pct"]) for row in rows] == [cell["delta_pct"] for cell in document["cells"]]
+    assert [row["model.preset"] for row in rows] == ["tiny-llama", "llama-3-8b"] * 2
+    text = again("md")
+    assert "| model.preset / workload.arrival.concurrency | 1 | 2 | break-even |" in text
+    assert text.count("always") == 2
+
+
+def test_results_lie_beside_the_document(document: dict[str, Any], kept: Path) -> None:
+    names = {name for cell in document["cells"] for name in cell["results"]}
+    assert {path.name for path in (kept / "runs").iterdir()} == names
+    assert len(names) == 8
+
+
+def test_resume_runs_nothing_twice(kept: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (kept / "runs").iterdir()}
+    assert swept(*AXES, "--output-dir", str(kept), "--resume").exit_code == 0
+    assert {path: path.stat().st_mtime_ns for path in (kept / "runs").iterdir()} == before
+
+
+def test_a_third_axis_makes_a_list(kept: Path) -> None:
+    done = swept(*AXES, "--over", "page_size=1", "--output-dir", str(kept), "--resume")
+    rows = [line.split() for line in done.stdout.splitlines()[5:] if line.strip()]
+    assert [row[:3] for row in rows] == [
+        ["1", "tiny-llama", "1"],
+        ["2", "tiny-llama", "1"],
+        ["1", "llama-3-8b", "1"],
+        ["2", "llama-3-8b", "1"],
+    ]
+    assert [row[4:] for row in rows] == [[], ["always", "worse"], [], ["always", "better"]]
+
+
+def test_refusals_are_footnotes() -> None:
+    done = swept("--over", "chunked_prefill_size=none,32", "--set", "engine.mixed_chunk=true", "--alone")
+    assert done.exit_code == 0
+    assert "– [1]" in done.stdout
+    assert "[1] engine.mixed_chunk: mixed chunk cannot be combined with unchunked prefill" in done.stdout
+
+
+def test_an_axis_of_overlap_leaves_no_sides() -> None:
+    done = swept("--over", "overlap=true,false")
+    assert done.stdout.splitlines()[0] == "output_throughput of overlap_on, tokens/s"
+    assert "break-even" not in done.stdout
+
+
+def test_sides_and_metric_can_be_named() -> None:
+    done = swept("--over", "concurrency=2", "--a", "relay=pr25945", "--b", "relay=latest", "--metric", "tpot")
+    assert done.stdout.startswith("tpot_ms of overlap_on: relay=latest against relay=pr25945, %\n")
+    assert "lower is better" in done.stdout
+
+
+def test_break_even_names_the_neighbours() -> None:
+    content = made_up({"small": (-3.0, -1.0, 2.0)})
+    content["break_even"] = [
+        {"key": "load", "at": {"model": "small"}, "between": ["2", "4"], "beyond": "better"}
+    ]
+    assert page(content)[5].split(maxsplit=4) == ["small", "-3.00", "-1.00", "+2.00", "2 … 4: better"]
+
+
+def test_doubts_are_told() -> None:
+    content = made_up({"small": (1.0, 2.0)}, exact=False)
+    content["cells"][0]["tokens"] = "different"
+    lines = page(content)
+    assert "+1.00 ≠" in lines[5]
+    assert lines[6:] == [
+        "≠ the sides' tokens differ: their work is not the same",
+        "one run per side and measured times: `schedbench compare` says what is noise",
+    ]
+
+
+def test_an_interrupted_sweep_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from schedbench.profiles.sweep import Runs
+
+    result, asked = Runs.result, []
+
+    def interrupted(self: Runs, resolved: Any) -> Any:
+        asked.append(resolved)
+        if len(asked) > 2:
+            raise KeyboardInterrupt
+        return result(self, resolved)
+
+    monkeypatch.setattr(Runs, "result", interrupted)
+    done = swept("--over", "concurrency=1,2", "--output-dir", str(tmp_path))
+    assert done.exit_code == 130
+    content = json.loads((tmp_path / "sweep.json").read_text())
+    assert (content["run"]["cancelled"], len(content["cells"])) == (True, 1)
+    assert "cancelled: partial" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("--over", "concurrency=1", "--resume"), UsageError),
+        (("--over", "concurrency=1", "--alone", "--a", "overlap=true"), UsageError),
+        (("--over", "preset=tiny-lama"), SweepError),
+    ],
+)
+def test_mistakes_are_refused(arguments: tuple[str, ...], error: type[Exception]) -> None:
+    assert isinstance(swept(*arguments).exception, error)
