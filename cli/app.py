@@ -6,6 +6,7 @@ Nothing heavy is imported before a command runs; every command imports what it c
 from __future__ import annotations
 
 import sys
+import traceback
 from typing import Annotated
 
 import typer
@@ -13,7 +14,7 @@ import typer
 from .bench import bench
 from .compare import compare
 from .doctor import doctor
-from .errors import exit_code, message
+from .errors import DEFECT, exit_code, message
 from .explain import explain
 from .list import show
 from .run import run
@@ -55,12 +56,14 @@ app.command("bench")(bench)
 
 
 def main() -> None:
-    """Run the command line. Errors of the user's making are one clear message, without a traceback."""
+    """Run the command line. Errors of the user's making are one clear message, without a traceback; a defect of ours
+    is a traceback and an exit code of its own."""
     try:
         app()
     except Exception as error:
         code = exit_code(error)
         if code is None:
-            raise
+            traceback.print_exc()
+            sys.exit(DEFECT)
         typer.echo(f"schedbench: {message(error)}", err=True)
         sys.exit(code)

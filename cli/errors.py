@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from types import MappingProxyType
 from typing import Final
 
@@ -10,6 +11,7 @@ USAGE: Final = 2
 UNABLE: Final = 3
 WORKLOAD_FAILED: Final = 4
 INTERRUPTED: Final = 130
+DEFECT: Final = 70  # ours; the traceback is the report
 
 EXIT_CODES: Final = MappingProxyType(
     {
@@ -40,7 +42,7 @@ def exit_code(error: BaseException) -> int | None:
     """None for what is not an error of the user's making: that deserves its traceback."""
     if isinstance(error, UsageError):
         return USAGE
-    if isinstance(error, OSError) and error.filename is not None:
+    if isinstance(error, OSError) and (error.filename is not None or error.errno == errno.ENOSPC):
         return UNABLE  # a file that cannot be read or written
     ancestors = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__)
     return next((EXIT_CODES[name] for name in ancestors if name in EXIT_CODES), None)

@@ -14,8 +14,8 @@ from ..sched.request import Request
 
 
 class TagAudit(Silence):
-    """Listens for endings, while the request still owns its row. ``damage`` has the ids of requests whose stored tags do
-    not add up, with what they add up to; it enters the digest."""
+    """Listens for endings, while the request still owns its row. ``damage`` has the ids of requests whose stored
+    tags do not add up, with what they add up to; it enters the digest."""
 
     def __init__(
         self, tags: TagPool, slots: ReqToTokenPool, peek: Callable[[torch.Tensor], torch.Tensor]

@@ -22,6 +22,7 @@ from ..sched.loop.scheduler import Scheduler
 from ..sched.memory.radix import RadixCache
 from ..sched.memory.slots import ReqToTokenPool
 from ..sched.memory.tokens import TokenAllocator
+from ..sched.model.sampler import TokenScores
 from ..sched.model.sampling_info import SamplingInfo
 from ..sched.observe import LogicalClock, Silence
 from ..sched.relay.desk import Streams
@@ -57,6 +58,15 @@ class _NullModel:
 
     def sample(self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         return self._tokens[: seq_lens.shape[0]]
+
+    def score(
+        self,
+        output: ModelOutput,  # noqa: ARG002
+        info: SamplingInfo,  # noqa: ARG002
+        seq_lens: torch.Tensor,  # noqa: ARG002
+        ids: torch.Tensor,  # noqa: ARG002
+    ) -> TokenScores:
+        raise AssertionError("nobody asks for scores here")
 
 
 class _Burst:

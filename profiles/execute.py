@@ -7,8 +7,10 @@ import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from ..scenarios.combinations import overlaps
 from ..scenarios.schema import Scenario
 from ..sched.relay.states import RelayChoice
+from ..sched.relay.switches import OVERLAPPED_ONLY
 from .budget import Breach, breaches, untested
 from .environment import environment, tool
 from .machine import Machine
@@ -59,20 +61,23 @@ def execute(
         )
 
 
+def _switches(relay: RelayChoice, *, overlap: bool) -> dict[str, str]:
+    """Those that the loop has: with a single stream there is nothing to order."""
+    return {name: value for name, value in relay.switches.items() if overlap or name not in OVERLAPPED_ONLY}
+
+
 def _run(options: Options, started: datetime, wall_s: float, done: Pass, machine: Machine) -> Run:
     return Run(
         id=uuid.uuid4().hex,
         command=options.command,
         started=started.isoformat(timespec="seconds"),
         wall_s=wall_s,
-        emulation_speed=(done.end - done.start) / 1e9 / wall_s if machine.labels.emulated else None,
+        emulation_speed=(done.end - done.start) / 1e9 / done.wall_s if machine.labels.emulated else None,
         cancelled=done.cancelled,
     )
 
 
-def _result(
-    scenario: Scenario, relay: RelayChoice, machine: Machine, found: Measured, run: Run
-) -> Result:
+def _result(scenario: Scenario, relay: RelayChoice, machine: Machine, found: Measured, run: Run) -> Result:
     return Result(
         tool=tool(),
         run=run,
@@ -83,7 +88,11 @@ def _result(
         },
         labels=machine.labels,
         scenario=ScenarioPart(expanded=scenario.expanded(), sha256=scenario.sha256),
-        relay=RelayPart(state=relay.state.name, switches=dict(relay.switches)),
+        relay=RelayPart(
+            state=relay.state.name,
+            policies=relay.policies(overlap=overlaps(scenario)),
+            switches=_switches(relay, overlap=overlaps(scenario)),
+        ),
         hardware=machine.hardware,
         hazards=Abstained(abstained="hazards are not checked in this version"),
         **{

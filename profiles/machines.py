@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 from ..scenarios.schema import Scenario
+from . import capacity
 from .cuda.machine import open_cuda
 from .machine import ByItself, HostTime, Machine, MachineError
 from .resolve import Resolved
@@ -43,6 +44,7 @@ def open_machine(
 
 @contextmanager
 def _virtual(resolved: Resolved, sink: Sink) -> Iterator[Machine]:
+    capacity.check(resolved)
     scenario, hardware = resolved.scenario, resolved.hardware
     modelled = scenario.device.host == "modelled"
     charged = hardware if modelled else without_own_time(hardware)

@@ -6,6 +6,7 @@ Four doors let a caller replace the world: the machine (device and clock), the s
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -88,6 +89,7 @@ class Pass:
     achieved: Achieved
     damage: dict[str, int]
     cancelled: bool
+    wall_s: float  # of the workload alone; nothing of the result but its speed depends on it
 
 
 @dataclass(slots=True)
@@ -150,10 +152,12 @@ class Bench:
         with watch(self._clock, len(workload)) as watcher:
             audits = () if audit is None else (audit,)
             self._chorus.tune(*self._always(), *answers.listeners, *self._aborts(workload), *audits, watcher)
+            begin = time.perf_counter()
             cancelled = self._interrupted(answers)
+            wall_s = time.perf_counter() - begin
         self.machine.flush()
         damage = {} if audit is None else audit.damage
-        return Pass(answers, start, self.machine.clock.now(), workload.achieved, damage, cancelled)
+        return Pass(answers, start, self.machine.clock.now(), workload.achieved, damage, cancelled, wall_s)
 
     def _settle_device(self) -> None:
         """What setting up and warming up did is nobody's step: wait for it, and have it delivered to nobody."""

@@ -51,6 +51,7 @@ class Request:
     index: int = 0  # place in the workload; keys sampling noise together with the seed
 
     output_ids: array[int] = field(default_factory=lambda: array("q"))
+    output_logprobs: list[float] = field(default_factory=list)  # of output_ids, where sampling.logprobs
     status: Status = Status.WAITING
     reason: str = ""  # why it ended: length, stop, abort, or a sentence
 
@@ -66,11 +67,9 @@ class Request:
     fill_len: int = 0  # tokens this round ends at: origin + output, cut by chunking
     extend_input_len: int = 0
     inflight_middle_chunks: int = 0
-    is_retracted: bool = False
     retraction_count: int = 0
     to_finish: str = ""  # a deferred abort's reason
     grammar: Any = None
-    wants_abort: bool = False
 
     # instants, ns
     first_scheduled_at: int | None = None

@@ -24,18 +24,17 @@ from .trial import Order, Question, resolved_for
 Peek = Callable[[torch.Tensor], torch.Tensor]
 
 
-class ScoringSampler:
+class ScoringSampler(Sampler):
     """The scheduler's sampler, with the margin of every token by request parameters and position."""
 
     def __init__(self, peek: Peek) -> None:
-        self._sampler = Sampler()
         self._peek = peek
         self._margins: dict[int, dict[int, float]] = {}
         self._known: dict[int, SamplingParams] = {}  # kept alive, so that an id stays one request's
 
     def sample(self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor) -> torch.Tensor:
-        ids = self._sampler.sample(output, info, seq_lens)
-        margins = self._sampler.score(output, info, seq_lens, ids).margins
+        ids = super().sample(output, info, seq_lens)
+        margins = self.score(output, info, seq_lens, ids).margins
         positions = self._peek(seq_lens).tolist()
         for params, position, margin in zip(
             info.params, positions, self._peek(margins).tolist(), strict=True

@@ -17,6 +17,7 @@ from ..observe import Clock, Observer
 from ..relay.row import Relay
 
 if TYPE_CHECKING:
+    from ..model.sampler import TokenScores
     from ..model.sampling_info import SamplingInfo
     from ..request import Request
 
@@ -30,6 +31,11 @@ class Runner(Protocol):
 class TokenSampler(Protocol):
     def sample(self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor) -> torch.Tensor:
         """Next token ids [b] int64; seq_lens [b] is the position that each token will take."""
+
+    def score(
+        self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor, ids: torch.Tensor
+    ) -> TokenScores:
+        """Scores of the ids that ``sample`` has just returned for the same arguments."""
 
 
 class Source(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -16,6 +16,11 @@ from .prepare import sampling_of
 if TYPE_CHECKING:
     from ..model.sampling_info import SamplingInfo
     from ..request import Request
+
+
+class _Sampled(NamedTuple):
+    token_ids: torch.Tensor  # [b] int64
+    logprobs: torch.Tensor | None  # [b] float32, where a request asked for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +41,12 @@ def launch_overlapped(engine: Engine, batch: ScheduleBatch) -> StepResult:
     relay.host_lengths(batch)
     with relay.isolate(batch):
         sampling = _forward(engine, batch)
-        token_ids = None if batch.has_grammar else _sample(engine, sampling)
+        sampled = None if batch.has_grammar else _sample(engine, sampling)
         with engine.observer.range("publish", batch.step, batch.batch_size):
             relay.publish(batch)
-            if token_ids is not None:
-                _hand_on(engine, token_ids, result)
-        if token_ids is None:
+            if sampled is not None:
+                _hand_on(engine, sampled, result)
+        if sampled is None:
             result.delay_sample_func = partial(_sample_and_copy, engine, sampling, result)
         relay.keep_alive(batch, result)
     relay.reads_done(batch)
@@ -67,11 +72,11 @@ def launch_serial(engine: Engine, batch: ScheduleBatch) -> StepResult:
     relay.host_lengths(batch)
     with relay.isolate(batch):
         sampling = _forward(engine, batch)
-        token_ids = _sample(engine, sampling)
-        result = StepResult(token_ids, future)
+        sampled = _sample(engine, sampling)
+        result = StepResult(sampled.token_ids, future, next_token_logprobs=sampled.logprobs)
         with engine.observer.range("publish", batch.step, batch.batch_size):
             relay.publish(batch)
-            relay.stash(future, token_ids)
+            relay.stash(future, sampled.token_ids)
         relay.keep_alive(batch, result)
     relay.conclude(batch, result)
     return result
@@ -138,26 +143,33 @@ def _forward(engine: Engine, batch: ScheduleBatch) -> _Sampling:
     )
 
 
-def _sample(engine: Engine, sampling: _Sampling) -> torch.Tensor:
+def _sample(engine: Engine, sampling: _Sampling) -> _Sampled:
     with engine.observer.range("sample", sampling.step, len(sampling.reqs)):
         sampling.info.update_vocab_mask()
         token_ids = engine.sampler.sample(sampling.output, sampling.info, sampling.seq_lens)
+        logprobs = None
+        if sampling.info.return_logprob:
+            logprobs = engine.sampler.score(
+                sampling.output, sampling.info, sampling.seq_lens, token_ids
+            ).logprobs
         engine.relay.penalty_tokens.after_sampling(sampling.info, token_ids)
-    return token_ids
+    return _Sampled(token_ids, logprobs)
 
 
-def _hand_on(engine: Engine, token_ids: torch.Tensor, result: StepResult) -> None:
+def _hand_on(engine: Engine, sampled: _Sampled, result: StepResult) -> None:
     """Leave the tokens for the next step on the device and start their way to the host."""
     assert result.future_indices is not None
-    engine.relay.stash(result.future_indices, token_ids)
-    result.next_token_ids = token_ids
-    result.next_token_ids_cpu = token_ids.to("cpu", non_blocking=True)
+    engine.relay.stash(result.future_indices, sampled.token_ids)
+    result.next_token_ids, result.next_token_logprobs = sampled
+    if sampled.logprobs is not None:
+        result.next_token_logprobs_cpu = sampled.logprobs.to("cpu", non_blocking=True)
+    result.next_token_ids_cpu = sampled.token_ids.to("cpu", non_blocking=True)
     if engine.config.capabilities.events:
         result.copy_done = engine.streams.module.Event()
         result.copy_done.record()
 
 
 def _sample_and_copy(engine: Engine, sampling: _Sampling, result: StepResult) -> None:
-    token_ids = _sample(engine, sampling)
+    sampled = _sample(engine, sampling)
     with engine.observer.range("publish", sampling.step, len(sampling.reqs)):
-        _hand_on(engine, token_ids, result)
+        _hand_on(engine, sampled, result)

@@ -124,7 +124,6 @@ def merge_rows(
 
 def _enter(req: Request, now: int) -> None:
     req.status = Status.RUNNING
-    req.is_retracted = False
     req.kv_committed_len = req.kv_allocated_len = req.fill_len
     if req.first_scheduled_at is None:
         req.first_scheduled_at = now

@@ -79,6 +79,8 @@ class Scheduler:
         return not self.waiting_queue and self.running_batch.is_empty and self.chunked_req is None
 
     def _admit_to_queue(self, req: Request) -> None:
+        if req.status.terminal:  # aborted before it arrived
+            return
         reason = self._refusal(req)
         if reason:
             close(self.engine, req, Status.REFUSED, reason)
@@ -96,6 +98,9 @@ class Scheduler:
             return f"{prompt} prompt + {output} new tokens exceed the context length of {config.context_len}"
         if prompt + output + config.page_size >= self.engine.allocator.size:
             return f"{prompt} prompt + {output} new tokens exceed the KV pool of {self.engine.allocator.size} tokens"
+        outside = [token for token in req.sampling.stop_token_ids if not 0 <= token < config.vocab_size]
+        if outside:
+            return f"stop token {outside[0]} is not in the vocabulary of {config.vocab_size}"
         return self._compile_grammar(req)
 
     def _compile_grammar(self, req: Request) -> str:
@@ -268,7 +273,6 @@ class Scheduler:
 
     def _release_for_retraction(self, req: Request) -> Request:
         release_kv_cache(req, self.engine.cache, is_insert=False)
-        req.is_retracted = True
         req.status = Status.WAITING
         req.retraction_count += 1
         req.inflight_middle_chunks = 0

@@ -13,6 +13,7 @@ def settle(engine: Engine, batch: ScheduleBatch, result: StepResult) -> bool:
     """Read the step's tokens, waiting for them if need be. Returns whether it was a quiet decode: every request got
     its token and goes on."""
     token_ids = _host_tokens(result)
+    _keep_logprobs(batch, result)
     if batch.forward_mode.is_extend:
         _settle_extend(engine, batch, token_ids)
         return False
@@ -28,6 +29,18 @@ def _host_tokens(result: StepResult) -> list[int]:
         result.copy_done.synchronize()
     on_host: list[int] = result.next_token_ids_cpu.tolist()
     return on_host
+
+
+def _keep_logprobs(batch: ScheduleBatch, result: StepResult) -> None:
+    """For requests whose token is about to be appended and that asked for it."""
+    on_host = result.next_token_logprobs_cpu
+    logprobs = result.next_token_logprobs if on_host is None else on_host
+    if logprobs is None:
+        return
+    for req, logprob in zip(batch.reqs, logprobs.tolist(), strict=True):
+        unfinished = req.inflight_middle_chunks > 0 and req not in batch.decoding_reqs
+        if req.sampling.logprobs and req.status is Status.RUNNING and not unfinished:
+            req.output_logprobs.append(logprob)
 
 
 def _settle_extend(engine: Engine, batch: ScheduleBatch, token_ids: list[int]) -> None:

@@ -116,10 +116,15 @@ class GrammarCache:
         try:
             matcher = LLMatcher(self._tokenizer, _source(spec), log_level=0)
         except ValueError as error:
-            raise GrammarError(f"{spec[0]} {spec[1]}: {error}") from error
+            raise GrammarError(f"{_named(spec)}: {error}") from error
         if matcher.is_error():
-            raise GrammarError(f"{spec[0]} {spec[1]}: {_gist(matcher.get_error())}")
+            raise GrammarError(f"{_named(spec)}: {_gist(matcher.get_error())}")
         return Grammar(matcher, self.eos_token_ids)
+
+
+def _named(spec: Spec) -> str:
+    kind, patterns = spec
+    return f"{kind} {', '.join(map(repr, patterns))}"
 
 
 def _source(spec: Spec) -> str:

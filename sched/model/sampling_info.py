@@ -144,7 +144,7 @@ class SamplingInfo:
 def host_rows(requests: Sequence[Request], config: EngineConfig) -> np.ndarray[Any, np.dtype[np.void]]:
     """One record per request, in the layout of packed rows."""
     rows = [
-        (row_seed(config.seed, req.index), p.temperature, p.top_p, p.top_k or config.vocab_size, p.min_p)
+        (row_seed(config.seed, req.index), p.temperature, p.top_p, _top_k(p, config), p.min_p)
         for req in requests
         for p in (req.sampling,)
     ]
@@ -177,6 +177,11 @@ def _pinned(host: np.ndarray[Any, np.dtype[np.void]], device: torch.device) -> S
 
 def _column(host: np.ndarray[Any, np.dtype[np.void]], name: str) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(host[name])
+
+
+def _top_k(params: SamplingParams, config: EngineConfig) -> int:
+    """No limit is the whole vocabulary."""
+    return min(params.top_k or config.vocab_size, config.vocab_size)
 
 
 def packed_words(host: np.ndarray[Any, np.dtype[np.void]]) -> np.ndarray[Any, np.dtype[np.int32]]:

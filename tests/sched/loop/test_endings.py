@@ -150,7 +150,7 @@ def test_an_abort_after_retraction_ends_at_once(overlap: bool) -> None:
 
     def watch(scheduler: Scheduler) -> None:
         for req in scheduler.waiting_queue:
-            if req.is_retracted and not aborted:
+            if req.retraction_count and req.status is Status.WAITING and not aborted:
                 aborted.append(req)
                 scheduler.abort(req, "enough")
                 assert req.status is Status.ABORTED

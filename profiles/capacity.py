@@ -1,0 +1,49 @@
+"""Whether this machine has the memory that an emulated run needs. The virtual GPU's memory is the host's."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from ..sched.model.config import ModelConfig
+from .machine import MachineError
+from .resolve import Resolved
+
+_INT32, _INT64 = 4, 8
+# Of the machine's memory; the rest is for everything else.
+_SHARE = 0.9
+
+
+def check(resolved: Resolved) -> None:
+    """Raises MachineError when the tensors of the run cannot fit into this machine's memory."""
+    needed, there = needed_bytes(resolved), _physical_bytes()
+    if needed > _SHARE * there:
+        raise MachineError(
+            f"this run needs {needed / 2**30:,.1f} GiB of memory and the machine has {there / 2**30:,.1f}: "
+            "fewer engine.kv_tokens or engine.max_running_requests, or device.values: none, need less"
+        )
+
+
+def needed_bytes(resolved: Resolved) -> int:
+    """Page table, KV bookkeeping, and what real values add: weights and KV."""
+    engine, model = resolved.scenario.engine, resolved.model
+    rows = engine.max_running_requests + 1
+    needed = rows * model.max_positions * _INT32 + engine.kv_tokens * 3 * _INT64
+    if resolved.scenario.device.values == "none":
+        return needed
+    size = torch.empty(0, dtype=model.dtype).element_size()
+    kv = 2 * model.num_layers * model.num_kv_heads * model.head_dim * engine.kv_tokens
+    return needed + size * (kv + parameters(model))
+
+
+def parameters(model: ModelConfig) -> int:
+    """Weights of the decoder, norms and biases left out."""
+    attention = model.hidden_size * model.head_dim * 2 * (model.num_heads + model.num_kv_heads)
+    layer = attention + 3 * model.hidden_size * model.intermediate_size
+    tables = 1 if model.tied_embeddings else 2
+    return model.num_layers * layer + tables * model.vocab_size * model.hidden_size
+
+
+def _physical_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
