@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
 import typer
@@ -11,7 +11,7 @@ import typer
 from .numbers import number
 
 Entry = dict[str, Any]
-What = Literal["scenarios", "models", "hardware"]
+What = Literal["scenarios", "relays", "models", "hardware"]
 Format = Literal["table", "json"]
 
 
@@ -19,14 +19,53 @@ def show(
     what: Annotated[What, typer.Argument(help="What to list.")],
     form: Annotated[Format, typer.Option("--format", help="A table, or a list of objects.")] = "table",
 ) -> None:
-    """List the scenarios, models or hardware profiles that can be named."""
+    """List the scenarios, relay states, models or hardware profiles that can be named."""
     entries = _SOURCES[what]()
-    typer.echo(json.dumps(entries, indent=1, ensure_ascii=False) if form == "json" else _table(entries))
+    if form == "json":
+        typer.echo(json.dumps(entries, indent=1, ensure_ascii=False))
+    else:
+        typer.echo(_ladder(entries) if what == "relays" else _table(entries))
 
 
 def _table(entries: list[Entry]) -> str:
     width = max((len(entry["name"]) for entry in entries), default=0)
     return "\n".join(f"{entry['name']:{width}}  {entry['about']}".rstrip() for entry in entries)
+
+
+def _ladder(entries: list[Entry]) -> str:
+    """Each state as a paragraph: what it is, what changes against the state before, what to expect, what it races."""
+    return "\n\n".join("\n".join(_rung(entry)) for entry in entries)
+
+
+def _rung(entry: Entry) -> Iterator[str]:
+    yield f"{entry['name']}  {entry['pr']}".rstrip()
+    yield f"  {entry['about']}"
+    for question, (before, after) in entry["changes"].items():
+        yield f"    {question}: {before} -> {after}"
+    yield f"  expect: {entry['expect']}"
+    for hazard in entry["known_hazards"]:
+        yield f"  hazard: {hazard}"
+    yield f"  switches: {', '.join(f'{name}={value}' for name, value in entry['switches'].items())}"
+
+
+def _relays() -> list[Entry]:
+    from ..sched.relay.states import ALIASES, choose, difference, states
+
+    known = states()
+    return [
+        {
+            "name": state.name,
+            "about": state.about,
+            "pr": state.pr,
+            "aliases": [alias for alias, name in ALIASES.items() if name == state.name],
+            "before": state.before,
+            "changes": difference(known[state.before].overlapped, state.overlapped) if state.before else {},
+            "expect": state.expect,
+            "known_hazards": list(choose(state.name, {}).known_hazards),
+            "switches": dict(state.defaults),
+        }
+        for state in known.values()
+    ]
 
 
 def _scenarios() -> list[Entry]:
@@ -61,6 +100,7 @@ def _hardware() -> list[Entry]:
 
 _SOURCES: dict[What, Callable[[], list[Entry]]] = {
     "scenarios": _scenarios,
+    "relays": _relays,
     "models": _models,
     "hardware": _hardware,
 }

@@ -12,9 +12,11 @@ import typer
 from .errors import GATE_FAILED, INTERRUPTED, WORKLOAD_FAILED
 
 if TYPE_CHECKING:
-    from ..profiles.execute import Outcome
+    from ..profiles.execute import Options, Outcome
     from ..profiles.resolve import Resolved
     from ..profiles.result import Result
+    from ..sched.observe import Clock
+    from .progress import RunProgress
 
 Device = Literal["auto", "cuda", "vgpu"]
 Format = Literal["table", "json", "md", "csv", "html"]
@@ -38,13 +40,16 @@ def run(
     output_dir: Annotated[Path | None, typer.Option(help="Write result.json into this folder.")] = None,
     form: Annotated[Format, typer.Option("--format", help="What to print on stdout.")] = "table",
 ) -> None:
-    """Run one scenario and print what it cost.
+    """Run one scenario and print what it cost; with engine.relays, once for each of them, as one table.
 
     Exit codes: 0 done; 1 a budget was broken; 2 usage or scenario; 3 this machine cannot; 4 the workload
     failed; 130 interrupted, what there is was kept.
     """
     question = _ask(scenario, overrides or [], relay, expect or [])
-    outcome = _execute(question, device, save_tokens=save_tokens)
+    options = _options(device, save_tokens=save_tokens)
+    if len(question.relays) > 1:
+        raise typer.Exit(_climb(question, options, output_dir, form))
+    outcome = _execute(question, options)
     if output_dir is not None:
         output_dir.mkdir(parents=True, exist_ok=True)
         outcome.result.write(output_dir / "result.json")
@@ -58,26 +63,46 @@ def _ask(name: str, overrides: list[str], relay: str | None, expect: list[str]) 
     given = [*overrides, *(f"expect.{budget}" for budget in expect)]
     if relay is not None:
         given.append(f"engine.relay={relay}")
-    resolved = ask(name, given)
-    if len(resolved.relays) > 1:
-        raise resolved.scenario.source.refuse(("engine", "relays"), "not available in this version: ladders")
-    return resolved
+    return ask(name, given)
 
 
-def _execute(resolved: Resolved, device: Device, *, save_tokens: bool) -> Outcome:
-    from ..profiles.execute import Options, execute
+def _options(device: Device, *, save_tokens: bool) -> Options:
+    from ..profiles.execute import Options
+
+    command = shlex.join(["schedbench", *sys.argv[1:]])
+    return Options(device=device, save_tokens=save_tokens, command=command)
+
+
+def _watch(clock: Clock, total: int) -> RunProgress:
     from .console import progress
     from .progress import RunProgress
 
-    options = Options(
-        device=device, save_tokens=save_tokens, command=shlex.join(["schedbench", *sys.argv[1:]])
-    )
-    return execute(
-        resolved,
-        resolved.relays[0],
-        options,
-        watch=lambda clock, total: RunProgress(progress(), total=total, clock=clock),
-    )
+    return RunProgress(progress(), total=total, clock=clock)
+
+
+def _execute(resolved: Resolved, options: Options) -> Outcome:
+    from ..profiles.execute import execute
+
+    return execute(resolved, resolved.relays[0], options, watch=_watch)
+
+
+def _climb(resolved: Resolved, options: Options, output_dir: Path | None, form: Format) -> int:
+    """Every relay of the scenario; the worst exit code of all."""
+    from ..profiles.ladder import climb
+    from . import ladder
+    from .console import results
+
+    found = climb(resolved, options, watch=_watch)
+    if output_dir is not None:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        (output_dir / "ladder.json").write_text(found.to_json(), encoding="utf-8")
+    if form == "table":
+        ladder.render(found.document(), results())
+    else:
+        forms = {"md": ladder.markdown, "csv": ladder.to_csv, "html": ladder.html}
+        sys.stdout.write(found.to_json() if form == "json" else forms[form](found.document()))
+    codes = [_exit_code(rung.outcome) for rung in found.rungs]
+    return max(*codes, 0 if found.tokens_agree else GATE_FAILED)
 
 
 def _show(outcome: Outcome, form: Format) -> None:

@@ -104,8 +104,8 @@ _STATES = {
             "pr25944",
             "#25944",
             "lengths go through the FutureMap; ids and lengths share a sentinel between forwards",
-            "+1 pageable H2D per decode on the schedule stream (two where steps mix); five more kernels on the forward "
-            "stream: gather, compare, all, assert, publish",
+            "+1 pageable H2D per decode on the schedule stream (two where steps mix); six more kernels on the forward "
+            "stream: gather, compare, all, assert, and two to publish",
             "pr25944-before",
             rows.PR25944,
             rows.serial_without_relay(rows.PR25944),

@@ -63,7 +63,7 @@ ONE_MISTAKE = {
         "engine.relay.barier: unknown relay switch, did you mean 'barrier'?",
     ),
     "setting": (["--set", "engine.relay.barrier=of"], "engine.relay.barrier: expected off"),
-    "ladder": (["--set", "engine.relays=[latest, pr25945]"], "engine.relays: not available in this version"),
+    "refused": (["--set", "engine.relay={state: latest, index: ring}"], "latest with index=ring: the ring ended"),
     "faults": (["--set", "faults=[oom]"], "faults: not available in this version"),
     "host": (["--set", "device.host=guessed"], "device.host: expected modelled or measured, got 'guessed'"),
     "two workers": (

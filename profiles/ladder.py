@@ -1,0 +1,82 @@
+"""Several relays on one scenario: a rung for each, and what each changes in the one before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from ..scenarios.combinations import overlaps
+from ..scenarios.workload import params
+from ..sched.relay.states import RelayChoice, difference
+from .execute import Options, Outcome, execute
+from .resolve import Resolved
+from .result import SCHEMA_VERSION, Outputs, canonical
+from .runner import Watch, nobody
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    relay: RelayChoice
+    outcome: Outcome
+
+    @property
+    def digest(self) -> str | None:
+        outputs = self.outcome.result.outputs
+        return outputs.digest if isinstance(outputs, Outputs) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """``rungs`` in the scenario's order; fewer than asked for when interrupted."""
+
+    resolved: Resolved
+    rungs: tuple[Rung, ...]
+
+    @property
+    def tokens_agree(self) -> bool:
+        """Rungs that promise the same tokens gave them. Where the workload penalises, upstream's rule promises other
+        tokens than the exact one."""
+        sampling = self.resolved.scenario.workload.sampling
+        penalised = params(sampling, max_new_tokens=1).penalised
+        promised = {
+            (rung.relay.switches["penalties"] if penalised else "", rung.digest) for rung in self.rungs
+        }
+        return len({rule for rule, _ in promised}) == len(promised)
+
+    def document(self) -> Document:
+        scenario = self.resolved.scenario
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "scenario": {"expanded": scenario.expanded(), "sha256": scenario.sha256},
+            "ladder": {"tokens_agree": self.tokens_agree},
+            "rungs": [
+                {
+                    "known_hazards": list(rung.relay.known_hazards),
+                    "changes": changes,
+                    "result": rung.outcome.result.document(),
+                }
+                for rung, changes in zip(self.rungs, self._changes(), strict=True)
+            ],
+        }
+
+    def to_json(self) -> str:
+        return canonical(self.document())
+
+    def _changes(self) -> list[dict[str, tuple[str, str]]]:
+        """Per rung, the questions that it answers differently from the one before it here."""
+        overlap = overlaps(self.resolved.scenario)
+        rows = [rung.relay.row(overlap=overlap) for rung in self.rungs]
+        return [{}, *(difference(before, after) for before, after in pairwise(rows))][: len(rows)]
+
+
+def climb(resolved: Resolved, options: Options, *, watch: Watch = nobody) -> Ladder:
+    """Run the scenario with each of its relays. Raises as ``execute`` does."""
+    rungs: list[Rung] = []
+    for relay in resolved.relays:
+        rungs.append(Rung(relay, execute(resolved, relay, options, watch=watch)))
+        if rungs[-1].outcome.result.run.cancelled:
+            break
+    return Ladder(resolved, tuple(rungs))
