@@ -24,7 +24,8 @@ def run_overlapped(scheduler: Scheduler) -> None:
     with streams.on(streams.schedule):
         while True:
             scheduler.receive()
-            engine.relay.barrier()
+            with engine.observer.range("barrier", scheduler.next_step, scheduler.running_batch.batch_size):
+                engine.relay.barrier()
             batch = scheduler.get_next_batch_to_run()
             if batch is not None:
                 result = launch_overlapped(engine, batch)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from operator import attrgetter
 
 from ..batch import ScheduleBatch, StepResult
@@ -26,18 +26,20 @@ def barrier_at_top(desk: Desk) -> None:
     desk.streams.wait(desk.streams.schedule, desk.streams.forward)
 
 
-def barrier_after_launch(desk: Desk, batch: ScheduleBatch) -> None:  # noqa: ARG001
+def barrier_after_launch(desk: Desk, batch: ScheduleBatch) -> None:
     """The same, before the previous result is settled: settling rewrites page-table rows and frees slots too."""
-    desk.streams.wait(desk.streams.schedule, desk.streams.forward)
+    with desk.observer.range("barrier", batch.step, batch.batch_size):
+        desk.streams.wait(desk.streams.schedule, desk.streams.forward)
 
 
-def wait_until_read(desk: Desk, batch: ScheduleBatch) -> None:  # noqa: ARG001
+def wait_until_read(desk: Desk, batch: ScheduleBatch) -> None:
     """Schedule work from here on comes after the forward has read what the schedule may change, not after its end."""
     streams = desk.streams
-    if desk.read_done is None:
-        streams.wait(streams.schedule, streams.forward)
-    elif streams.schedule is not streams.forward:
-        streams.schedule.wait_event(desk.read_done)
+    with desk.observer.range("barrier", batch.step, batch.batch_size):
+        if desk.read_done is None:
+            streams.wait(streams.schedule, streams.forward)
+        elif streams.schedule is not streams.forward:
+            streams.schedule.wait_event(desk.read_done)
 
 
 def nothing(desk: Desk, batch: ScheduleBatch) -> None:
@@ -66,13 +68,13 @@ def resolve_then_isolate(
     """On the forward stream, after all schedule work so far: resolve on the batch itself, then run the forward on a
     copy of the sampling state (#25945)."""
     streams = desk.streams
-    with streams.on(streams.forward):
+    with streams.on(streams.forward), ExitStack() as isolation:
         streams.wait(streams.forward, streams.schedule)
         with desk.observer.range("resolve", batch.step, batch.batch_size):
             resolve(batch)
-        with _sampling_isolated(batch):
+            isolation.enter_context(_sampling_isolated(batch))
             read_tables(batch)
-            yield
+        yield
 
 
 @contextmanager
