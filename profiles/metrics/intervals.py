@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from operator import itemgetter
 from typing import Generic, TypeVar
@@ -25,38 +26,43 @@ def covered(intervals: Iterable[tuple[int, int]]) -> int:
 
 
 class Track(Generic[T]):
-    """Tagged intervals, queried by spans that only move forward in time.
-
-    What ended before a queried span is forgotten with the next ``add``.
-    """
+    """Tagged intervals that arrive roughly in order, queried by spans that only move forward in time."""
 
     def __init__(self) -> None:
-        self._items: list[tuple[int, int, T]] = []
+        self._items: list[tuple[int, int, T]] = []  # by start
         self._head = 0
 
     def __len__(self) -> int:
         return len(self._items) - self._head
 
     def add(self, items: Iterable[tuple[int, int, T]]) -> None:
+        """Only those that start after the first of ``items`` are put in order again."""
         del self._items[: self._head]
         self._head = 0
-        self._items.extend(items)
-        self._items.sort(key=_start)
+        arrived = sorted(items, key=_start)
+        if arrived:
+            at = bisect_right(self._items, arrived[0][0], key=_start)
+            self._items[at:] = sorted(self._items[at:] + arrived, key=_start)
 
-    def overlaps(self, start: int, end: int) -> list[tuple[int, int, T]]:
-        """Parts of the intervals inside [start, end). ``start`` never decreases between calls."""
+    def forget(self, until: int) -> None:
+        """Nobody asks again for what ended by ``until``."""
         items = self._items
         count = len(items)
         at = self._head
-        while at < count and items[at][1] <= start:
+        while at < count and items[at][1] <= until:
             at += 1
         self._head = at
+
+    def overlaps(self, start: int, end: int) -> list[tuple[int, int, T]]:
+        """Parts of the intervals inside [start, end). ``start`` never decreases between calls."""
+        self.forget(start)
         found = []
-        while at < count and items[at][0] < end:
-            lo, hi, tag = items[at]
+        for at in range(self._head, len(self._items)):
+            lo, hi, tag = self._items[at]
+            if lo >= end:
+                break
             if hi > start:
                 found.append((max(lo, start), min(hi, end), tag))
-            at += 1
         return found
 
 

@@ -1,6 +1,6 @@
 """Where the GPU waited, and how much of the host's waiting showed.
 
-Between two spans of forward kernels lies forward idle, split without remainder::
+Between two spans of forward kernels lies forward idle::
 
     last forward kernel ends                          next forward kernel starts
     |<------------------------- forward idle ------------------------->|
@@ -9,16 +9,22 @@ Between two spans of forward kernels lies forward idle, split without remainder:
                                             ^ its first op is enqueued
 
 When the op was enqueued before the idle began, the host is innocent: what is not held is a kernel gap.
+
+Sleeps, stalls and work are measured on records of their own: ranges called sleep, the waits of calls, and all other
+ranges with the calls between them. Host time that no record tells of is work, for the host has one thread, but unnamed;
+time that two records claim is the residue. After the enqueue no record tells launch latency or kernel gap from what
+nothing held.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Final, NamedTuple
 
-from ..timeline import Call, Op, Wait, Window
+from ..timeline import Call, Op, Range, Wait, Window
+from .distribution import Distribution
 from .intervals import Track, Union, covered
-from .steps import StepGate
+from .steps import OUTSIDE, StepGate
 
 SLEEP: Final = "sleep"  # range that is open while the scheduler has nothing to do until a known instant
 LAG: Final = 4
@@ -30,10 +36,12 @@ class Waiting(NamedTuple):
     steps: int = 0  # that ran forward kernels
     window: int = 0
     forward: int = 0  # union of step spans
+    inside: int = 0  # of it, without a forward kernel
     busy: int = 0  # union of kernels of every stream
     stall: int = 0  # host time inside calls that wait, whole run
     exposed_stall: int = 0
     exposed_host: int = 0
+    unnamed_host: int = 0  # of exposed_host, outside any range or call
     launch_latency: int = 0
     dependency: int = 0
     kernel_gap: int = 0
@@ -49,7 +57,7 @@ class Waiting(NamedTuple):
 
     @property
     def residue(self) -> int:
-        """What the parts leave over; 0 unless a source's records contradict each other."""
+        """What the parts leave over; below 0 where records contradict each other, as a stall during sleep."""
         return self.idle - self.host_late - self.dependency - self.kernel_gap - self.no_work
 
 
@@ -76,11 +84,14 @@ class WaitingSink:
         self._spans: dict[int, _Span] = {}
         self._origin: int | None = None
         self._cursor = 0  # end of the spans folded so far
+        self.forwards: defaultdict[str, Distribution] = defaultdict(Distribution)  # spans by kind of step, ns
         self._sleeps: Track[str] = Track()
+        self._work: Track[str] = Track()
         self._stalls: Track[int] = Track()
         self._waits: Track[int] = Track()
         self._others: Track[tuple[bool, int]] = Track()  # ops that can hold a forward op: (kernel?, stream)
         self._kernels = Union()
+        self._forward_kernels = Union()
         self._totals: Counter[str] = Counter()
         self._exposed: Counter[int] = Counter()
 
@@ -89,21 +100,26 @@ class WaitingSink:
         self._take_ops(window.ops)
         self._take_calls(window.calls)
         self._take_waits(window.waits)
-        self._sleeps.add([(r.start, r.end, SLEEP) for r in window.ranges if r.name == SLEEP])
+        self._take_ranges(window.ranges)
         self._gate.reject_late(self._spans, what="a forward kernel")
         for info in self._gate.feed(window):
-            self._fold(info.step)
+            self._fold(info.step, info.kind)
         self._settle_kernels()
 
     def finish(self) -> Waiting:
         """Totals of the run; nothing may be fed afterwards."""
         for info in self._gate.finish():
-            self._fold(info.step)
+            self._fold(info.step, info.kind)
         for step in sorted(self._spans):
-            self._fold(step)
+            self._fold(step, OUTSIDE)
         self._settle_kernels()
         origin = self._cursor if self._origin is None else self._origin
-        return Waiting(window=self._cursor - origin, busy=self._kernels.length, **self._totals)
+        return Waiting(
+            window=self._cursor - origin,
+            busy=self._kernels.length,
+            inside=self._totals["forward"] - self._forward_kernels.length,
+            **self._totals,
+        )
 
     def take_exposed(self, call: Call) -> int:
         """Exposed part of a call's stall, ns; given out once, after the spans around it were folded."""
@@ -112,26 +128,35 @@ class WaitingSink:
     def _take_ops(self, ops: list[Op]) -> None:
         spans = self._spans
         others: list[tuple[int, int, tuple[bool, int]]] = []
+        forwards: list[tuple[int, int]] = []
         for op in ops:
             kernel = op.kind == "kernel"
             if not (kernel and op.forward and op.step >= 0):
                 others.append((op.start, op.end, (kernel, op.stream)))
-            elif op.step in spans:
+                continue
+            forwards.append((op.start, op.end))
+            if op.step in spans:
                 spans[op.step].extend(op)
             else:
                 spans[op.step] = _Span(op)
         self._others.add(others)
+        self._forward_kernels.add(forwards)
         self._kernels.add([(op.start, op.end) for op in ops if op.kind == "kernel"])
 
     def _take_calls(self, calls: list[Call]) -> None:
         stalls = [(call.end - call.waited, call.end, call.end) for call in calls if call.waited]
         self._totals["stall"] += sum(end - start for start, end, _ in stalls)
         self._stalls.add(stalls)
+        self._work.add([(call.start, call.end, call.name) for call in calls if not call.range])
+
+    def _take_ranges(self, ranges: list[Range]) -> None:
+        self._sleeps.add([(r.start, r.end, SLEEP) for r in ranges if r.name == SLEEP])
+        self._work.add([(r.start, r.end, r.name) for r in ranges if r.name != SLEEP])
 
     def _take_waits(self, waits: list[Wait]) -> None:
         self._waits.add([(wait.start, wait.end, wait.stream) for wait in waits])
 
-    def _fold(self, step: int) -> None:
+    def _fold(self, step: int, kind: str) -> None:
         span = self._spans.pop(step, None)
         if span is None:
             return
@@ -144,23 +169,35 @@ class WaitingSink:
             self._totals["forward"] += span.end - start
             self._cursor = span.end
         self._totals["steps"] += 1
+        self.forwards[kind].add(span.end - span.start)
+        self._forget()
+
+    def _forget(self) -> None:
+        for track in (self._sleeps, self._work, self._stalls, self._waits, self._others):
+            track.forget(self._cursor)
 
     def _split_idle(self, span: _Span) -> None:
         """The idle from the cursor to the span's start, split at the instant its first op was enqueued."""
         begin, end = self._cursor, span.start
         enqueued = min(max(span.launched, begin), end)
-        totals = self._totals
-        asleep = [(lo, hi) for lo, hi, _ in self._sleeps.overlaps(begin, enqueued)]
+        self._split_host(begin, enqueued)
+        held = self._held(span.stream, start=enqueued, end=end)
+        self._totals["dependency"] += held
+        self._totals["launch_latency" if enqueued > begin else "kernel_gap"] += end - enqueued - held
+
+    def _split_host(self, begin: int, enqueued: int) -> None:
+        """What the host did meanwhile: asleep, stalled, or at work, named or not."""
         stalled = self._stalls.overlaps(begin, enqueued)
         for lo, hi, call_end in stalled:
             self._exposed[call_end] += hi - lo
         waiting = [(lo, hi) for lo, hi, _ in stalled]
+        asleep = [(lo, hi) for lo, hi, _ in self._sleeps.overlaps(begin, enqueued)]
+        work = [(lo, hi) for lo, hi, _ in self._work.overlaps(begin, enqueued)]
+        totals = self._totals
         totals["no_work"] += covered(asleep)
         totals["exposed_stall"] += covered(waiting)
-        totals["exposed_host"] += enqueued - begin - covered(asleep + waiting)
-        held = self._held(span.stream, start=enqueued, end=end)
-        totals["dependency"] += held
-        totals["launch_latency" if enqueued > begin else "kernel_gap"] += end - enqueued - held
+        totals["exposed_host"] += enqueued - begin - covered(waiting + asleep)
+        totals["unnamed_host"] += enqueued - begin - covered(work + waiting + asleep)
 
     def _held(self, stream: int, *, start: int, end: int) -> int:
         """Time in [start, end) in which an op of ``stream`` waits for an event, for its own stream, or
@@ -176,3 +213,4 @@ class WaitingSink:
     def _settle_kernels(self) -> None:
         if self._origin is not None:
             self._kernels.settle(self._origin, self._cursor)
+            self._forward_kernels.settle(self._origin, self._cursor)

@@ -58,8 +58,11 @@ class Drawing:
         wait = Wait(stream, self._ns(start), self._ns(end), step)
         self._put("waits", wait.end, wait)
 
+    def range(self, start: float, end: float, *, name: str = "prepare", step: int = 0) -> None:
+        self._put("ranges", self._ns(end), Range(name, step, 0, self._ns(start), self._ns(end)))
+
     def sleep(self, start: float, end: float) -> None:
-        self._put("ranges", self._ns(end), Range("sleep", -1, 0, self._ns(start), self._ns(end)))
+        self.range(start, end, name="sleep", step=-1)
 
     def step(
         self, step: int, *, launched: float, settled: float, kind: str = "decode", steady: bool = False
@@ -106,6 +109,7 @@ class Play:
             until = self._host + self._random.randint(1, 30)
             self.drawing.sleep(self._host, until)
             self._host = until
+        opened = self._host
         for _ in range(self._random.randint(0, 2)):
             self._host += self._random.randint(5, 9)
             kind, blocking = self._random.choice(["kernel", "h2d", "d2h"]), self._random.random() < 0.3
@@ -120,6 +124,7 @@ class Play:
             )  # fmt: skip
             if kind != "kernel":
                 self._call(step, until=end if blocking else 0, kind="copy", stream=stream, site=site)
+        self.drawing.range(opened, self._host, step=step)
 
     def _call(self, step: int, *, until: int, **fields: Any) -> None:
         start = self._host
@@ -128,6 +133,7 @@ class Play:
         self.drawing.call(start, self._host, step=step, waited=self._host - ready, **fields)
 
     def _launch(self, step: int) -> None:
+        opened = self._host
         held_until = self._free[SCHEDULE] if self._random.random() < 0.5 else 0
         for number in range(self._random.randint(0 if step % 7 == 3 else 1, 3)):
             self._host += self._random.randint(1, 4)
@@ -139,10 +145,13 @@ class Play:
             self.drawing.forward(start, self._free[FORWARD], step=step, launched=self._host)
         self._ends[step] = self._free[FORWARD]
         self._launched_at = self._host
+        self.drawing.range(opened, self._host, name="model", step=step)
 
     def _settle(self, step: int) -> None:
-        self._host += self._random.randint(0, 6)
+        opened = self._host + self._random.choice([0, 0, 3])  # a little that no range tells of
+        self._host = opened + self._random.randint(0, 6)
         self._call(step, until=self._ends[step], kind="sync", stream=FORWARD, site=7)
+        self.drawing.range(opened, self._host, name="settle", step=step)
         kind = self._random.choice(["decode", "decode", "prefill"])
         steady = self._random.random() < 0.5
         self.drawing.step(step, launched=self._launched_at, settled=self._host, kind=kind, steady=steady)

@@ -43,6 +43,7 @@ def decodes(drawing):
         drawing.forward(10 * step, 10 * step + 8, step=step)
         drawing.step(step, launched=10 * step, settled=10 * step + 9, steady=step > 0)
         drawing.call(10 * step + 5, 10 * step + 9, step=step, waited=4, stream=COPY, site=7)
+        drawing.range(10 * step, 10 * step + 10, step=step)
     pageable = {"kind": "h2d", "bytes": 100, "host_memory": "pageable", "blocking": True}
     drawing.op(0, 1, step=0, site=5, **pageable)
     drawing.op(10, 11, step=1, site=5, **pageable)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from itertools import pairwise
+from statistics import median
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schedbench.profiles.metrics.intervals import Track
 from schedbench.profiles.metrics.steps import TimelineError
 from schedbench.profiles.metrics.waiting import Waiting, WaitingSink
+from schedbench.profiles.timeline import Call, Op, Range, Wait, Window
+from schedbench.sched.observe import StepInfo
 
 SCHEDULE, FORWARD, COPY = 0, 1, 2
 
@@ -23,9 +28,11 @@ def answer(drawing, cuts=()) -> Waiting:
 
 
 def two_steps(drawing, *, start, launched):
-    """Forward kernels in [0, 10) and from ``start`` on; the second enqueued at ``launched``."""
+    """Forward kernels in [0, 10) and from ``start`` on; the second enqueued at ``launched``, until when the
+    host was at work."""
     drawing.forward(0, 10, step=0)
     drawing.forward(start, start + 10, step=1, launched=launched)
+    drawing.range(0, launched, step=1)
     drawing.step(0, launched=0, settled=start)
     drawing.step(1, launched=launched, settled=start + 10)
 
@@ -49,6 +56,26 @@ def test_stall_is_split_into_exposed_and_hidden(drawing):
     drawing.call(3, 14, step=0, waited=10)
     waiting = answer(drawing)
     assert (waiting.stall, waiting.exposed_stall, waiting.exposed_host) == (10_000, 4_000, 2_000)
+
+
+def test_host_time_that_no_record_tells_of_is_unnamed_work(drawing):
+    """Of the 30 before the enqueue the records have 6 of a range, 4 of a call beside it and 5 of sleep."""
+    drawing.forward(0, 10, step=0)
+    drawing.forward(42, 50, step=1, launched=40)
+    drawing.range(8, 16, step=1)
+    drawing.range(10, 12, step=1, name="receive")  # inside the other: counted once
+    drawing.call(20, 24, step=1, range="", kind="launch")
+    drawing.sleep(30, 35)
+    waiting = answer(drawing)
+    assert (waiting.exposed_host, waiting.no_work, waiting.launch_latency) == (25_000, 5_000, 2_000)
+    assert (waiting.unnamed_host, waiting.host_late, waiting.residue) == (15_000, 27_000, 0)
+
+
+def test_a_stall_during_sleep_is_a_contradiction_that_shows(drawing):
+    two_steps(drawing, start=30, launched=30)
+    drawing.sleep(12, 20)
+    drawing.call(11, 16, step=0, waited=4)
+    assert answer(drawing).residue == -4_000
 
 
 def test_launched_early_and_held_by_an_event(drawing):
@@ -88,14 +115,35 @@ def test_host_stall_while_the_forward_is_enqueued_is_hidden(drawing):
     assert (waiting.stall, waiting.exposed_stall, waiting.dependency) == (18_000, 0, 18_000)
 
 
-def test_gaps_inside_a_span_are_not_forward_idle_but_not_busy_either(drawing):
+def test_gaps_inside_a_span_are_apart_from_forward_idle(drawing):
     drawing.forward(0, 4, step=0)
     drawing.forward(6, 10, step=0)
     drawing.op(5, 6, step=0)
     drawing.op(7, 8, step=0)  # beside a forward kernel: counted once
     drawing.step(0, launched=0, settled=11)
     waiting = answer(drawing)
-    assert (waiting.forward, waiting.busy, waiting.idle) == (10_000, 9_000, 0)
+    assert (waiting.forward, waiting.busy, waiting.idle, waiting.inside) == (10_000, 9_000, 0, 2_000)
+
+
+def test_forwards_that_overlap_leave_no_gap_twice(drawing):
+    drawing.forward(0, 4, step=0)
+    drawing.forward(12, 14, step=0)
+    drawing.forward(6, 8, step=1, stream=COPY)
+    drawing.forward(18, 20, step=1, stream=COPY)
+    assert answer(drawing).inside == (2 + 4 + 4) * 1000
+
+
+def test_the_length_of_a_forward_is_told_of_its_own_kind(drawing):
+    """A long prefill and a short decode, both enqueued in the prefill's first microseconds."""
+    drawing.forward(0, 90, step=0, launched=0)
+    drawing.forward(90, 95, step=1, launched=2)
+    drawing.step(0, launched=1, settled=91, kind="prefill")
+    drawing.step(1, launched=3, settled=96)
+    sink = WaitingSink()
+    for window in drawing.windows():
+        sink.feed(window)
+    sink.finish()
+    assert {kind: spans.mean for kind, spans in sink.forwards.items()} == {"prefill": 90_000, "decode": 5_000}
 
 
 def test_copies_in_a_forward_range_are_no_forward_kernels(drawing):
@@ -121,6 +169,7 @@ def test_nothing_happened(drawing):
 def test_unsettled_steps_of_a_cancelled_run_count(drawing):
     drawing.forward(0, 10, step=0)
     drawing.forward(12, 20, step=1, launched=12)
+    drawing.range(5, 12, step=1)
     assert answer(drawing).exposed_host == 2_000
 
 
@@ -150,11 +199,12 @@ def look_at_each_ns(window) -> Counter[str]:
 
 def part_of(t, window, *, first, late) -> str:
     if t < first.launched:
-        if any(r.start <= t < r.end for r in window.ranges):
+        if any(r.start <= t < r.end for r in window.ranges if r.name == "sleep"):
             return "no_work"
         if any(call.end - call.waited <= t < call.end for call in window.calls):
             return "exposed_stall"
-        return "exposed_host"
+        at_work = any(r.start <= t < r.end for r in window.ranges)
+        return "named_host" if at_work else "unnamed_host"
     held = any(w.stream == first.stream and w.start <= t < w.end for w in window.waits) or any(
         op.start <= t < op.end and (op.kind == "kernel" or op.stream == first.stream) for op in window.ops
     )
@@ -169,9 +219,82 @@ def test_parts_are_what_each_nanosecond_says(play, random, steps):
     drawing = play(random, steps)
     waiting = answer(drawing)
     expected = look_at_each_ns(drawing.windows()[0])
+    named = expected.pop("named_host", 0)
     assert {part: getattr(waiting, part) for part in expected} == dict(expected)
-    assert waiting.residue == 0
-    assert waiting.idle == expected.total()
+    assert waiting.exposed_host - waiting.unnamed_host == named
+    assert (waiting.residue, waiting.idle) == (0, expected.total() + named)
+    assert waiting.host_late == late(drawing.windows()[0])
+    assert waiting.inside == gaps_inside(drawing.windows()[0])
+
+
+def spans_of(window) -> list[list[Op]]:
+    """Forward kernels by step, in order of start."""
+    forward = [op for op in window.ops if op.forward and op.kind == "kernel"]
+    steps = sorted({op.step for op in forward})
+    return [sorted((op for op in forward if op.step == step), key=lambda op: op.start) for step in steps]
+
+
+def late(window) -> int:
+    """Idle before enqueues without sleep, and from an enqueue to the start what nothing held."""
+    total = 0
+    for before, after in pairwise(spans_of(window)):
+        begin, first = max(op.end for op in before), after[0]
+        if first.launched > begin:
+            parts = Counter(
+                part_of(t, window, first=first, late=True) in ("no_work", "dependency")
+                for t in range(begin, first.start)
+            )
+            total += parts[False]
+    return total
+
+
+def gaps_inside(window) -> int:
+    """Nanoseconds of a step's span in which none of its forward kernels ran; spans do not overlap here."""
+    return sum(
+        not any(op.start <= t < op.end for op in ops)
+        for ops in spans_of(window)
+        for t in range(ops[0].start, max(op.end for op in ops))
+    )
+
+
+STEPS = 50_000
+BLOCK = 100  # steps of a window
+
+
+def late_steps(first: int) -> Window:
+    """Every step's forward is enqueued after the one before it ended, by a host that stalled and worked."""
+    window = Window(100 * first, 100 * (first + BLOCK))
+    for step in range(first, first + BLOCK):
+        at = 100 * step
+        kernel = Op(
+            "kernel", "k", FORWARD, at + 50, at + 90, 0, 0, "", False, "model", True, step, -1, at + 50
+        )
+        copy = kernel._replace(kind="h2d", stream=SCHEDULE, forward=False, start=at + 10, end=at + 12)
+        window.ops += [copy, kernel]
+        window.calls.append(Call("sync", "s", at + 1, at + 5, 3, SCHEDULE, "prepare", step, -1))
+        window.waits.append(Wait(COPY, at + 20, at + 30, step))
+        window.ranges += [Range("sleep", -1, 0, at + 5, at + 6), Range("prepare", step, 1, at + 6, at + 50)]
+        info = StepInfo(step, "decode", 1, 1, False)
+        window.launched.append(info)
+        window.settled.append(info)
+    return window
+
+
+def test_a_long_run_of_late_steps_is_neither_kept_nor_slower_by_the_hour():
+    sink = WaitingSink()
+    tracks = [track for track in vars(sink).values() if isinstance(track, Track)]
+    took, kept = [], []
+    for first in range(0, STEPS, BLOCK):
+        window = late_steps(first)
+        begin = time.process_time()
+        sink.feed(window)
+        took.append(time.process_time() - begin)
+        kept.append(max(map(len, tracks)))
+    quarter = len(took) // 4
+    assert len(tracks) == 5
+    assert max(kept) <= 2 * BLOCK
+    assert median(took[-quarter:]) < 2 * median(took[:quarter])
+    assert sink.finish().exposed_stall == 3 * (STEPS - 1)
 
 
 @given(random=st.randoms(use_true_random=False), cuts=st.lists(st.integers(0, 1500), max_size=40))
