@@ -38,11 +38,11 @@ _PLAIN = (
     "retractions",
     "peak_kv_tokens",
 )
-_TIMES = ("ttft_ms", "queue_ms", "tpot_ms", "itl_ms", "e2e_ms", "step_ms")
+_TIMES = ("ttft_ms", "queue_ms", "tpot_ms", "itl_ms", "e2e_ms", "step_ms", "forward_ms")
+_IDLE = ("host_late", "dependency", "kernel_gap", "no_work", "residue")
 _LINES = 40  # source lines shown in a table
 _SUMMED = {"count", "steady", "bytes", "host_us", "exposed_us"}
-_WHAT = 25  # columns for what a source line did
-_FIGURES = 31 + _WHAT  # columns that a table of source lines needs beside them
+_FIGURES = 31  # columns that a table of source lines needs beside them
 
 
 def render(result: Document, console: Console, *, breaches: Sequence[Breach] = ()) -> None:
@@ -129,12 +129,13 @@ def latency(result: Document) -> Table:
     for heading in ("n", "mean", "p50", "p90", "p95", "p99", "max"):
         table.add_column(heading, justify="right")
     metrics = result["metrics"]
-    kinds = sorted(name for name in metrics if name.startswith("step_ms."))
+    kinds = sorted(name for name in metrics if name.startswith("forward_ms."))
     for name in (*_TIMES, *kinds):
         if name in metrics:
             label = name.replace("_ms", "").replace(".", " ")
             table.add_row(
-                label if label.startswith(("queue", "step")) else label.upper(), *_times(metrics[name])
+                label if label.startswith(("queue", "step", "forward")) else label.upper(),
+                *_times(metrics[name]),
             )
     return table
 
@@ -228,7 +229,7 @@ def host_waits(result: Document, *, width: int) -> Table:
 
 
 def gpu_waits(result: Document) -> Table:
-    """Forward idle, split without remainder."""
+    """Forward idle, split without remainder, and apart from it what was idle inside forwards."""
     table = _table("where the GPU waited")
     table.add_column("between forwards")
     table.add_column("µs/step", justify="right")
@@ -237,24 +238,33 @@ def gpu_waits(result: Document) -> Table:
     if "abstained" in idle or total is None:
         table.add_row("forward idle", MISSING, MISSING)
         return table
-    whole = sum(idle.values())
-    part = {name: total * us / whole if whole else 0.0 for name, us in idle.items()}
-    stall, work = (_value(result, f"exposed_{what}_us_per_step") or 0.0 for what in ("stall", "host"))
-    rows = (
-        ("host late", part["host_late_us"]),
-        ("  exposed stall", stall),
-        ("  exposed host work", work),
-        ("  launch latency", max(part["host_late_us"] - stall - work, 0.0)),
-        ("waiting on an event or stream", part["dependency_us"]),
-        ("kernel gap", part["kernel_gap_us"]),
-        ("no work", part["no_work_us"]),
-        ("residue", part["residue_us"]),
-        ("forward idle", total),
-    )
-    for label, us in rows:
+    for label, us in _idle_rows(result, total):
         share = us / total if total else None
         table.add_row(label, number(round(us, 6)), percent(share), end_section=label == "residue")
+    table.add_section()
+    table.add_row("inside forwards", number(_value(result, "forward_gap_us_per_step")), "")
     return table
+
+
+def _idle_rows(result: Document, total: float) -> list[tuple[str, float]]:
+    """us per step; ``total`` is all of forward idle."""
+    idle = result["idle"]
+    whole = sum(idle[f"{name}_us"] for name in _IDLE)
+    part = {name.removesuffix("_us"): total * us / whole if whole else 0.0 for name, us in idle.items()}
+    stall, work = (_value(result, f"exposed_{what}_us_per_step") or 0.0 for what in ("stall", "host"))
+    unnamed = [("    outside any range", part["unnamed_host"])] if part["unnamed_host"] else []
+    return [
+        ("host late", part["host_late"]),
+        ("  exposed stall", stall),
+        ("  exposed host work", work),
+        *unnamed,
+        ("  launch latency", part["launch_latency"]),
+        ("waiting on an event or stream", part["dependency"]),
+        ("kernel gap", part["kernel_gap"]),
+        ("no work", part["no_work"]),
+        ("residue", part["residue"]),
+        ("forward idle", total),
+    ]
 
 
 def _value(result: Document, metric: str) -> float | None:
@@ -300,7 +310,7 @@ def _lines(title: str, rows: Sequence[object], *, width: int) -> Table:
     caption = f"and {hidden} more lines" if hidden > 0 else "" if rows else "none"
     table = _table(title, caption=caption)
     table.add_column("source line", width=_room(width), no_wrap=True)
-    table.add_column("what", width=_WHAT, no_wrap=True)
+    table.add_column("what", width=_what(width), no_wrap=True)
     return table
 
 
@@ -309,15 +319,20 @@ def _line(row: Document, what: str, *, width: int) -> tuple[Text, Text]:
     site = row["site"]
     where = f"{site['file']}:{site['line']}" if site else row["range"] or "unknown line"
     statement = cut_right(site["statement"], room) if site else MISSING
-    place = f"{row['stream']} · {row['kind']}"
+    place = " · ".join(word for word in (row["stream"], row["range"], row["kind"]) if word)
     return (
         Text.assemble(cut_left(where, room), ("\n" + statement, "dim")),
-        Text.assemble(what, ("\n" + place, "dim")),
+        Text.assemble(what, ("\n" + cut_right(place, _what(width)), "dim")),
     )
 
 
 def _room(width: int) -> int:
-    return min(max(width - _FIGURES, 24), 90)
+    return min(max(width - _FIGURES - _what(width), 24), 90)
+
+
+def _what(width: int) -> int:
+    """Columns for what a source line did, where and in steps of what kind: more on a wide page."""
+    return 25 + min(max(width - 98, 0) // 2, 20)
 
 
 def _ordered(names: Any, known: Sequence[str]) -> list[str]:

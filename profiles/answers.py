@@ -24,6 +24,8 @@ from .timeline import Names, Window
 Metrics = dict[str, Metric | Abstained]
 
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+_NO_PERIOD = "fewer than two launches without sleep between them"
+_NO_FORWARD = "no forward kernel was seen"
 
 
 class Parts(NamedTuple):
@@ -63,7 +65,8 @@ class Answers:
         return Parts(
             metrics={
                 **_request_metrics(self.requests, exact=exact),
-                **_period_metrics(self.periods.by_kind, exact=exact),
+                "step_ms": distributed("step_ms", self.periods.periods, exact=exact, why=_NO_PERIOD),
+                **_forward_metrics(self.waiting.forwards, exact=exact),
                 **_waiting_metrics(waiting, exact=exact),
             },
             per_step=per_step(self.counts.steps, self.counts.tallies(), names),
@@ -137,12 +140,11 @@ def _request_metrics(log: RequestLog, *, exact: bool) -> Metrics:
     return metrics | {name: distributed(name, time, exact=exact, why=why) for name, time in times.items()}
 
 
-def _period_metrics(by_kind: Mapping[str, Distribution], *, exact: bool) -> Metrics:
-    why = "fewer than two launches without sleep between them"
+def _forward_metrics(by_kind: Mapping[str, Distribution], *, exact: bool) -> Metrics:
     everything = Distribution.merged(by_kind.values())
-    metrics = {"step_ms": distributed("step_ms", everything, exact=exact, why=why)}
+    metrics = {"forward_ms": distributed("forward_ms", everything, exact=exact, why=_NO_FORWARD)}
     for kind in sorted(by_kind):
-        metrics[f"step_ms.{kind}"] = distributed("step_ms", by_kind[kind], exact=exact, why=why)
+        metrics[f"forward_ms.{kind}"] = distributed("forward_ms", by_kind[kind], exact=exact, why=_NO_FORWARD)
     return metrics
 
 
@@ -150,19 +152,21 @@ def _waiting_metrics(waiting: Waiting, *, exact: bool) -> Metrics:
     ratios = {"forward_occupancy": waiting.forward, "gpu_busy": waiting.busy}
     times = {
         "forward_idle_us_per_step": waiting.idle,
+        "forward_gap_us_per_step": waiting.inside,
         "host_stall_us_per_step": waiting.stall,
         "exposed_stall_us_per_step": waiting.exposed_stall,
         "exposed_host_us_per_step": waiting.exposed_host,
     }
     values = {name: ns / waiting.window if waiting.window else None for name, ns in ratios.items()}
     values |= {name: ns / 1e3 / waiting.steps if waiting.steps else None for name, ns in times.items()}
-    why = "no forward kernel was seen"
-    return {name: plain(name, value, exact=exact, why=why) for name, value in values.items()}
+    return {name: plain(name, value, exact=exact, why=_NO_FORWARD) for name, value in values.items()}
 
 
 def idle_part(waiting: Waiting) -> IdlePart:
     return IdlePart(
         host_late_us=waiting.host_late / 1e3,
+        launch_latency_us=waiting.launch_latency / 1e3,
+        unnamed_host_us=waiting.unnamed_host / 1e3,
         dependency_us=waiting.dependency / 1e3,
         kernel_gap_us=waiting.kernel_gap / 1e3,
         no_work_us=waiting.no_work / 1e3,

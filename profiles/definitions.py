@@ -81,9 +81,9 @@ _LATENCY = (
     ),
     Definition(
         "itl_ms", "ms", "lower",
-        "Inter-token latency: the gap between two events at which tokens of one request became known. An "
-        "event may carry several tokens; gaps are not divided by them.",
-        "event k - event k-1, per request", _REQUESTS,
+        "Inter-token latency: the gap between two events at which tokens of one finished request became "
+        "known. An event may carry several tokens; gaps are not divided by them.",
+        "event k - event k-1, per finished request", _REQUESTS,
     ),
     Definition(
         "e2e_ms", "ms", "lower",
@@ -92,10 +92,18 @@ _LATENCY = (
     ),
     Definition(
         "step_ms", "ms", "lower",
-        "Period of the scheduler's loop: from one launch to the next, for the kind of the earlier step "
-        "(step_ms.decode, ...). Periods in which the scheduler slept for lack of work are left out.",
+        "Period of the scheduler's loop: from one launch to the next. With overlap the host launches ahead of "
+        "the GPU, so that a period belongs to no kind of step: see forward_ms. Periods in which the "
+        "scheduler slept for lack of work are left out.",
         "launch k+1 - launch k", _REQUESTS,
     ),
+)  # fmt: skip
+
+_FORWARD = Definition(
+    "forward_ms", "ms", "lower",
+    "A step's span on the GPU: from its first to its last forward kernel, whatever the gaps between them; "
+    "over all steps, and by their kind (forward_ms.decode, ...).",
+    "end of the last forward kernel - start of the first, per step", _TIMELINE,
 )  # fmt: skip
 
 _WAITING = (
@@ -116,13 +124,22 @@ _WAITING = (
     Definition(
         "forward_idle_us_per_step", "us/step", "lower",
         "Forward idle lies between the spans of forward kernels. It is split into host late, waiting on an"
-        " event or stream, kernel gap and no work; the parts sum to the whole and the residue is printed.",
+        " event or stream, kernel gap and no work; the parts sum to the whole and the residue is printed. "
+        "What the GPU waits inside spans is apart: forward_gap_us_per_step.",
         "(forward window - sum of step spans) / steps", _TIMELINE,
+    ),
+    Definition(
+        "forward_gap_us_per_step", "us/step", "lower",
+        "Time inside the spans of forwards in which none of their kernels ran: gaps between kernels, and "
+        "waiting within a step, as for a sample that is delayed until a grammar's mask is there. No part "
+        "of forward idle.",
+        "(sum of step spans - union of forward kernels) / steps; overlapping spans count once", _TIMELINE,
     ),
     Definition(
         "host_stall_us_per_step", "us/step", "lower",
         "Host time inside calls that wait for the device. Part of it is exposed: it kept the GPU from its "
-        "next forward; the rest is hidden behind running kernels and costs nothing.",
+        "next forward. The rest is hidden: it was not itself the reason the GPU was idle; what the host "
+        "could have done meanwhile is another question.",
         "sum of waited time / steps", _TIMELINE,
     ),
     Definition(
@@ -134,8 +151,9 @@ _WAITING = (
     Definition(
         "exposed_host_us_per_step", "us/step", "lower",
         "Host work during forward idle, before the next step's first forward op was enqueued: the host "
-        "neither waited for the device nor slept.",
-        "(host-late forward idle - exposed stall - launch latency) / steps", _TIMELINE,
+        "neither waited for the device nor slept. Work outside of any range is included, and told apart as "
+        "unnamed_host_us.",
+        "time before the enqueue, outside sleep and waits, within forward idle / steps", _TIMELINE,
     ),
 )  # fmt: skip
 
@@ -200,6 +218,18 @@ _PARTS = (
         "idle before the enqueue, without sleep, + start - enqueue where nothing held the op", _TIMELINE,
     ),
     Definition(
+        "launch_latency_us", "us", "lower",
+        "Part of host late: from the enqueue of a forward's first op, during idle, to its start, as far as "
+        "nothing held the op.",
+        "start - enqueue - dependency, where the enqueue lies in forward idle", _TIMELINE,
+    ),
+    Definition(
+        "unnamed_host_us", "us", "lower",
+        "Part of host late: exposed host work outside of any range or call. It is 0 where host time is "
+        "modelled; elsewhere it is the Python between the scheduler's ranges.",
+        "exposed host work - (ranges and calls, without waits and sleep)", _TIMELINE,
+    ),
+    Definition(
         "dependency_us", "us", "lower",
         "Forward idle while the next forward op was enqueued but held: by an event of another stream, by "
         "earlier work on its own stream, or by a kernel of another stream.",
@@ -217,14 +247,16 @@ _PARTS = (
     ),
     Definition(
         "residue_us", "us", "none",
-        "What the four parts of forward idle leave over. It is 0 unless records contradict each other.",
+        "What the four parts of forward idle leave over. It is 0 unless records claim the same time twice, as"
+        " a stall during sleep does; then it is below 0.",
         "forward idle - host late - dependency - kernel gap - no work", _TIMELINE,
     ),
     Definition(
-        "hidden", "us", "none",
+        "hidden", "us/step", "none",
         "Host stall that was not exposed: kernels of a forward ran meanwhile, or the next forward was "
-        "already enqueued. Removing it does not make the run faster.",
-        "host stall - exposed stall", _TIMELINE,
+        "already enqueued. It was not itself the reason the GPU was idle; what the host could have done "
+        "meanwhile is another question.",
+        "(host stall - exposed stall) / steps", _TIMELINE,
     ),
     Definition(
         "decode.steady", "steps", "none",
@@ -234,14 +266,28 @@ _PARTS = (
     ),
 )  # fmt: skip
 
-_TABLE = (*_THROUGHPUT, *_LATENCY, *_WAITING, *_USAGE, *_COUNTERS, *_PARTS)
+_TABLE = (*_THROUGHPUT, *_LATENCY, _FORWARD, *_WAITING, *_USAGE, *_COUNTERS, *_PARTS)
+
+KINDS = ("prefill", "decode", "mixed", "idle", "verify", "draft", "prebuilt")  # of steps
+PERCENTILES = ("p50", "p90", "p95", "p99")
+_BY_KIND = ("forward_ms",)
 
 DEFINITIONS: Mapping[str, Definition] = MappingProxyType({entry.name: entry for entry in _TABLE})
 
 
 def definition(metric: str) -> Definition:
-    """Of a metric, or of the metric that one of its kinds belongs to (``step_ms.decode``).
+    """Of a metric, or of the metric that one of its kinds or percentiles belongs to (``forward_ms.decode.p99``).
 
     Raises KeyError if there is none.
     """
-    return DEFINITIONS.get(metric) or DEFINITIONS[metric.partition(".")[0]]
+    if metric in DEFINITIONS:
+        return DEFINITIONS[metric]
+    name, *rest = metric.split(".")
+    entry = DEFINITIONS[name]
+    if rest and name in _BY_KIND and rest[0] in KINDS:
+        rest = rest[1:]
+    if rest and entry.unit == "ms" and rest[0] in PERCENTILES:
+        rest = rest[1:]
+    if rest:
+        raise KeyError(metric)
+    return entry

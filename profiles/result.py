@@ -155,9 +155,11 @@ class SyncRow(Part):
 
 
 class IdlePart(Part):
-    """Forward idle in total and its parts."""
+    """Forward idle in total and its parts: host late, dependency, kernel gap, no work, residue."""
 
     host_late_us: float
+    launch_latency_us: float  # of host late
+    unnamed_host_us: float  # of host late, in no range
     dependency_us: float
     kernel_gap_us: float
     no_work_us: float

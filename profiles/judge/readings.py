@@ -54,6 +54,7 @@ def full_name(short: str) -> str:
     if head == "throughput":
         head = "output_throughput"
     name = next((f"{head}{ending}" for ending in ("", *_ENDINGS) if f"{head}{ending}" in DEFINITIONS), head)
-    if definition(name).direction == "none":
+    whole = f"{name}{dot}{rest}"
+    if definition(whole).direction == "none":
         raise KeyError(short)
-    return f"{name}{dot}{rest}"
+    return whole

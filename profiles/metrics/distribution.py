@@ -30,6 +30,9 @@ class Distribution:
     def add(self, sample: int) -> None:
         self._seen[sample] += 1
 
+    def extend(self, samples: Iterable[int]) -> None:
+        self._seen.update(samples)
+
     def __len__(self) -> int:
         return self._seen.total()
 

@@ -1,8 +1,7 @@
-"""The loop's period by kind of step, and the clock that makes sleep visible."""
+"""The loop's period, and the clock that makes sleep visible."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
 
 from ...sched.observe import Clock, Observer, Silence, StepInfo
@@ -28,21 +27,21 @@ class VisibleSleep:
 
 
 class StepPeriods(Silence):
-    """From each launch to the next, ns, by kind of the earlier step; periods with sleep are left out."""
+    """From each launch to the next, ns; periods with sleep are left out. Under overlap a period is no one step's: it
+    has the settling of the step before and the preparing of the one after."""
 
     def __init__(self, clock: Clock) -> None:
-        self.by_kind: defaultdict[str, Distribution] = defaultdict(Distribution)
+        self.periods = Distribution()
         self._clock = clock
-        self._last: tuple[str, int] | None = None
+        self._last: int | None = None
 
     def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:  # noqa: ARG002
         if name == SLEEP:
             self._last = None
         return nullcontext()
 
-    def launched(self, info: StepInfo) -> None:
+    def launched(self, info: StepInfo) -> None:  # noqa: ARG002
         now = self._clock.now()
         if self._last is not None:
-            kind, since = self._last
-            self.by_kind[kind].add(now - since)
-        self._last = info.kind, now
+            self.periods.add(now - self._last)
+        self._last = now

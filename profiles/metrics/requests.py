@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from collections import defaultdict
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ...sched.observe import Clock, Silence
@@ -71,37 +73,41 @@ class RequestLog(Silence):
 
     def __init__(self, clock: Clock) -> None:
         self.records: list[RequestRecord] = []
-        self.gaps = Distribution()  # between events of one request, ns
+        self.gaps = Distribution()  # between events of one finished request, ns
         self.production = Production()
         self.retractions = 0
         self.peak_kv_tokens = 0
         self._clock = clock
-        self._last_event: dict[str, int] = {}
+        self._events: defaultdict[str, array[int]] = defaultdict(
+            lambda: array("q")
+        )  # of requests that are alive
 
     def tokens(self, request: Request, count: int) -> None:
         now = self._clock.now()
-        last = self._last_event.get(request.id)
-        if last is not None:
-            self.gaps.add(now - last)
-        self._last_event[request.id] = now
+        self._events[request.id].append(now)
         self.production.add(now, count)
 
     def ended(self, request: Request) -> None:
-        self._last_event.pop(request.id, None)
-        self.records.append(
-            RequestRecord(
-                id=request.id,
-                index=request.index,
-                arrival=request.arrival,
-                first_scheduled=request.first_scheduled_at,
-                first_token=request.first_token_at,
-                finish=self._clock.now() if request.finished_at is None else request.finished_at,
-                prompt_tokens=len(request.origin_input_ids),
-                cached_tokens=request.cached_tokens,
-                output_ids=request.output_ids,
-                status=request.status.value,
-                reason=request.reason,
-            )
+        record = self._record(request)
+        self.records.append(record)
+        events = self._events.pop(request.id, ())
+        if record.finished:
+            self.gaps.extend(after - before for before, after in pairwise(events))
+
+    def _record(self, request: Request) -> RequestRecord:
+        finished_at = request.finished_at
+        return RequestRecord(
+            id=request.id,
+            index=request.index,
+            arrival=request.arrival,
+            first_scheduled=request.first_scheduled_at,
+            first_token=request.first_token_at,
+            finish=self._clock.now() if finished_at is None else finished_at,
+            prompt_tokens=len(request.origin_input_ids),
+            cached_tokens=request.cached_tokens,
+            output_ids=request.output_ids,
+            status=request.status.value,
+            reason=request.reason,
         )
 
     def retracted(self, request: Request) -> None:  # noqa: ARG002

@@ -102,7 +102,29 @@ def test_kinds_of_steps_share_a_row(document):
     row = document["copies"][0]
     document["copies"] = [row | {"kind": "decode", "count": 3}, row | {"kind": "prefill", "count": 4}]
     assert copies(document, width=120).row_count == 1
-    assert "prefill, deco" in page(document, width=120)
+    assert "prefill, decode" in page(document, width=120)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_rows_of_one_line_in_two_ranges_can_be_told_apart(document, width):
+    row = document["copies"][0]
+    document["copies"] = [row | {"range": "prepare"}, row | {"range": "settle"}]
+    whats = list(copies(document, width=width).columns[1].cells)
+    assert len({str(what) for what in whats}) == 2
+
+
+def test_launch_latency_is_as_recorded_and_unnamed_work_is_shown_where_there_is_any(document):
+    document["idle"] |= {"launch_latency_us": 5200.5, "unnamed_host_us": 1300.125}
+    words = [line.split() for line in page(document, width=80).splitlines()]
+    assert ["launch", "latency", "6.50", "6.9"] in words
+    assert ["outside", "any", "range", "1.63", "1.7"] in words
+
+
+def test_forwards_are_told_by_kind_and_what_was_idle_inside_them_apart(document):
+    text = page(document, width=80)
+    assert "forward decode" in text
+    total, inside = text.index("forward idle  "), text.index("inside forwards")
+    assert total < inside
 
 
 @pytest.mark.parametrize(

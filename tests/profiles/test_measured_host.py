@@ -99,7 +99,7 @@ def value(found: Measured, name: str) -> float:
 
 
 def median_step_us(found: Measured) -> float:
-    metric = found.parts.metrics["step_ms.decode"]
+    metric = found.parts.metrics["step_ms"]
     assert isinstance(metric, Metric) and isinstance(metric.p50, float)
     return 1e3 * metric.p50
 
@@ -171,7 +171,7 @@ def test_idle_time_is_accounted_for(tiny: dict[str, Measured]) -> None:
     """The identities of the waiting metrics hold on a clock that nobody declared."""
     idle = tiny["plain"].parts.idle
     assert idle.residue_us == 0
-    assert idle.host_late_us > 0
+    assert 0 < idle.unnamed_host_us < idle.host_late_us
 
 
 def results(*overrides: str) -> Sequence[Result]:

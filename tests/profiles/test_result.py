@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from schedbench.profiles.definitions import DEFINITIONS, definition
+from schedbench.profiles.definitions import DEFINITIONS, KINDS, definition
 from schedbench.profiles.result import Result, ResultError, canonical, digest, read
+from schedbench.sched.observe import StepKind
 
 SAMPLE = Path(__file__).parent / "sample_result.json"
 
@@ -134,6 +136,23 @@ def test_definitions_are_complete_sentences_with_units():
     for name, entry in DEFINITIONS.items():
         assert entry.name == name
         assert entry.unit and entry.formula and entry.source and entry.about.endswith(".")
-    assert definition("step_ms.decode").name == "step_ms"
+
+
+@pytest.mark.parametrize(
+    "name", ["forward_ms", "forward_ms.decode", "forward_ms.p50", "forward_ms.decode.p99"]
+)
+def test_kinds_and_percentiles_are_defined_with_their_metric(name):
+    assert definition(name).name == "forward_ms"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["nonsense", "forward_ms.", "step_ms.decode", "forward_ms.p42", "forward_ms.decode.x", "retractions.p50"],
+)
+def test_what_is_no_metric_is_not_defined(name):
     with pytest.raises(KeyError):
-        definition("nonsense")
+        definition(name)
+
+
+def test_kinds_are_those_of_steps():
+    assert get_args(StepKind) == KINDS

@@ -23,7 +23,7 @@ def drop() -> Judgement:
         ("request:-2%", "request_throughput"),
         ("ttft:+5%", "ttft_ms"),
         ("ttft.p99:+5%", "ttft_ms.p99"),
-        ("step_ms.decode.p50:+1.5%", "step_ms.decode.p50"),
+        ("forward_ms.decode.p50:+1.5%", "forward_ms.decode.p50"),
         ("forward_occupancy:-1%", "forward_occupancy"),
     ],
 )

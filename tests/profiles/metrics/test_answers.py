@@ -83,16 +83,34 @@ def test_waiting_in_microseconds_per_step(decodes):
     assert values["forward_occupancy"] == pytest.approx((24 / 28,))
     assert values["gpu_busy"] == pytest.approx((24 / 28,))
     assert values["forward_idle_us_per_step"] == pytest.approx((4 / 3,))
+    assert values["forward_gap_us_per_step"] == (0.0,)
     assert values["host_stall_us_per_step"] == (4.0,)
     assert values["exposed_stall_us_per_step"] == pytest.approx((2 / 3,))
     assert values["exposed_host_us_per_step"] == pytest.approx((2 / 3,))
     assert parts.idle.model_dump() == {
         "host_late_us": 4.0,
+        "launch_latency_us": 0.0,
+        "unnamed_host_us": 0.0,
         "dependency_us": 0.0,
         "kernel_gap_us": 0.0,
         "no_work_us": 0.0,
         "residue_us": 0.0,
     }
+
+
+def test_forwards_and_the_gaps_inside_them(drawing):
+    for step, kind in enumerate(("prefill", "decode", "decode")):
+        drawing.forward(100 * step, 100 * step + 10, step=step)
+        drawing.forward(100 * step + 13, 100 * step + 20, step=step)
+        drawing.step(step, launched=100 * step, settled=100 * step + 30, kind=kind)
+    metrics = answer(drawing).metrics
+    assert {name: metric.values for name, metric in metrics.items() if name.startswith("forward_ms")} == {
+        "forward_ms": (0.02,),
+        "forward_ms.decode": (0.02,),
+        "forward_ms.prefill": (0.02,),
+    }
+    assert (metrics["forward_ms.decode"].n, metrics["forward_ms.decode"].p50) == (2, 0.02)
+    assert metrics["forward_gap_us_per_step"].values == (3.0,)
 
 
 def test_the_same_parts_however_the_timeline_is_cut(play):
@@ -120,7 +138,7 @@ def test_requests_become_rows_metrics_and_a_digest():
     assert parts.requests[0].status == "finished"
     metrics = parts.metrics
     assert metrics["ttft_ms"].values == (2.0,)
-    assert metrics["tpot_ms"].values == metrics["itl_ms"].values == metrics["step_ms.decode"].values == (3.0,)
+    assert metrics["tpot_ms"].values == metrics["itl_ms"].values == metrics["step_ms"].values == (3.0,)
     assert metrics["cache_hit_ratio"].values == (0.5,)
     assert metrics["output_throughput"].values == (400.0,)
     assert metrics["queue_ms"] == Abstained(abstained="no request ran long enough")

@@ -119,8 +119,21 @@ def test_itl_is_a_gap_between_events_whatever_they_carry(clock, request_of_three
     for instant, count in ((10, 1), (14, 3), (20, 1)):
         clock.sleep_until(instant)
         log.tokens(request_of_three, count)
+    request_of_three.status = Status.FINISHED
+    log.ended(request_of_three)
     assert (len(log.gaps), log.gaps.min, log.gaps.max) == (2, 4, 6)
     assert log.production.total == 5
+
+
+@pytest.mark.parametrize("status", [Status.ABORTED, Status.FAILED, Status.CANCELLED])
+def test_itl_is_of_finished_requests_as_the_other_latencies(clock, request_of_three, status):
+    log = RequestLog(clock)
+    for instant in (10, 14):
+        clock.sleep_until(instant)
+        log.tokens(request_of_three, 1)
+    request_of_three.status = status
+    log.ended(request_of_three)
+    assert (len(log.gaps), log.production.total) == (0, 2)
 
 
 def test_requests_are_logged_when_they_end(clock, request_of_three):
@@ -136,7 +149,7 @@ def test_requests_are_logged_when_they_end(clock, request_of_three):
     assert (log.retractions, log.peak_kv_tokens, log.records[0].cached_tokens) == (1, 40, 4)
 
 
-def test_step_periods_by_kind_without_sleep(clock):
+def test_step_periods_without_sleep(clock):
     periods = StepPeriods(clock)
     sleepy = VisibleSleep(clock, periods)
     for instant, kind in ((0, "prefill"), (10, "decode"), (13, "decode")):
@@ -144,10 +157,7 @@ def test_step_periods_by_kind_without_sleep(clock):
         periods.launched(StepInfo(0, kind, 1, 1, False))
     sleepy.sleep_until(1000)
     periods.launched(StepInfo(0, "decode", 1, 1, False))
-    assert {kind: (len(times), times.mean) for kind, times in periods.by_kind.items()} == {
-        "prefill": (1, 10),
-        "decode": (1, 3),
-    }
+    assert (len(periods.periods), periods.periods.min, periods.periods.max) == (2, 3, 10)
     assert sleepy.now() == 1000
 
 
