@@ -1,0 +1,84 @@
+"""Every state of the ladder in whole runs, around a model whose answers are known."""
+
+from __future__ import annotations
+
+import pytest
+
+from schedbench.sched.config import SamplingParams
+from schedbench.sched.relay.states import states
+from schedbench.sched.request import Status
+from tests.sched.loop.engine_room import Memoirs, Room, config, outputs, recalled_answer, request, requests
+
+STATES = pytest.mark.parametrize("state", states())
+LOOPS = pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "serial"])
+BARRIERS = pytest.mark.parametrize("barrier", ["off", "top", "after-launch", "read-done"])
+
+
+@STATES
+@LOOPS
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_retracted_chunked_and_mixed(state: str, overlap: bool, page_size: int) -> None:
+    memoirs = Memoirs()
+    engine = config(
+        overlap=overlap,
+        page_size=page_size,
+        kv_tokens=200,
+        schedule_conservativeness=0.02,
+        mixed_chunk=True,
+        chunked_prefill_size=20,
+    )
+    room = Room(engine, state=state, recall=True, observer=memoirs)
+    done = room.run(requests(30, prompt=(4, 60), output=(8, 40), shared=16))
+    assert memoirs.retractions and memoirs.kinds == {"prefill", "mixed", "decode"}
+    assert outputs(done) == {req.id: recalled_answer(req) for req in done}
+
+
+@STATES
+@LOOPS
+def test_without_chunks_or_cache(state: str, overlap: bool) -> None:
+    engine = config(overlap=overlap, radix_cache=False, chunked_prefill_size=None)
+    done = Room(engine, state=state, recall=True).run(requests(12, every_ns=3000))
+    assert outputs(done) == {req.id: recalled_answer(req) for req in done}
+
+
+@STATES
+@LOOPS
+def test_delayed_samples(state: str, overlap: bool) -> None:
+    sampling = SamplingParams(grammar=("choice", ("no", "perhaps")))
+    spelled = [
+        request(f"g{i}", range(300, 320), 10, sampling=sampling, arrival=9000 * i, index=i) for i in range(3)
+    ]
+    plain = requests(4, prompt=(4, 40), output=(20, 40))
+    Room(config(overlap=overlap, mixed_chunk=True), state=state, recall=True).run([*plain, *spelled])
+    assert all(list(req.output_ids) == recalled_answer(req) for req in plain)
+    assert all(req.status is Status.FINISHED for req in spelled)
+    assert all(bytes(list(req.output_ids[:-1])) in (b"no", b"perhaps") for req in spelled)
+
+
+@STATES
+@BARRIERS
+def test_any_barrier(state: str, barrier: str) -> None:
+    room = Room(config(mixed_chunk=True), state=state, switches={"barrier": barrier}, recall=True)
+    done = room.run(requests(10, every_ns=3000))
+    assert outputs(done) == {req.id: recalled_answer(req) for req in done}
+
+
+@pytest.mark.parametrize("state", ["pr25774-before", "pr26020", "pr25945"])
+@pytest.mark.parametrize(
+    "switch",
+    [("preparation", "fused"), ("flatten", "numpy"), ("staging", "pageable"), ("penalties", "exact")],
+)
+def test_switches_that_change_no_token(state: str, switch: tuple[str, str]) -> None:
+    room = Room(config(mixed_chunk=True, page_size=4), state=state, switches=dict([switch]), recall=True)
+    done = room.run(requests(10, every_ns=3000))
+    assert outputs(done) == {req.id: recalled_answer(req) for req in done}
+
+
+def test_the_ring_comes_round_in_a_run_and_nothing_is_lost() -> None:
+    """More steps than the ring has slots: the limit counts what can be pending."""
+    engine = config(max_running_requests=2, chunked_prefill_size=64)
+    room = Room(engine, state="pr25774", recall=True)
+    done = room.run(requests(12, prompt=(100, 150), output=(40, 60)))
+    tokens = sum(len(req.output_ids) for req in done)
+    assert tokens > 2 * room.engine.relay.desk.futures.output_tokens_buf.shape[0]
+    assert outputs(done) == {req.id: recalled_answer(req) for req in done}
