@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import os
+import shutil
+import sys
 import textwrap
 from typing import Annotated
 
@@ -11,7 +14,7 @@ import typer
 from .errors import UsageError
 from .numbers import cut_right
 
-WIDTH = 80
+WIDTH = 80  # of prose where there is no terminal
 
 
 def explain(
@@ -26,7 +29,16 @@ def _all() -> str:
 
     entries = DEFINITIONS.values()
     names, units = (max(len(getattr(entry, field)) for entry in entries) for field in ("name", "unit"))
-    return "\n".join(cut_right(f"{e.name:{names}}  {e.unit:{units}}  {e.about}", WIDTH) for e in entries)
+    lines = [f"{e.name:{names}}  {e.unit:{units}}  {e.about}" for e in entries]
+    width = _width()
+    return "\n".join(lines if width is None else (cut_right(line, width) for line in lines))
+
+
+def _width() -> int | None:
+    """Of the terminal, or as COLUMNS says; a pipe has none, and nothing is cut for it."""
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        return shutil.get_terminal_size().columns
+    return None
 
 
 def _one(metric: str) -> str:
@@ -40,10 +52,11 @@ def _one(metric: str) -> str:
         raise UsageError(f"no metric '{metric}'{meant}") from None
     better = {"higher": "higher is better", "lower": "lower is better", "none": "neither is better"}
     rows = (("formula", entry.formula), ("source", entry.source))
-    details = "\n".join(_labelled(label, text) for label, text in rows)
-    head = f"{entry.name}  [{entry.unit}, {better[entry.direction]}]"
-    return f"{head}\n\n{textwrap.fill(entry.about, WIDTH)}\n\n{details}"
+    width = _width() or WIDTH
+    details = "\n".join(_labelled(label, text, width=width) for label, text in rows)
+    head = f"{metric}  [{entry.unit}, {better[entry.direction]}]"
+    return f"{head}\n\n{textwrap.fill(entry.about, width)}\n\n{details}"
 
 
-def _labelled(label: str, text: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent=f"{label:9}", subsequent_indent=" " * 9)
+def _labelled(label: str, text: str, *, width: int) -> str:
+    return textwrap.fill(text, width, initial_indent=f"{label:9}", subsequent_indent=" " * 9)

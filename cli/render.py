@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
@@ -17,6 +19,28 @@ if TYPE_CHECKING:
 
 Format = Literal["table", "json", "md", "csv", "html"]
 WIDE = 160  # columns of a page that nobody's terminal limits
+
+_RUN = ("scenario", "relay", "label", "host", "digest")
+_FIGURES = (
+    *("metric", "unit", "value", "p50", "p90", "p95", "p99"),
+    *("median", "mean", "max", "steps_with", "abstained"),
+)
+_PAGE = """<!DOCTYPE html>
+<html>
+<head>
+<meta charset="UTF-8">
+<title>TITLE</title>
+<style>
+{stylesheet}
+body {{ color: {foreground}; background-color: {background}; }}
+pre {{ font-family: Menlo, "DejaVu Sans Mono", Consolas, monospace; }}
+</style>
+</head>
+<body>
+<pre><code>{code}</code></pre>
+</body>
+</html>
+"""
 
 
 def show(outcome: Outcome, console: Console, form: Format) -> None:
@@ -41,20 +65,49 @@ def text(outcome: Outcome, form: Format) -> str:
 
 
 def _csv(document: dict[str, Any]) -> str:
-    """One row per metric, and per count of a kind and stream."""
+    """One row per metric, and per count of a kind and stream; each says which run it is of, so that files of many
+    runs can be put together. ``value`` is a distribution's mean and a count's median."""
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["metric", "unit", "value", "abstained"])
+    run = dict(zip(_RUN, _which(document), strict=True))
+    writer = csv.DictWriter(out, [*_RUN, *_FIGURES], restval="", lineterminator="\n")
+    writer.writeheader()
+    for row in (*_metric_rows(document), *_count_rows(document)):
+        writer.writerow(run | row)
+    return out.getvalue()
+
+
+def _which(document: dict[str, Any]) -> tuple[str, ...]:
+    label, scenario = document["labels"], document["scenario"]["expanded"]
+    return (
+        str(scenario.get("name", "")),
+        document["relay"]["state"],
+        "emulated" if label["emulated"] else "measured",
+        label["host"],
+        document["outputs"].get("digest", ""),
+    )
+
+
+def _metric_rows(document: dict[str, Any]) -> Iterator[dict[str, str]]:
     for name, metric in document["metrics"].items():
         values = metric.get("values")
-        value = repr(sum(values) / len(values)) if values else ""
-        writer.writerow([name, metric.get("unit", ""), value, metric.get("abstained", "")])
+        figures = {figure: metric.get(figure) for figure in ("p50", "p90", "p95", "p99", "max")}
+        yield {
+            "metric": name,
+            "unit": metric.get("unit", ""),
+            "value": repr(sum(values) / len(values)) if values else "",
+            "abstained": metric.get("abstained", ""),
+            **{figure: repr(value) for figure, value in figures.items() if isinstance(value, float | int)},
+        }
+
+
+def _count_rows(document: dict[str, Any]) -> Iterator[dict[str, str]]:
     for kind, streams in document["per_step"].items():
         for stream, counters in streams.items():
             if stream != "steps":
                 for counter, tally in counters.items():
-                    writer.writerow([f"{kind}.{stream}.{counter}", "median/step", repr(tally["median"]), ""])
-    return out.getvalue()
+                    figures = {figure: repr(value) for figure, value in tally.items()}
+                    median = {"unit": "median/step", "value": figures["median"]}
+                    yield {"metric": f"{kind}.{stream}.{counter}", **median, **figures}
 
 
 def _markdown(document: dict[str, Any]) -> str:
@@ -82,4 +135,11 @@ def _cell(cell: object) -> str:
 def _html(outcome: Outcome, document: dict[str, Any]) -> str:
     console = Console(record=True, width=WIDE, file=io.StringIO(), color_system="truecolor")
     tables.render(document, console, breaches=outcome.breaches)
-    return console.export_html()
+    scenario, *_ = _which(document)
+    return page(console, title=f"{scenario} · {tables.labels(document)}")
+
+
+def page(console: Console, *, title: str) -> str:
+    """What a recording console was shown, as HTML."""
+    escaped = html.escape(title).replace("{", "{{").replace("}", "}}")
+    return console.export_html(code_format=_PAGE.replace("TITLE", escaped))

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import pytest
 
-from schedbench.profiles.result import Result
+from schedbench.profiles.result import Outputs, Result
 from tests.acceptance.conftest import Typed
 from tests.acceptance.questions import command, surroundings
 
@@ -61,14 +61,21 @@ def test_json_is_a_result(printed: Printed) -> None:
     assert "token_ids" not in json.loads(printed("json"))["requests"][0]
 
 
-def test_csv_has_four_columns_and_numbers(printed: Printed) -> None:
-    header, *rows = csv.reader(io.StringIO(printed("csv")))
-    assert header == ["metric", "unit", "value", "abstained"]
-    names = [row[0] for row in rows]
-    assert len(names) == len(set(names))
-    assert {"output_throughput", "decode.steady.forward.d2h"} <= set(names)
-    for _, _, number, abstained in rows:
-        assert abstained or float(number) >= 0
+def test_csv_rows_say_which_run_and_what_of_it(printed: Printed) -> None:
+    rows = list(csv.DictReader(io.StringIO(printed("csv"))))
+    result = Result.from_json(printed("json"))
+    assert isinstance(result.outputs, Outputs)
+    which = {tuple(row[name] for name in ("scenario", "relay", "label", "digest")) for row in rows}
+    assert which == {("mixed", result.relay.state, "emulated", result.outputs.digest)}
+    by_name = {row["metric"]: row for row in rows}
+    assert len(by_name) == len(rows)
+    assert all(row["abstained"] or float(row["value"]) >= 0 for row in rows)
+    latency = by_name["itl_ms"]
+    assert float(latency["p50"]) <= float(latency["p90"]) <= float(latency["max"])
+    count = by_name["decode.steady.forward.d2h"]
+    told = result.per_step["decode.steady"].streams["forward"]["d2h"]
+    assert {name: float(count[name]) for name in ("median", "mean", "max", "steps_with")} == told.model_dump()
+    assert by_name["output_throughput"]["steps_with"] == ""
 
 
 def test_markdown_tables_are_even(printed: Printed) -> None:
@@ -85,6 +92,7 @@ def test_html_is_balanced(printed: Printed) -> None:
     page.close()
     assert page.open == []
     assert "4 requests: 4 finished" in page.text
+    assert page.title.startswith("mixed · emulated · ")
 
 
 class Page(HTMLParser):
@@ -94,6 +102,7 @@ class Page(HTMLParser):
         super().__init__()
         self.open: list[str] = []
         self.text = ""
+        self.title = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
         if tag not in ("meta", "br"):
@@ -104,6 +113,8 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += data
+        if self.open and self.open[-1] == "title":
+            self.title += data
 
 
 def test_a_broken_budget_is_told_beside_the_document(typed: Typed) -> None:

@@ -18,7 +18,8 @@ HEAVY = ("torch", "numpy", "triton", "pydantic", "yaml", "rich.table", "rich.pro
 
 
 @pytest.fixture
-def cli() -> CliRunner:
+def cli(monkeypatch) -> CliRunner:
+    monkeypatch.delenv("COLUMNS", raising=False)
     return CliRunner()
 
 
@@ -57,7 +58,26 @@ def test_explain_one(cli):
 def test_explain_alone_lists_all_names(cli):
     lines = cli.invoke(app, ["explain"]).output.splitlines()
     assert [line.split()[0] for line in lines] == list(DEFINITIONS)
-    assert max(map(len, lines)) <= 80
+    assert all(line.endswith(entry.about) for line, entry in zip(lines, DEFINITIONS.values(), strict=True))
+
+
+@pytest.mark.parametrize("columns", [60, 200])
+def test_explain_fits_the_columns_there_are(cli, columns):
+    for command in (["explain"], ["explain", "forward_occupancy"]):
+        lines = cli.invoke(app, command, env={"COLUMNS": str(columns)}).output.splitlines()
+        assert columns - 25 < max(map(len, lines)) <= columns
+
+
+def test_explain_takes_kinds_and_percentiles_but_no_nonsense(cli, capsys, monkeypatch):
+    assert cli.invoke(app, ["explain", "forward_ms.decode.p50"]).output.startswith(
+        "forward_ms.decode.p50  [ms, "
+    )
+    assert run_main(monkeypatch, "explain", "step_ms.nonsense") == 2
+    assert capsys.readouterr().err == "schedbench: no metric 'step_ms.nonsense', did you mean 'step_ms'?\n"
+
+
+def test_explain_has_the_units_of_the_tables(cli):
+    assert cli.invoke(app, ["explain", "hidden"]).output.startswith("hidden  [us/step, ")
 
 
 def test_an_unknown_metric_gets_the_nearest_name(capsys, monkeypatch):
@@ -78,7 +98,7 @@ def test_lists_have_names_and_abouts(cli, what):
 def test_a_wrong_word_is_a_usage_error_without_traceback(cli):
     shown = cli.invoke(app, ["list", "nonsense"])
     assert shown.exit_code == 2
-    assert "not one of 'scenarios', 'models', 'hardware'" in shown.output
+    assert "'nonsense' is not one of 'scenarios', " in shown.output
     assert "Traceback" not in shown.output
 
 
