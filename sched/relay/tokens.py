@@ -30,9 +30,12 @@ def resolve_late(desk: Desk, batch: ScheduleBatch) -> None:
 def resolve_fused(desk: Desk, batch: ScheduleBatch) -> None:
     """A decode's tokens, positions and pages in one launch; decodes behind a prompt are gathered.
 
-    Their index is recorded on this stream: the field that held it is cleared before anything else keeps it."""
+    What the mixed step's ids are made of is recorded on this stream: no field holds it while the forward runs.
+    """
     if batch.mix_running_indices is not None:
-        desk.streams.record(batch.mix_running_indices, desk.streams.forward)
+        assert batch.input_ids is not None
+        for source in (batch.input_ids, batch.mix_running_indices):
+            desk.streams.record(source, desk.streams.forward)
         _append_running(desk, batch, batch.mix_running_indices)
         batch.mix_running_indices = None
     elif batch.input_ids is None:
