@@ -60,6 +60,7 @@ def every(result: Document, *, width: int) -> tuple[Table, ...]:
     """The tables of a run, for a page of ``width`` columns."""
     return (
         summary(result),
+        workload(result),
         latency(result),
         counts(result),
         copies(result, width=width),
@@ -78,6 +79,7 @@ def headline(result: Document) -> Text:
     )
     text.append(f"\n{labels(result)}")
     text.append(f"\n{len(result['requests'])} requests: {ended or 'none'}")
+    text.append("".join(f"; {shortfall}" for shortfall in _shortfalls(result)))
     text.append(
         f"\ntokens {digest[:16]}" if digest else f"\ntokens {MISSING} {result['outputs']['abstained']}"
     )
@@ -121,6 +123,30 @@ def _plain(name: str, metric: Document) -> tuple[str, str, str, str]:
     if metric["unit"] == "ratio":
         return label, "%", percent(middle), repeats
     return label, metric["unit"], number(whole(middle)), repeats
+
+
+def workload(result: Document) -> Table:
+    """Lengths as the scenario asks for them, and as they were drawn or found in the trace."""
+    told = result["workload"]
+    table = _table("workload, tokens")
+    table.add_column("")
+    for heading in ("mean", "p50", "p95"):
+        table.add_column(heading, justify="right")
+    for label in ("prompt", "output"):
+        for which in ("requested", "achieved"):
+            summary = told[f"{label}_tokens"][which]
+            if summary is not None:
+                figures = (number(whole(round(summary[name], 1))) for name in ("mean", "p50", "p95"))
+                table.add_row(f"{label} {which}", *figures)
+    return table
+
+
+def _shortfalls(result: Document) -> list[str]:
+    """What the scenario asked for and did not get."""
+    told, asked = result["workload"], result["scenario"]["expanded"].get("workload", {}).get("requests")
+    short = asked is not None and told["requests"] < asked
+    words = [f"the trace has {number(told['requests'])} of {number(asked)}"] if short else []
+    return words + ([f"{number(told['clipped'])} clipped to the context"] if told["clipped"] else [])
 
 
 def latency(result: Document) -> Table:

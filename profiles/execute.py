@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from ..scenarios.combinations import overlaps
 from ..scenarios.schema import Scenario
+from ..scenarios.workload import Achieved, Lengths
 from ..sched.relay.states import RelayChoice
 from ..sched.relay.switches import OVERLAPPED_ONLY
 from .budget import Breach, breaches, untested
@@ -17,7 +18,17 @@ from .machine import Machine
 from .machines import Kind, chosen, open_machine
 from .passes import Measured, measured
 from .resolve import Resolved
-from .result import Abstained, RelayPart, RequestRow, Result, Run, ScenarioPart
+from .result import (
+    Abstained,
+    LengthsPart,
+    RelayPart,
+    RequestRow,
+    Result,
+    Run,
+    ScenarioPart,
+    SummaryPart,
+    WorkloadPart,
+)
 from .runner import Bench, Instrument, Pass, Valve, Watch, nobody
 
 
@@ -88,6 +99,7 @@ def _result(scenario: Scenario, relay: RelayChoice, machine: Machine, found: Mea
         },
         labels=machine.labels,
         scenario=ScenarioPart(expanded=scenario.expanded(), sha256=scenario.sha256),
+        workload=_workload(found.done.achieved),
         relay=RelayPart(
             state=relay.state.name,
             policies=relay.policies(overlap=overlaps(scenario)),
@@ -100,6 +112,23 @@ def _result(scenario: Scenario, relay: RelayChoice, machine: Machine, found: Mea
             "outputs": found.outputs,
             "requests": _counted_from(found.done.start, found.parts.requests),
         },
+    )
+
+
+def _workload(achieved: Achieved) -> WorkloadPart:
+    return WorkloadPart(
+        requests=achieved.requests,
+        prompt_tokens=_lengths(achieved.prompt_tokens),
+        output_tokens=_lengths(achieved.output_tokens),
+        clipped=achieved.clipped,
+    )
+
+
+def _lengths(lengths: Lengths) -> LengthsPart:
+    requested = lengths.requested
+    return LengthsPart(
+        requested=SummaryPart(**requested._asdict()) if requested else None,
+        achieved=SummaryPart(**lengths.achieved._asdict()),
     )
 
 

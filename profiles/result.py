@@ -179,6 +179,30 @@ class RankPart(Part):
     metrics: dict[str, Metric | Abstained]
 
 
+class SummaryPart(Part):
+    """Of token counts."""
+
+    mean: float
+    p50: float
+    p95: float
+
+
+class LengthsPart(Part):
+    """``requested`` is what the distribution has; a trace requests nothing."""
+
+    requested: SummaryPart | None
+    achieved: SummaryPart
+
+
+class WorkloadPart(Part):
+    """What was drawn, or found in a trace. ``clipped`` requests were shortened to fit the model's context."""
+
+    requests: int
+    prompt_tokens: LengthsPart
+    output_tokens: LengthsPart
+    clipped: int
+
+
 class RequestRow(Part):
     """Instants are ns of the run's clock."""
 
@@ -222,6 +246,7 @@ class Result(Part):
     environment: dict[str, Any]
     labels: Labels
     scenario: ScenarioPart
+    workload: WorkloadPart
     relay: RelayPart
     hardware: HardwarePart
     metrics: dict[str, Metric | Abstained]

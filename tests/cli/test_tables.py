@@ -120,6 +120,19 @@ def test_launch_latency_is_as_recorded_and_unnamed_work_is_shown_where_there_is_
     assert ["outside", "any", "range", "1.63", "1.7"] in words
 
 
+def test_what_the_workload_did_not_achieve_is_told(document):
+    assert "clipped" not in page(document, width=80)
+    document["scenario"]["expanded"]["workload"] = {"requests": 100}
+    document["workload"]["clipped"] = 3
+    said = "2 requests: 1 finished, 1 refused; the trace has 2 of 100; 3 clipped to the context"
+    assert said in page(document, width=120)
+    words = [line.split() for line in page(document, width=80).splitlines()]
+    assert ["prompt", "requested", "358", "358", "665.8"] in words
+    assert ["prompt", "achieved", "4,550", "4,550", "8,555"] in words
+    assert ["output", "achieved", "16", "16", "30.4"] in words
+    assert not any(line[:2] == ["output", "requested"] for line in words)
+
+
 def test_forwards_are_told_by_kind_and_what_was_idle_inside_them_apart(document):
     text = page(document, width=80)
     assert "forward decode" in text
