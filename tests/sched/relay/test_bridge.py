@@ -184,6 +184,11 @@ class TestLengths:
         relay.publish(batch([2, 1], lens=[5, 7]))
         assert relay.desk.futures.new_seq_lens_buf[:3].tolist() == [UNSTASHED, 8, 6]
 
+    def test_before_the_mirror_rows_are_downloaded(self) -> None:
+        some = batch([2, 1])
+        downloaded = made("pr26020").host_indices(some)
+        assert downloaded.tolist() == [2, 1] and downloaded is not some.req_pool_indices_cpu
+
     def test_mirrors_answer_for_the_host(self, relay: Relay) -> None:
         some = batch([2, 1], lens=[5, 7])
         assert relay.host_indices(some) is some.req_pool_indices_cpu
