@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .numbers import MISSING, cut_left, cut_right, number, percent, size, whole
+from .frames import KINDS, Document, framed, ordered
+from .numbers import MISSING, cut_right, number, percent, whole
+from .source_lines import copies, host_waits
 
 if TYPE_CHECKING:
     from ..profiles.budget import Breach, Offender
 
-Document = dict[str, Any]
-
-_KINDS = ("prefill", "mixed", "decode", "decode.steady", "verify", "draft", "prebuilt", "idle")
 _STREAMS = ("schedule", "forward", "copy")
 _COUNTERS = ("h2d", "d2h", "d2d", "sync", "kernel")
 _PLAIN = (
@@ -40,9 +38,6 @@ _PLAIN = (
 )
 _TIMES = ("ttft_ms", "queue_ms", "tpot_ms", "itl_ms", "e2e_ms", "step_ms", "forward_ms")
 _IDLE = ("host_late", "dependency", "kernel_gap", "no_work", "residue")
-_LINES = 40  # source lines shown in a table
-_SUMMED = {"count", "steady", "bytes", "host_us", "exposed_us"}
-_FIGURES = 31  # columns that a table of source lines needs beside them
 
 
 def render(result: Document, console: Console, *, breaches: Sequence[Breach] = ()) -> None:
@@ -101,7 +96,7 @@ def labels(result: Document) -> str:
 
 
 def summary(result: Document) -> Table:
-    table = _table("summary")
+    table = framed("summary")
     table.add_column("metric")
     table.add_column("unit")
     table.add_column("value", justify="right")
@@ -128,7 +123,7 @@ def _plain(name: str, metric: Document) -> tuple[str, str, str, str]:
 def workload(result: Document) -> Table:
     """Lengths as the scenario asks for them, and as they were drawn or found in the trace."""
     told = result["workload"]
-    table = _table("workload, tokens")
+    table = framed("workload, tokens")
     table.add_column("")
     for heading in ("mean", "p50", "p95"):
         table.add_column(heading, justify="right")
@@ -150,7 +145,7 @@ def _shortfalls(result: Document) -> list[str]:
 
 
 def latency(result: Document) -> Table:
-    table = _table("latency, ms")
+    table = framed("latency, ms")
     table.add_column("")
     for heading in ("n", "mean", "p50", "p90", "p95", "p99", "max"):
         table.add_column(heading, justify="right")
@@ -176,7 +171,7 @@ def _times(metric: Document) -> list[str]:
 
 
 def counts(result: Document) -> Table:
-    table = _table(
+    table = framed(
         "copies & syncs per step",
         caption="median / max over the steps of a kind; one number where they agree",
     )
@@ -186,10 +181,10 @@ def counts(result: Document) -> Table:
     for counter in _COUNTERS:
         table.add_column(counter, justify="right")
     per_step = result["per_step"]
-    streams = _ordered(
+    streams = ordered(
         {stream for kind in per_step.values() for stream in kind if stream != "steps"}, _STREAMS
     )
-    for kind in _ordered(per_step, _KINDS):
+    for kind in ordered(per_step, KINDS):
         for row, stream in enumerate(streams):
             first = (kind, number(per_step[kind]["steps"])) if row == 0 else ("", "")
             tallies = per_step[kind].get(stream, {})
@@ -204,59 +199,9 @@ def _tally(tally: Document | None) -> str:
     return most if median == most else f"{median} / {most}"
 
 
-def copies(result: Document, *, width: int) -> Table:
-    """By source line, the kinds of steps together; kernel copies among them, with direction ``kernel``."""
-    rows = _over_kinds(result["copies"], ("stream", "direction", "host_memory", "blocking"))
-    rows.sort(key=lambda row: (-row["count"], -row["bytes"]))
-    table = _lines("copies by source line", rows, width=width)
-    table.add_column("count", justify="right", no_wrap=True)
-    table.add_column("bytes", justify="right", no_wrap=True)
-    for row in rows[:_LINES]:
-        table.add_row(*_line(row, _copy(row), width=width), number(row["count"]), size(row["bytes"]))
-    return table
-
-
-def _over_kinds(rows: Sequence[Document], alike: Sequence[str]) -> list[Document]:
-    """Rows of one source line that differ only in the kind of step, as one row that names the kinds."""
-    joined: dict[tuple[object, ...], Document] = {}
-    for row in rows:
-        site = row["site"]
-        key = (site and (site["file"], site["line"]), row["range"], *(row[name] for name in alike))
-        if key not in joined:
-            joined[key] = {**row, "kind": []} | dict.fromkeys(_SUMMED & row.keys(), 0)
-        for name in _SUMMED & row.keys():
-            joined[key][name] += row[name]
-        joined[key]["kind"].append(row["kind"])
-    return [row | {"kind": ", ".join(_ordered(row["kind"], _KINDS))} for row in joined.values()]
-
-
-def _copy(row: Document) -> str:
-    memory = f" {row['host_memory']}" if row["host_memory"] else ""
-    direction = "kernel copy" if row["direction"] == "kernel" else row["direction"]
-    return f"{direction}{memory}{' blocking' if row['blocking'] else ''}"
-
-
-def host_waits(result: Document, *, width: int) -> Table:
-    """Calls that waited for the device: exposed while the GPU had no forward to run, else hidden."""
-    steps = sum(kind["steps"] for name, kind in result["per_step"].items() if "." not in name)
-    copied = _over_kinds(result["copies"], ("stream", "direction", "host_memory", "blocking"))
-    rows = [(row, _copy(row)) for row in copied]
-    rows += [(row, row["call"]) for row in _over_kinds(result["syncs"], ("stream", "call"))]
-    rows = [(row, what) for row, what in rows if row["host_us"] > 0]
-    rows.sort(key=lambda entry: (-entry[0]["exposed_us"], -entry[0]["host_us"]))
-    table = _lines("where the host waited", rows, width=width)
-    for heading in ("count", "hidden\nµs/step", "exposed\nµs/step"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row, what in rows[:_LINES]:
-        hidden = (row["host_us"] - row["exposed_us"]) / steps if steps else None
-        exposed = row["exposed_us"] / steps if steps else None
-        table.add_row(*_line(row, what, width=width), number(row["count"]), number(hidden), number(exposed))
-    return table
-
-
 def gpu_waits(result: Document) -> Table:
     """Forward idle, split without remainder, and apart from it what was idle inside forwards."""
-    table = _table("where the GPU waited")
+    table = framed("where the GPU waited")
     table.add_column("between forwards")
     table.add_column("µs/step", justify="right")
     table.add_column("share, %", justify="right")
@@ -315,52 +260,3 @@ def _offender(offender: Offender) -> str:
     site = offender.site
     where = f"{site.file}:{site.line}  {site.statement}" if site else offender.range or "unknown line"
     return f"    {number(offender.times)} × {where}"
-
-
-def _table(title: str, *, caption: str = "") -> Table:
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        caption=caption or None,
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        show_edge=False,
-    )
-
-
-def _lines(title: str, rows: Sequence[object], *, width: int) -> Table:
-    """A table whose first two columns are a source line and what it did."""
-    hidden = len(rows) - _LINES
-    caption = f"and {hidden} more lines" if hidden > 0 else "" if rows else "none"
-    table = _table(title, caption=caption)
-    table.add_column("source line", width=_room(width), no_wrap=True)
-    table.add_column("what", width=_what(width), no_wrap=True)
-    return table
-
-
-def _line(row: Document, what: str, *, width: int) -> tuple[Text, Text]:
-    room = _room(width)
-    site = row["site"]
-    where = f"{site['file']}:{site['line']}" if site else row["range"] or "unknown line"
-    statement = cut_right(site["statement"], room) if site else MISSING
-    place = " · ".join(word for word in (row["stream"], row["range"], row["kind"]) if word)
-    return (
-        Text.assemble(cut_left(where, room), ("\n" + statement, "dim")),
-        Text.assemble(what, ("\n" + cut_right(place, _what(width)), "dim")),
-    )
-
-
-def _room(width: int) -> int:
-    return min(max(width - _FIGURES - _what(width), 24), 90)
-
-
-def _what(width: int) -> int:
-    """Columns for what a source line did, where and in steps of what kind: more on a wide page."""
-    return 25 + min(max(width - 98, 0) // 2, 20)
-
-
-def _ordered(names: Any, known: Sequence[str]) -> list[str]:
-    """In the order of ``known``; others behind, by name."""
-    return sorted(names, key=lambda name: (known.index(name) if name in known else len(known), name))

@@ -61,6 +61,14 @@ def test_json_is_a_result(printed: Printed) -> None:
     assert "token_ids" not in json.loads(printed("json"))["requests"][0]
 
 
+def test_json_tells_the_workload_that_was_drawn(printed: Printed) -> None:
+    result = Result.from_json(printed("json"))
+    drawn = [row.prompt_tokens for row in result.requests]
+    assert (result.workload.requests, result.workload.clipped) == (4, 0)
+    assert result.workload.prompt_tokens.achieved.mean == sum(drawn) / len(drawn)
+    assert result.workload.prompt_tokens.requested is not None
+
+
 def test_csv_rows_say_which_run_and_what_of_it(printed: Printed) -> None:
     rows = list(csv.DictReader(io.StringIO(printed("csv"))))
     result = Result.from_json(printed("json"))

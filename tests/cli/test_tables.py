@@ -13,7 +13,8 @@ from rich.console import Console
 
 from schedbench.cli.console import results
 from schedbench.cli.numbers import cut_left, cut_right, number, percent, size, whole
-from schedbench.cli.tables import copies, render
+from schedbench.cli.source_lines import copies
+from schedbench.cli.tables import render
 from schedbench.profiles.budget import breaches
 from schedbench.profiles.result import read
 

@@ -1,0 +1,96 @@
+"""What was copied from which source line, and which lines the host waited in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from .frames import KINDS, Document, framed, ordered
+from .numbers import MISSING, cut_left, cut_right, number, size
+
+_LINES = 40  # source lines shown in a table
+_SUMMED = {"count", "steady", "bytes", "host_us", "exposed_us"}
+_FIGURES = 31  # columns that a table of source lines needs beside them
+
+
+def copies(result: Document, *, width: int) -> Table:
+    """By source line, the kinds of steps together; kernel copies among them, with direction ``kernel``."""
+    rows = _over_kinds(result["copies"], ("stream", "direction", "host_memory", "blocking"))
+    rows.sort(key=lambda row: (-row["count"], -row["bytes"]))
+    table = _lines("copies by source line", rows, width=width)
+    table.add_column("count", justify="right", no_wrap=True)
+    table.add_column("bytes", justify="right", no_wrap=True)
+    for row in rows[:_LINES]:
+        table.add_row(*_line(row, _copy(row), width=width), number(row["count"]), size(row["bytes"]))
+    return table
+
+
+def _over_kinds(rows: Sequence[Document], alike: Sequence[str]) -> list[Document]:
+    """Rows of one source line that differ only in the kind of step, as one row that names the kinds."""
+    joined: dict[tuple[object, ...], Document] = {}
+    for row in rows:
+        site = row["site"]
+        key = (site and (site["file"], site["line"]), row["range"], *(row[name] for name in alike))
+        if key not in joined:
+            joined[key] = {**row, "kind": []} | dict.fromkeys(_SUMMED & row.keys(), 0)
+        for name in _SUMMED & row.keys():
+            joined[key][name] += row[name]
+        joined[key]["kind"].append(row["kind"])
+    return [row | {"kind": ", ".join(ordered(row["kind"], KINDS))} for row in joined.values()]
+
+
+def _copy(row: Document) -> str:
+    memory = f" {row['host_memory']}" if row["host_memory"] else ""
+    direction = "kernel copy" if row["direction"] == "kernel" else row["direction"]
+    return f"{direction}{memory}{' blocking' if row['blocking'] else ''}"
+
+
+def host_waits(result: Document, *, width: int) -> Table:
+    """Calls that waited for the device: exposed while the GPU had no forward to run, else hidden."""
+    steps = sum(kind["steps"] for name, kind in result["per_step"].items() if "." not in name)
+    copied = _over_kinds(result["copies"], ("stream", "direction", "host_memory", "blocking"))
+    rows = [(row, _copy(row)) for row in copied]
+    rows += [(row, row["call"]) for row in _over_kinds(result["syncs"], ("stream", "call"))]
+    rows = [(row, what) for row, what in rows if row["host_us"] > 0]
+    rows.sort(key=lambda entry: (-entry[0]["exposed_us"], -entry[0]["host_us"]))
+    table = _lines("where the host waited", rows, width=width)
+    for heading in ("count", "hidden\nµs/step", "exposed\nµs/step"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row, what in rows[:_LINES]:
+        hidden = (row["host_us"] - row["exposed_us"]) / steps if steps else None
+        exposed = row["exposed_us"] / steps if steps else None
+        table.add_row(*_line(row, what, width=width), number(row["count"]), number(hidden), number(exposed))
+    return table
+
+
+def _lines(title: str, rows: Sequence[object], *, width: int) -> Table:
+    """A table whose first two columns are a source line and what it did."""
+    hidden = len(rows) - _LINES
+    caption = f"and {hidden} more lines" if hidden > 0 else "" if rows else "none"
+    table = framed(title, caption=caption)
+    table.add_column("source line", width=_room(width), no_wrap=True)
+    table.add_column("what", width=_what(width), no_wrap=True)
+    return table
+
+
+def _line(row: Document, what: str, *, width: int) -> tuple[Text, Text]:
+    room = _room(width)
+    site = row["site"]
+    where = f"{site['file']}:{site['line']}" if site else row["range"] or "unknown line"
+    statement = cut_right(site["statement"], room) if site else MISSING
+    place = " · ".join(word for word in (row["stream"], row["range"], row["kind"]) if word)
+    return (
+        Text.assemble(cut_left(where, room), ("\n" + statement, "dim")),
+        Text.assemble(what, ("\n" + cut_right(place, _what(width)), "dim")),
+    )
+
+
+def _room(width: int) -> int:
+    return min(max(width - _FIGURES - _what(width), 24), 90)
+
+
+def _what(width: int) -> int:
+    """Columns for what a source line did, where and in steps of what kind: more on a wide page."""
+    return 25 + min(max(width - 98, 0) // 2, 20)
