@@ -17,10 +17,10 @@ import typer
 from .errors import GATE_FAILED, INTERRUPTED, UsageError
 
 if TYPE_CHECKING:
-    from ..profiles.judge.compare import Comparison
     from ..profiles.judge.sides import Spec
     from ..profiles.judge.trial import Question, Sample
     from ..profiles.judge.trials import Notice, Plan, Trials
+    from ..scenarios.case import Case
 
 _Sides = Literal["a", "b"]
 _SIDE = "key=value,... or git:REF or a stored result.json or a folder of them."
@@ -70,32 +70,46 @@ def compare(
     output_dir: OutputDir = None,
     form: Format = "table",
 ) -> None:
-    """Compare two sides: are the tokens the same, did the change take part, is B better than A.
+    """Compare two sides: are the tokens the same, did the change take part, is B better than A. A case has sides
+    of its own (`schedbench list cases`).
 
     Exit codes: 0 done and gates passed; 1 a gate failed or the tokens differ; 2 usage, or sides that are not
     alike; 3 this machine cannot; 4 a side crashed; 130 interrupted, finished runs are in --output-dir.
     """
-    from ..profiles.judge.compare import Rules, judge
+    from ..profiles.judge.compare import HEADLINE, Rules, judge
+    from ..profiles.judge.document import document
     from ..profiles.judge.gates import parse as parsed
     from ..profiles.judge.trials import Plan
 
-    rules = Rules(min_effect, min_engagement, allow_divergence, tuple(map(parsed, gate or ())))
-    spec_a, spec_b = _specs(a, b)
+    case = None if a or b or scenario is None else _case(scenario, overrides or [])
+    spec_a, spec_b = _specs(a, b) if case is None else _specs(case.a, case.b)
+    headline = HEADLINE if case is None else (case.metric,)
+    rules = Rules(min_effect, min_engagement, allow_divergence, tuple(map(parsed, gate or ())), headline)
     question, first = _question(scenario, overrides or [], spec_a, spec_b)
     plan = Plan(seeds, pairs, first, spec_a.varied | spec_b.varied, allow_divergence)
     clock = _Stopwatch()
     with _progress() as told:
         trials = _conduct(question, spec_a, spec_b, plan, device=device, notice=_kept(output_dir, told))
     found = judge(trials, rules)
-    _show(found, spec_a.label, spec_b.label, run=clock.run(), output_dir=output_dir, form=form)
+    content = document(found, a=spec_a.label, b=spec_b.label, run=clock.run(), case=case)
+    _show(content, output_dir=output_dir, form=form)
     raise typer.Exit(GATE_FAILED if found.broken or (exit_on_inconclusive and found.undecided) else 0)
+
+
+def _case(scenario: str, overrides: list[str]) -> Case | None:
+    """The case that the scenario is, if it is one."""
+    from ..profiles.judge.trial import Question
+
+    return Question.of(scenario, overrides).scenario().case
 
 
 def _specs(a: str, b: str) -> tuple[Spec, Spec]:
     from ..profiles.judge.sides import parse
 
     if not (a or b):
-        raise UsageError("compare needs --a and --b, or one of them against the scenario as it stands")
+        raise UsageError(
+            "compare needs --a and --b, or one of them against the scenario as it stands, or a case"
+        )
     return parse(a), parse(b)
 
 
@@ -154,14 +168,11 @@ def _kept(output_dir: Path | None, told: Callable[[str], None]) -> Notice:
     return keep
 
 
-def _show(
-    found: Comparison, a: str, b: str, *, run: dict[str, Any], output_dir: Path | None, form: str
-) -> None:
-    from ..profiles.judge.document import document, to_json
+def _show(content: dict[str, Any], *, output_dir: Path | None, form: str) -> None:
+    from ..profiles.judge.document import to_json
     from . import comparison
     from .console import results
 
-    content = document(found, a=a, b=b, run=run)
     if output_dir is not None:
         (output_dir / "compare.json").write_text(to_json(content), encoding="utf-8")
     if form == "table":

@@ -79,13 +79,20 @@ def notes(found: Document) -> list[str]:
     differences = found["comparability"]["differences"]
     compared = [_difference(d) for d in differences if d["key"].startswith(_COMPARED)]
     others = [_difference(d) for d in differences if not d["key"].startswith(_COMPARED)]
-    remarks = [f"compared: {'; '.join(compared)}"] if compared else []
+    remarks = [_case(found["case"], found["verdict"])] if found["case"] else []
+    remarks += [f"compared: {'; '.join(compared)}"] if compared else []
     remarks += [f"environments differ: {'; '.join(others)}"] if others else []
     if found["engagement"]["basis"] == "kinds":
         remarks.append("batches differ between A and B: steps are compared by kind, not one by one")
     if found["hint"]:
         remarks.append(found["hint"])
     return remarks
+
+
+def _case(case: Document, verdict: str) -> str:
+    """What was reported beside what was found."""
+    agreement = "as expected" if verdict == case["expect"] else f"expected {case['expect']}"
+    return f"case of {case['source']}: {case['reported']}; {case['metric']} {verdict} here, {agreement}"
 
 
 def _difference(difference: Document) -> str:

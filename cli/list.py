@@ -11,7 +11,7 @@ import typer
 from .numbers import number
 
 Entry = dict[str, Any]
-What = Literal["scenarios", "relays", "models", "hardware"]
+What = Literal["scenarios", "cases", "relays", "models", "hardware"]
 Format = Literal["table", "json"]
 
 
@@ -19,17 +19,29 @@ def show(
     what: Annotated[What, typer.Argument(help="What to list.")],
     form: Annotated[Format, typer.Option("--format", help="A table, or a list of objects.")] = "table",
 ) -> None:
-    """List the scenarios, relay states, models or hardware profiles that can be named."""
+    """List the scenarios, cases, relay states, models or hardware profiles that can be named."""
     entries = _SOURCES[what]()
     if form == "json":
         typer.echo(json.dumps(entries, indent=1, ensure_ascii=False))
     else:
-        typer.echo(_ladder(entries) if what == "relays" else _table(entries))
+        typer.echo(_LAYOUTS.get(what, _table)(entries))
 
 
 def _table(entries: list[Entry]) -> str:
     width = max((len(entry["name"]) for entry in entries), default=0)
     return "\n".join(f"{entry['name']:{width}}  {entry['about']}".rstrip() for entry in entries)
+
+
+def _library(entries: list[Entry]) -> str:
+    """Each case as a paragraph: where it is from, what it compares, what was reported and what is expected."""
+    return "\n\n".join(
+        f"{entry['name']}  {entry['source']}\n"
+        f"  {entry['about']}\n"
+        f"  A {entry['a']}, B {entry['b']}\n"
+        f"  reported: {entry['reported']}\n"
+        f"  expect: {entry['metric']} {entry['expect']}"
+        for entry in entries
+    )
 
 
 def _ladder(entries: list[Entry]) -> str:
@@ -46,6 +58,12 @@ def _rung(entry: Entry) -> Iterator[str]:
     for hazard in entry["known_hazards"]:
         yield f"  hazard: {hazard}"
     yield f"  switches: {', '.join(f'{name}={value}' for name, value in entry['switches'].items())}"
+
+
+def _cases() -> list[Entry]:
+    from ..scenarios import case_catalog
+
+    return [dict(entry) for entry in case_catalog()]
 
 
 def _relays() -> list[Entry]:
@@ -100,7 +118,10 @@ def _hardware() -> list[Entry]:
 
 _SOURCES: dict[What, Callable[[], list[Entry]]] = {
     "scenarios": _scenarios,
+    "cases": _cases,
     "relays": _relays,
     "models": _models,
     "hardware": _hardware,
 }
+
+_LAYOUTS: dict[What, Callable[[list[Entry]], str]] = {"cases": _library, "relays": _ladder}

@@ -18,6 +18,7 @@ from ..sched.model.config import ModelConfig
 from ..sched.model.grammar import GrammarCache, GrammarError
 from ..sched.model.presets import PRESETS
 from ..sched.relay.states import ALIASES, RelayChoice, choose, refusals, states, switches
+from .definitions import DEFINITIONS
 from .hardware import HardwareError, HardwareProfile
 from .hardware import load as hardware_profile
 
@@ -64,7 +65,8 @@ def resolve(scenario: Scenario) -> Resolved:
     hardware = _attempt(
         problems, scenario, ("device", "hardware"), lambda: hardware_profile(scenario.device.hardware)
     )
-    problems += [scenario.source.problem(path, text) for path, text in _misnamed(scenario)]
+    misnamed = (*_misnamed(scenario), *_unmeasured(scenario))
+    problems += [scenario.source.problem(path, text) for path, text in misnamed]
     _attempt(problems, scenario, ("workload", "trace"), lambda: _trace(scenario))
     vocabulary = model or PRESETS["tiny-llama"]  # a broken pattern is broken in any vocabulary
     _attempt(problems, scenario, ("workload", "sampling", "grammar"), lambda: _grammar(scenario, vocabulary))
@@ -114,6 +116,12 @@ def _misnamed(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
                 yield (*at, switch), f"expected {either(settings)}, got {show(value)}"
             else:
                 yield from (((*at, switch), why) for why in refusals(relay.state, {switch: _word(value)}))
+
+
+def _unmeasured(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    case = scenario.case
+    if case is not None and case.metric not in DEFINITIONS:
+        yield ("case", "metric"), unknown("metric", case.metric, list(DEFINITIONS))
 
 
 def _relay(relay: Relay) -> RelayChoice:

@@ -124,7 +124,7 @@ def opened(path_or_name: str) -> tuple[bytes, str, Path]:
 
     Raises ScenarioError.
     """
-    if path_or_name in shipped.names():
+    if path_or_name in (*shipped.names(), *shipped.case_names()):
         return shipped.content(path_or_name), f"{path_or_name}.yaml", Path()
     path = Path(path_or_name)
     try:
@@ -138,6 +138,8 @@ def opened(path_or_name: str) -> tuple[bytes, str, Path]:
 def _unreadable(path: Path, error: Exception) -> str:
     if not isinstance(error, FileNotFoundError):
         return f"cannot be read: {getattr(error, 'strerror', None) or error}"
+    if path.parent == Path(shipped.CASES):
+        return f"no such file{meant(f'{shipped.CASES}/{path.stem}', shipped.case_names())}"
     if path.suffix or path.parent != Path():
         return f"no such file{meant(path.stem, shipped.names())}"
     return f"no such file, {unknown('scenario', path.name, shipped.names())}"

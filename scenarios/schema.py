@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr
 
+from .case import Case
 from .fields import Count, Limit, Positive, Rate, Section, Seed, Setting, Several, Switch
 from .source import Source
 from .workload_schema import Workload
@@ -144,6 +145,7 @@ class Scenario(Section):
     measure: Measure = Measure()
     faults: Several[str] = ()
     expect: Budget = Field(default_factory=dict)
+    case: Case | None = Field(default=None, exclude=True)  # no part of the question that a run answers
 
     _source: Source = PrivateAttr(default_factory=Source)
 

@@ -1,15 +1,23 @@
-"""The scenarios that come with the package. Reads YAML only, so that listing them is quick."""
+"""The scenarios that come with the package, and the cases among them. Reads YAML only, so that listing is quick."""
 
 from __future__ import annotations
 
 from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any, Final
 
 import yaml
 
+CASES: Final = "cases"  # their folder, and what their names begin with
+
 
 def names() -> list[str]:
-    entries = (entry.name for entry in files(__package__).iterdir())
-    return sorted(name.removesuffix(".yaml") for name in entries if name.endswith(".yaml"))
+    return _names(files(__package__))
+
+
+def case_names() -> list[str]:
+    """``cases/NAME`` of every case."""
+    return [f"{CASES}/{name}" for name in _names(files(__package__).joinpath(CASES))]
 
 
 def content(name: str) -> bytes:
@@ -18,5 +26,21 @@ def content(name: str) -> bytes:
 
 def catalog() -> list[dict[str, str]]:
     """``name`` and ``about`` of every shipped scenario, in order of name."""
-    documents = {name: yaml.safe_load(content(name)) for name in names()}
+    documents = {name: _document(name) for name in names()}
     return [{"name": name, "about": document["about"]} for name, document in documents.items()]
+
+
+def case_catalog() -> list[dict[str, str]]:
+    """``name``, ``about`` and the ``case`` section of every case, in order of name."""
+    documents = {name: _document(name) for name in case_names()}
+    return [{"name": name, "about": found["about"], **found["case"]} for name, found in documents.items()]
+
+
+def _names(folder: Traversable) -> list[str]:
+    entries = (entry.name for entry in folder.iterdir())
+    return sorted(name.removesuffix(".yaml") for name in entries if name.endswith(".yaml"))
+
+
+def _document(name: str) -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load(content(name))
+    return document

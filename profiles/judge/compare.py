@@ -33,12 +33,13 @@ Overall = Literal["better", "worse", "trade-off", "no change", "inconclusive"]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a verdict takes. Percent."""
+    """What a verdict takes. Percent. ``headline`` are the metrics that it is about where no gate names any."""
 
     min_effect: float = MIN_EFFECT
     min_engagement: float = THRESHOLD
     allow_divergence: bool = False
     gates: tuple[Gate, ...] = ()
+    headline: tuple[str, ...] = HEADLINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ def _voids(trials: Trials, rules: Rules, *, engaged: Engagement, moved: bool) ->
 
 def _headline(rules: Rules) -> tuple[str, ...]:
     gated = tuple(dict.fromkeys(gate.name for gate in rules.gates if gate.place is None))
-    return gated or HEADLINE
+    return gated or rules.headline
 
 
 def _metrics(

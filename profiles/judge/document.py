@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
+from ...scenarios.case import Case
 from ..environment import environment, tool
 from ..result import Result, canonical
 from .compare import Comparison, Judged
@@ -20,8 +21,9 @@ SCHEMA_VERSION: Final = "1.0"
 Document = dict[str, Any]
 
 
-def document(found: Comparison, *, a: str, b: str, run: Document) -> Document:
-    """``a`` and ``b`` are the sides' labels; ``run`` is the result document's ``run`` of the whole comparison."""
+def document(found: Comparison, *, a: str, b: str, run: Document, case: Case | None = None) -> Document:
+    """``a`` and ``b`` are the sides' labels; ``run`` is the result document's ``run`` of the whole comparison;
+    ``case`` is what somebody else found, where that was compared."""
     first = found.trials.a[0].result
     return {
         "schema_version": SCHEMA_VERSION,
@@ -52,6 +54,7 @@ def document(found: Comparison, *, a: str, b: str, run: Document) -> Document:
             "idle": [part._asdict() for part in found.idle],
             "gates": [gate._asdict() for gate in found.gates],
             "hint": hint(found),
+            "case": None if case is None else case.model_dump(mode="json"),
         },
     }
 

@@ -100,7 +100,7 @@ expect:
         ("expect: {decode: {schedule: {h2: 0}}}", "f:9: expect.decode.schedule.h2: unknown key, did you mean 'h2d'?"),
         ("expect: {decode: {main: {h2d: 0}}}", "f:9: expect.decode.main: unknown key, known: schedule, forward, copy"),
         ('"?\\n": 1', "f:9: '?\\n': unknown key, known: name, about, model, device, engine, workload, measure, "
-         "faults, expect"),
+         "faults, expect, case"),
     ],
 )  # fmt: skip
 def test_a_wrong_value_is_named_with_what_was_expected(line: str, problem: str) -> None:

@@ -1,0 +1,76 @@
+"""``schedbench compare CASE``: the case's own sides, its own metric, and what was reported beside what was found."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from schedbench.cli.app import app
+
+CASE = """
+name: small
+case: {source: "a report", a: overlap=true, b: overlap=false, expect: better, metric: ttft_ms, reported: "sooner"}
+model: {preset: tiny-llama, dtype: float32}
+device: {values: none}
+engine: {relay: pr25945, max_running_requests: 4, kv_tokens: 2048}
+workload:
+  requests: 3
+  arrival: burst
+  prompt_tokens: {dist: uniform, min: 16, max: 60}
+  output_tokens: {dist: uniform, min: 4, max: 9}
+"""
+
+
+@pytest.fixture
+def case(tmp_path) -> str:
+    path = tmp_path / "small.yaml"
+    path.write_text(CASE)
+    return str(path)
+
+
+def compare(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["compare", *arguments, "--device", "vgpu"])
+
+
+def test_a_case_brings_its_sides_and_its_metric(case):
+    done = compare(case, "--format", "json")
+    found = json.loads(done.stdout)["comparison"]
+    assert done.exit_code == 0, done.output
+    assert (found["baseline"]["label"], found["candidate"]["label"]) == ("overlap=true", "overlap=false")
+    assert (found["headline"], found["verdict"]) == (["ttft_ms"], "better")
+    assert found["case"]["reported"] == "sooner"
+
+
+@pytest.mark.parametrize(
+    ("expect", "told"), [("better", "better here, as expected"), ("worse", "better here, expected worse")]
+)
+def test_the_page_says_whether_the_report_agrees(case, expect, told):
+    shown = " ".join(compare(case, "--set", f"case.expect={expect}").stdout.split())
+    assert f"case of a report: sooner; ttft_ms {told}" in shown
+
+
+def test_sides_on_the_command_line_are_no_case(case):
+    done = compare(case, "--b", "relay=latest", "--seeds", "1", "--format", "json")
+    found = json.loads(done.stdout)["comparison"]
+    assert found["baseline"]["label"] == "as is"
+    assert found["case"] is None
+    assert len(found["headline"]) == 3
+
+
+def test_a_scenario_that_is_no_case_needs_sides():
+    assert "or a case" in str(compare("mixed").exception)
+
+
+def test_cases_are_listed_with_what_they_compare():
+    listed = CliRunner().invoke(app, ["list", "cases"]).stdout
+    paragraph = next(part for part in listed.split("\n\n") if part.startswith("cases/sync-count-null"))
+    assert "sglang-omni#564, #572" in paragraph
+    assert "  A penalties=upstream, B penalties=exact" in paragraph.splitlines()
+    assert "  expect: output_throughput no change" in paragraph.splitlines()
+    entries = json.loads(CliRunner().invoke(app, ["list", "cases", "--format", "json"]).stdout)
+    assert all(
+        {"name", "about", "source", "a", "b", "expect", "metric", "reported"} <= entry.keys()
+        for entry in entries
+    )

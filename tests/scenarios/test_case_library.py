@@ -1,0 +1,62 @@
+"""The cases that come with the package, and the section that makes a scenario one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from schedbench.profiles.resolve import resolve
+from schedbench.scenarios import case_catalog, catalog
+from schedbench.scenarios.loader import load
+from schedbench.scenarios.problems import ScenarioError
+from schedbench.scenarios.shipped import case_names
+
+
+@pytest.mark.parametrize("name", case_names())
+def test_a_case_is_sound_and_carries_its_own_name(name: str) -> None:
+    scenario = load(name)
+
+    assert f"cases/{scenario.name}" == name
+    assert scenario.about.endswith(".")
+    assert scenario.case is not None
+    assert resolve(scenario)
+
+
+def test_cases_are_listed_apart_from_scenarios() -> None:
+    assert [entry["name"] for entry in case_catalog()] == case_names()
+    assert not {entry["name"] for entry in catalog()} & {Path(name).name for name in case_names()}
+
+
+def test_the_section_is_no_part_of_the_question() -> None:
+    name = case_names()[0]
+    scenario, other = load(name), load(name, ["case.expect=no change"])
+
+    assert "case" not in scenario.expanded()
+    assert scenario.case != other.case
+    assert scenario.sha256 == other.sha256
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("case.expect=faster", "case.expect: "),
+        ("case.metric=throughput", "case.metric: unknown metric, did you mean 'total_throughput'?"),
+        ("case.price=3", "case.price: unknown key"),
+    ],
+)
+def test_what_a_case_cannot_be_is_refused(override: str, told: str) -> None:
+    with pytest.raises(ScenarioError) as refused:
+        resolve(load(case_names()[0], [override]))
+    assert told in str(refused.value)
+
+
+def test_a_misspelt_case_gets_the_nearest_name() -> None:
+    with pytest.raises(ScenarioError, match="did you mean 'cases/sync-count-null'"):
+        load("cases/sync-count-nul")
+
+
+def test_a_section_of_a_scenario_that_is_no_case_is_absent() -> None:
+    assert json.loads(json.dumps(load("mixed").expanded())).get("case") is None
+    assert load("mixed").case is None
