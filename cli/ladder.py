@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .numbers import MISSING, number, percent, whole
-from .render import WIDE, markdown_rows
+from .render import WIDE, markdown_rows, page
 
 Document = dict[str, Any]
 
@@ -39,7 +39,7 @@ def markdown(ladder: Document) -> str:
 def html(ladder: Document) -> str:
     console = Console(record=True, width=WIDE, file=io.StringIO(), color_system="truecolor")
     render(ladder, console)
-    return console.export_html()
+    return page(console, title=" · ".join(setting(ladder).splitlines()))
 
 
 def to_csv(ladder: Document) -> str:

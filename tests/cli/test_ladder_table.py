@@ -85,6 +85,7 @@ def test_other_forms_have_the_same_rows(ladder: dict[str, Any]) -> None:
     assert rows[0].startswith("relay,switches,decode.steady.schedule.h2d,")
     assert rows[1].split(",")[:3] == ["first", "barrier=off", "1.0"]
     assert "ababab" in shown.html(ladder)
+    assert "<title>" in shown.html(ladder)
 
 
 def test_the_ladder_runs_from_the_command_line() -> None:
