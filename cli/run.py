@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from .errors import GATE_FAILED, INTERRUPTED, WORKLOAD_FAILED
+from .errors import GATE_FAILED, INTERRUPTED, WORKLOAD_FAILED, UsageError
 
 if TYPE_CHECKING:
     from ..profiles.execute import Options, Outcome
@@ -47,14 +49,30 @@ def run(
     """
     question = _ask(scenario, overrides or [], relay, expect or [])
     options = _options(device, save_tokens=save_tokens)
-    if len(question.relays) > 1:
-        raise typer.Exit(_climb(question, options, output_dir, form))
-    outcome = _execute(question, options)
-    if output_dir is not None:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        outcome.result.write(output_dir / "result.json")
+    folder(output_dir)
+    try:
+        if len(question.relays) > 1:
+            raise typer.Exit(_climb(question, options, output_dir, form))
+        outcome = _execute(question, options)
+    except KeyboardInterrupt:
+        typer.echo("schedbench: interrupted before anything was measured", err=True)
+        raise typer.Exit(INTERRUPTED) from None
     _show(outcome, form)
+    if output_dir is not None:
+        outcome.result.write(output_dir / "result.json")
     raise typer.Exit(_exit_code(outcome))
+
+
+def folder(path: Path | None) -> None:
+    """Make the folder for results before there are any: after a long run is too late to find that it cannot be."""
+    if path is None:
+        return
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--output-dir {path}: {error.strerror}") from None
+    if not os.access(path, os.W_OK):
+        raise UsageError(f"--output-dir {path}: not writable")
 
 
 def _ask(name: str, overrides: list[str], relay: str | None, expect: list[str]) -> Resolved:
@@ -94,7 +112,6 @@ def _climb(resolved: Resolved, options: Options, output_dir: Path | None, form: 
 
     found = climb(resolved, options, watch=_watch)
     if output_dir is not None:
-        output_dir.mkdir(parents=True, exist_ok=True)
         (output_dir / "ladder.json").write_text(found.to_json(), encoding="utf-8")
     if form == "table":
         ladder.render(found.document(), results())
@@ -110,6 +127,16 @@ def _show(outcome: Outcome, form: Format) -> None:
     from .render import show
 
     show(outcome, results(), form)
+    for line in _unfinished(outcome.result):
+        typer.echo(line, err=True)
+
+
+def _unfinished(result: Result) -> list[str]:
+    """Why requests did not finish, the most frequent reason first."""
+    reasons = Counter(
+        (row.status, row.reason) for row in result.requests if row.status in ("refused", "failed")
+    )
+    return [f"{count} {status}: {reason}" for (status, reason), count in reasons.most_common(3)]
 
 
 def _exit_code(outcome: Outcome) -> int:

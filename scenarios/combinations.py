@@ -72,7 +72,12 @@ RULES: tuple[Rule, ...] = (
     Rule("pipeline", "speculation", "refused", "upstream has no known working form"),
     Rule("values none", "grammar", "refused", "tokens are hashes there, a grammar cannot choose them"),
     Rule("values none", "logprobs", "refused", "there are no logits"),
-    Rule("values none", "minimum length", "refused", "tokens are hashes there, an early end cannot be held back"),
+    Rule(
+        "values none",
+        "minimum length",
+        "refused",
+        "tokens are hashes there, an early end cannot be held back",
+    ),
 )
 
 # Sections of modes that are not built: every key of them has to keep its default.

@@ -15,7 +15,18 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("cli", "profiles", "scenarios", "sched")
 # What sched must not know: the wall clock, the environment, processes, measuring.
-FORBIDDEN_IN_SCHED = {"time", "datetime", "os", "subprocess", "threading", "nvtx", "rich", "typer", "pydantic", "yaml"}
+FORBIDDEN_IN_SCHED = {
+    "time",
+    "datetime",
+    "os",
+    "subprocess",
+    "threading",
+    "nvtx",
+    "rich",
+    "typer",
+    "pydantic",
+    "yaml",
+}
 
 
 def modules(room: str) -> Iterator[Path]:

@@ -40,7 +40,7 @@ decodes into
 wrong.yaml:10: engine.pipeline.stages: not available in this version: pipeline stages
 wrong.yaml:12: workload.trace: nowhere.jsonl: No such file or directory
 wrong.yaml:14: workload.sampling.temperature: expected at least 0, got -1
-wrong.yaml:14: workload.sampling.grammar: regex ('[0-9',): unclosed character class
+wrong.yaml:14: workload.sampling.grammar: regex '[0-9': unclosed character class
 wrong.yaml:15: measure.seed: duplicate key, first given at line 15
 """
 
@@ -63,7 +63,10 @@ ONE_MISTAKE = {
         "engine.relay.barier: unknown relay switch, did you mean 'barrier'?",
     ),
     "setting": (["--set", "engine.relay.barrier=of"], "engine.relay.barrier: expected off"),
-    "refused": (["--set", "engine.relay={state: latest, index: ring}"], "latest with index=ring: the ring ended"),
+    "refused": (
+        ["--set", "engine.relay={state: latest, index: ring}"],
+        "latest with index=ring: the ring ended",
+    ),
     "faults": (["--set", "faults=[oom]"], "faults: not available in this version"),
     "host": (["--set", "device.host=guessed"], "device.host: expected modelled or measured, got 'guessed'"),
     "two workers": (

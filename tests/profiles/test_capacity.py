@@ -16,7 +16,9 @@ def test_parameters_are_those_of_the_weights() -> None:
 
     model = PRESETS["tiny-llama"]
     weights = seeded_weights(model, seed=0, device=torch.device("cpu"))
-    layers = [tensor for layer in weights.layers for tensor in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+    layers = [
+        tensor for layer in weights.layers for tensor in (layer.qkv, layer.o, layer.gate_up, layer.down)
+    ]
     counted = sum(tensor.numel() for tensor in [*layers, weights.embedding, weights.lm_head])
     assert capacity.parameters(model) == counted
 
