@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from . import tables
+from . import hazards, tables
 
 if TYPE_CHECKING:
     from ..profiles.execute import Outcome
@@ -51,6 +51,8 @@ def show(outcome: Outcome, console: Console, form: Format) -> None:
         sys.stdout.write(text(outcome, form))
         if outcome.breaches:
             print(tables.budget(outcome.breaches, width=console.width).plain, file=sys.stderr)
+        if outcome.undeclared:
+            print(hazards.listed(outcome.result.document()["hazards"]), file=sys.stderr)
     for kind in outcome.untested:
         print(f"expect: no step was of kind {kind}; its budget is untested", file=sys.stderr)
 

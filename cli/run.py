@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Device = Literal["auto", "cuda", "vgpu"]
 Format = Literal["table", "json", "md", "csv", "html"]
+Switch = Literal["on", "off"]
 
 
 def run(
@@ -39,16 +40,19 @@ def run(
     save_tokens: Annotated[
         bool, typer.Option("--save-tokens", help="Keep every request's tokens in the result.")
     ] = False,
+    hazards: Annotated[
+        Switch, typer.Option(help="Watch for accesses that nothing orders, on the virtual GPU.")
+    ] = "off",
     output_dir: Annotated[Path | None, typer.Option(help="Write result.json into this folder.")] = None,
     form: Annotated[Format, typer.Option("--format", help="What to print on stdout.")] = "table",
 ) -> None:
     """Run one scenario and print what it cost; with engine.relays, once for each of them, as one table.
 
-    Exit codes: 0 done; 1 a budget was broken; 2 usage or scenario; 3 this machine cannot; 4 the workload
-    failed; 130 interrupted, what there is was kept.
+    Exit codes: 0 done; 1 a budget was broken, or a hazard was found that the relay does not declare;
+    2 usage or scenario; 3 this machine cannot; 4 the workload failed; 130 interrupted, what there is was kept.
     """
     question = _ask(scenario, overrides or [], relay, expect or [])
-    options = _options(device, save_tokens=save_tokens)
+    options = _options(device, hazards, save_tokens=save_tokens)
     folder(output_dir)
     try:
         if len(question.relays) > 1:
@@ -84,11 +88,11 @@ def _ask(name: str, overrides: list[str], relay: str | None, expect: list[str]) 
     return ask(name, given)
 
 
-def _options(device: Device, *, save_tokens: bool) -> Options:
+def _options(device: Device, hazards: Switch, *, save_tokens: bool) -> Options:
     from ..profiles.execute import Options
 
     command = shlex.join(["schedbench", *sys.argv[1:]])
-    return Options(device=device, save_tokens=save_tokens, command=command)
+    return Options(device=device, save_tokens=save_tokens, command=command, hazards=hazards == "on")
 
 
 def _watch(clock: Clock, total: int) -> RunProgress:
@@ -145,7 +149,7 @@ def _exit_code(outcome: Outcome) -> int:
         return INTERRUPTED
     if _went_nowhere(result):
         return WORKLOAD_FAILED
-    return GATE_FAILED if outcome.breaches else 0
+    return GATE_FAILED if outcome.breaches or outcome.undeclared else 0
 
 
 def _went_nowhere(result: Result) -> bool:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from . import hazards
 from .frames import KINDS, Document, framed, ordered
 from .numbers import MISSING, cut_right, number, percent, whole
 from .source_lines import copies, host_waits
@@ -61,6 +62,7 @@ def every(result: Document, *, width: int) -> tuple[Table, ...]:
         copies(result, width=width),
         host_waits(result, width=width),
         gpu_waits(result),
+        *((hazards.table(result["hazards"]),) if result["hazards"].get("findings") else ()),
     )
 
 
@@ -78,6 +80,8 @@ def headline(result: Document) -> Text:
     text.append(
         f"\ntokens {digest[:16]}" if digest else f"\ntokens {MISSING} {result['outputs']['abstained']}"
     )
+    found = hazards.count(result["hazards"])
+    text.append(f"\nhazards {found}" if found else "")
     return text
 
 

@@ -27,6 +27,7 @@ from ..sched.observe import Clock, Observer
 from ..sched.relay.desk import Streams
 from ..sched.relay.row import Relay
 from ..sched.relay.states import RelayChoice
+from .hazards import name_pools
 from .machine import Machine
 from .resolve import Resolved
 
@@ -118,6 +119,7 @@ def compose(
         clock=clock,
         observer=observer,
     )
+    name_pools(machine, engine)
     return Composition(Scheduler(engine), tags)
 
 

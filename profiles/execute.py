@@ -14,12 +14,13 @@ from ..sched.relay.states import RelayChoice
 from ..sched.relay.switches import OVERLAPPED_ONLY
 from .budget import Breach, breaches, untested
 from .environment import environment, tool
+from .hazards import hazards
 from .machine import Machine
 from .machines import Kind, chosen, open_machine
 from .passes import Measured, measured
 from .resolve import Resolved
 from .result import (
-    Abstained,
+    Hazards,
     LengthsPart,
     RelayPart,
     RequestRow,
@@ -40,12 +41,20 @@ class Outcome:
     breaches: tuple[Breach, ...]
     untested: tuple[str, ...]
 
+    @property
+    def undeclared(self) -> bool:
+        """Whether the run showed a hazard that its relay state does not declare."""
+        return isinstance(self.result.hazards, Hazards) and bool(self.result.hazards.findings)
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
+    """``hazards``: whether to watch for them; it costs time."""
+
     device: Kind = "auto"
     save_tokens: bool = False
     command: str = ""
+    hazards: bool = False
 
 
 def execute(
@@ -60,7 +69,7 @@ def execute(
     valve = Valve(instrument)
     started, begin = datetime.now(UTC), time.perf_counter()
     scenario = resolved.scenario
-    with open_machine(chosen(options.device, scenario), resolved, valve) as machine:
+    with open_machine(chosen(options.device, scenario), resolved, valve, hazards=options.hazards) as machine:
         bench = Bench(resolved, machine, relay, valve)
         bench.warm_up()
         found = measured(bench, machine, watch, save_tokens=options.save_tokens)
@@ -85,6 +94,7 @@ def _run(options: Options, started: datetime, wall_s: float, done: Pass, machine
         wall_s=wall_s,
         emulation_speed=(done.end - done.start) / 1e9 / done.wall_s if machine.labels.emulated else None,
         cancelled=done.cancelled,
+        hazards_s=None if machine.hazards is None else machine.hazards.spent / 1e9,
     )
 
 
@@ -106,7 +116,7 @@ def _result(scenario: Scenario, relay: RelayChoice, machine: Machine, found: Mea
             switches=_switches(relay, overlap=overlaps(scenario)),
         ),
         hardware=machine.hardware,
-        hazards=Abstained(abstained="hazards are not checked in this version"),
+        hazards=hazards(machine, relay.known_hazards),
         **{
             **found.parts._asdict(),
             "outputs": found.outputs,

@@ -13,6 +13,7 @@ from ..sched.config import Capabilities
 from ..sched.observe import Clock, Observer
 from .result import HardwarePart, Labels
 from .timeline import Names
+from .vgpu.watcher import Watcher
 
 T = TypeVar("T")
 
@@ -53,7 +54,8 @@ class Counting:
 class Machine:
     """``exact``: times repeat byte for byte. ``flush`` delivers what the watcher still holds. ``peek`` reads a device
     tensor without the device knowing: for checks that are no part of the run. ``traced``, where counting perturbs
-    times, makes the pass inside it one that counts; None where one pass does both."""
+    times, makes the pass inside it one that counts; None where one pass does both. ``hazards`` where they are watched
+    for."""
 
     device: torch.device
     capabilities: Capabilities
@@ -68,3 +70,4 @@ class Machine:
     environment: dict[str, Any]
     traced: Callable[[], AbstractContextManager[Counting]] | None = None
     host: HostTime = field(default_factory=ByItself)
+    hazards: Watcher | None = None

@@ -36,21 +36,21 @@ def chosen(kind: Kind, scenario: Scenario) -> Literal["cuda", "vgpu"]:
 
 
 def open_machine(
-    kind: Literal["cuda", "vgpu"], resolved: Resolved, sink: Sink
+    kind: Literal["cuda", "vgpu"], resolved: Resolved, sink: Sink, *, hazards: bool = False
 ) -> AbstractContextManager[Machine]:
-    """Raises MachineError."""
-    return open_cuda(resolved, sink) if kind == "cuda" else _virtual(resolved, sink)
+    """``hazards`` are watched for on the virtual GPU. Raises MachineError."""
+    return open_cuda(resolved, sink) if kind == "cuda" else _virtual(resolved, sink, hazards=hazards)
 
 
 @contextmanager
-def _virtual(resolved: Resolved, sink: Sink) -> Iterator[Machine]:
+def _virtual(resolved: Resolved, sink: Sink, *, hazards: bool) -> Iterator[Machine]:
     capacity.check(resolved)
     scenario, hardware = resolved.scenario, resolved.hardware
     modelled = scenario.device.host == "modelled"
     charged = hardware if modelled else without_own_time(hardware)
     with (
         _one_thread(),
-        open_vgpu(charged, values=scenario.device.values, sink=sink) as gpu,
+        open_vgpu(charged, values=scenario.device.values, sink=sink, hazards=hazards) as gpu,
         _host_time(gpu, modelled=modelled) as host,
     ):
         yield Machine(
@@ -66,6 +66,7 @@ def _virtual(resolved: Resolved, sink: Sink) -> Iterator[Machine]:
             peek=_held,
             environment={},
             host=host,
+            hazards=gpu.watcher if hazards else None,
         )
 
 

@@ -67,6 +67,7 @@ class Run(Part):
     wall_s: float
     emulation_speed: float | None = None  # virtual seconds per second of wall time
     cancelled: bool = False
+    hazards_s: float | None = None  # of wall_s, what watching for hazards took
 
 
 class Labels(Part):
@@ -222,6 +223,8 @@ class Outputs(Part):
 
 
 class Access(Part):
+    """``stream`` is "host" where the host itself touched pinned memory."""
+
     op: str
     site: SitePart | None
     stream: str
@@ -235,6 +238,8 @@ class Finding(Part):
 
 
 class Hazards(Part):
+    """``known``: those that the relay state declares and this run showed; ``findings`` are all others."""
+
     known: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
 

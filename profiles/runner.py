@@ -139,8 +139,9 @@ class Bench:
         self._load(workload)
         self._chorus.tune(*self._always(), *self._aborts(workload))
         self._loop()
-        cache = self.scheduler.engine.cache
-        cache.evict(cache.evictable_size())
+        engine = self.scheduler.engine
+        with engine.streams.on(engine.streams.schedule):
+            engine.cache.evict(engine.cache.evictable_size())
 
     def measure(self, watch: Watch) -> Pass:
         """Run the scenario's workload once. Ctrl-C ends it early: what is there is kept, and marked."""

@@ -25,11 +25,15 @@ Times = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Mark:
-    """One recording of an event: the time at which its stream reached it, once that is known."""
+    """One recording of an event: the time at which its stream reached it, once that is known.
 
-    __slots__ = ("time",)
+    ``known`` is what whoever waits for it comes after, where somebody keeps account of that.
+    """
+
+    __slots__ = ("known", "time")
 
     def __init__(self) -> None:
+        self.known: Sequence[int] = ()
         self.time: int | None = None
 
 

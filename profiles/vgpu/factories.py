@@ -58,7 +58,9 @@ def new(
     runtime = gpu.runtime
     runtime.now += runtime.torch_call
     steps = _contiguous(size) if stride is None else tuple(stride)
-    return wrap(gpu.executor.empty(Outline(tuple(size), steps, dtype or torch.get_default_dtype())))
+    tensor = wrap(gpu.executor.empty(Outline(tuple(size), steps, dtype or torch.get_default_dtype())))
+    gpu.watcher.made(tensor)
+    return tensor
 
 
 def generated(gpu: VirtualGpu, name: str, value: torch.Tensor) -> DeviceTensor:
@@ -66,7 +68,9 @@ def generated(gpu: VirtualGpu, name: str, value: torch.Tensor) -> DeviceTensor:
     runtime, held = gpu.runtime, gpu.executor.empty(outline(value))
     gpu.executor.mutate(copy_, (held, value), {})
     runtime.kernel(name, runtime.costs.memory(held.nbytes))
-    return wrap(held)
+    tensor = wrap(held)
+    gpu.watcher.generated(name, tensor)
+    return tensor
 
 
 def _contiguous(size: Sequence[int]) -> tuple[int, ...]:

@@ -16,6 +16,10 @@ from ..timeline import Sink, Site
 from .copies import Copies
 from .executor import EagerExecutor, Executor
 from .handlers import Handlers
+from .hazards.checker import Checker
+from .hazards.copies import WatchedCopies
+from .hazards.ops import WatchedHandlers
+from .hazards.runtime import OrderedRuntime
 from .indexing import Indexing
 from .observer import HostObserver, VirtualClock
 from .patches import installed
@@ -23,9 +27,11 @@ from .registration import register
 from .runtime import Runtime
 from .skipping import SkippingExecutor
 from .tensor import CURRENT, DeviceTensor, device
+from .watcher import Nobody, Watcher
 
 if TYPE_CHECKING:
     from .graph import Capture
+    from .hazards import Finding
 
 Values = Literal["real", "none"]
 GraphTrace = Literal["graph", "node"]
@@ -43,18 +49,21 @@ class VirtualGpu:
         sink: Sink | None,
         watch: Sequence[Path],
         graph_trace: GraphTrace,
+        hazards: bool,
     ) -> None:
         self.device = device()
         self.capabilities = capabilities
         self.graph_trace: GraphTrace = graph_trace
-        self.runtime = Runtime(hardware, sink=sink, watch=watch)
+        checker = Checker(OrderedRuntime(hardware, sink=sink, watch=watch)) if hazards else None
+        self.watcher: Watcher = checker or Nobody()
+        self.runtime = checker.runtime if checker else Runtime(hardware, sink=sink, watch=watch)
         self.clock = VirtualClock(self.runtime)
         self.observer = HostObserver(self.runtime, hardware)
         self.executor: Executor = EagerExecutor() if values == "real" else SkippingExecutor()
         self.capture: Capture | None = None
-        self.copies = Copies(self)
+        self.copies = WatchedCopies(self, checker) if checker else Copies(self)
         self.indexing = Indexing(self)
-        self.handlers = Handlers(self)
+        self.handlers = WatchedHandlers(self, checker) if checker else Handlers(self)
 
     @property
     def sites(self) -> Sequence[Site]:
@@ -67,6 +76,11 @@ class VirtualGpu:
     def flush(self) -> None:
         """Let the device finish and deliver the rest of the timeline. For the end of a run: the clock stays."""
         self.runtime.flush()
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Accesses that nothing orders, so far, if anybody watches for them."""
+        return self.watcher.found(self.sites, self.streams)
 
     def set_item(self, tensor: DeviceTensor, index: Any, value: Any) -> None:
         self.indexing.set_item(tensor, index, value)
@@ -81,13 +95,14 @@ def open_vgpu(
     sink: Sink | None = None,
     watch: Sequence[Path] | None = None,
     graph_trace: GraphTrace = "graph",
+    hazards: bool = False,
 ) -> Iterator[VirtualGpu]:
     """A virtual GPU of that hardware as ``torch.device("vgpu:0")``, without gradients, until the block ends.
 
     ``watch`` names the folders and files whose source lines are recorded, the scheduler's by default. A replay
-    is one record per run of kernels, or with ``graph_trace="node"`` one per kernel. What is still open at the end is
-    delivered to the sink. Raises RuntimeError beside an initialised CUDA, or inside
-    another virtual GPU.
+    is one record per run of kernels, or with ``graph_trace="node"`` one per kernel. ``hazards`` keeps account of
+    which access to memory is ordered before which. What is still open at the end is delivered to the sink. Raises
+    RuntimeError beside an initialised CUDA, or inside another virtual GPU.
     """
     if CURRENT.get(None) is not None:
         raise RuntimeError("a virtual GPU is already open")
@@ -99,10 +114,11 @@ def open_vgpu(
         sink=sink,
         watch=[Path(folder) for folder in sched.__path__] if watch is None else watch,
         graph_trace=graph_trace,
+        hazards=hazards,
     )
     token = CURRENT.set(gpu)
     try:
-        with installed(gpu), torch.no_grad(), _without_view_chains():
+        with installed(gpu), torch.no_grad(), _without_view_chains(), gpu.watcher.listening():
             yield gpu
             gpu.flush()
     finally:

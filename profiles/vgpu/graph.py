@@ -120,12 +120,14 @@ class CUDAGraph:
             raise CaptureError("another graph is being captured")
         self._capture = gpu.capture = gpu.runtime.capture = Capture(gpu.executor)
         gpu.executor = gpu.capture
+        gpu.watcher.capturing(gpu.capture)
 
     def capture_end(self) -> None:
         gpu, capture = CURRENT.get(), self._capture
         if capture is None or gpu.capture is not capture:
             raise CaptureError("this graph is not being captured")
         gpu.executor, gpu.capture, gpu.runtime.capture = capture.executor, None, None
+        gpu.watcher.capturing(None)
         self._durations = np.array([node.duration for node in capture.nodes], dtype=np.int64)
         self._runs = list(_runs(capture.nodes))
 
@@ -135,6 +137,7 @@ class CUDAGraph:
             raise RuntimeError("replay of a graph that was not captured")
         if gpu.capture is not None:
             raise CaptureError("operation not permitted when stream is capturing: cudaGraphLaunch")
+        gpu.watcher.replay(capture)
         for compute in capture.live:
             compute()
         for variable in capture.variables.values():

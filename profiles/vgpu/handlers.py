@@ -55,11 +55,17 @@ class Handlers(dict[Any, Handler]):
             return like_handler(gpu, func, name)
         if name in READS:
             return read_handler(gpu, func, name)
-        if name in _VIEWS_BY_NAME or any(r.alias_info and not r.alias_info.is_write for r in schema.returns):
+        if is_view(schema):
             return _view(gpu, func)
         if schema.is_mutable:
             return _in_place(gpu, func, name)
         return _functional(gpu, func, name)
+
+
+def is_view(schema: torch.FunctionSchema) -> bool:
+    """Whether the op returns another look at its first argument's memory."""
+    name = schema.name.split("::")[1]
+    return name in _VIEWS_BY_NAME or any(r.alias_info and not r.alias_info.is_write for r in schema.returns)
 
 
 def _view(gpu: VirtualGpu, func: torch._ops.OpOverload) -> Handler:

@@ -16,6 +16,8 @@ from torch.nn import Parameter
 
 if TYPE_CHECKING:
     from .gpu import VirtualGpu
+    from .hazards.blocks import Block
+    from .hazards.footprints import Span
 
 
 class _Closed:
@@ -39,8 +41,10 @@ def device() -> torch.device:
 class DeviceTensor(torch.Tensor):
     """A tensor on the virtual GPU. ``held`` has its values, or lies on meta where values are not kept."""
 
-    __slots__ = ("held",)
+    __slots__ = ("block", "held", "span")
     held: torch.Tensor
+    block: Block  # its memory and which part of that, where somebody keeps account
+    span: Span
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -74,7 +78,8 @@ class DeviceTensor(torch.Tensor):
         return self.numpy()
 
     def record_stream(self, stream: Any) -> None:
-        """Accepted: freed blocks are not re-issued here."""
+        """Once freed, the memory is not re-issued before that stream has done what it was given by then."""
+        CURRENT.get().watcher.record_stream(self, stream.stream_id)
 
     def data_ptr(self) -> NoReturn:
         raise RuntimeError("a vgpu tensor has no address: data_ptr() is not available on the virtual GPU")

@@ -141,7 +141,7 @@ class _WriteIndices(NamedTuple):
         return Work(nbytes(*self._inputs()) + self.req_to_token.element_size() * slots)
 
     def footprint(self) -> tuple[Access, ...]:
-        rows = Access(self.req_to_token, write=True, rows=self.req_pool_indices)
+        rows = Access(self.req_to_token, write=True, rows=self.req_pool_indices, lens=self.seq_lens)
         return (rows, *reads(*self._inputs()))
 
 

@@ -49,7 +49,7 @@ class _Attention(NamedTuple):
         slots = self.req_to_token[self.req_pool_indices[request], position]
         return (
             *reads(self.q, self.req_pool_indices, self.seq_lens, self.extend_lens),
-            Access(self.req_to_token, write=False, rows=self.req_pool_indices),
+            Access(self.req_to_token, write=False, rows=self.req_pool_indices, lens=self.seq_lens),
             Access(self.k_cache, write=False, rows=slots),
             Access(self.v_cache, write=False, rows=slots),
         )

@@ -63,7 +63,7 @@ _SENTINEL_LENGTHS = {
         "fused",
     ): "between forwards this state's device lengths are sentinels that nothing may advance",
 }
-_STAGED_LATE = "mixed steps: mix_running_indices is freed before the forward stream has gathered with it"
+STAGED_LATE = "mixed steps: mix_running_indices is freed before the forward stream has gathered with it"
 
 _STATES = {
     state.name: state
@@ -167,7 +167,7 @@ _STATES = {
             rows.PR25945,
             rows.serial_with_relay(rows.PR25945),
             _BARRIER,
-            known_hazards=(_STAGED_LATE,),
+            known_hazards=(STAGED_LATE,),
             refuses=_NO_RING,
         ),
         State(
@@ -186,14 +186,14 @@ _STATES = {
 }
 ALIASES: Mapping[str, str] = {"pr26020-before": "pr25944"}
 
-_UNORDERED = (
-    "slot reuse: a row or KV slot freed while a forward reads it is written by its next owner",
-    "page-table rewrite: settling replaces a row's slots by the cache's while a forward reads the row",
+SLOT_REUSE = "slot reuse: a row or KV slot freed while a forward reads it is written by its next owner"
+PAGE_TABLE_REWRITE = (
+    "page-table rewrite: settling replaces a row's slots by the cache's while a forward reads the row"
 )
 # What a barrier leaves unordered between the schedule's writes and a forward's reads.
 _BARRIER_HAZARDS: Mapping[str, tuple[str, ...]] = {
-    "off": _UNORDERED,
-    "top": _UNORDERED[1:],
+    "off": (SLOT_REUSE, PAGE_TABLE_REWRITE),
+    "top": (PAGE_TABLE_REWRITE,),
     "after-launch": (),
     "read-done": (),
 }

@@ -1,0 +1,101 @@
+"""What a run's findings mean: hazards that its relay state declares, by name, and all others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..sched.loop.engine import Engine
+from ..sched.relay.states import PAGE_TABLE_REWRITE, SLOT_REUSE, STAGED_LATE
+from .machine import Machine
+from .result import Abstained, Access, Hazards, SitePart
+from .result import Finding as FindingPart
+from .timeline import Site
+from .vgpu.hazards.findings import Finding, Kind, Touch
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """How a declared hazard shows: its kind, and words of the two statements that meet."""
+
+    kind: Kind
+    resource: str = ""
+    first: str = ""
+    second: str = ""
+
+    def fits(self, finding: Finding) -> bool:
+        return (
+            finding.kind == self.kind
+            and self.resource in finding.resource
+            and self.first in _statement(finding.first)
+            and self.second in _statement(finding.second)
+        )
+
+
+# By the names that states of the relay declare them under.
+SIGNS: Mapping[str, tuple[Sign, ...]] = {
+    SLOT_REUSE: (
+        Sign("race", "req_to_token", second="_write_cache_indices("),
+        Sign("race", "req_to_token", second="req_to_token["),
+        Sign("race", "output_tokens_buf"),
+    ),
+    PAGE_TABLE_REWRITE: (Sign("race", "req_to_token", second="match.device_indices["),),
+    STAGED_LATE: (Sign("freed", first="output_tokens_buf[rows]"),),
+}
+
+
+def hazards(machine: Machine, declared: Sequence[str]) -> Hazards | Abstained:
+    """Of everything that ran on the machine so far."""
+    if machine.hazards is None:
+        where = (
+            "hazards were not watched for"
+            if machine.labels.emulated
+            else "hazards show on the virtual GPU only"
+        )
+        return Abstained(abstained=where)
+    found = machine.hazards.found(machine.names.sites, machine.names.streams)
+    return sorted_out(found, declared)
+
+
+def name_pools(machine: Machine, engine: Engine) -> None:
+    """What findings call the tensors that steps share."""
+    if machine.hazards is not None:
+        machine.hazards.name(engine.slots.req_to_token, "req_to_token")
+        for name, value in vars(engine.relay.desk.futures).items():
+            if isinstance(value, torch.Tensor):
+                machine.hazards.name(value, name)
+
+
+def sorted_out(found: Sequence[Finding], declared: Sequence[str]) -> Hazards:
+    known = {
+        name: [finding for finding in found if any(sign.fits(finding) for sign in SIGNS[name])]
+        for name in declared
+    }
+    attributed = {id(finding) for findings in known.values() for finding in findings}
+    return Hazards(
+        known=tuple(name for name, findings in known.items() if findings),
+        findings=tuple(_part(finding) for finding in found if id(finding) not in attributed),
+    )
+
+
+def _part(finding: Finding) -> FindingPart:
+    return FindingPart(
+        resource=finding.resource,
+        first=_access(finding.first),
+        second=_access(finding.second),
+        missing=finding.missing,
+    )
+
+
+def _access(touch: Touch) -> Access:
+    return Access(op=touch.op, site=_site(touch.site), stream=touch.stream)
+
+
+def _site(site: Site | None) -> SitePart | None:
+    return None if site is None else SitePart(**site._asdict())
+
+
+def _statement(touch: Touch) -> str:
+    return touch.site.statement if touch.site else ""

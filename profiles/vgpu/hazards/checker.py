@@ -1,0 +1,226 @@
+"""Compares every access with those before it: first by order, and only then by place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet, ref
+
+import torch
+
+from ...timeline import Site
+from ..pinned import is_pinned
+from ..tensor import DeviceTensor
+from .blocks import Block, FreeBlocks
+from .clocks import HOST
+from .declared import Declared
+from .findings import Finding, Findings
+from .footprints import Footprint, Grid, Indexed, Scattered, span
+from .host import watched as host_watched
+from .recording import Recording
+from .shadows import UNKNOWN, Launch, Owner, Shadow
+
+if TYPE_CHECKING:
+    from ....sched.kernels.registry import Kernel
+    from ..graph import Capture
+    from .runtime import OrderedRuntime
+
+_SHADOW = "_vgpu_shadow"  # on a storage's Python object, which lives as long as the storage
+
+
+class Checker:
+    """Told of every operation, in the order in which the host issues them."""
+
+    def __init__(self, runtime: OrderedRuntime) -> None:
+        self.spent = 0  # ns of this process's time
+        self.runtime = runtime
+        self._clocks = clocks = runtime.clocks
+        self._free = FreeBlocks(clocks)
+        self._findings = Findings()
+        self._declared = Declared(self)
+        self._recordings: dict[
+            int, Recording
+        ] = {}  # by id of a graph's capture, which the recording keeps alive
+        self._recording: Recording | None = None
+        self._lazy: WeakSet[Scattered] = WeakSet()
+
+    # ---- what happens --------------------------------------------------------------------------------------
+
+    def launch(self, op: str) -> Launch:
+        """An operation of the current stream, issued from the source line that launched last."""
+        return self._launched(op, self.runtime.sites.last)
+
+    def launch_here(self, op: str) -> Launch:
+        """As ``launch``, for an operation that has yet to tell its source line."""
+        return self._launched(op, self.runtime.sites.here())
+
+    def _launched(self, op: str, site: int) -> Launch:
+        actor = self.runtime.stream.id + 1
+        seq = self._clocks.launch(actor)
+        return Launch(actor, seq, self._clocks.of(actor), op, site)
+
+    def read(self, launch: Launch, tensor: DeviceTensor) -> None:
+        self._device(launch, tensor, write=False)
+
+    def write(self, launch: Launch, tensor: DeviceTensor) -> None:
+        """``announce`` has gone before, unless the memory is new."""
+        self._device(launch, tensor, write=True)
+
+    def _device(self, launch: Launch, tensor: DeviceTensor, *, write: bool) -> None:
+        block = self.block(tensor)
+        if tensor.span.end > tensor.span.start:
+            if write and block.shadow.owner is UNKNOWN:
+                block.shadow.owner = Owner("", launch.op, launch.site)
+            self.note(launch, block.shadow, tensor.span, write=write)
+
+    def announce(self, tensor: DeviceTensor) -> None:
+        """The tensor's values are about to be written."""
+        if self._recording is None:
+            self.block(tensor).shadow.freeze()
+
+    def host_memory(self, launch: Launch, tensor: torch.Tensor, *, write: bool) -> None:
+        """A copy or kernel of the device touches host memory. Only pinned memory can still be touched later."""
+        if is_pinned(tensor) and tensor.numel():
+            self.note(launch, self._pinned(tensor), span(tensor), write=write)
+
+    def host_access(self, op: str, tensor: torch.Tensor, *, write: bool) -> None:
+        """The host itself looks at, or changes, pinned memory."""
+        shadow = getattr(tensor.untyped_storage(), _SHADOW, None)
+        if shadow is not None:
+            clock = self._clocks.of(HOST)
+            launch = Launch(HOST, clock[HOST], clock, op, self.runtime.sites.here())
+            for entry in shadow.unordered(launch, span(tensor), write=write):
+                self._findings.add(shadow, entry, launch, write=write)
+
+    def kernel(self, launch: Launch, kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]) -> None:
+        """A custom kernel, by its own footprint."""
+        if self._recording is not None:
+            self._recording.kernel(kernel, args, named)
+            return
+        for shadow, footprint, write in self._declared.accesses(kernel, args, named):
+            self.note(launch, shadow, footprint, write=write)
+
+    def indexed(
+        self, launch: Launch, tensor: DeviceTensor, indices: Sequence[DeviceTensor], *, write: bool
+    ) -> None:
+        """``tensor[i, j, ...]``, by indices of the first dimensions."""
+        block, held = self.block(tensor), [index.held for index in indices]
+        footprint = Scattered(Indexed(Grid.of(tensor.held), held))
+        self.lend(footprint, indices)
+        self.note(launch, block.shadow, footprint, write=write)
+
+    def note(self, launch: Launch, shadow: Shadow, footprint: Footprint, *, write: bool) -> None:
+        """Compare an access with those before it, and remember it."""
+        if self._recording is not None:
+            self._recording.touch(shadow, footprint, write=write)
+            return
+        for entry in shadow.unordered(launch, footprint, write=write):
+            self._findings.add(shadow, entry, launch, write=write)
+        if shadow.add(launch, footprint, write=write):
+            shadow.prune(self._clocks.known())
+
+    # ---- graphs --------------------------------------------------------------------------------------------
+
+    def capturing(self, capture: Capture | None) -> None:
+        """From now on operations are nodes of that graph; None: they are operations again."""
+        self._recording = None
+        if capture is not None:
+            self._recording = self._recordings[id(capture)] = Recording(capture, self._declared)
+
+    def replay(self, capture: Capture) -> None:
+        """Everything that the graph touches, at once; before its values are computed."""
+        begin = perf_counter_ns()
+        recording = self._recordings[id(capture)]
+        for shadow in recording.written():
+            shadow.freeze()
+        for by, (shadow, footprint, write) in recording.accesses(self.launch_here("graph")):
+            self.note(by, shadow, footprint, write=write)
+        self.spent += perf_counter_ns() - begin
+
+    # ---- memory --------------------------------------------------------------------------------------------
+
+    def made(self, tensor: DeviceTensor) -> None:
+        """New memory, or a view, and nothing launched."""
+        self.block(tensor)
+
+    def generated(self, op: str, tensor: DeviceTensor) -> None:
+        """New memory, written by a kernel."""
+        self.write(self.launch(op), tensor)
+
+    def block(self, tensor: DeviceTensor) -> Block:
+        """The memory of a device tensor, shared with its views; allocated now if it is met for the first time."""
+        try:
+            return tensor.block
+        except AttributeError:
+            return self._adopt(tensor)
+
+    def _adopt(self, tensor: DeviceTensor) -> Block:
+        held = tensor.held
+        tensor.span = span(held)
+        storage = held.untyped_storage()
+        shadow: Shadow | None = getattr(storage, _SHADOW, None)
+        block = None if shadow is None or shadow.block is None else shadow.block()
+        if block is None:
+            actor, size = self.runtime.stream.id + 1, storage.nbytes()
+            shadow = Shadow(UNKNOWN, size)
+            if self._recording is None:
+                shadow.inherit(self._free.take(actor, size))
+            block = Block(shadow, actor, self)
+            shadow.block, shadow.private = ref(block), self._recording is not None
+            setattr(storage, _SHADOW, shadow)
+        tensor.block = block
+        return block
+
+    def freed(self, block: Block) -> None:
+        """The last view of a block is gone. A graph's own memory is never re-issued."""
+        if not block.shadow.private:
+            self._free.give(block.actor, block.shadow, block.recorded)
+
+    def record_stream(self, tensor: DeviceTensor, queue: int) -> None:
+        self.block(tensor).recorded.add(queue + 1)
+
+    def name(self, tensor: torch.Tensor, name: str) -> None:
+        """What findings call the tensor's memory."""
+        assert isinstance(tensor, DeviceTensor)
+        self.block(tensor).shadow.owner = Owner(name, "", self.runtime.sites.last)
+
+    def lend(self, footprint: Scattered, tensors: Iterable[DeviceTensor]) -> None:
+        """The footprint follows from the values of these tensors."""
+        self._lazy.add(footprint)
+        for tensor in tensors:
+            self.block(tensor).shadow.lend(footprint)
+
+    def shadow_of(self, argument: object) -> Shadow | None:
+        """Of a kernel's argument; None for what is no memory that others touch."""
+        if type(argument) is DeviceTensor:
+            return self.block(argument).shadow
+        if isinstance(argument, torch.Tensor) and is_pinned(argument):
+            return self._pinned(argument)
+        return None
+
+    def _pinned(self, tensor: torch.Tensor) -> Shadow:
+        storage = tensor.untyped_storage()
+        shadow: Shadow | None = getattr(storage, _SHADOW, None)
+        if shadow is None:
+            owner = Owner("pinned memory", "", self.runtime.sites.last)
+            shadow = Shadow(owner, storage.nbytes(), pinned=True)
+            setattr(storage, _SHADOW, shadow)
+        return shadow
+
+    # ---- the end -------------------------------------------------------------------------------------------
+
+    def found(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[Finding, ...]:
+        return self._findings.named(sites, streams)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Hear of the host's own accesses too; forget every tensor in the end."""
+        try:
+            with host_watched(self):
+                yield
+        finally:
+            for footprint in list(self._lazy):
+                footprint.drop()
+            self._recordings.clear()

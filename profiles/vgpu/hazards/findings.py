@@ -1,0 +1,112 @@
+"""What was found, once per pair of places, in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from ...timeline import NO_SITE, Site
+from .clocks import HOST
+from .shadows import Entry, Launch, Owner, Shadow
+
+Kind = Literal["race", "pinned", "freed"]
+
+
+class Touch(NamedTuple):
+    """One of the two accesses; ``stream`` is "host" where it is the host's own."""
+
+    op: str
+    write: bool
+    site: Site | None
+    stream: str
+
+
+class Finding(NamedTuple):
+    """``first`` was issued before ``second`` and nothing orders the two."""
+
+    kind: Kind
+    resource: str
+    first: Touch
+    second: Touch
+    missing: str
+
+
+class _Raw(NamedTuple):
+    kind: Kind
+    owner: Owner
+    first: Launch
+    first_writes: bool
+    second: Launch
+    second_writes: bool
+
+
+class Findings:
+    """Kept as they were met, first; named when somebody asks."""
+
+    def __init__(self) -> None:
+        self._found: dict[object, _Raw] = {}
+
+    def add(self, shadow: Shadow, entry: Entry, launch: Launch, *, write: bool) -> None:
+        kind: Kind = "freed" if entry.freed else "pinned" if shadow.pinned else "race"
+        raw = _Raw(kind, entry.freed or shadow.owner, entry.launch, entry.write, launch, write)
+        self._found.setdefault(_alike(raw), raw)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def named(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[Finding, ...]:
+        return tuple(_finding(raw, sites, streams) for raw in self._found.values())
+
+
+def _alike(raw: _Raw) -> object:
+    """Layers of one pool are one resource."""
+    owner = re.sub(r"\[\d+\]", "", raw.owner.name) or raw.owner[1:]
+    return (
+        raw.kind,
+        owner,
+        *((x.actor, x.op, x.site) for x in (raw.first, raw.second)),
+        raw.first_writes,
+        raw.second_writes,
+    )
+
+
+def _finding(raw: _Raw, sites: Sequence[Site], streams: Mapping[int, str]) -> Finding:
+    first = _touch(raw.first, raw.first_writes, sites, streams)
+    second = _touch(raw.second, raw.second_writes, sites, streams)
+    owner = raw.owner
+    resource = owner.name or f"result of {owner.op}{_at(_site(owner.site, sites))}"
+    if raw.kind == "freed":
+        resource = f"freed block of {resource}"
+    return Finding(raw.kind, resource, first, second, _missing(raw.kind, first, second))
+
+
+def _touch(launch: Launch, write: bool, sites: Sequence[Site], streams: Mapping[int, str]) -> Touch:
+    actor = launch.actor
+    stream = "host" if actor == HOST else streams.get(actor - 1, f"stream {actor - 1}")
+    return Touch(launch.op, write, _site(launch.site, sites), stream)
+
+
+def _site(index: int, sites: Sequence[Site]) -> Site | None:
+    return None if index == NO_SITE else sites[index]
+
+
+def _missing(kind: Kind, first: Touch, second: Touch) -> str:
+    earlier, later = _told(first), _told(second)
+    if kind == "freed":
+        return (
+            f"{earlier} was pending when the block was freed, and {later} re-used it: "
+            f"no record_stream({first.stream}), no reference kept until then, and no wait between them"
+        )
+    if second.stream == "host":
+        return f"{earlier} must come before {later}: the host did not wait for it"
+    return f"{earlier} must come before {later}: no wait_stream or event between them"
+
+
+def _told(touch: Touch) -> str:
+    who = "the host" if touch.stream == "host" else f"the {touch.stream} stream"
+    return f"{who}'s {'write' if touch.write else 'read'} ({touch.op}{_at(touch.site)})"
+
+
+def _at(site: Site | None) -> str:
+    return f" at {site.file}:{site.line}" if site else ""

@@ -1,0 +1,52 @@
+"""The host's own reads and writes of pinned memory, as far as torch's Python API shows them.
+
+A NumPy view of pinned memory is seen when it is made, as a read; what is done through it later is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..patches import replace
+from ..pinned import is_pinned
+from ..tensor import DeviceTensor
+
+if TYPE_CHECKING:
+    from .checker import Checker
+
+_READS = ("tolist", "item", "numpy", "clone", "__int__", "__float__", "__bool__", "__index__")
+_WRITES = ("copy_", "fill_", "zero_", "add_", "sub_", "mul_", "__setitem__")
+
+
+@contextmanager
+def watched(checker: Checker) -> Iterator[None]:
+    """Torch's tensor methods with somebody who listens, for the duration of the block."""
+    undo = [
+        replace(torch.Tensor, name, _told(checker, name, getattr(torch.Tensor, name), write=name in _WRITES))
+        for name in (*_READS, *_WRITES)
+    ]
+    try:
+        yield
+    finally:
+        for restore in reversed(undo):
+            restore()
+
+
+def _told(checker: Checker, name: str, method: Callable[..., Any], *, write: bool) -> Callable[..., Any]:
+    @wraps(method)
+    def patched(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        # A copy from the device is the device's write.
+        if type(tensor) is not DeviceTensor and is_pinned(tensor) and not _from_device(args):
+            checker.host_access(name.strip("_") if name.startswith("__") else name, tensor, write=write)
+        return method(tensor, *args, **kwargs)
+
+    return patched
+
+
+def _from_device(args: tuple[Any, ...]) -> bool:
+    return any(type(arg) is DeviceTensor for arg in args)

@@ -1,0 +1,69 @@
+"""The device's API as a checker hears it: which call orders what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..engine import Mark, Queue
+from ..runtime import Direction, Runtime
+from ..sites import Sites
+from .clocks import Clocks
+
+if TYPE_CHECKING:
+    from ...hardware import HardwareProfile
+    from ...timeline import Sink
+
+
+class LastSite(Sites):
+    """Remembers the source line of the last call."""
+
+    last = -1
+
+    def here(self) -> int:
+        self.last = super().here()
+        return self.last
+
+
+class OrderedRuntime(Runtime):
+    def __init__(self, hardware: HardwareProfile, *, sink: Sink | None, watch: Sequence[Path]) -> None:
+        super().__init__(hardware, sink=sink, watch=watch)
+        self.sites: LastSite = LastSite(watch)
+        self.clocks = Clocks()
+
+    def copy(self, direction: Direction, size: int, *, pinned: bool, blocking: bool) -> None:
+        super().copy(direction, size, pinned=pinned, blocking=blocking)
+        if not pinned and (direction == "d2h" or size > self.costs.inline):
+            self._synchronized(self.stream)
+
+    def synchronize(self, stream: Queue, *, site: int | None = None) -> None:
+        super().synchronize(stream, site=site)
+        self._synchronized(stream)
+
+    def synchronize_event(self, stream: Queue, mark: Mark) -> None:
+        super().synchronize_event(stream, mark)
+        self.clocks.synchronize(list(mark.known))
+
+    def synchronize_device(self) -> None:
+        super().synchronize_device()
+        self.clocks.synchronize_all()
+
+    def record(self, stream: Queue) -> Mark:
+        mark = super().record(stream)
+        mark.known = self.clocks.recorded(stream.id + 1)
+        return mark
+
+    def hold(self, stream: Queue, mark: Mark) -> None:
+        super().hold(stream, mark)
+        if self.capture is None:
+            self.clocks.wait(stream.id + 1, list(mark.known))
+
+    def reached(self, mark: Mark) -> bool:
+        reached = super().reached(mark)
+        if reached:
+            self.clocks.synchronize(list(mark.known))
+        return reached
+
+    def _synchronized(self, stream: Queue) -> None:
+        self.clocks.synchronize(self.clocks.recorded(stream.id + 1))

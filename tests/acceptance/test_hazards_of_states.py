@@ -1,0 +1,232 @@
+"""Whole runs under watch: each state shows the hazards that it declares, and what is broken on purpose shows."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from schedbench.profiles.execute import Options, Outcome, execute
+from schedbench.profiles.hardware import load
+from schedbench.profiles.hazards import SIGNS, sorted_out
+from schedbench.profiles.result import Hazards
+from schedbench.profiles.vgpu import open_vgpu
+from schedbench.sched.batch import ForwardMode, ScheduleBatch
+from schedbench.sched.config import Capabilities, EngineConfig
+from schedbench.sched.observe import Silence
+from schedbench.sched.relay import lengths, ordering, tokens
+from schedbench.sched.relay.desk import Desk, Streams
+from schedbench.sched.relay.row import Relay, Step
+from schedbench.sched.relay.states import (
+    PAGE_TABLE_REWRITE,
+    SLOT_REUSE,
+    STAGED_LATE,
+    RelayChoice,
+    choose,
+    states,
+    switches,
+)
+from tests.acceptance.conftest import Typed
+from tests.acceptance.questions import SMALL, asked
+
+LATEST = "engine.relay=latest"
+PAGED = "engine.page_size=16"
+
+
+def watched(scenario: str, *overrides: str, hazards: bool = True) -> Outcome:
+    question = asked(scenario, *overrides)
+    return execute(question, question.relays[0], Options(device="vgpu", hazards=hazards))
+
+
+def found(outcome: Outcome) -> Hazards:
+    assert isinstance(outcome.result.hazards, Hazards)
+    return outcome.result.hazards
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        (PAGED,),
+        ("engine.mixed_chunk=false",),
+        ("engine.radix_cache=false", "engine.chunked_prefill_size=64"),
+        ("engine.cuda_graph=false",),
+        ("engine.overlap=false",),
+        ("device.values=none",),
+        ("device.values=none", PAGED),
+        ("engine.kv_tokens=600", "engine.schedule_conservativeness=0.05"),
+    ],
+    ids=" ".join,
+)
+def test_the_best_known_state_shows_none(overrides: tuple[str, ...]) -> None:
+    outcome = watched("mixed", *SMALL, LATEST, *overrides)
+    assert found(outcome) == Hazards() and not outcome.undeclared
+
+
+@pytest.mark.parametrize("scenario", ["penalties", "grammar", "retraction", "shared_prefix"])
+def test_nor_does_it_elsewhere(scenario: str) -> None:
+    assert found(watched(scenario, LATEST, "workload.requests=12")) == Hazards()
+
+
+def test_a_faithful_state_shows_what_it_declares_and_nothing_else() -> None:
+    outcome = watched("mixed", *SMALL)
+    assert found(outcome).known == (PAGE_TABLE_REWRITE,) and not outcome.undeclared
+
+
+@pytest.mark.parametrize(
+    "state", ["pr25774-before", "pr25774", "pr25944-before", "pr25944", "pr26020", "pr26425"]
+)
+def test_states_without_the_barrier_show_what_they_declare(state: str) -> None:
+    outcome = watched("mixed", *SMALL, f"engine.relay={state}")
+    assert found(outcome).known == (SLOT_REUSE, PAGE_TABLE_REWRITE) and not outcome.undeclared
+
+
+def test_every_declared_hazard_has_a_sign() -> None:
+    barriers = switches()["barrier"]
+    declared = {
+        name
+        for state in states()
+        for barrier in barriers
+        for name in choose(state, {"barrier": barrier}).known_hazards
+    }
+    assert declared == set(SIGNS)
+
+
+def test_without_the_barrier_rows_are_given_away_while_a_forward_reads_them() -> None:
+    """Also in the best known state, where nobody would declare it."""
+    off = choose("latest", {"barrier": "off"})
+    findings = run_with(
+        RelayChoice(replace(off.state, overlapped=off.row(overlap=True)), off.state.defaults)
+    ).findings
+    assert "req_to_token" in {finding.resource for finding in findings}
+    assert {finding.first.stream for finding in findings} == {"forward"}
+
+
+# ---- sabotage ----------------------------------------------------------------------------------------------
+
+
+def broken(state: str = "pr25945", /, **policies: Any) -> RelayChoice:
+    """A state with some policies exchanged."""
+    whole = states()[state]
+    return RelayChoice(replace(whole, overlapped=replace(whole.overlapped, **policies)), whole.defaults)
+
+
+def run_with(choice: RelayChoice) -> Hazards:
+    return found(execute(asked("mixed", *SMALL), choice, Options(device="vgpu", hazards=True)))
+
+
+def test_references_that_nobody_keeps_show_as_freed_blocks() -> None:
+    """Where the barrier does not see to it that what a step replaces has been read."""
+    kept = run_with(broken(barrier=ordering.no_barrier))
+    dropped = run_with(broken(barrier=ordering.no_barrier, keep_alive=ordering.keep_nothing))
+    assert (freed(kept), bool(freed(dropped))) == ([], True)
+
+
+def freed(hazards: Hazards) -> list[str]:
+    return [f.resource for f in hazards.findings if f.resource.startswith("freed block of")]
+
+
+@contextmanager
+def isolate_without_wait(
+    desk: Desk, resolve: Step, read_tables: Step, batch: ScheduleBatch
+) -> Iterator[None]:
+    """The forward stream starts on what the schedule stream may not have written yet."""
+    with desk.streams.on(desk.streams.forward), ordering.resolve_in_place(desk, resolve, read_tables, batch):
+        kept = batch.sampling_info
+        assert kept is not None
+        batch.sampling_info = kept.copy_for_forward()
+        yield
+        batch.sampling_info = kept
+
+
+def test_a_forward_that_does_not_wait_for_the_schedule_shows() -> None:
+    findings = run_with(broken(isolate=isolate_without_wait)).findings
+    read_early = {
+        f.second.op for f in findings if (f.first.stream, f.second.stream) == ("schedule", "forward")
+    }
+    assert {"attention", "decode_positions"} <= read_early
+
+
+def test_lengths_advanced_in_place_show() -> None:
+    """While the forward that was just launched reads them; the barrier comes too early in the loop to help."""
+    findings = run_with(broken(advance=lengths.advance_in_place, barrier=ordering.no_barrier)).findings
+    assert any(
+        f.second.op == "add_" and f.second.site and f.second.site.file.endswith("lengths.py")
+        for f in findings
+    )
+
+
+# ---- the one that a run seldom shows -----------------------------------------------------------------------
+
+Resolve = Callable[[Desk, ScheduleBatch], None]
+
+
+def mixed_step(resolve: Resolve) -> Hazards:
+    """A mixed batch whose running rows nobody else refers to; then the schedule allocates."""
+    with open_vgpu(load("h200"), hazards=True) as gpu:
+        config = EngineConfig(gpu.device, capabilities=Capabilities(), vocab_size=64, eos_token_ids=(1,))
+        streams = Streams.of(config)
+        for name in ("schedule", "forward"):
+            gpu.observer.stream(name, getattr(streams, name))
+        with streams.on(streams.schedule):
+            table = torch.zeros((9, 16), dtype=torch.int32, device=gpu.device)
+            row = choose("pr25945", {}).row(overlap=True)
+            relay = Relay.of(row, config, streams=streams, observer=Silence(), req_to_token=table)
+            batch = ScheduleBatch(reqs=[], forward_mode=ForwardMode.MIXED)
+            batch.prefill_input_ids_cpu = torch.tensor([5, 6, 7], pin_memory=True)
+            batch.mix_running_indices = torch.tensor([1, 2]).to(gpu.device)
+            streams.wait(streams.forward, streams.schedule)
+            with streams.on(streams.forward):
+                resolve(relay.desk, batch)
+            torch.zeros(4, dtype=torch.int64, device=gpu.device)
+        return sorted_out(gpu.findings, choose("pr25945", {}).known_hazards)
+
+
+def test_upstreams_running_indices_may_be_reissued_under_their_gather() -> None:
+    assert mixed_step(tokens.resolve_late) == Hazards(known=(STAGED_LATE,))
+
+
+# ---- the command -------------------------------------------------------------------------------------------
+
+
+def test_declared_hazards_are_told_by_name(typed: Typed, tmp_path: Path) -> None:
+    sets = [part for override in SMALL for part in ("--set", override)]
+    said = typed("run", "mixed", *sets, "--hazards", "on", "--output-dir", tmp_path)
+    assert said.code == 0 and "page-table rewrite" in said.out
+    document = json.loads((tmp_path / "result.json").read_text())
+    assert document["hazards"] == {"known": [PAGE_TABLE_REWRITE], "findings": []}
+    assert document["run"]["hazards_s"] > 0
+
+
+def test_hazards_off_says_that_nobody_looked(typed: Typed) -> None:
+    sets = [part for override in SMALL for part in ("--set", override)]
+    said = typed("run", "mixed", *sets, "--hazards", "off", "--format", "json")
+    document = json.loads(said.out)
+    assert said.code == 0 and "abstained" in document["hazards"] and document["run"]["hazards_s"] is None
+
+
+def test_watching_changes_nothing_else() -> None:
+    plain, seen = (watched("mixed", *SMALL, hazards=hazards).result.document() for hazards in (False, True))
+    for part in ("run", "environment", "hazards"):
+        del plain[part], seen[part]
+    assert plain == seen
+
+
+def test_watching_costs_less_than_the_run_itself() -> None:
+    off, on = (min(seconds(hazards) for _ in range(3)) for hazards in (False, True))
+    assert on < 2 * off
+
+
+def seconds(hazards: bool) -> float:
+    """Of this process, without what loading modules takes."""
+    question = asked("mixed", *SMALL, LATEST)
+    begin = time.process_time()
+    execute(question, question.relays[0], Options(device="vgpu", hazards=hazards))
+    return time.process_time() - begin

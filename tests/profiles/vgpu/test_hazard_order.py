@@ -1,0 +1,145 @@
+"""Vector clocks against the graph of what leads to what; footprints against sets of bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schedbench.profiles.vgpu.hazards.clocks import HOST, Clock, Clocks
+from schedbench.profiles.vgpu.hazards.footprints import Grid, Pieces, Scattered, Span, meet, span
+
+STREAMS = (1, 2, 3)
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("launch"), st.sampled_from(STREAMS)),
+        st.tuples(st.just("record"), st.sampled_from(STREAMS)),
+        st.tuples(st.just("wait"), st.sampled_from(STREAMS)),
+        st.tuples(st.just("synchronize"), st.just(HOST)),
+        st.tuples(st.just("drain"), st.just(HOST)),
+    ),
+    max_size=40,
+)
+
+
+@dataclass
+class Reference:
+    """Each operation with everything that comes before it, as sets."""
+
+    before: dict[tuple[int, int], set[tuple[int, int]]] = field(default_factory=dict)
+    streams: dict[int, set[tuple[int, int]]] = field(default_factory=lambda: {s: set() for s in STREAMS})
+    host: set[tuple[int, int]] = field(default_factory=set)
+
+    def launch(self, stream: int, seq: int) -> None:
+        self.streams[stream] |= self.host
+        self.before[stream, seq] = set(self.streams[stream])
+        self.streams[stream].add((stream, seq))
+
+
+@given(steps)
+def test_clocks_know_exactly_what_comes_before(program: list[tuple[str, int]]) -> None:
+    clocks, reference = Clocks(), Reference()
+    for stream in STREAMS:
+        clocks.of(stream)
+    events: list[tuple[Clock, set[tuple[int, int]]]] = [([0], set())]
+    for what, actor in program:
+        known, past = events[-1]
+        if what == "launch":
+            reference.launch(actor, clocks.launch(actor))
+            now = clocks.of(actor)
+            seen = {op for op in reference.before if op[1] <= now[op[0]]}
+            assert seen == reference.streams[actor]
+        elif what == "record":
+            events.append((clocks.recorded(actor), set(reference.streams[actor])))
+        elif what == "wait":
+            clocks.wait(actor, known)
+            reference.streams[actor] |= past
+        elif what == "synchronize":
+            clocks.synchronize(known)
+            reference.host |= past
+        else:
+            clocks.synchronize_all()
+            reference.host |= set(reference.before)
+    everyone = clocks.known()
+    dropped = {op for op in reference.before if op[1] <= everyone[op[0]]}
+    assert dropped == reference.host | set.intersection(*reference.streams.values())
+
+
+def test_a_stream_that_appears_late_knows_what_the_host_knows() -> None:
+    clocks = Clocks()
+    seq = clocks.launch(1)
+    clocks.synchronize(clocks.recorded(1))
+    clocks.launch(7)
+    assert clocks.of(7)[1] == seq
+
+
+spans = st.tuples(st.integers(0, 30), st.integers(1, 12)).map(lambda x: Span(x[0], x[0] + x[1]))
+
+
+@given(st.lists(spans, max_size=6), st.lists(spans, max_size=6))
+def test_pieces_meet_where_bytes_are_shared(ours: list[Span], theirs: list[Span]) -> None:
+    shared = {k for s in ours for k in range(*s)} & {k for s in theirs for k in range(*s)}
+    assert meet(scattered(ours), scattered(theirs)) == bool(shared)
+    if len(theirs) == 1:
+        assert meet(scattered(ours), theirs[0]) == meet(theirs[0], scattered(ours)) == bool(shared)
+
+
+@given(spans, spans)
+def test_spans_meet_where_bytes_are_shared(a: Span, b: Span) -> None:
+    assert meet(a, b) == bool(set(range(*a)) & set(range(*b)))
+
+
+def scattered(parts: list[Span]) -> Scattered:
+    starts = np.array([part.start for part in parts], np.int64)
+    ends = np.array([part.end for part in parts], np.int64)
+    return Scattered(Given(Pieces.of(starts, ends)))
+
+
+@dataclass
+class Given:
+    """Pieces that follow from nothing."""
+
+    known: Pieces
+
+    def freeze(self) -> None: ...
+
+    def pieces(self) -> Pieces:
+        return self.known
+
+
+@given(st.data())
+def test_an_index_leads_to_the_bytes_it_selects(data: st.DataObject) -> None:
+    """By writing through it and looking which bytes have changed."""
+    shape = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    base = torch.zeros([n + 1 for n in shape], dtype=torch.int16)
+    table = base[tuple(slice(1, None) for _ in shape)]
+    count = data.draw(st.integers(1, len(shape)))
+    indices = [
+        torch.tensor(data.draw(st.lists(st.integers(-n, n - 1), min_size=3, max_size=3)))
+        for n in shape[:count]
+    ]
+    grid = Grid.of(table)
+    table[tuple(indices)] = -1
+    written = set(np.flatnonzero(base.flatten().view(torch.uint8).numpy()).tolist())
+    pieces = grid.at(indices)
+    covered = {k for part in zip(pieces.starts, pieces.ends, strict=True) for k in range(*map(int, part))}
+    assert written <= covered
+    if count == len(shape):
+        assert written == covered
+
+
+def test_rows_are_cut_to_their_lengths() -> None:
+    table = torch.zeros(4, 10, dtype=torch.int32)
+    pieces = Grid.of(table).rows(torch.tensor([2, 0]), torch.tensor([3, 10]))
+    assert pieces.starts.tolist() == [0, 80] and pieces.ends.tolist() == [40, 92]
+
+
+def test_a_span_reaches_from_the_first_byte_to_the_last() -> None:
+    table = torch.zeros(4, 10, dtype=torch.int32)
+    assert span(table[1, 2:5]) == Span(48, 60)
+    assert span(table[:, 0]) == Span(0, 124)
+    assert span(table[:0]) == Span(0, 0)

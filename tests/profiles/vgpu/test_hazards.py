@@ -1,0 +1,345 @@
+"""Programs on two streams with one edge missing, and the same programs with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from schedbench.profiles.vgpu.hazards import Finding
+
+
+class Scene:
+    """Two streams of a virtual GPU under watch."""
+
+    def __init__(self, gpu: Any) -> None:
+        self.gpu = gpu
+        self.device = gpu.device
+        self.module: Any = torch.get_device_module(gpu.device)
+        self.schedule, self.forward = self.module.Stream(), self.module.Stream()
+        gpu.observer.stream("schedule", self.schedule)
+        gpu.observer.stream("forward", self.forward)
+
+    def on(self, stream: Any) -> Any:
+        return self.module.stream(stream)
+
+    def zeros(self, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        """Made on the schedule stream; the forward stream knows."""
+        with self.on(self.schedule):
+            made = torch.zeros(*shape, dtype=dtype, device=self.device)
+        self.forward.wait_stream(self.schedule)
+        return made
+
+    @property
+    def found(self) -> list[Finding]:
+        return list(self.gpu.findings)
+
+
+@pytest.fixture
+def scene(opened: Any) -> Iterator[Scene]:
+    with opened(hazards=True) as bench:
+        yield Scene(bench.gpu)
+
+
+def one(scene: Scene) -> Finding:
+    assert len(scene.found) == 1, [finding.missing for finding in scene.found]
+    return scene.found[0]
+
+
+# ---- between streams ---------------------------------------------------------------------------------------
+
+
+def raw(scene: Scene, edge: bool) -> None:
+    lengths = scene.zeros(4)
+    with scene.on(scene.schedule):
+        lengths.add_(1)
+    if edge:
+        scene.forward.wait_stream(scene.schedule)
+    with scene.on(scene.forward):
+        _ = lengths * 2
+
+
+def war(scene: Scene, edge: bool) -> None:
+    lengths = scene.zeros(4)
+    with scene.on(scene.forward):
+        _ = lengths * 2
+        event = scene.module.Event()
+        event.record()
+    if edge:
+        event.wait(scene.schedule)
+    with scene.on(scene.schedule):
+        lengths.add_(1)
+
+
+def waw(scene: Scene, edge: bool) -> None:
+    buffer = scene.zeros(4)
+    with scene.on(scene.forward):
+        buffer.fill_(1)
+    if edge:
+        scene.forward.synchronize()
+    with scene.on(scene.schedule):
+        buffer.fill_(2)
+
+
+def overlapping_views(scene: Scene, edge: bool) -> None:
+    """Views with different starts; neither touches the whole."""
+    buffer = scene.zeros(100)
+    with scene.on(scene.forward):
+        _ = buffer[10:60] * 2
+    if edge:
+        scene.schedule.wait_stream(scene.forward)
+    with scene.on(scene.schedule):
+        buffer[59:].fill_(1)
+
+
+def same_rows(scene: Scene, edge: bool) -> None:
+    table, rows = scene.zeros(8, 16), torch.tensor([1, 3, 5]).to(scene.device)
+    others = torch.tensor([5, 6]).to(scene.device)
+    scene.module.synchronize()
+    with scene.on(scene.forward):
+        _ = table[rows]
+    if edge:
+        scene.schedule.wait_stream(scene.forward)
+    with scene.on(scene.schedule):
+        table[others] = 7
+
+
+def index_that_changed(scene: Scene, edge: bool) -> None:
+    """What was read is what the index said then, not what it says now."""
+    table, rows = scene.zeros(8, 16), torch.tensor([1, 3, 5]).to(scene.device)
+    other = torch.tensor([3]).to(scene.device)
+    scene.module.synchronize()
+    with scene.on(scene.forward):
+        _ = table[rows]
+        rows.fill_(0)
+    if edge:
+        scene.schedule.wait_stream(scene.forward)
+    with scene.on(scene.schedule):
+        table[other] = 7
+
+
+def replayed_graph(scene: Scene, edge: bool) -> None:
+    """The graph's inputs are refilled while it still reads them."""
+    inputs = scene.zeros(4)
+    graph = scene.module.CUDAGraph()
+    with scene.module.graph(graph, stream=scene.forward):
+        _ = inputs * 2 + 1
+    with scene.on(scene.forward):
+        graph.replay()
+    if edge:
+        scene.schedule.wait_stream(scene.forward)
+    with scene.on(scene.schedule):
+        inputs.fill_(3)
+
+
+# ---- the host ----------------------------------------------------------------------------------------------
+
+
+def pinned_overwritten(scene: Scene, edge: bool) -> None:
+    staging = torch.zeros(4, pin_memory=True)
+    with scene.on(scene.forward):
+        _ = staging.to(scene.device, non_blocking=True)
+    if edge:
+        scene.forward.synchronize()
+    staging.fill_(1.0)
+
+
+def read_before_sync(scene: Scene, edge: bool) -> None:
+    with scene.on(scene.forward):
+        tokens = torch.zeros(4, device=scene.device).to("cpu", non_blocking=True)
+        done = scene.module.Event()
+        done.record()
+    if edge:
+        done.synchronize()
+    tokens.tolist()
+
+
+# ---- freed blocks ------------------------------------------------------------------------------------------
+
+
+def freed_without_record(scene: Scene, edge: bool) -> None:
+    indices = scene.zeros(4)
+    with scene.on(scene.forward):
+        _ = indices + 1
+    if edge:
+        indices.record_stream(scene.forward)
+    del indices
+    with scene.on(scene.schedule):
+        torch.zeros(4, dtype=torch.int64, device=scene.device)
+
+
+def freed_before_the_wait(scene: Scene, edge: bool) -> None:
+    indices = scene.zeros(4)
+    with scene.on(scene.forward):
+        _ = indices + 1
+    kept = indices[1:] if edge else None  # a view holds the block
+    del indices
+    with scene.on(scene.schedule):
+        torch.zeros(4, dtype=torch.int64, device=scene.device)
+    del kept
+
+
+Program = Callable[[Scene, bool], None]
+BETWEEN_STREAMS = [raw, war, waw, overlapping_views, same_rows, index_that_changed, replayed_graph]
+AT_THE_HOST = [pinned_overwritten, read_before_sync]
+FREED = [freed_without_record, freed_before_the_wait]
+
+
+@pytest.mark.parametrize("program", [*BETWEEN_STREAMS, *AT_THE_HOST, *FREED])
+def test_an_edge_that_is_there_is_no_finding(scene: Scene, program: Program) -> None:
+    program(scene, True)
+    assert scene.found == []
+
+
+@pytest.mark.parametrize("program", BETWEEN_STREAMS)
+def test_a_missing_edge_between_streams_is_one_finding(scene: Scene, program: Program) -> None:
+    program(scene, False)
+    finding = one(scene)
+    assert finding.kind == "race"
+    assert {finding.first.stream, finding.second.stream} == {"schedule", "forward"}
+    assert finding.first.write or finding.second.write
+    for touch in (finding.first, finding.second):
+        assert touch.site is not None and touch.site.function == program.__name__
+        assert f"{touch.op} at vgpu/test_hazards.py:{touch.site.line}" in finding.missing
+    assert "no wait_stream or event between them" in finding.missing
+
+
+@pytest.mark.parametrize("program", AT_THE_HOST)
+def test_the_host_must_wait_for_pinned_memory(scene: Scene, program: Program) -> None:
+    program(scene, False)
+    finding = one(scene)
+    assert (finding.kind, finding.first.stream, finding.second.stream) == ("pinned", "forward", "host")
+    assert finding.second.site is not None and finding.second.site.function == program.__name__
+    assert finding.missing.endswith("the host did not wait for it")
+
+
+@pytest.mark.parametrize("program", FREED)
+def test_a_freed_block_may_be_reissued_at_once(scene: Scene, program: Program) -> None:
+    program(scene, False)
+    finding = one(scene)
+    assert (finding.kind, finding.first.op, finding.second.op) == ("freed", "add", "zero_")
+    assert finding.resource.startswith("freed block of result of zero_ at vgpu/test_hazards.py:")
+    assert "no record_stream(forward)" in finding.missing
+
+
+# ---- what is no hazard -------------------------------------------------------------------------------------
+
+
+def test_order_is_transitive(scene: Scene) -> None:
+    buffer, third = scene.zeros(4), scene.module.Stream()
+    with scene.on(scene.forward):
+        buffer.add_(1)
+    third.wait_stream(scene.forward)
+    scene.schedule.wait_stream(third)
+    with scene.on(scene.schedule):
+        buffer.add_(1)
+    assert scene.found == []
+
+
+def test_an_event_stands_for_what_came_before_its_record(scene: Scene) -> None:
+    buffer, early = scene.zeros(4), scene.module.Event()
+    with scene.on(scene.forward):
+        early.record()
+        buffer.add_(1)
+    early.wait(scene.schedule)
+    with scene.on(scene.schedule):
+        _ = buffer * 2
+    assert one(scene).first.op == "add_"
+
+
+def test_what_the_host_waited_for_is_known_to_all_that_it_launches_later(scene: Scene) -> None:
+    buffer = scene.zeros(4)
+    with scene.on(scene.forward):
+        buffer.add_(1)
+        buffer[0].item()
+    with scene.on(scene.schedule):
+        buffer.add_(1)
+    assert scene.found == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(([1, 2],), ([0, 3],)), (([1, 1], [0, 1]), ([1, 2], [2, 1])), (([-1],), ([0, 1, 2],))],
+    ids=["rows", "columns of one row", "from the end"],
+)
+def test_disjoint_places_of_a_pool_are_no_alarm(scene: Scene, first: Any, second: Any) -> None:
+    table = scene.zeros(4, 4)
+    reads, writes = ([torch.tensor(i).to(scene.device) for i in index] for index in (first, second))
+    scene.module.synchronize()
+    with scene.on(scene.forward):
+        _ = table[tuple(reads)]
+    with scene.on(scene.schedule):
+        table[tuple(writes)] = 5
+    assert scene.found == []
+
+
+def test_reads_do_not_race(scene: Scene) -> None:
+    buffer = scene.zeros(4)
+    for stream in (scene.schedule, scene.forward):
+        with scene.on(stream):
+            _ = buffer * 2
+    assert scene.found == []
+
+
+def test_the_host_may_look_at_what_a_copy_only_reads(scene: Scene) -> None:
+    staging = torch.zeros(4, pin_memory=True)
+    with scene.on(scene.forward):
+        _ = staging.to(scene.device, non_blocking=True)
+    staging.tolist()
+    assert scene.found == []
+
+
+def test_a_block_goes_back_to_its_own_stream_only(scene: Scene) -> None:
+    indices = scene.zeros(4)
+    with scene.on(scene.forward):
+        _ = indices + 1
+        del indices
+        torch.zeros(4, device=scene.device)
+    assert scene.found == []
+
+
+def test_a_race_is_told_once(scene: Scene) -> None:
+    lengths = scene.zeros(4)
+    for _ in range(3):
+        with scene.on(scene.forward):
+            lengths * 2
+        with scene.on(scene.schedule):
+            lengths.add_(1)
+    kinds = [(finding.first.op, finding.second.op) for finding in scene.found]
+    assert kinds == [("mul", "add_"), ("add_", "mul")]
+
+
+def test_layers_of_a_pool_are_one_resource(scene: Scene) -> None:
+    layers = [scene.zeros(4) for _ in range(3)]
+    for k, layer in enumerate(layers):
+        scene.gpu.watcher.name(layer, f"k_cache[{k}]")
+    for layer in layers:
+        with scene.on(scene.forward):
+            _ = layer * 2
+    for layer in layers:
+        with scene.on(scene.schedule):
+            layer.add_(1)
+    assert one(scene).resource == "k_cache[0]"
+
+
+def test_a_window_stays_short_while_a_stream_is_idle(scene: Scene) -> None:
+    """A stream that never does anything must not keep every access alive."""
+    table, _idle = scene.zeros(64, 4), scene.module.Stream()
+    rows = [torch.tensor([k]).to(scene.device) for k in range(64)]
+    for _ in range(20):
+        for row in rows:
+            with scene.on(scene.forward):
+                _ = table[row]
+        scene.forward.synchronize()
+    shadow = table.block.shadow  # type: ignore[attr-defined]
+    assert max(len(lane.entries) for lane in shadow.reads.values()) < 300
+
+
+def test_nobody_watches_unless_asked(opened: Any) -> None:
+    with opened() as bench:
+        scene = Scene(bench.gpu)
+        raw(scene, False)
+        assert scene.found == [] and bench.gpu.watcher.spent == 0
+    assert torch.Tensor.tolist is torch._C.TensorBase.tolist
