@@ -107,6 +107,7 @@ class ScheduleBatch:
     chunked_req: Request | None = None  # the request whose prompt continues in a later step
     batch_is_full: bool = False
     rows_changed: bool = False  # a request joined or left since the last launch
+    penalised: bool = False  # of a launched batch's record: some request has penalties
 
     @property
     def batch_size(self) -> int:
@@ -119,14 +120,6 @@ class ScheduleBatch:
     @property
     def num_tokens(self) -> int:
         return self.extend_num_tokens if self.forward_mode.is_extend else len(self.reqs)
-
-    @property
-    def has_grammar(self) -> bool:
-        return any(req.grammar is not None for req in self.reqs)
-
-    @property
-    def return_logprob(self) -> bool:
-        return any(req.sampling.logprobs for req in self.reqs)
 
     def copy(self) -> ScheduleBatch:
         """What settling needs of the batch one iteration later; no device tensor is kept by it."""

@@ -96,7 +96,9 @@ class DeviceTensor(torch.Tensor):
         raise RuntimeError("a vgpu tensor cannot be pickled; copy it to the host first")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"DeviceTensor({self.held!r}, device='{self.device}')"
+        """Printing reads the values, as anywhere: a copy that the host waits for."""
+        values = self.held if CURRENT.get(None) is None else self.cpu()
+        return f"DeviceTensor({values!r}, device='{self.device}')"
 
 
 def wrap(held: torch.Tensor) -> DeviceTensor:

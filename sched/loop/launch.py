@@ -41,7 +41,7 @@ def launch_overlapped(engine: Engine, batch: ScheduleBatch) -> StepResult:
     relay.host_lengths(batch)
     with relay.isolate(batch):
         sampling = _forward(engine, batch)
-        sampled = None if batch.has_grammar else _sample(engine, sampling)
+        sampled = None if sampling.info.has_grammar else _sample(engine, sampling)
         with engine.observer.range("publish", batch.step, batch.batch_size):
             relay.publish(batch)
             if sampled is not None:

@@ -20,6 +20,7 @@ from .prepare import (
     mix_with_running,
     prepare_for_decode,
     prepare_for_extend,
+    sampling_of,
 )
 from .settle import close, settle
 
@@ -216,7 +217,7 @@ class Scheduler:
 
     def _mix(self, batch: ScheduleBatch) -> None:
         running = self.running_batch
-        if running.is_empty or batch.return_logprob or running.return_logprob:
+        if running.is_empty or any(sampling_of(part).return_logprob for part in (batch, running)):
             return
         with self.engine.observer.range("prepare", self.next_step, running.batch_size):
             filter_rows(self.engine, running)
@@ -291,6 +292,7 @@ class Scheduler:
     def launched(self, batch: ScheduleBatch) -> ScheduleBatch:
         """Announce a launch; returns what settling it will need."""
         record = batch.copy()
+        record.penalised = sampling_of(batch).penalised
         batch.rows_changed = False
         self.engine.observer.launched(self._info(record, steady=False))
         return record
@@ -298,7 +300,7 @@ class Scheduler:
     def settle(self, batch: ScheduleBatch, result: StepResult) -> None:
         with self.engine.observer.range("settle", batch.step, batch.batch_size):
             quiet = settle(self.engine, batch, result)
-        steady = quiet and not batch.rows_changed and not any(req.sampling.penalised for req in batch.reqs)
+        steady = quiet and not batch.rows_changed and not batch.penalised
         self.engine.observer.settled(self._info(batch, steady=steady))
 
     def rest(self) -> bool:

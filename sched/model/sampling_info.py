@@ -32,6 +32,27 @@ class SamplingTensors(NamedTuple):
     sampling_seeds: torch.Tensor  # [b] int64
 
 
+class Wants(NamedTuple):
+    """What some row of a batch asks for; ``greedy``: what all of them do."""
+
+    greedy: bool
+    filters: bool
+    grammar: bool
+    logprobs: bool
+    penalties: bool
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], grammars: Sequence[Grammar | None]) -> Wants:
+        drawn = [p for p in params if not p.greedy]
+        return cls(
+            greedy=not drawn,
+            filters=any(p.top_k > 0 or p.top_p < 1.0 or p.min_p > 0.0 for p in drawn),
+            grammar=any(grammar is not None for grammar in grammars),
+            logprobs=any(p.logprobs for p in params),
+            penalties=any(p.penalised for p in params),
+        )
+
+
 @dataclass(slots=True, eq=False)
 class SamplingInfo:
     """Rows follow the batch by ``filter`` and ``merge``, which replace device tensors and leave the old ones as
@@ -45,6 +66,7 @@ class SamplingInfo:
     penalizer_orchestrator: PenalizerOrchestrator | None
     acc_penalties: AccumulatedPenalties | None = None
     vocab_mask: torch.Tensor | None = None  # [b, ceil(vocab / 32)] int32
+    wants: Wants | None = None  # found when first asked for, void when rows leave or join
 
     @classmethod
     def from_requests(
@@ -70,20 +92,30 @@ class SamplingInfo:
 
     @property
     def is_all_greedy(self) -> bool:
-        return all(p.greedy for p in self.params)
+        return self._wants.greedy
 
     @property
     def need_filters(self) -> bool:
         """Some row that is not greedy has a top-k, top-p or min-p."""
-        return any(not p.greedy and (p.top_k > 0 or p.top_p < 1.0 or p.min_p > 0.0) for p in self.params)
+        return self._wants.filters
 
     @property
     def has_grammar(self) -> bool:
-        return any(grammar is not None for grammar in self.grammars)
+        return self._wants.grammar
 
     @property
     def return_logprob(self) -> bool:
-        return any(p.logprobs for p in self.params)
+        return self._wants.logprobs
+
+    @property
+    def penalised(self) -> bool:
+        return self._wants.penalties
+
+    @property
+    def _wants(self) -> Wants:
+        if self.wants is None:
+            self.wants = Wants.of(self.params, self.grammars)
+        return self.wants
 
     @property
     def tensors(self) -> SamplingTensors:
@@ -95,7 +127,7 @@ class SamplingInfo:
         self.rows = tuple(row.index_select(0, keep_device) for row in self.rows)
         if self.penalizer_orchestrator is not None:
             self.penalizer_orchestrator.filter(keep, keep_device)
-        self.vocab_mask = None
+        self.vocab_mask = self.wants = None
 
     def merge(self, other: Self) -> None:
         # Penalizers first: a side that has none builds neutral rows from its own requests.
@@ -104,7 +136,7 @@ class SamplingInfo:
         self.params += other.params
         self.grammars += other.grammars
         self.rows = tuple(torch.cat(pair) for pair in zip(self.rows, other.rows, strict=True))
-        self.vocab_mask = None
+        self.vocab_mask = self.wants = None
 
     def copy_for_forward(self) -> Self:
         """What one forward samples with while the batch goes on.
