@@ -31,6 +31,7 @@ def bench(
 
 
 def _show(rows: list[Row]) -> None:
+    from rich.markup import escape
     from rich.table import Table
 
     from .console import results
@@ -45,5 +46,5 @@ def _show(rows: list[Row]) -> None:
     for row in rows:
         aim = MISSING if row.aim is None else f"{'≤' if row.lower else '≥'} {number(row.aim)}"
         verdict = {None: "", True: "met", False: "missed"}[row.met]
-        table.add_row(row.name, number(row.value), aim, row.unit, verdict)
+        table.add_row(escape(row.name), number(row.value), aim, row.unit, verdict)
     results().print(table)

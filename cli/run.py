@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..profiles.execute import Options, Outcome
     from ..profiles.resolve import Resolved
     from ..profiles.result import Result
+    from ..scenarios.problems import Problem
     from ..sched.observe import Clock
     from .progress import RunProgress
 
@@ -81,11 +82,27 @@ def folder(path: Path | None) -> None:
 
 def _ask(name: str, overrides: list[str], relay: str | None, expect: list[str]) -> Resolved:
     from ..profiles.resolve import ask
+    from ..scenarios.problems import ScenarioError
 
     given = [*overrides, *(f"expect.{budget}" for budget in expect)]
     if relay is not None:
         given.append(f"engine.relay={relay}")
-    return ask(name, given)
+    spelt = {
+        "--relay": "engine.relay" if relay is not None else None,
+        "--expect": "expect" if expect else None,
+    }
+    try:
+        return ask(name, given)
+    except ScenarioError as error:
+        raise ScenarioError([_as_typed(problem, spelt) for problem in error.problems]) from None
+
+
+def _as_typed(problem: Problem, spelt: dict[str, str | None]) -> Problem:
+    """Blame the option that was typed, not the key that it stands for."""
+    for option, key in spelt.items():
+        if key is not None and problem.place.file == "--set" and problem.path.startswith(key):
+            return problem._replace(place=problem.place._replace(file=option))
+    return problem
 
 
 def _options(device: Device, hazards: Switch, *, save_tokens: bool) -> Options:

@@ -33,10 +33,3 @@ class KVPool:
     @property
     def slots(self) -> int:
         return self.tokens + self.page_size
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Over all layers, keys and values."""
-        if not self.k_cache:
-            return 0
-        return 2 * len(self.k_cache) * self.k_cache[0][0].numel() * self.k_cache[0].element_size()
