@@ -99,7 +99,7 @@ def test_one_mistake_is_one_line(typed: Typed, mistake: str) -> None:
     said = typed("run", "mixed", *arguments)
     assert (said.code, said.out) == (2, "")
     assert len(said.err.splitlines()) == 1
-    assert said.err.startswith("schedbench: --set: ")
+    assert said.err.startswith(f"schedbench: {arguments[0]}: ")
     assert message in said.err
 
 
