@@ -59,6 +59,11 @@ def host(free: HardwareProfile) -> Iterator[Host]:
         yield Host(gpu, stopwatch)
 
 
+def least(measure: Callable[[], int]) -> int:
+    """The least of five measures: whoever else uses the machine only adds to them."""
+    return min(measure() for _ in range(5))
+
+
 class Slow(EagerExecutor):
     """Takes a millisecond for each value it computes."""
 
@@ -72,7 +77,7 @@ class Slow(EagerExecutor):
 
 
 def test_python_is_on_the_clock(host: Host) -> None:
-    assert host.time(lambda: busy(2_000_000)) == pytest.approx(2_000_000, rel=0.05)
+    assert least(lambda: host.time(lambda: busy(2_000_000))) == pytest.approx(2_000_000, rel=0.05)
 
 
 def test_nothing_is_on_the_clock_before_and_after(host: Host) -> None:
@@ -176,16 +181,18 @@ def test_a_launch_costs_what_is_declared_and_what_torch_took(hardware: HardwareP
 def test_records_are_at_the_time_of_their_call(host: Host) -> None:
     """The clock is brought up to date before the virtual GPU looks at it."""
     x = torch.ones(8, device=host.gpu.device)
-    host.gpu.flush()
-    before = host.gpu.clock.now()
 
     def body() -> None:
         busy(1_000_000)
         x.add_(1)
 
-    host.time(body)
-    start = host.gpu.runtime.ledger.calls[-1][2]
-    assert start - before == pytest.approx(1_000_000, rel=0.1)
+    def called_after() -> int:
+        host.gpu.flush()
+        before = host.gpu.clock.now()
+        host.time(body)
+        return host.gpu.runtime.ledger.calls[-1][2] - before
+
+    assert least(called_after) == pytest.approx(1_000_000, rel=0.1)
 
 
 class Listener:
@@ -214,8 +221,8 @@ def test_listeners_are_off_the_clock_and_what_they_open(host: Host) -> None:
             aside.tokens("r0")
             busy(500_000)
 
-    assert host.time(body) == pytest.approx(500_000, rel=0.2)
-    assert listener.heard == ["open step", "r0", "close step"]
+    assert least(lambda: host.time(body)) == pytest.approx(500_000, rel=0.2)
+    assert listener.heard[:3] == ["open step", "r0", "close step"]
 
 
 def test_a_listener_may_change_its_mind(host: Host) -> None:
@@ -260,7 +267,7 @@ def test_lost_processor_time_of_the_tool_is_not_taken_off_the_scheduler(host: Ho
         pause()
         busy(2_000_000)
 
-    assert host.time(body) == pytest.approx(2_000_000, rel=0.1)
+    assert least(lambda: host.time(body)) == pytest.approx(2_000_000, rel=0.1)
 
 
 def test_doors_are_as_before_afterwards(hardware: HardwareProfile) -> None:
@@ -285,6 +292,10 @@ def test_numpy_flattens_prompts_faster_than_lists_do(host: Host) -> None:
     assert torch.equal(by_list(), by_numpy())
     slow, fast = (median(host.time(flatten) for _ in range(30)) for flatten in (by_list, by_numpy))
     assert fast * 5 < slow
-    start = time.thread_time_ns()
-    by_list()
-    assert slow == pytest.approx(time.thread_time_ns() - start, rel=0.5)
+
+    def on_the_processor() -> int:
+        start = time.thread_time_ns()
+        by_list()
+        return time.thread_time_ns() - start
+
+    assert slow == pytest.approx(median(on_the_processor() for _ in range(30)), rel=0.5)
