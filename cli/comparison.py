@@ -5,17 +5,13 @@ Works on the document, like ``tables``; the terminal and Markdown show the same 
 
 from __future__ import annotations
 
-from typing import Any
-
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .frames import Document, framed
 from .numbers import MISSING, cut_left, cut_right, number, percent
 from .render import WIDE, markdown_rows
-
-Document = dict[str, Any]
 
 _LINES = 24
 _COMPARED = ("engine.", "relay.")
@@ -113,7 +109,7 @@ def every(found: Document, *, width: int) -> list[Table]:
 
 def metrics(found: Document, *, headline: bool) -> Table:
     """Those that the verdict is about, or all others."""
-    table = _table("headline" if headline else "other metrics", _basis(found))
+    table = framed("headline" if headline else "other metrics", caption=_basis(found))
     table.add_column("metric")
     table.add_column("unit")
     for heading in ("A", "B", "Δ %", _interval(found), "n"):
@@ -174,7 +170,7 @@ def counts(found: Document) -> Table:
     known = [count for count in found["counts"] if "_" not in count["counter"]]
     changed = [count for count in known if count["change"] != "equal"]
     equal = len(known) - len(changed)
-    table = _table("counts per step: mean / worst step", f"{equal} more counts are equal; exact")
+    table = framed("counts per step: mean / worst step", caption=f"{equal} more counts are equal; exact")
     for heading in ("step kind", "stream", "count"):
         table.add_column(heading, min_width=13)
     for heading in ("A", "B"):
@@ -188,7 +184,7 @@ def counts(found: Document) -> Table:
 
 def gpu_waits(found: Document) -> Table:
     """Forward idle on both sides; shares are of A's."""
-    table = _table("where the GPU waited", "µs per step that ran a forward, between the forwards")
+    table = framed("where the GPU waited", caption="µs per step that ran a forward, between the forwards")
     table.add_column("")
     for heading in ("A", "B", "Δ", "share of A, %"):
         table.add_column(heading, justify="right")
@@ -214,7 +210,7 @@ def stalls(exposed: list[Document], *, width: int) -> Table:
 
 
 def gates(found: Document) -> Table:
-    table = _table("gates")
+    table = framed("gates")
     table.add_column("gate")
     table.add_column("seen", justify="right")
     table.add_column("")
@@ -228,7 +224,7 @@ def gates(found: Document) -> Table:
 
 def _sites(title: str, caption: str, *, shown: int) -> Table:
     hidden = shown - _LINES
-    table = _table(title, f"and {hidden} more; {caption}" if hidden > 0 else caption)
+    table = framed(title, caption=f"and {hidden} more; {caption}" if hidden > 0 else caption)
     table.add_column("source line", no_wrap=True, min_width=36)
     table.add_column("what", no_wrap=True)
     return table
@@ -242,19 +238,6 @@ def _site(line: Document, width: int) -> tuple[Text, Text]:
     return (
         Text.assemble(cut_left(where, room), ("\n" + statement, "dim")),
         Text.assemble(line["what"], (f"\n{line['stream']} · {line['kind']}", "dim")),
-    )
-
-
-def _table(title: str, caption: str = "") -> Table:
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        caption=caption or None,
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        show_edge=False,
     )
 
 
