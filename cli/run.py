@@ -34,6 +34,10 @@ def run(
     ] = None,
     device: Annotated[Device, typer.Option(help="auto takes CUDA where there is one.")] = "auto",
     relay: Annotated[str | None, typer.Option(help="A relay state instead of the scenario's.")] = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Break the relay as upstream had it broken; see list faults."),
+    ] = None,
     expect: Annotated[
         list[str] | None,
         typer.Option(metavar="BUDGET", help="A budget, e.g. decode.steady.schedule.sync=0."),
@@ -52,7 +56,7 @@ def run(
     Exit codes: 0 done; 1 a budget was broken, or a hazard was found that the relay does not declare;
     2 usage or scenario; 3 this machine cannot; 4 the workload failed; 130 interrupted, what there is was kept.
     """
-    question = _ask(scenario, overrides or [], relay, expect or [])
+    question = _broken(_ask(scenario, overrides or [], relay, expect or []), fault or [])
     options = _options(device, hazards, save_tokens=save_tokens)
     folder(output_dir)
     try:
@@ -95,6 +99,12 @@ def _ask(name: str, overrides: list[str], relay: str | None, expect: list[str]) 
         return ask(name, given)
     except ScenarioError as error:
         raise ScenarioError([_as_typed(problem, spelt) for problem in error.problems]) from None
+
+
+def _broken(question: Resolved, faults: list[str]) -> Resolved:
+    from ..profiles.faults import broken
+
+    return broken(question, faults)
 
 
 def _as_typed(problem: Problem, spelt: dict[str, str | None]) -> Problem:

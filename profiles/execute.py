@@ -13,6 +13,7 @@ from ..scenarios.workload import Achieved, Lengths
 from ..sched.relay.states import RelayChoice
 from ..sched.relay.switches import OVERLAPPED_ONLY
 from .budget import Breach, breaches, untested
+from .crash import broken_on_purpose
 from .environment import environment, tool
 from .hazards import hazards
 from .machine import Machine
@@ -65,14 +66,16 @@ def execute(
     watch: Watch = nobody,
     instrument: Instrument | None = None,
 ) -> Outcome:
-    """Run once. Raises MachineError, CheckpointError, ScenarioError, TraceError."""
+    """Run once. Raises MachineError, CheckpointError, ScenarioError, TraceError; BrokenRunError where the relay's
+    faults broke it."""
     valve = Valve(instrument)
     started, begin = datetime.now(UTC), time.perf_counter()
     scenario = resolved.scenario
     with open_machine(chosen(options.device, scenario), resolved, valve, hazards=options.hazards) as machine:
         bench = Bench(resolved, machine, relay, valve)
-        bench.warm_up()
-        found = measured(bench, machine, watch, save_tokens=options.save_tokens)
+        with broken_on_purpose(relay):
+            bench.warm_up()
+            found = measured(bench, machine, watch, save_tokens=options.save_tokens)
         valve.finish(machine.names)
         run = _run(options, started, time.perf_counter() - begin, found.done, machine)
         result = _result(scenario, relay, machine, found, run)
@@ -114,6 +117,7 @@ def _result(scenario: Scenario, relay: RelayChoice, machine: Machine, found: Mea
             state=relay.state.name,
             policies=relay.policies(overlap=overlaps(scenario)),
             switches=_switches(relay, overlap=overlaps(scenario)),
+            faults=tuple(fault.name for fault in relay.faults),
         ),
         hardware=machine.hardware,
         hazards=hazards(machine, relay.known_hazards),

@@ -85,6 +85,7 @@ class RelayPart(Part):
     state: str
     policies: dict[str, str] = {}
     switches: dict[str, Any] = {}
+    faults: tuple[str, ...] = ()  # what was broken on purpose
 
 
 class HardwarePart(Part):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from . import rows
+from .faults import Fault
 from .row import Row
 from .switches import OVERLAPPED_ONLY, SWITCHES
 
@@ -201,18 +202,40 @@ _BARRIER_HAZARDS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class RelayChoice:
-    """A state with its switches resolved."""
+    """A state with its switches resolved, and what is broken in it on purpose."""
 
     state: State
     switches: Mapping[str, str]
     overrides: Mapping[str, str] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
 
     def row(self, *, overlap: bool) -> Row:
+        """Made anew by each call: a fault's policy may keep something from step to step."""
         row = self.state.overlapped if overlap else self.state.serial
         for name, value in self.overrides.items():
             if overlap or name not in OVERLAPPED_ONLY:
                 row = replace(row, **SWITCHES[name][value])
+        for fault in self.faults:
+            row = fault.change(row)
         return row
+
+    def broken_by(self, fault: Fault, *, overlap: bool) -> RelayChoice:
+        """The same with one more fault. Raises RelayError where that one has no place."""
+        loop = "overlapped" if overlap else "serial"
+        if self.state.name not in fault.states:
+            raise RelayError(
+                f"fault {fault.name} belongs to {', '.join(fault.states)}, not to {self.state.name}"
+            )
+        if loop not in fault.loops:
+            raise RelayError(
+                f"fault {fault.name} belongs to the {fault.loops[0]} loop, and this run's is {loop}"
+            )
+        row = self.row(overlap=overlap)
+        if not difference(row, fault.change(row)):
+            raise RelayError(
+                f"fault {fault.name} changes nothing in {self.state.name} as it is switched here"
+            )
+        return replace(self, faults=(*self.faults, fault))
 
     @property
     def known_hazards(self) -> tuple[str, ...]:
