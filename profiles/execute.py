@@ -50,12 +50,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``hazards``: whether to watch for them; it costs time."""
+    """``hazards``: whether to watch for them; it costs time. ``adversary``: the number of one that does all work late."""
 
     device: Kind = "auto"
     save_tokens: bool = False
     command: str = ""
     hazards: bool = False
+    adversary: int | None = None
 
 
 def execute(
@@ -71,7 +72,13 @@ def execute(
     valve = Valve(instrument)
     started, begin = datetime.now(UTC), time.perf_counter()
     scenario = resolved.scenario
-    with open_machine(chosen(options.device, scenario), resolved, valve, hazards=options.hazards) as machine:
+    with open_machine(
+        chosen(options.device, scenario),
+        resolved,
+        valve,
+        hazards=options.hazards,
+        adversary=options.adversary,
+    ) as machine:
         bench = Bench(resolved, machine, relay, valve)
         with broken_on_purpose(relay):
             bench.warm_up()
@@ -120,7 +127,7 @@ def _result(scenario: Scenario, relay: RelayChoice, machine: Machine, found: Mea
             faults=tuple(fault.name for fault in relay.faults),
         ),
         hardware=machine.hardware,
-        hazards=hazards(machine, relay.known_hazards),
+        hazards=hazards(machine, relay.known_hazards, decoded="decode" in found.parts.per_step),
         **{
             **found.parts._asdict(),
             "outputs": found.outputs,
