@@ -232,9 +232,11 @@ class Access(Part):
 
 
 class Finding(Part):
+    """Two accesses that nothing orders; or one, the last of many, that is for nothing."""
+
     resource: str
     first: Access
-    second: Access
+    second: Access | None
     missing: str
 
 

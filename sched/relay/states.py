@@ -191,6 +191,7 @@ SLOT_REUSE = "slot reuse: a row or KV slot freed while a forward reads it is wri
 PAGE_TABLE_REWRITE = (
     "page-table rewrite: settling replaces a row's slots by the cache's while a forward reads the row"
 )
+DEAD_PUBLISH = "dead publish: every step publishes lengths that nobody reads"
 # What a barrier leaves unordered between the schedule's writes and a forward's reads.
 _BARRIER_HAZARDS: Mapping[str, tuple[str, ...]] = {
     "off": (SLOT_REUSE, PAGE_TABLE_REWRITE),
@@ -239,8 +240,10 @@ class RelayChoice:
 
     @property
     def known_hazards(self) -> tuple[str, ...]:
-        """Races of the overlapped loop that upstream had too."""
-        return self.state.known_hazards + _BARRIER_HAZARDS[self.switches["barrier"]]
+        """Races of the overlapped loop that upstream had too, and writes for nothing."""
+        dead = self.switches["dead_publish"] == "on" and ("dead_publish", "off") not in self.state.refuses
+        races = self.state.known_hazards + _BARRIER_HAZARDS[self.switches["barrier"]]
+        return (*races, DEAD_PUBLISH) if dead else races
 
     def policies(self, *, overlap: bool) -> dict[str, str]:
         """The row in words: each question and its answer's name."""
