@@ -13,6 +13,7 @@ from ..scenarios.workload import Achieved, Lengths
 from ..sched.relay.states import RelayChoice
 from ..sched.relay.switches import OVERLAPPED_ONLY
 from .budget import Breach, breaches, untested
+from .compose import Guard
 from .crash import broken_on_purpose
 from .environment import environment, tool
 from .hazards import hazards
@@ -66,6 +67,7 @@ def execute(
     *,
     watch: Watch = nobody,
     instrument: Instrument | None = None,
+    guard: Guard | None = None,
 ) -> Outcome:
     """Run once. Raises MachineError, CheckpointError, ScenarioError, TraceError; BrokenRunError where the relay's
     faults broke it."""
@@ -79,7 +81,7 @@ def execute(
         hazards=options.hazards,
         adversary=options.adversary,
     ) as machine:
-        bench = Bench(resolved, machine, relay, valve)
+        bench = Bench(resolved, machine, relay, valve, guard=guard)
         with broken_on_purpose(relay):
             bench.warm_up()
             found = measured(bench, machine, watch, save_tokens=options.save_tokens)
