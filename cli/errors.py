@@ -31,6 +31,7 @@ EXIT_CODES: Final = MappingProxyType(
         "schedbench.profiles.crash.BrokenRunError": WORKLOAD_FAILED,
         "schedbench.profiles.sweep.SweepError": USAGE,
         "schedbench.profiles.machine.MachineError": UNABLE,
+        "builtins.MemoryError": UNABLE,
         "schedbench.sched.memory.allocation.OutOfKVMemoryError": WORKLOAD_FAILED,
     }
 )
@@ -54,4 +55,6 @@ def message(error: BaseException) -> str:
     """What the user reads. Of an OSError only what concerns them: the file and the reason."""
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+    if isinstance(error, MemoryError):
+        return f"this machine has too little memory: {error}".removesuffix(": ")
     return str(error)
