@@ -34,7 +34,7 @@ class BrokenRunError(RuntimeError):
 
 def crash_of(error: BaseException) -> Crash:
     name = type(error).__name__
-    text = " ".join(str(error).split())
+    text = "; ".join([" ".join(str(error).split()), *getattr(error, "__notes__", ())])
     return Crash(f"{name}: {text}" if text else name, _site(error))
 
 

@@ -53,9 +53,7 @@ def open_machine(
 
 
 @contextmanager
-def _virtual(
-    resolved: Resolved, sink: Sink, *, hazards: bool, adversary: int | None
-) -> Iterator[Machine]:
+def _virtual(resolved: Resolved, sink: Sink, *, hazards: bool, adversary: int | None) -> Iterator[Machine]:
     capacity.check(resolved)
     scenario, hardware = resolved.scenario, resolved.hardware
     modelled = scenario.device.host == "modelled"

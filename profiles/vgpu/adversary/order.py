@@ -114,5 +114,5 @@ class Order:
             try:
                 item.work()
             except Exception as error:
-                error.add_note(f"in {item.said()}, run late")
+                error.add_note(f"in {item.said()}, done late")
                 raise

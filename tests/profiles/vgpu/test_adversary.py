@@ -200,7 +200,7 @@ def test_an_error_in_late_work_says_what_and_where() -> None:
         _ = table[rows]
         with pytest.raises(IndexError) as error:
             stage.module.synchronize()
-    assert error.value.__notes__ == ["in index, run late"]
+    assert error.value.__notes__ == ["in index, done late"]
 
 
 def test_a_mask_is_read_when_its_turn_has_come() -> None:
