@@ -15,6 +15,8 @@ from ...sched.request import Request
 from .batches import Peek
 from .violations import Violation
 
+PROMPTS = "prompts pass unchanged"
+
 
 class Token(NamedTuple):
     """One input token as the host knows it: whose it is, and where."""
@@ -99,7 +101,7 @@ def _ids(forward: Forward, tokens: Sequence[Token]) -> Iterator[Violation]:
             [meant] = token.request.tokens(token.position, token.position + 1)
             if value != meant:
                 text = f"the prompt's token is {value}, not {meant}"
-                yield forward.say("prompts pass unchanged", "input_ids", token, text)
+                yield forward.say(PROMPTS, "input_ids", token, text)
         elif value == UNSTASHED:
             text = f"row {token.row} of the relay was gathered before a token was left there"
             yield forward.say("no row is gathered unstashed", "output_tokens_buf", token, text)

@@ -30,6 +30,7 @@ class State:
     serial: Row
     defaults: Mapping[str, str]
     known_hazards: tuple[str, ...] = ()
+    known_defects: tuple[str, ...] = ()
     refuses: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
 
@@ -64,6 +65,9 @@ _SENTINEL_LENGTHS = {
         "fused",
     ): "between forwards this state's device lengths are sentinels that nothing may advance",
 }
+NEGATIVE_IDS = "negative ids: a prompt's id below zero is taken for a placeholder and replaced"
+ONE_SIDED_MERGE = "one-sided merge: a side without token ids fails, or loses the other side's"
+_BEFORE_25945 = (NEGATIVE_IDS, ONE_SIDED_MERGE)
 STAGED_LATE = "mixed steps: mix_running_indices is freed before the forward stream has gathered with it"
 
 _STATES = {
@@ -79,6 +83,7 @@ _STATES = {
             rows.PR25774_BEFORE,
             rows.serial_with_output_ids(rows.PR25774_BEFORE),
             _EARLY,
+            known_defects=_BEFORE_25945,
         ),
         State(
             "pr25774",
@@ -89,6 +94,7 @@ _STATES = {
             rows.PR25774,
             rows.serial_without_relay(rows.PR25774),
             _EARLY,
+            known_defects=_BEFORE_25945,
         ),
         State(
             "pr25944-before",
@@ -99,6 +105,7 @@ _STATES = {
             rows.PR25944_BEFORE,
             rows.serial_without_relay(rows.PR25944_BEFORE),
             _POOL,
+            known_defects=_BEFORE_25945,
             refuses=_NO_RING,
         ),
         State(
@@ -111,6 +118,7 @@ _STATES = {
             rows.PR25944,
             rows.serial_without_relay(rows.PR25944),
             _PUBLISHING,
+            known_defects=_BEFORE_25945,
             refuses=_NO_RING | _SENTINEL_LENGTHS,
         ),
         State(
@@ -122,6 +130,7 @@ _STATES = {
             rows.PR26020,
             rows.serial_without_relay(rows.PR26020),
             _PUBLISHING,
+            known_defects=_BEFORE_25945,
             refuses=_NO_RING,
         ),
         State(
@@ -133,6 +142,7 @@ _STATES = {
             rows.PR26425_BEFORE,
             rows.serial_without_relay(rows.PR26425_BEFORE),
             _NUMPY,
+            known_defects=_BEFORE_25945,
             refuses=_NO_RING,
         ),
         State(
@@ -144,6 +154,7 @@ _STATES = {
             rows.PR26425,
             rows.serial_without_relay(rows.PR26425),
             _NUMPY,
+            known_defects=_BEFORE_25945,
             refuses=_NO_RING,
         ),
         State(
@@ -156,6 +167,7 @@ _STATES = {
             rows.PR25945_BEFORE,
             rows.serial_without_relay(rows.PR25945_BEFORE),
             _BARRIER,
+            known_defects=_BEFORE_25945,
             refuses=_NO_RING,
         ),
         State(
@@ -237,6 +249,11 @@ class RelayChoice:
                 f"fault {fault.name} changes nothing in {self.state.name} as it is switched here"
             )
         return replace(self, faults=(*self.faults, fault))
+
+    @property
+    def known_defects(self) -> tuple[str, ...]:
+        """What upstream's state does wrong with batches that it never met."""
+        return self.state.known_defects
 
     @property
     def known_hazards(self) -> tuple[str, ...]:
