@@ -53,12 +53,8 @@ class Examiner:
             lambda: relay.row(overlap=overlap), overlap=overlap, declared=relay.known_defects
         )
         evidence = [Evidence(f"{broken.promise}: {broken.says}") for broken in found.broken]
-        known = (
-            "kept, but for " + "; ".join(found.known)
-            if found.known
-            else "rows, lengths and tokens of batches made by hand"
-        )
-        return judged("contract", evidence, about=known)
+        defects = "; but for " + "; ".join(found.known) if found.known else ""
+        return judged("contract", evidence, about=f"kept on batches made by hand{defects}")
 
     def _others(self, relay: RelayChoice, outcome: Outcome | Crash) -> Iterator[Check]:
         if isinstance(outcome, Crash):
