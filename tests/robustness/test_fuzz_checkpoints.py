@@ -69,7 +69,7 @@ def considered(folder: Path, *overrides: str) -> None:
         load_weights(folder, resolved.model, device=CPU)
 
 
-@rounds(80)
+@rounds(25)
 @given(document=mutated(FULL))
 @example(document=CONFIG | {"max_position_embeddings": 2**31 - 1})
 @example(document=CONFIG | {"num_hidden_layers": 10**9})
@@ -82,7 +82,7 @@ def test_any_value_in_the_config(folder: Path, document: Any) -> None:
     considered(folder)
 
 
-@rounds(40)
+@rounds(25)
 @given(key=st.sampled_from(OTHER_KEYS), value=VALUES)
 def test_any_value_of_a_key_that_may_be_left_out(folder: Path, key: str, value: Any) -> None:
     (folder / WHOLE).write_bytes(TENSORS)
@@ -90,7 +90,7 @@ def test_any_value_of_a_key_that_may_be_left_out(folder: Path, key: str, value: 
     considered(folder)
 
 
-@rounds(40)
+@rounds(25)
 @given(content=spliced(json.dumps(CONFIG).encode()))
 @example(content=b"[" * 10**6)
 @example(content=b'{"a":' * 10**5)

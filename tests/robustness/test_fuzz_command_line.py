@@ -49,7 +49,7 @@ def tried(*overrides: str, form: str = "json") -> None:
     assert code_of("run", "mixed", *settings, "--format", form) in range(5)
 
 
-@rounds(30)
+@rounds(12)
 @given(
     st.lists(st.tuples(st.sampled_from(KEYS), LIKELY | VALUES), min_size=1, max_size=2),
     st.sampled_from(FORMS),
@@ -68,7 +68,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("hardware") / "mine.yaml"
 
 
-@rounds(15)
+@rounds(8)
 @given(
     number=st.sampled_from((0, 1e-3, 1, 1e6, 1e9, 1e12, 1e18, 1e24)),
     document=st.just(PROFILE) | mutated(PROFILE, most=1),

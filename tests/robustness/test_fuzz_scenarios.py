@@ -75,13 +75,13 @@ def _drawn(resolved: Resolved) -> None:
         next(workload.upcoming())
 
 
-@rounds(60)
+@rounds(40)
 @given(st.sampled_from(NAMES).flatmap(lambda name: mutated(SHIPPED[name])))
 def test_scenarios_of_ours_with_anything_in_them(document: Any) -> None:
     judged(as_json(document).encode())
 
 
-@rounds(60)
+@rounds(40)
 @given(st.sampled_from(NAMES).flatmap(lambda name: spliced(shipped.content(name))))
 @example(LAUGHS)
 @example(b"name: x\nname: x\n" * 1000)
@@ -99,13 +99,13 @@ def test_scenarios_of_ours_with_bytes_out_of_place(content: bytes) -> None:
     judged(content)
 
 
-@rounds(60)
+@rounds(40)
 @given(st.lists(st.sampled_from(SYNTAX), max_size=40).map("".join))
 def test_what_looks_like_yaml(text: str) -> None:
     judged(text.encode())
 
 
-@rounds(60)
+@rounds(40)
 @given(st.lists(st.tuples(st.sampled_from(FULL_KEYS) | st.text(max_size=8), VALUES), min_size=1, max_size=3))
 @example([("workload.abort", {"fraction": 1.0}), ("workload.requests", 10_000_000)])
 @example([("workload.abort.requests", ["r٣", "r" + "9" * 5000])])
