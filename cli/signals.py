@@ -34,12 +34,16 @@ def interruptible() -> Iterator[Interruption]:
     """Both signals raise KeyboardInterrupt inside, unless the process was started to ignore them. An end as interrupted
     has the exit code of the signal."""
     interruption = Interruption()
-    heeded = [number for number in _ANSWERED if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, interruption.came) for number in heeded}
+    before = {number: signal.getsignal(number) for number in _ANSWERED}
+    heeded = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
     try:
+        for number in heeded:
+            signal.signal(number, interruption.came)
         yield interruption
+    except KeyboardInterrupt:
+        raise SystemExit(interruption.exit_code) from None
     except SystemExit as end:
         raise SystemExit(interruption.exit_code if end.code == INTERRUPTED else end.code) from None
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number in heeded:
+            signal.signal(number, before[number])

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from schedbench.cli import verdicts
+from schedbench.profiles.check import all_faults
+from schedbench.profiles.check.probes import Probe, probes
 from tests.acceptance.conftest import Typed, typed
 
 __all__ = ["typed"]
@@ -112,3 +115,27 @@ def test_a_run_under_an_adversary_says_that_times_mean_nothing(typed: Typed) -> 
 def test_hazards_and_an_adversary_are_one_or_the_other(typed: Typed) -> None:
     said = typed("run", "faults/mixing", "--adversarial", "1", "--hazards", "on")
     assert said.code == 2 and "program order" in said.err
+
+
+def test_all_faults_are_asked_off_and_on(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all faults one, in processes of their own as ever."""
+    one = {"never-resolve": probes()["never-resolve"]}
+    monkeypatch.setattr(all_faults, "probes", lambda: one)
+    said = typed("check", "--all-faults", "--seeds", "0", "--format", "json")
+    document = json.loads(said.out)
+    [fault] = document["faults"]
+    assert said.code == 0 and document["passed"] and fault["clean"]
+    assert fault["caught_by"] == ["run", "contract"]
+    assert {waiting["feature"] for waiting in document["awaited"]} >= {"disaggregation", "pipeline"}
+    page = verdicts.markdown(document)
+    assert "| never-resolve | pr25945 | passed | clear crash, contract | sched/loop/launch.py:" in page
+    assert "has no input ids: its relay was not resolved" in page
+
+
+def test_a_fault_that_nothing_catches_fails(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is harmless here: stashing before sampling where nothing is delayed."""
+    fault = probes()["stash-before-sampling"]
+    harmless = Probe(fault.fault, fault.scenario, fault.overrides[:2])
+    monkeypatch.setattr(all_faults, "probes", lambda: {harmless.fault.name: harmless})
+    said = typed("check", "--all-faults", "--seeds", "0")
+    assert said.code == 1 and "NOTHING" in said.out and said.out.rstrip().endswith("FAILED")
