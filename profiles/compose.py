@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 
 from ..scenarios.combinations import overlaps
-from ..sched.config import EngineConfig
+from ..sched.config import EngineConfig, HiSparseConfig
 from ..sched.loop.engine import Engine, Source, TokenSampler
 from ..sched.loop.scheduler import Scheduler
 from ..sched.memory.chunk import ChunkCache
@@ -27,6 +27,7 @@ from ..sched.observe import Clock, Observer
 from ..sched.relay.desk import Streams
 from ..sched.relay.row import Relay
 from ..sched.relay.states import RelayChoice
+from .compose_sparse import Host, host_side, kv_tier, sparse_attention
 from .hazards import name_pools
 from .machine import Machine
 from .resolve import Resolved
@@ -74,7 +75,15 @@ def engine_config(resolved: Resolved, machine: Machine) -> EngineConfig:
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         seed=scenario.measure.seed,
+        hisparse=_hisparse(resolved),
     )
+
+
+def _hisparse(resolved: Resolved) -> HiSparseConfig | None:
+    wanted, indexer = resolved.scenario.engine.hisparse, resolved.model.indexer
+    if not wanted.enabled or indexer is None:
+        return None
+    return HiSparseConfig(wanted.buffer_size(indexer.top_k), wanted.host_ratio)
 
 
 def compose(
@@ -94,7 +103,7 @@ def compose(
     # On the schedule's stream, for which every forward waits: no stream of ours waits for the default one.
     with streams.on(streams.schedule):
         slots = ReqToTokenPool(config.max_running_requests, config.context_len, device=config.device)
-        allocator = _allocator(config)
+        allocator = _allocator(config, config.logical_tokens)
         handed_on = Relay.of(
             relay.row(overlap=config.overlap),
             config,
@@ -102,7 +111,14 @@ def compose(
             observer=observer,
             req_to_token=slots.req_to_token,
         )
-        decoder, tags = _model(resolved, config, pages=handed_on.desk.pages)
+        decoder, tags, host = _model(resolved, config, pages=handed_on.desk.pages)
+        tier = kv_tier(
+            host,
+            allocator=allocator,
+            device_allocator=_allocator(config, config.kv_tokens),
+            slots=slots,
+            streams=streams,
+        )
     streams.wait(streams.forward, streams.schedule)
     with streams.on(streams.forward):
         runner = ModelRunner(decoder, config)
@@ -111,6 +127,7 @@ def compose(
         slots=slots,
         allocator=allocator,
         cache=(RadixCache if config.radix_cache else ChunkCache)(slots, allocator),
+        tier=tier,
         runner=runner,
         sampler=Sampler() if sampler is None else sampler,
         grammars=_Grammars(config),
@@ -130,10 +147,10 @@ def _streams(config: EngineConfig, observer: Observer) -> Streams:
     return streams
 
 
-def _allocator(config: EngineConfig) -> KVAllocator:
+def _allocator(config: EngineConfig, tokens: int) -> KVAllocator:
     if config.page_size == 1:
-        return TokenAllocator(config.kv_tokens, config.device)
-    return PagedAllocator(config.kv_tokens, config.page_size, device=config.device)
+        return TokenAllocator(tokens, config.device)
+    return PagedAllocator(tokens, config.page_size, device=config.device)
 
 
 def _weights(resolved: Resolved, device: torch.device) -> Weights:
@@ -145,9 +162,11 @@ def _weights(resolved: Resolved, device: torch.device) -> Weights:
     return load_weights(resolved.checkpoint, model, device=device)
 
 
-def _model(resolved: Resolved, config: EngineConfig, *, pages: torch.Tensor) -> tuple[Model, TagPool | None]:
+def _model(
+    resolved: Resolved, config: EngineConfig, *, pages: torch.Tensor
+) -> tuple[Model, TagPool | None, Host | None]:
     """``pages`` is the table that forwards read."""
-    model = resolved.model
+    model, scenario = resolved.model, resolved.scenario
     kv = KVPool(
         num_layers=model.num_layers,
         tokens=config.kv_tokens,
@@ -157,8 +176,15 @@ def _model(resolved: Resolved, config: EngineConfig, *, pages: torch.Tensor) -> 
         dtype=model.dtype,
         device=config.device,
     )
-    decoder = Decoder(model, _weights(resolved, config.device), kv=kv, req_to_token=pages)
-    if resolved.scenario.device.values == "real":
-        return decoder, None
-    tags = TagPool(slots=kv.slots, context_len=config.context_len, device=config.device)
-    return TaggedDecoder(decoder, pool=tags, req_to_token=pages), tags
+    weights, tags, reuse = _weights(resolved, config.device), None, None
+    if scenario.device.values == "none":
+        logical = config.logical_tokens + config.page_size
+        tags = TagPool(slots=logical, context_len=config.context_len, device=config.device)
+        reuse = scenario.engine.hisparse.selection.reuse
+    host = host_side(config, model, kv, tags=tags, pages=pages)
+    sparse = sparse_attention(config, model, weights, kv, host=host, pages=pages, reuse=reuse)
+    decoder = Decoder(model, weights, kv=kv, req_to_token=pages, sparse=sparse)
+    if tags is None:
+        return decoder, None, host
+    places = None if host is None else host.places
+    return TaggedDecoder(decoder, pool=tags, req_to_token=pages, places=places), tags, host

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...sched.kernels.registry import Kernel, Work
+from .engine import COMPUTE, D2H
 from .pinned import is_pinned
 from .tensor import HOST_TENSORS, DeviceTensor, refuse_mixed, wrap
 
@@ -39,7 +40,8 @@ def _launch(
         gpu.capture.variable(kernel, held, named)
         return
     work, runtime = cost(*held, **named), gpu.runtime
-    runtime.kernel(kernel.name, duration(runtime.costs, work, held), host_size=work.host_bytes)
+    time = duration(runtime.costs, work, held)
+    runtime.kernel(kernel.name, time, host_size=work.host_bytes, engine=D2H if work.beside else COMPUTE)
 
 
 def duration(costs: Costs, work: Work, args: Sequence[Any]) -> int:

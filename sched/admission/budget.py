@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..memory.cache import PrefixCache
-    from ..memory.tokens import KVAllocator
     from ..request import Request
 
 # A running request is expected to need at most this many more tokens, whatever its limit says.
@@ -26,6 +25,13 @@ class Verdict(Enum):
     CONTINUE = "the next request may be tried"
     NO_TOKEN = "KV is short"
     FULL = "this round's token budget is spent"
+
+
+class Room(Protocol):
+    """Where prompts are placed."""
+
+    def available_size(self) -> int:
+        """Tokens that can be placed now."""
 
 
 class Limits(NamedTuple):
@@ -50,7 +56,7 @@ class PrefillBudget:
 
     limits: Limits
     tree: PrefixCache
-    allocator: KVAllocator
+    room: Room
     future_tokens: float  # expected growth of the running requests
     taken: list[Request] = field(default_factory=list)
     chunked: Request | None = None
@@ -71,7 +77,7 @@ class PrefillBudget:
 
     @property
     def _capacity(self) -> int:
-        return self.allocator.available_size() + self.tree.evictable_size()
+        return self.room.available_size() + self.tree.evictable_size()
 
     @property
     def rem_total(self) -> float:

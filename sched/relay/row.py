@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -66,6 +66,8 @@ class Row:
     conclude: Callable[[Desk, ScheduleBatch, StepResult], None]
     filter: Callable[[Desk, ScheduleBatch, torch.Tensor], None]
     merge: Callable[[Desk, ScheduleBatch, ScheduleBatch], None]
+    bootstrap: Callable[[Desk, ScheduleBatch], None]
+    backup_rows: Callable[[Desk, ScheduleBatch, Sequence[int]], tuple[torch.Tensor, torch.Tensor]]
 
 
 class Relay:
@@ -100,6 +102,8 @@ class Relay:
         self.conclude = partial(row.conclude, desk)
         self.filter = partial(row.filter, desk)
         self.merge = partial(row.merge, desk)
+        self.bootstrap = partial(row.bootstrap, desk)
+        self.backup_rows = partial(row.backup_rows, desk)
 
     @classmethod
     def of(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from . import futures, lengths, ordering, pages, penalties, placeholders, prompt, tokens
+from . import futures, lengths, ordering, pages, penalties, placeholders, prompt, rejoin, tokens
 from .row import Row
 
 
@@ -78,6 +78,8 @@ PR25774_BEFORE = Row(
     conclude=placeholders.conclude_output,
     filter=placeholders.filter_output_summing,
     merge=placeholders.merge_output_one_sided,
+    bootstrap=rejoin.rejoin_output,
+    backup_rows=rejoin.tell_by_upload,
 )
 
 PR25774 = replace(
@@ -87,6 +89,7 @@ PR25774 = replace(
     conclude=placeholders.conclude_input,
     filter=placeholders.filter_input_summing,
     merge=placeholders.merge_input_one_sided,
+    bootstrap=rejoin.rejoin_input,
 )
 
 # #25818, #25862, #25879, #25922 lie between.
@@ -133,6 +136,7 @@ PR25945 = replace(
     resolve=tokens.resolve_late,
     conclude=tokens.drop_input,
     merge=tokens.merge_input_two_sided,
+    bootstrap=rejoin.rejoin_stash,
 )
 
 LATEST = replace(
@@ -147,4 +151,6 @@ LATEST = replace(
     read_tables=pages.copy_prompt_tables,
     publish=ordering.nothing,
     reads_done=ordering.wait_until_read,
+    bootstrap=rejoin.rejoin_packed,
+    backup_rows=rejoin.tell_nothing,
 )

@@ -41,6 +41,7 @@ _EARLY = {
     "dead_publish": "off",
     "penalties": "upstream",
     "preparation": "split",
+    "backup_rows": "blocking",
 }
 _POOL = {**_EARLY, "index": "pool"}
 _PUBLISHING = {**_POOL, "dead_publish": "on"}
@@ -53,6 +54,7 @@ _LATEST = {
     "dead_publish": "off",
     "penalties": "exact",
     "preparation": "fused",
+    "backup_rows": "none",
 }
 
 _NO_RING = {("index", "ring"): "the ring ended with #25862, and this state's tokens lie by request slot"}
