@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from .bench import bench
+from .check import check
 from .compare import compare
 from .doctor import doctor
 from .errors import DEFECT, exit_code, message
@@ -48,6 +49,7 @@ def _common(
 
 app.command("run")(run)
 app.command("compare")(compare)
+app.command("check")(check)
 app.command("sweep")(sweep)
 app.command("list")(show)
 app.command("explain")(explain)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import torch
 
 from ..scenarios.combinations import overlaps
 from ..sched.config import EngineConfig, HiSparseConfig
-from ..sched.loop.engine import Engine, Source, TokenSampler
+from ..sched.loop.engine import Engine, Runner, Source, TokenSampler
 from ..sched.loop.scheduler import Scheduler
 from ..sched.memory.chunk import ChunkCache
 from ..sched.memory.kv import KVPool
@@ -25,7 +27,7 @@ from ..sched.model.tags import TaggedDecoder, TagPool
 from ..sched.model.weights import Weights, empty_weights, seeded_weights
 from ..sched.observe import Clock, Observer
 from ..sched.relay.desk import Streams
-from ..sched.relay.row import Relay
+from ..sched.relay.row import Relay, Row
 from ..sched.relay.states import RelayChoice
 from .compose_sparse import Host, host_side, kv_tier, sparse_attention
 from .hazards import name_pools
@@ -45,6 +47,17 @@ class _Grammars:
 
     def start(self, spec: Spec) -> Grammar:
         return self._cache.start(spec)
+
+
+class Guard(Protocol):
+    """Looks at a run from inside, and changes nothing that the scheduler could notice."""
+
+    def row(self, row: Row) -> Row: ...
+
+    def runner(self, runner: Runner) -> Runner: ...
+
+    def watching(self, scheduler: Scheduler, machine: Machine) -> AbstractContextManager[Observer]:
+        """Around each workload of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +108,19 @@ def compose(
     clock: Clock,
     source: Source,
     sampler: TokenSampler | None = None,
+    guard: Guard | None = None,
 ) -> Composition:
     """``sampler`` takes the place of the scheduler's own. Raises CheckpointError when the scenario's checkpoint
     cannot be read."""
     config = engine_config(resolved, machine)
+    row = relay.row(overlap=config.overlap)
     streams = _streams(config, observer)
     # On the schedule's stream, for which every forward waits: no stream of ours waits for the default one.
     with streams.on(streams.schedule):
         slots = ReqToTokenPool(config.max_running_requests, config.context_len, device=config.device)
         allocator = _allocator(config, config.logical_tokens)
         handed_on = Relay.of(
-            relay.row(overlap=config.overlap),
+            row if guard is None else guard.row(row),
             config,
             streams=streams,
             observer=observer,
@@ -121,14 +136,14 @@ def compose(
         )
     streams.wait(streams.forward, streams.schedule)
     with streams.on(streams.forward):
-        runner = ModelRunner(decoder, config)
+        runner: Runner = ModelRunner(decoder, config)
     engine = Engine(
         config=config,
         slots=slots,
         allocator=allocator,
         cache=(RadixCache if config.radix_cache else ChunkCache)(slots, allocator),
         tier=tier,
-        runner=runner,
+        runner=runner if guard is None else guard.runner(runner),
         sampler=Sampler() if sampler is None else sampler,
         grammars=_Grammars(config),
         relay=handed_on,

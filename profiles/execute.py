@@ -13,11 +13,13 @@ from ..scenarios.workload import Achieved, Lengths
 from ..sched.relay.states import RelayChoice
 from ..sched.relay.switches import OVERLAPPED_ONLY
 from .budget import Breach, breaches, untested
+from .compose import Guard
+from .crash import broken_on_purpose
 from .environment import environment, tool
 from .hazards import hazards
 from .machine import Machine
 from .machines import Kind, chosen, open_machine
-from .passes import Measured, measured
+from .passes import Measured, measured, untimed
 from .resolve import Resolved
 from .result import (
     Hazards,
@@ -49,12 +51,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``hazards``: whether to watch for them; it costs time."""
+    """``hazards``: whether to watch for them; it costs time. ``adversary``: number of one that does all work late."""
 
     device: Kind = "auto"
     save_tokens: bool = False
     command: str = ""
     hazards: bool = False
+    adversary: int | None = None
 
 
 def execute(
@@ -64,15 +67,26 @@ def execute(
     *,
     watch: Watch = nobody,
     instrument: Instrument | None = None,
+    guard: Guard | None = None,
 ) -> Outcome:
-    """Run once. Raises MachineError, CheckpointError, ScenarioError, TraceError."""
+    """Run once. Raises MachineError, CheckpointError, ScenarioError, TraceError; BrokenRunError where the relay's
+    faults broke it."""
     valve = Valve(instrument)
     started, begin = datetime.now(UTC), time.perf_counter()
     scenario = resolved.scenario
-    with open_machine(chosen(options.device, scenario), resolved, valve, hazards=options.hazards) as machine:
-        bench = Bench(resolved, machine, relay, valve)
-        bench.warm_up()
-        found = measured(bench, machine, watch, save_tokens=options.save_tokens)
+    with open_machine(
+        chosen(options.device, scenario),
+        resolved,
+        valve,
+        hazards=options.hazards,
+        adversary=options.adversary,
+    ) as machine:
+        bench = Bench(resolved, machine, relay, valve, guard=guard)
+        with broken_on_purpose(relay):
+            bench.warm_up()
+            found = measured(bench, machine, watch, save_tokens=options.save_tokens)
+        if options.adversary is not None:
+            found = untimed(found, "an adversary decided when work was done: times mean nothing")
         valve.finish(machine.names)
         run = _run(options, started, time.perf_counter() - begin, found.done, machine)
         result = _result(scenario, relay, machine, found, run)
@@ -114,9 +128,10 @@ def _result(scenario: Scenario, relay: RelayChoice, machine: Machine, found: Mea
             state=relay.state.name,
             policies=relay.policies(overlap=overlaps(scenario)),
             switches=_switches(relay, overlap=overlaps(scenario)),
+            faults=tuple(fault.name for fault in relay.faults),
         ),
         hardware=machine.hardware,
-        hazards=hazards(machine, relay.known_hazards),
+        hazards=hazards(machine, relay.known_hazards, decoded="decode" in found.parts.per_step),
         **{
             **found.parts._asdict(),
             "outputs": found.outputs,

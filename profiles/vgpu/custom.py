@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from .gpu import VirtualGpu
 
 
+UNKNOWN = 10_000  # ns of a kernel whose time follows from values that are not there yet
+
+
 def custom_handler(gpu: VirtualGpu, kernel: Kernel) -> Callable[[Sequence[Any], Mapping[str, Any]], Any]:
     returns = len(kernel.op._schema.returns)
 
@@ -39,9 +42,13 @@ def _launch(
     if gpu.capture is not None and not kernel.fixed_cost:
         gpu.capture.variable(kernel, held, named)
         return
-    work, runtime = cost(*held, **named), gpu.runtime
-    time = duration(runtime.costs, work, held)
-    runtime.kernel(kernel.name, time, host_size=work.host_bytes, engine=D2H if work.beside else COMPUTE)
+    runtime = gpu.runtime
+    if not (kernel.fixed_cost or gpu.executor.prompt):
+        runtime.kernel(kernel.name, UNKNOWN)
+        return
+    work = cost(*held, **named)
+    time, engine = duration(runtime.costs, work, held), D2H if work.beside else COMPUTE
+    runtime.kernel(kernel.name, time, host_size=work.host_bytes, engine=engine)
 
 
 def duration(costs: Costs, work: Work, args: Sequence[Any]) -> int:

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
+import torch
+
 from ..batch import ScheduleBatch
 from ..kernels.buffers import map_newest, map_prompt, previous_tokens, translate, unmap
 from ..memory.slots import ReqToTokenPool
@@ -40,6 +42,14 @@ class Streams(Protocol):
 class _Staged(NamedTuple):
     req: Request
     finished: Any  # event
+
+
+class _OnDevice(NamedTuple):
+    rows: torch.Tensor  # [n] int64, in req_to_token
+    lens: torch.Tensor  # [n] int64, the new token counted
+
+    def at(self, indices: torch.Tensor | None) -> _OnDevice:
+        return self if indices is None else _OnDevice(self.rows[indices], self.lens[indices])
 
 
 class Coordinator:
@@ -149,42 +159,35 @@ class Coordinator:
     def place_tokens(self, batch: ScheduleBatch, view: HostView) -> None:
         """Upstream ``map_last_loc_to_buffer``: save the previous tokens, grow buffers, and lead the new tokens' logical
         slots to their places."""
-        assert batch.seq_lens_cpu is not None
+        assert batch.seq_lens_cpu is not None and batch.req_pool_indices is not None
         rows: list[int] = view.host_indices(batch).tolist()
         lens: list[int] = batch.seq_lens_cpu.tolist()
-        self._back_up_previous_tokens(batch, view, rows, lens)
+        on_device = _OnDevice(batch.req_pool_indices, view.buffer_lengths(batch))
+        picked = self._to_back_up(batch.reqs, rows, lens)
+        if picked:
+            self._back_up(on_device.at(view.backup_indices(picked)))
         self._grow_device_buffers(batch.reqs, rows, lens)
         buffers = self.buffers
-        map_newest(
-            buffers.mapping,
-            batch.out_cache_loc,
-            buffers.device_buffer,
-            batch.req_pool_indices,
-            batch.seq_lens,
-            buffers.size,
-        )
+        map_newest(buffers.mapping, batch.out_cache_loc, buffers.device_buffer, *on_device, buffers.size)
 
     def before_forward(self, batch: ScheduleBatch) -> None:
         if batch.forward_mode.is_decode and self._awaited is not None:
             self._streams.module.current_stream().wait_event(self._awaited)
             self._awaited = None
 
-    def _back_up_previous_tokens(
-        self, batch: ScheduleBatch, view: HostView, rows: list[int], lens: list[int]
-    ) -> None:
+    def _to_back_up(self, reqs: Sequence[Request], rows: list[int], lens: list[int]) -> list[int]:
+        """The requests, by their places in the batch, whose previous token is not on the host yet; it has a slot there
+        now."""
         picked = [place for place, row in enumerate(rows) if row not in self._fresh]
         self._fresh.clear()
-        if not picked:
-            return
         for place in picked:
-            self._extend_host_slots(batch.reqs[place], rows[place], lens[place] - 1)
+            self._extend_host_slots(reqs[place], rows[place], lens[place] - 1)
+        return picked
+
+    def _back_up(self, of: _OnDevice) -> None:
         buffers = self.buffers
         slots, host_slots = previous_tokens(
-            buffers.device_buffer,
-            buffers.host_slots,
-            buffers.staged_lens,
-            *view.backup_rows(batch, picked),
-            buffers.size,
+            buffers.device_buffer, buffers.host_slots, buffers.staged_lens, *of, buffers.size
         )
         self._streams.wait(self.backup_stream, self._streams.schedule)
         self._streams.wait(self.backup_stream, self._streams.forward)

@@ -18,8 +18,11 @@ class HostView(Protocol):
     def host_indices(self, batch: ScheduleBatch) -> torch.Tensor:
         """The requests' rows [b] int64 on the host."""
 
-    def backup_rows(self, batch: ScheduleBatch, picked: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Device rows and lengths [n] int64 each of the requests at ``picked`` in the batch, or of a superset."""
+    def buffer_lengths(self, batch: ScheduleBatch) -> torch.Tensor:
+        """The requests' lengths [b] int64 on the device, new tokens counted."""
+
+    def backup_indices(self, picked: Sequence[int]) -> torch.Tensor | None:
+        """The list on the device, [n] int64; None where the device need not be told."""
 
 
 class KVTier(Protocol):

@@ -1,5 +1,5 @@
-"""Sequence lengths and row numbers, on device and host: ``advance``, ``allocation_lengths``, ``host_lengths``,
-``host_indices``."""
+"""Sequence lengths and row numbers, on device and host: ``advance``, ``allocation_lengths``, ``buffer_lengths``,
+``host_lengths``, ``host_indices``."""
 
 from __future__ import annotations
 
@@ -38,6 +38,18 @@ def allocate_by_batch_lengths(desk: Desk, batch: ScheduleBatch) -> torch.Tensor:
 
 def allocate_by_mirror(desk: Desk, batch: ScheduleBatch) -> torch.Tensor:
     """Between forwards the batch's own lengths are sentinels: upload the host's (#25944)."""
+    assert batch.seq_lens_cpu is not None
+    return batch.seq_lens_cpu.to(desk.device, non_blocking=True)
+
+
+def lengths_of_batch(desk: Desk, batch: ScheduleBatch) -> torch.Tensor:  # noqa: ARG001
+    """What places tokens in hot buffers: the batch's own lengths, the new token counted."""
+    assert batch.seq_lens is not None
+    return batch.seq_lens
+
+
+def lengths_from_mirror(desk: Desk, batch: ScheduleBatch) -> torch.Tensor:
+    """The same where the batch's own are sentinels: upload the host's (ours; #25944 took the sentinels)."""
     assert batch.seq_lens_cpu is not None
     return batch.seq_lens_cpu.to(desk.device, non_blocking=True)
 

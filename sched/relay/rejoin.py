@@ -1,5 +1,5 @@
-"""How requests that were staged come back as a batch of their own (``bootstrap``), and which rows of a batch a backup
-is told of (``backup_rows``). Only with KV on the host."""
+"""How requests that were staged come back as a batch of their own (``bootstrap``), and how the device learns which
+of a batch have a token to back up (``backup_indices``). Only with KV on the host."""
 
 from __future__ import annotations
 
@@ -74,29 +74,16 @@ def _host_rows(batch: ScheduleBatch) -> tuple[_Array, _Array, _Array]:
     return rows, lens, np.array([req.output_ids[-1] for req in batch.reqs], np.int64)
 
 
-def tell_by_upload(
-    desk: Desk, batch: ScheduleBatch, picked: Sequence[int]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Upload the list of requests that have something to back up: it waits for the stream (a residue of #26425)."""
-    assert batch.req_pool_indices is not None and batch.seq_lens is not None
-    backup_indices = torch.tensor(picked, dtype=torch.int64, device=desk.device)
-    return batch.req_pool_indices[backup_indices], batch.seq_lens[backup_indices]
+def name_by_upload(desk: Desk, picked: Sequence[int]) -> torch.Tensor:
+    """A list on its way to the device, for which the host waits (what #26425 left)."""
+    return torch.tensor(picked, dtype=torch.int64, device=desk.device)
 
 
-def tell_by_pinned_upload(
-    desk: Desk, batch: ScheduleBatch, picked: Sequence[int]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def name_by_pinned_upload(desk: Desk, picked: Sequence[int]) -> torch.Tensor:
     """The same without waiting."""
-    assert batch.req_pool_indices is not None and batch.seq_lens is not None
-    (backup_indices,) = upload([np.array(picked, np.int64)], device=desk.device, how="pinned")
-    return batch.req_pool_indices[backup_indices], batch.seq_lens[backup_indices]
+    (indices,) = upload([np.array(picked, np.int64)], device=desk.device, how="pinned")
+    return indices
 
 
-def tell_nothing(
-    desk: Desk,  # noqa: ARG001
-    batch: ScheduleBatch,
-    picked: Sequence[int],  # noqa: ARG001
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """All requests: the device knows itself which tokens came by staging."""
-    assert batch.req_pool_indices is not None and batch.seq_lens is not None
-    return batch.req_pool_indices, batch.seq_lens
+def name_nobody(desk: Desk, picked: Sequence[int]) -> None:
+    """The device knows itself which tokens came by staging, and leaves those out."""

@@ -65,9 +65,11 @@ class Row:
     reads_done: Callable[[Desk, ScheduleBatch], None]
     conclude: Callable[[Desk, ScheduleBatch, StepResult], None]
     filter: Callable[[Desk, ScheduleBatch, torch.Tensor], None]
+    joins: Callable[[Desk, ScheduleBatch], bool]
     merge: Callable[[Desk, ScheduleBatch, ScheduleBatch], None]
     bootstrap: Callable[[Desk, ScheduleBatch], None]
-    backup_rows: Callable[[Desk, ScheduleBatch, Sequence[int]], tuple[torch.Tensor, torch.Tensor]]
+    buffer_lengths: Callable[[Desk, ScheduleBatch], torch.Tensor]
+    backup_indices: Callable[[Desk, Sequence[int]], torch.Tensor | None]
 
 
 class Relay:
@@ -101,9 +103,11 @@ class Relay:
         self.reads_done = partial(row.reads_done, desk)
         self.conclude = partial(row.conclude, desk)
         self.filter = partial(row.filter, desk)
+        self.joins = partial(row.joins, desk)
         self.merge = partial(row.merge, desk)
         self.bootstrap = partial(row.bootstrap, desk)
-        self.backup_rows = partial(row.backup_rows, desk)
+        self.buffer_lengths = partial(row.buffer_lengths, desk)
+        self.backup_indices = partial(row.backup_indices, desk)
 
     @classmethod
     def of(

@@ -35,6 +35,7 @@ def serial_without_relay(row: Row) -> Row:
         resolve=ordering.nothing,
         stash=placeholders.stash_nothing,
         allocation_lengths=lengths.allocate_by_batch_lengths,
+        buffer_lengths=lengths.lengths_of_batch,
         penalty_tokens=penalties.from_input,
         mix=placeholders.mix_twice,
         conclude=placeholders.conclude_input_ids,
@@ -77,9 +78,11 @@ PR25774_BEFORE = Row(
     reads_done=ordering.nothing,
     conclude=placeholders.conclude_output,
     filter=placeholders.filter_output_summing,
+    joins=tokens.join_if_any,
     merge=placeholders.merge_output_one_sided,
     bootstrap=rejoin.rejoin_output,
-    backup_rows=rejoin.tell_by_upload,
+    buffer_lengths=lengths.lengths_of_batch,
+    backup_indices=rejoin.name_by_upload,
 )
 
 PR25774 = replace(
@@ -107,12 +110,14 @@ PR25944 = replace(
     allocation_lengths=lengths.allocate_by_mirror,
     mix=placeholders.mix_restoring_lengths,
     resolve=placeholders.resolve_lengths_too,
+    buffer_lengths=lengths.lengths_from_mirror,
     publish=tokens.publish_next_lengths,
     conclude=placeholders.conclude_both,
 )
 
 PR26020 = replace(
     PR25944,
+    buffer_lengths=lengths.lengths_of_batch,
     advance=lengths.advance_new_tensor,
     allocation_lengths=lengths.allocate_by_batch_lengths,
     mix=placeholders.mix_twice,
@@ -152,5 +157,5 @@ LATEST = replace(
     publish=ordering.nothing,
     reads_done=ordering.wait_until_read,
     bootstrap=rejoin.rejoin_packed,
-    backup_rows=rejoin.tell_nothing,
+    backup_indices=rejoin.name_nobody,
 )

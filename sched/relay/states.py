@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from . import rows
+from .faults import Fault
 from .row import Row
 from .switches import OVERLAPPED_ONLY, SWITCHES
 
@@ -29,6 +30,7 @@ class State:
     serial: Row
     defaults: Mapping[str, str]
     known_hazards: tuple[str, ...] = ()
+    known_defects: tuple[str, ...] = ()
     refuses: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
 
@@ -41,7 +43,7 @@ _EARLY = {
     "dead_publish": "off",
     "penalties": "upstream",
     "preparation": "split",
-    "backup_rows": "blocking",
+    "backup_indices": "blocking",
 }
 _POOL = {**_EARLY, "index": "pool"}
 _PUBLISHING = {**_POOL, "dead_publish": "on"}
@@ -54,7 +56,7 @@ _LATEST = {
     "dead_publish": "off",
     "penalties": "exact",
     "preparation": "fused",
-    "backup_rows": "none",
+    "backup_indices": "none",
 }
 
 _NO_RING = {("index", "ring"): "the ring ended with #25862, and this state's tokens lie by request slot"}
@@ -65,6 +67,9 @@ _SENTINEL_LENGTHS = {
         "fused",
     ): "between forwards this state's device lengths are sentinels that nothing may advance",
 }
+NEGATIVE_IDS = "negative ids: a prompt's id below zero is taken for a placeholder and replaced"
+ONE_SIDED_MERGE = "one-sided merge: a side without token ids fails, or loses the other side's"
+_BEFORE_25945 = (NEGATIVE_IDS, ONE_SIDED_MERGE)
 STAGED_LATE = "mixed steps: mix_running_indices is freed before the forward stream has gathered with it"
 
 _STATES = {
@@ -80,6 +85,7 @@ _STATES = {
             rows.PR25774_BEFORE,
             rows.serial_with_output_ids(rows.PR25774_BEFORE),
             _EARLY,
+            known_defects=_BEFORE_25945,
         ),
         State(
             "pr25774",
@@ -90,6 +96,7 @@ _STATES = {
             rows.PR25774,
             rows.serial_without_relay(rows.PR25774),
             _EARLY,
+            known_defects=_BEFORE_25945,
         ),
         State(
             "pr25944-before",
@@ -100,6 +107,7 @@ _STATES = {
             rows.PR25944_BEFORE,
             rows.serial_without_relay(rows.PR25944_BEFORE),
             _POOL,
+            known_defects=_BEFORE_25945,
             refuses=_NO_RING,
         ),
         State(
@@ -112,6 +120,7 @@ _STATES = {
             rows.PR25944,
             rows.serial_without_relay(rows.PR25944),
             _PUBLISHING,
+            known_defects=_BEFORE_25945,
             refuses=_NO_RING | _SENTINEL_LENGTHS,
         ),
         State(
@@ -123,6 +132,7 @@ _STATES = {
             rows.PR26020,
             rows.serial_without_relay(rows.PR26020),
             _PUBLISHING,
+            known_defects=_BEFORE_25945,
             refuses=_NO_RING,
         ),
         State(
@@ -134,6 +144,7 @@ _STATES = {
             rows.PR26425_BEFORE,
             rows.serial_without_relay(rows.PR26425_BEFORE),
             _NUMPY,
+            known_defects=_BEFORE_25945,
             refuses=_NO_RING,
         ),
         State(
@@ -145,6 +156,7 @@ _STATES = {
             rows.PR26425,
             rows.serial_without_relay(rows.PR26425),
             _NUMPY,
+            known_defects=_BEFORE_25945,
             refuses=_NO_RING,
         ),
         State(
@@ -157,6 +169,7 @@ _STATES = {
             rows.PR25945_BEFORE,
             rows.serial_without_relay(rows.PR25945_BEFORE),
             _BARRIER,
+            known_defects=_BEFORE_25945,
             refuses=_NO_RING,
         ),
         State(
@@ -192,6 +205,7 @@ SLOT_REUSE = "slot reuse: a row or KV slot freed while a forward reads it is wri
 PAGE_TABLE_REWRITE = (
     "page-table rewrite: settling replaces a row's slots by the cache's while a forward reads the row"
 )
+DEAD_PUBLISH = "dead publish: every step publishes lengths that nobody reads"
 # What a barrier leaves unordered between the schedule's writes and a forward's reads.
 _BARRIER_HAZARDS: Mapping[str, tuple[str, ...]] = {
     "off": (SLOT_REUSE, PAGE_TABLE_REWRITE),
@@ -203,23 +217,52 @@ _BARRIER_HAZARDS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class RelayChoice:
-    """A state with its switches resolved."""
+    """A state with its switches resolved, and what is broken in it on purpose."""
 
     state: State
     switches: Mapping[str, str]
     overrides: Mapping[str, str] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
 
     def row(self, *, overlap: bool) -> Row:
+        """Made anew by each call: a fault's policy may keep something from step to step."""
         row = self.state.overlapped if overlap else self.state.serial
         for name, value in self.overrides.items():
             if overlap or name not in OVERLAPPED_ONLY:
                 row = replace(row, **SWITCHES[name][value])
+        for fault in self.faults:
+            row = fault.change(row)
         return row
+
+    def broken_by(self, fault: Fault, *, overlap: bool) -> RelayChoice:
+        """The same with one more fault. Raises RelayError where that one has no place."""
+        loop = "overlapped" if overlap else "serial"
+        if self.state.name not in fault.states:
+            raise RelayError(
+                f"fault {fault.name} belongs to {', '.join(fault.states)}, not to {self.state.name}"
+            )
+        if loop not in fault.loops:
+            raise RelayError(
+                f"fault {fault.name} belongs to the {fault.loops[0]} loop, and this run's is {loop}"
+            )
+        row = self.row(overlap=overlap)
+        if not difference(row, fault.change(row)):
+            raise RelayError(
+                f"fault {fault.name} changes nothing in {self.state.name} as it is switched here"
+            )
+        return replace(self, faults=(*self.faults, fault))
+
+    @property
+    def known_defects(self) -> tuple[str, ...]:
+        """What upstream's state does wrong with batches that it never met."""
+        return self.state.known_defects
 
     @property
     def known_hazards(self) -> tuple[str, ...]:
-        """Races of the overlapped loop that upstream had too."""
-        return self.state.known_hazards + _BARRIER_HAZARDS[self.switches["barrier"]]
+        """Races of the overlapped loop that upstream had too, and writes for nothing."""
+        dead = self.switches["dead_publish"] == "on" and ("dead_publish", "off") not in self.state.refuses
+        races = self.state.known_hazards + _BARRIER_HAZARDS[self.switches["barrier"]]
+        return (*races, DEAD_PUBLISH) if dead else races
 
     def policies(self, *, overlap: bool) -> dict[str, str]:
         """The row in words: each question and its answer's name."""

@@ -58,10 +58,10 @@ SWITCHES: Mapping[str, Mapping[str, Answers]] = {
         "upstream": {"penalty_tokens": penalties.from_requests},
         "exact": {"penalty_tokens": penalties.OnDevice},
     },
-    "backup_rows": {
-        "blocking": {"backup_rows": rejoin.tell_by_upload},
-        "pinned": {"backup_rows": rejoin.tell_by_pinned_upload},
-        "none": {"backup_rows": rejoin.tell_nothing},
+    "backup_indices": {
+        "blocking": {"backup_indices": rejoin.name_by_upload},
+        "pinned": {"backup_indices": rejoin.name_by_pinned_upload},
+        "none": {"backup_indices": rejoin.name_nobody},
     },
     "preparation": {
         "split": {"preparation": "split"},
