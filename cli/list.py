@@ -57,6 +57,8 @@ def _rung(entry: Entry) -> Iterator[str]:
     yield f"  expect: {entry['expect']}"
     for hazard in entry["known_hazards"]:
         yield f"  hazard: {hazard}"
+    for defect in entry["known_defects"]:
+        yield f"  defect: {defect}"
     yield f"  switches: {', '.join(f'{name}={value}' for name, value in entry['switches'].items())}"
 
 
@@ -93,6 +95,7 @@ def _relays() -> list[Entry]:
             "changes": difference(known[state.before].overlapped, state.overlapped) if state.before else {},
             "expect": state.expect,
             "known_hazards": list(choose(state.name, {}).known_hazards),
+            "known_defects": list(state.known_defects),
             "switches": dict(state.defaults),
         }
         for state in known.values()

@@ -31,7 +31,11 @@ class Probe:
 
 _PENALISED = ("workload.sampling.presence_penalty=0.5",)
 _SPELLED = ("workload.sampling.grammar={regex: '[0-9]{1,8}'}", "workload.sampling.ignore_eos=false")
-_TWO_AT_A_TIME = ("engine.max_running_requests=2", "engine.chunked_prefill_size=8")
+_TWO_AT_A_TIME = (
+    "engine.max_running_requests=2",
+    "engine.chunked_prefill_size=8",
+    "workload.requests=4",
+)
 
 # Scenario and further overrides, where it is not a plain ``mixing``.
 _WHERE: Mapping[str, tuple[str, tuple[str, ...]]] = {

@@ -137,7 +137,7 @@ _FAULTS = (
         "staging-refilled",
         "All prompts are staged in one pinned buffer, refilled while the last copy from it may be under way.",
         "5.16, tokenspeed #376",
-        ("pr25945", "pr25945-before"),
+        _RELAY_ALWAYS_ON,
         ("overlapped",),
         lambda row: replace(row, staging=broken.one_pinned_buffer()),
     ),
