@@ -13,7 +13,7 @@ next decode forward waits for the backup, because it overwrites that slot.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
@@ -21,6 +21,7 @@ import torch
 
 from ..batch import ScheduleBatch
 from ..kernels.buffers import map_newest, map_prompt, previous_tokens, translate, unmap
+from ..memory.invariants import MemoryInvariantError, Peek, check_once
 from ..memory.slots import ReqToTokenPool
 from ..memory.tokens import KVAllocator
 from ..request import Request
@@ -55,7 +56,8 @@ class _OnDevice(NamedTuple):
 class Coordinator:
     """The ``KVTier`` of an engine whose ``allocator`` names more tokens than ``device_allocator`` has room for.
 
-    Invariant: every device page is free, or under the mapping of a prompt, or in one hot buffer.
+    Invariants, which ``check`` looks after: every device page is free, or under the mapping of a prompt, or in one hot
+    buffer; every page of the host is free or one request's.
     """
 
     stages = True
@@ -226,6 +228,43 @@ class Coordinator:
     def _growth(self, req: Request, length: int) -> int:
         """Slots that the buffer of a decoding request lacks for ``length`` tokens."""
         return max(0, self.buffers.full_size(length) - self._buffer_sizes[req])
+
+    def tables(self) -> Mapping[str, torch.Tensor]:
+        buffers = self.buffers
+        return {
+            "mapping": buffers.mapping,
+            "device_buffer": buffers.device_buffer,
+            "tokens": buffers.tokens,
+            "lru": buffers.lru,
+            "host_slots": buffers.host_slots,
+        }
+
+    def check(self, peek: Peek) -> None:
+        size, pages = self.host.page_size, peek(self.device_allocator.free_pages).tolist()
+        table, mapping = peek(self._slots.req_to_token), peek(self.buffers.mapping)
+        for req in self.absent:
+            slots = mapping[table[_row(req), : req.kv_allocated_len].to(torch.int64)]
+            pages += (slots // size).unique().tolist()
+        for req, held in self._buffer_sizes.items():
+            buffer = peek(self.buffers.device_buffer)[_row(req), :held]
+            pages += (buffer // size).unique().tolist()
+            if _row(req) not in self._fresh:
+                self._check_newest(req, mapping, table, buffer)
+        check_once("device page", pages, self.device_allocator.size // size)
+        held_on_host = [page for held in self._host_pages.values() for page in held]
+        check_once("host page", [*self.host.free_pages, *held_on_host], self.host.pages)
+
+    def _check_newest(
+        self, req: Request, mapping: torch.Tensor, table: torch.Tensor, buffer: torch.Tensor
+    ) -> None:
+        position = req.kv_allocated_len - 1
+        slot = int(mapping[int(table[_row(req), position])])
+        kept = int(buffer[min(position, self.buffers.size)])
+        if slot != kept:
+            raise MemoryInvariantError(
+                f"position {position} of request {req.id} is led to device slot {slot}, "
+                f"and its hot buffer keeps slot {kept} for the newest token"
+            )
 
     # ---- the end -------------------------------------------------------------------------------------------
 

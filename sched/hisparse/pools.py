@@ -22,7 +22,11 @@ class HostPool:
     def __init__(self, storage: torch.Tensor, page_size: int) -> None:
         self.storage = storage  # [tokens + page_size, layers, 2, kv_heads, d]
         self.page_size = page_size
-        self.free_pages = deque(range(1, storage.shape[0] // page_size))
+        self.free_pages = deque(range(1, self.pages + 1))
+
+    @property
+    def pages(self) -> int:
+        return self.storage.shape[0] // self.page_size - 1
 
     def layer(self, index: int) -> torch.Tensor:
         """[host slots, 2, kv_heads, d]"""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
 
 from ..batch import ScheduleBatch
+from ..memory.invariants import Peek
 from ..memory.tokens import KVAllocator
 from ..request import Request
 
@@ -62,6 +63,13 @@ class KVTier(Protocol):
 
     def is_staging(self, req: Request) -> bool: ...
 
+    def tables(self) -> Mapping[str, torch.Tensor]:
+        """Device tensors that steps share, by what to call them."""
+
+    def check(self, peek: Peek) -> None:
+        """Raise MemoryInvariantError unless every page is in exactly one place. Between steps; ``peek`` gives the
+        host's view of a device tensor."""
+
     def release(self, req: Request) -> None:
         """Take back everything of a request, whatever it is at; its row and its slots are still its own."""
 
@@ -98,5 +106,10 @@ class OnDevice:
 
     def is_staging(self, req: Request) -> bool:  # noqa: ARG002
         return False
+
+    def tables(self) -> Mapping[str, torch.Tensor]:
+        return {}
+
+    def check(self, peek: Peek) -> None: ...
 
     def release(self, req: Request) -> None: ...

@@ -55,8 +55,7 @@ class _PlanSwapIn(NamedTuple):
         return (
             *reads(self.positions, rows, self.seq_lens),
             Access(self.device_buffer, write=False, rows=rows, lens=held),
-            Access(self.tokens, write=True, rows=rows),
-            Access(self.lru, write=True, rows=rows),
+            *(Access(table, write, rows) for table in (self.tokens, self.lru) for write in (False, True)),
             Access(self.lookups, write=True),
         )
 
@@ -229,6 +228,7 @@ class _BackUp(NamedTuple):
 @declared(
     "back_up(Tensor[] k_cache, Tensor[] v_cache, Tensor(a!) host, Tensor slots, Tensor host_slots) -> ()",
     _BackUp,
+    fixed_cost=False,
 )
 def back_up(
     k_cache: Sequence[torch.Tensor],

@@ -66,5 +66,6 @@ def indices_downloaded(desk: Desk, batch: ScheduleBatch) -> torch.Tensor:  # noq
 
 def indices_mirrored(desk: Desk, batch: ScheduleBatch) -> torch.Tensor:  # noqa: ARG001
     """Row numbers on the host, from the mirror (#26425)."""
-    assert batch.req_pool_indices_cpu is not None
+    if batch.req_pool_indices_cpu is None:
+        raise TypeError(f"step {batch.step}: the batch has no host mirror of its rows")
     return batch.req_pool_indices_cpu
