@@ -11,6 +11,7 @@ import torch
 
 from ..scenarios.combinations import overlaps
 from ..sched.config import EngineConfig, HiSparseConfig
+from ..sched.hisparse.pools import HotBuffers
 from ..sched.loop.engine import Engine, Runner, Source, TokenSampler
 from ..sched.loop.scheduler import Scheduler
 from ..sched.memory.chunk import ChunkCache
@@ -64,6 +65,7 @@ class Guard(Protocol):
 class Composition:
     scheduler: Scheduler
     tags: TagPool | None  # only with values none
+    buffers: HotBuffers | None  # only with KV on the host
 
 
 def engine_config(resolved: Resolved, machine: Machine) -> EngineConfig:
@@ -133,6 +135,7 @@ def compose(
             device_allocator=_allocator(config, config.kv_tokens),
             slots=slots,
             streams=streams,
+            observer=observer,
         )
     streams.wait(streams.forward, streams.schedule)
     with streams.on(streams.forward):
@@ -152,7 +155,7 @@ def compose(
         observer=observer,
     )
     name_pools(machine, engine)
-    return Composition(Scheduler(engine), tags)
+    return Composition(Scheduler(engine), tags, None if host is None else host.buffers)
 
 
 def _streams(config: EngineConfig, observer: Observer) -> Streams:

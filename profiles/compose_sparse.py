@@ -21,6 +21,7 @@ from ..sched.model.config import ModelConfig
 from ..sched.model.sparse import InPageTable, Residence, SparseAttention
 from ..sched.model.tags import Places, TagPool
 from ..sched.model.weights import Weights
+from ..sched.observe import Observer
 from ..sched.relay.desk import Streams
 from .vgpu.pinned import pin
 
@@ -99,10 +100,11 @@ def kv_tier(
     device_allocator: KVAllocator,
     slots: ReqToTokenPool,
     streams: Streams,
+    observer: Observer,
 ) -> KVTier:
     if host is None:
         return OnDevice(allocator)
-    return Coordinator(
+    coordinator = Coordinator(
         allocator=allocator,
         device_allocator=device_allocator,
         slots=slots,
@@ -111,6 +113,9 @@ def kv_tier(
         transfer=host.transfer,
         streams=streams,
     )
+    observer.stream("staging", coordinator.staging_stream)
+    observer.stream("backup", coordinator.backup_stream)
+    return coordinator
 
 
 def _host_memory(config: EngineConfig, model: ModelConfig, *, held: bool) -> torch.Tensor:

@@ -18,7 +18,7 @@ from .source import Source
 from .workload_schema import Workload
 
 Kind = Literal["prefill", "decode", "mixed", "idle", "verify", "draft", "prebuilt", "decode.steady"]
-Stream = Literal["schedule", "forward", "copy"]
+Stream = Literal["schedule", "forward", "copy", "staging", "backup"]
 Counter = Literal[
     "h2d",
     "d2h",

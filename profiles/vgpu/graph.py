@@ -153,8 +153,8 @@ class CUDAGraph:
         gpu, capture = CURRENT.get(), self._capture
         if capture is None:
             raise RuntimeError("replay of a graph that was not captured")
-        gpu.watcher.replay(capture)
-        gpu.executor.replay(capture.live)
+        with gpu.watcher.replaying(capture):
+            gpu.executor.replay(capture.live)
         for variable in capture.variables.values():
             time, host_size = variable.cost(gpu)
             self._durations[variable.nodes], self._host_sizes[variable.nodes] = time, host_size

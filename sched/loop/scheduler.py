@@ -159,7 +159,8 @@ class Scheduler:
         if ready or (last is not None and any(req.status.terminal for req in last.reqs)):
             self.running_batch.batch_is_full = False
         if ready:
-            self._join(rejoin(self.engine, ready))
+            with self.engine.observer.range("rejoin", self.next_step, len(ready)):
+                self._join(rejoin(self.engine, ready))
 
     def _join(self, batch: ScheduleBatch) -> None:
         if self.running_batch.is_empty:
@@ -329,7 +330,7 @@ class Scheduler:
     def rest(self) -> bool:
         """Nothing to run: sleep until the next arrival. Returns False when there will be none."""
         self._ratio.reset()
-        if self.engine.tier.absent:  # nobody but the staging's copies: ask them again
+        if self.engine.tier.absent or not self.running_batch.is_empty:  # staged, or back a moment ago: look again
             return True
         at = self.engine.source.next_at()
         if at is None:
