@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...sched.kernels.registry import Kernel, Work
-from .engine import COMPUTE, D2H
+from .engine import BESIDE, COMPUTE
 from .pinned import is_pinned
 from .tensor import HOST_TENSORS, DeviceTensor, refuse_mixed, wrap
 
@@ -47,7 +47,7 @@ def _launch(
         runtime.kernel(kernel.name, UNKNOWN)
         return
     work = cost(*held, **named)
-    time, engine = duration(runtime.costs, work, held), D2H if work.beside else COMPUTE
+    time, engine = duration(runtime.costs, work, held), BESIDE if work.beside else COMPUTE
     runtime.kernel(kernel.name, time, host_size=work.host_bytes, engine=engine)
 
 

@@ -67,8 +67,8 @@ class Runtime:
         self._pin_memory = round(host.pin_memory.value)
 
     def kernel(self, name: str, duration: int, *, host_size: int = 0, engine: int = COMPUTE) -> None:
-        """Launch a kernel on the current stream. One that only moves bytes to the host shares the way there with copies
-        and leaves the multiprocessors to others: ``engine``."""
+        """Launch a kernel on the current stream. One that needs few multiprocessors has an ``engine`` of its own, with
+        others of its kind."""
         if self.capture is not None:
             self.capture.node("kernel", name, duration, host_size=host_size)
             return

@@ -207,7 +207,7 @@ class _SelectByLot(NamedTuple):
 
 
 _LANE, _EPOCH, _GRID = 0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35
-_GRIDS = 16  # how finely a sequence's growth changes the lanes' width: by a sixteenth of its length
+_GRIDS = 16  # how finely a sequence's growth changes the stretches: by a sixteenth of its length, or less
 
 
 @declared(
@@ -233,21 +233,22 @@ def select_by_lot(
     sequence; with each step of a request the share 1 - ``reuse`` of them is drawn anew.
     """
     length, lanes = seq_lens.unsqueeze(1), torch.arange(top_k - 1, device=seq_lens.device)
-    width = _stretch(length, top_k)
+    span = _span(length, top_k - 1)
+    begin, end = lanes * span // (top_k - 1), (lanes + 1) * span // (top_k - 1)
     turn = _mixed(lanes * _LANE).to(torch.float64) / float(1 << 32)
     epoch = (length * (1.0 - reuse) + turn).floor().to(torch.int64)
-    drawn = lanes * width + _mixed(lanes * _LANE + epoch * _EPOCH + width * _GRID) % width
+    drawn = begin + _mixed(lanes * _LANE + epoch * _EPOCH + span * _GRID) % (end - begin).clamp(min=1)
     rank = torch.arange(top_k, device=seq_lens.device)
     long = torch.cat([drawn, length - 1], dim=1)
     short = rank.expand_as(long).where(rank < length, ABSENT)
     return long.where(length > top_k, short).to(torch.int32)
 
 
-def _stretch(length: torch.Tensor, top_k: int) -> torch.Tensor:
-    """Width of top_k - 1 equal stretches that lie before the newest of ``length`` tokens; it grows in steps."""
+def _span(length: torch.Tensor, stretches: int) -> torch.Tensor:
+    """How many of the tokens before the newest of ``length`` are cut into stretches. It grows in steps: with it all of
+    them are drawn anew."""
     quantum = torch.exp2((length.to(torch.float64) / _GRIDS).clamp(min=1).log2().floor()).to(torch.int64)
-    rounded = length // quantum * quantum
-    return ((rounded - 1) // max(top_k - 1, 1)).clamp(min=1)
+    return (length // quantum * quantum - 1).clamp(min=stretches)
 
 
 def _mixed(x: torch.Tensor) -> torch.Tensor:

@@ -330,7 +330,9 @@ class Scheduler:
     def rest(self) -> bool:
         """Nothing to run: sleep until the next arrival. Returns False when there will be none."""
         self._ratio.reset()
-        if self.engine.tier.absent or not self.running_batch.is_empty:  # staged, or back a moment ago: look again
+        if (
+            self.engine.tier.absent or not self.running_batch.is_empty
+        ):  # staged, or back a moment ago: look again
             return True
         at = self.engine.source.next_at()
         if at is None:
