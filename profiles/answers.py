@@ -45,7 +45,7 @@ class Swaps(NamedTuple):
     """What is counted of hot buffers."""
 
     lookups: LookupCount
-    token_bytes: int  # of one token's KV in one layer
+    token_bytes: int  # of the KV behind one lookup
 
 
 class Answers:

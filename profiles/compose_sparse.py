@@ -50,13 +50,14 @@ def host_side(
     if config.hisparse is None:
         return None
     pool = HostPool(_host_memory(config, model, held=tags is None), config.page_size)
-    buffers = _buffers(config, config.hisparse, model)
+    # Where nothing is scored all layers choose alike, and the first one's buffers stand for all.
+    buffers = _buffers(config, config.hisparse, layers=model.num_layers if tags is None else 1)
     transfer = KVTransfer(kv, pool)
     if tags is None:
         return Host(pool, buffers, transfer, HotResidence(buffers, transfer), None)
     places = PlaceTags(tags, slots=kv.slots, host_slots=pool.storage.shape[0])
     tagged = TaggedTransfer(transfer, places)
-    residence = TaggedResidence(HotResidence(buffers, tagged), places, pages)
+    residence = TaggedResidence(buffers, tagged, places, pages)
     return Host(pool, buffers, tagged, residence, residence)
 
 
@@ -127,11 +128,11 @@ def _host_memory(config: EngineConfig, model: ModelConfig, *, held: bool) -> tor
     return pin(torch.empty(shape, dtype=model.dtype, device="meta"))
 
 
-def _buffers(config: EngineConfig, hisparse: HiSparseConfig, model: ModelConfig) -> HotBuffers:
+def _buffers(config: EngineConfig, hisparse: HiSparseConfig, *, layers: int) -> HotBuffers:
     return HotBuffers(
         hisparse,
         rows=config.max_running_requests + 1,
-        layers=model.num_layers,
+        layers=layers,
         slots=config.logical_tokens + config.page_size,
         context_len=config.context_len,
         page_size=config.page_size,

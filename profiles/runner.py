@@ -183,7 +183,10 @@ class Bench:
         if buffers is None:
             return None
         model = self.resolved.model
-        return Swaps(LookupCount(buffers, self.machine.peek), 2 * model.kv_size * model.dtype.itemsize)
+        alike = model.num_layers // buffers.tokens.shape[0]  # layers that a buffer stands for
+        return Swaps(
+            LookupCount(buffers, self.machine.peek), alike * 2 * model.kv_size * model.dtype.itemsize
+        )
 
     def _audit(self) -> TagAudit | None:
         tags = self._composition.tags

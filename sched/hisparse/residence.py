@@ -31,17 +31,22 @@ class HotResidence:
 
     def located(self, layer: int, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         buffers = self._buffers
-        plan = SwapPlan(
-            *plan_swap_in(
-                positions,
-                batch.req_pool_indices,
-                batch.seq_lens,
-                buffers.device_buffer,
-                buffers.tokens[layer],
-                buffers.lru[layer],
-                buffers.lookups,
-                batch.max_seq_len,
-            )
-        )
+        plan = SwapPlan(*plan_swap_in(*asked(buffers, layer, positions, batch)))
         self._transfer.swap_in(layer, plan, buffers.host_slots, batch.req_pool_indices)
         return plan.locations
+
+
+def asked(
+    buffers: HotBuffers, layer: int, positions: torch.Tensor, batch: ForwardBatch
+) -> tuple[object, ...]:
+    """The arguments of a swap-in's plan."""
+    return (
+        positions,
+        batch.req_pool_indices,
+        batch.seq_lens,
+        buffers.device_buffer,
+        buffers.tokens[layer],
+        buffers.lru[layer],
+        buffers.lookups,
+        batch.max_seq_len,
+    )

@@ -8,10 +8,12 @@ from __future__ import annotations
 import torch
 
 from ..batch import ForwardBatch
-from ..kernels.swap import SwapPlan
+from ..kernels.buffers import translate
+from ..kernels.swap import SwapPlan, plan_swap_in, plan_unseen
 from ..kernels.tier_tags import fetch_tags, misplaced, move_tags
-from ..model.sparse import Residence
 from ..model.tags import TagPool
+from .pools import HotBuffers
+from .residence import asked
 from .transfer import Transfer
 
 
@@ -47,33 +49,44 @@ class TaggedTransfer:
 
 
 class TaggedResidence:
-    """``residence``, remembering where the first layer of the forward under way wrote and read."""
+    """``HotResidence`` where all layers choose what the first one does: that one's buffers are the only ones that are
+    kept, and it is remembered where the forward under way wrote and read."""
 
-    def __init__(self, residence: Residence, tags: PlaceTags, req_to_token: torch.Tensor) -> None:
-        self._residence = residence
+    def __init__(
+        self, buffers: HotBuffers, transfer: Transfer, tags: PlaceTags, req_to_token: torch.Tensor
+    ) -> None:
+        self._buffers = buffers
+        self._transfer = transfer
         self._tags = tags
         self._req_to_token = req_to_token
         self._slots: torch.Tensor | None = None
-        self._read: tuple[torch.Tensor, torch.Tensor] | None = None  # positions, locations
+        self._read: tuple[torch.Tensor, SwapPlan] | None = None  # positions, and where they are
 
     @property
-    def mapping(self) -> torch.Tensor | None:
-        return self._residence.mapping
+    def mapping(self) -> torch.Tensor:
+        return self._buffers.mapping
 
     def written(self, batch: ForwardBatch) -> torch.Tensor:
-        self._slots, self._read = self._residence.written(batch), None
+        self._read = None
+        self._slots = translate(self._buffers.mapping, batch.out_cache_loc)
         return self._slots
 
     def located(self, layer: int, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        locations = self._residence.located(layer, positions, batch)
-        if layer == 0:
-            self._read = positions, locations
-        return locations
+        buffers = self._buffers
+        arguments = asked(buffers, 0, positions, batch)
+        if self._read is None:
+            self._read = positions, SwapPlan(*plan_swap_in(*arguments))
+        else:
+            plan_unseen(*arguments)
+        plan = self._read[1]
+        self._transfer.swap_in(layer, plan, buffers.host_slots, batch.req_pool_indices)
+        return plan.locations
 
     def settle(self, batch: ForwardBatch, fingerprint: torch.Tensor) -> None:
         tags, pool = self._tags, self._tags.pool
         move_tags(tags.device_tags, self._slots, pool.tags, batch.out_cache_loc)
         if self._read is not None:
+            positions, plan = self._read
             misplaced(
                 fingerprint,
                 tags.device_tags,
@@ -81,5 +94,6 @@ class TaggedResidence:
                 pool.weights,
                 self._req_to_token,
                 batch.req_pool_indices,
-                *self._read,
+                positions,
+                plan.locations,
             )

@@ -11,7 +11,7 @@ A short one, of at most B tokens, has token p in slot p.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -101,6 +101,21 @@ def plan_swap_in(
     lru[rows] = order.to(lru.dtype)
     lookups += torch.stack([look.sum(), miss.sum()])
     return locations, missing, locations.where(miss, PADDING)
+
+
+@kernel(
+    "plan_unseen(Tensor positions, Tensor req_pool_indices, Tensor seq_lens, Tensor device_buffer, "
+    "Tensor(a!) tokens, Tensor(b!) lru, Tensor(c!) lookups, int max_seq_len) -> (Tensor, Tensor, Tensor)",
+    meta=lambda *args: _PlanSwapIn(*args).meta(),
+    cost=lambda *args: _PlanSwapIn(*args).cost(),
+    footprint=lambda *args: _PlanSwapIn(*args).footprint(),
+    integer=True,
+)
+def plan_unseen(positions: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The launch of a ``plan_swap_in`` whose plan nobody looks at, and nothing of what it does: for layers that choose
+    what the first one has chosen. Only where floats are skipped."""
+    nobody = torch.zeros_like(positions)
+    return nobody, nobody.clone(), nobody.clone()
 
 
 def _width(seq_lens: torch.Tensor, bound: int) -> int:

@@ -74,7 +74,9 @@ class SparseAttention:
         self._req_to_token = req_to_token
         self._residence = residence
         self._reuse = reuse
-        self._written: torch.Tensor | None = None  # of the forward under way
+        # Of the forward under way:
+        self._written: torch.Tensor | None = None  # where all layers write
+        self._chosen: torch.Tensor | None = None  # positions of the last choice
 
     def __call__(
         self, hidden: torch.Tensor, qkv: torch.Tensor, layer: LayerWeights, batch: ForwardBatch, index: int
@@ -113,10 +115,16 @@ class SparseAttention:
             batch.seq_lens,
             self._indexer.top_k,
         )
-        if self._reuse is None:
-            positions = select_top_k(*scored, batch.max_seq_len)
+        if index and self._reuse is not None:
+            select_top_k(
+                *scored, batch.max_seq_len
+            )  # scores nothing; what the first layer drew stands for all
+        elif self._reuse is not None:
+            self._chosen = select_by_lot(*scored, self._reuse)
         else:
-            positions = select_by_lot(*scored, self._reuse)
+            self._chosen = select_top_k(*scored, batch.max_seq_len)
+        positions = self._chosen
+        assert positions is not None
         locations = self._residence.located(index, positions, batch)
         k_cache, v_cache = self._kv.k_cache[index], self._kv.v_cache[index]
         scale = self._config.head_dim**-0.5
