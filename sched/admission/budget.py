@@ -28,10 +28,16 @@ class Verdict(Enum):
 
 
 class Room(Protocol):
-    """Where prompts are placed."""
+    """Where prompts are placed, and go on from."""
 
     def available_size(self) -> int:
         """Tokens that can be placed now."""
+
+    def unclaimed_size(self) -> int:
+        """Of the device's part, where KV moves to the host: tokens that nobody there has or will need."""
+
+    def claim(self, req: Request) -> int:
+        """Tokens of that part that ``req`` will need at most."""
 
 
 class Limits(NamedTuple):
@@ -65,6 +71,7 @@ class PrefillBudget:
     rem_chunk: int | None = None
     _total_offset: float = 0.0
     _current_offset: int = 0
+    _claimed: int = 0
 
     def __post_init__(self) -> None:
         limits = self.limits
@@ -107,7 +114,7 @@ class PrefillBudget:
     def try_add(self, req: Request) -> Verdict:
         """Take ``req``, whole or as a first chunk, if the budget allows. Its prefix match is already set."""
         needed = req.extend_input_len + _remaining(req) + self.limits.page_size
-        if needed >= self.rem_total:
+        if needed >= self.rem_total or self.room.claim(req) > self.room.unclaimed_size() - self._claimed:
             return self._no_kv()
         if self.taken and self._ceil_page(req.extend_input_len) >= self.rem_input:
             return Verdict.FULL
@@ -143,6 +150,7 @@ class PrefillBudget:
     def _take(self, req: Request, tokens: int, max_new: int) -> None:
         paged = self._ceil_page(tokens)
         self.taken.append(req)
+        self._claimed += self.room.claim(req)
         self._total_offset += paged + max_new
         self._current_offset += paged
         self.rem_input -= paged

@@ -101,7 +101,21 @@ class Coordinator:
         return [*(staged.req for staged in self._staging), *self._prompts]
 
     def available_size(self) -> int:
-        return min(self._allocator.available_size(), self.device_allocator.available_size())
+        return self._allocator.available_size()
+
+    def unclaimed_size(self) -> int:
+        claimed = sum(max(0, self.claim(req) - self._held(req.kv_allocated_len)) for req in self.absent)
+        claimed += sum(self._final_size(req) - size for req, size in self._buffer_sizes.items())
+        return self.device_allocator.available_size() - claimed
+
+    def claim(self, req: Request) -> int:
+        return max(self._held(req.seqlen), self._final_size(req))
+
+    def _held(self, tokens: int) -> int:
+        return -(-tokens // self.host.page_size) * self.host.page_size
+
+    def _final_size(self, req: Request) -> int:
+        return self.buffers.full_size(len(req.origin_input_ids) + req.sampling.max_new_tokens)
 
     def fits(self, reqs: Sequence[Request]) -> bool:
         needed = sum(self._growth(req, req.kv_allocated_len + 1) for req in reqs)

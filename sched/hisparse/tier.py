@@ -41,7 +41,14 @@ class KVTier(Protocol):
         which a chunk is to come is among them."""
 
     def available_size(self) -> int:
-        """Tokens that a prompt can still take."""
+        """Slots of the page table that are free."""
+
+    def unclaimed_size(self) -> int:
+        """Tokens on the device that nobody has, and that nobody who is there will need. It counts only where KV moves
+        to the host: else it is 0, and so is every claim."""
+
+    def claim(self, req: Request) -> int:
+        """Tokens on the device that ``req`` will need at most: for its prompt, and then for its hot buffer."""
 
     def fits(self, reqs: Sequence[Request]) -> bool:
         """Whether each of the running ``reqs`` can have one more token, as far as the device's part is concerned."""
@@ -89,6 +96,12 @@ class OnDevice:
 
     def available_size(self) -> int:
         return self._allocator.available_size()
+
+    def unclaimed_size(self) -> int:
+        return 0
+
+    def claim(self, req: Request) -> int:  # noqa: ARG002
+        return 0
 
     def fits(self, reqs: Sequence[Request]) -> bool:  # noqa: ARG002
         return True
