@@ -71,7 +71,8 @@ def compare(
     of its own (`schedbench list cases`).
 
     Exit codes: 0 done and gates passed; 1 a gate failed or the tokens differ; 2 usage, or sides that are not
-    alike; 3 this machine cannot; 4 a side crashed; 130 interrupted, finished runs are in --output-dir.
+    alike; 3 this machine cannot; 4 a side crashed; 130 interrupted, or 143 terminated, finished runs are in
+    --output-dir.
     """
     from ..profiles.judge.compare import HEADLINE, Rules, judge
     from ..profiles.judge.document import document

@@ -11,6 +11,7 @@ USAGE: Final = 2
 UNABLE: Final = 3
 WORKLOAD_FAILED: Final = 4
 INTERRUPTED: Final = 130
+TERMINATED: Final = 143
 DEFECT: Final = 70  # ours; the traceback is the report
 
 EXIT_CODES: Final = MappingProxyType(

@@ -45,8 +45,8 @@ def sweep(
 ) -> None:
     """Run a scenario over values of some keys and print where the candidate turns from better to worse.
 
-    Exit codes: 0 done; 2 usage, or no cell could run; 3 this machine cannot; 130 interrupted, what there is was
-    kept.
+    Exit codes: 0 done; 2 usage, or no cell could run; 3 this machine cannot; 130 interrupted, or 143 terminated,
+    what there is was kept.
     """
     from ..profiles.execute import Options
     from ..profiles.sweep import Runs, planned, varies_overlap

@@ -143,9 +143,11 @@ class Checker:
             shadow.freeze()
         self.spent += perf_counter_ns() - begin
         yield
-        begin = perf_counter_ns()
-        for by, (shadow, footprint, write) in recording.accesses(self.launch_here("graph")):
+        begin, launch = perf_counter_ns(), self.launch_here("graph")
+        for by, (shadow, footprint, write) in recording.accesses(launch):
             self.note(by, shadow, footprint, write=write)
+        for write, (shadow, entry) in recording.scattered(launch, self._clocks.known):
+            self._findings.add(shadow, entry, launch, write=write)
         self.spent += perf_counter_ns() - begin
 
     # ---- memory --------------------------------------------------------------------------------------------

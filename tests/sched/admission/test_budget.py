@@ -21,8 +21,8 @@ from schedbench.sched.request import Request
 
 @dataclass
 class Pool:
-    """Stands for allocator and tree: so many tokens free, so many evictable until somebody locks them. Of a device whose
-    KV moves to the host ``unclaimed`` tokens are left; each request claims its ``buffer``, or its prompt."""
+    """Stands for allocator and tree: so many tokens free, so many evictable until somebody locks them. Of a device
+    whose KV moves to the host ``unclaimed`` tokens are left; each request claims its ``buffer``, or its prompt."""
 
     free: int
     evictable: int = 0
