@@ -22,7 +22,7 @@ from .source_lines import copies, host_waits
 if TYPE_CHECKING:
     from ..profiles.budget import Breach, Offender
 
-_STREAMS = ("schedule", "forward", "copy")
+_STREAMS = ("schedule", "forward", "copy", "staging", "backup")
 _COUNTERS = ("h2d", "d2h", "d2d", "sync", "kernel")
 _PLAIN = (
     "output_throughput",
@@ -34,6 +34,8 @@ _PLAIN = (
     "forward_occupancy",
     "gpu_busy",
     "cache_hit_ratio",
+    "hisparse_hit_ratio",
+    "hisparse_swap_in_bytes_per_step",
     "retractions",
     "peak_kv_tokens",
 )

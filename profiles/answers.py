@@ -13,6 +13,7 @@ from .definitions import definition
 from .metrics import latency
 from .metrics.counts import CountsSink
 from .metrics.distribution import Distribution, needed
+from .metrics.lookups import LookupCount
 from .metrics.periods import StepPeriods
 from .metrics.requests import RequestLog, RequestRecord
 from .metrics.throughput import steady_throughput, throughput
@@ -40,10 +41,18 @@ class Parts(NamedTuple):
     outputs: Outputs
 
 
+class Swaps(NamedTuple):
+    """What is counted of hot buffers."""
+
+    lookups: LookupCount
+    token_bytes: int  # of the KV behind one lookup
+
+
 class Answers:
     """A sink for the timeline's windows, and listeners for the scheduler."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, swaps: Swaps | None = None) -> None:
+        self._swaps = swaps
         self.requests = RequestLog(clock)
         self.periods = StepPeriods(clock)
         self.waiting = WaitingSink()
@@ -68,6 +77,7 @@ class Answers:
                 "step_ms": distributed("step_ms", self.periods.periods, exact=exact, why=_NO_PERIOD),
                 **_forward_metrics(self.waiting.forwards, exact=exact),
                 **_waiting_metrics(waiting, exact=exact),
+                **self._swap_metrics(exact=exact),
             },
             per_step=per_step(self.counts.steps, self.counts.tallies(), names),
             copies=copy_rows(self.counts.lines.copies, names),
@@ -76,6 +86,19 @@ class Answers:
             requests=tuple(request_row(record, save_tokens=save_tokens) for record in records),
             outputs=Outputs(digest=digest((record.id, record.output_ids) for record in records)),
         )
+
+    def _swap_metrics(self, *, exact: bool) -> Metrics:
+        """None where all KV is on the device."""
+        if self._swaps is None:
+            return {}
+        steps, lookups = self.counts.steps["decode"], self._swaps.lookups.found()
+        fetched = lookups.missed * self._swaps.token_bytes
+        values = {
+            "hisparse_hit_ratio": lookups.hit_ratio,
+            "hisparse_swap_in_bytes_per_step": fetched / steps if steps else None,
+        }
+        why = "no decoding request was longer than its hot buffer"
+        return {name: plain(name, value, exact=exact, why=why) for name, value in values.items()}
 
 
 def plain(name: str, value: float | None, *, exact: bool, why: str = "") -> Metric | Abstained:

@@ -16,6 +16,7 @@ import torch
 
 from ..sched.batch import ForwardBatch, ModelOutput
 from ..sched.config import Capabilities, EngineConfig, SamplingParams
+from ..sched.hisparse.tier import OnDevice
 from ..sched.loop.engine import Engine
 from ..sched.loop.overlapped import run_overlapped
 from ..sched.loop.scheduler import Scheduler
@@ -155,6 +156,7 @@ def _engine(most: int, tokens: int, source: _Burst) -> Engine:
         slots=slots,
         allocator=allocator,
         cache=RadixCache(slots, allocator),
+        tier=OnDevice(allocator),
         runner=model,
         sampler=model,
         grammars=None,

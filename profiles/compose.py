@@ -10,7 +10,8 @@ from typing import Protocol
 import torch
 
 from ..scenarios.combinations import overlaps
-from ..sched.config import EngineConfig
+from ..sched.config import EngineConfig, HiSparseConfig
+from ..sched.hisparse.pools import HotBuffers
 from ..sched.loop.engine import Engine, Runner, Source, TokenSampler
 from ..sched.loop.scheduler import Scheduler
 from ..sched.memory.chunk import ChunkCache
@@ -29,6 +30,7 @@ from ..sched.observe import Clock, Observer
 from ..sched.relay.desk import Streams
 from ..sched.relay.row import Relay, Row
 from ..sched.relay.states import RelayChoice
+from .compose_sparse import Host, host_side, kv_tier, sparse_attention
 from .hazards import name_pools
 from .machine import Machine
 from .resolve import Resolved
@@ -63,6 +65,7 @@ class Guard(Protocol):
 class Composition:
     scheduler: Scheduler
     tags: TagPool | None  # only with values none
+    buffers: HotBuffers | None  # only with KV on the host
 
 
 def engine_config(resolved: Resolved, machine: Machine) -> EngineConfig:
@@ -87,7 +90,15 @@ def engine_config(resolved: Resolved, machine: Machine) -> EngineConfig:
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         seed=scenario.measure.seed,
+        hisparse=_hisparse(resolved),
     )
+
+
+def _hisparse(resolved: Resolved) -> HiSparseConfig | None:
+    wanted, indexer = resolved.scenario.engine.hisparse, resolved.model.indexer
+    if not wanted.enabled or indexer is None:
+        return None
+    return HiSparseConfig(wanted.buffer_size(indexer.top_k), wanted.host_ratio)
 
 
 def compose(
@@ -109,7 +120,7 @@ def compose(
     # On the schedule's stream, for which every forward waits: no stream of ours waits for the default one.
     with streams.on(streams.schedule):
         slots = ReqToTokenPool(config.max_running_requests, config.context_len, device=config.device)
-        allocator = _allocator(config)
+        allocator = _allocator(config, config.logical_tokens)
         handed_on = Relay.of(
             row if guard is None else guard.row(row),
             config,
@@ -117,7 +128,15 @@ def compose(
             observer=observer,
             req_to_token=slots.req_to_token,
         )
-        decoder, tags = _model(resolved, config, pages=handed_on.desk.pages)
+        decoder, tags, host = _model(resolved, config, pages=handed_on.desk.pages)
+        tier = kv_tier(
+            host,
+            allocator=allocator,
+            device_allocator=_allocator(config, config.kv_tokens),
+            slots=slots,
+            streams=streams,
+            observer=observer,
+        )
     streams.wait(streams.forward, streams.schedule)
     with streams.on(streams.forward):
         runner: Runner = ModelRunner(decoder, config)
@@ -126,6 +145,7 @@ def compose(
         slots=slots,
         allocator=allocator,
         cache=(RadixCache if config.radix_cache else ChunkCache)(slots, allocator),
+        tier=tier,
         runner=runner if guard is None else guard.runner(runner),
         sampler=Sampler() if sampler is None else sampler,
         grammars=_Grammars(config),
@@ -135,7 +155,7 @@ def compose(
         observer=observer,
     )
     name_pools(machine, engine)
-    return Composition(Scheduler(engine), tags)
+    return Composition(Scheduler(engine), tags, None if host is None else host.buffers)
 
 
 def _streams(config: EngineConfig, observer: Observer) -> Streams:
@@ -145,10 +165,10 @@ def _streams(config: EngineConfig, observer: Observer) -> Streams:
     return streams
 
 
-def _allocator(config: EngineConfig) -> KVAllocator:
+def _allocator(config: EngineConfig, tokens: int) -> KVAllocator:
     if config.page_size == 1:
-        return TokenAllocator(config.kv_tokens, config.device)
-    return PagedAllocator(config.kv_tokens, config.page_size, device=config.device)
+        return TokenAllocator(tokens, config.device)
+    return PagedAllocator(tokens, config.page_size, device=config.device)
 
 
 def _weights(resolved: Resolved, device: torch.device) -> Weights:
@@ -160,9 +180,11 @@ def _weights(resolved: Resolved, device: torch.device) -> Weights:
     return load_weights(resolved.checkpoint, model, device=device)
 
 
-def _model(resolved: Resolved, config: EngineConfig, *, pages: torch.Tensor) -> tuple[Model, TagPool | None]:
+def _model(
+    resolved: Resolved, config: EngineConfig, *, pages: torch.Tensor
+) -> tuple[Model, TagPool | None, Host | None]:
     """``pages`` is the table that forwards read."""
-    model = resolved.model
+    model, scenario = resolved.model, resolved.scenario
     kv = KVPool(
         num_layers=model.num_layers,
         tokens=config.kv_tokens,
@@ -172,8 +194,15 @@ def _model(resolved: Resolved, config: EngineConfig, *, pages: torch.Tensor) -> 
         dtype=model.dtype,
         device=config.device,
     )
-    decoder = Decoder(model, _weights(resolved, config.device), kv=kv, req_to_token=pages)
-    if resolved.scenario.device.values == "real":
-        return decoder, None
-    tags = TagPool(slots=kv.slots, context_len=config.context_len, device=config.device)
-    return TaggedDecoder(decoder, pool=tags, req_to_token=pages), tags
+    weights, tags, reuse = _weights(resolved, config.device), None, None
+    if scenario.device.values == "none":
+        logical = config.logical_tokens + config.page_size
+        tags = TagPool(slots=logical, context_len=config.context_len, device=config.device)
+        reuse = scenario.engine.hisparse.selection.reuse
+    host = host_side(config, model, kv, tags=tags, pages=pages)
+    sparse = sparse_attention(config, model, weights, kv, host=host, pages=pages, reuse=reuse)
+    decoder = Decoder(model, weights, kv=kv, req_to_token=pages, sparse=sparse)
+    if tags is None:
+        return decoder, None, host
+    places = None if host is None else host.places
+    return TaggedDecoder(decoder, pool=tags, req_to_token=pages, places=places), tags, host

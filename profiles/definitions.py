@@ -164,6 +164,19 @@ _USAGE = (
         "cached prompt tokens / prompt tokens", _REQUESTS,
     ),
     Definition(
+        "hisparse_hit_ratio", "ratio", "higher",
+        "Share of the chosen tokens that decodes found in the hot buffer, over all layers, where KV is on the host. "
+        "Requests that fit into their buffer are not counted, nor is a step's newest token.",
+        "1 - tokens fetched / tokens looked for", "a counter of the swap-in kernel, on the device",
+    ),
+    Definition(
+        "hisparse_swap_in_bytes_per_step", "bytes/step", "lower",
+        "KV that decodes fetched from the host because the hot buffer lacked it. It travels by kernel: see "
+        "kernel_copy.",
+        "tokens fetched in all layers x bytes of a token in one / decode steps",
+        "a counter of the swap-in kernel, on the device",
+    ),
+    Definition(
         "retractions", "count", "lower",
         "How often a running request lost its KV to make room and went back to the queue.",
         "number of retractions", _REQUESTS,

@@ -71,6 +71,8 @@ def name_pools(machine: Machine, engine: Engine) -> None:
         for name, value in vars(engine.relay.desk.futures).items():
             if isinstance(value, torch.Tensor):
                 machine.hazards.name(value, name)
+        for name, value in engine.tier.tables().items():
+            machine.hazards.name(value, name)
 
 
 def sorted_out(found: Sequence[Finding], declared: Sequence[str]) -> Hazards:

@@ -21,6 +21,7 @@ from ..sched.relay.states import ALIASES, RelayChoice, choose, refusals, states,
 from .definitions import DEFINITIONS
 from .hardware import HardwareError, HardwareProfile
 from .hardware import load as hardware_profile
+from .hosting import unhosted
 
 T = TypeVar("T")
 
@@ -65,7 +66,7 @@ def resolve(scenario: Scenario) -> Resolved:
     hardware = _attempt(
         problems, scenario, ("device", "hardware"), lambda: hardware_profile(scenario.device.hardware)
     )
-    misnamed = (*_misnamed(scenario), *_unmeasured(scenario))
+    misnamed = (*_misnamed(scenario), *_unmeasured(scenario), *unhosted(scenario, model, hardware))
     problems += [scenario.source.problem(path, text) for path, text in misnamed]
     _attempt(problems, scenario, ("workload", "trace"), lambda: _trace(scenario))
     vocabulary = model or PRESETS["tiny-llama"]  # a broken pattern is broken in any vocabulary

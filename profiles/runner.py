@@ -21,12 +21,13 @@ from ..sched.loop.serial import run_serial
 from ..sched.observe import Clock, Observer, Silence
 from ..sched.relay.states import RelayChoice
 from ..sched.request import Request, Status
-from .answers import Answers
+from .answers import Answers, Swaps
 from .audit import TagAudit
 from .chorus import Chorus
 from .compose import Composition, Guard, compose
 from .feed import ABORTED, Feed
 from .machine import Machine
+from .metrics.lookups import LookupCount
 from .metrics.periods import VisibleSleep
 from .nvtx_ranges import NvtxRanges, listening
 from .resolve import Resolved
@@ -148,7 +149,7 @@ class Bench:
 
     def measure(self, watch: Watch) -> Pass:
         """Run the scenario's workload once. Ctrl-C ends it early: what is there is kept, and marked."""
-        answers, audit = Answers(self._clock), self._audit()
+        answers, audit = Answers(self._clock, self._swaps()), self._audit()
         workload = self._built(self.scenario, self.scenario.measure.seed)
         self._settle_device()
         start = self._load(workload)
@@ -176,6 +177,16 @@ class Bench:
             self._give_up(answers)
             return True
         return False
+
+    def _swaps(self) -> Swaps | None:
+        buffers = self._composition.buffers
+        if buffers is None:
+            return None
+        model = self.resolved.model
+        alike = model.num_layers // buffers.tokens.shape[0]  # layers that a buffer stands for
+        return Swaps(
+            LookupCount(buffers, self.machine.peek), alike * 2 * model.kv_size * model.dtype.itemsize
+        )
 
     def _audit(self) -> TagAudit | None:
         tags = self._composition.tags

@@ -83,7 +83,6 @@ RULES: tuple[Rule, ...] = (
 # Sections of modes that are not built: every key of them has to keep its default.
 UNAVAILABLE: dict[str, str] = {
     "speculative": "speculative decoding",
-    "hisparse": "sparse attention with KV on the host",
     "pipeline": "pipeline stages",
     "disaggregation": "prefill and decode on different workers",
 }

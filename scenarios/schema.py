@@ -13,12 +13,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr
 
 from .case import Case
-from .fields import Count, Limit, Positive, Rate, Requests, Section, Seed, Setting, Several, Switch
+from .fields import Count, Fraction, Limit, Positive, Rate, Requests, Section, Seed, Setting, Several, Switch
 from .source import Source
 from .workload_schema import Workload
 
 Kind = Literal["prefill", "decode", "mixed", "idle", "verify", "draft", "prebuilt", "decode.steady"]
-Stream = Literal["schedule", "forward", "copy"]
+Stream = Literal["schedule", "forward", "copy", "staging", "backup"]
 Counter = Literal[
     "h2d",
     "d2h",
@@ -85,12 +85,24 @@ class Speculative(Section):
     acceptance: Literal["measured"] | SimulatedAcceptance = "measured"
 
 
+class Selection(Section):
+    """What is attended to where values are none: the share of a step's chosen tokens that were chosen in the last."""
+
+    reuse: Fraction = 0.9
+
+
 class HiSparse(Section):
+    """KV on the host. ``top_k`` is the model's own, ``device_buffer_size`` twice that, unless they are given."""
+
     enabled: Switch = False
-    top_k: Positive = 2048
-    device_buffer_size: Positive = 4096
-    host_ratio: Rate = 2.0
-    selection: Literal["recent", "random"] = "recent"  # what is attended to where values are none
+    top_k: Positive | Literal["auto"] = "auto"
+    device_buffer_size: Positive | Literal["auto"] = "auto"
+    host_ratio: Annotated[float, Field(ge=1, le=1e3)] = 2.0
+    selection: Selection = Selection()
+
+    def buffer_size(self, top_k: int) -> int:
+        """Tokens of a hot buffer, for a model that chooses ``top_k``."""
+        return 2 * top_k if self.device_buffer_size == "auto" else self.device_buffer_size
 
 
 class Pipeline(Section):

@@ -62,6 +62,15 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True)
+class HiSparseConfig:
+    """KV on the host, and a buffer of ``device_buffer_size`` tokens on the device for each decoding request. All
+    requests together may have ``host_ratio`` times the tokens that fit on the device."""
+
+    device_buffer_size: int
+    host_ratio: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the scheduler decides by. Token counts unless named otherwise."""
 
@@ -83,3 +92,11 @@ class EngineConfig:
     vocab_size: int = 32000
     eos_token_ids: tuple[int, ...] = ()
     seed: int = 0
+    hisparse: HiSparseConfig | None = None
+
+    @property
+    def logical_tokens(self) -> int:
+        """Tokens that the page table can name, in whole pages: more than ``kv_tokens`` only where KV is on the host."""
+        if self.hisparse is None:
+            return self.kv_tokens
+        return int(self.kv_tokens * self.hisparse.host_ratio) // self.page_size * self.page_size

@@ -51,7 +51,7 @@ class Observer(Protocol):
         (requests, or tokens where prompts are flattened)."""
 
     def stream(self, name: str, stream: torch.Stream) -> None:
-        """``stream`` is known as ``name`` (schedule, forward, copy) from now on."""
+        """``stream`` is known as ``name`` (schedule, forward, copy, staging, backup) from now on."""
 
     def launched(self, info: StepInfo) -> None: ...
 

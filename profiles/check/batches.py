@@ -41,7 +41,10 @@ def mirrors(batch: ScheduleBatch, name: str, peek: Peek, *, lengths: bool) -> It
     if batch.is_empty or any(True for _ in row_counts(batch, name)):
         return
     rows, lens = batch.req_pool_indices_cpu, batch.seq_lens_cpu
-    assert rows is not None and lens is not None
+    if rows is None or lens is None:
+        field = "req_pool_indices_cpu" if rows is None else "seq_lens_cpu"
+        yield Violation("mirrors equal device values", field, f"{name} has no {field}", batch.step)
+        return
     yield from _apart(batch, name, "req_pool_indices", rows, peek)
     if lengths:
         yield from _apart(batch, name, "seq_lens", lens, peek)

@@ -120,7 +120,7 @@ def _positions(forward: Forward, tokens: Sequence[Token]) -> Iterator[Violation]
 
 def _slots(forward: Forward, tokens: Sequence[Token]) -> Iterator[Violation]:
     """The model writes each token's KV where its row of the page table will look for it."""
-    end = forward.config.kv_tokens + forward.config.page_size
+    end = forward.config.logical_tokens + forward.config.page_size
     table = forward.peek(forward.pages)
     writers: dict[int, Token] = {}
     for token, slot in zip(tokens, forward.peek(forward.view.out_cache_loc).tolist(), strict=True):

@@ -119,6 +119,7 @@ class _Listener(Silence):
         scheduler = self._scheduler
         try:
             check_memory(scheduler.engine.cache, _holders(scheduler), peek=self.peek)
+            scheduler.engine.tier.check(self.peek)
         except MemoryInvariantError as error:
             text = f"before step {scheduler.next_step}: {error}"
             yield Violation("every page and row is in one place", "kv", text, scheduler.next_step)
@@ -202,11 +203,17 @@ def _holders(scheduler: Scheduler) -> list[Request]:
     last = scheduler.last_batch
     prefilled = last.reqs if last is not None and last.forward_mode.is_extend else []
     under_way = [] if scheduler.chunked_req is None else [scheduler.chunked_req]
-    found = dict.fromkeys([*scheduler.running_batch.reqs, *prefilled, *under_way])
+    absent = scheduler.engine.tier.absent
+    found = dict.fromkeys([*scheduler.running_batch.reqs, *prefilled, *under_way, *absent])
     return [req for req in found if req.req_pool_idx is not None]
 
 
 def _unfinished(scheduler: Scheduler) -> list[Request]:
     under_way = [] if scheduler.chunked_req is None else [scheduler.chunked_req]
-    found = [*scheduler.waiting_queue, *scheduler.running_batch.reqs, *under_way]
+    found = [
+        *scheduler.waiting_queue,
+        *scheduler.running_batch.reqs,
+        *under_way,
+        *scheduler.engine.tier.absent,
+    ]
     return [req for req in found if not req.finished]

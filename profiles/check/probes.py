@@ -11,6 +11,7 @@ from ..resolve import Resolved, ask
 
 MIXING = "faults/mixing"
 JOINING = "faults/joining"
+HOSTING = "faults/hosting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ _WHERE: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "one-sided-merge": (JOINING, ()),
     "penalties-from-input": (MIXING, _PENALISED),
     "small-ring": (JOINING, _TWO_AT_A_TIME),
+    "hot-buffer-by-sentinel": (HOSTING, ()),
+    "rejoin-without-mirror": (HOSTING, ()),
     "emptied-batch-merged": (JOINING, ()),
     "stash-before-sampling": (MIXING, _SPELLED),
 }

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import islice
 
 from ...scenarios.combinations import overlaps
-from ...scenarios.schema import Scenario
+from ...scenarios.schema import HiSparse, Scenario
 from ...scenarios.workload import params
 from ...sched.relay.states import RelayChoice, choose
 from ..crash import Crash
@@ -77,13 +77,24 @@ def _ends(found: Result, expected: Result) -> Iterator[Evidence]:
 
 
 def _plain(scenario: Scenario) -> Scenario:
-    changes = {"overlap": False, "radix_cache": False, "mixed_chunk": False, "policy": "fcfs"}
+    changes = {
+        "overlap": False,
+        "radix_cache": False,
+        "mixed_chunk": False,
+        "policy": "fcfs",
+        "hisparse": HiSparse(),
+    }
     return scenario.model_copy(update={"engine": scenario.engine.model_copy(update=changes)})
 
 
 def _words(resolved: Resolved) -> str:
     count = resolved.scenario.workload.requests
-    return f"the serial loop of latest without cache and mixing, for {count} requests"
+    plain = (
+        "cache, mixing and KV on the host"
+        if resolved.scenario.engine.hisparse.enabled
+        else "cache and mixing"
+    )
+    return f"the serial loop of latest without {plain}, for {count} requests"
 
 
 def _said(token: int | None) -> str:

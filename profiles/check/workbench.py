@@ -14,6 +14,7 @@ import torch
 
 from ...sched.batch import ForwardBatch, ModelOutput, ScheduleBatch, StepResult
 from ...sched.config import Capabilities, EngineConfig, SamplingParams
+from ...sched.hisparse.tier import OnDevice
 from ...sched.loop.engine import Engine
 from ...sched.loop.launch import launch_overlapped, launch_serial
 from ...sched.loop.prepare import (
@@ -250,6 +251,7 @@ def _engine(row: Row, bench: Workbench, *, overlap: bool) -> Engine:
         slots=slots,
         allocator=allocator,
         cache=ChunkCache(slots, allocator),
+        tier=OnDevice(allocator),
         runner=bench,
         sampler=Sampler(),
         grammars=None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...sched.kernels.registry import Kernel, Work
+from .engine import BESIDE, COMPUTE
 from .pinned import is_pinned
 from .tensor import HOST_TENSORS, DeviceTensor, refuse_mixed, wrap
 
@@ -46,7 +47,8 @@ def _launch(
         runtime.kernel(kernel.name, UNKNOWN)
         return
     work = cost(*held, **named)
-    runtime.kernel(kernel.name, duration(runtime.costs, work, held), host_size=work.host_bytes)
+    time, engine = duration(runtime.costs, work, held), BESIDE if work.beside else COMPUTE
+    runtime.kernel(kernel.name, time, host_size=work.host_bytes, engine=engine)
 
 
 def duration(costs: Costs, work: Work, args: Sequence[Any]) -> int:

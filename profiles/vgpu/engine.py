@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-COMPUTE, H2D, D2H = 0, 1, 2
+COMPUTE, H2D, D2H, BESIDE = range(4)
 FOREVER = 1 << 62
 PENDING = 256  # operations left unsettled before a launch settles what the clock has passed
 
@@ -146,7 +146,7 @@ class Simulation:
         self.held: list[Held] = []
         self.pending = 0
         self._gap = gap
-        self._free = [0, 0, 0]
+        self._free = [0] * 4
         self._queues: list[Queue] = []
         self._serial = 0
         self._bound = PENDING

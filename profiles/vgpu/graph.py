@@ -48,12 +48,13 @@ class Variable:
         self._args = args
         self._kwargs = kwargs
 
-    def cost(self, gpu: VirtualGpu) -> int:
+    def cost(self, gpu: VirtualGpu) -> tuple[int, int]:
+        """Time, and bytes of host memory."""
         assert self._kernel.cost is not None
         if not gpu.executor.prompt:
-            return UNKNOWN
+            return UNKNOWN, 0
         work = self._kernel.cost(*self._args, **self._kwargs)
-        return duration(gpu.runtime.costs, work, self._args)
+        return duration(gpu.runtime.costs, work, self._args), work.host_bytes
 
 
 class Capture:
@@ -128,7 +129,7 @@ class CUDAGraph:
             raise RuntimeError("this device has no graphs")
         self._capture: Capture | None = None
         self._runs: Sequence[Run] = ()
-        self._durations = np.zeros(0, dtype=np.int64)
+        self._durations = self._host_sizes = np.zeros(0, dtype=np.int64)
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:  # noqa: ARG002
         gpu = CURRENT.get()
@@ -145,19 +146,21 @@ class CUDAGraph:
         gpu.executor, gpu.capture, gpu.runtime.capture = capture.executor, None, None
         gpu.watcher.capturing(None)
         self._durations = np.array([node.duration for node in capture.nodes], dtype=np.int64)
+        self._host_sizes = np.array([node.host_size for node in capture.nodes], dtype=np.int64)
         self._runs = list(_runs(capture.nodes))
 
     def replay(self) -> None:
         gpu, capture = CURRENT.get(), self._capture
         if capture is None:
             raise RuntimeError("replay of a graph that was not captured")
-        gpu.watcher.replay(capture)
-        gpu.executor.replay(capture.live)
+        with gpu.watcher.replaying(capture):
+            gpu.executor.replay(capture.live)
         for variable in capture.variables.values():
-            self._durations[variable.nodes] = variable.cost(gpu)
+            time, host_size = variable.cost(gpu)
+            self._durations[variable.nodes], self._host_sizes[variable.nodes] = time, host_size
         site = gpu.runtime.graph_launch()
         for run in self._runs:
-            run.submit(gpu, self._durations, site)
+            run.submit(gpu, self._durations, self._host_sizes, site)
 
     def reset(self) -> None:
         self._capture, self._runs = None, ()
@@ -173,9 +176,8 @@ class Run:
         self._nodes = nodes
         self._part = slice(first, first + len(nodes))
         self._name = f"graph[{len(nodes)}]"
-        self._host_size = sum(node.host_size for node in nodes)
 
-    def submit(self, gpu: VirtualGpu, durations: Times, site: int) -> None:
+    def submit(self, gpu: VirtualGpu, durations: Times, host_sizes: Times, site: int) -> None:
         runtime, times = gpu.runtime, durations[self._part]
         stream, now, kind = runtime.stream, runtime.now, self._nodes[0].kind
         if kind != "kernel":
@@ -183,8 +185,10 @@ class Run:
             runtime.simulation.submit(stream, engine, now=now, duration=int(times[0]), row=row)
             return
         begins = (times + runtime.costs.graph_gap).cumsum() - times - runtime.costs.graph_gap
-        whole = Node("kernel", self._name, 0, 0, self._host_size)
-        rows = [self._row(runtime, n, site) for n in self._nodes] if gpu.graph_trace == "node" else ()
+        sizes = host_sizes[self._part].tolist()
+        whole = Node("kernel", self._name, 0, 0, sum(sizes))
+        nodes = zip(self._nodes, sizes, strict=True) if gpu.graph_trace == "node" else ()
+        rows = [self._row(runtime, node._replace(host_size=size), site) for node, size in nodes]
         runtime.simulation.submit_replay(
             stream,
             now=now,

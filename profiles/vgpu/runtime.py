@@ -66,8 +66,9 @@ class Runtime:
         self._graph_launch = round(host.graph_launch.value)
         self._pin_memory = round(host.pin_memory.value)
 
-    def kernel(self, name: str, duration: int, *, host_size: int = 0) -> None:
-        """Launch a kernel on the current stream."""
+    def kernel(self, name: str, duration: int, *, host_size: int = 0, engine: int = COMPUTE) -> None:
+        """Launch a kernel on the current stream. One that needs few multiprocessors has an ``engine`` of its own, with
+        others of its kind."""
         if self.capture is not None:
             self.capture.node("kernel", name, duration, host_size=host_size)
             return
@@ -77,7 +78,7 @@ class Runtime:
         site, queue = self.sites.here(), stream.id
         calls.append(("launch", LAUNCH, start, now, 0, queue, context, site))
         row = ("kernel", name, queue, 0, host_size, "", False, context, site, now, 1)
-        self.simulation.submit(stream, COMPUTE, now=now, duration=duration, row=row)
+        self.simulation.submit(stream, engine, now=now, duration=duration, row=row)
         if len(calls) >= OVERFLOW:
             self.cut()
 

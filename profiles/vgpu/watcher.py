@@ -38,8 +38,8 @@ class Watcher(Protocol):
     def capturing(self, capture: Capture | None) -> None:
         """From now on operations are nodes of that graph; None: they are operations again."""
 
-    def replay(self, capture: Capture) -> None:
-        """A graph is launched; its values are computed afterwards."""
+    def replaying(self, capture: Capture) -> AbstractContextManager[None]:
+        """Around the computation of a graph that is launched."""
 
     def found(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[Finding, ...]:
         """Accesses that nothing orders."""
@@ -65,7 +65,8 @@ class Nobody:
 
     def capturing(self, capture: Capture | None) -> None: ...
 
-    def replay(self, capture: Capture) -> None: ...
+    def replaying(self, capture: Capture) -> AbstractContextManager[None]:  # noqa: ARG002
+        return self._nothing
 
     def found(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[Finding, ...]:  # noqa: ARG002
         return ()

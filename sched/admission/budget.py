@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..memory.cache import PrefixCache
-    from ..memory.tokens import KVAllocator
     from ..request import Request
 
 # A running request is expected to need at most this many more tokens, whatever its limit says.
@@ -26,6 +25,19 @@ class Verdict(Enum):
     CONTINUE = "the next request may be tried"
     NO_TOKEN = "KV is short"
     FULL = "this round's token budget is spent"
+
+
+class Room(Protocol):
+    """Where prompts are placed, and go on from."""
+
+    def available_size(self) -> int:
+        """Tokens that can be placed now."""
+
+    def unclaimed_size(self) -> int:
+        """Of the device's part, where KV moves to the host: tokens that nobody there has or will need."""
+
+    def claim(self, req: Request) -> int:
+        """Tokens of that part that ``req`` will need at most."""
 
 
 class Limits(NamedTuple):
@@ -50,7 +62,7 @@ class PrefillBudget:
 
     limits: Limits
     tree: PrefixCache
-    allocator: KVAllocator
+    room: Room
     future_tokens: float  # expected growth of the running requests
     taken: list[Request] = field(default_factory=list)
     chunked: Request | None = None
@@ -59,6 +71,7 @@ class PrefillBudget:
     rem_chunk: int | None = None
     _total_offset: float = 0.0
     _current_offset: int = 0
+    _claimed: int = 0
 
     def __post_init__(self) -> None:
         limits = self.limits
@@ -71,7 +84,7 @@ class PrefillBudget:
 
     @property
     def _capacity(self) -> int:
-        return self.allocator.available_size() + self.tree.evictable_size()
+        return self.room.available_size() + self.tree.evictable_size()
 
     @property
     def rem_total(self) -> float:
@@ -101,7 +114,7 @@ class PrefillBudget:
     def try_add(self, req: Request) -> Verdict:
         """Take ``req``, whole or as a first chunk, if the budget allows. Its prefix match is already set."""
         needed = req.extend_input_len + _remaining(req) + self.limits.page_size
-        if needed >= self.rem_total:
+        if needed >= self.rem_total or self.room.claim(req) > self.room.unclaimed_size() - self._claimed:
             return self._no_kv()
         if self.taken and self._ceil_page(req.extend_input_len) >= self.rem_input:
             return Verdict.FULL
@@ -137,6 +150,7 @@ class PrefillBudget:
     def _take(self, req: Request, tokens: int, max_new: int) -> None:
         paged = self._ceil_page(tokens)
         self.taken.append(req)
+        self._claimed += self.room.claim(req)
         self._total_offset += paged + max_new
         self._current_offset += paged
         self.rem_input -= paged

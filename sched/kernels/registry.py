@@ -24,6 +24,7 @@ class Work(NamedTuple):
     flops: int = 0
     unit: Unit = "memory"  # which efficiency of the hardware profile applies
     host_bytes: int = 0  # pinned host memory read or written by the kernel: no memcpy counter sees it
+    beside: bool = False  # moves bytes with so few multiprocessors that other streams' kernels run on
 
 
 class Access(NamedTuple):

@@ -10,6 +10,7 @@ import torch
 
 from ..batch import ForwardBatch, ModelOutput
 from ..config import EngineConfig
+from ..hisparse.tier import KVTier
 from ..memory.cache import PrefixCache
 from ..memory.slots import ReqToTokenPool
 from ..memory.tokens import KVAllocator
@@ -57,6 +58,7 @@ class Engine:
     slots: ReqToTokenPool
     allocator: KVAllocator
     cache: PrefixCache
+    tier: KVTier
     runner: Runner
     sampler: TokenSampler
     grammars: Any  # compiles SamplingParams.grammar

@@ -131,6 +131,7 @@ def _extend_rows(engine: Engine, batch: ScheduleBatch) -> tuple[torch.Tensor, to
 
 
 def _forward(engine: Engine, batch: ScheduleBatch) -> _Sampling:
+    engine.tier.before_forward(batch)
     with engine.observer.range("model", batch.step, batch.num_tokens):
         output = engine.runner.forward(make_forward_batch(engine, batch))
     assert batch.seq_lens is not None

@@ -36,6 +36,7 @@ def prepare_for_extend(engine: Engine, reqs: Sequence[Request], step: int) -> Sc
     batch.seq_lens_cpu = torch.tensor([req.fill_len for req in reqs], dtype=torch.int64)
     split.take_rows(engine, batch)
     rows = _PLACE_PROMPTS[engine.relay.preparation](engine, batch)
+    engine.tier.place_prompts(batch)
     for req in reqs:
         _enter(req, engine.clock.now())
     batch.sampling_info = SamplingInfo.from_requests(
@@ -49,6 +50,20 @@ def prepare_for_extend(engine: Engine, reqs: Sequence[Request], step: int) -> Sc
     return batch
 
 
+def rejoin(engine: Engine, reqs: Sequence[Request]) -> ScheduleBatch:
+    """Staged requests, as a batch that can join the running one (upstream ``_build_hisparse_decode_batch``)."""
+    batch = ScheduleBatch(reqs=list(reqs), forward_mode=ForwardMode.DECODE)
+    engine.relay.bootstrap(batch)
+    batch.sampling_info = SamplingInfo.from_requests(
+        reqs,
+        config=engine.config,
+        how=engine.relay.sampling_tensors,
+        exact=engine.relay.penalty_tokens.exact,
+    )
+    batch.rows_changed = True
+    return batch
+
+
 def prepare_for_decode(engine: Engine, batch: ScheduleBatch, step: int) -> None:
     """One more token for every request of a batch that stays."""
     batch.forward_mode = ForwardMode.DECODE
@@ -57,6 +72,7 @@ def prepare_for_decode(engine: Engine, batch: ScheduleBatch, step: int) -> None:
     relay.penalty_tokens.before_decode(batch, sampling_of(batch))
     relay.prepare_input(batch)
     _PLACE_TOKENS[relay.preparation](engine, batch)
+    engine.tier.place_tokens(batch, relay)
     for req in batch.reqs:
         req.kv_committed_len += 1
         req.kv_allocated_len += 1

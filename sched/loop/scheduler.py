@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ..admission.budget import Limits, PrefillBudget, PrefillPlan, Verdict, future_growth
 from ..admission.policy import WaitingOrder
@@ -20,9 +20,10 @@ from .prepare import (
     mix_with_running,
     prepare_for_decode,
     prepare_for_extend,
+    rejoin,
     sampling_of,
 )
-from .settle import close, settle
+from .settle import close, finish, settle
 
 _KINDS: dict[ForwardMode, StepKind] = {
     ForwardMode.EXTEND: "prefill",
@@ -37,7 +38,7 @@ class Scheduler:
     ``running_batch`` at the next plan; ``chunked_req`` is the one request whose prompt is under way.
 
     Invariant: a request is in exactly one of waiting_queue, running_batch, last_batch (prefill) or chunked_req, or
-    it has ended.
+    it has ended. Where prompts are staged it is the tier's between last_batch and running_batch.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -71,13 +72,16 @@ class Scheduler:
         if req.status is Status.WAITING and req is not self.chunked_req:
             self.waiting_queue = [other for other in self.waiting_queue if other is not req]
             close(self.engine, req, Status.ABORTED, reason)
+        elif self.engine.tier.is_staging(req):
+            finish(self.engine, req, Status.ABORTED, reason)
         else:
             req.to_finish = reason
 
     @property
     def is_idle(self) -> bool:
         """Nothing is waiting, running or under way."""
-        return not self.waiting_queue and self.running_batch.is_empty and self.chunked_req is None
+        under_way = self.chunked_req is not None or self.engine.tier.absent
+        return not self.waiting_queue and self.running_batch.is_empty and not under_way
 
     def _admit_to_queue(self, req: Request) -> None:
         if req.status.terminal:  # aborted before it arrived
@@ -97,8 +101,10 @@ class Scheduler:
             return "empty prompt"
         if prompt + output > config.context_len:
             return f"{prompt} prompt + {output} new tokens exceed the context length of {config.context_len}"
-        if prompt + output + config.page_size >= self.engine.allocator.size:
-            return f"{prompt} prompt + {output} new tokens exceed the KV pool of {self.engine.allocator.size} tokens"
+        if prompt + output + config.page_size >= self.engine.tier.size:
+            return (
+                f"{prompt} prompt + {output} new tokens exceed the KV pool of {self.engine.tier.size} tokens"
+            )
         outside = [token for token in req.sampling.stop_token_ids if not 0 <= token < config.vocab_size]
         if outside:
             return f"stop token {outside[0]} is not in the vocabulary of {config.vocab_size}"
@@ -133,6 +139,9 @@ class Scheduler:
             self.engine.cache.cache_unfinished_req(chunked)
             self._chunk_launched = False
         last = self.last_batch
+        if self.engine.tier.stages:
+            self._absorb_staged(last)
+            return
         if last is None or not last.forward_mode.is_extend:
             return
         before = last.batch_size
@@ -141,13 +150,25 @@ class Scheduler:
             self.running_batch.batch_is_full = False
         if not self.engine.relay.joins(last):
             return
-        if self.running_batch.is_empty:
-            last.batch_is_full = self.running_batch.batch_is_full
-            last.rows_changed = True
-            self.running_batch = last
-        else:
-            merge_rows(self.engine, self.running_batch, last)
+        self._join(last)
         self.last_batch = None
+
+    def _absorb_staged(self, last: ScheduleBatch | None) -> None:
+        """Prefilled requests join once their KV is on the host. They make room then, as do those that have ended."""
+        ready = self.engine.tier.collect_ready_reqs()
+        if ready or (last is not None and any(req.status.terminal for req in last.reqs)):
+            self.running_batch.batch_is_full = False
+        if ready:
+            with self.engine.observer.range("rejoin", self.next_step, len(ready)):
+                self._join(rejoin(self.engine, ready))
+
+    def _join(self, batch: ScheduleBatch) -> None:
+        if self.running_batch.is_empty:
+            batch.batch_is_full = self.running_batch.batch_is_full
+            batch.rows_changed = True
+            self.running_batch = batch
+        else:
+            merge_rows(self.engine, self.running_batch, batch)
 
     def _next_prefill_batch(self) -> ScheduleBatch | None:
         waiting = len(self.waiting_queue)
@@ -177,7 +198,7 @@ class Scheduler:
         budget = PrefillBudget(
             self._limits(),
             self.engine.cache,
-            self.engine.allocator,
+            self.engine.tier,
             future_growth(self.running_batch.reqs, self._ratio.value),
         )
         if self.chunked_req is not None:
@@ -234,7 +255,7 @@ class Scheduler:
             if batch.is_empty:
                 batch.batch_is_full = False
                 return None
-            if self._decode_fits(batch):
+            if self._decode_fits(batch.reqs):
                 self._ratio.decay()
             else:
                 self._retract(batch)
@@ -245,34 +266,37 @@ class Scheduler:
 
     # ---- retraction ----------------------------------------------------------------------------------------
 
-    def _decode_fits(self, batch: ScheduleBatch) -> bool:
+    def _decode_fits(self, reqs: Sequence[Request]) -> bool:
         engine = self.engine
-        needed = new_pages(batch.reqs, engine.config.page_size) * engine.config.page_size
+        needed = new_pages(reqs, engine.config.page_size) * engine.config.page_size
         evict_from_tree_cache(engine.cache, needed)
-        return engine.allocator.available_size() >= needed
+        return engine.allocator.available_size() >= needed and engine.tier.fits(reqs)
 
     def _retract(self, batch: ScheduleBatch) -> None:
         """Take KV back from requests, the least advanced first, until the rest can decode one more token.
 
-        The prompt under way goes before the last decoding request: that one could otherwise never go on.
+        The prompt under way, and those on their way to decoding, go before the last decoding request: that one could
+        otherwise never go on.
         """
         kept = retraction_order(batch.reqs)
         victims: list[Request] = []
         while len(kept) > 1:
             victims.append(self._release_for_retraction(batch.reqs[kept.pop()]))
-            remaining = [batch.reqs[i] for i in kept]
-            needed = new_pages(remaining, self.engine.config.page_size) * self.engine.config.page_size
-            evict_from_tree_cache(self.engine.cache, needed)
-            if self.engine.allocator.available_size() >= needed:
+            if self._decode_fits([batch.reqs[i] for i in kept]):
                 break
         filter_rows(self.engine, batch, keep=sorted(kept))
-        if self.chunked_req is not None and not self._decode_fits(batch):
+        if self.chunked_req is not None and not self._decode_fits(batch.reqs):
             victims.append(self._release_for_retraction(self.chunked_req))
             self.chunked_req = None
+        for req in reversed(self.engine.tier.absent):
+            if self._decode_fits(batch.reqs):
+                break
+            victims.append(self._release_for_retraction(req))
         self._ratio.after_retraction(batch.reqs)
         self._requeue(victims)
 
     def _release_for_retraction(self, req: Request) -> Request:
+        self.engine.tier.release(req)
         release_kv_cache(req, self.engine.cache, is_insert=False)
         req.status = Status.WAITING
         req.retraction_count += 1
@@ -306,6 +330,10 @@ class Scheduler:
     def rest(self) -> bool:
         """Nothing to run: sleep until the next arrival. Returns False when there will be none."""
         self._ratio.reset()
+        if (
+            self.engine.tier.absent or not self.running_batch.is_empty
+        ):  # staged, or back a moment ago: look again
+            return True
         at = self.engine.source.next_at()
         if at is None:
             assert self.is_idle, f"{len(self.waiting_queue)} requests wait and none can run"
@@ -321,7 +349,8 @@ class Scheduler:
 
     def _free_rows(self) -> int:
         """Requests that may still join, the one under way counted as joined."""
-        used = self.running_batch.batch_size + (self.chunked_req is not None)
+        under_way = max(self.chunked_req is not None, len(self.engine.tier.absent))
+        used = self.running_batch.batch_size + under_way
         return self.engine.config.max_running_requests - used
 
     def _limits(self) -> Limits:

@@ -52,6 +52,7 @@ def _settle_extend(engine: Engine, batch: ScheduleBatch, token_ids: list[int]) -
             req.inflight_middle_chunks -= 1  # more of the prompt is to come: this token means nothing
         elif not _append(engine, req, token) and id(req) not in decoding:
             engine.cache.cache_unfinished_req(req)
+            engine.tier.admit(req)
 
 
 def _settle_decode(engine: Engine, batch: ScheduleBatch, token_ids: list[int]) -> bool:
@@ -98,6 +99,7 @@ def _ending(engine: Engine, req: Request, token: int) -> tuple[Status, str] | No
 def finish(engine: Engine, req: Request, status: Status, reason: str) -> None:
     """End a running request: its KV goes to the cache, its row back to the pool."""
     engine.observer.ending(req)
+    engine.tier.release(req)
     release_kv_cache(req, engine.cache)
     close(engine, req, status, reason)
 

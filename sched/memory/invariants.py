@@ -54,8 +54,8 @@ def as_it_is(tensor: torch.Tensor) -> torch.Tensor:
 def check(cache: PrefixCache, requests: Sequence[Request], *, peek: Peek = as_it_is) -> None:
     """Raise MemoryInvariantError unless every page and row is in exactly one place. Waits for the device, unless
     ``peek`` has a way to read its tensors without."""
-    _check_once("row", _rows(cache, requests), cache.req_to_token_pool.size)
-    _check_once(
+    check_once("row", _rows(cache, requests), cache.req_to_token_pool.size)
+    check_once(
         "page", _pages(cache, requests, peek), cache.token_to_kv_pool_allocator.size // cache.page_size
     )
     lost = statistics(cache, requests).lost
@@ -88,7 +88,8 @@ def _pages_of(slots: torch.Tensor, page_size: int) -> list[int]:
     return pages
 
 
-def _check_once(what: str, found: Sequence[int], total: int) -> None:
+def check_once(what: str, found: Sequence[int], total: int) -> None:
+    """Raise MemoryInvariantError unless ``found`` has each of 1..``total`` once."""
     counts = Counter(found)
     twice = sorted(item for item, count in counts.items() if count > 1)
     missing = sorted(set(range(1, total + 1)) - counts.keys())

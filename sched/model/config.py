@@ -18,8 +18,23 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class Indexer:
+    """What chooses the ``top_k`` tokens that a token attends to: DeepSeek-V3.2's lightning indexer."""
+
+    heads: int
+    head_dim: int
+    top_k: int
+
+    @property
+    def size(self) -> int:
+        """Numbers per token: a query and a weight for each head, and one key."""
+        return (self.heads + 1) * self.head_dim + self.heads
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder of the Llama family. ``qk_norm`` is Qwen3's, ``attention_bias`` (on q, k, v) Qwen2's."""
+    """A decoder of the Llama family. ``qk_norm`` is Qwen3's, ``attention_bias`` (on q, k, v) Qwen2's; with an
+    ``indexer`` every layer attends to chosen tokens only."""
 
     name: str
     num_layers: int
@@ -36,6 +51,7 @@ class ModelConfig:
     qk_norm: bool = False
     attention_bias: bool = False
     tied_embeddings: bool = False
+    indexer: Indexer | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: torch.dtype = torch.float32
 
@@ -56,6 +72,7 @@ class ModelConfig:
         """Tied embeddings count once."""
         attention = self.hidden_size * (self.qkv_size + self.q_size)
         attention += self.qkv_size * self.attention_bias + 2 * self.head_dim * self.qk_norm
+        attention += self.hidden_size * (0 if self.indexer is None else self.indexer.size)
         layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
         return self.num_layers * layer + embeddings + self.hidden_size

@@ -1,4 +1,4 @@
-"""The decoder: nine kernels a layer, and nothing between them.
+"""The decoder: nine kernels a layer, some more where attention is sparse, and nothing between them.
 
 Knows requests only as rows of a ForwardBatch, and the device only by the tensors it is given.
 """
@@ -18,6 +18,7 @@ from ..kernels.rope import rope_and_store_kv
 from ..kernels.rows import embedding, last_tokens
 from ..memory.kv import KVPool
 from .config import ModelConfig
+from .sparse import SparseAttention
 from .weights import LayerWeights, Weights
 
 
@@ -28,13 +29,22 @@ class Model(Protocol):
 
 
 class Decoder:
+    """Attention is dense, or what ``sparse`` makes of it."""
+
     def __init__(
-        self, config: ModelConfig, weights: Weights, *, kv: KVPool, req_to_token: torch.Tensor
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        *,
+        kv: KVPool,
+        req_to_token: torch.Tensor,
+        sparse: SparseAttention | None = None,
     ) -> None:
         self.config = config
         self._weights = weights
         self._kv = kv
         self._req_to_token = req_to_token
+        self._sparse = sparse
         self._logits_dtype = torch.float64 if config.dtype == torch.float64 else torch.float32
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
@@ -58,9 +68,14 @@ class Decoder:
     def _attention(
         self, hidden: torch.Tensor, layer: LayerWeights, batch: ForwardBatch, index: int
     ) -> torch.Tensor:
+        qkv = linear(hidden, layer.qkv, layer.qkv_bias, self.config.dtype)
+        if self._sparse is not None:
+            return self._linear(self._sparse(hidden, qkv, layer, batch, index), layer.o)
+        return self._linear(self._dense(qkv, layer, batch, index), layer.o)
+
+    def _dense(self, qkv: torch.Tensor, layer: LayerWeights, batch: ForwardBatch, index: int) -> torch.Tensor:
         config = self.config
         k_cache, v_cache = self._kv.k_cache[index], self._kv.v_cache[index]
-        qkv = linear(hidden, layer.qkv, layer.qkv_bias, config.dtype)
         q = rope_and_store_kv(
             qkv,
             batch.positions,
@@ -72,7 +87,7 @@ class Decoder:
             k_cache,
             v_cache,
         )
-        attended = attention(
+        attended: torch.Tensor = attention(
             q,
             k_cache,
             v_cache,
@@ -84,7 +99,7 @@ class Decoder:
             batch.max_seq_len,
             batch.max_extend_len,
         )
-        return self._linear(attended, layer.o)
+        return attended
 
     def _feed_forward(self, hidden: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
         return self._linear(silu_and_mul(self._linear(hidden, layer.gate_up)), layer.down)

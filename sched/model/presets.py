@@ -1,4 +1,6 @@
-"""Model shapes by name. The tiny ones are ours, for a laptop; the others have their publishers' numbers."""
+"""Model shapes by name. The tiny ones are ours, for a laptop; the others have their publishers' numbers, but for
+``sparse-14b``: a dense decoder of Qwen3-14B's size with attention of the DeepSeek-V3.2 and GLM-5 kind, that is their
+indexer, and as many numbers of KV per token and layer as their latent has (576)."""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from types import MappingProxyType
 
 import torch
 
-from .config import ModelConfig, RopeScaling
+from .config import Indexer, ModelConfig, RopeScaling
 
 _LLAMA_3_1 = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=8192)
 
@@ -41,6 +43,19 @@ _ALL = (
         eos_token_ids=(256,),
     ),
     ModelConfig(
+        name="tiny-sparse",
+        num_layers=2,
+        hidden_size=128,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        intermediate_size=256,
+        vocab_size=512,
+        max_positions=8192,
+        indexer=Indexer(heads=2, head_dim=16, top_k=32),
+        eos_token_ids=(256,),
+    ),
+    ModelConfig(
         name="qwen3-0.6b",
         num_layers=28,
         hidden_size=1024,
@@ -70,6 +85,22 @@ _ALL = (
         rope_theta=5e5,
         rope_scaling=_LLAMA_3_1,
         eos_token_ids=(128001, 128008, 128009),
+        dtype=torch.bfloat16,
+    ),
+    ModelConfig(
+        name="sparse-14b",
+        num_layers=40,
+        hidden_size=5120,
+        num_heads=40,
+        num_kv_heads=2,
+        head_dim=144,
+        intermediate_size=17408,
+        vocab_size=151936,
+        max_positions=131072,
+        rope_theta=1e6,
+        rms_norm_eps=1e-6,
+        indexer=Indexer(heads=64, head_dim=128, top_k=2048),
+        eos_token_ids=(151645, 151643),
         dtype=torch.bfloat16,
     ),
     ModelConfig(

@@ -7,6 +7,7 @@ fingerprint of the KV cache in integers (``kernels/tags.py``).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
@@ -44,13 +45,24 @@ def audit(
     return (gathered(peek(pool.tags), peek(pool.weights), slots) - stored) % _WORD
 
 
+class Places(Protocol):
+    """Tags of KV that does not lie in the slots of the page table."""
+
+    def settle(self, batch: ForwardBatch, fingerprint: torch.Tensor) -> None:
+        """After a forward has written its tokens' tags: mark their places, and change the fingerprints [b] int64 of
+        requests that attended to a wrong one."""
+
+
 class TaggedDecoder:
     """``model`` for its launches, tags for its result."""
 
-    def __init__(self, model: Model, *, pool: TagPool, req_to_token: torch.Tensor) -> None:
+    def __init__(
+        self, model: Model, *, pool: TagPool, req_to_token: torch.Tensor, places: Places | None = None
+    ) -> None:
         self._model = model
         self._pool = pool
         self._req_to_token = req_to_token
+        self._places = places
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         """The model's output with a fingerprint [b] int64 per request."""
@@ -66,4 +78,6 @@ class TaggedDecoder:
             batch.extend_lens,
             batch.out_cache_loc,
         )
+        if self._places is not None:
+            self._places.settle(batch, fingerprint)
         return ModelOutput(output.logits, fingerprint)

@@ -31,6 +31,7 @@ class LayerWeights:
     post_norm: torch.Tensor  # [hidden]
     gate_up: torch.Tensor  # [hidden, 2 · intermediate]
     down: torch.Tensor  # [intermediate, hidden]
+    indexer: torch.Tensor | None = None  # [hidden, (index heads + 1) · index head_dim + index heads]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ def _layer(config: ModelConfig, source: Source, prefix: str) -> LayerWeights:
         post_norm=source(f"{prefix}.post_norm", (hidden,)),
         gate_up=source(f"{prefix}.gate_up", (hidden, 2 * inner)),
         down=source(f"{prefix}.down", (inner, hidden)),
+        indexer=source(f"{prefix}.indexer", (hidden, config.indexer.size)) if config.indexer else None,
     )
 
 

@@ -36,6 +36,18 @@ def one_pinned_buffer() -> Callable[[Desk, torch.Tensor], torch.Tensor]:
     return refilled
 
 
+def without_mirror(
+    bootstrap: Callable[[Desk, ScheduleBatch], None],
+) -> Callable[[Desk, ScheduleBatch], None]:
+    """``bootstrap``, and the rows are on the device alone."""
+
+    def unmirrored(desk: Desk, batch: ScheduleBatch) -> None:
+        bootstrap(desk, batch)
+        batch.req_pool_indices_cpu = None
+
+    return unmirrored
+
+
 def resolve_ids_first(desk: Desk, batch: ScheduleBatch) -> None:
     """Lengths are looked up by their sentinel, which may be the tensor of ids that was just resolved in place."""
     placeholders.resolve_placeholders(desk, batch)

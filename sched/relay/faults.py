@@ -88,12 +88,28 @@ _FAULTS = (
         partial(_with, mix=placeholders.mix_twice),
     ),
     Fault(
+        "hot-buffer-by-sentinel",
+        "The hot buffer's reserved slots follow from the batch's lengths, which are sentinels between forwards.",
+        "5.6, #25944, fixed by #26020",
+        ("pr25944",),
+        ("overlapped",),
+        lambda row: replace(row, buffer_lengths=lengths.lengths_of_batch),
+    ),
+    Fault(
         "resolve-ids-first",
         "Ids are resolved in place before lengths are looked up by the sentinel, which may be the same tensor.",
         "5.7, #25944 with two statements exchanged and lengths found through the sentinel",
         ("pr25944",),
         ("overlapped",),
         partial(_with, resolve=broken.resolve_ids_first),
+    ),
+    Fault(
+        "rejoin-without-mirror",
+        "A staged request rejoins in a batch without the host mirror of its rows.",
+        "5.9, #26425, #28121, fixed by #28514",
+        ("pr26425", "pr25945-before", "pr25945"),
+        ("overlapped", "serial"),
+        lambda row: replace(row, bootstrap=broken.without_mirror(row.bootstrap)),
     ),
     Fault(
         "never-resolve",
@@ -201,22 +217,10 @@ _AWAITED = (
         "speculation",
     ),
     AwaitedFault(
-        "hot-buffer-by-sentinel",
-        "The hot buffer's reserved slots follow from lengths that are sentinels between forwards.",
-        "5.6, #25944, fixed by #26020",
-        "hisparse",
-    ),
-    AwaitedFault(
         "prebuilt-unpublished",
         "A prebuilt batch joins without publishing lengths and stashing tokens.",
         "5.8, #25944 without its prebuilt fix",
         "disaggregation",
-    ),
-    AwaitedFault(
-        "rejoin-without-mirror",
-        "A staged request rejoins in a batch without the host mirror of its rows.",
-        "5.9, #26425, #28121, fixed by #28514",
-        "hisparse",
     ),
     AwaitedFault(
         "onebatch-never-resolves",

@@ -1,5 +1,5 @@
-"""Sequence lengths and row numbers, on device and host: ``advance``, ``allocation_lengths``, ``host_lengths``,
-``host_indices``."""
+"""Sequence lengths and row numbers, on device and host: ``advance``, ``allocation_lengths``, ``buffer_lengths``,
+``host_lengths``, ``host_indices``."""
 
 from __future__ import annotations
 
@@ -42,6 +42,18 @@ def allocate_by_mirror(desk: Desk, batch: ScheduleBatch) -> torch.Tensor:
     return batch.seq_lens_cpu.to(desk.device, non_blocking=True)
 
 
+def lengths_of_batch(desk: Desk, batch: ScheduleBatch) -> torch.Tensor:  # noqa: ARG001
+    """What places tokens in hot buffers: the batch's own lengths, the new token counted."""
+    assert batch.seq_lens is not None
+    return batch.seq_lens
+
+
+def lengths_from_mirror(desk: Desk, batch: ScheduleBatch) -> torch.Tensor:
+    """The same where the batch's own are sentinels: upload the host's (ours; #25944 took the sentinels)."""
+    assert batch.seq_lens_cpu is not None
+    return batch.seq_lens_cpu.to(desk.device, non_blocking=True)
+
+
 def lengths_mirrored(desk: Desk, batch: ScheduleBatch) -> None:
     """The host mirror is exact already."""
 
@@ -54,5 +66,6 @@ def indices_downloaded(desk: Desk, batch: ScheduleBatch) -> torch.Tensor:  # noq
 
 def indices_mirrored(desk: Desk, batch: ScheduleBatch) -> torch.Tensor:  # noqa: ARG001
     """Row numbers on the host, from the mirror (#26425)."""
-    assert batch.req_pool_indices_cpu is not None
+    if batch.req_pool_indices_cpu is None:
+        raise TypeError(f"step {batch.step}: the batch has no host mirror of its rows")
     return batch.req_pool_indices_cpu

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -67,6 +67,9 @@ class Row:
     filter: Callable[[Desk, ScheduleBatch, torch.Tensor], None]
     joins: Callable[[Desk, ScheduleBatch], bool]
     merge: Callable[[Desk, ScheduleBatch, ScheduleBatch], None]
+    bootstrap: Callable[[Desk, ScheduleBatch], None]
+    buffer_lengths: Callable[[Desk, ScheduleBatch], torch.Tensor]
+    backup_indices: Callable[[Desk, Sequence[int]], torch.Tensor | None]
 
 
 class Relay:
@@ -102,6 +105,9 @@ class Relay:
         self.filter = partial(row.filter, desk)
         self.joins = partial(row.joins, desk)
         self.merge = partial(row.merge, desk)
+        self.bootstrap = partial(row.bootstrap, desk)
+        self.buffer_lengths = partial(row.buffer_lengths, desk)
+        self.backup_indices = partial(row.backup_indices, desk)
 
     @classmethod
     def of(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from . import futures, lengths, ordering, pages, penalties, placeholders, prompt, tokens
+from . import futures, lengths, ordering, pages, penalties, placeholders, prompt, rejoin, tokens
 from .row import Row
 
 
@@ -35,6 +35,7 @@ def serial_without_relay(row: Row) -> Row:
         resolve=ordering.nothing,
         stash=placeholders.stash_nothing,
         allocation_lengths=lengths.allocate_by_batch_lengths,
+        buffer_lengths=lengths.lengths_of_batch,
         penalty_tokens=penalties.from_input,
         mix=placeholders.mix_twice,
         conclude=placeholders.conclude_input_ids,
@@ -79,6 +80,9 @@ PR25774_BEFORE = Row(
     filter=placeholders.filter_output_summing,
     joins=tokens.join_if_any,
     merge=placeholders.merge_output_one_sided,
+    bootstrap=rejoin.rejoin_output,
+    buffer_lengths=lengths.lengths_of_batch,
+    backup_indices=rejoin.name_by_upload,
 )
 
 PR25774 = replace(
@@ -88,6 +92,7 @@ PR25774 = replace(
     conclude=placeholders.conclude_input,
     filter=placeholders.filter_input_summing,
     merge=placeholders.merge_input_one_sided,
+    bootstrap=rejoin.rejoin_input,
 )
 
 # #25818, #25862, #25879, #25922 lie between.
@@ -105,12 +110,14 @@ PR25944 = replace(
     allocation_lengths=lengths.allocate_by_mirror,
     mix=placeholders.mix_restoring_lengths,
     resolve=placeholders.resolve_lengths_too,
+    buffer_lengths=lengths.lengths_from_mirror,
     publish=tokens.publish_next_lengths,
     conclude=placeholders.conclude_both,
 )
 
 PR26020 = replace(
     PR25944,
+    buffer_lengths=lengths.lengths_of_batch,
     advance=lengths.advance_new_tensor,
     allocation_lengths=lengths.allocate_by_batch_lengths,
     mix=placeholders.mix_twice,
@@ -134,6 +141,7 @@ PR25945 = replace(
     resolve=tokens.resolve_late,
     conclude=tokens.drop_input,
     merge=tokens.merge_input_two_sided,
+    bootstrap=rejoin.rejoin_stash,
 )
 
 LATEST = replace(
@@ -148,4 +156,6 @@ LATEST = replace(
     read_tables=pages.copy_prompt_tables,
     publish=ordering.nothing,
     reads_done=ordering.wait_until_read,
+    bootstrap=rejoin.rejoin_packed,
+    backup_indices=rejoin.name_nobody,
 )

@@ -43,6 +43,7 @@ _EARLY = {
     "dead_publish": "off",
     "penalties": "upstream",
     "preparation": "split",
+    "backup_indices": "blocking",
 }
 _POOL = {**_EARLY, "index": "pool"}
 _PUBLISHING = {**_POOL, "dead_publish": "on"}
@@ -55,6 +56,7 @@ _LATEST = {
     "dead_publish": "off",
     "penalties": "exact",
     "preparation": "fused",
+    "backup_indices": "none",
 }
 
 _NO_RING = {("index", "ring"): "the ring ended with #25862, and this state's tokens lie by request slot"}

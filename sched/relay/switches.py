@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import futures, ordering, pages, penalties, placeholders, prompt, tokens
+from . import futures, ordering, pages, penalties, placeholders, prompt, rejoin, tokens
 
 Answers = Mapping[str, Any]
 """Questions of a row and what stands there instead."""
@@ -57,6 +57,11 @@ SWITCHES: Mapping[str, Mapping[str, Answers]] = {
     "penalties": {
         "upstream": {"penalty_tokens": penalties.from_requests},
         "exact": {"penalty_tokens": penalties.OnDevice},
+    },
+    "backup_indices": {
+        "blocking": {"backup_indices": rejoin.name_by_upload},
+        "pinned": {"backup_indices": rejoin.name_by_pinned_upload},
+        "none": {"backup_indices": rejoin.name_nobody},
     },
     "preparation": {
         "split": {"preparation": "split"},

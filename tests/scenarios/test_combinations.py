@@ -82,11 +82,10 @@ def test_what_only_latest_can_do_is_refused_elsewhere() -> None:
     assert texts(scenario(*both, engine={"relays": ["latest", "pr25945"]}), rule) != []
 
 
-@pytest.mark.parametrize("section", ["speculative", "hisparse", "pipeline", "disaggregation"])
+@pytest.mark.parametrize("section", ["speculative", "pipeline", "disaggregation"])
 def test_a_mode_that_is_not_built_is_refused(section: str) -> None:
     changed = {
         "speculative": {"steps": 5},
-        "hisparse": {"host_ratio": 3.0},
         "pipeline": {"async_depth": 1},
         "disaggregation": {"transfer": "fake"},
     }[section]

@@ -133,13 +133,17 @@ class Checker:
         if capture is not None:
             self._recording = self._recordings[id(capture)] = Recording(capture, self._declared)
 
-    def replay(self, capture: Capture) -> None:
-        """Everything that the graph touches, at once; before its values are computed."""
+    @contextmanager
+    def replaying(self, capture: Capture) -> Iterator[None]:
+        """Everything that the graph touches, at once. What its nodes touch may follow from values that others of its
+        nodes have computed: it is told afterwards."""
         begin = perf_counter_ns()
         recording = self._recordings[id(capture)]
         for shadow in recording.written():
             shadow.freeze()
-        launch = self.launch_here("graph")
+        self.spent += perf_counter_ns() - begin
+        yield
+        begin, launch = perf_counter_ns(), self.launch_here("graph")
         for by, (shadow, footprint, write) in recording.accesses(launch):
             self.note(by, shadow, footprint, write=write)
         for write, (shadow, entry) in recording.scattered(launch, self._clocks.known):

@@ -87,9 +87,11 @@ class Declared:
                 yield shadow, pieces[place.order] if place.scattered else _whole(argument), place.write
 
     def shadows(self, places: Sequence[Place], arguments: Sequence[Any]) -> Iterator[Shadow]:
-        """Of arguments that are device tensors."""
+        """Of arguments that are device tensors or pinned memory."""
         for place in places:
-            yield self._checker.block(place.of(arguments)).shadow
+            shadow = self._checker.shadow_of(place.of(arguments))
+            assert shadow is not None, "a footprint by values on memory that nobody else touches"
+            yield shadow
 
     def key(self, arguments: Sequence[Any]) -> object:
         """What the footprints follow from: the state of integer tensors, the geometry of the others."""

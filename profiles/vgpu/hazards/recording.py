@@ -36,6 +36,8 @@ class Together:
         actor, write = launch.actor, self.place.write
         lane = self._lanes.setdefault(actor, Lane(actor))
         for shadow, compared in self.shadows.items():
+            if shadow.pool is not None:
+                shadow.pool.note(launch, write=write)
             if shadow.changes != compared or shadow.common != {actor}:
                 yield from ((shadow, entry) for entry in shadow.unordered(launch, footprint, write=write))
                 shadow.share(lane, write=write)

@@ -21,14 +21,23 @@ from schedbench.sched.request import Request
 
 @dataclass
 class Pool:
-    """Stands for allocator and tree: so many tokens free, so many evictable until somebody locks them."""
+    """Stands for allocator and tree: so many tokens free, so many evictable until somebody locks them. Of a device
+    whose KV moves to the host ``unclaimed`` tokens are left; each request claims its ``buffer``, or its prompt."""
 
     free: int
     evictable: int = 0
+    unclaimed: int = 0
+    buffer: int = 0
     locks: dict[str, int] = field(default_factory=dict)
 
     def available_size(self) -> int:
         return self.free
+
+    def unclaimed_size(self) -> int:
+        return self.unclaimed
+
+    def claim(self, req: Request) -> int:
+        return max(self.buffer, req.seqlen) if self.buffer else 0
 
     def evictable_size(self) -> int:
         return self.evictable
@@ -65,6 +74,15 @@ def waiting(prompt: int, new: int = 10, *, cached: int = 0, node: str | None = N
     req.fill_len = prompt
     req.extend_input_len = prompt - cached
     return req
+
+
+@pytest.mark.parametrize(("prompt", "taken"), [(20, 3), (30, 3), (31, 2), (90, 1), (91, 0)])
+def test_prompts_of_a_round_share_what_is_left_of_the_device(prompt: int, taken: int) -> None:
+    """Each needs 30 tokens for its buffer; there are slots for all of them."""
+    round_ = budget(Pool(free=1000, unclaimed=90, buffer=30))
+    verdicts = [round_.try_add(waiting(prompt)) for _ in range(4)]
+    assert len(round_.plan().requests) == taken
+    assert verdicts[taken] is Verdict.NO_TOKEN and round_.out_of_kv
 
 
 def test_a_request_reserves_its_prompt_and_its_limit() -> None:

@@ -12,6 +12,7 @@ import torch
 
 from schedbench.sched.batch import ForwardBatch, ModelOutput
 from schedbench.sched.config import Capabilities, EngineConfig, SamplingParams
+from schedbench.sched.hisparse.tier import OnDevice
 from schedbench.sched.loop.engine import Engine, Runner
 from schedbench.sched.loop.overlapped import run_overlapped
 from schedbench.sched.loop.scheduler import Scheduler
@@ -190,6 +191,7 @@ class Room:
             slots=slots,
             allocator=allocator,
             cache=(RadixCache if config.radix_cache else ChunkCache)(slots, allocator),
+            tier=OnDevice(allocator),
             runner=self._runner(relay.desk.pages),
             sampler=Sampler(),
             grammars=GrammarCache(config.vocab_size, config.eos_token_ids),

@@ -10,9 +10,11 @@ import torch
 
 from schedbench.sched.batch import ForwardBatch, ForwardMode
 from schedbench.sched.kernels.rows import decode_positions, extend_positions
+from schedbench.sched.memory.index import IndexPool
 from schedbench.sched.memory.kv import KVPool
 from schedbench.sched.model.config import ModelConfig
 from schedbench.sched.model.decoder import Decoder, Model
+from schedbench.sched.model.sparse import InPageTable, SparseAttention
 from schedbench.sched.model.weights import Weights
 
 CPU = torch.device("cpu")
@@ -123,6 +125,31 @@ def bare_stage() -> Callable[..., Stage]:
     return build
 
 
+def sparse_attention(
+    config: ModelConfig, weights: Weights, kv: KVPool, req_to_token: torch.Tensor
+) -> SparseAttention:
+    """With all KV on the device."""
+    assert config.indexer is not None
+    index = IndexPool(
+        num_layers=config.num_layers,
+        slots=kv.slots,
+        head_dim=config.indexer.head_dim,
+        dtype=config.dtype,
+        device=CPU,
+    )
+    residence = InPageTable(req_to_token)
+    return SparseAttention(
+        config,
+        config.indexer,
+        weights,
+        kv=kv,
+        index=index,
+        req_to_token=req_to_token,
+        residence=residence,
+        reuse=None,
+    )
+
+
 @pytest.fixture
 def stage(bare_stage: Callable[..., Stage]) -> Callable[..., Stage]:
     """Builds a stage round a decoder."""
@@ -147,7 +174,8 @@ def stage(bare_stage: Callable[..., Stage]) -> Callable[..., Stage]:
             device=CPU,
         )
         req_to_token = torch.zeros(rows + 1, context, dtype=torch.int32)
-        decoder = Decoder(config, weights, kv=kv, req_to_token=req_to_token)
+        sparse = None if config.indexer is None else sparse_attention(config, weights, kv, req_to_token)
+        decoder = Decoder(config, weights, kv=kv, req_to_token=req_to_token, sparse=sparse)
         return bare_stage(decoder, req_to_token, page_size=page_size, seed=seed)
 
     return build

@@ -60,7 +60,7 @@ def differing(stage: Any, tokens: list[list[int]], truth: Truth, rng: random.Ran
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("preset", ["tiny-llama", "tiny-qwen3"])
+@pytest.mark.parametrize("preset", ["tiny-llama", "tiny-qwen3", "tiny-sparse"])
 def test_no_schedule_changes_a_bit(preset: str, dtype: torch.dtype, stage: Callable[..., Any]) -> None:
     config = replace(PRESETS[preset], dtype=dtype)
     weights: Weights = seeded_weights(config, seed=1, device=CPU)

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from schedbench.sched.relay import lengths, ordering, pages, penalties, placeholders, prompt, tokens
+from schedbench.sched.relay import lengths, ordering, pages, penalties, placeholders, prompt, rejoin, tokens
 from schedbench.sched.relay.row import Row
 from schedbench.sched.relay.states import ALIASES, RelayError, State, choose, difference, states, switches
 
@@ -76,6 +76,8 @@ def test_a_default_is_what_the_row_answers(state: State, switch: str) -> None:
         ("sampling_tensors", "packed", {"sampling_tensors": "packed"}),
         ("dead_publish", "off", {"publish": ordering.nothing}),
         ("penalties", "exact", {"penalty_tokens": penalties.OnDevice}),
+        ("backup_indices", "pinned", {"backup_indices": rejoin.name_by_pinned_upload}),
+        ("backup_indices", "none", {"backup_indices": rejoin.name_nobody}),
         ("preparation", "fused", {"preparation": "fused"}),
     ],
 )
@@ -108,14 +110,14 @@ def test_the_serial_loop_has_no_relay_before_25945(name: str) -> None:
 
 # What each pull request, or what lies between two, changes of the overlapped loop.
 STEPS = {
-    "pr25774": {"prepare_input", "mix", "conclude", "filter", "merge"},
+    "pr25774": {"prepare_input", "mix", "conclude", "filter", "merge", "bootstrap"},
     "pr25944-before": {"futures", "open", "stash", "filter"},
-    "pr25944": {"advance", "allocation_lengths", "mix", "resolve", "publish", "conclude"},
-    "pr26020": {"advance", "allocation_lengths", "mix", "resolve", "conclude"},
+    "pr25944": {"advance", "allocation_lengths", "mix", "resolve", "publish", "conclude", "buffer_lengths"},
+    "pr26020": {"advance", "allocation_lengths", "mix", "resolve", "conclude", "buffer_lengths"},
     "pr26425-before": {"flatten"},
     "pr26425": {"host_indices"},
     "pr25945-before": {"barrier"},
-    "pr25945": {"stage_prompt", "mix", "isolate", "resolve", "conclude", "merge"},
+    "pr25945": {"stage_prompt", "mix", "isolate", "resolve", "conclude", "merge", "bootstrap"},
     "latest": {
         "pages",
         "barrier",
@@ -127,6 +129,8 @@ STEPS = {
         "read_tables",
         "publish",
         "reads_done",
+        "bootstrap",
+        "backup_indices",
     },
 }
 

@@ -1,0 +1,315 @@
+"""KV of decoding requests on the host, with a hot buffer for each on the device (upstream ``HiSparseCoordinator``).
+
+A request's life::
+
+    prompt     all of it on the device, by the mapping; chunk after chunk
+    staging    copied to the host on a stream of its own, while it waits in a queue
+    decoding   the first B slots stay as the hot buffer; every step backs up the token before the new one
+
+The copies' order: a backup waits for the schedule stream (its slot numbers) and the forward stream (its token); the
+next decode forward waits for the backup, because it overwrites that slot.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from ..batch import ScheduleBatch
+from ..kernels.buffers import map_newest, map_prompt, previous_tokens, translate, unmap
+from ..memory.invariants import MemoryInvariantError, Peek, check_once
+from ..memory.slots import ReqToTokenPool
+from ..memory.tokens import KVAllocator
+from ..request import Request
+from .pools import HostPool, HotBuffers
+from .tier import HostView
+from .transfer import Transfer
+
+
+class Streams(Protocol):
+    schedule: Any
+    forward: Any
+    module: Any  # torch.cuda or its like
+
+    def on(self, stream: Any) -> AbstractContextManager[object]: ...
+
+    def wait(self, waiting: Any, awaited: Any) -> None: ...
+
+
+class _Staged(NamedTuple):
+    req: Request
+    finished: Any  # event
+
+
+class _OnDevice(NamedTuple):
+    rows: torch.Tensor  # [n] int64, in req_to_token
+    lens: torch.Tensor  # [n] int64, the new token counted
+
+    def at(self, indices: torch.Tensor | None) -> _OnDevice:
+        return self if indices is None else _OnDevice(self.rows[indices], self.lens[indices])
+
+
+class Coordinator:
+    """The ``KVTier`` of an engine whose ``allocator`` names more tokens than ``device_allocator`` has room for.
+
+    Invariants, which ``check`` looks after: every device page is free, or under the mapping of a prompt, or in one hot
+    buffer; every page of the host is free or one request's.
+    """
+
+    stages = True
+
+    def __init__(
+        self,
+        *,
+        allocator: KVAllocator,
+        device_allocator: KVAllocator,
+        slots: ReqToTokenPool,
+        buffers: HotBuffers,
+        host: HostPool,
+        transfer: Transfer,
+        streams: Streams,
+    ) -> None:
+        self._allocator = allocator
+        self.device_allocator = device_allocator
+        self._slots = slots
+        self.buffers = buffers
+        self.host = host
+        self._transfer = transfer
+        self._streams = streams
+        self.staging_stream = streams.module.Stream()
+        self.backup_stream = streams.module.Stream()
+        self._prompts: dict[Request, None] = {}
+        self._staging: deque[_Staged] = deque()
+        self._buffer_sizes: dict[Request, int] = {}  # of decoding requests
+        self._host_pages: dict[Request, list[int]] = {}
+        self._fresh: set[int] = set()  # rows whose previous token was staged with the prompt
+        self._backed_up: Any = None  # event of the last backup
+        self._awaited: Any = None  # the same, until a decode forward waits for it
+
+    # ---- what there is room for ----------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        return min(self._allocator.size, self.device_allocator.size)
+
+    @property
+    def absent(self) -> Sequence[Request]:
+        return [*(staged.req for staged in self._staging), *self._prompts]
+
+    def available_size(self) -> int:
+        return self._allocator.available_size()
+
+    def unclaimed_size(self) -> int:
+        claimed = sum(max(0, self.claim(req) - self._held(req.kv_allocated_len)) for req in self.absent)
+        claimed += sum(self._final_size(req) - size for req, size in self._buffer_sizes.items())
+        return self.device_allocator.available_size() - claimed
+
+    def claim(self, req: Request) -> int:
+        return max(self._held(req.seqlen), self._final_size(req))
+
+    def _held(self, tokens: int) -> int:
+        return -(-tokens // self.host.page_size) * self.host.page_size
+
+    def _final_size(self, req: Request) -> int:
+        return self.buffers.full_size(len(req.origin_input_ids) + req.sampling.max_new_tokens)
+
+    def fits(self, reqs: Sequence[Request]) -> bool:
+        needed = sum(self._growth(req, req.kv_allocated_len + 1) for req in reqs)
+        return self.device_allocator.available_size() >= needed
+
+    # ---- prompts -------------------------------------------------------------------------------------------
+
+    def place_prompts(self, batch: ScheduleBatch) -> None:
+        size = self.device_allocator.page_size
+        pages = self.device_allocator.claim(sum(-(-new // size) for new in batch.extend_lens))
+        assert pages is not None, "admission took prompts that the device has no room for"
+        map_prompt(self.buffers.mapping, batch.out_cache_loc, pages, size)
+        self._prompts.update(dict.fromkeys(batch.reqs))
+
+    # ---- staging -------------------------------------------------------------------------------------------
+
+    def admit(self, req: Request) -> None:
+        """Start copying the prompt's KV to the host (upstream ``admit_request_into_staging``)."""
+        row, length = _row(req), req.kv_committed_len
+        pages = self._host_pages[req] = self.host.alloc(length)
+        self._name_host_slots(row, 0, pages, pinned=True)
+        slots = translate(self.buffers.mapping, self._slots.req_to_token[row, :length])
+        host_slots = self.buffers.host_slots[row, :length]
+        self._streams.wait(self.staging_stream, self._streams.schedule)
+        with self._streams.on(self.staging_stream):
+            self._transfer.back_up(slots, host_slots)
+            finished = self._streams.module.Event()
+            finished.record()
+        slots.record_stream(self.staging_stream)
+        del self._prompts[req]
+        self._staging.append(_Staged(req, finished))
+
+    def collect_ready_reqs(self) -> list[Request]:
+        ready: list[Request] = []
+        while self._staging and self._staging[0].finished.query():
+            ready.append(self._staging.popleft().req)
+        for req in ready:
+            self._open_buffer(req)
+        return ready
+
+    def is_staging(self, req: Request) -> bool:
+        return any(staged.req is req for staged in self._staging)
+
+    def _open_buffer(self, req: Request) -> None:
+        """The prompt's first slots become the hot buffer, the others are free (upstream ``alloc_device_buffer``)."""
+        row, length = _row(req), req.kv_committed_len
+        held = unmap(self.buffers.mapping, self._slots.req_to_token[row, :length], self.host.page_size)
+        size = self.buffers.full_size(length)
+        self.buffers.device_buffer[row, :size] = held[:size]
+        self.device_allocator.free(held[size:])
+        self.buffers.staged_lens[row].fill_(length)
+        self._buffer_sizes[req] = size
+        self._fresh.add(row)
+
+    # ---- decoding ------------------------------------------------------------------------------------------
+
+    def place_tokens(self, batch: ScheduleBatch, view: HostView) -> None:
+        """Upstream ``map_last_loc_to_buffer``: save the previous tokens, grow buffers, and lead the new tokens' logical
+        slots to their places."""
+        assert batch.seq_lens_cpu is not None and batch.req_pool_indices is not None
+        rows: list[int] = view.host_indices(batch).tolist()
+        lens: list[int] = batch.seq_lens_cpu.tolist()
+        on_device = _OnDevice(batch.req_pool_indices, view.buffer_lengths(batch))
+        picked = self._to_back_up(batch.reqs, rows, lens)
+        if picked:
+            self._back_up(on_device.at(view.backup_indices(picked)))
+        self._grow_device_buffers(batch.reqs, rows, lens)
+        buffers = self.buffers
+        map_newest(buffers.mapping, batch.out_cache_loc, buffers.device_buffer, *on_device, buffers.size)
+
+    def before_forward(self, batch: ScheduleBatch) -> None:
+        if batch.forward_mode.is_decode and self._awaited is not None:
+            self._streams.module.current_stream().wait_event(self._awaited)
+            self._awaited = None
+
+    def _to_back_up(self, reqs: Sequence[Request], rows: list[int], lens: list[int]) -> list[int]:
+        """The requests, by their places in the batch, whose previous token is not on the host yet; it has a slot there
+        now."""
+        picked = [place for place, row in enumerate(rows) if row not in self._fresh]
+        self._fresh.clear()
+        for place in picked:
+            self._extend_host_slots(reqs[place], rows[place], lens[place] - 1)
+        return picked
+
+    def _back_up(self, of: _OnDevice) -> None:
+        buffers = self.buffers
+        slots, host_slots = previous_tokens(
+            buffers.device_buffer, buffers.host_slots, buffers.staged_lens, *of, buffers.size
+        )
+        self._streams.wait(self.backup_stream, self._streams.schedule)
+        self._streams.wait(self.backup_stream, self._streams.forward)
+        with self._streams.on(self.backup_stream):
+            self._transfer.back_up(slots, host_slots)
+            self._backed_up = self._awaited = self._streams.module.Event()
+            self._backed_up.record()
+        for tensor in (slots, host_slots):
+            tensor.record_stream(self.backup_stream)
+
+    def _extend_host_slots(self, req: Request, row: int, length: int) -> None:
+        """Room for ``length`` tokens on the host, a page at a time."""
+        pages = self._host_pages[req]
+        start = len(pages) * self.host.page_size
+        if start < length:
+            more = self.host.alloc(length - start)
+            self._name_host_slots(row, start, more, pinned=False)
+            pages += more
+
+    def _name_host_slots(self, row: int, start: int, pages: Sequence[int], *, pinned: bool) -> None:
+        slots = self.host.slots(pages)
+        table = self.buffers.host_slots
+        sent = (slots.pin_memory() if pinned else slots).to(table.device, non_blocking=True)
+        table[row, start : start + slots.shape[0]] = sent
+
+    def _grow_device_buffers(self, reqs: Sequence[Request], rows: list[int], lens: list[int]) -> None:
+        """Short requests: one more page where the new token needs it."""
+        for req, row, length in zip(reqs, rows, lens, strict=True):
+            growth, size = self._growth(req, length), self._buffer_sizes[req]
+            if growth:
+                more = self.device_allocator.alloc(growth)
+                assert more is not None, "retraction left too little of the device for those that go on"
+                self.buffers.device_buffer[row, size : size + growth] = more
+                self._buffer_sizes[req] = size + growth
+
+    def _growth(self, req: Request, length: int) -> int:
+        """Slots that the buffer of a decoding request lacks for ``length`` tokens."""
+        return max(0, self.buffers.full_size(length) - self._buffer_sizes[req])
+
+    def tables(self) -> Mapping[str, torch.Tensor]:
+        buffers = self.buffers
+        return {
+            "mapping": buffers.mapping,
+            "device_buffer": buffers.device_buffer,
+            "tokens": buffers.tokens,
+            "lru": buffers.lru,
+            "host_slots": buffers.host_slots,
+        }
+
+    def check(self, peek: Peek) -> None:
+        size, pages = self.host.page_size, peek(self.device_allocator.free_pages).tolist()
+        table, mapping = peek(self._slots.req_to_token), peek(self.buffers.mapping)
+        for req in self.absent:
+            slots = mapping[table[_row(req), : req.kv_allocated_len].to(torch.int64)]
+            pages += (slots // size).unique().tolist()
+        for req, held in self._buffer_sizes.items():
+            buffer = peek(self.buffers.device_buffer)[_row(req), :held]
+            pages += (buffer // size).unique().tolist()
+            if _row(req) not in self._fresh:
+                self._check_newest(req, mapping, table, buffer)
+        check_once("device page", pages, self.device_allocator.size // size)
+        held_on_host = [page for held in self._host_pages.values() for page in held]
+        check_once("host page", [*self.host.free_pages, *held_on_host], self.host.pages)
+
+    def _check_newest(
+        self, req: Request, mapping: torch.Tensor, table: torch.Tensor, buffer: torch.Tensor
+    ) -> None:
+        position = req.kv_allocated_len - 1
+        slot = int(mapping[int(table[_row(req), position])])
+        kept = int(buffer[min(position, self.buffers.size)])
+        if slot != kept:
+            raise MemoryInvariantError(
+                f"position {position} of request {req.id} is led to device slot {slot}, "
+                f"and its hot buffer keeps slot {kept} for the newest token"
+            )
+
+    # ---- the end -------------------------------------------------------------------------------------------
+
+    def release(self, req: Request) -> None:
+        row, length = _row(req), req.kv_allocated_len
+        self._await_staging(req)
+        self._await_readers()
+        held = unmap(self.buffers.mapping, self._slots.req_to_token[row, :length], self.host.page_size)
+        if req in self._buffer_sizes:
+            held = self.buffers.device_buffer[row, : self._buffer_sizes.pop(req)]
+        self.device_allocator.free(held)
+        self.host.free(self._host_pages.pop(req, ()))
+        self._prompts.pop(req, None)
+        self._fresh.discard(row)
+        self.buffers.reset(row)
+
+    def _await_staging(self, req: Request) -> None:
+        """A request that ends while it is staged: the host waits for the copy."""
+        for place, staged in enumerate(self._staging):
+            if staged.req is req:
+                staged.finished.synchronize()
+                del self._staging[place]
+                return
+
+    def _await_readers(self) -> None:
+        """The forward under way may read what is taken back, and fill its slots; the last backup reads them too."""
+        self._streams.wait(self._streams.schedule, self._streams.forward)
+        if self._backed_up is not None:
+            self._streams.schedule.wait_event(self._backed_up)
+
+
+def _row(req: Request) -> int:
+    assert req.req_pool_idx is not None, f"request {req.id} holds no row"
+    return req.req_pool_idx

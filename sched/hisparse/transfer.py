@@ -1,0 +1,45 @@
+"""KV on its way between device and host, by kernels that touch pinned memory."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from ..kernels.swap import SwapPlan, back_up, swap_in
+from ..memory.kv import KVPool
+from .pools import HostPool
+
+
+class Transfer(Protocol):
+    def back_up(self, slots: torch.Tensor, host_slots: torch.Tensor) -> None:
+        """All layers of the device ``slots`` [n] int64 to ``host_slots`` [n] int64, on the current stream; a slot that
+        is ABSENT is left out."""
+
+    def swap_in(
+        self, layer: int, plan: SwapPlan, host_slots: torch.Tensor, req_pool_indices: torch.Tensor
+    ) -> None:
+        """What the plan misses in that layer, on the current stream. ``host_slots`` [rows, context] int64 says where on
+        the host a position lies."""
+
+
+class KVTransfer:
+    def __init__(self, kv: KVPool, host: HostPool) -> None:
+        self._kv = kv
+        self._host = host
+
+    def back_up(self, slots: torch.Tensor, host_slots: torch.Tensor) -> None:
+        back_up(self._kv.k_cache, self._kv.v_cache, self._host.storage, slots, host_slots)
+
+    def swap_in(
+        self, layer: int, plan: SwapPlan, host_slots: torch.Tensor, req_pool_indices: torch.Tensor
+    ) -> None:
+        swap_in(
+            self._kv.k_cache[layer],
+            self._kv.v_cache[layer],
+            self._host.layer(layer),
+            host_slots,
+            req_pool_indices,
+            plan.missing,
+            plan.targets,
+        )

@@ -1,0 +1,160 @@
+"""The table of a decode with KV on the host: every copy between host and device, and every wait, for each state.
+
+Three requests whose prompts are prefilled and staged together, and which end together: the first decode has nothing to
+back up.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from schedbench.profiles.result import Result
+from tests.acceptance.cells import (
+    FORWARD,
+    FREED_PAGES,
+    READ,
+    RESULT,
+    SCHEDULE,
+    Ask,
+    Copies,
+    Copy,
+    copies,
+    steps,
+    times,
+    waits,
+    waits_of,
+)
+
+HOSTED = (
+    "model.preset=tiny-sparse",
+    "engine.radix_cache=false",
+    "engine.hisparse={enabled: true, device_buffer_size: 48}",
+    "engine.cuda_graph=false",
+)
+OUTPUTS = 20
+TOGETHER = [(40, OUTPUTS, 0)] * 3
+STATES = (
+    "pr25774-before", "pr25774", "pr25944-before", "pr25944", "pr26020",
+    "pr26425-before", "pr26425", "pr25945-before", "pr25945",
+)  # fmt: skip
+BEFORE_26425 = STATES[:6]
+
+# What #26425 took away, and what it left.
+ROWS = Copy("indices_downloaded", SCHEDULE, "d2h", "pageable B")
+NAMES = Copy("name_by_upload", SCHEDULE, "h2d", "pageable B")
+# A request's next page on the host; the pages of its prompt.
+HOST_PAGE = Copy("Coordinator._name_host_slots", SCHEDULE, "h2d", "pageable nb")
+HOST_PAGES = Copy("Coordinator._name_host_slots", SCHEDULE, "h2d", "pinned nb")
+# The batch that comes back: rows, lengths, original lengths, tokens, and what it samples with.
+REJOIN: Copies = {
+    Copy("_upload_rows", SCHEDULE, "h2d", "pageable B"): 3,
+    Copy("_last_tokens", SCHEDULE, "h2d", "pageable B"): 1,
+    Copy("_pageable", SCHEDULE, "h2d", "pageable B"): 5,
+}
+# Between #25944 and #26020 lengths on the device are sentinels. The second upload is ours: upstream used the sentinel.
+SENTINELS = {
+    Copy("allocate_by_mirror", SCHEDULE, "h2d", "pageable nb"): 1,
+    Copy("lengths_from_mirror", SCHEDULE, "h2d", "pageable nb"): 1,
+}
+
+
+def expected(decodes: int, state: str) -> Copies:
+    """Of all decodes, with pages of one token."""
+    every = RESULT | ({ROWS: 1} if state in BEFORE_26425 else {}) | (SENTINELS if state == "pr25944" else {})
+    return times(decodes, every) | REJOIN | {NAMES: decodes - 1, HOST_PAGE: 3 * (decodes - 1)}
+
+
+@pytest.fixture(params=STATES)
+def state(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def test_overlapped(ask: Ask, state: str) -> None:
+    result = ask(TOGETHER, *HOSTED, f"engine.relay={state}")
+    found = expected(steps(result, "decode"), state)
+    assert copies(result, "decode") == found
+    assert waits(result, "decode") == waits_of(found)
+
+
+def test_serial(ask: Ask, state: str) -> None:
+    """One stream: lengths are lengths, and the tokens are read where they are."""
+    result = ask(TOGETHER, *HOSTED, f"engine.relay={state}", "engine.overlap=false")
+    decodes = steps(result, "decode")
+    found = {
+        copy: count
+        for copy, count in expected(decodes, state).items()
+        if copy not in RESULT and copy not in SENTINELS
+    }
+    assert copies(result, "decode") == found | {READ: decodes}
+
+
+@pytest.mark.parametrize("state", ["pr26425-before", "pr26425"], indirect=True)
+def test_with_pages_only_a_page_that_opens_is_named(ask: Ask, state: str) -> None:
+    """Position 48 is backed up by each request. What ends gives back the pages of its buffer and those of its row: a
+    count that is read back for each."""
+    result = ask(TOGETHER, *HOSTED, f"engine.relay={state}", "engine.page_size=16")
+    found = expected(steps(result, "decode"), state) | {HOST_PAGE: 3, FREED_PAGES: 3 + 1}
+    assert copies(result, "decode") == found
+    assert waits(result, "decode") == waits_of(found)
+
+
+def test_26425_takes_exactly_one_blocking_copy_from_every_decode(ask: Ask) -> None:
+    before, after = (
+        ask(TOGETHER, *HOSTED, f"engine.relay={state}") for state in ("pr26425-before", "pr26425")
+    )
+    decodes = steps(before, "decode")
+    assert steps(after, "decode") == decodes
+    lost = {
+        copy: count for copy, count in copies(before, "decode").items() if copy not in copies(after, "decode")
+    }
+    assert lost == {ROWS: decodes}
+    assert copies(after, "prefill") == copies(before, "prefill")
+    assert not copies(after, "decode").keys() - copies(before, "decode").keys()
+
+
+@pytest.mark.parametrize(
+    ("how", "named"),
+    [
+        ("blocking", NAMES),
+        ("pinned", Copy("_send", SCHEDULE, "h2d", "pinned nb")),
+        ("none", None),
+    ],
+)
+def test_what_26425_left_is_a_switch(ask: Ask, how: str, named: Copy | None) -> None:
+    result = ask(TOGETHER, *HOSTED, f"engine.relay={{state: pr25945, backup_indices: {how}}}")
+    decodes = steps(result, "decode")
+    found = {copy: count for copy, count in expected(decodes, "pr25945").items() if copy != NAMES}
+    assert copies(result, "decode") == found | ({named: decodes - 1} if named else {})
+
+
+def test_latest_waits_for_nothing(ask: Ask) -> None:
+    """The batch that comes back is one upload, and its sampling another."""
+    result = ask(TOGETHER, *HOSTED, "engine.relay=latest")
+    decodes = steps(result, "decode")
+    packed = {Copy("_send", SCHEDULE, "h2d", "pinned nb"): 2, HOST_PAGE: 3 * (decodes - 1)}
+    assert copies(result, "decode") == times(decodes, RESULT) | packed
+    assert waits(result, "decode") == waits_of(times(decodes, RESULT))
+
+
+def kernel_copies(result: Result) -> dict[tuple[str, str], tuple[int, int]]:
+    """(kind of step, stream) → (how many, bytes) of kernels that touch the host's memory."""
+    rows = [row for row in result.copies if row.direction == "kernel"]
+    assert all(row.host_memory == "pinned" and not row.blocking for row in rows)
+    return {(row.kind, row.stream): (row.count, row.bytes) for row in rows}
+
+
+TOKEN = 2 * 2 * 32 * 4  # bytes of keys and values, two heads of 32 floats, in one layer
+LAYERS = 2
+
+
+@pytest.mark.parametrize("graph", ["true", "false"])
+def test_kv_travels_by_kernels_that_declare_what_they_move(ask: Ask, graph: str) -> None:
+    result = ask(TOGETHER, *HOSTED, f"engine.cuda_graph={graph}", "engine.relay=pr26425")
+    found, decodes = kernel_copies(result), steps(result, "decode")
+    assert found["prefill", "staging"] == (3, 3 * 40 * TOKEN * LAYERS)
+    assert found["decode", "backup"] == (decodes - 1, 3 * (decodes - 1) * TOKEN * LAYERS)
+    fetched = result.metrics["hisparse_swap_in_bytes_per_step"].values[0] * decodes
+    assert found["decode", FORWARD][1] == pytest.approx(fetched)
+    assert fetched > 0
+    assert set(found) == {("prefill", "staging"), ("decode", "backup"), ("decode", FORWARD)}

@@ -1,0 +1,121 @@
+"""With KV on the host the tokens are those of the same model with all KV on the device, whatever else changes."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import pytest
+
+from schedbench.profiles.check.invariants import Invariants
+from schedbench.profiles.execute import Options, execute
+from schedbench.profiles.result import Result
+from schedbench.sched.relay.states import states
+from tests.acceptance.questions import answer, asked, digest_of, statuses, value
+
+# Sequences outgrow a buffer of 48 tokens, of which a step attends to 32.
+SMALL = (
+    "workload.requests=8",
+    "workload.arrival=burst",
+    "workload.prompt_tokens={dist: uniform, min: 20, max: 120}",
+    "workload.output_tokens={dist: uniform, min: 1, max: 30}",
+    "measure.warmup_requests=0",
+    "engine.max_running_requests=5",
+    "engine.chunked_prefill_size=96",
+    "engine.relay=latest",
+)
+MODES = ("model.dtype=float32", "model.dtype=float64", "device.values=none")
+ON_THE_DEVICE = ("engine.hisparse={enabled: false}", "engine.overlap=false", "engine.kv_tokens=8192")
+LOOPS = ("engine.overlap=true", "engine.overlap=false")
+# The host has no more room than the device, and nobody expects requests to grow.
+TIGHT = (
+    "engine.kv_tokens=512",
+    "engine.hisparse.host_ratio=1.0",
+    "engine.schedule_conservativeness=0.01",
+)
+LONG = ("workload.output_tokens={dist: uniform, min: 30, max: 60}",)
+
+AXES: dict[str, tuple[tuple[str, ...], ...]] = {
+    "loop": (("engine.overlap=false",),),
+    "relay": tuple((f"engine.relay={name}",) for name in states() if name != "latest"),
+    "told": tuple(
+        (f"engine.relay={{state: {state}, backup_indices: {how}}}",)
+        for state, how in (("pr25945", "none"), ("pr26425", "pinned"), ("latest", "blocking"))
+    ),
+    "barrier": (("engine.relay={state: latest, barrier: top}",),),
+    "chunk": (("engine.chunked_prefill_size=none",), ("engine.chunked_prefill_size=32",)),
+    "page": (("engine.page_size=1",), ("engine.page_size=48",)),
+    "buffer": (
+        ("engine.hisparse.device_buffer_size=32",),
+        ("engine.hisparse.device_buffer_size=256",),
+    ),
+    "ratio": (("engine.hisparse.host_ratio=5.5",),),
+    "running": (("engine.max_running_requests=1",),),
+    "graph": (("engine.cuda_graph=false",),),
+    "kv": (TIGHT,),
+}
+SINGLE = [option for options in AXES.values() for option in options]
+
+
+@cache
+def run(*overrides: str) -> Result:
+    """Watched from inside: mirrors, rows, pages of both sides, and where each newest token goes."""
+    question, guard = asked("hisparse", *SMALL, *overrides), Invariants()
+    result = execute(question, question.relays[0], Options(device="vgpu"), guard=guard).result
+    assert [violation.says for violation in guard.violations()] == []
+    assert statuses(result) == {"finished"}
+    return result
+
+
+@cache
+def reference(mode: str) -> str:
+    return digest_of(answer("hisparse", *SMALL, mode, *ON_THE_DEVICE))
+
+
+@pytest.mark.parametrize("option", SINGLE, ids=" ".join)
+def test_no_single_knob_changes_a_token(option: tuple[str, ...]) -> None:
+    assert digest_of(run(MODES[0], *option)) == reference(MODES[0])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("loop", LOOPS)
+def test_nor_does_where_kv_lies(mode: str, loop: str) -> None:
+    assert digest_of(run(mode, loop)) == reference(mode)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_combination_of_knobs_changes_a_token(seed: int) -> None:
+    dice = random.Random(seed)
+    drawn = [override for options in AXES.values() for override in dice.choice([(), *options])]
+    drawn = [override for override in drawn if not override.startswith("engine.hisparse.device_buffer_size")]
+    mode = MODES[seed % len(MODES)]
+    assert digest_of(run(mode, *drawn)) == reference(mode)
+
+
+@pytest.mark.parametrize("mode", [MODES[0], MODES[2]])
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("state", ["pr26425", "latest"])
+def test_retracted_requests_come_back_with_the_same_tokens(mode: str, loop: str, state: str) -> None:
+    result = run(mode, loop, *LONG, *TIGHT, f"engine.relay={state}", "engine.kv_tokens=336")
+    assert value(result, "retractions") > 0
+    assert digest_of(result) == digest_of(answer("hisparse", *SMALL, *LONG, mode, *ON_THE_DEVICE))
+
+
+@pytest.mark.parametrize("state", ["pr26425", "latest"])
+def test_exact_penalties_know_what_was_sampled_before_staging(state: str) -> None:
+    penalised = ("workload.sampling.frequency_penalty=0.7", "workload.sampling.repetition_penalty=1.3")
+    relay = f"engine.relay={{state: {state}, penalties: exact}}"
+    plain = digest_of(answer("hisparse", *SMALL, *penalised, *ON_THE_DEVICE))
+    assert digest_of(run(*penalised, relay)) == plain != reference(MODES[0])
+
+
+def test_grammars_go_on_after_staging() -> None:
+    spelled = ("workload.sampling.grammar={regex: '[0-9]{1,30}'}", "workload.sampling.ignore_eos=false")
+    assert digest_of(run(*spelled)) == digest_of(answer("hisparse", *SMALL, *spelled, *ON_THE_DEVICE))
+
+
+def test_what_was_chosen_matters() -> None:
+    """Were the choice always the same, a wrong place would hardly show."""
+    more = answer("hisparse", *SMALL, *ON_THE_DEVICE, "model.seed=1")
+    assert digest_of(more) != reference(MODES[0])
+    assert 0.05 < value(run(MODES[0]), "hisparse_hit_ratio") < 0.95
