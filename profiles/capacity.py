@@ -33,7 +33,8 @@ def needed_bytes(resolved: Resolved) -> int:
     if resolved.scenario.device.values == "none":
         return needed
     size = torch.empty(0, dtype=model.dtype).element_size()
-    kv = 2 * model.num_layers * model.num_kv_heads * model.head_dim * engine.kv_tokens
+    models = [model] if resolved.draft is None else [model, resolved.draft]
+    kv = sum(2 * m.num_layers * m.num_kv_heads * m.head_dim * engine.kv_tokens for m in models)
     return needed + size * (kv + parameters(model))
 
 

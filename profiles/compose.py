@@ -12,7 +12,6 @@ from ..sched.config import EngineConfig
 from ..sched.loop.engine import Engine, Source, TokenSampler
 from ..sched.loop.scheduler import Scheduler
 from ..sched.memory.chunk import ChunkCache
-from ..sched.memory.kv import KVPool
 from ..sched.memory.radix import RadixCache
 from ..sched.memory.slots import ReqToTokenPool
 from ..sched.memory.tokens import KVAllocator, PagedAllocator, TokenAllocator
@@ -27,6 +26,7 @@ from ..sched.observe import Clock, Observer
 from ..sched.relay.desk import Streams
 from ..sched.relay.row import Relay
 from ..sched.relay.states import RelayChoice
+from .draft import draft_worker, kv_pool, speculative_config
 from .hazards import name_pools
 from .machine import Machine
 from .resolve import Resolved
@@ -74,6 +74,7 @@ def engine_config(resolved: Resolved, machine: Machine) -> EngineConfig:
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         seed=scenario.measure.seed,
+        speculative=speculative_config(scenario.engine.speculative),
     )
 
 
@@ -93,31 +94,38 @@ def compose(
     streams = _streams(config, observer)
     # On the schedule's stream, for which every forward waits: no stream of ours waits for the default one.
     with streams.on(streams.schedule):
-        slots = ReqToTokenPool(config.max_running_requests, config.context_len, device=config.device)
-        allocator = _allocator(config)
-        handed_on = Relay.of(
-            relay.row(overlap=config.overlap),
-            config,
-            streams=streams,
-            observer=observer,
-            req_to_token=slots.req_to_token,
-        )
-        decoder, tags = _model(resolved, config, pages=handed_on.desk.pages)
+        slots, allocator = _slots(config), _allocator(config)
+        handed_on = _relay(relay, config, streams, observer=observer, req_to_token=slots.req_to_token)
+        weights = _weights(resolved, config.device)
+        decoder, tags = _model(resolved, config, weights, pages=handed_on.desk.pages)
+    cache = (RadixCache if config.radix_cache else ChunkCache)(slots, allocator)
+    sampler = Sampler() if sampler is None else sampler
     streams.wait(streams.forward, streams.schedule)
     with streams.on(streams.forward):
         runner = ModelRunner(decoder, config)
+        worker = draft_worker(
+            resolved,
+            config,
+            decoder,
+            weights,
+            sampler=sampler,
+            cache=cache,
+            observer=observer,
+            pages=handed_on.desk.pages,
+        )
     engine = Engine(
         config=config,
         slots=slots,
         allocator=allocator,
-        cache=(RadixCache if config.radix_cache else ChunkCache)(slots, allocator),
+        cache=cache,
         runner=runner,
-        sampler=Sampler() if sampler is None else sampler,
+        sampler=sampler,
         grammars=_Grammars(config),
         relay=handed_on,
         source=source,
         clock=clock,
         observer=observer,
+        worker=worker,
     )
     name_pools(machine, engine)
     return Composition(Scheduler(engine), tags)
@@ -128,6 +136,31 @@ def _streams(config: EngineConfig, observer: Observer) -> Streams:
     for name in ("copy", "forward", "schedule"):  # the last name stays where all three are one
         observer.stream(name, getattr(streams, name))
     return streams
+
+
+def _slots(config: EngineConfig) -> ReqToTokenPool:
+    """Rows are longer than a context by what drafts may write behind its end."""
+    overhang = 0 if config.speculative is None else config.speculative.overhang
+    return ReqToTokenPool(config.max_running_requests, config.context_len + overhang, device=config.device)
+
+
+def _relay(
+    choice: RelayChoice,
+    config: EngineConfig,
+    streams: Streams,
+    *,
+    observer: Observer,
+    req_to_token: torch.Tensor,
+) -> Relay:
+    mode = None if config.speculative is None else config.speculative.mode
+    return Relay.of(
+        choice.row(overlap=config.overlap, speculation=mode),
+        config,
+        streams=streams,
+        observer=observer,
+        req_to_token=req_to_token,
+        drafts=choice.draft_row(mode),
+    )
 
 
 def _allocator(config: EngineConfig) -> KVAllocator:
@@ -145,20 +178,13 @@ def _weights(resolved: Resolved, device: torch.device) -> Weights:
     return load_weights(resolved.checkpoint, model, device=device)
 
 
-def _model(resolved: Resolved, config: EngineConfig, *, pages: torch.Tensor) -> tuple[Model, TagPool | None]:
-    """``pages`` is the table that forwards read."""
-    model = resolved.model
-    kv = KVPool(
-        num_layers=model.num_layers,
-        tokens=config.kv_tokens,
-        page_size=config.page_size,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        dtype=model.dtype,
-        device=config.device,
-    )
-    decoder = Decoder(model, _weights(resolved, config.device), kv=kv, req_to_token=pages)
-    if resolved.scenario.device.values == "real":
+def _model(
+    resolved: Resolved, config: EngineConfig, weights: Weights, *, pages: torch.Tensor
+) -> tuple[Model, TagPool | None]:
+    """``pages`` is the table that forwards read. Tokens that are drawn by lot leave no tags to be checked."""
+    kv = kv_pool(resolved.model, config)
+    decoder = Decoder(resolved.model, weights, kv=kv, req_to_token=pages)
+    if resolved.scenario.device.values == "real" or config.speculative is not None:
         return decoder, None
     tags = TagPool(slots=kv.slots, context_len=config.context_len, device=config.device)
     return TaggedDecoder(decoder, pool=tags, req_to_token=pages), tags

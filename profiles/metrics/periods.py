@@ -9,6 +9,8 @@ from .distribution import Distribution
 from .waiting import SLEEP
 
 NO_STEP = -1
+# Kinds that are launched together with a step of another.
+PARTS = frozenset(("draft", "draft_extend"))
 
 
 class VisibleSleep:
@@ -40,7 +42,9 @@ class StepPeriods(Silence):
             self._last = None
         return nullcontext()
 
-    def launched(self, info: StepInfo) -> None:  # noqa: ARG002
+    def launched(self, info: StepInfo) -> None:
+        if info.kind in PARTS:
+            return
         now = self._clock.now()
         if self._last is not None:
             self.periods.add(now - self._last)

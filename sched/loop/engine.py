@@ -15,6 +15,7 @@ from ..memory.slots import ReqToTokenPool
 from ..memory.tokens import KVAllocator
 from ..observe import Clock, Observer
 from ..relay.row import Relay
+from ..speculate.worker import Worker
 
 if TYPE_CHECKING:
     from ..model.sampler import TokenScores
@@ -64,6 +65,7 @@ class Engine:
     source: Source
     clock: Clock
     observer: Observer
+    worker: Worker | None = None  # that speculates
 
     @property
     def streams(self) -> Any:

@@ -25,10 +25,15 @@ def _host_tokens(result: StepResult) -> list[int]:
         assert result.next_token_ids is not None
         on_device: list[int] = result.next_token_ids.tolist()
         return on_device
-    if result.copy_done is not None:
-        result.copy_done.synchronize()
+    wait_for_copies(result)
     on_host: list[int] = result.next_token_ids_cpu.tolist()
     return on_host
+
+
+def wait_for_copies(result: StepResult) -> None:
+    """Until the result's copies have landed."""
+    if result.copy_done is not None:
+        result.copy_done.synchronize()
 
 
 def _keep_logprobs(batch: ScheduleBatch, result: StepResult) -> None:
@@ -76,6 +81,12 @@ def _append(engine: Engine, req: Request, token: int) -> bool:
     return ending is not None
 
 
+def append_token(engine: Engine, req: Request, token: int) -> tuple[Status, str] | None:
+    """One more output token, of which nobody is told; how the request ends with it, if it does."""
+    req.output_ids.append(token)
+    return _ending(engine, req, token)
+
+
 def _ending(engine: Engine, req: Request, token: int) -> tuple[Status, str] | None:
     """How the request ends with ``token``, if it does."""
     sampling = req.sampling
@@ -98,7 +109,10 @@ def _ending(engine: Engine, req: Request, token: int) -> tuple[Status, str] | No
 def finish(engine: Engine, req: Request, status: Status, reason: str) -> None:
     """End a running request: its KV goes to the cache, its row back to the pool."""
     engine.observer.ending(req)
-    release_kv_cache(req, engine.cache)
+    speculative = engine.config.speculative is not None
+    if speculative:  # a step that is under way has claimed the next token's slot
+        req.kv_committed_len = req.seqlen - 1
+    release_kv_cache(req, engine.cache, speculative=speculative)
     close(engine, req, status, reason)
 
 

@@ -53,7 +53,7 @@ def isolate_then_resolve(
     """Copy the sampling state on the schedule stream, where penalties are accumulated too; then, on the forward
     stream and after all schedule work so far, resolve and run (before #25945)."""
     streams = desk.streams
-    with _sampling_isolated(batch), streams.on(streams.forward):
+    with desk.isolated(batch), streams.on(streams.forward):
         streams.wait(streams.forward, streams.schedule)
         with desk.observer.range("resolve", batch.step, batch.batch_size):
             resolve(batch)
@@ -72,8 +72,15 @@ def resolve_then_isolate(
         streams.wait(streams.forward, streams.schedule)
         with desk.observer.range("resolve", batch.step, batch.batch_size):
             resolve(batch)
-            isolation.enter_context(_sampling_isolated(batch))
+            isolation.enter_context(desk.isolated(batch))
             read_tables(batch)
+        yield
+
+
+@contextmanager
+def isolate_in_place(desk: Desk, resolve: Step, read_tables: Step, batch: ScheduleBatch) -> Iterator[None]:
+    """The overlapped worker in the serial loop: it takes its batch for its own all the same."""
+    with desk.isolated(batch), resolve_in_place(desk, resolve, read_tables, batch):
         yield
 
 
@@ -84,17 +91,6 @@ def resolve_in_place(desk: Desk, resolve: Step, read_tables: Step, batch: Schedu
         resolve(batch)
         read_tables(batch)
     yield
-
-
-@contextmanager
-def _sampling_isolated(batch: ScheduleBatch) -> Iterator[None]:
-    kept = batch.sampling_info
-    assert kept is not None
-    batch.sampling_info = kept.copy_for_forward()
-    try:
-        yield
-    finally:
-        batch.sampling_info = kept
 
 
 def keep_in_ring(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal
 
-from . import rows
+from . import draft_rows, rows
+from .draft_row import DraftRow
+from .draft_rows import DRAFT_SWITCHES
 from .row import Row
 from .switches import OVERLAPPED_ONLY, SWITCHES
+
+Speculation = Literal["v1", "v2"] | None
+_ALL_SWITCHES = {**SWITCHES, **DRAFT_SWITCHES}
 
 
 class RelayError(ValueError):
@@ -27,6 +32,8 @@ class State:
     before: str | None
     overlapped: Row
     serial: Row
+    v1: DraftRow
+    v2: DraftRow
     defaults: Mapping[str, str]
     known_hazards: tuple[str, ...] = ()
     refuses: Mapping[tuple[str, str], str] = field(default_factory=dict)
@@ -41,11 +48,12 @@ _EARLY = {
     "dead_publish": "off",
     "penalties": "upstream",
     "preparation": "split",
+    "seq_lens_cpu": "blocking",
 }
 _POOL = {**_EARLY, "index": "pool"}
 _PUBLISHING = {**_POOL, "dead_publish": "on"}
 _NUMPY = {**_PUBLISHING, "flatten": "numpy"}
-_BARRIER = {**_NUMPY, "barrier": "top"}
+_BARRIER = {**_NUMPY, "barrier": "top", "seq_lens_cpu": "private"}
 _LATEST = {
     **_NUMPY,
     "barrier": "read-done",
@@ -53,8 +61,16 @@ _LATEST = {
     "dead_publish": "off",
     "penalties": "exact",
     "preparation": "fused",
+    "seq_lens_cpu": "bound",
 }
 
+_ONLY_BLOCKING = {
+    (
+        "seq_lens_cpu",
+        value,
+    ): "until #26020 a speculative step's lengths are sentinels that only a blocking copy clears up"
+    for value in ("private", "bound")
+}
 _NO_RING = {("index", "ring"): "the ring ended with #25862, and this state's tokens lie by request slot"}
 _SENTINEL_LENGTHS = {
     ("dead_publish", "off"): "here publish is not dead: a decode's lengths come from it",
@@ -77,7 +93,10 @@ _STATES = {
             None,
             rows.PR25774_BEFORE,
             rows.serial_with_output_ids(rows.PR25774_BEFORE),
+            draft_rows.V1_OUTPUT_IDS,
+            draft_rows.V2_EVENT,
             _EARLY,
+            refuses=_ONLY_BLOCKING,
         ),
         State(
             "pr25774",
@@ -87,7 +106,10 @@ _STATES = {
             "pr25774-before",
             rows.PR25774,
             rows.serial_without_relay(rows.PR25774),
+            draft_rows.V1_INPUT_IDS,
+            draft_rows.V2_EVENT,
             _EARLY,
+            refuses=_ONLY_BLOCKING,
         ),
         State(
             "pr25944-before",
@@ -97,8 +119,10 @@ _STATES = {
             "pr25774",
             rows.PR25944_BEFORE,
             rows.serial_without_relay(rows.PR25944_BEFORE),
+            draft_rows.V1_ROTATING,
+            draft_rows.V2_SENTINEL,
             _POOL,
-            refuses=_NO_RING,
+            refuses=_NO_RING | _ONLY_BLOCKING,
         ),
         State(
             "pr25944",
@@ -109,8 +133,10 @@ _STATES = {
             "pr25944-before",
             rows.PR25944,
             rows.serial_without_relay(rows.PR25944),
+            draft_rows.V1_ROTATING,
+            draft_rows.V2_SENTINEL,
             _PUBLISHING,
-            refuses=_NO_RING | _SENTINEL_LENGTHS,
+            refuses=_NO_RING | _ONLY_BLOCKING | _SENTINEL_LENGTHS,
         ),
         State(
             "pr26020",
@@ -120,6 +146,8 @@ _STATES = {
             "pr25944",
             rows.PR26020,
             rows.serial_without_relay(rows.PR26020),
+            draft_rows.V1_ROTATING,
+            draft_rows.V2_PAIR,
             _PUBLISHING,
             refuses=_NO_RING,
         ),
@@ -131,6 +159,8 @@ _STATES = {
             "pr26020",
             rows.PR26425_BEFORE,
             rows.serial_without_relay(rows.PR26425_BEFORE),
+            draft_rows.V1_ROTATING,
+            draft_rows.V2_PAIR,
             _NUMPY,
             refuses=_NO_RING,
         ),
@@ -142,6 +172,8 @@ _STATES = {
             "pr26425-before",
             rows.PR26425,
             rows.serial_without_relay(rows.PR26425),
+            draft_rows.V1_ROTATING,
+            draft_rows.V2_PAIR,
             _NUMPY,
             refuses=_NO_RING,
         ),
@@ -154,6 +186,8 @@ _STATES = {
             "pr26425",
             rows.PR25945_BEFORE,
             rows.serial_without_relay(rows.PR25945_BEFORE),
+            draft_rows.V1_ROTATING,
+            draft_rows.V2_PRIVATE,
             _BARRIER,
             refuses=_NO_RING,
         ),
@@ -166,6 +200,8 @@ _STATES = {
             "pr25945-before",
             rows.PR25945,
             rows.serial_with_relay(rows.PR25945),
+            draft_rows.V1_ROTATING,
+            draft_rows.V2_STAGED,
             _BARRIER,
             known_hazards=(STAGED_LATE,),
             refuses=_NO_RING,
@@ -179,6 +215,8 @@ _STATES = {
             "pr25945",
             rows.LATEST,
             rows.serial_with_relay(rows.LATEST),
+            draft_rows.V1_LATEST,
+            draft_rows.V2_LATEST,
             _LATEST,
             refuses=_NO_RING,
         ),
@@ -207,11 +245,23 @@ class RelayChoice:
     switches: Mapping[str, str]
     overrides: Mapping[str, str] = field(default_factory=dict)
 
-    def row(self, *, overlap: bool) -> Row:
+    def row(self, *, overlap: bool, speculation: Speculation = None) -> Row:
         row = self.state.overlapped if overlap else self.state.serial
+        if speculation == "v2" and not overlap:
+            row = rows.serial_with_v2(self.state.overlapped)
         for name, value in self.overrides.items():
-            if overlap or name not in OVERLAPPED_ONLY:
+            if name in SWITCHES and (overlap or name not in OVERLAPPED_ONLY):
                 row = replace(row, **SWITCHES[name][value])
+        return row if speculation is None else rows.speculating(row, speculation)
+
+    def draft_row(self, speculation: Speculation) -> DraftRow | None:
+        """What the relay answers a speculative worker."""
+        if speculation is None:
+            return None
+        row: DraftRow = {"v1": self.state.v1, "v2": self.state.v2}[speculation]
+        for name, value in self.overrides.items():
+            if name in DRAFT_SWITCHES and speculation == "v2":
+                row = replace(row, **DRAFT_SWITCHES[name][value])
         return row
 
     @property
@@ -219,10 +269,15 @@ class RelayChoice:
         """Races of the overlapped loop that upstream had too."""
         return self.state.known_hazards + _BARRIER_HAZARDS[self.switches["barrier"]]
 
-    def policies(self, *, overlap: bool) -> dict[str, str]:
-        """The row in words: each question and its answer's name."""
-        row = self.row(overlap=overlap)
-        return {question.name: answer_name(getattr(row, question.name)) for question in fields(row)}
+    def policies(self, *, overlap: bool, speculation: Speculation = None) -> dict[str, str]:
+        """The row in words: each question and its answer's name; those of speculation by its mode."""
+        drafts = self.draft_row(speculation)
+        words = _words(self.row(overlap=overlap, speculation=speculation))
+        return words if drafts is None else words | _words(drafts, f"{speculation}.")
+
+
+def _words(row: Row | DraftRow, prefix: str = "") -> dict[str, str]:
+    return {f"{prefix}{entry.name}": answer_name(getattr(row, entry.name)) for entry in fields(row)}
 
 
 def states() -> Mapping[str, State]:
@@ -231,7 +286,7 @@ def states() -> Mapping[str, State]:
 
 def switches() -> Mapping[str, tuple[str, ...]]:
     """Every switch and the values it takes."""
-    return {name: tuple(values) for name, values in SWITCHES.items()}
+    return {name: tuple(values) for name, values in _ALL_SWITCHES.items()}
 
 
 def choose(name: str, overrides: Mapping[str, str]) -> RelayChoice:
@@ -241,10 +296,12 @@ def choose(name: str, overrides: Mapping[str, str]) -> RelayChoice:
     if state is None:
         raise RelayError(f"no relay state {name!r}; there are {', '.join((*_STATES, *ALIASES))}")
     for switch, value in overrides.items():
-        if switch not in SWITCHES:
-            raise RelayError(f"no relay switch {switch!r}; there are {', '.join(SWITCHES)}")
-        if value not in SWITCHES[switch]:
-            raise RelayError(f"relay switch {switch} is one of {', '.join(SWITCHES[switch])}, not {value!r}")
+        if switch not in _ALL_SWITCHES:
+            raise RelayError(f"no relay switch {switch!r}; there are {', '.join(_ALL_SWITCHES)}")
+        if value not in _ALL_SWITCHES[switch]:
+            raise RelayError(
+                f"relay switch {switch} is one of {', '.join(_ALL_SWITCHES[switch])}, not {value!r}"
+            )
     for why in refusals(name, overrides):
         raise RelayError(why)
     changes = {switch: value for switch, value in overrides.items() if value != state.defaults[switch]}
@@ -262,7 +319,7 @@ def refusals(name: str, overrides: Mapping[str, str]) -> list[str]:
     ]
 
 
-def difference(before: Row, after: Row) -> dict[str, tuple[str, str]]:
+def difference(before: Row | DraftRow, after: Row | DraftRow) -> dict[str, tuple[str, str]]:
     """The questions that two rows answer differently, with both answers' names."""
     pairs = {
         question.name: (getattr(before, question.name), getattr(after, question.name))
