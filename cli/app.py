@@ -5,6 +5,7 @@ Nothing heavy is imported before a command runs; every command imports what it c
 
 from __future__ import annotations
 
+import io
 import sys
 import traceback
 from typing import Annotated
@@ -12,12 +13,14 @@ from typing import Annotated
 import typer
 
 from .bench import bench
+from .check import check
 from .compare import compare
 from .doctor import doctor
 from .errors import DEFECT, exit_code, message
 from .explain import explain
 from .list import show
 from .run import run
+from .signals import terminable
 from .sweep import sweep
 
 app = typer.Typer(
@@ -48,6 +51,7 @@ def _common(
 
 app.command("run")(run)
 app.command("compare")(compare)
+app.command("check")(check)
 app.command("sweep")(sweep)
 app.command("list")(show)
 app.command("explain")(explain)
@@ -58,6 +62,13 @@ app.command("bench")(bench)
 def main() -> None:
     """Run the command line. Errors of the user's making are one clear message, without a traceback; a defect of ours
     is a traceback and an exit code of its own."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that knows few letters
+    with terminable():
+        _main()
+
+
+def _main() -> None:
     try:
         app()
     except Exception as error:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
-import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from .errors import GATE_FAILED, INTERRUPTED, UsageError
+from .stopwatch import Stopwatch, command_line
 
 if TYPE_CHECKING:
     from ..profiles.judge.sides import Spec
@@ -74,7 +71,8 @@ def compare(
     of its own (`schedbench list cases`).
 
     Exit codes: 0 done and gates passed; 1 a gate failed or the tokens differ; 2 usage, or sides that are not
-    alike; 3 this machine cannot; 4 a side crashed; 130 interrupted, finished runs are in --output-dir.
+    alike; 3 this machine cannot; 4 a side crashed; 130 interrupted, or 143 terminated, finished runs are in
+    --output-dir.
     """
     from ..profiles.judge.compare import HEADLINE, Rules, judge
     from ..profiles.judge.document import document
@@ -87,7 +85,7 @@ def compare(
     rules = Rules(min_effect, min_engagement, allow_divergence, tuple(map(parsed, gate or ())), headline)
     question, first = _question(scenario, overrides or [], spec_a, spec_b)
     plan = Plan(seeds, pairs, first, spec_a.varied | spec_b.varied, allow_divergence)
-    clock = _Stopwatch()
+    clock = Stopwatch()
     with _progress() as told:
         trials = _conduct(question, spec_a, spec_b, plan, device=device, notice=_kept(output_dir, told))
     found = judge(trials, rules)
@@ -140,7 +138,7 @@ def _conduct(
     from ..profiles.judge.trial import Order
     from ..profiles.judge.trials import conduct
 
-    order = Order(device=device, command=_command())
+    order = Order(device=device, command=command_line())
     try:
         with opened(question, a, b, order) as (baseline, candidate):
             return conduct(baseline, candidate, plan, notice)
@@ -169,36 +167,17 @@ def _kept(output_dir: Path | None, told: Callable[[str], None]) -> Notice:
 
 
 def _show(content: dict[str, Any], *, output_dir: Path | None, form: str) -> None:
+    from ..profiles.files import write_whole
     from ..profiles.judge.document import to_json
     from . import comparison
     from .console import results
 
     if output_dir is not None:
-        (output_dir / "compare.json").write_text(to_json(content), encoding="utf-8")
+        write_whole(output_dir / "compare.json", to_json(content))
     if form == "table":
         comparison.render(content, results())
     else:
         sys.stdout.write(to_json(content) if form == "json" else comparison.markdown(content))
-
-
-class _Stopwatch:
-    def __init__(self) -> None:
-        self._started = datetime.now(UTC)
-        self._began = time.perf_counter()
-
-    def run(self) -> dict[str, Any]:
-        """The document's ``run``."""
-        return {
-            "id": uuid.uuid4().hex,
-            "command": _command(),
-            "started": self._started.isoformat(timespec="seconds"),
-            "wall_s": time.perf_counter() - self._began,
-            "cancelled": False,
-        }
-
-
-def _command() -> str:
-    return shlex.join(["schedbench", *sys.argv[1:]])
 
 
 @contextmanager

@@ -11,6 +11,7 @@ USAGE: Final = 2
 UNABLE: Final = 3
 WORKLOAD_FAILED: Final = 4
 INTERRUPTED: Final = 130
+TERMINATED: Final = 143
 DEFECT: Final = 70  # ours; the traceback is the report
 
 EXIT_CODES: Final = MappingProxyType(
@@ -20,6 +21,7 @@ EXIT_CODES: Final = MappingProxyType(
         "schedbench.sched.model.checkpoint.CheckpointError": USAGE,
         "schedbench.sched.model.grammar.GrammarError": USAGE,
         "schedbench.sched.relay.states.RelayError": USAGE,
+        "schedbench.profiles.faults.FaultError": USAGE,
         "schedbench.profiles.hardware.HardwareError": USAGE,
         "schedbench.profiles.result.ResultError": USAGE,
         "schedbench.profiles.judge.gates.GateError": USAGE,
@@ -27,8 +29,10 @@ EXIT_CODES: Final = MappingProxyType(
         "schedbench.profiles.judge.remote.SideError": USAGE,
         "schedbench.profiles.judge.remote.CrashError": WORKLOAD_FAILED,
         "schedbench.profiles.judge.trials.WorkloadError": WORKLOAD_FAILED,
+        "schedbench.profiles.crash.BrokenRunError": WORKLOAD_FAILED,
         "schedbench.profiles.sweep.SweepError": USAGE,
         "schedbench.profiles.machine.MachineError": UNABLE,
+        "builtins.MemoryError": UNABLE,
         "schedbench.sched.memory.allocation.OutOfKVMemoryError": WORKLOAD_FAILED,
     }
 )
@@ -52,4 +56,6 @@ def message(error: BaseException) -> str:
     """What the user reads. Of an OSError only what concerns them: the file and the reason."""
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+    if isinstance(error, MemoryError):
+        return f"this machine has too little memory: {error}".removesuffix(": ")
     return str(error)

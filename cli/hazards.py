@@ -36,7 +36,7 @@ def table(hazards: Document) -> Table:
         table.add_row(
             Text(finding["resource"]),
             _access(finding["first"]),
-            _access(finding["second"]),
+            _access(finding["second"]) if finding["second"] else Text("nobody"),
             Text(finding["missing"]),
         )
     return table

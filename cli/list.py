@@ -11,7 +11,7 @@ import typer
 from .numbers import number
 
 Entry = dict[str, Any]
-What = Literal["scenarios", "cases", "relays", "models", "hardware"]
+What = Literal["scenarios", "cases", "relays", "faults", "models", "hardware"]
 Format = Literal["table", "json"]
 
 
@@ -19,7 +19,7 @@ def show(
     what: Annotated[What, typer.Argument(help="What to list.")],
     form: Annotated[Format, typer.Option("--format", help="A table, or a list of objects.")] = "table",
 ) -> None:
-    """List the scenarios, cases, relay states, models or hardware profiles that can be named."""
+    """List the scenarios, cases, relay states, faults, models or hardware profiles that can be named."""
     entries = _SOURCES[what]()
     if form == "json":
         typer.echo(json.dumps(entries, indent=1, ensure_ascii=False))
@@ -57,7 +57,22 @@ def _rung(entry: Entry) -> Iterator[str]:
     yield f"  expect: {entry['expect']}"
     for hazard in entry["known_hazards"]:
         yield f"  hazard: {hazard}"
+    for defect in entry["known_defects"]:
+        yield f"  defect: {defect}"
     yield f"  switches: {', '.join(f'{name}={value}' for name, value in entry['switches'].items())}"
+
+
+def _defects(entries: list[Entry]) -> str:
+    """Each fault as a paragraph: what it does wrong, where upstream had it, and where it can be switched on."""
+    return "\n\n".join(
+        f"{entry['name']}  {entry['reference']}\n  {entry['about']}\n  {_where(entry)}" for entry in entries
+    )
+
+
+def _where(entry: Entry) -> str:
+    if entry["waits_for"]:
+        return f"waits for {entry['waits_for']}"
+    return f"in {', '.join(entry['states'])}; {' and '.join(entry['loops'])} loop{'s' * (len(entry['loops']) > 1)}"
 
 
 def _cases() -> list[Entry]:
@@ -80,9 +95,37 @@ def _relays() -> list[Entry]:
             "changes": difference(known[state.before].overlapped, state.overlapped) if state.before else {},
             "expect": state.expect,
             "known_hazards": list(choose(state.name, {}).known_hazards),
+            "known_defects": list(state.known_defects),
             "switches": dict(state.defaults),
         }
         for state in known.values()
+    ]
+
+
+def _faults() -> list[Entry]:
+    from ..sched.relay.faults import awaited_faults, faults
+
+    entries = [
+        {
+            "name": fault.name,
+            "about": fault.about,
+            "reference": fault.reference,
+            "states": list(fault.states),
+            "loops": list(fault.loops),
+            "waits_for": None,
+        }
+        for fault in faults().values()
+    ]
+    return entries + [
+        {
+            "name": fault.name,
+            "about": fault.about,
+            "reference": fault.reference,
+            "states": [],
+            "loops": [],
+            "waits_for": fault.feature,
+        }
+        for fault in awaited_faults().values()
     ]
 
 
@@ -120,8 +163,13 @@ _SOURCES: dict[What, Callable[[], list[Entry]]] = {
     "scenarios": _scenarios,
     "cases": _cases,
     "relays": _relays,
+    "faults": _faults,
     "models": _models,
     "hardware": _hardware,
 }
 
-_LAYOUTS: dict[What, Callable[[list[Entry]], str]] = {"cases": _library, "relays": _ladder}
+_LAYOUTS: dict[What, Callable[[list[Entry]], str]] = {
+    "cases": _library,
+    "relays": _ladder,
+    "faults": _defects,
+}

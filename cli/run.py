@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 import sys
 from collections import Counter
 from pathlib import Path
@@ -12,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from .errors import GATE_FAILED, INTERRUPTED, WORKLOAD_FAILED, UsageError
+from .question import asked, folder
+from .stopwatch import command_line
 
 if TYPE_CHECKING:
     from ..profiles.execute import Options, Outcome
     from ..profiles.resolve import Resolved
     from ..profiles.result import Result
-    from ..scenarios.problems import Problem
     from ..sched.observe import Clock
     from .progress import RunProgress
 
@@ -34,6 +33,10 @@ def run(
     ] = None,
     device: Annotated[Device, typer.Option(help="auto takes CUDA where there is one.")] = "auto",
     relay: Annotated[str | None, typer.Option(help="A relay state instead of the scenario's.")] = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Break the relay as upstream had it broken; see list faults."),
+    ] = None,
     expect: Annotated[
         list[str] | None,
         typer.Option(metavar="BUDGET", help="A budget, e.g. decode.steady.schedule.sync=0."),
@@ -44,6 +47,10 @@ def run(
     hazards: Annotated[
         Switch, typer.Option(help="Watch for accesses that nothing orders, on the virtual GPU.")
     ] = "off",
+    adversarial: Annotated[
+        int | None,
+        typer.Option(metavar="SEED", min=0, help="Do all work as late as streams allow; see check."),
+    ] = None,
     output_dir: Annotated[Path | None, typer.Option(help="Write result.json into this folder.")] = None,
     form: Annotated[Format, typer.Option("--format", help="What to print on stdout.")] = "table",
 ) -> None:
@@ -52,8 +59,8 @@ def run(
     Exit codes: 0 done; 1 a budget was broken, or a hazard was found that the relay does not declare;
     2 usage or scenario; 3 this machine cannot; 4 the workload failed; 130 interrupted, what there is was kept.
     """
-    question = _ask(scenario, overrides or [], relay, expect or [])
-    options = _options(device, hazards, save_tokens=save_tokens)
+    question = asked(scenario, overrides or [], relay=relay, expect=expect or [], faults=fault or [])
+    options = _options(device, hazards, adversarial, save_tokens=save_tokens)
     folder(output_dir)
     try:
         if len(question.relays) > 1:
@@ -68,48 +75,18 @@ def run(
     raise typer.Exit(_exit_code(outcome))
 
 
-def folder(path: Path | None) -> None:
-    """Make the folder for results before there are any: after a long run is too late to find that it cannot be."""
-    if path is None:
-        return
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--output-dir {path}: {error.strerror}") from None
-    if not os.access(path, os.W_OK):
-        raise UsageError(f"--output-dir {path}: not writable")
-
-
-def _ask(name: str, overrides: list[str], relay: str | None, expect: list[str]) -> Resolved:
-    from ..profiles.resolve import ask
-    from ..scenarios.problems import ScenarioError
-
-    given = [*overrides, *(f"expect.{budget}" for budget in expect)]
-    if relay is not None:
-        given.append(f"engine.relay={relay}")
-    spelt = {
-        "--relay": "engine.relay" if relay is not None else None,
-        "--expect": "expect" if expect else None,
-    }
-    try:
-        return ask(name, given)
-    except ScenarioError as error:
-        raise ScenarioError([_as_typed(problem, spelt) for problem in error.problems]) from None
-
-
-def _as_typed(problem: Problem, spelt: dict[str, str | None]) -> Problem:
-    """Blame the option that was typed, not the key that it stands for."""
-    for option, key in spelt.items():
-        if key is not None and problem.place.file == "--set" and problem.path.startswith(key):
-            return problem._replace(place=problem.place._replace(file=option))
-    return problem
-
-
-def _options(device: Device, hazards: Switch, *, save_tokens: bool) -> Options:
+def _options(device: Device, hazards: Switch, adversary: int | None, *, save_tokens: bool) -> Options:
+    if hazards == "on" and adversary is not None:
+        raise UsageError("--hazards follows values in program order: leave out --adversarial, or use check")
     from ..profiles.execute import Options
 
-    command = shlex.join(["schedbench", *sys.argv[1:]])
-    return Options(device=device, save_tokens=save_tokens, command=command, hazards=hazards == "on")
+    return Options(
+        device=device,
+        save_tokens=save_tokens,
+        command=command_line(),
+        hazards=hazards == "on",
+        adversary=adversary,
+    )
 
 
 def _watch(clock: Clock, total: int) -> RunProgress:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
-import time
-import uuid
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from .errors import INTERRUPTED, UsageError
+from .stopwatch import Stopwatch, command_line
 
 if TYPE_CHECKING:
     from ..profiles.sweep import Cell, Plan, Runs
@@ -48,8 +45,8 @@ def sweep(
 ) -> None:
     """Run a scenario over values of some keys and print where the candidate turns from better to worse.
 
-    Exit codes: 0 done; 2 usage, or no cell could run; 3 this machine cannot; 130 interrupted, what there is was
-    kept.
+    Exit codes: 0 done; 2 usage, or no cell could run; 3 this machine cannot; 130 interrupted, or 143 terminated,
+    what there is was kept.
     """
     from ..profiles.execute import Options
     from ..profiles.sweep import Runs, planned, varies_overlap
@@ -61,16 +58,10 @@ def sweep(
     sides = _sides(a, b, alone=alone or (a is None and b is None and varies_overlap(over)))
     plan = planned(scenario, over, sides=sides, overrides=overrides or (), metric=metric)
     folder = None if output_dir is None else output_dir / "runs"
-    runs = Runs(Options(device=device, command=_command()), folder=folder, resume=resume)
-    began, started = time.perf_counter(), datetime.now(UTC)
+    runs = Runs(Options(device=device, command=command_line()), folder=folder, resume=resume)
+    clock = Stopwatch()
     found, cancelled = _found(plan, runs)
-    run = {
-        "id": uuid.uuid4().hex,
-        "command": _command(),
-        "started": started.isoformat(timespec="seconds"),
-        "wall_s": time.perf_counter() - began,
-        "cancelled": cancelled,
-    }
+    run = clock.run(cancelled=cancelled)
     _show(plan, found, run=run, output_dir=output_dir, form=form)
     raise typer.Exit(INTERRUPTED if cancelled else 0)
 
@@ -102,6 +93,7 @@ def _found(plan: Plan, runs: Runs) -> tuple[list[Cell], bool]:
 def _show(
     plan: Plan, found: list[Cell], *, run: dict[str, Any], output_dir: Path | None, form: Format
 ) -> None:
+    from ..profiles.files import write_whole
     from ..profiles.result import canonical
     from ..profiles.sweep_document import document
     from . import grid
@@ -109,12 +101,8 @@ def _show(
 
     content = document(plan, found, run=run)
     if output_dir is not None:
-        (output_dir / "sweep.json").write_text(canonical(content), encoding="utf-8")
+        write_whole(output_dir / "sweep.json", canonical(content))
     if form == "table":
         grid.render(content, results())
     else:
         sys.stdout.write(canonical(content) if form == "json" else grid.TEXTS[form](content))
-
-
-def _command() -> str:
-    return shlex.join(["schedbench", *sys.argv[1:]])

@@ -53,7 +53,9 @@ def render(result: Document, console: Console, *, breaches: Sequence[Breach] = (
 
 
 def every(result: Document, *, width: int) -> tuple[Table, ...]:
-    """The tables of a run, for a page of ``width`` columns."""
+    """The tables of a run, for a page of ``width`` columns. A run whose times mean nothing has none of times."""
+    if _void(result):
+        return workload(result), counts(result)
     return (
         summary(result),
         workload(result),
@@ -64,6 +66,13 @@ def every(result: Document, *, width: int) -> tuple[Table, ...]:
         gpu_waits(result),
         *((hazards.table(result["hazards"]),) if result["hazards"].get("findings") else ()),
     )
+
+
+def _void(result: Document) -> bool:
+    """Whether every time abstains, for one and the same reason."""
+    why = result["idle"].get("abstained")
+    metrics = result["metrics"].values()
+    return why is not None and all(metric.get("abstained") == why for metric in metrics)
 
 
 def headline(result: Document) -> Text:
@@ -95,6 +104,7 @@ def labels(result: Document) -> str:
         f"host time {label['host']}",
     ]
     parts += ["profiled: not for timing"] if label["profiled"] else []
+    parts += [result["idle"]["abstained"]] if _void(result) else []
     parts += ["cancelled: partial"] if result["run"]["cancelled"] else []
     return " · ".join(parts)
 

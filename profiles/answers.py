@@ -36,7 +36,7 @@ class Parts(NamedTuple):
     per_step: dict[str, KindCounts]
     copies: tuple[CopyRow, ...]
     syncs: tuple[SyncRow, ...]
-    idle: IdlePart
+    idle: IdlePart | Abstained
     requests: tuple[RequestRow, ...]
     outputs: Outputs
 

@@ -18,7 +18,7 @@ from ..sched.observe import StepInfo
 from .hardware import load
 from .timeline import Window
 from .vgpu import VirtualGpu, open_vgpu
-from .vgpu.gpu import Values
+from .vgpu.equipment import Values
 
 Body = Callable[[], object]
 

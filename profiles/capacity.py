@@ -11,6 +11,7 @@ from .machine import MachineError
 from .resolve import Resolved
 
 _INT32, _INT64 = 4, 8
+_ROTARY_COPIES = 3  # angles, their two halves and the table, while it is made
 # Of the machine's memory; the rest is for everything else.
 _SHARE = 0.9
 
@@ -26,16 +27,18 @@ def check(resolved: Resolved) -> None:
 
 
 def needed_bytes(resolved: Resolved) -> int:
-    """Page table, KV bookkeeping, and what real values add: weights and KV."""
+    """Page table, KV bookkeeping, and what real values add: weights, rotary angles and KV."""
     engine, model = resolved.scenario.engine, resolved.model
     rows = engine.max_running_requests + 1
-    needed = rows * model.max_positions * _INT32 + engine.kv_tokens * 3 * _INT64
+    slots = engine.kv_tokens + engine.page_size  # one page is padding
+    needed = rows * model.max_positions * _INT32 + slots * 3 * _INT64
     if resolved.scenario.device.values == "none":
         return needed
     size = torch.empty(0, dtype=model.dtype).element_size()
     models = [model] if resolved.draft is None else [model, resolved.draft]
-    kv = sum(2 * m.num_layers * m.num_kv_heads * m.head_dim * engine.kv_tokens for m in models)
-    return needed + size * (kv + parameters(model))
+    kv = sum(2 * m.num_layers * m.num_kv_heads * m.head_dim * slots for m in models)
+    rotary = model.max_positions * model.head_dim * _INT64 * _ROTARY_COPIES
+    return needed + rotary + size * (kv + parameters(model))
 
 
 def parameters(model: ModelConfig) -> int:

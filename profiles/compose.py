@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import torch
 
 from ..scenarios.combinations import overlaps
 from ..sched.config import EngineConfig
-from ..sched.loop.engine import Engine, Source, TokenSampler
+from ..sched.loop.engine import Engine, Runner, Source, TokenSampler
 from ..sched.loop.scheduler import Scheduler
 from ..sched.memory.chunk import ChunkCache
 from ..sched.memory.radix import RadixCache
@@ -24,7 +26,7 @@ from ..sched.model.tags import TaggedDecoder, TagPool
 from ..sched.model.weights import Weights, empty_weights, seeded_weights
 from ..sched.observe import Clock, Observer
 from ..sched.relay.desk import Streams
-from ..sched.relay.row import Relay
+from ..sched.relay.row import Relay, Row
 from ..sched.relay.states import RelayChoice
 from .draft import draft_worker, kv_pool, speculative_config
 from .hazards import name_pools
@@ -44,6 +46,17 @@ class _Grammars:
 
     def start(self, spec: Spec) -> Grammar:
         return self._cache.start(spec)
+
+
+class Guard(Protocol):
+    """Looks at a run from inside, and changes nothing that the scheduler could notice."""
+
+    def row(self, row: Row) -> Row: ...
+
+    def runner(self, runner: Runner) -> Runner: ...
+
+    def watching(self, scheduler: Scheduler, machine: Machine) -> AbstractContextManager[Observer]:
+        """Around each workload of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +100,7 @@ def compose(
     clock: Clock,
     source: Source,
     sampler: TokenSampler | None = None,
+    guard: Guard | None = None,
 ) -> Composition:
     """``sampler`` takes the place of the scheduler's own. Raises CheckpointError when the scenario's checkpoint
     cannot be read."""
@@ -95,14 +109,16 @@ def compose(
     # On the schedule's stream, for which every forward waits: no stream of ours waits for the default one.
     with streams.on(streams.schedule):
         slots, allocator = _slots(config), _allocator(config)
-        handed_on = _relay(relay, config, streams, observer=observer, req_to_token=slots.req_to_token)
+        handed_on = _relay(
+            relay, config, streams, observer=observer, req_to_token=slots.req_to_token, guard=guard
+        )
         weights = _weights(resolved, config.device)
         decoder, tags = _model(resolved, config, weights, pages=handed_on.desk.pages)
     cache = (RadixCache if config.radix_cache else ChunkCache)(slots, allocator)
     sampler = Sampler() if sampler is None else sampler
     streams.wait(streams.forward, streams.schedule)
     with streams.on(streams.forward):
-        runner = ModelRunner(decoder, config)
+        runner: Runner = ModelRunner(decoder, config)
         worker = draft_worker(
             resolved,
             config,
@@ -118,7 +134,7 @@ def compose(
         slots=slots,
         allocator=allocator,
         cache=cache,
-        runner=runner,
+        runner=runner if guard is None else guard.runner(runner),
         sampler=sampler,
         grammars=_Grammars(config),
         relay=handed_on,
@@ -151,10 +167,12 @@ def _relay(
     *,
     observer: Observer,
     req_to_token: torch.Tensor,
+    guard: Guard | None,
 ) -> Relay:
     mode = None if config.speculative is None else config.speculative.mode
+    row = choice.row(overlap=config.overlap, speculation=mode)
     return Relay.of(
-        choice.row(overlap=config.overlap, speculation=mode),
+        row if guard is None else guard.row(row),
         config,
         streams=streams,
         observer=observer,

@@ -14,12 +14,14 @@ from ..sched.relay.draft_rows import DRAFT_SWITCHES
 from ..sched.relay.states import RelayChoice
 from ..sched.relay.switches import OVERLAPPED_ONLY
 from .budget import Breach, breaches, untested
+from .compose import Guard
+from .crash import broken_on_purpose
 from .draft import speculation
 from .environment import environment, tool
 from .hazards import hazards
 from .machine import Machine
 from .machines import Kind, chosen, open_machine
-from .passes import Measured, measured
+from .passes import Measured, measured, untimed
 from .resolve import Resolved
 from .result import (
     Hazards,
@@ -51,12 +53,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``hazards``: whether to watch for them; it costs time."""
+    """``hazards``: whether to watch for them; it costs time. ``adversary``: number of one that does all work late."""
 
     device: Kind = "auto"
     save_tokens: bool = False
     command: str = ""
     hazards: bool = False
+    adversary: int | None = None
 
 
 def execute(
@@ -66,15 +69,26 @@ def execute(
     *,
     watch: Watch = nobody,
     instrument: Instrument | None = None,
+    guard: Guard | None = None,
 ) -> Outcome:
-    """Run once. Raises MachineError, CheckpointError, ScenarioError, TraceError."""
+    """Run once. Raises MachineError, CheckpointError, ScenarioError, TraceError; BrokenRunError where the relay's
+    faults broke it."""
     valve = Valve(instrument)
     started, begin = datetime.now(UTC), time.perf_counter()
     scenario = resolved.scenario
-    with open_machine(chosen(options.device, scenario), resolved, valve, hazards=options.hazards) as machine:
-        bench = Bench(resolved, machine, relay, valve)
-        bench.warm_up()
-        found = measured(bench, machine, watch, save_tokens=options.save_tokens)
+    with open_machine(
+        chosen(options.device, scenario),
+        resolved,
+        valve,
+        hazards=options.hazards,
+        adversary=options.adversary,
+    ) as machine:
+        bench = Bench(resolved, machine, relay, valve, guard=guard)
+        with broken_on_purpose(relay):
+            bench.warm_up()
+            found = measured(bench, machine, watch, save_tokens=options.save_tokens)
+        if options.adversary is not None:
+            found = untimed(found, "an adversary decided when work was done: times mean nothing")
         valve.finish(machine.names)
         run = _run(options, started, time.perf_counter() - begin, found.done, machine)
         result = _result(scenario, relay, machine, found, run)
@@ -126,9 +140,10 @@ def _result(scenario: Scenario, relay: RelayChoice, machine: Machine, found: Mea
             state=relay.state.name,
             policies=relay.policies(overlap=overlaps(scenario), speculation=speculation(scenario)),
             switches=_switches(relay, scenario),
+            faults=tuple(fault.name for fault in relay.faults),
         ),
         hardware=machine.hardware,
-        hazards=hazards(machine, relay.known_hazards),
+        hazards=hazards(machine, relay.known_hazards, decoded="decode" in found.parts.per_step),
         **{
             **found.parts._asdict(),
             "outputs": found.outputs,

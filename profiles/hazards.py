@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ..sched.loop.engine import Engine
-from ..sched.relay.states import PAGE_TABLE_REWRITE, SLOT_REUSE, STAGED_LATE
+from ..sched.relay.states import DEAD_PUBLISH, PAGE_TABLE_REWRITE, SLOT_REUSE, STAGED_LATE
 from .machine import Machine
 from .result import Abstained, Access, Hazards, SitePart
 from .result import Finding as FindingPart
@@ -43,11 +43,12 @@ SIGNS: Mapping[str, tuple[Sign, ...]] = {
     ),
     PAGE_TABLE_REWRITE: (Sign("race", "req_to_token", second="match.device_indices["),),
     STAGED_LATE: (Sign("freed", first="output_tokens_buf[rows]"),),
+    DEAD_PUBLISH: (Sign("unread", "new_seq_lens_buf"),),
 }
 
 
-def hazards(machine: Machine, declared: Sequence[str]) -> Hazards | Abstained:
-    """Of everything that ran on the machine so far."""
+def hazards(machine: Machine, declared: Sequence[str], *, decoded: bool) -> Hazards | Abstained:
+    """Of everything that ran on the machine so far. ``decoded``: there were decodes, which read what steps hand on."""
     if machine.hazards is None:
         where = (
             "hazards were not watched for"
@@ -55,7 +56,8 @@ def hazards(machine: Machine, declared: Sequence[str]) -> Hazards | Abstained:
             else "hazards show on the virtual GPU only"
         )
         return Abstained(abstained=where)
-    found = machine.hazards.found(machine.names.sites, machine.names.streams)
+    names = machine.names.sites, machine.names.streams
+    found = machine.hazards.found(*names) + (machine.hazards.unread(*names) if decoded else ())
     return sorted_out(found, declared)
 
 
@@ -84,7 +86,7 @@ def _part(finding: Finding) -> FindingPart:
     return FindingPart(
         resource=finding.resource,
         first=_access(finding.first),
-        second=_access(finding.second),
+        second=None if finding.second is None else _access(finding.second),
         missing=finding.missing,
     )
 
@@ -97,5 +99,5 @@ def _site(site: Site | None) -> SitePart | None:
     return None if site is None else SitePart(**site._asdict())
 
 
-def _statement(touch: Touch) -> str:
-    return touch.site.statement if touch.site else ""
+def _statement(touch: Touch | None) -> str:
+    return touch.site.statement if touch and touch.site else ""

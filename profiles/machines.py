@@ -36,21 +36,33 @@ def chosen(kind: Kind, scenario: Scenario) -> Literal["cuda", "vgpu"]:
 
 
 def open_machine(
-    kind: Literal["cuda", "vgpu"], resolved: Resolved, sink: Sink, *, hazards: bool = False
+    kind: Literal["cuda", "vgpu"],
+    resolved: Resolved,
+    sink: Sink,
+    *,
+    hazards: bool = False,
+    adversary: int | None = None,
 ) -> AbstractContextManager[Machine]:
-    """``hazards`` are watched for on the virtual GPU. Raises MachineError."""
-    return open_cuda(resolved, sink) if kind == "cuda" else _virtual(resolved, sink, hazards=hazards)
+    """On the virtual GPU ``hazards`` are watched for, or the ``adversary`` of that number is at work. Raises
+    MachineError."""
+    if kind == "vgpu":
+        return _virtual(resolved, sink, hazards=hazards, adversary=adversary)
+    if adversary is not None:
+        raise MachineError("an adversary decides when work is done; a real device does so itself")
+    return open_cuda(resolved, sink)
 
 
 @contextmanager
-def _virtual(resolved: Resolved, sink: Sink, *, hazards: bool) -> Iterator[Machine]:
+def _virtual(resolved: Resolved, sink: Sink, *, hazards: bool, adversary: int | None) -> Iterator[Machine]:
     capacity.check(resolved)
     scenario, hardware = resolved.scenario, resolved.hardware
     modelled = scenario.device.host == "modelled"
     charged = hardware if modelled else without_own_time(hardware)
     with (
         _one_thread(),
-        open_vgpu(charged, values=scenario.device.values, sink=sink, hazards=hazards) as gpu,
+        open_vgpu(
+            charged, values=scenario.device.values, sink=sink, hazards=hazards, adversary=adversary
+        ) as gpu,
         _host_time(gpu, modelled=modelled) as host,
     ):
         yield Machine(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .answers import Parts
+from .answers import Metrics, Parts
 from .draft import speculation_depth
 from .machine import Counting, Machine
 from .result import Abstained, Outputs, digest
@@ -64,6 +64,13 @@ def agreed(timed: Outputs | Abstained, traced: Outputs | Abstained) -> Outputs |
     if isinstance(traced, Abstained):
         return Abstained(abstained=f"traced pass: {traced.abstained}")
     return Abstained(abstained="the timed and the traced pass gave different tokens")
+
+
+def untimed(found: Measured, why: str) -> Measured:
+    """Tokens and counts stay; whatever is a time, or follows from one, abstains."""
+    metrics: Metrics = {name: Abstained(abstained=why) for name in found.parts.metrics}
+    parts = found.parts._replace(metrics=metrics, idle=Abstained(abstained=why), copies=(), syncs=())
+    return found._replace(parts=parts)
 
 
 def _forget(bench: Bench) -> None:

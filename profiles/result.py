@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Iterable, Sequence
+import stat
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
+from pydantic_core import from_json
 
 from .definitions import Direction
+from .files import write_whole
 
 # History: 1.0 the first.
 SCHEMA_VERSION: Final = "1.0"
@@ -23,6 +25,11 @@ SCHEMA_VERSION: Final = "1.0"
 
 class ResultError(ValueError):
     """A file is no result document, or one of a version that is not understood."""
+
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Number = Annotated[float, Field(ge=-1e150, le=1e150)]  # can be squared
+Instant = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # ns
 
 
 class Part(BaseModel):
@@ -43,14 +50,14 @@ class Metric(Part):
     unit: str
     direction: Direction
     exact: bool  # repeats byte for byte; compared without statistics
-    values: tuple[float, ...]
-    n: int | None = None
-    min: float | None = None
-    max: float | None = None
-    p50: float | Abstained | None = None
-    p90: float | Abstained | None = None
-    p95: float | Abstained | None = None
-    p99: float | Abstained | None = None
+    values: tuple[Number, ...]
+    n: Count | None = None
+    min: Number | None = None
+    max: Number | None = None
+    p50: Number | Abstained | None = None
+    p90: Number | Abstained | None = None
+    p95: Number | Abstained | None = None
+    p99: Number | Abstained | None = None
 
 
 class Tool(Part):
@@ -64,10 +71,10 @@ class Run(Part):
     id: str
     command: str
     started: str  # ISO 8601, UTC
-    wall_s: float
-    emulation_speed: float | None = None  # virtual seconds per second of wall time
+    wall_s: Number
+    emulation_speed: Number | None = None  # virtual seconds per second of wall time
     cancelled: bool = False
-    hazards_s: float | None = None  # of wall_s, what watching for hazards took
+    hazards_s: Number | None = None  # of wall_s, what watching for hazards took
 
 
 class Labels(Part):
@@ -78,14 +85,34 @@ class Labels(Part):
 
 
 class ScenarioPart(Part):
-    expanded: dict[str, Any]
+    expanded: dict[str, JsonValue]
     sha256: str
+
+    @property
+    def seed(self) -> int | None:
+        """Of the workload; None where the scenario leaves it open."""
+        return _seed(self.expanded)
+
+    @field_validator("expanded")
+    @classmethod
+    def _has_a_seed_that_can_be_one(cls, expanded: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        _seed(expanded)
+        return expanded
+
+
+def _seed(expanded: dict[str, JsonValue]) -> int | None:
+    measure = expanded.get("measure", {})
+    seed = measure.get("seed") if isinstance(measure, dict) else measure
+    if isinstance(seed, bool) or not isinstance(seed, int | None):
+        raise ValueError("measure.seed: expected a whole number")
+    return seed
 
 
 class RelayPart(Part):
     state: str
     policies: dict[str, str] = {}
-    switches: dict[str, Any] = {}
+    switches: Mapping[str, JsonValue] = {}
+    faults: tuple[str, ...] = ()  # what was broken on purpose
 
 
 class HardwarePart(Part):
@@ -96,10 +123,10 @@ class HardwarePart(Part):
 class CountSummary(Part):
     """Counts per step over all steps of a kind."""
 
-    median: float
-    mean: float
-    max: int
-    steps_with: int
+    median: Number
+    mean: Number
+    max: Count
+    steps_with: Count
 
 
 class KindCounts(Part):
@@ -109,7 +136,7 @@ class KindCounts(Part):
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="allow")
     __pydantic_extra__: dict[str, dict[str, CountSummary]] = Field(init=False)
 
-    steps: int
+    steps: Count
 
     @property
     def streams(self) -> dict[str, dict[str, CountSummary]]:
@@ -119,7 +146,7 @@ class KindCounts(Part):
 class SitePart(Part):
     file: str
     function: str
-    line: int
+    line: Count
     statement: str
 
 
@@ -134,11 +161,11 @@ class CopyRow(Part):
     direction: str
     host_memory: str
     blocking: bool
-    count: int
-    steady: int  # of count, those in steady decodes
-    bytes: int
-    host_us: float  # its calls waited for the device
-    exposed_us: float
+    count: Count
+    steady: Count  # of count, those in steady decodes
+    bytes: Count
+    host_us: Number  # its calls waited for the device
+    exposed_us: Number
 
 
 class SyncRow(Part):
@@ -150,27 +177,27 @@ class SyncRow(Part):
     stream: str
     call: str
     sync: bool  # its purpose is to wait
-    count: int
-    steady: int  # of count, those in steady decodes
-    host_us: float
-    exposed_us: float
+    count: Count
+    steady: Count  # of count, those in steady decodes
+    host_us: Number
+    exposed_us: Number
 
 
 class IdlePart(Part):
     """Forward idle in total and its parts: host late, dependency, kernel gap, no work, residue."""
 
-    host_late_us: float
-    launch_latency_us: float  # of host late
-    unnamed_host_us: float  # of host late, in no range
-    dependency_us: float
-    kernel_gap_us: float
-    no_work_us: float
-    residue_us: float
+    host_late_us: Number
+    launch_latency_us: Number  # of host late
+    unnamed_host_us: Number  # of host late, in no range
+    dependency_us: Number
+    kernel_gap_us: Number
+    no_work_us: Number
+    residue_us: Number
 
 
 class Engagement(Part):
-    taken: int
-    eligible: int
+    taken: Count
+    eligible: Count
 
 
 class RankPart(Part):
@@ -184,9 +211,9 @@ class RankPart(Part):
 class SummaryPart(Part):
     """Of token counts."""
 
-    mean: float
-    p50: float
-    p95: float
+    mean: Number
+    p50: Number
+    p95: Number
 
 
 class LengthsPart(Part):
@@ -199,24 +226,24 @@ class LengthsPart(Part):
 class WorkloadPart(Part):
     """What was drawn, or found in a trace. ``clipped`` requests were shortened to fit the model's context."""
 
-    requests: int
+    requests: Count
     prompt_tokens: LengthsPart
     output_tokens: LengthsPart
-    clipped: int
+    clipped: Count
 
 
 class RequestRow(Part):
     """Instants are ns of the run's clock."""
 
     id: str
-    arrival: int
-    first_token: int | None
-    finish: int | None
-    prompt_tokens: int
-    output_tokens: int
+    arrival: Instant
+    first_token: Instant | None
+    finish: Instant | None
+    prompt_tokens: Count
+    output_tokens: Count
     status: Literal["finished", "refused", "aborted", "failed", "cancelled"]
     reason: str
-    token_ids: tuple[int, ...] | None = None
+    token_ids: tuple[Count, ...] | None = None
 
 
 class Outputs(Part):
@@ -232,9 +259,11 @@ class Access(Part):
 
 
 class Finding(Part):
+    """Two accesses that nothing orders; or one, the last of many, that is for nothing."""
+
     resource: str
     first: Access
-    second: Access
+    second: Access | None
     missing: str
 
 
@@ -249,7 +278,7 @@ class Result(Part):
     schema_version: Literal["1.0"] = SCHEMA_VERSION
     tool: Tool
     run: Run
-    environment: dict[str, Any]
+    environment: dict[str, JsonValue]
     labels: Labels
     scenario: ScenarioPart
     workload: WorkloadPart
@@ -283,20 +312,14 @@ class Result(Part):
         return canonical(self.document())
 
     def write(self, path: Path) -> None:
-        """Whole or not at all: a reader never sees half a document."""
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            unfinished.write_text(self.to_json(), encoding="utf-8")
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        write_whole(path, self.to_json())
 
     @classmethod
     def from_json(cls, text: str | bytes, *, name: str = "result") -> Self:
         """Raises ResultError, naming ``name`` and the first thing that is wrong."""
         try:
-            document = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            document = from_json(text, allow_inf_nan=False)
+        except ValueError as error:
             raise ResultError(f"{name}: not JSON: {error}") from None
         return cls.from_document(document, name=name)
 
@@ -319,6 +342,8 @@ class Result(Part):
 def read(path: Path) -> Result:
     """Raises ResultError when the file is missing, unreadable, junk, or of an unknown version."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ResultError(f"{path}: not a regular file")
         content = path.read_bytes()
     except OSError as error:
         raise ResultError(f"{path}: {error.strerror or error}") from None
@@ -326,9 +351,11 @@ def read(path: Path) -> Result:
 
 
 def canonical(document: dict[str, Any]) -> str:
-    """JSON with sorted keys; a line per top-level entry and per row of a list, so that files diff well."""
+    """JSON with sorted keys; a line per top-level entry and per row of a list, so that files diff well. What is no
+    text, such as a byte of a file's name, becomes a question mark."""
     entries = (f"{_dump(key)}: {_rows(document[key])}" for key in sorted(document))
-    return "{\n" + ",\n".join(entries) + "\n}\n"
+    text = "{\n" + ",\n".join(entries) + "\n}\n"
+    return text.encode("utf-8", "replace").decode()
 
 
 def _rows(value: object) -> str:

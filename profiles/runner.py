@@ -24,7 +24,7 @@ from ..sched.request import Request, Status
 from .answers import Answers
 from .audit import TagAudit
 from .chorus import Chorus
-from .compose import Composition, compose
+from .compose import Composition, Guard, compose
 from .feed import ABORTED, Feed
 from .machine import Machine
 from .metrics.periods import VisibleSleep
@@ -102,6 +102,7 @@ class Bench:
     relay: RelayChoice
     valve: Valve
     sampler: TokenSampler | None = None  # instead of the scheduler's own
+    guard: Guard | None = None
     _composition: Composition = field(init=False)
     _chorus: Chorus = field(init=False)
     _feed: Feed = field(init=False)
@@ -119,6 +120,7 @@ class Bench:
             clock=self.machine.host.aside(self._clock),
             source=self.machine.host.aside(self._feed),
             sampler=self.sampler,
+            guard=self.guard,
         )
 
     @property
@@ -138,8 +140,9 @@ class Bench:
         scenario = self.scenario.model_copy(update={"workload": fewer})
         workload = self._built(scenario, self.scenario.measure.seed ^ WARMUP_SEED)
         self._load(workload)
-        self._chorus.tune(*self._always(), *self._aborts(workload))
-        self._loop()
+        with self._guarded() as guard:
+            self._chorus.tune(*self._always(), *self._aborts(workload), guard)
+            self._loop()
         engine = self.scheduler.engine
         with engine.streams.on(engine.streams.schedule):
             engine.cache.evict(engine.cache.evictable_size())
@@ -151,9 +154,10 @@ class Bench:
         self._settle_device()
         start = self._load(workload)
         self.valve.open(answers)
-        with watch(self._clock, len(workload)) as watcher:
+        with watch(self._clock, len(workload)) as watcher, self._guarded() as guard:
             audits = () if audit is None else (audit,)
-            self._chorus.tune(*self._always(), *answers.listeners, *self._aborts(workload), *audits, watcher)
+            others = (*self._aborts(workload), *audits, watcher, guard)
+            self._chorus.tune(*self._always(), *answers.listeners, *others)
             begin = time.perf_counter()
             cancelled = self._interrupted(answers)
             wall_s = time.perf_counter() - begin
@@ -183,6 +187,11 @@ class Bench:
 
     def _always(self) -> Sequence[Observer]:
         return (self.machine.observer, *((NvtxRanges(),) if listening() else ()))
+
+    def _guarded(self) -> AbstractContextManager[Observer]:
+        if self.guard is None:
+            return nullcontext(Silence())
+        return self.guard.watching(self.scheduler, self.machine)
 
     def _aborts(self, workload: Workload) -> Sequence[Observer]:
         return (_Aborts(self._feed, self.scheduler),) if workload.aborts else ()

@@ -72,7 +72,7 @@ def scalar(text: str) -> Value:
 
 def _text(content: bytes, file: str) -> str:
     if len(content) > MAX_BYTES:
-        message = f"expected a scenario of at most {MAX_BYTES} bytes, got {len(content)}"
+        message = f"expected a file of at most {MAX_BYTES} bytes"
         raise ScenarioError([Problem(Place(file), "", message)])
     try:
         return content.decode("utf-8-sig")

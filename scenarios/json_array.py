@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from .records import MAX_RECORD, Line, TraceError
 
 _CHUNK = 1 << 16
-_SPACE = " \t\r\n"
+_SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def objects(file: BinaryIO, name: str) -> Iterator[tuple[Line, dict[str, Any]]]:
@@ -30,11 +31,13 @@ def objects(file: BinaryIO, name: str) -> Iterator[tuple[Line, dict[str, Any]]]:
 
 
 class _Window:
-    """The part of the file that is being parsed. Grows until an object is whole, then moves past it."""
+    """The part of the file that is being parsed. Grows until an object is whole, then moves past it: what was read is
+    copied when more is read, not for every object in it."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self.file, self.name = file, name
         self.text = ""
+        self.place = 0  # in the text, of what comes next
         self.undecoded = b""
         self.newlines = 0
 
@@ -44,28 +47,30 @@ class _Window:
     def peek(self) -> str:
         """The next character that is no white space; "" at the end."""
         while True:
-            stripped = self.text.lstrip(_SPACE)
-            self.drop(len(self.text) - len(stripped))
-            if self.text or not self.grow():
-                return self.text[:1]
+            space = _SPACE.match(self.text, self.place)
+            assert space is not None
+            self.drop(space.end() - self.place)
+            if self.place < len(self.text) or not self.grow():
+                return self.text[self.place : self.place + 1]
 
     def object(self) -> dict[str, Any]:
         while True:
             try:
-                value, end = json.JSONDecoder().raw_decode(self.text)
+                value, end = json.JSONDecoder().raw_decode(self.text, self.place)
             except (ValueError, RecursionError) as error:
-                if len(self.text) > MAX_RECORD or not self.grow():
+                if len(self.text) - self.place > MAX_RECORD or not self.grow():
                     raise self.broken(error) from None
             else:
-                self.drop(end)
+                self.drop(end - self.place)
                 return dict(value)
 
     def drop(self, length: int) -> None:
-        self.newlines += self.text.count("\n", 0, length)
-        self.text = self.text[length:]
+        self.newlines += self.text.count("\n", self.place, self.place + length)
+        self.place += length
 
     def grow(self) -> bool:
         """Read as much again as is there, so that retries cost no more than the reading. False at the end."""
+        self.text, self.place = self.text[self.place :], 0
         raw = self.file.read(max(_CHUNK, len(self.text)))
         self.undecoded += raw
         cut = _whole(self.undecoded) if raw else len(self.undecoded)
@@ -80,7 +85,7 @@ class _Window:
     def broken(self, error: ValueError | RecursionError) -> TraceError:
         if not isinstance(error, json.JSONDecodeError):
             return self.line().error(f"not JSON: {error}")
-        number = self.newlines + error.lineno
+        number = self.newlines + self.text.count("\n", self.place, error.pos) + 1
         return Line(self.name, number).error(f"not JSON: {error.msg}")
 
 

@@ -124,7 +124,7 @@ def opened(path_or_name: str) -> tuple[bytes, str, Path]:
 
     Raises ScenarioError.
     """
-    if path_or_name in (*shipped.names(), *shipped.case_names()):
+    if path_or_name in (*shipped.names(), *shipped.case_names(), *shipped.fault_names()):
         return shipped.content(path_or_name), f"{path_or_name}.yaml", Path()
     path = Path(path_or_name)
     try:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr
 
 from .case import Case
-from .fields import Count, Limit, Positive, Rate, Section, Seed, Setting, Several, Switch
+from .fields import Count, Limit, Positive, Rate, Requests, Section, Seed, Setting, Several, Switch
 from .source import Source
 from .workload_schema import Workload
 
@@ -137,7 +137,7 @@ class Engine(Section):
 
 
 class Measure(Section):
-    warmup_requests: Count = 0
+    warmup_requests: Requests = 0
     repeat: Positive = 1
     seed: Seed = 0
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 import yaml
 
 CASES: Final = "cases"  # their folder, and what their names begin with
+FAULTS: Final = "faults"
 
 
 def names() -> list[str]:
@@ -17,7 +18,12 @@ def names() -> list[str]:
 
 def case_names() -> list[str]:
     """``cases/NAME`` of every case."""
-    return [f"{CASES}/{name}" for name in _names(files(__package__).joinpath(CASES))]
+    return _names_in(CASES)
+
+
+def fault_names() -> list[str]:
+    """``faults/NAME`` of every scenario in which known bugs show."""
+    return _names_in(FAULTS)
 
 
 def content(name: str) -> bytes:
@@ -34,6 +40,10 @@ def case_catalog() -> list[dict[str, str]]:
     """``name``, ``about`` and the ``case`` section of every case, in order of name."""
     documents = {name: _document(name) for name in case_names()}
     return [{"name": name, "about": found["about"], **found["case"]} for name, found in documents.items()]
+
+
+def _names_in(folder: str) -> list[str]:
+    return [f"{folder}/{name}" for name in _names(files(__package__).joinpath(folder))]
 
 
 def _names(folder: Traversable) -> list[str]:

@@ -6,6 +6,7 @@ costs the memory of the requests that are alive.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
@@ -21,6 +22,8 @@ from .replay import replay
 from .schema import Scenario
 from .script import Script, drawn
 from .workload_schema import Abort, Arrival, Burst, Closed, Grammar, Recorded, Sampling
+
+_REQUEST = re.compile(r"r(0|[1-9][0-9]{0,8})")
 
 Template = Callable[[int, int], Request]
 """(index, arrival) to a fresh request."""
@@ -168,11 +171,15 @@ def _aborts(scenario: Scenario, *, size: int, seed: int) -> dict[str, int]:
     if abort is None:
         return {}
     ids = {request_id(index) for index in _leaving(abort, size=size, seed=seed)}
-    known = {request_id(index) for index in range(size)}
-    if unknown := sorted(set(abort.requests) - known):
+    if unknown := sorted(name for name in abort.requests if not _is_request(name, size=size)):
         message = f"expected r0 to r{size - 1}, got {show(unknown[0])}"
         raise scenario.source.refuse(("workload", "abort", "requests"), message)
     return dict.fromkeys(sorted(ids | set(abort.requests)), abort.after_tokens)
+
+
+def _is_request(name: str, *, size: int) -> bool:
+    number = _REQUEST.fullmatch(name)
+    return number is not None and int(number[1]) < size
 
 
 def _leaving(abort: Abort, *, size: int, seed: int) -> list[int]:

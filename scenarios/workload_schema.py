@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from .fields import Count, Fraction, Positive, Rate, Section, Several, Switch
+from .fields import Count, Fraction, Positive, Rate, Requests, Section, Several, Switch
 
 Length = Annotated[int, Field(ge=1, le=2**24)]
-Real = Annotated[float, Field(gt=0, le=2**24)]
+Real = Annotated[float, Field(ge=1e-6, le=2**24)]
 
 
 class Fixed(Section):
@@ -154,7 +154,7 @@ class Workload(Section):
     """Drawn from distributions, or the first ``requests`` of a trace. Without ``arrival`` a trace keeps its
     own instants where it has any; everything else is a burst."""
 
-    requests: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    requests: Annotated[Requests, Field(ge=1)] | None = None
     arrival: Arrival | None = None
     prompt_tokens: Distribution | None = None
     output_tokens: Distribution | None = None

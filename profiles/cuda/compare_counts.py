@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ...sched.observe import RANGES
+from ..files import write_whole
 from ..metrics.steps import OUTSIDE
 from ..result import CopyRow, Result, SitePart, SyncRow, read
 
@@ -150,7 +151,7 @@ def main(arguments: Sequence[str]) -> int:
     """``A.json B.json OUTPUT.json``: differences are written, and are no failure."""
     a, b, output = map(Path, arguments)
     comparison = compare_counts(read(a), read(b))
-    output.write_text(json.dumps(comparison.document(), indent=1) + "\n", encoding="utf-8")
+    write_whole(output, json.dumps(comparison.document(), indent=1) + "\n")
     return 0
 
 

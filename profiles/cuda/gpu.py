@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from ..files import write_whole
 from .one import parse, question
 from .probes import PROBES
 from .stages import Outcome, Stage, in_process, run_all
@@ -127,7 +128,7 @@ def main(arguments: Sequence[str]) -> int:
     if given.dry_run:
         return dry_run(stages)
     given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "kineto.conf").write_text(KINETO, encoding="utf-8")
+    write_whole(given.out / "kineto.conf", KINETO)
     outcomes = []
     for outcome in run_all(stages, budget=BUDGET, run=in_process(sys.executable, given.out)):
         outcomes.append(outcome)
@@ -136,8 +137,8 @@ def main(arguments: Sequence[str]) -> int:
             flush=True,
         )
     told = summary(outcomes, given.out)
-    (given.out / "summary.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    (given.out / "summary.md").write_text(markdown(told, outcomes), encoding="utf-8")
+    write_whole(given.out / "summary.json", json.dumps(told, indent=1) + "\n")
+    write_whole(given.out / "summary.md", markdown(told, outcomes))
     return 0 if told["ok"] else 1
 
 

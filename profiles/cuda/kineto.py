@@ -18,6 +18,7 @@ SYNC: Final = "cuda_sync"
 _KEPT: Final = frozenset((*API, *GPU, SYNC))  # gpu_user_annotation would count a stream as always busy
 
 WAIT_EVENT: Final = "Stream Wait Event"
+_LAST_US: Final = 2.0**53  # microseconds; two centuries and a half
 STREAM_SYNC: Final = "cudaStreamSynchronize"
 
 _MEMCPY = re.compile(r"Memcpy (\w+) \((.+) -> (.+)\)")
@@ -64,19 +65,30 @@ def rows(trace: Mapping[str, Any]) -> list[Row]:
     events = trace.get("traceEvents")
     if not isinstance(events, list):
         raise ValueError("not a Chrome trace: no list of traceEvents")
-    base = int(trace.get("baseTimeNanoseconds", 0))
-    found = (_row(event, base) for event in events if event.get("ph") == "X" and event.get("cat") in _KEPT)
+    base = trace.get("baseTimeNanoseconds", 0)
+    if not isinstance(base, int):
+        raise ValueError(f"not a Chrome trace: baseTimeNanoseconds is {base!r}")
+    found = (_row(event, base) for event in events if _is_kept(event))
     return sorted(found, key=lambda row: (row.start, row.end))
 
 
+def _is_kept(event: Any) -> bool:
+    if not isinstance(event, dict):
+        raise ValueError(f"not a Chrome trace: an event is {event!r}")
+    category = event.get("cat")
+    return event.get("ph") == "X" and isinstance(category, str) and category in _KEPT
+
+
 def _row(event: Mapping[str, Any], base: int) -> Row:
-    more = event.get("args", {})
-    start = base + round(event["ts"] * 1000)
+    more, name = event.get("args", {}), event.get("name")
+    if not isinstance(more, dict) or not isinstance(name, str):
+        raise ValueError(f"not a Chrome trace: an event has the name {name!r} and the args {more!r}")
+    start = base + _nanoseconds(event, "ts")
     return Row(
         category=event["cat"],
-        name=_SUFFIX.sub("", event["name"]) if event["cat"] in API else event["name"],
+        name=_SUFFIX.sub("", name) if event["cat"] in API else name,
         start=start,
-        end=start + round(event.get("dur", 0) * 1000),
+        end=start + _nanoseconds(event, "dur"),
         thread=_number(event.get("tid")),
         stream=_number(more.get("stream")),
         correlation=_number(more.get("correlation")),
@@ -86,11 +98,19 @@ def _row(event: Mapping[str, Any], base: int) -> Row:
     )
 
 
+def _nanoseconds(event: Mapping[str, Any], key: str) -> int:
+    """Chrome counts microseconds. Only a duration may be left out."""
+    value = event.get(key, 0 if key == "dur" else None)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _LAST_US:
+        raise ValueError(f"not a Chrome trace: {key} of an event is {value!r}")
+    return round(value * 1000)
+
+
 def _number(value: object) -> int:
     """-1 for what is missing or no number, as CUPTI's own invalid value."""
     try:
         return int(cast(Any, value))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return -1
 
 

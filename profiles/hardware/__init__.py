@@ -12,8 +12,10 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ...scenarios.document import MAX_BYTES, Document, read
+from ...scenarios.problems import ScenarioError, show
 
 if TYPE_CHECKING:
     from ...sched.config import Capabilities
@@ -24,36 +26,39 @@ class HardwareError(ValueError):
 
 
 class Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Quantity(Model):
-    """A constant of the machine. ``origin`` says where it comes from: measured, datasheet or estimate, and how."""
+    """A constant of the machine. ``origin`` says where it comes from: measured, datasheet or estimate, and how.
 
-    value: float = Field(ge=0)
+    Bounds are far from any machine's, and close enough for a run's instants to stay 64-bit integers of ns."""
+
     origin: str = Field(min_length=1)
 
 
 class Nanoseconds(Quantity):
+    value: float = Field(ge=0, le=1e9)
     unit: Literal["ns"]
 
 
 class Bytes(Quantity):
+    value: float = Field(ge=0, le=2**40)
     unit: Literal["B"]
 
 
 class BytesPerSecond(Quantity):
-    value: float = Field(gt=0)
+    value: float = Field(ge=1e6, le=1e18)
     unit: Literal["B/s"]
 
 
 class FlopsPerSecond(Quantity):
-    value: float = Field(gt=0)
+    value: float = Field(ge=1e9, le=1e24)
     unit: Literal["FLOP/s"]
 
 
 class Ratio(Quantity):
-    value: float = Field(gt=0, le=1)
+    value: float = Field(ge=1e-3, le=1)
     unit: Literal["1"]
 
 
@@ -120,7 +125,9 @@ class Available(Model):
     graphs: bool
 
 
-class HardwareProfile(Model):
+class _Written(Model):
+    """A profile as it stands in its file."""
+
     name: str
     about: str
     kernels: Kernels
@@ -128,6 +135,9 @@ class HardwareProfile(Model):
     host: HostCalls
     phases: dict[str, Phase]
     available: Available
+
+
+class HardwareProfile(_Written):
     sha256: str
 
     @property
@@ -149,11 +159,11 @@ def load(name_or_path: str | Path) -> HardwareProfile:
     """
     raw = _read(name_or_path)
     try:
-        document = yaml.safe_load(raw)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise HardwareError(f"{name_or_path}: not YAML: {error}") from error
-    if not isinstance(document, dict):
-        raise HardwareError(f"{name_or_path}: expected a mapping, got {type(document).__name__}")
+        document = read(raw, str(name_or_path))
+    except ScenarioError as error:
+        raise HardwareError(str(error)) from None
+    if not isinstance(document.data, dict):
+        raise HardwareError(f"{name_or_path}: expected a mapping, got {show(document.data)}")
     return _validated(document, source=str(name_or_path), sha256=hashlib.sha256(raw).hexdigest())
 
 
@@ -166,30 +176,25 @@ def _read(name_or_path: str | Path) -> bytes:
         shipped: bytes = (_folder() / f"{name_or_path}.yaml").read_bytes()
         return shipped
     path = Path(name_or_path)
-    if path.is_file():
-        return path.read_bytes()
+    try:
+        if path.is_file():
+            with path.open("rb") as file:
+                return file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise HardwareError(f"{show(str(path))}: cannot be read: {error.strerror or error}") from None
     near = difflib.get_close_matches(str(name_or_path), names(), n=1)
     hint = f", did you mean {near[0]!r}?" if near else ""
     raise HardwareError(f"no hardware profile {str(name_or_path)!r}{hint} (available: {', '.join(names())})")
 
 
-def _validated(document: dict[str, Any], *, source: str, sha256: str) -> HardwareProfile:
+def _validated(document: Document, *, source: str, sha256: str) -> HardwareProfile:
+    faults = list(map(str, document.problems))
     try:
-        return HardwareProfile(**_as_floats(document), sha256=sha256)
-    except (ValidationError, TypeError) as error:
-        raise HardwareError(f"{source}: {_faults(error)}") from error
-
-
-def _as_floats(node: Any) -> Any:
-    """YAML writes 65536 for a float; strict validation takes both, but a constant's type should not vary."""
-    if isinstance(node, dict):
-        return {str(k): _as_floats(v) for k, v in node.items()}
-    if isinstance(node, int) and not isinstance(node, bool):
-        return float(node)
-    return node
-
-
-def _faults(error: ValidationError | TypeError) -> str:
-    if isinstance(error, TypeError):
-        return str(error)
-    return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+        profile = _Written.model_validate(document.data)
+    except ValidationError as error:
+        faults += [
+            f"{source}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()
+        ]
+    if faults:
+        raise HardwareError("; ".join(faults))
+    return HardwareProfile(**dict(profile), sha256=sha256)

@@ -80,7 +80,7 @@ def first_divergence(
             _step(steps_a, request, position),
             _step(steps_b, request, position),
         )
-        for request, position, token_a, token_b in _differences(a, b)
+        for request, position, token_a, token_b in token_differences(a, b)
     ]
     return min(found, key=_when, default=Divergence(seed))
 
@@ -90,7 +90,7 @@ def _when(divergence: Divergence) -> float:
     return min(steps, default=float("inf"))
 
 
-def _differences(a: Result, b: Result) -> Iterator[tuple[str, int, int | None, int | None]]:
+def token_differences(a: Result, b: Result) -> Iterator[tuple[str, int, int | None, int | None]]:
     """Of each request whose tokens were kept and differ: the first position."""
     tokens_b = {row.id: row.token_ids or () for row in b.requests}
     for row in a.requests:

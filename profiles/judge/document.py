@@ -89,7 +89,7 @@ def _side(label: str, results: Sequence[Result]) -> Document:
         "runs": [
             {
                 "id": result.run.id,
-                "seed": result.scenario.expanded.get("measure", {}).get("seed"),
+                "seed": result.scenario.seed,
                 "scenario_sha256": result.scenario.sha256,
                 "outputs": result.outputs.model_dump(mode="json"),
             }

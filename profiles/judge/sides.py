@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -93,9 +94,9 @@ def parse(text: str) -> Spec:
     if not text.strip():
         return Spec("as is")
     path = Path(text)
-    if path.is_dir():
+    if os.path.isdir(text):
         return Spec(text, stored=_results_in(path))
-    if path.is_file() or path.suffix == ".json":
+    if os.path.isfile(text) or path.suffix == ".json":
         return Spec(text, stored=(path,))
     return Spec(text, overrides=_expanded(split(text), text))
 

@@ -65,8 +65,7 @@ class Sample(NamedTuple):
     @property
     def seed(self) -> int:
         """Of the workload."""
-        seed: int = self.result.scenario.expanded.get("measure", {}).get("seed", 0)
-        return seed
+        return self.result.scenario.seed or 0
 
     @property
     def exact(self) -> bool:

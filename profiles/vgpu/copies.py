@@ -69,10 +69,11 @@ class Copies:
             on_device = converts and non_blocking
             size = held.numel() * (source if on_device else held).itemsize
             direct = source.is_contiguous() and source.size() == held.size() and (on_device or not converts)
-            runtime.copy("h2d", size, pinned=direct and is_pinned(source), blocking=not non_blocking)
+            pinned = direct and is_pinned(source)
+            waits = runtime.copy("h2d", size, pinned=pinned, blocking=not non_blocking)
             if on_device or not held.is_contiguous():
                 self._kernel(held, source)
-        self._gpu.executor.mutate(copy_, (held, source), {})
+            self._gpu.executor.upload(held, source, pinned=pinned, waits=waits)
 
     def _download(self, target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> None:
         assert type(source) is DeviceTensor
@@ -84,8 +85,8 @@ class Copies:
             if on_device or not held.is_contiguous():
                 self._kernel(held, held)
             size = held.numel() * (target if on_device else held).itemsize
-            runtime.copy("d2h", size, pinned=pinned, blocking=not non_blocking)
-        self._gpu.executor.download(target, held)
+            waits = runtime.copy("d2h", size, pinned=pinned, blocking=not non_blocking)
+            self._gpu.executor.download(target, held, waits=waits)
 
     def _within(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Alike and contiguous: a memcpy. Otherwise a kernel."""

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from .gpu import VirtualGpu
 
 
+UNKNOWN = 10_000  # ns of a kernel whose time follows from values that are not there yet
+
+
 def custom_handler(gpu: VirtualGpu, kernel: Kernel) -> Callable[[Sequence[Any], Mapping[str, Any]], Any]:
     returns = len(kernel.op._schema.returns)
 
@@ -38,7 +41,11 @@ def _launch(
     if gpu.capture is not None and not kernel.fixed_cost:
         gpu.capture.variable(kernel, held, named)
         return
-    work, runtime = cost(*held, **named), gpu.runtime
+    runtime = gpu.runtime
+    if not (kernel.fixed_cost or gpu.executor.prompt):
+        runtime.kernel(kernel.name, UNKNOWN)
+        return
+    work = cost(*held, **named)
     runtime.kernel(kernel.name, duration(runtime.costs, work, held), host_size=work.host_bytes)
 
 

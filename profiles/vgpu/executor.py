@@ -6,7 +6,7 @@ late as the order of the streams allows; none of them knows of time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -27,6 +27,14 @@ class Outline(NamedTuple):
 
 
 class Executor(Protocol):
+    """``prompt``: values are there when a call returns. ``immediate`` is who computes in the end."""
+
+    @property
+    def prompt(self) -> bool: ...
+
+    @property
+    def immediate(self) -> Executor: ...
+
     def empty(self, outline: Outline) -> torch.Tensor:
         """New device memory."""
 
@@ -39,7 +47,13 @@ class Executor(Protocol):
     def launch(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> Any:
         """Results and effects of a custom kernel."""
 
-    def download(self, target: torch.Tensor, source: torch.Tensor) -> None:
+    def replay(self, nodes: Iterable[Callable[[], object]]) -> None:
+        """The live nodes of a graph, in their order."""
+
+    def upload(self, target: torch.Tensor, source: torch.Tensor, *, pinned: bool, waits: bool) -> None:
+        """A host tensor into device memory. ``waits``: the host does, for the copy."""
+
+    def download(self, target: torch.Tensor, source: torch.Tensor, *, waits: bool) -> None:
         """Device values into a host tensor."""
 
     def read(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
@@ -48,6 +62,12 @@ class Executor(Protocol):
 
 class EagerExecutor:
     """Everything, at once."""
+
+    prompt = True
+
+    @property
+    def immediate(self) -> Executor:
+        return self
 
     def empty(self, outline: Outline) -> torch.Tensor:
         return torch.empty_strided(outline.size, outline.stride, dtype=outline.dtype)
@@ -61,8 +81,25 @@ class EagerExecutor:
     def launch(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> Any:
         return kernel.impl(*args, **kwargs)
 
-    def download(self, target: torch.Tensor, source: torch.Tensor) -> None:
+    def replay(self, nodes: Iterable[Callable[[], object]]) -> None:
+        for node in nodes:
+            node()
+
+    def upload(self, target: torch.Tensor, source: torch.Tensor, *, pinned: bool, waits: bool) -> None:  # noqa: ARG002
+        target.copy_(source)
+
+    def download(self, target: torch.Tensor, source: torch.Tensor, *, waits: bool) -> None:  # noqa: ARG002
         target.copy_(source)
 
     def read(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
         return op(*args, **kwargs)
+
+
+def into(results: Any, op: Operation, args: Args, kwargs: Kwargs) -> None:
+    """Compute into memory that is there already."""
+    values = op(*args, **kwargs)
+    if isinstance(results, torch.Tensor):
+        results.copy_(values)
+    elif results is not None:
+        for result, value in zip(results, values, strict=True):
+            result.copy_(value)

@@ -13,27 +13,17 @@ from ... import sched
 from ...sched.config import Capabilities
 from ..hardware import HardwareProfile
 from ..timeline import Sink, Site
-from .copies import Copies
-from .executor import EagerExecutor, Executor
-from .handlers import Handlers
-from .hazards.checker import Checker
-from .hazards.copies import WatchedCopies
-from .hazards.ops import WatchedHandlers
-from .hazards.runtime import OrderedRuntime
+from .equipment import Equipment, Values, adversarial, plain, watched
 from .indexing import Indexing
-from .observer import HostObserver, VirtualClock
+from .observer import VirtualClock
 from .patches import installed
 from .registration import register
-from .runtime import Runtime
-from .skipping import SkippingExecutor
 from .tensor import CURRENT, DeviceTensor, device
-from .watcher import Nobody, Watcher
 
 if TYPE_CHECKING:
     from .graph import Capture
     from .hazards import Finding
 
-Values = Literal["real", "none"]
 GraphTrace = Literal["graph", "node"]
 
 
@@ -42,28 +32,23 @@ class VirtualGpu:
 
     def __init__(
         self,
-        hardware: HardwareProfile,
+        equipment: Equipment,
         *,
-        values: Values,
         capabilities: Capabilities,
-        sink: Sink | None,
-        watch: Sequence[Path],
         graph_trace: GraphTrace,
-        hazards: bool,
     ) -> None:
         self.device = device()
         self.capabilities = capabilities
         self.graph_trace: GraphTrace = graph_trace
-        checker = Checker(OrderedRuntime(hardware, sink=sink, watch=watch)) if hazards else None
-        self.watcher: Watcher = checker or Nobody()
-        self.runtime = checker.runtime if checker else Runtime(hardware, sink=sink, watch=watch)
+        self.runtime = equipment.runtime
         self.clock = VirtualClock(self.runtime)
-        self.observer = HostObserver(self.runtime, hardware)
-        self.executor: Executor = EagerExecutor() if values == "real" else SkippingExecutor()
+        self.observer = equipment.observer
+        self.watcher = equipment.watcher
+        self.executor = equipment.executor
         self.capture: Capture | None = None
-        self.copies = WatchedCopies(self, checker) if checker else Copies(self)
+        self.copies = equipment.copies(self)
         self.indexing = Indexing(self)
-        self.handlers = WatchedHandlers(self, checker) if checker else Handlers(self)
+        self.handlers = equipment.handlers(self)
 
     @property
     def sites(self) -> Sequence[Site]:
@@ -96,26 +81,26 @@ def open_vgpu(
     watch: Sequence[Path] | None = None,
     graph_trace: GraphTrace = "graph",
     hazards: bool = False,
+    adversary: int | None = None,
 ) -> Iterator[VirtualGpu]:
     """A virtual GPU of that hardware as ``torch.device("vgpu:0")``, without gradients, until the block ends.
 
     ``watch`` names the folders and files whose source lines are recorded, the scheduler's by default. A replay
     is one record per run of kernels, or with ``graph_trace="node"`` one per kernel. ``hazards`` keeps account of
-    which access to memory is ordered before which. What is still open at the end is delivered to the sink. Raises
-    RuntimeError beside an initialised CUDA, or inside another virtual GPU.
+    which access to memory is ordered before which; an ``adversary`` of that number does all work as late as the
+    streams' order allows, and is not to be combined with it. What is still open at the end is delivered to the sink.
+    Raises RuntimeError beside an initialised CUDA, or inside another virtual GPU.
     """
+    assert not (hazards and adversary is not None), "hazards follow values in program order"
     if CURRENT.get(None) is not None:
         raise RuntimeError("a virtual GPU is already open")
     register()
-    gpu = VirtualGpu(
-        hardware,
-        values=values,
-        capabilities=capabilities or hardware.capabilities,
-        sink=sink,
-        watch=[Path(folder) for folder in sched.__path__] if watch is None else watch,
-        graph_trace=graph_trace,
-        hazards=hazards,
-    )
+    folders = [Path(folder) for folder in sched.__path__] if watch is None else watch
+    if adversary is not None:
+        equipment = adversarial(hardware, values, sink, folders, seed=adversary)
+    else:
+        equipment = (watched if hazards else plain)(hardware, values, sink, folders)
+    gpu = VirtualGpu(equipment, capabilities=capabilities or hardware.capabilities, graph_trace=graph_trace)
     token = CURRENT.set(gpu)
     try:
         with installed(gpu), torch.no_grad(), _without_view_chains(), gpu.watcher.listening():

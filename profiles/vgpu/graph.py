@@ -17,11 +17,11 @@ import torch
 
 from ...sched.kernels.registry import Kernel
 from ..timeline import OpKind
-from .custom import duration
+from .custom import UNKNOWN, duration
 from .engine import COMPUTE, D2H, H2D, Row, Times
-from .executor import Args, Executor, Kwargs, Operation, Outline
+from .executor import Args, Executor, Kwargs, Operation, Outline, into
 from .runtime import CaptureError, Runtime
-from .skipping import Outlines, build, outline, unknown
+from .skipping import Outlines, build, in_place_of, unknown
 from .streams import Stream, StreamContext
 from .tensor import CURRENT
 
@@ -50,6 +50,8 @@ class Variable:
 
     def cost(self, gpu: VirtualGpu) -> int:
         assert self._kernel.cost is not None
+        if not gpu.executor.prompt:
+            return UNKNOWN
         work = self._kernel.cost(*self._args, **self._kwargs)
         return duration(gpu.runtime.costs, work, self._args)
 
@@ -73,6 +75,14 @@ class Capture:
         self.variables.setdefault(key, Variable(kernel, args, kwargs)).nodes.append(len(self.nodes))
         self.node("kernel", kernel.name, 0)
 
+    @property
+    def prompt(self) -> bool:
+        return self.executor.prompt
+
+    @property
+    def immediate(self) -> Executor:
+        return self.executor.immediate
+
     def empty(self, outline: Outline) -> torch.Tensor:
         return self.executor.empty(outline)
 
@@ -86,22 +96,28 @@ class Capture:
             self.live.append(partial(op, *args, **kwargs))
 
     def launch(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> Any:
-        results = _in_place_of(kernel.meta(*args, **kwargs), self.empty)
+        results = in_place_of(kernel.meta(*args, **kwargs), self.empty)
         if kernel.integer:
-            self.live.append(partial(_into, results, kernel.impl, args, kwargs))
+            self.live.append(partial(into, results, kernel.impl, args, kwargs))
         else:
             self._recompute(kernel.impl, args, kwargs, results)
         return results
 
-    def download(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        self.live.append(partial(self.executor.download, target, source))
+    def replay(self, nodes: Iterable[Callable[[], object]]) -> None:  # noqa: ARG002
+        raise CaptureError("operation not permitted when stream is capturing: cudaGraphLaunch")
+
+    def upload(self, target: torch.Tensor, source: torch.Tensor, *, pinned: bool, waits: bool) -> None:
+        self.live.append(partial(self.immediate.upload, target, source, pinned=pinned, waits=waits))
+
+    def download(self, target: torch.Tensor, source: torch.Tensor, *, waits: bool) -> None:
+        self.live.append(partial(self.immediate.download, target, source, waits=waits))
 
     def read(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:  # noqa: ARG002
         raise CaptureError(f"operation not permitted when stream is capturing: {op.__name__}")
 
     def _recompute(self, op: Operation, args: Args, kwargs: Kwargs, results: Any) -> None:
         if not unknown((*args, results), kwargs):
-            self.live.append(partial(_into, results, op, args, kwargs))
+            self.live.append(partial(into, results, op, args, kwargs))
 
 
 class CUDAGraph:
@@ -135,11 +151,8 @@ class CUDAGraph:
         gpu, capture = CURRENT.get(), self._capture
         if capture is None:
             raise RuntimeError("replay of a graph that was not captured")
-        if gpu.capture is not None:
-            raise CaptureError("operation not permitted when stream is capturing: cudaGraphLaunch")
         gpu.watcher.replay(capture)
-        for compute in capture.live:
-            compute()
+        gpu.executor.replay(capture.live)
         for variable in capture.variables.values():
             self._durations[variable.nodes] = variable.cost(gpu)
         site = gpu.runtime.graph_launch()
@@ -229,24 +242,6 @@ def _runs(nodes: Sequence[Node]) -> Iterable[Run]:
             yield Run(nodes[members[0] : members[-1] + 1], members[0])
         else:
             yield from (Run(nodes[k : k + 1], k) for k in members)
-
-
-def _into(results: Any, op: Operation, args: Args, kwargs: Kwargs) -> None:
-    """Compute again, into the memory of the first time."""
-    values = op(*args, **kwargs)
-    if isinstance(results, torch.Tensor):
-        results.copy_(values)
-    elif results is not None:
-        for result, value in zip(results, values, strict=True):
-            result.copy_(value)
-
-
-def _in_place_of(shapes: Any, empty: Callable[[Outline], torch.Tensor]) -> Any:
-    if shapes is None:
-        return None
-    if isinstance(shapes, torch.Tensor):
-        return empty(outline(shapes))
-    return [empty(outline(shape)) for shape in shapes]
 
 
 def _identity(args: Args) -> tuple[Any, ...]:

@@ -19,7 +19,7 @@ from .tensor import DeviceTensor, refuse_mixed, wrap
 if TYPE_CHECKING:
     from .gpu import VirtualGpu
 
-_MASKED_FILL = torch.ops.aten.masked_fill_.Tensor._op
+_NONZERO = torch.ops.aten.nonzero.default._op
 _MASKS = (torch.bool, torch.uint8)
 
 
@@ -86,7 +86,8 @@ class Indexing:
     def _from_mask(self, mask: torch.Tensor) -> Sequence[torch.Tensor]:
         self._launch("nonzero", mask.nbytes)
         self._gpu.runtime.copy("d2h", COUNT_BYTES, pinned=True, blocking=True)
-        return mask.nonzero().unbind(1)
+        where: torch.Tensor = self._gpu.executor.read(_NONZERO, (mask,), {})
+        return where.unbind(1)
 
     def _only_mask(self, indices: Sequence[Any]) -> torch.Tensor | None:
         """The mask, if the indices are that and nothing else."""
@@ -96,8 +97,7 @@ class Indexing:
         return held if held.dtype in _MASKS else None
 
     def _masked_fill(self, target: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> None:
-        wide = mask.bool().reshape(*mask.shape, *(1,) * (target.dim() - mask.dim()))
-        self._gpu.executor.mutate(_MASKED_FILL, (target, wide, value.to(target.dtype)), {})
+        self._gpu.executor.mutate(_masked_fill, (target, mask, value.to(target.dtype, copy=True)), {})
         self._launch("masked_fill_", target.nbytes + mask.nbytes)
 
     def _value(self, values: torch.Tensor) -> torch.Tensor:
@@ -107,11 +107,15 @@ class Indexing:
 
     def _uploaded(self, values: torch.Tensor) -> torch.Tensor:
         self._gpu.runtime.copy("h2d", values.nbytes, pinned=False, blocking=True)
-        return values
+        return values.clone()
 
     def _launch(self, name: str, size: int) -> None:
         runtime = self._gpu.runtime
         runtime.kernel(name, runtime.costs.memory(size))
+
+
+def _masked_fill(target: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> None:
+    target.masked_fill_(mask.bool().reshape(*mask.shape, *(1,) * (target.dim() - mask.dim())), value)
 
 
 def _plain(index: Any) -> bool:

@@ -94,15 +94,16 @@ class Runtime:
         row = (kind, name, stream.id, size, 0, "", False, self.context, site, now, 1)
         self.simulation.submit(stream, COMPUTE, now=now, duration=duration, row=row)
 
-    def copy(self, direction: Direction, size: int, *, pinned: bool, blocking: bool) -> None:
-        """Copy between host and device on the current stream; ``blocking`` adds a stream sync, as torch does.
+    def copy(self, direction: Direction, size: int, *, pinned: bool, blocking: bool) -> bool:
+        """Copy between host and device on the current stream; ``blocking`` adds a stream sync, as torch does. Returns
+        whether the host waits for it.
 
         A pageable source up to the inline size is taken inside the call; a larger one, and every pageable
         destination, holds the call until the copy has ended.
         """
         if self.capture is not None:
             self._capture_copy(direction, size, allowed=pinned and not blocking)
-            return
+            return False
         inline = direction == "h2d" and not pinned and size <= self.costs.inline
         holds = not pinned and not inline
         start = self.now + self.torch_call
@@ -117,6 +118,7 @@ class Runtime:
         self._call("copy", MEMCPY, start, waited, site)
         if blocking:
             self.synchronize(stream, site=site)
+        return waits
 
     def synchronize(self, stream: Queue, *, site: int | None = None) -> None:
         """Wait for everything enqueued on the stream."""
@@ -151,6 +153,10 @@ class Runtime:
         """Whether the device has passed the mark by now."""
         self.simulation.run(self.now)
         return mark.time is not None and mark.time <= self.now
+
+    def idle(self, stream: Queue) -> bool:
+        """Whether everything enqueued on the stream has ended by now."""
+        return self.reached(self.simulation.record(stream, self.now))
 
     def graph_launch(self) -> int:
         """The host's part of a replay; the call's site."""

@@ -6,13 +6,14 @@ learnt once for every combination of shapes, strides, types and other arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from ...sched.kernels.registry import Kernel
-from .executor import Args, Kwargs, Operation, Outline
+from .bindings import copy_
+from .executor import Args, Executor, Kwargs, Operation, Outline
 
 _META = torch.device("meta")
 _NOTHING: Kwargs = {}
@@ -23,8 +24,14 @@ TRIED = 1 << 20
 
 
 class SkippingExecutor:
+    prompt = True
+
     def __init__(self) -> None:
         self._outlines = Outlines()
+
+    @property
+    def immediate(self) -> Executor:
+        return self
 
     def empty(self, outline: Outline) -> torch.Tensor:
         size, stride, dtype = outline
@@ -46,7 +53,14 @@ class SkippingExecutor:
             return self._without_floats(kernel.impl(*args, **kwargs))
         return self._with_integers(kernel.meta(*args, **kwargs))
 
-    def download(self, target: torch.Tensor, source: torch.Tensor) -> None:
+    def replay(self, nodes: Iterable[Callable[[], object]]) -> None:
+        for node in nodes:
+            node()
+
+    def upload(self, target: torch.Tensor, source: torch.Tensor, *, pinned: bool, waits: bool) -> None:  # noqa: ARG002
+        self.mutate(copy_, (target, source), {})
+
+    def download(self, target: torch.Tensor, source: torch.Tensor, *, waits: bool) -> None:  # noqa: ARG002
         if source.is_meta:
             target.zero_()
         else:
@@ -79,8 +93,9 @@ class SkippingExecutor:
 class Outlines:
     """What ops return, without running them twice on the same shapes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, tried: int = TRIED) -> None:
         self._known: dict[Any, Any] = {}
+        self._tried = tried
 
     def __call__(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
         """An Outline, or a list of them."""
@@ -93,7 +108,7 @@ class Outlines:
         if known is None:
             if len(self._known) >= OUTLINES:
                 self._known.clear()
-            stand_in = _host_like if _numbers((*args, *kwargs.values())) <= TRIED else _meta_like
+            stand_in = _host_like if _numbers((*args, *kwargs.values())) <= self._tried else _meta_like
             given = {name: _replaced(value, stand_in) for name, value in kwargs.items()}
             results = op(*(_replaced(value, stand_in) for value in args), **given)
             known = self._known[key] = _outlined(results)
@@ -107,6 +122,15 @@ def outline(tensor: torch.Tensor) -> Outline:
 def build(outlines: Any, empty: Any) -> Any:
     """Tensors in the place of outlines."""
     return empty(outlines) if isinstance(outlines, Outline) else [empty(o) for o in outlines]
+
+
+def in_place_of(shapes: Any, empty: Callable[[Outline], torch.Tensor]) -> Any:
+    """Tensors like those shapes, which may be tensors of any device; None for None."""
+    if shapes is None:
+        return None
+    if isinstance(shapes, torch.Tensor):
+        return empty(outline(shapes))
+    return [empty(outline(shape)) for shape in shapes]
 
 
 def unknown(args: Args, kwargs: Kwargs = _NOTHING) -> bool:

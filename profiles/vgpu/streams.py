@@ -45,8 +45,7 @@ class Stream:
 
     def query(self) -> bool:
         """Whether everything enqueued so far has ended."""
-        runtime = CURRENT.get().runtime
-        return runtime.reached(runtime.simulation.record(self.queue, runtime.now))
+        return CURRENT.get().runtime.idle(self.queue)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and other.queue is self.queue

@@ -15,6 +15,7 @@ import torch
 from torch.nn import Parameter
 
 if TYPE_CHECKING:
+    from .adversary.reuse import Issued
     from .gpu import VirtualGpu
     from .hazards.blocks import Block
     from .hazards.footprints import Span
@@ -41,10 +42,11 @@ def device() -> torch.device:
 class DeviceTensor(torch.Tensor):
     """A tensor on the virtual GPU. ``held`` has its values, or lies on meta where values are not kept."""
 
-    __slots__ = ("block", "held", "span")
+    __slots__ = ("block", "held", "issued", "span")
     held: torch.Tensor
     block: Block  # its memory and which part of that, where somebody keeps account
     span: Span
+    issued: Issued  # its memory, where freed memory is given away again
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -129,7 +131,8 @@ def unwrap(args: Sequence[Any]) -> list[Any]:
         else:
             if kind in HOST_TENSORS and arg.dim():
                 refuse_mixed(arg.device)
-            held.append(arg)
+            # A number of the host is taken along at the launch.
+            held.append(arg.clone() if kind in HOST_TENSORS else arg)
     return held
 
 

@@ -41,7 +41,11 @@ class Watcher(Protocol):
     def replay(self, capture: Capture) -> None:
         """A graph is launched; its values are computed afterwards."""
 
-    def found(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[Finding, ...]: ...
+    def found(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[Finding, ...]:
+        """Accesses that nothing orders."""
+
+    def unread(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[Finding, ...]:
+        """Named memory that was written and never read."""
 
 
 class Nobody:
@@ -64,4 +68,7 @@ class Nobody:
     def replay(self, capture: Capture) -> None: ...
 
     def found(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[Finding, ...]:  # noqa: ARG002
+        return ()
+
+    def unread(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[Finding, ...]:  # noqa: ARG002
         return ()

@@ -147,7 +147,7 @@ class Scheduler:
         filter_rows(self.engine, last, without=() if chunked is None else (chunked,))
         if last.batch_size < before:
             self.running_batch.batch_is_full = False
-        if last.is_empty:
+        if not self.engine.relay.joins(last):
             return
         if self.running_batch.is_empty:
             last.batch_is_full = self.running_batch.batch_is_full

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -11,6 +11,9 @@ import torch
 if TYPE_CHECKING:
     from ..request import Request
     from .cache import PrefixCache
+
+
+Peek = Callable[[torch.Tensor], torch.Tensor]
 
 
 class MemoryInvariantError(RuntimeError):
@@ -44,10 +47,17 @@ def statistics(cache: PrefixCache, requests: Iterable[Request]) -> MemoryStatist
     )
 
 
-def check(cache: PrefixCache, requests: Sequence[Request]) -> None:
-    """Raise MemoryInvariantError unless every page and row is in exactly one place. Waits for the device."""
+def as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def check(cache: PrefixCache, requests: Sequence[Request], *, peek: Peek = as_it_is) -> None:
+    """Raise MemoryInvariantError unless every page and row is in exactly one place. Waits for the device, unless
+    ``peek`` has a way to read its tensors without."""
     _check_once("row", _rows(cache, requests), cache.req_to_token_pool.size)
-    _check_once("page", _pages(cache, requests), cache.token_to_kv_pool_allocator.size // cache.page_size)
+    _check_once(
+        "page", _pages(cache, requests, peek), cache.token_to_kv_pool_allocator.size // cache.page_size
+    )
     lost = statistics(cache, requests).lost
     if lost:
         raise MemoryInvariantError(f"{lost} tokens of KV are unaccounted for")
@@ -62,12 +72,13 @@ def _rows(cache: PrefixCache, requests: Iterable[Request]) -> list[int]:
     return [*cache.req_to_token_pool.free_slots, *held]
 
 
-def _pages(cache: PrefixCache, requests: Iterable[Request]) -> list[int]:
-    pages: list[int] = cache.token_to_kv_pool_allocator.free_pages.tolist()
+def _pages(cache: PrefixCache, requests: Iterable[Request], peek: Peek) -> list[int]:
+    pages: list[int] = peek(cache.token_to_kv_pool_allocator.free_pages).tolist()
     for value in cache.values():
-        pages += _pages_of(value, cache.page_size)
+        pages += _pages_of(peek(value), cache.page_size)
+    table = peek(cache.req_to_token_pool.req_to_token)
     for req in requests:
-        row = cache.req_to_token_pool.req_to_token[req.req_pool_idx]
+        row = table[req.req_pool_idx]
         pages += _pages_of(row[req.cache_protected_len : req.kv_allocated_len], cache.page_size)
     return pages
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -78,14 +79,21 @@ def parts_of(name: str) -> tuple[str, ...]:
 
 def _json_object(file: Path) -> dict[str, Any]:
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(_regular(file).read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(file, error.strerror or "cannot be read") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(file, f"not JSON: {error}") from None
     if not isinstance(value, dict):
         raise CheckpointError(file, f"expected a JSON object, got {type(value).__name__}")
     return value
+
+
+def _regular(file: Path) -> Path:
+    """``file``, unless opening it could wait forever, or reading it never end."""
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise CheckpointError(file, "not a regular file")
+    return file
 
 
 class Tensors:
@@ -120,8 +128,8 @@ class Tensors:
     def _opened(self, file: Path) -> Any:
         if file not in self._open:
             try:
-                self._open[file] = safe_open(file, framework="pt", device="cpu")
-            except (OSError, SafetensorError) as error:
+                self._open[file] = safe_open(_regular(file), framework="pt", device="cpu")
+            except (OSError, ValueError, SafetensorError) as error:
                 raise CheckpointError(file, f"cannot be opened: {error}") from None
         return self._open[file]
 

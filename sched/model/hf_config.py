@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from reprlib import repr as show
 from typing import Any
 
 import torch
@@ -16,6 +18,17 @@ _DTYPES: Mapping[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+# Far above any model's, and low enough that sizes made of several of them can be computed with.
+_MOST: Mapping[str, int] = {
+    "num_hidden_layers": 2**12,
+    "num_attention_heads": 2**12,
+    "num_key_value_heads": 2**12,
+    "head_dim": 2**12,
+    "hidden_size": 2**20,
+    "intermediate_size": 2**22,
+    "vocab_size": 2**24,
+}
+_INT32 = 2**31 - 1
 
 
 class _Fields:
@@ -29,27 +42,29 @@ class _Fields:
         return default if value is None else value
 
     def integer(self, key: str, default: int | None = None) -> int:
-        value = self.any(key, default)
+        value, most = self.any(key, default), _MOST.get(key, _INT32)
         if type(value) is not int or value <= 0:
-            raise ValueError(f"{key}: expected a positive integer, got {value!r}")
+            raise ValueError(f"{key}: expected a positive integer, got {show(value)}")
+        if value > most:
+            raise ValueError(f"{key}: expected at most {most}, got {show(value)}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.any(key, default)
-        if type(value) not in (int, float) or not value > 0:
-            raise ValueError(f"{key}: expected a positive number, got {value!r}")
+        if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
+            raise ValueError(f"{key}: expected a positive number, got {show(value)}")
         return float(value)
 
     def choice(self, key: str, choices: Mapping[str, torch.dtype], default: str) -> torch.dtype:
         value = str(self.any(key, default)).removeprefix("torch.")
         if value not in choices:
-            raise ValueError(f"{key}: expected one of {', '.join(choices)}, got {value!r}")
+            raise ValueError(f"{key}: expected one of {', '.join(choices)}, got {show(value)}")
         return choices[value]
 
     def object(self, key: str) -> Mapping[str, Any]:
         value = self.any(key, {})
         if not isinstance(value, dict):
-            raise ValueError(f"{key}: expected an object, got {value!r}")
+            raise ValueError(f"{key}: expected an object, got {show(value)}")
         return value
 
 
@@ -87,14 +102,14 @@ def model_config(name: str, raw: Mapping[str, Any]) -> ModelConfig:
 def _architecture(fields: _Fields) -> str:
     named = fields.any("architectures", [])
     if not isinstance(named, list) or len(named) != 1 or named[0] not in ARCHITECTURES:
-        raise ValueError(f"architectures: expected one of {', '.join(ARCHITECTURES)}, got {named!r}")
+        raise ValueError(f"architectures: expected one of {', '.join(ARCHITECTURES)}, got {show(named)}")
     return str(named[0])
 
 
 def _refuse_unsupported(fields: _Fields) -> None:
     """What would change the arithmetic and is not implemented."""
     if (activation := fields.any("hidden_act", "silu")) != "silu":
-        raise ValueError(f"hidden_act: expected 'silu', got {activation!r}")
+        raise ValueError(f"hidden_act: expected 'silu', got {show(activation)}")
     for key in ("attention_bias", "mlp_bias", "use_sliding_window"):
         if fields.any(key, False):
             raise ValueError(f"{key}: not supported")
@@ -115,7 +130,7 @@ def _rope_scaling(rope: _Fields) -> RopeScaling | None:
     if kind == "default":
         return None
     if kind != "llama3":
-        raise ValueError(f"rope_type: expected 'default' or 'llama3', got {kind!r}")
+        raise ValueError(f"rope_type: expected 'default' or 'llama3', got {show(kind)}")
     return RopeScaling(
         factor=rope.number("factor"),
         low_freq_factor=rope.number("low_freq_factor"),
@@ -127,8 +142,8 @@ def _rope_scaling(rope: _Fields) -> RopeScaling | None:
 def _eos(fields: _Fields) -> tuple[int, ...]:
     value = fields.any("eos_token_id", [])
     ids = value if isinstance(value, list) else [value]
-    if not all(type(i) is int for i in ids):
-        raise ValueError(f"eos_token_id: expected an integer or a list of integers, got {value!r}")
+    if not all(type(i) is int and abs(i) <= _INT32 for i in ids):
+        raise ValueError(f"eos_token_id: expected an integer or a list of integers, got {show(value)}")
     return tuple(ids)
 
 

@@ -40,8 +40,8 @@ def copy_rows_ahead(desk: Desk, batch: ScheduleBatch) -> None:
 
 
 def copy_prompt_tables(desk: Desk, batch: ScheduleBatch) -> None:
-    """As ``copy_tables``, where ``resolve`` has copied a decode's rows."""
-    if batch.forward_mode.is_extend:
+    """As ``copy_tables``, unless ``resolve`` has copied the rows while it made positions."""
+    if batch.positions is None:
         copy_tables(desk, batch)
     else:
         mark_read(desk, batch)

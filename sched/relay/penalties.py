@@ -72,7 +72,7 @@ def output_of_the_batch(desk: Desk, batch: ScheduleBatch) -> torch.Tensor:  # no
 
 def input_of_the_batch(desk: Desk, batch: ScheduleBatch) -> torch.Tensor:  # noqa: ARG001
     """The same tokens, as the next input (#25774 to #25945)."""
-    assert batch.input_ids is not None
+    assert batch.input_ids is not None, "the batch whose tokens are to be penalised carries no input ids"
     return batch.input_ids
 
 

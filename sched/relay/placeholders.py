@@ -19,7 +19,7 @@ def open_ring(desk: Desk, batch: ScheduleBatch) -> FutureIndices:
 
 def stash_interval(desk: Desk, future: FutureIndices, token_ids: torch.Tensor) -> None:
     """The ring's slots of a step lie side by side: a plain copy."""
-    if token_ids.shape[0]:
+    if future.indices.shape[0]:
         desk.futures.output_tokens_buf[future.interval] = token_ids
 
 

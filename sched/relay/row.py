@@ -66,6 +66,7 @@ class Row:
     reads_done: Callable[[Desk, ScheduleBatch], None]
     conclude: Callable[[Desk, ScheduleBatch, StepResult], None]
     filter: Callable[[Desk, ScheduleBatch, torch.Tensor], None]
+    joins: Callable[[Desk, ScheduleBatch], bool]
     merge: Callable[[Desk, ScheduleBatch, ScheduleBatch], None]
 
 
@@ -103,6 +104,7 @@ class Relay:
         self.reads_done = partial(row.reads_done, desk)
         self.conclude = partial(row.conclude, desk)
         self.filter = partial(row.filter, desk)
+        self.joins = partial(row.joins, desk)
         self.merge = partial(row.merge, desk)
 
     @classmethod

@@ -92,6 +92,7 @@ PR25774_BEFORE = Row(
     reads_done=ordering.nothing,
     conclude=placeholders.conclude_output,
     filter=placeholders.filter_output_summing,
+    joins=tokens.join_if_any,
     merge=placeholders.merge_output_one_sided,
 )
 

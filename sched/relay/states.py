@@ -9,6 +9,7 @@ from typing import Any, Literal
 from . import draft_rows, rows
 from .draft_row import DraftRow
 from .draft_rows import DRAFT_SWITCHES
+from .faults import Fault
 from .row import Row
 from .switches import OVERLAPPED_ONLY, SWITCHES
 
@@ -36,6 +37,7 @@ class State:
     v2: DraftRow
     defaults: Mapping[str, str]
     known_hazards: tuple[str, ...] = ()
+    known_defects: tuple[str, ...] = ()
     refuses: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
 
@@ -79,6 +81,9 @@ _SENTINEL_LENGTHS = {
         "fused",
     ): "between forwards this state's device lengths are sentinels that nothing may advance",
 }
+NEGATIVE_IDS = "negative ids: a prompt's id below zero is taken for a placeholder and replaced"
+ONE_SIDED_MERGE = "one-sided merge: a side without token ids fails, or loses the other side's"
+_BEFORE_25945 = (NEGATIVE_IDS, ONE_SIDED_MERGE)
 STAGED_LATE = "mixed steps: mix_running_indices is freed before the forward stream has gathered with it"
 
 _STATES = {
@@ -96,6 +101,7 @@ _STATES = {
             draft_rows.V1_OUTPUT_IDS,
             draft_rows.V2_EVENT,
             _EARLY,
+            known_defects=_BEFORE_25945,
             refuses=_ONLY_BLOCKING,
         ),
         State(
@@ -109,6 +115,7 @@ _STATES = {
             draft_rows.V1_INPUT_IDS,
             draft_rows.V2_EVENT,
             _EARLY,
+            known_defects=_BEFORE_25945,
             refuses=_ONLY_BLOCKING,
         ),
         State(
@@ -122,6 +129,7 @@ _STATES = {
             draft_rows.V1_ROTATING,
             draft_rows.V2_SENTINEL,
             _POOL,
+            known_defects=_BEFORE_25945,
             refuses=_NO_RING | _ONLY_BLOCKING,
         ),
         State(
@@ -136,6 +144,7 @@ _STATES = {
             draft_rows.V1_ROTATING,
             draft_rows.V2_SENTINEL,
             _PUBLISHING,
+            known_defects=_BEFORE_25945,
             refuses=_NO_RING | _ONLY_BLOCKING | _SENTINEL_LENGTHS,
         ),
         State(
@@ -149,6 +158,7 @@ _STATES = {
             draft_rows.V1_ROTATING,
             draft_rows.V2_PAIR,
             _PUBLISHING,
+            known_defects=_BEFORE_25945,
             refuses=_NO_RING,
         ),
         State(
@@ -162,6 +172,7 @@ _STATES = {
             draft_rows.V1_ROTATING,
             draft_rows.V2_PAIR,
             _NUMPY,
+            known_defects=_BEFORE_25945,
             refuses=_NO_RING,
         ),
         State(
@@ -175,6 +186,7 @@ _STATES = {
             draft_rows.V1_ROTATING,
             draft_rows.V2_PAIR,
             _NUMPY,
+            known_defects=_BEFORE_25945,
             refuses=_NO_RING,
         ),
         State(
@@ -189,6 +201,7 @@ _STATES = {
             draft_rows.V1_ROTATING,
             draft_rows.V2_PRIVATE,
             _BARRIER,
+            known_defects=_BEFORE_25945,
             refuses=_NO_RING,
         ),
         State(
@@ -228,6 +241,7 @@ SLOT_REUSE = "slot reuse: a row or KV slot freed while a forward reads it is wri
 PAGE_TABLE_REWRITE = (
     "page-table rewrite: settling replaces a row's slots by the cache's while a forward reads the row"
 )
+DEAD_PUBLISH = "dead publish: every step publishes lengths that nobody reads"
 # What a barrier leaves unordered between the schedule's writes and a forward's reads.
 _BARRIER_HAZARDS: Mapping[str, tuple[str, ...]] = {
     "off": (SLOT_REUSE, PAGE_TABLE_REWRITE),
@@ -239,20 +253,26 @@ _BARRIER_HAZARDS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class RelayChoice:
-    """A state with its switches resolved."""
+    """A state with its switches resolved, and what is broken in it on purpose."""
 
     state: State
     switches: Mapping[str, str]
     overrides: Mapping[str, str] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
 
     def row(self, *, overlap: bool, speculation: Speculation = None) -> Row:
+        """Made anew by each call: a fault's policy may keep something from step to step."""
         row = self.state.overlapped if overlap else self.state.serial
         if speculation == "v2" and not overlap:
             row = rows.serial_with_v2(self.state.overlapped)
         for name, value in self.overrides.items():
             if name in SWITCHES and (overlap or name not in OVERLAPPED_ONLY):
                 row = replace(row, **SWITCHES[name][value])
-        return row if speculation is None else rows.speculating(row, speculation)
+        if speculation is not None:
+            row = rows.speculating(row, speculation)
+        for fault in self.faults:
+            row = fault.change(row)
+        return row
 
     def draft_row(self, speculation: Speculation) -> DraftRow | None:
         """What the relay answers a speculative worker."""
@@ -264,10 +284,35 @@ class RelayChoice:
                 row = replace(row, **DRAFT_SWITCHES[name][value])
         return row
 
+    def broken_by(self, fault: Fault, *, overlap: bool) -> RelayChoice:
+        """The same with one more fault. Raises RelayError where that one has no place."""
+        loop = "overlapped" if overlap else "serial"
+        if self.state.name not in fault.states:
+            raise RelayError(
+                f"fault {fault.name} belongs to {', '.join(fault.states)}, not to {self.state.name}"
+            )
+        if loop not in fault.loops:
+            raise RelayError(
+                f"fault {fault.name} belongs to the {fault.loops[0]} loop, and this run's is {loop}"
+            )
+        row = self.row(overlap=overlap)
+        if not difference(row, fault.change(row)):
+            raise RelayError(
+                f"fault {fault.name} changes nothing in {self.state.name} as it is switched here"
+            )
+        return replace(self, faults=(*self.faults, fault))
+
+    @property
+    def known_defects(self) -> tuple[str, ...]:
+        """What upstream's state does wrong with batches that it never met."""
+        return self.state.known_defects
+
     @property
     def known_hazards(self) -> tuple[str, ...]:
-        """Races of the overlapped loop that upstream had too."""
-        return self.state.known_hazards + _BARRIER_HAZARDS[self.switches["barrier"]]
+        """Races of the overlapped loop that upstream had too, and writes for nothing."""
+        dead = self.switches["dead_publish"] == "on" and ("dead_publish", "off") not in self.state.refuses
+        races = self.state.known_hazards + _BARRIER_HAZARDS[self.switches["barrier"]]
+        return (*races, DEAD_PUBLISH) if dead else races
 
     def policies(self, *, overlap: bool, speculation: Speculation = None) -> dict[str, str]:
         """The row in words: each question and its answer's name; those of speculation by its mode."""

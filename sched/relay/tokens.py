@@ -81,6 +81,11 @@ def filter_input(desk: Desk, batch: ScheduleBatch, keep: torch.Tensor) -> None: 
         batch.input_ids = batch.input_ids[keep]
 
 
+def join_if_any(desk: Desk, batch: ScheduleBatch) -> bool:  # noqa: ARG001
+    """A batch that lost all its rows keeps stale tensors: it must not be merged."""
+    return not batch.is_empty
+
+
 def merge_input_two_sided(desk: Desk, batch: ScheduleBatch, other: ScheduleBatch) -> None:  # noqa: ARG001
     """A missing side makes the whole missing: every row is then gathered from the relay (#25945)."""
     if batch.input_ids is not None and other.input_ids is not None:

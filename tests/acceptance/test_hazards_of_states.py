@@ -25,6 +25,7 @@ from schedbench.sched.relay import lengths, ordering, tokens
 from schedbench.sched.relay.desk import Desk, Streams
 from schedbench.sched.relay.row import Relay, Step
 from schedbench.sched.relay.states import (
+    DEAD_PUBLISH,
     PAGE_TABLE_REWRITE,
     SLOT_REUSE,
     STAGED_LATE,
@@ -77,15 +78,45 @@ def test_nor_does_it_elsewhere(scenario: str) -> None:
 
 def test_a_faithful_state_shows_what_it_declares_and_nothing_else() -> None:
     outcome = watched("mixed", *SMALL)
-    assert found(outcome).known == (PAGE_TABLE_REWRITE,) and not outcome.undeclared
+    assert found(outcome).known == (PAGE_TABLE_REWRITE, DEAD_PUBLISH) and not outcome.undeclared
 
 
 @pytest.mark.parametrize(
-    "state", ["pr25774-before", "pr25774", "pr25944-before", "pr25944", "pr26020", "pr26425"]
+    ("state", "dead"),
+    [
+        ("pr25774-before", ()),
+        ("pr25774", ()),
+        ("pr25944-before", ()),
+        ("pr25944", ()),  # here a decode's lengths come from what was published
+        ("pr26020", (DEAD_PUBLISH,)),
+        ("pr26425", (DEAD_PUBLISH,)),
+    ],
 )
-def test_states_without_the_barrier_show_what_they_declare(state: str) -> None:
+def test_states_without_the_barrier_show_what_they_declare(state: str, dead: tuple[str, ...]) -> None:
     outcome = watched("mixed", *SMALL, f"engine.relay={state}")
-    assert found(outcome).known == (SLOT_REUSE, PAGE_TABLE_REWRITE) and not outcome.undeclared
+    assert found(outcome).known == (SLOT_REUSE, PAGE_TABLE_REWRITE, *dead) and not outcome.undeclared
+
+
+@pytest.mark.parametrize("values", ["real", "none"])
+def test_publishing_for_nobody_shows_by_its_line(values: str) -> None:
+    publishing = broken("latest", publish=tokens.publish_next_lengths)
+    question = asked("mixed", *SMALL, f"device.values={values}")
+    [finding] = found(execute(question, publishing, Options(device="vgpu", hazards=True))).findings
+    assert (finding.resource, finding.second) == ("new_seq_lens_buf", None)
+    assert finding.first.site and finding.first.site.statement.startswith("self.new_seq_lens_buf[rows] =")
+    assert finding.missing.endswith("writes: nobody ever reads new_seq_lens_buf")
+
+
+@pytest.mark.parametrize("overlap", ["true", "false"])
+@pytest.mark.parametrize("state", ["pr25774", "pr25944", "pr25945", "latest"])
+def test_tokens_that_no_decode_could_read_are_no_finding(state: str, overlap: str) -> None:
+    """Every request ends with its prompt."""
+    prompts_only = (
+        "workload.output_tokens.min=1",
+        "workload.output_tokens.max=1",
+        f"engine.overlap={overlap}",
+    )
+    assert not watched("mixed", *SMALL, *prompts_only, f"engine.relay={state}").undeclared
 
 
 def test_every_declared_hazard_has_a_sign() -> None:
@@ -201,7 +232,7 @@ def test_declared_hazards_are_told_by_name(typed: Typed, tmp_path: Path) -> None
     said = typed("run", "mixed", *sets, "--hazards", "on", "--output-dir", tmp_path)
     assert said.code == 0 and "page-table rewrite" in said.out
     document = json.loads((tmp_path / "result.json").read_text())
-    assert document["hazards"] == {"known": [PAGE_TABLE_REWRITE], "findings": []}
+    assert document["hazards"] == {"known": [PAGE_TABLE_REWRITE, DEAD_PUBLISH], "findings": []}
     assert document["run"]["hazards_s"] > 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from schedbench.profiles import capacity
@@ -26,8 +28,16 @@ def test_parameters_are_those_of_the_weights() -> None:
 def test_what_does_not_fit_is_refused_with_the_reason() -> None:
     with pytest.raises(MachineError, match=r"needs .* GiB of memory .* engine.kv_tokens"):
         capacity.check(ask("mixed", ["engine.kv_tokens=1000000000000"]))
-    with pytest.raises(MachineError, match="GiB"):
-        capacity.check(ask("mixed", ["model.preset=llama-3-70b", "model.dtype=float32"]))
+    for override in ("model.preset=llama-3-70b", "engine.page_size=1000000000000"):
+        with pytest.raises(MachineError, match="GiB"):
+            capacity.check(ask("mixed", [override, "model.dtype=float32"]))
+
+
+def test_a_long_context_needs_a_long_table_of_angles() -> None:
+    resolved = ask("mixed", ["engine.max_running_requests=1"])
+    longer = replace(resolved, model=replace(resolved.model, max_positions=10**9))
+    grown = capacity.needed_bytes(longer) - capacity.needed_bytes(resolved)
+    assert grown > 10**9 * resolved.model.head_dim * 8
 
 
 def test_shapes_without_values_fit() -> None:

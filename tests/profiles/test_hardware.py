@@ -65,8 +65,8 @@ def test_a_profile_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "expected a mapping, got NoneType"),
-        ("[1, 2]", "expected a mapping, got list"),
+        ("", "expected a mapping, got nothing"),
+        ("[1, 2]", "expected a mapping, got a list"),
         ("a: [", "not YAML"),
         ("name: x", "kernels: Field required.*copies: Field required"),
         ("\x00", "not YAML"),
@@ -83,7 +83,7 @@ def test_all_faults_of_a_file_at_once(tmp_path: Path) -> None:
     document = _document()
     document["kernels"]["fixed"]["unit"] = "us"
     del document["host"]["launch"]["origin"]
-    document["copies"]["fixd"] = document["copies"]["fixed"]
+    document["copies"]["fixd"] = dict(document["copies"]["fixed"])
     document["kernels"]["memory_bandwidth"]["value"] = 0
     path = tmp_path / "broken.yaml"
     path.write_text(yaml.safe_dump(document))

@@ -106,7 +106,7 @@ def test_unknown_keys_are_refused(text):
 def test_a_missing_file_is_a_clear_error(tmp_path):
     with pytest.raises(ResultError, match=r"nowhere\.json: No such file"):
         read(tmp_path / "nowhere.json")
-    with pytest.raises(ResultError, match="Is a directory"):
+    with pytest.raises(ResultError, match="not a regular file"):
         read(tmp_path)
 
 

@@ -90,7 +90,7 @@ def test_what_is_no_plain_value_is_a_problem(content: bytes, problem: str) -> No
         (b"[" * 60_000, "f:1: nested deeper than 16 levels"),
         (b"\x00", "f: not YAML: unacceptable character #x0000: special characters are not allowed"),
         (b'"\\UFFFFFFFF"', "f: not YAML: Python int too large to convert to C int"),
-        (b"#" * (MAX_BYTES + 1), f"f: expected a scenario of at most {MAX_BYTES} bytes, got {MAX_BYTES + 1}"),
+        (b"#" * (MAX_BYTES + 1), f"f: expected a file of at most {MAX_BYTES} bytes"),
     ],
 )
 def test_what_is_no_document_says_where_and_why(content: bytes, message: str) -> None:

@@ -115,6 +115,8 @@ def test_a_wrong_value_is_named_with_what_was_expected(line: str, problem: str) 
         ("engine.page_size=99999999999999", "expected at most 1099511627776, got 99999999999999"),
         ("engine.schedule_conservativeness=1" + "0" * 400, "expected a number, got 1" + "0" * 39 + "..."),
         ("workload.sampling.top_p=0", "expected more than 0, got 0"),
+        ("measure.warmup_requests=1000000000000", "expected at most 10000000, got 1000000000000"),
+        ("workload.prompt_tokens={dist: normal, mean: 1.0e-300, std: 1}", "expected at least 1e-06, got 1e-300"),
         ("workload.sampling.grammar={}", "expected regex or choice, and not both"),
         ("workload.abort={fraction: 0.5, requests: [r1]}", "expected fraction or requests, and not both"),
         ("workload.arrival=trace", "means something only with a trace"),

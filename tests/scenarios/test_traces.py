@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -218,6 +219,14 @@ def test_an_array_does_not_depend_on_where_its_chunks_end(texts: list[str], size
         "utf-8", "surrogatepass"
     )
     assert list(parse(Dripping(whole), "sharegpt", name="t")) == records("sharegpt", whole)
+
+
+def test_what_follows_a_long_conversation_is_not_copied_again_and_again() -> None:
+    long, short = '{"conversations": [{"value": "%s"}]}' % ("x" * 2**22), '{"conversations": []}'
+    text = "[" + ",".join([long, *[short] * 50_000]) + "]"
+    begin = time.process_time()
+    assert records("sharegpt", text) == []
+    assert time.process_time() - begin < 2
 
 
 @pytest.fixture

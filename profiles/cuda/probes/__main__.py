@@ -7,12 +7,13 @@ import json
 import sys
 from pathlib import Path
 
+from ...files import write_whole
 from . import PROBES
 
 
 def main(name: str, output: str) -> int:
     answer = importlib.import_module(PROBES[name]).probe()
-    Path(output).write_text(json.dumps(answer, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    write_whole(Path(output), json.dumps(answer, indent=1, sort_keys=True) + "\n")
     return 0
 
 

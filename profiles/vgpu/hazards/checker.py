@@ -19,6 +19,7 @@ from .declared import Declared
 from .findings import Finding, Findings
 from .footprints import Footprint, Grid, Indexed, Scattered, span
 from .host import watched as host_watched
+from .pools import Pool, unread
 from .recording import Recording
 from .shadows import UNKNOWN, Launch, Owner, Shadow
 
@@ -45,6 +46,7 @@ class Checker:
         ] = {}  # by id of a graph's capture, which the recording keeps alive
         self._recording: Recording | None = None
         self._lazy: WeakSet[Scattered] = WeakSet()
+        self._pools: list[Pool] = []
 
     # ---- what happens --------------------------------------------------------------------------------------
 
@@ -116,6 +118,8 @@ class Checker:
         if self._recording is not None:
             self._recording.touch(shadow, footprint, write=write)
             return
+        if shadow.pool is not None:
+            shadow.pool.note(launch, write=write)
         for entry in shadow.unordered(launch, footprint, write=write):
             self._findings.add(shadow, entry, launch, write=write)
         if shadow.add(launch, footprint, write=write):
@@ -184,7 +188,10 @@ class Checker:
     def name(self, tensor: torch.Tensor, name: str) -> None:
         """What findings call the tensor's memory."""
         assert isinstance(tensor, DeviceTensor)
-        self.block(tensor).shadow.owner = Owner(name, "", self.runtime.sites.last)
+        shadow = self.block(tensor).shadow
+        shadow.owner = Owner(name, "", self.runtime.sites.last)
+        shadow.pool = Pool(name)
+        self._pools.append(shadow.pool)
 
     def lend(self, footprint: Scattered, tensors: Iterable[DeviceTensor]) -> None:
         """The footprint follows from the values of these tensors."""
@@ -213,6 +220,9 @@ class Checker:
 
     def found(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[Finding, ...]:
         return self._findings.named(sites, streams)
+
+    def unread(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[Finding, ...]:
+        return unread(self._pools, sites, streams)
 
     @contextmanager
     def listening(self) -> Iterator[None]:

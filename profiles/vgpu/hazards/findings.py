@@ -10,7 +10,7 @@ from ...timeline import NO_SITE, Site
 from .clocks import HOST
 from .shadows import Entry, Launch, Owner, Shadow
 
-Kind = Literal["race", "pinned", "freed"]
+Kind = Literal["race", "pinned", "freed", "unread"]
 
 
 class Touch(NamedTuple):
@@ -23,12 +23,13 @@ class Touch(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """``first`` was issued before ``second`` and nothing orders the two."""
+    """``first`` was issued before ``second`` and nothing orders the two; where there is no second, something else is
+    missing."""
 
     kind: Kind
     resource: str
     first: Touch
-    second: Touch
+    second: Touch | None
     missing: str
 
 
@@ -72,8 +73,8 @@ def _alike(raw: _Raw) -> object:
 
 
 def _finding(raw: _Raw, sites: Sequence[Site], streams: Mapping[int, str]) -> Finding:
-    first = _touch(raw.first, raw.first_writes, sites, streams)
-    second = _touch(raw.second, raw.second_writes, sites, streams)
+    first = touched(raw.first, sites, streams, write=raw.first_writes)
+    second = touched(raw.second, sites, streams, write=raw.second_writes)
     owner = raw.owner
     resource = owner.name or f"result of {owner.op}{_at(_site(owner.site, sites))}"
     if raw.kind == "freed":
@@ -81,7 +82,8 @@ def _finding(raw: _Raw, sites: Sequence[Site], streams: Mapping[int, str]) -> Fi
     return Finding(raw.kind, resource, first, second, _missing(raw.kind, first, second))
 
 
-def _touch(launch: Launch, write: bool, sites: Sequence[Site], streams: Mapping[int, str]) -> Touch:
+def touched(launch: Launch, sites: Sequence[Site], streams: Mapping[int, str], *, write: bool) -> Touch:
+    """An access by its names."""
     actor = launch.actor
     stream = "host" if actor == HOST else streams.get(actor - 1, f"stream {actor - 1}")
     return Touch(launch.op, write, _site(launch.site, sites), stream)
@@ -92,7 +94,7 @@ def _site(index: int, sites: Sequence[Site]) -> Site | None:
 
 
 def _missing(kind: Kind, first: Touch, second: Touch) -> str:
-    earlier, later = _told(first), _told(second)
+    earlier, later = told(first), told(second)
     if kind == "freed":
         return (
             f"{earlier} was pending when the block was freed, and {later} re-used it: "
@@ -103,7 +105,8 @@ def _missing(kind: Kind, first: Touch, second: Touch) -> str:
     return f"{earlier} must come before {later}: no wait_stream or event between them"
 
 
-def _told(touch: Touch) -> str:
+def told(touch: Touch) -> str:
+    """An access in words."""
     who = "the host" if touch.stream == "host" else f"the {touch.stream} stream"
     return f"{who}'s {'write' if touch.write else 'read'} ({touch.op}{_at(touch.site)})"
 

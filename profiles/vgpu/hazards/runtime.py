@@ -32,10 +32,11 @@ class OrderedRuntime(Runtime):
         self.sites: LastSite = LastSite(watch)
         self.clocks = Clocks()
 
-    def copy(self, direction: Direction, size: int, *, pinned: bool, blocking: bool) -> None:
-        super().copy(direction, size, pinned=pinned, blocking=blocking)
-        if not pinned and (direction == "d2h" or size > self.costs.inline):
+    def copy(self, direction: Direction, size: int, *, pinned: bool, blocking: bool) -> bool:
+        waits = super().copy(direction, size, pinned=pinned, blocking=blocking)
+        if waits:
             self._synchronized(self.stream)
+        return waits
 
     def synchronize(self, stream: Queue, *, site: int | None = None) -> None:
         super().synchronize(stream, site=site)
@@ -64,6 +65,12 @@ class OrderedRuntime(Runtime):
         if reached:
             self.clocks.synchronize(list(mark.known))
         return reached
+
+    def idle(self, stream: Queue) -> bool:
+        idle = super().idle(stream)
+        if idle:
+            self._synchronized(stream)
+        return idle
 
     def _synchronized(self, stream: Queue) -> None:
         self.clocks.synchronize(self.clocks.recorded(stream.id + 1))

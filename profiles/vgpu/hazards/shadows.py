@@ -13,6 +13,7 @@ from .footprints import Footprint, Scattered, Span, meet
 
 if TYPE_CHECKING:
     from .blocks import Block
+    from .pools import Pool
 
 WINDOW = 16  # accesses of a kind, after which those that everybody knows are dropped
 
@@ -95,6 +96,7 @@ class Shadow:
         "limit",
         "owner",
         "pinned",
+        "pool",
         "private",
         "reads",
         "size",
@@ -111,6 +113,7 @@ class Shadow:
         self.borrowers: WeakSet[Scattered] | None = None
         self.block: ref[Block] | None = None
         self.private = False  # a graph's own memory
+        self.pool: Pool | None = None  # where somebody gave it a name
         self.limit = WINDOW
 
     @property

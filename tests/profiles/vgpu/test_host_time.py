@@ -75,6 +75,10 @@ class Slow(EagerExecutor):
         busy(1_000_000)
         super().mutate(op, args, kwargs)
 
+    def upload(self, target: torch.Tensor, source: torch.Tensor, *, pinned: bool, waits: bool) -> None:
+        busy(1_000_000)
+        super().upload(target, source, pinned=pinned, waits=waits)
+
 
 def test_python_is_on_the_clock(host: Host) -> None:
     assert least(lambda: host.time(lambda: busy(2_000_000))) == pytest.approx(2_000_000, rel=0.05)

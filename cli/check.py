@@ -1,0 +1,120 @@
+"""``schedbench check``: tokens, hazards, adversaries, invariants, budgets. Knows nothing of how they are found."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from .errors import GATE_FAILED, INTERRUPTED, UsageError
+from .question import asked, folder
+from .stopwatch import Stopwatch
+
+if TYPE_CHECKING:
+    from ..profiles.resolve import Resolved
+
+_Form = Literal["table", "json", "md"]
+
+Seeds = Annotated[int, typer.Option("--seeds", min=0, help="Random adversaries, besides all strategies.")]
+Adversarial = Annotated[
+    int | None, typer.Option("--adversarial", min=0, metavar="SEED", help="This adversary only.")
+]
+
+
+def check(
+    scenario: Annotated[
+        str | None, typer.Argument(help="A scenario file, or the name of a shipped one.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key.")
+    ] = None,
+    relay: Annotated[str | None, typer.Option(help="A relay state instead of the scenario's.")] = None,
+    fault: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Break something on purpose (list faults).")
+    ] = None,
+    expect: Annotated[
+        list[str] | None,
+        typer.Option(metavar="BUDGET", help="A budget, e.g. decode.steady.schedule.sync=0."),
+    ] = None,
+    seeds: Seeds = 4,
+    adversarial: Adversarial = None,
+    all_faults: Annotated[
+        bool, typer.Option("--all-faults", help="Check that every known bug is caught, each where it shows.")
+    ] = False,
+    output_dir: Annotated[Path | None, typer.Option(help="Write check.json into this folder.")] = None,
+    form: Annotated[_Form, typer.Option("--format", help="What to print on stdout.")] = "table",
+) -> None:
+    """Check that a scenario's tokens are right, that every access is ordered, whatever order the streams allow, that
+    invariants hold and budgets are kept. On the virtual GPU; judges no time.
+
+    Exit codes: 0 all checks passed; 1 one failed, or a known bug was not caught; 2 usage or scenario;
+    3 this machine cannot; 130 interrupted.
+    """
+    if all_faults == (scenario is not None):
+        raise UsageError("check wants a scenario, or --all-faults")
+    folder(output_dir)
+    clock = Stopwatch()
+    try:
+        with _progress() as told:
+            if all_faults:
+                content = _all_faults(seeds, clock, told)
+            else:
+                assert scenario is not None
+                question = asked(
+                    scenario, overrides or [], relay=relay, expect=expect or [], faults=fault or []
+                )
+                content = _examined(question, _adversaries(seeds, adversarial), clock, told)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    _show(content, output_dir, form)
+    raise typer.Exit(0 if content["passed"] else GATE_FAILED)
+
+
+def _adversaries(seeds: int, only: int | None) -> Sequence[int]:
+    from ..profiles.check import schedules
+
+    return schedules.seeds(seeds) if only is None else (only,)
+
+
+def _examined(
+    question: Resolved, adversaries: Sequence[int], clock: Stopwatch, told: Callable[[str], None]
+) -> dict[str, Any]:
+    from ..profiles.check.document import document
+    from ..profiles.check.examine import Examiner
+
+    examiner = Examiner(question, adversaries, told)
+    reports = [examiner.examine(relay) for relay in question.relays]
+    return document(question, reports, run=clock.run())
+
+
+def _all_faults(seeds: int, clock: Stopwatch, told: Callable[[str], None]) -> dict[str, Any]:
+    from ..profiles.check.all_faults import catch_all, faults_document
+    from ..profiles.check.schedules import seeds as numbers
+
+    return faults_document(catch_all(numbers(seeds), told), run=clock.run())
+
+
+def _show(content: dict[str, Any], output_dir: Path | None, form: _Form) -> None:
+    from ..profiles.check.document import to_json
+    from . import verdicts
+    from .console import results
+
+    if output_dir is not None:
+        (output_dir / "check.json").write_text(to_json(content), encoding="utf-8")
+    if form == "table":
+        verdicts.render(content, results())
+    else:
+        sys.stdout.write(to_json(content) if form == "json" else verdicts.markdown(content))
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """A line on stderr, where somebody looks."""
+    from .console import progress
+
+    with progress().status("") as status:
+        yield status.update

@@ -1,0 +1,30 @@
+"""When a command began, how it was typed, and how long it took: a document's ``run``."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+
+class Stopwatch:
+    def __init__(self) -> None:
+        self._started = datetime.now(UTC)
+        self._began = time.perf_counter()
+
+    def run(self, *, cancelled: bool = False) -> dict[str, Any]:
+        """The document's ``run``."""
+        return {
+            "id": uuid.uuid4().hex,
+            "command": command_line(),
+            "started": self._started.isoformat(timespec="seconds"),
+            "wall_s": time.perf_counter() - self._began,
+            "cancelled": cancelled,
+        }
+
+
+def command_line() -> str:
+    return shlex.join(["schedbench", *sys.argv[1:]])

@@ -1,0 +1,116 @@
+"""What ``check`` found, for people: a line per check, then everything a failed one has to say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .frames import Document, framed
+from .render import markdown_rows
+
+_STYLES = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
+_CATCHERS = {"run": "clear crash", "tokens": "equality"}
+_INDENT = "    "
+
+
+def render(content: Document, console: Console) -> None:
+    """Of a scenario's relays, or of all faults."""
+    for table in tables(content):
+        console.print(table)
+        console.print()
+    for line in told(content):
+        site = line.plain.startswith(_INDENT)
+        console.print(line, no_wrap=site, overflow="ellipsis" if site else "fold")
+    console.print(Text("all passed" if content["passed"] else "FAILED", style=_overall(content)))
+
+
+def markdown(content: Document) -> str:
+    parts: list[str] = []
+    for table in tables(content):
+        parts += [f"**{table.title}**", "", *markdown_rows(table), ""]
+    lines = [line.plain for line in told(content)]
+    parts += ["```", *lines, "```", ""] if lines else []
+    return "\n".join([*parts, f"`{content['run']['command']}`", ""])
+
+
+def tables(content: Document) -> Iterator[Table]:
+    if "faults" in content:
+        yield faults(content)
+    else:
+        yield from (checks(report, content) for report in content["reports"])
+
+
+def told(content: Document) -> Iterator[Text]:
+    """The evidence, sentence by sentence, with the lines that it is about."""
+    if "faults" in content:  # what is said is in the table; only what should not fail is told in full
+        for fault in content["faults"]:
+            for check in _failed(fault["sound"]):
+                yield from _evidence(f"{fault['name']} off: {check['name']}", check["evidence"])
+        return
+    for report in content["reports"]:
+        for check in _failed(report["checks"]):
+            yield from _evidence(check["name"], check["evidence"])
+
+
+def checks(report: Document, content: Document) -> Table:
+    relay = report["relay"]
+    parts = [content["scenario"]["expanded"]["name"], relay["state"]]
+    parts += [f"{name}={value}" for name, value in relay["switches"].items()]
+    parts += [f"fault {name}" for name in relay["faults"]]
+    table = framed(" · ".join(parts), caption=f"{report['wall_s']:.1f} s; emulated; no time is judged")
+    table.add_column("check", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("", overflow="fold")
+    for check in report["checks"]:
+        verdict = check["verdict"]
+        table.add_row(check["name"], Text(verdict, style=_STYLES[verdict]), Text(check["about"]))
+    return table
+
+
+def faults(content: Document) -> Table:
+    """A line per known bug: whether all is well without it, what catches it, and what that says first. How a run broke
+    down says least."""
+    features = sorted({fault["feature"] for fault in content["awaited"]})
+    waiting = f"{len(content['awaited'])} more wait for {', '.join(features)}" if features else ""
+    table = framed("known bugs", caption=waiting)
+    table.add_column("fault", overflow="fold")
+    table.add_column("state", no_wrap=True)
+    table.add_column("without", no_wrap=True)
+    table.add_column("caught by", overflow="fold")
+    table.add_column("which says", overflow="fold")
+    for fault in content["faults"]:
+        clean = "passed" if fault["clean"] else "failed"
+        catchers = ", ".join(_CATCHERS.get(name, name) for name in fault["caught_by"])
+        table.add_row(
+            fault["name"],
+            fault["state"],
+            Text(clean, style=_STYLES[clean]),
+            Text(catchers or "NOTHING", style="" if catchers else _STYLES["failed"]),
+            Text(_first(fault)),
+        )
+    return table
+
+
+def _first(fault: Document) -> str:
+    failed = sorted(_failed(fault["broken"]), key=lambda check: check["name"] == "run")
+    said = [item["says"] for check in failed for item in check["evidence"]]
+    return said[0] if said else ""
+
+
+def _failed(checks: list[Document]) -> list[Document]:
+    return [check for check in checks if check["verdict"] == "failed"]
+
+
+def _evidence(name: str, evidence: list[Document]) -> Iterator[Text]:
+    for item in evidence:
+        yield Text.assemble((f"{name}: ", "bold"), item["says"])
+        for site in item["sites"]:
+            yield Text(f"{_INDENT}{site['file']}:{site['line']}  {site['statement']}", style="dim")
+        yield Text()
+
+
+def _overall(content: Document) -> str:
+    return _STYLES["passed" if content["passed"] else "failed"]

@@ -1,0 +1,115 @@
+"""All checks of one relay on one scenario, the cheapest evidence first. Judges no time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ...sched.relay.states import RelayChoice
+from ..budget import Breach, Offender
+from ..crash import Crash
+from ..execute import Options, Outcome
+from ..resolve import Resolved
+from ..result import Hazards, Result
+from . import schedules, tokens
+from .attempt import attempt
+from .invariants import Invariants
+from .verdicts import Check, Evidence, Report, judged, skipped
+
+Notice = Callable[[str], None]
+
+
+def silence(said: str) -> None:
+    """Nobody wants to know how far it is."""
+
+
+@dataclass(slots=True)
+class Examiner:
+    """``adversaries`` are numbers; the reference is run once for all relays of a scenario."""
+
+    resolved: Resolved
+    adversaries: Sequence[int]
+    notice: Notice = silence
+    _reference: Result | Crash | None = field(init=False, default=None)
+
+    def examine(self, relay: RelayChoice) -> Report:
+        """Raises MachineError, and what says that the question makes no sense."""
+        begin = time.perf_counter()
+        self.notice(f"{relay.state.name}: watched run")
+        guard = Invariants()
+        options = Options(device="vgpu", save_tokens=True, hazards=True)
+        outcome = attempt(self.resolved, relay, options, guard)
+        checks = (came_to_its_end(outcome), kept(guard), *self._others(relay, outcome))
+        result = None if isinstance(outcome, Crash) else outcome.result
+        return Report(relay, checks, result, time.perf_counter() - begin)
+
+    def _others(self, relay: RelayChoice, outcome: Outcome | Crash) -> Iterator[Check]:
+        if isinstance(outcome, Crash):
+            for name in (tokens.NAME, "hazards", "budget", schedules.NAME):
+                yield skipped(name, "the run broke down")
+            return
+        self.notice(f"{relay.state.name}: reference")
+        yield tokens.check_tokens(self.resolved, relay, outcome.result, self.reference)
+        yield hazards(outcome.result)
+        yield budget(outcome, given=bool(self.resolved.scenario.expect))
+        self.notice(f"{relay.state.name}: adversaries")
+        yield schedules.check_schedules(self.resolved, relay, outcome.result, self.adversaries)
+
+    @property
+    def reference(self) -> Result | Crash:
+        if self._reference is None:
+            self._reference = tokens.reference(self.resolved)
+        return self._reference
+
+
+def came_to_its_end(outcome: Outcome | Crash) -> Check:
+    if isinstance(outcome, Crash):
+        return Check("run", "failed", "broke down", (Evidence(str(outcome)),))
+    requests = outcome.result.requests
+    failed = [
+        Evidence(f"request {row.id} failed: {row.reason}") for row in requests if row.status == "failed"
+    ]
+    return judged("run", failed, about=f"{len(requests)} requests ended")
+
+
+def kept(guard: Invariants) -> Check:
+    evidence = [Evidence(f"{broken.promise}: {broken.says}") for broken in guard.violations()]
+    return judged("invariants", evidence, about="mirrors, relay rows, pages and ends, at every step")
+
+
+def hazards(result: Result) -> Check:
+    found = result.hazards
+    if not isinstance(found, Hazards):
+        return skipped("hazards", found.abstained)
+    evidence = [
+        Evidence(
+            f"{finding.resource}: {finding.missing}",
+            tuple(a.site for a in (finding.first, finding.second) if a is not None and a.site is not None),
+        )
+        for finding in found.findings
+    ]
+    known = f"none but what the state declares: {'; '.join(found.known)}" if found.known else "none"
+    return judged("hazards", evidence, about=known)
+
+
+def budget(outcome: Outcome, *, given: bool) -> Check:
+    if not given:
+        return skipped("budget", "the scenario has none; --expect sets one")
+    if outcome.untested and not outcome.breaches:
+        return skipped("budget", f"no step was of kind {', '.join(outcome.untested)}")
+    evidence = [_breach(breach) for breach in outcome.breaches]
+    return judged("budget", evidence, about="kept by every step")
+
+
+def _breach(breach: Breach) -> Evidence:
+    where = f"{breach.kind}.{breach.stream}.{breach.counter}"
+    lines = ", ".join(_offender(offender) for offender in breach.offenders)
+    says = f"{where}: {breach.seen} in the worst step, {breach.allowed} allowed; {breach.steps_with} steps had any"
+    sites = tuple(offender.site for offender in breach.offenders if offender.site is not None)
+    return Evidence(f"{says}{': ' if lines else ''}{lines}", sites)
+
+
+def _offender(offender: Offender) -> str:
+    where = f"{offender.site.file}:{offender.site.line}" if offender.site else "an unknown line"
+    return f"{offender.times} times at {where} ({offender.range})"

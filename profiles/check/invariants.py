@@ -1,0 +1,212 @@
+"""What holds in every run, looked at from inside: before each forward, between steps, and when all is over.
+
+Reads the device's memory behind its back, in program order: not to be combined with an adversary.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+
+from ...sched.batch import ForwardBatch, ModelOutput, ScheduleBatch
+from ...sched.loop.engine import Runner
+from ...sched.loop.scheduler import Scheduler
+from ...sched.memory.invariants import MemoryInvariantError
+from ...sched.memory.invariants import check as check_memory
+from ...sched.observe import Observer, Silence, StepInfo
+from ...sched.relay.desk import Desk
+from ...sched.relay.row import Row, Step
+from ...sched.request import Request
+from ..machine import Machine
+from .batches import Peek, keeps_lengths, mirrors, row_counts
+from .forwards import Forward, Token, violations
+from .violations import Violation, Violations
+
+
+class Invariants:
+    """A guard of one run (see ``compose.Guard``): collects violations, and changes nothing."""
+
+    def __init__(self) -> None:
+        self._found = Violations()
+        self._lengths = False
+        self._listener: _Listener | None = None
+        self._launching: tuple[ScheduleBatch, Desk] | None = None
+
+    def violations(self) -> Sequence[Violation]:
+        """The first of each kind so far."""
+        return self._found.told()
+
+    def row(self, row: Row) -> Row:
+        """The same row, which tells what it launches."""
+        self._lengths = keeps_lengths(row)
+
+        def isolate(
+            desk: Desk, resolve: Step, read_tables: Step, batch: ScheduleBatch
+        ) -> AbstractContextManager[None]:
+            self._launching = batch, desk
+            return row.isolate(desk, resolve, read_tables, batch)
+
+        return replace(row, isolate=isolate)
+
+    def runner(self, runner: Runner) -> Runner:
+        """The same model, which shows what it is given."""
+        return _WatchedRunner(runner, self)
+
+    @contextmanager
+    def watching(self, scheduler: Scheduler, machine: Machine) -> Iterator[Observer]:
+        """Around one workload."""
+        self._listener = _Listener(scheduler, machine.peek, self._found, lengths=self._lengths)
+        yield self._listener
+        self._found.add(self._listener.left_over())
+
+    def launched(self, view: ForwardBatch) -> None:
+        """A forward is about to run on ``view``."""
+        assert self._launching is not None and self._listener is not None
+        batch, desk = self._launching
+        forward = Forward(batch, view, desk.config, desk.pages, self._listener.peek)
+        name = f"the batch of step {batch.step}"
+        odd = list(row_counts(batch, name))
+        self._found.add(odd or violations(forward))
+        if not odd:
+            self._found.add(mirrors(batch, name, self._listener.peek, lengths=True))
+            self._listener.fed(forward)
+
+
+class _WatchedRunner:
+    def __init__(self, runner: Runner, invariants: Invariants) -> None:
+        self._runner = runner
+        self._invariants = invariants
+
+    def forward(self, batch: ForwardBatch) -> ModelOutput:
+        self._invariants.launched(batch)
+        return self._runner.forward(batch)
+
+
+class _Listener(Silence):
+    def __init__(self, scheduler: Scheduler, peek: Peek, found: Violations, *, lengths: bool) -> None:
+        self.peek = peek
+        self._scheduler = scheduler
+        self._found = found
+        self._lengths = lengths
+        self._unsettled: dict[int, StepInfo] = {}
+        self._ended: Counter[str] = Counter()
+        self._fed: dict[Request, list[tuple[Token, int, int]]] = {}  # token, its value, step
+
+    # ---- between steps -------------------------------------------------------------------------------------
+
+    def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:
+        if name == "receive":
+            self._between_steps()
+        elif name == "prepare":
+            self._found.add(
+                row_counts(self._scheduler.running_batch, _named("running", self._scheduler.running_batch))
+            )
+        return super().range(name, step, size)
+
+    def _between_steps(self) -> None:
+        running, last = self._scheduler.running_batch, self._scheduler.last_batch
+        batches = {"running": running}
+        if last is not None and last is not running and last.forward_mode.is_extend:
+            batches["prefilled"] = last
+        for name, batch in batches.items():
+            self._found.add(row_counts(batch, _named(name, batch)))
+            self._found.add(mirrors(batch, _named(name, batch), self.peek, lengths=self._lengths))
+        self._found.add(self._memory())
+
+    def _memory(self) -> Iterator[Violation]:
+        scheduler = self._scheduler
+        try:
+            check_memory(scheduler.engine.cache, _holders(scheduler), peek=self.peek)
+        except MemoryInvariantError as error:
+            text = f"before step {scheduler.next_step}: {error}"
+            yield Violation("every page and row is in one place", "kv", text, scheduler.next_step)
+
+    # ---- tokens that were fed before the host knew them ----------------------------------------------------
+
+    def fed(self, forward: Forward) -> None:
+        """What each decode was given, to be compared once the host has the token."""
+        for token, value in zip(forward.tokens(), forward.input_ids(), strict=True):
+            if not token.prompt:
+                self._fed.setdefault(token.request, []).append((token, value, forward.batch.step))
+                self._compare(token.request)
+
+    def tokens(self, request: Request, count: int) -> None:  # noqa: ARG002
+        if request.finished:
+            text = f"request {request.id} got a token after it had ended"
+            self._found.add([Violation("a request ends once", "output_ids", text, request=request.id)])
+        self._compare(request)
+
+    def retracted(self, request: Request) -> None:
+        self._fed.pop(request, None)
+
+    def _compare(self, request: Request) -> None:
+        """Tokens that the host does not know yet wait."""
+        waiting = self._fed.get(request, [])
+        known = [entry for entry in waiting if entry[0].position < request.seqlen]
+        self._found.add(_misfed(request, known))
+        if known:
+            self._fed[request] = waiting[len(known) :]
+
+    # ---- ends ----------------------------------------------------------------------------------------------
+
+    def launched(self, info: StepInfo) -> None:
+        self._unsettled[info.step] = info
+
+    def settled(self, info: StepInfo) -> None:
+        del self._unsettled[info.step]
+
+    def ended(self, request: Request) -> None:
+        self._fed.pop(request, None)
+        self._ended[request.id] += 1
+        if self._ended[request.id] > 1:
+            text = f"request {request.id} ended {self._ended[request.id]} times"
+            self._found.add([Violation("a request ends once", "status", text, request=request.id)])
+
+    def left_over(self) -> Iterator[Violation]:
+        """After the last step nothing is under way and nothing is held, but for the ring of kept references."""
+        yield from self._memory()
+        engine = self._scheduler.engine
+        held = engine.slots.size - engine.slots.available_size()
+        counts = {
+            "launched steps that nobody settled": len(self._unsettled),
+            "requests that have not ended": len(_unfinished(self._scheduler)),
+            "rows that are held": held,
+            "KV tokens in locked nodes of the prefix cache": engine.cache.protected_size(),
+        }
+        for what, count in counts.items():
+            if count:
+                yield Violation(
+                    "nothing in flight at the end", what, f"when all is over there are {count} {what}"
+                )
+
+
+def _named(name: str, batch: ScheduleBatch) -> str:
+    return f"the {name} batch (last launched as step {batch.step})"
+
+
+def _misfed(request: Request, known: Sequence[tuple[Token, int, int]]) -> Iterator[Violation]:
+    for token, value, step in known:
+        [meant] = request.tokens(token.position, token.position + 1)
+        if value != meant:
+            text = (
+                f"step {step}, request {request.id}, position {token.position}: row {token.row} of the relay "
+                f"gave token {value}, but {meant} was sampled for it"
+            )
+            yield Violation("a step is fed the tokens that were sampled", "input_ids", text, step, request.id)
+
+
+def _holders(scheduler: Scheduler) -> list[Request]:
+    """Requests that hold a row between steps."""
+    last = scheduler.last_batch
+    prefilled = last.reqs if last is not None and last.forward_mode.is_extend else []
+    under_way = [] if scheduler.chunked_req is None else [scheduler.chunked_req]
+    found = dict.fromkeys([*scheduler.running_batch.reqs, *prefilled, *under_way])
+    return [req for req in found if req.req_pool_idx is not None]
+
+
+def _unfinished(scheduler: Scheduler) -> list[Request]:
+    under_way = [] if scheduler.chunked_req is None else [scheduler.chunked_req]
+    found = [*scheduler.waiting_queue, *scheduler.running_batch.reqs, *under_way]
+    return [req for req in found if not req.finished]

@@ -1,0 +1,60 @@
+"""Where each fault shows: a small scenario, with the settings that lead a run through the broken part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...sched.relay.faults import Fault, faults
+from ..faults import broken
+from ..resolve import Resolved, ask
+
+MIXING = "faults/mixing"
+JOINING = "faults/joining"
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """``overrides`` say nothing of the fault but its state and loop."""
+
+    fault: Fault
+    scenario: str
+    overrides: tuple[str, ...]
+
+    def sound(self) -> Resolved:
+        """The question with the fault off."""
+        return ask(self.scenario, self.overrides)
+
+    def broken(self) -> Resolved:
+        return broken(self.sound(), [self.fault.name])
+
+
+_PENALISED = ("workload.sampling.presence_penalty=0.5",)
+_SPELLED = ("workload.sampling.grammar={regex: '[0-9]{1,8}'}", "workload.sampling.ignore_eos=false")
+_TWO_AT_A_TIME = (
+    "engine.max_running_requests=2",
+    "engine.chunked_prefill_size=8",
+    "workload.requests=4",
+)
+
+# Scenario and further overrides, where it is not a plain ``mixing``.
+_WHERE: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "one-sided-merge": (JOINING, ()),
+    "penalties-from-input": (MIXING, _PENALISED),
+    "small-ring": (JOINING, _TWO_AT_A_TIME),
+    "emptied-batch-merged": (JOINING, ()),
+    "stash-before-sampling": (MIXING, _SPELLED),
+}
+
+
+def probes() -> Mapping[str, Probe]:
+    """By the name of the fault: for each one there is."""
+    return {fault.name: probe(fault) for fault in faults().values()}
+
+
+def probe(fault: Fault, *, state: str | None = None, loop: str | None = None) -> Probe:
+    """In the state and loop where upstream had it, or another one of the fault's."""
+    scenario, overrides = _WHERE.get(fault.name, (MIXING, ()))
+    relay = f"engine.relay={state or fault.states[0]}"
+    overlap = f"engine.overlap={str((loop or fault.loops[0]) == 'overlapped').lower()}"
+    return Probe(fault, scenario, (relay, overlap, *overrides))

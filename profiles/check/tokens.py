@@ -1,0 +1,90 @@
+"""Tokens against a plainer way to the same ones: the serial loop of ``latest``, without cache, mixing or chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+
+from ...scenarios.combinations import overlaps
+from ...scenarios.schema import Scenario
+from ...scenarios.workload import params
+from ...sched.relay.states import RelayChoice, choose
+from ..crash import Crash
+from ..execute import Options
+from ..judge.divergence import token_differences
+from ..resolve import Resolved
+from ..result import Abstained, Result
+from .attempt import attempt
+from .verdicts import Check, Evidence, judged, skipped
+
+NAME = "tokens"
+SHOWN = 3  # requests of those that differ
+
+
+def check_tokens(resolved: Resolved, relay: RelayChoice, result: Result, reference: Result | Crash) -> Check:
+    """``reference`` is a run of ``plainer``."""
+    if isinstance(reference, Crash):
+        return Check(NAME, "failed", "the reference broke down", (Evidence(str(reference)),))
+    if isinstance(result.outputs, Abstained):
+        return skipped(NAME, result.outputs.abstained)
+    if not promised(resolved, relay):
+        return skipped(NAME, "upstream's penalties lag a token under overlap: equal tokens are not promised")
+    return judged(NAME, list(differences(result, reference)), about=f"as in {_words(resolved)}")
+
+
+def reference(resolved: Resolved) -> Result | Crash:
+    plain = plainer(resolved)
+    found = attempt(plain, choose("latest", {}), Options(device="vgpu", save_tokens=True))
+    return found if isinstance(found, Crash) else found.result
+
+
+def plainer(resolved: Resolved) -> Resolved:
+    return replace(resolved, scenario=_plain(resolved.scenario))
+
+
+def promised(resolved: Resolved, relay: RelayChoice) -> bool:
+    """Whether this relay promises the tokens that every other way gives."""
+    sampling = params(resolved.scenario.workload.sampling, max_new_tokens=1)
+    exact = relay.switches["penalties"] == "exact"
+    return exact or not sampling.penalised or not overlaps(resolved.scenario)
+
+
+def differences(found: Result, expected: Result) -> Iterator[Evidence]:
+    """The first few requests that got other tokens or another end, in words."""
+    yield from islice(_ends(found, expected), SHOWN)
+    parted = list(token_differences(found, expected))
+    for request, position, token, meant in parted[:SHOWN]:
+        yield Evidence(
+            f"request {request}, output token {position}: {_said(token)} instead of {_said(meant)}"
+        )
+    if len(parted) > SHOWN:
+        yield Evidence(f"{len(parted) - SHOWN} more requests differ")
+    if not parted and found.outputs != expected.outputs:
+        yield Evidence(
+            "the tokens are the same, but KV of finished requests was damaged: a tag does not add up"
+        )
+
+
+def _ends(found: Result, expected: Result) -> Iterator[Evidence]:
+    ends = {row.id: (row.status, row.reason) for row in expected.requests}
+    for row in found.requests:
+        end = ends.get(row.id)
+        if end is not None and end != (row.status, row.reason):
+            yield Evidence(
+                f"request {row.id} ended {row.status} ({row.reason}) instead of {end[0]} ({end[1]})"
+            )
+
+
+def _plain(scenario: Scenario) -> Scenario:
+    changes = {"overlap": False, "radix_cache": False, "mixed_chunk": False, "policy": "fcfs"}
+    return scenario.model_copy(update={"engine": scenario.engine.model_copy(update=changes)})
+
+
+def _words(resolved: Resolved) -> str:
+    count = resolved.scenario.workload.requests
+    return f"the serial loop of latest without cache and mixing, for {count} requests"
+
+
+def _said(token: int | None) -> str:
+    return "none" if token is None else str(token)

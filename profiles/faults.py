@@ -1,0 +1,40 @@
+"""A question with something broken on purpose, by the names of faults."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..scenarios.combinations import overlaps
+from ..scenarios.problems import meant
+from ..sched.relay.faults import Fault, awaited_faults, faults
+from ..sched.relay.states import RelayChoice
+from .resolve import Resolved
+
+
+class FaultError(ValueError):
+    """A fault that does not exist, or not yet."""
+
+
+def broken(resolved: Resolved, names: Sequence[str]) -> Resolved:
+    """Every relay of the question with these faults. Raises FaultError, and RelayError for a fault that has no place
+    in one of them."""
+    wanted = [_fault(name) for name in dict.fromkeys(names)]
+    overlap = overlaps(resolved.scenario)
+    return replace(resolved, relays=tuple(_with(relay, wanted, overlap=overlap) for relay in resolved.relays))
+
+
+def _with(relay: RelayChoice, wanted: Sequence[Fault], *, overlap: bool) -> RelayChoice:
+    for fault in wanted:
+        relay = relay.broken_by(fault, overlap=overlap)
+    return relay
+
+
+def _fault(name: str) -> Fault:
+    present, awaited = faults(), awaited_faults()
+    if name in awaited:
+        raise FaultError(f"fault {name} waits for {awaited[name].feature}, which this version does not have")
+    if name not in present:
+        hint = meant(name, [*present, *awaited]) or "; schedbench list faults has them all"
+        raise FaultError(f"no fault {name!r}{hint}")
+    return present[name]

@@ -1,0 +1,118 @@
+"""What every stream has yet to do, and when it does it: as late as allowed, but for whoever is in a hurry.
+
+Work of one stream is done in the order in which it was enqueued; a wait holds its stream's head until the event's
+own stream has reached the recording. Nothing else orders anything.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+from ..engine import Mark
+
+Work = Callable[[], object]
+
+
+class Task(NamedTuple):
+    """Something to compute; ``said`` tells what it is and where it was launched."""
+
+    work: Work
+    said: Callable[[], str]
+
+
+class Record(NamedTuple):
+    mark: Mark
+
+
+class Wait(NamedTuple):
+    mark: Mark
+
+
+Item = Task | Record | Wait
+
+
+class Temper(Protocol):
+    """Which of the streams that could go on goes on now, of its own accord."""
+
+    def choose(self, ready: Iterator[int]) -> int | None: ...
+
+
+class Order:
+    def __init__(self, temper: Temper) -> None:
+        self._temper = temper
+        self._queues: dict[int, deque[Item]] = {}
+        self._pending: dict[Mark, int] = {}  # marks that their stream has not reached, with that stream
+
+    @property
+    def idle(self) -> bool:
+        return not any(self._queues.values())
+
+    # ---- enqueueing ----------------------------------------------------------------------------------------
+
+    def launch(self, stream: int, task: Task) -> None:
+        self._enqueue(stream, task)
+
+    def record(self, stream: int, mark: Mark) -> None:
+        if self._queues.get(stream):
+            self._pending[mark] = stream
+            self._enqueue(stream, Record(mark))
+
+    def wait(self, stream: int, mark: Mark) -> None:
+        if mark in self._pending and self._pending[mark] != stream:
+            self._enqueue(stream, Wait(mark))
+
+    def _enqueue(self, stream: int, item: Item) -> None:
+        self._queues.setdefault(stream, deque()).append(item)
+        self._hurry()
+
+    # ---- the host waits ------------------------------------------------------------------------------------
+
+    def finish(self, stream: int) -> None:
+        """Everything that the stream has been given, and whatever that waits for."""
+        queue = self._queues.get(stream)
+        while queue:
+            self._step(stream)
+
+    def finish_all(self) -> None:
+        while not self.idle:
+            for stream in list(self._queues):
+                self.finish(stream)
+
+    def reach(self, mark: Mark) -> None:
+        """The mark's stream up to the mark."""
+        while mark in self._pending:
+            self._step(self._pending[mark])
+
+    def _step(self, stream: int) -> None:
+        """What the stream's next item waits for, or that item; then whoever is in a hurry."""
+        queue = self._queues[stream]
+        head = queue[0]
+        if isinstance(head, Wait) and head.mark in self._pending:
+            self._step(self._pending[head.mark])
+            return
+        self._do(queue.popleft())
+        self._hurry()
+
+    # ---- of its own accord ---------------------------------------------------------------------------------
+
+    def _hurry(self) -> None:
+        while (stream := self._temper.choose(self._ready())) is not None:
+            self._do(self._queues[stream].popleft())
+
+    def _ready(self) -> Iterator[int]:
+        """Streams whose next item waits for nothing."""
+        for stream, queue in self._queues.items():
+            if queue and not (isinstance(queue[0], Wait) and queue[0].mark in self._pending):
+                yield stream
+
+    def _do(self, item: Item) -> None:
+        if isinstance(item, Record):
+            del self._pending[item.mark]
+        elif isinstance(item, Task):
+            try:
+                item.work()
+            except Exception as error:
+                error.add_note(f"in {item.said()}, done late")
+                raise

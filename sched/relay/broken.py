@@ -1,0 +1,81 @@
+"""Answers that upstream had, for a while or nearly, and that are wrong. Only faults put them into a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ..batch import FutureIndices, ScheduleBatch, StepResult
+from ..config import EngineConfig
+from ..kernels.bridge import assert_all
+from . import ordering, placeholders, tokens
+from .desk import Desk
+from .futures import FutureMap, FutureRing
+
+
+def ringed_without_chunks(config: EngineConfig) -> FutureMap:
+    """A limit of three steps for each request, however many chunks its prompt takes."""
+    most = config.max_running_requests
+    return FutureRing(3 * most, most=most, device=config.device)
+
+
+def one_pinned_buffer() -> Callable[[Desk, torch.Tensor], torch.Tensor]:
+    """A staging policy with one pinned block for all steps; a longer prompt gets a longer one."""
+    block = torch.empty(0, dtype=torch.int64)
+
+    def refilled(desk: Desk, flat: torch.Tensor) -> torch.Tensor:
+        """Refilled whether or not the last copy from it has run."""
+        nonlocal block
+        if not desk.pinned:
+            return flat
+        if block.shape[0] < flat.shape[0]:
+            block = torch.empty(flat.shape[0], dtype=torch.int64, pin_memory=True)
+        return block[: flat.shape[0]].copy_(flat)
+
+    return refilled
+
+
+def resolve_ids_first(desk: Desk, batch: ScheduleBatch) -> None:
+    """Lengths are looked up by their sentinel, which may be the tensor of ids that was just resolved in place."""
+    placeholders.resolve_placeholders(desk, batch)
+    if batch.forward_mode.is_decode:
+        assert batch.seq_lens is not None
+        batch.seq_lens = desk.futures.new_seq_lens_buf[-batch.seq_lens]
+        assert_all((batch.seq_lens > 0).all())
+
+
+def resolve_with_sentinels(desk: Desk, batch: ScheduleBatch) -> None:
+    """Negative ids still stand for places, though nobody encodes places any more."""
+    tokens.resolve_late(desk, batch)
+    placeholders.resolve_placeholders(desk, batch)
+
+
+def keep_decoded(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
+    """Serial: a decode keeps its tokens as the next input, as speculation v1 does; prompts leave them there."""
+    assert result.next_token_ids is not None
+    batch.input_ids = result.next_token_ids.to(torch.int64) if batch.forward_mode.is_decode else None
+
+
+def stash_later(desk: Desk, future: FutureIndices, token_ids: torch.Tensor) -> None:
+    """Left to ``stash_at_launch``."""
+
+
+def stash_at_launch(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:
+    """Stash what the launch has returned, whether or not it has been sampled yet."""
+    token_ids, future = result.next_token_ids, result.future_indices
+    assert future is not None
+    assert token_ids is not None, f"step {batch.step} is stashed before it was sampled"
+    tokens.stash_by_row(desk, future, token_ids)
+    ordering.keep_in_ring(desk, batch, result)
+
+
+def keep_one_launch(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:
+    """Hold the last launch alone, while the one before may still run."""
+    del desk.ring[1:]
+    ordering.keep_in_ring(desk, batch, result)
+
+
+def join_always(desk: Desk, batch: ScheduleBatch) -> bool:  # noqa: ARG001
+    """Also when nobody is left of the batch: its tensors still have the rows of those who were."""
+    return True

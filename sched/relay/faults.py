@@ -1,0 +1,274 @@
+"""Known bugs of upstream's relay, each as a change of a row: what a checker has to catch.
+
+``reference`` counts the bugs as the digest of upstream's scheduler does (5.n), and names where they were met. A fault
+says what it does wrong and nothing about how that shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from . import broken, lengths, ordering, penalties, placeholders, tokens
+from .row import Row
+from .switches import SWITCHES
+
+Loop = Literal["overlapped", "serial"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """``change`` breaks a row of one of ``states`` (where upstream had it, first) for one of ``loops``. It is
+    applied once per run: a policy that keeps something between steps is made there."""
+
+    name: str
+    about: str
+    reference: str
+    states: tuple[str, ...]
+    loops: tuple[Loop, ...]
+    change: Callable[[Row], Row]
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitedFault:
+    """A bug of something that is not here yet: ``feature``."""
+
+    name: str
+    about: str
+    reference: str
+    feature: str
+
+
+_WITHOUT_BARRIER = ("pr26425", "pr26425-before", "pr26020", "pr25944-before", "pr25774", "pr25774-before")
+_RELAY_ALWAYS_ON = ("pr25945", "latest")
+
+_FAULTS = (
+    Fault(
+        "one-sided-merge",
+        "Merging asks only its own side whether it carries token ids, while a decode keeps its tokens as "
+        "speculation v1 does and a prompt leaves them to the relay.",
+        "5.1, #25774, fixed by #25945",
+        ("pr25945",),
+        ("serial",),
+        lambda row: replace(row, conclude=broken.keep_decoded, merge=placeholders.merge_input_one_sided),
+    ),
+    Fault(
+        "penalties-from-input",
+        "Penalties of the serial loop count the batch's input ids, which the relay has dropped.",
+        "5.2, before #25945 was merged",
+        ("pr25945",),
+        ("serial",),
+        lambda row: replace(row, penalty_tokens=penalties.from_input),
+    ),
+    Fault(
+        "allocate-by-sentinel",
+        "The allocator takes the batch's lengths, which are sentinels between forwards.",
+        "5.4, #25944 without its allocator fix",
+        ("pr25944",),
+        ("overlapped",),
+        lambda row: replace(row, allocation_lengths=lengths.allocate_by_batch_lengths),
+    ),
+    Fault(
+        "mix-with-sentinel",
+        "A mixed step takes the running requests' lengths as they are, which are sentinels between forwards.",
+        "5.5, #25944 without its mixing fix",
+        ("pr25944",),
+        ("overlapped",),
+        lambda row: replace(row, mix=placeholders.mix_twice),
+    ),
+    Fault(
+        "resolve-ids-first",
+        "Ids are resolved in place before lengths are looked up by the sentinel, which may be the same tensor.",
+        "5.7, #25944 with two statements exchanged and lengths found through the sentinel",
+        ("pr25944",),
+        ("overlapped",),
+        lambda row: replace(row, resolve=broken.resolve_ids_first),
+    ),
+    Fault(
+        "never-resolve",
+        "The loop runs the forward without resolving its input first.",
+        "5.10, #25945; fixed by #26904, #26883, #26882",
+        _RELAY_ALWAYS_ON,
+        ("overlapped", "serial"),
+        lambda row: replace(row, resolve=ordering.nothing),
+    ),
+    Fault(
+        "no-barrier",
+        "Nothing makes the schedule wait before it reuses a slot or rewrites a row that a forward still reads.",
+        "5.13, #18746, #18744, before #26380",
+        (*_RELAY_ALWAYS_ON, "pr25945-before"),
+        ("overlapped",),
+        lambda row: replace(row, **SWITCHES["barrier"]["off"]),
+    ),
+    Fault(
+        "small-ring",
+        "The ring's limit does not count the chunks of a long prompt: a slot comes round before it was read.",
+        "5.14, #13713, #13916",
+        ("pr25774", "pr25774-before"),
+        ("overlapped",),
+        lambda row: replace(row, futures=broken.ringed_without_chunks),
+    ),
+    Fault(
+        "negative-ids-replaced",
+        "A negative id in a prompt is taken for a placeholder and replaced by what the relay holds.",
+        "5.15, up to #25945",
+        ("pr25945",),
+        ("overlapped", "serial"),
+        lambda row: replace(row, resolve=broken.resolve_with_sentinels),
+    ),
+    Fault(
+        "nothing-kept-alive",
+        "Nobody holds what the forward reads: what the schedule replaces is freed while the forward runs.",
+        "5.16, the record of two launches left out",
+        _WITHOUT_BARRIER,
+        ("overlapped",),
+        lambda row: replace(row, keep_alive=ordering.keep_nothing),
+    ),
+    Fault(
+        "one-launch-kept-alive",
+        "Only the last launch is held, while the one before may still run.",
+        "5.16, the record of two launches made one",
+        _WITHOUT_BARRIER,
+        ("overlapped",),
+        lambda row: replace(row, keep_alive=broken.keep_one_launch),
+    ),
+    Fault(
+        "staging-refilled",
+        "All prompts are staged in one pinned buffer, refilled while the last copy from it may be under way.",
+        "5.16, tokenspeed #376",
+        _RELAY_ALWAYS_ON,
+        ("overlapped",),
+        lambda row: replace(row, staging=broken.one_pinned_buffer()),
+    ),
+    Fault(
+        "gather-without-stash",
+        "Sampled tokens are not left in the relay, and the next step gathers them all the same.",
+        "5.17, #26108",
+        _RELAY_ALWAYS_ON,
+        ("overlapped", "serial"),
+        lambda row: replace(row, stash=placeholders.stash_nothing),
+    ),
+    Fault(
+        "emptied-batch-merged",
+        "A prefill that all its requests have left is merged with the rows they had.",
+        "5.19, #28514, reverted by #28607",
+        (*_RELAY_ALWAYS_ON, "pr25945-before", *_WITHOUT_BARRIER, "pr25944"),
+        ("overlapped", "serial"),
+        lambda row: replace(row, joins=broken.join_always),
+    ),
+    Fault(
+        "stash-before-sampling",
+        "A launch stashes the tokens it returns, though a grammar may have put sampling off.",
+        "5.21, grammar under overlap",
+        _RELAY_ALWAYS_ON,
+        ("overlapped",),
+        lambda row: replace(row, stash=broken.stash_later, keep_alive=broken.stash_at_launch),
+    ),
+    Fault(
+        "advance-in-place",
+        "The schedule lengthens the tensor of lengths that a forward in flight reads.",
+        "5.24, #26020, #30669",
+        _WITHOUT_BARRIER,
+        ("overlapped",),
+        lambda row: replace(row, advance=lengths.advance_in_place),
+    ),
+    Fault(
+        "dead-publish",
+        "Every step publishes lengths that nobody reads.",
+        "5.25, #26020",
+        ("latest",),
+        ("overlapped",),
+        lambda row: replace(row, publish=tokens.publish_next_lengths),
+    ),
+)
+
+_AWAITED = (
+    AwaitedFault(
+        "isolation-restores-staging",
+        "Leaving the isolation of a speculating forward brings a consumed prompt back.",
+        "5.3, before #25945 was merged",
+        "speculation",
+    ),
+    AwaitedFault(
+        "hot-buffer-by-sentinel",
+        "The hot buffer's reserved slots follow from lengths that are sentinels between forwards.",
+        "5.6, #25944, fixed by #26020",
+        "hisparse",
+    ),
+    AwaitedFault(
+        "prebuilt-unpublished",
+        "A prebuilt batch joins without publishing lengths and stashing tokens.",
+        "5.8, #25944 without its prebuilt fix",
+        "disaggregation",
+    ),
+    AwaitedFault(
+        "rejoin-without-mirror",
+        "A staged request rejoins in a batch without the host mirror of its rows.",
+        "5.9, #26425, #28121, fixed by #28514",
+        "hisparse",
+    ),
+    AwaitedFault(
+        "onebatch-never-resolves",
+        "The benchmark of one batch calls the model without resolving its input.",
+        "5.10, #25945, fixed by #26904",
+        "onebatch",
+    ),
+    AwaitedFault(
+        "stage-without-stash",
+        "Pipeline stages other than the last keep no token for the decodes of a mixed step.",
+        "5.11, #25945 without its pipeline fix",
+        "pipeline",
+    ),
+    AwaitedFault(
+        "publish-ready-overwritten",
+        "A prebuilt batch re-records the one event of publishing while a forward's is pending.",
+        "5.12, fixed by #30435",
+        "speculation and disaggregation",
+    ),
+    AwaitedFault(
+        "worker-extras-not-kept",
+        "Tensors of a speculating worker lose their last reference in mid-forward.",
+        "5.16, speculation v2",
+        "speculation",
+    ),
+    AwaitedFault(
+        "accepted-tokens-stashed",
+        "The accepted tokens of a v1 step, more than there are rows, are stashed by row.",
+        "5.18, speculation v1",
+        "speculation",
+    ),
+    AwaitedFault(
+        "idle-rows-stashed",
+        "An idle rank stashes padded tokens for no rows.",
+        "5.20, DP attention",
+        "idle DP ranks",
+    ),
+    AwaitedFault(
+        "missing-host-lengths-used",
+        "Filtering and merging rely on host lengths that a device-only batch does not have.",
+        "5.22, #26128, fixed by #26738",
+        "speculation",
+    ),
+    AwaitedFault(
+        "draft-extends-lengths",
+        "The draft's extend step lengthens the batch itself, and nothing puts it back.",
+        "5.23, up to #26020",
+        "speculation",
+    ),
+    AwaitedFault(
+        "onebatch-penalises-the-prompt",
+        "The benchmark of one batch never tells requests their tokens: penalties count the last prompt token forever.",
+        "5.26, #25945",
+        "onebatch",
+    ),
+)
+
+
+def faults() -> Mapping[str, Fault]:
+    """By name, in upstream's order."""
+    return {fault.name: fault for fault in _FAULTS}
+
+
+def awaited_faults() -> Mapping[str, AwaitedFault]:
+    return {fault.name: fault for fault in _AWAITED}

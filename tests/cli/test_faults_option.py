@@ -1,0 +1,98 @@
+"""``run --fault`` and ``list faults``: what is broken on purpose is told, and what cannot be is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from schedbench.cli.app import app, main
+from schedbench.sched.relay.faults import awaited_faults, faults
+
+SMALL = [
+    part
+    for override in (
+        "workload.requests=4",
+        "workload.arrival=burst",
+        "workload.output_tokens.max=8",
+        "measure.warmup_requests=0",
+    )
+    for part in ("--set", override)
+]
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def typed(*arguments: str) -> tuple[int, str, str]:
+        words = ["schedbench", "run", "mixed", "--device", "vgpu", *SMALL, *arguments]
+        monkeypatch.setattr("sys.argv", words)
+        with pytest.raises(SystemExit) as end:
+            main()
+        said = capsys.readouterr()
+        return int(end.value.code or 0), said.out, said.err
+
+    return typed
+
+
+def listed(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["list", "faults", *arguments])
+
+
+def test_the_document_names_the_faults(run: Run) -> None:
+    code, out, _ = run("--fault", "no-barrier", "--fault", "staging-refilled", "--format", "json")
+    relay = json.loads(out)["relay"]
+    assert code == 0 and relay["faults"] == ["no-barrier", "staging-refilled"]
+    assert (relay["policies"]["barrier"], relay["policies"]["staging"]) == ("no_barrier", "refilled")
+
+
+def test_a_hazard_of_a_fault_is_not_declared(run: Run) -> None:
+    code, out, _ = run("--fault", "staging-refilled", "--hazards", "on", "--format", "json")
+    findings = json.loads(out)["hazards"]["findings"]
+    assert code == 1 and [finding["resource"] for finding in findings] == ["pinned memory"]
+
+
+def test_a_fault_that_breaks_the_run_is_no_defect_of_ours(run: Run) -> None:
+    code, out, err = run("--fault", "never-resolve")
+    assert code == 4 and not out
+    assert err.startswith(
+        "schedbench: with fault never-resolve the run broke down: ValueError: step 0 has no"
+    )
+    assert "(at sched/loop/launch.py:" in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("no-barier", "no fault 'no-barier', did you mean 'no-barrier'?"),
+        ("xyz", "no fault 'xyz'; schedbench list faults has them all"),
+        ("small-ring", "fault small-ring belongs to pr25774, pr25774-before, not to pr25945"),
+        ("penalties-from-input", "fault penalties-from-input belongs to the serial loop, and this run's is"),
+        ("idle-rows-stashed", "fault idle-rows-stashed waits for idle DP ranks, which this version does not"),
+    ],
+)
+def test_what_cannot_be_broken_is_refused(run: Run, fault: str, message: str) -> None:
+    code, _, err = run("--fault", fault)
+    assert code == 2 and err.startswith(f"schedbench: {message}")
+
+
+def test_every_fault_is_listed_with_its_place() -> None:
+    entries = json.loads(listed("--format", "json").output)
+    assert [entry["name"] for entry in entries] == [*faults(), *awaited_faults()]
+    for entry in entries:
+        assert entry["about"] and entry["reference"]
+        assert bool(entry["states"] and entry["loops"]) != bool(entry["waits_for"])
+
+
+def test_the_list_reads_as_paragraphs() -> None:
+    paragraphs = {text.split()[0]: text.splitlines() for text in listed().output.strip().split("\n\n")}
+    assert paragraphs["no-barrier"] == [
+        "no-barrier  5.13, #18746, #18744, before #26380",
+        "  Nothing makes the schedule wait before it reuses a slot or rewrites a row that a forward still reads.",
+        "  in pr25945, latest, pr25945-before; overlapped loop",
+    ]
+    assert paragraphs["never-resolve"][2] == "  in pr25945, latest; overlapped and serial loops"
+    assert paragraphs["stage-without-stash"][2] == "  waits for pipeline"

@@ -1,0 +1,133 @@
+"""The relay's contract on batches made by hand: every state keeps it, whatever is done; who does not is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedbench.profiles.check.contract import (
+    ANY_PROMPT,
+    BARE_SIDE,
+    DECODE,
+    DEFECTS,
+    Act,
+    check_contract,
+    follow,
+)
+from schedbench.profiles.check.workbench import ROWS
+from schedbench.sched.relay import lengths, ordering, tokens
+from schedbench.sched.relay.row import Row
+from schedbench.sched.relay.states import RelayChoice, choose, states, switches
+
+ROWS_OF_STATES = [(state, overlap) for state in states() for overlap in (True, False)]
+EACH = pytest.mark.parametrize(("state", "overlap"), ROWS_OF_STATES)
+
+counts = st.lists(st.integers(1, 12), min_size=1, max_size=4).map(tuple)
+places = st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=5).map(tuple)
+acts = st.one_of(
+    st.builds(Act, st.sampled_from(["prefill", "mix"]), counts),
+    st.builds(Act, st.sampled_from(["leave", "retract"]), places),
+    st.builds(Act, st.just("chunks"), st.tuples(st.integers(1, 50))),
+    st.just(DECODE),
+)
+scripts = st.lists(acts, min_size=2, max_size=14)
+
+
+def kept(choice: RelayChoice, *, overlap: bool):
+    return check_contract(lambda: choice.row(overlap=overlap), overlap=overlap, declared=choice.known_defects)
+
+
+@EACH
+def test_every_state_keeps_it(state: str, overlap: bool) -> None:
+    found = kept(choose(state, {}), overlap=overlap)
+    assert found.broken == ()
+    if overlap:
+        assert found.known == choose(state, {}).known_defects
+
+
+@EACH
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(script=scripts)
+def test_whatever_is_done_to_the_batches(state: str, overlap: bool, script: list[Act]) -> None:
+    assert follow(choose(state, {}).row(overlap=overlap), script, overlap=overlap) == []
+
+
+@pytest.mark.parametrize("state", ["pr25774", "pr25945", "latest"])
+@pytest.mark.parametrize("switch", switches())
+def test_no_switch_breaks_it(state: str, switch: str) -> None:
+    refused = states()[state].refuses
+    for value in switches()[switch]:
+        if (switch, value) not in refused:
+            assert kept(choose(state, {switch: value}), overlap=True).broken == ()
+
+
+def test_what_upstream_never_met_is_declared_and_mended_by_25945() -> None:
+    assert choose("pr25945-before", {}).known_defects == tuple(DEFECTS.values())
+    assert choose("pr25945", {}).known_defects == choose("latest", {}).known_defects == ()
+
+
+def test_an_undeclared_defect_is_a_violation() -> None:
+    row = choose("pr25945-before", {}).row(overlap=True)
+    promises = {violation.promise for violation in check_contract(lambda: row, overlap=True).broken}
+    assert promises == {ANY_PROMPT, BARE_SIDE}
+
+
+# ---- rows of a user's own ----------------------------------------------------------------------------------
+
+
+def broken_by(**policies: object) -> dict[str, str]:
+    """The promises that a changed row breaks, and where that shows first."""
+    row: Row = replace(choose("pr25945", {}).row(overlap=True), **policies)
+    return {v.promise: v.says for v in reversed(check_contract(lambda: row, overlap=True).broken)}
+
+
+def test_lengths_that_stand_still_are_told_by_request() -> None:
+    told = broken_by(advance=ordering.nothing)
+    assert told["mirrors tell the truth"].startswith(
+        "decoding: the running batch after step 1: seq_lens_cpu says 5 of request r0, which has 6"
+    )
+
+
+def test_a_device_side_left_behind_is_told() -> None:
+    told = broken_by(advance=lengths.advance_host_side)
+    assert (
+        "seq_lens of request r0 is 5 on the device and 6 in seq_lens_cpu"
+        in told["mirrors equal device values"]
+    )
+
+
+def test_tokens_in_another_order_are_told_with_both() -> None:
+    def reversed_mix(desk, prefill, running):  # noqa: ARG001
+        prefill.mix_running_indices = running.req_pool_indices.flip(0)
+
+    told = broken_by(mix=reversed_mix)
+    assert told["a step is fed the tokens that were sampled"].startswith(
+        "mixing: step 2, request r0, position 6: "
+    )
+
+
+def test_a_side_that_was_filtered_in_another_order_is_told() -> None:
+    """A batch that carries its own tokens and loses the wrong ones."""
+
+    def keep_first(desk, batch, keep):  # noqa: ARG001
+        if batch.input_ids is not None:
+            batch.input_ids = batch.input_ids[: keep.shape[0]]
+
+    def conclude_with_tokens(desk, batch, result):  # noqa: ARG001
+        batch.input_ids = result.next_token_ids.clone()
+
+    told = broken_by(filter=keep_first, conclude=conclude_with_tokens)
+    assert told["a step is fed the tokens that were sampled"].startswith("leaving: ")
+
+
+def test_work_for_no_rows_is_told() -> None:
+    def stash_first(desk, future, token_ids):
+        desk.futures.output_tokens_buf[: token_ids.shape[0]] = token_ids
+        tokens.stash_by_row(desk, future, token_ids)
+
+    assert broken_by(stash=stash_first)["no rows are no work"] == (
+        "a step without requests writes to output_tokens_buf"
+    )

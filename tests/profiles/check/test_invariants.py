@@ -1,0 +1,190 @@
+"""What holds in every run: nothing is found in a sound one, and a broken promise is told with its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+
+from schedbench.profiles.check.invariants import Invariants
+from schedbench.profiles.check.violations import Violation, Violations
+from schedbench.profiles.execute import Options, Outcome, execute
+from schedbench.profiles.machine import Machine
+from schedbench.sched.loop.scheduler import Scheduler
+from schedbench.sched.observe import Observer, Silence
+from schedbench.sched.relay.states import states
+from schedbench.sched.request import Request
+from tests.acceptance.questions import asked
+
+MIXING, JOINING = "faults/mixing", "faults/joining"
+
+
+def guarded(scenario: str, *overrides: str) -> Sequence[Violation]:
+    invariants = Invariants()
+    run(scenario, *overrides, guard=invariants)
+    return invariants.violations()
+
+
+def run(scenario: str, *overrides: str, guard: Invariants | None = None) -> Outcome:
+    question = asked(scenario, *overrides)
+    return execute(question, question.relays[0], Options(device="vgpu"), guard=guard)
+
+
+@pytest.mark.parametrize(
+    ("state", "overlap"), [*((state, "true") for state in states()), ("latest", "false")]
+)
+def test_every_state_keeps_its_promises(state: str, overlap: str) -> None:
+    assert not guarded(MIXING, f"engine.relay={state}", f"engine.overlap={overlap}")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("engine.page_size=16",),
+        ("engine.radix_cache=false",),
+        ("engine.cuda_graph=false", "measure.warmup_requests=3"),
+        ("device.values=none",),
+        ("engine.kv_tokens=256", "engine.schedule_conservativeness=0.05", "workload.output_tokens.max=60"),
+        ("workload.sampling.temperature=0.8", "workload.sampling.presence_penalty=0.5"),
+        ("workload.abort={fraction: 0.5, after_tokens: 3}",),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize(("scenario", "state"), [(MIXING, "latest"), (JOINING, "pr25944")])
+def test_whatever_else_is_asked_for(scenario: str, state: str, overrides: tuple[str, ...]) -> None:
+    assert not guarded(scenario, f"engine.relay={state}", *overrides)
+
+
+def test_looking_changes_nothing() -> None:
+    plain, seen = (run(MIXING, guard=guard).result.document() for guard in (None, Invariants()))
+    for part in ("run", "environment"):
+        del plain[part], seen[part]
+    assert plain == seen
+
+
+# ---- damage ------------------------------------------------------------------------------------------------
+
+
+class Damaging(Invariants):
+    """Does ``damage`` once, between two decodes of several requests, then looks."""
+
+    step = -1  # that was planned next
+
+    @contextmanager
+    def watching(self, scheduler: Scheduler, machine: Machine) -> Iterator[Observer]:
+        with super().watching(scheduler, machine) as listener:
+            yield _Damaging(self, listener, scheduler, machine)
+
+    def damage(self, scheduler: Scheduler, machine: Machine) -> None:
+        raise NotImplementedError
+
+
+class _Damaging(Silence):
+    def __init__(self, guard: Damaging, listener: Observer, scheduler: Scheduler, machine: Machine) -> None:
+        self._guard = guard
+        self._scheduler = scheduler
+        self._machine = machine
+        for hook in ("tokens", "retracted", "launched", "settled", "ended"):
+            setattr(self, hook, getattr(listener, hook))
+        self._listener = listener
+
+    def range(self, name: str, step: int, size: int):
+        running = self._scheduler.running_batch
+        between = name == "receive" and running is self._scheduler.last_batch and running.batch_size > 1
+        if between and self._guard.step < 0:
+            self._guard.step = step
+            self._guard.damage(self._scheduler, self._machine)
+        return self._listener.range(name, step, size)
+
+
+def found(guard: Invariants, *overrides: str) -> dict[tuple[str, str], Violation]:
+    run(MIXING, *overrides, guard=guard)
+    return {(violation.promise, violation.field): violation for violation in guard.violations()}
+
+
+class WrongMirror(Damaging):
+    def damage(self, scheduler: Scheduler, machine: Machine) -> None:  # noqa: ARG002
+        scheduler.running_batch.seq_lens_cpu = scheduler.running_batch.seq_lens_cpu + 1
+
+
+def test_a_mirror_that_is_off_is_told_for_its_request() -> None:
+    told = found(WrongMirror())
+    violation = told["mirrors equal device values", "seq_lens"]
+    assert violation.request and f"seq_lens of request {violation.request} is " in violation.says
+    assert ("mirrors tell the truth", "seq_lens_cpu") in told
+
+
+class OtherToken(Damaging):
+    def damage(self, scheduler: Scheduler, machine: Machine) -> None:
+        buffer = machine.peek(scheduler.engine.relay.desk.futures.output_tokens_buf)
+        row = scheduler.running_batch.reqs[0].req_pool_idx
+        buffer[row] = (buffer[row] + 1) % scheduler.engine.config.vocab_size
+
+
+@pytest.mark.parametrize("overlap", ["true", "false"])
+def test_another_token_than_was_sampled_is_told_with_its_row(overlap: str) -> None:
+    guard = OtherToken()
+    told = found(guard, f"engine.overlap={overlap}")
+    [violation] = [v for (promise, _), v in told.items() if promise.startswith("a step is fed")]
+    assert violation.step == guard.step and violation.request
+    assert f"step {guard.step}, request {violation.request}, position " in violation.says
+    assert "of the relay gave token" in violation.says
+
+
+class OtherSlot(Damaging):
+    def damage(self, scheduler: Scheduler, machine: Machine) -> None:
+        table = machine.peek(scheduler.engine.slots.req_to_token)
+        request = scheduler.running_batch.reqs[-1]
+        other = scheduler.running_batch.reqs[0]
+        table[request.req_pool_idx, request.kv_committed_len - 1] = table[
+            other.req_pool_idx, other.kv_committed_len - 1
+        ]
+
+
+def test_a_page_of_two_owners_is_told() -> None:
+    guard = OtherSlot()
+    violation = found(guard)["every page and row is in one place", "kv"]
+    assert violation.says.startswith(f"before step {guard.step}: pages owned twice: [")
+
+
+class LostRow(Damaging):
+    def damage(self, scheduler: Scheduler, machine: Machine) -> None:  # noqa: ARG002
+        scheduler.engine.slots.alloc(1)
+
+
+def test_a_row_that_nobody_gives_back_is_told() -> None:
+    told = found(LostRow(), "engine.max_running_requests=14")
+    assert ("every page and row is in one place", "kv") in told
+    assert told["nothing in flight at the end", "rows that are held"].says == (
+        "when all is over there are 1 rows that are held"
+    )
+
+
+class Ended(Silence):
+    """Hears one ending twice."""
+
+    def __init__(self, listener: Observer) -> None:
+        self._listener = listener
+
+    def ended(self, request: Request) -> None:
+        for _ in range(2 if request.id == "r3" else 1):
+            self._listener.ended(request)
+
+
+class EndingTwice(Invariants):
+    @contextmanager
+    def watching(self, scheduler: Scheduler, machine: Machine) -> Iterator[Observer]:
+        with super().watching(scheduler, machine) as listener:
+            yield Ended(listener)
+
+
+def test_a_request_that_ends_twice_is_told() -> None:
+    assert found(EndingTwice())["a request ends once", "status"].says == "request r3 ended 2 times"
+
+
+def test_the_first_of_its_kind_is_told_and_the_others_are_counted() -> None:
+    violations = Violations()
+    violations.add(Violation("rows", "seq_lens", f"step {step}", step) for step in range(4))
+    violations.add([Violation("rows", "input_ids", "step 9", 9)])
+    assert [violation.says for violation in violations.told()] == ["step 0 (and 3 more like it)", "step 9"]

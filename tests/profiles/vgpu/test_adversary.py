@@ -1,0 +1,274 @@
+"""Programs on two streams with one edge missing give something else under an adversary, and with it they never do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedbench.profiles.hardware import load
+from schedbench.profiles.vgpu import VirtualGpu, open_vgpu
+from schedbench.profiles.vgpu.adversary.executor import POISON
+from schedbench.profiles.vgpu.adversary.tempers import STRATEGIES, described
+
+SEEDS = range(len(STRATEGIES) + 8)
+
+
+class Stage:
+    """Two named streams of a virtual GPU."""
+
+    def __init__(self, gpu: VirtualGpu) -> None:
+        self.device = gpu.device
+        self.module: Any = torch.get_device_module(gpu.device)
+        self.schedule, self.forward = self.module.Stream(), self.module.Stream()
+        gpu.observer.stream("schedule", self.schedule)
+        gpu.observer.stream("forward", self.forward)
+
+    def on(self, stream: Any) -> Any:
+        return self.module.stream(stream)
+
+    def known(self, values: list[int]) -> torch.Tensor:
+        """On the device, made on the schedule stream; everybody knows."""
+        with self.on(self.schedule):
+            made = torch.tensor(values, device=self.device)
+        self.module.synchronize()
+        return made
+
+
+Program = Callable[[Stage, bool], torch.Tensor]
+
+
+def raw(stage: Stage, edge: bool) -> torch.Tensor:
+    lengths = stage.known([1, 2, 3])
+    with stage.on(stage.schedule):
+        lengths.add_(1)
+    if edge:
+        stage.forward.wait_stream(stage.schedule)
+    with stage.on(stage.forward):
+        return lengths * 2
+
+
+def war(stage: Stage, edge: bool) -> torch.Tensor:
+    lengths = stage.known([1, 2, 3])
+    with stage.on(stage.forward):
+        doubled = lengths * 2
+        read = stage.module.Event()
+        read.record()
+    if edge:
+        read.wait(stage.schedule)
+    with stage.on(stage.schedule):
+        lengths.add_(1)
+    return doubled
+
+
+def waw(stage: Stage, edge: bool) -> torch.Tensor:
+    buffer = stage.known([0, 0])
+    with stage.on(stage.forward):
+        buffer.fill_(1)
+    if edge:
+        stage.forward.synchronize()
+    with stage.on(stage.schedule):
+        buffer.fill_(2)
+    return buffer
+
+
+def scattered(stage: Stage, edge: bool) -> torch.Tensor:
+    table, rows = stage.known([1, 2, 3, 4]), stage.known([1, 3])
+    with stage.on(stage.forward):
+        read = table[rows]
+    if edge:
+        stage.schedule.wait_stream(stage.forward)
+    with stage.on(stage.schedule):
+        table[rows] = 9
+    return read
+
+
+def replayed(stage: Stage, edge: bool) -> torch.Tensor:
+    inputs, graph = stage.known([1, 2]), stage.module.CUDAGraph()
+    with stage.module.graph(graph, stream=stage.forward):
+        outputs = inputs * 2 + 1
+    with stage.on(stage.forward):
+        graph.replay()
+    if edge:
+        stage.schedule.wait_stream(stage.forward)
+    with stage.on(stage.schedule):
+        inputs.fill_(7)
+    return outputs
+
+
+def pinned_overwritten(stage: Stage, edge: bool) -> torch.Tensor:
+    staging = torch.tensor([1, 2, 3]).pin_memory()
+    with stage.on(stage.forward):
+        sent = staging.to(stage.device, non_blocking=True)
+    if edge:
+        stage.forward.synchronize()
+    staging.fill_(9)
+    return sent
+
+
+def read_before_sync(stage: Stage, edge: bool) -> torch.Tensor:
+    source = stage.known([1, 2])
+    with stage.on(stage.forward):
+        landed = source.to("cpu", non_blocking=True)
+        done = stage.module.Event()
+        done.record()
+    if edge:
+        done.synchronize()
+    return torch.tensor(landed.tolist())
+
+
+def freed_in_flight(stage: Stage, edge: bool) -> torch.Tensor:
+    indices = stage.known([1, 2])
+    with stage.on(stage.forward):
+        more = indices + 1
+    if edge:
+        indices.record_stream(stage.forward)
+    del indices
+    with stage.on(stage.schedule):
+        torch.zeros(2, dtype=torch.int64, device=stage.device)
+    return more
+
+
+def freed_but_viewed(stage: Stage, edge: bool) -> torch.Tensor:
+    indices = stage.known([1, 2])
+    with stage.on(stage.forward):
+        more = indices + 1
+    kept = indices[1:] if edge else None
+    del indices
+    with stage.on(stage.schedule):
+        torch.zeros(2, dtype=torch.int64, device=stage.device)
+    del kept
+    return more
+
+
+PROGRAMS = [
+    raw,
+    war,
+    waw,
+    scattered,
+    replayed,
+    pinned_overwritten,
+    read_before_sync,
+    freed_in_flight,
+    freed_but_viewed,
+]
+
+
+def outcome(program: Program, *, edge: bool, seed: int | None, values: str = "real") -> list[int]:
+    with open_vgpu(load("h200"), adversary=seed, values=values) as gpu:  # type: ignore[arg-type]
+        stage = Stage(gpu)
+        result = program(stage, edge)
+        stage.module.synchronize()
+        told: list[int] = result.tolist()
+        return told
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("values", ["real", "none"])
+def test_with_its_edge_a_program_means_one_thing(program: Program, values: str) -> None:
+    plain = outcome(program, edge=True, seed=None, values=values)
+    assert [outcome(program, edge=True, seed=seed, values=values) for seed in SEEDS] == [plain] * len(SEEDS)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_without_it_some_strategy_shows(program: Program) -> None:
+    plain = outcome(program, edge=True, seed=None)
+    found = [outcome(program, edge=False, seed=seed) for seed in range(len(STRATEGIES))]
+    assert any(values != plain for values in found)
+
+
+def test_what_has_not_landed_is_poison() -> None:
+    assert outcome(read_before_sync, edge=False, seed=0) == [POISON, POISON]
+
+
+def test_strategies_come_first_and_are_named() -> None:
+    assert [described(seed) for seed in (0, 1, len(STRATEGIES))] == [
+        "all work as late as possible",
+        "the schedule stream first",
+        f"random order {len(STRATEGIES)}",
+    ]
+
+
+def test_an_error_in_late_work_says_what_and_where() -> None:
+    with open_vgpu(load("h200"), adversary=0) as gpu:
+        stage = Stage(gpu)
+        table, rows = stage.known([1, 2]), stage.known([5])
+        _ = table[rows]
+        with pytest.raises(IndexError) as error:
+            stage.module.synchronize()
+    assert error.value.__notes__ == ["in index, done late"]
+
+
+def test_a_mask_is_read_when_its_turn_has_come() -> None:
+    with open_vgpu(load("h200"), adversary=0) as gpu:
+        stage = Stage(gpu)
+        values = stage.known([1, 2, 3, 4])
+        with stage.on(stage.schedule):
+            values.add_(1)
+            assert values[values > 3].tolist() == [4, 5]
+            values[values > 3] = 0
+            assert values.tolist() == [2, 3, 0, 0]
+
+
+def test_hazards_and_an_adversary_do_not_go_together() -> None:
+    with pytest.raises(AssertionError), open_vgpu(load("h200"), hazards=True, adversary=0):
+        pass
+
+
+# ---- programs nobody thought of ------------------------------------------------------------------------------
+
+BUFFERS = 3
+Step = tuple[str, int, int, int]
+steps = st.tuples(
+    st.sampled_from(["add", "add", "add", "record", "wait", "sync", "upload", "fill", "download", "renew"]),
+    st.integers(0, 1),
+    st.integers(0, BUFFERS - 1),
+    st.integers(0, BUFFERS - 1),
+)
+
+
+def interpret(program: Sequence[Step], gpu: VirtualGpu) -> list[int]:
+    """Two streams over a few buffers and one pinned one. Integers only, and every effect is seen at the end."""
+    stage = Stage(gpu)
+    streams = (stage.schedule, stage.forward)
+    buffers = [stage.known([k + 1, 10 * k]) for k in range(BUFFERS)]
+    event, pinned = stage.module.Event(), torch.tensor([5, 6]).pin_memory()
+    landed = [torch.zeros(2, dtype=torch.int64).pin_memory() for _ in range(BUFFERS)]
+    seen = []
+    for name, stream, a, b in program:
+        with stage.on(streams[stream]):
+            if name == "add":
+                buffers[a].add_(buffers[b])
+            elif name == "record":
+                event.record()
+            elif name == "wait":
+                event.wait()
+            elif name == "sync":
+                streams[stream].synchronize()
+                seen += landed[a].tolist()
+            elif name == "upload":
+                buffers[a].copy_(pinned, non_blocking=True)
+            elif name == "fill":
+                pinned.fill_(b)
+            elif name == "download":
+                landed[a].copy_(buffers[b], non_blocking=True)
+            else:
+                buffers[a] = buffers[a] + 1
+    stage.module.synchronize()
+    return seen + [value for tensor in (*buffers, *landed) for value in tensor.tolist()]
+
+
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(program=st.lists(steps, min_size=2, max_size=14))
+def test_whatever_an_adversary_shows_is_a_hazard(program: list[Step]) -> None:
+    """Two independent accounts of the same order: footprints and clocks, and values that really go wrong."""
+    with open_vgpu(load("h200"), hazards=True) as gpu:
+        plain, findings = interpret(program, gpu), gpu.findings
+    for seed in range(len(STRATEGIES) + 3):
+        with open_vgpu(load("h200"), adversary=seed) as gpu:
+            differs = interpret(program, gpu) != plain
+        assert not differs or findings, described(seed)

@@ -1,0 +1,70 @@
+"""The list of known bugs: each changes the rows that it belongs to, and no other."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from schedbench.sched.relay.faults import Fault, awaited_faults, faults
+from schedbench.sched.relay.states import RelayError, choose, difference, states
+
+FAULTS = pytest.mark.parametrize("fault", faults().values(), ids=faults())
+
+
+@FAULTS
+def test_a_fault_breaks_the_rows_that_it_names(fault: Fault) -> None:
+    for state in fault.states:
+        for loop in fault.loops:
+            sound, overlap = choose(state, {}), loop == "overlapped"
+            broken = sound.broken_by(fault, overlap=overlap)
+            assert difference(sound.row(overlap=overlap), broken.row(overlap=overlap))
+            assert broken.known_hazards == sound.known_hazards
+
+
+@FAULTS
+def test_it_belongs_nowhere_else(fault: Fault) -> None:
+    others = [state for state in states() if state not in fault.states]
+    for state in others:
+        with pytest.raises(
+            RelayError, match=f"fault {fault.name} belongs to {fault.states[0]}.*not to {state}"
+        ):
+            choose(state, {}).broken_by(fault, overlap=True)
+    if len(fault.loops) == 1:
+        with pytest.raises(RelayError, match=f"belongs to the {fault.loops[0]} loop"):
+            choose(fault.states[0], {}).broken_by(fault, overlap=fault.loops == ("serial",))
+
+
+def test_names_and_references_are_those_of_a_list() -> None:
+    entries = [*faults().values(), *awaited_faults().values()]
+    assert len({entry.name for entry in entries}) == len(entries)
+    for entry in entries:
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", entry.name)
+        assert re.match(r"5\.\d+, ", entry.reference)
+        assert entry.about.endswith(".")
+
+
+def test_every_known_bug_is_there_or_waited_for() -> None:
+    """But 5.25's other half: an attribute that is no field here."""
+    entries = [*faults().values(), *awaited_faults().values()]
+    numbers = {int(re.findall(r"5\.(\d+)", entry.reference)[0]) for entry in entries}
+    assert numbers == set(range(1, 27))
+
+
+def test_a_switch_may_have_done_it_already() -> None:
+    with pytest.raises(RelayError, match="no-barrier changes nothing in pr25945 as it is switched here"):
+        choose("pr25945", {"barrier": "off"}).broken_by(faults()["no-barrier"], overlap=True)
+
+
+def test_a_policy_that_keeps_something_is_made_for_each_run() -> None:
+    broken = choose("pr25945", {}).broken_by(faults()["staging-refilled"], overlap=True)
+    assert broken.row(overlap=True).staging is not broken.row(overlap=True).staging
+    assert broken.policies(overlap=True)["staging"] == "refilled"
+
+
+def test_faults_add_up() -> None:
+    choice = choose("pr25945", {})
+    for name in ("no-barrier", "gather-without-stash"):
+        choice = choice.broken_by(faults()[name], overlap=True)
+    changed = difference(choose("pr25945", {}).row(overlap=True), choice.row(overlap=True))
+    assert changed.keys() == {"barrier", "stash"}
