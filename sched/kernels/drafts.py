@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from .allocation import INT64, alloc_extend_slots, write_runs
+from .allocation import INT64, alloc_extend_slots, runs, write_runs
 from .declare import declared, nbytes, nothing, reads
 from .registry import Access, Work, kernel
 
@@ -68,66 +68,88 @@ def rotate_ids(input_ids: torch.Tensor, next_ids: torch.Tensor, extend_lens: tor
 
 
 class _DraftPlaces(NamedTuple):
-    req_to_token: torch.Tensor
+    table: torch.Tensor
     req_pool_indices: torch.Tensor
     seq_lens: torch.Tensor
     each: int
+    width: int
 
     def meta(self) -> tuple[torch.Tensor, torch.Tensor]:
         total = self.seq_lens.shape[0] * self.each
         return nothing(total, dtype=torch.int64), nothing(total, dtype=torch.int64)
 
     def cost(self) -> Work:
-        per_token = self.req_to_token.element_size() + 2 * INT64
+        per_token = self.table.element_size() + 2 * INT64
         return Work(nbytes(self.req_pool_indices, self.seq_lens) + per_token * len(self.seq_lens) * self.each)
 
     def footprint(self) -> tuple[Access, ...]:
-        rows = self.req_pool_indices
-        return (*reads(rows, self.seq_lens), Access(self.req_to_token, write=False, rows=rows))
+        rows, lens = self.req_pool_indices, self.seq_lens
+        places = (rows * self.width + lens).unsqueeze(1) + torch.arange(self.each)
+        return (*reads(rows, lens), Access(self.table, write=False, rows=places.flatten()))
 
 
 @kernel(
-    "draft_places(Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens, int count)"
+    "draft_places(Tensor table, Tensor req_pool_indices, Tensor seq_lens, int each, int width)"
     " -> (Tensor, Tensor)",
     meta=lambda *args: _DraftPlaces(*args).meta(),
     cost=lambda *args: _DraftPlaces(*args).cost(),
     footprint=lambda *args: _DraftPlaces(*args).footprint(),
     integer=True,
 )
+def _draft_places(
+    table: torch.Tensor, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, each: int, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    positions = seq_lens.unsqueeze(1) + torch.arange(each, device=seq_lens.device)
+    slots = table[req_pool_indices.unsqueeze(1) * width + positions]
+    return positions.flatten(), slots.to(torch.int64).flatten()
+
+
 def draft_places(
     req_to_token: torch.Tensor, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Positions and slots, [b · count] int64 each, of the ``count`` positions from ``seq_lens`` [b] on, as the rows
-    of the page table have them."""
-    positions = seq_lens.unsqueeze(1) + torch.arange(count, device=seq_lens.device)
-    slots = req_to_token[req_pool_indices.unsqueeze(1), positions]
-    return positions.flatten(), slots.to(torch.int64).flatten()
+    of the page table have them. One launch."""
+    width = req_to_token.shape[1]
+    positions, slots = _draft_places(req_to_token.view(-1), req_pool_indices, seq_lens, count, width)
+    return positions, slots
 
 
 class _WriteRows(NamedTuple):
-    req_to_token: torch.Tensor
+    table: torch.Tensor
     req_pool_indices: torch.Tensor
     starts: torch.Tensor
     lens: torch.Tensor
     slots: torch.Tensor
+    width: int
 
     def meta(self) -> None:
         """Nothing is returned."""
 
     def cost(self) -> Work:
-        return Work(nbytes(*self[1:]) + self.req_to_token.element_size() * self.slots.shape[0])
+        return Work(nbytes(*self[1:5]) + self.table.element_size() * self.slots.shape[0])
 
     def footprint(self) -> tuple[Access, ...]:
-        rows = self.req_pool_indices
-        return (Access(self.req_to_token, write=True, rows=rows), *reads(*self[1:]))
+        places = runs(self.req_pool_indices * self.width + self.starts, self.lens, self.slots.shape[0])
+        return (Access(self.table, write=True, rows=places), *reads(*self[1:5]))
 
 
 @declared(
-    "write_rows(Tensor(a!) req_to_token, Tensor req_pool_indices, Tensor starts, Tensor lens, Tensor slots)"
-    " -> ()",
+    "write_rows(Tensor(a!) table, Tensor req_pool_indices, Tensor starts, Tensor lens, Tensor slots, "
+    "int width) -> ()",
     _WriteRows,
     integer=True,
 )
+def _write_rows(
+    table: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    starts: torch.Tensor,
+    lens: torch.Tensor,
+    slots: torch.Tensor,
+    width: int,
+) -> None:
+    write_runs(table, req_pool_indices * width + starts, lens.to(torch.int64), slots)
+
+
 def write_rows(
     req_to_token: torch.Tensor,
     req_pool_indices: torch.Tensor,
@@ -135,54 +157,75 @@ def write_rows(
     lens: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
-    """Write ``slots`` [sum of lens] to the rows: ``lens`` [b] of them from position ``starts`` [b] on."""
-    first = req_pool_indices * req_to_token.shape[1] + starts
-    write_runs(req_to_token.view(-1), first, lens.to(torch.int64), slots)
+    """Write ``slots`` [sum of lens] to the rows: ``lens`` [b] of them from position ``starts`` [b] on. One launch."""
+    _write_rows(req_to_token.view(-1), req_pool_indices, starts, lens, slots, req_to_token.shape[1])
 
 
 class _PlaceAhead(NamedTuple):
-    req_to_token: torch.Tensor
+    table: torch.Tensor
     req_pool_indices: torch.Tensor
     starts: torch.Tensor
     ends: torch.Tensor
     free_pages: torch.Tensor
     page_size: int
     num_tokens: int
+    width: int
 
     def meta(self) -> None:
         """Nothing is returned."""
 
     def cost(self) -> Work:
         lens = nbytes(self.req_pool_indices, self.starts, self.ends)
-        return Work(lens + (INT64 + self.req_to_token.element_size()) * self.num_tokens)
+        return Work(lens + (INT64 + self.table.element_size()) * self.num_tokens)
 
     def footprint(self) -> tuple[Access, ...]:
-        rows = self.req_pool_indices
-        written = Access(self.req_to_token, write=True, rows=rows)
-        return (written, *reads(rows, self.starts, self.ends, self.free_pages))
+        rows = self.req_pool_indices * self.width
+        written = runs(rows + self.starts, self.ends - self.starts, self.num_tokens)
+        return (
+            Access(self.table, write=True, rows=written),
+            Access(self.table, write=False, rows=rows + (self.starts - 1).clamp(min=0)),
+            *reads(self.req_pool_indices, self.starts, self.ends, self.free_pages),
+        )
 
 
 @declared(
-    "place_ahead(Tensor(a!) req_to_token, Tensor req_pool_indices, Tensor starts, Tensor ends, "
-    "Tensor free_pages, int page_size, int num_tokens) -> ()",
+    "place_ahead(Tensor(a!) table, Tensor req_pool_indices, Tensor starts, Tensor ends, "
+    "Tensor free_pages, int page_size, int num_tokens, int width) -> ()",
     _PlaceAhead,
     integer=True,
 )
-def place_ahead(
-    req_to_token: torch.Tensor,
+def _place_ahead(
+    table: torch.Tensor,
     req_pool_indices: torch.Tensor,
     starts: torch.Tensor,
     ends: torch.Tensor,
     free_pages: torch.Tensor,
     page_size: int,
     num_tokens: int,
+    width: int,
+) -> None:
+    rows = req_pool_indices * width
+    last_loc = table[rows + (starts - 1).clamp(min=0)].to(torch.int64)
+    slots = alloc_extend_slots(starts, ends, last_loc, free_pages, page_size, num_tokens)
+    write_runs(table, rows + starts, ends - starts, slots)
+
+
+def place_ahead(
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    lens: tuple[torch.Tensor, torch.Tensor],
+    free_pages: torch.Tensor,
+    page_size: int,
+    num_tokens: int,
 ) -> None:
     """Slots for the positions [start, end) of each request, from the front of ``free_pages``, into its row: what
-    allocating, looking for last slots and writing do in one launch each."""
-    last_loc = req_to_token[req_pool_indices, (starts - 1).clamp(min=0)].to(torch.int64)
-    slots = alloc_extend_slots(starts, ends, last_loc, free_pages, page_size, num_tokens)
-    first = req_pool_indices * req_to_token.shape[1] + starts
-    write_runs(req_to_token.view(-1), first, ends - starts, slots)
+    allocating, looking for last slots and writing do in one launch each. ``lens`` are starts and ends, [b] each,
+    ``num_tokens`` the sum of what lies between."""
+    starts, ends = lens
+    width = req_to_token.shape[1]
+    _place_ahead(
+        req_to_token.view(-1), req_pool_indices, starts, ends, free_pages, page_size, num_tokens, width
+    )
 
 
 class _PickAccepted(NamedTuple):

@@ -49,11 +49,11 @@ def _place_packed(engine: Engine, batch: ScheduleBatch, starts: torch.Tensor, en
     host = torch.stack([starts, ends])
     there = (host.pin_memory() if engine.pinned else host).to(engine.config.device, non_blocking=True)
     size = engine.config.page_size
+    assert batch.req_pool_indices is not None
     place_ahead(
         engine.slots.req_to_token,
         batch.req_pool_indices,
-        there[0],
-        there[1],
+        (there[0], there[1]),
         claim_pages(engine.cache, pages_between(starts, ends, size)),
         size,
         int((ends - starts).sum()),
@@ -83,4 +83,5 @@ def _allocated(
 def _write(
     engine: Engine, batch: ScheduleBatch, starts: torch.Tensor, ends: torch.Tensor, slots: torch.Tensor
 ) -> None:
+    assert batch.req_pool_indices is not None
     write_rows(engine.slots.req_to_token, batch.req_pool_indices, starts, ends - starts, slots)

@@ -13,6 +13,7 @@ import torch
 from ..batch import DraftInput, FutureIndices, ScheduleBatch, StepResult
 from .desk import Desk
 
+Speculation = Literal["v1", "v2"]
 Step = Callable[[ScheduleBatch], None]
 Lens = tuple[torch.Tensor, torch.Tensor]  # new tokens of each request and tokens before, [b] int32
 # How lengths for slots ahead of time get to the device: a blocking copy each, for every use; one asynchronous copy

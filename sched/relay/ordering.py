@@ -79,8 +79,8 @@ def resolve_then_isolate(
 
 @contextmanager
 def isolate_in_place(desk: Desk, resolve: Step, read_tables: Step, batch: ScheduleBatch) -> Iterator[None]:
-    """The overlapped worker in the serial loop: it takes its batch for its own all the same."""
-    with desk.isolated(batch), resolve_in_place(desk, resolve, read_tables, batch):
+    """The overlapped worker in the serial loop: it takes its batch for its own all the same, once that is resolved."""
+    with resolve_in_place(desk, resolve, read_tables, batch), desk.isolated(batch):
         yield
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any
 
 from . import draft_rows, rows
-from .draft_row import DraftRow
+from .draft_row import DraftRow, Speculation
 from .draft_rows import DRAFT_SWITCHES
 from .faults import Fault
 from .row import Row
 from .switches import OVERLAPPED_ONLY, SWITCHES
 
-Speculation = Literal["v1", "v2"] | None
 _ALL_SWITCHES = {**SWITCHES, **DRAFT_SWITCHES}
 
 
@@ -260,7 +259,7 @@ class RelayChoice:
     overrides: Mapping[str, str] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
 
-    def row(self, *, overlap: bool, speculation: Speculation = None) -> Row:
+    def row(self, *, overlap: bool, speculation: Speculation | None = None) -> Row:
         """Made anew by each call: a fault's policy may keep something from step to step."""
         row = self.state.overlapped if overlap else self.state.serial
         if speculation == "v2" and not overlap:
@@ -274,7 +273,7 @@ class RelayChoice:
             row = fault.change(row)
         return row
 
-    def draft_row(self, speculation: Speculation) -> DraftRow | None:
+    def draft_row(self, speculation: Speculation | None) -> DraftRow | None:
         """What the relay answers a speculative worker."""
         if speculation is None:
             return None
@@ -282,9 +281,13 @@ class RelayChoice:
         for name, value in self.overrides.items():
             if name in DRAFT_SWITCHES and speculation == "v2":
                 row = replace(row, **DRAFT_SWITCHES[name][value])
+        for fault in self.faults:
+            row = fault.change_drafts(row)
         return row
 
-    def broken_by(self, fault: Fault, *, overlap: bool) -> RelayChoice:
+    def broken_by(
+        self, fault: Fault, *, overlap: bool, speculation: Speculation | None = None
+    ) -> RelayChoice:
         """The same with one more fault. Raises RelayError where that one has no place."""
         loop = "overlapped" if overlap else "serial"
         if self.state.name not in fault.states:
@@ -295,12 +298,21 @@ class RelayChoice:
             raise RelayError(
                 f"fault {fault.name} belongs to the {fault.loops[0]} loop, and this run's is {loop}"
             )
-        row = self.row(overlap=overlap)
-        if not difference(row, fault.change(row)):
+        if fault.speculation not in (None, speculation):
+            raise RelayError(
+                f"fault {fault.name} belongs to speculation {fault.speculation}, and this run's is "
+                f"{speculation or 'none'}"
+            )
+        if not self._changed_by(fault, overlap=overlap, speculation=speculation):
             raise RelayError(
                 f"fault {fault.name} changes nothing in {self.state.name} as it is switched here"
             )
         return replace(self, faults=(*self.faults, fault))
+
+    def _changed_by(self, fault: Fault, *, overlap: bool, speculation: Speculation | None) -> bool:
+        row, drafts = self.row(overlap=overlap, speculation=speculation), self.draft_row(speculation)
+        changed = difference(row, fault.change(row))
+        return bool(changed or (drafts is not None and difference(drafts, fault.change_drafts(drafts))))
 
     @property
     def known_defects(self) -> tuple[str, ...]:
@@ -314,7 +326,7 @@ class RelayChoice:
         races = self.state.known_hazards + _BARRIER_HAZARDS[self.switches["barrier"]]
         return (*races, DEAD_PUBLISH) if dead else races
 
-    def policies(self, *, overlap: bool, speculation: Speculation = None) -> dict[str, str]:
+    def policies(self, *, overlap: bool, speculation: Speculation | None = None) -> dict[str, str]:
         """The row in words: each question and its answer's name; those of speculation by its mode."""
         drafts = self.draft_row(speculation)
         words = _words(self.row(overlap=overlap, speculation=speculation))

@@ -13,7 +13,7 @@ from ..kernels.drafts import draft_places
 from ..kernels.history import path_tokens
 from ..kernels.verify import tree_paths
 from ..model.decoder import Model
-from ..model.replay import Input, Replay
+from ..model.replay import Input, Replay, graph_sizes
 from .drafter import Tree
 from .grammar import draft_mask
 
@@ -49,7 +49,8 @@ class Verifier:
         self._sampler = sampler
         self._pages = pages
         d = self._spec.draft_tokens
-        self._lens = torch.full((config.max_running_requests,), d, dtype=torch.int32, device=config.device)
+        most = max(config.max_running_requests, *graph_sizes(config))  # a graph may be padded beyond
+        self._lens = torch.full((most,), d, dtype=torch.int32, device=config.device)
         one = Input((), torch.int64)
         self._chain = Replay(
             self._run_chain, [Input((d,), torch.int64), one, one], config, longest=pages.shape[1]
