@@ -23,6 +23,7 @@ RANGES: dict[str, Category] = {
     "admit": "schedule",
     "prepare": "schedule",
     "settle": "schedule",
+    "lengths": "schedule",
     "flatten": "schedule",
     "flatten_numpy": "schedule",
     "resolve": "forward",

@@ -25,15 +25,10 @@ def _host_tokens(result: StepResult) -> list[int]:
         assert result.next_token_ids is not None
         on_device: list[int] = result.next_token_ids.tolist()
         return on_device
-    wait_for_copies(result)
-    on_host: list[int] = result.next_token_ids_cpu.tolist()
-    return on_host
-
-
-def wait_for_copies(result: StepResult) -> None:
-    """Until the result's copies have landed."""
     if result.copy_done is not None:
         result.copy_done.synchronize()
+    on_host: list[int] = result.next_token_ids_cpu.tolist()
+    return on_host
 
 
 def _keep_logprobs(batch: ScheduleBatch, result: StepResult) -> None:

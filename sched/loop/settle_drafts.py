@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..batch import ScheduleBatch, StepResult, Taken
 from ..request import Request, Status
 from .engine import Engine
-from .settle import append_token, finish, wait_for_copies
+from .settle import append_token, finish
 
 
 def settle_verify(engine: Engine, batch: ScheduleBatch, result: StepResult) -> bool:
@@ -56,7 +56,8 @@ def _on_the_host(result: StepResult) -> tuple[list[int], list[int], list[float]]
         predict: list[int] = result.next_token_ids.tolist()
         accepted: list[int] = result.accept_lens.tolist()
         return predict, accepted, [] if logprobs is None else logprobs.tolist()
-    wait_for_copies(result)
+    if result.copy_done is not None:
+        result.copy_done.synchronize()
     assert result.accept_lens_cpu is not None
     logprobs = result.next_token_logprobs_cpu
     scores: list[float] = [] if logprobs is None else logprobs.tolist()

@@ -21,11 +21,12 @@ def launch_drafts_overlapped(engine: Engine, batch: ScheduleBatch) -> StepResult
     """As ``launch_overlapped``, by the overlapped worker."""
     relay, drafts = engine.relay, drafts_of(engine)
     result = StepResult(next_token_ids=None, future_indices=relay.open(batch))
-    drafts.host_lengths(batch)
+    with engine.observer.range("lengths", batch.step, batch.batch_size):
+        drafts.host_lengths(batch)
     with relay.isolate(batch):
         _run(engine, drafts, batch, result)
+        _stash(engine, drafts, batch, result)
         with engine.observer.range("publish", batch.step, batch.batch_size):
-            _stash(drafts, result)
             _start_copies(engine, result)
         relay.keep_alive(batch, result)
     relay.reads_done(batch)
@@ -37,11 +38,11 @@ def launch_drafts_serial(engine: Engine, batch: ScheduleBatch) -> StepResult:
     """As ``launch_serial``, by either worker."""
     relay, drafts = engine.relay, drafts_of(engine)
     result = StepResult(next_token_ids=None, future_indices=relay.open(batch))
-    drafts.host_lengths(batch)
+    with engine.observer.range("lengths", batch.step, batch.batch_size):
+        drafts.host_lengths(batch)
     with relay.isolate(batch):
         _run(engine, drafts, batch, result)
-        with engine.observer.range("publish", batch.step, batch.batch_size):
-            _stash(drafts, result)
+        _stash(engine, drafts, batch, result)
         relay.keep_alive(batch, result)
     drafts.conclude(batch, result)
     return result
@@ -122,10 +123,12 @@ def _verify_serially(
     result.taken = taken
 
 
-def _stash(drafts: DraftRelay, result: StepResult) -> None:
+def _stash(engine: Engine, drafts: DraftRelay, batch: ScheduleBatch, result: StepResult) -> None:
+    """What the next draft starts from, as the draft extend has left it."""
     assert result.future_indices is not None
-    if result.next_draft_input is not None:  # a serial verify after which nobody goes on has none
-        drafts.stash(result.future_indices, result.next_draft_input)
+    with engine.observer.range("publish", extend_step(batch.step), batch.batch_size):
+        if result.next_draft_input is not None:  # a serial verify after which nobody goes on has none
+            drafts.stash(result.future_indices, result.next_draft_input)
 
 
 def _start_copies(engine: Engine, result: StepResult) -> None:

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from operator import attrgetter
 
 from ..batch import ScheduleBatch, StepResult
+from ..speculate.steps import draft_step
 from .desk import Desk
 
 _fields = attrgetter(*ScheduleBatch.__slots__)
@@ -55,7 +56,7 @@ def isolate_then_resolve(
     streams = desk.streams
     with desk.isolated(batch), streams.on(streams.forward):
         streams.wait(streams.forward, streams.schedule)
-        with desk.observer.range("resolve", batch.step, batch.batch_size):
+        with desk.observer.range("resolve", _first_step(batch), batch.batch_size):
             resolve(batch)
             read_tables(batch)
         yield
@@ -70,7 +71,7 @@ def resolve_then_isolate(
     streams = desk.streams
     with streams.on(streams.forward), ExitStack() as isolation:
         streams.wait(streams.forward, streams.schedule)
-        with desk.observer.range("resolve", batch.step, batch.batch_size):
+        with desk.observer.range("resolve", _first_step(batch), batch.batch_size):
             resolve(batch)
             isolation.enter_context(desk.isolated(batch))
             read_tables(batch)
@@ -87,10 +88,15 @@ def isolate_in_place(desk: Desk, resolve: Step, read_tables: Step, batch: Schedu
 @contextmanager
 def resolve_in_place(desk: Desk, resolve: Step, read_tables: Step, batch: ScheduleBatch) -> Iterator[None]:
     """The serial loop: everything on the current stream, nothing to isolate from."""
-    with desk.observer.range("resolve", batch.step, batch.batch_size):
+    with desk.observer.range("resolve", _first_step(batch), batch.batch_size):
         resolve(batch)
         read_tables(batch)
     yield
+
+
+def _first_step(batch: ScheduleBatch) -> int:
+    """What a verify resolves is what its drafts start from."""
+    return batch.step if batch.spec_info is None else draft_step(batch.step)
 
 
 def keep_in_ring(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:
