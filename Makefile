@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 SCENARIO ?= scenarios/mixed.yaml
 OUT ?= gpu-results
 
-.PHONY: run test mooncake check lint types arrows format bench gpu wheel clean
+.PHONY: run test mooncake fuzz soak check lint types arrows format bench gpu wheel clean
 
 run: $(READY)
 	$(BIN)/schedbench run $(SCENARIO)
@@ -17,6 +17,17 @@ test: $(READY)
 # A recorded trace, which lies beside the repository where there is one.
 mooncake: $(READY)
 	$(BIN)/pytest -q -m slow tests/acceptance/test_mooncake.py
+
+# Hostile input and kills at random moments, other ones in every round; ends with the first finding.
+MINUTES ?= 10
+fuzz: $(READY)
+	end=$$(( $$(date +%s) + 60 * $(MINUTES) )); while [ $$(date +%s) -lt $$end ]; do \
+	  seed=$${SEED:-$$RANDOM}; echo "make fuzz SEED=$$seed"; \
+	  $(BIN)/pytest -q --tb=short --hypothesis-profile=fuzz --hypothesis-seed=$$seed tests/robustness || exit 1; done
+
+# A hundred thousand requests: nothing is left behind.
+soak: $(READY)
+	$(BIN)/pytest -q -s -m slow tests/robustness/test_soak.py
 
 check: lint types arrows
 

@@ -100,11 +100,12 @@ def _all_faults(seeds: int, clock: Stopwatch, told: Callable[[str], None]) -> di
 
 def _show(content: dict[str, Any], output_dir: Path | None, form: _Form) -> None:
     from ..profiles.check.document import to_json
+    from ..profiles.files import write_whole
     from . import verdicts
     from .console import results
 
     if output_dir is not None:
-        (output_dir / "check.json").write_text(to_json(content), encoding="utf-8")
+        write_whole(output_dir / "check.json", to_json(content))
     if form == "table":
         verdicts.render(content, results())
     else:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
 from pydantic_core import from_json
 
+from ..scenarios.problems import dotted, show
 from .definitions import Direction
 from .files import write_whole
 
@@ -330,7 +331,7 @@ class Result(Part):
             raise ResultError(f"{name}: not a schedbench result: no schema_version")
         if document["schema_version"] != SCHEMA_VERSION:
             raise ResultError(
-                f"{name}: schema_version {document['schema_version']!r} is not understood; "
+                f"{name}: schema_version {show(document['schema_version'])} is not understood; "
                 f"this schedbench reads {SCHEMA_VERSION}"
             )
         try:
@@ -370,7 +371,7 @@ def _dump(value: object) -> str:
 
 def _first(error: ValidationError) -> str:
     first, *others = error.errors(include_url=False)
-    where = ".".join(map(str, first["loc"]))
+    where = dotted(first["loc"])
     more = f" (and {len(others)} more)" if others else ""
     return f"{where}: {first['msg']}{more}"
 

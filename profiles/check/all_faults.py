@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
+from typing import NamedTuple
 
 from ...scenarios.combinations import overlaps
 from ...sched.relay.faults import awaited_faults
 from ..environment import environment, tool
-from ..resolve import Resolved
+from ..faults import broken
+from ..resolve import ask
 from .document import SCHEMA_VERSION, Document, check_part
 from .examine import Examiner
-from .probes import probes
+from .probes import Probe, probes
 from .verdicts import Check
+from .workers import pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,30 +44,50 @@ class Caught:
         return self.clean and bool(self.by)
 
 
+class _Task(NamedTuple):
+    """A question by what was asked: processes hand on words, not policies."""
+
+    scenario: str
+    overrides: tuple[str, ...]
+    fault: str | None
+
+
 def catch_all(adversaries: Sequence[int], notice: Callable[[str], None]) -> list[Caught]:
-    """In upstream's order, as many at a time as there are processors."""
-    chosen = list(probes())
-    found = []
-    workers = min(len(os.sched_getaffinity(0)), len(chosen))
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        for caught in pool.map(partial(catch, adversaries=tuple(adversaries)), chosen):
-            found.append(caught)
-            notice(f"{len(found)} of {len(chosen)}: {caught.name}")
-    return found
+    """In upstream's order, as many questions at a time as there are processors. Checks are told nothing of faults."""
+    chosen = probes()
+    tasks = list(dict.fromkeys(task for probe in chosen.values() for task in _tasks(probe)))
+    checks: dict[_Task, tuple[Check, ...]] = {}
+    with pool(len(tasks)) as workers:
+        for task, found in zip(tasks, workers.map(partial(_checked, tuple(adversaries)), tasks), strict=True):
+            checks[task] = found
+            notice(f"{len(checks)} of {len(tasks)} questions")
+    return [_caught(probe, *(checks[task] for task in _tasks(probe))) for probe in chosen.values()]
 
 
-def catch(name: str, adversaries: Sequence[int]) -> Caught:
-    """One fault, by its name: the checks are told nothing of it."""
-    probe = probes()[name]
-    sound, fault = probe.sound(), probe.fault
+def _tasks(probe: Probe) -> tuple[_Task, _Task]:
+    """Without the fault, and with it."""
+    sound = _Task(probe.scenario, probe.overrides, None)
+    return sound, sound._replace(fault=probe.fault.name)
+
+
+def _checked(adversaries: Sequence[int], task: _Task) -> tuple[Check, ...]:
+    question = ask(task.scenario, task.overrides)
+    if task.fault is not None:
+        question = broken(question, [task.fault])
+    [relay] = question.relays
+    return Examiner(question, adversaries).examine(relay).checks
+
+
+def _caught(probe: Probe, sound: tuple[Check, ...], broken: tuple[Check, ...]) -> Caught:
+    question, fault = probe.sound(), probe.fault
     return Caught(
-        name=name,
+        name=fault.name,
         about=fault.about,
         reference=fault.reference,
-        state=sound.relays[0].state.name,
-        loop="overlapped" if overlaps(sound.scenario) else "serial",
-        sound=_checks(sound, adversaries),
-        broken=_checks(probe.broken(), adversaries),
+        state=question.relays[0].state.name,
+        loop="overlapped" if overlaps(question.scenario) else "serial",
+        sound=sound,
+        broken=broken,
     )
 
 
@@ -98,11 +118,6 @@ def _part(caught: Caught) -> Document:
         "sound": [check_part(check) for check in caught.sound],
         "broken": [check_part(check) for check in caught.broken],
     }
-
-
-def _checks(question: Resolved, adversaries: Sequence[int]) -> tuple[Check, ...]:
-    [relay] = question.relays
-    return Examiner(question, adversaries).examine(relay).checks
 
 
 def _failed(checks: Sequence[Check]) -> tuple[Check, ...]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ...scenarios.combinations import overlaps
 from ...sched.relay.states import RelayChoice
 from ..budget import Breach, Offender
 from ..crash import Crash
@@ -14,6 +15,7 @@ from ..resolve import Resolved
 from ..result import Hazards, Result
 from . import schedules, tokens
 from .attempt import attempt
+from .contract import check_contract
 from .invariants import Invariants
 from .verdicts import Check, Evidence, Report, judged, skipped
 
@@ -40,9 +42,19 @@ class Examiner:
         guard = Invariants()
         options = Options(device="vgpu", save_tokens=True, hazards=True)
         outcome = attempt(self.resolved, relay, options, guard)
-        checks = (came_to_its_end(outcome), kept(guard), *self._others(relay, outcome))
+        inside = (came_to_its_end(outcome), kept(guard), self._contract(relay))
+        checks = (*inside, *self._others(relay, outcome))
         result = None if isinstance(outcome, Crash) else outcome.result
         return Report(relay, checks, result, time.perf_counter() - begin)
+
+    def _contract(self, relay: RelayChoice) -> Check:
+        overlap = overlaps(self.resolved.scenario)
+        found = check_contract(
+            lambda: relay.row(overlap=overlap), overlap=overlap, declared=relay.known_defects
+        )
+        evidence = [Evidence(f"{broken.promise}: {broken.says}") for broken in found.broken]
+        defects = "; but for " + "; ".join(found.known) if found.known else ""
+        return judged("contract", evidence, about=f"kept on batches made by hand{defects}")
 
     def _others(self, relay: RelayChoice, outcome: Outcome | Crash) -> Iterator[Check]:
         if isinstance(outcome, Crash):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 from ...sched.relay.states import RelayChoice
 from ..crash import Crash
@@ -13,8 +15,10 @@ from ..vgpu.adversary.tempers import STRATEGIES, described
 from .attempt import attempt
 from .tokens import differences
 from .verdicts import Check, Evidence, judged, skipped
+from .workers import pool, processors
 
 NAME = "adversary"
+WORTH_PROCESSES_S = 12.0
 
 
 def seeds(random: int) -> Sequence[int]:
@@ -26,19 +30,32 @@ def check_schedules(resolved: Resolved, relay: RelayChoice, result: Result, chos
     """``result`` is of the same run in program order."""
     if isinstance(result.outputs, Abstained):
         return skipped(NAME, result.outputs.abstained)
-    found = [evidence for seed in chosen for evidence in _against(resolved, relay, result, seed)]
+    found: list[Evidence] = []
+    with _spread(result.run.wall_s, len(chosen)) as each:
+        for evidence in each(partial(_against, resolved, relay, result), chosen):
+            found += evidence
     return judged(NAME, found, about=f"the same tokens under {_counted(chosen)}")
 
 
-def _against(resolved: Resolved, relay: RelayChoice, expected: Result, seed: int) -> Iterator[Evidence]:
-    options = Options(device="vgpu", save_tokens=True, adversary=seed)
-    outcome = attempt(resolved, relay, options)
+@contextmanager
+def _spread(seconds: float, tasks: int) -> Iterator[Callable[..., Iterable[list[Evidence]]]]:
+    """Runs that take a while are spread over processes, each of which takes a few seconds to start."""
+    if seconds * tasks < WORTH_PROCESSES_S or processors() == 1:
+        yield map
+        return
+    with pool(tasks) as workers:
+        yield workers.map
+
+
+def _against(resolved: Resolved, relay: RelayChoice, expected: Result, seed: int) -> list[Evidence]:
+    """What differs from ``expected`` under that adversary."""
+    outcome = attempt(resolved, relay, Options(device="vgpu", save_tokens=True, adversary=seed))
     where = f"adversary {seed} ({described(seed)})"
     if isinstance(outcome, Crash):
-        yield Evidence(f"{where}: {outcome}")
-    elif outcome.result.outputs != expected.outputs:
-        first = next(differences(outcome.result, expected))
-        yield Evidence(f"{where}: {first.says}")
+        return [Evidence(f"{where}: {outcome}")]
+    if outcome.result.outputs == expected.outputs:
+        return []
+    return [Evidence(f"{where}: {next(differences(outcome.result, expected)).says}")]
 
 
 def _counted(chosen: Sequence[int]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from reprlib import repr as show
 from typing import Any, Final, Literal, NamedTuple, cast
 
 from ..timeline import CallKind, HostMemory, OpKind
@@ -67,14 +68,14 @@ def rows(trace: Mapping[str, Any]) -> list[Row]:
         raise ValueError("not a Chrome trace: no list of traceEvents")
     base = trace.get("baseTimeNanoseconds", 0)
     if not isinstance(base, int):
-        raise ValueError(f"not a Chrome trace: baseTimeNanoseconds is {base!r}")
+        raise ValueError(f"not a Chrome trace: baseTimeNanoseconds is {show(base)}")
     found = (_row(event, base) for event in events if _is_kept(event))
     return sorted(found, key=lambda row: (row.start, row.end))
 
 
 def _is_kept(event: Any) -> bool:
     if not isinstance(event, dict):
-        raise ValueError(f"not a Chrome trace: an event is {event!r}")
+        raise ValueError(f"not a Chrome trace: an event is {show(event)}")
     category = event.get("cat")
     return event.get("ph") == "X" and isinstance(category, str) and category in _KEPT
 
@@ -82,7 +83,7 @@ def _is_kept(event: Any) -> bool:
 def _row(event: Mapping[str, Any], base: int) -> Row:
     more, name = event.get("args", {}), event.get("name")
     if not isinstance(more, dict) or not isinstance(name, str):
-        raise ValueError(f"not a Chrome trace: an event has the name {name!r} and the args {more!r}")
+        raise ValueError(f"not a Chrome trace: an event has the name {show(name)} and the args {show(more)}")
     start = base + _nanoseconds(event, "ts")
     return Row(
         category=event["cat"],
@@ -102,7 +103,7 @@ def _nanoseconds(event: Mapping[str, Any], key: str) -> int:
     """Chrome counts microseconds. Only a duration may be left out."""
     value = event.get(key, 0 if key == "dur" else None)
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _LAST_US:
-        raise ValueError(f"not a Chrome trace: {key} of an event is {value!r}")
+        raise ValueError(f"not a Chrome trace: {key} of an event is {show(value)}")
     return round(value * 1000)
 
 

@@ -13,6 +13,7 @@ _FREE: Final = frozenset(
     {"measure.repeat", "measure.seed"}
 )  # how often, and which draws: paired by the caller
 _MISSING: Final = object()
+_LONGEST: Final = 300  # letters of a value in a message
 
 
 class Difference(NamedTuple):
@@ -23,7 +24,7 @@ class Difference(NamedTuple):
     b: Any
 
     def __str__(self) -> str:
-        return f"{self.key}: {self.a!r} against {self.b!r}"
+        return f"{self.key}: {_short(self.a)} against {_short(self.b)}"
 
 
 class LikenessError(ValueError):
@@ -33,6 +34,11 @@ class LikenessError(ValueError):
         self.differences = tuple(differences)
         listed = "".join(f"\n  {difference}" for difference in differences)
         super().__init__(f"A and B are not alike and cannot be compared:{listed}")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def unlike_questions(

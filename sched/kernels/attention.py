@@ -8,7 +8,7 @@ import torch
 
 from .declare import declared, nbytes, nothing, reads
 from .registry import Access, Work
-from .tiles import Bounds, Pages, paged_attention, ragged
+from .tiles import Bounds, Pages, paged_attention
 
 
 class _Attention(NamedTuple):
@@ -45,13 +45,13 @@ class _Attention(NamedTuple):
         return int(new @ (2 * self.seq_lens.numpy() - new + 1)) // 2
 
     def footprint(self) -> tuple[Access, ...]:
-        request, position = ragged(self.seq_lens, self.max_seq_len, exact=True)
-        slots = self.req_to_token[self.req_pool_indices[request], position]
+        longest = int(self.seq_lens.max()) if self.seq_lens.numel() else 0
+        slots = self.req_to_token[:, :longest].index_select(0, self.req_pool_indices)
         return (
             *reads(self.q, self.req_pool_indices, self.seq_lens, self.extend_lens),
             Access(self.req_to_token, write=False, rows=self.req_pool_indices, lens=self.seq_lens),
-            Access(self.k_cache, write=False, rows=slots),
-            Access(self.v_cache, write=False, rows=slots),
+            Access(self.k_cache, write=False, rows=slots, counts=self.seq_lens),
+            Access(self.v_cache, write=False, rows=slots, counts=self.seq_lens),
         )
 
 

@@ -28,12 +28,13 @@ class Work(NamedTuple):
 
 class Access(NamedTuple):
     """One tensor a launch reads or writes; ``rows`` narrows it to indices along dim 0, ``lens`` each of those to
-    its first entries along dim 1."""
+    its first entries along dim 1. Of ``rows`` [n, m] only the first ``counts[i]`` of line i are meant."""
 
     tensor: torch.Tensor
     write: bool
     rows: torch.Tensor | None = None
     lens: torch.Tensor | None = None
+    counts: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

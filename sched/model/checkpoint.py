@@ -151,4 +151,4 @@ class Tensors:
 
 
 def _is_file_name(value: object) -> bool:
-    return isinstance(value, str) and Path(value).name == value
+    return isinstance(value, str) and Path(value).name == value and len(value) < 256

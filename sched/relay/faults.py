@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 from . import broken, draft_lengths, lengths, ordering, penalties, placeholders, tokens
 from .draft_row import DraftRow, Speculation
@@ -16,10 +17,10 @@ from .row import Row
 from .switches import SWITCHES
 
 Loop = Literal["overlapped", "serial"]
-T = TypeVar("T")
+R = TypeVar("R", Row, DraftRow)
 
 
-def unchanged(row: T) -> T:
+def unchanged(row: R) -> R:
     """A fault of the other row."""
     return row
 
@@ -53,6 +54,15 @@ class AwaitedFault:
 _WITHOUT_BARRIER = ("pr26425", "pr26425-before", "pr26020", "pr25944-before", "pr25774", "pr25774-before")
 _RELAY_ALWAYS_ON = ("pr25945", "latest")
 
+
+def _with(row: R, **answers: Any) -> R:
+    return replace(row, **answers)
+
+
+def _refilling(row: Row) -> Row:
+    return replace(row, staging=broken.one_pinned_buffer())
+
+
 _FAULTS = (
     Fault(
         "one-sided-merge",
@@ -61,7 +71,7 @@ _FAULTS = (
         "5.1, #25774, fixed by #25945",
         ("pr25945",),
         ("serial",),
-        lambda row: replace(row, conclude=broken.keep_decoded, merge=placeholders.merge_input_one_sided),
+        partial(_with, conclude=broken.keep_decoded, merge=placeholders.merge_input_one_sided),
     ),
     Fault(
         "penalties-from-input",
@@ -69,7 +79,7 @@ _FAULTS = (
         "5.2, before #25945 was merged",
         ("pr25945",),
         ("serial",),
-        lambda row: replace(row, penalty_tokens=penalties.from_input),
+        partial(_with, penalty_tokens=penalties.from_input),
     ),
     Fault(
         "allocate-by-sentinel",
@@ -77,7 +87,7 @@ _FAULTS = (
         "5.4, #25944 without its allocator fix",
         ("pr25944",),
         ("overlapped",),
-        lambda row: replace(row, allocation_lengths=lengths.allocate_by_batch_lengths),
+        partial(_with, allocation_lengths=lengths.allocate_by_batch_lengths),
     ),
     Fault(
         "mix-with-sentinel",
@@ -85,7 +95,7 @@ _FAULTS = (
         "5.5, #25944 without its mixing fix",
         ("pr25944",),
         ("overlapped",),
-        lambda row: replace(row, mix=placeholders.mix_twice),
+        partial(_with, mix=placeholders.mix_twice),
     ),
     Fault(
         "resolve-ids-first",
@@ -93,7 +103,7 @@ _FAULTS = (
         "5.7, #25944 with two statements exchanged and lengths found through the sentinel",
         ("pr25944",),
         ("overlapped",),
-        lambda row: replace(row, resolve=broken.resolve_ids_first),
+        partial(_with, resolve=broken.resolve_ids_first),
     ),
     Fault(
         "never-resolve",
@@ -101,7 +111,7 @@ _FAULTS = (
         "5.10, #25945; fixed by #26904, #26883, #26882",
         _RELAY_ALWAYS_ON,
         ("overlapped", "serial"),
-        lambda row: replace(row, resolve=ordering.nothing),
+        partial(_with, resolve=ordering.nothing),
     ),
     Fault(
         "no-barrier",
@@ -109,7 +119,7 @@ _FAULTS = (
         "5.13, #18746, #18744, before #26380",
         (*_RELAY_ALWAYS_ON, "pr25945-before"),
         ("overlapped",),
-        lambda row: replace(row, **SWITCHES["barrier"]["off"]),
+        partial(_with, **SWITCHES["barrier"]["off"]),
     ),
     Fault(
         "small-ring",
@@ -117,7 +127,7 @@ _FAULTS = (
         "5.14, #13713, #13916",
         ("pr25774", "pr25774-before"),
         ("overlapped",),
-        lambda row: replace(row, futures=broken.ringed_without_chunks),
+        partial(_with, futures=broken.ringed_without_chunks),
     ),
     Fault(
         "negative-ids-replaced",
@@ -125,7 +135,7 @@ _FAULTS = (
         "5.15, up to #25945",
         ("pr25945",),
         ("overlapped", "serial"),
-        lambda row: replace(row, resolve=broken.resolve_with_sentinels),
+        partial(_with, resolve=broken.resolve_with_sentinels),
     ),
     Fault(
         "nothing-kept-alive",
@@ -133,7 +143,7 @@ _FAULTS = (
         "5.16, the record of two launches left out",
         _WITHOUT_BARRIER,
         ("overlapped",),
-        lambda row: replace(row, keep_alive=ordering.keep_nothing),
+        partial(_with, keep_alive=ordering.keep_nothing),
     ),
     Fault(
         "one-launch-kept-alive",
@@ -141,7 +151,7 @@ _FAULTS = (
         "5.16, the record of two launches made one",
         _WITHOUT_BARRIER,
         ("overlapped",),
-        lambda row: replace(row, keep_alive=broken.keep_one_launch),
+        partial(_with, keep_alive=broken.keep_one_launch),
     ),
     Fault(
         "staging-refilled",
@@ -149,7 +159,7 @@ _FAULTS = (
         "5.16, tokenspeed #376",
         _RELAY_ALWAYS_ON,
         ("overlapped",),
-        lambda row: replace(row, staging=broken.one_pinned_buffer()),
+        _refilling,
     ),
     Fault(
         "gather-without-stash",
@@ -157,7 +167,7 @@ _FAULTS = (
         "5.17, #26108",
         _RELAY_ALWAYS_ON,
         ("overlapped", "serial"),
-        lambda row: replace(row, stash=placeholders.stash_nothing),
+        partial(_with, stash=placeholders.stash_nothing),
     ),
     Fault(
         "emptied-batch-merged",
@@ -165,7 +175,7 @@ _FAULTS = (
         "5.19, #28514, reverted by #28607",
         (*_RELAY_ALWAYS_ON, "pr25945-before", *_WITHOUT_BARRIER, "pr25944"),
         ("overlapped", "serial"),
-        lambda row: replace(row, joins=broken.join_always),
+        partial(_with, joins=broken.join_always),
     ),
     Fault(
         "stash-before-sampling",
@@ -173,7 +183,7 @@ _FAULTS = (
         "5.21, grammar under overlap",
         _RELAY_ALWAYS_ON,
         ("overlapped",),
-        lambda row: replace(row, stash=broken.stash_later, keep_alive=broken.stash_at_launch),
+        partial(_with, stash=broken.stash_later, keep_alive=broken.stash_at_launch),
     ),
     Fault(
         "advance-in-place",
@@ -181,7 +191,7 @@ _FAULTS = (
         "5.24, #26020, #30669",
         _WITHOUT_BARRIER,
         ("overlapped",),
-        lambda row: replace(row, advance=lengths.advance_in_place),
+        partial(_with, advance=lengths.advance_in_place),
     ),
     Fault(
         "dead-publish",
@@ -189,7 +199,7 @@ _FAULTS = (
         "5.25, #26020",
         ("latest",),
         ("overlapped",),
-        lambda row: replace(row, publish=tokens.publish_next_lengths),
+        partial(_with, publish=tokens.publish_next_lengths),
     ),
     Fault(
         "isolation-restores-staging",
@@ -197,7 +207,7 @@ _FAULTS = (
         "5.3, before #25945 was merged",
         ("pr25945",),
         ("overlapped",),
-        lambda row: replace(row, isolate=ordering.isolate_then_resolve),
+        partial(_with, isolate=ordering.isolate_then_resolve),
         speculation="v2",
     ),
     Fault(
@@ -206,7 +216,7 @@ _FAULTS = (
         "5.16, speculation v2",
         ("pr26425", "pr26425-before", "pr26020"),
         ("overlapped",),
-        lambda row: replace(row, keep_alive=broken.keep_no_lengths),
+        partial(_with, keep_alive=broken.keep_no_lengths),
         speculation="v2",
     ),
     Fault(
@@ -217,7 +227,7 @@ _FAULTS = (
         ("serial",),
         unchanged,
         speculation="v1",
-        change_drafts=lambda row: replace(row, conclude=broken.stash_accepted),
+        change_drafts=partial(_with, conclude=broken.stash_accepted),
     ),
     Fault(
         "missing-host-lengths-used",
@@ -227,7 +237,7 @@ _FAULTS = (
         ("overlapped", "serial"),
         unchanged,
         speculation="v2",
-        change_drafts=lambda row: replace(row, filter=broken.filter_host_lengths),
+        change_drafts=partial(_with, filter=broken.filter_host_lengths),
     ),
     Fault(
         "draft-extends-lengths",
@@ -235,9 +245,9 @@ _FAULTS = (
         "5.23, up to #26020",
         ("pr25945", "pr26425"),
         ("serial",),
-        lambda row: replace(row, isolate=ordering.resolve_in_place),
+        partial(_with, isolate=ordering.resolve_in_place),
         speculation="v2",
-        change_drafts=lambda row: replace(row, draft_lengths=draft_lengths.draft_lengths_in_the_batch),
+        change_drafts=partial(_with, draft_lengths=draft_lengths.draft_lengths_in_the_batch),
     ),
 )
 

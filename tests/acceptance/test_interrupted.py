@@ -1,4 +1,4 @@
-"""Ctrl-C: what there is is kept, and marked."""
+"""Ctrl-C, or being told to end: what there is is kept, and marked."""
 
 from __future__ import annotations
 
@@ -26,9 +26,14 @@ PATIENCE_S = 100
 
 
 class Interrupted:
-    """A run whose stderr is a terminal, stopped by Ctrl-C once ``under_way`` has returned."""
+    """A run whose stderr is a terminal, stopped by Ctrl-C, or another signal, once ``under_way`` has returned."""
 
-    def __init__(self, *arguments: str | Path, under_way: Callable[[Interrupted], None]) -> None:
+    def __init__(
+        self,
+        *arguments: str | Path,
+        under_way: Callable[[Interrupted], None],
+        by: signal.Signals = signal.SIGINT,
+    ) -> None:
         self._screen, stderr = pty.openpty()
         process = subprocess.Popen(
             command("run", *arguments),
@@ -44,7 +49,7 @@ class Interrupted:
         with process:
             try:
                 under_way(self)
-                process.send_signal(signal.SIGINT)
+                process.send_signal(by)
                 self.out, _ = process.communicate(timeout=PATIENCE_S)
             finally:
                 process.kill()
@@ -111,6 +116,13 @@ def test_requests_under_way_are_cancelled_and_those_done_stay_done(kept: Result)
 def test_what_was_counted_stays_counted(kept: Result) -> None:
     assert kept.per_step["decode"].steps > 0
     assert kept.copies
+
+
+def test_being_told_to_end_is_answered_like_ctrl_c(tmp_path: Path) -> None:
+    told = Interrupted(*LONG, "--output-dir", tmp_path, under_way=some_are_done, by=signal.SIGTERM)
+    assert told.code == 143
+    assert read(tmp_path / "result.json").run.cancelled
+    assert [file.name for file in tmp_path.iterdir()] == ["result.json"]
 
 
 def test_before_there_is_anything_to_keep(tmp_path: Path) -> None:

@@ -142,8 +142,11 @@ class Checker:
         recording = self._recordings[id(capture)]
         for shadow in recording.written():
             shadow.freeze()
-        for by, (shadow, footprint, write) in recording.accesses(self.launch_here("graph")):
+        launch = self.launch_here("graph")
+        for by, (shadow, footprint, write) in recording.accesses(launch):
             self.note(by, shadow, footprint, write=write)
+        for write, (shadow, entry) in recording.scattered(launch, self._clocks.known):
+            self._findings.add(shadow, entry, launch, write=write)
         self.spent += perf_counter_ns() - begin
 
     # ---- memory --------------------------------------------------------------------------------------------

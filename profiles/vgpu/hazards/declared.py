@@ -14,7 +14,7 @@ import torch
 
 from ....sched.kernels.registry import Access, Kernel
 from ..tensor import DeviceTensor
-from .footprints import Footprint, Grid, Pieces, Scattered, Span, span
+from .footprints import Footprint, Grid, Lines, Pieces, Scattered, Span, span
 from .shadows import Shadow
 
 if TYPE_CHECKING:
@@ -111,24 +111,24 @@ class _Once:
 
     def __init__(self, footprint: Callable[[], Sequence[Access]]) -> None:
         self._footprint: Callable[[], Sequence[Access]] | None = footprint
-        self._accesses: Sequence[tuple[Grid, torch.Tensor | None, torch.Tensor | None]] = ()
+        self._accesses: Sequence[tuple[Grid, Lines]] = ()
         self._pieces: dict[object, Pieces] = {}
 
     def freeze(self) -> None:
         if self._footprint is not None:
             copies = _Copies()
             self._accesses = [
-                (Grid.of(tensor), copies(rows), copies(lens)) for tensor, _, rows, lens in self._footprint()
+                (Grid.of(tensor), Lines(copies(rows), copies(lens), copies(counts)))
+                for tensor, _, rows, lens, counts in self._footprint()
             ]
             self._footprint = None
 
     def pieces(self, order: int) -> Pieces:
         self.freeze()
-        grid, rows, lens = self._accesses[order]
-        assert rows is not None
-        key = (grid, id(rows), id(lens))
+        grid, lines = self._accesses[order]
+        key = (grid, *map(id, lines))
         if key not in self._pieces:
-            self._pieces[key] = grid.rows(rows, lens)
+            self._pieces[key] = grid.rows(lines)
         return self._pieces[key]
 
 
@@ -182,8 +182,8 @@ def _places(declared: Sequence[Access], arguments: Sequence[Any]) -> Iterator[Pl
             at[id(value)] = (argument, None)
         elif isinstance(value, list):
             at.update({id(item): (argument, k) for k, item in enumerate(value)})
-    whole = {id(tensor) for tensor, write, rows, _ in declared if write and rows is None}
-    for order, (tensor, write, rows, _) in enumerate(declared):
+    whole = {id(tensor) for tensor, write, rows, *_ in declared if write and rows is None}
+    for order, (tensor, write, rows, *_) in enumerate(declared):
         if write or id(tensor) not in whole:
             yield Place(*at[id(tensor)], write, rows is not None, order)
 

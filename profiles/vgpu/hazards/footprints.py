@@ -92,6 +92,21 @@ def span(tensor: torch.Tensor) -> Span:
     return Span(start * item, (start + _reach(tensor.size(), tensor.stride())) * item)
 
 
+class Lines(NamedTuple):
+    """Which rows, and how much of each (see ``Access``)."""
+
+    rows: torch.Tensor | None
+    lens: torch.Tensor | None
+    counts: torch.Tensor | None
+
+    def chosen(self) -> torch.Tensor:
+        """[k] indices along the first dimension."""
+        assert self.rows is not None
+        if self.counts is None:
+            return self.rows
+        return self.rows[torch.arange(self.rows.shape[1]) < self.counts.unsqueeze(1)]
+
+
 class Grid(NamedTuple):
     """A tensor's geometry without the tensor."""
 
@@ -114,8 +129,9 @@ class Grid(NamedTuple):
         starts = np.ravel(place) * self.item
         return Pieces.of(starts, starts + _reach(self.size[taken:], self.stride[taken:]) * self.item)
 
-    def rows(self, rows: torch.Tensor, lens: torch.Tensor | None) -> Pieces:
-        """Rows along the first dimension; of each only the first ``lens[i]`` entries, if given."""
+    def rows(self, lines: Lines) -> Pieces:
+        """Rows along the first dimension."""
+        rows, lens = lines.chosen(), lines.lens
         if lens is None:
             return self.at([rows])
         starts = (self.offset + rows.numpy().astype(np.int64) * self.stride[0]) * self.item

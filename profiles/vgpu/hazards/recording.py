@@ -2,17 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ....sched.kernels.registry import Kernel
+from .clocks import Clock
 from .declared import Declared, Place, Touched
 from .footprints import Footprint, Span
-from .shadows import Launch, Shadow
+from .shadows import WINDOW, Entry, Lane, Launch, Shadow
 
 if TYPE_CHECKING:
     from ..graph import Capture
+
+Race = tuple[Shadow, Entry]
+
+
+class Together:
+    """Storages that a graph always touches at once and in the same places, as one place of a kernel does in all layers.
+
+    A replay is told once, in a lane that they have in common. A storage is looked at again only if somebody else was
+    there since, or if something was not ordered yet the last time.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.shadows: dict[Shadow, int] = {}  # with the changes that were compared, -1 for none
+        self._lanes: dict[int, Lane] = {}
+        self._limit = WINDOW
+
+    def touch(self, launch: Launch, footprint: Footprint, known: Callable[[], Clock]) -> Iterator[Race]:
+        """Earlier accesses that race with this one, which is remembered."""
+        actor, write = launch.actor, self.place.write
+        lane = self._lanes.setdefault(actor, Lane(actor))
+        for shadow, compared in self.shadows.items():
+            if shadow.changes != compared or shadow.common != {actor}:
+                yield from ((shadow, entry) for entry in shadow.unordered(launch, footprint, write=write))
+                shadow.share(lane, write=write)
+                settled = shadow.settled(launch, write=write)
+                self.shadows[shadow] = shadow.changes if settled else -1
+        lane.add(Entry(launch, footprint, write))
+        if len(lane.entries) > self._limit:
+            lane.prune(known()[actor])
+            self._limit = 2 * len(lane.entries) + WINDOW
 
 
 class _Node:
@@ -22,7 +54,10 @@ class _Node:
         self, kernel: Kernel, places: Sequence[Place], args: Sequence[Any], named: Mapping[str, Any]
     ) -> None:
         self.call = (kernel, places, args, named)
-        self.touched: dict[tuple[Shadow, Place], None] = {}
+        self.together: dict[Place, Together] = {}
+
+    def add(self, shadow: Shadow, place: Place) -> None:
+        self.together.setdefault(place, Together(place)).shadows[shadow] = -1
 
 
 class Recording:
@@ -52,15 +87,20 @@ class Recording:
         if scattered:
             key = (kernel, declared.key(arguments))
             node = self._nodes.setdefault(key, _Node(kernel, places, args, named))
-            node.touched.update(
-                dict.fromkeys(zip(declared.shadows(scattered, arguments), scattered, strict=True))
-            )
+            for shadow, place in zip(declared.shadows(scattered, arguments), scattered, strict=True):
+                node.add(shadow, place)
 
     def written(self) -> Iterable[Shadow]:
         self._forget_private()
         return {
             *(shadow for shadow, write in self._hulls if write),
-            *(shadow for node in self._nodes.values() for shadow, place in node.touched if place.write),
+            *(
+                s
+                for node in self._nodes.values()
+                for p, t in node.together.items()
+                if p.write
+                for s in t.shadows
+            ),
         }
 
     def accesses(self, launch: Launch) -> Iterator[tuple[Launch, Touched]]:
@@ -69,10 +109,14 @@ class Recording:
             if write:
                 yield launch, (shadow, hull, write)
         yield from self._reads(launch)
+
+    def scattered(self, launch: Launch, known: Callable[[], Clock]) -> Iterator[tuple[bool, Race]]:
+        """Of a replay: what races with its accesses to places that follow from values, and whether those write."""
         for node in self._nodes.values():
             pieces = self._declared.pieces(*node.call)
-            for shadow, place in node.touched:
-                yield launch, (shadow, pieces[place.order], place.write)
+            for place, together in node.together.items():
+                for race in together.touch(launch, pieces[place.order], known):
+                    yield place.write, race
 
     def _reads(self, launch: Launch) -> Iterator[tuple[Launch, Touched]]:
         standing = self._standing.get(launch.actor)

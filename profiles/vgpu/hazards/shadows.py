@@ -55,11 +55,12 @@ class Entry(NamedTuple):
 
 
 class Lane:
-    """One actor's accesses of a kind, by footprint: the last of each."""
+    """One actor's accesses of a kind, by footprint: the last of each. Several storages may have one in common."""
 
-    __slots__ = ("_last", "_standing", "entries")
+    __slots__ = ("_last", "_standing", "actor", "entries")
 
-    def __init__(self) -> None:
+    def __init__(self, actor: int) -> None:
+        self.actor = actor
         self.entries: dict[Footprint, Entry] = {}
         self._last = 0
         self._standing: Launch | None = None
@@ -82,7 +83,8 @@ class Lane:
                 del self.entries[footprint]
 
 
-Lanes = dict[int, Lane]  # by actor
+# By actor; common lanes by themselves.
+Lanes = dict[int | Lane, Lane]
 
 
 class Shadow:
@@ -92,6 +94,8 @@ class Shadow:
         "__weakref__",
         "block",
         "borrowers",
+        "changes",
+        "common",
         "epoch",
         "limit",
         "owner",
@@ -108,6 +112,8 @@ class Shadow:
         self.size = size  # bytes
         self.pinned = pinned
         self.epoch = 0  # how often it was written
+        self.changes = 0  # how often its own lanes were added to
+        self.common: set[int] = set()  # actors of lanes that it has in common with others
         self.reads: Lanes = {}
         self.writes: Lanes = {}
         self.borrowers: WeakSet[Scattered] | None = None
@@ -146,42 +152,55 @@ class Shadow:
         return [
             entry
             for lanes in (self.writes, self.reads)
-            for actor, lane in lanes.items()
-            if lane.last > clock[actor]
+            for lane in lanes.values()
+            if lane.last > clock[lane.actor]
             for entry in lane.entries.values()
-            if entry.launch.seq > clock[actor]
+            if entry.launch.seq > clock[lane.actor]
         ]
 
     def add(self, launch: Launch, footprint: Footprint, *, write: bool) -> bool:
         """An access that has been compared with those before it; whether it is time to prune. A write to all of
         it stands for them."""
         lanes = self.writes if write else self.reads
+        self.changes += 1
         if write and type(footprint) is Span and footprint.end - footprint.start >= self.size:
             self.reads.clear()
             lanes.clear()
         lane = lanes.get(launch.actor)
         if lane is None:
-            lane = lanes[launch.actor] = Lane()
+            lane = lanes[launch.actor] = Lane(launch.actor)
         lane.add(Entry(launch, footprint, write))
         return len(lane.entries) > self.limit
 
     def inherit(self, entries: Iterable[Entry]) -> None:
         """The block's accesses from before it was freed."""
         for entry in entries:
-            (self.writes if entry.write else self.reads).setdefault(entry.launch.actor, Lane()).add(entry)
+            lanes, actor = self.writes if entry.write else self.reads, entry.launch.actor
+            lanes.setdefault(actor, Lane(actor)).add(entry)
+
+    def settled(self, launch: Launch, *, write: bool) -> bool:
+        """Whether all that the launch could conflict with comes before it, wherever it touches."""
+        clock = launch.clock
+        kinds = (self.writes, self.reads) if write else (self.writes,)
+        return all(lane.last <= clock[lane.actor] for lanes in kinds for lane in lanes.values())
+
+    def share(self, lane: Lane, *, write: bool) -> None:
+        """Have the lane in common with other storages."""
+        (self.writes if write else self.reads)[lane] = lane
+        self.common.add(lane.actor)
 
     def prune(self, known: Clock) -> None:
         """Drop what every later operation comes after."""
-        lanes = [*self.reads.items(), *self.writes.items()]
-        for actor, lane in lanes:
-            lane.prune(known[actor])
-        self.limit = 2 * max(len(lane.entries) for _, lane in lanes) + WINDOW
+        lanes = [*self.reads.values(), *self.writes.values()]
+        for lane in lanes:
+            lane.prune(known[lane.actor])
+        self.limit = 2 * max(len(lane.entries) for lane in lanes) + WINDOW
 
 
 def _racing(lanes: Lanes, launch: Launch, footprint: Footprint) -> list[Entry]:
     clock, races = launch.clock, []
-    for actor, lane in lanes.items():
-        known = clock[actor]
+    for lane in lanes.values():
+        known = clock[lane.actor]
         if lane.last > known:
             races += [
                 e for e in lane.entries.values() if e.launch.seq > known and meet(e.footprint, footprint)

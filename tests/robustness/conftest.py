@@ -1,0 +1,24 @@
+"""Two lengths: a few seconds, the same every time, in the suite; any length, always different, in ``make fuzz``."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("fuzz", settings.get_profile("default"))
+
+ALLOWANCE = 2**30  # bytes that reading something hostile may take
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """What asks for much more address space than there is in use gets a MemoryError."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + ALLOWANCE, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -1,0 +1,137 @@
+"""Values and texts that nobody meant, made from what somebody did mean; and the promise about reading them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import re
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, TypeVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+PATIENCE_S = 10.0
+LONGER = 30  # times the examples, for one round of ``make fuzz``
+Path_ = tuple[str | int, ...]
+T = TypeVar("T", bound=Callable[..., object])
+
+NUMBERS = (0, -1, 1, 2**31, 2**53 + 1, 2**63, 2**64, 10**15, 10**400, 0.5, -0.0, 5e-324, 1e308)
+WORDS = (
+    "",
+    "x",
+    "off",
+    "null",
+    "-",
+    "=",
+    "../..",
+    "/dev/zero",
+    "\0",
+    "\x1b[31m",
+    "\u202e",
+    "\ud800",
+    "a" * 5000,
+)
+CONTAINERS = ([], {}, [[]], [None], {"": {"": {}}}, {"dist": "uniform"}, {"process": 1})
+VALUES = st.sampled_from(
+    (None, True, False, math.inf, -math.inf, math.nan, *NUMBERS, *WORDS, *CONTAINERS)
+) | st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+class HangError(Exception):
+    """Nobody wants to wait that long."""
+
+
+def rounds(examples: int) -> Callable[[T], T]:
+    """How often a property is tried: the same examples every time in the suite, others in every ``make fuzz``."""
+    fuzzing = settings.get_current_profile_name() == "fuzz"
+    return settings(
+        max_examples=examples * (LONGER if fuzzing else 1),
+        derandomize=not fuzzing,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@contextmanager
+def prompt(seconds: float = PATIENCE_S) -> Iterator[None]:
+    """Raise HangError inside when it takes longer."""
+
+    def give_up(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        raise HangError(f"not done after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def promised(*errors: type[Exception], longest: int = 1000) -> Iterator[None]:
+    """Inside, something hostile is read: it is fine, or one of ``errors``, clear and soon: no sentence of it has
+    more than ``longest`` letters."""
+    with prompt():
+        try:
+            yield
+        except errors as error:
+            sentences = re.split("\n|; ", str(error))
+            assert all(0 < len(sentence) < longest for sentence in sentences), sentences
+
+
+@st.composite
+def mutated(draw: st.DrawFn, document: Any, *, most: int = 4) -> Any:
+    """``document`` with a few values replaced, left out, or put in where nothing was."""
+    document = copy.deepcopy(document)
+    for _ in range(draw(st.integers(1, most))):
+        places = list(_places(document))
+        if not places:
+            break
+        container, key = draw(st.sampled_from(places))
+        change = draw(st.sampled_from(("replace", "replace", "drop", "add")))
+        if change == "drop":
+            del container[key]
+        elif change == "add" and isinstance(container, dict):
+            container[draw(st.text(max_size=5))] = copy.deepcopy(draw(VALUES))
+        else:
+            container[key] = copy.deepcopy(draw(VALUES))
+    return document
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every container with each of its keys."""
+    entries = (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    )
+    for key, inner in list(entries):
+        yield value, key
+        yield from _places(inner)
+
+
+@st.composite
+def spliced(draw: st.DrawFn, sound: bytes) -> bytes:
+    """``sound`` with bytes overwritten, cut out, cut off or put in at a few places."""
+    content = bytearray(sound)
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(content)))
+        noise = draw(
+            st.binary(max_size=12) | st.sampled_from((b"9" * 400, b"[" * 2000, b"\xef\xbb\xbf", b"\x00" * 8))
+        )
+        content[at : at + draw(st.sampled_from((0, 1, len(noise), 40, len(content))))] = noise
+    return bytes(content)
+
+
+def as_json(document: object) -> str:
+    """With NaN and infinities, as Python writes them, and half surrogate pairs as escapes."""
+    return json.dumps(document)

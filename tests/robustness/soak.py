@@ -1,0 +1,102 @@
+"""One long run in a process of its own, which tells what is alive: ``python -m tests.robustness.soak 2000 off``.
+
+One JSON object a line: requests that ended, steps, seconds, resident bytes, live objects by type. The last line comes
+when all is over, with what the pools say.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import resource
+import sys
+import time
+from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+
+from schedbench.profiles.machines import open_machine
+from schedbench.profiles.resolve import ask
+from schedbench.profiles.runner import Bench, Valve
+from schedbench.sched.loop.scheduler import Scheduler
+from schedbench.sched.memory.invariants import check, statistics
+from schedbench.sched.observe import Silence, StepInfo
+from schedbench.sched.request import Request
+
+# Prefixes are shared, evicted and cut; prompts are chunked and mixed in; requests are retracted and aborted.
+BUSY = (
+    "device.values=none",
+    "engine.relay=latest",
+    "engine.max_running_requests=64",
+    "engine.schedule_conservativeness=0.05",
+    "engine.kv_tokens=2560",
+    "workload.arrival={process: closed, concurrency: 96}",
+    "workload.prompt_tokens={dist: uniform, min: 8, max: 32}",
+    "workload.output_tokens={dist: uniform, min: 1, max: 64}",
+    "workload.shared_prefix={groups: 4, tokens: 64}",
+    "workload.abort={fraction: 0.05, after_tokens: 3}",
+    "expect={}",
+)
+READINGS = 20
+
+
+class Vitals(Silence):
+    """Looks around after every so many requests."""
+
+    def __init__(self, total: int) -> None:
+        self._every = max(1, total // READINGS)
+        self._began = time.perf_counter()
+        self._ended = self._steps = self._retracted = 0
+
+    def settled(self, info: StepInfo) -> None:  # noqa: ARG002
+        self._steps += 1
+
+    def retracted(self, request: Request) -> None:  # noqa: ARG002
+        self._retracted += 1
+
+    def ended(self, request: Request) -> None:  # noqa: ARG002
+        self._ended += 1
+        if self._ended % self._every == 0:
+            self.tell()
+
+    def tell(self, **more: int) -> None:
+        gc.collect()
+        said = {
+            "requests": self._ended,
+            "steps": self._steps,
+            "retractions": self._retracted,
+            "seconds": round(time.perf_counter() - self._began, 1),
+            "resident": _resident(),
+            "alive": dict(Counter(type(thing).__name__ for thing in gc.get_objects()).most_common(200)),
+        }
+        print(json.dumps(said | more), flush=True)
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def pools(scheduler: Scheduler) -> dict[str, int]:
+    """What is still held when nobody is there to hold anything."""
+    cache = scheduler.engine.cache
+    found = statistics(cache, ())
+    rows = cache.req_to_token_pool
+    return {"lost": found.lost, "protected": found.protected, "rows": rows.size - rows.available_size()}
+
+
+def main(requests: int, *, hazards: bool) -> None:
+    torch.set_num_threads(1)
+    question = ask("mixed", [*BUSY, f"workload.requests={requests}"])
+    valve, vitals = Valve(), Vitals(requests)
+    with open_machine("vgpu", question, valve, hazards=hazards) as machine:
+        bench = Bench(question, machine, question.relays[0], valve)
+        bench.warm_up()
+        bench.measure(lambda *_: nullcontext(vitals))
+        check(bench.scheduler.engine.cache, (), peek=machine.peek)
+        vitals.tell(**pools(bench.scheduler))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), hazards=sys.argv[2] == "on")

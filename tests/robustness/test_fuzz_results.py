@@ -1,0 +1,135 @@
+"""Results and timelines that were stored: any bytes are refused in words, or can be compared and shown."""
+
+from __future__ import annotations
+
+import json
+import os
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from schedbench.cli import comparison
+from schedbench.profiles.cuda.kineto import call_kind, op_kind, rows
+from schedbench.profiles.judge.compare import HEADLINE, Rules, judge
+from schedbench.profiles.judge.document import document as compared
+from schedbench.profiles.judge.document import to_json
+from schedbench.profiles.judge.gates import GateError
+from schedbench.profiles.judge.gates import parse as gate
+from schedbench.profiles.judge.likeness import LikenessError
+from schedbench.profiles.judge.remote import SideError
+from schedbench.profiles.judge.sides import opened, parse
+from schedbench.profiles.judge.trial import Order
+from schedbench.profiles.judge.trials import Plan, WorkloadError, conduct
+from schedbench.profiles.result import Result, ResultError, read
+from schedbench.scenarios.problems import ScenarioError
+from tests.acceptance.questions import outcome
+from tests.profiles.cuda.conftest import Trace
+from tests.robustness.hostile import VALUES, as_json, mutated, promised, rounds, spliced
+
+pytestmark = [
+    pytest.mark.usefixtures("little_memory"),
+    pytest.mark.filterwarnings("ignore:Generating overly large repr"),
+]
+
+RUN = {"id": "0", "command": "", "started": "", "wall_s": 0.0, "cancelled": False}
+FEW = ("device.values=none", "workload.requests=3", "workload.arrival=burst", "workload.output_tokens=4")
+STORED = json.loads((Path(__file__).parent.parent / "profiles/sample_result.json").read_text())
+ECHO = 20_000  # what was typed is said again
+REFUSALS = (ResultError, SideError, LikenessError, WorkloadError)
+
+
+@pytest.fixture(scope="module")
+def sound() -> dict[str, Any]:
+    return outcome("mixed", *FEW).result.document()
+
+
+@rounds(150)
+@given(
+    content=mutated(STORED).map(lambda document: as_json(document).encode())
+    | spliced(json.dumps(STORED).encode())
+)
+@example(content=b"[" * 10**6)
+@example(content=b'{"schema_version": "1.0", "a":' * 10**5)
+@example(content=b'{"schema_version": 1' + b"0" * 10**6)
+@example(content=b"\xef\xbb\xbf{}")
+@example(content="{}".encode("utf-16"))
+def test_results(content: bytes) -> None:
+    """One that is read can be written, and is then the same."""
+    with promised(ResultError):
+        result = Result.from_json(content)
+        assert Result.from_json(result.to_json()) == result
+
+
+def verdict(a: str, b: str) -> None:
+    rules, sides = Rules(0.5, 5.0, False, (gate("mixed.schedule.sync:0"),), HEADLINE), (parse(a), parse(b))
+    with promised(*REFUSALS), opened(None, *sides, Order()) as (baseline, candidate):
+        found = judge(conduct(baseline, candidate, Plan(), lambda *_: None), rules)
+        content = compared(found, a=a, b=b, run=RUN)
+        to_json(content)
+        comparison.render(content, Console(file=StringIO()))
+        comparison.markdown(content)
+
+
+@rounds(60)
+@given(data=st.data())
+def test_results_that_are_compared(tmp_path: Path, sound: dict[str, Any], data: st.DataObject) -> None:
+    a, b = tmp_path / "a.json", tmp_path / "b.json"
+    a.write_text(as_json(data.draw(mutated(sound))))
+    b.write_text(as_json(sound))
+    verdict(str(a), str(b))
+    verdict(str(a), str(a))
+
+
+@rounds(40)
+@given(text=st.text(max_size=40) | VALUES.map(as_json) | st.text(max_size=9).map("git:{}".format))
+@example(text="engine.overlap=" + "x" * 5000)
+@example(text="a" * 5000 + ".json")
+@example(text="/dev/zero")
+@example(text="\0.json")
+def test_sides(text: str) -> None:
+    with promised(SideError, ScenarioError, longest=ECHO):
+        parse(text)
+
+
+@rounds(40)
+@given(text=st.text(max_size=40) | st.tuples(st.text(max_size=9), VALUES.map(str)).map(":".join))
+@example(text="throughput:-" + "9" * 400 + "%")
+def test_gates(text: str) -> None:
+    with promised(GateError, longest=ECHO):
+        gate(text)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "loop", "/dev/zero", "nowhere"])
+def test_what_is_no_file(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "result.json"
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "folder":
+        file.mkdir()
+    elif kind != "nowhere":
+        file.symlink_to("result.json" if kind == "loop" else kind)
+    with pytest.raises(ResultError), promised():
+        read(file)
+
+
+def _recorded() -> dict[str, Any]:
+    trace = Trace()
+    trace.copy("HtoD (Pageable -> Device)", 1, size=64, blocking=True)
+    trace.launch(20)
+    trace.annotation("step", 0, 100)
+    return trace.document()
+
+
+@rounds(100)
+@given(document=mutated(_recorded()))
+@example(document={"traceEvents": [], "baseTimeNanoseconds": 1e999})
+def test_traces_of_kineto(document: Any) -> None:
+    with promised(ValueError):
+        for row in rows(document) if isinstance(document, dict) else ():
+            op_kind(row)
+            call_kind(row.name)

@@ -1,0 +1,101 @@
+"""Traces: any bytes are records, or refused with their line."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schedbench.scenarios.records import MAX_TOKENS, TraceError
+from schedbench.scenarios.traces import Format, parse, read
+from tests.robustness.hostile import VALUES, as_json, mutated, promised, rounds, spliced
+from tests.scenarios.test_traces import TEXTS
+
+pytestmark = pytest.mark.usefixtures("little_memory")
+
+FORMATS = get_args(Format)
+TABLES = ("azure", "burstgpt")
+CELLS = VALUES.map(str) | st.text(max_size=10)
+DEEP = b"[" * 100_000
+
+
+def held(form: Format, content: bytes) -> None:
+    """Records that come out are ones that a run can be made of."""
+    with promised(TraceError):
+        for record in parse(io.BytesIO(content), form, name="t"):
+            assert 1 <= record.prompt_tokens <= MAX_TOKENS and 1 <= record.output_tokens <= MAX_TOKENS
+            assert record.arrival is None or 0 <= record.arrival <= 2**63 - 1
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@rounds(25)
+@given(data=st.data())
+def test_bytes_out_of_place(form: Format, data: st.DataObject) -> None:
+    held(form, data.draw(spliced(TEXTS[form].encode())))
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS if form not in TABLES])
+@rounds(25)
+@given(data=st.data())
+def test_any_value_in_a_record(form: Format, data: st.DataObject) -> None:
+    sound = (
+        json.loads(TEXTS[form])
+        if form == "sharegpt"
+        else list(map(json.loads, TEXTS[form].split("\n\n")[0].splitlines()))
+    )
+    found: Any = data.draw(mutated(sound))
+    held(form, as_json(found).encode())
+    if isinstance(found, list):
+        held(form, "\n".join(map(as_json, found)).encode())
+
+
+@pytest.mark.parametrize("form", TABLES)
+@rounds(25)
+@given(data=st.data())
+def test_any_cell_in_a_table(form: Format, data: st.DataObject) -> None:
+    header, *rows = TEXTS[form].splitlines()
+    cells = [row.split(",") for row in rows]
+    row = data.draw(st.sampled_from(cells))
+    row[data.draw(st.integers(0, len(row) - 1))] = data.draw(CELLS)
+    held(form, "\n".join([header, *map(",".join, cells)]).encode("utf-8", "surrogatepass"))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    "content",
+    [
+        gzip.compress(b"x" * 10**6),
+        DEEP,
+        b'{"a":' * 100_000,
+        b"[{" + b'"a":[' * 100_000,
+        b'[{"conversations": ' + DEEP,
+        b"9" * 10**6,
+        b'[{"conversations": "' + b"x" * 2**25,
+        b" " * (2**24 + 1),
+        b"\n" * 10**5,
+        b'"' * 10**6,
+        b"\x00" * 2**20,
+        TEXTS["azure"].encode("utf-16"),
+    ],
+    ids=lambda content: repr(content[:20]),
+)
+def test_floods(form: Format, content: bytes) -> None:
+    held(form, content)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", ["/dev/zero", "/dev/urandom", "loop", "folder", "a" * 5000, "\0", ""])
+def test_what_is_no_file_of_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Format, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(TraceError), promised():
+        list(read(Path(name), form))

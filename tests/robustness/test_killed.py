@@ -1,0 +1,122 @@
+"""Killed at any moment: folders hold whole documents or none, and what was left behind is in nobody's way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from signal import Signals
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from schedbench.profiles.files import write_whole
+from schedbench.profiles.result import canonical, read
+from tests.acceptance.questions import command, schedbench, surroundings
+from tests.robustness.hostile import rounds
+
+FEW = ("--set", "workload.requests=60", "--set", "device.values=none")
+COMMANDS = {
+    "run": ("run", "mixed", *FEW),
+    "sweep": ("sweep", "mixed", "--alone", "--over", "max_running_requests=4,8", *FEW),
+    "compare": ("compare", "mixed", "--b", "overlap=false", *FEW),
+}
+# How a process ends that is sent one: by itself once it listens, at once before; or it was done already.
+ENDS = {Signals.SIGINT: {130, -2, 0}, Signals.SIGTERM: {143, -15, 0}, Signals.SIGKILL: {-9, 0}}
+SIGNALS = st.sampled_from(list(ENDS))
+TRAVELS = (
+    "from schedbench.profiles.files import write_whole\nfrom pathlib import Path\nfrom sys import argv\n"
+)
+WRITER = (
+    TRAVELS + "while True:\n    for letter in 'ab':\n        write_whole(Path(argv[1]), letter * 2**20)\n"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all that is killed, so that each finds what the ones before it left."""
+    return tmp_path_factory.mktemp("killed")
+
+
+def killed(arguments: Sequence[str | Path], number: Signals, after: float) -> int:
+    """The exit code of a process that is sent a signal after so many seconds."""
+    process = subprocess.Popen(
+        list(map(str, arguments)),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=surroundings(),
+        text=True,
+    )
+    time.sleep(after)
+    process.send_signal(number)
+    try:
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert "Traceback" not in err or process.returncode == -signal.SIGINT, err  # before anybody listens
+    return process.returncode
+
+
+def documents(folder: Path) -> Iterator[Path]:
+    """As a reader finds them."""
+    return folder.rglob("*.json")
+
+
+@rounds(3)
+@given(name=st.sampled_from(list(COMMANDS)), number=SIGNALS, after=st.floats(0, 5))
+@example(name="run", number=Signals.SIGTERM, after=2.5)
+@example(name="sweep", number=Signals.SIGKILL, after=2.5)
+def test_results_are_whole(folder: Path, name: str, number: Signals, after: float) -> None:
+    arguments = command(*COMMANDS[name], "--output-dir", folder / name)
+    assert killed(arguments, number, after) in ENDS[number]
+    for path in documents(folder):
+        if path.name in ("sweep.json", "compare.json"):
+            assert json.loads(path.read_text())["schema_version"]
+        else:
+            read(path)
+
+
+def test_what_was_left_behind_is_in_nobodys_way(folder: Path) -> None:
+    (folder / "sweep/runs").mkdir(parents=True, exist_ok=True)
+    for name in ("sweep/.sweep.json.1", "sweep/runs/.0123-4567.json.1"):
+        (folder / name).write_text("{")
+    again = schedbench(*COMMANDS["sweep"], "--resume", "--format", "json", "--output-dir", folder / "sweep")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["cells"] == json.loads((folder / "sweep/sweep.json").read_text())["cells"]
+
+
+@rounds(5)
+@given(after=st.floats(0.05, 0.3))
+def test_a_file_is_the_old_one_or_the_new_one(folder: Path, after: float) -> None:
+    path = folder / "written.txt"
+    path.write_text("a" * 2**20)
+    assert killed([sys.executable, "-c", WRITER, path], Signals.SIGKILL, after) == -9
+    assert path.read_text() in ("a" * 2**20, "b" * 2**20)
+    for left in folder.glob(".written.txt.*"):
+        left.unlink()
+
+
+def test_what_cannot_be_written_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full when the file is forced out."""
+
+    def full(descriptor: int) -> None:  # noqa: ARG001
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "x.json"
+    write_whole(path, "old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_whole(path, "new")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.json"]
+    assert path.read_text() == "old"
+
+
+def test_no_text_of_a_document_is_beyond_utf_8() -> None:
+    """A byte of a file's name that is no text, as Python's paths hold it."""
+    assert canonical({"run": "a\udcff.yaml"}).encode() == b'{\n"run": "a?.yaml"\n}\n'
