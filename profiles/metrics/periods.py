@@ -6,11 +6,10 @@ from contextlib import AbstractContextManager, nullcontext
 
 from ...sched.observe import Clock, Observer, Silence, StepInfo
 from .distribution import Distribution
+from .steps import PARTS
 from .waiting import SLEEP
 
 NO_STEP = -1
-# Kinds that are launched together with a step of another.
-PARTS = frozenset(("draft", "draft_extend"))
 
 
 class VisibleSleep:

@@ -32,7 +32,9 @@ def draft_mask(tokens: torch.Tensor, parents: torch.Tensor, info: SamplingInfo) 
     """[b · d, ceil(vocab / 32)] int32 of the trees ``tokens`` [b, d]. The trees come to the host by three blocking
     copies (upstream's too), the mask goes to the device by one."""
     first_child, next_sibling = tree_links(parents)
-    children, siblings, drafts = first_child.cpu(), next_sibling.cpu(), tokens.cpu()
+    children = first_child.cpu()
+    siblings = next_sibling.cpu()
+    drafts = tokens.cpu()
     b, d = tokens.shape
     pinned = info.config.capabilities.pinned_memory
     shape = (b * d, vocab_mask_words(info.config.vocab_size))

@@ -31,7 +31,7 @@ CATCHERS = {
     "advance-in-place": {"hazards", "adversary"},
     "dead-publish": {"hazards"},
     "isolation-restores-staging": {"invariants"},
-    "worker-extras-not-kept": {"hazards"},
+    "worker-extras-not-kept": {"hazards", "adversary"},
     "accepted-tokens-stashed": {"run"},
     "missing-host-lengths-used": {"run"},
     "draft-extends-lengths": {"invariants"},
