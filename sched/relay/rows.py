@@ -63,7 +63,7 @@ def speculating(row: Row, mode: Literal["v1", "v2"]) -> Row:
     if row.penalty_tokens is not penalties.OnDevice:
         latest = {"v1": penalties.from_bonus, "v2": penalties.from_requests}[mode]
         row = replace(row, penalty_tokens=latest)
-    return replace(row, prepare_input=ordering.nothing)
+    return replace(row, prepare_input=ordering.nothing, publish=ordering.nothing)
 
 
 PR25774_BEFORE = Row(
