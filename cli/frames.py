@@ -10,7 +10,7 @@ from rich.table import Table
 
 Document = dict[str, Any]
 
-KINDS = ("prefill", "mixed", "decode", "decode.steady", "verify", "draft", "prebuilt", "idle")
+KINDS = ("prefill", "mixed", "decode", "decode.steady", "draft", "verify", "draft_extend", "prebuilt", "idle")
 
 
 def framed(title: str, *, caption: str = "") -> Table:

@@ -38,6 +38,7 @@ _PLAIN = (
     "hisparse_swap_in_bytes_per_step",
     "retractions",
     "peak_kv_tokens",
+    "accept_length",
 )
 _TIMES = ("ttft_ms", "queue_ms", "tpot_ms", "itl_ms", "e2e_ms", "step_ms", "forward_ms")
 _IDLE = ("host_late", "dependency", "kernel_gap", "no_work", "residue")
@@ -105,6 +106,7 @@ def labels(result: Document) -> str:
         f"relay {result['relay']['state']}",
         f"host time {label['host']}",
     ]
+    parts += ["drafts accepted by lot"] if label.get("acceptance") == "simulated" else []
     parts += ["profiled: not for timing"] if label["profiled"] else []
     parts += [result["idle"]["abstained"]] if _void(result) else []
     parts += ["cancelled: partial"] if result["run"]["cancelled"] else []
@@ -117,7 +119,8 @@ def summary(result: Document) -> Table:
     table.add_column("unit")
     table.add_column("value", justify="right")
     table.add_column("")
-    for name in _PLAIN:
+    positions = sorted(name for name in result["metrics"] if name.startswith("position_acceptance."))
+    for name in (*_PLAIN, *positions):
         metric = result["metrics"].get(name)
         if metric is not None:
             table.add_row(*_plain(name, metric))
@@ -125,7 +128,7 @@ def summary(result: Document) -> Table:
 
 
 def _plain(name: str, metric: Document) -> tuple[str, str, str, str]:
-    label = name.replace("_", " ")
+    label = name.replace("_", " ").replace(".", " ")
     if "abstained" in metric:
         return label, "", MISSING, metric["abstained"]
     values = metric["values"]

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from ..sched.observe import Clock, Observer
 from .definitions import definition
 from .metrics import latency
+from .metrics.acceptance import AcceptanceLog
 from .metrics.counts import CountsSink
 from .metrics.distribution import Distribution, needed
 from .metrics.lookups import LookupCount
@@ -55,19 +56,21 @@ class Answers:
         self._swaps = swaps
         self.requests = RequestLog(clock)
         self.periods = StepPeriods(clock)
+        self.acceptance = AcceptanceLog()
         self.waiting = WaitingSink()
         self.counts = CountsSink(self.waiting.take_exposed)
 
     @property
     def listeners(self) -> tuple[Observer, ...]:
-        return self.requests, self.periods
+        return self.requests, self.periods, self.acceptance
 
     def feed(self, window: Window) -> None:
         self.waiting.feed(window)
         self.counts.feed(window)
 
-    def finish(self, names: Names, *, exact: bool, save_tokens: bool = False) -> Parts:
-        """After the last window. ``exact``: the numbers repeat byte for byte."""
+    def finish(self, names: Names, *, exact: bool, drafts: int = 0, save_tokens: bool = False) -> Parts:
+        """After the last window. ``exact``: the numbers repeat byte for byte; ``drafts``: how many tokens deep the run
+        speculates."""
         waiting = self.waiting.finish()
         self.counts.finish()
         records = self.requests.in_order()
@@ -78,6 +81,7 @@ class Answers:
                 **_forward_metrics(self.waiting.forwards, exact=exact),
                 **_waiting_metrics(waiting, exact=exact),
                 **self._swap_metrics(exact=exact),
+                **_acceptance_metrics(self.acceptance, drafts, exact=exact),
             },
             per_step=per_step(self.counts.steps, self.counts.tallies(), names),
             copies=copy_rows(self.counts.lines.copies, names),
@@ -168,6 +172,18 @@ def _forward_metrics(by_kind: Mapping[str, Distribution], *, exact: bool) -> Met
     metrics = {"forward_ms": distributed("forward_ms", everything, exact=exact, why=_NO_FORWARD)}
     for kind in sorted(by_kind):
         metrics[f"forward_ms.{kind}"] = distributed("forward_ms", by_kind[kind], exact=exact, why=_NO_FORWARD)
+    return metrics
+
+
+def _acceptance_metrics(log: AcceptanceLog, drafts: int, *, exact: bool) -> Metrics:
+    """Nothing of a run that does not speculate."""
+    if not drafts:
+        return {}
+    why = "nothing was verified"
+    metrics = {"accept_length": plain("accept_length", log.accept_length, exact=exact, why=why)}
+    for position, share in enumerate(log.by_position(drafts), 1):
+        name = f"position_acceptance.{position}"
+        metrics[name] = plain(name, share, exact=exact, why=why)
     return metrics
 
 

@@ -38,7 +38,8 @@ def needed_bytes(resolved: Resolved) -> int:
     if resolved.scenario.device.values == "none":
         return needed
     size = torch.empty(0, dtype=model.dtype).element_size()
-    kv = 2 * model.num_layers * model.num_kv_heads * model.head_dim * (slots + hosted)
+    models = [model] if resolved.draft is None else [model, resolved.draft]
+    kv = sum(2 * m.num_layers * m.num_kv_heads * m.head_dim * (slots + hosted) for m in models)
     index = model.num_layers * model.indexer.head_dim * max(slots, hosted) if model.indexer else 0
     rotary = model.max_positions * model.head_dim * _INT64 * _ROTARY_COPIES
     return needed + rotary + size * (kv + index + parameters(model))

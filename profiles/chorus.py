@@ -9,7 +9,17 @@ from typing import Any
 
 from ..sched.observe import Observer, Silence
 
-_HOOKS = ("stream", "launched", "settled", "tokens", "ending", "ended", "retracted", "kv_usage")
+_HOOKS = (
+    "stream",
+    "launched",
+    "settled",
+    "tokens",
+    "verified",
+    "ending",
+    "ended",
+    "retracted",
+    "kv_usage",
+)
 
 
 class Chorus(Silence):

@@ -15,7 +15,6 @@ from ..sched.hisparse.pools import HotBuffers
 from ..sched.loop.engine import Engine, Runner, Source, TokenSampler
 from ..sched.loop.scheduler import Scheduler
 from ..sched.memory.chunk import ChunkCache
-from ..sched.memory.kv import KVPool
 from ..sched.memory.radix import RadixCache
 from ..sched.memory.slots import ReqToTokenPool
 from ..sched.memory.tokens import KVAllocator, PagedAllocator, TokenAllocator
@@ -31,6 +30,7 @@ from ..sched.relay.desk import Streams
 from ..sched.relay.row import Relay, Row
 from ..sched.relay.states import RelayChoice
 from .compose_sparse import Host, host_side, kv_tier, sparse_attention
+from .draft import draft_worker, kv_pool, speculative_config
 from .hazards import name_pools
 from .machine import Machine
 from .resolve import Resolved
@@ -91,6 +91,7 @@ def engine_config(resolved: Resolved, machine: Machine) -> EngineConfig:
         eos_token_ids=model.eos_token_ids,
         seed=scenario.measure.seed,
         hisparse=_hisparse(resolved),
+        speculative=speculative_config(scenario.engine.speculative),
     )
 
 
@@ -115,20 +116,15 @@ def compose(
     """``sampler`` takes the place of the scheduler's own. Raises CheckpointError when the scenario's checkpoint
     cannot be read."""
     config = engine_config(resolved, machine)
-    row = relay.row(overlap=config.overlap)
     streams = _streams(config, observer)
     # On the schedule's stream, for which every forward waits: no stream of ours waits for the default one.
     with streams.on(streams.schedule):
-        slots = ReqToTokenPool(config.max_running_requests, config.context_len, device=config.device)
-        allocator = _allocator(config, config.logical_tokens)
-        handed_on = Relay.of(
-            row if guard is None else guard.row(row),
-            config,
-            streams=streams,
-            observer=observer,
-            req_to_token=slots.req_to_token,
+        slots, allocator = _slots(config), _allocator(config, config.logical_tokens)
+        handed_on = _relay(
+            relay, config, streams, observer=observer, req_to_token=slots.req_to_token, guard=guard
         )
-        decoder, tags, host = _model(resolved, config, pages=handed_on.desk.pages)
+        weights = _weights(resolved, config.device)
+        decoder, tags, host = _model(resolved, config, weights, pages=handed_on.desk.pages)
         tier = kv_tier(
             host,
             allocator=allocator,
@@ -137,22 +133,35 @@ def compose(
             streams=streams,
             observer=observer,
         )
+    cache = (RadixCache if config.radix_cache else ChunkCache)(slots, allocator)
+    sampler = Sampler() if sampler is None else sampler
     streams.wait(streams.forward, streams.schedule)
     with streams.on(streams.forward):
         runner: Runner = ModelRunner(decoder, config)
+        worker = draft_worker(
+            resolved,
+            config,
+            decoder,
+            weights,
+            sampler=sampler,
+            cache=cache,
+            observer=observer,
+            pages=handed_on.desk.pages,
+        )
     engine = Engine(
         config=config,
         slots=slots,
         allocator=allocator,
-        cache=(RadixCache if config.radix_cache else ChunkCache)(slots, allocator),
+        cache=cache,
         tier=tier,
         runner=runner if guard is None else guard.runner(runner),
-        sampler=Sampler() if sampler is None else sampler,
+        sampler=sampler,
         grammars=_Grammars(config),
         relay=handed_on,
         source=source,
         clock=clock,
         observer=observer,
+        worker=worker,
     )
     name_pools(machine, engine)
     return Composition(Scheduler(engine), tags, None if host is None else host.buffers)
@@ -163,6 +172,33 @@ def _streams(config: EngineConfig, observer: Observer) -> Streams:
     for name in ("copy", "forward", "schedule"):  # the last name stays where all three are one
         observer.stream(name, getattr(streams, name))
     return streams
+
+
+def _slots(config: EngineConfig) -> ReqToTokenPool:
+    """Rows are longer than a context by what drafts may write behind its end."""
+    overhang = 0 if config.speculative is None else config.speculative.overhang
+    return ReqToTokenPool(config.max_running_requests, config.context_len + overhang, device=config.device)
+
+
+def _relay(
+    choice: RelayChoice,
+    config: EngineConfig,
+    streams: Streams,
+    *,
+    observer: Observer,
+    req_to_token: torch.Tensor,
+    guard: Guard | None,
+) -> Relay:
+    mode = None if config.speculative is None else config.speculative.mode
+    row = choice.row(overlap=config.overlap, speculation=mode)
+    return Relay.of(
+        row if guard is None else guard.row(row),
+        config,
+        streams=streams,
+        observer=observer,
+        req_to_token=req_to_token,
+        drafts=choice.draft_row(mode),
+    )
 
 
 def _allocator(config: EngineConfig, tokens: int) -> KVAllocator:
@@ -181,23 +217,15 @@ def _weights(resolved: Resolved, device: torch.device) -> Weights:
 
 
 def _model(
-    resolved: Resolved, config: EngineConfig, *, pages: torch.Tensor
+    resolved: Resolved, config: EngineConfig, weights: Weights, *, pages: torch.Tensor
 ) -> tuple[Model, TagPool | None, Host | None]:
-    """``pages`` is the table that forwards read."""
+    """``pages`` is the table that forwards read. Tokens that are drawn by lot leave no tags to be checked."""
     model, scenario = resolved.model, resolved.scenario
-    kv = KVPool(
-        num_layers=model.num_layers,
-        tokens=config.kv_tokens,
-        page_size=config.page_size,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        dtype=model.dtype,
-        device=config.device,
-    )
-    weights, tags, reuse = _weights(resolved, config.device), None, None
-    if scenario.device.values == "none":
+    kv, tags, reuse = kv_pool(model, config), None, None
+    if scenario.device.values == "none" and config.speculative is None:
         logical = config.logical_tokens + config.page_size
         tags = TagPool(slots=logical, context_len=config.context_len, device=config.device)
+    if scenario.device.values == "none":
         reuse = scenario.engine.hisparse.selection.reuse
     host = host_side(config, model, kv, tags=tags, pages=pages)
     sparse = sparse_attention(config, model, weights, kv, host=host, pages=pages, reuse=reuse)

@@ -188,6 +188,22 @@ _USAGE = (
     ),
 )  # fmt: skip
 
+_SPECULATION = (
+    Definition(
+        "accept_length", "tokens/verify", "higher",
+        "Tokens that a request gets from one verify step, the bonus token included; prefills are excluded. "
+        "What was verified counts, also where a request's end then cut it; verifies of requests that had "
+        "ended before do not.",
+        "accepted tokens / verifies of requests", _REQUESTS,
+    ),
+    Definition(
+        "position_acceptance", "ratio", "higher",
+        "Share of a request's verifies in which the draft at that position was accepted, and with it all "
+        "before it: position_acceptance.1 is the first draft behind the bonus token.",
+        "verifies with more than k tokens / verifies of requests", _REQUESTS,
+    ),
+)  # fmt: skip
+
 _COUNTERS = (
     Definition(
         "h2d", "copies/step", "lower",
@@ -279,17 +295,19 @@ _PARTS = (
     ),
 )  # fmt: skip
 
-_TABLE = (*_THROUGHPUT, *_LATENCY, _FORWARD, *_WAITING, *_USAGE, *_COUNTERS, *_PARTS)
+_TABLE = (*_THROUGHPUT, *_LATENCY, _FORWARD, *_WAITING, *_USAGE, *_SPECULATION, *_COUNTERS, *_PARTS)
 
-KINDS = ("prefill", "decode", "mixed", "idle", "verify", "draft", "prebuilt")  # of steps
+KINDS = ("prefill", "decode", "mixed", "idle", "verify", "draft", "draft_extend", "prebuilt")  # of steps
 PERCENTILES = ("p50", "p90", "p95", "p99")
 _BY_KIND = ("forward_ms",)
+_BY_POSITION = ("position_acceptance",)
 
 DEFINITIONS: Mapping[str, Definition] = MappingProxyType({entry.name: entry for entry in _TABLE})
 
 
 def definition(metric: str) -> Definition:
-    """Of a metric, or of the metric that one of its kinds or percentiles belongs to (``forward_ms.decode.p99``).
+    """Of a metric, or of the metric that one of its kinds, positions or percentiles belongs to
+    (``forward_ms.decode.p99``).
 
     Raises KeyError if there is none.
     """
@@ -298,6 +316,8 @@ def definition(metric: str) -> Definition:
     name, *rest = metric.split(".")
     entry = DEFINITIONS[name]
     if rest and name in _BY_KIND and rest[0] in KINDS:
+        rest = rest[1:]
+    if rest and name in _BY_POSITION and rest[0].isdecimal() and rest[0] != "0":
         rest = rest[1:]
     if rest and entry.unit == "ms" and rest[0] in PERCENTILES:
         rest = rest[1:]

@@ -10,11 +10,13 @@ from datetime import UTC, datetime
 from ..scenarios.combinations import overlaps
 from ..scenarios.schema import Scenario
 from ..scenarios.workload import Achieved, Lengths
+from ..sched.relay.draft_rows import DRAFT_SWITCHES
 from ..sched.relay.states import RelayChoice
 from ..sched.relay.switches import OVERLAPPED_ONLY
 from .budget import Breach, breaches, untested
 from .compose import Guard
 from .crash import broken_on_purpose
+from .draft import speculation
 from .environment import environment, tool
 from .hazards import hazards
 from .machine import Machine
@@ -95,9 +97,19 @@ def execute(
         )
 
 
-def _switches(relay: RelayChoice, *, overlap: bool) -> dict[str, str]:
-    """Those that the loop has: with a single stream there is nothing to order."""
-    return {name: value for name, value in relay.switches.items() if overlap or name not in OVERLAPPED_ONLY}
+def _switches(relay: RelayChoice, scenario: Scenario) -> dict[str, str]:
+    """Those that the loop has: with a single stream there is nothing to order, without the overlapped worker none of
+    its own."""
+    absent = set() if overlaps(scenario) else set(OVERLAPPED_ONLY)
+    if speculation(scenario) != "v2":
+        absent |= DRAFT_SWITCHES.keys()
+    return {name: value for name, value in relay.switches.items() if name not in absent}
+
+
+def _acceptance(scenario: Scenario, done: Pass) -> str | None:
+    if speculation(scenario) is None:
+        return None
+    return "simulated" if done.simulated else "measured"
 
 
 def _run(options: Options, started: datetime, wall_s: float, done: Pass, machine: Machine) -> Run:
@@ -121,13 +133,13 @@ def _result(scenario: Scenario, relay: RelayChoice, machine: Machine, found: Mea
             **machine.environment,
             **({"passes": found.passes} if found.passes else {}),
         },
-        labels=machine.labels,
+        labels=machine.labels.model_copy(update={"acceptance": _acceptance(scenario, found.done)}),
         scenario=ScenarioPart(expanded=scenario.expanded(), sha256=scenario.sha256),
         workload=_workload(found.done.achieved),
         relay=RelayPart(
             state=relay.state.name,
-            policies=relay.policies(overlap=overlaps(scenario)),
-            switches=_switches(relay, overlap=overlaps(scenario)),
+            policies=relay.policies(overlap=overlaps(scenario), speculation=speculation(scenario)),
+            switches=_switches(relay, scenario),
             faults=tuple(fault.name for fault in relay.faults),
         ),
         hardware=machine.hardware,

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 from ..scenarios.combinations import overlaps
 from ..scenarios.problems import meant
+from ..sched.relay.draft_row import Speculation
 from ..sched.relay.faults import Fault, awaited_faults, faults
 from ..sched.relay.states import RelayChoice
+from .draft import speculation
 from .resolve import Resolved
 
 
@@ -21,12 +23,16 @@ def broken(resolved: Resolved, names: Sequence[str]) -> Resolved:
     in one of them."""
     wanted = [_fault(name) for name in dict.fromkeys(names)]
     overlap = overlaps(resolved.scenario)
-    return replace(resolved, relays=tuple(_with(relay, wanted, overlap=overlap) for relay in resolved.relays))
+    mode = speculation(resolved.scenario)
+    relays = tuple(_with(relay, wanted, overlap=overlap, mode=mode) for relay in resolved.relays)
+    return replace(resolved, relays=relays)
 
 
-def _with(relay: RelayChoice, wanted: Sequence[Fault], *, overlap: bool) -> RelayChoice:
+def _with(
+    relay: RelayChoice, wanted: Sequence[Fault], *, overlap: bool, mode: Speculation | None
+) -> RelayChoice:
     for fault in wanted:
-        relay = relay.broken_by(fault, overlap=overlap)
+        relay = relay.broken_by(fault, overlap=overlap, speculation=mode)
     return relay
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from .answers import Metrics, Parts
+from .draft import speculation_depth
 from .machine import Counting, Machine
 from .result import Abstained, Outputs, digest
 from .runner import Bench, Pass, Watch, nobody
@@ -22,7 +23,8 @@ class Measured(NamedTuple):
 def measured(bench: Bench, machine: Machine, watch: Watch, *, save_tokens: bool) -> Measured:
     """Run the scenario's workload; once more, traced, on a machine that counts only then."""
     done = bench.measure(watch)
-    parts = done.answers.finish(machine.names, exact=machine.exact, save_tokens=save_tokens)
+    drafts = speculation_depth(bench.scenario)
+    parts = done.answers.finish(machine.names, exact=machine.exact, drafts=drafts, save_tokens=save_tokens)
     outputs = outputs_of(done)
     if machine.traced is None:
         return Measured(done, parts, outputs, {})
@@ -44,6 +46,8 @@ def outputs_of(done: Pass) -> Outputs | Abstained:
     """What a damaged KV slot added up to enters the digest as one more token."""
     if done.cancelled:
         return Abstained(abstained="the run was interrupted")
+    if done.simulated:
+        return Abstained(abstained="drafts were accepted by lot, the tokens mean nothing")
     damage = done.damage
     return Outputs(
         digest=digest(

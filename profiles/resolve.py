@@ -15,6 +15,7 @@ from ..scenarios.schema import Model, Relay, Scenario
 from ..scenarios.workload import params
 from ..sched.model import checkpoint
 from ..sched.model.config import ModelConfig
+from ..sched.model.draft import read_draft_config
 from ..sched.model.grammar import GrammarCache, GrammarError
 from ..sched.model.presets import PRESETS
 from ..sched.relay.states import ALIASES, RelayChoice, choose, refusals, states, switches
@@ -30,6 +31,7 @@ T = TypeVar("T")
 class Resolved:
     scenario: Scenario
     model: ModelConfig
+    draft: ModelConfig | None  # of a scenario that speculates
     hardware: HardwareProfile
     relays: tuple[RelayChoice, ...]
 
@@ -38,6 +40,13 @@ class Resolved:
         """The directory that the weights come from; None for a preset."""
         path = self.scenario.model.path
         return None if path is None else self.scenario.source.locate(("model", "path"), path)
+
+    @property
+    def draft_checkpoint(self) -> Path | None:
+        """The directory that the draft's weights come from; None for one made of the target's first layer."""
+        path = self.scenario.engine.speculative.draft
+        key = ("engine", "speculative", "draft")
+        return None if path is None else self.scenario.source.locate(key, path)
 
 
 def ask(name: str, overrides: Sequence[str] = ()) -> Resolved:
@@ -63,6 +72,9 @@ def resolve(scenario: Scenario) -> Resolved:
     """Raises ScenarioError with every name that leads nowhere."""
     problems: list[Problem] = []
     model = _attempt(problems, scenario, _named(scenario.model), lambda: _model(scenario))
+    draft = _attempt(
+        problems, scenario, ("engine", "speculative", "draft"), lambda: model and _draft(scenario, model)
+    )
     hardware = _attempt(
         problems, scenario, ("device", "hardware"), lambda: hardware_profile(scenario.device.hardware)
     )
@@ -74,7 +86,7 @@ def resolve(scenario: Scenario) -> Resolved:
     if problems:
         raise ScenarioError(problems)
     assert model is not None and hardware is not None
-    return Resolved(scenario, model, hardware, tuple(map(_relay, scenario.relays)))
+    return Resolved(scenario, model, draft, hardware, tuple(map(_relay, scenario.relays)))
 
 
 def _attempt(problems: list[Problem], scenario: Scenario, path: KeyPath, find: Callable[[], T]) -> T | None:
@@ -100,7 +112,18 @@ def _model(scenario: Scenario) -> ModelConfig:
         found = PRESETS[wanted.preset]
     else:
         raise LookupError(unknown("preset", wanted.preset, sorted(PRESETS)))
+    if wanted.deeper_scale is not None:
+        found = replace(found, deeper_scale=wanted.deeper_scale)
     return found if wanted.dtype == "auto" else replace(found, dtype=getattr(torch, wanted.dtype))
+
+
+def _draft(scenario: Scenario, model: ModelConfig) -> ModelConfig | None:
+    spec = scenario.engine.speculative
+    if spec.algorithm == "none":
+        return None
+    if spec.draft is None:
+        return replace(model, num_layers=1)
+    return read_draft_config(scenario.source.locate(("engine", "speculative", "draft"), spec.draft), model)
 
 
 def _misnamed(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:

@@ -81,6 +81,7 @@ class Run(Part):
 class Labels(Part):
     emulated: bool
     profiled: bool = False
+    acceptance: Literal["measured", "simulated"] | None = None  # of drafts, where the run speculates
     host: Literal["modelled", "measured"]
 
 
@@ -298,6 +299,8 @@ class Result(Part):
     def document(self) -> dict[str, Any]:
         """Plain dicts, lists and scalars, as they stand in the file; what is absent is left out."""
         document: dict[str, Any] = self.model_dump(mode="json")
+        if self.labels.acceptance is None:
+            del document["labels"]["acceptance"]
         for request in document["requests"]:
             if request["token_ids"] is None:
                 del request["token_ids"]

@@ -90,6 +90,7 @@ class Pass:
     achieved: Achieved
     damage: dict[str, int]
     cancelled: bool
+    simulated: bool  # drafts were accepted by lot
     wall_s: float  # of the workload alone; nothing of the result but its speed depends on it
 
 
@@ -163,7 +164,10 @@ class Bench:
             wall_s = time.perf_counter() - begin
         self.machine.flush()
         damage = {} if audit is None else audit.damage
-        return Pass(answers, start, self.machine.clock.now(), workload.achieved, damage, cancelled, wall_s)
+        spec = self.scheduler.engine.config.speculative
+        simulated = spec is not None and spec.acceptance is not None
+        end = self.machine.clock.now()
+        return Pass(answers, start, end, workload.achieved, damage, cancelled, simulated, wall_s)
 
     def _settle_device(self) -> None:
         """What setting up and warming up did is nobody's step: wait for it, and have it delivered to nobody."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .combinations import Finding
-from .schema import Relay, Scenario
+from .schema import Relay, Scenario, SimulatedAcceptance, Speculative
 from .workload_schema import Abort, Distribution, Fixed, Grammar, Recorded, Workload
 
 
@@ -17,6 +17,7 @@ def findings(scenario: Scenario) -> Iterator[Finding]:
         yield ("engine", "relays"), "expected relay or relays, and not both"
     yield from _length("prompt_tokens", scenario.workload.prompt_tokens)
     yield from _length("output_tokens", scenario.workload.output_tokens)
+    yield from _speculative(scenario)
     yield from _grammar(scenario.workload.sampling.grammar)
     yield from _abort(scenario.workload.abort)
     yield from _drawn(scenario.workload) if scenario.workload.trace is None else _replayed(scenario.workload)
@@ -48,6 +49,33 @@ def _length(key: str, length: Distribution | None) -> Iterator[Finding]:
         return
     if length.min > length.max:
         yield ("workload", key, "min"), f"expected at most max, {length.max}, got {length.min}"
+
+
+def _speculative(scenario: Scenario) -> Iterator[Finding]:
+    spec, key = scenario.engine.speculative, ("engine", "speculative")
+    if spec.algorithm == "none":
+        for name in _changed(spec):
+            yield (*key, name), "means something only with an algorithm"
+        return
+    tokens, chain = spec.draft_tokens, spec.steps + 1
+    if spec.topk == 1 and tokens not in (None, chain):
+        yield (*key, "draft_tokens"), f"a chain of {spec.steps} steps has {chain}, got {tokens}"
+    most = chain if spec.topk == 1 else 1 + spec.topk + (spec.steps - 1) * spec.topk**2
+    if spec.topk > 1 and tokens is not None and not 2 <= tokens <= most:
+        yield (*key, "draft_tokens"), f"expected 2 to {most}, all that the tree has, got {tokens}"
+    if isinstance(spec.acceptance, SimulatedAcceptance):
+        if spec.acceptance.mean > chain:
+            yield (
+                (*key, "acceptance", "mean"),
+                f"expected at most steps + 1 = {chain}, got {spec.acceptance.mean:g}",
+            )
+    elif scenario.device.values == "none":
+        yield (*key, "acceptance"), "with values none nothing can be measured: expected {mean: ...}"
+
+
+def _changed(section: Speculative) -> list[str]:
+    default = Speculative()
+    return [name for name in Speculative.model_fields if getattr(section, name) != getattr(default, name)]
 
 
 def _grammar(grammar: Grammar | None) -> Iterator[Finding]:

@@ -44,6 +44,7 @@ MODES: dict[str, Mode] = {
     "draft trees": Mode(
         ("engine", "speculative", "topk"), lambda s: _speculates(s) and s.engine.speculative.topk > 1
     ),
+    "pages": Mode(("engine", "page_size"), lambda s: s.engine.page_size > 1),
     "hisparse": Mode(("engine", "hisparse"), lambda s: s.engine.hisparse.enabled),
     "pipeline": Mode(("engine", "pipeline"), lambda s: s.engine.pipeline.stages > 1),
     "disaggregation": Mode(("engine", "disaggregation"), lambda s: s.engine.disaggregation.mode != "none"),
@@ -60,6 +61,12 @@ RULES: tuple[Rule, ...] = (
     Rule("mixed chunk", "speculation", "refused", "upstream's verify steps cannot be mixed with a chunk"),
     Rule("overlap", "speculation v1", "refused", "the v1 worker runs in the serial loop"),
     Rule("draft trees", "speculation v2", "refused", "upstream's v2 accepts chains only: topk 1"),
+    Rule(
+        "draft trees",
+        "pages",
+        "refused",
+        "accepted branches would have to be moved within their pages, which this version does not do",
+    ),
     Rule("speculation v2", "grammar", "runs", "batches with a grammar are not overlapped"),
     Rule("hisparse", "radix cache", "refused", "hot buffers belong to one request, prefixes to many"),
     Rule(
@@ -82,7 +89,6 @@ RULES: tuple[Rule, ...] = (
 
 # Sections of modes that are not built: every key of them has to keep its default.
 UNAVAILABLE: dict[str, str] = {
-    "speculative": "speculative decoding",
     "pipeline": "pipeline stages",
     "disaggregation": "prefill and decode on different workers",
 }

@@ -17,7 +17,9 @@ from .fields import Count, Fraction, Limit, Positive, Rate, Requests, Section, S
 from .source import Source
 from .workload_schema import Workload
 
-Kind = Literal["prefill", "decode", "mixed", "idle", "verify", "draft", "prebuilt", "decode.steady"]
+Kind = Literal[
+    "prefill", "decode", "mixed", "idle", "verify", "draft", "draft_extend", "prebuilt", "decode.steady"
+]
 Stream = Literal["schedule", "forward", "copy", "staging", "backup"]
 Counter = Literal[
     "h2d",
@@ -38,12 +40,14 @@ Budget = dict[Kind, dict[Stream, dict[Counter, Count]]]
 
 
 class Model(Section):
-    """Exactly one of preset and path. ``path`` is a folder with a Hugging Face checkpoint."""
+    """Exactly one of preset and path. ``path`` is a folder with a Hugging Face checkpoint. ``deeper_scale``, of a
+    preset with seeded weights, is how much layers behind the first count: the less, the better a draft guesses."""
 
     preset: str | None = None
     path: str | None = None
     dtype: Literal["float32", "float64", "bfloat16", "float16", "auto"] = "auto"  # auto: the model's own
     seed: Seed = 0
+    deeper_scale: Annotated[float, Field(ge=0, le=1)] | None = None  # None: the preset's own
 
 
 class Device(Section):
@@ -70,18 +74,23 @@ def _state(value: Any) -> Any:
 
 
 class SimulatedAcceptance(Section):
-    """Draft tokens accepted by lot instead of by the model; ``mean`` counts the bonus token."""
+    """Draft tokens accepted by lot instead of by the model; ``mean`` counts the bonus token. A lot is each request's
+    own, or one for the whole batch as upstream draws it."""
 
     mean: Annotated[float, Field(ge=1)]
     method: Literal["match-expected", "multinomial"] = "match-expected"
+    per: Literal["request", "batch"] = "request"
 
 
 class Speculative(Section):
+    """``draft`` is a folder with a draft's checkpoint; without one the target's first layer drafts."""
+
     algorithm: Literal["none", "eagle"] = "none"
     mode: Literal["v1", "v2"] = "v2"
     steps: Positive = 3
     topk: Positive = 1
-    draft_tokens: Positive = 4
+    draft_tokens: Positive | None = None  # None: steps + 1, all that a chain has
+    draft: str | None = None
     acceptance: Literal["measured"] | SimulatedAcceptance = "measured"
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 import torch
 
 if TYPE_CHECKING:
-    from .request import Request
+    from .request import Request, Status
 
 
 class ForwardMode(Enum):
@@ -21,6 +21,9 @@ class ForwardMode(Enum):
     DECODE = "decode"
     MIXED = "mixed"
     IDLE = "idle"
+    TARGET_VERIFY = "target_verify"
+    DRAFT = "draft"
+    DRAFT_EXTEND = "draft_extend"
 
     @property
     def is_extend(self) -> bool:
@@ -52,9 +55,29 @@ class FutureIndices(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
+class DraftInput:
+    """What the next draft starts from (upstream ``EagleDraftInput``), one row per request.
+
+    Between two overlapped steps only ``future_indices`` is set, and with it, before #25879, the lengths and the event
+    behind which they may be read.
+    """
+
+    bonus_tokens: torch.Tensor | None = None  # [b] int64, the last accepted token: it has no KV yet
+    topk_p: torch.Tensor | None = None  # [b, topk] float32
+    topk_index: torch.Tensor | None = None  # [b, topk] int64, candidates for the position behind the bonus
+    hidden_states: torch.Tensor | None = None  # [b, hidden]
+    future_indices: FutureIndices | None = None
+    new_seq_lens: torch.Tensor | None = None  # [b] int64
+    verify_done: torch.Event | None = None
+
+
+@dataclass(slots=True, eq=False)
 class ForwardBatch:
     """One forward, as the model sees it. b = batch_size, T = num_tokens; requests' tokens lie one
     after the other. In decode every request has one token, T == b, and the extend fields are None.
+
+    ``branches`` is for trees, whose tokens stand each in a row of its own: b == T, ``seq_lens`` counts a token's
+    ancestors and itself, and position L + j of token t, L being its prefix, is slot ``branches[t, j]``.
     """
 
     mode: ForwardMode
@@ -70,6 +93,9 @@ class ForwardBatch:
     extend_prefix_lens: torch.Tensor | None = None  # [b] int32, tokens before those
     max_extend_len: int = 1
     sampling_info: RowState | None = None
+    capture_hidden: bool = False  # ModelOutput gets every token's hidden state
+    branches: torch.Tensor | None = None  # [T, depth] int64
+    branch_lens: torch.Tensor | None = None  # [T] int64, how many of them a token sees, its own slot included
 
 
 @dataclass(slots=True, eq=False)
@@ -100,6 +126,7 @@ class ScheduleBatch:
     extend_rows: torch.Tensor | None = None  # [2, b] int32, extend and prefix lengths
     out_cache_loc: torch.Tensor | None = None  # [T] int64
     sampling_info: RowState | None = None
+    spec_info: DraftInput | None = None
     prefix_lens: list[int] = field(default_factory=list)
     extend_lens: list[int] = field(default_factory=list)
     extend_num_tokens: int = 0
@@ -107,6 +134,7 @@ class ScheduleBatch:
     chunked_req: Request | None = None  # the request whose prompt continues in a later step
     batch_is_full: bool = False
     rows_changed: bool = False  # a request joined or left since the last launch
+    longest: int = 0  # host bound on the positions that a speculative step touches
     penalised: bool = False  # of a launched batch's record: some request has penalties
 
     @property
@@ -140,22 +168,37 @@ class ScheduleBatch:
 
 @dataclass(slots=True)
 class ModelOutput:
-    """logits [b, vocab] float32 of each request's last token. fingerprint [b] int64 only with values
-    none, where the next token follows from the KV tags instead of the logits."""
+    """logits [b, vocab] float32 of each request's last token, of every token in a verify. fingerprint [b] int64 only
+    with values none, where the next token follows from the KV tags instead of the logits."""
 
     logits: torch.Tensor
     fingerprint: torch.Tensor | None = None
+    hidden_states: torch.Tensor | None = None  # [T, hidden] of every token, where they were asked for
+
+
+class Taken(NamedTuple):
+    """What one request had of a serial verify."""
+
+    verified: int  # tokens that were accepted
+    kept: int  # of them, those that came before its end
+    ending: tuple[Status, str] | None
 
 
 @dataclass(slots=True, eq=False)
 class StepResult:
     """What one launch leaves behind for the settling one iteration later."""
 
-    next_token_ids: torch.Tensor | None  # [b] int64 on the device; None while sampling is delayed
+    # [b] int64 on the device, [b · draft_tokens] of a verify; None while sampling is delayed
+    next_token_ids: torch.Tensor | None
     future_indices: FutureIndices | None = None  # where the relay keeps them
     next_token_ids_cpu: torch.Tensor | None = None  # pinned, readable after copy_done
     next_token_logprobs: torch.Tensor | None = None  # [b] float32 on the device
     next_token_logprobs_cpu: torch.Tensor | None = None
     copy_done: torch.Event | None = None
+    accept_lens: torch.Tensor | None = None  # [b] int32 on the device, of an overlapped verify
+    accept_lens_cpu: torch.Tensor | None = None
+    draft_tokens: int = 0  # of that verify, per request: where the next one's tokens begin
+    next_draft_input: DraftInput | None = None
+    taken: list[Taken] | None = None  # of a serial verify, whose requests have had their tokens
     delay_sample_func: Callable[[], None] | None = None
     extra_keep_alive_refs: list[object] = field(default_factory=list)

@@ -71,6 +71,56 @@ class HiSparseConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SimulatedAcceptance:
+    """Draft tokens accepted by lot instead of by the model, so that two variants do the same work.
+
+    ``mean`` counts the bonus token. ``match-expected`` draws between the mean's neighbours, ``multinomial`` rounds a
+    normal of deviation 1; both stay within what a verify can accept. ``per``: a lot for each verify of each request,
+    or one for the whole batch of a step, as upstream draws it.
+    """
+
+    mean: float
+    method: Literal["match-expected", "multinomial"] = "match-expected"
+    per: Literal["request", "batch"] = "request"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """EAGLE: ``steps`` tokens deep, ``topk`` branches at each depth, ``draft_tokens`` of the tree verified, its root
+    (the last accepted token, called bonus) included. With ``topk`` 1 the tree is a chain: draft_tokens = steps + 1.
+
+    ``acceptance``: None is the target model's own verdict, and loses nothing.
+    """
+
+    mode: Literal["v1", "v2"]
+    steps: int
+    topk: int
+    draft_tokens: int
+    acceptance: SimulatedAcceptance | None = None
+
+    @property
+    def drafts(self) -> int:
+        """KV slots per request that drafting writes."""
+        return self.steps * self.topk
+
+    @property
+    def most_accepted(self) -> int:
+        """Tokens that one verify can yield, the next bonus included."""
+        return self.steps + 1
+
+    @property
+    def alloc_len(self) -> int:
+        """Slots per request that one step writes at most (upstream ``get_alloc_len_per_decode``)."""
+        return max(self.drafts, self.draft_tokens)
+
+    @property
+    def overhang(self) -> int:
+        """Positions behind a request's last token that may be written to: v2 allocates two steps ahead, and its
+        lengths are known a step late."""
+        return 3 * self.alloc_len
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the scheduler decides by. Token counts unless named otherwise."""
 
@@ -92,6 +142,7 @@ class EngineConfig:
     vocab_size: int = 32000
     eos_token_ids: tuple[int, ...] = ()
     seed: int = 0
+    speculative: SpeculativeConfig | None = None
     hisparse: HiSparseConfig | None = None
 
     @property

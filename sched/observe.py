@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .request import Request
 
 Category = Literal["schedule", "forward", "copy"]
-StepKind = Literal["prefill", "decode", "mixed", "idle", "verify", "draft", "prebuilt"]
+StepKind = Literal["prefill", "decode", "mixed", "idle", "verify", "draft", "draft_extend", "prebuilt"]
 
 # Range names and their category. A relay policy may open a range of its own name.
 RANGES: dict[str, Category] = {
@@ -23,10 +23,14 @@ RANGES: dict[str, Category] = {
     "admit": "schedule",
     "prepare": "schedule",
     "settle": "schedule",
+    "lengths": "schedule",
     "flatten": "schedule",
     "flatten_numpy": "schedule",
     "resolve": "forward",
     "model": "forward",
+    "draft": "forward",
+    "verify": "forward",
+    "draft_extend": "forward",
     "sample": "forward",
     "publish": "forward",
     "copy": "copy",
@@ -60,6 +64,9 @@ class Observer(Protocol):
     def tokens(self, request: Request, count: int) -> None:
         """``count`` new tokens of ``request`` have just become known to the host."""
 
+    def verified(self, request: Request, accepted: int) -> None:
+        """A verify step has given ``request`` ``accepted`` tokens, the bonus included; an ending may cut them."""
+
     def ending(self, request: Request) -> None:
         """``request`` has its last token; its KV has not been released yet."""
 
@@ -87,6 +94,8 @@ class Silence:
     def settled(self, info: StepInfo) -> None: ...
 
     def tokens(self, request: Request, count: int) -> None: ...
+
+    def verified(self, request: Request, accepted: int) -> None: ...
 
     def ending(self, request: Request) -> None: ...
 

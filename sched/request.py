@@ -68,6 +68,7 @@ class Request:
     extend_input_len: int = 0
     inflight_middle_chunks: int = 0
     retraction_count: int = 0
+    verify_ct: int = 0  # verifies whose tokens are known to the host
     to_finish: str = ""  # a deferred abort's reason
     grammar: Any = None
 

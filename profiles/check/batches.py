@@ -35,23 +35,43 @@ def row_counts(batch: ScheduleBatch, name: str) -> Iterator[Violation]:
         yield Violation("a row for each request", next(iter(odd)), text, batch.step)
 
 
-def mirrors(batch: ScheduleBatch, name: str, peek: Peek, *, lengths: bool) -> Iterator[Violation]:
+def mirrors(
+    batch: ScheduleBatch, name: str, peek: Peek, *, lengths: bool, settled: bool = True
+) -> Iterator[Violation]:
     """Device values against their mirrors on the host, and those against what the requests themselves say. ``lengths``:
-    the device's lengths are lengths just now."""
+    the device's lengths are lengths just now; ``settled``: the host's are those of the requests."""
     if batch.is_empty or any(True for _ in row_counts(batch, name)):
         return
     rows, lens = batch.req_pool_indices_cpu, batch.seq_lens_cpu
-    if rows is None or lens is None:
-        field = "req_pool_indices_cpu" if rows is None else "seq_lens_cpu"
+    if rows is None:
+        field = "req_pool_indices_cpu"
         yield Violation("mirrors equal device values", field, f"{name} has no {field}", batch.step)
         return
     yield from _apart(batch, name, "req_pool_indices", rows, peek)
-    if lengths:
+    for req, row in _running(batch, rows):
+        yield from _untrue(batch, name, req, "req_pool_indices_cpu", row, req.req_pool_idx)
+    if lens is not None and lengths:
         yield from _apart(batch, name, "seq_lens", lens, peek)
-    for req, row, length in zip(batch.reqs, rows.tolist(), lens.tolist(), strict=True):
-        if req.status is Status.RUNNING:
-            yield from _untrue(batch, name, req, "req_pool_indices_cpu", row, req.req_pool_idx)
+    if lens is not None and settled:
+        for req, length in _running(batch, lens):
             yield from _untrue(batch, name, req, "seq_lens_cpu", length, req.kv_committed_len)
+
+
+def untouched(batch: ScheduleBatch, before: torch.Tensor | None) -> Iterator[Violation]:
+    """After a speculative forward: the batch is what it was, and a prompt that was uploaded is no longer staged."""
+    after = batch.seq_lens_cpu
+    if before is not None and after is not None and not torch.equal(before, after):
+        text = f"the forward of step {batch.step} left lengths {after.tolist()} of {before.tolist()}"
+        yield Violation("a forward leaves its batch's lengths alone", "seq_lens_cpu", text, batch.step)
+    if batch.prefill_input_ids_cpu is not None:
+        text = f"after the forward of step {batch.step} its batch has {len(batch.prefill_input_ids_cpu)} staged ids"
+        yield Violation("a staged prompt is uploaded once", "prefill_input_ids_cpu", text, batch.step)
+
+
+def _running(batch: ScheduleBatch, rows: torch.Tensor) -> Iterator[tuple[Request, int]]:
+    for req, value in zip(batch.reqs, rows.tolist(), strict=True):
+        if req.status is Status.RUNNING:
+            yield req, value
 
 
 def _apart(

@@ -20,7 +20,7 @@ from ...sched.relay.desk import Desk
 from ...sched.relay.row import Row, Step
 from ...sched.request import Request
 from ..machine import Machine
-from .batches import Peek, keeps_lengths, mirrors, row_counts
+from .batches import Peek, keeps_lengths, mirrors, row_counts, untouched
 from .forwards import Forward, Token, violations
 from .violations import Violation, Violations
 
@@ -46,9 +46,20 @@ class Invariants:
             desk: Desk, resolve: Step, read_tables: Step, batch: ScheduleBatch
         ) -> AbstractContextManager[None]:
             self._launching = batch, desk
-            return row.isolate(desk, resolve, read_tables, batch)
+            return self._left_alone(row.isolate(desk, resolve, read_tables, batch), batch, desk)
 
         return replace(row, isolate=isolate)
+
+    @contextmanager
+    def _left_alone(
+        self, isolation: AbstractContextManager[None], batch: ScheduleBatch, desk: Desk
+    ) -> Iterator[None]:
+        before = batch.seq_lens_cpu
+        with isolation:
+            yield
+        spec = desk.config.speculative
+        if spec is not None and spec.mode == "v2":
+            self._found.add(untouched(batch, before))
 
     def runner(self, runner: Runner) -> Runner:
         """The same model, which shows what it is given."""
@@ -110,9 +121,13 @@ class _Listener(Silence):
         batches = {"running": running}
         if last is not None and last is not running and last.forward_mode.is_extend:
             batches["prefilled"] = last
+        spec = self._scheduler.engine.config.speculative
+        # The overlapped worker's batch has the lengths of its last verify, or sentinels.
+        settled = spec is None or spec.mode == "v1"
+        lengths = self._lengths and settled
         for name, batch in batches.items():
             self._found.add(row_counts(batch, _named(name, batch)))
-            self._found.add(mirrors(batch, _named(name, batch), self.peek, lengths=self._lengths))
+            self._found.add(mirrors(batch, _named(name, batch), self.peek, lengths=lengths, settled=settled))
         self._found.add(self._memory())
 
     def _memory(self) -> Iterator[Violation]:

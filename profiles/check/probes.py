@@ -60,4 +60,14 @@ def probe(fault: Fault, *, state: str | None = None, loop: str | None = None) ->
     scenario, overrides = _WHERE.get(fault.name, (MIXING, ()))
     relay = f"engine.relay={state or fault.states[0]}"
     overlap = f"engine.overlap={str((loop or fault.loops[0]) == 'overlapped').lower()}"
-    return Probe(fault, scenario, (relay, overlap, *overrides))
+    return Probe(fault, scenario, (relay, overlap, *_speculating(fault), *overrides))
+
+
+def _speculating(fault: Fault) -> tuple[str, ...]:
+    if fault.speculation is None:
+        return ()
+    return (
+        "model.preset=tiny-llama-eagle",
+        "engine.mixed_chunk=false",
+        f"engine.speculative={{algorithm: eagle, mode: {fault.speculation}}}",
+    )

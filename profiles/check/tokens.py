@@ -1,4 +1,5 @@
-"""Tokens against a plainer way to the same ones: the serial loop of ``latest``, without cache, mixing or chunks."""
+"""Tokens against a plainer way to the same ones: the serial loop of ``latest``, without cache, mixing or
+speculation."""
 
 from __future__ import annotations
 
@@ -7,10 +8,11 @@ from dataclasses import replace
 from itertools import islice
 
 from ...scenarios.combinations import overlaps
-from ...scenarios.schema import HiSparse, Scenario
+from ...scenarios.schema import HiSparse, Scenario, Speculative
 from ...scenarios.workload import params
 from ...sched.relay.states import RelayChoice, choose
 from ..crash import Crash
+from ..draft import speculation
 from ..execute import Options
 from ..judge.divergence import token_differences
 from ..resolve import Resolved
@@ -29,7 +31,9 @@ def check_tokens(resolved: Resolved, relay: RelayChoice, result: Result, referen
     if isinstance(result.outputs, Abstained):
         return skipped(NAME, result.outputs.abstained)
     if not promised(resolved, relay):
-        return skipped(NAME, "upstream's penalties lag a token under overlap: equal tokens are not promised")
+        return skipped(
+            NAME, "upstream's penalties lag under overlap and speculation: equal tokens are not promised"
+        )
     return judged(NAME, list(differences(result, reference)), about=f"as in {_words(resolved)}")
 
 
@@ -47,7 +51,8 @@ def promised(resolved: Resolved, relay: RelayChoice) -> bool:
     """Whether this relay promises the tokens that every other way gives."""
     sampling = params(resolved.scenario.workload.sampling, max_new_tokens=1)
     exact = relay.switches["penalties"] == "exact"
-    return exact or not sampling.penalised or not overlaps(resolved.scenario)
+    plain = not overlaps(resolved.scenario) and speculation(resolved.scenario) is None
+    return exact or not sampling.penalised or plain
 
 
 def differences(found: Result, expected: Result) -> Iterator[Evidence]:
@@ -83,17 +88,18 @@ def _plain(scenario: Scenario) -> Scenario:
         "mixed_chunk": False,
         "policy": "fcfs",
         "hisparse": HiSparse(),
+        "speculative": Speculative(),
     }
     return scenario.model_copy(update={"engine": scenario.engine.model_copy(update=changes)})
 
 
 def _words(resolved: Resolved) -> str:
     count = resolved.scenario.workload.requests
-    plain = (
-        "cache, mixing and KV on the host"
-        if resolved.scenario.engine.hisparse.enabled
-        else "cache and mixing"
-    )
+    engine = resolved.scenario.engine
+    parts = ["cache", "mixing"]
+    parts += ["KV on the host"] if engine.hisparse.enabled else []
+    parts += ["speculation"] if engine.speculative.algorithm != "none" else []
+    plain = f"{', '.join(parts[:-1])} and {parts[-1]}"
     return f"the serial loop of latest without {plain}, for {count} requests"
 
 

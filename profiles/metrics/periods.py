@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from ...sched.observe import Clock, Observer, Silence, StepInfo
 from .distribution import Distribution
+from .steps import PARTS
 from .waiting import SLEEP
 
 NO_STEP = -1
@@ -40,7 +41,9 @@ class StepPeriods(Silence):
             self._last = None
         return nullcontext()
 
-    def launched(self, info: StepInfo) -> None:  # noqa: ARG002
+    def launched(self, info: StepInfo) -> None:
+        if info.kind in PARTS:
+            return
         now = self._clock.now()
         if self._last is not None:
             self.periods.add(now - self._last)

@@ -9,6 +9,8 @@ from ...sched.observe import StepInfo
 from ..timeline import Window
 
 STEADY = ".steady"
+# Kinds of steps that are launched together with one of another kind: no iterations of their own.
+PARTS = frozenset(("draft", "draft_extend"))
 OUTSIDE = "none"  # kind of what belongs to no launched step
 
 

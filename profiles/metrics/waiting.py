@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from ..timeline import Call, Op, Range, Wait, Window
 from .distribution import Distribution
 from .intervals import Track, Union, covered
-from .steps import OUTSIDE, StepGate
+from .steps import OUTSIDE, PARTS, StepGate
 
 SLEEP: Final = "sleep"  # range that is open while the scheduler has nothing to do until a known instant
 LAG: Final = 4
@@ -33,7 +33,7 @@ LAG: Final = 4
 class Waiting(NamedTuple):
     """Totals in ns over the forward window: first to last forward kernel of the run."""
 
-    steps: int = 0  # that ran forward kernels
+    steps: int = 0  # that ran forward kernels; a verify's drafts are no steps of the loop
     window: int = 0
     forward: int = 0  # union of step spans
     inside: int = 0  # of it, without a forward kernel
@@ -168,7 +168,7 @@ class WaitingSink:
         if span.end > start:
             self._totals["forward"] += span.end - start
             self._cursor = span.end
-        self._totals["steps"] += 1
+        self._totals["steps"] += kind not in PARTS
         self.forwards[kind].add(span.end - span.start)
         self._forget()
 

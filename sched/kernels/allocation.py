@@ -21,7 +21,7 @@ def _each(values: torch.Tensor, lens: torch.Tensor, total: int) -> torch.Tensor:
     return torch.repeat_interleave(values, lens, output_size=total)
 
 
-def _runs(first: torch.Tensor, lens: torch.Tensor, total: int) -> torch.Tensor:
+def runs(first: torch.Tensor, lens: torch.Tensor, total: int) -> torch.Tensor:
     """``first[i]``, ``first[i] + 1``, ... ``lens[i]`` long, for one i after the other: [total] int64."""
     begin = torch.cumsum(lens, 0) - lens
     return _each(first - begin, lens, total) + torch.arange(total, device=lens.device)
@@ -73,10 +73,10 @@ def alloc_extend_slots(
             |-- last_loc + 1 ... --|-- page --|-- page --|-- pa...  |
     """
     lens = seq_lens - prefix_lens
-    old = _runs(last_loc + 1, lens, num_tokens)
+    old = runs(last_loc + 1, lens, num_tokens)
     if free_pages.shape[0] == 0:
         return old
-    position = _runs(prefix_lens, lens, num_tokens)
+    position = runs(prefix_lens, lens, num_tokens)
     page = position // page_size
     held = _ceil_div(prefix_lens, page_size)
     opened = _ceil_div(seq_lens, page_size) - held
@@ -120,7 +120,7 @@ def alloc_decode_slots(
 
 def write_runs(table: torch.Tensor, first: torch.Tensor, lens: torch.Tensor, slots: torch.Tensor) -> None:
     """Write ``slots`` to the flat ``table``: ``lens[i]`` of them from ``first[i]`` on."""
-    table.scatter_(0, _runs(first, lens, slots.shape[0]), slots.to(table.dtype))
+    table.scatter_(0, runs(first, lens, slots.shape[0]), slots.to(table.dtype))
 
 
 class _WriteIndices(NamedTuple):

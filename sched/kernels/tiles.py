@@ -34,6 +34,20 @@ class Pages(NamedTuple):
     v_cache: torch.Tensor  # [slots, kv_heads, d]
     req_to_token: torch.Tensor  # [rows, context] int32, slot of each position
     rows: torch.Tensor  # [b], the requests' rows in req_to_token
+    branches: Branches | None = None
+
+
+class Branches(NamedTuple):
+    """The end of each request that is no part of its row: a branch of a tree."""
+
+    starts: torch.Tensor  # [b], the first position that is looked up here
+    slots: torch.Tensor  # [b, depth] int64
+
+    def of(self, slots: torch.Tensor, request: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        """``slots`` [M, 64] of the positions ``seen``, corrected; ``request`` [M] are places in the batch."""
+        nth = seen - self.starts[request].unsqueeze(1)
+        mine = self.slots[request].gather(1, nth.clamp(0, self.slots.shape[1] - 1))
+        return torch.where(nth >= 0, mine.to(slots.dtype), slots)
 
 
 class Bounds(NamedTuple):
@@ -198,7 +212,10 @@ def _attend(
     seen = (block * BLOCK).unsqueeze(1) + torch.arange(BLOCK, device=block.device)
     last = tiles.positions.amax(1)[tile].unsqueeze(1)
     row = pages.rows[tiles.request[tile]].unsqueeze(1)
-    slots = pages.req_to_token[row, seen.clamp(max=context - 1)].where(seen <= last, 0)
+    slots = pages.req_to_token[row, seen.clamp(max=context - 1)]
+    if pages.branches is not None:
+        slots = pages.branches.of(slots, tiles.request[tile], seen)
+    slots = slots.where(seen <= last, 0)
     positions = tiles.positions.repeat_interleave(group, dim=1)[tile]
     queries = _queries(q, tiles.tokens, kv_heads=kv_heads, scale=scale)[tile]
     partials = _partials(queries, positions, slots, seen, pages, scratch)

@@ -16,6 +16,7 @@ from ..memory.slots import ReqToTokenPool
 from ..memory.tokens import KVAllocator
 from ..observe import Clock, Observer
 from ..relay.row import Relay
+from ..speculate.worker import Worker
 
 if TYPE_CHECKING:
     from ..model.sampler import TokenScores
@@ -66,6 +67,7 @@ class Engine:
     source: Source
     clock: Clock
     observer: Observer
+    worker: Worker | None = None  # that speculates
 
     @property
     def streams(self) -> Any:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..request import Request
 
 
-class _Sampled(NamedTuple):
+class Sampled(NamedTuple):
     token_ids: torch.Tensor  # [b] int64
     logprobs: torch.Tensor | None  # [b] float32, where a request asked for them
 
@@ -130,10 +130,19 @@ def _extend_rows(engine: Engine, batch: ScheduleBatch) -> tuple[torch.Tensor, to
     return extend_lens, prefix_lens
 
 
+def sample_forward(engine: Engine, batch: ScheduleBatch, output: ModelOutput) -> Sampled:
+    """The tokens behind a forward's ``output``, sampled at once."""
+    return _sample(engine, _sampling(batch, output))
+
+
 def _forward(engine: Engine, batch: ScheduleBatch) -> _Sampling:
     engine.tier.before_forward(batch)
     with engine.observer.range("model", batch.step, batch.num_tokens):
         output = engine.runner.forward(make_forward_batch(engine, batch))
+    return _sampling(batch, output)
+
+
+def _sampling(batch: ScheduleBatch, output: ModelOutput) -> _Sampling:
     assert batch.seq_lens is not None
     return _Sampling(
         step=batch.step,
@@ -144,7 +153,7 @@ def _forward(engine: Engine, batch: ScheduleBatch) -> _Sampling:
     )
 
 
-def _sample(engine: Engine, sampling: _Sampling) -> _Sampled:
+def _sample(engine: Engine, sampling: _Sampling) -> Sampled:
     with engine.observer.range("sample", sampling.step, len(sampling.reqs)):
         sampling.info.update_vocab_mask()
         token_ids = engine.sampler.sample(sampling.output, sampling.info, sampling.seq_lens)
@@ -154,10 +163,10 @@ def _sample(engine: Engine, sampling: _Sampling) -> _Sampled:
                 sampling.output, sampling.info, sampling.seq_lens, token_ids
             ).logprobs
         engine.relay.penalty_tokens.after_sampling(sampling.info, token_ids)
-    return _Sampled(token_ids, logprobs)
+    return Sampled(token_ids, logprobs)
 
 
-def _hand_on(engine: Engine, sampled: _Sampled, result: StepResult) -> None:
+def _hand_on(engine: Engine, sampled: Sampled, result: StepResult) -> None:
     """Leave the tokens for the next step on the device and start their way to the host."""
     assert result.future_indices is not None
     engine.relay.stash(result.future_indices, sampled.token_ids)

@@ -14,12 +14,14 @@ from collections import deque
 from ..batch import ScheduleBatch, StepResult
 from .launch import launch_delayed_sample, launch_overlapped
 from .scheduler import Scheduler
+from .speculative import awaits_grammar, launch_drafts_overlapped
 
 
 def run_overlapped(scheduler: Scheduler) -> None:
     """Run until every request of the source has ended."""
     engine = scheduler.engine
     streams = engine.streams
+    launch = launch_overlapped if engine.worker is None else launch_drafts_overlapped
     results: deque[tuple[ScheduleBatch, StepResult]] = deque()
     with streams.on(streams.schedule):
         while True:
@@ -27,8 +29,10 @@ def run_overlapped(scheduler: Scheduler) -> None:
             with engine.observer.range("barrier", scheduler.next_step, scheduler.running_batch.batch_size):
                 engine.relay.barrier()
             batch = scheduler.get_next_batch_to_run()
+            if batch is not None and results and awaits_grammar(batch):
+                scheduler.settle(*results.popleft())
             if batch is not None:
-                result = launch_overlapped(engine, batch)
+                result = launch(engine, batch)
                 results.append((scheduler.launched(batch), result))
             if len(results) > (batch is not None):
                 scheduler.settle(*results.popleft())

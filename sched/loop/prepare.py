@@ -13,6 +13,7 @@ from ..batch import ForwardMode, ScheduleBatch
 from ..model.sampling_info import SamplingInfo
 from ..request import Request, Status
 from . import fused, split
+from .ahead import prepare_ahead
 from .engine import Engine
 
 _PLACE_PROMPTS = {"split": split.place_prompts, "fused": fused.place_prompts}
@@ -71,11 +72,24 @@ def prepare_for_decode(engine: Engine, batch: ScheduleBatch, step: int) -> None:
     relay = engine.relay
     relay.penalty_tokens.before_decode(batch, sampling_of(batch))
     relay.prepare_input(batch)
+    spec = engine.config.speculative
+    if spec is not None:
+        _PREPARE_DRAFTS[spec.mode](engine, batch)
+        return
     _PLACE_TOKENS[relay.preparation](engine, batch)
     engine.tier.place_tokens(batch, relay)
     for req in batch.reqs:
         req.kv_committed_len += 1
         req.kv_allocated_len += 1
+
+
+def _prepare_v1(engine: Engine, batch: ScheduleBatch) -> None:
+    """The serial worker takes its slots itself."""
+    assert engine.config.speculative is not None
+    batch.longest = max(req.kv_committed_len for req in batch.reqs) + engine.config.speculative.alloc_len
+
+
+_PREPARE_DRAFTS = {"v1": _prepare_v1, "v2": prepare_ahead}
 
 
 def mix_with_running(engine: Engine, prefill: ScheduleBatch, running: ScheduleBatch) -> None:
@@ -117,8 +131,13 @@ def filter_rows(
     rows = torch.tensor(keep, dtype=torch.int64, pin_memory=engine.pinned).to(
         engine.config.device, non_blocking=True
     )
+    before = batch.batch_size
     batch.reqs = [batch.reqs[i] for i in keep]
     engine.relay.penalty_tokens.before_rows_change(sampling_of(batch))
+    drafts = engine.relay.drafts
+    if drafts is not None:
+        drafts.rows_wait(batch)
+        drafts.filter(batch, rows, before)
     _index_rows(batch, rows, list(keep))
     engine.relay.filter(batch, rows)
     sampling_of(batch).filter(keep, rows)
@@ -131,6 +150,11 @@ def merge_rows(
     for info in (sampling_of(batch), sampling_of(other)):
         engine.relay.penalty_tokens.before_rows_change(info)
     sampling_of(batch).merge(sampling_of(other))
+    drafts = engine.relay.drafts
+    if drafts is not None:
+        drafts.rows_wait(batch)
+        drafts.rows_wait(other)
+        drafts.merge(batch, other)
     _append_rows(batch, other)
     if not keep_input:
         engine.relay.merge(batch, other)
@@ -148,16 +172,18 @@ def _enter(req: Request, now: int) -> None:
 
 def _index_rows(batch: ScheduleBatch, rows: torch.Tensor, keep: list[int]) -> None:
     assert batch.req_pool_indices is not None and batch.req_pool_indices_cpu is not None
-    assert batch.seq_lens is not None and batch.seq_lens_cpu is not None and batch.orig_seq_lens is not None
+    assert batch.seq_lens is not None and batch.orig_seq_lens is not None
     batch.req_pool_indices = batch.req_pool_indices[rows]
     batch.req_pool_indices_cpu = batch.req_pool_indices_cpu[keep]
     batch.seq_lens = batch.seq_lens[rows]
-    batch.seq_lens_cpu = batch.seq_lens_cpu[keep]
+    if batch.seq_lens_cpu is not None:  # speculation may do without
+        batch.seq_lens_cpu = batch.seq_lens_cpu[keep]
     batch.orig_seq_lens = batch.orig_seq_lens[rows]
     batch.out_cache_loc = None
 
 
 def _append_rows(batch: ScheduleBatch, other: ScheduleBatch) -> None:
     for name in ("req_pool_indices", "req_pool_indices_cpu", "seq_lens", "seq_lens_cpu", "orig_seq_lens"):
-        setattr(batch, name, torch.cat([getattr(batch, name), getattr(other, name)]))
+        sides = getattr(batch, name), getattr(other, name)
+        setattr(batch, name, None if any(side is None for side in sides) else torch.cat(sides))
     batch.out_cache_loc = None

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..admission.budget import Limits, PrefillBudget, PrefillPlan, Verdict, future_growth
+from ..admission.growth import next_step_tokens
 from ..admission.policy import WaitingOrder
-from ..admission.retraction import NewTokenRatio, new_pages, retraction_order
+from ..admission.retraction import NewTokenRatio, retraction_order
 from ..batch import ForwardMode, ScheduleBatch, StepResult
 from ..memory.allocation import evict_from_tree_cache
 from ..memory.release import release_kv_cache
 from ..model.grammar import GrammarError
 from ..observe import StepInfo, StepKind
 from ..request import Request, Status
+from ..speculate.steps import FIRST, STRIDE, draft_step, extend_step
 from .engine import Engine
 from .prepare import (
     filter_rows,
@@ -24,6 +26,7 @@ from .prepare import (
     sampling_of,
 )
 from .settle import close, finish, settle
+from .settle_drafts import settle_verify
 
 _KINDS: dict[ForwardMode, StepKind] = {
     ForwardMode.EXTEND: "prefill",
@@ -48,7 +51,9 @@ class Scheduler:
         self.running_batch = ScheduleBatch.empty()
         self.last_batch: ScheduleBatch | None = None
         self.chunked_req: Request | None = None
-        self.next_step = 0
+        # The next batch's number; under speculation the steps beside it have numbers of their own.
+        self._stride = 1 if config.speculative is None else STRIDE
+        self.next_step = 0 if config.speculative is None else FIRST
         self._chunk_launched = False
         self._ratio = NewTokenRatio(config.schedule_conservativeness)
         self._order = WaitingOrder(
@@ -97,14 +102,15 @@ class Scheduler:
     def _refusal(self, req: Request) -> str:
         config = self.engine.config
         prompt, output = len(req.origin_input_ids), req.sampling.max_new_tokens
+        spec, pool = config.speculative, self.engine.tier.size
+        drafts = 0 if spec is None else spec.overhang
+        what = f"{prompt} prompt + {output} new tokens" + (f" + {drafts} for drafts" if drafts else "")
         if prompt == 0:
             return "empty prompt"
-        if prompt + output > config.context_len:
-            return f"{prompt} prompt + {output} new tokens exceed the context length of {config.context_len}"
-        if prompt + output + config.page_size >= self.engine.tier.size:
-            return (
-                f"{prompt} prompt + {output} new tokens exceed the KV pool of {self.engine.tier.size} tokens"
-            )
+        if prompt + output + drafts > config.context_len:
+            return f"{what} exceed the context length of {config.context_len}"
+        if prompt + output + drafts + config.page_size >= pool:
+            return f"{what} exceed the KV pool of {pool} tokens"
         outside = [token for token in req.sampling.stop_token_ids if not 0 <= token < config.vocab_size]
         if outside:
             return f"stop token {outside[0]} is not in the vocabulary of {config.vocab_size}"
@@ -128,7 +134,7 @@ class Scheduler:
         if batch is None and not self.running_batch.is_empty:
             batch = self._next_decode_batch() or self._next_prefill_batch()
         if batch is not None:
-            self.next_step += 1
+            self.next_step += self._stride
             self.engine.observer.kv_usage(self._used_tokens())
         return batch
 
@@ -268,7 +274,7 @@ class Scheduler:
 
     def _decode_fits(self, reqs: Sequence[Request]) -> bool:
         engine = self.engine
-        needed = new_pages(reqs, engine.config.page_size) * engine.config.page_size
+        needed = next_step_tokens(reqs, engine.config)
         evict_from_tree_cache(engine.cache, needed)
         return engine.allocator.available_size() >= needed and engine.tier.fits(reqs)
 
@@ -278,7 +284,8 @@ class Scheduler:
         The prompt under way, and those on their way to decoding, go before the last decoding request: that one could
         otherwise never go on.
         """
-        kept = retraction_order(batch.reqs)
+        speculates = self.engine.config.speculative is not None  # then simply from the back, as upstream does
+        kept = list(range(batch.batch_size)) if speculates else retraction_order(batch.reqs)
         victims: list[Request] = []
         while len(kept) > 1:
             victims.append(self._release_for_retraction(batch.reqs[kept.pop()]))
@@ -297,7 +304,8 @@ class Scheduler:
 
     def _release_for_retraction(self, req: Request) -> Request:
         self.engine.tier.release(req)
-        release_kv_cache(req, self.engine.cache, is_insert=False)
+        speculative = self.engine.config.speculative is not None
+        release_kv_cache(req, self.engine.cache, is_insert=False, speculative=speculative)
         req.status = Status.WAITING
         req.retraction_count += 1
         req.inflight_middle_chunks = 0
@@ -318,14 +326,17 @@ class Scheduler:
         record = batch.copy()
         record.penalised = sampling_of(batch).penalised
         batch.rows_changed = False
-        self.engine.observer.launched(self._info(record, steady=False))
+        for info in self._infos(record, steady=False):
+            self.engine.observer.launched(info)
         return record
 
     def settle(self, batch: ScheduleBatch, result: StepResult) -> None:
         with self.engine.observer.range("settle", batch.step, batch.batch_size):
-            quiet = settle(self.engine, batch, result)
+            verified = self.engine.config.speculative is not None and batch.forward_mode.is_decode
+            quiet = (settle_verify if verified else settle)(self.engine, batch, result)
         steady = quiet and not batch.rows_changed and not batch.penalised
-        self.engine.observer.settled(self._info(batch, steady=steady))
+        for info in self._infos(batch, steady=steady):
+            self.engine.observer.settled(info)
 
     def rest(self) -> bool:
         """Nothing to run: sleep until the next arrival. Returns False when there will be none."""
@@ -341,9 +352,21 @@ class Scheduler:
         self.engine.clock.sleep_until(at)
         return True
 
-    @staticmethod
-    def _info(batch: ScheduleBatch, *, steady: bool) -> StepInfo:
-        return StepInfo(batch.step, _KINDS[batch.forward_mode], batch.batch_size, batch.num_tokens, steady)
+    def _infos(self, batch: ScheduleBatch, *, steady: bool) -> Sequence[StepInfo]:
+        """The batch as one step, or under speculation as several, in the order of their forwards."""
+        spec, size, tokens = self.engine.config.speculative, batch.batch_size, batch.num_tokens
+        if spec is None:
+            return [StepInfo(batch.step, _KINDS[batch.forward_mode], size, tokens, steady)]
+        extend = extend_step(batch.step)
+        if batch.forward_mode.is_extend:
+            prompt = StepInfo(batch.step, "prefill", size, tokens, steady)
+            return [prompt, StepInfo(extend, "draft_extend", size, tokens, steady)]
+        tokens = size * spec.draft_tokens
+        return [
+            StepInfo(draft_step(batch.step), "draft", size, size, steady),
+            StepInfo(batch.step, "verify", size, tokens, steady),
+            StepInfo(extend, "draft_extend", size, tokens, steady),
+        ]
 
     # ---- helpers -------------------------------------------------------------------------------------------
 
@@ -356,7 +379,7 @@ class Scheduler:
     def _limits(self) -> Limits:
         config, running = self.engine.config, self.running_batch.reqs
         mixed = len(running) if self._mixes else 0
-        reserve = new_pages(running, config.page_size) * config.page_size if self._mixes else 0
+        reserve = next_step_tokens(running, config) if self._mixes else 0
         return Limits(
             page_size=config.page_size,
             max_prefill_tokens=config.max_prefill_tokens,

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from .launch import launch_serial
 from .scheduler import Scheduler
+from .speculative import launch_drafts_serial
 
 
 def run_serial(scheduler: Scheduler) -> None:
     """Run until every request of the source has ended."""
     engine = scheduler.engine
     streams = engine.streams
+    launch = launch_serial if engine.worker is None else launch_drafts_serial
     with streams.on(streams.schedule):
         while True:
             scheduler.receive()
             batch = scheduler.get_next_batch_to_run()
             if batch is not None:
-                result = launch_serial(engine, batch)
+                result = launch(engine, batch)
                 scheduler.settle(scheduler.launched(batch), result)
             elif not scheduler.rest():
                 return

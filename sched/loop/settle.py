@@ -77,6 +77,12 @@ def _append(engine: Engine, req: Request, token: int) -> bool:
     return ending is not None
 
 
+def append_token(engine: Engine, req: Request, token: int) -> tuple[Status, str] | None:
+    """One more output token, of which nobody is told; how the request ends with it, if it does."""
+    req.output_ids.append(token)
+    return _ending(engine, req, token)
+
+
 def _ending(engine: Engine, req: Request, token: int) -> tuple[Status, str] | None:
     """How the request ends with ``token``, if it does."""
     sampling = req.sampling
@@ -99,8 +105,11 @@ def _ending(engine: Engine, req: Request, token: int) -> tuple[Status, str] | No
 def finish(engine: Engine, req: Request, status: Status, reason: str) -> None:
     """End a running request: its KV goes to the cache, its row back to the pool."""
     engine.observer.ending(req)
+    speculative = engine.config.speculative is not None
+    if speculative:  # a step that is under way has claimed the next token's slot
+        req.kv_committed_len = req.seqlen - 1
     engine.tier.release(req)
-    release_kv_cache(req, engine.cache)
+    release_kv_cache(req, engine.cache, speculative=speculative)
     close(engine, req, status, reason)
 
 

@@ -73,6 +73,36 @@ def alloc_for_decode(
     return _granted(cache, slots, num_reqs)
 
 
+def alloc_ahead(
+    cache: PrefixCache,
+    *,
+    req_pool_indices: torch.Tensor,
+    starts: torch.Tensor,
+    ends: torch.Tensor,
+    starts_cpu: torch.Tensor,
+    ends_cpu: torch.Tensor,
+) -> torch.Tensor:
+    """Slots int64 of the positions [start, end) of each request, one request after the other; all lengths are [b]."""
+    allocator, num_tokens = cache.token_to_kv_pool_allocator, int((ends_cpu - starts_cpu).sum())
+    if not isinstance(allocator, PagedAllocator):
+        return alloc_token_slots(cache, num_tokens)
+    evict_from_tree_cache(cache, pages_between(starts_cpu, ends_cpu, cache.page_size) * cache.page_size)
+    slots = allocator.alloc_extend(
+        prefix_lens_cpu=starts_cpu,
+        seq_lens_cpu=ends_cpu,
+        prefix_lens=starts,
+        seq_lens=ends,
+        last_loc=cache.req_to_token_pool.req_to_token[req_pool_indices, starts - 1].to(torch.int64),
+        extend_num_tokens=num_tokens,
+    )
+    return _granted(cache, slots, num_tokens)
+
+
+def pages_between(starts: torch.Tensor, ends: torch.Tensor, page_size: int) -> int:
+    """Pages that requests open as they grow from ``starts`` [b] to ``ends`` [b], on the host."""
+    return int((-(-ends // page_size) - (-(-starts // page_size))).sum())
+
+
 def claim_pages(cache: PrefixCache, num_pages: int) -> torch.Tensor:
     """Take pages whose slots a kernel is about to assign: the list of free ones, of which they are the first."""
     allocator = cache.token_to_kv_pool_allocator

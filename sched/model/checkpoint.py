@@ -59,17 +59,18 @@ def read_config(directory: Path, *, dtype: torch.dtype | None = None) -> ModelCo
 
 def load_weights(directory: Path, config: ModelConfig, *, device: torch.device) -> Weights:
     """The parameters of ``config`` from ``directory``, in its dtype, on ``device``."""
-    tensors = _Tensors(directory)
+    tensors = Tensors(directory)
 
     def source(name: str, shape: Shape) -> torch.Tensor:
         stored = shape if name == "embedding" else shape[::-1]  # the checkpoint has [outputs, inputs]
-        whole = tensors.joined(_parts_of(name), stored)
+        whole = tensors.joined(parts_of(name), stored)
         return (whole if name == "embedding" else whole.t()).to(config.dtype).contiguous().to(device)
 
     return collect(config, source, cos_sin_table(config).to(device))
 
 
-def _parts_of(name: str) -> tuple[str, ...]:
+def parts_of(name: str) -> tuple[str, ...]:
+    """The tensors of a checkpoint that our parameter is made of."""
     if name in _PARTS:
         return _PARTS[name]
     _, layer, kind = name.split(".")
@@ -95,7 +96,7 @@ def _regular(file: Path) -> Path:
     return file
 
 
-class _Tensors:
+class Tensors:
     """The tensors of a directory by name, wherever they lie. Files are opened when first needed."""
 
     def __init__(self, directory: Path) -> None:

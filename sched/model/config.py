@@ -53,6 +53,9 @@ class ModelConfig:
     tied_embeddings: bool = False
     indexer: Indexer | None = None
     eos_token_ids: tuple[int, ...] = ()
+    # Seeded weights only: what layers behind the first add to the residual stream is scaled by this, so that a draft
+    # made of the first layer can guess the model's tokens.
+    deeper_scale: float = 1.0
     dtype: torch.dtype = torch.float32
 
     @property

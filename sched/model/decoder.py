@@ -9,13 +9,14 @@ from typing import Protocol
 
 import torch
 
-from ..batch import ForwardBatch, ModelOutput
+from ..batch import ForwardBatch, ForwardMode, ModelOutput
 from ..kernels.activation import silu_and_mul
 from ..kernels.attention import attention
 from ..kernels.linear import linear
 from ..kernels.norm import add_rms_norm, rms_norm
 from ..kernels.rope import rope_and_store_kv
 from ..kernels.rows import embedding, last_tokens
+from ..kernels.tree_attention import tree_attention
 from ..memory.kv import KVPool
 from .config import ModelConfig
 from .sparse import SparseAttention
@@ -41,29 +42,41 @@ class Decoder:
         sparse: SparseAttention | None = None,
     ) -> None:
         self.config = config
-        self._weights = weights
+        self.weights = weights
         self._kv = kv
         self._req_to_token = req_to_token
         self._sparse = sparse
         self._logits_dtype = torch.float64 if config.dtype == torch.float64 else torch.float32
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
-        """logits [b, vocab] of each request's last token, float32 (float64 for a float64 model)."""
-        weights, eps = self._weights, self.config.rms_norm_eps
-        residual = embedding(batch.input_ids, weights.embedding)
+        """logits [b, vocab] of each request's last token, in a verify of every token: float32 (float64 for a
+        float64 model)."""
+        hidden = self.layers(embedding(batch.input_ids, self.weights.embedding), batch)
+        captured = hidden if batch.capture_hidden else None
+        if batch.extend_lens is not None and batch.mode is not ForwardMode.TARGET_VERIFY:
+            hidden = last_tokens(hidden, batch.extend_lens)
+        return ModelOutput(self.logits(hidden), hidden_states=captured)
+
+    def layers(self, residual: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """All layers on the residual stream [T, hidden], which is overwritten; the final norm of it is returned."""
+        weights, eps = self.weights, self.config.rms_norm_eps
         hidden = rms_norm(residual, weights.layers[0].input_norm, eps)
         for index, layer in enumerate(weights.layers):
             hidden = self._attention(hidden, layer, batch, index)
             hidden = add_rms_norm(hidden, residual, layer.post_norm, eps)
             hidden = self._feed_forward(hidden, layer)
             hidden = add_rms_norm(hidden, residual, self._next_norm(index), eps)
-        if batch.extend_lens is not None:
-            hidden = last_tokens(hidden, batch.extend_lens)
-        return ModelOutput(linear(hidden, weights.lm_head, None, self._logits_dtype))
+        normed: torch.Tensor = hidden
+        return normed
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, vocab] of hidden [n, hidden] behind the final norm."""
+        out: torch.Tensor = linear(hidden, self.weights.lm_head, None, self._logits_dtype)
+        return out
 
     def _next_norm(self, index: int) -> torch.Tensor:
-        layers = self._weights.layers
-        return layers[index + 1].input_norm if index + 1 < len(layers) else self._weights.norm
+        layers = self.weights.layers
+        return layers[index + 1].input_norm if index + 1 < len(layers) else self.weights.norm
 
     def _attention(
         self, hidden: torch.Tensor, layer: LayerWeights, batch: ForwardBatch, index: int
@@ -79,7 +92,7 @@ class Decoder:
         q = rope_and_store_kv(
             qkv,
             batch.positions,
-            self._weights.cos_sin,
+            self.weights.cos_sin,
             layer.q_norm,
             layer.k_norm,
             config.rms_norm_eps,
@@ -87,19 +100,19 @@ class Decoder:
             k_cache,
             v_cache,
         )
-        attended: torch.Tensor = attention(
-            q,
-            k_cache,
-            v_cache,
-            self._req_to_token,
-            batch.req_pool_indices,
-            batch.seq_lens,
-            batch.extend_lens,
-            config.head_dim**-0.5,
-            batch.max_seq_len,
-            batch.max_extend_len,
-        )
-        return attended
+        return self._attended(q, k_cache, v_cache, batch)
+
+    def _attended(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: ForwardBatch
+    ) -> torch.Tensor:
+        scale = self.config.head_dim**-0.5
+        pages = (q, k_cache, v_cache, self._req_to_token, batch.req_pool_indices, batch.seq_lens)
+        if batch.branches is None:
+            attended = attention(*pages, batch.extend_lens, scale, batch.max_seq_len, batch.max_extend_len)
+        else:
+            attended = tree_attention(*pages, batch.branches, batch.branch_lens, scale, batch.max_seq_len)
+        out: torch.Tensor = attended
+        return out
 
     def _feed_forward(self, hidden: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
         return self._linear(silu_and_mul(self._linear(hidden, layer.gate_up)), layer.down)

@@ -32,6 +32,12 @@ class AccumulatedPenalties(NamedTuple):
         if self.scaling is not None:
             scale_repeated(logits, self.scaling)
 
+    def repeated(self, each: int) -> AccumulatedPenalties:
+        """The same penalties for ``each`` drafts of a request, which do not see one another: [b · each, vocab]."""
+        return AccumulatedPenalties(
+            *(part if part is None else part.repeat_interleave(each, 0) for part in self)
+        )
+
 
 @dataclass(slots=True)
 class PenalizerOrchestrator:
@@ -121,6 +127,18 @@ class PenalizerOrchestrator:
         """Penalizers of its own over the same tensors: counted tokens reach both, filter and merge one."""
         penalizers = {rule: copy(penalizer) for rule, penalizer in self.penalizers.items()}
         return type(self)(self.config, self.params, self.how, self.exact, penalizers)
+
+    def along(self, paths: torch.Tensor) -> Self:
+        """Penalizers for several drafts per request, each with its own history: see ``Penalizer.along``."""
+        each = paths.shape[0] // len(self.params)
+        params = tuple(one for one in self.params for _ in range(each))
+        penalizers = {rule: penalizer.along(paths) for rule, penalizer in self.penalizers.items()}
+        return type(self)(self.config, params, self.how, self.exact, penalizers)
+
+    def count_accepted(self, accepted: torch.Tensor) -> None:
+        """Count several tokens per request: see ``Penalizer.count``."""
+        for penalizer in self.penalizers.values():
+            penalizer.count(accepted)
 
     def _needed(self) -> set[PenaltyRule]:
         return {rule for rule in RULES if any(map(rule.needed, self.params))}

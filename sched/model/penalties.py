@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ..config import EngineConfig, SamplingParams
+from ..kernels.history import along_paths, count_accepted
 from ..kernels.sampling import scale_repeated, withhold_stops
 
 Arrays = list[np.ndarray[Any, Any]]
@@ -55,6 +56,13 @@ class Penalizer(Protocol):
     def filter(self, keep: torch.Tensor) -> None: ...
 
     def merge(self, other: Any) -> None: ...
+
+    def along(self, paths: torch.Tensor) -> Penalizer:
+        """This penalizer with a row for each of several drafts per request, whose own history is ``paths`` [b · d,
+        depth] int64, -1 behind the last token."""
+
+    def count(self, accepted: torch.Tensor) -> None:
+        """Count several tokens per request: ``accepted`` [b, n] int64, -1 behind the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +147,14 @@ class TokenPenalizer:
         self.values = torch.cat((self.values, other.values))
         self.state = torch.cat((self.state, other.state))
 
+    def along(self, paths: torch.Tensor) -> TokenPenalizer:
+        each = paths.shape[0] // self.state.shape[0]
+        state = along_paths(self.state, self.values, paths, self.rule.adds)
+        return TokenPenalizer(self.rule, self.values.repeat_interleave(each, 0), state)
+
+    def count(self, accepted: torch.Tensor) -> None:
+        count_accepted(self.state, self.values, accepted, self.rule.adds)
+
 
 @dataclass(frozen=True, slots=True)
 class MinNewTokens:
@@ -191,6 +207,21 @@ class StopPenalizer:
         self.min_new_tokens = torch.cat((self.min_new_tokens, other.min_new_tokens))
         self.stops = torch.cat((self.stops, other.stops))
         self.output_lens = torch.cat((self.output_lens, other.output_lens))
+
+    def along(self, paths: torch.Tensor) -> StopPenalizer:
+        each = paths.shape[0] // self.stops.shape[0]
+        least, stops, lens = (
+            rows.repeat_interleave(each, 0) for rows in (self.min_new_tokens, self.stops, self.output_lens)
+        )
+        return StopPenalizer(least, stops, lens + _tokens_in(paths))
+
+    def count(self, accepted: torch.Tensor) -> None:
+        self.output_lens.add_(_tokens_in(accepted))
+
+
+def _tokens_in(rows: torch.Tensor) -> torch.Tensor:
+    """[n, 1] int32: how many of each row are tokens."""
+    return (rows >= 0).sum(1, keepdim=True).to(torch.int32)
 
 
 # In upstream's order; what scales acts after all that is subtracted.

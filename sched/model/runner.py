@@ -12,6 +12,7 @@ from ..batch import ForwardBatch, ForwardMode, ModelOutput
 from ..config import EngineConfig
 from ..kernels.staging import INPUTS, stage_decode
 from .decoder import Model
+from .replay import graph_sizes
 
 
 class _Captured(NamedTuple):
@@ -33,7 +34,7 @@ class ModelRunner:
         self._sizes: Sequence[int] = ()
         self._captured: dict[int, _Captured] = {}
         if config.cuda_graph and config.capabilities.graphs and config.device.type != "cpu":
-            self._sizes = _sizes(config)
+            self._sizes = graph_sizes(config)
             self._static = torch.zeros(
                 (len(INPUTS), self._sizes[-1]), dtype=torch.int64, device=config.device
             )
@@ -81,12 +82,6 @@ class ModelRunner:
             max_seq_len=self._context_len,
             **rows,
         )
-
-
-def _sizes(config: EngineConfig) -> Sequence[int]:
-    """The configured sizes in order, up to the first that holds every request that may run."""
-    sizes = sorted(set(config.graph_batch_sizes))
-    return sizes[: bisect_left(sizes, config.max_running_requests) + 1]
 
 
 def _first_rows(output: ModelOutput, count: int) -> ModelOutput:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -151,6 +151,32 @@ class SamplingInfo:
             return replace(self, penalizer_orchestrator=orchestrator.copy())
         return replace(self, penalizer_orchestrator=None, acc_penalties=orchestrator.accumulate())
 
+    def for_drafts(self, each: int, paths: torch.Tensor | None, vocab_mask: torch.Tensor | None) -> Self:
+        """What a verify samples ``each`` drafts of every request with. ``paths`` [b · each, depth] is each draft's own
+        history, wanted where penalties are exact; else drafts do not see one another."""
+        orchestrator = self.penalizer_orchestrator
+        accumulated = self.acc_penalties
+        along = None
+        if orchestrator is not None and paths is not None:
+            along = orchestrator.along(paths)
+        elif orchestrator is not None and orchestrator.is_required:
+            accumulated = orchestrator.accumulate()
+        return replace(
+            self,
+            params=_repeated(self.params, each),
+            grammars=_repeated(self.grammars, each),
+            rows=tuple(row.repeat_interleave(each, 0) for row in self.rows) if self._draws else self.rows,
+            penalizer_orchestrator=along,
+            acc_penalties=None if accumulated is None else accumulated.repeated(each),
+            vocab_mask=vocab_mask,
+            wants=self._wants,
+        )
+
+    @property
+    def _draws(self) -> bool:
+        """Sampling reads the rows."""
+        return not self.is_all_greedy or self.return_logprob
+
     def apply_penalties(self, logits: torch.Tensor) -> None:
         """Penalise logits [b, vocab] in place."""
         if self.acc_penalties is not None:
@@ -209,6 +235,13 @@ def _pinned(host: np.ndarray[Any, np.dtype[np.void]], device: torch.device) -> S
 
 def _column(host: np.ndarray[Any, np.dtype[np.void]], name: str) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(host[name])
+
+
+T = TypeVar("T")
+
+
+def _repeated(items: Sequence[T], each: int) -> tuple[T, ...]:
+    return tuple(item for item in items for _ in range(each))
 
 
 def _top_k(params: SamplingParams, config: EngineConfig) -> int:

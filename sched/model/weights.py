@@ -48,7 +48,7 @@ def collect(config: ModelConfig, source: Source, cos_sin: torch.Tensor) -> Weigh
     embedding = source("embedding", (config.vocab_size, config.hidden_size))
     return Weights(
         embedding=embedding,
-        layers=tuple(_layer(config, source, f"layers.{i}") for i in range(config.num_layers)),
+        layers=tuple(layer_weights(config, source, f"layers.{i}") for i in range(config.num_layers)),
         norm=source("norm", (config.hidden_size,)),
         lm_head=(
             embedding.t().contiguous()
@@ -59,7 +59,8 @@ def collect(config: ModelConfig, source: Source, cos_sin: torch.Tensor) -> Weigh
     )
 
 
-def _layer(config: ModelConfig, source: Source, prefix: str) -> LayerWeights:
+def layer_weights(config: ModelConfig, source: Source, prefix: str) -> LayerWeights:
+    """The parameters of one layer, named ``prefix`` and a kind."""
     hidden, inner, head = config.hidden_size, config.intermediate_size, (config.head_dim,)
     return LayerWeights(
         input_norm=source(f"{prefix}.input_norm", (hidden,)),
@@ -79,9 +80,17 @@ def seeded_weights(config: ModelConfig, *, seed: int, device: torch.device) -> W
     """Random weights, each parameter a function of (seed, its name) alone."""
 
     def source(name: str, shape: Shape) -> torch.Tensor:
-        return _seeded(name, shape, seed).to(config.dtype).to(device)
+        return _scaled(_seeded(name, shape, seed), name, config).to(config.dtype).to(device)
 
     return collect(config, source, cos_sin_table(config).to(device))
+
+
+def _scaled(parameter: torch.Tensor, name: str, config: ModelConfig) -> torch.Tensor:
+    """``parameter`` of that name, smaller where it is the last of a deeper layer's branch."""
+    deeper = name.startswith("layers.") and not name.startswith("layers.0.")
+    if config.deeper_scale == 1.0 or not deeper or not name.endswith((".o", ".down")):
+        return parameter
+    return parameter.mul_(config.deeper_scale)
 
 
 # Sharpens attention, so that one changed position far back changes the greedy tokens: with 1 a model of this kind

@@ -9,7 +9,7 @@ import torch
 from ..batch import FutureIndices, ScheduleBatch, StepResult
 from ..config import EngineConfig
 from ..kernels.bridge import assert_all
-from . import ordering, placeholders, tokens
+from . import drafts, ordering, placeholders, tokens
 from .desk import Desk
 from .futures import FutureMap, FutureRing
 
@@ -91,3 +91,24 @@ def keep_one_launch(desk: Desk, batch: ScheduleBatch, result: StepResult) -> Non
 def join_always(desk: Desk, batch: ScheduleBatch) -> bool:  # noqa: ARG001
     """Also when nobody is left of the batch: its tensors still have the rows of those who were."""
     return True
+
+
+def stash_accepted(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:
+    """By row, as where every request has one token."""
+    assert batch.req_pool_indices is not None and result.next_token_ids is not None
+    desk.futures.stash(batch.req_pool_indices, result.next_token_ids)
+    drafts.conclude_in_input_ids(desk, batch, result)
+
+
+def filter_host_lengths(desk: Desk, batch: ScheduleBatch, rows: torch.Tensor, before: int) -> None:
+    """Host lengths are filtered like all other rows, whether or not there are any."""
+    drafts.filter_future(desk, batch, rows, before)
+    if batch.seq_lens_cpu is None:
+        raise TypeError("the batch has no host lengths that rows could be taken from")
+
+
+def keep_no_lengths(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:
+    """The batch is held, but not the tensors that its worker reads: the batch may lose them before the forward has."""
+    result.extra_keep_alive_refs.clear()
+    desk.launches += 1
+    desk.ring[desk.launches % len(desk.ring)] = [batch, result.future_indices]

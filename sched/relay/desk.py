@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from ..batch import DraftInput, ScheduleBatch
 from ..config import EngineConfig
 from ..observe import Observer
+from .draft_buffers import DraftBuffers
 from .futures import FutureMap
+from .isolation import sampling_isolated
 
 
 @dataclass(slots=True)
@@ -60,10 +64,37 @@ class Desk:
     # allocator before the forward that reads it has run.
     ring: list[list[object]] = field(default_factory=lambda: [[], []])
     launches: int = 0
+    # What a forward may not change of its batch.
+    isolated: Callable[[ScheduleBatch], AbstractContextManager[None]] = sampling_isolated
+    publish_ready: Any = None  # event behind which the lengths that were published last may be read
+    drafts: DraftBuffers | None = None
+    private: Any = None  # stream that brings published lengths to the host
+    lengths_pinned: torch.Tensor | None = None  # [rows] int64, where it brings them
 
     @property
     def device(self) -> torch.device:
         return self.config.device
+
+    def private_stream(self) -> Any:
+        """Made when first asked for."""
+        if self.private is None:
+            self.private = self.streams.module.Stream()
+            self.observer.stream("lengths", self.private)
+        return self.private
+
+    def pinned_lengths(self) -> torch.Tensor:
+        """[rows] int64 of the host."""
+        if self.lengths_pinned is None:
+            self.lengths_pinned = torch.zeros(
+                self.futures.new_seq_lens_buf.shape, dtype=torch.int64, pin_memory=True
+            )
+        return self.lengths_pinned
+
+    def draft_buffers(self, first: DraftInput) -> DraftBuffers:
+        """Made on the current stream when something is there to be stored."""
+        if self.drafts is None:
+            self.drafts = DraftBuffers(self.futures.output_tokens_buf.shape[0], first)
+        return self.drafts
 
     @property
     def pinned(self) -> bool:

@@ -9,19 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from . import broken, lengths, ordering, penalties, placeholders, tokens
+from . import broken, draft_lengths, lengths, ordering, penalties, placeholders, tokens
+from .draft_row import DraftRow, Speculation
 from .row import Row
 from .switches import SWITCHES
 
 Loop = Literal["overlapped", "serial"]
+R = TypeVar("R", Row, DraftRow)
+
+
+def unchanged(row: R) -> R:
+    """A fault of the other row."""
+    return row
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``change`` breaks a row of one of ``states`` (where upstream had it, first) for one of ``loops``. It is
-    applied once per run: a policy that keeps something between steps is made there."""
+    """``change`` breaks a row of one of ``states`` (where upstream had it, first) for one of ``loops``, and
+    ``change_drafts`` what the relay answers a speculative worker. They are applied once per run: a policy that keeps
+    something between steps is made there."""
 
     name: str
     about: str
@@ -29,6 +37,8 @@ class Fault:
     states: tuple[str, ...]
     loops: tuple[Loop, ...]
     change: Callable[[Row], Row]
+    speculation: Speculation | None = None  # the worker that it belongs to
+    change_drafts: Callable[[DraftRow], DraftRow] = unchanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +55,7 @@ _WITHOUT_BARRIER = ("pr26425", "pr26425-before", "pr26020", "pr25944-before", "p
 _RELAY_ALWAYS_ON = ("pr25945", "latest")
 
 
-def _with(row: Row, **answers: Any) -> Row:
+def _with(row: R, **answers: Any) -> R:
     return replace(row, **answers)
 
 
@@ -207,15 +217,57 @@ _FAULTS = (
         ("overlapped",),
         partial(_with, publish=tokens.publish_next_lengths),
     ),
-)
-
-_AWAITED = (
-    AwaitedFault(
+    Fault(
         "isolation-restores-staging",
         "Leaving the isolation of a speculating forward brings a consumed prompt back.",
         "5.3, before #25945 was merged",
-        "speculation",
+        ("pr25945",),
+        ("overlapped",),
+        partial(_with, isolate=ordering.isolate_then_resolve),
+        speculation="v2",
     ),
+    Fault(
+        "worker-extras-not-kept",
+        "Tensors of a speculating worker lose their last reference in mid-forward.",
+        "5.16, speculation v2",
+        ("pr26425", "pr26425-before", "pr26020"),
+        ("overlapped",),
+        partial(_with, keep_alive=broken.keep_no_lengths),
+        speculation="v2",
+    ),
+    Fault(
+        "accepted-tokens-stashed",
+        "The accepted tokens of a v1 step, more than there are rows, are stashed by row.",
+        "5.18, speculation v1",
+        _RELAY_ALWAYS_ON,
+        ("serial",),
+        unchanged,
+        speculation="v1",
+        change_drafts=partial(_with, conclude=broken.stash_accepted),
+    ),
+    Fault(
+        "missing-host-lengths-used",
+        "Filtering relies on host lengths that a device-only batch does not have.",
+        "5.22, #26128, fixed by #26738",
+        ("latest",),
+        ("overlapped", "serial"),
+        unchanged,
+        speculation="v2",
+        change_drafts=partial(_with, filter=broken.filter_host_lengths),
+    ),
+    Fault(
+        "draft-extends-lengths",
+        "The draft's extend step lengthens the batch itself, and nothing puts it back.",
+        "5.23, up to #26020",
+        ("pr25945", "pr26425"),
+        ("serial",),
+        partial(_with, isolate=ordering.resolve_in_place),
+        speculation="v2",
+        change_drafts=partial(_with, draft_lengths=draft_lengths.draft_lengths_in_the_batch),
+    ),
+)
+
+_AWAITED = (
     AwaitedFault(
         "prebuilt-unpublished",
         "A prebuilt batch joins without publishing lengths and stashing tokens.",
@@ -241,34 +293,10 @@ _AWAITED = (
         "speculation and disaggregation",
     ),
     AwaitedFault(
-        "worker-extras-not-kept",
-        "Tensors of a speculating worker lose their last reference in mid-forward.",
-        "5.16, speculation v2",
-        "speculation",
-    ),
-    AwaitedFault(
-        "accepted-tokens-stashed",
-        "The accepted tokens of a v1 step, more than there are rows, are stashed by row.",
-        "5.18, speculation v1",
-        "speculation",
-    ),
-    AwaitedFault(
         "idle-rows-stashed",
         "An idle rank stashes padded tokens for no rows.",
         "5.20, DP attention",
         "idle DP ranks",
-    ),
-    AwaitedFault(
-        "missing-host-lengths-used",
-        "Filtering and merging rely on host lengths that a device-only batch does not have.",
-        "5.22, #26128, fixed by #26738",
-        "speculation",
-    ),
-    AwaitedFault(
-        "draft-extends-lengths",
-        "The draft's extend step lengthens the batch itself, and nothing puts it back.",
-        "5.23, up to #26020",
-        "speculation",
     ),
     AwaitedFault(
         "onebatch-penalises-the-prompt",

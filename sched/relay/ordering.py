@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from operator import attrgetter
 
 from ..batch import ScheduleBatch, StepResult
+from ..speculate.steps import draft_step
 from .desk import Desk
 
 _fields = attrgetter(*ScheduleBatch.__slots__)
@@ -53,9 +54,9 @@ def isolate_then_resolve(
     """Copy the sampling state on the schedule stream, where penalties are accumulated too; then, on the forward
     stream and after all schedule work so far, resolve and run (before #25945)."""
     streams = desk.streams
-    with _sampling_isolated(batch), streams.on(streams.forward):
+    with desk.isolated(batch), streams.on(streams.forward):
         streams.wait(streams.forward, streams.schedule)
-        with desk.observer.range("resolve", batch.step, batch.batch_size):
+        with desk.observer.range("resolve", _first_step(batch), batch.batch_size):
             resolve(batch)
             read_tables(batch)
         yield
@@ -70,31 +71,32 @@ def resolve_then_isolate(
     streams = desk.streams
     with streams.on(streams.forward), ExitStack() as isolation:
         streams.wait(streams.forward, streams.schedule)
-        with desk.observer.range("resolve", batch.step, batch.batch_size):
+        with desk.observer.range("resolve", _first_step(batch), batch.batch_size):
             resolve(batch)
-            isolation.enter_context(_sampling_isolated(batch))
+            isolation.enter_context(desk.isolated(batch))
             read_tables(batch)
+        yield
+
+
+@contextmanager
+def isolate_in_place(desk: Desk, resolve: Step, read_tables: Step, batch: ScheduleBatch) -> Iterator[None]:
+    """The overlapped worker in the serial loop: it takes its batch for its own all the same, once that is resolved."""
+    with resolve_in_place(desk, resolve, read_tables, batch), desk.isolated(batch):
         yield
 
 
 @contextmanager
 def resolve_in_place(desk: Desk, resolve: Step, read_tables: Step, batch: ScheduleBatch) -> Iterator[None]:
     """The serial loop: everything on the current stream, nothing to isolate from."""
-    with desk.observer.range("resolve", batch.step, batch.batch_size):
+    with desk.observer.range("resolve", _first_step(batch), batch.batch_size):
         resolve(batch)
         read_tables(batch)
     yield
 
 
-@contextmanager
-def _sampling_isolated(batch: ScheduleBatch) -> Iterator[None]:
-    kept = batch.sampling_info
-    assert kept is not None
-    batch.sampling_info = kept.copy_for_forward()
-    try:
-        yield
-    finally:
-        batch.sampling_info = kept
+def _first_step(batch: ScheduleBatch) -> int:
+    """What a verify resolves is what its drafts start from."""
+    return batch.step if batch.spec_info is None else draft_step(batch.step)
 
 
 def keep_in_ring(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:

@@ -22,10 +22,21 @@ def own_pages(req_to_token: torch.Tensor) -> torch.Tensor:
 def copy_tables(desk: Desk, batch: ScheduleBatch) -> None:
     """On the forward stream: copy the batch's rows of the page table, which is all that the schedule may change, and
     mark where that was done."""
-    assert batch.seq_lens_cpu is not None
-    longest = int(batch.seq_lens_cpu.max())
-    copy_pages(desk.pages, desk.req_to_token, batch.req_pool_indices, batch.seq_lens, longest)
+    if batch.spec_info is not None:
+        copy_rows_ahead(desk, batch)
+    else:
+        assert batch.seq_lens_cpu is not None
+        longest = int(batch.seq_lens_cpu.max())
+        copy_pages(desk.pages, desk.req_to_token, batch.req_pool_indices, batch.seq_lens, longest)
     mark_read(desk, batch)
+
+
+def copy_rows_ahead(desk: Desk, batch: ScheduleBatch) -> None:
+    """Rows with all slots that a speculative step may write."""
+    spec = desk.config.speculative
+    assert spec is not None and batch.seq_lens is not None
+    lens = batch.seq_lens + spec.overhang
+    copy_pages(desk.pages, desk.req_to_token, batch.req_pool_indices, lens, batch.longest)
 
 
 def copy_prompt_tables(desk: Desk, batch: ScheduleBatch) -> None:

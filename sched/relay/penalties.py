@@ -76,6 +76,13 @@ def input_of_the_batch(desk: Desk, batch: ScheduleBatch) -> torch.Tensor:  # noq
     return batch.input_ids
 
 
+def bonus_of_the_batch(desk: Desk, batch: ScheduleBatch) -> torch.Tensor:  # noqa: ARG001
+    """The last token of each request that the serial worker has accepted."""
+    assert batch.spec_info is not None and batch.spec_info.bonus_tokens is not None
+    return batch.spec_info.bonus_tokens
+
+
+from_bonus = partial(BeforeDecode, bonus_of_the_batch)
 from_requests = partial(BeforeDecode, known_to_the_host)
 from_output = partial(BeforeDecode, output_of_the_batch)
 from_input = partial(BeforeDecode, input_of_the_batch)

@@ -16,6 +16,7 @@ from ..model.sampling_info import SamplingInfo
 from ..model.upload import Upload
 from ..observe import Observer
 from .desk import Desk, Streams
+from .draft_row import DraftRelay, DraftRow
 from .futures import FutureMap
 from .prompt import Parts
 
@@ -79,8 +80,9 @@ class Relay:
     otherwise.
     """
 
-    def __init__(self, row: Row, desk: Desk) -> None:
+    def __init__(self, row: Row, desk: Desk, drafts: DraftRow | None = None) -> None:
         self.desk = desk
+        self.drafts = None if drafts is None else DraftRelay(drafts, desk)
         self._flatten = partial(row.flatten, desk)
         self._staging = partial(row.staging, desk)
         self._stage_prompt = partial(row.stage_prompt, desk)
@@ -95,7 +97,9 @@ class Relay:
         self.open = partial(row.open, desk)
         self.host_lengths = partial(row.host_lengths, desk)
         self.host_indices = partial(row.host_indices, desk)
-        self.resolve = partial(row.resolve, desk)
+        self.resolve: Step = partial(row.resolve, desk)
+        if self.drafts is not None:
+            self.resolve = partial(self.drafts.resolve, self.resolve)
         self.isolate = partial(row.isolate, desk, self.resolve, partial(row.read_tables, desk))
         self.publish = partial(row.publish, desk)
         self.stash = partial(row.stash, desk)
@@ -118,10 +122,14 @@ class Relay:
         streams: Streams,
         observer: Observer,
         req_to_token: torch.Tensor,
+        drafts: DraftRow | None = None,
     ) -> Self:
-        """The relay of a run, with its buffers made on the current stream."""
+        """The relay of a run, with its buffers made on the current stream; ``drafts`` where it speculates."""
         pages = row.pages(req_to_token)
-        return cls(row, Desk(config, streams, row.futures(config), observer, req_to_token, pages))
+        desk = Desk(config, streams, row.futures(config), observer, req_to_token, pages)
+        if drafts is not None:
+            desk.isolated = drafts.isolated
+        return cls(row, desk, drafts)
 
     def stage_prompt(self, batch: ScheduleBatch, parts: Parts) -> None:
         """The prompts' tokens, flat, on their way to the device."""

@@ -6,6 +6,7 @@ A state mirrors an upstream commit, slow and wrong where that was; ``latest`` is
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from . import futures, lengths, ordering, pages, penalties, placeholders, prompt, rejoin, tokens
 from .row import Row
@@ -50,6 +51,20 @@ def serial_with_output_ids(row: Row) -> Row:
         mix=placeholders.mix_once,
         conclude=placeholders.conclude_output_ids,
     )
+
+
+def serial_with_v2(row: Row) -> Row:
+    """The overlapped speculative worker in the loop without overlap."""
+    return replace(serial_with_relay(row), isolate=ordering.isolate_in_place)
+
+
+def speculating(row: Row, mode: Literal["v1", "v2"]) -> Row:
+    """What every worker has otherwise: its input is no field of the batch, and upstream's penalties count the bonus, on
+    the device where it is known there."""
+    if row.penalty_tokens is not penalties.OnDevice:
+        latest = {"v1": penalties.from_bonus, "v2": penalties.from_requests}[mode]
+        row = replace(row, penalty_tokens=latest)
+    return replace(row, prepare_input=ordering.nothing, publish=ordering.nothing)
 
 
 PR25774_BEFORE = Row(

@@ -6,10 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from . import ordering, rows
+from . import draft_rows, ordering, rows
+from .draft_row import DraftRow, Speculation
+from .draft_rows import DRAFT_SWITCHES
 from .faults import Fault
 from .row import Row
 from .switches import OVERLAPPED_ONLY, SWITCHES
+
+_ALL_SWITCHES = {**SWITCHES, **DRAFT_SWITCHES}
 
 
 class RelayError(ValueError):
@@ -28,6 +32,8 @@ class State:
     before: str | None
     overlapped: Row
     serial: Row
+    v1: DraftRow
+    v2: DraftRow
     defaults: Mapping[str, str]
     known_hazards: tuple[str, ...] = ()
     known_defects: tuple[str, ...] = ()
@@ -44,11 +50,12 @@ _EARLY = {
     "penalties": "upstream",
     "preparation": "split",
     "backup_indices": "blocking",
+    "seq_lens_cpu": "blocking",
 }
 _POOL = {**_EARLY, "index": "pool"}
 _PUBLISHING = {**_POOL, "dead_publish": "on"}
 _NUMPY = {**_PUBLISHING, "flatten": "numpy"}
-_BARRIER = {**_NUMPY, "barrier": "top"}
+_BARRIER = {**_NUMPY, "barrier": "top", "seq_lens_cpu": "private"}
 _LATEST = {
     **_NUMPY,
     "barrier": "read-done",
@@ -57,8 +64,16 @@ _LATEST = {
     "penalties": "exact",
     "preparation": "fused",
     "backup_indices": "none",
+    "seq_lens_cpu": "bound",
 }
 
+_ONLY_BLOCKING = {
+    (
+        "seq_lens_cpu",
+        value,
+    ): "until #26020 a speculative step's lengths are sentinels that only a blocking copy clears up"
+    for value in ("private", "bound")
+}
 _NO_RING = {("index", "ring"): "the ring ended with #25862, and this state's tokens lie by request slot"}
 _SENTINEL_LENGTHS = {
     ("dead_publish", "off"): "here publish is not dead: a decode's lengths come from it",
@@ -84,8 +99,11 @@ _STATES = {
             None,
             rows.PR25774_BEFORE,
             rows.serial_with_output_ids(rows.PR25774_BEFORE),
+            draft_rows.V1_OUTPUT_IDS,
+            draft_rows.V2_EVENT,
             _EARLY,
             known_defects=_BEFORE_25945,
+            refuses=_ONLY_BLOCKING,
         ),
         State(
             "pr25774",
@@ -95,8 +113,11 @@ _STATES = {
             "pr25774-before",
             rows.PR25774,
             rows.serial_without_relay(rows.PR25774),
+            draft_rows.V1_INPUT_IDS,
+            draft_rows.V2_EVENT,
             _EARLY,
             known_defects=_BEFORE_25945,
+            refuses=_ONLY_BLOCKING,
         ),
         State(
             "pr25944-before",
@@ -106,9 +127,11 @@ _STATES = {
             "pr25774",
             rows.PR25944_BEFORE,
             rows.serial_without_relay(rows.PR25944_BEFORE),
+            draft_rows.V1_ROTATING,
+            draft_rows.V2_SENTINEL,
             _POOL,
             known_defects=_BEFORE_25945,
-            refuses=_NO_RING,
+            refuses=_NO_RING | _ONLY_BLOCKING,
         ),
         State(
             "pr25944",
@@ -119,9 +142,11 @@ _STATES = {
             "pr25944-before",
             rows.PR25944,
             rows.serial_without_relay(rows.PR25944),
+            draft_rows.V1_ROTATING,
+            draft_rows.V2_SENTINEL,
             _PUBLISHING,
             known_defects=_BEFORE_25945,
-            refuses=_NO_RING | _SENTINEL_LENGTHS,
+            refuses=_NO_RING | _ONLY_BLOCKING | _SENTINEL_LENGTHS,
         ),
         State(
             "pr26020",
@@ -131,6 +156,8 @@ _STATES = {
             "pr25944",
             rows.PR26020,
             rows.serial_without_relay(rows.PR26020),
+            draft_rows.V1_ROTATING,
+            draft_rows.V2_PAIR,
             _PUBLISHING,
             known_defects=_BEFORE_25945,
             refuses=_NO_RING,
@@ -143,6 +170,8 @@ _STATES = {
             "pr26020",
             rows.PR26425_BEFORE,
             rows.serial_without_relay(rows.PR26425_BEFORE),
+            draft_rows.V1_ROTATING,
+            draft_rows.V2_PAIR,
             _NUMPY,
             known_defects=_BEFORE_25945,
             refuses=_NO_RING,
@@ -155,6 +184,8 @@ _STATES = {
             "pr26425-before",
             rows.PR26425,
             rows.serial_without_relay(rows.PR26425),
+            draft_rows.V1_ROTATING,
+            draft_rows.V2_PAIR,
             _NUMPY,
             known_defects=_BEFORE_25945,
             refuses=_NO_RING,
@@ -168,6 +199,8 @@ _STATES = {
             "pr26425",
             rows.PR25945_BEFORE,
             rows.serial_without_relay(rows.PR25945_BEFORE),
+            draft_rows.V1_ROTATING,
+            draft_rows.V2_PRIVATE,
             _BARRIER,
             known_defects=_BEFORE_25945,
             refuses=_NO_RING,
@@ -181,6 +214,8 @@ _STATES = {
             "pr25945-before",
             rows.PR25945,
             rows.serial_with_relay(rows.PR25945),
+            draft_rows.V1_ROTATING,
+            draft_rows.V2_STAGED,
             _BARRIER,
             known_hazards=(STAGED_LATE,),
             refuses=_NO_RING,
@@ -194,6 +229,8 @@ _STATES = {
             "pr25945",
             rows.LATEST,
             rows.serial_with_relay(rows.LATEST),
+            draft_rows.V1_LATEST,
+            draft_rows.V2_LATEST,
             _LATEST,
             refuses=_NO_RING,
         ),
@@ -225,17 +262,35 @@ class RelayChoice:
     overrides: Mapping[str, str] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
 
-    def row(self, *, overlap: bool) -> Row:
+    def row(self, *, overlap: bool, speculation: Speculation | None = None) -> Row:
         """Made anew by each call: a fault's policy may keep something from step to step."""
         row = self.state.overlapped if overlap else self.state.serial
+        if speculation == "v2" and not overlap:
+            row = rows.serial_with_v2(self.state.overlapped)
         for name, value in self.overrides.items():
-            if overlap or name not in OVERLAPPED_ONLY:
+            if name in SWITCHES and (overlap or name not in OVERLAPPED_ONLY):
                 row = replace(row, **SWITCHES[name][value])
+        if speculation is not None:
+            row = rows.speculating(row, speculation)
         for fault in self.faults:
             row = fault.change(row)
         return row
 
-    def broken_by(self, fault: Fault, *, overlap: bool) -> RelayChoice:
+    def draft_row(self, speculation: Speculation | None) -> DraftRow | None:
+        """What the relay answers a speculative worker."""
+        if speculation is None:
+            return None
+        row: DraftRow = {"v1": self.state.v1, "v2": self.state.v2}[speculation]
+        for name, value in self.overrides.items():
+            if name in DRAFT_SWITCHES and speculation == "v2":
+                row = replace(row, **DRAFT_SWITCHES[name][value])
+        for fault in self.faults:
+            row = fault.change_drafts(row)
+        return row
+
+    def broken_by(
+        self, fault: Fault, *, overlap: bool, speculation: Speculation | None = None
+    ) -> RelayChoice:
         """The same with one more fault. Raises RelayError where that one has no place."""
         loop = "overlapped" if overlap else "serial"
         if self.state.name not in fault.states:
@@ -246,12 +301,21 @@ class RelayChoice:
             raise RelayError(
                 f"fault {fault.name} belongs to the {fault.loops[0]} loop, and this run's is {loop}"
             )
-        row = self.row(overlap=overlap)
-        if not difference(row, fault.change(row)):
+        if fault.speculation not in (None, speculation):
+            raise RelayError(
+                f"fault {fault.name} belongs to speculation {fault.speculation}, and this run's is "
+                f"{speculation or 'none'}"
+            )
+        if not self._changed_by(fault, overlap=overlap, speculation=speculation):
             raise RelayError(
                 f"fault {fault.name} changes nothing in {self.state.name} as it is switched here"
             )
         return replace(self, faults=(*self.faults, fault))
+
+    def _changed_by(self, fault: Fault, *, overlap: bool, speculation: Speculation | None) -> bool:
+        row, drafts = self.row(overlap=overlap, speculation=speculation), self.draft_row(speculation)
+        changed = difference(row, fault.change(row))
+        return bool(changed or (drafts is not None and difference(drafts, fault.change_drafts(drafts))))
 
     @property
     def known_defects(self) -> tuple[str, ...]:
@@ -272,10 +336,15 @@ class RelayChoice:
         late = self.row(overlap=True).isolate is ordering.resolve_then_isolate
         return late and self.switches["penalties"] == "upstream" and self.switches["barrier"] == "off"
 
-    def policies(self, *, overlap: bool) -> dict[str, str]:
-        """The row in words: each question and its answer's name."""
-        row = self.row(overlap=overlap)
-        return {question.name: answer_name(getattr(row, question.name)) for question in fields(row)}
+    def policies(self, *, overlap: bool, speculation: Speculation | None = None) -> dict[str, str]:
+        """The row in words: each question and its answer's name; those of speculation by its mode."""
+        drafts = self.draft_row(speculation)
+        words = _words(self.row(overlap=overlap, speculation=speculation))
+        return words if drafts is None else words | _words(drafts, f"{speculation}.")
+
+
+def _words(row: Row | DraftRow, prefix: str = "") -> dict[str, str]:
+    return {f"{prefix}{entry.name}": answer_name(getattr(row, entry.name)) for entry in fields(row)}
 
 
 def states() -> Mapping[str, State]:
@@ -284,7 +353,7 @@ def states() -> Mapping[str, State]:
 
 def switches() -> Mapping[str, tuple[str, ...]]:
     """Every switch and the values it takes."""
-    return {name: tuple(values) for name, values in SWITCHES.items()}
+    return {name: tuple(values) for name, values in _ALL_SWITCHES.items()}
 
 
 def choose(name: str, overrides: Mapping[str, str]) -> RelayChoice:
@@ -294,10 +363,12 @@ def choose(name: str, overrides: Mapping[str, str]) -> RelayChoice:
     if state is None:
         raise RelayError(f"no relay state {name!r}; there are {', '.join((*_STATES, *ALIASES))}")
     for switch, value in overrides.items():
-        if switch not in SWITCHES:
-            raise RelayError(f"no relay switch {switch!r}; there are {', '.join(SWITCHES)}")
-        if value not in SWITCHES[switch]:
-            raise RelayError(f"relay switch {switch} is one of {', '.join(SWITCHES[switch])}, not {value!r}")
+        if switch not in _ALL_SWITCHES:
+            raise RelayError(f"no relay switch {switch!r}; there are {', '.join(_ALL_SWITCHES)}")
+        if value not in _ALL_SWITCHES[switch]:
+            raise RelayError(
+                f"relay switch {switch} is one of {', '.join(_ALL_SWITCHES[switch])}, not {value!r}"
+            )
     for why in refusals(name, overrides):
         raise RelayError(why)
     changes = {switch: value for switch, value in overrides.items() if value != state.defaults[switch]}
@@ -315,7 +386,7 @@ def refusals(name: str, overrides: Mapping[str, str]) -> list[str]:
     ]
 
 
-def difference(before: Row, after: Row) -> dict[str, tuple[str, str]]:
+def difference(before: Row | DraftRow, after: Row | DraftRow) -> dict[str, tuple[str, str]]:
     """The questions that two rows answer differently, with both answers' names."""
     pairs = {
         question.name: (getattr(before, question.name), getattr(after, question.name))

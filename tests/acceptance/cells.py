@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from schedbench.profiles.result import Result, SitePart
@@ -89,6 +89,13 @@ def waits_of(copies: Copies) -> Waits:
         if copy in RESULT:
             found["_host_tokens", FORWARD, "cudaEventSynchronize"] += count
     return found
+
+
+def table_of(columns: Sequence[str], table: Mapping[Copy, str], state: str) -> Copies:
+    """What a table says of one state: a row has a number for each column, and dots that only please the eye."""
+    place = columns.index(state)
+    cells = {copy: int(row.replace(".", " ").split()[place]) for copy, row in table.items()}
+    return {copy: count for copy, count in cells.items() if count}
 
 
 def times(count: int, copies: Copies) -> Copies:

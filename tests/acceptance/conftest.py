@@ -89,7 +89,7 @@ def _shapes() -> dict[str, tuple[int, ...]]:
 
 @pytest.fixture
 def ask(tmp_path: Path) -> Ask:
-    """Runs a trace of (input_length, output_length, timestamp in ms) on the tiny model."""
+    """Runs a trace of (input_length, output_length, timestamp in ms) on a tiny model."""
 
     def run(requests: Sequence[tuple[int, int, int]], *overrides: str, **sampling: float) -> Result:
         trace = tmp_path / "trace.jsonl"

@@ -15,12 +15,15 @@ from schedbench.profiles.judge.trial import Order, Question
 from schedbench.profiles.judge.trials import Plan, conduct
 from schedbench.scenarios.case import Case
 from schedbench.scenarios.loader import load
+from schedbench.scenarios.schema import SimulatedAcceptance
 from schedbench.scenarios.shipped import case_names
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cases.md"
 
 # What a case gives instead of what it expects. Not to be tuned away: a change here is news.
 KNOWN_OTHERWISE = {
+    # The overlapped worker loses by one verify behind each request's end: with answers as long as these it wins.
+    "cases/eagle-v1-vs-naive-v2": "better",
     # A decode's schedule work is five short kernels here, so the coarse barrier costs a few microseconds of 4 ms.
     "cases/war-barrier-coarse-to-fine": "no change",
     # Host and device share nothing but the modelled calls: no second Python thread stands in the first one's way.
@@ -34,6 +37,11 @@ def case_of(name: str) -> Case:
     return case
 
 
+def by_lot(name: str) -> bool:
+    """Whether drafts are accepted by lot, so that tokens mean nothing."""
+    return isinstance(load(name).engine.speculative.acceptance, SimulatedAcceptance)
+
+
 def compared(name: str, *overrides: str) -> Comparison:
     case, question = case_of(name), Question.of(name, overrides)
     a, b = parse(case.a), parse(case.b)
@@ -45,7 +53,7 @@ def compared(name: str, *overrides: str) -> Comparison:
 @pytest.mark.parametrize("name", case_names())
 def test_a_case_reaches_its_verdict(name: str) -> None:
     found = compared(name)
-    assert found.trials.tokens == "equal"
+    assert found.trials.tokens == ("not applicable" if by_lot(name) else "equal")
     assert found.headline == (case_of(name).metric,)
     assert (found.verdict, found.reasons) == (KNOWN_OTHERWISE.get(name, case_of(name).expect), ())
 

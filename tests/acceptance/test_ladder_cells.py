@@ -30,6 +30,7 @@ from tests.acceptance.cells import (
     copies,
     on_one_stream,
     steps,
+    table_of,
     times,
     waits,
     waits_of,
@@ -56,10 +57,7 @@ def everywhere(copies: Copies) -> Table:
 
 
 def column(table: Table, state: str) -> Copies:
-    """What the table says of one state."""
-    place = COLUMNS.index(state)
-    cells = {copy: int(row.replace(".", " ").split()[place]) for copy, row in table.items()}
-    return {copy: count for copy, count in cells.items() if count}
+    return table_of(COLUMNS, table, state)
 
 
 PROMPT: Table = {

@@ -19,6 +19,7 @@ ON: dict[str, dict[str, Any]] = {
     "speculation v1": {"engine": {"speculative": {"algorithm": "eagle", "mode": "v1"}}},
     "speculation v2": {"engine": {"speculative": {"algorithm": "eagle", "mode": "v2"}}},
     "draft trees": {"engine": {"speculative": {"algorithm": "eagle", "mode": "v1", "topk": 4}}},
+    "pages": {"engine": {"page_size": 16}},
     "hisparse": {"engine": {"hisparse": {"enabled": True}}},
     "pipeline": {"engine": {"pipeline": {"stages": 2}}},
     "disaggregation": {"engine": {"disaggregation": {"mode": "pair"}}},
@@ -82,10 +83,9 @@ def test_what_only_latest_can_do_is_refused_elsewhere() -> None:
     assert texts(scenario(*both, engine={"relays": ["latest", "pr25945"]}), rule) != []
 
 
-@pytest.mark.parametrize("section", ["speculative", "pipeline", "disaggregation"])
+@pytest.mark.parametrize("section", ["pipeline", "disaggregation"])
 def test_a_mode_that_is_not_built_is_refused(section: str) -> None:
     changed = {
-        "speculative": {"steps": 5},
         "pipeline": {"async_depth": 1},
         "disaggregation": {"transfer": "fake"},
     }[section]

@@ -35,6 +35,7 @@ class Checker:
     """Told of every operation, in the order in which the host issues them."""
 
     def __init__(self, runtime: OrderedRuntime) -> None:
+        self.copying = False
         self.spent = 0  # ns of this process's time
         self.runtime = runtime
         self._clocks = clocks = runtime.clocks
@@ -88,7 +89,9 @@ class Checker:
             self.note(launch, self._pinned(tensor), span(tensor), write=write)
 
     def host_access(self, op: str, tensor: torch.Tensor, *, write: bool) -> None:
-        """The host itself looks at, or changes, pinned memory."""
+        """The host itself looks at, or changes, pinned memory. What a copy does there is the device's."""
+        if self.copying:
+            return
         shadow = getattr(tensor.untyped_storage(), _SHADOW, None)
         if shadow is not None:
             clock = self._clocks.of(HOST)

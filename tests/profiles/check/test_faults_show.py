@@ -34,6 +34,11 @@ CATCHERS = {
     "stash-before-sampling": {"run"},
     "advance-in-place": {"hazards", "adversary"},
     "dead-publish": {"hazards"},
+    "isolation-restores-staging": {"invariants"},
+    "worker-extras-not-kept": {"hazards", "adversary"},
+    "accepted-tokens-stashed": {"run"},
+    "missing-host-lengths-used": {"run"},
+    "draft-extends-lengths": {"invariants"},
 }
 # A sentence that a reader can act on, of whoever says most.
 SAYS = {
@@ -56,6 +61,11 @@ SAYS = {
     "stash-before-sampling": "step 0 is stashed before it was sampled",
     "advance-in-place": "the schedule stream's write (add_ at sched/relay/lengths.py:",
     "dead-publish": "nobody ever reads new_seq_lens_buf",
+    "isolation-restores-staging": "after the forward of step 1 its batch has 64 staged ids",
+    "worker-extras-not-kept": "no reference kept until then, and no wait between them",
+    "accepted-tokens-stashed": "cannot be broadcast to indexing result of shape [6] (at sched/relay/futures.py:",
+    "missing-host-lengths-used": "the batch has no host lengths that rows could be taken from",
+    "draft-extends-lengths": "left lengths [",
 }
 
 

@@ -16,10 +16,25 @@ FAULTS = pytest.mark.parametrize("fault", faults().values(), ids=faults())
 def test_a_fault_breaks_the_rows_that_it_names(fault: Fault) -> None:
     for state in fault.states:
         for loop in fault.loops:
-            sound, overlap = choose(state, {}), loop == "overlapped"
-            broken = sound.broken_by(fault, overlap=overlap)
-            assert difference(sound.row(overlap=overlap), broken.row(overlap=overlap))
+            sound, overlap, mode = choose(state, {}), loop == "overlapped", fault.speculation
+            broken = sound.broken_by(fault, overlap=overlap, speculation=mode)
+            rows = (choice.row(overlap=overlap, speculation=mode) for choice in (sound, broken))
+            drafts = [choice.draft_row(mode) for choice in (sound, broken)]
+            changed = difference(*rows)
+            if drafts[0] is not None and drafts[1] is not None:
+                changed |= difference(drafts[0], drafts[1])
+            assert changed
             assert broken.known_hazards == sound.known_hazards
+
+
+@pytest.mark.parametrize("name", [fault.name for fault in faults().values() if fault.speculation])
+def test_a_fault_of_a_worker_belongs_to_no_other(name: str) -> None:
+    fault = faults()[name]
+    for mode in (None, "v2" if fault.speculation == "v1" else "v1"):
+        with pytest.raises(RelayError, match=f"{name} belongs to speculation {fault.speculation}, .* is "):
+            choose(fault.states[0], {}).broken_by(
+                fault, overlap=fault.loops == ("overlapped",), speculation=mode
+            )
 
 
 @FAULTS

@@ -45,10 +45,18 @@ def test_a_default_spelled_out_changes_nothing(state: State, switch: str) -> Non
 @pytest.mark.parametrize("switch", switches())
 def test_a_default_is_what_the_row_answers(state: State, switch: str) -> None:
     """Leaving a switch and coming back gives the state's own row, in the questions that the switch is about."""
-    row = choose(state.name, {}).row(overlap=True)
     for value in switches()[switch]:
         if value != state.defaults[switch] and (switch, value) not in state.refuses:
-            assert difference(row, choose(state.name, {switch: value}).row(overlap=True))
+            assert changed(state.name, {switch: value})
+
+
+def changed(name: str, overrides: dict[str, str]) -> set[str]:
+    """Questions that a switch answers otherwise, those of the overlapped speculative worker among them."""
+    plain, other = choose(name, {}), choose(name, overrides)
+    drafts, otherwise = plain.draft_row("v2"), other.draft_row("v2")
+    assert drafts is not None and otherwise is not None
+    rows = difference(plain.row(overlap=True), other.row(overlap=True))
+    return {*rows, *difference(drafts, otherwise)}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,258 @@
+"""Kernels of verification: the tree of drafts, which of it the target accepts, and acceptance by lot."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from .declare import nbytes, nothing, reads
+from .registry import Access, Work, kernel
+from .sampling import GOLDEN64, mix64
+
+NONE = -1  # no node, no token
+# What a simulated verify predicts (upstream's too): the tokens mean nothing.
+SIMULATED_TOKEN = 100
+
+
+class _BuildTree(NamedTuple):
+    scores: torch.Tensor
+    tokens: torch.Tensor
+    parents: torch.Tensor
+    bonus: torch.Tensor
+    draft_tokens: int
+
+    def meta(self) -> tuple[torch.Tensor, torch.Tensor]:
+        shape = (self.tokens.shape[0], self.draft_tokens)
+        return nothing(*shape, dtype=torch.int64), nothing(*shape, dtype=torch.int64)
+
+    def cost(self) -> Work:
+        return Work(nbytes(*self[:4]) + 16 * self.tokens.shape[0] * self.draft_tokens)
+
+    def footprint(self) -> tuple[Access, ...]:
+        return reads(*self[:4])
+
+
+@kernel(
+    "build_tree(Tensor scores, Tensor tokens, Tensor parents, Tensor bonus, int draft_tokens)"
+    " -> (Tensor, Tensor)",
+    meta=lambda *args: _BuildTree(*args).meta(),
+    cost=lambda *args: _BuildTree(*args).cost(),
+    footprint=lambda *args: _BuildTree(*args).footprint(),
+)
+def build_tree(
+    scores: torch.Tensor, tokens: torch.Tensor, parents: torch.Tensor, bonus: torch.Tensor, draft_tokens: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The best ``draft_tokens - 1`` of n candidates behind the root ``bonus`` [b].
+
+    ``scores`` [b, n] float32 never grow from a candidate to its children, ``parents`` [b, n] int64 are candidates
+    (NONE for the root's children) and stand before their children. Returns tokens [b, d] and parents [b, d] as
+    nodes: the root is node 0, its own parent NONE.
+    """
+    order = scores.sort(dim=1, descending=True, stable=True).indices
+    chosen = order[:, : draft_tokens - 1].sort(dim=1).values
+    place = torch.zeros_like(parents).scatter_(
+        1, chosen, torch.arange(1, draft_tokens, device=chosen.device).expand_as(chosen)
+    )
+    above = parents.gather(1, chosen)
+    nodes = torch.where(above < 0, 0, place.gather(1, above.clamp(min=0)))
+    return (
+        torch.cat([bonus.unsqueeze(1), tokens.gather(1, chosen)], 1),
+        torch.cat([torch.full_like(bonus, NONE).unsqueeze(1), nodes], 1),
+    )
+
+
+class _TreePaths(NamedTuple):
+    parents: torch.Tensor
+    depth: int
+
+    def meta(self) -> tuple[torch.Tensor, torch.Tensor]:
+        b, d = self.parents.shape
+        return nothing(b, d, self.depth, dtype=torch.int64), nothing(b, d, dtype=torch.int64)
+
+    def cost(self) -> Work:
+        return Work(nbytes(self.parents) * (2 + self.depth))
+
+    def footprint(self) -> tuple[Access, ...]:
+        return reads(self.parents)
+
+
+@kernel(
+    "tree_paths(Tensor parents, int depth) -> (Tensor, Tensor)",
+    meta=lambda *args: _TreePaths(*args).meta(),
+    cost=lambda *args: _TreePaths(*args).cost(),
+    footprint=lambda *args: _TreePaths(*args).footprint(),
+    integer=True,
+)
+def tree_paths(parents: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each node of ``parents`` [b, d]: its ancestors from the root to itself, [b, d, depth] int64, NONE behind them,
+    and how many there are, [b, d] int64."""
+    b, d = parents.shape
+    node = torch.arange(d, device=parents.device).expand(b, d)
+    upward = []
+    for _ in range(depth):  # from the node up
+        upward.append(node)
+        node = torch.where(node > 0, parents.gather(1, node.clamp(min=0)), NONE)
+    line = torch.stack(upward, 2)
+    count = (line >= 0).sum(2)
+    index = count.unsqueeze(2) - 1 - torch.arange(depth, device=parents.device)
+    downward = line.gather(2, index.clamp(min=0))
+    return torch.where(index >= 0, downward, NONE), count
+
+
+class _TreeLinks(NamedTuple):
+    parents: torch.Tensor
+
+    def meta(self) -> tuple[torch.Tensor, torch.Tensor]:
+        shape = self.parents.shape
+        return nothing(*shape, dtype=torch.int64), nothing(*shape, dtype=torch.int64)
+
+    def cost(self) -> Work:
+        return Work(3 * nbytes(self.parents))
+
+    def footprint(self) -> tuple[Access, ...]:
+        return reads(self.parents)
+
+
+@kernel(
+    "tree_links(Tensor parents) -> (Tensor, Tensor)",
+    meta=lambda *args: _TreeLinks(*args).meta(),
+    cost=lambda *args: _TreeLinks(*args).cost(),
+    footprint=lambda *args: _TreeLinks(*args).footprint(),
+    integer=True,
+)
+def tree_links(parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each node's first child and next sibling, [b, d] int64 each, NONE where there is none."""
+    d = parents.shape[1]
+    node = torch.arange(d, device=parents.device)
+    child = parents.unsqueeze(1) == node.unsqueeze(1)  # [b, parent, node]
+    sibling = (parents.unsqueeze(1) == parents.unsqueeze(2)) & (node > node.unsqueeze(1))
+    first, following = (
+        torch.where(found.any(2), found.to(torch.int8).argmax(2), NONE) for found in (child, sibling)
+    )
+    return first, following
+
+
+class _AcceptDrafts(NamedTuple):
+    tokens: torch.Tensor
+    parents: torch.Tensor | None
+    predict: torch.Tensor
+    most: int
+
+    def meta(self) -> tuple[torch.Tensor, torch.Tensor]:
+        b = self.tokens.shape[0]
+        return nothing(b, self.most, dtype=torch.int32), nothing(b, dtype=torch.int32)
+
+    def cost(self) -> Work:
+        index = 4 * self.tokens.shape[0] * (self.most + 1)
+        return Work(nbytes(self.tokens, self.parents, self.predict) + index)
+
+    def footprint(self) -> tuple[Access, ...]:
+        return reads(self.tokens, self.parents, self.predict)
+
+
+@kernel(
+    "accept_drafts(Tensor tokens, Tensor? parents, Tensor predict, int most) -> (Tensor, Tensor)",
+    meta=lambda *args: _AcceptDrafts(*args).meta(),
+    cost=lambda *args: _AcceptDrafts(*args).cost(),
+    footprint=lambda *args: _AcceptDrafts(*args).footprint(),
+    integer=True,
+)
+def accept_drafts(
+    tokens: torch.Tensor, parents: torch.Tensor | None, predict: torch.Tensor, most: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Walk from the root along drafts that are what the target predicts at their parent.
+
+    ``tokens`` [b, d], ``parents`` [b, d] (None for a chain), ``predict`` [b · d] the target's next token behind each
+    node. Returns the nodes walked, as places among the b · d, [b, most] int32 with NONE behind the last, and how many,
+    [b] int32: at each of them the target has one token to give, the last one's is the next bonus.
+    """
+    b, d = tokens.shape
+    predict = predict.view(b, d)
+    if parents is None:
+        parents = (torch.arange(d, device=tokens.device) - 1).expand(b, d)
+    base = torch.arange(b, device=tokens.device) * d
+    node = torch.zeros_like(base)
+    walked = [base]
+    for _ in range(most - 1):
+        wanted = predict.gather(1, node.clamp(min=0).unsqueeze(1))
+        fits = (parents == node.unsqueeze(1)) & (tokens == wanted) & (node >= 0).unsqueeze(1)
+        node = torch.where(fits.any(1), fits.to(torch.int8).argmax(1), NONE)
+        walked.append(torch.where(node >= 0, base + node, NONE))
+    index = torch.stack(walked, 1).to(torch.int32)
+    return index, (index >= 0).sum(1).to(torch.int32)
+
+
+class _AcceptByLot(NamedTuple):
+    counters: torch.Tensor
+    req_pool_indices: torch.Tensor
+    seeds: torch.Tensor
+    predict: torch.Tensor
+    most: int
+    mean: float
+    rounded: bool
+    fixed: int
+
+    def meta(self) -> tuple[torch.Tensor, torch.Tensor]:
+        b = self.seeds.shape[0]
+        return nothing(b, self.most, dtype=torch.int32), nothing(b, dtype=torch.int32)
+
+    def cost(self) -> Work:
+        return Work(nbytes(self.req_pool_indices, self.seeds, self.predict) + 4 * len(self.seeds) * self.most)
+
+    def footprint(self) -> tuple[Access, ...]:
+        rows = Access(self.counters, write=True, rows=self.req_pool_indices)
+        return (*reads(self.req_pool_indices, self.seeds), rows, Access(self.predict, write=True))
+
+
+@kernel(
+    "accept_by_lot(Tensor(a!) counters, Tensor req_pool_indices, Tensor seeds, Tensor(b!) predict, int most, "
+    "float mean, bool rounded, int fixed) -> (Tensor, Tensor)",
+    meta=lambda *args: _AcceptByLot(*args).meta(),
+    cost=lambda *args: _AcceptByLot(*args).cost(),
+    footprint=lambda *args: _AcceptByLot(*args).footprint(),
+    integer=True,
+)
+def accept_by_lot(
+    counters: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    seeds: torch.Tensor,
+    predict: torch.Tensor,
+    most: int,
+    mean: float,
+    rounded: bool,
+    fixed: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As ``accept_drafts``, but the first nodes of each request, as many as a lot says.
+
+    The lot is a hash of the request's seed [b] and of how many verifies it has had, counted in ``counters`` [rows];
+    ``fixed`` > 0 is a length for all. ``rounded``: a normal around ``mean``, else one of its two neighbours.
+    ``predict`` [b · d] is overwritten.
+    """
+    ordinals = counters[req_pool_indices]
+    counters[req_pool_indices] = ordinals + 1
+    if fixed:
+        lens = torch.full_like(seeds, fixed)
+    else:
+        lens = lots(seeds, ordinals, mean, rounded=rounded)
+    lens = lens.clamp(1, most)
+    b, device = seeds.shape[0], seeds.device
+    step = torch.arange(most, device=device)
+    index = (torch.arange(b, device=device) * (predict.shape[0] // b)).unsqueeze(1) + step
+    predict.fill_(SIMULATED_TOKEN)
+    return torch.where(step < lens.unsqueeze(1), index, NONE).to(torch.int32), lens.to(torch.int32)
+
+
+def lots(seeds: torch.Tensor, ordinals: torch.Tensor, mean: float, *, rounded: bool) -> torch.Tensor:
+    """Lengths [b] int64 keyed by seeds [b] and ordinals [b], not yet limited."""
+    first, second = (_uniform(seeds, 2 * ordinals + draw) for draw in (0, 1))
+    if rounded:  # Box and Muller's normal
+        normal = torch.sqrt(-2 * torch.log1p(-first)) * torch.cos(2 * math.pi * second)
+        return torch.round(normal + mean).to(torch.int64)
+    return math.floor(mean) + (first < mean - math.floor(mean)).to(torch.int64)
+
+
+def _uniform(seeds: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+    """[b] float64 in [0, 1)."""
+    return (mix64(seeds + (draws + 1) * GOLDEN64) >> 11 & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53

@@ -1,0 +1,87 @@
+"""KV slots ahead of a request's length, for the overlapped speculative worker: ``prepare_ahead``."""
+
+from __future__ import annotations
+
+import torch
+
+from ..admission.growth import end_ahead
+from ..batch import ScheduleBatch
+from ..kernels.drafts import place_ahead, write_rows
+from ..memory.allocation import alloc_ahead, claim_pages, pages_between
+from .engine import Engine
+
+
+def prepare_ahead(engine: Engine, batch: ScheduleBatch) -> None:
+    """Slots up to two steps ahead for every request, and the slot of its bonus token claimed as committed."""
+    assert engine.config.speculative is not None and engine.relay.drafts is not None
+    engine.relay.drafts.prepare_lengths(batch)
+    starts = torch.tensor([req.kv_allocated_len for req in batch.reqs], dtype=torch.int64)
+    ends = torch.tensor([end_ahead(req, engine.config.speculative) for req in batch.reqs], dtype=torch.int64)
+    _PLACE[engine.relay.drafts.ends](engine, batch, starts, ends)
+    for req, end in zip(batch.reqs, ends.tolist(), strict=True):
+        req.kv_allocated_len = end
+        req.kv_committed_len += 1
+    batch.longest = int(ends.max())
+
+
+def _place_blocking(engine: Engine, batch: ScheduleBatch, starts: torch.Tensor, ends: torch.Tensor) -> None:
+    """As upstream until #26380: with pages the lengths are sent twice, once to allocate by and once to write."""
+    device = engine.config.device
+    first, last = starts, ends
+    if engine.config.page_size > 1:
+        first, last = starts.to(device), ends.to(device)
+    slots = _allocated(engine, batch, (starts, ends), (first, last))
+    starts_there, ends_there = starts.to(device), ends.to(device)
+    _write(engine, batch, starts_there, ends_there, slots)
+
+
+def _place_asynchronous(
+    engine: Engine, batch: ScheduleBatch, starts: torch.Tensor, ends: torch.Tensor
+) -> None:
+    device = engine.config.device
+    starts_there, ends_there = starts.to(device, non_blocking=True), ends.to(device, non_blocking=True)
+    slots = _allocated(engine, batch, (starts, ends), (starts_there, ends_there))
+    _write(engine, batch, starts_there, ends_there, slots)
+
+
+def _place_packed(engine: Engine, batch: ScheduleBatch, starts: torch.Tensor, ends: torch.Tensor) -> None:
+    """One pinned copy and one kernel."""
+    host = torch.stack([starts, ends])
+    there = (host.pin_memory() if engine.pinned else host).to(engine.config.device, non_blocking=True)
+    size = engine.config.page_size
+    assert batch.req_pool_indices is not None
+    place_ahead(
+        engine.slots.req_to_token,
+        batch.req_pool_indices,
+        (there[0], there[1]),
+        claim_pages(engine.cache, pages_between(starts, ends, size)),
+        size,
+        int((ends - starts).sum()),
+    )
+
+
+_PLACE = {"blocking": _place_blocking, "asynchronous": _place_asynchronous, "packed": _place_packed}
+
+
+def _allocated(
+    engine: Engine,
+    batch: ScheduleBatch,
+    host: tuple[torch.Tensor, torch.Tensor],
+    there: tuple[torch.Tensor, torch.Tensor],
+) -> torch.Tensor:
+    assert batch.req_pool_indices is not None
+    return alloc_ahead(
+        engine.cache,
+        req_pool_indices=batch.req_pool_indices,
+        starts=there[0],
+        ends=there[1],
+        starts_cpu=host[0],
+        ends_cpu=host[1],
+    )
+
+
+def _write(
+    engine: Engine, batch: ScheduleBatch, starts: torch.Tensor, ends: torch.Tensor, slots: torch.Tensor
+) -> None:
+    assert batch.req_pool_indices is not None
+    write_rows(engine.slots.req_to_token, batch.req_pool_indices, starts, ends - starts, slots)

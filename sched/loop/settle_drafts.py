@@ -1,0 +1,74 @@
+"""What a verify's result means for its requests: several tokens at once, of which an end may cut some."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..batch import ScheduleBatch, StepResult, Taken
+from ..request import Request, Status
+from .engine import Engine
+from .settle import append_token, finish
+
+
+def settle_verify(engine: Engine, batch: ScheduleBatch, result: StepResult) -> bool:
+    """Give every request its tokens, waiting for them if need be; a serial verify has done so already. Returns whether
+    every request got tokens and goes on."""
+    engine.allocator.free_group_begin()
+    taken = _take_late(engine, batch, result) if result.taken is None else result.taken
+    quiet = True
+    for req, entry in zip(batch.reqs, taken, strict=True):
+        if entry is None or _announced(engine, req, entry):
+            quiet = False
+    engine.allocator.free_group_end()
+    return quiet
+
+
+def take_tokens(
+    engine: Engine, req: Request, tokens: Sequence[int], logprobs: Sequence[float]
+) -> tuple[int, tuple[Status, str] | None]:
+    """Append tokens until one of them ends the request: how many those are, and how it ends."""
+    for count, token in enumerate(tokens, 1):
+        if logprobs and req.sampling.logprobs:
+            req.output_logprobs.append(logprobs[count - 1])
+        ending = append_token(engine, req, token)
+        if ending is not None:
+            return count, ending
+    return len(tokens), None
+
+
+def _take_late(engine: Engine, batch: ScheduleBatch, result: StepResult) -> Sequence[Taken | None]:
+    predict, accept_lens, logprobs = _on_the_host(result)
+    taken: list[Taken | None] = []
+    for i, (req, accepted) in enumerate(zip(batch.reqs, accept_lens, strict=True)):
+        if req.status is not Status.RUNNING:  # it ended, or its KV was taken back, after the launch
+            taken.append(None)
+            continue
+        own = slice(i * result.draft_tokens, i * result.draft_tokens + accepted)
+        req.kv_committed_len += accepted - 1  # the bonus token's slot was claimed before the launch
+        taken.append(Taken(accepted, *take_tokens(engine, req, predict[own], logprobs[own])))
+    return taken
+
+
+def _on_the_host(result: StepResult) -> tuple[list[int], list[int], list[float]]:
+    if result.next_token_ids_cpu is None:  # the serial loop reads the device tensors themselves
+        assert result.next_token_ids is not None and result.accept_lens is not None
+        logprobs = result.next_token_logprobs
+        predict: list[int] = result.next_token_ids.tolist()
+        accepted: list[int] = result.accept_lens.tolist()
+        return predict, accepted, [] if logprobs is None else logprobs.tolist()
+    if result.copy_done is not None:
+        result.copy_done.synchronize()
+    assert result.accept_lens_cpu is not None
+    logprobs = result.next_token_logprobs_cpu
+    scores: list[float] = [] if logprobs is None else logprobs.tolist()
+    return result.next_token_ids_cpu.tolist(), result.accept_lens_cpu.tolist(), scores
+
+
+def _announced(engine: Engine, req: Request, taken: Taken) -> bool:
+    """Tell of the tokens; returns whether the request ended with them."""
+    req.verify_ct += 1
+    engine.observer.verified(req, taken.verified)
+    engine.observer.tokens(req, taken.kept)
+    if taken.ending is not None:
+        finish(engine, req, *taken.ending)
+    return taken.ending is not None

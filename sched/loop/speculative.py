@@ -1,0 +1,145 @@
+"""One step of a loop that speculates: a prompt for both models, or draft, verify and draft extend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..batch import ScheduleBatch, StepResult, Taken
+from ..relay.draft_row import DraftRelay
+from ..request import Request
+from ..speculate import v1, v2
+from ..speculate.steps import extend_step
+from ..speculate.worker import Worker
+from .engine import Engine
+from .launch import make_forward_batch, sample_forward
+from .settle_drafts import take_tokens
+
+
+def launch_drafts_overlapped(engine: Engine, batch: ScheduleBatch) -> StepResult:
+    """As ``launch_overlapped``, by the overlapped worker."""
+    relay, drafts = engine.relay, drafts_of(engine)
+    result = StepResult(next_token_ids=None, future_indices=relay.open(batch))
+    with engine.observer.range("lengths", batch.step, batch.batch_size):
+        drafts.host_lengths(batch)
+    with relay.isolate(batch):
+        _run(engine, drafts, batch, result)
+        _stash(engine, drafts, batch, result)
+        with engine.observer.range("publish", batch.step, batch.batch_size):
+            _start_copies(engine, result)
+        relay.keep_alive(batch, result)
+    relay.reads_done(batch)
+    drafts.conclude(batch, result)
+    return result
+
+
+def launch_drafts_serial(engine: Engine, batch: ScheduleBatch) -> StepResult:
+    """As ``launch_serial``, by either worker."""
+    relay, drafts = engine.relay, drafts_of(engine)
+    result = StepResult(next_token_ids=None, future_indices=relay.open(batch))
+    with engine.observer.range("lengths", batch.step, batch.batch_size):
+        drafts.host_lengths(batch)
+    with relay.isolate(batch):
+        _run(engine, drafts, batch, result)
+        _stash(engine, drafts, batch, result)
+        relay.keep_alive(batch, result)
+    drafts.conclude(batch, result)
+    return result
+
+
+def awaits_grammar(batch: ScheduleBatch) -> bool:
+    """A verify masks by what the step before has sampled: that has to be settled first."""
+    info = batch.sampling_info
+    return (
+        batch.forward_mode.is_decode and batch.spec_info is not None and getattr(info, "has_grammar", False)
+    )
+
+
+def drafts_of(engine: Engine) -> DraftRelay:
+    assert engine.relay.drafts is not None
+    return engine.relay.drafts
+
+
+def _worker(engine: Engine) -> Worker:
+    assert engine.worker is not None
+    return engine.worker
+
+
+def _run(engine: Engine, drafts: DraftRelay, batch: ScheduleBatch, result: StepResult) -> None:
+    worker = _worker(engine)
+    if batch.forward_mode.is_extend:
+        _prefill(engine, worker, drafts, batch, result)
+    elif worker.spec.mode == "v1":
+        _verify_serially(worker, drafts, batch, result, engine)
+    else:
+        _verify(worker, drafts, batch, result)
+
+
+def _prefill(
+    engine: Engine, worker: Worker, drafts: DraftRelay, batch: ScheduleBatch, result: StepResult
+) -> None:
+    assert batch.seq_lens is not None
+    with engine.observer.range("model", batch.step, batch.num_tokens):
+        forward = make_forward_batch(engine, batch)
+        forward.capture_hidden = True
+        output = engine.runner.forward(forward)
+    sampled = sample_forward(engine, batch, output)
+    drafts.publish(batch, batch.seq_lens)
+    with engine.observer.range("draft_extend", extend_step(batch.step), batch.num_tokens):
+        assert forward.extend_lens is not None and forward.extend_prefix_lens is not None
+        rotated = drafts.rotate(batch, sampled.token_ids, forward.extend_lens)
+        lens = drafts.prompt_lens(batch, (forward.extend_lens, forward.extend_prefix_lens))
+        made = worker.prefill(batch, forward, output, rotated, sampled.token_ids, lens)
+    made.new_seq_lens = batch.seq_lens
+    result.next_token_ids, result.next_token_logprobs = sampled
+    result.next_draft_input = made
+    result.extra_keep_alive_refs += [forward, output, rotated, lens]
+
+
+def _verify(worker: Worker, drafts: DraftRelay, batch: ScheduleBatch, result: StepResult) -> None:
+    hooks = v2.Hooks(drafts.publish, drafts.step_lens, drafts.draft_lengths)
+    made = v2.verify(worker, batch, hooks)
+    result.next_token_ids, result.accept_lens = made.predict, made.accept_lens
+    result.next_token_logprobs = made.logprobs
+    result.draft_tokens = worker.spec.draft_tokens
+    result.next_draft_input = made.draft
+    result.extra_keep_alive_refs += made.keep
+
+
+def _verify_serially(
+    worker: Worker, drafts: DraftRelay, batch: ScheduleBatch, result: StepResult, engine: Engine
+) -> None:
+    """Requests have their tokens when this returns; ``settle`` announces them and ends those that are done."""
+    taken: list[Taken] = []
+
+    def take(req: Request, tokens: Sequence[int], logprobs: Sequence[float]) -> tuple[int, bool]:
+        count, ending = take_tokens(engine, req, tokens, logprobs)
+        taken.append(Taken(len(tokens), count, ending))
+        return count, ending is None
+
+    made = v1.verify(worker, batch, take, drafts.extend_lens)
+    result.next_token_ids, result.next_draft_input = made.tokens, made.draft
+    result.taken = taken
+
+
+def _stash(engine: Engine, drafts: DraftRelay, batch: ScheduleBatch, result: StepResult) -> None:
+    """What the next draft starts from, as the draft extend has left it."""
+    assert result.future_indices is not None
+    with engine.observer.range("publish", extend_step(batch.step), batch.batch_size):
+        if result.next_draft_input is not None:  # a serial verify after which nobody goes on has none
+            drafts.stash(result.future_indices, result.next_draft_input)
+
+
+def _start_copies(engine: Engine, result: StepResult) -> None:
+    """On their way to the host: ids, and of a verify how many of them count."""
+    result.next_token_ids_cpu = _copied(result.next_token_ids)
+    result.accept_lens_cpu = _copied(result.accept_lens)
+    result.next_token_logprobs_cpu = _copied(result.next_token_logprobs)
+    if engine.config.capabilities.events:
+        result.copy_done = engine.streams.module.Event()
+        result.copy_done.record()
+
+
+def _copied(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.to("cpu", non_blocking=True)

@@ -1,0 +1,96 @@
+"""The draft model of EAGLE (arXiv 2401.15077): one decoder layer over a token's embedding and the hidden state of the
+position before it. Embedding and head are the target's; its KV lies in the target's slots, in a pool of its own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ..batch import ForwardBatch
+from ..kernels.linear import linear
+from ..kernels.rows import embedding
+from ..memory.kv import KVPool
+from .checkpoint import CheckpointError, Tensors, parts_of, read_config
+from .config import ModelConfig
+from .decoder import Decoder
+from .weights import Shape, Weights, layer_weights
+
+# What a derived draft makes of the hidden state, against the embedding. The target's first layer knows nothing of it;
+# with none at all a wrong hidden state could not be told from the right one.
+HIDDEN_SHARE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWeights:
+    fc: torch.Tensor  # [2 · hidden, hidden]: the embedding's half, then the hidden state's
+    layers: Weights  # one layer, with the target's embedding, head and angles
+
+
+def derived_weights(config: ModelConfig, target: Weights) -> DraftWeights:
+    """A draft that is the target's first layer: it guesses well where deeper layers add little."""
+    identity = torch.eye(config.hidden_size, dtype=config.dtype)
+    # A seeded embedding's norm is 1, a hidden state's that of a vector of ones.
+    share = HIDDEN_SHARE / math.sqrt(config.hidden_size)
+    fc = torch.cat([identity, share * identity]).to(target.embedding.device)
+    return DraftWeights(fc, replace(target, layers=target.layers[:1]))
+
+
+def empty_draft_weights(config: ModelConfig, target: Weights) -> DraftWeights:
+    """Storage alone, for a device that skips floating-point work."""
+    device = target.embedding.device
+    fc = torch.empty((2 * config.hidden_size, config.hidden_size), dtype=config.dtype, device=device)
+    return DraftWeights(fc, replace(target, layers=target.layers[:1]))
+
+
+def read_draft_config(directory: Path, target: ModelConfig) -> ModelConfig:
+    """The draft in ``directory``: one layer, as wide as the target. Raises CheckpointError."""
+    config = read_config(directory, dtype=target.dtype)
+    for key in ("hidden_size", "vocab_size"):
+        if getattr(config, key) != getattr(target, key):
+            wanted, found = getattr(target, key), getattr(config, key)
+            raise CheckpointError(directory / "config.json", f"{key}: the target has {wanted}, got {found}")
+    if config.num_layers != 1:
+        raise CheckpointError(
+            directory / "config.json", f"num_hidden_layers: a draft has one layer, got {config.num_layers}"
+        )
+    return config
+
+
+def load_draft_weights(directory: Path, config: ModelConfig, target: Weights) -> DraftWeights:
+    """``fc.weight`` [hidden, 2 · hidden], ``norm.weight`` and the tensors of ``layers.0``, named as in a whole model
+    but without its ``model.``. Angles are the target's: positions are. Raises CheckpointError."""
+    tensors, device = Tensors(directory), target.embedding.device
+
+    def source(name: str, shape: Shape) -> torch.Tensor:
+        parts = ("fc.weight",) if name == "fc" else parts_of(name)
+        whole = tensors.joined(tuple(part.removeprefix("model.") for part in parts), shape[::-1])
+        return whole.t().to(config.dtype).contiguous().to(device)
+
+    hidden = config.hidden_size
+    fc, norm = source("fc", (2 * hidden, hidden)), source("norm", (hidden,))
+    layer = layer_weights(config, source, "layers.0")
+    return DraftWeights(fc, replace(target, layers=(layer,), norm=norm))
+
+
+class EagleDraft:
+    """Knows requests only as rows of a ForwardBatch. ``kv`` has as many slots as the target's."""
+
+    def __init__(
+        self, config: ModelConfig, weights: DraftWeights, *, kv: KVPool, req_to_token: torch.Tensor
+    ) -> None:
+        self._fc = weights.fc
+        self._embedding = weights.layers.embedding
+        self._dtype = config.dtype
+        self._decoder = Decoder(config, weights.layers, kv=kv, req_to_token=req_to_token)
+
+    def forward(self, batch: ForwardBatch, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] of every token; ``hidden_states`` [T, hidden] are those of the positions before."""
+        joined = torch.cat([embedding(batch.input_ids, self._embedding), hidden_states], -1)
+        return self._decoder.layers(linear(joined, self._fc, None, self._dtype), batch)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, vocab] by the target's head."""
+        return self._decoder.logits(hidden)

@@ -1,0 +1,78 @@
+"""A function of tensors that is launched as a graph where the device has them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..config import EngineConfig
+from ..kernels.drafts import stage_rows
+
+Function = Callable[..., Sequence[torch.Tensor]]
+
+
+class Input(NamedTuple):
+    """One row of it per request."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Replay:
+    """``function(*inputs, max_seq_len)`` of inputs [b, ...] to outputs [b · n, ...], n of each output's own.
+
+    Captures a graph for each batch size when it is made, on the stream that is current then. Smaller batches are
+    padded with zeros, which ``function`` has to bear. An output of a graph is valid until the next call.
+    """
+
+    def __init__(
+        self, function: Function, inputs: Sequence[Input], config: EngineConfig, *, longest: int
+    ) -> None:
+        """``longest`` is the host's bound on lengths in a graph."""
+        self._function = function
+        self._sizes: Sequence[int] = ()
+        self._captured: dict[int, tuple[Any, Sequence[torch.Tensor]]] = {}
+        if config.cuda_graph and config.capabilities.graphs and config.device.type != "cpu":
+            self._sizes = graph_sizes(config)
+            self._static = [
+                torch.zeros((self._sizes[-1], *entry.shape), dtype=entry.dtype, device=config.device)
+                for entry in inputs
+            ]
+            self._capture(torch.get_device_module(config.device), longest)
+
+    def __call__(self, *inputs: torch.Tensor, max_seq_len: int) -> Sequence[torch.Tensor]:
+        batch_size = inputs[0].shape[0]
+        place = bisect_left(self._sizes, batch_size)
+        if place == len(self._sizes):
+            return self._function(*inputs, max_seq_len)
+        size = self._sizes[place]
+        for static, given in zip(self._static, inputs, strict=True):
+            if given.is_floating_point():
+                static[:batch_size] = given  # what pads it may hold anything
+            else:
+                stage_rows(static, given, size)
+        graph, outputs = self._captured[size]
+        graph.replay()
+        return (
+            outputs if size == batch_size else [out[: out.shape[0] // size * batch_size] for out in outputs]
+        )
+
+    def _capture(self, module: Any, longest: int) -> None:
+        """Largest first, so that the smaller ones fit into memory the pool has already."""
+        pool = module.graph_pool_handle()
+        for size in reversed(self._sizes):
+            inputs = [static[:size] for static in self._static]
+            self._function(*inputs, longest)  # what a first run allocates or tunes must not be captured
+            graph = module.CUDAGraph()
+            with module.graph(graph, pool=pool, stream=module.current_stream()):
+                outputs = self._function(*inputs, longest)
+            self._captured[size] = graph, outputs
+
+
+def graph_sizes(config: EngineConfig) -> Sequence[int]:
+    """The configured sizes in order, up to the first that holds every request that may run."""
+    sizes = sorted(set(config.graph_batch_sizes))
+    return sizes[: bisect_left(sizes, config.max_running_requests) + 1]

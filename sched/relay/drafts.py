@@ -1,0 +1,222 @@
+"""What a draft starts from, on its way to the next step: ``resolve``, ``rotate``, ``stash``, ``conclude``, and what
+happens to it when rows leave or join."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import torch
+
+from ..batch import DraftInput, FutureIndices, ScheduleBatch, StepResult
+from ..kernels.bridge import assert_all
+from ..kernels.drafts import rotate_ids
+from .desk import Desk
+from .draft_row import Step
+from .pages import copy_rows_ahead
+
+# ---- resolve ---------------------------------------------------------------------------------------------------
+
+
+def resolve_extras(desk: Desk, prompts: Step, batch: ScheduleBatch) -> None:
+    """Of a prompt what the state does without speculation; of a decode the draft's input from the FutureMap."""
+    if batch.forward_mode.is_extend:
+        prompts(batch)
+    _gather_draft(desk, batch)
+
+
+def resolve_lengths_and_extras(desk: Desk, prompts: Step, batch: ScheduleBatch) -> None:
+    """Between steps the batch's own lengths are sentinels, so they are gathered too (#25879 to #26020)."""
+    draft = batch.spec_info
+    if draft is not None and draft.future_indices is not None:
+        batch.seq_lens = desk.futures.new_seq_lens_buf[draft.future_indices.indices]
+        assert_all((batch.seq_lens > 0).all())
+    resolve_extras(desk, prompts, batch)
+
+
+def resolve_staged_and_extras(desk: Desk, prompts: Step, batch: ScheduleBatch) -> None:
+    """A staged prompt is uploaded wherever there is one (#25945): it must not be there twice."""
+    if batch.prefill_input_ids_cpu is not None:
+        prompts(batch)
+    _gather_draft(desk, batch)
+
+
+def resolve_on_the_forward_stream(desk: Desk, prompts: Step, batch: ScheduleBatch) -> None:
+    """Lengths and the draft's input, and the rows of the page table that the step will read."""
+    if batch.forward_mode.is_extend:
+        prompts(batch)
+        return
+    draft = batch.spec_info
+    assert draft is not None and draft.future_indices is not None
+    batch.seq_lens = desk.futures.new_seq_lens_buf[draft.future_indices.indices]
+    _gather_draft(desk, batch)
+    if desk.pages is not desk.req_to_token:
+        copy_rows_ahead(desk, batch)
+
+
+def _gather_draft(desk: Desk, batch: ScheduleBatch) -> None:
+    draft = batch.spec_info
+    if draft is None or draft.future_indices is None:
+        return
+    at = draft.future_indices.indices
+    desk.streams.record(at, desk.streams.forward)
+    assert desk.drafts is not None, "a draft's input is gathered that nobody stashed"
+    bonus = desk.futures.output_tokens_buf[at]
+    batch.spec_info = desk.drafts.gather(at, replace(draft, bonus_tokens=bonus))
+
+
+def resolve_nothing(desk: Desk, prompts: Step, batch: ScheduleBatch) -> None:  # noqa: ARG001
+    """The serial worker carries all it needs in the batch."""
+    if batch.forward_mode.is_extend:
+        prompts(batch)
+
+
+# ---- the draft's prompt ----------------------------------------------------------------------------------------
+
+
+def rotate_one_by_one(
+    desk: Desk,  # noqa: ARG001
+    batch: ScheduleBatch,
+    next_ids: torch.Tensor,
+    extend_lens: torch.Tensor,  # noqa: ARG001
+) -> torch.Tensor:
+    """Each request's ids in place, by a small cat of its own; v2 never had it otherwise."""
+    assert batch.input_ids is not None
+    start = 0
+    for i, length in enumerate(batch.extend_lens):
+        own = batch.input_ids[start : start + length]
+        own.copy_(torch.cat([own[1:], next_ids[i : i + 1]]))
+        start += length
+    return batch.input_ids
+
+
+def rotate_by_uploaded_lens(
+    desk: Desk,
+    batch: ScheduleBatch,
+    next_ids: torch.Tensor,
+    extend_lens: torch.Tensor,  # noqa: ARG001
+) -> torch.Tensor:
+    """All at once, by lengths that are uploaded for it (#25819)."""
+    lens = torch.tensor(batch.extend_lens, device=desk.device)
+    rotated: torch.Tensor = rotate_ids(batch.input_ids, next_ids, lens)
+    return rotated
+
+
+def rotate_by_lens_there(
+    desk: Desk,  # noqa: ARG001
+    batch: ScheduleBatch,
+    next_ids: torch.Tensor,
+    extend_lens: torch.Tensor,
+) -> torch.Tensor:
+    """All at once, by the lengths that the target's forward has."""
+    rotated: torch.Tensor = rotate_ids(batch.input_ids, next_ids, extend_lens)
+    return rotated
+
+
+# ---- stash and conclude ----------------------------------------------------------------------------------------
+
+
+def stash_interval(desk: Desk, future: FutureIndices, draft: DraftInput) -> None:
+    """To the ring's slots, which lie side by side."""
+    assert draft.bonus_tokens is not None and future.interval is not None
+    if draft.bonus_tokens.shape[0]:
+        desk.futures.output_tokens_buf[future.interval] = draft.bonus_tokens
+        desk.draft_buffers(draft).store(future.interval, draft)
+
+
+def stash_by_row(desk: Desk, future: FutureIndices, draft: DraftInput) -> None:
+    """To the requests' own rows (#25862)."""
+    assert draft.bonus_tokens is not None
+    if draft.bonus_tokens.shape[0]:
+        desk.futures.stash(future.indices, draft.bonus_tokens)
+        desk.draft_buffers(draft).store(future.indices, draft)
+
+
+def stash_nothing(desk: Desk, future: FutureIndices, draft: DraftInput) -> None:
+    """The serial worker's batch keeps it."""
+
+
+def conclude_with_event(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:
+    """The batch carries the new lengths themselves, and the event behind which they may be read."""
+    made = result.next_draft_input
+    assert made is not None
+    batch.input_ids = None
+    batch.seq_lens = batch.seq_lens if made.new_seq_lens is None else made.new_seq_lens
+    batch.spec_info = DraftInput(future_indices=result.future_indices, verify_done=desk.publish_ready)
+
+
+def conclude_with_sentinel(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:
+    """Between steps the lengths are the negated rows (#25879)."""
+    conclude_by_row(desk, batch, result)
+    assert result.future_indices is not None
+    with desk.observer.range("conclude", batch.step, batch.batch_size):
+        batch.seq_lens = -result.future_indices.indices
+
+
+def conclude_by_row(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
+    """The lengths stay those before the verify, until the next step's are asked for (#26020)."""
+    batch.input_ids = None
+    batch.spec_info = DraftInput(future_indices=result.future_indices)
+
+
+def conclude_in_output_ids(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
+    """v1 before #25774. After a verify there are as many ids as were accepted, not one for each request; nobody reads
+    them."""
+    batch.output_ids = result.next_token_ids
+    batch.spec_info = result.next_draft_input
+
+
+def conclude_in_input_ids(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
+    """v1 since #25774, and still since #25945: ids of that shape cannot be stashed by row."""
+    assert result.next_token_ids is not None
+    batch.input_ids = result.next_token_ids.to(torch.int64)
+    batch.spec_info = result.next_draft_input
+
+
+# ---- rows leave and join ---------------------------------------------------------------------------------------
+
+
+def filter_future(desk: Desk, batch: ScheduleBatch, rows: torch.Tensor, before: int) -> None:  # noqa: ARG001
+    """Between two overlapped steps there is nothing but the places."""
+    draft = batch.spec_info
+    assert draft is not None and draft.future_indices is not None
+    batch.spec_info = replace(draft, future_indices=FutureIndices(draft.future_indices.indices[rows], None))
+
+
+def merge_future(desk: Desk, batch: ScheduleBatch, other: ScheduleBatch) -> None:  # noqa: ARG001
+    own, joining = batch.spec_info, other.spec_info
+    assert own is not None and joining is not None
+    assert own.future_indices is not None and joining.future_indices is not None
+    indices = torch.cat([own.future_indices.indices, joining.future_indices.indices])
+    done = joining.verify_done or own.verify_done  # who joins ran last
+    batch.spec_info = DraftInput(future_indices=FutureIndices(indices, None), verify_done=done)
+
+
+def filter_draft(desk: Desk, batch: ScheduleBatch, rows: torch.Tensor, before: int) -> None:  # noqa: ARG001
+    """After a serial verify those that have ended are gone already."""
+    draft = batch.spec_info
+    if draft is None or draft.topk_p is None or draft.topk_p.shape[0] != before:
+        return
+    batch.spec_info = _joined([part[rows]] for part in _parts(draft))
+
+
+def merge_draft(desk: Desk, batch: ScheduleBatch, other: ScheduleBatch) -> None:  # noqa: ARG001
+    own, joining = batch.spec_info, other.spec_info
+    if own is None or joining is None:  # after a serial verify that ended all of a side
+        batch.spec_info = own or joining
+        return
+    batch.spec_info = _joined(zip(_parts(own), _parts(joining), strict=True))
+
+
+def _joined(parts: Iterable[Sequence[torch.Tensor]]) -> DraftInput:
+    """From rows of each part in the order of ``_parts``."""
+    bonus, topk_p, topk_index, hidden = (
+        rows[0] if len(rows) == 1 else torch.cat(tuple(rows)) for rows in parts
+    )
+    return DraftInput(bonus, topk_p, topk_index, hidden)
+
+
+def _parts(draft: DraftInput) -> tuple[torch.Tensor, ...]:
+    parts = (draft.bonus_tokens, draft.topk_p, draft.topk_index, draft.hidden_states)
+    assert all(part is not None for part in parts)
+    return tuple(part for part in parts if part is not None)

@@ -1,0 +1,274 @@
+"""Running the draft model: chains, trees, and the extend that teaches it what the target has accepted.
+
+At position p the draft sees token p + 1 with the target's hidden state of p, and says what token p + 2 may be::
+
+    positions       L-1        L          L+1
+    draft's token   bonus      1st draft  2nd draft      L tokens have KV, the bonus is token L
+    says            1st draft  2nd draft  3rd draft
+                    |-extend-|-- drafting ----------
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ..batch import DraftInput, ForwardBatch, ForwardMode
+from ..config import EngineConfig, SpeculativeConfig
+from ..kernels.drafts import draft_places, draft_topk, pick_accepted
+from ..kernels.rows import extend_positions, last_tokens
+from ..kernels.verify import NONE, build_tree
+from ..model.draft import EagleDraft
+from ..model.replay import Input, Replay
+
+
+class Tree(NamedTuple):
+    """Drafts of a batch; the root is the bonus token. ``parents`` is None for a chain."""
+
+    tokens: torch.Tensor  # [b, d] int64
+    parents: torch.Tensor | None  # [b, d] int64
+
+
+class Extended(NamedTuple):
+    """What the next draft starts from."""
+
+    topk_p: torch.Tensor  # [b, topk] float32
+    topk_index: torch.Tensor  # [b, topk] int64
+    hidden_states: torch.Tensor  # [b, hidden]
+
+
+class Candidates(NamedTuple):
+    """All that drafting a tree has come across, level by level: [b, n] each."""
+
+    scores: torch.Tensor
+    tokens: torch.Tensor
+    parents: torch.Tensor
+
+
+class _Front(NamedTuple):
+    """The branches that go on: [b, topk] each, and what each has behind it."""
+
+    scores: torch.Tensor
+    tokens: torch.Tensor
+    places: torch.Tensor  # among the candidates
+    hidden: torch.Tensor  # [b, topk, hidden]
+    slots: torch.Tensor  # [b, topk, depth so far]
+
+
+class Drafter:
+    """``pages`` is the page table that forwards read."""
+
+    def __init__(
+        self, draft: EagleDraft, config: EngineConfig, *, pages: torch.Tensor, hidden: Input
+    ) -> None:
+        assert config.speculative is not None
+        self._spec: SpeculativeConfig = config.speculative
+        self._draft = draft
+        self._pages = pages
+        d, longest = self._spec.draft_tokens, pages.shape[1]
+        one = Input((), torch.int64)
+        self._chain = Replay(
+            self._run_chain, [Input((1,), torch.int64), hidden, one, one], config, longest=longest
+        )
+        each = Input((d, *hidden.shape), hidden.dtype)
+        self._extend_chain = Replay(
+            self._run_extend_chain,
+            [Input((d,), torch.int64), each, one, one, one, Input((), torch.int32), Input((), torch.int32)],
+            config,
+            longest=longest,
+        )
+
+    # ---- drafting ------------------------------------------------------------------------------------------
+
+    def chain(self, start: DraftInput, rows: torch.Tensor, seq_lens: torch.Tensor, longest: int) -> Tree:
+        """``steps`` drafts behind each bonus. KV goes to the slots that the rows [b] have from ``seq_lens`` [b] on."""
+        assert start.topk_index is not None and start.hidden_states is not None
+        [tokens] = self._chain(start.topk_index, start.hidden_states, rows, seq_lens, max_seq_len=longest)
+        assert start.bonus_tokens is not None
+        return Tree(torch.cat([start.bonus_tokens.unsqueeze(1), tokens], 1), None)
+
+    def _run_chain(
+        self,
+        topk_index: torch.Tensor,
+        hidden: torch.Tensor,
+        rows: torch.Tensor,
+        seq_lens: torch.Tensor,
+        max_seq_len: int,
+    ) -> Sequence[torch.Tensor]:
+        tokens = [topk_index[:, 0]]
+        for step in range(self._spec.steps - 1):
+            batch = self._tokens(tokens[-1], rows, seq_lens + step, max_seq_len)
+            hidden = self._draft.forward(batch, hidden)
+            tokens.append(draft_topk(self._draft.logits(hidden), 1)[1][:, 0])
+        return [torch.stack(tokens, 1)]
+
+    def _tokens(
+        self, tokens: torch.Tensor, rows: torch.Tensor, places: torch.Tensor, max_seq_len: int
+    ) -> ForwardBatch:
+        """One token for each row, at ``places``."""
+        positions, slots = draft_places(self._pages, rows, places, 1)
+        return ForwardBatch(
+            mode=ForwardMode.DRAFT,
+            batch_size=tokens.shape[0],
+            num_tokens=tokens.shape[0],
+            input_ids=tokens,
+            positions=positions,
+            req_pool_indices=rows,
+            seq_lens=places + 1,
+            out_cache_loc=slots,
+            max_seq_len=max_seq_len,
+        )
+
+    def tree(self, start: DraftInput, rows: torch.Tensor, seq_lens: torch.Tensor, longest: int) -> Tree:
+        """``topk`` branches of ``steps`` drafts, and the best ``draft_tokens`` of all that they come across. Branch r's
+        KV goes to the row's slots from ``seq_lens + r · steps`` on."""
+        b, k = seq_lens.shape[0], self._spec.topk
+        _, flat = draft_places(self._pages, rows, seq_lens, self._spec.drafts)
+        slots = flat.view(b, k, self._spec.steps)
+        assert start.topk_p is not None and start.topk_index is not None
+        assert start.hidden_states is not None and start.bonus_tokens is not None
+        front = _Front(
+            start.topk_p,
+            start.topk_index,
+            torch.arange(k, device=seq_lens.device).expand(b, k),
+            start.hidden_states.unsqueeze(1).expand(b, k, -1),
+            slots[:, :, :0],
+        )
+        levels = [Candidates(front.scores, front.tokens, torch.full_like(front.tokens, NONE))]
+        for step in range(self._spec.steps - 1):
+            front = front._replace(slots=torch.cat([front.slots, slots[:, :, step : step + 1]], 2))
+            hidden, level = self._grow(front, rows, seq_lens, longest)
+            first = k + step * k * k
+            levels.append(level)
+            front = _best(front, level, hidden, first=first)
+        scores, tokens, parents = (torch.cat(parts, 1) for parts in zip(*levels, strict=True))
+        return Tree(*build_tree(scores, tokens, parents, start.bonus_tokens, self._spec.draft_tokens))
+
+    def _grow(
+        self, front: _Front, rows: torch.Tensor, seq_lens: torch.Tensor, longest: int
+    ) -> tuple[torch.Tensor, Candidates]:
+        """Hidden states [b, k, hidden] of the front, and the k · k candidates behind it."""
+        (b, k), depth = front.tokens.shape, front.slots.shape[2]
+        batch = ForwardBatch(
+            mode=ForwardMode.DRAFT,
+            batch_size=b * k,
+            num_tokens=b * k,
+            input_ids=front.tokens.reshape(-1),
+            positions=(seq_lens + depth - 1).repeat_interleave(k),
+            req_pool_indices=rows.repeat_interleave(k),
+            seq_lens=(seq_lens + depth).repeat_interleave(k),
+            out_cache_loc=front.slots[:, :, -1].reshape(-1),
+            max_seq_len=longest,
+            branches=front.slots.reshape(b * k, depth),
+            branch_lens=torch.full((b * k,), depth, dtype=torch.int64, device=rows.device),
+        )
+        hidden = self._draft.forward(batch, front.hidden.reshape(b * k, -1))
+        topk_p, topk_index = draft_topk(self._draft.logits(hidden), k)
+        scores = front.scores.unsqueeze(2) * topk_p.view(b, k, k)
+        parents = front.places.repeat_interleave(k, 1)
+        return hidden.view(b, k, -1), Candidates(scores.view(b, -1), topk_index.view(b, -1), parents)
+
+    # ---- extending -----------------------------------------------------------------------------------------
+
+    def extend(self, batch: ForwardBatch, hidden_states: torch.Tensor) -> Extended:
+        """Over tokens [T] that the target has accepted, with its hidden states [T, hidden]; requests have as many
+        of them as ``batch.extend_lens`` says."""
+        hidden = self._draft.forward(batch, hidden_states)
+        return self._extended(last_tokens(hidden, batch.extend_lens))
+
+    def _extended(self, hidden: torch.Tensor) -> Extended:
+        topk_p, topk_index = draft_topk(self._draft.logits(hidden), self._spec.topk)
+        return Extended(topk_p, topk_index, hidden)
+
+    def extend_chain(
+        self,
+        predict: torch.Tensor,
+        hidden_states: torch.Tensor,
+        accept_lens: torch.Tensor,
+        rows: torch.Tensor,
+        ends: torch.Tensor,
+        lens: tuple[torch.Tensor, torch.Tensor],
+        longest: int,
+    ) -> Extended:
+        """Over all d verified positions of each request, of which ``accept_lens`` [b] count: ``predict`` [b · d] and
+        the target's ``hidden_states`` [b · d, hidden] there. ``ends`` [b] is the length behind them, ``lens`` how many
+        there are and how many come before, [b] int32 each."""
+        b = accept_lens.shape[0]
+        inputs = (predict.view(b, -1), hidden_states.view(b, predict.shape[0] // b, -1))
+        topk_p, topk_index, hidden = self._extend_chain(
+            *inputs, accept_lens.to(torch.int64), rows, ends, *lens, max_seq_len=longest
+        )
+        return Extended(topk_p, topk_index, hidden)
+
+    def _run_extend_chain(
+        self,
+        predict: torch.Tensor,
+        hidden_states: torch.Tensor,
+        accept_lens: torch.Tensor,
+        rows: torch.Tensor,
+        ends: torch.Tensor,
+        extend_lens: torch.Tensor,
+        prefix_lens: torch.Tensor,
+        max_seq_len: int,
+    ) -> Sequence[torch.Tensor]:
+        b, d = predict.shape
+        positions, slots = draft_places(self._pages, rows, prefix_lens.to(torch.int64), d)
+        batch = ForwardBatch(
+            mode=ForwardMode.DRAFT_EXTEND,
+            batch_size=b,
+            num_tokens=b * d,
+            input_ids=predict.view(-1),
+            positions=positions,
+            req_pool_indices=rows,
+            seq_lens=ends,
+            out_cache_loc=slots,
+            max_seq_len=max_seq_len,
+            extend_lens=extend_lens,
+            max_extend_len=d,
+        )
+        hidden = self._draft.forward(batch, hidden_states.reshape(b * d, -1))
+        return self._extended(pick_accepted(hidden, accept_lens))
+
+
+def extend_batch(
+    input_ids: torch.Tensor,
+    rows: torch.Tensor,
+    seq_lens: torch.Tensor,
+    out_cache_loc: torch.Tensor,
+    lens: tuple[torch.Tensor, torch.Tensor],
+    *,
+    longest: int,
+    most: int,
+) -> ForwardBatch:
+    """The draft's view of the last ``lens[0]`` [b] tokens of each request; ``lens[1]`` come before."""
+    extend_lens, prefix_lens = lens
+    return ForwardBatch(
+        mode=ForwardMode.DRAFT_EXTEND,
+        batch_size=rows.shape[0],
+        num_tokens=input_ids.shape[0],
+        input_ids=input_ids,
+        positions=extend_positions(seq_lens, extend_lens, input_ids.shape[0]),
+        req_pool_indices=rows,
+        seq_lens=seq_lens,
+        out_cache_loc=out_cache_loc,
+        max_seq_len=longest,
+        extend_lens=extend_lens,
+        extend_prefix_lens=prefix_lens,
+        max_extend_len=most,
+    )
+
+
+def _best(front: _Front, level: Candidates, hidden: torch.Tensor, *, first: int) -> _Front:
+    """The topk best of a level; its candidates are numbered from ``first`` on."""
+    k = front.tokens.shape[1]
+    best = level.scores.sort(dim=1, descending=True, stable=True).indices[:, :k]
+    branch = (best // k).unsqueeze(2)
+    return _Front(
+        level.scores.gather(1, best),
+        level.tokens.gather(1, best),
+        best + first,
+        hidden.gather(1, branch.expand(-1, -1, hidden.shape[2])),
+        front.slots.gather(1, branch.expand(-1, -1, front.slots.shape[2])),
+    )

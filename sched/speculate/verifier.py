@@ -1,0 +1,147 @@
+"""The target's verdict on drafts: one forward over all of them, and its own next token behind each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import torch
+
+from ..batch import ForwardBatch, ForwardMode, ModelOutput
+from ..config import EngineConfig
+from ..kernels.drafts import draft_places
+from ..kernels.history import path_tokens
+from ..kernels.verify import tree_paths
+from ..model.decoder import Model
+from ..model.replay import Input, Replay, graph_sizes
+from .drafter import Tree
+from .grammar import draft_mask
+
+if TYPE_CHECKING:
+    from ..model.sampler import TokenScores
+    from ..model.sampling_info import SamplingInfo
+
+
+class Sampler(Protocol):
+    def sample(self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor) -> torch.Tensor: ...
+
+    def score(
+        self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor, ids: torch.Tensor
+    ) -> TokenScores: ...
+
+
+class Verdict(NamedTuple):
+    """Of all drafts of a batch, the roots included: [b · d] each."""
+
+    predict: torch.Tensor  # int64, the target's next token behind each
+    hidden_states: torch.Tensor  # [b · d, hidden]
+    logprobs: torch.Tensor | None  # float32, of ``predict``
+
+
+class Verifier:
+    """``pages`` is the page table that forwards read."""
+
+    def __init__(self, model: Model, sampler: Sampler, config: EngineConfig, *, pages: torch.Tensor) -> None:
+        assert config.speculative is not None
+        self._spec = config.speculative
+        self._device = config.device
+        self._model = model
+        self._sampler = sampler
+        self._pages = pages
+        d = self._spec.draft_tokens
+        most = max(config.max_running_requests, *graph_sizes(config))  # a graph may be padded beyond
+        self._lens = torch.full((most,), d, dtype=torch.int32, device=config.device)
+        one = Input((), torch.int64)
+        self._chain = Replay(
+            self._run_chain, [Input((d,), torch.int64), one, one], config, longest=pages.shape[1]
+        )
+
+    def forward(
+        self, tree: Tree, rows: torch.Tensor, seq_lens: torch.Tensor, slots: torch.Tensor | None, longest: int
+    ) -> ModelOutput:
+        """Logits [b · d, vocab] and hidden states of every draft. KV of a tree goes to ``slots`` [b · d], of a chain to
+        those that the rows have from ``seq_lens`` [b] on."""
+        if tree.parents is None:
+            logits, hidden = self._chain(tree.tokens, rows, seq_lens, max_seq_len=longest)
+            return ModelOutput(logits, hidden_states=hidden)
+        assert slots is not None
+        return self._model.forward(
+            self._tree_batch(tree.tokens, tree.parents, rows, seq_lens, slots, longest)
+        )
+
+    def _run_chain(
+        self, tokens: torch.Tensor, rows: torch.Tensor, seq_lens: torch.Tensor, max_seq_len: int
+    ) -> Sequence[torch.Tensor]:
+        b, d = tokens.shape
+        positions, slots = draft_places(self._pages, rows, seq_lens, d)
+        batch = ForwardBatch(
+            mode=ForwardMode.TARGET_VERIFY,
+            batch_size=b,
+            num_tokens=b * d,
+            input_ids=tokens.view(-1),
+            positions=positions,
+            req_pool_indices=rows,
+            seq_lens=seq_lens + d,
+            out_cache_loc=slots,
+            max_seq_len=max_seq_len,
+            extend_lens=self._lens[:b],
+            max_extend_len=d,
+            capture_hidden=True,
+        )
+        output = self._model.forward(batch)
+        assert output.hidden_states is not None
+        return [output.logits, output.hidden_states]
+
+    def _tree_batch(
+        self,
+        tokens: torch.Tensor,
+        parents: torch.Tensor,
+        rows: torch.Tensor,
+        seq_lens: torch.Tensor,
+        slots: torch.Tensor,
+        longest: int,
+    ) -> ForwardBatch:
+        """Every node as a request of its own, whose last positions are its ancestors."""
+        b, d = tokens.shape
+        depth = self._spec.most_accepted
+        paths, counts = tree_paths(parents, depth)
+        branches = slots.view(b, d).gather(1, paths.clamp(min=0).view(b, d * depth)).view(b * d, depth)
+        lens = (seq_lens.unsqueeze(1) + counts).view(-1)
+        return ForwardBatch(
+            mode=ForwardMode.TARGET_VERIFY,
+            batch_size=b * d,
+            num_tokens=b * d,
+            input_ids=tokens.view(-1),
+            positions=lens - 1,
+            req_pool_indices=rows.repeat_interleave(d),
+            seq_lens=lens,
+            out_cache_loc=slots,
+            max_seq_len=longest,
+            capture_hidden=True,
+            branches=branches,
+            branch_lens=counts.view(-1),
+        )
+
+    def predict(self, tree: Tree, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor) -> Verdict:
+        """The token that the target samples behind each draft, as it would if the drafts before it were its own."""
+        b, d = tree.tokens.shape
+        parents = self._parents(tree, b, d)
+        paths, counts = tree_paths(parents, self._spec.most_accepted)
+        orchestrator = info.penalizer_orchestrator
+        own = None
+        if orchestrator is not None and orchestrator.is_required and orchestrator.exact:
+            own = path_tokens(tree.tokens, paths)
+        mask = draft_mask(tree.tokens, parents, info) if info.has_grammar else None
+        drafts = info.for_drafts(d, own, mask)
+        places = (seq_lens.unsqueeze(1) + counts).view(-1)
+        predict = self._sampler.sample(output, drafts, places)
+        logprobs = None
+        if info.return_logprob:
+            logprobs = self._sampler.score(output, drafts, places, predict).logprobs
+        assert output.hidden_states is not None
+        return Verdict(predict, output.hidden_states, logprobs)
+
+    def _parents(self, tree: Tree, b: int, d: int) -> torch.Tensor:
+        if tree.parents is not None:
+            return tree.parents
+        return (torch.arange(d, device=self._device) - 1).expand(b, d)

@@ -1,0 +1,168 @@
+"""Acceptance by lot: the same work on both sides, tokens that nobody compares, and what makes no sense refused."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+
+from schedbench.profiles.execute import Options, execute
+from schedbench.profiles.result import Abstained, Result
+from schedbench.scenarios.problems import ScenarioError
+from schedbench.sched.observe import Silence
+from schedbench.sched.request import Request
+from tests.acceptance.questions import answer, asked, bench, statuses, value
+
+SMALL = (
+    "workload.requests=12",
+    "workload.output_tokens={dist: uniform, min: 40, max: 90}",
+)
+NONE = ("device.values=none", "model={preset: llama-3-8b, dtype: bfloat16}")
+WORKERS = {"v1": ("engine.overlap=false",), "v2": ("engine.overlap=true",)}
+
+
+def lots(mode: str, *overrides: str, mean: float = 2.5, more: str = "") -> tuple[str, ...]:
+    acceptance = f"{{mean: {mean}{more}}}"
+    speculative = f"engine.speculative={{algorithm: eagle, mode: {mode}, acceptance: {acceptance}}}"
+    return (*SMALL, *WORKERS[mode], speculative, *overrides)
+
+
+class Lengths(Silence):
+    """What each request got from each of its verifies, in order."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, list[int]] = {}
+
+    def verified(self, request: Request, accepted: int) -> None:
+        self.of.setdefault(request.id, []).append(accepted)
+
+
+def lengths(*overrides: str) -> dict[str, list[int]]:
+    heard = Lengths()
+    with bench(asked("spec_v2", *overrides)) as (_, composed):
+        composed.measure(lambda *_: nullcontext(heard))
+    return heard.of
+
+
+def test_both_workers_do_the_same_work() -> None:
+    """Also where steps hold other requests: a lot is a request's own."""
+    v2 = lengths(*lots("v2"))
+    assert lengths(*lots("v1")) == v2
+    assert lengths(*lots("v2", "engine.max_running_requests=3", "engine.relay=pr25774")) == v2
+    assert lengths(*lots("v2", "measure.seed=1")) != v2
+    assert len({tuple(own) for own in v2.values()}) > 6
+
+
+def test_a_request_that_comes_back_goes_on_with_its_lots() -> None:
+    tight = ("engine.kv_tokens=640", "engine.schedule_conservativeness=0.01", "workload.arrival=burst")
+    short = ("workload.prompt_tokens=24", "workload.output_tokens=90")
+    retracted = lengths(*lots("v1", *short, *tight))
+    plain = lengths(*lots("v1", *short))
+    assert value(answer("spec_v2", *lots("v1", *short, *tight)), "retractions") > 0
+    assert all(own == plain[name][: len(own)] for name, own in retracted.items())
+
+
+@pytest.mark.parametrize("values", [(), NONE], ids=["real", "none"])
+@pytest.mark.parametrize("mode", WORKERS)
+def test_tokens_abstain_and_the_result_is_stamped(mode: str, values: tuple[str, ...]) -> None:
+    result = answer("spec_v2", *lots(mode), *values)
+    assert result.outputs == Abstained(abstained="drafts were accepted by lot, the tokens mean nothing")
+    assert result.labels.acceptance == "simulated"
+    assert result.document()["labels"]["acceptance"] == "simulated"
+    assert statuses(result) == {"finished"}
+    assert value(result, "accept_length") == pytest.approx(2.5, abs=0.1)
+
+
+def test_measured_acceptance_is_stamped_as_such_and_its_absence_is_none() -> None:
+    assert answer("spec_v2", *SMALL).labels.acceptance == "measured"
+    plain = answer("decode_heavy", "workload.requests=4", "workload.output_tokens=8")
+    assert "acceptance" not in plain.document()["labels"]
+    assert not [name for name in plain.metrics if "accept" in name]
+
+
+@pytest.mark.parametrize("method", ["match-expected", "multinomial"])
+@pytest.mark.parametrize("per", ["request", "batch"])
+def test_every_way_to_draw_has_its_mean(method: str, per: str) -> None:
+    result = answer(
+        "spec_v2", *lots("v2", *NONE, more=f", method: {method}, per: {per}"), "workload.requests=24"
+    )
+    few = 0.3 if per == "batch" else 0.12  # a lot for each step, not for each request
+    assert value(result, "accept_length") == pytest.approx(2.5, abs=few)
+    shares = [value(result, f"position_acceptance.{k}") for k in (1, 2, 3)]
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares) == pytest.approx(value(result, "accept_length") - 1)
+    assert (shares[2] > 0) == (method == "multinomial")
+
+
+def test_one_lot_for_a_batch_is_the_same_for_all_in_it() -> None:
+    together = lengths(
+        *lots("v1", "workload.arrival=burst", "workload.prompt_tokens=20", more=", per: batch"),
+        "workload.requests=4",
+    )
+    shortest = min(map(len, together.values()))
+    assert len({tuple(own[:shortest]) for own in together.values()}) == 1
+
+
+@pytest.mark.parametrize("mean", [1.0, 4.0])
+def test_the_ends_of_what_can_be_accepted(mean: float) -> None:
+    assert value(answer("spec_v2", *lots("v2", *NONE, mean=mean)), "accept_length") == mean
+
+
+def test_prefills_are_no_verifies() -> None:
+    """Every token but a request's first comes from a verify; ends cut some."""
+    result = answer("spec_v2", *lots("v2", *NONE, mean=1.0))
+    tokens = sum(request.output_tokens for request in result.requests)
+    verifies = sum(len(own) for own in lengths(*lots("v2", *NONE, mean=1.0)).values())
+    assert verifies == tokens - len(result.requests)
+
+
+def test_emulated_runs_repeat() -> None:
+    one, two = (answer("spec_v2", *lots("v2")).document() for _ in range(2))
+    for part in ("run", "environment"):
+        del one[part], two[part]
+    assert one == two
+
+
+REFUSED = {
+    "with values none nothing can be measured: expected {mean: ...}": NONE,
+    "a chain of 5 steps has 6, got 4": ("engine.speculative={algorithm: eagle, steps: 5, draft_tokens: 4}",),
+    "expected at most steps + 1 = 4, got 4.5": lots("v2", mean=4.5),
+    "means something only with an algorithm": ("engine.speculative={algorithm: none, steps: 5}",),
+    "overlap cannot be combined with speculation v1": (
+        "engine.speculative={algorithm: eagle, mode: v1}",
+        "engine.overlap=true",
+    ),
+    "draft trees cannot be combined with speculation v2": ("engine.speculative={algorithm: eagle, topk: 2}",),
+    "draft trees cannot be combined with pages": (
+        "engine.speculative={algorithm: eagle, mode: v1, topk: 2}",
+        "engine.overlap=false",
+        "engine.page_size=16",
+    ),
+    "expected 2 to 7, all that the tree has, got 9": (
+        "engine.speculative={algorithm: eagle, mode: v1, steps: 2, topk: 2, draft_tokens: 9}",
+        "engine.overlap=false",
+    ),
+    "mixed chunk cannot be combined with speculation": ("engine.mixed_chunk=true",),
+    "seq_lens_cpu=bound: until #26020": ("engine.relay={state: pr25944, seq_lens_cpu: bound}",),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_makes_no_sense_is_refused(reason: str) -> None:
+    with pytest.raises(ScenarioError) as refused:
+        asked("spec_v2", *REFUSED[reason])
+    assert reason in str(refused.value)
+
+
+def test_auto_overlaps_v2_and_not_v1() -> None:
+    def overlapped(mode: str) -> Result:
+        question = asked(
+            "spec_v2",
+            *SMALL,
+            "engine.overlap=auto",
+            f"engine.speculative={{algorithm: eagle, mode: {mode}}}",
+        )
+        return execute(question, question.relays[0], Options(device="vgpu")).result
+
+    assert set(overlapped("v1").per_step["verify"].streams) == {"schedule"}
+    assert "forward" in overlapped("v2").per_step["verify"].streams

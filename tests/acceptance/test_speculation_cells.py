@@ -1,0 +1,300 @@
+"""Speculation's part of the ladder's table: every copy between host and device, and every wait, of each kind of step.
+
+As in ``test_ladder_cells``: a row is one copy, a column one state, a number how often a step of the kind makes it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import ClassVar
+
+import pytest
+
+from schedbench.profiles.result import Result
+from tests.acceptance.cells import (
+    EXTEND_LENS,
+    FORWARD,
+    FREED_PAGES,
+    KEEP,
+    LAST_LOC,
+    LATEST_TOKENS,
+    READ,
+    SCHEDULE,
+    STAGGERED,
+    THREE,
+    UPLOADS,
+    Ask,
+    Copies,
+    Copy,
+    Waits,
+    copies,
+    on_one_stream,
+    steps,
+    table_of,
+    times,
+    waits,
+    waits_of,
+)
+
+COLUMNS = (
+    "pr25774-before", "pr25774", "pr25944", "pr26020", "pr26425", "pr25945-before", "pr25945",
+    "pr25944-before", "pr26425-before",
+)  # fmt: skip
+Table = Mapping[Copy, str]
+
+EAGLE = ("model={preset: tiny-llama-eagle}", "engine.cuda_graph=false")
+V1 = (*EAGLE, "engine.overlap=false", "engine.speculative={algorithm: eagle, mode: v1}")
+V2 = (*EAGLE, "engine.speculative={algorithm: eagle, mode: v2}")
+
+SUMMED_LENS = Copy("_sum_lengths", SCHEDULE, "d2h", "pinned B")
+PROMPT_NOW = Copy("upload_now", SCHEDULE, "h2d", "pinned nb")
+PROMPT_LATE = Copy("resolve_late", FORWARD, "h2d", "pinned nb")
+# Results of both kinds of step start their way together.
+RESULT = Copy("_copied", FORWARD, "d2h", "pinned nb")
+# The draft's forward batch sends lengths of its own.
+DRAFT_LENS = Copy("lens_uploaded", FORWARD, "h2d", "pageable nb")
+
+
+def on_schedule(copy: Copy) -> Copy:
+    return copy._replace(stream=SCHEDULE)
+
+
+def column(table: Table, state: str) -> Copies:
+    return table_of(COLUMNS, table, state)
+
+
+def everywhere(copies: Copies) -> Table:
+    return {copy: " ".join([str(count)] * len(COLUMNS)) for copy, count in copies.items()}
+
+
+LEAVING: Table = {
+    KEEP: "1 1 1 1 1 1 1 . 1 1",
+    SUMMED_LENS: "1 1 0 0 0 0 0 . 0 0",
+}
+
+
+@pytest.fixture(params=COLUMNS)
+def state(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def leavers(result: Result, state: str) -> Copies:
+    """Rows are filtered as often as somebody left others behind, which depends on what was accepted."""
+    kept = copies(result, "verify").get(KEEP, 0)
+    return times(kept, column(LEAVING, state))
+
+
+# ---- v1: all of it on one stream, and the five pull requests change nothing of a verify -----------------------------
+
+# The sum of lengths, for the attention.
+V1_DRAFT: Copies = {Copy("_draft", SCHEDULE, "d2h", "pinned B"): 1}
+V1_VERIFY: Copies = {
+    # accepted places, predictions, how many were accepted
+    Copy("_take", SCHEDULE, "d2h", "pageable B"): 3,
+    # boolean masks: which places are any, which slots are evicted
+    Copy("_take", SCHEDULE, "d2h", "pinned B"): 1,
+    Copy("_compact", SCHEDULE, "d2h", "pinned B"): 1,
+}
+# Who goes on, where somebody does not.
+UNFINISHED = Copy("_extend", SCHEDULE, "h2d", "pageable B")
+# Lengths to rotate a prompt's ids by (#25819); a loop of small copies on the device before.
+ROTATION: Table = {
+    Copy("rotate_by_uploaded_lens", SCHEDULE, "h2d", "pageable B"): "0 0 1 1 1 1 1 . 1 1",
+}
+V1_PREFILL: Table = {
+    **everywhere(on_one_stream(UPLOADS | EXTEND_LENS) | {READ: 1}),
+    PROMPT_NOW: "1 1 1 1 1 1 0 . 1 1",
+    on_schedule(PROMPT_LATE): "0 0 0 0 0 0 1 . 0 0",
+}
+
+
+class TestV1:
+    def test_prefill(self, ask: Ask, state: str) -> None:
+        result = ask(THREE, *V1, f"engine.relay={state}")
+        expected = column(V1_PREFILL, state)
+        assert copies(result, "prefill") == expected
+        assert waits(result, "prefill") == waits_of(expected)
+
+    def test_what_the_draft_adds_to_a_prefill(self, ask: Ask, state: str) -> None:
+        """Requests of a single token end with their prefill: nothing is verified."""
+        result = ask([(40, 1, 0)] * 3, *V1, f"engine.relay={state}")
+        expected = {on_schedule(DRAFT_LENS): 2} | column(ROTATION, state)
+        assert "verify" not in result.per_step
+        assert copies(result, "draft_extend") == expected
+        assert waits(result, "draft_extend") == waits_of(expected)
+
+    @pytest.mark.parametrize("page", [1, 16])
+    def test_draft_and_verify(self, ask: Ask, state: str, page: int) -> None:
+        result = ask(STAGGERED, *V1, f"engine.relay={state}", f"engine.page_size={page}")
+        verifies = steps(result, "verify")
+        freed = {FREED_PAGES: copies(result, "verify").get(FREED_PAGES, 0)} if page > 1 else {}
+        expected = times(verifies, V1_VERIFY) | leavers(result, state) | freed
+        assert steps(result, "draft") == verifies
+        assert copies(result, "draft") == times(verifies, V1_DRAFT)
+        assert copies(result, "verify") == expected
+        assert waits(result, "verify") == waits_of(expected)
+        assert waits(result, "draft") == waits_of(times(verifies, V1_DRAFT))
+
+    def test_draft_extend(self, ask: Ask, state: str) -> None:
+        """Behind the prompt, and behind each verify after which somebody goes on."""
+        result = ask(STAGGERED, *V1, f"engine.relay={state}")
+        ends, verifies = 3, steps(result, "verify")
+        going_on = verifies - 1
+        expected = (
+            {on_schedule(DRAFT_LENS): 2 * (1 + going_on)}
+            | column(ROTATION, state)
+            | {UNFINISHED: copies(result, "draft_extend")[UNFINISHED]}
+        )
+        assert copies(result, "draft_extend") == expected
+        assert 0 < expected[UNFINISHED] < ends
+        assert waits(result, "draft_extend") == waits_of(expected)
+
+    def test_penalties_cost_no_copy(self, ask: Ask, state: str) -> None:
+        """The bonus tokens are on the device."""
+        plain, penalised = (
+            ask(THREE, *V1, f"engine.relay={state}", **sampling)
+            for sampling in ({}, {"frequency_penalty": 0.5})
+        )
+        verifies = [steps(result, "verify") for result in (plain, penalised)]
+        assert copies(penalised, "verify") == times(verifies[1], V1_VERIFY) | leavers(penalised, state)
+        assert copies(plain, "verify") == times(verifies[0], V1_VERIFY) | leavers(plain, state)
+
+
+# ---- v2 -----------------------------------------------------------------------------------------------------
+
+# Where slots are allocated up to, and from where: blocking copies, one for each use, until #26380.
+ENDS: Table = {
+    Copy("_place_blocking", SCHEDULE, "h2d", "pageable B"): "2 2 2 2 2 0 0 . 2 2",
+    Copy("_place_asynchronous", SCHEDULE, "h2d", "pageable nb"): "0 0 0 0 0 2 2 . 0 0",
+}
+PAGED_ENDS: Table = {
+    Copy("_place_blocking", SCHEDULE, "h2d", "pageable B"): "4 4 4 4 4 0 0 . 4 4",
+    Copy("_place_asynchronous", SCHEDULE, "h2d", "pageable nb"): "0 0 0 0 0 2 2 . 0 0",
+}
+# The host's lengths: while the step is prepared, when it is launched, with the device's own, on a stream apart.
+HOST_LENGTHS: Table = {
+    Copy("lengths_downloaded_early", SCHEDULE, "d2h", "pageable B"): "1 1 0 0 0 0 0 . 0 0",
+    Copy("lengths_downloaded", SCHEDULE, "d2h", "pageable B"): "0 0 1 0 0 0 0 . 1 0",
+    Copy("lengths_gathered_and_downloaded", SCHEDULE, "d2h", "pageable B"): "0 0 0 1 1 0 0 . 0 1",
+    Copy("lengths_by_private_stream", "lengths", "d2h", "pinned nb"): "0 0 0 0 0 1 1 . 0 0",
+}
+# What was predicted, and how much of it counts.
+V2_VERIFY: Table = {**ENDS, **HOST_LENGTHS, **everywhere({RESULT: 2})}
+V2_PAGED_VERIFY: Table = {**PAGED_ENDS, **HOST_LENGTHS, **everywhere({RESULT: 2})}
+V2_PREFILL: Table = {
+    **everywhere(UPLOADS | EXTEND_LENS | {RESULT: 1}),
+    PROMPT_NOW: "1 1 1 1 1 1 0 . 1 1",
+    PROMPT_LATE: "0 0 0 0 0 0 1 . 0 0",
+}
+
+
+def v2_waits(expected: Copies, results: int, *, reader: str) -> Waits:
+    """A result is read after its event; the private stream is waited for by name."""
+    found = Counter(waits_of(expected))
+    found[reader, FORWARD, "cudaEventSynchronize"] += results
+    private = Copy("lengths_by_private_stream", "lengths", "d2h", "pinned nb")
+    if private in expected:
+        found["lengths_by_private_stream", "lengths", "cudaStreamSynchronize"] += expected[private]
+    return found
+
+
+class TestV2:
+    @pytest.mark.parametrize("page", [1, 16])
+    def test_prefill(self, ask: Ask, state: str, page: int) -> None:
+        result = ask(THREE, *V2, f"engine.relay={state}", f"engine.page_size={page}")
+        expected = column(V2_PREFILL, state) | ({LAST_LOC: 3} if page > 1 else {})
+        assert copies(result, "prefill") == expected
+        assert waits(result, "prefill") == v2_waits(expected, 1, reader="_host_tokens")
+
+    def test_verify(self, ask: Ask, state: str) -> None:
+        result = ask(STAGGERED, *V2, f"engine.relay={state}")
+        verifies = steps(result, "verify")
+        expected = times(verifies, column(V2_VERIFY, state)) | leavers(result, state)
+        assert copies(result, "verify") == expected
+        assert waits(result, "verify") == v2_waits(expected, verifies, reader="_on_the_host")
+
+    def test_verify_with_pages(self, ask: Ask, state: str) -> None:
+        result = ask(THREE, *V2, f"engine.relay={state}", "engine.page_size=16")
+        freed = {FREED_PAGES: copies(result, "verify")[FREED_PAGES]}
+        expected = times(steps(result, "verify"), column(V2_PAGED_VERIFY, state)) | leavers(result, state)
+        assert copies(result, "verify") == expected | freed
+
+    def test_drafting_copies_nothing_and_waits_for_nothing(self, ask: Ask, state: str) -> None:
+        result = ask(THREE, *V2, f"engine.relay={state}")
+        assert (copies(result, "draft"), waits(result, "draft")) == ({}, {})
+
+    def test_draft_extend(self, ask: Ask, state: str) -> None:
+        """The lengths of its forward batch, behind prompts and verifies alike."""
+        result = ask(THREE, *V2, f"engine.relay={state}")
+        assert copies(result, "draft_extend") == times(steps(result, "draft_extend"), {DRAFT_LENS: 2})
+        assert waits(result, "draft_extend") == {}
+
+    def test_penalties(self, ask: Ask, state: str) -> None:
+        result = ask(THREE, *V2, f"engine.relay={state}", frequency_penalty=0.5)
+        penalised = column(V2_VERIFY, state) | {LATEST_TOKENS: 1}
+        assert copies(result, "verify") == times(steps(result, "verify"), penalised) | leavers(result, state)
+
+    def test_grammar(self, ask: Ask, state: str) -> None:
+        """Trees come to the host by three copies, a mask goes back by one; the step before is settled first."""
+        spelled = ("workload.sampling={grammar: {regex: '[0-9]{6,9}'}, ignore_eos: false}",)
+        result = ask([(40, 12, 0)] * 3, *V2, f"engine.relay={state}", *spelled)
+        trees = {
+            Copy("draft_mask", FORWARD, "d2h", "pageable B"): 3,
+            Copy("draft_mask", FORWARD, "h2d", "pinned nb"): 1,
+        }
+        expected = column(V2_VERIFY, state) | trees
+        assert copies(result, "verify") == times(steps(result, "verify"), expected) | leavers(result, state)
+
+
+class TestHostLengths:
+    """``seq_lens_cpu``: how the host gets to know what was accepted, if it does."""
+
+    @pytest.mark.parametrize("state", ["pr26020", "pr26425", "pr25945"])
+    def test_an_upper_bound_costs_nothing(self, ask: Ask, state: str) -> None:
+        bound = ask(THREE, *V2, f"engine.relay={{state: {state}, seq_lens_cpu: bound}}")
+        lengths = column(HOST_LENGTHS, state)
+        expected = {copy: count for copy, count in column(V2_VERIFY, state).items() if copy not in lengths}
+        assert copies(bound, "verify") == times(steps(bound, "verify"), expected) | leavers(bound, state)
+        # the prompt's draft extend knows its lengths from the host, a verify's makes them on the device
+        assert copies(bound, "draft_extend") == {DRAFT_LENS: 2}
+
+    @pytest.mark.parametrize("value", ["blocking", "private"])
+    def test_a_switch_takes_the_place_of_the_states_own(self, ask: Ask, value: str) -> None:
+        result = ask(THREE, *V2, f"engine.relay={{state: pr25945, seq_lens_cpu: {value}}}")
+        column_of = {"blocking": "pr26425", "private": "pr25945"}[value]
+        found = copies(result, "verify")
+        [(copy, count)] = column(HOST_LENGTHS, column_of).items()
+        assert found[copy] == count * steps(result, "verify")
+
+
+class TestLatest:
+    """Nothing blocks: one pinned copy per prefill more than without speculation, one per verify."""
+
+    packed: ClassVar[Copy] = Copy("_place_packed", SCHEDULE, "h2d", "pinned nb")
+    prefill: ClassVar[Copies] = {
+        PROMPT_NOW: 1,
+        Copy("_sent", SCHEDULE, "h2d", "pinned nb"): 1,
+        RESULT: 1,
+    }
+
+    @pytest.mark.parametrize("page", [1, 16])
+    def test_v2(self, ask: Ask, page: int) -> None:
+        result = ask(THREE, *V2, "engine.relay=latest", f"engine.page_size={page}")
+        verifies = steps(result, "verify")
+        found = copies(result, "verify")
+        assert copies(result, "prefill") == self.prefill
+        assert {copy: n for copy, n in found.items() if copy not in (KEEP, FREED_PAGES)} == {
+            self.packed: verifies,
+            RESULT: 2 * verifies,
+        }
+        assert copies(result, "draft") == copies(result, "draft_extend") == {}
+
+    def test_v1_is_as_it_was_but_for_its_lengths(self, ask: Ask) -> None:
+        result = ask(THREE, *V1, "engine.relay=latest")
+        verifies = steps(result, "verify")
+        found = copies(result, "draft_extend")
+        assert copies(result, "draft") == times(verifies, V1_DRAFT)
+        assert copies(result, "verify") == times(verifies, V1_VERIFY) | leavers(result, "pr25945")
+        assert found.keys() <= {Copy("lens_packed", SCHEDULE, "h2d", "pinned nb"), UNFINISHED}

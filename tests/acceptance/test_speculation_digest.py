@@ -1,0 +1,146 @@
+"""Speculation loses nothing: the tokens are those of the same question without it, bit for bit."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from schedbench.sched.relay.states import states
+from tests.acceptance.questions import answer, digest_of, statuses, value
+
+SMALL = (
+    "model={preset: tiny-llama-eagle}",
+    "engine.mixed_chunk=false",
+    "workload.requests=6",
+    "workload.arrival=burst",
+    "workload.prompt_tokens.max=120",
+    "workload.output_tokens.min=24",
+    "measure.warmup_requests=0",
+)
+V1 = ("engine.overlap=false", "engine.speculative={algorithm: eagle, mode: v1}")
+V2 = ("engine.speculative={algorithm: eagle, mode: v2}",)
+TREE = ("engine.overlap=false", "engine.speculative={algorithm: eagle, mode: v1, topk: 3, draft_tokens: 8}")
+WORKERS = pytest.mark.parametrize("worker", [V1, V2], ids=["v1", "v2"])
+# Short prompts and long outputs in a pool that had room for the prompts.
+SHORT = (
+    *SMALL,
+    "workload.prompt_tokens.max=40",
+    "workload.output_tokens=60",
+    "workload.shared_prefix={groups: 1, tokens: 4}",
+    "workload.requests=12",
+)
+TIGHT = ("engine.kv_tokens=336", "engine.schedule_conservativeness=0.01")
+
+KNOBS = (
+    ("engine.page_size=16",),
+    ("engine.chunked_prefill_size=64",),
+    ("engine.chunked_prefill_size=none",),
+    ("engine.radix_cache=false",),
+    ("engine.cuda_graph=false",),
+    ("engine.max_running_requests=2",),
+    ("device.hardware=mlx-like",),
+)
+
+
+@cache
+def reference(*overrides: str, sized: tuple[str, ...] = SMALL) -> str:
+    """Without speculation."""
+    return digest_of(answer("mixed", *sized, *overrides))
+
+
+# The serial worker's answers change with these states only.
+V1_STATES = ("pr25774-before", "pr25774", "pr25944-before", "pr25945", "latest")
+
+
+@pytest.mark.parametrize(
+    ("worker", "state"), [*((V1, state) for state in V1_STATES), *((V2, state) for state in states())]
+)
+def test_in_every_state(worker: tuple[str, ...], state: str) -> None:
+    result = answer("mixed", *SMALL, *worker, f"engine.relay={state}")
+    assert digest_of(result) == reference()
+    assert statuses(result) == {"finished"}
+    assert value(result, "accept_length") > 2
+
+
+@WORKERS
+@pytest.mark.parametrize("knob", KNOBS, ids=" ".join)
+def test_no_knob_changes_a_token(worker: tuple[str, ...], knob: tuple[str, ...]) -> None:
+    assert digest_of(answer("mixed", *SMALL, *worker, *knob)) == reference()
+
+
+@pytest.mark.parametrize(
+    ("worker", "state", "page"),
+    [
+        (V1, "pr25945", 1),
+        (V1, "latest", 16),
+        (TREE, "latest", 1),
+        (V2, "pr25774-before", 1),
+        (V2, "pr25944", 16),
+        (V2, "latest", 1),
+        (V2, "latest", 16),
+    ],
+)
+def test_retracted_requests_come_back_with_the_same_tokens(
+    worker: tuple[str, ...], state: str, page: int
+) -> None:
+    result = answer("mixed", *SHORT, *worker, *TIGHT, f"engine.relay={state}", f"engine.page_size={page}")
+    assert value(result, "retractions") > 0
+    assert digest_of(result) == reference(sized=SHORT)
+
+
+@pytest.mark.parametrize("state", ["pr25774", "pr25944-before", "pr26425", "latest"])
+def test_the_overlapped_worker_runs_in_the_serial_loop_too(state: str) -> None:
+    serial = answer("mixed", *SMALL, *V2, "engine.overlap=false", f"engine.relay={state}")
+    assert digest_of(serial) == reference()
+
+
+@pytest.mark.parametrize("value", ["blocking", "private", "bound"])
+def test_however_the_host_learns_the_lengths(value: str) -> None:
+    relay = f"engine.relay={{state: pr25945, seq_lens_cpu: {value}}}"
+    assert digest_of(answer("mixed", *SMALL, *V2, relay)) == reference()
+
+
+@pytest.mark.parametrize("tokens", [2, 5, 16])
+def test_trees(tokens: int) -> None:
+    tree = f"engine.speculative={{algorithm: eagle, mode: v1, topk: 3, draft_tokens: {tokens}}}"
+    assert digest_of(answer("mixed", *SMALL, "engine.overlap=false", tree)) == reference()
+
+
+SAMPLING = {
+    "keyed": ("workload.sampling={temperature: 0.8}",),
+    "filtered": ("workload.sampling={temperature: 0.7, top_p: 0.9, top_k: 40, logprobs: true}",),
+    "penalties": (
+        "workload.sampling={frequency_penalty: 0.7, presence_penalty: 0.3, repetition_penalty: 1.2, "
+        "min_new_tokens: 5, ignore_eos: false}",
+        "engine.relay={state: pr25945, penalties: exact}",
+    ),
+    "grammar": (
+        "workload.sampling={temperature: 0.7, ignore_eos: false, grammar: {regex: '-?[0-9]{1,12}'}}",
+    ),
+    "float64": ("model={preset: tiny-llama-eagle, dtype: float64}",),
+}
+
+
+@pytest.mark.parametrize("worker", [V1, V2, TREE], ids=["v1", "v2", "tree"])
+@pytest.mark.parametrize("kind", SAMPLING)
+def test_however_tokens_are_chosen(worker: tuple[str, ...], kind: str) -> None:
+    assert digest_of(answer("mixed", *SMALL, *worker, *SAMPLING[kind])) == reference(*SAMPLING[kind])
+
+
+def test_retraction_under_exact_penalties() -> None:
+    """A request that comes back is penalised for what it had already."""
+    result = answer("mixed", *SHORT, *V2, *SAMPLING["penalties"], *TIGHT)
+    assert value(result, "retractions") > 0
+    assert digest_of(result) == reference(*SAMPLING["penalties"], sized=SHORT)
+
+
+def test_a_worse_draft_costs_acceptance_and_no_token() -> None:
+    accepted = []
+    for scale in (0.0, 0.1, 1.0):
+        other = (f"model={{preset: tiny-llama-eagle, deeper_scale: {scale}}}",)
+        result = answer("mixed", *SMALL, *V2, *other)
+        assert digest_of(result) == reference(*other)
+        accepted.append(value(result, "accept_length"))
+    assert accepted == sorted(accepted, reverse=True)
+    assert accepted[0] > 2.8 > 1.2 > accepted[-1]
