@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 SCENARIO ?= scenarios/mixed.yaml
 OUT ?= gpu-results
 
-.PHONY: run test mooncake check lint types arrows format bench gpu wheel clean
+.PHONY: run test mooncake mutations check lint types arrows format bench gpu wheel clean
 
 run: $(READY)
 	$(BIN)/schedbench run $(SCENARIO)
@@ -17,6 +17,12 @@ test: $(READY)
 # A recorded trace, which lies beside the repository where there is one.
 mooncake: $(READY)
 	$(BIN)/pytest -q -m slow tests/acceptance/test_mooncake.py
+
+# A quarter of an hour or more: places of the stream discipline taken away at random (docs/mutations.md).
+SEED ?= 2026
+COUNT ?= 18
+mutations: $(READY)
+	$(BIN)/python tests/mutations/draw.py --seed $(SEED) --count $(COUNT)
 
 check: lint types arrows
 

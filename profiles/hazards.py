@@ -39,6 +39,8 @@ SIGNS: Mapping[str, tuple[Sign, ...]] = {
     SLOT_REUSE: (
         Sign("race", "req_to_token", second="_write_cache_indices("),
         Sign("race", "req_to_token", second="req_to_token["),
+        Sign("race", "req_to_token", second="place_extend("),
+        Sign("race", "req_to_token", second="place_decode("),
         Sign("race", "output_tokens_buf"),
     ),
     PAGE_TABLE_REWRITE: (Sign("race", "req_to_token", second="match.device_indices["),),
