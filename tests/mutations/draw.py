@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from places import Place, places
+from places import PLAIN, Place, places
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = (".typing", "cli", "profiles", "scenarios", "sched")
@@ -166,15 +166,21 @@ def asked_of(place: Place, reached: dict[Probe, set[str]]) -> list[Probe]:
 
 
 def table(judgements: Sequence[Judgement]) -> Iterator[str]:
-    yield "| place | taken away | caught by | what it says |"
+    yield "| place | taken away | caught by | what the first says |"
     yield "|---|---|---|---|"
     for found in judgements:
         place, probe = found.place, found.probes[-1]
         where = f"`{place.file}:{place.line}` {place.function}"
-        change = f"{place.kind}: `{place.was}` → `{place.becomes}`"
-        names = f"{', '.join(found.caught)} ({probe})" if found.caught else "nothing"
-        says = next(iter(found.caught.values()), f"all passed in {', '.join(found.probes)}")
-        yield f"| {where} | {change} | {names} | {says.replace('|', '/')[:200]} |"
+        change = f"{place.kind}: `{_short(place.was, 90)}` → `{_short(place.becomes, 60)}`"
+        names = f"{', '.join(found.caught)} ({probe})" if found.caught else "**nothing**"
+        says = next(iter(found.caught.values()), f"all passed: {', '.join(found.probes)}")
+        yield f"| {where} | {change} | {names} | {_short(says, 240)} |"
+
+
+def _short(text: str, most: int) -> str:
+    """On one line, and no cell's end."""
+    line = " ".join(text.replace("|", "/").split()).replace(PLAIN, "nullcontext()")
+    return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 def main() -> None:
@@ -191,6 +197,7 @@ def main() -> None:
         reached = {probe: tree.reached(probe) for probe in PROBES}
         there = places(ROOT)
         candidates = [place for place in there if asked_of(place, reached)]
+        _tell("no probe comes through:", *(place for place in there if place not in candidates))
         drawn = random.Random(given.seed).sample(candidates, min(given.count, len(candidates)))
         if given.only:
             drawn = [place for place in candidates if f"{place.file}:{place.line}" in given.only]
@@ -207,8 +214,8 @@ def _judged(tree: Tree, place: Place, probes: Sequence[Probe]) -> Judgement:
     return found
 
 
-def _tell(said: str) -> None:
-    print(said, file=sys.stderr, flush=True)
+def _tell(*said: object) -> None:
+    print(*said, sep="\n    ", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -108,8 +108,8 @@ def _statements(node: ast.AST, function: str) -> Iterator[tuple[ast.stmt, str]]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.stmt):
             yield child, function
-        named = isinstance(child, (ast.FunctionDef, ast.ClassDef))
-        yield from _statements(child, child.name if named else function)
+        within = child.name if isinstance(child, (ast.FunctionDef, ast.ClassDef)) else function
+        yield from _statements(child, within)
 
 
 def _end_of_header(statement: ast.stmt) -> int:
