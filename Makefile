@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 SCENARIO ?= scenarios/mixed.yaml
 OUT ?= gpu-results
 
-.PHONY: run test mooncake fuzz soak check lint types arrows format bench gpu wheel clean
+.PHONY: run test mooncake fuzz soak mutations check lint types arrows format bench gpu wheel clean
 
 run: $(READY)
 	$(BIN)/schedbench run $(SCENARIO)
@@ -28,6 +28,12 @@ fuzz: $(READY)
 # A hundred thousand requests: nothing is left behind.
 soak: $(READY)
 	$(BIN)/pytest -q -s -m slow tests/robustness/test_soak.py
+
+# A quarter of an hour or more: places of the stream discipline taken away at random (docs/mutations.md).
+SEED ?= 2026
+COUNT ?= 18
+mutations: $(READY)
+	$(BIN)/python tests/mutations/draw.py --seed $(SEED) --count $(COUNT)
 
 check: lint types arrows
 

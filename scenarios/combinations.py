@@ -75,6 +75,12 @@ RULES: tuple[Rule, ...] = (
         "refused",
         "decodes mixed into a chunk would not run on",
     ),
+    Rule(
+        "hisparse",
+        "speculation",
+        "refused",
+        "a hot buffer has one place for the newest token, a verify step has several",
+    ),
     Rule("overlap", "pipeline", "refused", "each stage runs the serial loop, stages overlap one another"),
     Rule("pipeline", "speculation", "refused", "upstream has no known working form"),
     Rule("values none", "grammar", "refused", "tokens are hashes there, a grammar cannot choose them"),

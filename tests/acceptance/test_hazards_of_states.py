@@ -98,6 +98,15 @@ def test_states_without_the_barrier_show_what_they_declare(state: str, dead: tup
     assert found(outcome).known == (SLOT_REUSE, PAGE_TABLE_REWRITE, *dead) and not outcome.undeclared
 
 
+@pytest.mark.parametrize(
+    ("relay", "dead"),
+    [("{state: latest, barrier: off}", ()), ("{state: pr26425, preparation: fused}", (DEAD_PUBLISH,))],
+)
+def test_preparing_in_one_kernel_shows_them_under_the_same_names(relay: str, dead: tuple[str, ...]) -> None:
+    outcome = watched("mixed", *SMALL, f"engine.relay={relay}")
+    assert found(outcome).known == (SLOT_REUSE, PAGE_TABLE_REWRITE, *dead) and not outcome.undeclared
+
+
 @pytest.mark.parametrize("values", ["real", "none"])
 def test_publishing_for_nobody_shows_by_its_line(values: str) -> None:
     publishing = broken("latest", publish=tokens.publish_next_lengths)

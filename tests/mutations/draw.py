@@ -1,0 +1,222 @@
+"""Take away what orders streams or keeps memory, one place at a time, drawn at random, and see what ``check`` says.
+
+    python tests/mutations/draw.py --seed 1 --count 16 [--out FILE] [--only FILE:LINE ...]
+
+Works on a copy of the tree; minutes. Prints a Markdown table; a place that no probe comes through is not drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from places import PLAIN, Place, places
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = (".typing", "cli", "profiles", "scenarios", "sched")
+SECONDS = 240  # a check that takes longer does not end
+
+_FEW = (
+    "workload.requests=10",
+    "workload.arrival=burst",
+    "engine.max_running_requests=4",
+    "workload.prompt_tokens={dist: uniform, min: 16, max: 80}",
+)
+_WORKLOADS: dict[str, tuple[str, ...]] = {
+    "faults/mixing": (),
+    "faults/joining": (),
+    "penalties": (*_FEW, "workload.output_tokens={dist: uniform, min: 4, max: 20}"),
+    "grammar": (*_FEW, "workload.output_tokens={dist: uniform, min: 4, max: 20}"),
+}
+# The last one only for places that the others do not come through.
+_RELAYS = ("latest", "pr25945", "pr26425")
+
+
+class Probe(NamedTuple):
+    scenario: str
+    relay: str
+
+    def __str__(self) -> str:
+        return f"{self.scenario} {self.relay}"
+
+    @property
+    def arguments(self) -> list[str]:
+        settings = ["engine.overlap=true", *_WORKLOADS[self.scenario]]
+        return [self.scenario, "--relay", self.relay, *(part for s in settings for part in ("--set", s))]
+
+
+PROBES = [Probe(scenario, relay) for relay in _RELAYS for scenario in _WORKLOADS]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """``caught``: by check, what it said first; empty where all passed. ``probes``: those that were asked."""
+
+    place: Place
+    probes: tuple[str, ...]
+    caught: dict[str, str]
+    seconds: float
+
+
+class Tree:
+    """A copy of the repository that can be broken."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._sound: set[Probe] = set()
+        for name in COPIED:
+            shutil.copytree(
+                ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+            )
+        self._environment = {
+            **os.environ,
+            "PYTHONPATH": str(folder / ".typing"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Raises TimeoutExpired. Safe paths: the tree's root would make ``sched`` another module."""
+        return subprocess.run(
+            [sys.executable, "-P", *arguments],
+            cwd=self.folder,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+
+    def reached(self, probe: Probe) -> set[str]:
+        """Lines of sched/ that a run of the probe comes through."""
+        out = self.folder / "reached.json"
+        script = str(Path(__file__).with_name("reach.py"))
+        done = self.python(script, str(self.folder), str(out), "run", "--device", "vgpu", *probe.arguments)
+        if done.returncode:
+            raise SystemExit(f"{probe} does not run as it is: {done.stderr[-2000:]}")
+        return set(json.loads(out.read_text()))
+
+    def check(self, probe: Probe) -> dict[str, str]:
+        """The checks that failed, with the first thing that each one said."""
+        asked = ["-m", "schedbench", "check", *probe.arguments, "--seeds", "0", "--format", "json"]
+        try:
+            done = self.python(*asked)
+        except subprocess.TimeoutExpired:
+            return {"run": f"does not end within {SECONDS} s"}
+        if not done.stdout:  # it broke down where no check looks
+            return {"start": (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]}
+        (report,) = json.loads(done.stdout)["reports"]
+        return {check["name"]: _said(check) for check in report["checks"] if check["verdict"] == "failed"}
+
+    def judge(self, place: Place, probes: Sequence[Probe]) -> Judgement:
+        """By the first probe that catches it."""
+        for probe in probes:
+            self._require_sound(probe)
+        begin = time.perf_counter()
+        path = self.folder / place.file
+        sound = path.read_bytes()
+        asked: list[str] = []
+        caught: dict[str, str] = {}
+        path.write_bytes(place.mutated(sound))
+        try:
+            for probe in probes:
+                asked.append(str(probe))
+                caught = self.check(probe)
+                if caught:
+                    break
+        finally:
+            path.write_bytes(sound)
+        return Judgement(place, tuple(asked), caught, time.perf_counter() - begin)
+
+    def _require_sound(self, probe: Probe) -> None:
+        """What fails as it is proves nothing of a mutation."""
+        if probe not in self._sound:
+            failed = self.check(probe)
+            if failed:
+                raise SystemExit(f"{probe} fails as it is: {failed}")
+            self._sound.add(probe)
+
+
+def _said(check: dict[str, Any]) -> str:
+    evidence = check["evidence"][0]
+    sites = ", ".join(f"{site['file']}:{site['line']}" for site in evidence["sites"])
+    more = f" (and {len(check['evidence']) - 1} more)" if len(check["evidence"]) > 1 else ""
+    return f"{evidence['says']}{f' [{sites}]' if sites else ''}{more}"
+
+
+def comes_through(place: Place, lines: set[str]) -> bool:
+    return any(f"{place.file}:{line}" in lines for line in range(place.first, place.last + 1))
+
+
+def asked_of(place: Place, reached: dict[Probe, set[str]]) -> list[Probe]:
+    """The probes that can say something about a place."""
+    through = [probe for probe in PROBES if comes_through(place, reached[probe])]
+    usual = [probe for probe in through if probe.relay != _RELAYS[-1]]
+    return usual or through
+
+
+def table(judgements: Sequence[Judgement]) -> Iterator[str]:
+    yield "| place | taken away | caught by | what the first says |"
+    yield "|---|---|---|---|"
+    for found in judgements:
+        place, probe = found.place, found.probes[-1]
+        where = f"`{place.file}:{place.line}` {place.function}"
+        change = f"{place.kind}: `{_short(place.was, 90)}` → `{_short(place.becomes, 60)}`"
+        names = f"{', '.join(found.caught)} ({probe})" if found.caught else "**nothing**"
+        says = next(iter(found.caught.values()), f"all passed: {', '.join(found.probes)}")
+        yield f"| {where} | {change} | {names} | {_short(says, 240)} |"
+
+
+def _short(text: str, most: int) -> str:
+    """On one line, and no cell's end."""
+    line = " ".join(text.replace("|", "/").split()).replace(PLAIN, "nullcontext()")
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--count", type=int, default=16)
+    parser.add_argument("--only", nargs="*", default=[], metavar="FILE:LINE", help="these instead of a draw")
+    parser.add_argument("--out", type=Path, help="a JSON document, too")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Tree(Path(folder))
+        tree.python("-m", "compileall", "-q", ".")
+        _tell("which places do the probes come through?")
+        reached = {probe: tree.reached(probe) for probe in PROBES}
+        there = places(ROOT)
+        candidates = [place for place in there if asked_of(place, reached)]
+        _tell("no probe comes through:", *(place for place in there if place not in candidates))
+        drawn = random.Random(given.seed).sample(candidates, min(given.count, len(candidates)))
+        if given.only:
+            drawn = [place for place in candidates if f"{place.file}:{place.line}" in given.only]
+        print(f"{len(there)} places, {len(candidates)} reached, {len(drawn)} drawn with seed {given.seed}")
+        judgements = [_judged(tree, place, asked_of(place, reached)) for place in drawn]
+    print("\n".join(table(judgements)))
+    if given.out:
+        given.out.write_text(json.dumps([asdict(judgement) for judgement in judgements], indent=1))
+
+
+def _judged(tree: Tree, place: Place, probes: Sequence[Probe]) -> Judgement:
+    found = tree.judge(place, probes)
+    _tell(f"{place}\n    {found.caught or 'NOT CAUGHT'} ({found.probes[-1]}, {found.seconds:.0f} s)")
+    return found
+
+
+def _tell(*said: object) -> None:
+    print(*said, sep="\n    ", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

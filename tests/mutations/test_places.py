@@ -1,0 +1,83 @@
+"""The enumerator of mutations: what it finds, and that what it makes is still Python."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.mutations.places import LEFT_OUT, Place, places, places_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SOURCE = b"""\
+def launch(streams, batch, result, module):
+    with streams.on(streams.forward), isolated(batch):
+        streams.wait(streams.forward, streams.schedule)
+        kept = batch.lengths.clone()
+        batch.lengths = batch.lengths + 1
+        result.ids = kept.to("cpu", non_blocking=True)
+        result.copy_done = module.Event()
+        result.copy_done.record()
+    kept.record_stream(
+        streams.forward,
+    )
+    streams.ring[0] = [batch, *result.extra]
+    return torch.tensor([1], pin_memory=True).cpu()
+"""
+TAKEN = {
+    'streams.on(streams.forward) -> __import__("contextlib").nullcontext()',
+    'isolated(batch) -> __import__("contextlib").nullcontext()',
+    "streams.wait(streams.forward, streams.schedule) -> pass",
+    "batch.lengths.clone() -> batch.lengths",
+    "batch.lengths = batch.lengths + 1 -> batch.lengths += 1",
+    "True -> False",
+    "module.Event() -> None",
+    "result.copy_done.record() -> pass",
+    "kept.record_stream( streams.forward, ) -> pass",
+    "streams.ring[0] = [batch, *result.extra] -> pass",
+    "batch -> *()",
+    "*result.extra -> *()",
+    'torch.tensor([1], pin_memory=True).cpu() -> torch.tensor([1], pin_memory=True).to("cpu", non_blocking=True)',
+}
+
+
+def mutated(place: Place) -> str:
+    return place.mutated(SOURCE).decode()
+
+
+def test_everything_that_orders_or_keeps_is_found() -> None:
+    found = places_of("launch.py", SOURCE)
+    assert {f"{place.was} -> {place.becomes}" for place in found} == TAKEN
+    assert Counter(place.kind for place in found) == {
+        "wait": 1,
+        "event": 2,
+        "reference": 4,
+        "copy": 2,
+        "context": 2,
+        "pinned": 1,
+        "asynchronous": 2,
+    }
+
+
+@pytest.mark.parametrize("place", places_of("launch.py", SOURCE), ids=str)
+def test_one_place_is_changed_and_no_line_moves(place: Place) -> None:
+    before, after = SOURCE.decode().splitlines(), mutated(place).splitlines()
+    ast.parse(mutated(place))
+    assert len(after) == len(before)
+    different = {
+        number for number, pair in enumerate(zip(before, after, strict=True), 1) if len(set(pair)) > 1
+    }
+    assert different
+    assert different <= set(range(place.first, place.last + 1))
+
+
+def test_every_place_of_the_scheduler_can_be_taken_away() -> None:
+    found = places(ROOT)
+    assert len({(place.file, place.start, place.end) for place in found}) == len(found)
+    assert not {place.file for place in found} & LEFT_OUT
+    for place in found:
+        source = (ROOT / place.file).read_bytes()
+        assert ast.dump(ast.parse(place.mutated(source))) != ast.dump(ast.parse(source)), str(place)
