@@ -98,7 +98,8 @@ expect:
         ("device: {host: guessed}", "f:9: device.host: expected modelled or measured, got 'guessed'"),
         ("device: {values: non}", "f:9: device.values: expected real or none, got 'non', did you mean 'none'?"),
         ("expect: {decode: {schedule: {h2: 0}}}", "f:9: expect.decode.schedule.h2: unknown key, did you mean 'h2d'?"),
-        ("expect: {decode: {main: {h2d: 0}}}", "f:9: expect.decode.main: unknown key, known: schedule, forward, copy"),
+        ("expect: {decode: {main: {h2d: 0}}}",
+     "f:9: expect.decode.main: unknown key, known: schedule, forward, copy, staging, backup"),
         ('"?\\n": 1', "f:9: '?\\n': unknown key, known: name, about, model, device, engine, workload, measure, "
          "faults, expect, case"),
     ],
