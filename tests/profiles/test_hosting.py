@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from schedbench.profiles.capacity import needed_bytes
+from schedbench.profiles.machine import MachineError
+from schedbench.profiles.machines import chosen
 from schedbench.profiles.resolve import ask
 from schedbench.scenarios.problems import ScenarioError
 
@@ -55,3 +58,11 @@ def test_memory_on_the_host_is_counted() -> None:
         for key in ("enabled=false", "host_ratio=1.0", "host_ratio=8.0")
     ]
     assert sizes == sorted(sizes) and sizes[2] - sizes[1] > 7 * 4096 * 2 * 2 * 2 * 32 * 4
+
+
+def test_it_is_emulated_where_cuda_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    scenario = ask("hisparse").scenario
+    assert chosen("auto", scenario) == "vgpu" and chosen("auto", ask("mixed").scenario) == "cuda"
+    with pytest.raises(MachineError, match="hisparse: its kernels read pinned host memory"):
+        chosen("cuda", scenario)
