@@ -23,16 +23,28 @@ Kind = Literal["auto", "cuda", "vgpu"]
 
 
 def chosen(kind: Kind, scenario: Scenario) -> Literal["cuda", "vgpu"]:
-    """``auto`` takes CUDA where there is one and the scenario's values are real. Raises MachineError."""
+    """``auto`` takes CUDA where there is one and it can do what the scenario asks. Raises MachineError."""
+    emulated_only = _emulated_only(scenario)
     if kind == "auto":
-        return "cuda" if torch.cuda.is_available() and scenario.device.values == "real" else "vgpu"
+        return "cuda" if torch.cuda.is_available() and not emulated_only else "vgpu"
     if kind == "cuda" and not torch.cuda.is_available():
         raise MachineError(
             "no CUDA device here (torch.cuda.is_available() is False); --device vgpu emulates one"
         )
-    if kind == "cuda" and scenario.device.values == "none":
-        raise MachineError("device.values: none skips the arithmetic and exists only on the virtual GPU")
+    if kind == "cuda" and emulated_only:
+        raise MachineError(emulated_only)
     return kind
+
+
+def _emulated_only(scenario: Scenario) -> str:
+    """Why the scenario's device can only be a virtual one; empty if CUDA will do."""
+    if scenario.device.values == "none":
+        return "device.values: none skips the arithmetic and exists only on the virtual GPU"
+    if scenario.engine.hisparse.enabled:
+        return (
+            "engine.hisparse: its kernels read pinned host memory, which only the virtual GPU's can do so far"
+        )
+    return ""
 
 
 def open_machine(

@@ -215,3 +215,33 @@ def test_without_values_the_integers_of_a_graph_live(bench_none: Any) -> None:
     assert doubled.shape == (2, 1 << 20)
     kernels = 4 * bench_none.gpu.runtime.costs.memory(2 * hidden.nbytes)
     assert tape.ops[0].end - tape.ops[0].start > kernels
+
+
+def _moved_cost(counts: torch.Tensor) -> Work:
+    return Work(bytes=0, host_bytes=int(counts.sum()))
+
+
+@kernel(
+    "graph_test_moved(Tensor counts) -> ()",
+    meta=lambda counts: None,  # noqa: ARG005
+    cost=_moved_cost,
+    footprint=lambda *_: (),
+    fixed_cost=False,
+)
+def moved(counts: torch.Tensor) -> None:
+    """As many bytes from the host as ``counts`` says."""
+
+
+@pytest.mark.parametrize("trace", ["graph", "node"])
+def test_what_a_replay_moves_by_kernels_follows_from_its_values(opened: Any, trace: str) -> None:
+    with opened(graph_trace=trace) as bench:
+        counts = torch.tensor([3, 4], device=bench.gpu.device)
+        graph, _ = capture(lambda: [counts.add_(1), moved(counts), moved(counts)])
+
+        def replay() -> None:
+            graph.replay()
+            graph.replay()
+
+        ops = bench.observe(replay).ops
+    sizes = [op.host_bytes for op in ops]
+    assert sizes == ([18, 22] if trace == "graph" else [0, 9, 9, 0, 11, 11])

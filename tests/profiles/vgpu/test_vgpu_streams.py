@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from schedbench.sched.kernels.registry import Work, kernel
+
 FORWARD_NODES = 300
 
 
@@ -181,3 +183,36 @@ def test_a_sync_belongs_to_the_stream_that_is_waited_for(bench: Any) -> None:
 
     syncs = [call.stream for call in bench.observe(body).calls if call.kind == "sync"]
     assert syncs == [side.stream_id, side.stream_id, 0]
+
+
+def _beside_cost(x: torch.Tensor) -> Work:  # noqa: ARG001
+    return Work(bytes=0, host_bytes=50_000_000, beside=True)
+
+
+@kernel(
+    "streams_test_beside(Tensor x) -> ()",
+    meta=lambda x: None,  # noqa: ARG005
+    cost=_beside_cost,
+    footprint=lambda *_: (),
+)
+def beside(x: torch.Tensor) -> None:
+    """A millisecond of the bus."""
+
+
+def test_a_kernel_of_few_multiprocessors_leaves_the_others_and_the_copies_alone(bench: Any) -> None:
+    module, x = torch.get_device_module("vgpu"), torch.ones(4, device=bench.gpu.device)
+    side, host = module.Stream(), torch.empty(4, pin_memory=True)
+
+    def body() -> None:
+        with module.stream(side):
+            beside(x)
+            beside(x)
+        x.neg_()
+        host.copy_(x, non_blocking=True)
+
+    first, second, negated, copied = sorted(
+        bench.observe(body).ops, key=lambda op: (op.name[:6] != "stream", op.start)
+    )
+    assert second.start >= first.end > first.start + 1_000_000
+    assert first.host_bytes == second.host_bytes == 50_000_000
+    assert copied.end < first.end and negated.end <= copied.start

@@ -1,0 +1,81 @@
+"""Every copy of hosted KV is ordered, and each of the waits that order it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from schedbench.profiles.execute import Options, execute
+from schedbench.profiles.result import Finding, Hazards
+from schedbench.sched.hisparse.coordinator import Coordinator
+from schedbench.sched.relay.states import SLOT_REUSE, states
+from tests.acceptance.questions import asked
+
+SMALL = (
+    "workload.requests=8",
+    "workload.arrival=burst",
+    "workload.prompt_tokens={dist: uniform, min: 20, max: 120}",
+    "workload.output_tokens={dist: uniform, min: 1, max: 30}",
+    "measure.warmup_requests=0",
+    "engine.max_running_requests=4",
+    "engine.chunked_prefill_size=96",
+)
+
+
+def seen(*overrides: str) -> Hazards:
+    question = asked("hisparse", *SMALL, *overrides)
+    found = execute(question, question.relays[0], Options(device="vgpu", hazards=True)).result.hazards
+    assert isinstance(found, Hazards)
+    return found
+
+
+@pytest.mark.parametrize("values", ["real", "none"])
+@pytest.mark.parametrize("state", states())
+def test_a_state_shows_no_race_that_it_does_not_declare(state: str, values: str) -> None:
+    assert seen(f"engine.relay={state}", f"device.values={values}").findings == ()
+
+
+def test_latest_has_none_at_all() -> None:
+    assert seen("engine.relay=latest") == Hazards()
+
+
+def test_a_row_that_comes_back_is_reused_as_without_staging() -> None:
+    assert SLOT_REUSE in seen("engine.relay=pr26425").known
+
+
+def touched(findings: tuple[Finding, ...]) -> set[tuple[str, str]]:
+    """Operations that meet, by name; a replay is a graph."""
+    return {(f.first.op, f.second.op) for f in findings if f.second is not None}
+
+
+def unwaited(
+    monkeypatch: pytest.MonkeyPatch, method: str, without: Callable[..., Any]
+) -> set[tuple[str, str]]:
+    monkeypatch.setattr(Coordinator, method, without)
+    return touched(seen("engine.relay=latest", "engine.cuda_graph=false").findings)
+
+
+def test_a_decode_that_does_not_wait_for_the_backup_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It overwrites the slot that is being copied, and looks on the host for what is not there yet."""
+    found = unwaited(monkeypatch, "before_forward", lambda *_: None)
+    assert ("back_up", "rope_and_store_kv") in found
+
+
+def test_a_request_that_ends_under_a_forward_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its buffer is reset while the forward looks into it."""
+    found = unwaited(monkeypatch, "_await_readers", lambda *_: None)
+    assert ("plan_swap_in", "copy d2d") in found
+
+
+def test_a_request_that_decodes_before_it_is_staged_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def at_once(self: Coordinator) -> list[Any]:
+        ready = [staged.req for staged in self._staging]
+        self._staging.clear()
+        for req in ready:
+            self._open_buffer(req)
+        return ready
+
+    found = unwaited(monkeypatch, "collect_ready_reqs", at_once)
+    assert {second for first, second in found if first == "back_up"} & {"swap_in", "rope_and_store_kv"}

@@ -1,0 +1,114 @@
+"""Between its prompt and its first decode a request waits for the host's copy: what may happen to it there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from schedbench.profiles.check.invariants import Invariants
+from schedbench.profiles.execute import Options, execute
+from schedbench.profiles.result import Hazards, Result
+from schedbench.sched.hisparse.coordinator import Coordinator
+from schedbench.sched.loop.scheduler import Scheduler
+from schedbench.sched.request import Request
+from tests.acceptance.cells import Ask
+from tests.acceptance.questions import answer, asked, digest_of, statuses, value
+
+SMALL = (
+    "workload.requests=8",
+    "workload.arrival=burst",
+    "workload.prompt_tokens={dist: uniform, min: 4, max: 60}",
+    "workload.output_tokens={dist: uniform, min: 20, max: 60}",
+    "measure.warmup_requests=0",
+    "engine.max_running_requests=8",
+    "engine.chunked_prefill_size=96",
+    "engine.relay=latest",
+)
+LOOPS = pytest.mark.parametrize("loop", ["engine.overlap=true", "engine.overlap=false"])
+
+
+def run(*overrides: str) -> Result:
+    question, guard = asked("hisparse", *SMALL, *overrides), Invariants()
+    options = Options(device="vgpu", hazards=True, save_tokens=True)
+    result = execute(question, question.relays[0], options, guard=guard).result
+    assert [violation.says for violation in guard.violations()] == []
+    assert result.hazards == Hazards()
+    return result
+
+
+def plain(*overrides: str) -> Result:
+    device = ("engine.hisparse={enabled: false}", "engine.kv_tokens=8192", "engine.overlap=false")
+    return answer("hisparse", *SMALL, *overrides, *device)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host hears of a finished copy at every eighth look only."""
+    look: Callable[[Coordinator], list[Request]] = Coordinator.collect_ready_reqs
+    looks = iter(range(1 << 30))
+
+    def seldom(self: Coordinator) -> list[Request]:
+        return look(self) if next(looks) % 8 == 7 else []
+
+    monkeypatch.setattr(Coordinator, "collect_ready_reqs", seldom)
+
+
+@LOOPS
+def test_a_slow_copy_changes_no_token(slow: None, loop: str) -> None:  # noqa: ARG001
+    assert digest_of(run(loop)) == digest_of(plain())
+
+
+@LOOPS
+def test_a_request_that_waits_is_retracted_for_the_last_one_that_decodes(
+    monkeypatch: pytest.MonkeyPatch, ask: Ask, loop: str
+) -> None:
+    """Whose copy is not heard of before nobody decodes."""
+    look, release, waited = Coordinator.collect_ready_reqs, Coordinator.release, []
+
+    def late(self: Coordinator) -> list[Request]:
+        return [] if self._buffer_sizes else look(self)
+
+    def noted(self: Coordinator, req: Request) -> None:
+        waited.append(self.is_staging(req))
+        release(self, req)
+
+    monkeypatch.setattr(Coordinator, "collect_ready_reqs", late)
+    monkeypatch.setattr(Coordinator, "release", noted)
+    model = ("model.preset=tiny-sparse", "engine.radix_cache=false", "engine.relay=latest", loop)
+    hosted = (
+        "engine.hisparse={enabled: true, device_buffer_size: 48, host_ratio: 1.0}",
+        "engine.kv_tokens=160",
+        "engine.schedule_conservativeness=0.01",
+    )
+    growing = [(20, 100, 0), (60, 20, 1)]
+    result = ask(growing, *model, *hosted)
+    assert waited == [True, False, False] and value(result, "retractions") == 1
+    assert statuses(result) == {"finished"}
+    assert digest_of(result) == digest_of(ask(growing, *model))
+
+
+@LOOPS
+def test_a_client_may_leave_meanwhile(slow: None, monkeypatch: pytest.MonkeyPatch, loop: str) -> None:  # noqa: ARG001
+    """It is ended at once, and the others go on as if it had never come."""
+    absorb = Scheduler._absorb_last_batch
+    left: list[str] = []
+
+    def leave(self: Scheduler) -> None:
+        waiting = [req for req in self.engine.tier.absent if self.engine.tier.is_staging(req)]
+        if len(left) < 3 and waiting:
+            self.abort(waiting[-1], "the client left")
+            left.append(waiting[-1].id)
+        absorb(self)
+
+    monkeypatch.setattr(Scheduler, "_absorb_last_batch", leave)
+    result, whole = run(loop), None
+    monkeypatch.undo()
+    whole = plain()
+    assert len(left) == 3 and statuses(result) == {"finished", "aborted"}
+    for row, other in zip(result.requests, whole.requests, strict=True):
+        assert row.token_ids is not None and other.token_ids is not None
+        if row.id in left:
+            assert (row.status, row.reason, row.output_tokens) == ("aborted", "the client left", 1)
+        assert row.token_ids == other.token_ids[: len(row.token_ids)]
+        assert row.id in left or row.token_ids == other.token_ids
