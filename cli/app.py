@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import sys
 import traceback
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -16,11 +16,11 @@ from .bench import bench
 from .check import check
 from .compare import compare
 from .doctor import doctor
-from .errors import DEFECT, exit_code, message
+from .errors import DEFECT, INTERRUPTED, exit_code, message
 from .explain import explain
 from .list import show
 from .run import run
-from .signals import terminable
+from .signals import interruptible
 from .sweep import sweep
 
 app = typer.Typer(
@@ -64,17 +64,19 @@ def main() -> None:
     is a traceback and an exit code of its own."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows few letters
-    with terminable():
-        _main()
+    with interruptible() as interruption:
+        try:
+            app()
+        except Exception as error:
+            if isinstance(error, ImportError) and interruption.number:
+                sys.exit(INTERRUPTED)  # modules that are being imported make this of an interruption
+            _tell(error)
 
 
-def _main() -> None:
-    try:
-        app()
-    except Exception as error:
-        code = exit_code(error)
-        if code is None:
-            traceback.print_exc()
-            sys.exit(DEFECT)
-        typer.echo(f"schedbench: {message(error)}", err=True)
-        sys.exit(code)
+def _tell(error: Exception) -> NoReturn:
+    code = exit_code(error)
+    if code is None:
+        traceback.print_exception(error)
+        sys.exit(DEFECT)
+    typer.echo(f"schedbench: {message(error)}", err=True)
+    sys.exit(code)

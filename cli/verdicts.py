@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from rich.console import Console
@@ -9,9 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from .frames import Document, framed
+from .numbers import MISSING
 from .render import markdown_rows
 
 _STYLES = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
+_LINE = re.compile(r"sched/[\w/]+\.py:\d+")
 _CATCHERS = {"run": "clear crash", "tokens": "equality"}
 _INDENT = "    "
 
@@ -45,10 +48,13 @@ def tables(content: Document) -> Iterator[Table]:
 
 def told(content: Document) -> Iterator[Text]:
     """The evidence, sentence by sentence, with the lines that it is about."""
-    if "faults" in content:  # what is said is in the table; only what should not fail is told in full
+    if "faults" in content:
         for fault in content["faults"]:
+            for item in _said(fault)[:1]:
+                yield Text.assemble((f"{fault['name']}: ", "bold"), item["says"])
             for check in _failed(fault["sound"]):
                 yield from _evidence(f"{fault['name']} off: {check['name']}", check["evidence"])
+        yield Text()
         return
     for report in content["reports"]:
         for check in _failed(report["checks"]):
@@ -71,16 +77,15 @@ def checks(report: Document, content: Document) -> Table:
 
 
 def faults(content: Document) -> Table:
-    """A line per known bug: whether all is well without it, what catches it, and what that says first. How a run broke
-    down says least."""
+    """A line per known bug: whether all is well with it off, what catches it on, and where that points."""
     features = sorted({fault["feature"] for fault in content["awaited"]})
     waiting = f"{len(content['awaited'])} more wait for {', '.join(features)}" if features else ""
     table = framed("known bugs", caption=waiting)
-    table.add_column("fault", overflow="fold")
+    table.add_column("fault", no_wrap=True)
     table.add_column("state", no_wrap=True)
-    table.add_column("without", no_wrap=True)
+    table.add_column("off", no_wrap=True)
     table.add_column("caught by", overflow="fold")
-    table.add_column("which says", overflow="fold")
+    table.add_column("points at", overflow="fold")
     for fault in content["faults"]:
         clean = "passed" if fault["clean"] else "failed"
         catchers = ", ".join(_CATCHERS.get(name, name) for name in fault["caught_by"])
@@ -89,15 +94,24 @@ def faults(content: Document) -> Table:
             fault["state"],
             Text(clean, style=_STYLES[clean]),
             Text(catchers or "NOTHING", style="" if catchers else _STYLES["failed"]),
-            Text(_first(fault)),
+            Text(_where(fault)),
         )
     return table
 
 
-def _first(fault: Document) -> str:
+def _where(fault: Document) -> str:
+    """The line that the first evidence names last, or else the field."""
+    for item in _said(fault):
+        lines = [f"{site['file']}:{site['line']}" for site in item["sites"]] or _LINE.findall(item["says"])
+        if lines or item["field"]:
+            return lines[-1] if lines else str(item["field"])
+    return MISSING
+
+
+def _said(fault: Document) -> list[Document]:
+    """All evidence; how a run broke down says least."""
     failed = sorted(_failed(fault["broken"]), key=lambda check: check["name"] == "run")
-    said = [item["says"] for check in failed for item in check["evidence"]]
-    return said[0] if said else ""
+    return [item for check in failed for item in check["evidence"]]
 
 
 def _failed(checks: list[Document]) -> list[Document]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ..sched.loop.engine import Engine
-from ..sched.relay.states import DEAD_PUBLISH, PAGE_TABLE_REWRITE, SLOT_REUSE, STAGED_LATE
+from ..sched.relay.states import DEAD_PUBLISH, PAGE_TABLE_REWRITE, PENALTY_STATE, SLOT_REUSE, STAGED_LATE
 from .machine import Machine
 from .result import Abstained, Access, Hazards, SitePart
 from .result import Finding as FindingPart
@@ -39,10 +39,13 @@ SIGNS: Mapping[str, tuple[Sign, ...]] = {
     SLOT_REUSE: (
         Sign("race", "req_to_token", second="_write_cache_indices("),
         Sign("race", "req_to_token", second="req_to_token["),
+        Sign("race", "req_to_token", second="place_extend("),
+        Sign("race", "req_to_token", second="place_decode("),
         Sign("race", "output_tokens_buf"),
     ),
     PAGE_TABLE_REWRITE: (Sign("race", "req_to_token", second="match.device_indices["),),
     STAGED_LATE: (Sign("freed", first="output_tokens_buf[rows]"),),
+    PENALTY_STATE: (Sign("race", "sched/model/penalties.py"), Sign("freed", "sched/model/penalties.py")),
     DEAD_PUBLISH: (Sign("unread", "new_seq_lens_buf"),),
 }
 

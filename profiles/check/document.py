@@ -50,7 +50,11 @@ def check_part(check: Check) -> Document:
         "verdict": check.verdict,
         "about": check.about,
         "evidence": [
-            {"says": evidence.says, "sites": [site.model_dump(mode="json") for site in evidence.sites]}
+            {
+                "says": evidence.says,
+                "sites": [site.model_dump(mode="json") for site in evidence.sites],
+                "field": evidence.field,
+            }
             for evidence in check.evidence
         ],
     }

@@ -52,7 +52,9 @@ class Examiner:
         found = check_contract(
             lambda: relay.row(overlap=overlap), overlap=overlap, declared=relay.known_defects
         )
-        evidence = [Evidence(f"{broken.promise}: {broken.says}") for broken in found.broken]
+        evidence = [
+            Evidence(f"{broken.promise}: {broken.says}", field=broken.field) for broken in found.broken
+        ]
         defects = "; but for " + "; ".join(found.known) if found.known else ""
         return judged("contract", evidence, about=f"kept on batches made by hand{defects}")
 
@@ -86,7 +88,9 @@ def came_to_its_end(outcome: Outcome | Crash) -> Check:
 
 
 def kept(guard: Invariants) -> Check:
-    evidence = [Evidence(f"{broken.promise}: {broken.says}") for broken in guard.violations()]
+    evidence = [
+        Evidence(f"{broken.promise}: {broken.says}", field=broken.field) for broken in guard.violations()
+    ]
     return judged("invariants", evidence, about="mirrors, relay rows, pages and ends, at every step")
 
 

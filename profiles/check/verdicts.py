@@ -13,10 +13,11 @@ Verdict = Literal["passed", "failed", "not applicable"]
 
 
 class Evidence(NamedTuple):
-    """One sentence, and the source lines that it is about."""
+    """One sentence, and the source lines that it is about, or the ``field`` of a batch or buffer."""
 
     says: str
     sites: tuple[SitePart, ...] = ()
+    field: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from . import draft_rows, rows
+from . import draft_rows, ordering, rows
 from .draft_row import DraftRow, Speculation
 from .draft_rows import DRAFT_SWITCHES
 from .faults import Fault
@@ -240,6 +240,7 @@ SLOT_REUSE = "slot reuse: a row or KV slot freed while a forward reads it is wri
 PAGE_TABLE_REWRITE = (
     "page-table rewrite: settling replaces a row's slots by the cache's while a forward reads the row"
 )
+PENALTY_STATE = "penalty state: the schedule counts tokens into what a forward reads its penalties from"
 DEAD_PUBLISH = "dead publish: every step publishes lengths that nobody reads"
 # What a barrier leaves unordered between the schedule's writes and a forward's reads.
 _BARRIER_HAZARDS: Mapping[str, tuple[str, ...]] = {
@@ -324,7 +325,14 @@ class RelayChoice:
         """Races of the overlapped loop that upstream had too, and writes for nothing."""
         dead = self.switches["dead_publish"] == "on" and ("dead_publish", "off") not in self.state.refuses
         races = self.state.known_hazards + _BARRIER_HAZARDS[self.switches["barrier"]]
-        return (*races, DEAD_PUBLISH) if dead else races
+        counted = (PENALTY_STATE,) if self._counts_under_the_forward else ()
+        return (*races, *counted, *((DEAD_PUBLISH,) if dead else ()))
+
+    @property
+    def _counts_under_the_forward(self) -> bool:
+        """Whether the forward itself accumulates penalties (#25945) that the schedule goes on counting, unordered."""
+        late = self.row(overlap=True).isolate is ordering.resolve_then_isolate
+        return late and self.switches["penalties"] == "upstream" and self.switches["barrier"] == "off"
 
     def policies(self, *, overlap: bool, speculation: Speculation | None = None) -> dict[str, str]:
         """The row in words: each question and its answer's name; those of speculation by its mode."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
+from schedbench.profiles.check.invariants import Invariants
 from schedbench.profiles.execute import Options, Outcome, execute
 from schedbench.profiles.machine import Machine
 from schedbench.profiles.machines import open_machine
@@ -38,8 +39,13 @@ def asked(scenario: str | Path, *overrides: str) -> Resolved:
 
 
 def outcome(scenario: str | Path, *overrides: str) -> Outcome:
-    question = asked(scenario, *overrides)
-    return execute(question, question.relays[0], Options(device="vgpu", save_tokens=True))
+    """Of a run under watch: no test's run may race or break an invariant, whatever the test is about."""
+    question, guard = asked(scenario, *overrides), Invariants()
+    options = Options(device="vgpu", save_tokens=True, hazards=True)
+    found = execute(question, question.relays[0], options, guard=guard)
+    assert not guard.violations()
+    assert not found.undeclared, found.result.hazards
+    return found
 
 
 def answer(scenario: str | Path, *overrides: str) -> Result:

@@ -27,6 +27,7 @@ from schedbench.sched.relay.row import Relay, Step
 from schedbench.sched.relay.states import (
     DEAD_PUBLISH,
     PAGE_TABLE_REWRITE,
+    PENALTY_STATE,
     SLOT_REUSE,
     STAGED_LATE,
     RelayChoice,
@@ -117,6 +118,13 @@ def test_tokens_that_no_decode_could_read_are_no_finding(state: str, overlap: st
         f"engine.overlap={overlap}",
     )
     assert not watched("mixed", *SMALL, *prompts_only, f"engine.relay={state}").undeclared
+
+
+@pytest.mark.parametrize("state", ["pr25945", "latest"])
+def test_penalties_of_the_forward_race_with_the_count_where_no_barrier_stands(state: str) -> None:
+    relay = f"engine.relay={{state: {state}, barrier: off, penalties: upstream}}"
+    outcome = watched("penalties", relay, "workload.requests=12")
+    assert PENALTY_STATE in found(outcome).known and not outcome.undeclared
 
 
 def test_every_declared_hazard_has_a_sign() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from schedbench.profiles.check.contract import check_contract
@@ -117,3 +119,10 @@ def test_what_is_harmless_alone_is_no_fault() -> None:
     tokens = probe(faults()["stash-before-sampling"])
     unspelled = Probe(tokens.fault, tokens.scenario, tokens.overrides[:2])
     assert caught(examined(unspelled.broken())) == set()
+
+
+def test_the_page_has_every_fault_with_its_catchers() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "check.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    assert {row[0].strip("`"): set(row[3].split(", ")) for row in rows} == CATCHERS
+    assert {row[0].strip("`"): row[1] for row in rows} == {f.name: f.reference for f in faults().values()}

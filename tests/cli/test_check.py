@@ -1,0 +1,141 @@
+"""``schedbench check`` as it is typed: what passes, what fails and what it says, and what makes no sense."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schedbench.cli import verdicts
+from schedbench.profiles.check import all_faults
+from schedbench.profiles.check.probes import Probe, probes
+from tests.acceptance.conftest import Typed, typed
+
+__all__ = ["typed"]
+
+SMALL = ("faults/mixing", "--seeds", "0")
+
+
+def reports(text: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(text)["reports"]
+    return found
+
+
+def test_all_checks_of_a_sound_scenario_pass(typed: Typed) -> None:
+    said = typed("check", *SMALL, "--relay", "latest")
+    assert said.code == 0 and said.out.rstrip().endswith("all passed")
+    for name in ("run", "invariants", "contract", "tokens", "hazards", "budget", "adversary"):
+        assert any(line.startswith(name) for line in said.out.splitlines())
+
+
+def test_a_document_has_every_check_with_its_verdict(typed: Typed, tmp_path: Path) -> None:
+    said = typed("check", *SMALL, "--relay", "latest", "--format", "json", "--output-dir", tmp_path)
+    [report] = reports(said.out)
+    assert (tmp_path / "check.json").read_text() == said.out
+    assert report["relay"] == {"state": "latest", "switches": {}, "faults": []}
+    assert {check["verdict"] for check in report["checks"]} == {"passed", "not applicable"}
+    assert report["hazards_s"] > 0 and len(report["outputs"]["digest"]) == 64
+
+
+def test_a_hazard_is_told_with_both_lines(typed: Typed) -> None:
+    said = typed("check", *SMALL, "--relay", "pr25945", "--fault", "no-barrier")
+    assert said.code == 1 and said.out.rstrip().endswith("FAILED")
+    assert "must come before the schedule stream's write" in " ".join(said.out.split())
+    assert "sched/model/decoder.py:" in said.out and "sched/kernels/allocation.py:" in said.out
+
+
+def test_an_adversary_is_told_with_the_first_wrong_token(typed: Typed) -> None:
+    said = typed("check", "faults/mixing", "--adversarial", "0", "--fault", "staging-refilled")
+    text = " ".join(said.out.split())
+    assert said.code == 1
+    assert "adversary 0 (all work as late as possible): request r" in text and "instead of" in text
+
+
+def test_a_broken_budget_fails_with_the_lines_that_broke_it(typed: Typed) -> None:
+    said = typed("check", *SMALL, "--expect", "prefill.schedule.h2d=0")
+    text = " ".join(said.out.split())
+    assert said.code == 1
+    assert "budget: prefill.schedule.h2d:" in text and "0 allowed" in text and "sched/loop/split.py:" in text
+
+
+def test_a_budget_that_no_step_tests_is_not_passed(typed: Typed) -> None:
+    said = typed("check", *SMALL, "--expect", "idle.schedule.h2d=0", "--format", "json")
+    [budget] = [check for check in reports(said.out)[0]["checks"] if check["name"] == "budget"]
+    assert budget["verdict"] == "not applicable" and "idle" in budget["about"]
+
+
+def test_a_run_that_breaks_down_is_a_failed_check(typed: Typed) -> None:
+    said = typed("check", *SMALL, "--fault", "never-resolve", "--format", "json")
+    verdicts = {check["name"]: check["verdict"] for check in reports(said.out)[0]["checks"]}
+    assert said.code == 1 and verdicts["run"] == "failed" and verdicts["tokens"] == "not applicable"
+
+
+def test_upstreams_lagging_penalties_promise_no_tokens(typed: Typed) -> None:
+    penalised = ("--set", "workload.sampling.presence_penalty=0.5")
+    said = typed("check", *SMALL, "--relay", "pr25945", *penalised, "--format", "json")
+    [tokens] = [check for check in reports(said.out)[0]["checks"] if check["name"] == "tokens"]
+    assert said.code == 0 and tokens["verdict"] == "not applicable" and "penalties" in tokens["about"]
+
+
+def test_every_relay_of_a_ladder_is_checked(typed: Typed) -> None:
+    relays = "engine.relays=[{state: pr26425}, {state: latest}]"
+    said = typed("check", *SMALL, "--set", relays, "--format", "json")
+    assert [report["relay"]["state"] for report in reports(said.out)] == ["pr26425", "latest"]
+
+
+def test_markdown_has_a_table_and_the_evidence(typed: Typed) -> None:
+    said = typed("check", *SMALL, "--fault", "never-resolve", "--format", "md")
+    assert "| run | failed |" in said.out and "has no input ids" in said.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "a scenario, or --all-faults"),
+        (("mixed", "--all-faults"), "a scenario, or --all-faults"),
+        (("mixd",), "mixed"),
+        (("mixed", "--relay", "lates"), "latest"),
+        (("mixed", "--fault", "no-barier"), "no-barrier"),
+        (("mixed", "--expect", "decode.steady.schedule.snyc=0"), "sync"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(typed: Typed, arguments: tuple[str, ...], words: str) -> None:
+    said = typed("check", *arguments)
+    assert said.code == 2 and words in said.err
+
+
+def test_a_run_under_an_adversary_says_that_times_mean_nothing(typed: Typed) -> None:
+    said = typed("run", "faults/mixing", "--adversarial", "1")
+    assert said.code == 0 and "times mean nothing" in said.out
+    assert "TTFT" not in said.out and "copies & syncs per step" in said.out
+
+
+def test_hazards_and_an_adversary_are_one_or_the_other(typed: Typed) -> None:
+    said = typed("run", "faults/mixing", "--adversarial", "1", "--hazards", "on")
+    assert said.code == 2 and "program order" in said.err
+
+
+def test_all_faults_are_asked_off_and_on(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all faults one, in processes of their own as ever."""
+    one = {"never-resolve": probes()["never-resolve"]}
+    monkeypatch.setattr(all_faults, "probes", lambda: one)
+    said = typed("check", "--all-faults", "--seeds", "0", "--format", "json")
+    document = json.loads(said.out)
+    [fault] = document["faults"]
+    assert said.code == 0 and document["passed"] and fault["clean"]
+    assert fault["caught_by"] == ["run", "contract"]
+    assert {waiting["feature"] for waiting in document["awaited"]} >= {"disaggregation", "pipeline"}
+    page = verdicts.markdown(document)
+    assert "| never-resolve | pr25945 | passed | clear crash, contract | sched/loop/launch.py:" in page
+    assert "has no input ids: its relay was not resolved" in page
+
+
+def test_a_fault_that_nothing_catches_fails(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is harmless here: stashing before sampling where nothing is delayed."""
+    fault = probes()["stash-before-sampling"]
+    harmless = Probe(fault.fault, fault.scenario, fault.overrides[:2])
+    monkeypatch.setattr(all_faults, "probes", lambda: {harmless.fault.name: harmless})
+    said = typed("check", "--all-faults", "--seeds", "0")
+    assert said.code == 1 and "NOTHING" in said.out and said.out.rstrip().endswith("FAILED")
