@@ -82,7 +82,7 @@ def _cases() -> list[Entry]:
 
 
 def _relays() -> list[Entry]:
-    from ..sched.relay.states import ALIASES, choose, difference, states
+    from ..sched.relay.states import ALIASES, changes, choose, states
 
     known = states()
     return [
@@ -92,7 +92,7 @@ def _relays() -> list[Entry]:
             "pr": state.pr,
             "aliases": [alias for alias, name in ALIASES.items() if name == state.name],
             "before": state.before,
-            "changes": difference(known[state.before].overlapped, state.overlapped) if state.before else {},
+            "changes": changes(known[state.before], state) if state.before else {},
             "expect": state.expect,
             "known_hazards": list(choose(state.name, {}).known_hazards),
             "known_defects": list(state.known_defects),

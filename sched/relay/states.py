@@ -395,6 +395,14 @@ def difference(before: Row | DraftRow, after: Row | DraftRow) -> dict[str, tuple
     return {name: (answer_name(a), answer_name(b)) for name, (a, b) in pairs.items() if a is not b}
 
 
+def changes(before: State, after: State) -> dict[str, tuple[str, str]]:
+    """``difference`` of two states in the overlapped loop, and of what they answer speculative workers."""
+    found = difference(before.overlapped, after.overlapped)
+    for mode, rows_of in (("v1", (before.v1, after.v1)), ("v2", (before.v2, after.v2))):
+        found |= {f"{mode}.{question}": names for question, names in difference(*rows_of).items()}
+    return found
+
+
 def answer_name(answer: Any) -> str:
     """What a policy is called; a partial by what it was given."""
     given = getattr(answer, "args", ())

@@ -1,0 +1,75 @@
+"""Speculation under watch: each state shows the hazards that it declares; adversaries change no token."""
+
+from __future__ import annotations
+
+import pytest
+
+from schedbench.profiles.check.examine import Examiner
+from schedbench.profiles.check.schedules import seeds
+from schedbench.profiles.execute import Options, execute
+from schedbench.profiles.result import Hazards
+from schedbench.sched.relay.states import states
+from tests.acceptance.questions import asked
+
+SMALL = (
+    "model={preset: tiny-llama-eagle}",
+    "engine.mixed_chunk=false",
+    "workload.requests=8",
+    "workload.arrival=burst",
+    "workload.prompt_tokens.max=120",
+    "workload.output_tokens.min=24",
+    "measure.warmup_requests=0",
+)
+V1 = ("engine.overlap=false", "engine.speculative={algorithm: eagle, mode: v1}")
+TREE = ("engine.overlap=false", "engine.speculative={algorithm: eagle, mode: v1, topk: 2, draft_tokens: 6}")
+V2 = ("engine.speculative={algorithm: eagle, mode: v2}",)
+
+
+def found(*overrides: str) -> Hazards:
+    question = asked("mixed", *SMALL, *overrides)
+    hazards = execute(question, question.relays[0], Options(device="vgpu", hazards=True)).result.hazards
+    assert isinstance(hazards, Hazards)
+    return hazards
+
+
+@pytest.mark.parametrize("state", states())
+def test_the_overlapped_worker_shows_what_its_state_declares(state: str) -> None:
+    assert found(*V2, f"engine.relay={state}").findings == ()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("engine.page_size=16",),
+        ("engine.cuda_graph=false",),
+        ("engine.chunked_prefill_size=64", "engine.radix_cache=false"),
+        ("engine.kv_tokens=400", "engine.schedule_conservativeness=0.01"),
+        ("workload.sampling.frequency_penalty=0.5",),
+        ("workload.sampling={temperature: 0.7, ignore_eos: false, grammar: {regex: '[0-9]{4,12}'}}",),
+        ("device.values=none", "engine.speculative.acceptance={mean: 2.5}"),
+    ],
+    ids=" ".join,
+)
+def test_latest_shows_none(overrides: tuple[str, ...]) -> None:
+    assert found(*V2, "engine.relay=latest", *overrides) == Hazards()
+
+
+@pytest.mark.parametrize("worker", [V1, TREE], ids=["chain", "tree"])
+def test_one_stream_has_no_races(worker: tuple[str, ...]) -> None:
+    assert found(*worker) == Hazards()
+
+
+@pytest.mark.parametrize("seq_lens_cpu", ["blocking", "private", "bound"])
+def test_however_lengths_are_learnt(seq_lens_cpu: str) -> None:
+    relay = f"engine.relay={{state: pr25945, barrier: read-done, seq_lens_cpu: {seq_lens_cpu}}}"
+    assert found(*V2, relay) == Hazards()
+
+
+@pytest.mark.parametrize("state", ["pr25774-before", "pr25944", "pr25945", "latest"])
+def test_every_check_passes(state: str) -> None:
+    """Invariants, tokens against a run without speculation, hazards, and every strategy of the adversary."""
+    question = asked("mixed", *SMALL, *V2, f"engine.relay={state}", "workload.requests=5")
+    [relay] = question.relays
+    checks = Examiner(question, seeds(1)).examine(relay).checks
+    assert {check.name: check.verdict for check in checks if check.verdict == "failed"} == {}

@@ -1,0 +1,257 @@
+"""Kernels of speculation keep their word: shapes, what they touch, and what a plain loop would say."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from schedbench.sched.kernels import drafts, history, verify
+from schedbench.sched.kernels.attention import attention
+from schedbench.sched.kernels.registry import Work, kernels
+from schedbench.sched.kernels.tree_attention import tree_attention
+
+INT32, INT64 = torch.int32, torch.int64
+B, D, STEPS, VOCAB = 3, 5, 3, 11
+TABLE = torch.arange(4 * 40, dtype=INT32).view(4, 40)
+ROWS, LENS = torch.tensor([2, 1, 3]), torch.tensor([5, 17, 2])
+
+
+def floats(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def ids(*shape: int, below: int = VOCAB) -> torch.Tensor:
+    return torch.randint(0, below, shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+PARENTS = torch.tensor([[-1, 0, 0, 1, 3], [-1, 0, 1, 2, 3], [-1, 0, 0, 0, 0]])
+
+
+def tree_args() -> list[Any]:
+    paths, counts = verify.tree_paths(PARENTS, STEPS + 2)
+    branches = paths.clamp(min=0).view(B * D, -1) + 100
+    lens = (LENS.unsqueeze(1) + counts).view(-1)
+    caches = [floats(200, 2, 8), floats(201, 2, 8)[:200]]
+    rows = ROWS.repeat_interleave(D)
+    return [floats(B * D, 4, 8), *caches, TABLE, rows, lens, branches, counts.view(-1), 0.25, 40]
+
+
+flat = TABLE.view(-1)
+CASES: dict[str, tuple[torch._ops.OpOverload, list[Any]]] = {
+    "draft_topk": (drafts.draft_topk, [floats(4, VOCAB), 3]),
+    "rotate_ids": (drafts.rotate_ids, [ids(9), ids(B), torch.tensor([4, 3, 2], dtype=INT32)]),
+    "draft_places": (drafts._draft_places, [flat, ROWS, LENS, 4, 40]),
+    "write_rows": (drafts._write_rows, [flat, ROWS, LENS, torch.tensor([2, 0, 3]), ids(5, below=99), 40]),
+    "place_ahead": (
+        drafts._place_ahead,
+        [flat, ROWS, LENS, LENS + 6, torch.arange(50, 90), 1, 18, 40],
+    ),
+    "place_ahead in pages": (
+        drafts._place_ahead,
+        [flat, ROWS, LENS, LENS + 6, torch.arange(50, 90), 4, 18, 40],
+    ),
+    "pick_accepted": (drafts.pick_accepted, [floats(B * D, 7), torch.tensor([1, 5, 2], dtype=INT32)]),
+    "pick_bonus": (drafts.pick_bonus, [ids(B * D), torch.tensor([1, 5, 2], dtype=INT32)]),
+    "stage_rows": (drafts.stage_rows, [ids(6, 2), ids(3, 2), 5]),
+    "build_tree": (
+        verify.build_tree,
+        [floats(B, 6).exp(), ids(B, 6), torch.tensor([[-1, -1, 0, 0, 1, 1]] * B), ids(B), 4],
+    ),
+    "tree_paths": (verify.tree_paths, [PARENTS, STEPS + 2]),
+    "tree_links": (verify.tree_links, [PARENTS]),
+    "accept_drafts": (verify.accept_drafts, [ids(B, D), PARENTS, ids(B * D), STEPS + 1]),
+    "accept_drafts of a chain": (verify.accept_drafts, [ids(B, D), None, ids(B * D), D]),
+    "accept_by_lot": (
+        verify.accept_by_lot,
+        [torch.zeros(4, dtype=INT64), ROWS, ids(B), ids(B * D), D, 2.5, False, 0],
+    ),
+    "path_tokens": (history.path_tokens, [ids(B, D), verify.tree_paths(PARENTS, STEPS + 2)[0]]),
+    "along_paths": (history.along_paths, [floats(B, VOCAB), floats(B, 1), ids(B * D, 2), True]),
+    "count_accepted": (history.count_accepted, [floats(B, VOCAB), floats(B, 1), ids(B, 4), False]),
+    "tree_attention": (tree_attention, tree_args()),
+}
+
+
+def fresh(args: list[Any]) -> list[Any]:
+    return [arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args]
+
+
+def listed(result: Any) -> list[torch.Tensor]:
+    if result is None:
+        return []
+    return [result] if isinstance(result, torch.Tensor) else list(result)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_meta_has_the_shapes_of_the_results(case: str) -> None:
+    op, args = CASES[case]
+    results, outlines = listed(op(*fresh(args))), listed(kernels()[op].meta(*args))
+    assert [(r.shape, r.dtype) for r in results] == [(o.shape, o.dtype) for o in outlines]
+    assert {o.device.type for o in outlines} <= {"meta"}
+    if kernels()[op].integer:
+        assert not any(r.is_floating_point() for r in results)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_written_is_declared_and_costs_something(case: str) -> None:
+    op, args = CASES[case]
+    used = fresh(args)
+    accesses, cost = kernels()[op].footprint(*used), kernels()[op].cost
+    assert cost is not None and cost(*used) > Work(0)
+    op(*used)
+    for before, after in zip(args, used, strict=True):
+        if not isinstance(after, torch.Tensor):
+            continue
+        declared = [access for access in accesses if access.tensor is after]
+        assert declared, "an argument that nobody declares"
+        changed = (before != after).view(len(before), -1).any(1).nonzero().flatten().tolist()
+        if changed:
+            rows = next(access.rows for access in declared if access.write)
+            assert rows is None or set(changed) <= set(rows.flatten().tolist())
+
+
+def test_the_most_likely_tokens_come_first_and_add_up() -> None:
+    logits = floats(4, VOCAB)
+    topk_p, topk_index = drafts.draft_topk(logits, VOCAB)
+    torch.testing.assert_close(topk_p.sum(1), torch.ones(4))
+    assert torch.equal(topk_index, logits.sort(dim=1, descending=True).indices)
+
+
+def test_rotation_is_within_each_request() -> None:
+    rotated = drafts.rotate_ids(torch.tensor([1, 2, 3, 4, 5]), torch.tensor([8, 9]), torch.tensor([3, 2]))
+    assert rotated.tolist() == [2, 3, 8, 5, 9]
+
+
+@pytest.mark.parametrize("page", [1, 4])
+def test_slots_ahead_are_those_of_one_kernel_for_each_part(page: int) -> None:
+    table, free = torch.zeros(4, 40, dtype=INT32), torch.arange(5, 40)
+    starts, ends = torch.tensor([0, 4, 8]), torch.tensor([6, 9, 8])
+    drafts.place_ahead(table, ROWS, (starts, ends), free, page, 11)
+    first = [int(free[0]) * page + k for k in range(6)]
+    assert table[2, :6].tolist() == first
+    held = table[2, :6].tolist() + table[1, 4:9].tolist()
+    assert len(set(held)) == len(held)
+    assert not table[3].any()
+    if page > 1:
+        assert table[1, 4].item() % page == 0
+
+
+def grown(rng: random.Random) -> tuple[list[int], list[int], list[float]]:
+    """Candidates of a tree: tokens, parents and scores that never grow."""
+    tokens, parents, scores = [], [], []
+    for k in range(12):
+        parent = rng.choice([-1, *range(k)])
+        above = 1.0 if parent < 0 else scores[parent]
+        tokens.append(rng.randrange(4))
+        parents.append(parent)
+        scores.append(above * rng.choice([1.0, 0.5, 0.25]))
+    return tokens, parents, scores
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_tree_has_the_best_candidates_each_with_its_parent(seed: int) -> None:
+    tokens, parents, scores = grown(random.Random(seed))
+    made, above = verify.build_tree(
+        torch.tensor([scores]), torch.tensor([tokens]), torch.tensor([parents]), torch.tensor([7]), 6
+    )
+    chosen = sorted(sorted(range(12), key=lambda k: -scores[k])[:5])
+    nodes = {candidate: node for node, candidate in enumerate(chosen, 1)}
+    assert made[0].tolist() == [7, *(tokens[k] for k in chosen)]
+    assert above[0].tolist() == [-1, *(nodes[parents[k]] if parents[k] >= 0 else 0 for k in chosen)]
+
+
+def test_paths_and_links_of_a_tree() -> None:
+    paths, counts = verify.tree_paths(PARENTS, 5)
+    assert paths[0].tolist() == [
+        [0, -1, -1, -1, -1],
+        [0, 1, -1, -1, -1],
+        [0, 2, -1, -1, -1],
+        [0, 1, 3, -1, -1],
+        [0, 1, 3, 4, -1],
+    ]
+    assert counts.tolist() == [[1, 2, 2, 3, 4], [1, 2, 3, 4, 5], [1, 2, 2, 2, 2]]
+    children, siblings = verify.tree_links(PARENTS)
+    assert children.tolist() == [[1, 3, -1, 4, -1], [1, 2, 3, 4, -1], [1, -1, -1, -1, -1]]
+    assert siblings.tolist() == [[-1, 2, -1, -1, -1], [-1] * 5, [-1, 2, 3, 4, -1]]
+
+
+def walked(tokens: list[int], parents: list[int], predict: list[int], most: int) -> list[int]:
+    node, found = 0, [0]
+    while len(found) < most:
+        fitting = [k for k in range(D) if parents[k] == node and tokens[k] == predict[node]]
+        if not fitting:
+            break
+        node = fitting[0]
+        found.append(node)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_accepted_is_what_the_target_would_have_said(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    tokens, predict = (torch.randint(0, 2, (B, D), generator=generator) for _ in range(2))
+    places, lens = verify.accept_drafts(tokens, PARENTS, predict.view(-1), 4)
+    for i in range(B):
+        meant = walked(tokens[i].tolist(), PARENTS[i].tolist(), predict[i].tolist(), 4)
+        assert lens[i] == len(meant)
+        assert places[i].tolist() == [i * D + node for node in meant] + [-1] * (4 - len(meant))
+
+
+def test_a_node_attends_bit_for_bit_as_a_decode_does() -> None:
+    """Whatever stands beside it in the tree: its ancestors' slots put into a row give the same."""
+    args = tree_args()
+    q, k_cache, v_cache, _, _, lens, branches, counts, scale, longest = args
+    seen = tree_attention(*args)
+    for token in range(B * D):
+        row = TABLE[ROWS[token // D]].clone()
+        start, count = int(lens[token] - counts[token]), int(counts[token])
+        row[start : start + count] = branches[token, :count].to(INT32)
+        alone = attention(
+            q[token : token + 1],
+            k_cache,
+            v_cache,
+            row.unsqueeze(0),
+            torch.tensor([0]),
+            lens[token : token + 1],
+            None,
+            scale,
+            longest,
+            1,
+        )
+        assert torch.equal(seen[token], alone[0])
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_a_drafts_history_is_counted_as_if_it_had_come_one_by_one(adds: bool) -> None:
+    state, values = floats(B, VOCAB), floats(B, 1)
+    paths = torch.tensor([[4, 4, 2], [3, -1, -1], [-1, -1, -1]] * B)
+    found = history.along_paths(state, values, paths, adds)
+    for node, path in enumerate(paths.tolist()):
+        meant = state[node // B].clone()
+        for token in path:
+            if token >= 0:
+                meant[token] = meant[token] + values[node // B, 0] if adds else values[node // B, 0]
+        assert torch.equal(found[node], meant)
+
+
+def test_lots_are_keyed_by_request_and_ordinal() -> None:
+    seeds, ordinals = torch.arange(2000) * 977, torch.zeros(2000, dtype=INT64)
+    for rounded in (False, True):
+        drawn = verify.lots(seeds, ordinals, 2.25, rounded=rounded)
+        assert torch.equal(drawn, verify.lots(seeds, ordinals, 2.25, rounded=rounded))
+        assert not torch.equal(drawn, verify.lots(seeds, ordinals + 1, 2.25, rounded=rounded))
+        assert drawn.double().mean().item() == pytest.approx(2.25, abs=0.06)
+    assert set(verify.lots(seeds, ordinals, 2.25, rounded=False).tolist()) == {2, 3}
+
+
+def test_a_lot_counts_its_requests_verifies() -> None:
+    counters, predict = torch.zeros(4, dtype=INT64), ids(B * D)
+    seeds = torch.tensor([5, 6, 7])
+    for ordinal in range(3):
+        _, lens = verify.accept_by_lot(counters, ROWS, seeds, predict, D, 2.5, False, 0)
+        assert lens.tolist() == verify.lots(seeds, torch.full((3,), ordinal), 2.5, rounded=False).tolist()
+    assert counters.tolist() == [0, 3, 3, 3]
+    assert set(predict.tolist()) == {verify.SIMULATED_TOKEN}
