@@ -15,7 +15,7 @@ from schedbench.scenarios.schema import Engine
 from schedbench.scenarios.shipped import names
 from schedbench.scenarios.workload import build
 from schedbench.scenarios.workload_schema import Sampling
-from schedbench.sched.config import EngineConfig, SamplingParams
+from schedbench.sched.config import EngineConfig, HiSparseConfig, SamplingParams
 
 GIVEN = {"trace_mooncake": "workload.trace=FILE", "checkpoint": "model.path=DIR"}
 
@@ -72,7 +72,11 @@ def test_the_schema_has_the_defaults_of_the_engine() -> None:
         field.name: field.default for field in fields(SamplingParams) if field.name in Sampling.model_fields
     }
 
-    assert {name: getattr(Engine(), name) for name in engine if name != "overlap"} == {
-        name: default for name, default in engine.items() if name != "overlap"
+    # What the engine is told depends on device and model.
+    resolved = {"overlap", "hisparse"}
+    assert {name: getattr(Engine(), name) for name in engine.keys() - resolved} == {
+        name: default for name, default in engine.items() if name not in resolved
     }
+    assert engine["hisparse"] is None and not Engine().hisparse.enabled
+    assert HiSparseConfig(1).host_ratio == Engine().hisparse.host_ratio
     assert Sampling(ignore_eos=False).model_dump() == sampling
