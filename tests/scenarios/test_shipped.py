@@ -15,7 +15,7 @@ from schedbench.scenarios.schema import Engine
 from schedbench.scenarios.shipped import names
 from schedbench.scenarios.workload import build
 from schedbench.scenarios.workload_schema import Sampling
-from schedbench.sched.config import EngineConfig, SamplingParams
+from schedbench.sched.config import EngineConfig, HiSparseConfig, SamplingParams
 
 GIVEN = {"trace_mooncake": "workload.trace=FILE", "checkpoint": "model.path=DIR"}
 
@@ -76,4 +76,6 @@ def test_the_schema_has_the_defaults_of_the_engine() -> None:
     assert {name: getattr(Engine(), name) for name in engine if name not in other} == {
         name: default for name, default in engine.items() if name not in other
     }
+    assert engine["hisparse"] is None and not Engine().hisparse.enabled
+    assert HiSparseConfig(1).host_ratio == Engine().hisparse.host_ratio
     assert Sampling(ignore_eos=False).model_dump() == sampling

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedbench.profiles.vgpu.hazards.clocks import HOST, Clock, Clocks
-from schedbench.profiles.vgpu.hazards.footprints import Grid, Pieces, Scattered, Span, meet, span
+from schedbench.profiles.vgpu.hazards.footprints import Grid, Lines, Pieces, Scattered, Span, meet, span
 
 STREAMS = (1, 2, 3)
 
@@ -134,8 +134,14 @@ def test_an_index_leads_to_the_bytes_it_selects(data: st.DataObject) -> None:
 
 def test_rows_are_cut_to_their_lengths() -> None:
     table = torch.zeros(4, 10, dtype=torch.int32)
-    pieces = Grid.of(table).rows(torch.tensor([2, 0]), torch.tensor([3, 10]))
+    pieces = Grid.of(table).rows(Lines(torch.tensor([2, 0]), torch.tensor([3, 10]), None))
     assert pieces.starts.tolist() == [0, 80] and pieces.ends.tolist() == [40, 92]
+
+
+def test_of_lines_of_rows_only_so_many_are_meant() -> None:
+    table = torch.zeros(4, 10, dtype=torch.int32)
+    lines = Lines(torch.tensor([[2, 0], [1, 3]]), None, torch.tensor([2, 1]))
+    assert Grid.of(table).rows(lines).starts.tolist() == [0, 40, 80]
 
 
 def test_a_span_reaches_from_the_first_byte_to_the_last() -> None:

@@ -134,10 +134,11 @@ def test_what_is_written_is_declared(case: str) -> None:
 def test_attention_reads_the_slots_of_its_requests_and_no_others() -> None:
     accesses = kernels()[attention].footprint(*(args := attention_args(NEW)))
 
-    rows = next(access.rows for access in accesses if access.tensor is args[1])
+    cache = next(access for access in accesses if access.tensor is args[1])
 
-    assert rows is not None
-    assert rows.tolist() == [*range(1, 6), *range(10, 80), 90, 91]
+    assert cache.rows is not None and cache.counts is not None
+    slots = [line[:count].tolist() for line, count in zip(cache.rows, cache.counts.tolist(), strict=True)]
+    assert slots == [[*range(1, 6)], [*range(10, 80)], [90, 91]]
 
 
 WORK = {
