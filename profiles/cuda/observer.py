@@ -11,6 +11,9 @@ from .log import Context, Log, OpenRange
 from .spans import StepSpans
 from .streams import StreamTable
 
+# Ranges behind which a step has no forward op. The latest one counts.
+LAST = frozenset(("publish", "draft"))
+
 
 class CudaObserver(Silence):
     """Ranges, steps and streams of the pass under way, and its spans where it is timed."""
@@ -58,6 +61,6 @@ class _SpannedRange(OpenRange):
         self._spans.open(self._context.step)
 
     def __exit__(self, *raised: Any) -> None:
-        if self._context.range == "publish":
+        if self._context.range in LAST:
             self._spans.close(self._context.step)
         super().__exit__(*raised)

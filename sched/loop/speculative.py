@@ -26,7 +26,7 @@ def launch_drafts_overlapped(engine: Engine, batch: ScheduleBatch) -> StepResult
     with relay.isolate(batch):
         _run(engine, drafts, batch, result)
         _stash(engine, drafts, batch, result)
-        with engine.observer.range("publish", batch.step, batch.batch_size):
+        with engine.observer.range("copy", batch.step, batch.batch_size):
             _start_copies(engine, result)
         relay.keep_alive(batch, result)
     relay.reads_done(batch)

@@ -53,7 +53,7 @@ def verify(worker: Worker, batch: ScheduleBatch, take: Take, lens_of: Lens) -> V
         info = sampling_of(batch)
         verdict = worker.verifier.predict(tree, output, info, lens)
         accepted = worker.acceptance.judge(tree, verdict.predict, rows, info)
-    with observer.range("accept", batch.step, b):
+    with observer.range("publish", batch.step, b):
         taken = _take(batch, verdict, accepted, take)
         count_accepted(info, verdict.predict, accepted.places)
         _compact(worker, batch, accepted, taken, slots)
