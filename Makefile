@@ -6,13 +6,17 @@ READY := $(VENV)/.ready
 SCENARIO ?= scenarios/mixed.yaml
 OUT ?= gpu-results
 
-.PHONY: run test mooncake fuzz soak mutations check lint types arrows format bench gpu wheel clean
+.PHONY: run test wide mooncake fuzz soak mutations check lint types arrows format bench gpu wheel clean
 
 run: $(READY)
 	$(BIN)/schedbench run $(SCENARIO)
 
 test: $(READY)
 	$(BIN)/pytest -n 2 --dist loadgroup -q $(TESTS)
+
+# Every state of the ladder with every mode, cell by cell: too long for each change, never too long for a landing.
+wide: $(READY)
+	$(BIN)/pytest -n 2 --dist loadgroup -q -m wide $(TESTS)
 
 # A recorded trace, which lies beside the repository where there is one.
 mooncake: $(READY)

@@ -52,7 +52,7 @@ def check(
     invariants hold and budgets are kept. On the virtual GPU; judges no time.
 
     Exit codes: 0 all checks passed; 1 one failed, or a known bug was not caught; 2 usage or scenario;
-    3 this machine cannot; 130 interrupted.
+    3 this machine cannot; 130 interrupted, 143 terminated.
     """
     if all_faults == (scenario is not None):
         raise UsageError("check wants a scenario, or --all-faults")

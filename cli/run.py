@@ -57,7 +57,8 @@ def run(
     """Run one scenario and print what it cost; with engine.relays, once for each of them, as one table.
 
     Exit codes: 0 done; 1 a budget was broken, or a hazard was found that the relay does not declare;
-    2 usage or scenario; 3 this machine cannot; 4 the workload failed; 130 interrupted, what there is was kept.
+    2 usage or scenario; 3 this machine cannot; 4 the workload failed; 130 interrupted, or 143
+    terminated, what there is was kept.
     """
     question = asked(scenario, overrides or [], relay=relay, expect=expect or [], faults=fault or [])
     options = _options(device, hazards, adversarial, save_tokens=save_tokens)
@@ -104,13 +105,14 @@ def _execute(resolved: Resolved, options: Options) -> Outcome:
 
 def _climb(resolved: Resolved, options: Options, output_dir: Path | None, form: Format) -> int:
     """Every relay of the scenario; the worst exit code of all."""
+    from ..profiles.files import write_whole
     from ..profiles.ladder import climb
     from . import ladder
     from .console import results
 
     found = climb(resolved, options, watch=_watch)
     if output_dir is not None:
-        (output_dir / "ladder.json").write_text(found.to_json(), encoding="utf-8")
+        write_whole(output_dir / "ladder.json", found.to_json())
     if form == "table":
         ladder.render(found.document(), results())
     else:

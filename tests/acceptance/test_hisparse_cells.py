@@ -25,6 +25,8 @@ from tests.acceptance.cells import (
     waits_of,
 )
 
+pytestmark = pytest.mark.wide
+
 HOSTED = (
     "model.preset=tiny-sparse",
     "engine.radix_cache=false",

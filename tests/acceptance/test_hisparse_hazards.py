@@ -13,6 +13,8 @@ from schedbench.sched.hisparse.coordinator import Coordinator
 from schedbench.sched.relay.states import SLOT_REUSE, states
 from tests.acceptance.questions import asked
 
+pytestmark = pytest.mark.wide
+
 SMALL = (
     "workload.requests=8",
     "workload.arrival=burst",

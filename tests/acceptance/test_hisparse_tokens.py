@@ -13,6 +13,8 @@ from schedbench.profiles.result import Result
 from schedbench.sched.relay.states import states
 from tests.acceptance.questions import answer, asked, digest_of, statuses, value
 
+pytestmark = pytest.mark.wide
+
 # Sequences outgrow a buffer of 48 tokens, of which a step attends to 32.
 SMALL = (
     "workload.requests=8",

@@ -10,6 +10,8 @@ from schedbench.profiles.result import Result
 from schedbench.sched.relay.states import states
 from tests.acceptance.questions import SMALL, answer, digest_of, value
 
+pytestmark = pytest.mark.wide
+
 # Requests that lose their KV and come back, in chunks, behind whom others decode.
 TIGHT = (
     "engine.kv_tokens=1920",

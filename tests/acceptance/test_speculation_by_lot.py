@@ -13,6 +13,8 @@ from schedbench.sched.observe import Silence
 from schedbench.sched.request import Request
 from tests.acceptance.questions import answer, asked, bench, statuses, value
 
+pytestmark = pytest.mark.wide
+
 SMALL = (
     "workload.requests=12",
     "workload.output_tokens={dist: uniform, min: 40, max: 90}",

@@ -37,6 +37,8 @@ from tests.acceptance.cells import (
     waits_of,
 )
 
+pytestmark = pytest.mark.wide
+
 COLUMNS = (
     "pr25774-before", "pr25774", "pr25944", "pr26020", "pr26425", "pr25945-before", "pr25945",
     "pr25944-before", "pr26425-before",

@@ -9,6 +9,8 @@ import pytest
 from schedbench.sched.relay.states import states
 from tests.acceptance.questions import answer, digest_of, statuses, value
 
+pytestmark = pytest.mark.wide
+
 SMALL = (
     "model={preset: tiny-llama-eagle}",
     "engine.mixed_chunk=false",

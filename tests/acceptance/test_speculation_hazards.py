@@ -11,6 +11,8 @@ from schedbench.profiles.result import Hazards
 from schedbench.sched.relay.states import states
 from tests.acceptance.questions import asked
 
+pytestmark = pytest.mark.wide
+
 SMALL = (
     "model={preset: tiny-llama-eagle}",
     "engine.mixed_chunk=false",
