@@ -54,8 +54,12 @@ def check(
     Exit codes: 0 all checks passed; 1 one failed, or a known bug was not caught; 2 usage or scenario;
     3 this machine cannot; 130 interrupted, 143 terminated.
     """
-    if all_faults == (scenario is not None):
+    if scenario is None and not all_faults:
         raise UsageError("check wants a scenario, or --all-faults")
+    if all_faults and (scenario, overrides, relay, fault, expect, adversarial) != (None,) * 6:
+        raise UsageError(
+            "--all-faults has scenarios of its own: it takes --seeds, --format and --output-dir only"
+        )
     folder(output_dir)
     clock = Stopwatch()
     try:

@@ -44,6 +44,11 @@ def _ask(name: str, overrides: Sequence[str], relay: str | None, expect: Sequenc
     from ..profiles.resolve import ask
     from ..scenarios.problems import ScenarioError
 
+    for budget in expect:
+        if "=" not in budget:
+            raise UsageError(
+                f"--expect: expected KIND.STREAM.COUNTER=N, e.g. decode.steady.schedule.sync=0, got {budget!r}"
+            )
     given = [*overrides, *(f"expect.{budget}" for budget in expect)]
     if relay is not None:
         given.append(f"engine.relay={relay}")

@@ -42,12 +42,14 @@ class Examiner:
         guard = Invariants()
         options = Options(device="vgpu", save_tokens=True, hazards=True)
         outcome = attempt(self.resolved, relay, options, guard)
-        inside = (came_to_its_end(outcome), kept(guard), self._contract(relay))
+        inside = (came_to_its_end(outcome), kept(guard, outcome), self._contract(relay))
         checks = (*inside, *self._others(relay, outcome))
         result = None if isinstance(outcome, Crash) else outcome.result
         return Report(relay, checks, result, time.perf_counter() - begin)
 
     def _contract(self, relay: RelayChoice) -> Check:
+        if self.resolved.scenario.engine.speculative.algorithm != "none":
+            return skipped("contract", "batches made by hand do not speculate")
         overlap = overlaps(self.resolved.scenario)
         found = check_contract(
             lambda: relay.row(overlap=overlap), overlap=overlap, declared=relay.known_defects
@@ -66,7 +68,7 @@ class Examiner:
         self.notice(f"{relay.state.name}: reference")
         yield tokens.check_tokens(self.resolved, relay, outcome.result, self.reference)
         yield hazards(outcome.result)
-        yield budget(outcome, given=bool(self.resolved.scenario.expect))
+        yield budget(outcome, kinds=len(self.resolved.scenario.expect))
         self.notice(f"{relay.state.name}: adversaries")
         yield schedules.check_schedules(self.resolved, relay, outcome.result, self.adversaries)
 
@@ -87,11 +89,12 @@ def came_to_its_end(outcome: Outcome | Crash) -> Check:
     return judged("run", failed, about=f"{len(requests)} requests ended")
 
 
-def kept(guard: Invariants) -> Check:
+def kept(guard: Invariants, outcome: Outcome | Crash) -> Check:
     evidence = [
         Evidence(f"{broken.promise}: {broken.says}", field=broken.field) for broken in guard.violations()
     ]
-    return judged("invariants", evidence, about="mirrors, relay rows, pages and ends, at every step")
+    until = "as far as the run came" if isinstance(outcome, Crash) else "at every step"
+    return judged("invariants", evidence, about=f"mirrors, relay rows, pages and ends, {until}")
 
 
 def hazards(result: Result) -> Check:
@@ -109,13 +112,15 @@ def hazards(result: Result) -> Check:
     return judged("hazards", evidence, about=known)
 
 
-def budget(outcome: Outcome, *, given: bool) -> Check:
-    if not given:
+def budget(outcome: Outcome, *, kinds: int) -> Check:
+    """``kinds`` of steps have a budget; those that no step was of are not kept, only untested."""
+    if not kinds:
         return skipped("budget", "the scenario has none; --expect sets one")
-    if outcome.untested and not outcome.breaches:
-        return skipped("budget", f"no step was of kind {', '.join(outcome.untested)}")
+    untested = f"no step was of kind {', '.join(outcome.untested)}" if outcome.untested else ""
+    if len(outcome.untested) == kinds:
+        return skipped("budget", untested)
     evidence = [_breach(breach) for breach in outcome.breaches]
-    return judged("budget", evidence, about="kept by every step")
+    return judged("budget", evidence, about=f"kept by every step{'; ' if untested else ''}{untested}")
 
 
 def _breach(breach: Breach) -> Evidence:

@@ -60,6 +60,11 @@ def _against(resolved: Resolved, relay: RelayChoice, expected: Result, seed: int
 
 def _counted(chosen: Sequence[int]) -> str:
     strategies = sum(seed < len(STRATEGIES) for seed in chosen)
-    parts = [f"{strategies} strategies"] if strategies else []
-    parts += [f"{len(chosen) - strategies} random orders"] if len(chosen) > strategies else []
+    parts = [_some(strategies, "strategy", "strategies")] if strategies else []
+    others = len(chosen) - strategies
+    parts += [_some(others, "random order", "random orders")] if others else []
     return " and ".join(parts)
+
+
+def _some(count: int, one: str, more: str) -> str:
+    return f"{count} {one if count == 1 else more}"

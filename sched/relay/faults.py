@@ -290,7 +290,7 @@ _AWAITED = (
         "publish-ready-overwritten",
         "A prebuilt batch re-records the one event of publishing while a forward's is pending.",
         "5.12, fixed by #30435",
-        "speculation and disaggregation",
+        "disaggregation",
     ),
     AwaitedFault(
         "idle-rows-stashed",

@@ -66,6 +66,13 @@ def test_a_budget_that_no_step_tests_is_not_passed(typed: Typed) -> None:
     assert budget["verdict"] == "not applicable" and "idle" in budget["about"]
 
 
+def test_one_untested_kind_hides_no_kept_budget(typed: Typed) -> None:
+    both = ("--expect", "idle.schedule.h2d=0", "--expect", "decode.schedule.d2h=9")
+    said = typed("check", *SMALL, *both, "--format", "json")
+    [budget] = [check for check in reports(said.out)[0]["checks"] if check["name"] == "budget"]
+    assert budget["verdict"] == "passed" and "no step was of kind idle" in budget["about"]
+
+
 def test_a_run_that_breaks_down_is_a_failed_check(typed: Typed) -> None:
     said = typed("check", *SMALL, "--fault", "never-resolve", "--format", "json")
     verdicts = {check["name"]: check["verdict"] for check in reports(said.out)[0]["checks"]}
@@ -94,7 +101,9 @@ def test_markdown_has_a_table_and_the_evidence(typed: Typed) -> None:
     ("arguments", "words"),
     [
         ((), "a scenario, or --all-faults"),
-        (("mixed", "--all-faults"), "a scenario, or --all-faults"),
+        (("mixed", "--all-faults"), "--all-faults has scenarios of its own"),
+        (("--all-faults", "--adversarial", "1"), "--all-faults has scenarios of its own"),
+        (("mixed", "--expect", "nonsense"), "--expect: expected KIND.STREAM.COUNTER=N"),
         (("mixd",), "mixed"),
         (("mixed", "--relay", "lates"), "latest"),
         (("mixed", "--fault", "no-barier"), "no-barrier"),
