@@ -10,6 +10,8 @@ from .machine import Counting, Machine
 from .result import Abstained, Outputs, digest
 from .runner import Bench, Pass, Watch, nobody
 
+_UNTIMED = ("accept_length", "position_acceptance")
+
 
 class Measured(NamedTuple):
     """``done`` is the pass whose times and requests are told; ``passes`` says where each number is from."""
@@ -68,7 +70,10 @@ def agreed(timed: Outputs | Abstained, traced: Outputs | Abstained) -> Outputs |
 
 def untimed(found: Measured, why: str) -> Measured:
     """Tokens and counts stay; whatever is a time, or follows from one, abstains."""
-    metrics: Metrics = {name: Abstained(abstained=why) for name in found.parts.metrics}
+    metrics: Metrics = {
+        name: metric if name.startswith(_UNTIMED) else Abstained(abstained=why)
+        for name, metric in found.parts.metrics.items()
+    }
     parts = found.parts._replace(metrics=metrics, idle=Abstained(abstained=why), copies=(), syncs=())
     return found._replace(parts=parts)
 

@@ -10,8 +10,8 @@ from ...sched.relay.states import RelayChoice
 from ..crash import Crash
 from ..execute import Options
 from ..resolve import Resolved
-from ..result import Abstained, Result
-from ..vgpu.adversary.tempers import STRATEGIES, described
+from ..result import Abstained, Metric, Result
+from ..vgpu.adversary.tempers import ALWAYS, FAVOURED, STRATEGIES, described
 from .attempt import attempt
 from .tokens import differences
 from .verdicts import Check, Evidence, judged, skipped
@@ -30,11 +30,21 @@ def check_schedules(resolved: Resolved, relay: RelayChoice, result: Result, chos
     """``result`` is of the same run in program order."""
     if isinstance(result.outputs, Abstained):
         return skipped(NAME, result.outputs.abstained)
+    chosen = [seed for seed in chosen if concerns(seed, result)]
     found: list[Evidence] = []
     with _spread(result.run.wall_s, len(chosen)) as each:
         for evidence in each(partial(_against, resolved, relay, result), chosen):
             found += evidence
     return judged(NAME, found, about=f"the same tokens under {_counted(chosen)}")
+
+
+def concerns(seed: int, result: Result) -> bool:
+    """Whether the run has the stream that the strategy favours."""
+    if not ALWAYS <= seed < len(STRATEGIES):
+        return True
+    named = {stream for counts in result.per_step.values() for stream in counts.streams}
+    copied = {row.stream for row in result.copies} | {row.stream for row in result.syncs}
+    return FAVOURED[seed - 1] in named | copied
 
 
 @contextmanager
@@ -53,9 +63,21 @@ def _against(resolved: Resolved, relay: RelayChoice, expected: Result, seed: int
     where = f"adversary {seed} ({described(seed)})"
     if isinstance(outcome, Crash):
         return [Evidence(f"{where}: {outcome}")]
-    if outcome.result.outputs == expected.outputs:
-        return []
-    return [Evidence(f"{where}: {next(differences(outcome.result, expected)).says}")]
+    apart = [*differences(outcome.result, expected), *_drafts_apart(outcome.result, expected)]
+    return [Evidence(f"{where}: {evidence.says}") for evidence in apart[:1]]
+
+
+def _drafts_apart(found: Result, expected: Result) -> Iterator[Evidence]:
+    """Wrong drafts cost no token, only acceptance. A retracted request drafts anew, and then differs rightly."""
+    lengths = [_value(result, "accept_length") for result in (found, expected)]
+    retracted = _value(expected, "retractions")
+    if None not in lengths and lengths[0] != lengths[1] and not retracted:
+        yield Evidence(f"drafts: {lengths[0]:.3f} tokens accepted per verify instead of {lengths[1]:.3f}")
+
+
+def _value(result: Result, name: str) -> float | None:
+    metric = result.metrics.get(name)
+    return metric.values[0] if isinstance(metric, Metric) else None
 
 
 def _counted(chosen: Sequence[int]) -> str:

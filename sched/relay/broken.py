@@ -103,8 +103,7 @@ def stash_accepted(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None
 def filter_host_lengths(desk: Desk, batch: ScheduleBatch, rows: torch.Tensor, before: int) -> None:
     """Host lengths are filtered like all other rows, whether or not there are any."""
     drafts.filter_future(desk, batch, rows, before)
-    if batch.seq_lens_cpu is None:
-        raise TypeError("the batch has no host lengths that rows could be taken from")
+    batch.seq_lens_cpu = batch.seq_lens_cpu[rows.cpu()]  # type: ignore[index]
 
 
 def keep_no_lengths(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:

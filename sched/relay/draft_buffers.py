@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from ..batch import DraftInput
+from .futures import UNSTASHED
 
 _FIELDS = ("topk_p", "topk_index", "hidden_states")
 
@@ -28,4 +29,6 @@ class DraftBuffers:
 
 
 def _like(one: torch.Tensor, rows: int) -> torch.Tensor:
-    return torch.zeros((rows, *one.shape[1:]), dtype=one.dtype, device=one.device)
+    """Of nothing that a draft could start from."""
+    value = torch.nan if one.is_floating_point() else UNSTASHED
+    return torch.full((rows, *one.shape[1:]), value, dtype=one.dtype, device=one.device)

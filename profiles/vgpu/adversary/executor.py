@@ -31,6 +31,7 @@ class AdversarialExecutor:
         self.immediate = immediate
         self._runtime = runtime
         self._outlines = Outlines(tried=0)
+        self._sending: list[int] = []  # addresses of pinned memory that copies have yet to read; they hold it
 
     def empty(self, outline: Outline) -> torch.Tensor:
         return poisoned(self.immediate.empty(outline))
@@ -56,13 +57,16 @@ class AdversarialExecutor:
     def upload(self, target: torch.Tensor, source: torch.Tensor, *, pinned: bool, waits: bool) -> None:
         """Pinned memory is read when the copy is made; anything else is taken along in the call."""
         taken = source if pinned else source.clone()
-        self._later("copy h2d", partial(self.immediate.upload, target, taken, pinned=pinned, waits=waits))
+        copy = partial(self.immediate.upload, target, taken, pinned=pinned, waits=waits)
+        if pinned:
+            self._sending.append(taken.untyped_storage().data_ptr())
+        self._later("copy h2d", partial(self._read_out, taken.untyped_storage(), copy) if pinned else copy)
         if waits:
             self._runtime.order.finish(self._runtime.stream.id)
 
     def download(self, target: torch.Tensor, source: torch.Tensor, *, waits: bool) -> None:
         if not waits:
-            poisoned(target)
+            self._poison_host(target)
         self._later("copy d2h", partial(self.immediate.download, target, source, waits=waits))
         if waits:
             self._runtime.order.finish(self._runtime.stream.id)
@@ -70,6 +74,17 @@ class AdversarialExecutor:
     def read(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
         self._runtime.order.finish(self._runtime.stream.id)
         return self.immediate.read(op, args, kwargs)
+
+    def _read_out(self, storage: torch.UntypedStorage, copy: Callable[[], object]) -> None:
+        copy()
+        self._sending.remove(storage.data_ptr())
+
+    def _poison_host(self, target: torch.Tensor) -> None:
+        """At once, or in the stream's order where an earlier copy has yet to read the same memory."""
+        if target.untyped_storage().data_ptr() in self._sending:
+            self._later("poison", partial(poisoned, target))
+        else:
+            poisoned(target)
 
     def _later(self, name: str, work: Callable[[], object]) -> None:
         runtime = self._runtime

@@ -126,5 +126,5 @@ def _followed(handler: Handler, made: Callable[[DeviceTensor], None]) -> Handler
 
 def _overwrite(storage: torch.UntypedStorage) -> None:
     size = storage.nbytes()
-    kind = torch.int64 if size % 8 == 0 else torch.uint8
+    kind = torch.int32 if size % 4 == 0 else torch.uint8
     poisoned(torch.empty(0, dtype=kind).set_(storage))

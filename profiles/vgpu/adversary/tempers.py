@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 
 from .order import Temper
 
-FAVOURED = ("schedule", "forward", "copy")
+FAVOURED = ("schedule", "forward", "copy", "staging", "backup", "lengths")
+ALWAYS = 4  # strategies that concern every run: the others favour streams that not every run has
 STRATEGIES = ("all work as late as possible", *(f"the {name} stream first" for name in FAVOURED))
 _CHANCE = 0.3  # that some stream goes on after each item
 

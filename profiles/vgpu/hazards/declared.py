@@ -100,7 +100,7 @@ class Declared:
     def _part(self, argument: Any) -> object:
         if type(argument) is DeviceTensor:
             shadow = self._checker.block(argument).shadow
-            where = 0 if argument.is_floating_point() else (id(shadow), shadow.epoch)
+            where = 0 if argument.is_floating_point() else (shadow, shadow.epoch)
             return where, argument.span, argument.size()
         if isinstance(argument, (list, tuple)):
             return tuple(self._part(item) for item in argument)

@@ -31,6 +31,8 @@ class Pieces(NamedTuple):
 
     @classmethod
     def of(cls, starts: Offsets, ends: Offsets) -> Pieces:
+        filled = ends > starts  # an interval of nothing meets nothing
+        starts, ends = starts[filled], ends[filled]
         order = np.argsort(starts, kind="stable")
         return cls(starts[order], np.maximum.accumulate(ends[order]))
 

@@ -61,7 +61,7 @@ class Lane:
 
     def __init__(self, actor: int) -> None:
         self.actor = actor
-        self.entries: dict[Footprint, Entry] = {}
+        self.entries: dict[tuple[Footprint, bool], Entry] = {}  # by footprint, and whether it stands for many
         self._last = 0
         self._standing: Launch | None = None
 
@@ -71,16 +71,16 @@ class Lane:
         return self._last if self._standing is None else max(self._last, self._standing.seq)
 
     def add(self, entry: Entry) -> None:
-        self.entries[entry.footprint] = entry
+        self.entries[entry.footprint, entry.launch.standing] = entry
         if entry.launch.standing:
             self._standing = entry.launch
         else:
             self._last = max(self._last, entry.launch.seq)
 
     def prune(self, known: int) -> None:
-        for footprint, (launch, *_) in list(self.entries.items()):
+        for key, (launch, *_) in list(self.entries.items()):
             if launch.seq <= known and not launch.standing:
-                del self.entries[footprint]
+                del self.entries[key]
 
 
 # By actor; common lanes by themselves.

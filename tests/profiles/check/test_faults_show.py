@@ -64,7 +64,7 @@ SAYS = {
     "isolation-restores-staging": "after the forward of step 1 its batch has 64 staged ids",
     "worker-extras-not-kept": "no reference kept until then, and no wait between them",
     "accepted-tokens-stashed": "cannot be broadcast to indexing result of shape [6] (at sched/relay/futures.py:",
-    "missing-host-lengths-used": "the batch has no host lengths that rows could be taken from",
+    "missing-host-lengths-used": "batch.seq_lens_cpu = batch.seq_lens_cpu[rows.cpu()]",
     "draft-extends-lengths": "left lengths [",
 }
 

@@ -214,6 +214,17 @@ def test_a_mask_is_read_when_its_turn_has_come() -> None:
             assert values.tolist() == [2, 3, 0, 0]
 
 
+def test_a_pinned_buffer_may_be_sent_and_filled_in_one_stream() -> None:
+    with open_vgpu(load("h200"), adversary=0) as gpu:
+        stage = Stage(gpu)
+        source, buffer = stage.known([1, 2]), torch.tensor([7, 7]).pin_memory()
+        with stage.on(stage.schedule):
+            sent = buffer.to(stage.device, non_blocking=True)
+            buffer.copy_(source, non_blocking=True)
+        stage.schedule.synchronize()
+        assert (sent.tolist(), buffer.tolist()) == ([7, 7], [1, 2])
+
+
 def test_hazards_and_an_adversary_do_not_go_together() -> None:
     with pytest.raises(AssertionError), open_vgpu(load("h200"), hazards=True, adversary=0):
         pass

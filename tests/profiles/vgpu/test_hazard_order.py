@@ -144,6 +144,12 @@ def test_of_lines_of_rows_only_so_many_are_meant() -> None:
     assert Grid.of(table).rows(lines).starts.tolist() == [0, 40, 80]
 
 
+def test_lines_of_nothing_meet_nothing() -> None:
+    lines = Lines(torch.tensor([1]), torch.tensor([0]), None)
+    nothing = Grid.of(torch.zeros(4, 10, dtype=torch.int32)).rows(lines)
+    assert not nothing.starts.tolist()
+
+
 def test_a_span_reaches_from_the_first_byte_to_the_last() -> None:
     table = torch.zeros(4, 10, dtype=torch.int32)
     assert span(table[1, 2:5]) == Span(48, 60)

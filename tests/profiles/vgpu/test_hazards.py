@@ -275,6 +275,22 @@ def test_disjoint_places_of_a_pool_are_no_alarm(scene: Scene, first: Any, second
     assert scene.found == []
 
 
+def test_what_a_graph_reads_again_is_not_hidden_by_a_read_in_between(scene: Scene) -> None:
+    """An eager read of the same bytes, which an event covers; the second replay's is not covered."""
+    inputs, graph, event = scene.zeros(4), scene.module.CUDAGraph(), scene.module.Event()
+    with scene.module.graph(graph, stream=scene.forward):
+        _ = inputs * 2 + 1
+    with scene.on(scene.forward):
+        graph.replay()
+        _ = inputs * 3
+        event.record()
+        graph.replay()
+    event.wait(scene.schedule)
+    with scene.on(scene.schedule):
+        inputs.add_(1)
+    assert len(scene.found) == 1
+
+
 def test_reads_do_not_race(scene: Scene) -> None:
     buffer = scene.zeros(4)
     for stream in (scene.schedule, scene.forward):
