@@ -94,7 +94,11 @@ def kept(guard: Invariants, outcome: Outcome | Crash) -> Check:
         Evidence(f"{broken.promise}: {broken.says}", field=broken.field) for broken in guard.violations()
     ]
     until = "as far as the run came" if isinstance(outcome, Crash) else "at every step"
-    return judged("invariants", evidence, about=f"mirrors, relay rows, pages and ends, {until}")
+    return judged(
+        "invariants",
+        evidence,
+        about=f"mirrors, relay rows and ends {until}; pages, a large pool's now and then",
+    )
 
 
 def hazards(result: Result) -> Check:

@@ -24,6 +24,8 @@ from .batches import Peek, keeps_lengths, mirrors, row_counts, untouched
 from .forwards import Forward, Token, violations
 from .violations import Violation, Violations
 
+PAGES_PER_STEP = 4096
+
 
 class Invariants:
     """A guard of one run (see ``compose.Guard``): collects violations, and changes nothing."""
@@ -101,6 +103,9 @@ class _Listener(Silence):
         self._scheduler = scheduler
         self._found = found
         self._lengths = lengths
+        # It takes as long as there are pages: a large pool is looked at now and then, and at the end.
+        allocator = scheduler.engine.allocator
+        self._stride = 1 + allocator.size // scheduler.engine.config.page_size // PAGES_PER_STEP
         self._unsettled: dict[int, StepInfo] = {}
         self._ended: Counter[str] = Counter()
         self._fed: dict[Request, list[tuple[Token, int, int]]] = {}  # token, its value, step
@@ -128,7 +133,8 @@ class _Listener(Silence):
         for name, batch in batches.items():
             self._found.add(row_counts(batch, _named(name, batch)))
             self._found.add(mirrors(batch, _named(name, batch), self.peek, lengths=lengths, settled=settled))
-        self._found.add(self._memory())
+        if self._scheduler.next_step % self._stride == 0:
+            self._found.add(self._memory())
 
     def _memory(self) -> Iterator[Violation]:
         scheduler = self._scheduler
