@@ -125,16 +125,10 @@ def compose(
         )
         weights = _weights(resolved, config.device)
         decoder, tags, host = _model(resolved, config, weights, pages=handed_on.desk.pages)
-        tier = kv_tier(
-            host,
-            allocator=allocator,
-            device_allocator=_allocator(config, config.kv_tokens),
-            slots=slots,
-            streams=streams,
-            observer=observer,
-        )
+        on_device = _allocator(config, config.kv_tokens)
+        tier = kv_tier(host, allocator, on_device, slots=slots, streams=streams, observer=observer)
     cache = (RadixCache if config.radix_cache else ChunkCache)(slots, allocator)
-    sampler = Sampler() if sampler is None else sampler
+    sampler = sampler or Sampler()
     streams.wait(streams.forward, streams.schedule)
     with streams.on(streams.forward):
         runner: Runner = ModelRunner(decoder, config)

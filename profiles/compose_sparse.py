@@ -96,9 +96,9 @@ def sparse_attention(
 
 def kv_tier(
     host: Host | None,
-    *,
     allocator: KVAllocator,
     device_allocator: KVAllocator,
+    *,
     slots: ReqToTokenPool,
     streams: Streams,
     observer: Observer,
