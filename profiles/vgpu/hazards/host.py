@@ -19,7 +19,48 @@ from ..tensor import DeviceTensor
 if TYPE_CHECKING:
     from .checker import Checker
 
-_READS = ("tolist", "item", "numpy", "clone", "__int__", "__float__", "__bool__", "__index__")
+_READS = (
+    *(
+        "tolist",
+        "item",
+        "numpy",
+        "clone",
+        "__int__",
+        "__float__",
+        "__bool__",
+        "__index__",
+        "__iter__",
+        "__array__",
+    ),
+    *(
+        "__add__",
+        "__radd__",
+        "__sub__",
+        "__rsub__",
+        "__mul__",
+        "__rmul__",
+        "__truediv__",
+        "__floordiv__",
+        "__mod__",
+    ),
+    *("__neg__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__"),
+    *(
+        "sum",
+        "mean",
+        "min",
+        "max",
+        "amin",
+        "amax",
+        "argmin",
+        "argmax",
+        "any",
+        "all",
+        "cumsum",
+        "equal",
+        "unique",
+    ),
+    *("index_select", "gather", "nonzero", "sort", "where"),
+)
 _WRITES = ("copy_", "fill_", "zero_", "add_", "sub_", "mul_", "__setitem__")
 
 
@@ -30,6 +71,7 @@ def watched(checker: Checker) -> Iterator[None]:
         replace(torch.Tensor, name, _told(checker, name, getattr(torch.Tensor, name), write=name in _WRITES))
         for name in (*_READS, *_WRITES)
     ]
+    undo.append(replace(torch.Tensor, "__getitem__", _indexed(checker, torch.Tensor.__getitem__)))
     try:
         yield
     finally:
@@ -44,6 +86,18 @@ def _told(checker: Checker, name: str, method: Callable[..., Any], *, write: boo
         if type(tensor) is not DeviceTensor and is_pinned(tensor) and not _from_device(args):
             checker.host_access(name.strip("_") if name.startswith("__") else name, tensor, write=write)
         return method(tensor, *args, **kwargs)
+
+    return patched
+
+
+def _indexed(checker: Checker, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Numbers and slices make a view, which reads nothing; a list or tensor of places reads what is there."""
+
+    @wraps(method)
+    def patched(tensor: torch.Tensor, index: Any) -> Any:
+        if isinstance(index, (torch.Tensor, list)) and type(tensor) is not DeviceTensor and is_pinned(tensor):
+            checker.host_access("getitem", tensor, write=False)
+        return method(tensor, index)
 
     return patched
 

@@ -291,6 +291,28 @@ def test_what_a_graph_reads_again_is_not_hidden_by_a_read_in_between(scene: Scen
     assert len(scene.found) == 1
 
 
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda pinned: pinned[torch.tensor([1, 0])],
+        lambda pinned: pinned[[1, 2]],
+        lambda pinned: pinned.sum(),
+        lambda pinned: pinned + 1,
+        lambda pinned: pinned == 1,
+        lambda pinned: int(pinned.max()),
+        list,
+        lambda pinned: pinned[1:3].tolist(),
+    ],
+)
+def test_however_the_host_reads_too_early(scene: Scene, read: Any) -> None:
+    with scene.on(scene.forward):
+        landed = torch.zeros(4, device=scene.device).to("cpu", non_blocking=True)
+    _ = landed[1:]  # a view reads nothing
+    assert not scene.found
+    read(landed)
+    assert one(scene).resource == "pinned memory"
+
+
 def test_reads_do_not_race(scene: Scene) -> None:
     buffer = scene.zeros(4)
     for stream in (scene.schedule, scene.forward):
