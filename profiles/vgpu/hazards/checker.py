@@ -35,7 +35,7 @@ class Checker:
     """Told of every operation, in the order in which the host issues them."""
 
     def __init__(self, runtime: OrderedRuntime) -> None:
-        self.copying = False
+        self._device_works = False
         self.spent = 0  # ns of this process's time
         self.runtime = runtime
         self._clocks = clocks = runtime.clocks
@@ -89,8 +89,8 @@ class Checker:
             self.note(launch, self._pinned(tensor), span(tensor), write=write)
 
     def host_access(self, op: str, tensor: torch.Tensor, *, write: bool) -> None:
-        """The host itself looks at, or changes, pinned memory. What a copy does there is the device's."""
-        if self.copying:
+        """The host itself looks at, or changes, pinned memory."""
+        if self._device_works:
             return
         shadow = getattr(tensor.untyped_storage(), _SHADOW, None)
         if shadow is not None:
@@ -98,6 +98,15 @@ class Checker:
             launch = Launch(HOST, clock[HOST], clock, op, self.runtime.sites.here())
             for entry in shadow.unordered(launch, span(tensor), write=write):
                 self._findings.add(shadow, entry, launch, write=write)
+
+    @contextmanager
+    def device_at_work(self) -> Iterator[None]:
+        """What a copy or kernel does to pinned memory meanwhile is the device's, though this process computes it."""
+        before, self._device_works = self._device_works, True
+        try:
+            yield
+        finally:
+            self._device_works = before
 
     def kernel(self, launch: Launch, kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]) -> None:
         """A custom kernel, by its own footprint."""
@@ -145,7 +154,8 @@ class Checker:
         for shadow in recording.written():
             shadow.freeze()
         self.spent += perf_counter_ns() - begin
-        yield
+        with self.device_at_work():
+            yield
         begin, launch = perf_counter_ns(), self.launch_here("graph")
         for by, (shadow, footprint, write) in recording.accesses(launch):
             self.note(by, shadow, footprint, write=write)

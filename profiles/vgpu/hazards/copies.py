@@ -32,11 +32,8 @@ class WatchedCopies(Copies):
             checker.announce(target)
         self._side(launch, target, write=True)
         checker.spent += perf_counter_ns() - begin
-        checker.copying = True
-        try:
+        with checker.device_at_work():
             super().copy(target, source, non_blocking=non_blocking)
-        finally:
-            checker.copying = False
 
     def clone(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> DeviceTensor:
         launch = self._checker.launch_here("clone")

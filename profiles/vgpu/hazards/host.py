@@ -1,6 +1,8 @@
 """The host's own reads and writes of pinned memory, as far as torch's Python API shows them.
 
-A NumPy view of pinned memory is seen when it is made, as a read; what is done through it later is not.
+A NumPy view of pinned memory is seen when it is made, as a read; what is done through it later is not. Nor is
+``pinned[places]``: a class that has once had a ``__getitem__`` of Python's is a sequence for good, to
+``torch.tensor`` too.
 """
 
 from __future__ import annotations
@@ -71,7 +73,6 @@ def watched(checker: Checker) -> Iterator[None]:
         replace(torch.Tensor, name, _told(checker, name, getattr(torch.Tensor, name), write=name in _WRITES))
         for name in (*_READS, *_WRITES)
     ]
-    undo.append(replace(torch.Tensor, "__getitem__", _indexed(checker, torch.Tensor.__getitem__)))
     try:
         yield
     finally:
@@ -86,18 +87,6 @@ def _told(checker: Checker, name: str, method: Callable[..., Any], *, write: boo
         if type(tensor) is not DeviceTensor and is_pinned(tensor) and not _from_device(args):
             checker.host_access(name.strip("_") if name.startswith("__") else name, tensor, write=write)
         return method(tensor, *args, **kwargs)
-
-    return patched
-
-
-def _indexed(checker: Checker, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Numbers and slices make a view, which reads nothing; a list or tensor of places reads what is there."""
-
-    @wraps(method)
-    def patched(tensor: torch.Tensor, index: Any) -> Any:
-        if isinstance(index, (torch.Tensor, list)) and type(tensor) is not DeviceTensor and is_pinned(tensor):
-            checker.host_access("getitem", tensor, write=False)
-        return method(tensor, index)
 
     return patched
 

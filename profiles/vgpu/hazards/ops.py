@@ -143,7 +143,8 @@ def _kernel(checker: Checker, kernel: Kernel, handler: Handler) -> Handler:
         begin = perf_counter_ns()
         _announce(checker, [args[k] for k in written])
         checker.spent += perf_counter_ns() - begin
-        out = handler(args, kwargs)
+        with checker.device_at_work():
+            out = handler(args, kwargs)
         begin = perf_counter_ns()
         launch = checker.launch(kernel.name)
         if kernel.cost is not None:

@@ -294,8 +294,6 @@ def test_what_a_graph_reads_again_is_not_hidden_by_a_read_in_between(scene: Scen
 @pytest.mark.parametrize(
     "read",
     [
-        lambda pinned: pinned[torch.tensor([1, 0])],
-        lambda pinned: pinned[[1, 2]],
         lambda pinned: pinned.sum(),
         lambda pinned: pinned + 1,
         lambda pinned: pinned == 1,
