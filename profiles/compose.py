@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -26,6 +26,7 @@ from ..sched.model.sampler import Sampler
 from ..sched.model.tags import TaggedDecoder, TagPool
 from ..sched.model.weights import Weights, empty_weights, seeded_weights
 from ..sched.observe import Clock, Observer
+from ..sched.pipeline.decoder import StageDecoder
 from ..sched.relay.desk import Streams
 from ..sched.relay.row import Relay, Row
 from ..sched.relay.states import RelayChoice
@@ -34,6 +35,7 @@ from .draft import draft_worker, kv_pool, speculative_config
 from .hazards import name_pools
 from .machine import Machine
 from .resolve import Resolved
+from .seat import Seat
 
 
 class _Grammars:
@@ -91,6 +93,7 @@ def engine_config(resolved: Resolved, machine: Machine) -> EngineConfig:
         eos_token_ids=model.eos_token_ids,
         seed=scenario.measure.seed,
         hisparse=_hisparse(resolved),
+        stages=engine.pipeline.stages,
         speculative=speculative_config(scenario.engine.speculative),
     )
 
@@ -112,9 +115,10 @@ def compose(
     source: Source,
     sampler: TokenSampler | None = None,
     guard: Guard | None = None,
+    seat: Seat | None = None,
 ) -> Composition:
-    """``sampler`` takes the place of the scheduler's own. Raises CheckpointError when the scenario's checkpoint
-    cannot be read."""
+    """``sampler`` takes the place of the scheduler's own; ``seat`` is this rank's, where there are several. Raises
+    CheckpointError when the scenario's checkpoint cannot be read."""
     config = engine_config(resolved, machine)
     streams = _streams(config, observer)
     # On the schedule's stream, for which every forward waits: no stream of ours waits for the default one.
@@ -123,15 +127,16 @@ def compose(
         handed_on = _relay(
             relay, config, streams, observer=observer, req_to_token=slots.req_to_token, guard=guard
         )
-        weights = _weights(resolved, config.device)
-        decoder, tags, host = _model(resolved, config, weights, pages=handed_on.desk.pages)
+        weights = _weights(resolved, config.device, seat)
+        decoder, tags, host = _model(resolved, config, weights, pages=handed_on.desk.pages, seat=seat)
         on_device = _allocator(config, config.kv_tokens)
         tier = kv_tier(host, allocator, on_device, slots=slots, streams=streams, observer=observer)
     cache = (RadixCache if config.radix_cache else ChunkCache)(slots, allocator)
     sampler = sampler or Sampler()
     streams.wait(streams.forward, streams.schedule)
     with streams.on(streams.forward):
-        runner: Runner = ModelRunner(decoder, config)
+        proxies = () if seat is None else seat.proxies(resolved.model, tagged=tags is not None)
+        runner: Runner = ModelRunner(decoder, config, proxies)
         worker = draft_worker(
             resolved,
             config,
@@ -152,10 +157,12 @@ def compose(
         sampler=sampler,
         grammars=_Grammars(config),
         relay=handed_on,
-        source=source,
+        source=source if seat is None else seat.source(source),
         clock=clock,
         observer=observer,
         worker=worker,
+        link=None if seat is None else seat.link,
+        stage=None if seat is None else seat.stage,
     )
     name_pools(machine, engine)
     return Composition(Scheduler(engine), tags, None if host is None else host.buffers)
@@ -201,21 +208,23 @@ def _allocator(config: EngineConfig, tokens: int) -> KVAllocator:
     return PagedAllocator(tokens, config.page_size, device=config.device)
 
 
-def _weights(resolved: Resolved, device: torch.device) -> Weights:
+def _weights(resolved: Resolved, device: torch.device, seat: Seat | None) -> Weights:
     scenario, model = resolved.scenario, resolved.model
+    layers = None if seat is None else seat.layers(model)
     if scenario.device.values == "none":
-        return empty_weights(model, device=device)
+        return empty_weights(model, device=device, layers=layers)
     if resolved.checkpoint is None:
-        return seeded_weights(model, seed=scenario.model.seed, device=device)
-    return load_weights(resolved.checkpoint, model, device=device)
+        return seeded_weights(model, seed=scenario.model.seed, device=device, layers=layers)
+    return load_weights(resolved.checkpoint, model, device=device, layers=layers)
 
 
 def _model(
-    resolved: Resolved, config: EngineConfig, weights: Weights, *, pages: torch.Tensor
+    resolved: Resolved, config: EngineConfig, weights: Weights, *, pages: torch.Tensor, seat: Seat | None
 ) -> tuple[Model, TagPool | None, Host | None]:
     """``pages`` is the table that forwards read. Tokens that are drawn by lot leave no tags to be checked."""
     model, scenario = resolved.model, resolved.scenario
-    kv, tags, reuse = kv_pool(model, config), None, None
+    layers = model.num_layers if seat is None else len(seat.layers(model))
+    kv, tags, reuse = kv_pool(replace(model, num_layers=layers), config), None, None
     if scenario.device.values == "none" and config.speculative is None:
         logical = config.logical_tokens + config.page_size
         tags = TagPool(slots=logical, context_len=config.context_len, device=config.device)
@@ -223,7 +232,8 @@ def _model(
         reuse = scenario.engine.hisparse.selection.reuse
     host = host_side(config, model, kv, tags=tags, pages=pages)
     sparse = sparse_attention(config, model, weights, kv, host=host, pages=pages, reuse=reuse)
-    decoder = Decoder(model, weights, kv=kv, req_to_token=pages, sparse=sparse)
+    whole = Decoder(model, weights, kv=kv, req_to_token=pages, sparse=sparse)
+    decoder = whole if seat is None or seat.stage is None else StageDecoder(whole, seat.stage)
     if tags is None:
         return decoder, None, host
     places = None if host is None else host.places

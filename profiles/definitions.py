@@ -182,6 +182,11 @@ _USAGE = (
         "number of retractions", _REQUESTS,
     ),
     Definition(
+        "bubble_pct", "%", "lower",
+        "Of a pipeline: the share of all stages' time in which their device computed nothing.",
+        "100 x (1 - sum of the stages' busy times / (stages x window)); busy: union of kernels", _REQUESTS,
+    ),
+    Definition(
         "peak_kv_tokens", "tokens", "none",
         "Most KV tokens in use (neither free nor evictable) after a step was prepared.",
         "max over steps", _REQUESTS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from ..scenarios.combinations import overlaps
@@ -20,7 +20,7 @@ from .draft import speculation
 from .environment import environment, tool
 from .hazards import hazards
 from .machine import Machine
-from .machines import Kind, chosen, open_machine
+from .machines import Kind, chosen
 from .passes import Measured, measured, untimed
 from .resolve import Resolved
 from .result import (
@@ -35,6 +35,8 @@ from .result import (
     WorkloadPart,
 )
 from .runner import Bench, Instrument, Pass, Valve, Watch, nobody
+from .seat import Seat
+from .world.ranks import alone, virtual_world
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,28 +75,42 @@ def execute(
 ) -> Outcome:
     """Run once. Raises MachineError, CheckpointError, ScenarioError, TraceError; BrokenRunError where the relay's
     faults broke it."""
-    valve = Valve(instrument)
-    started, begin = datetime.now(UTC), time.perf_counter()
-    scenario = resolved.scenario
-    with open_machine(
-        chosen(options.device, scenario),
-        resolved,
-        valve,
-        hazards=options.hazards,
-        adversary=options.adversary,
-    ) as machine:
-        bench = Bench(resolved, machine, relay, valve, guard=guard)
-        with broken_on_purpose(relay):
+    task = _Task(resolved, relay, options, watch, instrument, guard)
+    scenario, kind = resolved.scenario, chosen(options.device, resolved.scenario)
+    if scenario.engine.ranks > 1:
+        result = virtual_world(resolved, options.hazards, options.adversary, task.run)
+    else:
+        result = alone(kind, resolved, options.hazards, options.adversary, task.run)
+    return Outcome(result, tuple(breaches(scenario.expect, result)), tuple(untested(scenario.expect, result)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What every rank runs."""
+
+    resolved: Resolved
+    relay: RelayChoice
+    options: Options
+    watch: Watch
+    instrument: Instrument | None
+    guard: Guard | None
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    begin: float = field(default_factory=time.perf_counter)
+
+    def run(self, machine: Machine, valve: Valve, seat: Seat | None) -> Result:
+        """One rank's run. Only the first one is watched by the caller's listeners."""
+        options, leads = self.options, seat is None or seat.link.rank == 0
+        if leads:
+            valve.instrument = self.instrument
+        bench = Bench(self.resolved, machine, self.relay, valve, guard=self.guard, seat=seat)
+        with broken_on_purpose(self.relay):
             bench.warm_up()
-            found = measured(bench, machine, watch, save_tokens=options.save_tokens)
+            found = measured(bench, machine, self.watch if leads else nobody, save_tokens=options.save_tokens)
         if options.adversary is not None:
             found = untimed(found, "an adversary decided when work was done: times mean nothing")
         valve.finish(machine.names)
-        run = _run(options, started, time.perf_counter() - begin, found.done, machine)
-        result = _result(scenario, relay, machine, found, run)
-        return Outcome(
-            result, tuple(breaches(scenario.expect, result)), tuple(untested(scenario.expect, result))
-        )
+        run = _run(options, self.started, time.perf_counter() - self.begin, found.done, machine)
+        return _result(self.resolved.scenario, self.relay, machine, found, run)
 
 
 def _switches(relay: RelayChoice, scenario: Scenario) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -18,6 +19,9 @@ from .timeline import Sink
 from .vgpu import VirtualGpu, open_vgpu
 from .vgpu.host_time import measured, without_own_time
 from .vgpu.tensor import DeviceTensor
+from .world.baton import Member
+from .world.device import SharedSimulation
+from .world.virtual import WorldClock
 
 Kind = Literal["auto", "cuda", "vgpu"]
 
@@ -65,33 +69,60 @@ def open_machine(
 
 
 @contextmanager
+def open_rank(
+    resolved: Resolved, sink: Sink, member: Member, *, hazards: bool, adversary: int | None
+) -> Iterator[tuple[Machine, VirtualGpu]]:
+    """One of several virtual GPUs, whose ranks take turns."""
+    gap = round(resolved.hardware.kernels.gap.value)
+    with (
+        one_thread(),
+        open_vgpu(
+            resolved.hardware,
+            values=resolved.scenario.device.values,
+            sink=sink,
+            hazards=hazards,
+            adversary=adversary,
+            simulation=SharedSimulation(gap=gap, member=member),
+        ) as gpu,
+    ):
+        member.attach(gpu.runtime.simulation, lambda: gpu.runtime.now)
+        machine = _machine(gpu, resolved, ByItself(), hazards=hazards)
+        yield replace(machine, clock=WorldClock(gpu, member)), gpu
+
+
+@contextmanager
 def _virtual(resolved: Resolved, sink: Sink, *, hazards: bool, adversary: int | None) -> Iterator[Machine]:
     capacity.check(resolved)
     scenario, hardware = resolved.scenario, resolved.hardware
     modelled = scenario.device.host == "modelled"
     charged = hardware if modelled else without_own_time(hardware)
     with (
-        _one_thread(),
+        one_thread(),
         open_vgpu(
             charged, values=scenario.device.values, sink=sink, hazards=hazards, adversary=adversary
         ) as gpu,
         _host_time(gpu, modelled=modelled) as host,
     ):
-        yield Machine(
-            device=gpu.device,
-            capabilities=gpu.capabilities,
-            clock=gpu.clock,
-            observer=gpu.observer,
-            names=gpu,
-            labels=Labels(emulated=True, host=scenario.device.host),
-            hardware=HardwarePart(name=hardware.name, sha256=hardware.sha256),
-            exact=modelled,
-            flush=gpu.flush,
-            peek=_held,
-            environment={},
-            host=host,
-            hazards=gpu.watcher if hazards else None,
-        )
+        yield _machine(gpu, resolved, host, hazards=hazards)
+
+
+def _machine(gpu: VirtualGpu, resolved: Resolved, host: HostTime, *, hazards: bool) -> Machine:
+    scenario, hardware = resolved.scenario, resolved.hardware
+    return Machine(
+        device=gpu.device,
+        capabilities=gpu.capabilities,
+        clock=gpu.clock,
+        observer=gpu.observer,
+        names=gpu,
+        labels=Labels(emulated=True, host=scenario.device.host),
+        hardware=HardwarePart(name=hardware.name, sha256=hardware.sha256),
+        exact=scenario.device.host == "modelled",
+        flush=gpu.flush,
+        peek=_held,
+        environment={},
+        host=host,
+        hazards=gpu.watcher if hazards else None,
+    )
 
 
 def _host_time(gpu: VirtualGpu, *, modelled: bool) -> AbstractContextManager[HostTime]:
@@ -99,7 +130,7 @@ def _host_time(gpu: VirtualGpu, *, modelled: bool) -> AbstractContextManager[Hos
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """The emulator's tensors are small: more threads cost more in waking up than they bring."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

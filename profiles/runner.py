@@ -5,10 +5,9 @@ Four doors let a caller replace the world: the machine (device and clock), the s
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,6 +15,7 @@ from ..scenarios.schema import Scenario
 from ..scenarios.workload import Achieved, Workload, build
 from ..sched.loop.engine import TokenSampler
 from ..sched.loop.overlapped import run_overlapped
+from ..sched.loop.pipelined import run_pipelined
 from ..sched.loop.scheduler import Scheduler
 from ..sched.loop.serial import run_serial
 from ..sched.observe import Clock, Observer, Silence
@@ -26,17 +26,17 @@ from .audit import TagAudit
 from .chorus import Chorus
 from .compose import Composition, Guard, compose
 from .feed import ABORTED, Feed
+from .heap import settled_heap
 from .machine import Machine
 from .metrics.lookups import LookupCount
 from .metrics.periods import VisibleSleep
 from .nvtx_ranges import NvtxRanges, listening
 from .resolve import Resolved
+from .seat import Seat, align
 from .timeline import Names, Sink, Window
 
 # The warm-up's requests are drawn with their own seed; they are nobody's result.
 WARMUP_SEED = 0x5EED
-# Objects made between two looks of the garbage collector, while a run goes on.
-YOUNG_OBJECTS = 50_000
 
 
 # A listener of the caller's for one run, made when the clock and the number of requests are known.
@@ -104,6 +104,7 @@ class Bench:
     valve: Valve
     sampler: TokenSampler | None = None  # instead of the scheduler's own
     guard: Guard | None = None
+    seat: Seat | None = None  # where there are several ranks
     _composition: Composition = field(init=False)
     _chorus: Chorus = field(init=False)
     _feed: Feed = field(init=False)
@@ -122,6 +123,7 @@ class Bench:
             source=self.machine.host.aside(self._feed),
             sampler=self.sampler,
             guard=self.guard,
+            seat=self.seat,
         )
 
     @property
@@ -212,13 +214,18 @@ class Bench:
         return build(scenario, vocab_size=model.vocab_size, context_len=model.max_positions, seed=seed)
 
     def _load(self, workload: Workload) -> int:
-        start = self.machine.clock.now()
+        clock = self.machine.clock
+        start = clock.now() if self.seat is None else align(self.seat, clock)
         self._feed.load(workload, start=start)
         return start
 
     def _loop(self) -> None:
-        loop = run_overlapped if self.scheduler.engine.config.overlap else run_serial
-        with _settled_heap(), self.machine.host.running():
+        engine = self.scheduler.engine
+        loop = run_overlapped if engine.config.overlap else run_serial
+        if engine.stage is not None:
+            loop = run_pipelined
+        heap = settled_heap() if self.seat is None else nullcontext()
+        with heap, self.machine.host.running():
             loop(self.scheduler)
 
     def _give_up(self, answers: Answers) -> None:
@@ -227,20 +234,6 @@ class Bench:
             request.reason = "interrupted"
             request.finished_at = self.machine.clock.now()
             answers.requests.ended(request)
-
-
-@contextmanager
-def _settled_heap() -> Iterator[None]:
-    """Keep the garbage collector from walking torch's objects, and records that are about to go, again and again."""
-    thresholds = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, *thresholds[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
-        gc.unfreeze()
 
 
 class _Aborts(Silence):

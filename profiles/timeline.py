@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple, Protocol
 
 from ..sched.observe import StepInfo
 
-OpKind = Literal["kernel", "h2d", "d2h", "d2d", "memset"]
-CallKind = Literal["sync", "copy", "launch", "event", "graph"]
+OpKind = Literal["kernel", "h2d", "d2h", "d2d", "memset", "send"]
+CallKind = Literal["sync", "copy", "launch", "event", "graph", "link"]
 HostMemory = Literal["pinned", "pageable", ""]
 
 NO_SITE = -1

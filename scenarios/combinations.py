@@ -53,6 +53,7 @@ MODES: dict[str, Mode] = {
     "minimum length": Mode(
         ("workload", "sampling", "min_new_tokens"), lambda s: s.workload.sampling.min_new_tokens > 0
     ),
+    "measured host": Mode(("device", "host"), lambda s: s.device.host == "measured"),
     "values none": Mode(("device", "values"), lambda s: s.device.values == "none"),
 }
 
@@ -83,6 +84,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("overlap", "pipeline", "refused", "each stage runs the serial loop, stages overlap one another"),
     Rule("pipeline", "speculation", "refused", "upstream has no known working form"),
+    Rule("pipeline", "hisparse", "refused", "upstream's pipeline loop does not stage prompts"),
+    Rule("pipeline", "measured host", "refused", "the ranks share one process, whose time is no rank's own"),
     Rule("values none", "grammar", "refused", "tokens are hashes there, a grammar cannot choose them"),
     Rule("values none", "logprobs", "refused", "there are no logits"),
     Rule(
@@ -95,7 +98,6 @@ RULES: tuple[Rule, ...] = (
 
 # Sections of modes that are not built: every key of them has to keep its default.
 UNAVAILABLE: dict[str, str] = {
-    "pipeline": "pipeline stages",
     "disaggregation": "prefill and decode on different workers",
 }
 

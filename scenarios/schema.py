@@ -147,6 +147,11 @@ class Engine(Section):
     pipeline: Pipeline = Pipeline()
     disaggregation: Disaggregation = Disaggregation()
 
+    @property
+    def ranks(self) -> int:
+        """Schedulers that one run has, each with a device of its own."""
+        return self.pipeline.stages
+
 
 class Measure(Section):
     warmup_requests: Requests = 0

@@ -96,6 +96,7 @@ class ForwardBatch:
     capture_hidden: bool = False  # ModelOutput gets every token's hidden state
     branches: torch.Tensor | None = None  # [T, depth] int64
     branch_lens: torch.Tensor | None = None  # [T] int64, how many of them a token sees, its own slot included
+    proxies: tuple[torch.Tensor, ...] = ()  # of the stage before: hidden and residual [T, hidden]
 
 
 @dataclass(slots=True, eq=False)
@@ -174,6 +175,7 @@ class ModelOutput:
     logits: torch.Tensor
     fingerprint: torch.Tensor | None = None
     hidden_states: torch.Tensor | None = None  # [T, hidden] of every token, where they were asked for
+    proxies: tuple[torch.Tensor, ...] = ()  # of a stage that is not the last: what the next one goes on with
 
 
 class Taken(NamedTuple):

@@ -144,6 +144,12 @@ class EngineConfig:
     seed: int = 0
     speculative: SpeculativeConfig | None = None
     hisparse: HiSparseConfig | None = None
+    stages: int = 1  # of a pipeline, each with this configuration
+
+    @property
+    def running_limit(self) -> int:
+        """Requests that may decode in one batch: a pipeline's microbatches share what may run."""
+        return max(1, self.max_running_requests // self.stages)
 
     @property
     def logical_tokens(self) -> int:

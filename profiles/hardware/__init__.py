@@ -98,6 +98,18 @@ class Copies(Model):
     pageable_inline: Bytes  # a pageable source up to this size is taken inside the call
 
 
+class LinkProfile(Model):
+    """A connection between two ranks. The host's messages take a way of their own."""
+
+    bandwidth: BytesPerSecond  # of one rank's sends
+    latency: Nanoseconds  # from the last byte's leaving to its landing
+    call: Nanoseconds  # the host's part of one send
+    host_latency: Nanoseconds  # of a message between hosts
+
+
+LinkName = Literal["nvlink", "pcie", "rdma"]
+
+
 class HostCalls(Model):
     """Host time of one call, whatever it waits for excluded."""
 
@@ -135,6 +147,7 @@ class _Written(Model):
     host: HostCalls
     phases: dict[str, Phase]
     available: Available
+    links: dict[LinkName, LinkProfile] = {}  # where several ranks are to be joined
 
 
 class HardwareProfile(_Written):

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-COMPUTE, H2D, D2H, BESIDE = range(4)
+COMPUTE, H2D, D2H, BESIDE, LINK = range(5)
 FOREVER = 1 << 62
 PENDING = 256  # operations left unsettled before a launch settles what the clock has passed
 
@@ -35,6 +35,29 @@ class Mark:
     def __init__(self) -> None:
         self.known: Sequence[int] = ()
         self.time: int | None = None
+
+
+class Landing:
+    """A mark of another device, seen from here: a link's latency later."""
+
+    def __init__(self, mark: Mark, latency: int) -> None:
+        self.mark = mark
+        self._latency = latency
+
+    @property
+    def known(self) -> Sequence[int]:
+        return self.mark.known
+
+    @property
+    def time(self) -> int | None:
+        return None if self.mark.time is None else self.mark.time + self._latency
+
+
+class Known(Protocol):
+    """Something whose time may be known."""
+
+    @property
+    def time(self) -> int | None: ...
 
 
 class Held(NamedTuple):
@@ -97,7 +120,7 @@ class Record:
 class Hold:
     __slots__ = ("mark",)
 
-    def __init__(self, mark: Mark) -> None:
+    def __init__(self, mark: Known) -> None:
         self.mark = mark
 
 
@@ -129,30 +152,41 @@ class Queue:
                 break
             if isinstance(head, Record):
                 head.mark.time = max(self.tail, head.launched)
-            elif head.mark.time is None:
-                break
             else:
-                self.lift(head.mark.time)
+                time = head.mark.time
+                if time is None:
+                    break
+                self.lift(time)
             items.popleft()
             moved = True
         return moved
 
 
-class Simulation:
-    """The device's queues and engines. ``gap`` separates two kernels of one queue."""
+class _First(NamedTuple):
+    start: int
+    ready: int
+    serial: int
+    queue: Queue
+    launch: Launch
 
-    def __init__(self, *, gap: int) -> None:
+
+class Simulation:
+    """The device's queues and engines. ``gap`` separates two kernels of one queue; ``first`` is the number of the first
+    queue, where several devices' queues are told apart by number."""
+
+    def __init__(self, *, gap: int, first: int = 0) -> None:
+        self.first = first
         self.served: list[Served] = []
         self.held: list[Held] = []
         self.pending = 0
         self._gap = gap
-        self._free = [0] * 4
+        self._free = [0] * 5
         self._queues: list[Queue] = []
         self._serial = 0
         self._bound = PENDING
 
     def queue(self) -> Queue:
-        queue = Queue(len(self._queues))
+        queue = Queue(self.first + len(self._queues))
         self._queues.append(queue)
         return queue
 
@@ -191,10 +225,11 @@ class Simulation:
             mark.time = max(queue.tail, now)
         return mark
 
-    def hold(self, queue: Queue, mark: Mark) -> None:
+    def hold(self, queue: Queue, mark: Known) -> None:
         """Nothing behind this in the queue starts before the mark."""
-        if mark.time is not None and not queue.items:
-            queue.lift(mark.time)
+        time = mark.time
+        if time is not None and not queue.items:
+            queue.lift(time)
         else:
             queue.items.append(Hold(mark))
 
@@ -210,8 +245,17 @@ class Simulation:
         self.run(FOREVER)
         return max((queue.tail for queue in self._queues), default=0)
 
-    def run(self, horizon: int, until: Mark | None = None) -> None:
-        """Serve what starts no later than the horizon, or until that mark is known."""
+    def settle(self, now: int) -> None:
+        """Bring the device up to the host's clock."""
+        self.run(now)
+
+    def next_start(self) -> int | None:
+        """When the next operation starts; None when nothing is enqueued, or all of it is held."""
+        first = self._first(self._settled())
+        return None if first is None else first.start
+
+    def run(self, horizon: int, until: Known | None = None) -> None:
+        """Serve what starts no later than the horizon, or until that is known."""
         while True:
             busy = self._settled()
             if not busy or (until is not None and until.time is not None):
@@ -226,7 +270,7 @@ class Simulation:
         queue.items.append(launch)
         self.pending += 1
         if self.pending > self._bound:
-            self.run(now)
+            self.settle(now)
             self._bound = self.pending + PENDING
 
     def _settled(self) -> list[Queue]:
@@ -239,14 +283,14 @@ class Simulation:
                 moved |= queue.settle_markers()
         return [queue for queue in busy if queue.items]
 
-    def _drain(self, queue: Queue, horizon: int, until: Mark | None) -> None:
+    def _drain(self, queue: Queue, horizon: int, until: Known | None) -> None:
         """``run`` while no other queue holds anything: nothing to choose, nothing to be displaced by."""
         items = queue.items
         while items:
             head = items[0]
             if not isinstance(head, Launch):
-                queue.settle_markers()
-                if until is not None and until.time is not None:
+                moved = queue.settle_markers()
+                if not moved or (until is not None and until.time is not None):
                     return
                 continue
             start = max(self._free[head.engine], queue.ready, head.launched)
@@ -255,35 +299,40 @@ class Simulation:
             self._serve(queue, head, start, horizon)
 
     def _serve_first(self, busy: Sequence[Queue], horizon: int) -> bool:
-        """Serve the operation that starts first; False when it lies beyond the horizon or all are held.
+        """Serve the operation that starts first; False when it lies beyond the horizon or all are held."""
+        first = self._first(busy)
+        if first is None or first.start > horizon:
+            return False
+        limit = horizon
+        if isinstance(first.launch, Replay):
+            contenders = [
+                (max(queue.ready, head.launched), head)
+                for queue in busy
+                if isinstance(head := queue.items[0], Launch)
+            ]
+            limit = self._undisturbed(first.launch, horizon, contenders)
+        self._serve(first.queue, first.launch, first.start, limit)
+        return True
 
-        An engine takes its candidates by (ready, serial), whenever it falls free.
-        """
+    def _first(self, busy: Sequence[Queue]) -> _First | None:
+        """The operation that starts first; None when all are held. An engine takes its candidates by (ready, serial),
+        whenever it falls free."""
         heads: dict[int, tuple[int, int, Queue, Launch]] = {}
-        contenders: list[tuple[int, Launch]] = []
         for queue in busy:
             head = queue.items[0]
             if isinstance(head, Launch):
                 ready = max(queue.ready, head.launched)
-                contenders.append((ready, head))
                 best = heads.get(head.engine)
                 if best is None or (ready, head.serial) < best[:2]:
                     heads[head.engine] = (ready, head.serial, queue, head)
         if not heads:
-            return False
+            return None
         free = self._free
         starts = [
-            (max(free[e], ready), ready, serial, queue, head)
+            _First(max(free[e], ready), ready, serial, queue, head)
             for e, (ready, serial, queue, head) in heads.items()
         ]
-        start, _, _, queue, head = min(starts, key=lambda c: c[:3])
-        if start > horizon:
-            return False
-        limit = horizon
-        if isinstance(head, Replay):
-            limit = self._undisturbed(head, horizon, contenders)
-        self._serve(queue, head, start, limit)
-        return True
+        return min(starts, key=lambda c: c[:3])
 
     def _undisturbed(self, replay: Replay, horizon: int, contenders: Sequence[tuple[int, Launch]]) -> int:
         """Until when the replay's nodes may begin before another head has to be considered."""

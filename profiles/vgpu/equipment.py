@@ -26,6 +26,7 @@ from .watcher import Nobody, Watcher
 if TYPE_CHECKING:
     from ..hardware import HardwareProfile
     from ..timeline import Sink
+    from .engine import Simulation
     from .gpu import VirtualGpu
 
 Values = Literal["real", "none"]
@@ -40,15 +41,27 @@ class Equipment(NamedTuple):
     handlers: Callable[[VirtualGpu], Handlers]
 
 
-def plain(hardware: HardwareProfile, values: Values, sink: Sink | None, watch: Sequence[Path]) -> Equipment:
-    runtime = Runtime(hardware, sink=sink, watch=watch)
+def plain(
+    hardware: HardwareProfile,
+    values: Values,
+    sink: Sink | None,
+    watch: Sequence[Path],
+    simulation: Simulation | None,
+) -> Equipment:
+    runtime = Runtime(hardware, sink=sink, watch=watch, simulation=simulation)
     observer = HostObserver(runtime, hardware)
     return Equipment(runtime, observer, _immediate(values), Nobody(), Copies, Handlers)
 
 
-def watched(hardware: HardwareProfile, values: Values, sink: Sink | None, watch: Sequence[Path]) -> Equipment:
+def watched(
+    hardware: HardwareProfile,
+    values: Values,
+    sink: Sink | None,
+    watch: Sequence[Path],
+    simulation: Simulation | None,
+) -> Equipment:
     """Looks for accesses that nothing orders."""
-    runtime = OrderedRuntime(hardware, sink=sink, watch=watch)
+    runtime = OrderedRuntime(hardware, sink=sink, watch=watch, simulation=simulation)
     checker = Checker(runtime)
     return Equipment(
         runtime,
@@ -61,11 +74,17 @@ def watched(hardware: HardwareProfile, values: Values, sink: Sink | None, watch:
 
 
 def adversarial(
-    hardware: HardwareProfile, values: Values, sink: Sink | None, watch: Sequence[Path], *, seed: int
+    hardware: HardwareProfile,
+    values: Values,
+    sink: Sink | None,
+    watch: Sequence[Path],
+    *,
+    seed: int,
+    simulation: Simulation | None,
 ) -> Equipment:
     """Works as late as allowed; ``seed`` numbers the strategy. Times mean nothing then: a kernel's may follow from
     values that are not there when it is launched."""
-    runtime = DeferredRuntime(hardware, sink=sink, watch=watch)
+    runtime = DeferredRuntime(hardware, sink=sink, watch=watch, simulation=simulation)
     observer = HostObserver(runtime, hardware)
     runtime.order = Order(temper(seed, observer.streams))
     reuse = Reuse(runtime)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +14,7 @@ from ...sched.config import Capabilities
 from ..hardware import HardwareProfile
 from ..timeline import Sink, Site
 from .equipment import Equipment, Values, adversarial, plain, watched
+from .hazards.host import watched as host_watched
 from .indexing import Indexing
 from .observer import VirtualClock
 from .patches import installed
@@ -21,6 +22,7 @@ from .registration import register
 from .tensor import CURRENT, DeviceTensor, device
 
 if TYPE_CHECKING:
+    from .engine import Simulation
     from .graph import Capture
     from .hazards import Finding
 
@@ -65,7 +67,7 @@ class VirtualGpu:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Accesses that nothing orders, so far, if anybody watches for them."""
-        return self.watcher.found(self.sites, self.streams)
+        return self.watcher.found(self.sites, {self.runtime.simulation.first - 1: "host", **self.streams})
 
     def set_item(self, tensor: DeviceTensor, index: Any, value: Any) -> None:
         self.indexing.set_item(tensor, index, value)
@@ -82,13 +84,15 @@ def open_vgpu(
     graph_trace: GraphTrace = "graph",
     hazards: bool = False,
     adversary: int | None = None,
+    simulation: Simulation | None = None,
 ) -> Iterator[VirtualGpu]:
     """A virtual GPU of that hardware as ``torch.device("vgpu:0")``, without gradients, until the block ends.
 
     ``watch`` names the folders and files whose source lines are recorded, the scheduler's by default. A replay
     is one record per run of kernels, or with ``graph_trace="node"`` one per kernel. ``hazards`` keeps account of
     which access to memory is ordered before which; an ``adversary`` of that number does all work as late as the
-    streams' order allows, and is not to be combined with it. What is still open at the end is delivered to the sink.
+    streams' order allows, and is not to be combined with it. ``simulation`` is given to one of several devices, around
+    all of which their opener has ``patched`` torch. What is still open at the end is delivered to the sink.
     Raises RuntimeError beside an initialised CUDA, or inside another virtual GPU.
     """
     assert not (hazards and adversary is not None), "hazards follow values in program order"
@@ -97,17 +101,25 @@ def open_vgpu(
     register()
     folders = [Path(folder) for folder in sched.__path__] if watch is None else watch
     if adversary is not None:
-        equipment = adversarial(hardware, values, sink, folders, seed=adversary)
+        equipment = adversarial(hardware, values, sink, folders, seed=adversary, simulation=simulation)
     else:
-        equipment = (watched if hazards else plain)(hardware, values, sink, folders)
+        equipment = (watched if hazards else plain)(hardware, values, sink, folders, simulation)
     gpu = VirtualGpu(equipment, capabilities=capabilities or hardware.capabilities, graph_trace=graph_trace)
     token = CURRENT.set(gpu)
     try:
-        with installed(gpu), torch.no_grad(), _without_view_chains(), gpu.watcher.listening():
+        around = patched(hazards=hazards) if simulation is None else nullcontext()
+        with around, torch.no_grad(), _without_view_chains(), gpu.watcher.listening():
             yield gpu
             gpu.flush()
     finally:
         CURRENT.reset(token)
+
+
+@contextmanager
+def patched(*, hazards: bool) -> Iterator[None]:
+    """Torch as virtual GPUs need it, with pinned memory; the host's accesses to that are heard of with ``hazards``."""
+    with installed(), host_watched() if hazards else nullcontext():
+        yield
 
 
 @contextmanager

@@ -8,15 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .pinned import is_pinned, pin
-from .tensor import DeviceTensor
-
-if TYPE_CHECKING:
-    from .gpu import VirtualGpu
+from .tensor import CURRENT, DeviceTensor
 
 _FACTORIES = (
     "empty",
@@ -39,12 +36,12 @@ _NO_PINNED = "this device has no pinned memory; allocate ordinary host memory in
 
 
 @contextmanager
-def installed(gpu: VirtualGpu) -> Iterator[None]:
-    """Torch with pinned memory, for the duration of the block."""
+def installed() -> Iterator[None]:
+    """Torch with the pinned memory of the virtual GPU that is open, for the duration of the block."""
     undo = [
-        *(replace(torch, name, _factory(gpu, getattr(torch, name))) for name in _FACTORIES),
-        *(replace(torch.Tensor, name, _factory(gpu, getattr(torch.Tensor, name))) for name in _METHODS),
-        replace(torch.Tensor, "pin_memory", _pin_memory(gpu)),
+        *(replace(torch, name, _factory(getattr(torch, name))) for name in _FACTORIES),
+        *(replace(torch.Tensor, name, _factory(getattr(torch.Tensor, name))) for name in _METHODS),
+        replace(torch.Tensor, "pin_memory", _pin_memory),
         replace(torch.Tensor, "is_pinned", _is_pinned),
     ]
     try:
@@ -62,39 +59,36 @@ def replace(owner: Any, name: str, function: Any) -> Callable[[], None]:
     return (lambda: setattr(owner, name, before)) if own else (lambda: delattr(owner, name))
 
 
-def _factory(gpu: VirtualGpu, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _factory(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @wraps(function)
     def patched(*args: Any, **kwargs: Any) -> torch.Tensor:
         if not kwargs.pop("pin_memory", False):
             return function(*args, **kwargs)
-        _require(gpu)
+        _require_pinned()
         result = function(*args, **kwargs)
         if type(result) is DeviceTensor:
             raise RuntimeError("only host tensors can be pinned")
-        gpu.runtime.pin(result.nbytes, copied=False)
+        CURRENT.get().runtime.pin(result.nbytes, copied=False)
         return pin(result)
 
     return patched
 
 
-def _pin_memory(gpu: VirtualGpu) -> Callable[..., torch.Tensor]:
-    def pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:  # noqa: ARG001
-        """A copy in pinned memory; the tensor itself if it is there already."""
-        _require(gpu)
-        if type(tensor) is DeviceTensor:
-            raise RuntimeError(f"cannot pin '{tensor.device}': only dense CPU tensors can be pinned")
-        if is_pinned(tensor):
-            return tensor
-        gpu.runtime.pin(tensor.nbytes, copied=True)
-        return pin(tensor.clone())
-
-    return pin_memory
+def _pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:  # noqa: ARG001
+    """A copy in pinned memory; the tensor itself if it is there already."""
+    _require_pinned()
+    if type(tensor) is DeviceTensor:
+        raise RuntimeError(f"cannot pin '{tensor.device}': only dense CPU tensors can be pinned")
+    if is_pinned(tensor):
+        return tensor
+    CURRENT.get().runtime.pin(tensor.nbytes, copied=True)
+    return pin(tensor.clone())
 
 
 def _is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:  # noqa: ARG001
     return type(tensor) is not DeviceTensor and is_pinned(tensor)
 
 
-def _require(gpu: VirtualGpu) -> None:
-    if not gpu.capabilities.pinned_memory:
+def _require_pinned() -> None:
+    if not CURRENT.get().capabilities.pinned_memory:
         raise RuntimeError(_NO_PINNED)

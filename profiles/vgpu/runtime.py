@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from ..timeline import CallKind, HostMemory, OpKind, Sink
 from .cost import Costs
-from .engine import COMPUTE, D2H, H2D, Mark, Queue, Simulation
+from .engine import COMPUTE, D2H, H2D, LINK, Landing, Mark, Queue, Simulation
 from .ledger import NO_CONTEXT, OVERFLOW, Context, Ledger
 from .sites import Sites
 
@@ -47,11 +47,19 @@ class Recorder(Protocol):
 class Runtime:
     """One host thread and one device. ``now`` is the host's clock, in ns."""
 
-    def __init__(self, hardware: HardwareProfile, *, sink: Sink | None, watch: Sequence[Path]) -> None:
+    def __init__(
+        self,
+        hardware: HardwareProfile,
+        *,
+        sink: Sink | None,
+        watch: Sequence[Path],
+        simulation: Simulation | None = None,
+    ) -> None:
+        """``simulation`` is given where the device is one of several that wait for one another."""
         self.costs = Costs(hardware)
         self.now = 0
         self.context: Context = NO_CONTEXT
-        self.simulation = Simulation(gap=self.costs.gap)
+        self.simulation = simulation or Simulation(gap=self.costs.gap)
         self.default = self.stream = self.simulation.queue()
         self.sites = Sites(watch)
         self.ledger = Ledger(sink, served=self.simulation.served, held=self.simulation.held)
@@ -150,9 +158,43 @@ class Runtime:
         self._call("event", "cudaStreamWaitEvent", start, 0, self.sites.here(), stream)
         self.simulation.hold(stream, mark)
 
+    def behind(self, queue: Queue) -> None:
+        """What the queue does from now on comes after what the current stream has been given; no call of the host's."""
+        self.simulation.hold(queue, self.simulation.record(self.stream, self.now))
+
+    def carry(self, queue: Queue, duration: int, *, size: int, name: str) -> Mark:
+        """Send ``size`` bytes over a link, by its own queue, which has been brought ``behind`` the current stream; when
+        they have left."""
+        self._refuse_in_capture(name)
+        start, self.now = self.now, self.now + self._launch
+        site = self.sites.here()
+        row = ("send", name, queue.id, size, 0, "", False, self.context, site, self.now, 1)
+        self.simulation.submit(queue, LINK, now=self.now, duration=duration, row=row)
+        self._call("launch", name, start, 0, site, queue)
+        return self.simulation.record(queue, self.now)
+
+    def land(self, landing: Landing) -> None:
+        """Nothing behind this on the current stream starts before what another device sends has landed."""
+        start, self.now = self.now, self.now + self._event_wait
+        self._call("event", "cudaStreamWaitEvent", start, 0, self.sites.here())
+        self.simulation.hold(self.stream, landing)
+
+    def host_knows(self) -> Sequence[int]:
+        """What the host comes after, for another device's host; empty where nobody keeps account."""
+        return ()
+
+    def hear(self, known: Sequence[int]) -> None:
+        """Another device's host has told this one."""
+
+    def stand(self, until: int, name: str, stream: Queue) -> None:
+        """The host waits for another rank's host."""
+        start = self.now
+        self.now = max(start, until)
+        self._call("link", name, start, self.now - start, self.sites.here(), stream)
+
     def reached(self, mark: Mark) -> bool:
         """Whether the device has passed the mark by now."""
-        self.simulation.run(self.now)
+        self.simulation.settle(self.now)
         return mark.time is not None and mark.time <= self.now
 
     def idle(self, stream: Queue) -> bool:
@@ -172,7 +214,7 @@ class Runtime:
 
     def settle(self) -> None:
         """Bring the device up to the host's clock."""
-        self.simulation.run(self.now)
+        self.simulation.settle(self.now)
 
     def cut(self, step: int | None = None) -> None:
         """Deliver a window up to now, or up to the end of that step's forward."""

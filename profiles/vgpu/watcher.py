@@ -27,6 +27,12 @@ class Watcher(Protocol):
     def made(self, tensor: DeviceTensor) -> None:
         """New memory, or a view, and nothing launched."""
 
+    def host_access(self, op: str, tensor: torch.Tensor, *, write: bool) -> None:
+        """The host itself looks at, or changes, pinned memory."""
+
+    def sent(self, tensor: DeviceTensor) -> None:
+        """A link takes the values on the current stream."""
+
     def generated(self, op: str, tensor: DeviceTensor) -> None:
         """``op`` launched a kernel that writes new memory."""
 
@@ -56,6 +62,10 @@ class Nobody:
         return self._nothing
 
     def made(self, tensor: DeviceTensor) -> None: ...
+
+    def host_access(self, op: str, tensor: torch.Tensor, *, write: bool) -> None: ...
+
+    def sent(self, tensor: DeviceTensor) -> None: ...
 
     def generated(self, op: str, tensor: DeviceTensor) -> None: ...
 

@@ -11,10 +11,12 @@ import torch
 from ..batch import ForwardBatch, ModelOutput
 from ..config import EngineConfig
 from ..hisparse.tier import KVTier
+from ..link import Link
 from ..memory.cache import PrefixCache
 from ..memory.slots import ReqToTokenPool
 from ..memory.tokens import KVAllocator
 from ..observe import Clock, Observer
+from ..pipeline.stages import Stage
 from ..relay.row import Relay
 from ..speculate.worker import Worker
 
@@ -68,6 +70,8 @@ class Engine:
     clock: Clock
     observer: Observer
     worker: Worker | None = None  # that speculates
+    link: Link | None = None  # to the other ranks
+    stage: Stage | None = None  # of a pipeline
 
     @property
     def streams(self) -> Any:

@@ -82,6 +82,25 @@ def launch_serial(engine: Engine, batch: ScheduleBatch) -> StepResult:
     return result
 
 
+def launch_stage(
+    engine: Engine, batch: ScheduleBatch, proxies: tuple[torch.Tensor, ...]
+) -> tuple[StepResult, tuple[torch.Tensor, ...]]:
+    """Enqueue a pipeline stage's part of the step on the current stream, behind ``proxies`` of the stage before.
+
+    Returns the result, whose tokens only the last stage has, and the proxies for the next one.
+    """
+    relay = engine.relay
+    result = StepResult(next_token_ids=None, future_indices=relay.open(batch))
+    relay.host_lengths(batch)
+    with relay.isolate(batch):
+        sampling = _forward(engine, batch, proxies)
+        if engine.stage is not None and engine.stage.is_last:
+            result.next_token_ids, result.next_token_logprobs = _sample(engine, sampling)
+    result.copy_done = engine.streams.module.Event()
+    result.copy_done.record()
+    return result, sampling.output.proxies
+
+
 def make_forward_batch(engine: Engine, batch: ScheduleBatch) -> ForwardBatch:
     """The model's view of a batch (upstream ``ForwardBatch.init_new``): aliases its tensors, adds positions."""
     if batch.input_ids is None:
@@ -135,10 +154,12 @@ def sample_forward(engine: Engine, batch: ScheduleBatch, output: ModelOutput) ->
     return _sample(engine, _sampling(batch, output))
 
 
-def _forward(engine: Engine, batch: ScheduleBatch) -> _Sampling:
+def _forward(engine: Engine, batch: ScheduleBatch, proxies: tuple[torch.Tensor, ...] = ()) -> _Sampling:
     engine.tier.before_forward(batch)
     with engine.observer.range("model", batch.step, batch.num_tokens):
-        output = engine.runner.forward(make_forward_batch(engine, batch))
+        forward_batch = make_forward_batch(engine, batch)
+        forward_batch.proxies = proxies
+        output = engine.runner.forward(forward_batch)
     return _sampling(batch, output)
 
 

@@ -151,7 +151,9 @@ class Scheduler:
         if last is None or not last.forward_mode.is_extend:
             return
         before = last.batch_size
-        filter_rows(self.engine, last, without=() if chunked is None else (chunked,))
+        # A pipeline's later microbatch may have run the rest of a prompt of which this batch still has a chunk.
+        unfinished = [req for req in (chunked, last.chunked_req) if req is not None]
+        filter_rows(self.engine, last, without=unfinished)
         if last.batch_size < before:
             self.running_batch.batch_is_full = False
         if not self.engine.relay.joins(last):
@@ -267,6 +269,8 @@ class Scheduler:
                 self._retract(batch)
             if batch.batch_size < before:
                 batch.batch_is_full = False
+            if not batch.reqs:
+                return None
             prepare_for_decode(engine, batch, self.next_step)
         return batch
 
@@ -287,12 +291,15 @@ class Scheduler:
         speculates = self.engine.config.speculative is not None  # then simply from the back, as upstream does
         kept = list(range(batch.batch_size)) if speculates else retraction_order(batch.reqs)
         victims: list[Request] = []
-        while len(kept) > 1:
+        # Other microbatches may hold what the last request needs.
+        while len(kept) > (self.engine.stage is None):
             victims.append(self._release_for_retraction(batch.reqs[kept.pop()]))
             if self._decode_fits([batch.reqs[i] for i in kept]):
                 break
         filter_rows(self.engine, batch, keep=sorted(kept))
-        if self.chunked_req is not None and not self._decode_fits(batch.reqs):
+        # A pipeline may still have a chunk of it under way.
+        fixed = self.engine.stage is not None
+        if self.chunked_req is not None and not fixed and not self._decode_fits(batch.reqs):
             victims.append(self._release_for_retraction(self.chunked_req))
             self.chunked_req = None
         for req in reversed(self.engine.tier.absent):
@@ -374,7 +381,7 @@ class Scheduler:
         """Requests that may still join, the one under way counted as joined."""
         under_way = max(self.chunked_req is not None, len(self.engine.tier.absent))
         used = self.running_batch.batch_size + under_way
-        return self.engine.config.max_running_requests - used
+        return self.engine.config.running_limit - used
 
     def _limits(self) -> Limits:
         config, running = self.engine.config, self.running_batch.reqs

@@ -57,8 +57,10 @@ def read_config(directory: Path, *, dtype: torch.dtype | None = None) -> ModelCo
     return config if dtype is None else replace(config, dtype=dtype)
 
 
-def load_weights(directory: Path, config: ModelConfig, *, device: torch.device) -> Weights:
-    """The parameters of ``config`` from ``directory``, in its dtype, on ``device``."""
+def load_weights(
+    directory: Path, config: ModelConfig, *, device: torch.device, layers: range | None = None
+) -> Weights:
+    """The parameters of ``config``, or of some of its layers, from ``directory``, in its dtype, on ``device``."""
     tensors = Tensors(directory)
 
     def source(name: str, shape: Shape) -> torch.Tensor:
@@ -66,7 +68,7 @@ def load_weights(directory: Path, config: ModelConfig, *, device: torch.device) 
         whole = tensors.joined(parts_of(name), stored)
         return (whole if name == "embedding" else whole.t()).to(config.dtype).contiguous().to(device)
 
-    return collect(config, source, cos_sin_table(config).to(device))
+    return collect(config, source, cos_sin_table(config).to(device), layers)
 
 
 def parts_of(name: str) -> tuple[str, ...]:

@@ -59,24 +59,30 @@ class Decoder:
 
     def layers(self, residual: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """All layers on the residual stream [T, hidden], which is overwritten; the final norm of it is returned."""
-        weights, eps = self.weights, self.config.rms_norm_eps
-        hidden = rms_norm(residual, weights.layers[0].input_norm, eps)
-        for index, layer in enumerate(weights.layers):
+        hidden = rms_norm(residual, self.weights.layers[0].input_norm, self.config.rms_norm_eps)
+        return self.close(self.through(hidden, residual, batch), residual)
+
+    def through(self, hidden: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """All layers on the first one's normalised input [T, hidden]; the last one's output, which has not been added
+        to the residual stream yet."""
+        eps = self.config.rms_norm_eps
+        for index, layer in enumerate(self.weights.layers):
+            if index:
+                hidden = add_rms_norm(hidden, residual, layer.input_norm, eps)
             hidden = self._attention(hidden, layer, batch, index)
             hidden = add_rms_norm(hidden, residual, layer.post_norm, eps)
             hidden = self._feed_forward(hidden, layer)
-            hidden = add_rms_norm(hidden, residual, self._next_norm(index), eps)
-        normed: torch.Tensor = hidden
+        return hidden
+
+    def close(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The final norm of the residual stream, the last layer's output added."""
+        normed: torch.Tensor = add_rms_norm(hidden, residual, self.weights.norm, self.config.rms_norm_eps)
         return normed
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, vocab] of hidden [n, hidden] behind the final norm."""
         out: torch.Tensor = linear(hidden, self.weights.lm_head, None, self._logits_dtype)
         return out
-
-    def _next_norm(self, index: int) -> torch.Tensor:
-        layers = self.weights.layers
-        return layers[index + 1].input_norm if index + 1 < len(layers) else self.weights.norm
 
     def _attention(
         self, hidden: torch.Tensor, layer: LayerWeights, batch: ForwardBatch, index: int

@@ -40,6 +40,18 @@ _ALL = (
         deeper_scale=0.05,
     ),
     ModelConfig(
+        name="tiny-deep",
+        num_layers=4,
+        hidden_size=64,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        intermediate_size=128,
+        vocab_size=512,
+        max_positions=8192,
+        eos_token_ids=(256,),
+    ),
+    ModelConfig(
         name="tiny-qwen3",
         num_layers=3,
         hidden_size=96,

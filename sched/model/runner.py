@@ -12,7 +12,7 @@ from ..batch import ForwardBatch, ForwardMode, ModelOutput
 from ..config import EngineConfig
 from ..kernels.staging import INPUTS, stage_decode
 from .decoder import Model
-from .replay import graph_sizes
+from .replay import Input, graph_sizes
 
 
 class _Captured(NamedTuple):
@@ -28,7 +28,8 @@ class ModelRunner:
     output is valid until the next decode of any size.
     """
 
-    def __init__(self, model: Model, config: EngineConfig) -> None:
+    def __init__(self, model: Model, config: EngineConfig, proxies: Sequence[Input] = ()) -> None:
+        """``proxies`` are what a pipeline stage takes from the one before, per token."""
         self._model = model
         self._context_len = config.context_len
         self._sizes: Sequence[int] = ()
@@ -37,6 +38,10 @@ class ModelRunner:
             self._sizes = graph_sizes(config)
             self._static = torch.zeros(
                 (len(INPUTS), self._sizes[-1]), dtype=torch.int64, device=config.device
+            )
+            self._proxies = tuple(
+                torch.zeros((self._sizes[-1], *entry.shape), dtype=entry.dtype, device=config.device)
+                for entry in proxies
             )
             self._capture(torch.get_device_module(config.device))
 
@@ -56,6 +61,8 @@ class ModelRunner:
             batch.out_cache_loc,
             size,
         )
+        for static, given in zip(self._proxies, batch.proxies, strict=True):
+            static[: batch.batch_size] = given
         graph, output = self._captured[size]
         graph.replay()
         return output if size == batch.batch_size else _first_rows(output, batch.batch_size)
@@ -80,10 +87,15 @@ class ModelRunner:
             batch_size=size,
             num_tokens=size,
             max_seq_len=self._context_len,
+            proxies=tuple(static[:size] for static in self._proxies),
             **rows,
         )
 
 
 def _first_rows(output: ModelOutput, count: int) -> ModelOutput:
     fingerprint = output.fingerprint
-    return ModelOutput(output.logits[:count], None if fingerprint is None else fingerprint[:count])
+    return ModelOutput(
+        output.logits[:count],
+        None if fingerprint is None else fingerprint[:count],
+        proxies=tuple(proxy[:count] for proxy in output.proxies),
+    )

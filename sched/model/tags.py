@@ -65,13 +65,14 @@ class TaggedDecoder:
         self._places = places
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
-        """The model's output with a fingerprint [b] int64 per request."""
+        """The model's output with a fingerprint [b] int64 per request. Between stages the tokens go along."""
         output = self._model.forward(batch)
+        input_ids = batch.proxies[-1] if batch.proxies else batch.input_ids
         fingerprint = kv_tags(
             self._pool.tags,
             self._pool.sums,
             self._pool.weights,
-            batch.input_ids,
+            input_ids,
             self._req_to_token,
             batch.req_pool_indices,
             batch.seq_lens,
@@ -80,4 +81,5 @@ class TaggedDecoder:
         )
         if self._places is not None:
             self._places.settle(batch, fingerprint)
-        return ModelOutput(output.logits, fingerprint)
+        proxies = (*output.proxies, input_ids) if output.proxies else ()
+        return ModelOutput(output.logits, fingerprint, proxies=proxies)

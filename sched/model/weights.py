@@ -43,18 +43,24 @@ class Weights:
     cos_sin: torch.Tensor  # [max_positions, head_dim] float32 or float64
 
 
-def collect(config: ModelConfig, source: Source, cos_sin: torch.Tensor) -> Weights:
-    """All parameters of ``config``, each asked for once."""
-    embedding = source("embedding", (config.vocab_size, config.hidden_size))
+def collect(
+    config: ModelConfig, source: Source, cos_sin: torch.Tensor, layers: range | None = None
+) -> Weights:
+    """The parameters of ``config``, each asked for once. Of some ``layers`` alone, what comes before the first layer
+    and behind the last is empty where they have neither."""
+    layers = range(config.num_layers) if layers is None else layers
+    first, last = layers.start == 0, layers.stop == config.num_layers
+    absent = cos_sin.new_empty(0, dtype=config.dtype)
+    table = (config.vocab_size, config.hidden_size)
+    embedding = source("embedding", table) if first or (last and config.tied_embeddings) else absent
+    head = absent
+    if last:
+        head = embedding.t().contiguous() if config.tied_embeddings else source("lm_head", table[::-1])
     return Weights(
         embedding=embedding,
-        layers=tuple(layer_weights(config, source, f"layers.{i}") for i in range(config.num_layers)),
-        norm=source("norm", (config.hidden_size,)),
-        lm_head=(
-            embedding.t().contiguous()
-            if config.tied_embeddings
-            else source("lm_head", (config.hidden_size, config.vocab_size))
-        ),
+        layers=tuple(layer_weights(config, source, f"layers.{i}") for i in layers),
+        norm=source("norm", (config.hidden_size,)) if last else absent,
+        lm_head=head,
         cos_sin=cos_sin,
     )
 
@@ -76,13 +82,15 @@ def layer_weights(config: ModelConfig, source: Source, prefix: str) -> LayerWeig
     )
 
 
-def seeded_weights(config: ModelConfig, *, seed: int, device: torch.device) -> Weights:
+def seeded_weights(
+    config: ModelConfig, *, seed: int, device: torch.device, layers: range | None = None
+) -> Weights:
     """Random weights, each parameter a function of (seed, its name) alone."""
 
     def source(name: str, shape: Shape) -> torch.Tensor:
         return _scaled(_seeded(name, shape, seed), name, config).to(config.dtype).to(device)
 
-    return collect(config, source, cos_sin_table(config).to(device))
+    return collect(config, source, cos_sin_table(config).to(device), layers)
 
 
 def _scaled(parameter: torch.Tensor, name: str, config: ModelConfig) -> torch.Tensor:
@@ -110,11 +118,11 @@ def _seeded(name: str, shape: Shape, seed: int) -> torch.Tensor:
     return torch.randn(shape, generator=generator).mul_(gain / math.sqrt(fan_in))
 
 
-def empty_weights(config: ModelConfig, *, device: torch.device) -> Weights:
+def empty_weights(config: ModelConfig, *, device: torch.device, layers: range | None = None) -> Weights:
     """Storage alone, made on the device: for one that skips floating-point work and holds none of it."""
 
     def source(name: str, shape: Shape) -> torch.Tensor:  # noqa: ARG001
         return torch.empty(shape, dtype=config.dtype, device=device)
 
     table = torch.empty((config.max_positions, config.head_dim), dtype=torch.float32, device=device)
-    return collect(config, source, table)
+    return collect(config, source, table, layers)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from operator import attrgetter
 
+import torch
+
 from ..batch import ScheduleBatch, StepResult
 from ..speculate.steps import draft_step
 from .desk import Desk
@@ -103,6 +105,12 @@ def keep_in_ring(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:
     """Hold the batch and all that its fields refer to for two launches, with the worker's extras."""
     desk.launches += 1
     desk.ring[desk.launches % len(desk.ring)] = [batch, *_fields(batch), *result.extra_keep_alive_refs]
+
+
+def host_waits(desk: Desk, arrived: torch.Event) -> None:  # noqa: ARG001
+    """A pipeline's tokens have come round: the host waits until they are stored, which is all that orders the next
+    forward after them."""
+    arrived.synchronize()
 
 
 def keep_nothing(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:

@@ -65,6 +65,7 @@ class Row:
     keep_alive: Callable[[Desk, ScheduleBatch, StepResult], None]
     reads_done: Callable[[Desk, ScheduleBatch], None]
     conclude: Callable[[Desk, ScheduleBatch, StepResult], None]
+    await_tokens: Callable[[Desk, torch.Event], None]
     filter: Callable[[Desk, ScheduleBatch, torch.Tensor], None]
     joins: Callable[[Desk, ScheduleBatch], bool]
     merge: Callable[[Desk, ScheduleBatch, ScheduleBatch], None]
@@ -106,6 +107,7 @@ class Relay:
         self.keep_alive = partial(row.keep_alive, desk)
         self.reads_done = partial(row.reads_done, desk)
         self.conclude = partial(row.conclude, desk)
+        self.await_tokens = partial(row.await_tokens, desk)
         self.filter = partial(row.filter, desk)
         self.joins = partial(row.joins, desk)
         self.merge = partial(row.merge, desk)

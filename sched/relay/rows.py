@@ -92,6 +92,7 @@ PR25774_BEFORE = Row(
     keep_alive=ordering.keep_in_ring,
     reads_done=ordering.nothing,
     conclude=placeholders.conclude_output,
+    await_tokens=ordering.host_waits,
     filter=placeholders.filter_output_summing,
     joins=tokens.join_if_any,
     merge=placeholders.merge_output_one_sided,

@@ -14,11 +14,9 @@ from ...timeline import Site
 from ..pinned import is_pinned
 from ..tensor import DeviceTensor
 from .blocks import Block, FreeBlocks
-from .clocks import HOST
 from .declared import Declared
 from .findings import Finding, Findings
 from .footprints import Footprint, Grid, Indexed, Scattered, span
-from .host import watched as host_watched
 from .pools import Pool, unread
 from .recording import Recording
 from .shadows import UNKNOWN, Launch, Owner, Shadow
@@ -94,8 +92,9 @@ class Checker:
             return
         shadow = getattr(tensor.untyped_storage(), _SHADOW, None)
         if shadow is not None:
-            clock = self._clocks.of(HOST)
-            launch = Launch(HOST, clock[HOST], clock, op, self.runtime.sites.here())
+            host = self._clocks.host
+            clock = self._clocks.of(host)
+            launch = Launch(host, clock[host], clock, op, self.runtime.sites.here())
             for entry in shadow.unordered(launch, span(tensor), write=write):
                 self._findings.add(shadow, entry, launch, write=write)
 
@@ -168,6 +167,10 @@ class Checker:
     def made(self, tensor: DeviceTensor) -> None:
         """New memory, or a view, and nothing launched."""
         self.block(tensor)
+
+    def sent(self, tensor: DeviceTensor) -> None:
+        """The current stream's engine carries the values away."""
+        self.read(self.launch_here("send"), tensor)
 
     def generated(self, op: str, tensor: DeviceTensor) -> None:
         """New memory, written by a kernel."""
@@ -246,10 +249,9 @@ class Checker:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Hear of the host's own accesses too; forget every tensor in the end."""
+        """Forget every tensor in the end."""
         try:
-            with host_watched(self):
-                yield
+            yield
         finally:
             for footprint in list(self._lazy):
                 footprint.drop()

@@ -12,24 +12,31 @@ HOST = 0
 
 
 class Clocks:
-    """Actor 0 is the host, actor k + 1 the stream with id k. Actors appear when they are first met."""
+    """Actor ``host`` is the host, actor k + 1 the stream with id k. Actors appear when they are first met.
 
-    def __init__(self) -> None:
-        self._clocks: list[Clock] = [[0]]
+    Devices that exchange data have hosts and streams of different numbers; of another device's actors a clock has what
+    came along with its data.
+    """
+
+    def __init__(self, host: int = HOST) -> None:
+        self.host = host
+        self._clocks: dict[int, Clock] = {}
+        self.of(host)
 
     def of(self, actor: int) -> Clock:
         """The clock itself: what is learnt later shows in it."""
         clocks = self._clocks
-        while len(clocks) <= actor:
-            for clock in clocks:
-                clock.append(0)
-            clocks.append([0] * len(clocks[0]))
+        if actor not in clocks:
+            clocks[actor] = []
+            width = max(actor + 1, *map(len, clocks.values()))
+            for clock in clocks.values():
+                clock += [0] * (width - len(clock))
         return clocks[actor]
 
     def launch(self, actor: int) -> int:
         """The number of the stream's next launch, which comes after all that the host knows by now."""
-        clock, host = self.of(actor), self._clocks[HOST]
-        if clock[HOST] < host[HOST]:
+        at, clock, host = self.host, self.of(actor), self._clocks[self.host]
+        if clock[at] < host[at]:
             _join(clock, host)
         clock[actor] += 1
         return clock[actor]
@@ -44,23 +51,26 @@ class Clocks:
 
     def synchronize(self, known: Clock) -> None:
         """The host has waited for ``known``. Streams hear of it when the host launches something on them."""
-        host = self._clocks[HOST]
+        host = self._clocks[self.host]
         _join(host, known)
-        host[HOST] += 1
+        host[self.host] += 1
 
     def synchronize_all(self) -> None:
-        for actor in range(1, len(self._clocks)):
+        for actor in [actor for actor in self._clocks if actor != self.host]:
             self.synchronize([*self._clocks[actor]])
 
     def known(self) -> Clock:
         """What every later operation comes after: all streams have seen it, or the host has, which launches them."""
-        host, *streams = self._clocks
+        host = self._clocks[self.host]
+        streams = [clock for actor, clock in self._clocks.items() if actor != self.host]
         return [
-            max(by_host, min((clock[k] for clock in streams), default=0)) for k, by_host in enumerate(host)
+            max(by_host, min((clock[k] if k < len(clock) else 0 for clock in streams), default=0))
+            for k, by_host in enumerate(host)
         ]
 
 
 def _join(clock: Clock, other: Clock) -> None:
+    clock += [0] * (len(other) - len(clock))
     for k, number in enumerate(other):
         if number > clock[k]:
             clock[k] = number

@@ -85,7 +85,7 @@ def _finding(raw: _Raw, sites: Sequence[Site], streams: Mapping[int, str]) -> Fi
 def touched(launch: Launch, sites: Sequence[Site], streams: Mapping[int, str], *, write: bool) -> Touch:
     """An access by its names."""
     actor = launch.actor
-    stream = "host" if actor == HOST else streams.get(actor - 1, f"stream {actor - 1}")
+    stream = streams.get(actor - 1, "host" if actor == HOST else f"stream {actor - 1}")
     return Touch(launch.op, write, _site(launch.site, sites), stream)
 
 

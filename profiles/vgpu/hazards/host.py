@@ -10,16 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..patches import replace
 from ..pinned import is_pinned
-from ..tensor import DeviceTensor
-
-if TYPE_CHECKING:
-    from .checker import Checker
+from ..tensor import CURRENT, DeviceTensor
 
 _READS = (
     *(
@@ -67,10 +64,10 @@ _WRITES = ("copy_", "fill_", "zero_", "add_", "sub_", "mul_", "__setitem__")
 
 
 @contextmanager
-def watched(checker: Checker) -> Iterator[None]:
-    """Torch's tensor methods with somebody who listens, for the duration of the block."""
+def watched() -> Iterator[None]:
+    """Torch's tensor methods heard by the watcher of the virtual GPU that is open, for the duration of the block."""
     undo = [
-        replace(torch.Tensor, name, _told(checker, name, getattr(torch.Tensor, name), write=name in _WRITES))
+        replace(torch.Tensor, name, _told(name, getattr(torch.Tensor, name), write=name in _WRITES))
         for name in (*_READS, *_WRITES)
     ]
     try:
@@ -80,12 +77,16 @@ def watched(checker: Checker) -> Iterator[None]:
             restore()
 
 
-def _told(checker: Checker, name: str, method: Callable[..., Any], *, write: bool) -> Callable[..., Any]:
+def _told(name: str, method: Callable[..., Any], *, write: bool) -> Callable[..., Any]:
     @wraps(method)
     def patched(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         # A copy from the device is the device's write.
         if type(tensor) is not DeviceTensor and is_pinned(tensor) and not _from_device(args):
-            checker.host_access(name.strip("_") if name.startswith("__") else name, tensor, write=write)
+            gpu = CURRENT.get(None)
+            if gpu is not None:
+                gpu.watcher.host_access(
+                    name.strip("_") if name.startswith("__") else name, tensor, write=write
+                )
         return method(tensor, *args, **kwargs)
 
     return patched

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..engine import Mark, Queue
+from ..engine import Landing, Mark, Queue, Simulation
 from ..runtime import Direction, Runtime
 from ..sites import Sites
 from .clocks import Clocks
@@ -27,10 +27,17 @@ class LastSite(Sites):
 
 
 class OrderedRuntime(Runtime):
-    def __init__(self, hardware: HardwareProfile, *, sink: Sink | None, watch: Sequence[Path]) -> None:
-        super().__init__(hardware, sink=sink, watch=watch)
+    def __init__(
+        self,
+        hardware: HardwareProfile,
+        *,
+        sink: Sink | None,
+        watch: Sequence[Path],
+        simulation: Simulation | None = None,
+    ) -> None:
+        super().__init__(hardware, sink=sink, watch=watch, simulation=simulation)
         self.sites: LastSite = LastSite(watch)
-        self.clocks = Clocks()
+        self.clocks = Clocks(self.simulation.first)
 
     def copy(self, direction: Direction, size: int, *, pinned: bool, blocking: bool) -> bool:
         waits = super().copy(direction, size, pinned=pinned, blocking=blocking)
@@ -59,6 +66,25 @@ class OrderedRuntime(Runtime):
         super().hold(stream, mark)
         if self.capture is None:
             self.clocks.wait(stream.id + 1, list(mark.known))
+
+    def behind(self, queue: Queue) -> None:
+        super().behind(queue)
+        self.clocks.wait(queue.id + 1, self.clocks.recorded(self.stream.id + 1))
+
+    def carry(self, queue: Queue, duration: int, *, size: int, name: str) -> Mark:
+        mark = super().carry(queue, duration, size=size, name=name)
+        mark.known = self.clocks.recorded(queue.id + 1)
+        return mark
+
+    def land(self, landing: Landing) -> None:
+        super().land(landing)
+        self.clocks.wait(self.stream.id + 1, list(landing.known))
+
+    def host_knows(self) -> Sequence[int]:
+        return self.clocks.recorded(self.clocks.host)
+
+    def hear(self, known: Sequence[int]) -> None:
+        self.clocks.synchronize(list(known))
 
     def reached(self, mark: Mark) -> bool:
         reached = super().reached(mark)

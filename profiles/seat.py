@@ -1,0 +1,63 @@
+"""A rank's place among others: its link, and its part of the work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ..sched.link import Link
+from ..sched.model.config import ModelConfig
+from ..sched.model.replay import Input
+from ..sched.observe import Clock
+from ..sched.pipeline.requests import Following, Leading, Source
+from ..sched.pipeline.stages import Stage
+
+ALIGN = "align"
+_SLACK = 1_000_000  # ns, in which every rank hears of the instant
+_TOKENS = torch.int64
+
+
+class Seat(NamedTuple):
+    """``stage`` where the ranks are a pipeline."""
+
+    link: Link
+    stage: Stage | None = None
+
+    @property
+    def name(self) -> str:
+        return f"stage {self.stage.index}" if self.stage else f"rank {self.link.rank}"
+
+    def layers(self, model: ModelConfig) -> range:
+        """Of the whole model, those that this rank has."""
+        return range(model.num_layers) if self.stage is None else self.stage.layers
+
+    def source(self, source: Source) -> Source:
+        """Where the rank's requests come from."""
+        if self.stage is None:
+            return source
+        place = self.link, self.stage
+        return Leading(source, *place) if self.stage.is_first else Following(*place)
+
+    def proxies(self, model: ModelConfig, *, tagged: bool) -> Sequence[Input]:
+        """What the rank's forwards take from the stage before; with values none the tokens themselves too."""
+        if self.stage is None or self.stage.is_first:
+            return ()
+        hidden = Input((model.hidden_size,), model.dtype)
+        return (hidden, hidden, *((Input((), _TOKENS),) if tagged else ()))
+
+
+def align(seat: Seat, clock: Clock) -> int:
+    """Bring all ranks' clocks to the latest one; the instant."""
+    link = seat.link
+    if link.rank:
+        link.send(0, ALIGN, clock.now())
+        at: int = link.receive(0, ALIGN).value
+    else:
+        others = range(1, link.size)
+        at = max(clock.now(), *(link.receive(rank, ALIGN).value for rank in others)) + _SLACK
+        for rank in others:
+            link.send(rank, ALIGN, at)
+    clock.sleep_until(at)
+    return at

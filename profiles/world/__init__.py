@@ -1,0 +1,1 @@
+"""Several ranks: threads of one process that take turns in virtual time, or processes of torch.distributed."""

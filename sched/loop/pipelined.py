@@ -1,0 +1,138 @@
+"""One stage of a pipeline: microbatches take turns, each with a running batch of its own (upstream
+``scheduler_pp_mixin``).
+
+    stage 0   | mb 0 | mb 1 | mb 0 | ...      while stage 1 runs microbatch 0, stage 0 runs microbatch 1
+    stage 1          | mb 0 | mb 1 | ...      tokens of mb 0 travel last -> 0 -> 1 -> ... before its next turn
+
+Every stage plans the same batches from the same requests. In its turn a microbatch is launched, and then the tokens of
+the one whose turn is next are waited for and settled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ..batch import ScheduleBatch, StepResult
+from ..link import Link
+from ..pipeline.requests import Following, Leading
+from ..pipeline.stages import Stage
+from .engine import Engine
+from .launch import launch_stage
+from .scheduler import Scheduler
+
+PROXY, OUTPUT = "proxy", "output"
+
+
+@dataclass(slots=True)
+class Flight:
+    """A launched microbatch whose tokens have not come round yet."""
+
+    batch: ScheduleBatch
+    record: ScheduleBatch
+    result: StepResult
+
+
+@dataclass(slots=True)
+class Microbatch:
+    running: ScheduleBatch = field(default_factory=ScheduleBatch.empty)
+    last: ScheduleBatch | None = None
+    flight: Flight | None = None
+
+    @property
+    def idle(self) -> bool:
+        return self.flight is None and self.last is None and self.running.is_empty
+
+
+def run_pipelined(scheduler: Scheduler) -> None:
+    """Run until every request of the source has ended, on every stage."""
+    engine = scheduler.engine
+    stage, source = _stage(engine), engine.source
+    assert isinstance(source, (Leading, Following)), "a stage hears of requests through the pipeline"
+    slots = [Microbatch() for _ in range(stage.microbatches)]
+    turn = 0
+    with engine.streams.on(engine.streams.schedule):
+        while True:
+            here, coming = slots[turn], slots[(turn + 1) % len(slots)]
+            scheduler.running_batch, scheduler.last_batch = here.running, here.last
+            scheduler.receive()
+            if source.over:
+                return
+            batch = scheduler.get_next_batch_to_run()
+            here.running, here.last = scheduler.running_batch, batch
+            if stage.async_depth:
+                _settle(scheduler, coming)
+            if batch is not None:
+                here.flight = _launch(scheduler, batch)
+            if not stage.async_depth:
+                _settle(scheduler, coming)
+            if all(slot.idle for slot in slots) and not scheduler.rest() and stage.is_first:
+                source.close()
+                return
+            turn = (turn + 1) % len(slots)
+
+
+def _launch(scheduler: Scheduler, batch: ScheduleBatch) -> Flight:
+    """Run this stage's layers behind the one before, and send on what comes out."""
+    engine = scheduler.engine
+    stage, link, streams = _stage(engine), _link(engine), engine.streams
+    with streams.on(streams.forward):
+        streams.wait(streams.forward, streams.schedule)
+        link.flush(PROXY)  # of the last turn: this forward may write to the same memory
+        proxies = () if stage.is_first else link.receive(stage.preceding, PROXY).tensors
+        result, sent = launch_stage(engine, batch, proxies)
+        if stage.is_last:
+            link.send(stage.following, OUTPUT, batch.step, _outputs(result))
+        else:
+            link.send(stage.following, PROXY, batch.step, sent)
+    return Flight(batch, scheduler.launched(batch), result)
+
+
+def _settle(scheduler: Scheduler, slot: Microbatch) -> None:
+    """Take the microbatch's tokens as they come round, hand them on, and wait for them."""
+    if slot.flight is None:
+        return
+    engine, flight = scheduler.engine, slot.flight
+    batch, result, streams = flight.batch, flight.result, engine.streams
+    with engine.observer.range("copy", batch.step, batch.batch_size), streams.on(streams.copy):
+        tokens, *scores = _come_round(engine, batch, result)
+        result.next_token_ids = tokens.to(torch.int64)
+        result.next_token_logprobs = scores[0] if scores else None
+        assert result.future_indices is not None
+        engine.relay.stash(result.future_indices, result.next_token_ids)
+        engine.relay.conclude(batch, result)
+        arrived = streams.module.Event()
+        arrived.record()
+    engine.relay.await_tokens(arrived)
+    scheduler.settle(flight.record, result)
+    slot.flight = None
+
+
+def _come_round(engine: Engine, batch: ScheduleBatch, result: StepResult) -> Sequence[torch.Tensor]:
+    """The step's tokens [b], and their logprobs where a request asked for them; to be read on the current stream."""
+    stage, link = _stage(engine), _link(engine)
+    if stage.is_last:
+        engine.streams.copy.wait_event(result.copy_done)
+        return _outputs(result)
+    outputs = link.receive(stage.preceding, OUTPUT).tensors
+    if stage.index < stage.count - 2:
+        link.send(stage.following, OUTPUT, batch.step, outputs)
+    return outputs
+
+
+def _outputs(result: StepResult) -> Sequence[torch.Tensor]:
+    tokens, logprobs = result.next_token_ids, result.next_token_logprobs
+    assert tokens is not None
+    return [tokens] if logprobs is None else [tokens, logprobs]
+
+
+def _stage(engine: Engine) -> Stage:
+    assert engine.stage is not None
+    return engine.stage
+
+
+def _link(engine: Engine) -> Link:
+    assert engine.link is not None
+    return engine.link
