@@ -75,7 +75,7 @@ def resolve(scenario: Scenario) -> Resolved:
     draft = _attempt(
         problems, scenario, ("engine", "speculative", "draft"), lambda: model and _draft(scenario, model)
     )
-    _attempt(problems, scenario, ("engine", "pipeline", "stages"), lambda: model and _staged(scenario, model))
+    _attempt(problems, scenario, ("engine", "pipeline", "stages"), lambda: model and _stages(scenario, model))
     hardware = _attempt(
         problems, scenario, ("device", "hardware"), lambda: hardware_profile(scenario.device.hardware)
     )
@@ -127,10 +127,11 @@ def _draft(scenario: Scenario, model: ModelConfig) -> ModelConfig | None:
     return read_draft_config(scenario.source.locate(("engine", "speculative", "draft"), spec.draft), model)
 
 
-def _staged(scenario: Scenario, model: ModelConfig) -> None:
+def _stages(scenario: Scenario, model: ModelConfig) -> int:
     stages = scenario.engine.pipeline.stages
     if stages > model.num_layers:
         raise LookupError(f"expected at most the model's {model.num_layers} layers, got {stages}")
+    return stages
 
 
 def _misnamed(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
