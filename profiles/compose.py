@@ -127,8 +127,8 @@ def compose(
         handed_on = _relay(
             relay, config, streams, observer=observer, req_to_token=slots.req_to_token, guard=guard
         )
-        weights = _weights(resolved, config.device, seat)
-        decoder, tags, host = _model(resolved, config, weights, pages=handed_on.desk.pages, seat=seat)
+        weights, pages = _weights(resolved, config.device, seat), handed_on.desk.pages
+        decoder, tags, host = _model(resolved, config, weights, pages=pages, seat=seat)
         on_device = _allocator(config, config.kv_tokens)
         tier = kv_tier(host, allocator, on_device, slots=slots, streams=streams, observer=observer)
     cache = (RadixCache if config.radix_cache else ChunkCache)(slots, allocator)
@@ -145,7 +145,7 @@ def compose(
             sampler=sampler,
             cache=cache,
             observer=observer,
-            pages=handed_on.desk.pages,
+            pages=pages,
         )
     engine = Engine(
         config=config,

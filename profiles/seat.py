@@ -10,6 +10,7 @@ import torch
 from ..sched.link import Link
 from ..sched.model.config import ModelConfig
 from ..sched.model.replay import Input
+from ..sched.model.tags import TagPool
 from ..sched.observe import Clock
 from ..sched.pipeline.requests import Following, Leading, Source
 from ..sched.pipeline.stages import Stage
@@ -40,12 +41,12 @@ class Seat(NamedTuple):
         place = self.link, self.stage
         return Leading(source, *place) if self.stage.is_first else Following(*place)
 
-    def proxies(self, model: ModelConfig, *, tagged: bool) -> Sequence[Input]:
-        """What the rank's forwards take from the stage before; with values none the tokens themselves too."""
+    def proxies(self, model: ModelConfig, tags: TagPool | None) -> Sequence[Input]:
+        """What the rank's forwards take from the stage before; where tags are kept, the tokens themselves too."""
         if self.stage is None or self.stage.is_first:
             return ()
         hidden = Input((model.hidden_size,), model.dtype)
-        return (hidden, hidden, *((Input((), _TOKENS),) if tagged else ()))
+        return (hidden, hidden, *(() if tags is None else (Input((), _TOKENS),)))
 
 
 def align(seat: Seat, clock: Clock) -> int:
