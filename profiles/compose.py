@@ -35,7 +35,7 @@ from .draft import draft_worker, kv_pool, speculative_config
 from .hazards import name_pools
 from .machine import Machine
 from .resolve import Resolved
-from .seat import Seat
+from .seat import ALONE, Seat
 
 
 class _Grammars:
@@ -115,7 +115,7 @@ def compose(
     source: Source,
     sampler: TokenSampler | None = None,
     guard: Guard | None = None,
-    seat: Seat | None = None,
+    seat: Seat = ALONE,
 ) -> Composition:
     """``sampler`` takes the place of the scheduler's own; ``seat`` is this rank's, where there are several. Raises
     CheckpointError when the scenario's checkpoint cannot be read."""
@@ -135,8 +135,7 @@ def compose(
     sampler = sampler or Sampler()
     streams.wait(streams.forward, streams.schedule)
     with streams.on(streams.forward):
-        proxies = () if seat is None else seat.proxies(resolved.model, tagged=tags is not None)
-        runner: Runner = ModelRunner(decoder, config, proxies)
+        runner: Runner = ModelRunner(decoder, config, seat.proxies(resolved.model, tags))
         worker = draft_worker(
             resolved,
             config,
@@ -157,12 +156,12 @@ def compose(
         sampler=sampler,
         grammars=_Grammars(config),
         relay=handed_on,
-        source=source if seat is None else seat.source(source),
+        source=seat.source(source),
         clock=clock,
         observer=observer,
         worker=worker,
-        link=None if seat is None else seat.link,
-        stage=None if seat is None else seat.stage,
+        link=seat.link,
+        stage=seat.stage,
     )
     name_pools(machine, engine)
     return Composition(Scheduler(engine), tags, None if host is None else host.buffers)
@@ -208,9 +207,9 @@ def _allocator(config: EngineConfig, tokens: int) -> KVAllocator:
     return PagedAllocator(tokens, config.page_size, device=config.device)
 
 
-def _weights(resolved: Resolved, device: torch.device, seat: Seat | None) -> Weights:
+def _weights(resolved: Resolved, device: torch.device, seat: Seat) -> Weights:
     scenario, model = resolved.scenario, resolved.model
-    layers = None if seat is None else seat.layers(model)
+    layers = seat.layers(model)
     if scenario.device.values == "none":
         return empty_weights(model, device=device, layers=layers)
     if resolved.checkpoint is None:
@@ -219,12 +218,12 @@ def _weights(resolved: Resolved, device: torch.device, seat: Seat | None) -> Wei
 
 
 def _model(
-    resolved: Resolved, config: EngineConfig, weights: Weights, *, pages: torch.Tensor, seat: Seat | None
+    resolved: Resolved, config: EngineConfig, weights: Weights, *, pages: torch.Tensor, seat: Seat
 ) -> tuple[Model, TagPool | None, Host | None]:
     """``pages`` is the table that forwards read. Tokens that are drawn by lot leave no tags to be checked."""
     model, scenario = resolved.model, resolved.scenario
-    layers = model.num_layers if seat is None else len(seat.layers(model))
-    kv, tags, reuse = kv_pool(replace(model, num_layers=layers), config), None, None
+    kv = kv_pool(replace(model, num_layers=len(seat.layers(model))), config)
+    tags, reuse = None, None
     if scenario.device.values == "none" and config.speculative is None:
         logical = config.logical_tokens + config.page_size
         tags = TagPool(slots=logical, context_len=config.context_len, device=config.device)
@@ -233,7 +232,7 @@ def _model(
     host = host_side(config, model, kv, tags=tags, pages=pages)
     sparse = sparse_attention(config, model, weights, kv, host=host, pages=pages, reuse=reuse)
     whole = Decoder(model, weights, kv=kv, req_to_token=pages, sparse=sparse)
-    decoder = whole if seat is None or seat.stage is None else StageDecoder(whole, seat.stage)
+    decoder = whole if seat.stage is None else StageDecoder(whole, seat.stage)
     if tags is None:
         return decoder, None, host
     places = None if host is None else host.places

@@ -97,9 +97,9 @@ class _Task:
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     begin: float = field(default_factory=time.perf_counter)
 
-    def run(self, machine: Machine, valve: Valve, seat: Seat | None) -> Result:
+    def run(self, machine: Machine, valve: Valve, seat: Seat) -> Result:
         """One rank's run. Only the first one is watched by the caller's listeners."""
-        options, leads = self.options, seat is None or seat.link.rank == 0
+        options, leads = self.options, seat.rank == 0
         if leads:
             valve.instrument = self.instrument
         bench = Bench(self.resolved, machine, self.relay, valve, guard=self.guard, seat=seat)

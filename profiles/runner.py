@@ -32,7 +32,7 @@ from .metrics.lookups import LookupCount
 from .metrics.periods import VisibleSleep
 from .nvtx_ranges import NvtxRanges, listening
 from .resolve import Resolved
-from .seat import Seat, align
+from .seat import ALONE, Seat, align
 from .timeline import Names, Sink, Window
 
 # The warm-up's requests are drawn with their own seed; they are nobody's result.
@@ -104,7 +104,7 @@ class Bench:
     valve: Valve
     sampler: TokenSampler | None = None  # instead of the scheduler's own
     guard: Guard | None = None
-    seat: Seat | None = None  # where there are several ranks
+    seat: Seat = ALONE
     _composition: Composition = field(init=False)
     _chorus: Chorus = field(init=False)
     _feed: Feed = field(init=False)
@@ -215,7 +215,7 @@ class Bench:
 
     def _load(self, workload: Workload) -> int:
         clock = self.machine.clock
-        start = clock.now() if self.seat is None else align(self.seat, clock)
+        start = align(self.seat, clock)
         self._feed.load(workload, start=start)
         return start
 
@@ -224,7 +224,7 @@ class Bench:
         loop = run_overlapped if engine.config.overlap else run_serial
         if engine.stage is not None:
             loop = run_pipelined
-        heap = settled_heap() if self.seat is None else nullcontext()
+        heap = settled_heap() if self.seat.link is None else nullcontext()
         with heap, self.machine.host.running():
             loop(self.scheduler)
 

@@ -21,14 +21,14 @@ _TOKENS = torch.int64
 
 
 class Seat(NamedTuple):
-    """``stage`` where the ranks are a pipeline."""
+    """``link`` where there are others; ``stage`` where the ranks are a pipeline."""
 
-    link: Link
+    link: Link | None = None
     stage: Stage | None = None
 
     @property
-    def name(self) -> str:
-        return f"stage {self.stage.index}" if self.stage else f"rank {self.link.rank}"
+    def rank(self) -> int:
+        return 0 if self.link is None else self.link.rank
 
     def layers(self, model: ModelConfig) -> range:
         """Of the whole model, those that this rank has."""
@@ -36,7 +36,7 @@ class Seat(NamedTuple):
 
     def source(self, source: Source) -> Source:
         """Where the rank's requests come from."""
-        if self.stage is None:
+        if self.stage is None or self.link is None:
             return source
         place = self.link, self.stage
         return Leading(source, *place) if self.stage.is_first else Following(*place)
@@ -49,9 +49,14 @@ class Seat(NamedTuple):
         return (hidden, hidden, *(() if tags is None else (Input((), _TOKENS),)))
 
 
+ALONE = Seat()
+
+
 def align(seat: Seat, clock: Clock) -> int:
     """Bring all ranks' clocks to the latest one; the instant."""
     link = seat.link
+    if link is None:
+        return clock.now()
     if link.rank:
         link.send(0, ALIGN, clock.now())
         at: int = link.receive(0, ALIGN).value

@@ -14,12 +14,12 @@ from ..machines import one_thread, open_machine, open_rank
 from ..resolve import Resolved
 from ..result import Abstained, Hazards, Metric, Outputs, RankPart, Result
 from ..runner import Valve
-from ..seat import Seat
+from ..seat import ALONE, Seat
 from ..vgpu.gpu import patched
 from .baton import Member, run_ranks
 from .virtual import Inbox, VirtualLink
 
-Body = Callable[[Machine, Valve, Seat | None], Result]
+Body = Callable[[Machine, Valve, Seat], Result]
 
 PATIENCE: Final = 600 * 10**9  # ns of virtual time that a rank waits for another
 
@@ -30,7 +30,7 @@ def alone(
     """On one machine of its own. Raises MachineError."""
     valve = Valve()
     with open_machine(kind, resolved, valve, hazards=hazards, adversary=adversary) as machine:
-        return body(machine, valve, None)
+        return body(machine, valve, ALONE)
 
 
 def virtual_world(resolved: Resolved, hazards: bool, adversary: int | None, body: Body) -> Result:
