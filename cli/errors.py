@@ -34,6 +34,7 @@ EXIT_CODES: Final = MappingProxyType(
         "schedbench.profiles.machine.MachineError": UNABLE,
         "builtins.MemoryError": UNABLE,
         "schedbench.sched.memory.allocation.OutOfKVMemoryError": WORKLOAD_FAILED,
+        "schedbench.sched.link.LinkError": WORKLOAD_FAILED,
     }
 )
 

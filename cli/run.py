@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Device = Literal["auto", "cuda", "vgpu"]
 Format = Literal["table", "json", "md", "csv", "html"]
 Switch = Literal["on", "off"]
+World = Literal["virtual", "distributed"]
 
 
 def run(
@@ -51,6 +52,10 @@ def run(
         int | None,
         typer.Option(metavar="SEED", min=0, help="Do all work as late as streams allow; see check."),
     ] = None,
+    world: Annotated[
+        World,
+        typer.Option(help="Of several ranks: threads of this process, or processes of torch.distributed."),
+    ] = "virtual",
     output_dir: Annotated[Path | None, typer.Option(help="Write result.json into this folder.")] = None,
     form: Annotated[Format, typer.Option("--format", help="What to print on stdout.")] = "table",
 ) -> None:
@@ -61,7 +66,7 @@ def run(
     terminated, what there is was kept.
     """
     question = asked(scenario, overrides or [], relay=relay, expect=expect or [], faults=fault or [])
-    options = _options(device, hazards, adversarial, save_tokens=save_tokens)
+    options = _options(device, hazards, adversarial, world, save_tokens=save_tokens)
     folder(output_dir)
     try:
         if len(question.relays) > 1:
@@ -76,7 +81,9 @@ def run(
     raise typer.Exit(_exit_code(outcome))
 
 
-def _options(device: Device, hazards: Switch, adversary: int | None, *, save_tokens: bool) -> Options:
+def _options(
+    device: Device, hazards: Switch, adversary: int | None, world: World, *, save_tokens: bool
+) -> Options:
     if hazards == "on" and adversary is not None:
         raise UsageError("--hazards follows values in program order: leave out --adversarial, or use check")
     from ..profiles.execute import Options
@@ -87,6 +94,7 @@ def _options(device: Device, hazards: Switch, adversary: int | None, *, save_tok
         command=command_line(),
         hazards=hazards == "on",
         adversary=adversary,
+        world=world,
     )
 
 

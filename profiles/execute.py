@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Literal
 
 from ..scenarios.combinations import overlaps
 from ..scenarios.schema import Scenario
@@ -36,6 +37,7 @@ from .result import (
 )
 from .runner import Bench, Instrument, Pass, Valve, Watch, nobody
 from .seat import Seat
+from .world.processes import process_world
 from .world.ranks import alone, virtual_world
 
 
@@ -62,6 +64,7 @@ class Options:
     command: str = ""
     hazards: bool = False
     adversary: int | None = None
+    world: Literal["virtual", "distributed"] = "virtual"  # of a scenario with several ranks
 
 
 def execute(
@@ -77,10 +80,15 @@ def execute(
     faults broke it."""
     task = _Task(resolved, relay, options, watch, instrument, guard)
     scenario, kind = resolved.scenario, chosen(options.device, resolved.scenario)
-    if scenario.engine.ranks > 1:
-        result = virtual_world(resolved, options.hazards, options.adversary, task.run)
+    around = resolved, options.hazards, options.adversary
+    if scenario.engine.ranks == 1:
+        result = alone(kind, *around, task.run)
+    elif options.world == "virtual":
+        result = virtual_world(*around, task.run)
     else:
-        result = alone(kind, resolved, options.hazards, options.adversary, task.run)
+        result = process_world(
+            *around, task.run, replace(task, watch=nobody, instrument=None, guard=None).run
+        )
     return Outcome(result, tuple(breaches(scenario.expect, result)), tuple(untested(scenario.expect, result)))
 
 
@@ -108,6 +116,8 @@ class _Task:
             found = measured(bench, machine, self.watch if leads else nobody, save_tokens=options.save_tokens)
         if options.adversary is not None:
             found = untimed(found, "an adversary decided when work was done: times mean nothing")
+        if options.world == "distributed" and seat.link is not None:
+            found = untimed(found, "the ranks' clocks are their own: no link was emulated")
         valve.finish(machine.names)
         run = _run(options, self.started, time.perf_counter() - self.begin, found.done, machine)
         return _result(self.resolved.scenario, self.relay, machine, found, run)

@@ -18,9 +18,10 @@ from .result import HardwarePart, Labels
 from .timeline import Sink
 from .vgpu import VirtualGpu, open_vgpu
 from .vgpu.host_time import measured, without_own_time
-from .vgpu.tensor import DeviceTensor
+from .vgpu.tensor import CURRENT, DeviceTensor
 from .world.baton import Member
 from .world.device import SharedSimulation
+from .world.ports import CopyingPorts, Ports, VirtualPorts
 from .world.virtual import WorldClock
 
 Kind = Literal["auto", "cuda", "vgpu"]
@@ -88,6 +89,19 @@ def open_rank(
         member.attach(gpu.runtime.simulation, lambda: gpu.runtime.now)
         machine = _machine(gpu, resolved, ByItself(), hazards=hazards)
         yield replace(machine, clock=WorldClock(gpu, member)), gpu
+
+
+@contextmanager
+def open_port(
+    resolved: Resolved, sink: Sink, *, hazards: bool, adversary: int | None
+) -> Iterator[tuple[Machine, Ports]]:
+    """A machine of one process among several, and how its tensors get on and off the device."""
+    if torch.cuda.is_available():
+        with open_cuda(resolved, sink) as machine:
+            yield machine, CopyingPorts(machine.device)
+        return
+    with _virtual(resolved, sink, hazards=hazards, adversary=adversary) as machine:
+        yield machine, VirtualPorts(CURRENT.get())
 
 
 @contextmanager

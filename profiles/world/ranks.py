@@ -38,7 +38,7 @@ def virtual_world(resolved: Resolved, hazards: bool, adversary: int | None, body
     capacity.check(resolved)
     count = resolved.scenario.engine.ranks
     inboxes = [Inbox() for _ in range(count)]
-    stages = _stages(resolved)
+    stages = stages_of(resolved)
 
     def rank(member: Member) -> Result:
         valve = Valve()
@@ -51,7 +51,7 @@ def virtual_world(resolved: Resolved, hazards: bool, adversary: int | None, body
         return together(run_ranks(count, rank))
 
 
-def _stages(resolved: Resolved) -> Sequence[Stage]:
+def stages_of(resolved: Resolved) -> Sequence[Stage]:
     wanted = resolved.scenario.engine.pipeline
     layers = split_layers(resolved.model.num_layers, wanted.stages)
     return [Stage(index, wanted.stages, share, wanted.async_depth) for index, share in enumerate(layers)]
@@ -81,15 +81,14 @@ def together(results: Sequence[Result]) -> Result:
 
 def _bubble(results: Sequence[Result]) -> Metric | Abstained:
     """1 - sum of busy times over stages times window, in percent."""
-    busy = [result.metrics["gpu_busy"] for result in results]
-    shares = [metric.values[0] for metric in busy if isinstance(metric, Metric)]
-    if len(shares) < len(busy):
-        return Abstained(abstained="a stage ran nothing")
-    return plain("bubble_pct", 100 * (1 - sum(shares) / len(shares)), exact=first_exact(busy))
-
-
-def first_exact(metrics: Sequence[Metric | Abstained]) -> bool:
-    return all(metric.exact for metric in metrics if isinstance(metric, Metric))
+    shares, exact = [], True
+    for result in results:
+        busy = result.metrics["gpu_busy"]
+        if isinstance(busy, Abstained):
+            return busy
+        shares.append(busy.values[0])
+        exact &= busy.exact
+    return plain("bubble_pct", 100 * (1 - sum(shares) / len(shares)), exact=exact)
 
 
 def _agreed(results: Sequence[Result]) -> Outputs | Abstained:
