@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from . import hazards
+from . import hazards, ranks
 from .frames import KINDS, Document, framed, ordered
 from .numbers import MISSING, cut_right, number, percent, whole
 from .source_lines import copies, host_waits
@@ -33,6 +33,7 @@ _PLAIN = (
     "steady_request_throughput",
     "forward_occupancy",
     "gpu_busy",
+    "bubble_pct",
     "cache_hit_ratio",
     "hisparse_hit_ratio",
     "hisparse_swap_in_bytes_per_step",
@@ -57,8 +58,9 @@ def render(result: Document, console: Console, *, breaches: Sequence[Breach] = (
 
 def every(result: Document, *, width: int) -> tuple[Table, ...]:
     """The tables of a run, for a page of ``width`` columns. A run whose times mean nothing has none of times."""
+    by_rank = (ranks.table(result),) if result.get("ranks") else ()
     if _void(result):
-        return workload(result), counts(result)
+        return workload(result), counts(result), *by_rank
     return (
         summary(result),
         workload(result),
@@ -67,6 +69,7 @@ def every(result: Document, *, width: int) -> tuple[Table, ...]:
         copies(result, width=width),
         host_waits(result, width=width),
         gpu_waits(result),
+        *by_rank,
         *((hazards.table(result["hazards"]),) if result["hazards"].get("findings") else ()),
     )
 

@@ -12,6 +12,7 @@ from ..sched.observe import Clock, Observer
 from .definitions import definition
 from .metrics import latency
 from .metrics.acceptance import AcceptanceLog
+from .metrics.bubble import BubbleSink
 from .metrics.counts import CountsSink
 from .metrics.distribution import Distribution, needed
 from .metrics.lookups import LookupCount
@@ -59,6 +60,7 @@ class Answers:
         self.acceptance = AcceptanceLog()
         self.waiting = WaitingSink()
         self.counts = CountsSink(self.waiting.take_exposed)
+        self.bubble = BubbleSink()
 
     @property
     def listeners(self) -> tuple[Observer, ...]:
@@ -67,6 +69,7 @@ class Answers:
     def feed(self, window: Window) -> None:
         self.waiting.feed(window)
         self.counts.feed(window)
+        self.bubble.feed(window)
 
     def finish(self, names: Names, *, exact: bool, drafts: int = 0, save_tokens: bool = False) -> Parts:
         """After the last window. ``exact``: the numbers repeat byte for byte; ``drafts``: how many tokens deep the run

@@ -38,7 +38,7 @@ from .result import (
 from .runner import Bench, Instrument, Pass, Valve, Watch, nobody
 from .seat import Seat
 from .world.processes import process_world
-from .world.ranks import alone, virtual_world
+from .world.ranks import RankRun, alone, virtual_world
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class _Task:
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     begin: float = field(default_factory=time.perf_counter)
 
-    def run(self, machine: Machine, valve: Valve, seat: Seat) -> Result:
+    def run(self, machine: Machine, valve: Valve, seat: Seat) -> RankRun:
         """One rank's run. Only the first one is watched by the caller's listeners."""
         options, leads = self.options, seat.rank == 0
         if leads:
@@ -120,7 +120,8 @@ class _Task:
             found = untimed(found, "the ranks' clocks are their own: no link was emulated")
         valve.finish(machine.names)
         run = _run(options, self.started, time.perf_counter() - self.begin, found.done, machine)
-        return _result(self.resolved.scenario, self.relay, machine, found, run)
+        result = _result(self.resolved.scenario, self.relay, machine, found, run)
+        return RankRun(result, found.done.answers.bubble.found())
 
 
 def _switches(relay: RelayChoice, scenario: Scenario) -> dict[str, str]:

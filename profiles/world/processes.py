@@ -22,7 +22,7 @@ from ..result import Result
 from ..runner import Valve
 from ..seat import Seat
 from .process_link import ProcessLink
-from .ranks import Body, stages_of, together
+from .ranks import Body, RankRun, stages_of, together
 
 PATIENCE: Final = 120.0  # seconds that a rank waits for another
 RESULT: Final = "result"
@@ -102,20 +102,19 @@ def run_place(
         valve = Valve()
         with open_port(resolved, valve, hazards=hazards, adversary=adversary) as (machine, ports):
             link = ProcessLink(ports, machine.clock, patience=PATIENCE)
-            result = body(machine, valve, Seat(link, stages_of(resolved)[place.rank]))
-            whole = _gathered(link, result)
+            run = body(machine, valve, Seat(link, stages_of(resolved)[place.rank]))
+            whole = _gathered(link, run)
             link.close()
         return whole
     finally:
         dist.destroy_process_group()
 
 
-def _gathered(link: Link, result: Result) -> Result | None:
+def _gathered(link: Link, run: RankRun) -> Result | None:
     if link.rank:
-        link.send(0, RESULT, result.to_json())
+        link.send(0, RESULT, run)
         return None
-    others = [link.receive(rank, RESULT).value for rank in range(1, link.size)]
-    return together([result, *(Result.from_json(text) for text in others)])
+    return together([run, *(link.receive(rank, RESULT).value for rank in range(1, link.size))])
 
 
 @contextmanager

@@ -65,7 +65,8 @@ def run_pipelined(scheduler: Scheduler) -> None:
             if stage.async_depth:
                 _settle(scheduler, coming)
             if batch is not None:
-                here.flight = _launch(scheduler, batch)
+                with engine.observer.range("turn", batch.step, turn):
+                    here.flight = _launch(scheduler, batch)
             if not stage.async_depth:
                 _settle(scheduler, coming)
             if all(slot.idle for slot in slots) and not scheduler.rest() and stage.is_first:
