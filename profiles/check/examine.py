@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from ...scenarios.combinations import overlaps
 from ...sched.relay.states import RelayChoice
@@ -16,7 +17,7 @@ from ..resolve import Resolved
 from ..result import Hazards, Result
 from . import drafts, schedules, tokens
 from .attempt import attempt
-from .contract import check_contract
+from .contract import check_contract, speculating
 from .drafts import DraftReference
 from .invariants import Invariants
 from .verdicts import Check, Evidence, Report, judged, skipped
@@ -54,11 +55,12 @@ class Examiner:
         return Report(relay, checks, result, time.perf_counter() - begin)
 
     def _contract(self, relay: RelayChoice) -> Check:
-        if self.resolved.scenario.engine.speculative.algorithm != "none":
-            return skipped("contract", "batches made by hand do not speculate")
-        overlap = overlaps(self.resolved.scenario)
+        overlap, mode = overlaps(self.resolved.scenario), speculation(self.resolved.scenario)
         found = check_contract(
-            lambda: relay.row(overlap=overlap), overlap=overlap, declared=relay.known_defects
+            lambda: relay.row(overlap=overlap, speculation=mode),
+            overlap=overlap,
+            declared=relay.known_defects,
+            drafts=None if mode is None else partial(speculating, relay, mode),
         )
         evidence = [
             Evidence(f"{broken.promise}: {broken.says}", field=broken.field) for broken in found.broken
