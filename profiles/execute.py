@@ -146,6 +146,7 @@ def _result(scenario: Scenario, relay: RelayChoice, machine: Machine, found: Mea
         workload=_workload(found.done.achieved),
         relay=RelayPart(
             state=relay.state.name,
+            loop="overlapped" if overlaps(scenario) else "serial",
             policies=relay.policies(overlap=overlaps(scenario), speculation=speculation(scenario)),
             switches=_switches(relay, scenario),
             faults=tuple(fault.name for fault in relay.faults),
