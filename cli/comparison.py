@@ -12,6 +12,7 @@ from rich.text import Text
 from .frames import Document, framed
 from .numbers import MISSING, cut_left, cut_right, number, percent
 from .render import WIDE, markdown_rows
+from .tables import relay
 
 _LINES = 24
 _COMPARED = ("engine.", "relay.")
@@ -67,7 +68,7 @@ def setting(document: Document) -> str:
 def _program(side: Document) -> str:
     sha, dirty = side["tool"]["git_sha"], side["tool"]["dirty"]
     at = f" at {sha[:10]}{' with changes' if dirty else ''}" if sha else ""
-    return f"{side['label']} (relay {side['relay']['state']}{at})"
+    return f"{side['label']} ({relay(side['relay'])}{at})"
 
 
 def notes(found: Document) -> list[str]:
@@ -144,7 +145,8 @@ def _interval(found: Document) -> str:
 
 def _basis(found: Document) -> str:
     by = {
-        "seeds": "exact, no statistics: medians over workload seeds; a verdict takes the same sign on all of them",
+        "seeds": "exact, no statistics: medians over workload seeds, Δ of the changes seed by seed; "
+        "a verdict takes the same sign on all of them",
         "blocks": "measured in ABBA blocks; Δ is the median of paired differences, Holm over the headline metrics",
         "stored": "measured, not in pairs: drift between the runs counts as effect",
     }

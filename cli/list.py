@@ -56,10 +56,14 @@ def _rung(entry: Entry) -> Iterator[str]:
         yield f"    {question}: {before} -> {after}"
     yield f"  expect: {entry['expect']}"
     for hazard in entry["known_hazards"]:
-        yield f"  hazard: {hazard}"
+        yield f"  hazard: {hazard}{_only_plain(hazard, entry)}"
     for defect in entry["known_defects"]:
         yield f"  defect: {defect}"
     yield f"  switches: {', '.join(f'{name}={value}' for name, value in entry['switches'].items())}"
+
+
+def _only_plain(hazard: str, entry: Entry) -> str:
+    return "" if hazard in entry["known_hazards_v2"] else " (not under speculation)"
 
 
 def _defects(entries: list[Entry]) -> str:
@@ -72,7 +76,8 @@ def _defects(entries: list[Entry]) -> str:
 def _where(entry: Entry) -> str:
     if entry["waits_for"]:
         return f"waits for {entry['waits_for']}"
-    return f"in {', '.join(entry['states'])}; {' and '.join(entry['loops'])} loop{'s' * (len(entry['loops']) > 1)}"
+    loops = f"{' and '.join(entry['loops'])} loop{'s' * (len(entry['loops']) > 1)}"
+    return f"in {', '.join(entry['states'])}; {loops}{''.join(f'; needs {key}' for key in entry['needs'])}"
 
 
 def _cases() -> list[Entry]:
@@ -94,7 +99,8 @@ def _relays() -> list[Entry]:
             "before": state.before,
             "changes": changes(known[state.before], state) if state.before else {},
             "expect": state.expect,
-            "known_hazards": list(choose(state.name, {}).known_hazards),
+            "known_hazards": list(choose(state.name, {}).known_hazards()),
+            "known_hazards_v2": list(choose(state.name, {}).known_hazards(speculation="v2")),
             "known_defects": list(state.known_defects),
             "switches": dict(state.defaults),
         }
@@ -112,6 +118,10 @@ def _faults() -> list[Entry]:
             "reference": fault.reference,
             "states": list(fault.states),
             "loops": list(fault.loops),
+            "needs": [
+                *([f"engine.speculative.mode={fault.speculation}"] if fault.speculation else []),
+                *(["engine.hisparse.enabled=true"] if fault.hisparse else []),
+            ],
             "waits_for": None,
         }
         for fault in faults().values()
@@ -123,6 +133,7 @@ def _faults() -> list[Entry]:
             "reference": fault.reference,
             "states": [],
             "loops": [],
+            "needs": [],
             "waits_for": fault.feature,
         }
         for fault in awaited_faults().values()

@@ -106,7 +106,7 @@ def labels(result: Document) -> str:
     parts = [
         "emulated" if label["emulated"] else "measured",
         result["hardware"]["name"],
-        f"relay {result['relay']['state']}",
+        relay(result["relay"]),
         f"host time {label['host']}",
     ]
     parts += ["drafts accepted by lot"] if label.get("acceptance") == "simulated" else []
@@ -116,17 +116,25 @@ def labels(result: Document) -> str:
     return " · ".join(parts)
 
 
+def relay(part: Document) -> str:
+    """The state, and the loop that it ran in."""
+    loop = part.get("loop")
+    return f"relay {part['state']}{f', {loop}' if loop else ''}"
+
+
 def summary(result: Document) -> Table:
     table = framed("summary")
     table.add_column("metric")
     table.add_column("unit")
     table.add_column("value", justify="right")
-    table.add_column("")
     positions = sorted(name for name in result["metrics"] if name.startswith("position_acceptance."))
-    for name in (*_PLAIN, *positions):
-        metric = result["metrics"].get(name)
-        if metric is not None:
-            table.add_row(*_plain(name, metric))
+    known = [(name, result["metrics"].get(name)) for name in (*_PLAIN, *positions)]
+    rows = [_plain(name, metric) for name, metric in known if metric is not None]
+    remarks = any(remark for *_, remark in rows)
+    if remarks:
+        table.add_column("")
+    for row in rows:
+        table.add_row(*(row if remarks else row[:-1]))
     return table
 
 

@@ -30,6 +30,7 @@ from ..sched.pipeline.decoder import StageDecoder
 from ..sched.relay.desk import Streams
 from ..sched.relay.row import Relay, Row
 from ..sched.relay.states import RelayChoice
+from ..sched.speculate.worker import Worker
 from .compose_sparse import Host, host_side, kv_tier, sparse_attention
 from .draft import draft_worker, kv_pool, speculative_config
 from .hazards import name_pools
@@ -58,6 +59,8 @@ class Guard(Protocol):
     def row(self, row: Row) -> Row: ...
 
     def runner(self, runner: Runner) -> Runner: ...
+
+    def worker(self, worker: Worker) -> Worker: ...
 
     def watching(self, scheduler: Scheduler, machine: Machine) -> AbstractContextManager[Observer]:
         """Around each workload of the run."""
@@ -159,7 +162,7 @@ def compose(
         source=seat.source(source),
         clock=clock,
         observer=observer,
-        worker=worker,
+        worker=worker if guard is None or worker is None else guard.worker(worker),
         link=seat.link,
         stage=seat.stage,
     )

@@ -133,6 +133,14 @@ def _switches(relay: RelayChoice, scenario: Scenario) -> dict[str, str]:
     return {name: value for name, value in relay.switches.items() if name not in absent}
 
 
+# Kinds of steps that read what others have left in the relay.
+_HANDED_ON = {"decode", "verify"}
+
+
+def _known(relay: RelayChoice, scenario: Scenario) -> tuple[str, ...]:
+    return relay.known_hazards(overlap=overlaps(scenario), speculation=speculation(scenario))
+
+
 def _acceptance(scenario: Scenario, done: Pass) -> str | None:
     if speculation(scenario) is None:
         return None
@@ -165,12 +173,15 @@ def _result(scenario: Scenario, relay: RelayChoice, machine: Machine, found: Mea
         workload=_workload(found.done.achieved),
         relay=RelayPart(
             state=relay.state.name,
+            loop="overlapped" if overlaps(scenario) else "serial",
             policies=relay.policies(overlap=overlaps(scenario), speculation=speculation(scenario)),
             switches=_switches(relay, scenario),
             faults=tuple(fault.name for fault in relay.faults),
         ),
         hardware=machine.hardware,
-        hazards=hazards(machine, relay.known_hazards, decoded="decode" in found.parts.per_step),
+        hazards=hazards(
+            machine, _known(relay, scenario), decoded=bool(_HANDED_ON & found.parts.per_step.keys())
+        ),
         **{
             **found.parts._asdict(),
             "outputs": found.outputs,

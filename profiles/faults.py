@@ -22,6 +22,11 @@ def broken(resolved: Resolved, names: Sequence[str]) -> Resolved:
     """Every relay of the question with these faults. Raises FaultError, and RelayError for a fault that has no place
     in one of them."""
     wanted = [_fault(name) for name in dict.fromkeys(names)]
+    for fault in wanted:
+        if fault.hisparse and not resolved.scenario.engine.hisparse.enabled:
+            raise FaultError(
+                f"fault {fault.name} needs engine.hisparse.enabled=true, with a model that has an indexer"
+            )
     overlap = overlaps(resolved.scenario)
     mode = speculation(resolved.scenario)
     relays = tuple(_with(relay, wanted, overlap=overlap, mode=mode) for relay in resolved.relays)

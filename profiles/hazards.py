@@ -8,7 +8,14 @@ from dataclasses import dataclass
 import torch
 
 from ..sched.loop.engine import Engine
-from ..sched.relay.states import DEAD_PUBLISH, PAGE_TABLE_REWRITE, PENALTY_STATE, SLOT_REUSE, STAGED_LATE
+from ..sched.relay.states import (
+    DEAD_PUBLISH,
+    DRAFT_LENGTHS,
+    PAGE_TABLE_REWRITE,
+    PENALTY_STATE,
+    SLOT_REUSE,
+    STAGED_LATE,
+)
 from .machine import Machine
 from .result import Abstained, Access, Hazards, SitePart
 from .result import Finding as FindingPart
@@ -46,12 +53,14 @@ SIGNS: Mapping[str, tuple[Sign, ...]] = {
     PAGE_TABLE_REWRITE: (Sign("race", "req_to_token", second="match.device_indices["),),
     STAGED_LATE: (Sign("freed", first="output_tokens_buf[rows]"),),
     PENALTY_STATE: (Sign("race", "sched/model/penalties.py"), Sign("freed", "sched/model/penalties.py")),
+    DRAFT_LENGTHS: (Sign("race", first="batch.seq_lens = desk.futures", second="batch.seq_lens["),),
     DEAD_PUBLISH: (Sign("unread", "new_seq_lens_buf"),),
 }
 
 
 def hazards(machine: Machine, declared: Sequence[str], *, decoded: bool) -> Hazards | Abstained:
-    """Of everything that ran on the machine so far. ``decoded``: there were decodes, which read what steps hand on."""
+    """Of everything that ran on the machine so far. ``decoded``: there were decodes or verifies, which read what steps
+    hand on."""
     if machine.hazards is None:
         where = (
             "hazards were not watched for"

@@ -110,7 +110,10 @@ def _seed(expanded: dict[str, JsonValue]) -> int | None:
 
 
 class RelayPart(Part):
+    """``loop`` is the one that ran: where the scenario says ``overlap: auto``, what that chose."""
+
     state: str
+    loop: Literal["overlapped", "serial"] | None = None  # None: written before loops were told
     policies: dict[str, str] = {}
     switches: Mapping[str, JsonValue] = {}
     faults: tuple[str, ...] = ()  # what was broken on purpose
@@ -301,6 +304,8 @@ class Result(Part):
         document: dict[str, Any] = self.model_dump(mode="json")
         if self.labels.acceptance is None:
             del document["labels"]["acceptance"]
+        if self.relay.loop is None:
+            del document["relay"]["loop"]
         for request in document["requests"]:
             if request["token_ids"] is None:
                 del request["token_ids"]

@@ -6,9 +6,11 @@ Reads the device's memory behind its back, in program order: not to be combined 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+
+import torch
 
 from ...sched.batch import ForwardBatch, ModelOutput, ScheduleBatch
 from ...sched.loop.engine import Runner
@@ -18,9 +20,11 @@ from ...sched.memory.invariants import check as check_memory
 from ...sched.observe import Observer, Silence, StepInfo
 from ...sched.relay.desk import Desk
 from ...sched.relay.row import Row, Step
-from ...sched.request import Request
+from ...sched.request import Request, Status
+from ...sched.speculate.worker import Worker
 from ..machine import Machine
 from .batches import Peek, keeps_lengths, mirrors, row_counts, untouched
+from .drafting import DraftWatch, Start
 from .forwards import Forward, Token, violations
 from .violations import Violation, Violations
 
@@ -67,6 +71,28 @@ class Invariants:
         """The same model, which shows what it is given."""
         return _WatchedRunner(runner, self)
 
+    def worker(self, worker: Worker) -> Worker:
+        """The same worker, which shows what it drafts from."""
+        return DraftWatch(self._peek, self._launched, self._drafted, self._found.add).worker(worker)
+
+    def _peek(self, tensor: torch.Tensor) -> torch.Tensor:
+        assert self._listener is not None
+        return self._listener.peek(tensor)
+
+    def _launched(self) -> ScheduleBatch:
+        assert self._launching is not None
+        return self._launching[0]
+
+    def _drafted(self, batch: ScheduleBatch, starts: Sequence[Start]) -> None:
+        assert self._listener is not None
+        self._listener.drafted(batch, starts)
+
+    @property
+    def starts(self) -> Mapping[str, Sequence[Start]]:
+        """What drafts of the last workload started from, verify by verify, of requests that were never retracted."""
+        assert self._listener is not None
+        return self._listener.starts
+
     @contextmanager
     def watching(self, scheduler: Scheduler, machine: Machine) -> Iterator[Observer]:
         """Around one workload."""
@@ -109,6 +135,8 @@ class _Listener(Silence):
         self._unsettled: dict[int, StepInfo] = {}
         self._ended: Counter[str] = Counter()
         self._fed: dict[Request, list[tuple[Token, int, int]]] = {}  # token, its value, step
+        self.starts: dict[str, list[Start]] = {}
+        self._retracted: set[str] = set()
 
     # ---- between steps -------------------------------------------------------------------------------------
 
@@ -154,6 +182,19 @@ class _Listener(Silence):
                 self._fed.setdefault(token.request, []).append((token, value, forward.batch.step))
                 self._compare(token.request)
 
+    def drafted(self, batch: ScheduleBatch, starts: Sequence[Start]) -> None:
+        """The same of what drafts start from."""
+        assert batch.req_pool_indices_cpu is not None
+        rows = batch.req_pool_indices_cpu.tolist()
+        for req, row, start in zip(batch.reqs, rows, starts, strict=True):
+            if req.status is not Status.RUNNING:
+                continue
+            token = Token(req, row, start.length, prompt=False)
+            self._fed.setdefault(req, []).append((token, start.bonus, batch.step))
+            self._compare(req)
+            if req.id not in self._retracted:
+                self.starts.setdefault(req.id, []).append(start)
+
     def tokens(self, request: Request, count: int) -> None:  # noqa: ARG002
         if request.finished:
             text = f"request {request.id} got a token after it had ended"
@@ -162,6 +203,8 @@ class _Listener(Silence):
 
     def retracted(self, request: Request) -> None:
         self._fed.pop(request, None)
+        self._retracted.add(request.id)
+        self.starts.pop(request.id, None)
 
     def _compare(self, request: Request) -> None:
         """Tokens that the host does not know yet wait."""

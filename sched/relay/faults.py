@@ -39,6 +39,7 @@ class Fault:
     change: Callable[[Row], Row]
     speculation: Speculation | None = None  # the worker that it belongs to
     change_drafts: Callable[[DraftRow], DraftRow] = unchanged
+    hisparse: bool = False  # nobody asks what it changes unless KV is on the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,7 @@ _FAULTS = (
         ("pr25944",),
         ("overlapped",),
         lambda row: replace(row, buffer_lengths=lengths.lengths_of_batch),
+        hisparse=True,
     ),
     Fault(
         "resolve-ids-first",
@@ -120,6 +122,7 @@ _FAULTS = (
         ("pr26425", "pr25945-before", "pr25945"),
         ("overlapped", "serial"),
         lambda row: replace(row, bootstrap=broken.without_mirror(row.bootstrap)),
+        hisparse=True,
     ),
     Fault(
         "never-resolve",

@@ -9,6 +9,7 @@ from typing import Any
 from . import draft_rows, ordering, rows
 from .draft_row import DraftRow, Speculation
 from .draft_rows import DRAFT_SWITCHES
+from .drafts import resolve_on_the_forward_stream
 from .faults import Fault
 from .row import Row
 from .switches import OVERLAPPED_ONLY, SWITCHES
@@ -243,6 +244,9 @@ PAGE_TABLE_REWRITE = (
     "page-table rewrite: settling replaces a row's slots by the cache's while a forward reads the row"
 )
 PENALTY_STATE = "penalty state: the schedule counts tokens into what a forward reads its penalties from"
+DRAFT_LENGTHS = (
+    "draft lengths: the schedule filters lengths that a speculative forward gathers on its own stream"
+)
 DEAD_PUBLISH = "dead publish: every step publishes lengths that nobody reads"
 # What a barrier leaves unordered between the schedule's writes and a forward's reads.
 _BARRIER_HAZARDS: Mapping[str, tuple[str, ...]] = {
@@ -322,18 +326,29 @@ class RelayChoice:
         """What upstream's state does wrong with batches that it never met."""
         return self.state.known_defects
 
-    @property
-    def known_hazards(self) -> tuple[str, ...]:
-        """Races of the overlapped loop that upstream had too, and writes for nothing."""
-        dead = self.switches["dead_publish"] == "on" and ("dead_publish", "off") not in self.state.refuses
-        races = self.state.known_hazards + _BARRIER_HAZARDS[self.switches["barrier"]]
-        counted = (PENALTY_STATE,) if self._counts_under_the_forward else ()
-        return (*races, *counted, *((DEAD_PUBLISH,) if dead else ()))
+    def known_hazards(
+        self, *, overlap: bool = True, speculation: Speculation | None = None
+    ) -> tuple[str, ...]:
+        """Races of the overlapped loop that upstream had too, and writes for nothing. One stream has none."""
+        if not overlap:
+            return ()
+        sound = replace(self, faults=())
+        row, drafts = sound.row(overlap=True, speculation=speculation), sound.draft_row(speculation)
+        barrier = self.switches["barrier"]
+        mixed = () if drafts is not None else self.state.known_hazards  # speculation does not mix
+        ahead = drafts is not None and drafts.resolve is resolve_on_the_forward_stream and barrier == "off"
+        read = drafts is not None or ("dead_publish", "off") in self.state.refuses
+        return (
+            *mixed,
+            *_BARRIER_HAZARDS[barrier],
+            *((PENALTY_STATE,) if self._counts_under_the_forward(row) else ()),
+            *((DRAFT_LENGTHS,) if ahead else ()),
+            *((DEAD_PUBLISH,) if self.switches["dead_publish"] == "on" and not read else ()),
+        )
 
-    @property
-    def _counts_under_the_forward(self) -> bool:
+    def _counts_under_the_forward(self, row: Row) -> bool:
         """Whether the forward itself accumulates penalties (#25945) that the schedule goes on counting, unordered."""
-        late = self.row(overlap=True).isolate is ordering.resolve_then_isolate
+        late = row.isolate is ordering.resolve_then_isolate
         return late and self.switches["penalties"] == "upstream" and self.switches["barrier"] == "off"
 
     def policies(self, *, overlap: bool, speculation: Speculation | None = None) -> dict[str, str]:
