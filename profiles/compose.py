@@ -56,6 +56,9 @@ class _Grammars:
 class Guard(Protocol):
     """Looks at a run from inside, and changes nothing that the scheduler could notice."""
 
+    def of_rank(self, rank: int) -> Guard:
+        """Who looks at that rank, where there are several."""
+
     def row(self, row: Row) -> Row: ...
 
     def runner(self, runner: Runner) -> Runner: ...
@@ -193,7 +196,7 @@ def _relay(
     guard: Guard | None,
 ) -> Relay:
     mode = None if config.speculative is None else config.speculative.mode
-    row = choice.row(overlap=config.overlap, speculation=mode)
+    row = choice.row(overlap=config.overlap, speculation=mode, staged=config.stages > 1)
     return Relay.of(
         row if guard is None else guard.row(row),
         config,

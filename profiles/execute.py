@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Literal
 
-from ..scenarios.combinations import overlaps
+from ..scenarios.combinations import overlaps, staged
 from ..scenarios.schema import Scenario
 from ..scenarios.workload import Achieved, Lengths
 from ..sched.relay.draft_rows import DRAFT_SWITCHES
-from ..sched.relay.states import RelayChoice
+from ..sched.relay.states import RelayChoice, loop_of
 from ..sched.relay.switches import OVERLAPPED_ONLY
 from .budget import Breach, breaches, untested
 from .compose import Guard
@@ -110,7 +110,8 @@ class _Task:
         options, leads = self.options, seat.rank == 0
         if leads:
             valve.instrument = self.instrument
-        bench = Bench(self.resolved, machine, self.relay, valve, guard=self.guard, seat=seat)
+        guard = None if self.guard is None else self.guard.of_rank(seat.rank)
+        bench = Bench(self.resolved, machine, self.relay, valve, guard=guard, seat=seat)
         with broken_on_purpose(self.relay):
             bench.warm_up()
             found = measured(bench, machine, self.watch if leads else nobody, save_tokens=options.save_tokens)
@@ -138,7 +139,9 @@ _HANDED_ON = {"decode", "verify"}
 
 
 def _known(relay: RelayChoice, scenario: Scenario) -> tuple[str, ...]:
-    return relay.known_hazards(overlap=overlaps(scenario), speculation=speculation(scenario))
+    return relay.known_hazards(
+        overlap=overlaps(scenario), speculation=speculation(scenario), staged=staged(scenario)
+    )
 
 
 def _acceptance(scenario: Scenario, done: Pass) -> str | None:
@@ -173,8 +176,10 @@ def _result(scenario: Scenario, relay: RelayChoice, machine: Machine, found: Mea
         workload=_workload(found.done.achieved),
         relay=RelayPart(
             state=relay.state.name,
-            loop="overlapped" if overlaps(scenario) else "serial",
-            policies=relay.policies(overlap=overlaps(scenario), speculation=speculation(scenario)),
+            loop=loop_of(overlap=overlaps(scenario), staged=staged(scenario)),
+            policies=relay.policies(
+                overlap=overlaps(scenario), speculation=speculation(scenario), staged=staged(scenario)
+            ),
             switches=_switches(relay, scenario),
             faults=tuple(fault.name for fault in relay.faults),
         ),

@@ -9,10 +9,13 @@ import torch
 
 from ..sched.loop.engine import Engine
 from ..sched.relay.states import (
+    CHUNK_REWRITE,
     DEAD_PUBLISH,
+    DEAD_STASH,
     DRAFT_LENGTHS,
     PAGE_TABLE_REWRITE,
     PENALTY_STATE,
+    ROUND_TRIP,
     SLOT_REUSE,
     STAGED_LATE,
 )
@@ -54,6 +57,12 @@ SIGNS: Mapping[str, tuple[Sign, ...]] = {
     STAGED_LATE: (Sign("freed", first="output_tokens_buf[rows]"),),
     PENALTY_STATE: (Sign("race", "sched/model/penalties.py"), Sign("freed", "sched/model/penalties.py")),
     DRAFT_LENGTHS: (Sign("race", first="batch.seq_lens = desk.futures", second="batch.seq_lens["),),
+    CHUNK_REWRITE: tuple(
+        Sign("race", "req_to_token", second=statement)
+        for statement in ("write_cache_indices(", "place_extend(", "match.device_indices[")
+    ),
+    ROUND_TRIP: (Sign("freed", "result of receive"), Sign("freed", "result of _to_copy")),
+    DEAD_STASH: (Sign("unread", "output_tokens_buf"),),
     DEAD_PUBLISH: (Sign("unread", "new_seq_lens_buf"),),
 }
 

@@ -113,7 +113,7 @@ class RelayPart(Part):
     """``loop`` is the one that ran: where the scenario says ``overlap: auto``, what that chose."""
 
     state: str
-    loop: Literal["overlapped", "serial"] | None = None  # None: written before loops were told
+    loop: Literal["overlapped", "serial", "pipelined"] | None = None  # None: written before loops were told
     policies: dict[str, str] = {}
     switches: Mapping[str, JsonValue] = {}
     faults: tuple[str, ...] = ()  # what was broken on purpose

@@ -131,6 +131,11 @@ def overlaps(scenario: Scenario) -> bool:
     )
 
 
+def staged(scenario: Scenario) -> bool:
+    """Whether the scenario's model is a pipeline."""
+    return scenario.engine.pipeline.stages > 1
+
+
 def _unavailable(scenario: Scenario) -> Iterator[Finding]:
     """Keys that ask for what is not built, and what that is."""
     if scenario.faults:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from ...scenarios.combinations import overlaps
+from ...scenarios.combinations import overlaps, staged
 from ...sched.relay.states import RelayChoice
 from ..budget import Breach, Offender
 from ..crash import Crash
@@ -55,9 +55,10 @@ class Examiner:
         return Report(relay, checks, result, time.perf_counter() - begin)
 
     def _contract(self, relay: RelayChoice) -> Check:
-        overlap, mode = overlaps(self.resolved.scenario), speculation(self.resolved.scenario)
+        scenario = self.resolved.scenario
+        overlap, mode, pipeline = overlaps(scenario), speculation(scenario), staged(scenario)
         found = check_contract(
-            lambda: relay.row(overlap=overlap, speculation=mode),
+            lambda: relay.row(overlap=overlap, speculation=mode, staged=pipeline),
             overlap=overlap,
             declared=relay.known_defects,
             drafts=None if mode is None else partial(speculating, relay, mode),

@@ -34,14 +34,18 @@ PAGES_PER_STEP = 4096
 class Invariants:
     """A guard of one run (see ``compose.Guard``): collects violations, and changes nothing."""
 
-    def __init__(self) -> None:
-        self._found = Violations()
+    def __init__(self, found: Violations | None = None) -> None:
+        self._found = found or Violations()
         self._lengths = False
         self._listener: _Listener | None = None
         self._launching: tuple[ScheduleBatch, Desk] | None = None
 
+    def of_rank(self, rank: int) -> Invariants:
+        """Another one for every rank but the first; they find together."""
+        return Invariants(self._found) if rank else self
+
     def violations(self) -> Sequence[Violation]:
-        """The first of each kind so far."""
+        """The first of each kind so far, on any rank."""
         return self._found.told()
 
     def row(self, row: Row) -> Row:
@@ -159,8 +163,10 @@ class _Listener(Silence):
         settled = spec is None or spec.mode == "v1"
         lengths = self._lengths and settled
         for name, batch in batches.items():
+            # While other microbatches run, one of them may have a later chunk of this batch's prompt.
+            exact = settled and not (self._scheduler.parked and batch.chunked_req is not None)
             self._found.add(row_counts(batch, _named(name, batch)))
-            self._found.add(mirrors(batch, _named(name, batch), self.peek, lengths=lengths, settled=settled))
+            self._found.add(mirrors(batch, _named(name, batch), self.peek, lengths=lengths, settled=exact))
         if self._scheduler.next_step % self._stride == 0:
             self._found.add(self._memory())
 
@@ -264,11 +270,12 @@ def _misfed(request: Request, known: Sequence[tuple[Token, int, int]]) -> Iterat
 
 def _holders(scheduler: Scheduler) -> list[Request]:
     """Requests that hold a row between steps."""
-    last = scheduler.last_batch
-    prefilled = last.reqs if last is not None and last.forward_mode.is_extend else []
+    last = [] if scheduler.last_batch is None else [scheduler.last_batch]
+    prefilled = [req for batch in last if batch.forward_mode.is_extend for req in batch.reqs]
+    parked = [req for batch in scheduler.parked for req in batch.reqs]
     under_way = [] if scheduler.chunked_req is None else [scheduler.chunked_req]
     absent = scheduler.engine.tier.absent
-    found = dict.fromkeys([*scheduler.running_batch.reqs, *prefilled, *under_way, *absent])
+    found = dict.fromkeys([*scheduler.running_batch.reqs, *prefilled, *parked, *under_way, *absent])
     return [req for req in found if req.req_pool_idx is not None]
 
 

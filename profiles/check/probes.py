@@ -12,6 +12,7 @@ from ..resolve import Resolved, ask
 MIXING = "faults/mixing"
 JOINING = "faults/joining"
 HOSTING = "faults/hosting"
+STAGING = "faults/staging"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ _WHERE: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "rejoin-without-mirror": (HOSTING, ()),
     "emptied-batch-merged": (JOINING, ()),
     "stash-before-sampling": (MIXING, _SPELLED),
+    "stage-without-stash": (STAGING, ()),
+    "stage-tokens-unawaited": (STAGING, ()),
 }
 
 

@@ -42,6 +42,10 @@ class Microbatch:
     flight: Flight | None = None
 
     @property
+    def batches(self) -> Sequence[ScheduleBatch]:
+        return [self.running] if self.last is None else [self.running, self.last]
+
+    @property
     def idle(self) -> bool:
         return self.flight is None and self.last is None and self.running.is_empty
 
@@ -57,9 +61,13 @@ def run_pipelined(scheduler: Scheduler) -> None:
         while True:
             here, coming = slots[turn], slots[(turn + 1) % len(slots)]
             scheduler.running_batch, scheduler.last_batch = here.running, here.last
+            scheduler.parked = [batch for slot in slots if slot is not here for batch in slot.batches]
             scheduler.receive()
             if source.over:
+                scheduler.parked = ()
                 return
+            if scheduler.chunked_req is not None:
+                engine.relay.barrier()
             batch = scheduler.get_next_batch_to_run()
             here.running, here.last = scheduler.running_batch, batch
             if stage.async_depth:
@@ -70,6 +78,7 @@ def run_pipelined(scheduler: Scheduler) -> None:
             if not stage.async_depth:
                 _settle(scheduler, coming)
             if all(slot.idle for slot in slots) and not scheduler.rest() and stage.is_first:
+                scheduler.parked = ()
                 source.close()
                 return
             turn = (turn + 1) % len(slots)

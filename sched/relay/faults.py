@@ -16,7 +16,7 @@ from .draft_row import DraftRow, Speculation
 from .row import Row
 from .switches import SWITCHES
 
-Loop = Literal["overlapped", "serial"]
+Loop = Literal["overlapped", "serial", "pipelined"]
 R = TypeVar("R", Row, DraftRow)
 
 
@@ -268,6 +268,22 @@ _FAULTS = (
         speculation="v2",
         change_drafts=partial(_with, draft_lengths=draft_lengths.draft_lengths_in_the_batch),
     ),
+    Fault(
+        "stage-without-stash",
+        "Pipeline stages keep no token for the decodes of a mixed step.",
+        "5.11, #25945 without its pipeline fix",
+        ("pr25945",),
+        ("pipelined",),
+        partial(_with, stash=placeholders.stash_nothing),
+    ),
+    Fault(
+        "stage-tokens-unawaited",
+        "The host reads a pipeline's tokens without waiting until they have come round.",
+        "5.11, its second part",
+        ("pr25945", "latest"),
+        ("pipelined",),
+        partial(_with, await_tokens=broken.await_nothing),
+    ),
 )
 
 _AWAITED = (
@@ -282,12 +298,6 @@ _AWAITED = (
         "The benchmark of one batch calls the model without resolving its input.",
         "5.10, #25945, fixed by #26904",
         "onebatch",
-    ),
-    AwaitedFault(
-        "stage-without-stash",
-        "Pipeline stages other than the last keep no token for the decodes of a mixed step.",
-        "5.11, #25945 without its pipeline fix",
-        "pipeline",
     ),
     AwaitedFault(
         "publish-ready-overwritten",
