@@ -90,7 +90,7 @@ def _launch(scheduler: Scheduler, batch: ScheduleBatch) -> Flight:
     stage, link, streams = _stage(engine), _link(engine), engine.streams
     with streams.on(streams.forward):
         streams.wait(streams.forward, streams.schedule)
-        link.flush(PROXY)  # of the last turn: this forward may write to the same memory
+        link.flush(OUTPUT if stage.is_last else PROXY)  # this forward may write to the same memory
         proxies = () if stage.is_first else link.receive(stage.preceding, PROXY).tensors
         result, sent = launch_stage(engine, batch, proxies)
         if stage.is_last:
@@ -126,6 +126,7 @@ def _come_round(engine: Engine, batch: ScheduleBatch, result: StepResult) -> Seq
     if stage.is_last:
         engine.streams.copy.wait_event(result.copy_done)
         return _outputs(result)
+    link.flush(OUTPUT)
     outputs = link.receive(stage.preceding, OUTPUT).tensors
     if stage.index < stage.count - 2:
         link.send(stage.following, OUTPUT, batch.step, outputs)
