@@ -24,6 +24,8 @@ EXIT_CODES: Final = MappingProxyType(
         "schedbench.profiles.faults.FaultError": USAGE,
         "schedbench.profiles.hardware.HardwareError": USAGE,
         "schedbench.profiles.result.ResultError": USAGE,
+        "schedbench.profiles.capture.CaptureError": USAGE,
+        "schedbench.profiles.maps.MapError": USAGE,
         "schedbench.profiles.judge.gates.GateError": USAGE,
         "schedbench.profiles.judge.likeness.LikenessError": USAGE,
         "schedbench.profiles.judge.remote.SideError": USAGE,

@@ -79,6 +79,10 @@ class Trace:
         }
         self._add("cuda_sync", "Event Sync", start, end, -1, more)
 
+    def named(self, name: str, start: float, end: float) -> None:
+        """A range of record_function on the main thread."""
+        self._add("user_annotation", name, start, end, self.MAIN, {})
+
     def annotation(self, name: str, start: float, end: float, *, stream: int = 7) -> None:
         self._add("gpu_user_annotation", name, start, end, stream, {"stream": stream})
 

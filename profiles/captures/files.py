@@ -1,0 +1,102 @@
+"""Any file of numbers by its content: a result of ours, an export of Nsight Systems, a trace of torch's profiler."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from .. import maps
+from ..capture import Capture, CaptureError
+from ..maps import Map
+from ..nsys import find
+from ..nsys.capture import open_export
+from ..nsys.export import export
+from ..nsys.tables import MAGIC
+from ..result import Result, ResultError, Run
+from .chrome_trace import open_trace, read_json
+from .measure import result
+from .steps import launching_threads
+
+REPORT: Final = ".nsys-rep"
+OLD_REPORT: Final = ".qdrep"
+SUFFIXES: Final = (".sqlite", REPORT, OLD_REPORT, ".json.gz")
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """``map`` names one, or a file; None takes the shipped map whose ranges the capture has. ``nsys`` is where reports
+    are exported with; None looks for it."""
+
+    map: str | None = None
+    nsys: str | None = None
+
+    def read(self, path: Path) -> Result:
+        """The document of a file. Raises ResultError, CaptureError, MapError; MachineError where nsys is needed and
+        there is none; OSError."""
+        meaning = None if self.map is None else maps.load(self.map)
+        with ExitStack() as stack:
+            found = stack.enter_context(self.opened(path))
+            if isinstance(found, Result):
+                return found
+            run = Run(id="", command="", started="", wall_s=0.0)
+            return result(found, meaning or chosen(found), name=_stem(path), run=run)
+
+    @contextmanager
+    def opened(self, path: Path) -> Iterator[Capture | Result]:
+        """Raises as ``read`` does."""
+        beginning = _beginning(path)
+        with ExitStack() as stack:
+            if beginning.startswith(MAGIC):
+                yield stack.enter_context(open_export(path))
+            elif path.suffix in (REPORT, OLD_REPORT):
+                folder = Path(stack.enter_context(TemporaryDirectory()))
+                exported = folder / "capture.sqlite"
+                export(find.find(self.nsys, os.environ), path, exported)
+                yield stack.enter_context(open_export(exported))
+            else:
+                yield self._json(path, stack)
+
+    def _json(self, path: Path, stack: ExitStack) -> Capture | Result:
+        try:
+            document = read_json(path)
+        except CaptureError as error:
+            raise CaptureError(
+                f"{error}; expected a result.json, an .nsys-rep, its .sqlite, or a trace of torch's profiler"
+            ) from None
+        if isinstance(document, dict) and "schema_version" in document:
+            return Result.from_document(document, name=str(path))
+        return stack.enter_context(open_trace(document, path))
+
+
+def chosen(capture: Capture) -> Map:
+    """Of the shipped maps the one that finds most steps; the first, where none finds any."""
+    known = [maps.load(name) for name in maps.names()]
+    return max(known, key=lambda meaning: len(launching_threads(capture.spans, meaning)) > 0)
+
+
+def captures_in(folder: Path) -> Sequence[Path]:
+    """Of reports that were exported beside themselves, the export."""
+    found = sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIXES))
+    exported = {path.stem for path in found if path.suffix == ".sqlite"}
+    return [path for path in found if path.suffix not in (REPORT, OLD_REPORT) or path.stem not in exported]
+
+
+def _beginning(path: Path) -> bytes:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ResultError(f"{path}: not a regular file")
+        with path.open("rb") as file:
+            return file.read(len(MAGIC))
+    except (OSError, ValueError) as error:
+        raise ResultError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _stem(path: Path) -> str:
+    name = path.name
+    return next((name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)), path.stem)
