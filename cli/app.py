@@ -19,6 +19,7 @@ from .doctor import doctor
 from .errors import DEFECT, INTERRUPTED, exit_code, message
 from .explain import explain
 from .list import show
+from .report import report
 from .run import run
 from .signals import interruptible
 from .sweep import sweep
@@ -52,6 +53,7 @@ def _common(
 app.command("run")(run)
 app.command("compare")(compare)
 app.command("check")(check)
+app.command("report")(report)
 app.command("sweep")(sweep)
 app.command("list")(show)
 app.command("explain")(explain)

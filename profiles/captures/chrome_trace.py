@@ -15,6 +15,7 @@ from ...scenarios.problems import show
 from ..capture import Capture, CaptureError, Span
 from ..cuda.kineto import API, GPU, SYNC, Row, nanoseconds, number_of, rows
 
+TRACE: Final = "traceEvents"
 GZIP: Final = b"\x1f\x8b"
 MAX_BYTES: Final = 2**32  # of JSON
 _PIECE: Final = 2**24
@@ -51,7 +52,7 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
 @contextmanager
 def open_trace(trace: object, path: Path) -> Iterator[Capture]:
     """Raises CaptureError."""
-    document = {"traceEvents": trace} if isinstance(trace, list) else trace
+    document = {TRACE: trace} if isinstance(trace, list) else trace
     if not isinstance(document, dict):
         raise CaptureError(f"{path}: not a Chrome trace but {show(document)}")
     try:
@@ -73,7 +74,7 @@ def named_ranges(trace: Mapping[str, Any]) -> list[Span]:
     events' shape."""
     base = trace.get("baseTimeNanoseconds", 0)
     found = []
-    for event in trace["traceEvents"]:
+    for event in trace[TRACE]:
         if event.get("cat") == _ANNOTATION and event.get("ph") == "X" and isinstance(event.get("name"), str):
             start = base + nanoseconds(event, "ts")
             end = start + max(nanoseconds(event, "dur"), 0)

@@ -19,7 +19,7 @@ from ..nsys.capture import open_export
 from ..nsys.export import export
 from ..nsys.tables import MAGIC
 from ..result import Result, ResultError, Run
-from .chrome_trace import open_trace, read_json
+from .chrome_trace import TRACE, open_trace, read_json
 from .measure import result
 from .steps import launching_threads
 
@@ -66,12 +66,12 @@ class Reader:
         try:
             document = read_json(path)
         except CaptureError as error:
-            raise CaptureError(
+            raise ResultError(
                 f"{error}; expected a result.json, an .nsys-rep, its .sqlite, or a trace of torch's profiler"
             ) from None
-        if isinstance(document, dict) and "schema_version" in document:
-            return Result.from_document(document, name=str(path))
-        return stack.enter_context(open_trace(document, path))
+        if isinstance(document, list) or (isinstance(document, dict) and TRACE in document):
+            return stack.enter_context(open_trace(document, path))
+        return Result.from_document(document, name=str(path))
 
 
 def chosen(capture: Capture) -> Map:

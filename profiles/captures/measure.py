@@ -85,11 +85,7 @@ def result(capture: Capture, meaning: Map, *, name: str, run: Run) -> Result:
     """The document of a capture. Raises CaptureError."""
     found = reading(capture, meaning)
     device = _device(found)
-    expanded: dict[str, Any] = {
-        "name": name,
-        "about": f"capture of {TOOLS[capture.tool]}",
-        "map": meaning.name,
-    }
+    expanded = _question(capture, meaning, found, name=name)
     try:
         return Result(
             tool=tool(),
@@ -181,6 +177,16 @@ def _remarks(steps: Steps, joined: Joined, *, others: int, elsewhere: bool) -> I
     lost = joined.notes["operations_without_call"]
     if lost and lost < joined.notes["operations"]:
         yield f"{lost} operations have no call: they belong to no step"
+
+
+def _question(capture: Capture, meaning: Map, found: Reading, *, name: str) -> dict[str, Any]:
+    """What two captures must have in common to be compared, where a scenario has its questions."""
+    return {
+        "name": name,
+        "about": f"capture of {TOOLS[capture.tool]}",
+        "device": {"recorded": found.unfit is None},
+        "measure": {"map": meaning.name, "map_sha256": meaning.sha256},
+    }
 
 
 def _environment(capture: Capture, meaning: Map, found: Reading) -> dict[str, Any]:

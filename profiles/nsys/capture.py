@@ -95,11 +95,14 @@ def _versions(tables: Tables) -> dict[str, str]:
 
 
 def _graph_mode(tables: Tables) -> str:
-    """``graph`` where replays are one operation each, ``node`` where their kernels are seen, ``none`` without any."""
+    """``graph`` where replays are one operation each, ``node`` where their kernels are seen, ``none`` without any;
+    ``unknown`` where the export does not tell a graph's kernels from others."""
     if any(tables.rows(activity.GRAPHS, ("start",))):
         return "graph"
-    nodes = any(tables.any(table, "graphNodeId") for table in activity.OPERATIONS)
-    return "node" if nodes else "none"
+    if any(tables.any(table, "graphNodeId") for table in activity.OPERATIONS):
+        return "node"
+    launched = any(name.startswith("cudaGraphLaunch") for name in tables.strings().values())
+    return "unknown" if launched else "none"
 
 
 def _missing(tables: Tables) -> Iterator[str]:

@@ -66,9 +66,8 @@ class Drawer(Protocol):
 
     def call(self, name: str, start: float, end: float) -> int: ...
 
-    def kernel(
-        self, correlation: int, start: float, end: float, *, stream: int = 7, name: str = "k"
-    ) -> None: ...
+    def replayed(self, correlation: int, start: float, end: float, *, stream: int, node: int) -> None:
+        """A kernel of a graph."""
 
     def copy(self, what: str, at: float, *, size: int, stream: int = 7, blocking: bool = False) -> None: ...
 
@@ -133,7 +132,11 @@ class Export:
     def kernel(
         self, correlation: int, start: float, end: float, *, stream: int = 7, name: str = "k", **more: Any
     ) -> None:
+        """``more``: ``graphNodeId``, of a graph's."""
         self._operation("KERNEL", correlation, start, end, stream, shortName=self.string(name), **more)
+
+    def replayed(self, correlation: int, start: float, end: float, *, stream: int, node: int) -> None:
+        self.kernel(correlation, start, end, stream=stream, name="gemm", graphNodeId=node + 1)
 
     def memcpy(
         self, correlation: int, what: str, start: float, end: float, *, size: int, stream: int = 7
@@ -236,7 +239,7 @@ def sglang_loop(
                 drawer.named(name, at + 45, at + 70)
             correlation = drawer.call("cudaGraphLaunch", at + 50, at + 55)
             for node in range(3):
-                drawer.kernel(correlation, at + 60 + 40 * node, at + 95 + 40 * node, stream=13, name="gemm")
+                drawer.replayed(correlation, at + 60 + 40 * node, at + 95 + 40 * node, stream=13, node=node)
             drawer.copy("DtoH (Device -> Pinned)", at + 72, size=16, stream=13)
         if step:
             drawer.named("scheduler.process_batch_result", at + 85, at + 150)

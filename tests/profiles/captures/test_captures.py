@@ -57,6 +57,13 @@ def test_sglangs_loop_reads_alike_whoever_recorded_it(read, source):
     assert result.labels.profiled and not result.labels.emulated
 
 
+@pytest.mark.parametrize("source", [*VERSIONS, "torch"])
+def test_a_copy_blocks_by_the_sync_in_its_own_call_not_by_a_later_one(read, source):
+    """The result's copy is asynchronous; the next range begins with a synchronisation of its stream."""
+    found = {(row.range, row.direction): row.blocking for row in read(drawn(source)).copies}
+    assert found == {("prepare", "h2d"): True, ("run_batch", "d2h"): False}
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_result_is_settled_by_the_step_that_it_is_of(read, version):
     """The overlapped loop synchronises for step k after the launch of k + 1."""
@@ -157,6 +164,14 @@ def test_without_a_gpu_ranges_are_all_there_is(read):
     assert isinstance(occupancy, Abstained) and "no GPU activity" in occupancy.abstained
     assert isinstance(result.idle, Abstained)
     assert not result.copies and not result.syncs
+
+
+def test_how_graphs_were_traced(read):
+    modes = {version: read(drawn(version)).environment["cuda_graph_trace"] for version in VERSIONS}
+    assert modes == {"old": "unknown", "middle": "node", "new": "node"}
+    own = Export()
+    own_loop(own)
+    assert read(own).environment["cuda_graph_trace"] == "none"
 
 
 def test_graphs_traced_whole_count_once_and_say_so(read):

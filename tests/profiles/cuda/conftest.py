@@ -35,6 +35,9 @@ class Trace:
     def kernel(self, correlation: int, start: float, end: float, *, stream: int = 7, name: str = "k") -> None:
         self._add("kernel", name, start, end, stream, {"stream": stream, "correlation": correlation})
 
+    def replayed(self, correlation: int, start: float, end: float, *, stream: int, node: int) -> None:
+        self.kernel(correlation, start, end, stream=stream, name=f"gemm {node}")
+
     def memcpy(
         self, correlation: int, what: str, start: float, end: float, *, size: int, stream: int = 7
     ) -> None:
