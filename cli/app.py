@@ -23,6 +23,7 @@ from .report import report
 from .run import run
 from .signals import interruptible
 from .sweep import sweep
+from .trace import trace
 
 app = typer.Typer(
     name="schedbench",
@@ -54,6 +55,7 @@ app.command("run")(run)
 app.command("compare")(compare)
 app.command("check")(check)
 app.command("report")(report)
+app.command("trace")(trace)
 app.command("sweep")(sweep)
 app.command("list")(show)
 app.command("explain")(explain)

@@ -18,9 +18,11 @@ from ..nsys import find
 from ..nsys.capture import open_export
 from ..nsys.export import export
 from ..nsys.tables import MAGIC
+from ..perfetto import ENDING
+from ..recording import Recorded
 from ..result import Result, ResultError, Run
 from .chrome_trace import TRACE, open_trace, read_json
-from .measure import result
+from .measure import reading, result
 from .steps import launching_threads
 
 REPORT: Final = ".nsys-rep"
@@ -39,13 +41,26 @@ class Reader:
     def read(self, path: Path) -> Result:
         """The document of a file. Raises ResultError, CaptureError, MapError; MachineError where nsys is needed and
         there is none; OSError."""
-        meaning = None if self.map is None else maps.load(self.map)
-        with ExitStack() as stack:
-            found = stack.enter_context(self.opened(path))
+        meaning = self._map()
+        with self.opened(path) as found:
             if isinstance(found, Result):
                 return found
             run = Run(id="", command="", started="", wall_s=0.0)
-            return result(found, meaning or chosen(found), name=_stem(path), run=run)
+            return result(found, meaning or chosen(found), name=stem(path), run=run)
+
+    def timeline(self, path: Path) -> Recorded:
+        """The records of a capture. Raises as ``read`` does, also for a result: those have none."""
+        meaning = self._map()
+        with self.opened(path) as found:
+            if isinstance(found, Result):
+                raise ResultError(
+                    f"{path}: a result has no timeline in it; `run --output-dir` keeps one beside it"
+                )
+            read = reading(found, meaning or chosen(found))
+            return Recorded([read.window], read.sites, read.streams)
+
+    def _map(self) -> Map | None:
+        return None if self.map is None else maps.load(self.map)
 
     @contextmanager
     def opened(self, path: Path) -> Iterator[Capture | Result]:
@@ -81,8 +96,9 @@ def chosen(capture: Capture) -> Map:
 
 
 def captures_in(folder: Path) -> Sequence[Path]:
-    """Of reports that were exported beside themselves, the export."""
-    found = sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIXES))
+    """Of reports that were exported beside themselves, the export; without pictures of ours."""
+    names = (path.name for path in folder.iterdir())
+    found = [folder / name for name in sorted(names) if name.endswith(SUFFIXES) and not name.endswith(ENDING)]
     exported = {path.stem for path in found if path.suffix == ".sqlite"}
     return [path for path in found if path.suffix not in (REPORT, OLD_REPORT) or path.stem not in exported]
 
@@ -97,6 +113,6 @@ def _beginning(path: Path) -> bytes:
         raise ResultError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _stem(path: Path) -> str:
+def stem(path: Path) -> str:
     name = path.name
     return next((name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)), path.stem)

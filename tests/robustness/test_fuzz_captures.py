@@ -15,6 +15,8 @@ from schedbench.profiles import maps
 from schedbench.profiles.capture import CaptureError
 from schedbench.profiles.captures.files import Reader
 from schedbench.profiles.maps import MapError
+from schedbench.profiles.perfetto import events
+from schedbench.profiles.recording import read_recording
 from schedbench.profiles.result import Result, ResultError
 from tests.profiles.captures.exports import Export, own_loop, sglang_loop
 from tests.profiles.cuda.conftest import Trace
@@ -120,3 +122,32 @@ def test_what_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: 
 def test_maps(content: bytes) -> None:
     with promised(MapError):
         maps.parse(content, "map")
+
+
+@rounds(60)
+@given(data=st.data())
+def test_recordings(tmp_path: Path, data: st.DataObject) -> None:
+    """What is read can be drawn."""
+    windows = [
+        [
+            {
+                "start": 0,
+                "end": 9,
+                "ranges": [["a", 0, 1, 0, 5]],
+                "ops": [],
+                "calls": [],
+                "waits": [[0, 1, 2, 0]],
+            }
+        ]
+    ]
+    head, foot = (
+        {"schema_version": "1.0"},
+        {"sites": [["a.py", "f", 1, "x"]], "streams": {"0": "s"}, "left_out": 0},
+    )
+    found = data.draw(mutated([head, *windows[0], foot]))
+    lines = "\n".join(map(as_json, found)).encode("utf-8", "surrogatepass")
+    path = tmp_path / "timeline.jsonl.gz"
+    path.write_bytes(gzip.compress(data.draw(st.just(lines) | spliced(lines)), mtime=0))
+    with promised(ResultError):
+        recorded = read_recording(path)
+        list(events(recorded.windows, tuple(recorded.sites), recorded.streams))
