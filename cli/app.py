@@ -19,6 +19,7 @@ from .doctor import doctor
 from .errors import DEFECT, INTERRUPTED, exit_code, message
 from .explain import explain
 from .list import show
+from .profile import profile
 from .report import report
 from .run import run
 from .signals import interruptible
@@ -54,6 +55,7 @@ def _common(
 app.command("run")(run)
 app.command("compare")(compare)
 app.command("check")(check)
+app.command("profile")(profile)
 app.command("report")(report)
 app.command("trace")(trace)
 app.command("sweep")(sweep)

@@ -40,13 +40,12 @@ def headline(result: Document, labels: str) -> Text:
 def labels(result: Document) -> list[str]:
     """Instead of relay and host time, which a capture knows nothing of."""
     environment = result["environment"]
-    versions = [
-        value for name, value in environment["capture"]["versions"].items() if "SCHEMA" in name.upper()
-    ]
-    return [
-        environment["source_of_counts"] + (f" (schema {versions[0]})" if versions else ""),
-        f"CUDA graphs: {_GRAPHS.get(environment['cuda_graph_trace'], MISSING)}",
-    ]
+    versions = environment["capture"]["versions"]
+    words = [environment["source_of_counts"], versions.get("EXPORT_PRODUCT_VERSION", "")]
+    schema = versions.get("EXPORT_SCHEMA_VERSION")
+    words += [f"(schema {schema})"] if schema else []
+    graphs = _GRAPHS.get(environment["cuda_graph_trace"], MISSING)
+    return [" ".join(word for word in words if word), f"CUDA graphs: {graphs}"]
 
 
 def ranges(result: Document) -> Table:

@@ -33,6 +33,7 @@ EXIT_CODES: Final = MappingProxyType(
         "schedbench.profiles.judge.trials.WorkloadError": WORKLOAD_FAILED,
         "schedbench.profiles.crash.BrokenRunError": WORKLOAD_FAILED,
         "schedbench.profiles.sweep.SweepError": USAGE,
+        "schedbench.profiles.nsys.record.RecordingError": WORKLOAD_FAILED,
         "schedbench.profiles.machine.MachineError": UNABLE,
         "builtins.MemoryError": UNABLE,
         "schedbench.sched.memory.allocation.OutOfKVMemoryError": WORKLOAD_FAILED,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from .errors import UsageError
+
 if TYPE_CHECKING:
     from ..profiles.result import Result
 
@@ -35,6 +37,13 @@ def report(
     files: Files,
     meaning: Meaning = None,
     nsys: Tool = None,
+    scrubbed: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.sqlite",
+            help="Write what is read of one nsys capture, and nothing else: no environment variables.",
+        ),
+    ] = None,
     form: Annotated[Format, typer.Option("--format", help="What to print on stdout.")] = "table",
 ) -> None:
     """Print stored results, and captures made elsewhere, as run prints its own.
@@ -45,6 +54,11 @@ def report(
     from ..profiles.captures.files import Reader
 
     reader = Reader(meaning, nsys)
+    if scrubbed is not None:
+        if len(files) != 1:
+            raise UsageError("--scrubbed takes one capture")
+        reader.scrubbed(files[0], scrubbed)
+        files = [scrubbed]
     _show([reader.read(path) for path in files], form)
 
 

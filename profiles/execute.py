@@ -6,6 +6,7 @@ import time
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 from ..scenarios.combinations import overlaps
 from ..scenarios.schema import Scenario
@@ -53,13 +54,16 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``hazards``: whether to watch for them; it costs time. ``adversary``: number of one that does all work late."""
+    """``hazards``: whether to watch for them; it costs time. ``adversary``: number of one that does all work late.
+    ``traced``: whether a real device's second, counting pass is run; ``keep_trace``: where its trace is kept."""
 
     device: Kind = "auto"
     save_tokens: bool = False
     command: str = ""
     hazards: bool = False
     adversary: int | None = None
+    traced: bool = True
+    keep_trace: Path | None = None
 
 
 def execute(
@@ -82,11 +86,12 @@ def execute(
         valve,
         hazards=options.hazards,
         adversary=options.adversary,
+        keep_trace=options.keep_trace,
     ) as machine:
         bench = Bench(resolved, machine, relay, valve, guard=guard)
         with broken_on_purpose(relay):
             bench.warm_up()
-            found = measured(bench, machine, watch, save_tokens=options.save_tokens)
+            found = measured(bench, machine, watch, save_tokens=options.save_tokens, traced=options.traced)
         if options.adversary is not None:
             found = untimed(found, "an adversary decided when work was done: times mean nothing")
         valve.finish(machine.names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -54,14 +55,15 @@ def open_machine(
     *,
     hazards: bool = False,
     adversary: int | None = None,
+    keep_trace: Path | None = None,
 ) -> AbstractContextManager[Machine]:
-    """On the virtual GPU ``hazards`` are watched for, or the ``adversary`` of that number is at work. Raises
-    MachineError."""
+    """On the virtual GPU ``hazards`` are watched for, or the ``adversary`` of that number is at work; of CUDA the trace
+    of the counting pass may be kept. Raises MachineError."""
     if kind == "vgpu":
         return _virtual(resolved, sink, hazards=hazards, adversary=adversary)
     if adversary is not None:
         raise MachineError("an adversary decides when work is done; a real device does so itself")
-    return open_cuda(resolved, sink)
+    return open_cuda(resolved, sink, keep_trace)
 
 
 @contextmanager

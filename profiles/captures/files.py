@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
 from .. import maps
@@ -16,7 +15,8 @@ from ..capture import Capture, CaptureError
 from ..maps import Map
 from ..nsys import find
 from ..nsys.capture import open_export
-from ..nsys.export import export
+from ..nsys.export import exported
+from ..nsys.scrub import scrub
 from ..nsys.tables import MAGIC
 from ..perfetto import ENDING
 from ..recording import Recorded
@@ -59,6 +59,16 @@ class Reader:
             read = reading(found, meaning or chosen(found))
             return Recorded([read.window], read.sites, read.streams)
 
+    def scrubbed(self, path: Path, output: Path) -> None:
+        """Write what is read of a capture of Nsight Systems, and nothing else of it. Raises as ``read`` does."""
+        if path.suffix in (REPORT, OLD_REPORT):
+            with exported(find.find(self.nsys, os.environ), path) as found:
+                scrub(found, output)
+        elif _beginning(path).startswith(MAGIC):
+            scrub(path, output)
+        else:
+            raise CaptureError(f"{path}: only captures of Nsight Systems are scrubbed")
+
     def _map(self) -> Map | None:
         return None if self.map is None else maps.load(self.map)
 
@@ -70,10 +80,8 @@ class Reader:
             if beginning.startswith(MAGIC):
                 yield stack.enter_context(open_export(path))
             elif path.suffix in (REPORT, OLD_REPORT):
-                folder = Path(stack.enter_context(TemporaryDirectory()))
-                exported = folder / "capture.sqlite"
-                export(find.find(self.nsys, os.environ), path, exported)
-                yield stack.enter_context(open_export(exported))
+                found = stack.enter_context(exported(find.find(self.nsys, os.environ), path))
+                yield stack.enter_context(open_export(found))
             else:
                 yield self._json(path, stack)
 
@@ -99,8 +107,8 @@ def captures_in(folder: Path) -> Sequence[Path]:
     """Of reports that were exported beside themselves, the export; without pictures of ours."""
     names = (path.name for path in folder.iterdir())
     found = [folder / name for name in sorted(names) if name.endswith(SUFFIXES) and not name.endswith(ENDING)]
-    exported = {path.stem for path in found if path.suffix == ".sqlite"}
-    return [path for path in found if path.suffix not in (REPORT, OLD_REPORT) or path.stem not in exported]
+    done = {path.stem for path in found if path.suffix == ".sqlite"}
+    return [path for path in found if path.suffix not in (REPORT, OLD_REPORT) or path.stem not in done]
 
 
 def _beginning(path: Path) -> bytes:

@@ -22,7 +22,7 @@ from .ranges import EVENTS, spans, stream_names
 from .tables import Tables, number, opened
 
 PROCESS: Final = ~0xFFFFFF
-_METADATA: Final = ("META_DATA_EXPORT", "META_DATA_CAPTURE")
+METADATA: Final = ("META_DATA_EXPORT", "META_DATA_CAPTURE")
 _VERSIONS: Final = re.compile(
     r"(EXPORT_|EXPORT:)?(SCHEMA|PRODUCT|NSYS|TOOL|EXPORTER)[A-Z_:]*VERSION", re.IGNORECASE
 )
@@ -82,16 +82,14 @@ def _facts(tables: Tables, strings: Mapping[int, str]) -> dict[str, Any]:
 
 
 def _versions(tables: Tables) -> dict[str, str]:
-    """Rows whose name is a version's and whose value looks like one."""
-    return {
-        name: value
-        for table in _METADATA
-        for name, value in tables.rows(table, ("name", "value"))
-        if isinstance(name, str)
-        and _VERSIONS.fullmatch(name)
-        and isinstance(value, str)
-        and _VERSION.fullmatch(value)
-    }
+    rows = (row for table in METADATA for row in tables.rows(table, ("name", "value")))
+    return {name: value for name, value in rows if is_version(name, value)}
+
+
+def is_version(name: object, value: object) -> bool:
+    """Whether the name is a version's and the value looks like one."""
+    named = isinstance(name, str) and _VERSIONS.fullmatch(name)
+    return bool(named and isinstance(value, str) and _VERSION.fullmatch(value))
 
 
 def _graph_mode(tables: Tables) -> str:

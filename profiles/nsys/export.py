@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from ..capture import CaptureError
@@ -11,6 +14,15 @@ from .find import Nsys
 
 _SECONDS: Final = 1800
 _LONGEST: Final = 600  # letters of the tool's own words
+
+
+@contextmanager
+def exported(nsys: Nsys, report: Path) -> Iterator[Path]:
+    """An export of ``report`` that is gone after the block: it holds what nobody should see. Raises CaptureError."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "export.sqlite"
+        export(nsys, report, path)
+        yield path
 
 
 def export(nsys: Nsys, report: Path, output: Path) -> None:

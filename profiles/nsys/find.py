@@ -32,11 +32,6 @@ class Nsys(NamedTuple):
     path: Path
     version: str
 
-    @property
-    def number(self) -> tuple[int, ...]:
-        """Year and release, for what depends on them."""
-        return tuple(int(part) for part in re.findall(r"\d+", self.version)[:2])
-
 
 def find(told: str | None, surroundings: Mapping[str, str], *, root: Path = Path("/")) -> Nsys:
     """The one that was named, else the first that works: of the environment variable, the PATH, the usual folders.
@@ -74,5 +69,7 @@ def _tried(path: Path) -> Nsys | None:
         )
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
-    match = _VERSION.search(done.stdout or done.stderr)
-    return Nsys(path, match[0]) if done.returncode == 0 and match else None
+    words = done.stdout or done.stderr
+    match = _VERSION.search(words)
+    itself = done.returncode == 0 and "nsight systems" in words.lower()
+    return Nsys(path, match[0]) if itself and match else None

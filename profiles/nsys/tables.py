@@ -44,10 +44,10 @@ class Tables:
         known = self._columns.get(table)
         if not known:
             return iter(())
-        wanted = ", ".join(_quoted(column) if column in known else "NULL" for column in columns)
+        wanted = ", ".join(quoted(column) if column in known else "NULL" for column in columns)
         kept = {column: value for column, value in (where or {}).items() if column in known}
-        condition = " AND ".join(f"{_quoted(column)} = ?" for column in kept)
-        query = f"SELECT {wanted} FROM {_quoted(table)}" + (f" WHERE {condition}" if kept else "")
+        condition = " AND ".join(f"{quoted(column)} = ?" for column in kept)
+        query = f"SELECT {wanted} FROM {quoted(table)}" + (f" WHERE {condition}" if kept else "")
         return self._connection.execute(query, tuple(kept.values()))
 
     def any(self, table: str, column: str) -> bool:
@@ -70,13 +70,20 @@ class Tables:
         }
 
     def _columns_of(self, table: str) -> frozenset[str]:
-        found = self._connection.execute(f"PRAGMA table_info({_quoted(table)})").fetchall()
+        found = self._connection.execute(f"PRAGMA table_info({quoted(table)})").fetchall()
         return frozenset(str(column[1]) for column in found)
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[Tables]:
     """Read only. Raises CaptureError for what sqlite cannot read, also while it is being read; OSError."""
+    with readable(path) as connection:
+        yield Tables(connection)
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[sqlite3.Connection]:
+    """As ``opened``, without looking at the tables."""
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise CaptureError(f"{path}: not an sqlite file")
@@ -85,7 +92,7 @@ def opened(path: Path) -> Iterator[Tables]:
         with closing(sqlite3.connect(uri, uri=True)) as connection:
             connection.text_factory = _text
             connection.execute("PRAGMA trusted_schema = OFF")
-            yield Tables(connection)
+            yield connection
     except sqlite3.Error as error:
         raise CaptureError(f"{path}: sqlite cannot read it: {error}") from None
 
@@ -102,7 +109,7 @@ def number(value: object) -> int:
     return value if isinstance(value, int) else -1
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
