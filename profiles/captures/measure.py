@@ -21,6 +21,7 @@ from ..environment import tool
 from ..maps import Map
 from ..metrics.counts import CountsSink
 from ..metrics.distribution import Distribution
+from ..metrics.steps import PARTS
 from ..metrics.waiting import SLEEP, WaitingSink
 from ..result import (
     Abstained,
@@ -213,7 +214,8 @@ def _environment(capture: Capture, meaning: Map, found: Reading) -> dict[str, An
 
 def _host_metrics(found: Reading) -> Metrics:
     """Periods from launch to launch, and the host's time by range."""
-    starts = sorted(found.steps.launches.values())
+    parts = {info.step for info in found.window.launched if info.kind in PARTS}
+    starts = sorted(at for step, at in found.steps.launches.items() if step not in parts)
     asleep = sorted(span.start for span in found.window.ranges if span.name == SLEEP)
     periods = Distribution(
         b - a for a, b in pairwise(starts) if bisect_left(asleep, a) == bisect_left(asleep, b)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
 
+from schedbench.profiles.captures.files import Reader
 from schedbench.profiles.result import Abstained, Metric, Result
 from tests.profiles.captures.exports import VERSIONS, Export, Version, own_loop, sglang_loop
 from tests.profiles.cuda.conftest import Trace
@@ -212,3 +215,34 @@ def test_ranges_that_overlap_without_nesting(read):
         export.copy("HtoD (Pinned -> Device)", at, size=8)
     found = read(export, "sglang")
     assert {row.range: row.count for row in found.copies} == {"run_batch": 2, "settle": 2}
+
+
+def test_a_draft_is_no_period_of_the_loop(read):
+    """It is launched with the verify that it is for."""
+    export = Export()
+    export.domain(5, "schedbench")
+    for step in range(0, 8, 2):
+        at = step * 100.0
+        for number, kind, offset in ((step, "draft", 0), (step + 1, "verify", 30)):
+            export.named("model", at + offset, at + offset + 20, payload=number, domain=5)
+            export.mark(f"{kind} bs=2", at + offset + 21, payload=number, domain=5)
+    result = read(export)
+    assert {kind: found.steps for kind, found in result.per_step.items()} == {"draft": 4, "verify": 4}
+    assert value(result, "step_ms") == pytest.approx(0.2)
+
+
+def test_a_trace_that_torch_has_just_written(tmp_path):
+    """Of a program with SGLang's ranges, on this machine's processor."""
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        for step in range(4):
+            with record_function("scheduler.get_next_batch_to_run"):
+                torch.ones(8).sum()
+            with record_function("scheduler.run_batch"), record_function(f"step[decode bs={step + 1}]"):
+                torch.ones(8) @ torch.ones(8)
+            with record_function("scheduler.process_batch_result"):
+                torch.ones(8).tolist()
+    recorded.export_chrome_trace(str(tmp_path / "trace.json.gz"))
+    result = Reader().read(tmp_path / "trace.json.gz")
+    assert result.per_step["decode"].steps == 4
+    assert value(result, "range_ms.run_batch") > value(result, "range_ms.model") > 0
+    assert any("no GPU activity" in note for note in notes(result))
