@@ -63,11 +63,12 @@ def report(
 
 
 def _show(found: list[Result], form: Format) -> None:
+    from ..profiles.budget import breaches, stored
     from ..profiles.execute import Outcome
     from .console import results
     from .render import csv_of, show, text
 
-    outcomes = [Outcome(result, (), ()) for result in found]
+    outcomes = [Outcome(result, tuple(breaches(stored(result), result)), ()) for result in found]
     if form == "csv":
         sys.stdout.write(csv_of([result.document() for result in found]))
     elif form == "json" and len(found) > 1:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 
 from ..execute import Options, execute
-from ..faults import broken
 from ..resolve import ask
 
 
@@ -19,13 +18,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("scenario")
     parser.add_argument("--device", choices=("cuda", "vgpu"), required=True)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--fault", action="append", default=[], metavar="NAME")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str]) -> int:
     given = parse(arguments)
-    resolved = broken(ask(given.scenario, given.set), given.fault)
+    resolved = ask(given.scenario, given.set)
     execute(resolved, resolved.relays[0], Options(device=given.device, traced=False))
     return 0
 

@@ -5,6 +5,7 @@ Only the measured workload is captured, from a range of ours to its end, and the
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from .find import Nsys
 
 Graphs = Literal["graph", "node"]
 NAME: Final = "capture"
+_SECONDS: Final = 60  # that the tool may take to end
 # A report holds the whole environment of its program: it gets what it needs, and nobody's keys.
 _PASSED: Final = frozenset(
     {
@@ -53,11 +55,11 @@ class Order:
     graphs: Graphs = "node"
 
 
-def command(nsys: Nsys, order: Order, report: Path) -> list[str]:
-    """``report`` without its ending."""
+def command(nsys: Nsys, order: Order, report: Path, session: str) -> list[str]:
+    """``report`` without its ending. ``session`` is what the tool calls the recording."""
     gpu = order.device == "cuda"
     return [
-        *(str(nsys.path), "profile"),
+        *(str(nsys.path), "profile", f"--session-new={session}"),
         f"--trace={'cuda,nvtx,osrt' if gpu else 'nvtx'}",
         *("--sample=none", "--cpuctxsw=none"),
         *([f"--cuda-graph-trace={order.graphs}"] if gpu else []),
@@ -76,19 +78,23 @@ def record(nsys: Nsys, order: Order, folder: Path, surroundings: Mapping[str, st
     report = folder / NAME
     expected = report.with_name(f"{NAME}.nsys-rep")
     expected.unlink(missing_ok=True)
-    done = subprocess.run(
-        command(nsys, order, report),
-        env=environment(surroundings),
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
+    session = f"schedbench-{os.getpid()}"
+    done = _run(nsys, command(nsys, order, report, session), environment(surroundings), session)
     if expected.is_file():
         return expected
     if done.returncode:
         raise RecordingError(f"the run under nsys {nsys.version} failed: {said(done)}")
     raise MachineError(f"nsys {nsys.version} wrote no report, for its range never began: {unheard(nsys)}")
+
+
+def _run(nsys: Nsys, words: list[str], env: dict[str, str], session: str) -> subprocess.CompletedProcess[str]:
+    """The tool's daemon and its program outlive whoever started them: interrupted, they are told to end."""
+    try:
+        return subprocess.run(words, env=env, capture_output=True, text=True, errors="replace", check=False)
+    except BaseException:
+        end = [str(nsys.path), "shutdown", f"--session={session}", "--kill=sigkill"]
+        subprocess.run(end, env=env, capture_output=True, timeout=_SECONDS, check=False)
+        raise
 
 
 def environment(surroundings: Mapping[str, str]) -> dict[str, str]:

@@ -128,3 +128,32 @@ def test_two_captures_compared(capture, tmp_path):
     for text in ("decode schedule sync 1 -> 0", "counts are exact", "one capture each says nothing of noise"):
         assert text in " ".join(done.output.split())
     assert "relay" not in done.output
+
+
+def test_a_stored_budget_is_judged_again(tmp_path):
+    """What was broken when it ran is broken when it is printed."""
+    document = json.loads(SAMPLE.read_text())
+    document["scenario"]["expanded"]["expect"] = {"decode": {"schedule": {"d2h": 0}}}
+    (tmp_path / "r.json").write_text(json.dumps(document))
+    assert "budget broken" in run("report", tmp_path / "r.json").output
+    document["scenario"]["expanded"]["expect"] = {"decode": "fast"}
+    (tmp_path / "r.json").write_text(json.dumps(document))
+    assert "budget broken" not in run("report", tmp_path / "r.json").output
+
+
+def test_gates_on_captures(tmp_path):
+    """Also on steps whose kind no range tells, and on a range."""
+    export = Export()
+    sglang_loop(export, slow=30)
+    slower = export.write(tmp_path / "b.sqlite")
+    export = Export()
+    sglang_loop(export)
+    gates = ["--gate", "step.schedule.sync:1", "--gate", "step_ms:+5%", "--gate", "range.prepare:+5%"]
+    done = run("compare", export.write(tmp_path / "a.sqlite"), slower, *gates, "--format", "json")
+    outcomes = {gate["gate"]: gate["outcome"] for gate in json.loads(done.output)["comparison"]["gates"]}
+    assert outcomes == {
+        "step.schedule.sync:1": "passed",
+        "step_ms:+5%": "failed",
+        "range.prepare:+5%": "passed",
+    }
+    assert done.exit_code == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
+import subprocess
 import sys
 
 import pytest
@@ -31,7 +32,7 @@ def code(monkeypatch, *arguments) -> int:
 
 
 def test_the_command_captures_the_measured_workload_and_lets_the_program_end(tmp_path):
-    words = command(Nsys(tmp_path / "nsys", "2025.1"), ORDER, tmp_path / "capture")
+    words = command(Nsys(tmp_path / "nsys", "2025.1"), ORDER, tmp_path / "capture", "s")
     told, program = words[: words.index(sys.executable)], words[words.index(sys.executable) :]
     assert {
         "--capture-range=nvtx",
@@ -46,7 +47,7 @@ def test_the_command_captures_the_measured_workload_and_lets_the_program_end(tmp
 
 @pytest.mark.parametrize("graphs", ["node", "graph"])
 def test_on_a_gpu_the_mode_of_graphs_is_stated(tmp_path, graphs):
-    words = command(Nsys(tmp_path / "nsys", "2025.1"), Order(["mixed"], "cuda", graphs), tmp_path / "x")
+    words = command(Nsys(tmp_path / "nsys", "2025.1"), Order(["mixed"], "cuda", graphs), tmp_path / "x", "s")
     assert "--trace=cuda,nvtx,osrt" in words and f"--cuda-graph-trace={graphs}" in words
 
 
@@ -163,3 +164,20 @@ def test_report_writes_a_scrubbed_copy(tmp_path):
     assert done.exit_code == 0 and b"hunter2" not in shared.read_bytes()
     again = CliRunner().invoke(app, ["report", str(source), "--scrubbed", str(source)])
     assert isinstance(again.exception, CaptureError) and source.is_file()
+
+
+def test_an_interrupted_recording_is_shut_down(fake, tmp_path, monkeypatch):
+    """The tool's daemon and the program would run on."""
+    nsys = find(str(fake()), {})
+    run = subprocess.run
+
+    def interrupted(words, **more):
+        if "profile" in words:
+            raise KeyboardInterrupt
+        return run(words, **more)
+
+    monkeypatch.setattr(subprocess, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        recorded(nsys, ORDER, tmp_path, os.environ)
+    told = (tmp_path / "told").read_text().splitlines()
+    assert told[-1] == f"shutdown --session=schedbench-{os.getpid()} --kill=sigkill"
