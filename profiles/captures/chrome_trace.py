@@ -64,7 +64,7 @@ def open_trace(trace: object, path: Path) -> Iterator[Capture]:
         tool="torch",
         spans=spans,
         rows=lambda thread: found,  # noqa: ARG005 - a trace has one process
-        facts={"versions": _versions(document), "gpu": _gpu(document), "cuda_graph_trace": "node"},
+        facts={"versions": _versions(document), "gpu": _gpu(document), "cuda_graph_trace": _graphs(found)},
         missing=tuple(_missing(found)),
     )
 
@@ -80,6 +80,11 @@ def named_ranges(trace: Mapping[str, Any]) -> list[Span]:
             end = start + max(nanoseconds(event, "dur"), 0)
             found.append(Span(event["name"], start, end, number_of(event.get("tid"))))
     return sorted(found, key=lambda span: (span.start, -span.end))
+
+
+def _graphs(found: list[Row]) -> str:
+    """Kineto sees the kernels of a graph one by one."""
+    return "node" if any(row.name.startswith("cudaGraphLaunch") for row in found) else "none"
 
 
 def _versions(trace: Mapping[str, Any]) -> dict[str, str]:

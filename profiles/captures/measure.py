@@ -42,9 +42,8 @@ from ..timeline import Site, Window
 from .steps import Steps, launching_threads, read_steps
 from .streams import named, restricted
 
-INLINE: Final = (
-    64 * 1024
-)  # bytes; a smaller pageable source is taken inside the call (measured by nobody here)
+# bytes; a smaller pageable source is taken inside the call, as NVIDIA's own rule for such copies has it
+INLINE: Final = 64 * 1024
 TOOLS: Final = {"nsys": "Nsight Systems", "torch": "torch.profiler"}
 _NO_REQUESTS: Final = "a capture tells nothing of requests"
 
@@ -75,9 +74,10 @@ def reading(capture: Capture, meaning: Map) -> Reading:
     end = max([*(row.end for row in rows), *(span.end for span in spans)], default=epoch)
     source = Source(steps.log, table, callers, epoch, INLINE)
     joined = join(rows, source, start=0, end=end - epoch + 1)
-    streams = named(joined.window, table, meaning)
+    given = {table.by_cupti(number) for number in capture.streams}
+    streams = named(joined.window, table, meaning, given)
     window = restricted(joined.window, streams.forward)
-    notes = [*capture.missing, *_remarks(steps, joined, others=others, elsewhere=elsewhere)]
+    notes = [*capture.missing, *_remarks(steps, joined, meaning, others=others, elsewhere=elsewhere)]
     unfit = None if window.ops else "no GPU activity in the capture"
     return Reading(window, (), streams.names, steps, tuple(notes), unfit)
 
@@ -162,7 +162,7 @@ def _callers(rows: Sequence[Row], thread: int | None, steps: Steps) -> tuple[fro
     return frozenset(caller for caller, _ in calls.most_common(1)), thread is not None
 
 
-def _remarks(steps: Steps, joined: Joined, *, others: int, elsewhere: bool) -> Iterator[str]:
+def _remarks(steps: Steps, joined: Joined, meaning: Map, *, others: int, elsewhere: bool) -> Iterator[str]:
     if joined.abstained is not None and joined.window.ops:
         yield joined.abstained
     if not steps.launches:
@@ -175,6 +175,8 @@ def _remarks(steps: Steps, joined: Joined, *, others: int, elsewhere: bool) -> I
         yield f"{others} more threads launch steps: only the busiest is told"
     if elsewhere:
         yield "calls and ranges number their threads differently: the busiest thread's calls were taken"
+    if joined.window.ops and not meaning.tells_idle:
+        yield "the map does not tell when there is no work: such time counts as host late"
     lost = joined.notes["operations_without_call"]
     if lost and lost < joined.notes["operations"]:
         yield f"{lost} operations have no call: they belong to no step"

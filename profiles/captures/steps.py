@@ -13,6 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, NamedTuple, cast
 
 from ...sched.observe import StepInfo, StepKind
@@ -67,6 +68,7 @@ def read_steps(spans: Sequence[Span], meaning: Map, *, epoch: int) -> Steps:
     infos = reader.infos(launches)
     log = Log()
     log.ranges += [_range(meant, epoch) for meant in ranges]
+    log.ranges += [_idle(start, end, epoch) for start, end in reader.idle_rounds()]
     log.launched += [infos[step] for step in sorted(launches, key=lambda step: launches[step])]
     log.settled += [infos[step] for step in _order(settles) if step in infos]
     for at, context in _contexts(ranges):
@@ -110,6 +112,17 @@ class _Reader:
         ahead = (at + 1 - bisect_left(starts, span.start) for at, span in enumerate(settles))
         told = int(self.meaning.steps.settles == "previous")
         return max([told, *ahead])
+
+    def idle_rounds(self) -> Iterator[tuple[int, int]]:
+        """Rounds of the loop in which nothing was launched and nothing settled."""
+        rule = self.meaning.steps
+        if rule.loop is None:
+            return
+        patterns = [rule.launch, *([rule.settle] if rule.settle else [])]
+        events = sorted(span.start for pattern in patterns for span in self._matching(pattern))
+        for start, end in pairwise(sorted(span.start for span in self._matching(rule.loop))):
+            if start < end and bisect_left(events, start) == bisect_left(events, end):
+                yield start, end
 
     def ranges(self, launches: Mapping[int, int], settles: Mapping[Span, int]) -> Iterator[Meant]:
         rules = [(re.compile(rule.match), rule) for rule in self.meaning.ranges]
@@ -195,8 +208,14 @@ def _order(settles: Mapping[Span, int]) -> list[int]:
 
 
 def _range(meant: Meant, epoch: int) -> Range:
-    span, idle = meant.span, meant.rule.category == "idle"
-    return Range(SLEEP if idle else meant.rule.name, meant.step, 0, span.start - epoch, span.end - epoch)
+    span = meant.span
+    if meant.rule.category == "idle":
+        return _idle(span.start, span.end, epoch)
+    return Range(meant.rule.name, meant.step, 0, span.start - epoch, span.end - epoch)
+
+
+def _idle(start: int, end: int, epoch: int) -> Range:
+    return Range(SLEEP, NO_STEP, 0, start - epoch, end - epoch)
 
 
 def _contexts(ranges: Sequence[Meant]) -> Iterator[tuple[int, Context]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,14 +26,15 @@ class Named:
     forward: int | None
 
 
-def named(window: Window, table: StreamTable, meaning: Map) -> Named:
-    """``table`` has the program's own names, and numbers for the rest."""
+def named(window: Window, table: StreamTable, meaning: Map, given: Collection[int]) -> Named:
+    """``table`` has the program's own names, of the streams that are ``given`` one, and numbers for the rest. A name
+    that the program gave stays, unless the map tells another."""
     told, found = meaning.streams, dict(table.names)
     forward = _found(told.forward, table, _busiest(window, meaning, FORWARD))
     schedule = _found(told.schedule, table, _busiest(window, meaning, SCHEDULE, but=forward))
-    if schedule is not None and schedule != forward:
+    if schedule is not None and schedule != forward and (told.schedule is not None or schedule not in given):
         found[schedule] = SCHEDULE
-    if forward is not None:
+    if forward is not None and (told.forward is not None or forward not in given):
         found[forward] = FORWARD
     return Named(found, forward if told.forward is not None else None)
 

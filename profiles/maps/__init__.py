@@ -59,12 +59,14 @@ class StepRule(Part):
     """One step per range or mark that matches ``launch``. Its number is the range's ``payload``, which its other ranges
     then carry too; or it follows from the ``order`` of launches. Ranges that match ``settle`` settle the ``oldest``
     step that was launched and not settled; ``previous``: the capture begins in the middle of an overlapped loop, so
-    that the first of them settles one that is not in it."""
+    that the first of them settles one that is not in it. ``loop`` begins each round of the loop: a round that launches
+    nothing and settles nothing had no work."""
 
     launch: Pattern
     number: Literal["order", "payload"] = "order"
     settle: Pattern | None = None
     settles: Literal["oldest", "previous"] = "oldest"
+    loop: Pattern | None = None
 
 
 class KindRule(Part):
@@ -93,6 +95,11 @@ class Map(Part):
     ranges: Annotated[tuple[RangeRule, ...], BeforeValidator(_sequence)] = Field(min_length=1, max_length=200)
     kinds: Annotated[tuple[KindRule, ...], BeforeValidator(_sequence)] = Field(default=(), max_length=200)
     streams: StreamRule = StreamRule()
+
+    @property
+    def tells_idle(self) -> bool:
+        """Whether time without work is told from late work."""
+        return self.steps.loop is not None or any(rule.category == "idle" for rule in self.ranges)
 
     @property
     def sha256(self) -> str:

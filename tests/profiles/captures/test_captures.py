@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from schedbench.profiles import maps
 from schedbench.profiles.captures.files import Reader
 from schedbench.profiles.result import Abstained, Metric, Result
 from tests.profiles.captures.exports import VERSIONS, Export, Version, own_loop, sglang_loop
@@ -203,6 +206,32 @@ def test_nothing_of_the_environment_leaves_a_capture(read):
     text = read(drawn("new")).to_json()
     assert "hunter2" not in text and "somebodys-machine" not in text and "API_KEY" not in text
     assert '"EXPORT_SCHEMA_VERSION": "3.7.2"' in text and "Made-up GPU" in text
+
+
+@pytest.mark.parametrize("source", [*VERSIONS, "torch"])
+def test_rounds_without_work_are_nobodys_lateness(read, source):
+    """The loop goes round a hundred times before the next request comes."""
+    drawer = drawn(source)
+    for turn in range(100):
+        drawer.named("scheduler.recv_requests", 1000 + 10 * turn, 1005 + 10 * turn)
+        drawer.named("scheduler.get_next_batch_to_run", 1005 + 10 * turn, 1009 + 10 * turn)
+    drawer.named("scheduler.recv_requests", 2000, 2005)
+    drawer.named("scheduler.get_next_batch_to_run", 2005, 2030)
+    drawer.named("scheduler.run_batch", 2041, 2080)
+    correlation = drawer.call("cudaLaunchKernel", 2050, 2055)
+    drawer.kernel(correlation, 2060, 2150, stream=13)
+    result = read(drawer)
+    assert not isinstance(result.idle, Abstained)
+    assert result.idle.no_work_us == pytest.approx(1000)
+    assert value(result, "step_ms") == pytest.approx(0.2)
+    assert not any("no work" in note for note in notes(result))
+
+
+def test_a_map_that_tells_no_idle_time_is_named(read, tmp_path):
+    text = (Path(maps.__file__).parent / "sglang.yaml").read_text().splitlines()
+    (tmp_path / "m.yaml").write_text("\n".join(line for line in text if "loop:" not in line))
+    result = read(drawn("middle"), str(tmp_path / "m.yaml"))
+    assert any("does not tell when there is no work" in note for note in notes(result))
 
 
 def test_ranges_that_overlap_without_nesting(read):
