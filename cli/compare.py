@@ -91,7 +91,7 @@ def compare(
 
     scenario, a, b = _named(names or [], a, b)
     case = None if a or b or scenario is None else _case(scenario, overrides or [])
-    reader = Reader(meaning, nsys)
+    reader = Reader(meaning, nsys, command_line())
     spec_a, spec_b = _specs(a, b, reader) if case is None else _specs(case.a, case.b, reader)
     headline = HEADLINE if case is None else (case.metric,)
     rules = Rules(min_effect, min_engagement, allow_divergence, tuple(map(parsed, gate or ())), headline)

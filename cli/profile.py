@@ -66,6 +66,7 @@ def _with_torch(question: Resolved, output_dir: Path, device: Literal["auto", "c
     from ..profiles.execute import Options, execute
     from ..profiles.machine import MachineError
     from ..profiles.machines import chosen
+    from ..profiles.recording import FILE, Recording
 
     if chosen("cuda" if device == "auto" else device, question.scenario) != "cuda":
         raise MachineError(
@@ -73,7 +74,8 @@ def _with_torch(question: Resolved, output_dir: Path, device: Literal["auto", "c
         )
     kept = output_dir / "capture.json.gz"
     options = Options(device="cuda", command=command_line(), keep_trace=kept)
-    outcome = execute(question, question.relays[0], options)
+    with Recording(output_dir / FILE) as recording:
+        outcome = execute(question, question.relays[0], options, instrument=recording)
     typer.echo(f"{kept}: the counting pass, for ui.perfetto.dev", err=True)
     return outcome
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from .errors import UsageError
+from .stopwatch import command_line
 
 if TYPE_CHECKING:
     from ..profiles.result import Result
@@ -53,7 +54,7 @@ def report(
     """
     from ..profiles.captures.files import Reader
 
-    reader = Reader(meaning, nsys)
+    reader = Reader(meaning, nsys, command_line())
     if scrubbed is not None:
         if len(files) != 1:
             raise UsageError("--scrubbed takes one capture")

@@ -33,10 +33,11 @@ SUFFIXES: Final = (".sqlite", REPORT, OLD_REPORT, ".json.gz")
 @dataclass(frozen=True, slots=True)
 class Reader:
     """``map`` names one, or a file; None takes the shipped map whose ranges the capture has. ``nsys`` is where reports
-    are exported with; None looks for it."""
+    are exported with; None looks for it. ``command`` is what documents of captures say they were made by."""
 
     map: str | None = None
     nsys: str | None = None
+    command: str = ""
 
     def read(self, path: Path) -> Result:
         """The document of a file. Raises ResultError, CaptureError, MapError; MachineError where nsys is needed and
@@ -45,7 +46,7 @@ class Reader:
         with self.opened(path) as found:
             if isinstance(found, Result):
                 return found
-            run = Run(id="", command="", started="", wall_s=0.0)
+            run = Run(id="", command=self.command, started="", wall_s=0.0)
             return result(found, meaning or chosen(found), name=stem(path), run=run)
 
     def timeline(self, path: Path) -> Recorded:

@@ -15,7 +15,7 @@ def test_named_then_variable_then_path_then_the_usual_folders(fake, tmp_path):
     variable = fake("elsewhere/nsys", version="2022.4.2")
     named = fake("named/nsys", version="2021.5")
     path = {"PATH": f"{on_path.parent}:/usr/bin:/bin"}
-    plain = {"PATH": "/usr/bin:/bin"}
+    plain = {"PATH": str(tmp_path)}
     assert find(str(named), {**path, VARIABLE: str(variable)}, root=tmp_path).path == named
     assert find(None, {**path, VARIABLE: str(variable)}, root=tmp_path).path == variable
     assert find(None, path, root=tmp_path) == (on_path, "2023.4.4.54-1v0")
