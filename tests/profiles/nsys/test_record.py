@@ -181,3 +181,10 @@ def test_an_interrupted_recording_is_shut_down(fake, tmp_path, monkeypatch):
         recorded(nsys, ORDER, tmp_path, os.environ)
     told = (tmp_path / "told").read_text().splitlines()
     assert told[-1] == f"shutdown --session=schedbench-{os.getpid()} --kill=sigkill"
+
+
+def test_doctor_tells_which_one_is_taken(fake):
+    told = CliRunner(env={"SCHEDBENCH_NSYS": str(fake(version="2025.1.1.1"))}).invoke(app, ["doctor"])
+    assert f"2025.1.1.1, {fake()}" in told.output
+    none = CliRunner(env={"SCHEDBENCH_NSYS": "/nowhere"}).invoke(app, ["doctor"])
+    assert "/nowhere is no nsys that runs: install Nsight Systems" in none.output
