@@ -66,6 +66,8 @@ def setting(document: Document) -> str:
 
 
 def _program(side: Document) -> str:
+    if side["capture"]:
+        return f"{side['label']} ({len(side['runs'])} of {side['capture']['map']}, {side['capture']['steps']} steps)"
     sha, dirty = side["tool"]["git_sha"], side["tool"]["dirty"]
     at = f" at {sha[:10]}{' with changes' if dirty else ''}" if sha else ""
     return f"{side['label']} ({relay(side['relay'])}{at})"
@@ -77,6 +79,7 @@ def notes(found: Document) -> list[str]:
     compared = [_difference(d) for d in differences if d["key"].startswith(_COMPARED)]
     others = [_difference(d) for d in differences if not d["key"].startswith(_COMPARED)]
     remarks = [_case(found["case"], found["verdict"])] if found["case"] else []
+    remarks += _of_captures(found) if found["baseline"]["capture"] else []
     remarks += [f"compared: {'; '.join(compared)}"] if compared else []
     remarks += [f"environments differ: {'; '.join(others)}"] if others else []
     if found["engagement"]["basis"] == "kinds":
@@ -84,6 +87,19 @@ def notes(found: Document) -> list[str]:
     if found["hint"]:
         remarks.append(found["hint"])
     return remarks
+
+
+def _of_captures(found: Document) -> list[str]:
+    """What such a comparison cannot say, and each side's gaps."""
+    remarks = ["counts are exact for what was captured; times include the tool's own, on both sides"]
+    if found["pairs"] == 1:
+        remarks.append(
+            "one capture each says nothing of noise: for a verdict on times give folders of six or more"
+        )
+    gaps = {side: found[name]["capture"]["notes"] for side, name in (("A", "baseline"), ("B", "candidate"))}
+    both = [note for note in gaps["A"] if note in gaps["B"]]
+    remarks += [f"! {note}" for note in both]
+    return remarks + [f"! {side}: {note}" for side in gaps for note in gaps[side] if note not in both]
 
 
 def _case(case: Document, verdict: str) -> str:

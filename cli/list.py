@@ -11,7 +11,7 @@ import typer
 from .numbers import number
 
 Entry = dict[str, Any]
-What = Literal["scenarios", "cases", "relays", "faults", "models", "hardware"]
+What = Literal["scenarios", "cases", "relays", "faults", "models", "hardware", "maps"]
 Format = Literal["table", "json"]
 
 
@@ -19,7 +19,8 @@ def show(
     what: Annotated[What, typer.Argument(help="What to list.")],
     form: Annotated[Format, typer.Option("--format", help="A table, or a list of objects.")] = "table",
 ) -> None:
-    """List the scenarios, cases, relay states, faults, models or hardware profiles that can be named."""
+    """List the scenarios, cases, relay states, faults, models, hardware profiles or maps of ranges that can
+    be named."""
     entries = _SOURCES[what]()
     if form == "json":
         typer.echo(json.dumps(entries, indent=1, ensure_ascii=False))
@@ -170,6 +171,13 @@ def _hardware() -> list[Entry]:
     return [{"name": profile.name, "about": profile.about, "sha256": profile.sha256} for profile in profiles]
 
 
+def _maps() -> list[Entry]:
+    from ..profiles import maps
+
+    known = (maps.load(name) for name in maps.names())
+    return [{"name": found.name, "about": found.about, "sha256": found.sha256} for found in known]
+
+
 _SOURCES: dict[What, Callable[[], list[Entry]]] = {
     "scenarios": _scenarios,
     "cases": _cases,
@@ -177,6 +185,7 @@ _SOURCES: dict[What, Callable[[], list[Entry]]] = {
     "faults": _faults,
     "models": _models,
     "hardware": _hardware,
+    "maps": _maps,
 }
 
 _LAYOUTS: dict[What, Callable[[list[Entry]], str]] = {

@@ -56,7 +56,9 @@ def run(
         World,
         typer.Option(help="Of several ranks: threads of this process, or processes of torch.distributed."),
     ] = "virtual",
-    output_dir: Annotated[Path | None, typer.Option(help="Write result.json into this folder.")] = None,
+    output_dir: Annotated[
+        Path | None, typer.Option(help="Keep result.json here, and the timeline for trace.")
+    ] = None,
     form: Annotated[Format, typer.Option("--format", help="What to print on stdout.")] = "table",
 ) -> None:
     """Run one scenario and print what it cost; with engine.relays, once for each of them, as one table.
@@ -71,7 +73,7 @@ def run(
     try:
         if len(question.relays) > 1:
             raise typer.Exit(_climb(question, options, output_dir, form))
-        outcome = _execute(question, options)
+        outcome = _execute(question, options, output_dir)
     except KeyboardInterrupt:
         typer.echo("schedbench: interrupted before anything was measured", err=True)
         raise typer.Exit(INTERRUPTED) from None
@@ -105,10 +107,14 @@ def _watch(clock: Clock, total: int) -> RunProgress:
     return RunProgress(progress(), total=total, clock=clock)
 
 
-def _execute(resolved: Resolved, options: Options) -> Outcome:
+def _execute(resolved: Resolved, options: Options, output_dir: Path | None) -> Outcome:
     from ..profiles.execute import execute
+    from ..profiles.recording import FILE, Recording
 
-    return execute(resolved, resolved.relays[0], options, watch=_watch)
+    if output_dir is None:
+        return execute(resolved, resolved.relays[0], options, watch=_watch)
+    with Recording(output_dir / FILE) as recording:
+        return execute(resolved, resolved.relays[0], options, watch=_watch, instrument=recording)
 
 
 def _climb(resolved: Resolved, options: Options, output_dir: Path | None, form: Format) -> int:

@@ -15,6 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from . import hazards, ranks
+from .capture_page import headline as capture_headline
+from .capture_page import is_capture, ranges, untold
+from .capture_page import labels as capture_labels
 from .frames import KINDS, Document, framed, ordered
 from .numbers import MISSING, cut_right, number, percent, whole
 from .source_lines import copies, host_waits
@@ -58,6 +61,8 @@ def render(result: Document, console: Console, *, breaches: Sequence[Breach] = (
 
 def every(result: Document, *, width: int) -> tuple[Table, ...]:
     """The tables of a run, for a page of ``width`` columns. A run whose times mean nothing has none of times."""
+    if is_capture(result):
+        return _of_capture(result, width=width)
     by_rank = (ranks.table(result),) if result.get("ranks") else ()
     if _void(result):
         return workload(result), counts(result), *by_rank
@@ -74,6 +79,14 @@ def every(result: Document, *, width: int) -> tuple[Table, ...]:
     )
 
 
+def _of_capture(result: Document, *, width: int) -> tuple[Table, ...]:
+    """Requests are told by none of them, the device only where there was one."""
+    if "abstained" in result["idle"] and not result["copies"]:
+        return summary(result), latency(result), ranges(result), untold(result)
+    device = (counts(result), copies(result, width=width), host_waits(result, width=width), gpu_waits(result))
+    return summary(result), latency(result), ranges(result), *device
+
+
 def _void(result: Document) -> bool:
     """Whether every time abstains, for one and the same reason."""
     why = result["idle"].get("abstained")
@@ -82,6 +95,8 @@ def _void(result: Document) -> bool:
 
 
 def headline(result: Document) -> Text:
+    if is_capture(result):
+        return capture_headline(result, labels(result))
     scenario = result["scenario"]["expanded"]
     statuses = Counter(request["status"] for request in result["requests"])
     ended = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
@@ -106,9 +121,11 @@ def labels(result: Document) -> str:
     parts = [
         "emulated" if label["emulated"] else "measured",
         result["hardware"]["name"],
-        relay(result["relay"]),
-        f"host time {label['host']}",
     ]
+    if is_capture(result):
+        parts += capture_labels(result)
+    else:
+        parts += [relay(result["relay"]), f"host time {label['host']}"]
     parts += ["drafts accepted by lot"] if label.get("acceptance") == "simulated" else []
     parts += ["profiled: not for timing"] if label["profiled"] else []
     parts += [result["idle"]["abstained"]] if _void(result) else []

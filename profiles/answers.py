@@ -28,7 +28,7 @@ Metrics = dict[str, Metric | Abstained]
 
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _NO_PERIOD = "fewer than two launches without sleep between them"
-_NO_FORWARD = "no forward kernel was seen"
+NO_FORWARD = "no forward kernel was seen"
 
 
 class Parts(NamedTuple):
@@ -81,8 +81,8 @@ class Answers:
             metrics={
                 **_request_metrics(self.requests, exact=exact),
                 "step_ms": distributed("step_ms", self.periods.periods, exact=exact, why=_NO_PERIOD),
-                **_forward_metrics(self.waiting.forwards, exact=exact),
-                **_waiting_metrics(waiting, exact=exact),
+                **forward_metrics(self.waiting.forwards, exact=exact),
+                **waiting_metrics(waiting, exact=exact),
                 **self._swap_metrics(exact=exact),
                 **_acceptance_metrics(self.acceptance, drafts, exact=exact),
             },
@@ -170,11 +170,11 @@ def _request_metrics(log: RequestLog, *, exact: bool) -> Metrics:
     return metrics | {name: distributed(name, time, exact=exact, why=why) for name, time in times.items()}
 
 
-def _forward_metrics(by_kind: Mapping[str, Distribution], *, exact: bool) -> Metrics:
+def forward_metrics(by_kind: Mapping[str, Distribution], *, exact: bool) -> Metrics:
     everything = Distribution.merged(by_kind.values())
-    metrics = {"forward_ms": distributed("forward_ms", everything, exact=exact, why=_NO_FORWARD)}
+    metrics = {"forward_ms": distributed("forward_ms", everything, exact=exact, why=NO_FORWARD)}
     for kind in sorted(by_kind):
-        metrics[f"forward_ms.{kind}"] = distributed("forward_ms", by_kind[kind], exact=exact, why=_NO_FORWARD)
+        metrics[f"forward_ms.{kind}"] = distributed("forward_ms", by_kind[kind], exact=exact, why=NO_FORWARD)
     return metrics
 
 
@@ -190,7 +190,7 @@ def _acceptance_metrics(log: AcceptanceLog, drafts: int, *, exact: bool) -> Metr
     return metrics
 
 
-def _waiting_metrics(waiting: Waiting, *, exact: bool) -> Metrics:
+def waiting_metrics(waiting: Waiting, *, exact: bool) -> Metrics:
     ratios = {"forward_occupancy": waiting.forward, "gpu_busy": waiting.busy}
     times = {
         "forward_idle_us_per_step": waiting.idle,
@@ -201,7 +201,7 @@ def _waiting_metrics(waiting: Waiting, *, exact: bool) -> Metrics:
     }
     values = {name: ns / waiting.window if waiting.window else None for name, ns in ratios.items()}
     values |= {name: ns / 1e3 / waiting.steps if waiting.steps else None for name, ns in times.items()}
-    return {name: plain(name, value, exact=exact, why=_NO_FORWARD) for name, value in values.items()}
+    return {name: plain(name, value, exact=exact, why=NO_FORWARD) for name, value in values.items()}
 
 
 def idle_part(waiting: Waiting) -> IdlePart:

@@ -6,6 +6,7 @@ import time
 import uuid
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Literal
 
 from ..scenarios.combinations import overlaps, staged
@@ -57,7 +58,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``hazards``: whether to watch for them; it costs time. ``adversary``: number of one that does all work late."""
+    """``hazards``: whether to watch for them; it costs time. ``adversary``: number of one that does all work late.
+    ``traced``: whether a real device's second, counting pass is run; ``keep_trace``: where its trace is kept."""
 
     device: Kind = "auto"
     save_tokens: bool = False
@@ -65,6 +67,8 @@ class Options:
     hazards: bool = False
     adversary: int | None = None
     world: Literal["virtual", "distributed"] = "virtual"  # of a scenario with several ranks
+    traced: bool = True
+    keep_trace: Path | None = None
 
 
 def execute(
@@ -82,7 +86,7 @@ def execute(
     scenario, kind = resolved.scenario, chosen(options.device, resolved.scenario)
     around = resolved, options.hazards, options.adversary
     if scenario.engine.ranks == 1:
-        result = alone(kind, *around, task.run)
+        result = alone(kind, *around, task.run, keep_trace=options.keep_trace)
     elif options.world == "virtual":
         result = virtual_world(*around, task.run)
     else:
@@ -114,7 +118,13 @@ class _Task:
         bench = Bench(self.resolved, machine, self.relay, valve, guard=guard, seat=seat)
         with broken_on_purpose(self.relay):
             bench.warm_up()
-            found = measured(bench, machine, self.watch if leads else nobody, save_tokens=options.save_tokens)
+            found = measured(
+                bench,
+                machine,
+                self.watch if leads else nobody,
+                save_tokens=options.save_tokens,
+                traced=options.traced,
+            )
         if options.adversary is not None:
             found = untimed(found, "an adversary decided when work was done: times mean nothing")
         if options.world == "distributed" and seat.link is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -59,14 +60,15 @@ def open_machine(
     *,
     hazards: bool = False,
     adversary: int | None = None,
+    keep_trace: Path | None = None,
 ) -> AbstractContextManager[Machine]:
-    """On the virtual GPU ``hazards`` are watched for, or the ``adversary`` of that number is at work. Raises
-    MachineError."""
+    """On the virtual GPU ``hazards`` are watched for, or the ``adversary`` of that number is at work; of CUDA the trace
+    of the counting pass may be kept. Raises MachineError."""
     if kind == "vgpu":
         return _virtual(resolved, sink, hazards=hazards, adversary=adversary)
     if adversary is not None:
         raise MachineError("an adversary decides when work is done; a real device does so itself")
-    return open_cuda(resolved, sink)
+    return open_cuda(resolved, sink, keep_trace)
 
 
 @contextmanager
@@ -97,7 +99,7 @@ def open_port(
 ) -> Iterator[tuple[Machine, Ports]]:
     """A machine of one process among several, and how its tensors get on and off the device."""
     if torch.cuda.is_available():
-        with open_cuda(resolved, sink) as machine:
+        with open_cuda(resolved, sink, None) as machine:
             yield machine, CopyingPorts(machine.device)
         return
     with _virtual(resolved, sink, hazards=hazards, adversary=adversary) as machine:

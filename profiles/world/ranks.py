@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from ...sched.pipeline.stages import Stage, split_layers
@@ -34,11 +35,19 @@ PATIENCE: Final = 600 * 10**9  # ns of virtual time that a rank waits for anothe
 
 
 def alone(
-    kind: Literal["cuda", "vgpu"], resolved: Resolved, hazards: bool, adversary: int | None, body: Body
+    kind: Literal["cuda", "vgpu"],
+    resolved: Resolved,
+    hazards: bool,
+    adversary: int | None,
+    body: Body,
+    *,
+    keep_trace: Path | None,
 ) -> Result:
     """On one machine of its own. Raises MachineError."""
     valve = Valve()
-    with open_machine(kind, resolved, valve, hazards=hazards, adversary=adversary) as machine:
+    with open_machine(
+        kind, resolved, valve, hazards=hazards, adversary=adversary, keep_trace=keep_trace
+    ) as machine:
         return body(machine, valve, ALONE).result
 
 

@@ -98,4 +98,4 @@ def test_the_list_reads_as_paragraphs() -> None:
     assert paragraphs["never-resolve"][2] == "  in pr25945, latest; overlapped and serial loops"
     assert paragraphs["draft-extends-lengths"][2].endswith("serial loop; needs engine.speculative.mode=v2")
     assert paragraphs["rejoin-without-mirror"][2].endswith("; needs engine.hisparse.enabled=true")
-    assert paragraphs["stage-without-stash"][2] == "  waits for pipeline"
+    assert paragraphs["stage-without-stash"][2] == "  in pr25945; pipelined loop"
