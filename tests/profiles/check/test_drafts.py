@@ -84,6 +84,13 @@ def test_drafts_by_lot_and_lagging_penalties_promise_nothing() -> None:
     assert checked(penalised).verdict == "not applicable"
 
 
+def test_clients_that_go_away_are_no_difference() -> None:
+    """A verify tells of several tokens at once, so that one may have had more of them."""
+    leaving = question("workload.abort={fraction: 0.5, after_tokens: 3}")
+    checks = Examiner(leaving, ()).examine(leaving.relays[0]).checks
+    assert {check.name: check.evidence for check in checks if check.verdict == "failed"} == {}
+
+
 # ---- wrong in every order alike ----------------------------------------------------------------------------------
 
 
