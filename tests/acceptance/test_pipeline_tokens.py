@@ -22,7 +22,7 @@ SMALL = (
 )
 TWO, FOUR = "engine.pipeline.stages=2", "engine.pipeline.stages=4"
 NONE = ("device.values=none",)
-TIGHT = ("engine.kv_tokens=256", "engine.schedule_conservativeness=0.01", "engine.radix_cache=false")
+TIGHT = ("engine.kv_tokens=192", "engine.schedule_conservativeness=0.01", "engine.radix_cache=false")
 
 
 @cache
@@ -51,7 +51,9 @@ def test_no_knob_changes_a_token(knobs: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("state", states())
-@pytest.mark.parametrize("values", [(), NONE], ids=["real", "none"])
+@pytest.mark.parametrize(
+    "values", [pytest.param((), id="real"), pytest.param(NONE, id="none", marks=pytest.mark.wide)]
+)
 def test_every_state_has_the_tokens_of_one_rank(state: str, values: tuple[str, ...]) -> None:
     assert digest("mixed", *SMALL, TWO, f"engine.relay={state}", *values) == alone(*values)
 
@@ -76,14 +78,19 @@ def test_whatever_the_last_stage_samples_by(sampling: str) -> None:
 
 @pytest.mark.parametrize("stages", [TWO, FOUR])
 def test_retracted_requests_come_back_with_the_same_tokens(stages: str) -> None:
-    growing = ("workload.output_tokens={dist: uniform, min: 20, max: 60}", "engine.radix_cache=false")
+    growing = (
+        "workload.arrival=burst",
+        "workload.shared_prefix={groups: 8, tokens: 1}",
+        "workload.prompt_tokens.max=40",
+        "workload.output_tokens={dist: uniform, min: 20, max: 60}",
+    )
     result = answer("mixed", *SMALL, *TIGHT, *growing, stages)
     assert value(result, "retractions") > 0 and statuses(result) == {"finished"}
     assert digest_of(result) == alone(*growing)
 
 
 def test_a_client_that_leaves_is_ended_on_every_stage() -> None:
-    result = answer("mixed", *SMALL, TWO, "workload.abort={share: 0.5, after_tokens: 2}")
+    result = answer("mixed", *SMALL, TWO, "workload.abort={fraction: 0.5, after_tokens: 2}")
     assert statuses(result) == {"finished", "aborted"}
 
 
