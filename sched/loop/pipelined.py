@@ -106,16 +106,17 @@ def _settle(scheduler: Scheduler, slot: Microbatch) -> None:
         return
     engine, flight = scheduler.engine, slot.flight
     batch, result, streams = flight.batch, flight.result, engine.streams
-    with engine.observer.range("copy", batch.step, batch.batch_size), streams.on(streams.copy):
-        tokens, *scores = _come_round(engine, batch, result)
-        result.next_token_ids = tokens.to(torch.int64)
-        result.next_token_logprobs = scores[0] if scores else None
-        assert result.future_indices is not None
-        engine.relay.stash(result.future_indices, result.next_token_ids)
-        engine.relay.conclude(batch, result)
-        arrived = streams.module.Event()
-        arrived.record()
-    engine.relay.await_tokens(arrived)
+    with engine.observer.range("copy", batch.step, batch.batch_size):
+        with streams.on(streams.copy):
+            tokens, *scores = _come_round(engine, batch, result)
+            result.next_token_ids = tokens.to(torch.int64)
+            result.next_token_logprobs = scores[0] if scores else None
+            assert result.future_indices is not None
+            engine.relay.stash(result.future_indices, result.next_token_ids)
+            engine.relay.conclude(batch, result)
+            arrived = streams.module.Event()
+            arrived.record()
+        engine.relay.await_tokens(arrived)
     scheduler.settle(flight.record, result)
     slot.flight = None
 
