@@ -21,7 +21,12 @@ class Arguments(Protocol):
 
 
 def declared(
-    schema: str, arguments: Callable[..., Arguments], *, integer: bool = False, fixed_cost: bool = True
+    schema: str,
+    arguments: Callable[..., Arguments],
+    *,
+    integer: bool = False,
+    fixed_cost: bool = True,
+    triton: str = "",
 ) -> Callable[[Callable[..., Any]], torch._ops.OpOverload]:
     """``registry.kernel`` for a kernel whose ``arguments`` answer for it."""
     return kernel(
@@ -31,6 +36,7 @@ def declared(
         footprint=lambda *args: arguments(*args).footprint(),
         integer=integer,
         fixed_cost=fixed_cost,
+        triton=triton,
     )
 
 

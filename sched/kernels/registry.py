@@ -1,7 +1,7 @@
 """Custom ops of the engine: one declaration gives torch the op and a device its cost and footprint.
 
-A kernel is one launch on a device. ``torch.ops.schedbench.<name>`` runs the torch implementation on CPU
-and CUDA; on a virtual GPU it arrives whole, as one op.
+A kernel is one launch on a device. ``torch.ops.schedbench.<name>`` runs the torch implementation on CPU, on CUDA
+the Triton kernel where there is one; on a virtual GPU it arrives whole, as one op.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
+
+from .on_cuda import on_cuda
 
 NAMESPACE = "schedbench"
 
@@ -42,7 +44,8 @@ class Access(NamedTuple):
 class Kernel:
     """``impl`` computes on real tensors; ``meta`` returns outputs of the right shape from arguments of any
     device, without running torch's own Meta kernels. ``cost`` and ``footprint`` take the op's arguments,
-    ``cost`` is None for the emulator's own bookkeeping, which no real device would run.
+    ``cost`` is None for the emulator's own bookkeeping, which no real device would run. ``triton`` is the
+    module of ``triton/`` that has the op too, under its own name; empty where none has.
     """
 
     name: str
@@ -53,6 +56,7 @@ class Kernel:
     footprint: Callable[..., tuple[Access, ...]]
     integer: bool  # all outputs and mutated arguments are integers: computed even where floats are skipped
     fixed_cost: bool  # cost depends on shapes only, not on values
+    triton: str
 
 
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
@@ -67,6 +71,7 @@ def kernel(
     footprint: Callable[..., tuple[Access, ...]],
     integer: bool = False,
     fixed_cost: bool = True,
+    triton: str = "",
 ) -> Callable[[Callable[..., Any]], torch._ops.OpOverload]:
     """Register the decorated torch implementation under ``schema`` (torch's schema language).
 
@@ -75,11 +80,11 @@ def kernel(
 
     def register(impl: Callable[..., Any]) -> torch._ops.OpOverload:
         name = _LIBRARY.define(schema)
-        for key in ("CPU", "CUDA"):
-            _LIBRARY.impl(name, impl, key)
+        _LIBRARY.impl(name, impl, "CPU")
+        _LIBRARY.impl(name, on_cuda(name, triton, impl) if triton else impl, "CUDA")
         _LIBRARY.impl(name, meta, "Meta")
         op: torch._ops.OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
-        _KERNELS[op] = Kernel(name, op, impl, meta, cost, footprint, integer, fixed_cost)
+        _KERNELS[op] = Kernel(name, op, impl, meta, cost, footprint, integer, fixed_cost, triton)
         return op
 
     return register

@@ -1,0 +1,72 @@
+"""Triton's kernels compute what torch's implementations do: in Triton's interpreter, at tiny shapes."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from schedbench.sched.kernels.on_cuda import on_cuda, triton_kernel
+from schedbench.sched.kernels.registry import kernels
+from tests.sched.kernels.triton_cases import CASES, names
+
+ROOT = Path(__file__).resolve().parents[3]
+TRITON = {entry.name: entry for entry in kernels().values() if entry.triton}
+
+
+@pytest.fixture(scope="session")
+def found() -> dict[str, str]:
+    """What is wrong with each case. In a process of its own: the variable must be set before kernels are defined."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "tests.sched.kernels.triton_cases"]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, str] = json.loads(done.stdout)
+    return answer
+
+
+@pytest.mark.parametrize("name", [f"{name} {dtype}" for name, dtype in names()])
+def test_the_result_is_torchs(found: dict[str, str], name: str) -> None:
+    assert found[name] == ""
+
+
+def test_every_triton_kernel_has_a_case() -> None:
+    assert {entry.name for entry in TRITON.values()} == {
+        kernels()[chosen.op].name for chosen in CASES.values()
+    }
+
+
+@pytest.mark.parametrize("name", TRITON)
+def test_a_launch_function_has_its_ops_arguments(name: str) -> None:
+    entry = TRITON[name]
+    wanted = [argument.name for argument in entry.op._schema.arguments]
+    taken = inspect.signature(triton_kernel(name, entry.triton)).parameters
+    assert [parameter.lstrip("_") for parameter in taken] == wanted
+
+
+def test_triton_is_imported_when_a_kernel_is_first_called_on_cuda() -> None:
+    program = """
+import sys, torch
+from schedbench.sched.kernels.norm import rms_norm
+rms_norm(torch.ones(2, 4), torch.ones(4), 1e-5)
+assert "triton" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_float64_is_torchs_own_on_cuda_too() -> None:
+    seen = []
+    on_cuda("rms_norm", "norm", seen.append)(torch.ones(1, dtype=torch.float64))
+    assert len(seen) == 1
+
+
+def test_without_triton_cuda_runs_torchs_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("schedbench.sched.kernels.on_cuda.find_spec", lambda _: None)
+    assert on_cuda("rms_norm", "norm", lambda x: x + 1)(torch.ones(1)) == 2

@@ -1,0 +1,163 @@
+"""Small cases of every op that has a Triton kernel, and what its result may differ by from torch's in float64.
+
+Run as a program under TRITON_INTERPRET=1 it prints what is wrong with each case as JSON; on CUDA the same cases run
+through the ops themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from schedbench.sched.kernels.activation import silu_and_mul
+from schedbench.sched.kernels.norm import add_rms_norm, rms_norm
+from schedbench.sched.kernels.on_cuda import triton_kernel
+from schedbench.sched.kernels.registry import kernels
+from schedbench.sched.kernels.rope import rope_and_store_kv
+
+INT32, INT64 = torch.int32, torch.int64
+# Half of the last place of a number near 1, some places more for what is summed.
+ROUNDING = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+Arguments = Sequence[Any]
+Op = torch._ops.OpOverload
+
+
+@dataclass(frozen=True)
+class Case:
+    """``make`` gives the op's arguments with floating-point ones in the dtype; ``keep`` are those (by place) that are
+    of a fixed dtype. ``floats`` off: nothing of it depends on the dtype."""
+
+    op: Op
+    make: Callable[[], Arguments]
+    floats: bool = True
+    keep: frozenset[int] = field(default=frozenset())
+
+    def arguments(self, dtype: torch.dtype, device: str = "cpu") -> list[Any]:
+        return [
+            _placed(arg, dtype if place not in self.keep else None, device)
+            for place, arg in enumerate(self.make())
+        ]
+
+
+def _placed(arg: Any, dtype: torch.dtype | None, device: str) -> Any:
+    if isinstance(arg, (list, tuple)):
+        return [_placed(part, dtype, device) for part in arg]
+    if not isinstance(arg, torch.Tensor):
+        return arg
+    moved = arg.clone(memory_format=torch.preserve_format) if device == "cpu" else arg.to(device)
+    return moved.to(dtype) if dtype is not None and arg.is_floating_point() else moved
+
+
+def floats(*shape: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(shape, generator=generator)
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(name: str, op: Op, make: Callable[[], Arguments], **rest: Any) -> None:
+    CASES[name] = Case(op, make, **rest)
+
+
+def wrong(name: str, dtype: torch.dtype, run: Callable[..., Any], device: str = "cpu") -> str:
+    """How the result and the arguments after ``run`` differ from the torch implementation's in float64; "" if they
+    do not."""
+    chosen = CASES[name]
+    given = chosen.arguments(dtype, device)
+    # The same rounded numbers, in float64.
+    truth = [_placed(arg, torch.float64, "cpu") for arg in chosen.arguments(dtype)]
+    expected = kernels()[chosen.op].impl(*truth)
+    found = run(*given)
+    pairs = [("result", found, expected)]
+    pairs += [(f"argument {place}", arg, truth[place]) for place, arg in enumerate(given)]
+    judged = ((where, _differ(a, b, dtype)) for where, a, b in pairs)
+    return "; ".join(f"{where}: {why}" for where, why in judged if why)
+
+
+def _differ(found: Any, expected: Any, dtype: torch.dtype) -> str:
+    if isinstance(expected, (list, tuple)):
+        return "; ".join(filter(None, (_differ(a, b, dtype) for a, b in zip(found, expected, strict=True))))
+    if not isinstance(expected, torch.Tensor):
+        return "" if found == expected else f"{found} instead of {expected}"
+    found = found.cpu()
+    if found.shape != expected.shape:
+        return f"shape {tuple(found.shape)} instead of {tuple(expected.shape)}"
+    if not expected.is_floating_point():
+        return "" if torch.equal(found, expected) else f"{found.tolist()} instead of {expected.tolist()}"
+    bound = ROUNDING[dtype] * (1 + expected.abs())
+    error = ((found.double() - expected.double()).abs() / bound).nan_to_num(
+        posinf=float("inf"), nan=float("inf")
+    )
+    same = found.double() == expected.double()  # infinities
+    return (
+        "" if bool((same | (error <= 1)).all()) else f"off by {error[~same].max():.3g} times what is allowed"
+    )
+
+
+def names() -> Iterator[tuple[str, torch.dtype]]:
+    for name, chosen in CASES.items():
+        for dtype in ROUNDING if chosen.floats else (torch.float32,):
+            yield name, dtype
+
+
+def main() -> None:
+    found = {}
+    for name, dtype in names():
+        entry = kernels()[CASES[name].op]
+        try:
+            found[f"{name} {dtype}"] = wrong(name, dtype, triton_kernel(entry.name, entry.triton))
+        except Exception:
+            found[f"{name} {dtype}"] = traceback.format_exc(limit=-6)
+    json.dump(found, sys.stdout)
+
+
+# --- the cases
+
+
+def _rope(tokens: int, heads: int, kv_heads: int, d: int, *, normed: bool) -> Arguments:
+    norms = [1 + floats(d) / 4, 1 + floats(d, seed=1) / 4] if normed else [None, None]
+    slots = torch.randperm(20, generator=torch.Generator().manual_seed(1))[:tokens]
+    caches = [torch.zeros(20, kv_heads, d), torch.zeros(20, kv_heads, d)]
+    positions = torch.arange(tokens) * 5 % 7
+    return [
+        floats(tokens, (heads + 2 * kv_heads) * d),
+        positions,
+        floats(16, d),
+        *norms,
+        1e-5,
+        slots,
+        *caches,
+    ]
+
+
+for _rows, _width in ((1, 12), (3, 64), (0, 16)):
+    case(
+        f"rms_norm [{_rows}, {_width}]",
+        rms_norm,
+        lambda r=_rows, w=_width: [floats(r, w), floats(w), 1e-5],
+    )
+    case(
+        f"add_rms_norm [{_rows}, {_width}]",
+        add_rms_norm,
+        lambda r=_rows, w=_width: [floats(r, w), floats(r, w, seed=1), floats(w), 1e-5],
+    )
+    case(f"silu_and_mul [{_rows}, {_width}]", silu_and_mul, lambda r=_rows, w=_width: [4 * floats(r, w)])
+for _heads, _kv_heads, _d, _normed in ((4, 1, 8, False), (2, 2, 12, True), (14, 2, 8, False)):
+    case(
+        f"rope {_heads} heads on {_kv_heads} of {_d}",
+        rope_and_store_kv,
+        lambda h=_heads, k=_kv_heads, d=_d, n=_normed: _rope(3, h, k, d, normed=n),
+        keep=frozenset({2}),
+    )
+
+
+if __name__ == "__main__":
+    main()
