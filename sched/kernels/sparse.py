@@ -87,6 +87,7 @@ def attention_work(q: torch.Tensor, k_cache: torch.Tensor, gathered: int, *, pai
     "-> Tensor",
     _SparseAttention,
     fixed_cost=False,
+    triton="attention",
 )
 def sparse_attention(
     q: torch.Tensor,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -12,7 +10,7 @@ _BLOCK = 1024
 
 
 @triton.jit
-def _silu_and_mul(gate_up: Any, out: Any, width: tl.constexpr, block: tl.constexpr) -> None:
+def _silu_and_mul(gate_up: tl.tensor, out: tl.tensor, width: tl.constexpr, block: tl.constexpr) -> None:
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * block + tl.arange(0, block)
     there = at < width

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def normalised(x: Any, weight: Any, eps: Any, width: Any, dtype: tl.constexpr) -> Any:
+def normalised(
+    x: tl.tensor, weight: tl.tensor, eps: tl.tensor, width: tl.tensor, dtype: tl.constexpr
+) -> tl.tensor:
     """x [..., block] float32 of ``width`` elements along its last axis, zeros behind them, rounded as torch's are."""
     mean = tl.sum(x * x, axis=-1, keep_dims=True) / width
     return (x * tl.rsqrt(mean + eps)).to(dtype).to(tl.float32) * weight
@@ -18,12 +18,12 @@ def normalised(x: Any, weight: Any, eps: Any, width: Any, dtype: tl.constexpr) -
 
 @triton.jit(do_not_specialize=["stride"])
 def _rms_norm(
-    x: Any,
-    residual: Any,
-    weight: Any,
-    out: Any,
-    stride: Any,
-    eps: Any,
+    x: tl.tensor,
+    residual: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    stride: tl.tensor,
+    eps: tl.tensor,
     width: tl.constexpr,
     block: tl.constexpr,
 ) -> None:

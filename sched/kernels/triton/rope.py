@@ -5,8 +5,6 @@ A program has one token and a few of its heads: q's first, then k's, then v's.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -15,24 +13,24 @@ _HEADS = 8  # of one program
 
 
 @triton.jit
-def _scale(weight: Any, at: Any, there: Any, mine: Any) -> Any:
+def _scale(weight: tl.tensor, at: tl.tensor, there: tl.tensor, mine: tl.tensor) -> tl.tensor:
     """[heads, half] of a norm's weight for the heads that are ``mine`` [heads, 1], 0 for others."""
     return tl.load(weight + at, mask=there & mine, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _normed(
-    first: Any,
-    second: Any,
-    q_norm: Any,
-    k_norm: Any,
-    at: Any,
-    is_q: Any,
-    is_k: Any,
-    eps: Any,
+    first: tl.tensor,
+    second: tl.tensor,
+    q_norm: tl.tensor,
+    k_norm: tl.tensor,
+    at: tl.tensor,
+    is_q: tl.tensor,
+    is_k: tl.tensor,
+    eps: tl.tensor,
     half: tl.constexpr,
     dtype: tl.constexpr,
-) -> Any:
+) -> tl.tensor:
     """Both halves [heads, half] of q and k heads, normalised over the two together; v as it is."""
     there = at < half
     squares = tl.sum(first * first, axis=1, keep_dims=True) + tl.sum(second * second, axis=1, keep_dims=True)
@@ -48,7 +46,9 @@ def _normed(
 
 
 @triton.jit
-def _put(target: Any, first: Any, second: Any, at: Any, mask: Any, half: tl.constexpr) -> None:
+def _put(
+    target: tl.tensor, first: tl.tensor, second: tl.tensor, at: tl.tensor, mask: tl.tensor, half: tl.constexpr
+) -> None:
     dtype = target.dtype.element_ty
     tl.store(target + at, first.to(dtype), mask=mask)
     tl.store(target + at + half, second.to(dtype), mask=mask)
@@ -56,16 +56,16 @@ def _put(target: Any, first: Any, second: Any, at: Any, mask: Any, half: tl.cons
 
 @triton.jit
 def _rope_and_store_kv(
-    qkv: Any,
-    positions: Any,
-    cos_sin: Any,
-    q_norm: Any,
-    k_norm: Any,
-    out_cache_loc: Any,
-    k_cache: Any,
-    v_cache: Any,
-    out: Any,
-    eps: Any,
+    qkv: tl.tensor,
+    positions: tl.tensor,
+    cos_sin: tl.tensor,
+    q_norm: tl.tensor,
+    k_norm: tl.tensor,
+    out_cache_loc: tl.tensor,
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    out: tl.tensor,
+    eps: tl.tensor,
     heads: tl.constexpr,
     kv_heads: tl.constexpr,
     half: tl.constexpr,

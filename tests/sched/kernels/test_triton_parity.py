@@ -20,20 +20,36 @@ ROOT = Path(__file__).resolve().parents[3]
 TRITON = {entry.name: entry for entry in kernels().values() if entry.triton}
 
 
-@pytest.fixture(scope="session")
-def found() -> dict[str, str]:
-    """What is wrong with each case. In a process of its own: the variable must be set before kernels are defined."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "tests.sched.kernels.triton_cases"]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+def told(program: str, **environment: str) -> dict[str, str]:
+    """What a program of this folder prints, run in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", f"tests.sched.kernels.{program}"],
+        env={**os.environ, **environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     answer: dict[str, str] = json.loads(done.stdout)
     return answer
 
 
-@pytest.mark.parametrize("name", [f"{name} {dtype}" for name, dtype in names()])
+@pytest.fixture(scope="session")
+def found() -> dict[str, str]:
+    """What is wrong with each case. The variable must be set before kernels are defined."""
+    return told("triton_cases", TRITON_INTERPRET="1")
+
+
+@pytest.mark.parametrize("name", [f"{name} {dtype}" for name, dtype in names(every=False)])
 def test_the_result_is_torchs(found: dict[str, str], name: str) -> None:
     assert found[name] == ""
+
+
+def test_every_kernel_compiles_for_a_real_gpu(tmp_path: Path) -> None:
+    assert not {
+        name: why for name, why in told("triton_compiled", TRITON_CACHE_DIR=str(tmp_path)).items() if why
+    }
 
 
 def test_every_triton_kernel_has_a_case() -> None:

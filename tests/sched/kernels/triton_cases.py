@@ -16,10 +16,13 @@ from typing import Any
 import torch
 
 from schedbench.sched.kernels.activation import silu_and_mul
+from schedbench.sched.kernels.attention import attention
 from schedbench.sched.kernels.norm import add_rms_norm, rms_norm
 from schedbench.sched.kernels.on_cuda import triton_kernel
 from schedbench.sched.kernels.registry import kernels
 from schedbench.sched.kernels.rope import rope_and_store_kv
+from schedbench.sched.kernels.sparse import sparse_attention
+from schedbench.sched.kernels.tree_attention import tree_attention
 
 INT32, INT64 = torch.int32, torch.int64
 # Half of the last place of a number near 1, some places more for what is summed.
@@ -102,15 +105,19 @@ def _differ(found: Any, expected: Any, dtype: torch.dtype) -> str:
     )
 
 
-def names() -> Iterator[tuple[str, torch.dtype]]:
+def names(*, every: bool = True) -> Iterator[tuple[str, torch.dtype]]:
+    """Cases in each dtype; if not ``every``, one case of each op in each dtype and the others in float32."""
+    seen = set()
     for name, chosen in CASES.items():
-        for dtype in ROUNDING if chosen.floats else (torch.float32,):
+        whole = chosen.floats and (every or chosen.op not in seen)
+        seen.add(chosen.op)
+        for dtype in ROUNDING if whole else (torch.float32,):
             yield name, dtype
 
 
 def main() -> None:
     found = {}
-    for name, dtype in names():
+    for name, dtype in names(every=False):
         entry = kernels()[CASES[name].op]
         try:
             found[f"{name} {dtype}"] = wrong(name, dtype, triton_kernel(entry.name, entry.triton))
@@ -157,6 +164,58 @@ for _heads, _kv_heads, _d, _normed in ((4, 1, 8, False), (2, 2, 12, True), (14, 
         lambda h=_heads, k=_kv_heads, d=_d, n=_normed: _rope(3, h, k, d, normed=n),
         keep=frozenset({2}),
     )
+
+
+def _paged(lens: Sequence[int], kv_heads: int, d: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Caches, and table, rows and lengths of requests whose slots lie anywhere."""
+    count, context = len(lens), max(*lens, 1) + 3
+    slots = torch.randperm(count * context, generator=torch.Generator().manual_seed(2)) + 1
+    table = torch.cat([torch.zeros(2, context), slots.view(count, context)]).to(INT32)
+    rows = torch.arange(count).flip(0) + 2
+    caches = [floats(count * context + 1, kv_heads, d, seed=place) for place in range(2)]
+    return caches, [table, rows, torch.tensor(lens)]
+
+
+def _attention(
+    lens: Sequence[int], new: Sequence[int] | None, heads: int, kv_heads: int, d: int
+) -> Arguments:
+    caches, where = _paged(lens, kv_heads, d)
+    extend_lens = None if new is None else torch.tensor(new, dtype=INT32)
+    tokens = len(lens) if new is None else sum(new)
+    bounds = [max(lens), max(new, default=1) if new else 1]
+    return [floats(tokens, heads, d), *caches, *where, extend_lens, d**-0.5, *bounds]
+
+
+def _tree(lens: Sequence[int], depth: int) -> Arguments:
+    """Two tokens of each request, one behind the other in its tree."""
+    caches, (table, rows, seq_lens) = _paged(lens, 1, 8)
+    each = [tensor.repeat_interleave(2) for tensor in (rows, seq_lens)]
+    branch_lens = torch.tensor([1, 2] * len(lens))
+    branches = torch.randint(1, 9, (2 * len(lens), depth), generator=torch.Generator().manual_seed(3))
+    return [floats(2 * len(lens), 2, 8), *caches, table, *each, branches, branch_lens, 0.3, max(lens)]
+
+
+def _sparse(lens: Sequence[int], k: int) -> Arguments:
+    caches, (table, _, seq_lens) = _paged([*lens, k], 2, 8)
+    locations = table[2 : 2 + len(lens), :k].contiguous()
+    return [floats(len(lens), 4, 8), *caches, locations, seq_lens[: len(lens)], 0.3]
+
+
+for _heads, _kv_heads, _d, _lens in ((4, 4, 8, (5,)), (4, 1, 16, (300, 1, 64)), (14, 2, 12, (7, 130))):
+    case(
+        f"decode of {_lens} by {_heads} heads on {_kv_heads}",
+        attention,
+        lambda h=_heads, k=_kv_heads, d=_d, n=_lens: _attention(n, None, h, k, d),
+    )
+for _lens, _new in (((5,), (5,)), ((70, 40, 3), (3, 40, 1)), ((2, 150), (1, 67))):
+    for _heads, _kv_heads in ((2, 2), (4, 1), (3, 1)):
+        case(
+            f"extend by {_new} to {_lens} by {_heads} heads on {_kv_heads}",
+            attention,
+            lambda h=_heads, k=_kv_heads, n=_lens, m=_new: _attention(n, m, h, k, 8),
+        )
+case("tree attention", tree_attention, lambda: _tree((4, 150, 2), 3))
+case("sparse attention", sparse_attention, lambda: _sparse((3, 40, 8), 8))
 
 
 if __name__ == "__main__":
