@@ -152,7 +152,7 @@ def decode_attention(
     out = torch.empty((b, heads * width), dtype=q.dtype, device=q.device)
     if not b:
         return out
-    splits = min(max(_PROGRAMS // (b * kv_heads), 1), _MOST_SPLITS)
+    splits = min(max(_PROGRAMS // (b * kv_heads), 1), triton.cdiv(table.shape[1], _LEAST), _MOST_SPLITS)
     values = torch.empty((b, heads, splits, width), dtype=torch.float32, device=q.device)
     tops = torch.empty((b, heads, splits), dtype=torch.float32, device=q.device)
     context, depth = table.shape[1], 0 if branches[0] is None else branches[0].shape[1]

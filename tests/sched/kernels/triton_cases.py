@@ -21,6 +21,7 @@ from schedbench.sched.kernels.norm import add_rms_norm, rms_norm
 from schedbench.sched.kernels.on_cuda import triton_kernel
 from schedbench.sched.kernels.registry import kernels
 from schedbench.sched.kernels.rope import rope_and_store_kv
+from schedbench.sched.kernels.sampling import Draw, sample, sample_greedy, score_tokens
 from schedbench.sched.kernels.sparse import sparse_attention
 from schedbench.sched.kernels.tree_attention import tree_attention
 
@@ -35,12 +36,14 @@ Op = torch._ops.OpOverload
 @dataclass(frozen=True)
 class Case:
     """``make`` gives the op's arguments with floating-point ones in the dtype; ``keep`` are those (by place) that are
-    of a fixed dtype. ``floats`` off: nothing of it depends on the dtype."""
+    of a fixed dtype. ``floats`` off: nothing of it depends on the dtype. ``variant``: other code than the op's first
+    case, so that it is compiled too."""
 
     op: Op
     make: Callable[[], Arguments]
     floats: bool = True
     keep: frozenset[int] = field(default=frozenset())
+    variant: bool = False
 
     def arguments(self, dtype: torch.dtype, device: str = "cpu") -> list[Any]:
         return [
@@ -163,6 +166,7 @@ for _heads, _kv_heads, _d, _normed in ((4, 1, 8, False), (2, 2, 12, True), (14, 
         rope_and_store_kv,
         lambda h=_heads, k=_kv_heads, d=_d, n=_normed: _rope(3, h, k, d, normed=n),
         keep=frozenset({2}),
+        variant=_normed,
     )
 
 
@@ -213,9 +217,57 @@ for _lens, _new in (((5,), (5,)), ((70, 40, 3), (3, 40, 1)), ((2, 150), (1, 67))
             f"extend by {_new} to {_lens} by {_heads} heads on {_kv_heads}",
             attention,
             lambda h=_heads, k=_kv_heads, n=_lens, m=_new: _attention(n, m, h, k, 8),
+            variant=_new == (5,) and _heads == 2,
         )
 case("tree attention", tree_attention, lambda: _tree((4, 150, 2), 3))
 case("sparse attention", sparse_attention, lambda: _sparse((3, 40, 8), 8))
+
+
+def _vocab_mask(rows: int, vocab: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(4)
+    bits = torch.randint(-(2**31), 2**31, (rows, -(-vocab // 32)), generator=generator)
+    return (bits | 1).to(INT32)
+
+
+def _draw(vocab: int, *, masked: bool, filtered: bool) -> Draw:
+    """Six rows, one of them greedy, one with equals only; filters of all kinds, alone and together."""
+    logits = 3 * floats(6, vocab)
+    logits[4] = (3 * floats(vocab, seed=1)).round()
+    return Draw(
+        logits,
+        torch.tensor([1.0, 0.0, 0.7, 1.3, 1.0, 2.0]).unsqueeze(1),
+        torch.tensor([vocab, vocab, 5, vocab, 7, 1], dtype=INT32),
+        torch.tensor([1.0, 0.9, 1.0, 0.8, 0.6, 1.0]),
+        torch.tensor([0.0, 0.0, 0.0, 0.05, 0.0, 0.1]),
+        torch.tensor([3, -5, 1 << 62, -(1 << 63), 0, 77]),
+        torch.tensor([0, 9, 4095, 1, 2, 100000]),
+        _vocab_mask(6, vocab) if masked else None,
+        filtered=filtered,
+    )
+
+
+def _scored(vocab: int, *, masked: bool, filtered: bool) -> Arguments:
+    draw = _draw(vocab, masked=masked, filtered=filtered)
+    return [*draw, sample(*draw)]
+
+
+case("greedy with equals", sample_greedy, lambda: [(3 * floats(3, 2500)).round(), None])
+case("greedy of those allowed", sample_greedy, lambda: [floats(1, 70), _vocab_mask(1, 70)])
+for _vocab, _masked, _filtered in (
+    (1500, False, False),
+    (37, True, False),
+    (1300, True, True),
+    (80, False, True),
+):
+    _what = f"{_vocab} ids{', masked' * _masked}{', filtered' * _filtered}"
+    for _op, _make in ((sample, _draw), (score_tokens, _scored)):
+        case(
+            f"{_op.__name__.removesuffix('.default')} of {_what}",
+            _op,
+            lambda n=_vocab, m=_masked, f=_filtered, make=_make: make(n, masked=m, filtered=f),
+            keep=frozenset({1, 3, 4}),
+            variant=_masked and _filtered,
+        )
 
 
 if __name__ == "__main__":
