@@ -276,7 +276,9 @@ class _StageRows(NamedTuple):
         return (*reads(self.source), Access(self.static, write=True))
 
 
-@declared("stage_rows(Tensor(a!) static, Tensor source, int padded) -> ()", _StageRows, integer=True)
+@declared(
+    "stage_rows(Tensor(a!) static, Tensor source, int padded) -> ()", _StageRows, integer=True, triton="rows"
+)
 def stage_rows(static: torch.Tensor, source: torch.Tensor, padded: int) -> None:
     """Copy integer rows [n, ...] to the head of ``static``; rows n to ``padded`` become zeros."""
     static[: source.shape[0]] = source

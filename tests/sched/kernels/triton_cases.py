@@ -17,12 +17,17 @@ import torch
 
 from schedbench.sched.kernels.activation import silu_and_mul
 from schedbench.sched.kernels.attention import attention
+from schedbench.sched.kernels.bridge import decode_inputs, resolve_negative
+from schedbench.sched.kernels.drafts import stage_rows
 from schedbench.sched.kernels.norm import add_rms_norm, rms_norm
 from schedbench.sched.kernels.on_cuda import triton_kernel
+from schedbench.sched.kernels.placement import copy_pages, place_decode, place_extend
 from schedbench.sched.kernels.registry import kernels
 from schedbench.sched.kernels.rope import rope_and_store_kv
+from schedbench.sched.kernels.rows import decode_positions, extend_positions, last_tokens
 from schedbench.sched.kernels.sampling import Draw, sample, sample_greedy, score_tokens
 from schedbench.sched.kernels.sparse import sparse_attention
+from schedbench.sched.kernels.staging import stage_decode
 from schedbench.sched.kernels.tree_attention import tree_attention
 
 INT32, INT64 = torch.int32, torch.int64
@@ -268,6 +273,77 @@ for _vocab, _masked, _filtered in (
             keep=frozenset({1, 3, 4}),
             variant=_masked and _filtered,
         )
+
+
+def _table(rows: int, width: int) -> torch.Tensor:
+    return torch.randint(1, 900, (rows, width), generator=torch.Generator().manual_seed(5)).to(INT32)
+
+
+def _place_decode(lens: Sequence[int], page_size: int) -> Arguments:
+    rows, seq_lens = torch.arange(len(lens)).flip(0) + 1, torch.tensor(lens)
+    free_pages = torch.arange(40, 40 + sum(length % page_size == 0 for length in lens)).flip(0)
+    return [_table(len(lens) + 1, 12), rows, seq_lens, seq_lens.to(INT32) - 1, free_pages, page_size]
+
+
+def _place_extend(prefixes: Sequence[int], lens: Sequence[int], page_size: int) -> Arguments:
+    rows, prefix_lens, seq_lens = torch.arange(len(lens)) + 1, torch.tensor(prefixes), torch.tensor(lens)
+    opened = sum(-(-n // page_size) - -(-m // page_size) for m, n in zip(prefixes, lens, strict=True))
+    prefix = torch.arange(sum(prefixes)) * 3 + 7
+    new = sum(lens) - sum(prefixes)
+    free_pages = torch.arange(60, 60 + opened).flip(0)
+    return [_table(len(lens) + 1, 700), rows, prefix, prefix_lens, seq_lens, free_pages, page_size, new]
+
+
+def _inputs(lens: Sequence[int], *, pages: bool) -> Arguments:
+    rows, table = torch.arange(len(lens)).flip(0) + 1, _table(len(lens) + 1, 600)
+    own = torch.zeros_like(table) if pages else None
+    return [torch.arange(900, 920), rows, torch.tensor(lens), table, own, 600]
+
+
+for _lens in ((7,), (1, 8, 3, 4)):
+    for _page_size in (1, 4):
+        case(
+            f"place {len(_lens)} tokens in pages of {_page_size}",
+            place_decode,
+            lambda n=_lens, p=_page_size: _place_decode(n, p),
+            floats=False,
+        )
+for _prefixes, _lens, _page_size in (((0,), (5,), 1), ((3, 0, 8, 5), (9, 2, 600, 6), 4), ((0, 2), (1, 3), 1)):
+    case(
+        f"place prompts of {_lens} behind {_prefixes} in pages of {_page_size}",
+        place_extend,
+        lambda m=_prefixes, n=_lens, p=_page_size: _place_extend(m, n, p),
+        floats=False,
+    )
+case("decode inputs", decode_inputs, lambda: _inputs((3, 1, 0), pages=False), floats=False)
+case("inputs and pages", decode_inputs, lambda: _inputs((3, 530), pages=True), floats=False, variant=True)
+case(
+    "copy pages",
+    copy_pages,
+    lambda: [_table(3, 9) * 0, _table(3, 9), torch.tensor([2]), torch.tensor([7]), 9],
+    floats=False,
+)
+case("decode positions", decode_positions, lambda: [torch.tensor([4, 0, 300])], floats=False)
+case(
+    "extend positions",
+    extend_positions,
+    lambda: [torch.tensor([4, 300, 9]), torch.tensor([4, 270, 1], dtype=INT32), 275],
+    floats=False,
+)
+case("last tokens", last_tokens, lambda: [floats(8, 12), torch.tensor([3, 4, 1], dtype=INT32)])
+case(
+    "stage a decode",
+    stage_decode,
+    lambda: [torch.full((5, 9), 7), *(torch.arange(3) + place for place in range(5)), 6],
+    floats=False,
+)
+case("stage rows", stage_rows, lambda: [_table(6, 5), torch.arange(15).view(3, 5), 4], floats=False)
+case(
+    "resolve placeholders",
+    resolve_negative,
+    lambda: [torch.tensor([5, -3, 0, -1]), torch.arange(20, 30)],
+    floats=False,
+)
 
 
 if __name__ == "__main__":
