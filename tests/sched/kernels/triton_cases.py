@@ -28,6 +28,7 @@ from schedbench.sched.kernels.rows import decode_positions, extend_positions, la
 from schedbench.sched.kernels.sampling import Draw, sample, sample_greedy, score_tokens
 from schedbench.sched.kernels.sparse import sparse_attention
 from schedbench.sched.kernels.staging import stage_decode
+from schedbench.sched.kernels.swap import back_up, plan_swap_in, swap_in
 from schedbench.sched.kernels.tree_attention import tree_attention
 
 INT32, INT64 = torch.int32, torch.int64
@@ -42,19 +43,23 @@ Op = torch._ops.OpOverload
 class Case:
     """``make`` gives the op's arguments with floating-point ones in the dtype; ``keep`` are those (by place) that are
     of a fixed dtype. ``floats`` off: nothing of it depends on the dtype. ``variant``: other code than the op's first
-    case, so that it is compiled too."""
+    case, so that it is compiled too. ``host``: the argument that is in pinned memory."""
 
     op: Op
     make: Callable[[], Arguments]
     floats: bool = True
     keep: frozenset[int] = field(default=frozenset())
     variant: bool = False
+    host: int | None = None
 
     def arguments(self, dtype: torch.dtype, device: str = "cpu") -> list[Any]:
-        return [
-            _placed(arg, dtype if place not in self.keep else None, device)
+        placed = [
+            _placed(arg, dtype if place not in self.keep else None, "cpu" if place == self.host else device)
             for place, arg in enumerate(self.make())
         ]
+        if self.host is not None and device == "cuda":
+            placed[self.host] = placed[self.host].pin_memory()
+        return placed
 
 
 def _placed(arg: Any, dtype: torch.dtype | None, device: str) -> Any:
@@ -87,6 +92,8 @@ def wrong(name: str, dtype: torch.dtype, run: Callable[..., Any], device: str = 
     truth = [_placed(arg, torch.float64, "cpu") for arg in chosen.arguments(dtype)]
     expected = kernels()[chosen.op].impl(*truth)
     found = run(*given)
+    if device == "cuda":
+        torch.cuda.synchronize()
     pairs = [("result", found, expected)]
     pairs += [(f"argument {place}", arg, truth[place]) for place, arg in enumerate(given)]
     judged = ((where, _differ(a, b, dtype)) for where, a, b in pairs)
@@ -344,6 +351,55 @@ case(
     lambda: [torch.tensor([5, -3, 0, -1]), torch.arange(20, 30)],
     floats=False,
 )
+
+
+def _hot(size: int, rows: int, *, top_k: int) -> Arguments:
+    """Buffers whose tokens and order are anyhow; a long request, one that has all it wants, a short one, padding."""
+    dice = torch.Generator().manual_seed(6)
+    tokens = torch.stack([torch.randperm(3 * size, generator=dice)[:size] for _ in range(rows)]).to(INT32)
+    order = torch.stack([torch.randperm(size, generator=dice) for _ in range(rows)]).to(torch.int16)
+    lens = torch.tensor([3 * size + 1, 3 * size, size - 1, 1])
+    chosen = [
+        torch.randperm(3 * size, generator=dice)[: top_k - 1],
+        tokens[1, :top_k],
+        torch.arange(top_k // 2),
+    ]
+    chosen = [torch.cat([chosen[0], lens[:1] - 1]), *chosen[1:], torch.zeros(1)]
+    positions = torch.full((4, top_k), -1)
+    for row, some in zip(positions, chosen, strict=True):
+        row[: len(some)] = some.sort().values
+    buffer = torch.arange(rows * (size + 4)).view(rows, -1).flip(0)
+    where = [torch.tensor([3, 1, 2, 0]), lens, buffer]
+    return [positions.to(INT32), *where, tokens, order, torch.tensor([5, 7]), 3 * size + 1]
+
+
+def _fetched() -> Arguments:
+    missing = torch.tensor([[4, -1, 9], [-1, -1, -1], [0, 7, -1]], dtype=INT32)
+    targets = torch.where(missing >= 0, torch.arange(9).view(3, 3) + 1, 0).to(INT32)
+    host = floats(40, 2, 2, 2, 6)
+    host[0] = 0
+    host_slots = torch.randperm(39, generator=torch.Generator().manual_seed(7))[:36].view(3, 12) + 1
+    caches = [torch.zeros(20, 2, 6), torch.zeros(20, 2, 6)]
+    return [*caches, host[:, 1], host_slots, torch.tensor([2, 0, 1]), missing, targets]
+
+
+def _saved() -> Arguments:
+    caches = [[floats(12, 2, 6, seed=layer) for layer in range(start, start + 3)] for start in (0, 3)]
+    for cache in (*caches[0], *caches[1]):
+        cache[0] = 0
+    slots, host_slots = torch.tensor([7, -1, 3]), torch.tensor([2, 5, 8])
+    return [*caches, torch.zeros(10, 3, 2, 2, 6), slots, host_slots]
+
+
+for _size, _top_k in ((12, 8), (1100, 40)):
+    case(
+        f"plan of {_top_k} in buffers of {_size}",
+        plan_swap_in,
+        lambda s=_size, k=_top_k: _hot(s, 5, top_k=k),
+        floats=False,
+    )
+case("swap in", swap_in, _fetched, host=2)
+case("back up", back_up, _saved, host=2)
 
 
 if __name__ == "__main__":
