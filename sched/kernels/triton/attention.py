@@ -6,6 +6,7 @@ import torch
 
 from .decode import decode_attention
 from .extend import extend_attention
+from .indexer import Scored, chosen, located
 
 
 def attention(
@@ -51,3 +52,27 @@ def sparse_attention(
     scale: float,
 ) -> torch.Tensor:
     return decode_attention(q, (k_cache, v_cache), locations, None, seq_lens, scale=scale)
+
+
+def sparse_extend(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    index_q: torch.Tensor,
+    index_weights: torch.Tensor,
+    index_cache: torch.Tensor,
+    req_to_token: torch.Tensor,
+    mapping: torch.Tensor | None,
+    req_pool_indices: torch.Tensor,
+    positions: torch.Tensor,
+    seq_lens: torch.Tensor,  # noqa: ARG001
+    extend_lens: torch.Tensor,
+    scale: float,
+    top_k: int,
+    max_seq_len: int,
+) -> torch.Tensor:
+    """Every token is a request of its own, as in a decode."""
+    rows = req_pool_indices.repeat_interleave(extend_lens, output_size=q.shape[0])
+    scored = Scored(index_q, index_weights, index_cache, req_to_token, rows, positions + 1)
+    locations = located(chosen(scored, top_k, max_seq_len), req_to_token, rows, mapping)
+    return decode_attention(q, (k_cache, v_cache), locations, None, positions + 1, scale=scale)

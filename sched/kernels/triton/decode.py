@@ -51,7 +51,10 @@ def _length(seq_lens: tl.tensor, request: tl.tensor, context: tl.tensor) -> tl.t
     return tl.minimum(tl.maximum(tl.load(seq_lens + request), 1), context)
 
 
-@triton.jit(do_not_specialize=["context", "depth"])
+@triton.jit(
+    do_not_specialize=["context", "depth"],
+    do_not_specialize_on_alignment=["rows", "seq_lens", "branches", "branch_lens"],
+)
 def _decode(
     q: tl.tensor,
     k_cache: tl.tensor,
@@ -106,7 +109,7 @@ def _decode(
     tl.store(tops + place, top + tl.log2(weight), mask=member < group)
 
 
-@triton.jit(do_not_specialize=["splits", "context"])
+@triton.jit(do_not_specialize=["splits", "context"], do_not_specialize_on_alignment=["seq_lens"])
 def _combine(
     values: tl.tensor,
     tops: tl.tensor,

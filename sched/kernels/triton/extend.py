@@ -24,7 +24,7 @@ def sum_before(lens: tl.tensor, request: tl.tensor) -> tl.tensor:
     return total
 
 
-@triton.jit(do_not_specialize=["context"])
+@triton.jit(do_not_specialize=["context"], do_not_specialize_on_alignment=["rows", "seq_lens", "extend_lens"])
 def _extend(
     q: tl.tensor,
     k_cache: tl.tensor,

@@ -95,7 +95,10 @@ def _last_equal(
     return last
 
 
-@triton.jit(do_not_specialize=["stride", "words", "vocab"])
+@triton.jit(
+    do_not_specialize=["strides", "stride", "words", "vocab"],
+    do_not_specialize_on_alignment=["temperatures", "top_ks", "top_ps"],
+)
 def find_bars(
     logits: tl.tensor,
     mask: tl.tensor,
@@ -105,17 +108,20 @@ def find_bars(
     bars: tl.tensor,
     lasts: tl.tensor,
     tops: tl.tensor,
+    strides: tl.tensor,
     stride: tl.tensor,
     words: tl.tensor,
     vocab: tl.tensor,
 ) -> None:
-    """Of each row: ids above ``bars`` are kept, and those equal to it up to ``lasts``; ``tops`` is its largest."""
+    """Of each row: ids above ``bars`` are kept, and those equal to it up to ``lasts``; ``tops`` is its largest. Rows
+    of temperatures, top_ks and top_ps are ``strides`` apart."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     if mask is not None:
         mask += row * words
-    temperature = tl.load(temperatures + row)
-    top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row).to(tl.float64)
+    temperature = tl.load(temperatures + row * strides[0])
+    top_k = tl.load(top_ks + row * strides[1])
+    top_p = tl.load(top_ps + row * strides[2]).to(tl.float64)
     top, total = _summed_up(logits, mask, vocab, temperature)
     enough = tl.where(top_p >= 1, float("inf"), top_p * total)
     bar = tl.full([], -2147483648, tl.int64)

@@ -13,7 +13,10 @@ _PIECE = 256  # entries of a row that a program copies together
 _PIECES = 8  # programs of each row
 
 
-@triton.jit(do_not_specialize=["b", "width", "pages"], do_not_specialize_on_alignment=["free_pages"])
+@triton.jit(
+    do_not_specialize=["b", "width", "pages"],
+    do_not_specialize_on_alignment=["free_pages", "rows", "seq_lens", "orig_seq_lens"],
+)
 def _place_decode(
     table: tl.tensor,
     rows: tl.tensor,

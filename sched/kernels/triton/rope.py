@@ -54,7 +54,7 @@ def _put(
     tl.store(target + at + half, second.to(dtype), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions", "out_cache_loc"])
 def _rope_and_store_kv(
     qkv: tl.tensor,
     positions: tl.tensor,

@@ -42,12 +42,12 @@ def _kept(
     bars: tl.tensor,
     lasts: tl.tensor,
     tops: tl.tensor,
-    min_ps: tl.tensor,
+    min_p: tl.tensor,
 ) -> tl.tensor:
     """Whether the ids ``at`` pass the filters."""
     bar, last, top = tl.load(bars + row), tl.load(lasts + row), tl.load(tops + row)
     place = order(values)
-    likely = (tl.exp(values - top) >= tl.load(min_ps + row)) | (values == top)
+    likely = (tl.exp(values - top) >= min_p) | (values == top)
     return ((place > bar) | ((place == bar) & (at <= last))) & likely
 
 
@@ -55,6 +55,13 @@ def _kept(
 def _faded(old: tl.tensor, new: tl.tensor) -> tl.tensor:
     """exp(old - new), 0 where both are -inf."""
     return tl.where(old == float("-inf"), 0.0, tl.exp(old - new))
+
+
+@triton.jit
+def _heaped(top: tl.tensor, mass: tl.tensor, values: tl.tensor) -> tl.tensor:
+    """The largest of all, and the sum of exp(value - largest), with some more ``values``."""
+    higher = tl.maximum(top, tl.max(values, 0))
+    return higher, mass * _faded(top, higher) + tl.sum(_faded(values, higher), 0)
 
 
 @triton.jit
@@ -67,7 +74,10 @@ def _best_two(best: tl.tensor, second: tl.tensor, ids: tl.tensor) -> tl.tensor:
     return largest, winner, tl.max(others, 0)
 
 
-@triton.jit(do_not_specialize=["stride", "words", "vocab", "size"])
+@triton.jit(
+    do_not_specialize=["strides", "stride", "words", "vocab", "size"],
+    do_not_specialize_on_alignment=["temperatures", "seeds", "positions", "min_ps"],
+)
 def _draw(
     logits: tl.tensor,
     mask: tl.tensor,
@@ -83,16 +93,20 @@ def _draw(
     seconds: tl.tensor,
     tops: tl.tensor,
     masses: tl.tensor,
+    strides: tl.tensor,
     stride: tl.tensor,
     words: tl.tensor,
     vocab: tl.tensor,
     size: tl.tensor,
 ) -> None:
-    """The best of ``size`` ids. Without ``temperatures`` greedy; without ``bars`` unfiltered."""
+    """The best of ``size`` ids. Without ``temperatures`` greedy; without ``bars`` unfiltered. ``strides`` are those of
+    the rows of temperatures, seeds, positions and min_ps."""
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    temperature = 0.0 if temperatures is None else tl.load(temperatures + row)
+    temperature = 0.0 if temperatures is None else tl.load(temperatures + row * strides[0])
     if seeds is not None:
-        low, high = noise_key(tl.load(seeds + row), tl.load(positions + row))
+        low, high = noise_key(tl.load(seeds + row * strides[1]), tl.load(positions + row * strides[2]))
+    if bars is not None:
+        min_p = tl.load(min_ps + row * strides[3])
     if mask is not None:
         mask += row * words
     begins = split * size
@@ -105,14 +119,12 @@ def _draw(
         at = first + tl.arange(0, BLOCK)
         values = scaled_logits(logits + row * stride, mask, at, vocab, temperature)
         if tops is not None:
-            higher = tl.maximum(top, tl.max(values, 0))
-            mass = mass * _faded(top, higher) + tl.sum(_faded(values, higher), 0)
-            top = higher
+            top, mass = _heaped(top, mass, values)
         score = values
         if seeds is not None:
             score += tl.where(temperature > 0, gumbel_noise(low, high, at), 0.0)
         if bars is not None:
-            score = tl.where(_kept(values, at, row, bars, lasts, row_tops, min_ps), score, float("-inf"))
+            score = tl.where(_kept(values, at, row, bars, lasts, row_tops, min_p), score, float("-inf"))
         better = score > best
         second = tl.where(better, best, tl.maximum(second, score))
         winner = tl.where(better, at, winner)
@@ -138,7 +150,10 @@ def _take(scores: tl.tensor, ids: tl.tensor, out: tl.tensor, splits: tl.tensor, 
     tl.store(out + row, lowest.to(tl.int64))
 
 
-@triton.jit(do_not_specialize=["splits", "stride", "words", "vocab"])
+@triton.jit(
+    do_not_specialize=["splits", "temperature_stride", "stride", "words", "vocab"],
+    do_not_specialize_on_alignment=["temperatures"],
+)
 def _score(
     logits: tl.tensor,
     mask: tl.tensor,
@@ -152,6 +167,7 @@ def _score(
     logprobs: tl.tensor,
     margins: tl.tensor,
     splits: tl.tensor,
+    temperature_stride: tl.tensor,
     stride: tl.tensor,
     words: tl.tensor,
     vocab: tl.tensor,
@@ -165,7 +181,7 @@ def _score(
     winner = tl.load(winners + place, mask=there, other=2147483647)
     top = tl.load(tops + place, mask=there, other=float("-inf"))
     largest, _lowest, other = _best_two(best, second, winner)
-    temperature = tl.load(temperatures + row)
+    temperature = tl.load(temperatures + row * temperature_stride)
     tl.store(margins + row, (largest - other) * tl.where(temperature > 0, temperature, 1.0))
     highest = tl.max(top, 0)
     mass = tl.sum(tl.load(masses + place, mask=there, other=0.0) * _faded(top, highest), 0)
@@ -183,7 +199,10 @@ def _bars(draw: Draw) -> _Bars | tuple[None, None, None]:
     place, device = torch.empty((2, b), dtype=torch.int32, device=draw.logits.device), draw.logits.device
     found = _Bars(place[0], place[1], torch.empty(b, dtype=torch.float32, device=device))
     rows = (draw.logits, draw.vocab_mask, draw.temperatures, draw.top_ks, draw.top_ps)
-    find_bars[(b,)](*rows, *found, draw.logits.stride(0), _words(draw.vocab_mask), vocab, num_warps=8)
+    strides = tuple(part.stride(0) for part in rows[2:])
+    find_bars[(b,)](
+        *rows, *found, strides, draw.logits.stride(0), _words(draw.vocab_mask), vocab, num_warps=8
+    )
     return found
 
 
@@ -208,10 +227,12 @@ def _searched(
     floats = torch.empty((4, b, splits), dtype=torch.float32, device=logits.device)
     ids = torch.empty((b, splits), dtype=torch.int32, device=logits.device)
     best = _Best(floats[0], ids, *(floats[1:] if scored else (None, None, None)))
-    keys = (None, None, None, None, None, None, None)
+    keys: tuple[torch.Tensor | None, ...] = (None,) * 7
+    strides: tuple[int, ...] = (0, 0, 0, 0)
     if draw is not None:
-        keys = (draw.temperatures, draw.seeds, draw.positions, draw.min_ps, *_bars(draw))
-    _draw[(b, splits)](logits, mask, *keys, *best, logits.stride(0), _words(mask), vocab, size)
+        rows = (draw.temperatures, draw.seeds, draw.positions, draw.min_ps)
+        keys, strides = (*rows, *_bars(draw)), tuple(part.stride(0) for part in rows)
+    _draw[(b, splits)](logits, mask, *keys, *best, strides, logits.stride(0), _words(mask), vocab, size)
     return best
 
 
@@ -264,6 +285,13 @@ def score_tokens(
             logits, temperatures, top_ks, top_ps, min_ps, seeds, positions, vocab_mask, filtered=filtered
         )
         best = _searched(logits, vocab_mask, draw, scored=True)
-        sizes = (best.scores.shape[1], logits.stride(0), _words(vocab_mask), vocab, _MOST)
+        sizes = (
+            best.scores.shape[1],
+            temperatures.stride(0),
+            logits.stride(0),
+            _words(vocab_mask),
+            vocab,
+            _MOST,
+        )
         _score[(b,)](logits, vocab_mask, temperatures, ids, *best, logprobs, margins, *sizes, num_warps=1)
     return logprobs, margins

@@ -142,7 +142,7 @@ def _tell(
         tl.store(tokens + slot, position, mask=miss)
 
 
-@triton.jit(do_not_specialize=["k", "width"])
+@triton.jit(do_not_specialize=["k", "width"], do_not_specialize_on_alignment=["rows", "seq_lens"])
 def _plan(
     positions: tl.tensor,
     rows: tl.tensor,
@@ -226,7 +226,7 @@ def _move(source: tl.tensor, target: tl.tensor, size: tl.constexpr, block: tl.co
         tl.store(target + at, tl.load(source + at, mask=at < size), mask=at < size)
 
 
-@triton.jit(do_not_specialize=["k", "context", "stride"])
+@triton.jit(do_not_specialize=["k", "context", "stride"], do_not_specialize_on_alignment=["rows"])
 def _swap_in(
     k_cache: tl.tensor,
     v_cache: tl.tensor,

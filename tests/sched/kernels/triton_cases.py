@@ -19,6 +19,7 @@ from schedbench.sched.kernels.activation import silu_and_mul
 from schedbench.sched.kernels.attention import attention
 from schedbench.sched.kernels.bridge import decode_inputs, resolve_negative
 from schedbench.sched.kernels.drafts import stage_rows
+from schedbench.sched.kernels.indexer import index_and_store, select_top_k
 from schedbench.sched.kernels.norm import add_rms_norm, rms_norm
 from schedbench.sched.kernels.on_cuda import triton_kernel
 from schedbench.sched.kernels.placement import copy_pages, place_decode, place_extend
@@ -26,7 +27,7 @@ from schedbench.sched.kernels.registry import kernels
 from schedbench.sched.kernels.rope import rope_and_store_kv
 from schedbench.sched.kernels.rows import decode_positions, extend_positions, last_tokens
 from schedbench.sched.kernels.sampling import Draw, sample, sample_greedy, score_tokens
-from schedbench.sched.kernels.sparse import sparse_attention
+from schedbench.sched.kernels.sparse import page_lookup, sparse_attention, sparse_extend
 from schedbench.sched.kernels.staging import stage_decode
 from schedbench.sched.kernels.swap import back_up, plan_swap_in, swap_in
 from schedbench.sched.kernels.tree_attention import tree_attention
@@ -67,8 +68,10 @@ def _placed(arg: Any, dtype: torch.dtype | None, device: str) -> Any:
         return [_placed(part, dtype, device) for part in arg]
     if not isinstance(arg, torch.Tensor):
         return arg
-    moved = arg.clone(memory_format=torch.preserve_format) if device == "cpu" else arg.to(device)
-    return moved.to(dtype) if dtype is not None and arg.is_floating_point() else moved
+    dtype = dtype if dtype is not None and arg.is_floating_point() else arg.dtype
+    # Strides stay what they are: a view of something is one after the move.
+    storage = torch.empty_strided(arg.shape, arg.stride(), dtype=dtype, device=device)
+    return storage.copy_(arg)
 
 
 def floats(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -241,18 +244,30 @@ def _vocab_mask(rows: int, vocab: int) -> torch.Tensor:
     return (bits | 1).to(INT32)
 
 
+def _packed(*columns: torch.Tensor) -> list[torch.Tensor]:
+    """Columns [n] as views of one tensor, as parameters of requests arrive on the device."""
+    return list(torch.stack(columns, 1).unbind(1))
+
+
 def _draw(vocab: int, *, masked: bool, filtered: bool) -> Draw:
     """Six rows, one of them greedy, one with equals only; filters of all kinds, alone and together."""
     logits = 3 * floats(6, vocab)
     logits[4] = (3 * floats(vocab, seed=1)).round()
-    return Draw(
-        logits,
-        torch.tensor([1.0, 0.0, 0.7, 1.3, 1.0, 2.0]).unsqueeze(1),
-        torch.tensor([vocab, vocab, 5, vocab, 7, 1], dtype=INT32),
+    temperatures, top_ps, min_ps = _packed(
+        torch.tensor([1.0, 0.0, 0.7, 1.3, 1.0, 2.0]),
         torch.tensor([1.0, 0.9, 1.0, 0.8, 0.6, 1.0]),
         torch.tensor([0.0, 0.0, 0.0, 0.05, 0.0, 0.1]),
-        torch.tensor([3, -5, 1 << 62, -(1 << 63), 0, 77]),
-        torch.tensor([0, 9, 4095, 1, 2, 100000]),
+    )
+    keys = _packed(
+        torch.tensor([3, -5, 1 << 62, -(1 << 63), 0, 77]), torch.tensor([0, 9, 4095, 1, 2, 100000])
+    )
+    return Draw(
+        logits,
+        temperatures.unsqueeze(1),
+        torch.tensor([vocab, vocab, 5, vocab, 7, 1], dtype=INT32),
+        top_ps,
+        min_ps,
+        *keys,
         _vocab_mask(6, vocab) if masked else None,
         filtered=filtered,
     )
@@ -400,6 +415,44 @@ for _size, _top_k in ((12, 8), (1100, 40)):
     )
 case("swap in", swap_in, _fetched, host=2)
 case("back up", back_up, _saved, host=2)
+
+
+def _select(lens: Sequence[int], top_k: int, *, ties: bool) -> Arguments:
+    (cache, _), where = _paged(lens, 1, 12)
+    q = -torch.ones(len(lens), 3, 12) if ties else floats(len(lens), 3, 12)
+    keys = torch.ones_like(cache[:, 0]) if ties else cache[:, 0].contiguous()
+    return [q, floats(len(lens), 3), keys, *where, top_k, max(lens)]
+
+
+def _sparse_extend(lens: Sequence[int], new: Sequence[int], *, mapped: bool) -> Arguments:
+    caches, (table, rows, seq_lens) = _paged(lens, 1, 8)
+    slots, tokens = caches[0].shape[0], sum(new)
+    mapping = torch.randperm(slots, generator=torch.Generator().manual_seed(8)) if mapped else None
+    where = [torch.arange(n - m, n) for n, m in zip(lens, new, strict=True)]
+    index = [floats(tokens, 3, 12), floats(tokens, 3), floats(slots, 12)]
+    rest = [table, mapping, rows, torch.cat(where), seq_lens, torch.tensor(new, dtype=INT32)]
+    return [floats(tokens, 2, 8), *caches, *index, *rest, 0.3, 6, max(lens)]
+
+
+for _lens, _ties in (((30,), False), ((1, 1200, 8, 9), False), ((40, 3), True)):
+    case(
+        f"best of {_lens}{', all equal' * _ties}",
+        select_top_k,
+        lambda n=_lens, t=_ties: _select(n, 8, ties=t),
+    )
+case("sparse extend", sparse_extend, lambda: _sparse_extend((9, 70), (4, 3), mapped=False))
+case("sparse extend elsewhere", sparse_extend, lambda: _sparse_extend((9,), (9,), mapped=True), variant=True)
+case(
+    "index and store",
+    index_and_store,
+    lambda: [floats(2, 4 * 12 + 3), torch.tensor([7, 4]), floats(9, 12), 3],
+)
+case(
+    "page lookup",
+    page_lookup,
+    lambda: [torch.tensor([[3, 5, -1], [-1, -1, -1]], dtype=INT32), _table(4, 9), torch.tensor([2, 1])],
+    floats=False,
+)
 
 
 if __name__ == "__main__":
