@@ -18,6 +18,7 @@ import torch
 from schedbench.sched.kernels.activation import silu_and_mul
 from schedbench.sched.kernels.attention import attention
 from schedbench.sched.kernels.bridge import decode_inputs, resolve_negative
+from schedbench.sched.kernels.buffers import map_newest, map_prompt, previous_tokens, unmap
 from schedbench.sched.kernels.drafts import stage_rows
 from schedbench.sched.kernels.indexer import index_and_store, select_top_k
 from schedbench.sched.kernels.norm import add_rms_norm, rms_norm
@@ -451,6 +452,60 @@ case(
     "page lookup",
     page_lookup,
     lambda: [torch.tensor([[3, 5, -1], [-1, -1, -1]], dtype=INT32), _table(4, 9), torch.tensor([2, 1])],
+    floats=False,
+)
+
+
+def _newest() -> Arguments:
+    """Rows, lengths and a buffer for 12 tokens in pages of 4."""
+    return [
+        torch.tensor([2, 1, 3]),
+        torch.tensor([5, 13, 30]),
+        torch.randperm(64, generator=torch.Generator().manual_seed(9)).view(4, 16),
+    ]
+
+
+def _mapped(page_size: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A mapping of whole pages, and logical slots that lead there."""
+    pages = torch.randperm(400 // page_size, generator=torch.Generator().manual_seed(9))
+    mapping = (pages[:, None] * page_size + torch.arange(page_size)).flatten()
+    logical = pages.flip(0)[: -(-tokens // page_size), None] * page_size + torch.arange(page_size)
+    return mapping, logical.flatten()[:tokens]
+
+
+def _prompt(page_size: int) -> Arguments:
+    _, slots = _mapped(page_size, 11)
+    return [
+        torch.zeros(400, dtype=INT64),
+        torch.cat([slots, slots[:1] * 0 + 396]),
+        torch.arange(30).flip(0),
+        page_size,
+    ]
+
+
+for _page_size in (1, 4):
+    case(
+        f"map a prompt in pages of {_page_size}",
+        map_prompt,
+        lambda p=_page_size: _prompt(p),
+        floats=False,
+    )
+    case(
+        f"unmap pages of {_page_size}",
+        unmap,
+        lambda p=_page_size: [*_mapped(p, 150), p],
+        floats=False,
+    )
+case(
+    "map the newest",
+    map_newest,
+    lambda: [torch.zeros(30, dtype=INT64), torch.tensor([4, 9, 7]), _newest()[2], *_newest()[:2], 12],
+    floats=False,
+)
+case(
+    "previous tokens",
+    previous_tokens,
+    lambda: [_newest()[2], torch.arange(160).view(4, 40), torch.tensor([0, 12, 3, 2]), *_newest()[:2], 12],
     floats=False,
 )
 
