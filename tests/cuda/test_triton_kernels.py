@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from schedbench.sched.kernels.linear import linear
-from tests.sched.kernels.triton_cases import CASES, floats, names, wrong
+from tests.sched.kernels.triton_cases.case import floats
+from tests.sched.kernels.triton_parity import CASES, names, wrong
 
 pytestmark = pytest.mark.cuda
 

@@ -14,7 +14,7 @@ import torch
 
 from schedbench.sched.kernels.on_cuda import on_cuda, triton_kernel
 from schedbench.sched.kernels.registry import kernels
-from tests.sched.kernels.triton_cases import CASES, names
+from tests.sched.kernels.triton_parity import CASES, names
 
 ROOT = Path(__file__).resolve().parents[3]
 TRITON = {entry.name: entry for entry in kernels().values() if entry.triton}
@@ -38,7 +38,7 @@ def told(program: str, **environment: str) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def found() -> dict[str, str]:
     """What is wrong with each case. The variable must be set before kernels are defined."""
-    return told("triton_cases", TRITON_INTERPRET="1")
+    return told("triton_parity", TRITON_INTERPRET="1")
 
 
 @pytest.mark.parametrize("name", [f"{name} {dtype}" for name, dtype in names(every=False)])
