@@ -22,8 +22,9 @@ def _packed(*columns: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _draw(vocab: int, *, masked: bool, filtered: bool) -> Draw:
-    """Six rows, one of them greedy, one with equals only; filters of all kinds, alone and together."""
+    """Six rows, one of them greedy, one with many equals; filters of all kinds, alone and together."""
     logits = 3 * floats(6, vocab)
+    logits[0] = 0  # the noise alone decides
     logits[4] = (3 * floats(vocab, seed=1)).round()
     temperatures, top_ps, min_ps = _packed(
         torch.tensor([1.0, 0.0, 0.7, 1.3, 1.0, 2.0]),
