@@ -77,7 +77,7 @@ def place_decode(
 
 
 @triton.jit
-def _pages_before(
+def pages_before(
     prefix_lens: tl.tensor, seq_lens: tl.tensor, request: tl.tensor, page_size: tl.constexpr
 ) -> tl.tensor:
     """Pages that the first ``request`` requests open, and their new tokens."""
@@ -114,7 +114,7 @@ def _place_extend(
     ends = tl.load(seq_lens + request)
     row = table + tl.load(rows + request).to(tl.int64) * width
     prefix += sum_before(prefix_lens, request)
-    opened, tokens = _pages_before(prefix_lens, seq_lens, request, page_size)
+    opened, tokens = pages_before(prefix_lens, seq_lens, request, page_size)
     last = tl.load(prefix + begins - 1, mask=begins > 0, other=-1)
     held = tl.cdiv(begins, page_size)
     for first in range(tl.program_id(1) * block, begins, stride):

@@ -13,7 +13,7 @@ from .filters import BLOCK, find_bars, order, scaled_logits
 from .noise import gumbel_noise, noise_key
 
 _PROGRAMS = 1024  # enough to keep every multiprocessor of today's GPUs busy
-_MOST = 64  # splits
+MOST_SPLITS = 64  # splits
 
 
 class _Bars(NamedTuple):
@@ -52,16 +52,16 @@ def _kept(
 
 
 @triton.jit
-def _faded(old: tl.tensor, new: tl.tensor) -> tl.tensor:
+def faded(old: tl.tensor, new: tl.tensor) -> tl.tensor:
     """exp(old - new), 0 where both are -inf."""
     return tl.where(old == float("-inf"), 0.0, tl.exp(old - new))
 
 
 @triton.jit
-def _heaped(top: tl.tensor, mass: tl.tensor, values: tl.tensor) -> tl.tensor:
+def heaped(top: tl.tensor, mass: tl.tensor, values: tl.tensor) -> tl.tensor:
     """The largest of all, and the sum of exp(value - largest), with some more ``values``."""
     higher = tl.maximum(top, tl.max(values, 0))
-    return higher, mass * _faded(top, higher) + tl.sum(_faded(values, higher), 0)
+    return higher, mass * faded(top, higher) + tl.sum(faded(values, higher), 0)
 
 
 @triton.jit
@@ -119,7 +119,7 @@ def _draw(
         at = first + tl.arange(0, BLOCK)
         values = scaled_logits(logits + row * stride, mask, at, vocab, temperature)
         if tops is not None:
-            top, mass = _heaped(top, mass, values)
+            top, mass = heaped(top, mass, values)
         score = values
         if seeds is not None:
             score += tl.where(temperature > 0, gumbel_noise(low, high, at), 0.0)
@@ -184,7 +184,7 @@ def _score(
     temperature = tl.load(temperatures + row * temperature_stride)
     tl.store(margins + row, (largest - other) * tl.where(temperature > 0, temperature, 1.0))
     highest = tl.max(top, 0)
-    mass = tl.sum(tl.load(masses + place, mask=there, other=0.0) * _faded(top, highest), 0)
+    mass = tl.sum(tl.load(masses + place, mask=there, other=0.0) * faded(top, highest), 0)
     if mask is not None:
         mask += row * words
     chosen = tl.load(ids + row) + tl.zeros([1], tl.int64)
@@ -210,11 +210,11 @@ def _words(mask: torch.Tensor | None) -> int:
     return 0 if mask is None else mask.shape[1]
 
 
-def _splits(logits: torch.Tensor) -> tuple[int, int]:
+def splits_of(logits: torch.Tensor) -> tuple[int, int]:
     """How many splits a row has, and ids in each."""
     b, vocab = logits.shape
     blocks = triton.cdiv(vocab, BLOCK.value)
-    each = triton.cdiv(blocks, min(max(_PROGRAMS // b, 1), _MOST))
+    each = triton.cdiv(blocks, min(max(_PROGRAMS // b, 1), MOST_SPLITS))
     return triton.cdiv(blocks, each), each * BLOCK.value
 
 
@@ -223,7 +223,7 @@ def _searched(
 ) -> _Best:
     """The best of each split, greedy without a ``draw``."""
     b, vocab = logits.shape
-    splits, size = _splits(logits)
+    splits, size = splits_of(logits)
     floats = torch.empty((4, b, splits), dtype=torch.float32, device=logits.device)
     ids = torch.empty((b, splits), dtype=torch.int32, device=logits.device)
     best = _Best(floats[0], ids, *(floats[1:] if scored else (None, None, None)))
@@ -239,7 +239,7 @@ def _searched(
 def _taken(best: _Best) -> torch.Tensor:
     b, splits = best.scores.shape
     out = torch.empty(b, dtype=torch.int64, device=best.scores.device)
-    _take[(b,)](best.scores, best.ids, out, splits, _MOST, num_warps=1)
+    _take[(b,)](best.scores, best.ids, out, splits, MOST_SPLITS, num_warps=1)
     return out
 
 
@@ -291,7 +291,7 @@ def score_tokens(
             logits.stride(0),
             _words(vocab_mask),
             vocab,
-            _MOST,
+            MOST_SPLITS,
         )
         _score[(b,)](logits, vocab_mask, temperatures, ids, *best, logprobs, margins, *sizes, num_warps=1)
     return logprobs, margins

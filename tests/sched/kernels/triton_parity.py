@@ -16,7 +16,7 @@ import torch
 
 from schedbench.sched.kernels.on_cuda import triton_kernel
 from schedbench.sched.kernels.registry import kernels
-from tests.sched.kernels.triton_cases import attention, hosted, model, sampling, steps
+from tests.sched.kernels.triton_cases import attention, hosted, model, sampling, speculation, steps
 from tests.sched.kernels.triton_cases.case import Case, placed
 
 # Half of the last place of a number near 1, some places more for what is summed.
@@ -28,6 +28,7 @@ CASES: dict[str, Case] = {
     **sampling.CASES,
     **steps.CASES,
     **hosted.CASES,
+    **speculation.CASES,
 }
 
 
