@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+from schedbench.sched.kernels.attention import attention
+from schedbench.sched.kernels.indexer import select_top_k
 from schedbench.sched.kernels.linear import linear
 from tests.sched.kernels.triton_cases.case import floats
 from tests.sched.kernels.triton_parity import CASES, names, wrong
@@ -30,3 +34,40 @@ def test_products_are_the_librarys(dtype: torch.dtype, biased: bool, widened: bo
     torch.testing.assert_close(
         found, expected.to(out_dtype), rtol=4 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps
     )
+
+
+def paged(context: int) -> list[torch.Tensor]:
+    """A table whose entries behind the first 40 are no slots, two rows of it, and lengths of 1."""
+    table = torch.full((3, context), 1 << 30, dtype=torch.int32)
+    table[:, :40] = torch.arange(120).view(3, 40)
+    return [part.cuda() for part in (table, torch.tensor([1, 2]), torch.ones(2, dtype=torch.int64))]
+
+
+def decode_of(lens: torch.Tensor, table: torch.Tensor, rows: torch.Tensor) -> list[Any]:
+    caches = [floats(120, 2, 16, seed=place).to(lens.device) for place in range(2)]
+    return [floats(2, 4, 16).to(lens.device), *caches, table, rows, lens, None, 0.25, table.shape[1], 1]
+
+
+def choice_of(lens: torch.Tensor, table: torch.Tensor, rows: torch.Tensor) -> list[Any]:
+    cache, q = floats(120, 16).to(lens.device), floats(2, 3, 16).to(lens.device)
+    return [q, floats(2, 3).to(lens.device), cache, table, rows, lens, 4, table.shape[1]]
+
+
+@pytest.mark.parametrize(("op", "arguments"), [(attention, decode_of), (select_top_k, choice_of)])
+def test_a_graph_reads_as_far_as_the_lengths_on_the_device_say(op: Any, arguments: Any) -> None:
+    """Captured for a large context with lengths of 1: a step further than there are slots would be a fault."""
+    table, rows, lens = paged(1 << 17)
+    given = arguments(lens, table, rows)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        op(*given)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            found = op(*given)
+    torch.cuda.synchronize()
+    for now in ([1, 40], [33, 7]):
+        lens.copy_(torch.tensor(now))
+        graph.replay()
+        torch.cuda.synchronize()
+        short = arguments(torch.tensor(now), table[:, :40].cpu(), rows.cpu())
+        torch.testing.assert_close(found.cpu(), op(*short), rtol=1e-4, atol=1e-5)

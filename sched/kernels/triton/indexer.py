@@ -123,7 +123,7 @@ def chosen(scored: Scored, top_k: int, most: int) -> torch.Tensor:
     n, heads, width = scored.q.shape
     out = torch.empty((n, top_k), dtype=torch.int32, device=scored.q.device)
     sizes = (heads, width, max(16, triton.next_power_of_2(heads)), padded(width), _POSITIONS)
-    for start in range(0, n, per_slab := max(1, _SLAB // most)):
+    for start in range(0, n, per_slab := max(1, _SLAB // max(most, 1))):
         part = slice(start, start + per_slab)
         q, weights, rows, lens = (
             tensor[part].contiguous() for tensor in (scored.q, scored.weights, scored.rows, scored.lens)
