@@ -32,7 +32,7 @@ class _DraftTopk(NamedTuple):
     meta=lambda *args: _DraftTopk(*args).meta(),
     cost=lambda *args: _DraftTopk(*args).cost(),
     footprint=lambda *args: _DraftTopk(*args).footprint(),
-    triton="drafts",
+    triton="candidates",
 )
 def draft_topk(logits: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Probabilities [n, topk] float32 and ids [n, topk] int64 of the most likely tokens of logits [n, vocab]; of

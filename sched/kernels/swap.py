@@ -67,7 +67,7 @@ class _PlanSwapIn(NamedTuple):
     cost=lambda *args: _PlanSwapIn(*args).cost(),
     footprint=lambda *args: _PlanSwapIn(*args).footprint(),
     integer=True,
-    triton="swap",
+    triton="plan",
 )
 def plan_swap_in(
     positions: torch.Tensor,
