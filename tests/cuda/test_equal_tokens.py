@@ -21,7 +21,7 @@ def tokens(scenario: str, *overrides: str, device: str = "cuda") -> dict[str, ob
     return {row.id: row.token_ids for row in result.requests}
 
 
-PLAIN = ["engine.speculative.algorithm=none"]
+PLAIN = ["engine.speculative={algorithm: none}"]
 DRAWN = ["workload.sampling.top_p=0.9", "workload.sampling.temperature=0.8"]
 
 
