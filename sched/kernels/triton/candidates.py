@@ -91,7 +91,8 @@ def _merge(
         left = tl.where(_later(found, place, value, token), found, float("-inf"))
         value, token = _first(left, tl.where(_later(found, place, value, token), place, 2147483647))
         tl.store(shares + row * topk + nth, tl.exp(value - total))
-        tl.store(out + row * topk + nth, token.to(tl.int64))
+        # What pads a graph may be no number: its token is one nevertheless.
+        tl.store(out + row * topk + nth, tl.where(token < 2147483647, token, 0).to(tl.int64))
 
 
 def draft_topk(logits: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]:

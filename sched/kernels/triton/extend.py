@@ -52,13 +52,14 @@ def _extend(
     member = part * members + tl.arange(0, members)
     at = tl.arange(0, dim)
     token, real = member // group, member < new * group
-    position = length - new + token
+    position = tl.maximum(length - new + token, 0)  # what pads a graph may be longer than its request
     head = (sum_before(extend_lens, request) + token) * kv_heads * group + kv_head * group + member % group
     mine = real[:, None] & (at < width)[None, :]
     mine_q = tl.load(q + head[:, None] * width + at[None, :], mask=mine, other=0.0)
     row = table + tl.load(rows + request).to(tl.int64) * context
     top, weight, value = begin(members, dim)
     ends = tl.minimum(length - new + ((part + 1) * members - 1) // group + 1, length)
+    ends = tl.maximum(ends, 1)
     for first in range(0, ends, block):
         cached = first + tl.arange(0, block)
         seen = cached < ends
@@ -87,7 +88,8 @@ def extend_attention(
     tokens, heads, width = q.shape
     kv_heads = caches[0].shape[1]
     group = heads // kv_heads
-    out = torch.empty((tokens, heads * width), dtype=q.dtype, device=q.device)
+    # Zeros: what pads a graph has tokens that are no request's, and later kernels compute with them.
+    out = torch.zeros((tokens, heads * width), dtype=q.dtype, device=q.device)
     if not tokens:
         return out
     members = (

@@ -53,7 +53,7 @@ def _last_tokens(
     hidden: tl.tensor, extend_lens: tl.tensor, out: tl.tensor, width: tl.constexpr, block: tl.constexpr
 ) -> None:
     request = tl.program_id(0)
-    token = sum_before(extend_lens, request + 1) - 1
+    token = tl.maximum(sum_before(extend_lens, request + 1) - 1, 0)
     at = tl.program_id(1) * block + tl.arange(0, block)
     row = tl.load(hidden + token * width + at, mask=at < width, other=0.0)
     tl.store(out + request * width + at, row, mask=at < width)
