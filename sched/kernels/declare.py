@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +27,7 @@ def declared(
     integer: bool = False,
     fixed_cost: bool = True,
     triton: str = "",
+    strided: Collection[str] = (),
 ) -> Callable[[Callable[..., Any]], torch._ops.OpOverload]:
     """``registry.kernel`` for a kernel whose ``arguments`` answer for it."""
     return kernel(
@@ -37,6 +38,7 @@ def declared(
         integer=integer,
         fixed_cost=fixed_cost,
         triton=triton,
+        strided=strided,
     )
 
 

@@ -54,6 +54,9 @@ _DRAW = (
     " Tensor seeds, Tensor positions, Tensor? vocab_mask, bool filtered"
 )
 
+# A request's parameters may be columns of one upload.
+_COLUMNS = ("temperatures", "top_ks", "top_ps", "min_ps", "seeds", "positions")
+
 
 def row_seed(seed: int, index: int) -> int:
     """The key of request ``index`` in a run seeded ``seed``: a signed 64-bit integer."""
@@ -207,7 +210,14 @@ def sample_greedy_tagged(
     return _tagged_ids(logits, vocab_mask, fingerprint)
 
 
-@kernel(f"sample({_DRAW}) -> Tensor", meta=_ids_meta, cost=_draw_cost, footprint=_reads, triton="sampling")
+@kernel(
+    f"sample({_DRAW}) -> Tensor",
+    meta=_ids_meta,
+    cost=_draw_cost,
+    footprint=_reads,
+    triton="sampling",
+    strided=_COLUMNS,
+)
 def sample(*args: Any) -> torch.Tensor:
     """ids [b] int64 of a ``Draw`` with keyed noise; a row of temperature 0 takes its largest logit."""
     return _scores(Draw(*args)).argmax(1)
@@ -232,6 +242,7 @@ def sample_tagged(*args: Any) -> torch.Tensor:
     cost=_draw_cost,
     footprint=_reads,
     triton="sampling",
+    strided=_COLUMNS,
 )
 def score_tokens(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability and margin, [b] float32 each, of the ids [b] that ``sample`` drew from the same draw.

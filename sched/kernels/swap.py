@@ -199,6 +199,7 @@ def token_bytes(cache: torch.Tensor) -> int:
     _SwapIn,
     fixed_cost=False,
     triton="swap",
+    strided=("host",),
 )
 def swap_in(
     k_cache: torch.Tensor,

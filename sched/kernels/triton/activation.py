@@ -26,5 +26,5 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     if rows:
         block = min(_BLOCK, triton.next_power_of_2(width))
-        _silu_and_mul[(rows, triton.cdiv(width, block))](gate_up.contiguous(), out, width, block)
+        _silu_and_mul[(rows, triton.cdiv(width, block))](gate_up, out, width, block)
     return out

@@ -160,7 +160,7 @@ def decode_attention(
     tops = torch.empty((b, heads, splits), dtype=torch.float32, device=q.device)
     context, depth = table.shape[1], 0 if branches[0] is None else branches[0].shape[1]
     members = max(16, triton.next_power_of_2(group))
-    tensors = (q.contiguous(), *caches, table, rows, seq_lens, *branches, values, tops)
+    tensors = (q, *caches, table, rows, seq_lens, *branches, values, tops)
     sizes = (kv_heads, group, width, _LEAST, members, dim, block, triton.knobs.runtime.interpret)
     _decode[(b, kv_heads, splits)](*tensors, scale * LOG2_E, context, depth, *sizes)
     combined = (splits, context, heads, width, _LEAST, block, _MOST_SPLITS, dim)

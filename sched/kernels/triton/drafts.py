@@ -165,7 +165,7 @@ def _picked(rows: torch.Tensor, accept_lens: torch.Tensor) -> torch.Tensor:
     if b:
         block = min(1024, triton.next_power_of_2(width))
         grid = (b, triton.cdiv(width, block))
-        _pick[grid](rows.contiguous(), accept_lens, out, rows.shape[0] // b, width, block)
+        _pick[grid](rows, accept_lens, out, rows.shape[0] // b, width, block)
     return out
 
 

@@ -96,7 +96,7 @@ def extend_attention(
         128 if q.element_size() == 2 else 32
     )  # float32 has no tensor cores: its tiles are held in registers
     grid = (triton.cdiv(max_extend_len * group, members), kv_heads, seq_lens.shape[0])
-    tensors = (q.contiguous(), *caches, table, rows, seq_lens, extend_lens, out)
+    tensors = (q, *caches, table, rows, seq_lens, extend_lens, out)
     sizes = (
         kv_heads,
         group,

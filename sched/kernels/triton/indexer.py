@@ -126,7 +126,7 @@ def chosen(scored: Scored, top_k: int, most: int) -> torch.Tensor:
     for start in range(0, n, per_slab := max(1, _SLAB // max(most, 1))):
         part = slice(start, start + per_slab)
         q, weights, rows, lens = (
-            tensor[part].contiguous() for tensor in (scored.q, scored.weights, scored.rows, scored.lens)
+            tensor[part] for tensor in (scored.q, scored.weights, scored.rows, scored.lens)
         )
         scores = torch.empty((q.shape[0], most), dtype=torch.float32, device=q.device)
         pieces = min(max(_PROGRAMS // q.shape[0], 1), triton.cdiv(most, _POSITIONS))
@@ -183,7 +183,7 @@ def index_and_store(
     q = torch.empty((tokens, heads, width), dtype=projected.dtype, device=projected.device)
     weights = torch.empty((tokens, heads), dtype=projected.dtype, device=projected.device)
     if tokens:
-        tensors = (projected.contiguous(), out_cache_loc, index_cache, q, weights)
+        tensors = (projected, out_cache_loc, index_cache, q, weights)
         grid = (tokens, triton.cdiv(projected.shape[1], BLOCK.value))
         _index_and_store[grid](*tensors, heads, width, BLOCK.value)
     return q, weights
@@ -218,7 +218,7 @@ def located(
     n, k = positions.shape
     out = torch.empty((n, k), dtype=torch.int32, device=positions.device)
     if n:
-        tensors = (positions.contiguous(), req_to_token, rows, mapping, out)
+        tensors = (positions, req_to_token, rows, mapping, out)
         _page_lookup[(n, triton.cdiv(k, BLOCK.value))](*tensors, req_to_token.shape[1], k, BLOCK.value)
     return out
 

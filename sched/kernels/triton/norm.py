@@ -16,22 +16,21 @@ def normalised(
     return (x * tl.rsqrt(mean + eps)).to(dtype).to(tl.float32) * weight
 
 
-@triton.jit(do_not_specialize=["stride"])
+@triton.jit
 def _rms_norm(
     x: tl.tensor,
     residual: tl.tensor,
     weight: tl.tensor,
     out: tl.tensor,
-    stride: tl.tensor,
     eps: tl.tensor,
     width: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """Without ``residual`` the norm of x; with it x is added to it first. Rows of x are ``stride`` apart."""
+    """Without ``residual`` the norm of x; with it x is added to it first."""
     at = tl.arange(0, block)
     there = at < width
     row = tl.program_id(0).to(tl.int64)
-    value = tl.load(x + row * stride + at, mask=there, other=0.0).to(tl.float32)
+    value = tl.load(x + row * width + at, mask=there, other=0.0).to(tl.float32)
     if residual is not None:
         value += tl.load(residual + row * width + at, mask=there, other=0.0).to(tl.float32)
         value = value.to(residual.dtype.element_ty).to(tl.float32)
@@ -47,7 +46,7 @@ def _launch(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor
     if rows:
         block = triton.next_power_of_2(width)
         warps = min(max(block // 512, 1), 16)
-        _rms_norm[(rows,)](x, residual, weight, out, x.stride(0), eps, width, block, num_warps=warps)
+        _rms_norm[(rows,)](x, residual, weight, out, eps, width, block, num_warps=warps)
     return out
 
 

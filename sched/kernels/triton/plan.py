@@ -209,7 +209,7 @@ def plan_swap_in(
     turned = torch.empty((b, size), dtype=torch.int16, device=device)
     plan = (locations, missing, targets)
     if b:
-        tables = (positions.contiguous(), req_pool_indices, seq_lens, device_buffer, tokens, lru, lookups)
+        tables = (positions, req_pool_indices, seq_lens, device_buffer, tokens, lru, lookups)
         sizes = (k, device_buffer.shape[1], size, k.bit_length() + 1, _BLOCK)
         _plan[(b,)](*tables, *plan, held, freed, flags, turned, *sizes, num_warps=8)
     return plan

@@ -111,6 +111,6 @@ def rope_and_store_kv(
     if tokens:
         grid = (tokens, triton.cdiv(heads + 2 * kv_heads, _HEADS))
         block = triton.next_power_of_2(head_dim // 2)
-        tensors = (qkv.contiguous(), positions, cos_sin, q_norm, k_norm, out_cache_loc, k_cache, v_cache, out)
+        tensors = (qkv, positions, cos_sin, q_norm, k_norm, out_cache_loc, k_cache, v_cache, out)
         _rope_and_store_kv[grid](*tensors, eps, heads, kv_heads, head_dim // 2, _HEADS, block, num_warps=2)
     return out

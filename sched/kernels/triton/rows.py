@@ -63,7 +63,7 @@ def last_tokens(hidden: torch.Tensor, extend_lens: torch.Tensor) -> torch.Tensor
     b, width = extend_lens.shape[0], hidden.shape[1]
     out = torch.empty((b, width), dtype=hidden.dtype, device=hidden.device)
     if b:
-        _last_tokens[(b, triton.cdiv(width, 1024))](hidden.contiguous(), extend_lens, out, width, 1024)
+        _last_tokens[(b, triton.cdiv(width, 1024))](hidden, extend_lens, out, width, 1024)
     return out
 
 
@@ -124,7 +124,7 @@ def _stage_rows(
 def stage_rows(static: torch.Tensor, source: torch.Tensor, padded: int) -> None:
     each = math.prod(static.shape[1:])
     if total := padded * each:
-        source = source.contiguous()
+        source = source
         _stage_rows[(triton.cdiv(total, _BLOCK),)](static, source, source.numel(), total, _BLOCK)
 
 

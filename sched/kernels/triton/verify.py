@@ -50,7 +50,7 @@ def build_tree(
     nodes, above = torch.empty((2, b, draft_tokens), dtype=torch.int64, device=tokens.device).unbind()
     if b:
         places = torch.empty((b, n), dtype=torch.int32, device=tokens.device)
-        candidates = (scores.contiguous(), tokens.contiguous(), parents.contiguous())
+        candidates = (scores, tokens, parents)
         block = triton.next_power_of_2(n)
         _build_tree[(b,)](*candidates, bonus, places, nodes, above, n, draft_tokens, block)
     return nodes, above
@@ -95,7 +95,7 @@ def tree_paths(parents: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.T
     counts = torch.empty((b, nodes), dtype=torch.int64, device=parents.device)
     if b:
         block = triton.next_power_of_2(nodes)
-        _tree_paths[(b,)](parents.contiguous(), paths, counts, nodes, depth, block)
+        _tree_paths[(b,)](parents, paths, counts, nodes, depth, block)
     return paths, counts
 
 
@@ -136,7 +136,6 @@ def accept_drafts(
     index = torch.empty((b, most), dtype=torch.int32, device=tokens.device)
     lens = torch.empty(b, dtype=torch.int32, device=tokens.device)
     if b:
-        above = None if parents is None else parents.contiguous()
         sizes = (nodes, most, triton.next_power_of_2(nodes))
-        _accept_drafts[(b,)](tokens.contiguous(), above, predict, index, lens, *sizes, num_warps=1)
+        _accept_drafts[(b,)](tokens, parents, predict, index, lens, *sizes, num_warps=1)
     return index, lens

@@ -75,12 +75,12 @@ def compiling() -> list[Any]:
 
 def main() -> None:
     made = compiling()
-    modules = {entry.name: entry.triton for entry in kernels().values()}
+    entries = {entry.name: entry for entry in kernels().values()}
     found = {}
     for name, op, arguments in launches():
         made.clear()
         try:
-            triton_kernel(op, modules[op])(*arguments)
+            triton_kernel(op, entries[op].triton, entries[op].dense)(*arguments)
             shared = max((kernel.metadata.shared for kernel in made), default=0)
             found[name] = "" if shared <= SHARED else f"{shared} bytes of shared memory"
         except Exception:
