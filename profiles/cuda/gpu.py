@@ -49,7 +49,7 @@ def plan(folder: Path) -> list[Stage]:
         _run("cuda", folder, "cuda", _BURST, 120),
         _run("vgpu", folder, "vgpu", _BURST, 60),
         Stage("comparison", compare, 30, needs=("cuda", "vgpu")),
-        Stage("tests", tests, 120, packages=("pytest",)),
+        Stage("tests", tests, 200, packages=("pytest",)),
         *(_probe(name, folder, 45) for name in PROBES if name != "environment"),
         _run("cuda-mixed", folder, "cuda", (), 90),
         _run("cuda-bfloat16", folder, "cuda", ("model.dtype=bfloat16",), 90),
