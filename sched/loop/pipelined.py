@@ -115,7 +115,9 @@ def _settle(scheduler: Scheduler, slot: Microbatch) -> None:
     batch, result, streams = flight.batch, flight.result, engine.streams
     with engine.observer.range("copy", batch.step, batch.batch_size):
         with streams.on(streams.copy):
-            tokens, *scores = _nothing(engine) if flight.silent else _come_round(engine, batch, result)
+            tokens, *scores = (
+                _nothing(engine, result) if flight.silent else _come_round(engine, batch, result)
+            )
             result.next_token_ids = tokens.to(torch.int64)
             result.next_token_logprobs = scores[0] if scores else None
             assert result.future_indices is not None
@@ -141,8 +143,9 @@ def _come_round(engine: Engine, batch: ScheduleBatch, result: StepResult) -> Seq
     return outputs
 
 
-def _nothing(engine: Engine) -> Sequence[torch.Tensor]:
-    """In place of the token that nobody reads."""
+def _nothing(engine: Engine, result: StepResult) -> Sequence[torch.Tensor]:
+    """In place of the token that nobody reads. That it comes behind the forward is all the order that there is."""
+    engine.streams.copy.wait_event(result.copy_done)
     return [torch.zeros(1, dtype=torch.int64, device=engine.config.device)]
 
 
