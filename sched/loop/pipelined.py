@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..batch import ScheduleBatch, StepResult
+from ..batch import ForwardMode, ScheduleBatch, StepResult
 from ..link import Link
 from ..pipeline.requests import Following, Leading
 from ..pipeline.stages import Stage
@@ -104,7 +104,7 @@ def _launch(scheduler: Scheduler, batch: ScheduleBatch) -> Flight:
 
 def _is_chunk(batch: ScheduleBatch) -> bool:
     """Whether the step is nothing but an unfinished prompt."""
-    return batch.chunked_req is not None and batch.reqs == [batch.chunked_req]
+    return batch.forward_mode is ForwardMode.EXTEND and batch.reqs == [batch.chunked_req]
 
 
 def _settle(scheduler: Scheduler, slot: Microbatch) -> None:
