@@ -52,7 +52,13 @@ def _others(ranks: list[Document]) -> list[str]:
 
 
 def _label(name: str) -> str:
-    return name.removesuffix("_us_per_step").replace("_pct", "").replace("_", " ").replace(".", ": before ")
+    return (
+        name.removesuffix("_us_per_step")
+        .replace("_pct", "")
+        .replace("_", " ")
+        .replace(".outside", ": before other work")
+        .replace(".", ": before ")
+    )
 
 
 def _unit(ranks: list[Document], name: str) -> str:
