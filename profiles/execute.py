@@ -21,7 +21,7 @@ from .crash import broken_on_purpose
 from .draft import speculation
 from .environment import environment, tool
 from .hazards import hazards
-from .machine import Machine
+from .machine import Machine, MachineError
 from .machines import Kind, chosen
 from .passes import Measured, measured, untimed
 from .resolve import Resolved
@@ -88,6 +88,8 @@ def execute(
     if scenario.engine.ranks == 1:
         result = alone(kind, *around, task.run, keep_trace=options.keep_trace)
     elif options.world == "virtual":
+        if options.device == "cuda":
+            raise MachineError("a virtual world has virtual GPUs; --world distributed puts ranks on real ones")
         result = virtual_world(*around, task.run)
     else:
         result = process_world(
