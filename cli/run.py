@@ -108,13 +108,11 @@ def _watch(clock: Clock, total: int) -> RunProgress:
 
 
 def _execute(resolved: Resolved, options: Options, output_dir: Path | None) -> Outcome:
-    from ..profiles.execute import execute
-    from ..profiles.recording import FILE, Recording
+    from dataclasses import replace
 
-    if output_dir is None:
-        return execute(resolved, resolved.relays[0], options, watch=_watch)
-    with Recording(output_dir / FILE) as recording:
-        return execute(resolved, resolved.relays[0], options, watch=_watch, instrument=recording)
+    from ..profiles.execute import execute
+
+    return execute(resolved, resolved.relays[0], replace(options, record=output_dir), watch=_watch)
 
 
 def _climb(resolved: Resolved, options: Options, output_dir: Path | None, form: Format) -> int:

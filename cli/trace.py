@@ -31,25 +31,34 @@ def trace(source: Source, output: Output = None, meaning: Meaning = None, nsys: 
 
     found = _found(source, meaning, nsys)
     path = output or _beside(source)
-    slices = draw(path, found.windows, found.sites, found.streams)
-    typer.echo(f"{path}: {slices:,} events")
-    if found.left_out:
-        typer.echo(f"the run was too long: {found.left_out:,} records at its end are not in it", err=True)
+    typer.echo(f"{path}: {draw(path, found):,} events")
+    left_out = sum(timeline.left_out for timeline in found.values())
+    if left_out:
+        typer.echo(f"the run was too long: {left_out:,} records at its end are not in it", err=True)
 
 
-def _found(source: Path, meaning: str | None, nsys: str | None) -> Recorded:
-    """Of a run what was recorded beside its result; else what the capture says."""
+def _found(source: Path, meaning: str | None, nsys: str | None) -> dict[str, Recorded]:
+    """Of a run what was recorded beside its result, rank by rank; else what the capture says."""
     from ..profiles.captures.files import Reader
-    from ..profiles.recording import FILE, read_recording
+    from ..profiles.recording import FILE, read_ranks, read_recording
 
     folder = source if source.is_dir() else source.parent
     if source.is_dir() or source.name == "result.json":
-        if not (folder / FILE).is_file():
+        found = read_ranks(folder)
+        if not found:
             raise UsageError(f"{source}: no {FILE} beside it; `run --output-dir` keeps one")
-        return read_recording(folder / FILE)
+        names = _ranks_of(folder / "result.json")
+        return {names.get(rank, f"rank {rank}"): timeline for rank, timeline in found.items()}
     if source.name.endswith(FILE):
-        return read_recording(source)
-    return Reader(meaning, nsys).timeline(source)
+        return {"": read_recording(source)}
+    return {"": Reader(meaning, nsys).timeline(source)}
+
+
+def _ranks_of(result: Path) -> dict[int, str]:
+    """What the result calls its ranks, if it is there."""
+    from ..profiles.result import read
+
+    return {rank: part.name for rank, part in enumerate(read(result).ranks)} if result.is_file() else {}
 
 
 def _beside(source: Path) -> Path:

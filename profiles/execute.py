@@ -24,6 +24,7 @@ from .hazards import hazards
 from .machine import Machine, MachineError
 from .machines import Kind, chosen
 from .passes import Measured, measured, untimed
+from .recording import Recording, file_of
 from .resolve import Resolved
 from .result import (
     Hazards,
@@ -69,6 +70,7 @@ class Options:
     world: Literal["virtual", "distributed"] = "virtual"  # of a scenario with several ranks
     traced: bool = True
     keep_trace: Path | None = None
+    record: Path | None = None  # folder that gets every rank's timeline
 
 
 def execute(
@@ -89,7 +91,9 @@ def execute(
         result = alone(kind, *around, task.run, keep_trace=options.keep_trace)
     elif options.world == "virtual":
         if options.device == "cuda":
-            raise MachineError("a virtual world has virtual GPUs; --world distributed puts ranks on real ones")
+            raise MachineError(
+                "a virtual world has virtual GPUs; --world distributed puts ranks on real ones"
+            )
         result = virtual_world(*around, task.run)
     else:
         result = process_world(
@@ -113,9 +117,17 @@ class _Task:
 
     def run(self, machine: Machine, valve: Valve, seat: Seat) -> RankRun:
         """One rank's run. Only the first one is watched by the caller's listeners."""
-        options, leads = self.options, seat.rank == 0
+        leads = seat.rank == 0
         if leads:
             valve.instrument = self.instrument
+        if self.options.record is None:
+            return self._run(machine, valve, seat, leads=leads)
+        with Recording(self.options.record / file_of(seat.rank)) as recording:
+            valve.instrument = recording
+            return self._run(machine, valve, seat, leads=leads)
+
+    def _run(self, machine: Machine, valve: Valve, seat: Seat, *, leads: bool) -> RankRun:
+        options = self.options
         guard = None if self.guard is None else self.guard.of_rank(seat.rank)
         bench = Bench(self.resolved, machine, self.relay, valve, guard=guard, seat=seat)
         with broken_on_purpose(self.relay):

@@ -7,9 +7,9 @@ every nanosecond is there.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from .files import packed_whole
 from .timeline import NO_SITE, Call, Op, Range, Site, Window
@@ -30,20 +30,47 @@ class Process(NamedTuple):
 HOST: Final = Process(1, "host")
 STREAMS: Final = Process(2, "streams")
 ENGINES: Final = Process(3, "copy engines")
+_GROUPS: Final = 3  # of a rank
 
 Event = dict[str, Any]
 
 
-def draw(path: Path, windows: Iterable[Window], sites: Iterable[Site], streams: dict[int, str]) -> int:
-    """Write the picture, whole or not at all; returns how many slices it has."""
+class Drawn(Protocol):
+    """A timeline with the names of its own records."""
+
+    @property
+    def windows(self) -> Sequence[Window]: ...
+
+    @property
+    def sites(self) -> Sequence[Site]: ...
+
+    @property
+    def streams(self) -> dict[int, str]: ...
+
+
+def draw(path: Path, timelines: Mapping[str, Drawn]) -> int:
+    """Write the picture, whole or not at all; returns how many slices it has. Timelines of several ranks, which are on
+    one clock, stand one below the other under their names."""
     count = 0
     with packed_whole(path) as file:
         file.write(b'{"displayTimeUnit":"ns","schedbench":"timeline","traceEvents":[\n')
-        for event in events(windows, tuple(sites), streams):
+        for event in merged(timelines):
             file.write((b",\n" if count else b"") + json.dumps(event, separators=(",", ":")).encode())
             count += 1
         file.write(b"\n]}\n")
     return count
+
+
+def merged(timelines: Mapping[str, Drawn]) -> Iterator[Event]:
+    """A lone timeline needs no name."""
+    for rank, (name, timeline) in enumerate(timelines.items()):
+        for event in events(timeline.windows, tuple(timeline.sites), timeline.streams):
+            event["pid"] += rank * _GROUPS
+            if event["name"] == "process_name" and len(timelines) > 1:
+                event["args"]["name"] = f"{name}: {event['args']['name']}"
+            elif event["name"] == "process_sort_index":
+                event["args"]["sort_index"] += rank * _GROUPS
+            yield event
 
 
 def events(windows: Iterable[Window], sites: tuple[Site, ...], streams: dict[int, str]) -> Iterator[Event]:

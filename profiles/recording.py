@@ -22,8 +22,10 @@ from .result import ResultError
 from .timeline import Names, Site, Window
 
 FILE: Final = "timeline.jsonl.gz"
+_OF_RANK: Final = "timeline.{}.jsonl.gz"
 MOST: Final = 2_000_000  # records; a hundred megabytes or so of a picture
 MAX_LINE: Final = 2**28
+MANY_RANKS: Final = 256
 
 _WINDOW: Final = TypeAdapter(Window)
 
@@ -102,6 +104,20 @@ class Recorded:
     sites: Sequence[Site]
     streams: dict[int, str]
     left_out: int = 0
+
+
+def file_of(rank: int) -> str:
+    """The name of a rank's file; of one alone it is the first one's."""
+    return _OF_RANK.format(rank) if rank else FILE
+
+
+def read_ranks(folder: Path) -> dict[int, Recorded]:
+    """Every rank's timeline in a folder, by rank. Raises as ``read_recording``."""
+    return {
+        rank: read_recording(folder / file_of(rank))
+        for rank in range(MANY_RANKS)
+        if (folder / file_of(rank)).is_file()
+    }
 
 
 def read_recording(path: Path) -> Recorded:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from functools import cache
+from pathlib import Path
 
 import pytest
 
 from schedbench.profiles.execute import Options, execute
 from schedbench.profiles.result import Hazards
 from schedbench.sched.relay.states import states
-from tests.acceptance.questions import answer, asked, digest, digest_of, outcome, statuses, value
+from tests.acceptance.questions import (
+    answer,
+    asked,
+    digest,
+    digest_of,
+    outcome,
+    schedbench,
+    statuses,
+    value,
+)
 
 SMALL = (
     "model.preset=tiny-deep",
@@ -119,3 +131,22 @@ def test_counts_do_not_depend_on_the_world() -> None:
     ]
     assert worlds[0].per_step == worlds[1].per_step
     assert [rank.per_step for rank in worlds[0].ranks] == [rank.per_step for rank in worlds[1].ranks]
+
+
+def test_ranks_are_drawn_on_one_clock(tmp_path: Path) -> None:
+    """One picture with each stage's tracks: a stage's proxies are received after the one before has sent them."""
+    folder = str(tmp_path)
+    assert (
+        schedbench("run", "pp4_mixed", "--set", "workload.requests=3", "--output-dir", folder).returncode == 0
+    )
+    assert schedbench("trace", folder).returncode == 0
+    events = json.loads(gzip.decompress((tmp_path / "perfetto.json.gz").read_bytes()))["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert [names[pid] for pid in (1, 4, 7, 10)] == [f"stage {k}: host" for k in range(4)]
+    sent = [
+        e["ts"] + e["dur"] for e in events if names[e["pid"]] == "stage 0: streams" and e["cat"] == "send"
+    ]
+    forwards = [
+        e["ts"] for e in drawn if names[e["pid"]] == "stage 1: streams" and e["args"].get("range") == "model"
+    ]
+    assert min(forwards) >= min(sent) > 0
