@@ -76,7 +76,7 @@ class Answers:
         records = self.requests.in_order()
         return Parts(
             metrics={
-                **_request_metrics(self.requests, exact=exact),
+                **request_metrics(self.requests, exact=exact),
                 "step_ms": distributed("step_ms", self.periods.periods, exact=exact, why=_NO_PERIOD),
                 **_forward_metrics(self.waiting.forwards, exact=exact),
                 **_waiting_metrics(waiting, exact=exact),
@@ -138,7 +138,8 @@ def _quantile(samples: Distribution, percentile: str) -> float | Abstained:
     return value / 1e6
 
 
-def _request_metrics(log: RequestLog, *, exact: bool) -> Metrics:
+def request_metrics(log: RequestLog, *, exact: bool) -> Metrics:
+    """What follows from requests and the tokens that they got."""
     records = log.records
     full = throughput(records, log.production)
     steady = steady_throughput(records, log.production)

@@ -36,6 +36,8 @@ from .result import (
 )
 from .runner import Bench, Instrument, Pass, Valve, Watch, nobody
 from .seat import Seat
+from .world.disagg import disaggregated_world
+from .world.pairs import Heard
 from .world.ranks import alone, virtual_world
 
 
@@ -77,7 +79,9 @@ def execute(
     faults broke it."""
     task = _Task(resolved, relay, options, watch, instrument, guard)
     scenario, kind = resolved.scenario, chosen(options.device, resolved.scenario)
-    if scenario.engine.ranks > 1:
+    if scenario.engine.disaggregation.mode != "none":
+        result = disaggregated_world(resolved, options.hazards, options.adversary, task.heard)
+    elif scenario.engine.ranks > 1:
         result = virtual_world(resolved, options.hazards, options.adversary, task.run)
     else:
         result = alone(kind, resolved, options.hazards, options.adversary, task.run)
@@ -99,10 +103,15 @@ class _Task:
 
     def run(self, machine: Machine, valve: Valve, seat: Seat) -> Result:
         """One rank's run. Only the first one is watched by the caller's listeners."""
+        return self.heard(machine, valve, seat).result
+
+    def heard(self, machine: Machine, valve: Valve, seat: Seat) -> Heard:
+        """The same, with what it was made of."""
         options, leads = self.options, seat.rank == 0
         if leads:
             valve.instrument = self.instrument
-        bench = Bench(self.resolved, machine, self.relay, valve, guard=self.guard, seat=seat)
+        guard = self.guard if leads or self.guard is None else self.guard.apart()
+        bench = Bench(self.resolved, machine, self.relay, valve, guard=guard, seat=seat)
         with broken_on_purpose(self.relay):
             bench.warm_up()
             found = measured(bench, machine, self.watch if leads else nobody, save_tokens=options.save_tokens)
@@ -110,7 +119,7 @@ class _Task:
             found = untimed(found, "an adversary decided when work was done: times mean nothing")
         valve.finish(machine.names)
         run = _run(options, self.started, time.perf_counter() - self.begin, found.done, machine)
-        return _result(self.resolved.scenario, self.relay, machine, found, run)
+        return Heard(_result(self.resolved.scenario, self.relay, machine, found, run), found.done)
 
 
 def _switches(relay: RelayChoice, scenario: Scenario) -> dict[str, str]:

@@ -37,6 +37,9 @@ RANGES: dict[str, Category] = {
 }
 
 
+SLEEP = "sleep"  # range that is open while the scheduler has nothing to do
+
+
 class StepInfo(NamedTuple):
     """One forward batch: announced when launched and, completed, when its result is settled."""
 

@@ -30,8 +30,8 @@ PAGES_PER_STEP = 4096
 class Invariants:
     """A guard of one run (see ``compose.Guard``): collects violations, and changes nothing."""
 
-    def __init__(self) -> None:
-        self._found = Violations()
+    def __init__(self, found: Violations | None = None) -> None:
+        self._found = found or Violations()
         self._lengths = False
         self._listener: _Listener | None = None
         self._launching: tuple[ScheduleBatch, Desk] | None = None
@@ -39,6 +39,10 @@ class Invariants:
     def violations(self) -> Sequence[Violation]:
         """The first of each kind so far."""
         return self._found.told()
+
+    def apart(self) -> Invariants:
+        """Those of another rank's run, found for the same list."""
+        return Invariants(self._found)
 
     def row(self, row: Row) -> Row:
         """The same row, which tells what it launches."""
@@ -124,7 +128,8 @@ class _Listener(Silence):
     def _between_steps(self) -> None:
         running, last = self._scheduler.running_batch, self._scheduler.last_batch
         batches = {"running": running}
-        if last is not None and last is not running and last.forward_mode.is_extend:
+        joins = self._scheduler.engine.outbox is None
+        if last is not None and last is not running and last.forward_mode.is_extend and joins:
             batches["prefilled"] = last
         spec = self._scheduler.engine.config.speculative
         # The overlapped worker's batch has the lengths of its last verify, or sentinels.
@@ -224,8 +229,14 @@ def _holders(scheduler: Scheduler) -> list[Request]:
     last = scheduler.last_batch
     prefilled = last.reqs if last is not None and last.forward_mode.is_extend else []
     under_way = [] if scheduler.chunked_req is None else [scheduler.chunked_req]
-    absent = scheduler.engine.tier.absent
-    found = dict.fromkeys([*scheduler.running_batch.reqs, *prefilled, *under_way, *absent])
+    engine = scheduler.engine
+    transferring = [
+        *(engine.outbox.held if engine.outbox else ()),
+        *(engine.inbox.held if engine.inbox else ()),
+    ]
+    found = dict.fromkeys(
+        [*scheduler.running_batch.reqs, *prefilled, *under_way, *engine.tier.absent, *transferring]
+    )
     return [req for req in found if req.req_pool_idx is not None]
 
 

@@ -74,7 +74,7 @@ def together(results: Sequence[Result]) -> Result:
                 for index, result in enumerate(results)
             ),
             "outputs": _agreed(results),
-            "hazards": _hazards(results),
+            "hazards": all_hazards(results),
         }
     )
 
@@ -99,7 +99,8 @@ def _agreed(results: Sequence[Result]) -> Outputs | Abstained:
     return outputs[0]
 
 
-def _hazards(results: Sequence[Result]) -> Hazards | Abstained:
+def all_hazards(results: Sequence[Result]) -> Hazards | Abstained:
+    """Of all ranks."""
     parts = [result.hazards for result in results]
     watched = [part for part in parts if isinstance(part, Hazards)]
     if len(watched) < len(parts):

@@ -55,8 +55,21 @@ def rejoin(engine: Engine, reqs: Sequence[Request]) -> ScheduleBatch:
     """Staged requests, as a batch that can join the running one (upstream ``_build_hisparse_decode_batch``)."""
     batch = ScheduleBatch(reqs=list(reqs), forward_mode=ForwardMode.DECODE)
     engine.relay.bootstrap(batch)
+    return _ready(engine, batch)
+
+
+def prebuild(engine: Engine, reqs: Sequence[Request], step: int) -> ScheduleBatch:
+    """Requests whose prompt another worker has computed, as such a batch (upstream ``prepare_for_prebuilt``)."""
+    batch = ScheduleBatch(reqs=list(reqs), forward_mode=ForwardMode.DECODE, step=step)
+    engine.relay.prebuild(batch)
+    for req in reqs:
+        req.status = Status.RUNNING
+    return _ready(engine, batch)
+
+
+def _ready(engine: Engine, batch: ScheduleBatch) -> ScheduleBatch:
     batch.sampling_info = SamplingInfo.from_requests(
-        reqs,
+        batch.reqs,
         config=engine.config,
         how=engine.relay.sampling_tensors,
         exact=engine.relay.penalty_tokens.exact,

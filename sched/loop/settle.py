@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..batch import ScheduleBatch, StepResult
+from ..disagg.messages import Metadata
 from ..memory.release import release_kv_cache
 from ..model.grammar import GrammarError
 from ..request import Request, Status
@@ -50,6 +51,10 @@ def _settle_extend(engine: Engine, batch: ScheduleBatch, token_ids: list[int]) -
             continue
         if req.inflight_middle_chunks > 0 and id(req) not in decoding:
             req.inflight_middle_chunks -= 1  # more of the prompt is to come: this token means nothing
+            if engine.outbox is not None:
+                engine.outbox.chunk_computed(req)
+        elif engine.outbox is not None:
+            _hand_over(engine, req, token)
         elif not _append(engine, req, token) and id(req) not in decoding:
             engine.cache.cache_unfinished_req(req)
             engine.tier.admit(req)
@@ -65,9 +70,32 @@ def _settle_decode(engine: Engine, batch: ScheduleBatch, token_ids: list[int]) -
     return quiet
 
 
+def _hand_over(engine: Engine, req: Request, token: int) -> None:
+    """The whole prompt is computed, for another worker to go on with: what the first token means is for that one."""
+    assert engine.outbox is not None
+    req.output_ids.append(token)
+    req.first_token_at = engine.clock.now()
+    engine.observer.tokens(req, 1)
+    engine.cache.cache_unfinished_req(req)
+    metadata = Metadata(
+        token,
+        tuple(req.output_logprobs),
+        req.cached_tokens,
+        req.first_scheduled_at,
+        req.first_token_at,
+    )
+    engine.outbox.finish(req, metadata)
+
+
 def _append(engine: Engine, req: Request, token: int) -> bool:
     """One more output token; returns whether the request ended with it."""
     req.output_ids.append(token)
+    return tell(engine, req)
+
+
+def tell(engine: Engine, req: Request) -> bool:
+    """The host knows one more token of ``req``; returns whether the request ended with it."""
+    token = req.output_ids[-1]
     if req.first_token_at is None:
         req.first_token_at = engine.clock.now()
     engine.observer.tokens(req, 1)

@@ -70,6 +70,7 @@ class Row:
     joins: Callable[[Desk, ScheduleBatch], bool]
     merge: Callable[[Desk, ScheduleBatch, ScheduleBatch], None]
     bootstrap: Callable[[Desk, ScheduleBatch], None]
+    prebuild: Callable[[Desk, ScheduleBatch], None]
     buffer_lengths: Callable[[Desk, ScheduleBatch], torch.Tensor]
     backup_indices: Callable[[Desk, Sequence[int]], torch.Tensor | None]
 
@@ -112,6 +113,7 @@ class Relay:
         self.joins = partial(row.joins, desk)
         self.merge = partial(row.merge, desk)
         self.bootstrap = partial(row.bootstrap, desk)
+        self.prebuild = partial(row.prebuild, desk)
         self.buffer_lengths = partial(row.buffer_lengths, desk)
         self.backup_indices = partial(row.backup_indices, desk)
 

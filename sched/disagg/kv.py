@@ -1,0 +1,39 @@
+"""KV that leaves a pool and comes into one: a gather, and a scatter, per chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from ..kernels.transfer import gather_kv, gather_tags, scatter_kv, scatter_tags
+from ..memory.kv import KVPool
+
+
+class Tags(Protocol):
+    """Of KV that is not computed: ``tags`` and ``sums`` [slots] int64."""
+
+    tags: torch.Tensor
+    sums: torch.Tensor
+
+
+class KVPort:
+    """``tags`` with values none: they travel with the KV that they stand for. Everything runs on the current stream."""
+
+    def __init__(self, kv: KVPool, tags: Tags | None) -> None:
+        self._kv = kv
+        self._tags = tags
+
+    def gather(self, slots: torch.Tensor) -> Sequence[torch.Tensor]:
+        """What lies in ``slots`` [n] int64, in memory of its own."""
+        kv = gather_kv(self._kv.k_cache, self._kv.v_cache, slots)
+        if self._tags is None:
+            return (kv,)
+        return kv, gather_tags(self._tags.tags, self._tags.sums, slots)
+
+    def scatter(self, slots: torch.Tensor, values: Sequence[torch.Tensor]) -> None:
+        """Put what ``gather`` gave into ``slots`` [n] int64."""
+        scatter_kv(self._kv.k_cache, self._kv.v_cache, slots, values[0])
+        if self._tags is not None:
+            scatter_tags(self._tags.tags, self._tags.sums, slots, values[1])
