@@ -38,6 +38,7 @@ RANGES: dict[str, Category] = {
 
 
 SLEEP = "sleep"  # range that is open while the scheduler has nothing to do
+NO_STEP = -1  # of a range whose work is for no batch in particular
 
 
 class StepInfo(NamedTuple):

@@ -12,6 +12,7 @@ from ..resolve import Resolved, ask
 MIXING = "faults/mixing"
 JOINING = "faults/joining"
 HOSTING = "faults/hosting"
+PARTING = "faults/parting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ _WHERE: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "small-ring": (JOINING, _TWO_AT_A_TIME),
     "hot-buffer-by-sentinel": (HOSTING, ()),
     "rejoin-without-mirror": (HOSTING, ()),
+    "prebuilt-unpublished": (PARTING, ()),
     "emptied-batch-merged": (JOINING, ()),
     "stash-before-sampling": (MIXING, _SPELLED),
 }

@@ -11,7 +11,7 @@ from ..disagg.inbox import Inbox, Ready
 from ..disagg.messages import KV, REQUEST
 from ..disagg.requests import Routed
 from ..memory.release import release_kv_cache
-from ..observe import SLEEP, StepInfo
+from ..observe import NO_STEP, SLEEP, StepInfo
 from ..request import Request, Status
 from .engine import Engine
 from .prefilling import IDLE
@@ -56,7 +56,8 @@ class DecodeWorker:
         with engine.observer.range("receive", self.next_step, len(arrived)):
             for req in arrived:
                 (inbox.expect if self._scheduler.accepts(req) else inbox.refuse)(req)
-            inbox.land(engine.clock.now())
+            with engine.observer.range("land", NO_STEP, 0):
+                inbox.land(engine.clock.now())
             for req in inbox.failed():
                 self._release(req, Status.ABORTED if req.to_finish else Status.FAILED, req.to_finish or GONE)
 
@@ -82,7 +83,7 @@ class DecodeWorker:
         assert inbox.is_empty or inbox.awaits, "requests wait for room and nobody has any"
         until = None if inbox.awaits else engine.clock.now() + IDLE
         assert engine.link is not None
-        with engine.observer.range(SLEEP, -1, 0):
+        with engine.observer.range(SLEEP, NO_STEP, 0):
             engine.link.wait((REQUEST, KV), until)
         return True
 
@@ -106,7 +107,7 @@ class DecodeWorker:
         just ended."""
         inbox = self._inbox
         if inbox.wanting:
-            with self.engine.observer.range("admit", self.next_step, inbox.wanting):
+            with self.engine.observer.range("admit", NO_STEP, inbox.wanting):
                 inbox.preallocate(self.running_batch.reqs)
 
     def _join(self, ready: list[Ready]) -> None:

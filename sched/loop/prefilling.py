@@ -10,7 +10,7 @@ from ..batch import ScheduleBatch, StepResult
 from ..disagg.messages import HANDSHAKE, REQUEST
 from ..disagg.outbox import Outbox
 from ..disagg.requests import Routed
-from ..observe import SLEEP
+from ..observe import NO_STEP, SLEEP
 from ..request import Request, Status
 from .engine import Engine
 from .scheduler import Scheduler
@@ -80,7 +80,7 @@ class PrefillWorker:
         patience = GLANCE if outbox.held else None if outbox.waits else IDLE
         until = None if patience is None else engine.clock.now() + patience
         assert engine.link is not None
-        with engine.observer.range(SLEEP, -1, 0):
+        with engine.observer.range(SLEEP, NO_STEP, 0):
             engine.link.wait((REQUEST, HANDSHAKE), until)
         return True
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from . import broken, draft_lengths, lengths, ordering, penalties, placeholders, tokens
+from . import broken, draft_lengths, lengths, ordering, penalties, placeholders, prebuilt, tokens
 from .draft_row import DraftRow, Speculation
 from .row import Row
 from .switches import SWITCHES
@@ -112,6 +112,14 @@ _FAULTS = (
         ("pr25944",),
         ("overlapped",),
         partial(_with, resolve=broken.resolve_ids_first),
+    ),
+    Fault(
+        "prebuilt-unpublished",
+        "A prebuilt batch joins without publishing lengths, which no forward of this worker has.",
+        "5.8, #25944 without its prebuilt fix",
+        ("pr25944",),
+        ("overlapped",),
+        partial(_with, prebuild=prebuilt.prebuild_input),
     ),
     Fault(
         "rejoin-without-mirror",
@@ -269,12 +277,6 @@ _FAULTS = (
 
 _AWAITED = (
     AwaitedFault(
-        "prebuilt-unpublished",
-        "A prebuilt batch joins without publishing lengths and stashing tokens.",
-        "5.8, #25944 without its prebuilt fix",
-        "disaggregation",
-    ),
-    AwaitedFault(
         "onebatch-never-resolves",
         "The benchmark of one batch calls the model without resolving its input.",
         "5.10, #25945, fixed by #26904",
@@ -290,7 +292,7 @@ _AWAITED = (
         "publish-ready-overwritten",
         "A prebuilt batch re-records the one event of publishing while a forward's is pending.",
         "5.12, fixed by #30435",
-        "disaggregation",
+        "disaggregation with speculation",
     ),
     AwaitedFault(
         "idle-rows-stashed",
