@@ -39,6 +39,15 @@ _TWO_AT_A_TIME = (
     "workload.requests=4",
 )
 
+_CROWDED = ("engine.radix_cache=false", "engine.kv_tokens=256", "workload.requests=12")
+
+_RETRACTED = (
+    "engine.page_size=1",
+    "engine.kv_tokens=320",
+    "engine.disaggregation.reserved_decode_tokens=2",
+    "workload.output_tokens={dist: uniform, min: 30, max: 60}",
+)
+
 # Scenario and further overrides, where it is not a plain ``mixing``.
 _WHERE: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "one-sided-merge": (JOINING, ()),
@@ -47,6 +56,8 @@ _WHERE: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "hot-buffer-by-sentinel": (HOSTING, ()),
     "rejoin-without-mirror": (HOSTING, ()),
     "prebuilt-unpublished": (PARTING, ()),
+    "pd-freed-block-race": (PARTING, _CROWDED),
+    "pd-overwritten-page": (PARTING, _RETRACTED),
     "emptied-batch-merged": (JOINING, ()),
     "stash-before-sampling": (MIXING, _SPELLED),
 }

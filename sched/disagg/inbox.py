@@ -8,7 +8,7 @@ parked        retracted: its KV lies in the host's memory until there is room ag
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,13 +106,14 @@ class Inbox:
 
     # ---- room -----------------------------------------------------------------------------------------------
 
-    def preallocate(self, running: Sequence[Request]) -> None:
-        """Give room to those who wait for it, retracted ones first."""
+    def preallocate(self, running: Sequence[Request], before_transfer: Callable[[Any], None]) -> None:
+        """Give room to those who wait for it, retracted ones first. ``before_transfer`` puts the transfer's stream
+        behind whoever may still touch what is given away."""
         while self._parked and self._fits(self._parked[0].req, running):
-            self._resume(self._parked.pop(0))
+            self._resume(self._parked.pop(0), before_transfer)
         while self._queued and not self._parked and self._fits(self._queued[0], running):
             req = self._queued.pop(0)
-            slots = self._take(req)
+            slots = self._take(req, before_transfer)
             assert req.req_pool_idx is not None
             pages = self._parts.page_list(req.req_pool_idx, 0, req.kv_allocated_len)
             self._receivers[req.id] = _Receiver(req, slots)
@@ -132,9 +133,8 @@ class Inbox:
         rest = [_remaining(other) + size for other in (*active, req)]
         return free >= max(max(rest), sum(min(self._reserve, each) for each in rest))
 
-    def _take(self, req: Request) -> torch.Tensor:
-        """A row and slots for all KV that ``req`` comes with: [n] int64. Forwards that were launched so far may still
-        touch what is given away here: the transfer comes after them."""
+    def _take(self, req: Request, before_transfer: Callable[[Any], None]) -> torch.Tensor:
+        """A row and slots for all KV that ``req`` comes with: [n] int64."""
         parts, length = self._parts, _length(req)
         pool = parts.cache.req_to_token_pool
         rows = pool.alloc(1)
@@ -144,8 +144,7 @@ class Inbox:
         parts.streams.record(slots, self._stream)
         pool.req_to_token[req.req_pool_idx, :length] = slots.to(torch.int32)
         req.fill_len = req.kv_committed_len = req.kv_allocated_len = length
-        for stream in (parts.streams.forward, parts.streams.schedule):
-            parts.streams.wait(self._stream, stream)
+        before_transfer(self._stream)
         return slots
 
     # ---- KV comes -------------------------------------------------------------------------------------------
@@ -199,9 +198,9 @@ class Inbox:
         slots = row[: _length(req)].to(torch.int64)
         self._parked.append(_Parked(req, [tensor.cpu() for tensor in self._parts.port.gather(slots)]))
 
-    def _resume(self, parked: _Parked) -> None:
+    def _resume(self, parked: _Parked, before_transfer: Callable[[Any], None]) -> None:
         parts, req = self._parts, parked.req
-        slots = self._take(req)
+        slots = self._take(req, before_transfer)
         device = parts.cache.req_to_token_pool.device
         with parts.streams.on(self._stream):
             parts.port.scatter(slots, [tensor.to(device) for tensor in parked.values])

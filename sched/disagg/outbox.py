@@ -9,6 +9,7 @@ inflight queue).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,9 +113,9 @@ class Outbox:
             gone.record()
         self._leaving.append(_Leaving(sender, gone))
 
-    def gone(self) -> list[Request]:
-        """Requests that all has left of by now: they may give back their KV."""
-        gone = [leaving for leaving in self._leaving if leaving.gone.query()]
+    def gone(self, has_left: Callable[[Any], bool]) -> list[Request]:
+        """Requests that may give back their KV; ``has_left`` is asked with the event behind which all of it is sent."""
+        gone = [leaving for leaving in self._leaving if has_left(leaving.gone)]
         self._leaving = [leaving for leaving in self._leaving if leaving not in gone]
         return [leaving.sender.req for leaving in gone]
 

@@ -108,7 +108,7 @@ class DecodeWorker:
         inbox = self._inbox
         if inbox.wanting:
             with self.engine.observer.range("admit", NO_STEP, inbox.wanting):
-                inbox.preallocate(self.running_batch.reqs)
+                inbox.preallocate(self.running_batch.reqs, self.engine.relay.before_transfer)
 
     def _join(self, ready: list[Ready]) -> None:
         """One prebuilt batch: it is no step that anybody launches."""

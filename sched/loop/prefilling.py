@@ -58,7 +58,7 @@ class PrefillWorker:
                 self._scheduler.enqueue(req)
             for req in outbox.dropped():
                 self._drop(req)
-            for req in outbox.gone():
+            for req in outbox.gone(engine.relay.has_left):
                 finish(engine, req, Status.FINISHED, "length")
 
     def get_next_batch_to_run(self) -> ScheduleBatch | None:

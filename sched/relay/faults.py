@@ -122,6 +122,22 @@ _FAULTS = (
         partial(_with, prebuild=prebuilt.prebuild_input),
     ),
     Fault(
+        "pd-freed-block-race",
+        "A prefill worker gives back pages whose transfer has been asked for and not done.",
+        "5.16, prefill and decode workers",
+        _RELAY_ALWAYS_ON,
+        ("overlapped", "serial"),
+        partial(_with, has_left=broken.at_once),
+    ),
+    Fault(
+        "pd-overwritten-page",
+        "KV comes into pages that a forward still writes for a request that has just ended.",
+        "5.13, prefill and decode workers",
+        ("latest",),
+        ("overlapped",),
+        partial(_with, before_transfer=broken.behind_the_schedule),
+    ),
+    Fault(
         "rejoin-without-mirror",
         "A staged request rejoins in a batch without the host mirror of its rows.",
         "5.9, #26425, #28121, fixed by #28514",

@@ -1,7 +1,9 @@
-"""How requests whose prompt another worker has computed become a batch (``prebuild``): as those that rejoin, and what
-else upstream does."""
+"""Where prompts are computed by other workers: how their requests become a batch (``prebuild``), what a transfer into
+their pages comes after (``before_transfer``), and when pages that are sent may go (``has_left``)."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,3 +45,16 @@ def _upload_prompts(desk: Desk, batch: ScheduleBatch) -> None:
         [np.asarray(req.tokens(0, req.kv_committed_len), np.int32) for req in batch.reqs]
     )
     torch.tensor(prompts, device=desk.device)
+
+
+def behind_everything(desk: Desk, transfer: Any) -> None:
+    """On the stream ``transfer``: pages that were free until now may be read and written by forwards that run, for
+    requests that have just ended."""
+    for stream in (desk.streams.forward, desk.streams.schedule):
+        desk.streams.wait(transfer, stream)
+
+
+def when_sent(desk: Desk, gone: Any) -> bool:  # noqa: ARG001
+    """Behind the event ``gone`` nobody reads them any more."""
+    left: bool = gone.query()
+    return left

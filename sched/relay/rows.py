@@ -100,6 +100,8 @@ PR25774_BEFORE = Row(
     merge=placeholders.merge_output_one_sided,
     bootstrap=rejoin.rejoin_output,
     prebuild=prebuilt.prebuild_output,
+    before_transfer=prebuilt.behind_everything,
+    has_left=prebuilt.when_sent,
     buffer_lengths=lengths.lengths_of_batch,
     backup_indices=rejoin.name_by_upload,
 )
