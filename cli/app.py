@@ -19,9 +19,12 @@ from .doctor import doctor
 from .errors import DEFECT, INTERRUPTED, exit_code, message
 from .explain import explain
 from .list import show
+from .profile import profile
+from .report import report
 from .run import run
 from .signals import interruptible
 from .sweep import sweep
+from .trace import trace
 
 app = typer.Typer(
     name="schedbench",
@@ -52,6 +55,9 @@ def _common(
 app.command("run")(run)
 app.command("compare")(compare)
 app.command("check")(check)
+app.command("profile")(profile)
+app.command("report")(report)
+app.command("trace")(trace)
 app.command("sweep")(sweep)
 app.command("list")(show)
 app.command("explain")(explain)

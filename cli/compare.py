@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,18 +11,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from .errors import GATE_FAILED, INTERRUPTED, UsageError
+from .report import Meaning, Tool
 from .stopwatch import Stopwatch, command_line
 
 if TYPE_CHECKING:
+    from ..profiles.captures.files import Reader
     from ..profiles.judge.sides import Spec
     from ..profiles.judge.trial import Question, Sample
     from ..profiles.judge.trials import Notice, Plan, Trials
     from ..scenarios.case import Case
 
 _Sides = Literal["a", "b"]
-_SIDE = "key=value,... or git:REF or a stored result.json or a folder of them."
+_SIDE = "key=value,... or git:REF or a stored result.json, a capture, or a folder of either."
 
-Scenario = Annotated[str | None, typer.Argument(help="A file or shipped name; not for two stored results.")]
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[SCENARIO | A B]", help="A scenario's file or name; or two stored results or captures."
+    ),
+]
 A = Annotated[str, typer.Option("--a", metavar="SIDE", help=f"The baseline: {_SIDE}")]
 B = Annotated[str, typer.Option("--b", metavar="SIDE", help="The candidate, in the same forms.")]
 Overrides = Annotated[
@@ -52,7 +59,7 @@ Format = Annotated[Literal["table", "json", "md"], typer.Option("--format", help
 
 
 def compare(
-    scenario: Scenario = None,
+    names: Names = None,
     a: A = "",
     b: B = "",
     overrides: Overrides = None,
@@ -65,22 +72,27 @@ def compare(
     allow_divergence: AllowDivergence = False,
     exit_on_inconclusive: ExitOnInconclusive = False,
     output_dir: OutputDir = None,
+    meaning: Meaning = None,
+    nsys: Tool = None,
     form: Format = "table",
 ) -> None:
     """Compare two sides: are the tokens the same, did the change take part, is B better than A. A case has sides
-    of its own (`schedbench list cases`).
+    of its own (`schedbench list cases`); two results or captures are named without a scenario: compare A B.
 
     Exit codes: 0 done and gates passed; 1 a gate failed or the tokens differ; 2 usage, or sides that are not
     alike; 3 this machine cannot; 4 a side crashed; 130 interrupted, or 143 terminated, finished runs are in
     --output-dir.
     """
+    from ..profiles.captures.files import Reader
     from ..profiles.judge.compare import HEADLINE, Rules, judge
     from ..profiles.judge.document import document
     from ..profiles.judge.gates import parse as parsed
     from ..profiles.judge.trials import Plan
 
+    scenario, a, b = _named(names or [], a, b)
     case = None if a or b or scenario is None else _case(scenario, overrides or [])
-    spec_a, spec_b = _specs(a, b) if case is None else _specs(case.a, case.b)
+    reader = Reader(meaning, nsys, command_line())
+    spec_a, spec_b = _specs(a, b, reader) if case is None else _specs(case.a, case.b, reader)
     headline = HEADLINE if case is None else (case.metric,)
     rules = Rules(min_effect, min_engagement, allow_divergence, tuple(map(parsed, gate or ())), headline)
     question, first = _question(scenario, overrides or [], spec_a, spec_b)
@@ -101,14 +113,25 @@ def _case(scenario: str, overrides: list[str]) -> Case | None:
     return Question.of(scenario, overrides).scenario().case
 
 
-def _specs(a: str, b: str) -> tuple[Spec, Spec]:
+def _named(names: Sequence[str], a: str, b: str) -> tuple[str | None, str, str]:
+    """The scenario, if one was typed, and the sides."""
+    if len(names) < 2:
+        return (names[0] if names else None), a, b
+    if len(names) > 2 or a or b:
+        raise UsageError(
+            "compare takes a scenario with --a and --b, or two stored results or captures, A and B"
+        )
+    return None, names[0], names[1]
+
+
+def _specs(a: str, b: str, reader: Reader) -> tuple[Spec, Spec]:
     from ..profiles.judge.sides import parse
 
     if not (a or b):
         raise UsageError(
             "compare needs --a and --b, or one of them against the scenario as it stands, or a case"
         )
-    return parse(a), parse(b)
+    return parse(a, reader), parse(b, reader)
 
 
 def _question(name: str | None, overrides: list[str], a: Spec, b: Spec) -> tuple[Question | None, int]:

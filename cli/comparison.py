@@ -12,6 +12,7 @@ from rich.text import Text
 from .frames import Document, framed
 from .numbers import MISSING, cut_left, cut_right, number, percent
 from .render import WIDE, markdown_rows
+from .tables import relay
 
 _LINES = 24
 _COMPARED = ("engine.", "relay.")
@@ -65,9 +66,11 @@ def setting(document: Document) -> str:
 
 
 def _program(side: Document) -> str:
+    if side["capture"]:
+        return f"{side['label']} ({len(side['runs'])} of {side['capture']['map']}, {side['capture']['steps']} steps)"
     sha, dirty = side["tool"]["git_sha"], side["tool"]["dirty"]
     at = f" at {sha[:10]}{' with changes' if dirty else ''}" if sha else ""
-    return f"{side['label']} (relay {side['relay']['state']}{at})"
+    return f"{side['label']} ({relay(side['relay'])}{at})"
 
 
 def notes(found: Document) -> list[str]:
@@ -76,6 +79,7 @@ def notes(found: Document) -> list[str]:
     compared = [_difference(d) for d in differences if d["key"].startswith(_COMPARED)]
     others = [_difference(d) for d in differences if not d["key"].startswith(_COMPARED)]
     remarks = [_case(found["case"], found["verdict"])] if found["case"] else []
+    remarks += _of_captures(found) if found["baseline"]["capture"] else []
     remarks += [f"compared: {'; '.join(compared)}"] if compared else []
     remarks += [f"environments differ: {'; '.join(others)}"] if others else []
     if found["engagement"]["basis"] == "kinds":
@@ -83,6 +87,19 @@ def notes(found: Document) -> list[str]:
     if found["hint"]:
         remarks.append(found["hint"])
     return remarks
+
+
+def _of_captures(found: Document) -> list[str]:
+    """What such a comparison cannot say, and each side's gaps."""
+    remarks = ["counts are exact for what was captured; times include the tool's own, on both sides"]
+    if found["pairs"] == 1:
+        remarks.append(
+            "one capture each says nothing of noise: for a verdict on times give folders of six or more"
+        )
+    gaps = {side: found[name]["capture"]["notes"] for side, name in (("A", "baseline"), ("B", "candidate"))}
+    both = [note for note in gaps["A"] if note in gaps["B"]]
+    remarks += [f"! {note}" for note in both]
+    return remarks + [f"! {side}: {note}" for side in gaps for note in gaps[side] if note not in both]
 
 
 def _case(case: Document, verdict: str) -> str:
@@ -144,7 +161,8 @@ def _interval(found: Document) -> str:
 
 def _basis(found: Document) -> str:
     by = {
-        "seeds": "exact, no statistics: medians over workload seeds; a verdict takes the same sign on all of them",
+        "seeds": "exact, no statistics: medians over workload seeds, Δ of the changes seed by seed; "
+        "a verdict takes the same sign on all of them",
         "blocks": "measured in ABBA blocks; Δ is the median of paired differences, Holm over the headline metrics",
         "stored": "measured, not in pairs: drift between the runs counts as effect",
     }

@@ -24,6 +24,8 @@ EXIT_CODES: Final = MappingProxyType(
         "schedbench.profiles.faults.FaultError": USAGE,
         "schedbench.profiles.hardware.HardwareError": USAGE,
         "schedbench.profiles.result.ResultError": USAGE,
+        "schedbench.profiles.capture.CaptureError": USAGE,
+        "schedbench.profiles.maps.MapError": USAGE,
         "schedbench.profiles.judge.gates.GateError": USAGE,
         "schedbench.profiles.judge.likeness.LikenessError": USAGE,
         "schedbench.profiles.judge.remote.SideError": USAGE,
@@ -31,9 +33,11 @@ EXIT_CODES: Final = MappingProxyType(
         "schedbench.profiles.judge.trials.WorkloadError": WORKLOAD_FAILED,
         "schedbench.profiles.crash.BrokenRunError": WORKLOAD_FAILED,
         "schedbench.profiles.sweep.SweepError": USAGE,
+        "schedbench.profiles.nsys.record.RecordingError": WORKLOAD_FAILED,
         "schedbench.profiles.machine.MachineError": UNABLE,
         "builtins.MemoryError": UNABLE,
         "schedbench.sched.memory.allocation.OutOfKVMemoryError": WORKLOAD_FAILED,
+        "schedbench.sched.link.LinkError": WORKLOAD_FAILED,
     }
 )
 

@@ -11,7 +11,7 @@ import typer
 from .numbers import number
 
 Entry = dict[str, Any]
-What = Literal["scenarios", "cases", "relays", "faults", "models", "hardware"]
+What = Literal["scenarios", "cases", "relays", "faults", "models", "hardware", "maps"]
 Format = Literal["table", "json"]
 
 
@@ -19,7 +19,8 @@ def show(
     what: Annotated[What, typer.Argument(help="What to list.")],
     form: Annotated[Format, typer.Option("--format", help="A table, or a list of objects.")] = "table",
 ) -> None:
-    """List the scenarios, cases, relay states, faults, models or hardware profiles that can be named."""
+    """List the scenarios, cases, relay states, faults, models, hardware profiles or maps of ranges that can
+    be named."""
     entries = _SOURCES[what]()
     if form == "json":
         typer.echo(json.dumps(entries, indent=1, ensure_ascii=False))
@@ -56,10 +57,14 @@ def _rung(entry: Entry) -> Iterator[str]:
         yield f"    {question}: {before} -> {after}"
     yield f"  expect: {entry['expect']}"
     for hazard in entry["known_hazards"]:
-        yield f"  hazard: {hazard}"
+        yield f"  hazard: {hazard}{_only_plain(hazard, entry)}"
     for defect in entry["known_defects"]:
         yield f"  defect: {defect}"
     yield f"  switches: {', '.join(f'{name}={value}' for name, value in entry['switches'].items())}"
+
+
+def _only_plain(hazard: str, entry: Entry) -> str:
+    return "" if hazard in entry["known_hazards_v2"] else " (not under speculation)"
 
 
 def _defects(entries: list[Entry]) -> str:
@@ -72,7 +77,8 @@ def _defects(entries: list[Entry]) -> str:
 def _where(entry: Entry) -> str:
     if entry["waits_for"]:
         return f"waits for {entry['waits_for']}"
-    return f"in {', '.join(entry['states'])}; {' and '.join(entry['loops'])} loop{'s' * (len(entry['loops']) > 1)}"
+    loops = f"{' and '.join(entry['loops'])} loop{'s' * (len(entry['loops']) > 1)}"
+    return f"in {', '.join(entry['states'])}; {loops}{''.join(f'; needs {key}' for key in entry['needs'])}"
 
 
 def _cases() -> list[Entry]:
@@ -94,7 +100,8 @@ def _relays() -> list[Entry]:
             "before": state.before,
             "changes": changes(known[state.before], state) if state.before else {},
             "expect": state.expect,
-            "known_hazards": list(choose(state.name, {}).known_hazards),
+            "known_hazards": list(choose(state.name, {}).known_hazards()),
+            "known_hazards_v2": list(choose(state.name, {}).known_hazards(speculation="v2")),
             "known_defects": list(state.known_defects),
             "switches": dict(state.defaults),
         }
@@ -112,6 +119,10 @@ def _faults() -> list[Entry]:
             "reference": fault.reference,
             "states": list(fault.states),
             "loops": list(fault.loops),
+            "needs": [
+                *([f"engine.speculative.mode={fault.speculation}"] if fault.speculation else []),
+                *(["engine.hisparse.enabled=true"] if fault.hisparse else []),
+            ],
             "waits_for": None,
         }
         for fault in faults().values()
@@ -123,6 +134,7 @@ def _faults() -> list[Entry]:
             "reference": fault.reference,
             "states": [],
             "loops": [],
+            "needs": [],
             "waits_for": fault.feature,
         }
         for fault in awaited_faults().values()
@@ -159,6 +171,13 @@ def _hardware() -> list[Entry]:
     return [{"name": profile.name, "about": profile.about, "sha256": profile.sha256} for profile in profiles]
 
 
+def _maps() -> list[Entry]:
+    from ..profiles import maps
+
+    known = (maps.load(name) for name in maps.names())
+    return [{"name": found.name, "about": found.about, "sha256": found.sha256} for found in known]
+
+
 _SOURCES: dict[What, Callable[[], list[Entry]]] = {
     "scenarios": _scenarios,
     "cases": _cases,
@@ -166,6 +185,7 @@ _SOURCES: dict[What, Callable[[], list[Entry]]] = {
     "faults": _faults,
     "models": _models,
     "hardware": _hardware,
+    "maps": _maps,
 }
 
 _LAYOUTS: dict[What, Callable[[list[Entry]], str]] = {

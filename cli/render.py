@@ -6,7 +6,7 @@ import csv
 import html
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
@@ -62,19 +62,20 @@ def text(outcome: Outcome, form: Format) -> str:
         return outcome.result.to_json()
     document = outcome.result.document()
     if form == "csv":
-        return _csv(document)
+        return csv_of([document])
     return _markdown(document) if form == "md" else _html(outcome, document)
 
 
-def _csv(document: dict[str, Any]) -> str:
+def csv_of(documents: Sequence[dict[str, Any]]) -> str:
     """One row per metric, and per count of a kind and stream; each says which run it is of, so that files of many
     runs can be put together. ``value`` is a distribution's mean and a count's median."""
     out = io.StringIO()
-    run = dict(zip(_RUN, _which(document), strict=True))
     writer = csv.DictWriter(out, [*_RUN, *_FIGURES], restval="", lineterminator="\n")
     writer.writeheader()
-    for row in (*_metric_rows(document), *_count_rows(document)):
-        writer.writerow(run | row)
+    for document in documents:
+        run = dict(zip(_RUN, _which(document), strict=True))
+        for row in (*_metric_rows(document), *_count_rows(document)):
+            writer.writerow(run | row)
     return out.getvalue()
 
 

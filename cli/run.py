@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Device = Literal["auto", "cuda", "vgpu"]
 Format = Literal["table", "json", "md", "csv", "html"]
 Switch = Literal["on", "off"]
+World = Literal["virtual", "distributed"]
 
 
 def run(
@@ -51,7 +52,13 @@ def run(
         int | None,
         typer.Option(metavar="SEED", min=0, help="Do all work as late as streams allow; see check."),
     ] = None,
-    output_dir: Annotated[Path | None, typer.Option(help="Write result.json into this folder.")] = None,
+    world: Annotated[
+        World,
+        typer.Option(help="Of several ranks: threads of this process, or processes of torch.distributed."),
+    ] = "virtual",
+    output_dir: Annotated[
+        Path | None, typer.Option(help="Keep result.json here, and the timeline for trace.")
+    ] = None,
     form: Annotated[Format, typer.Option("--format", help="What to print on stdout.")] = "table",
 ) -> None:
     """Run one scenario and print what it cost; with engine.relays, once for each of them, as one table.
@@ -61,12 +68,12 @@ def run(
     terminated, what there is was kept.
     """
     question = asked(scenario, overrides or [], relay=relay, expect=expect or [], faults=fault or [])
-    options = _options(device, hazards, adversarial, save_tokens=save_tokens)
+    options = _options(device, hazards, adversarial, world, save_tokens=save_tokens)
     folder(output_dir)
     try:
         if len(question.relays) > 1:
             raise typer.Exit(_climb(question, options, output_dir, form))
-        outcome = _execute(question, options)
+        outcome = _execute(question, options, output_dir)
     except KeyboardInterrupt:
         typer.echo("schedbench: interrupted before anything was measured", err=True)
         raise typer.Exit(INTERRUPTED) from None
@@ -76,7 +83,9 @@ def run(
     raise typer.Exit(_exit_code(outcome))
 
 
-def _options(device: Device, hazards: Switch, adversary: int | None, *, save_tokens: bool) -> Options:
+def _options(
+    device: Device, hazards: Switch, adversary: int | None, world: World, *, save_tokens: bool
+) -> Options:
     if hazards == "on" and adversary is not None:
         raise UsageError("--hazards follows values in program order: leave out --adversarial, or use check")
     from ..profiles.execute import Options
@@ -87,6 +96,7 @@ def _options(device: Device, hazards: Switch, adversary: int | None, *, save_tok
         command=command_line(),
         hazards=hazards == "on",
         adversary=adversary,
+        world=world,
     )
 
 
@@ -97,10 +107,14 @@ def _watch(clock: Clock, total: int) -> RunProgress:
     return RunProgress(progress(), total=total, clock=clock)
 
 
-def _execute(resolved: Resolved, options: Options) -> Outcome:
+def _execute(resolved: Resolved, options: Options, output_dir: Path | None) -> Outcome:
     from ..profiles.execute import execute
+    from ..profiles.recording import FILE, Recording
 
-    return execute(resolved, resolved.relays[0], options, watch=_watch)
+    if output_dir is None:
+        return execute(resolved, resolved.relays[0], options, watch=_watch)
+    with Recording(output_dir / FILE) as recording:
+        return execute(resolved, resolved.relays[0], options, watch=_watch, instrument=recording)
 
 
 def _climb(resolved: Resolved, options: Options, output_dir: Path | None, form: Format) -> int:

@@ -14,7 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from . import hazards
+from . import hazards, ranks
+from .capture_page import headline as capture_headline
+from .capture_page import is_capture, ranges, untold
+from .capture_page import labels as capture_labels
 from .frames import KINDS, Document, framed, ordered
 from .numbers import MISSING, cut_right, number, percent, whole
 from .source_lines import copies, host_waits
@@ -33,6 +36,7 @@ _PLAIN = (
     "steady_request_throughput",
     "forward_occupancy",
     "gpu_busy",
+    "bubble_pct",
     "cache_hit_ratio",
     "hisparse_hit_ratio",
     "hisparse_swap_in_bytes_per_step",
@@ -57,8 +61,11 @@ def render(result: Document, console: Console, *, breaches: Sequence[Breach] = (
 
 def every(result: Document, *, width: int) -> tuple[Table, ...]:
     """The tables of a run, for a page of ``width`` columns. A run whose times mean nothing has none of times."""
+    if is_capture(result):
+        return _of_capture(result, width=width)
+    by_rank = (ranks.table(result),) if result.get("ranks") else ()
     if _void(result):
-        return workload(result), counts(result)
+        return workload(result), counts(result), *by_rank
     return (
         summary(result),
         workload(result),
@@ -67,8 +74,17 @@ def every(result: Document, *, width: int) -> tuple[Table, ...]:
         copies(result, width=width),
         host_waits(result, width=width),
         gpu_waits(result),
+        *by_rank,
         *((hazards.table(result["hazards"]),) if result["hazards"].get("findings") else ()),
     )
+
+
+def _of_capture(result: Document, *, width: int) -> tuple[Table, ...]:
+    """Requests are told by none of them, the device only where there was one."""
+    if "abstained" in result["idle"] and not result["copies"]:
+        return summary(result), latency(result), ranges(result), untold(result)
+    device = (counts(result), copies(result, width=width), host_waits(result, width=width), gpu_waits(result))
+    return summary(result), latency(result), ranges(result), *device
 
 
 def _void(result: Document) -> bool:
@@ -79,6 +95,8 @@ def _void(result: Document) -> bool:
 
 
 def headline(result: Document) -> Text:
+    if is_capture(result):
+        return capture_headline(result, labels(result))
     scenario = result["scenario"]["expanded"]
     statuses = Counter(request["status"] for request in result["requests"])
     ended = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
@@ -103,9 +121,11 @@ def labels(result: Document) -> str:
     parts = [
         "emulated" if label["emulated"] else "measured",
         result["hardware"]["name"],
-        f"relay {result['relay']['state']}",
-        f"host time {label['host']}",
     ]
+    if is_capture(result):
+        parts += capture_labels(result)
+    else:
+        parts += [relay(result["relay"]), f"host time {label['host']}"]
     parts += ["drafts accepted by lot"] if label.get("acceptance") == "simulated" else []
     parts += ["profiled: not for timing"] if label["profiled"] else []
     parts += [result["idle"]["abstained"]] if _void(result) else []
@@ -113,17 +133,25 @@ def labels(result: Document) -> str:
     return " · ".join(parts)
 
 
+def relay(part: Document) -> str:
+    """The state, and the loop that it ran in."""
+    loop = part.get("loop")
+    return f"relay {part['state']}{f', {loop}' if loop else ''}"
+
+
 def summary(result: Document) -> Table:
     table = framed("summary")
     table.add_column("metric")
     table.add_column("unit")
     table.add_column("value", justify="right")
-    table.add_column("")
     positions = sorted(name for name in result["metrics"] if name.startswith("position_acceptance."))
-    for name in (*_PLAIN, *positions):
-        metric = result["metrics"].get(name)
-        if metric is not None:
-            table.add_row(*_plain(name, metric))
+    known = [(name, result["metrics"].get(name)) for name in (*_PLAIN, *positions)]
+    rows = [_plain(name, metric) for name, metric in known if metric is not None]
+    remarks = any(remark for *_, remark in rows)
+    if remarks:
+        table.add_column("")
+    for row in rows:
+        table.add_row(*(row if remarks else row[:-1]))
     return table
 
 

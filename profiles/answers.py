@@ -12,6 +12,7 @@ from ..sched.observe import Clock, Observer
 from .definitions import definition
 from .metrics import latency
 from .metrics.acceptance import AcceptanceLog
+from .metrics.bubble import BubbleSink
 from .metrics.counts import CountsSink
 from .metrics.distribution import Distribution, needed
 from .metrics.lookups import LookupCount
@@ -27,7 +28,7 @@ Metrics = dict[str, Metric | Abstained]
 
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _NO_PERIOD = "fewer than two launches without sleep between them"
-_NO_FORWARD = "no forward kernel was seen"
+NO_FORWARD = "no forward kernel was seen"
 
 
 class Parts(NamedTuple):
@@ -59,6 +60,7 @@ class Answers:
         self.acceptance = AcceptanceLog()
         self.waiting = WaitingSink()
         self.counts = CountsSink(self.waiting.take_exposed)
+        self.bubble = BubbleSink()
 
     @property
     def listeners(self) -> tuple[Observer, ...]:
@@ -67,6 +69,7 @@ class Answers:
     def feed(self, window: Window) -> None:
         self.waiting.feed(window)
         self.counts.feed(window)
+        self.bubble.feed(window)
 
     def finish(self, names: Names, *, exact: bool, drafts: int = 0, save_tokens: bool = False) -> Parts:
         """After the last window. ``exact``: the numbers repeat byte for byte; ``drafts``: how many tokens deep the run
@@ -78,8 +81,8 @@ class Answers:
             metrics={
                 **request_metrics(self.requests, exact=exact),
                 "step_ms": distributed("step_ms", self.periods.periods, exact=exact, why=_NO_PERIOD),
-                **_forward_metrics(self.waiting.forwards, exact=exact),
-                **_waiting_metrics(waiting, exact=exact),
+                **forward_metrics(self.waiting.forwards, exact=exact),
+                **waiting_metrics(waiting, exact=exact),
                 **self._swap_metrics(exact=exact),
                 **_acceptance_metrics(self.acceptance, drafts, exact=exact),
             },
@@ -168,11 +171,11 @@ def request_metrics(log: RequestLog, *, exact: bool) -> Metrics:
     return metrics | {name: distributed(name, time, exact=exact, why=why) for name, time in times.items()}
 
 
-def _forward_metrics(by_kind: Mapping[str, Distribution], *, exact: bool) -> Metrics:
+def forward_metrics(by_kind: Mapping[str, Distribution], *, exact: bool) -> Metrics:
     everything = Distribution.merged(by_kind.values())
-    metrics = {"forward_ms": distributed("forward_ms", everything, exact=exact, why=_NO_FORWARD)}
+    metrics = {"forward_ms": distributed("forward_ms", everything, exact=exact, why=NO_FORWARD)}
     for kind in sorted(by_kind):
-        metrics[f"forward_ms.{kind}"] = distributed("forward_ms", by_kind[kind], exact=exact, why=_NO_FORWARD)
+        metrics[f"forward_ms.{kind}"] = distributed("forward_ms", by_kind[kind], exact=exact, why=NO_FORWARD)
     return metrics
 
 
@@ -188,7 +191,7 @@ def _acceptance_metrics(log: AcceptanceLog, drafts: int, *, exact: bool) -> Metr
     return metrics
 
 
-def _waiting_metrics(waiting: Waiting, *, exact: bool) -> Metrics:
+def waiting_metrics(waiting: Waiting, *, exact: bool) -> Metrics:
     ratios = {"forward_occupancy": waiting.forward, "gpu_busy": waiting.busy}
     times = {
         "forward_idle_us_per_step": waiting.idle,
@@ -199,7 +202,7 @@ def _waiting_metrics(waiting: Waiting, *, exact: bool) -> Metrics:
     }
     values = {name: ns / waiting.window if waiting.window else None for name, ns in ratios.items()}
     values |= {name: ns / 1e3 / waiting.steps if waiting.steps else None for name, ns in times.items()}
-    return {name: plain(name, value, exact=exact, why=_NO_FORWARD) for name, value in values.items()}
+    return {name: plain(name, value, exact=exact, why=NO_FORWARD) for name, value in values.items()}
 
 
 def idle_part(waiting: Waiting) -> IdlePart:

@@ -5,11 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from pydantic import BaseModel, ValidationError
+
 from .metrics.steps import STEADY
 from .result import CopyRow, CountSummary, Result, SitePart, SyncRow
 
 # kind -> stream -> counter -> allowed per step
 Budget = Mapping[Any, Mapping[Any, Mapping[Any, int]]]
+
+
+class _Stored(BaseModel):
+    expect: dict[str, dict[str, dict[str, int]]] = {}
+
+
+def stored(result: Result) -> Budget:
+    """The budget that a stored result was run under; none where it has no sound one."""
+    try:
+        return _Stored.model_validate(result.scenario.expanded).expect
+    except ValidationError:
+        return {}
 
 
 class Offender(NamedTuple):

@@ -5,7 +5,7 @@ CUDA is not initialised: the virtual GPU never lives beside it.
 
 from __future__ import annotations
 
-import shutil
+import os
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -15,6 +15,8 @@ import torch
 
 from . import hardware
 from .environment import environment
+from .machine import MachineError
+from .nsys.find import find
 from .vgpu import open_vgpu
 
 
@@ -36,7 +38,7 @@ def checkup() -> list[Check]:
         Check("CUDA", torch.cuda.is_available(), _cuda(), runs=True),
         _package("triton"),
         _package("nvtx"),
-        _tool("nsys", why="captures of Nsight Systems"),
+        _nsys(),
     ]
 
 
@@ -47,9 +49,13 @@ def _package(name: str) -> Check:
         return Check(name, False, "not installed")
 
 
-def _tool(name: str, *, why: str) -> Check:
-    found = shutil.which(name)
-    return Check(name, found is not None, "found" if found else f"not on the PATH: no {why}")
+def _nsys() -> Check:
+    """The one that profile and report would take."""
+    try:
+        found = find(None, os.environ)
+    except MachineError as error:
+        return Check("nsys", False, str(error))
+    return Check("nsys", True, f"{found.version}, {found.path}")
 
 
 def _cuda() -> str:

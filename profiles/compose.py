@@ -32,6 +32,7 @@ from ..sched.pipeline.decoder import StageDecoder
 from ..sched.relay.desk import Streams
 from ..sched.relay.row import Relay, Row
 from ..sched.relay.states import RelayChoice
+from ..sched.speculate.worker import Worker
 from .compose_disagg import transfer
 from .compose_sparse import Host, host_side, kv_tier, sparse_attention
 from .draft import draft_worker, kv_pool, speculative_config
@@ -58,12 +59,14 @@ class _Grammars:
 class Guard(Protocol):
     """Looks at a run from inside, and changes nothing that the scheduler could notice."""
 
-    def apart(self) -> Guard:
-        """A guard of another rank, which tells this one what it finds."""
+    def of_rank(self, rank: int) -> Guard:
+        """Who looks at that rank, where there are several."""
 
     def row(self, row: Row) -> Row: ...
 
     def runner(self, runner: Runner) -> Runner: ...
+
+    def worker(self, worker: Worker) -> Worker: ...
 
     def watching(self, scheduler: Scheduler, machine: Machine) -> AbstractContextManager[Observer]:
         """Around each workload of the run."""
@@ -158,7 +161,7 @@ def compose(
         source=seat.source(source),
         clock=clock,
         observer=observer,
-        worker=worker,
+        worker=worker if guard is None or worker is None else guard.worker(worker),
         link=seat.link,
         stage=seat.stage,
         **transfer(resolved, seat, port, cache=cache, streams=streams, observer=observer),
@@ -190,7 +193,7 @@ def _relay(
     guard: Guard | None,
 ) -> Relay:
     mode = None if config.speculative is None else config.speculative.mode
-    row = choice.row(overlap=config.overlap, speculation=mode)
+    row = choice.row(overlap=config.overlap, speculation=mode, staged=config.stages > 1)
     return Relay.of(
         row if guard is None else guard.row(row),
         config,

@@ -124,6 +124,13 @@ _FORWARD = Definition(
     "end of the last forward kernel - start of the first, per step", _TIMELINE,
 )  # fmt: skip
 
+_RANGE = Definition(
+    "range_ms", "ms", "lower",
+    "Host time inside a named range of a capture, waits included, by the range's name under the map "
+    "(range_ms.prepare, ...). Nested ranges count in each other.",
+    "end of the range - its start", "NVTX or record_function ranges of a capture",
+)  # fmt: skip
+
 _WAITING = (
     Definition(
         "forward_occupancy", "ratio", "higher",
@@ -318,18 +325,19 @@ _PARTS = (
     ),
 )  # fmt: skip
 
-_TABLE = (*_THROUGHPUT, *_LATENCY, _FORWARD, *_WAITING, *_USAGE, *_SPECULATION, *_COUNTERS, *_PARTS)
+_TABLE = (*_THROUGHPUT, *_LATENCY, _FORWARD, _RANGE, *_WAITING, *_USAGE, *_SPECULATION, *_COUNTERS, *_PARTS)
 
 KINDS = ("prefill", "decode", "mixed", "idle", "verify", "draft", "draft_extend", "prebuilt")  # of steps
 PERCENTILES = ("p50", "p90", "p95", "p99")
 _BY_KIND = ("forward_ms",)
 _BY_POSITION = ("position_acceptance",)
+_BY_NAME = ("range_ms",)
 
 DEFINITIONS: Mapping[str, Definition] = MappingProxyType({entry.name: entry for entry in _TABLE})
 
 
 def definition(metric: str) -> Definition:
-    """Of a metric, or of the metric that one of its kinds, positions or percentiles belongs to
+    """Of a metric, or of the metric that one of its kinds, names, positions or percentiles belongs to
     (``forward_ms.decode.p99``).
 
     Raises KeyError if there is none.
@@ -341,6 +349,8 @@ def definition(metric: str) -> Definition:
     if rest and name in _BY_KIND and rest[0] in KINDS:
         rest = rest[1:]
     if rest and name in _BY_POSITION and rest[0].isdecimal() and rest[0] != "0":
+        rest = rest[1:]
+    if rest and name in _BY_NAME and rest[0] not in ("", *PERCENTILES):
         rest = rest[1:]
     if rest and entry.unit == "ms" and rest[0] in PERCENTILES:
         rest = rest[1:]

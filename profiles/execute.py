@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
 
-from ..scenarios.combinations import overlaps
+from ..scenarios.combinations import overlaps, staged
 from ..scenarios.schema import Scenario
 from ..scenarios.workload import Achieved, Lengths
 from ..sched.relay.draft_rows import DRAFT_SWITCHES
-from ..sched.relay.states import RelayChoice
+from ..sched.relay.states import RelayChoice, loop_of
 from ..sched.relay.switches import OVERLAPPED_ONLY
 from .budget import Breach, breaches, untested
 from .compose import Guard
@@ -19,7 +21,7 @@ from .crash import broken_on_purpose
 from .draft import speculation
 from .environment import environment, tool
 from .hazards import hazards
-from .machine import Machine
+from .machine import Machine, MachineError
 from .machines import Kind, chosen
 from .passes import Measured, measured, untimed
 from .resolve import Resolved
@@ -38,7 +40,8 @@ from .runner import Bench, Instrument, Pass, Valve, Watch, nobody
 from .seat import Seat
 from .world.disagg import disaggregated_world
 from .world.pairs import Heard
-from .world.ranks import alone, virtual_world
+from .world.processes import process_world
+from .world.ranks import RankRun, alone, virtual_world
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +60,17 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``hazards``: whether to watch for them; it costs time. ``adversary``: number of one that does all work late."""
+    """``hazards``: whether to watch for them; it costs time. ``adversary``: number of one that does all work late.
+    ``traced``: whether a real device's second, counting pass is run; ``keep_trace``: where its trace is kept."""
 
     device: Kind = "auto"
     save_tokens: bool = False
     command: str = ""
     hazards: bool = False
     adversary: int | None = None
+    world: Literal["virtual", "distributed"] = "virtual"  # of a scenario with several ranks
+    traced: bool = True
+    keep_trace: Path | None = None
 
 
 def execute(
@@ -79,12 +86,21 @@ def execute(
     faults broke it."""
     task = _Task(resolved, relay, options, watch, instrument, guard)
     scenario, kind = resolved.scenario, chosen(options.device, resolved.scenario)
+    around = resolved, options.hazards, options.adversary
     if scenario.engine.disaggregation.mode != "none":
-        result = disaggregated_world(resolved, options.hazards, options.adversary, task.heard)
-    elif scenario.engine.ranks > 1:
-        result = virtual_world(resolved, options.hazards, options.adversary, task.run)
+        if options.world != "virtual":
+            raise MachineError(
+                "engine.disaggregation: its workers are ranks of the virtual world only, so far"
+            )
+        result = disaggregated_world(*around, task.heard)
+    elif scenario.engine.ranks == 1:
+        result = alone(kind, *around, task.run, keep_trace=options.keep_trace)
+    elif options.world == "virtual":
+        result = virtual_world(*around, task.run)
     else:
-        result = alone(kind, resolved, options.hazards, options.adversary, task.run)
+        result = process_world(
+            *around, task.run, replace(task, watch=nobody, instrument=None, guard=None).run
+        )
     return Outcome(result, tuple(breaches(scenario.expect, result)), tuple(untested(scenario.expect, result)))
 
 
@@ -101,22 +117,31 @@ class _Task:
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     begin: float = field(default_factory=time.perf_counter)
 
-    def run(self, machine: Machine, valve: Valve, seat: Seat) -> Result:
+    def run(self, machine: Machine, valve: Valve, seat: Seat) -> RankRun:
         """One rank's run. Only the first one is watched by the caller's listeners."""
-        return self.heard(machine, valve, seat).result
+        heard = self.heard(machine, valve, seat)
+        return RankRun(heard.result, heard.done.answers.bubble.found())
 
     def heard(self, machine: Machine, valve: Valve, seat: Seat) -> Heard:
         """The same, with what it was made of."""
         options, leads = self.options, seat.rank == 0
         if leads:
             valve.instrument = self.instrument
-        guard = self.guard if leads or self.guard is None else self.guard.apart()
+        guard = None if self.guard is None else self.guard.of_rank(seat.rank)
         bench = Bench(self.resolved, machine, self.relay, valve, guard=guard, seat=seat)
         with broken_on_purpose(self.relay):
             bench.warm_up()
-            found = measured(bench, machine, self.watch if leads else nobody, save_tokens=options.save_tokens)
+            found = measured(
+                bench,
+                machine,
+                self.watch if leads else nobody,
+                save_tokens=options.save_tokens,
+                traced=options.traced,
+            )
         if options.adversary is not None:
             found = untimed(found, "an adversary decided when work was done: times mean nothing")
+        if options.world == "distributed" and seat.link is not None:
+            found = untimed(found, "the ranks' clocks are their own: no link was emulated")
         valve.finish(machine.names)
         run = _run(options, self.started, time.perf_counter() - self.begin, found.done, machine)
         return Heard(_result(self.resolved.scenario, self.relay, machine, found, run), found.done)
@@ -129,6 +154,16 @@ def _switches(relay: RelayChoice, scenario: Scenario) -> dict[str, str]:
     if speculation(scenario) != "v2":
         absent |= DRAFT_SWITCHES.keys()
     return {name: value for name, value in relay.switches.items() if name not in absent}
+
+
+# Kinds of steps that read what others have left in the relay.
+_HANDED_ON = {"decode", "verify"}
+
+
+def _known(relay: RelayChoice, scenario: Scenario) -> tuple[str, ...]:
+    return relay.known_hazards(
+        overlap=overlaps(scenario), speculation=speculation(scenario), staged=staged(scenario)
+    )
 
 
 def _acceptance(scenario: Scenario, done: Pass) -> str | None:
@@ -163,12 +198,17 @@ def _result(scenario: Scenario, relay: RelayChoice, machine: Machine, found: Mea
         workload=_workload(found.done.achieved),
         relay=RelayPart(
             state=relay.state.name,
-            policies=relay.policies(overlap=overlaps(scenario), speculation=speculation(scenario)),
+            loop=loop_of(overlap=overlaps(scenario), staged=staged(scenario)),
+            policies=relay.policies(
+                overlap=overlaps(scenario), speculation=speculation(scenario), staged=staged(scenario)
+            ),
             switches=_switches(relay, scenario),
             faults=tuple(fault.name for fault in relay.faults),
         ),
         hardware=machine.hardware,
-        hazards=hazards(machine, relay.known_hazards, decoded="decode" in found.parts.per_step),
+        hazards=hazards(
+            machine, _known(relay, scenario), decoded=bool(_HANDED_ON & found.parts.per_step.keys())
+        ),
         **{
             **found.parts._asdict(),
             "outputs": found.outputs,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..scenarios.combinations import overlaps
+from ..scenarios.combinations import overlaps, staged
 from ..scenarios.problems import meant
-from ..sched.relay.draft_row import Speculation
+from ..scenarios.schema import Scenario
 from ..sched.relay.faults import Fault, awaited_faults, faults
 from ..sched.relay.states import RelayChoice
 from .draft import speculation
@@ -22,17 +22,21 @@ def broken(resolved: Resolved, names: Sequence[str]) -> Resolved:
     """Every relay of the question with these faults. Raises FaultError, and RelayError for a fault that has no place
     in one of them."""
     wanted = [_fault(name) for name in dict.fromkeys(names)]
-    overlap = overlaps(resolved.scenario)
-    mode = speculation(resolved.scenario)
-    relays = tuple(_with(relay, wanted, overlap=overlap, mode=mode) for relay in resolved.relays)
-    return replace(resolved, relays=relays)
-
-
-def _with(
-    relay: RelayChoice, wanted: Sequence[Fault], *, overlap: bool, mode: Speculation | None
-) -> RelayChoice:
     for fault in wanted:
-        relay = relay.broken_by(fault, overlap=overlap, speculation=mode)
+        if fault.hisparse and not resolved.scenario.engine.hisparse.enabled:
+            raise FaultError(
+                f"fault {fault.name} needs engine.hisparse.enabled=true, with a model that has an indexer"
+            )
+    return replace(
+        resolved, relays=tuple(_with(relay, wanted, resolved.scenario) for relay in resolved.relays)
+    )
+
+
+def _with(relay: RelayChoice, wanted: Sequence[Fault], scenario: Scenario) -> RelayChoice:
+    for fault in wanted:
+        relay = relay.broken_by(
+            fault, overlap=overlaps(scenario), speculation=speculation(scenario), staged=staged(scenario)
+        )
     return relay
 
 

@@ -8,7 +8,17 @@ from dataclasses import dataclass
 import torch
 
 from ..sched.loop.engine import Engine
-from ..sched.relay.states import DEAD_PUBLISH, PAGE_TABLE_REWRITE, PENALTY_STATE, SLOT_REUSE, STAGED_LATE
+from ..sched.relay.states import (
+    CHUNK_REWRITE,
+    DEAD_PUBLISH,
+    DEAD_STASH,
+    DRAFT_LENGTHS,
+    PAGE_TABLE_REWRITE,
+    PENALTY_STATE,
+    ROUND_TRIP,
+    SLOT_REUSE,
+    STAGED_LATE,
+)
 from .machine import Machine
 from .result import Abstained, Access, Hazards, SitePart
 from .result import Finding as FindingPart
@@ -46,12 +56,20 @@ SIGNS: Mapping[str, tuple[Sign, ...]] = {
     PAGE_TABLE_REWRITE: (Sign("race", "req_to_token", second="match.device_indices["),),
     STAGED_LATE: (Sign("freed", first="output_tokens_buf[rows]"),),
     PENALTY_STATE: (Sign("race", "sched/model/penalties.py"), Sign("freed", "sched/model/penalties.py")),
+    DRAFT_LENGTHS: (Sign("race", first="batch.seq_lens = desk.futures", second="batch.seq_lens["),),
+    CHUNK_REWRITE: tuple(
+        Sign("race", "req_to_token", second=statement)
+        for statement in ("write_cache_indices(", "place_extend(", "match.device_indices[")
+    ),
+    ROUND_TRIP: (Sign("freed", "result of receive"), Sign("freed", "result of _to_copy")),
+    DEAD_STASH: (Sign("unread", "output_tokens_buf"),),
     DEAD_PUBLISH: (Sign("unread", "new_seq_lens_buf"),),
 }
 
 
 def hazards(machine: Machine, declared: Sequence[str], *, decoded: bool) -> Hazards | Abstained:
-    """Of everything that ran on the machine so far. ``decoded``: there were decodes, which read what steps hand on."""
+    """Of everything that ran on the machine so far. ``decoded``: there were decodes or verifies, which read what steps
+    hand on."""
     if machine.hazards is None:
         where = (
             "hazards were not watched for"

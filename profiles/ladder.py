@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypedDict
 
 from ..scenarios.combinations import overlaps
 from ..scenarios.workload import params
+from ..sched.relay.draft_row import DraftRow, Speculation
+from ..sched.relay.row import Row
 from ..sched.relay.states import RelayChoice, difference
+from .draft import speculation
 from .execute import Options, Outcome, execute
 from .resolve import Resolved
 from .result import SCHEMA_VERSION, Outputs, canonical
@@ -54,7 +57,7 @@ class Ladder:
             "ladder": {"tokens_agree": self.tokens_agree},
             "rungs": [
                 {
-                    "known_hazards": list(rung.relay.known_hazards),
+                    "known_hazards": list(rung.relay.known_hazards(**self._mode)),
                     "changes": changes,
                     "result": rung.outcome.result.document(),
                 }
@@ -67,9 +70,35 @@ class Ladder:
 
     def _changes(self) -> list[dict[str, tuple[str, str]]]:
         """Per rung, the questions that it answers differently from the one before it here."""
-        overlap = overlaps(self.resolved.scenario)
-        rows = [rung.relay.row(overlap=overlap) for rung in self.rungs]
-        return [{}, *(difference(before, after) for before, after in pairwise(rows))][: len(rows)]
+        rungs = [_answers(rung.relay, **self._mode) for rung in self.rungs]
+        return [{}, *(_apart(before, after) for before, after in pairwise(rungs))][: len(rungs)]
+
+    @property
+    def _mode(self) -> _Mode:
+        scenario = self.resolved.scenario
+        return {"overlap": overlaps(scenario), "speculation": speculation(scenario)}
+
+
+class _Mode(TypedDict):
+    overlap: bool
+    speculation: Speculation | None
+
+
+def _answers(
+    relay: RelayChoice, *, overlap: bool, speculation: Speculation | None
+) -> dict[str, Row | DraftRow]:
+    """The relay's rows, by what is put before their questions."""
+    drafts = relay.draft_row(speculation)
+    row = relay.row(overlap=overlap, speculation=speculation)
+    return {"": row} if drafts is None else {"": row, f"{speculation}.": drafts}
+
+
+def _apart(before: dict[str, Row | DraftRow], after: dict[str, Row | DraftRow]) -> dict[str, tuple[str, str]]:
+    return {
+        f"{prefix}{question}": names
+        for prefix, row in after.items()
+        for question, names in difference(before[prefix], row).items()
+    }
 
 
 def climb(resolved: Resolved, options: Options, *, watch: Watch = nobody) -> Ladder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -18,9 +19,10 @@ from .result import HardwarePart, Labels
 from .timeline import Sink
 from .vgpu import VirtualGpu, open_vgpu
 from .vgpu.host_time import measured, without_own_time
-from .vgpu.tensor import DeviceTensor
+from .vgpu.tensor import CURRENT, DeviceTensor
 from .world.baton import Member
 from .world.device import SharedSimulation
+from .world.ports import CopyingPorts, Ports, VirtualPorts
 from .world.virtual import WorldClock
 
 Kind = Literal["auto", "cuda", "vgpu"]
@@ -58,14 +60,15 @@ def open_machine(
     *,
     hazards: bool = False,
     adversary: int | None = None,
+    keep_trace: Path | None = None,
 ) -> AbstractContextManager[Machine]:
-    """On the virtual GPU ``hazards`` are watched for, or the ``adversary`` of that number is at work. Raises
-    MachineError."""
+    """On the virtual GPU ``hazards`` are watched for, or the ``adversary`` of that number is at work; of CUDA the trace
+    of the counting pass may be kept. Raises MachineError."""
     if kind == "vgpu":
         return _virtual(resolved, sink, hazards=hazards, adversary=adversary)
     if adversary is not None:
         raise MachineError("an adversary decides when work is done; a real device does so itself")
-    return open_cuda(resolved, sink)
+    return open_cuda(resolved, sink, keep_trace)
 
 
 @contextmanager
@@ -88,6 +91,19 @@ def open_rank(
         member.attach(gpu.runtime.simulation, lambda: gpu.runtime.now)
         machine = _machine(gpu, resolved, ByItself(), hazards=hazards)
         yield replace(machine, clock=WorldClock(gpu, member)), gpu
+
+
+@contextmanager
+def open_port(
+    resolved: Resolved, sink: Sink, *, hazards: bool, adversary: int | None
+) -> Iterator[tuple[Machine, Ports]]:
+    """A machine of one process among several, and how its tensors get on and off the device."""
+    if torch.cuda.is_available():
+        with open_cuda(resolved, sink, None) as machine:
+            yield machine, CopyingPorts(machine.device)
+        return
+    with _virtual(resolved, sink, hazards=hazards, adversary=adversary) as machine:
+        yield machine, VirtualPorts(CURRENT.get())
 
 
 @contextmanager

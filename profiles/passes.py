@@ -24,14 +24,18 @@ class Measured(NamedTuple):
     passes: dict[str, Any]
 
 
-def measured(bench: Bench, machine: Machine, watch: Watch, *, save_tokens: bool) -> Measured:
-    """Run the scenario's workload; once more, traced, on a machine that counts only then."""
+def measured(
+    bench: Bench, machine: Machine, watch: Watch, *, save_tokens: bool, traced: bool = True
+) -> Measured:
+    """Run the scenario's workload; once more, ``traced``, on a machine that counts only then."""
     done = bench.measure(watch)
     drafts = speculation_depth(bench.scenario)
     parts = done.answers.finish(machine.names, exact=machine.exact, drafts=drafts, save_tokens=save_tokens)
     outputs = outputs_of(done)
     if machine.traced is None:
         return Measured(done, parts, outputs, {})
+    if not traced:
+        return Measured(done, _uncounted(parts), outputs, _told(abstained="another tool counts"))
     if done.cancelled:
         return Measured(done, _uncounted(parts), outputs, _told(abstained="the run was interrupted"))
     _forget(bench)

@@ -83,6 +83,9 @@ class Labels(Part):
     profiled: bool = False
     acceptance: Literal["measured", "simulated"] | None = None  # of drafts, where the run speculates
     host: Literal["modelled", "measured"]
+    capture: Literal["nsys", "torch"] | None = (
+        None  # the tool, where no run of ours but a file of its was read
+    )
 
 
 class ScenarioPart(Part):
@@ -110,7 +113,10 @@ def _seed(expanded: dict[str, JsonValue]) -> int | None:
 
 
 class RelayPart(Part):
+    """``loop`` is the one that ran: where the scenario says ``overlap: auto``, what that chose."""
+
     state: str
+    loop: Literal["overlapped", "serial", "pipelined"] | None = None  # None: written before loops were told
     policies: dict[str, str] = {}
     switches: Mapping[str, JsonValue] = {}
     faults: tuple[str, ...] = ()  # what was broken on purpose
@@ -282,7 +288,7 @@ class Result(Part):
     environment: dict[str, JsonValue]
     labels: Labels
     scenario: ScenarioPart
-    workload: WorkloadPart
+    workload: WorkloadPart | Abstained
     relay: RelayPart
     hardware: HardwarePart
     metrics: dict[str, Metric | Abstained]
@@ -299,8 +305,11 @@ class Result(Part):
     def document(self) -> dict[str, Any]:
         """Plain dicts, lists and scalars, as they stand in the file; what is absent is left out."""
         document: dict[str, Any] = self.model_dump(mode="json")
-        if self.labels.acceptance is None:
-            del document["labels"]["acceptance"]
+        for label in ("acceptance", "capture"):
+            if document["labels"][label] is None:
+                del document["labels"][label]
+        if self.relay.loop is None:
+            del document["relay"]["loop"]
         for request in document["requests"]:
             if request["token_ids"] is None:
                 del request["token_ids"]

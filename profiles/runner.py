@@ -32,7 +32,7 @@ from .heap import settled_heap
 from .machine import Machine
 from .metrics.lookups import LookupCount
 from .metrics.periods import VisibleSleep
-from .nvtx_ranges import NvtxRanges, listening
+from .nvtx_ranges import NvtxRanges, listening, measuring
 from .resolve import Resolved
 from .seat import ALONE, Seat, align
 from .timeline import Names, Sink, Window
@@ -161,7 +161,7 @@ class Bench:
         self._settle_device()
         start = self._load(workload)
         self.valve.open(answers)
-        with watch(self._clock, len(workload)) as watcher, self._guarded() as guard:
+        with watch(self._clock, len(workload)) as watcher, self._guarded() as guard, measuring():
             audits = () if audit is None else (audit,)
             others = (*self._aborts(workload), *audits, watcher, guard)
             self._chorus.tune(*self._always(), *answers.listeners, *others)

@@ -61,7 +61,7 @@ def _speculative(scenario: Scenario) -> Iterator[Finding]:
     spec, key = scenario.engine.speculative, ("engine", "speculative")
     if spec.algorithm == "none":
         for name in _changed(spec):
-            yield (*key, name), "means something only with an algorithm"
+            yield (*key, name), "means something only with an algorithm; engine.speculative=none drops it all"
         return
     tokens, chain = spec.draft_tokens, spec.steps + 1
     if spec.topk == 1 and tokens not in (None, chain):

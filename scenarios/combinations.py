@@ -5,7 +5,7 @@ A pair of modes that the table does not name runs, and equal tokens are promised
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Literal, NamedTuple
 
 from .problems import KeyPath
@@ -123,12 +123,22 @@ UNAVAILABLE: dict[str, str] = {
 }
 
 
-def findings(scenario: Scenario, rules: tuple[Rule, ...] = RULES) -> Iterator[Finding]:
-    """What the tables have against a scenario: the key to blame, and why."""
+def findings(
+    scenario: Scenario,
+    rules: tuple[Rule, ...] = RULES,
+    *,
+    broken: Collection[KeyPath] = (),
+    overridden: Collection[KeyPath] = (),
+) -> Iterator[Finding]:
+    """What the tables have against a scenario: the key to blame, and why. Of two modes the one is to blame that was
+    asked for by an ``overridden`` key; nothing is said of modes whose keys are ``broken`` and were left out."""
     for path, feature in _unavailable(scenario):
         yield path, f"not available in this version: {feature}"
     for rule in _broken(scenario, rules):
-        yield MODES[rule.first].key, _refusal(rule)
+        first, second = MODES[rule.first].key, MODES[rule.second].key
+        if not _among(first, broken) and not _among(second, broken):
+            late = _among(second, overridden) and not _among(first, overridden)
+            yield second if late else first, _refusal(rule)
 
 
 def overlaps(scenario: Scenario) -> bool:
@@ -140,6 +150,11 @@ def overlaps(scenario: Scenario) -> bool:
         for rule in RULES
         if rule.verdict == "refused"
     )
+
+
+def staged(scenario: Scenario) -> bool:
+    """Whether the scenario's model is a pipeline."""
+    return scenario.engine.pipeline.stages > 1
 
 
 def _unavailable(scenario: Scenario) -> Iterator[Finding]:
@@ -157,6 +172,11 @@ def _broken(scenario: Scenario, rules: tuple[Rule, ...]) -> Iterator[Rule]:
         refused = rule.verdict == "refused" or (rule.verdict == "latest" and not latest)
         if refused and _on(scenario, rule.first, rule.second):
             yield rule
+
+
+def _among(key: KeyPath, paths: Collection[KeyPath]) -> bool:
+    """Whether one of them is the key, its section, or something within it."""
+    return any(key[: len(path)] == path[: len(key)] for path in paths)
 
 
 def _on(scenario: Scenario, *modes: str) -> bool:

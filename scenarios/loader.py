@@ -49,7 +49,8 @@ def _validated(document: Document, source: Source) -> Scenario:
     if faults:
         broken = (*faults, *(split(problem.path) for problem in document.problems))
         scenario = _salvaged(document.data, source, faulty=broken)
-    problems += [problem for problem in _judged(scenario, source) if not touches(problem, problems)]
+    judged = _judged(scenario, source, broken=tuple(faults))
+    problems += [problem for problem in judged if not touches(problem, problems)]
     if scenario is not None:
         scenario._source = source
     if scenario is None or problems:
@@ -74,11 +75,11 @@ def _scenario(data: Value, source: Source) -> tuple[Scenario | None, dict[KeyPat
         return None, diagnose(error, root=Scenario, source=source)
 
 
-def _judged(scenario: Scenario | None, source: Source) -> list[Problem]:
+def _judged(scenario: Scenario | None, source: Source, *, broken: Sequence[KeyPath]) -> list[Problem]:
     if scenario is None:
         return []
-    findings = (*checks.findings(scenario), *combinations.findings(scenario))
-    return [source.problem(path, text) for path, text in findings]
+    combined = combinations.findings(scenario, broken=broken, overridden=source.overridden)
+    return [source.problem(path, text) for path, text in (*checks.findings(scenario), *combined)]
 
 
 def _apply(document: Document, overrides: Sequence[str]) -> Iterator[KeyPath]:

@@ -13,6 +13,8 @@ from .schema import Scenario
 
 OPTION = Place("--set")
 
+# Sections that a bare name stands for, and the key that it is.
+_BARE = {"relay": "state", "speculative": "algorithm"}
 _TAGS = ("process", "dist")
 _INSTEAD: dict[KeyPath, tuple[str, ...]] = {
     ("model", "preset"): ("path",),
@@ -109,11 +111,11 @@ def _section(document: Document, path: KeyPath) -> dict[str, Value]:
 
 
 def _opened(value: Value, name: str | int) -> dict[str, Value] | None:
-    """``value`` as a section: a bare relay is its state; None for any other value."""
+    """``value`` as a section: a bare relay is its state, bare speculation its algorithm; None for any other value."""
     if value is None:
         return {}
-    if name == "relay" and isinstance(value, str):
-        return {"state": value}
+    if name in _BARE and isinstance(value, str):
+        return {_BARE[str(name)]: value}
     return value if isinstance(value, dict) else None
 
 

@@ -73,6 +73,10 @@ def _state(value: Any) -> Any:
     return {"state": value} if isinstance(value, str) else value
 
 
+def _algorithm(value: Any) -> Any:
+    return {"algorithm": value} if isinstance(value, str) else value
+
+
 class SimulatedAcceptance(Section):
     """Draft tokens accepted by lot instead of by the model; ``mean`` counts the bonus token. A lot is each request's
     own, or one for the whole batch as upstream draws it."""
@@ -83,7 +87,8 @@ class SimulatedAcceptance(Section):
 
 
 class Speculative(Section):
-    """``draft`` is a folder with a draft's checkpoint; without one the target's first layer drafts."""
+    """``draft`` is a folder with a draft's checkpoint; without one the target's first layer drafts. A bare name is an
+    algorithm: ``none`` turns speculation off, whatever else stands there."""
 
     algorithm: Literal["none", "eagle"] = "none"
     mode: Literal["v1", "v2"] = "v2"
@@ -145,7 +150,7 @@ class Engine(Section):
     max_prefill_tokens: Positive = 16384
     schedule_conservativeness: Rate = 1.0
     cuda_graph: Switch = True
-    speculative: Speculative = Speculative()
+    speculative: Annotated[Speculative, BeforeValidator(_algorithm)] = Speculative()
     hisparse: HiSparse = HiSparse()
     pipeline: Pipeline = Pipeline()
     disaggregation: Disaggregation = Disaggregation()

@@ -31,8 +31,8 @@ class Link(Protocol):
     size: int
 
     def send(self, to: int, tag: str, value: Any, tensors: Sequence[torch.Tensor] = ()) -> None:
-        """Send after what the current stream has been given so far. Neither host nor current stream waits; tensors may
-        not be written before ``flush``. ``value`` is anything that can be pickled."""
+        """Send after what the current stream has been given so far. Neither host nor current stream waits; tensors are
+        kept, and may not be written, before ``flush``. ``value`` is anything that can be pickled."""
 
     def flush(self, tag: str) -> None:
         """The current stream waits until everything sent under that tag has left its tensors."""

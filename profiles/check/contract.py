@@ -12,13 +12,15 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from ...sched.batch import ScheduleBatch
+from ...sched.batch import DraftInput, ScheduleBatch
+from ...sched.relay.draft_row import Speculation
 from ...sched.relay.row import Relay, Row
-from ...sched.relay.states import NEGATIVE_IDS, ONE_SIDED_MERGE
+from ...sched.relay.states import NEGATIVE_IDS, ONE_SIDED_MERGE, RelayChoice
 from ..crash import crash_of
 from .forwards import PROMPTS
+from .hand_drafts import Speculating, token_of
 from .violations import Violation, Violations
-from .workbench import CHUNK, Workbench, token_of
+from .workbench import CHUNK, Workbench
 
 Verb = Literal["prefill", "chunks", "decode", "mix", "leave", "retract"]
 
@@ -94,22 +96,54 @@ class Kept(NamedTuple):
     broken: tuple[Violation, ...]
 
 
-def check_contract(row: Callable[[], Row], *, overlap: bool, declared: Sequence[str] = ()) -> Kept:
-    """``row`` makes the row anew for each part, for a policy may keep something."""
+def check_contract(
+    row: Callable[[], Row],
+    *,
+    overlap: bool,
+    declared: Sequence[str] = (),
+    drafts: Callable[[], Speculating] | None = None,
+) -> Kept:
+    """``row`` makes the row anew for each part, for a policy may keep something; so does ``drafts``, where there is
+    speculation."""
     violations = Violations()
-    for name, script in SCRIPTS.items():
-        violations.add(_named(name, follow(row(), script, overlap=overlap)))
-    violations.add(_negative_ids(row(), overlap=overlap))
-    violations.add(_no_rows(row(), overlap=overlap))
-    for left in (True, False):
-        for right in (True, False):
-            violations.add(_sides(row(), left=left, right=right, overlap=overlap))
+
+    def bench() -> Workbench:
+        return Workbench(row(), overlap=overlap, drafts=None if drafts is None else drafts())
+
+    for name, script in _scripts(speculating=drafts is not None).items():
+        violations.add(_named(name, _followed(bench(), script)))
+    violations.add(_negative_ids(bench()))
+    violations.add(_no_rows(bench().engine.relay))
+    if drafts is None:  # else no batch carries its tokens
+        for left in (True, False):
+            for right in (True, False):
+                violations.add(_sides(bench(), left=left, right=right))
     return _sorted_out(violations.told(), declared)
 
 
-def follow(row: Row, script: Script, *, overlap: bool) -> Sequence[Violation]:
+def speculating(relay: RelayChoice, mode: Speculation) -> Speculating:
+    """What that relay answers the worker, made anew."""
+    row = relay.draft_row(mode)
+    assert row is not None
+    return Speculating(mode, row)
+
+
+def _scripts(*, speculating: bool) -> Mapping[str, Script]:
+    """Speculation does not mix."""
+    if not speculating:
+        return SCRIPTS
+    unmixed = {name: [act for act in script if act.verb != "mix"] for name, script in SCRIPTS.items()}
+    return {name: script for name, script in unmixed.items() if name != "mixing"}
+
+
+def follow(
+    row: Row, script: Script, *, overlap: bool, drafts: Speculating | None = None
+) -> Sequence[Violation]:
     """What a row does wrong while its batches go through the script; nothing after it breaks down."""
-    bench = Workbench(row, overlap=overlap)
+    return _followed(Workbench(row, overlap=overlap, drafts=drafts), script)
+
+
+def _followed(bench: Workbench, script: Script) -> Sequence[Violation]:
     for number, act in enumerate(script):
         crash = _attempted(_do, bench, act)
         if crash:
@@ -156,9 +190,8 @@ def _named(name: str, found: Sequence[Violation]) -> Iterator[Violation]:
 # ---- prompts, sides, no rows -----------------------------------------------------------------------------------
 
 
-def _negative_ids(row: Row, *, overlap: bool) -> Iterator[Violation]:
+def _negative_ids(bench: Workbench) -> Iterator[Violation]:
     """Ids below zero stand for what is no text. The relay's rows are full when the prompt passes."""
-    bench = Workbench(row, overlap=overlap)
     crash = _attempted(_pass_negative_ids, bench)
     for violation in bench.found:
         yield violation._replace(promise=ANY_PROMPT) if violation.promise == PROMPTS else violation
@@ -172,10 +205,9 @@ def _pass_negative_ids(bench: Workbench) -> None:
     bench.prefill([[7, -1, -3, -2, 8]])
 
 
-def _sides(row: Row, *, left: bool, right: bool, overlap: bool) -> Iterator[Violation]:
+def _sides(bench: Workbench, *, left: bool, right: bool) -> Iterator[Violation]:
     """Two batches are merged, either of which may carry its tokens itself. Then a decode asks for them."""
     promise = "batches with their tokens are joined" if left and right else BARE_SIDE
-    bench = Workbench(row, overlap=overlap)
     says = f"merging a batch {_with(left)} its tokens with one {_with(right)}"
     crash = _attempted(_merge_sides, bench, left, right)
     for violation in bench.found:
@@ -206,9 +238,9 @@ def _carry(batch: ScheduleBatch, *, present: bool) -> None:
         batch.input_ids = torch.tensor([token_of(req, req.kv_committed_len) for req in batch.reqs])
 
 
-def _no_rows(row: Row, *, overlap: bool) -> Iterator[Violation]:
+def _no_rows(relay: Relay) -> Iterator[Violation]:
     """A step without requests, whose tensors may be padded, leaves the relay as it was."""
-    promise, relay = "no rows are no work", Workbench(row, overlap=overlap).engine.relay
+    promise = "no rows are no work"
     futures = relay.desk.futures
     before = {name: value.clone() for name, value in vars(futures).items() if torch.is_tensor(value)}
     crash = _attempted(_hand_on_nothing, relay)
@@ -223,6 +255,10 @@ def _hand_on_nothing(relay: Relay) -> None:
     batch = ScheduleBatch.empty()
     batch.req_pool_indices = batch.seq_lens = torch.empty(0, dtype=torch.int64)
     future = relay.open(batch)
+    if relay.drafts is not None:
+        relay.drafts.publish(batch, batch.seq_lens)
+        relay.drafts.stash(future, DraftInput(bonus_tokens=torch.empty(0, dtype=torch.int64)))
+        return
     relay.publish(batch)
     relay.stash(future, torch.tensor([5, 6]))
 

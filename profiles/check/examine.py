@@ -5,17 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from ...scenarios.combinations import overlaps
+from ...scenarios.combinations import overlaps, staged
 from ...sched.relay.states import RelayChoice
 from ..budget import Breach, Offender
 from ..crash import Crash
+from ..draft import speculation
 from ..execute import Options, Outcome
 from ..resolve import Resolved
 from ..result import Hazards, Result
-from . import schedules, tokens
+from . import drafts, schedules, tokens
 from .attempt import attempt
-from .contract import check_contract
+from .contract import check_contract, speculating
+from .drafts import DraftReference
 from .invariants import Invariants
 from .verdicts import Check, Evidence, Report, judged, skipped
 
@@ -28,12 +31,16 @@ def silence(said: str) -> None:
 
 @dataclass(slots=True)
 class Examiner:
-    """``adversaries`` are numbers; the reference is run once for all relays of a scenario."""
+    """``adversaries`` are numbers; references are run once for all relays of a scenario."""
 
     resolved: Resolved
     adversaries: Sequence[int]
     notice: Notice = silence
     _reference: Result | Crash | None = field(init=False, default=None)
+    _drafts: DraftReference = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._drafts = DraftReference(self.resolved)
 
     def examine(self, relay: RelayChoice) -> Report:
         """Raises MachineError, and what says that the question makes no sense."""
@@ -48,11 +55,13 @@ class Examiner:
         return Report(relay, checks, result, time.perf_counter() - begin)
 
     def _contract(self, relay: RelayChoice) -> Check:
-        if self.resolved.scenario.engine.speculative.algorithm != "none":
-            return skipped("contract", "batches made by hand do not speculate")
-        overlap = overlaps(self.resolved.scenario)
+        scenario = self.resolved.scenario
+        overlap, mode, pipeline = overlaps(scenario), speculation(scenario), staged(scenario)
         found = check_contract(
-            lambda: relay.row(overlap=overlap), overlap=overlap, declared=relay.known_defects
+            lambda: relay.row(overlap=overlap, speculation=mode, staged=pipeline),
+            overlap=overlap,
+            declared=relay.known_defects,
+            drafts=None if mode is None else partial(speculating, relay, mode),
         )
         evidence = [
             Evidence(f"{broken.promise}: {broken.says}", field=broken.field) for broken in found.broken
@@ -61,12 +70,23 @@ class Examiner:
         return judged("contract", evidence, about=f"kept on batches made by hand{defects}")
 
     def _others(self, relay: RelayChoice, outcome: Outcome | Crash) -> Iterator[Check]:
+        speculates = speculation(self.resolved.scenario) is not None
         if isinstance(outcome, Crash):
-            for name in (tokens.NAME, "hazards", "budget", schedules.NAME):
+            named = (
+                tokens.NAME,
+                *((drafts.NAME,) if speculates else ()),
+                "hazards",
+                "budget",
+                schedules.NAME,
+            )
+            for name in named:
                 yield skipped(name, "the run broke down")
             return
         self.notice(f"{relay.state.name}: reference")
         yield tokens.check_tokens(self.resolved, relay, outcome.result, self.reference)
+        if speculates:
+            self.notice(f"{relay.state.name}: drafts")
+            yield drafts.check_drafts(self.resolved, relay, self._drafts)
         yield hazards(outcome.result)
         yield budget(outcome, kinds=len(self.resolved.scenario.expect))
         self.notice(f"{relay.state.name}: adversaries")

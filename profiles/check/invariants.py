@@ -6,9 +6,11 @@ Reads the device's memory behind its back, in program order: not to be combined 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+
+import torch
 
 from ...sched.batch import ForwardBatch, ModelOutput, ScheduleBatch
 from ...sched.loop.engine import Runner
@@ -18,9 +20,11 @@ from ...sched.memory.invariants import check as check_memory
 from ...sched.observe import Observer, Silence, StepInfo
 from ...sched.relay.desk import Desk
 from ...sched.relay.row import Row, Step
-from ...sched.request import Request
+from ...sched.request import Request, Status
+from ...sched.speculate.worker import Worker
 from ..machine import Machine
 from .batches import Peek, keeps_lengths, mirrors, row_counts, untouched
+from .drafting import DraftWatch, Start
 from .forwards import Forward, Token, violations
 from .violations import Violation, Violations
 
@@ -36,13 +40,13 @@ class Invariants:
         self._listener: _Listener | None = None
         self._launching: tuple[ScheduleBatch, Desk] | None = None
 
-    def violations(self) -> Sequence[Violation]:
-        """The first of each kind so far."""
-        return self._found.told()
+    def of_rank(self, rank: int) -> Invariants:
+        """Another one for every rank but the first; they find together."""
+        return Invariants(self._found) if rank else self
 
-    def apart(self) -> Invariants:
-        """Those of another rank's run, found for the same list."""
-        return Invariants(self._found)
+    def violations(self) -> Sequence[Violation]:
+        """The first of each kind so far, on any rank."""
+        return self._found.told()
 
     def row(self, row: Row) -> Row:
         """The same row, which tells what it launches."""
@@ -70,6 +74,28 @@ class Invariants:
     def runner(self, runner: Runner) -> Runner:
         """The same model, which shows what it is given."""
         return _WatchedRunner(runner, self)
+
+    def worker(self, worker: Worker) -> Worker:
+        """The same worker, which shows what it drafts from."""
+        return DraftWatch(self._peek, self._launched, self._drafted, self._found.add).worker(worker)
+
+    def _peek(self, tensor: torch.Tensor) -> torch.Tensor:
+        assert self._listener is not None
+        return self._listener.peek(tensor)
+
+    def _launched(self) -> ScheduleBatch:
+        assert self._launching is not None
+        return self._launching[0]
+
+    def _drafted(self, batch: ScheduleBatch, starts: Sequence[Start]) -> None:
+        assert self._listener is not None
+        self._listener.drafted(batch, starts)
+
+    @property
+    def starts(self) -> Mapping[str, Sequence[Start]]:
+        """What drafts of the last workload started from, verify by verify, of requests that were never retracted."""
+        assert self._listener is not None
+        return self._listener.starts
 
     @contextmanager
     def watching(self, scheduler: Scheduler, machine: Machine) -> Iterator[Observer]:
@@ -113,6 +139,8 @@ class _Listener(Silence):
         self._unsettled: dict[int, StepInfo] = {}
         self._ended: Counter[str] = Counter()
         self._fed: dict[Request, list[tuple[Token, int, int]]] = {}  # token, its value, step
+        self.starts: dict[str, list[Start]] = {}
+        self._retracted: set[str] = set()
 
     # ---- between steps -------------------------------------------------------------------------------------
 
@@ -136,8 +164,10 @@ class _Listener(Silence):
         settled = spec is None or spec.mode == "v1"
         lengths = self._lengths and settled
         for name, batch in batches.items():
+            # While other microbatches run, one of them may have a later chunk of this batch's prompt.
+            exact = settled and not (self._scheduler.parked and batch.chunked_req is not None)
             self._found.add(row_counts(batch, _named(name, batch)))
-            self._found.add(mirrors(batch, _named(name, batch), self.peek, lengths=lengths, settled=settled))
+            self._found.add(mirrors(batch, _named(name, batch), self.peek, lengths=lengths, settled=exact))
         if self._scheduler.next_step % self._stride == 0:
             self._found.add(self._memory())
 
@@ -159,6 +189,19 @@ class _Listener(Silence):
                 self._fed.setdefault(token.request, []).append((token, value, forward.batch.step))
                 self._compare(token.request)
 
+    def drafted(self, batch: ScheduleBatch, starts: Sequence[Start]) -> None:
+        """The same of what drafts start from."""
+        assert batch.req_pool_indices_cpu is not None
+        rows = batch.req_pool_indices_cpu.tolist()
+        for req, row, start in zip(batch.reqs, rows, starts, strict=True):
+            if req.status is not Status.RUNNING:
+                continue
+            token = Token(req, row, start.length, prompt=False)
+            self._fed.setdefault(req, []).append((token, start.bonus, batch.step))
+            self._compare(req)
+            if req.id not in self._retracted:
+                self.starts.setdefault(req.id, []).append(start)
+
     def tokens(self, request: Request, count: int) -> None:  # noqa: ARG002
         if request.finished:
             text = f"request {request.id} got a token after it had ended"
@@ -167,6 +210,8 @@ class _Listener(Silence):
 
     def retracted(self, request: Request) -> None:
         self._fed.pop(request, None)
+        self._retracted.add(request.id)
+        self.starts.pop(request.id, None)
 
     def _compare(self, request: Request) -> None:
         """Tokens that the host does not know yet wait."""
@@ -226,17 +271,17 @@ def _misfed(request: Request, known: Sequence[tuple[Token, int, int]]) -> Iterat
 
 def _holders(scheduler: Scheduler) -> list[Request]:
     """Requests that hold a row between steps."""
-    last = scheduler.last_batch
-    prefilled = last.reqs if last is not None and last.forward_mode.is_extend else []
+    last = [] if scheduler.last_batch is None else [scheduler.last_batch]
+    prefilled = [req for batch in last if batch.forward_mode.is_extend for req in batch.reqs]
+    parked = [req for batch in scheduler.parked for req in batch.reqs]
     under_way = [] if scheduler.chunked_req is None else [scheduler.chunked_req]
     engine = scheduler.engine
-    transferring = [
+    elsewhere = [
+        *engine.tier.absent,
         *(engine.outbox.held if engine.outbox else ()),
         *(engine.inbox.held if engine.inbox else ()),
     ]
-    found = dict.fromkeys(
-        [*scheduler.running_batch.reqs, *prefilled, *under_way, *engine.tier.absent, *transferring]
-    )
+    found = dict.fromkeys([*scheduler.running_batch.reqs, *prefilled, *parked, *under_way, *elsewhere])
     return [req for req in found if req.req_pool_idx is not None]
 
 

@@ -13,6 +13,7 @@ MIXING = "faults/mixing"
 JOINING = "faults/joining"
 HOSTING = "faults/hosting"
 PARTING = "faults/parting"
+STAGING = "faults/staging"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ _WHERE: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "pd-overwritten-page": (PARTING, _RETRACTED),
     "emptied-batch-merged": (JOINING, ()),
     "stash-before-sampling": (MIXING, _SPELLED),
+    "stage-without-stash": (STAGING, ()),
+    "stage-tokens-unawaited": (STAGING, ()),
 }
 
 

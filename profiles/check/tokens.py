@@ -58,17 +58,35 @@ def promised(resolved: Resolved, relay: RelayChoice) -> bool:
 def differences(found: Result, expected: Result) -> Iterator[Evidence]:
     """The first few requests that got other tokens or another end, in words."""
     yield from islice(_ends(found, expected), SHOWN)
-    parted = list(token_differences(found, expected))
+    parted = [
+        entry for entry in token_differences(found, expected) if not _left_later(entry, found, expected)
+    ]
     for request, position, token, meant in parted[:SHOWN]:
         yield Evidence(
             f"request {request}, output token {position}: {_said(token)} instead of {_said(meant)}"
         )
     if len(parted) > SHOWN:
         yield Evidence(f"{len(parted) - SHOWN} more requests differ")
-    if not parted and found.outputs != expected.outputs:
+    if not parted and found.outputs != expected.outputs and not _left_at_other_tokens(found, expected):
         yield Evidence(
             "the tokens are the same, but KV of finished requests was damaged: a tag does not add up"
         )
+
+
+def _left_later(entry: tuple[str, int, int | None, int | None], found: Result, expected: Result) -> bool:
+    """A client went away in both runs, and one of them had told it of more tokens: a verify gives several at once."""
+    request, _, token, meant = entry
+    return (token is None or meant is None) and {request} <= _aborted(found) & _aborted(expected)
+
+
+def _left_at_other_tokens(found: Result, expected: Result) -> bool:
+    counts = {row.id: row.output_tokens for row in expected.requests}
+    gone = _aborted(found) & _aborted(expected)
+    return any(row.id in gone and row.output_tokens != counts[row.id] for row in found.requests)
+
+
+def _aborted(result: Result) -> set[str]:
+    return {row.id for row in result.requests if row.status == "aborted"}
 
 
 def _ends(found: Result, expected: Result) -> Iterator[Evidence]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ...sched.batch import ForwardBatch, ModelOutput, ScheduleBatch, StepResult
-from ...sched.config import Capabilities, EngineConfig, SamplingParams
+from ...sched.config import Capabilities, EngineConfig, SamplingParams, SpeculativeConfig
 from ...sched.hisparse.tier import OnDevice
 from ...sched.loop.engine import Engine
 from ...sched.loop.launch import launch_overlapped, launch_serial
@@ -24,6 +24,8 @@ from ...sched.loop.prepare import (
     prepare_for_decode,
     prepare_for_extend,
 )
+from ...sched.loop.settle_drafts import settle_verify
+from ...sched.loop.speculative import launch_drafts_overlapped, launch_drafts_serial
 from ...sched.memory.chunk import ChunkCache
 from ...sched.memory.invariants import as_it_is
 from ...sched.memory.release import release_kv_cache
@@ -34,13 +36,16 @@ from ...sched.observe import LogicalClock, Silence
 from ...sched.relay.desk import Streams
 from ...sched.relay.row import Relay, Row
 from ...sched.request import Request, Status
+from ...sched.speculate.acceptance import Measured
+from ...sched.speculate.worker import Worker
 from .batches import keeps_lengths, mirrors, row_counts
+from .drafting import DraftWatch
 from .forwards import Forward, violations
+from .hand_drafts import VOCABULARY, HandDrafts, HandVerdict, Speculating, prompt_states, token_of
 from .violations import Violation
 
 ROWS = 8
 CHUNK = 16
-VOCABULARY = 997
 SURE = 10.0  # of a logit: no penalty changes which is the greatest
 CONFIG = EngineConfig(
     device=torch.device("cpu"),
@@ -55,21 +60,19 @@ CONFIG = EngineConfig(
 )
 
 
-def token_of(request: Request, position: int) -> int:
-    """What is sampled for that place of the request's tokens."""
-    return (31 * request.index + 7 * position + 5) % VOCABULARY
-
-
 class Workbench:
     """``running`` decodes, ``last`` was prefilled and has not joined it; ``found`` has what was wrong so far. A request
     whose tokens would not fit its row any more ends."""
 
-    def __init__(self, row: Row, *, overlap: bool) -> None:
+    def __init__(self, row: Row, *, overlap: bool, drafts: Speculating | None = None) -> None:
         self.found: list[Violation] = []
         self.running = ScheduleBatch.empty()
         self.last: ScheduleBatch | None = None
-        self.engine = _engine(row, self, overlap=overlap)
-        self._lengths = keeps_lengths(row)
+        self._drafts = drafts
+        self.engine = _engine(row, self, overlap=overlap, drafts=drafts)
+        # The overlapped worker's batch has the lengths of its last verify, or sentinels.
+        self._settled = drafts is None or drafts.mode == "v1"
+        self._lengths = keeps_lengths(row) and self._settled
         self._under_way: Request | None = None
         self._unsettled: list[tuple[ScheduleBatch, StepResult]] = []
         self._launching = self.running
@@ -180,14 +183,24 @@ class Workbench:
         self.found += odd or [*violations(forward), *_misfed(forward)]
         next_ids = [token_of(req, req.kv_committed_len) for req in batch.reqs]
         logits = torch.nn.functional.one_hot(torch.tensor(next_ids), VOCABULARY)
-        return ModelOutput(SURE * logits.to(torch.float32))
+        states = prompt_states(batch) if view.capture_hidden else None
+        return ModelOutput(SURE * logits.to(torch.float32), hidden_states=states)
+
+    def worker(self, spec: SpeculativeConfig, cache: ChunkCache) -> Worker:
+        """One that knows no model, and is watched."""
+        made = HandDrafts(lambda: self._launching, self.found.append)
+        watch = DraftWatch(as_it_is, lambda: self._launching, lambda *_: None, self.found.extend)
+        accepts = Measured(spec.most_accepted)
+        return watch.worker(Worker(spec, made, HandVerdict(made), accepts, cache, Silence()))
 
     # ---- helpers -------------------------------------------------------------------------------------------
 
     def _request(self, prompt: Sequence[int]) -> Request:
         index, self._made = self._made, self._made + 1
         penalty = 0.5 if index % 3 == 0 else 0.0
-        sampling = SamplingParams(presence_penalty=penalty, ignore_eos=True)
+        # Some requests that speculate end in the middle of what was accepted.
+        most = 6 if self._drafts is not None and index % 4 == 3 else 128
+        sampling = SamplingParams(presence_penalty=penalty, ignore_eos=True, max_new_tokens=most)
         return Request(f"r{index}", array("q", prompt), sampling, arrival=0, index=index)
 
     def _started(self, req: Request) -> Request:
@@ -201,22 +214,30 @@ class Workbench:
         self._launching = batch
         self._steps += 1
         overlap = self.engine.config.overlap
-        result = (launch_overlapped if overlap else launch_serial)(self.engine, batch)
+        result = _LAUNCH[overlap, self._drafts is not None](self.engine, batch)
         self._unsettled.append((batch.copy(), result))
         if len(self._unsettled) > overlap:
             self._settle(*self._unsettled.pop(0))
         self._look()
 
     def _settle(self, batch: ScheduleBatch, result: StepResult) -> None:
+        if self._drafts is not None and batch.forward_mode.is_decode:
+            settle_verify(self.engine, batch, result)
+        else:
+            self._append(batch, result)
+        for req in batch.reqs:
+            full = req.kv_committed_len + 2 > self.engine.config.context_len
+            if full and req.status is Status.RUNNING and req is not self._under_way:
+                self._end(req)
+
+    def _append(self, batch: ScheduleBatch, result: StepResult) -> None:
         assert result.next_token_ids is not None
         for req, token in zip(batch.reqs, result.next_token_ids.tolist(), strict=True):
             if req.status is Status.RUNNING and req is not self._under_way:
                 req.output_ids.append(token)
-                if req.kv_committed_len + 2 > self.engine.config.context_len:
-                    self._end(req)
 
     def _end(self, req: Request) -> None:
-        release_kv_cache(req, self.engine.cache, is_insert=False)
+        release_kv_cache(req, self.engine.cache, is_insert=False, speculative=self._drafts is not None)
         req.status = Status.FINISHED
 
     def _look(self) -> None:
@@ -224,7 +245,7 @@ class Workbench:
             if batch is not None:
                 told = f"the {name} batch after step {batch.step}"
                 self.found += row_counts(batch, told)
-                self.found += mirrors(batch, told, as_it_is, lengths=self._lengths)
+                self.found += mirrors(batch, told, as_it_is, lengths=self._lengths, settled=self._settled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,26 +261,44 @@ class _Source:
     def ended(self, request: Request, now: int) -> None: ...
 
 
-def _engine(row: Row, bench: Workbench, *, overlap: bool) -> Engine:
-    config = replace(CONFIG, overlap=overlap)
-    slots = ReqToTokenPool(ROWS, config.context_len, device=config.device)
+def _engine(row: Row, bench: Workbench, *, overlap: bool, drafts: Speculating | None) -> Engine:
+    spec = None if drafts is None else drafts.config
+    config = replace(CONFIG, overlap=overlap, mixed_chunk=spec is None, speculative=spec)
+    width = config.context_len + (0 if spec is None else spec.overhang)
+    slots = ReqToTokenPool(ROWS, width, device=config.device)
     allocator = TokenAllocator(config.kv_tokens, config.device)
-    streams, observer = Streams.of(config), Silence()
-    relay = Relay.of(row, config, streams=streams, observer=observer, req_to_token=slots.req_to_token)
+    cache = ChunkCache(slots, allocator)
     return Engine(
         config=config,
         slots=slots,
         allocator=allocator,
-        cache=ChunkCache(slots, allocator),
+        cache=cache,
         tier=OnDevice(allocator),
         runner=bench,
         sampler=Sampler(),
         grammars=None,
-        relay=relay,
+        relay=Relay.of(
+            row,
+            config,
+            streams=Streams.of(config),
+            observer=Silence(),
+            req_to_token=slots.req_to_token,
+            drafts=None if drafts is None else drafts.row,
+        ),
         source=_Source(),
         clock=LogicalClock(),
-        observer=observer,
+        observer=Silence(),
+        worker=None if spec is None else bench.worker(spec, cache),
     )
+
+
+# By whether it overlaps and whether it speculates.
+_LAUNCH = {
+    (True, False): launch_overlapped,
+    (False, False): launch_serial,
+    (True, True): launch_drafts_overlapped,
+    (False, True): launch_drafts_serial,
+}
 
 
 def _misfed(forward: Forward) -> Iterator[Violation]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from ..files import packed_whole
 from .kineto import API, GPU, Row, rows
 from .streams import StreamTable
 
@@ -19,7 +20,11 @@ _OPTIONS = ("enable_cuda_sync_events", "expose_kineto_event_metadata")
 
 
 class Capture:  # cuda-only
-    """One window. The device is idle at both ends: work begun before the window is lost, work after it is not."""
+    """One window, whose trace ``keep`` names a file for. The device is idle at both ends: work begun before the window
+    is lost, work after it is not."""
+
+    def __init__(self, keep: Path | None = None) -> None:
+        self._keep = keep
 
     def start(self) -> None:
         torch.cuda.synchronize()
@@ -36,7 +41,11 @@ class Capture:  # cuda-only
         with TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
             self.profile.export_chrome_trace(str(path))
-            found: dict[str, Any] = json.loads(path.read_bytes())
+            content = path.read_bytes()
+        if self._keep is not None:
+            with packed_whole(self._keep) as file:
+                file.write(content)
+        found: dict[str, Any] = json.loads(content)
         return found
 
 

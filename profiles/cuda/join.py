@@ -19,6 +19,7 @@ from .streams import StreamTable
 
 NOWHERE = -1  # number of a stream that nothing tells
 NO_WAIT = 5_000  # ns; a call shorter than this did not wait for the device
+TOGETHER = 5_000  # ns between a copy and a sync that one call of torch's makes; an estimate
 
 
 class Joined(NamedTuple):
@@ -121,9 +122,16 @@ class _Joining:
         for copy, then in pairwise(telling):
             if call_kind(copy.name) == "copy" and then.name == STREAM_SYNC:
                 streams = {self._cupti_stream(copy), self._cupti_stream(then)} - {-1}
-                same_call = self._around(copy)[1].call == self._around(then)[1].call
-                if len(streams) <= 1 and same_call:
+                if len(streams) <= 1 and self._same_call(copy, then):
                     yield copy, then
+
+    def _same_call(self, copy: Row, then: Row) -> bool:
+        """Whether one call of torch's made both. Where nobody watched those: in one range, and too close together
+        for Python to have come between."""
+        (context, place), (later, next_place) = self._around(copy), self._around(then)
+        if place != NO_PLACE or next_place != NO_PLACE:
+            return place.call == next_place.call
+        return context == later and then.start - copy.end <= TOGETHER
 
     def _op(self, row: Row) -> Op | None:
         what = op_kind(row)

@@ -84,22 +84,27 @@ def _row(event: Mapping[str, Any], base: int) -> Row:
     more, name = event.get("args", {}), event.get("name")
     if not isinstance(more, dict) or not isinstance(name, str):
         raise ValueError(f"not a Chrome trace: an event has the name {show(name)} and the args {show(more)}")
-    start = base + _nanoseconds(event, "ts")
+    start = base + nanoseconds(event, "ts")
     return Row(
         category=event["cat"],
-        name=_SUFFIX.sub("", name) if event["cat"] in API else name,
+        name=without_suffix(name) if event["cat"] in API else name,
         start=start,
-        end=start + _nanoseconds(event, "dur"),
-        thread=_number(event.get("tid")),
-        stream=_number(more.get("stream")),
-        correlation=_number(more.get("correlation")),
-        bytes=max(_number(more.get("bytes")), 0),
-        source=_number(more.get("wait_on_stream")),
-        waits_for=_number(more.get("wait_on_cuda_event_record_corr_id")),
+        end=start + nanoseconds(event, "dur"),
+        thread=number_of(event.get("tid")),
+        stream=number_of(more.get("stream")),
+        correlation=number_of(more.get("correlation")),
+        bytes=max(number_of(more.get("bytes")), 0),
+        source=number_of(more.get("wait_on_stream")),
+        waits_for=number_of(more.get("wait_on_cuda_event_record_corr_id")),
     )
 
 
-def _nanoseconds(event: Mapping[str, Any], key: str) -> int:
+def without_suffix(name: str) -> str:
+    """A call's name without the version that Nsight Systems puts behind it, and without the kind of its streams."""
+    return _SUFFIX.sub("", name)
+
+
+def nanoseconds(event: Mapping[str, Any], key: str) -> int:
     """Chrome counts microseconds. Only a duration may be left out."""
     value = event.get(key, 0 if key == "dur" else None)
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _LAST_US:
@@ -107,7 +112,7 @@ def _nanoseconds(event: Mapping[str, Any], key: str) -> int:
     return round(value * 1000)
 
 
-def _number(value: object) -> int:
+def number_of(value: object) -> int:
     """-1 for what is missing or no number, as CUPTI's own invalid value."""
     try:
         return int(cast(Any, value))

@@ -24,8 +24,9 @@ from .watch import Watch
 
 
 @contextmanager
-def open_cuda(resolved: Resolved, sink: Sink) -> Iterator[Machine]:  # cuda-only
-    """The current CUDA device until the block ends, timed from the start; without gradients.
+def open_cuda(resolved: Resolved, sink: Sink, keep_trace: Path | None) -> Iterator[Machine]:  # cuda-only
+    """The current CUDA device until the block ends, timed from the start; without gradients. The trace of the last
+    counting pass is kept where ``keep_trace`` says.
 
     Raises MachineError when there is none.
     """
@@ -33,7 +34,7 @@ def open_cuda(resolved: Resolved, sink: Sink) -> Iterator[Machine]:  # cuda-only
         raise MachineError("no CUDA device here (torch.cuda.is_available() is False)")
     device = torch.device("cuda", torch.cuda.current_device())
     inline = round(resolved.hardware.copies.pageable_inline.value)
-    with torch.no_grad(), watched(cuda(), sink, inline=inline) as (watch, clock, sites):
+    with torch.no_grad(), watched(cuda(keep_trace), sink, inline=inline) as (watch, clock, sites):
         yield Machine(
             device=device,
             capabilities=Capabilities(),
@@ -59,7 +60,7 @@ def watched(device: Device, sink: Sink, *, inline: int) -> Iterator[tuple[Watch,
         yield watch, clock, sites
 
 
-def cuda() -> Device:  # cuda-only
+def cuda(keep_trace: Path | None = None) -> Device:  # cuda-only
     module: Any = torch.cuda
     return Device(
         module=module,
@@ -68,7 +69,7 @@ def cuda() -> Device:  # cuda-only
         event=lambda: module.Event(enable_timing=True),
         handle=lambda stream: int(stream.cuda_stream),
         current=lambda: int(module.current_stream().cuda_stream),
-        recorder=Capture,
+        recorder=lambda: Capture(keep_trace),
         identify=identify,
         threads=this_thread,
     )

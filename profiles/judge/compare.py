@@ -27,13 +27,16 @@ from .verdict import (
 
 # The verdict on a change is the verdict on these, unless gates name others.
 HEADLINE: Final = ("output_throughput", "ttft_ms", "tpot_ms")
+# Captures tell nothing of requests.
+CAPTURED_HEADLINE: Final = ("step_ms", "forward_idle_us_per_step")
 
 Overall = Literal["better", "worse", "trade-off", "no change", "inconclusive"]
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a verdict takes. Percent. ``headline`` are the metrics that it is about where no gate names any."""
+    """What a verdict takes. Percent. ``headline`` are the metrics that it is about where no gate names any; of captures
+    it is about their own."""
 
     min_effect: float = MIN_EFFECT
     min_engagement: float = THRESHOLD
@@ -89,7 +92,7 @@ def judge(trials: Trials, rules: Rules = Rules()) -> Comparison:
     environment = unlike_environments(results_a[0], results_b[0])
     moved = bool(environment) and trials.design != "seeds"
     voids = _voids(trials, rules, engaged=engaged, moved=moved)
-    headline = _headline(rules)
+    headline = _headline(rules, captured=results_a[0].labels.capture is not None)
     metrics = _metrics(trials, rules, headline=headline, voids=voids)
     verdict, reasons = overall([metrics[name].judgement for name in headline if name in metrics], voids)
     judgements = {name: judged.judgement for name, judged in metrics.items()}
@@ -139,16 +142,17 @@ def _voids(trials: Trials, rules: Rules, *, engaged: Engagement, moved: bool) ->
         for reason, holds in (
             (Reason.OUTPUT_DIFF, trials.tokens == "different" and not rules.allow_divergence),
             (Reason.NOT_ENGAGED, engaged.percent < rules.min_engagement),
-            (Reason.PROFILED, first.profiled),
+            # Of two captures both have the tool's cost in their times: those are compared as what they are.
+            (Reason.PROFILED, first.profiled and first.capture is None),
             (Reason.CONFIG_DIFF, moved),
         )
         if holds
     )
 
 
-def _headline(rules: Rules) -> tuple[str, ...]:
+def _headline(rules: Rules, *, captured: bool) -> tuple[str, ...]:
     gated = tuple(dict.fromkeys(gate.name for gate in rules.gates if gate.place is None))
-    return gated or rules.headline
+    return gated or (CAPTURED_HEADLINE if captured else rules.headline)
 
 
 def _metrics(

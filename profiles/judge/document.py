@@ -86,6 +86,7 @@ def _side(label: str, results: Sequence[Result]) -> Document:
         "label": label,
         "tool": first.tool.model_dump(mode="json"),
         "relay": first.relay.model_dump(mode="json"),
+        "capture": first.environment.get("capture") if first.labels.capture else None,
         "runs": [
             {
                 "id": result.run.id,

@@ -14,6 +14,7 @@ from typing import Final, Literal, NamedTuple, get_args
 
 from ...scenarios.problems import meant
 from ...scenarios.schema import Counter, Kind, Stream
+from ..captures.steps import UNTOLD
 from ..definitions import DEFINITIONS
 from ..result import Result
 from .readings import full_name
@@ -68,7 +69,8 @@ def parse(text: str) -> Gate:
 def _place(name: str) -> tuple[str, str, str] | None:
     kind, _, rest = name.rpartition(".")
     kind, _, stream = kind.rpartition(".")
-    known = kind in get_args(Kind) and stream in get_args(Stream) and rest in get_args(Counter)
+    kinds = (*get_args(Kind), UNTOLD)
+    known = kind in kinds and stream in get_args(Stream) and rest in get_args(Counter)
     return (kind, stream, rest) if known else None
 
 

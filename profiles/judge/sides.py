@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from ...scenarios.overrides import expand
 from ...sched.relay.states import switches
-from ..result import read
+from ..captures.files import SUFFIXES, Reader, captures_in
 from .checkout import SOURCES, here, worktree
 from .margins import margin
 from .remote import SideError, working
@@ -31,6 +31,7 @@ class Spec:
     overrides: tuple[str, ...] = ()
     ref: str | None = None
     stored: tuple[Path, ...] = ()
+    reader: Reader = field(default_factory=Reader)
 
     @property
     def varied(self) -> frozenset[str]:
@@ -85,9 +86,9 @@ class Stored:
         return [sample for seed in sorted(self.samples) for sample in self.samples[seed]]
 
 
-def parse(text: str) -> Spec:
-    """``key=value,...``, ``git:REF``, ``git:REF,key=value,...``, a result file, or a folder of results. Nothing means
-    the scenario as it stands. Raises SideError, ScenarioError."""
+def parse(text: str, reader: Reader | None = None) -> Spec:
+    """``key=value,...``, ``git:REF``, ``git:REF,key=value,...``, a result or capture file, or a folder of either.
+    Nothing means the scenario as it stands. Raises SideError, ScenarioError."""
     if text.startswith(_GIT):
         ref, *overrides = split(text.removeprefix(_GIT))
         return Spec(text, overrides=_expanded(overrides, text), ref=ref)
@@ -95,16 +96,16 @@ def parse(text: str) -> Spec:
         return Spec("as is")
     path = Path(text)
     if os.path.isdir(text):
-        return Spec(text, stored=_results_in(path))
-    if os.path.isfile(text) or path.suffix == ".json":
-        return Spec(text, stored=(path,))
+        return Spec(text, stored=_results_in(path), reader=reader or Reader())
+    if os.path.isfile(text) or text.endswith((".json", *SUFFIXES)):
+        return Spec(text, stored=(path,), reader=reader or Reader())
     return Spec(text, overrides=_expanded(split(text), text))
 
 
 def _results_in(folder: Path) -> tuple[Path, ...]:
-    found = tuple(sorted(folder.glob("*.json")))
+    found = tuple(sorted(folder.glob("*.json"))) or tuple(captures_in(folder))
     if not found:
-        raise SideError(f"{folder}: no results in this folder")
+        raise SideError(f"{folder}: no results in this folder, and no captures")
     return found
 
 
@@ -139,7 +140,7 @@ def _full(key: str) -> str:
 def opened(question: Question | None, a: Spec, b: Spec, order: Order) -> Iterator[tuple[Side, Side]]:
     """Both sides, ready to run. Where one is another version, both run as processes, so that they run alike.
 
-    Raises SideError, ResultError.
+    Raises SideError, ResultError, CaptureError, MapError, MachineError.
     """
     apart = a.ref is not None or b.ref is not None
     with ExitStack() as stack:
@@ -163,6 +164,6 @@ def _side(stack: ExitStack, question: Question | None, spec: Spec, order: Order,
 def _read(spec: Spec) -> dict[int, tuple[Sample, ...]]:
     samples: dict[int, tuple[Sample, ...]] = {}
     for path in spec.stored:
-        sample = Sample(read(path))
+        sample = Sample(spec.reader.read(path))
         samples[sample.seed] = (*samples.get(sample.seed, ()), sample)
     return samples

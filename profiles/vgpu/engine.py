@@ -254,6 +254,11 @@ class Simulation:
         first = self._first(self._settled())
         return None if first is None else first.start
 
+    def held_by(self) -> list[Known]:
+        """What queues wait for whose head is a wait: marks of other devices, once this one's own markers are passed."""
+        heads = [queue.items[0] for queue in self._settled()]
+        return [head.mark for head in heads if isinstance(head, Hold)]
+
     def run(self, horizon: int, until: Known | None = None) -> None:
         """Serve what starts no later than the horizon, or until that is known."""
         while True:

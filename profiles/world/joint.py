@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..vgpu.engine import Mark, Simulation
+from ..vgpu.engine import Known, Mark, Simulation
 
 
 class _Any:
     """Known as soon as one of the marks is."""
 
-    def __init__(self, marks: Sequence[Mark]) -> None:
+    def __init__(self, marks: Sequence[Known]) -> None:
         self._marks = marks
 
     @property
@@ -21,7 +21,8 @@ class _Any:
 def advance(devices: Sequence[Simulation], bound: int, awaited: Sequence[Mark]) -> None:
     """Serve what starts no later than ``bound``, or than the first of the ``awaited`` marks.
 
-    A device runs as far as the next event of any other: nothing that it waits for can come sooner.
+    A device runs as far as the next event of any other, or until it releases another: nothing that it waits for can
+    come sooner.
 
         device 0   --x-----------x----      runs to the x of device 1,
         device 1   ------x------------      which may release device 0 or not
@@ -38,4 +39,5 @@ def advance(devices: Sequence[Simulation], bound: int, awaited: Sequence[Mark]) 
         if not starts:
             return
         limit = min(bound, starts[1][0]) if len(starts) > 1 else bound
-        devices[starts[0][1]].run(limit, _Any(unknown) if unknown else None)
+        held = [mark for device in devices for mark in device.held_by()]
+        devices[starts[0][1]].run(limit, _Any([*unknown, *held]))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Literal
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
 
 from ...sched.pipeline.stages import Stage, split_layers
 from .. import capacity
-from ..answers import plain
+from ..answers import Metrics, plain
 from ..heap import settled_heap
 from ..machine import Machine
 from ..machines import one_thread, open_machine, open_rank
+from ..metrics.bubble import NOBODY, StageTime, bubble
 from ..resolve import Resolved
 from ..result import Abstained, Hazards, Metric, Outputs, RankPart, Result
 from ..runner import Valve
@@ -19,18 +21,34 @@ from ..vgpu.gpu import patched
 from .baton import Member, run_ranks
 from .virtual import Inbox, VirtualLink
 
-Body = Callable[[Machine, Valve, Seat], Result]
+
+class RankRun(NamedTuple):
+    """What one rank has to tell."""
+
+    result: Result
+    time: StageTime | None
+
+
+Body = Callable[[Machine, Valve, Seat], RankRun]
 
 PATIENCE: Final = 600 * 10**9  # ns of virtual time that a rank waits for another
 
 
 def alone(
-    kind: Literal["cuda", "vgpu"], resolved: Resolved, hazards: bool, adversary: int | None, body: Body
+    kind: Literal["cuda", "vgpu"],
+    resolved: Resolved,
+    hazards: bool,
+    adversary: int | None,
+    body: Body,
+    *,
+    keep_trace: Path | None,
 ) -> Result:
     """On one machine of its own. Raises MachineError."""
     valve = Valve()
-    with open_machine(kind, resolved, valve, hazards=hazards, adversary=adversary) as machine:
-        return body(machine, valve, ALONE)
+    with open_machine(
+        kind, resolved, valve, hazards=hazards, adversary=adversary, keep_trace=keep_trace
+    ) as machine:
+        return body(machine, valve, ALONE).result
 
 
 def virtual_world(resolved: Resolved, hazards: bool, adversary: int | None, body: Body) -> Result:
@@ -38,9 +56,9 @@ def virtual_world(resolved: Resolved, hazards: bool, adversary: int | None, body
     capacity.check(resolved)
     count = resolved.scenario.engine.ranks
     inboxes = [Inbox() for _ in range(count)]
-    stages = _stages(resolved)
+    stages = stages_of(resolved)
 
-    def rank(member: Member) -> Result:
+    def rank(member: Member) -> RankRun:
         valve = Valve()
         with open_rank(resolved, valve, member, hazards=hazards, adversary=adversary) as (machine, gpu):
             profile = resolved.hardware.links["nvlink"]
@@ -51,45 +69,61 @@ def virtual_world(resolved: Resolved, hazards: bool, adversary: int | None, body
         return together(run_ranks(count, rank))
 
 
-def _stages(resolved: Resolved) -> Sequence[Stage]:
+def stages_of(resolved: Resolved) -> Sequence[Stage]:
     wanted = resolved.scenario.engine.pipeline
     layers = split_layers(resolved.model.num_layers, wanted.stages)
     return [Stage(index, wanted.stages, share, wanted.async_depth) for index, share in enumerate(layers)]
 
 
-def together(results: Sequence[Result]) -> Result:
+def together(runs: Sequence[RankRun]) -> Result:
     """The first rank's result, where requests come in and go out, and what each rank did."""
+    results = [run.result for run in runs]
     first = results[0]
     return first.model_copy(
         update={
-            "metrics": {**first.metrics, "bubble_pct": _bubble(results)},
-            "ranks": tuple(
-                RankPart(
-                    name=f"stage {index}",
-                    role="pipeline",
-                    per_step=result.per_step,
-                    idle=result.idle,
-                    metrics=result.metrics,
-                )
-                for index, result in enumerate(results)
-            ),
+            "metrics": {**first.metrics, "bubble_pct": _bubble(runs)},
+            "ranks": tuple(_part(f"stage {index}", run) for index, run in enumerate(runs)),
             "outputs": _agreed(results),
             "hazards": all_hazards(results),
         }
     )
 
 
-def _bubble(results: Sequence[Result]) -> Metric | Abstained:
-    """1 - sum of busy times over stages times window, in percent."""
-    busy = [result.metrics["gpu_busy"] for result in results]
-    shares = [metric.values[0] for metric in busy if isinstance(metric, Metric)]
-    if len(shares) < len(busy):
-        return Abstained(abstained="a stage ran nothing")
-    return plain("bubble_pct", 100 * (1 - sum(shares) / len(shares)), exact=first_exact(busy))
+def _part(name: str, run: RankRun) -> RankPart:
+    result = run.result
+    return RankPart(
+        name=name,
+        role="pipeline",
+        per_step=result.per_step,
+        idle=result.idle,
+        metrics={**result.metrics, "bubble_pct": _bubble([run]), **_bubbles(run)},
+    )
 
 
-def first_exact(metrics: Sequence[Metric | Abstained]) -> bool:
-    return all(metric.exact for metric in metrics if isinstance(metric, Metric))
+def _bubble(runs: Sequence[RankRun]) -> Metric | Abstained:
+    for run in runs:
+        busy = run.result.metrics["gpu_busy"]
+        if isinstance(busy, Abstained):
+            return busy
+    return plain("bubble_pct", bubble([run.time for run in runs if run.time is not None]), exact=_exact(runs))
+
+
+def _bubbles(run: RankRun) -> Metrics:
+    """The stage's own bubble by the microbatch that its device waited for."""
+    busy = run.result.metrics["gpu_busy"]
+    if run.time is None or isinstance(busy, Abstained):
+        return {}
+    window = run.time.last - run.time.first
+    return {
+        f"bubble_pct.{'outside' if place == NOBODY else f'mb{place}'}": plain(
+            "bubble_pct", 100 * idle / window, exact=_exact([run])
+        )
+        for place, idle in sorted(run.time.idle.items())
+    }
+
+
+def _exact(runs: Sequence[RankRun]) -> bool:
+    return all(run.result.labels.emulated and run.result.labels.host == "modelled" for run in runs)
 
 
 def _agreed(results: Sequence[Result]) -> Outputs | Abstained:

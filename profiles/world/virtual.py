@@ -114,7 +114,7 @@ class VirtualLink:
         self._profile = profile
         self._patience = patience
         self._queue: Queue | None = None
-        self._left: dict[str, Mark] = {}
+        self._leaving: dict[str, list[tuple[Mark, Sequence[torch.Tensor]]]] = {}
         self._serial = 0
 
     def send(self, to: int, tag: str, value: Any, tensors: Sequence[torch.Tensor] = ()) -> None:
@@ -126,7 +126,8 @@ class VirtualLink:
             size = sum(tensor.nbytes for tensor in tensors)
             duration = round(size * 1e9 / profile.bandwidth.value)
             values, mark = depart(self._gpu, self._egress(), tensors, duration, name=f"send {tag}")
-            self._left[tag], landing = mark, Landing(mark, round(profile.latency.value))
+            self._leaving.setdefault(tag, []).append((mark, tensors))
+            landing = Landing(mark, round(profile.latency.value))
         runtime.now += round(profile.call.value)
         self._serial += 1
         at = runtime.now + round(profile.host_latency.value)
@@ -134,8 +135,7 @@ class VirtualLink:
         self._inboxes[to].put(tag, parcel)
 
     def flush(self, tag: str) -> None:
-        mark = self._left.pop(tag, None)
-        if mark is not None:
+        for mark, _ in self._leaving.pop(tag, ()):
             self._gpu.runtime.hold(self._gpu.runtime.stream, mark)
 
     def receive(self, source: int, tag: str) -> Message:

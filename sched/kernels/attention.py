@@ -11,6 +11,29 @@ from .registry import Access, Work
 from .tiles import Bounds, Pages, paged_attention
 
 
+def attended(q: torch.Tensor) -> torch.Tensor:
+    """The place of the result for q [T, heads, d]: [T, heads · d]."""
+    num_tokens, heads, head_dim = q.shape
+    return nothing(num_tokens, heads * head_dim, dtype=q.dtype)
+
+
+def attending(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    req_to_token: torch.Tensor,
+    *,
+    cached: int,
+    pairs: int,
+    more: int = 0,
+) -> Work:
+    """The work of q [T, heads, d] on ``cached`` positions, ``pairs`` of a token and a position that it sees; ``more``
+    bytes are read besides."""
+    _, kv_heads, head_dim = k_cache.shape
+    per_position = 2 * kv_heads * head_dim * k_cache.element_size() + req_to_token.element_size()
+    flops = 4 * q.shape[1] * head_dim * pairs
+    return Work(2 * nbytes(q) + more + cached * per_position, flops, "attention")
+
+
 class _Attention(NamedTuple):
     q: torch.Tensor
     k_cache: torch.Tensor
@@ -24,18 +47,12 @@ class _Attention(NamedTuple):
     max_extend_len: int
 
     def meta(self) -> torch.Tensor:
-        num_tokens, heads, head_dim = self.q.shape
-        return nothing(num_tokens, heads * head_dim, dtype=self.q.dtype)
+        return attended(self.q)
 
     def cost(self) -> Work:
         """Each position of the cache is read once; flops are those of the pairs that are not masked."""
-        _, kv_heads, head_dim = self.k_cache.shape
         cached = int(self.seq_lens.numpy().sum())
-        per_position = (
-            2 * kv_heads * head_dim * self.k_cache.element_size() + self.req_to_token.element_size()
-        )
-        flops = 4 * self.q.shape[1] * head_dim * self._pairs(cached)
-        return Work(2 * nbytes(self.q) + cached * per_position, flops, "attention")
+        return attending(self.q, self.k_cache, self.req_to_token, cached=cached, pairs=self._pairs(cached))
 
     def _pairs(self, cached: int) -> int:
         """Pairs of a new token and a position it sees: of L positions, n of them new, n(2L - n + 1)/2."""

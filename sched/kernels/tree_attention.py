@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from .declare import declared, nbytes, nothing, reads
+from .attention import attended, attending
+from .declare import declared, nbytes, reads
 from .registry import Access, Work
 from .tiles import Bounds, Branches, Pages, paged_attention, ragged
 
@@ -24,20 +25,21 @@ class _TreeAttention(NamedTuple):
     max_seq_len: int
 
     def meta(self) -> torch.Tensor:
-        num_tokens, heads, head_dim = self.q.shape
-        return nothing(num_tokens, heads * head_dim, dtype=self.q.dtype)
+        return attended(self.q)
 
     def cost(self) -> Work:
         """A request's prefix is read once for all of its tree."""
-        _, kv_heads, head_dim = self.k_cache.shape
         rows, seen = self.req_pool_indices.numpy(), self.seq_lens.numpy()
         prefixes = dict(zip(rows.tolist(), (seen - self.branch_lens.numpy()).tolist(), strict=True))
         cached = sum(prefixes.values()) + len(rows)
-        per_position = (
-            2 * kv_heads * head_dim * self.k_cache.element_size() + self.req_to_token.element_size()
+        return attending(
+            self.q,
+            self.k_cache,
+            self.req_to_token,
+            cached=cached,
+            pairs=int(seen.sum()),
+            more=2 * nbytes(self.branches),
         )
-        flops = 4 * self.q.shape[1] * head_dim * int(seen.sum())
-        return Work(2 * nbytes(self.q, self.branches) + cached * per_position, flops, "attention")
 
     def footprint(self) -> tuple[Access, ...]:
         starts = self.seq_lens - self.branch_lens

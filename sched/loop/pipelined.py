@@ -42,6 +42,10 @@ class Microbatch:
     flight: Flight | None = None
 
     @property
+    def batches(self) -> Sequence[ScheduleBatch]:
+        return [self.running] if self.last is None else [self.running, self.last]
+
+    @property
     def idle(self) -> bool:
         return self.flight is None and self.last is None and self.running.is_empty
 
@@ -57,18 +61,24 @@ def run_pipelined(scheduler: Scheduler) -> None:
         while True:
             here, coming = slots[turn], slots[(turn + 1) % len(slots)]
             scheduler.running_batch, scheduler.last_batch = here.running, here.last
+            scheduler.parked = [batch for slot in slots if slot is not here for batch in slot.batches]
             scheduler.receive()
             if source.over:
+                scheduler.parked = ()
                 return
+            if scheduler.chunked_req is not None:
+                engine.relay.barrier()
             batch = scheduler.get_next_batch_to_run()
             here.running, here.last = scheduler.running_batch, batch
             if stage.async_depth:
                 _settle(scheduler, coming)
             if batch is not None:
-                here.flight = _launch(scheduler, batch)
+                with engine.observer.range("turn", batch.step, turn):
+                    here.flight = _launch(scheduler, batch)
             if not stage.async_depth:
                 _settle(scheduler, coming)
             if all(slot.idle for slot in slots) and not scheduler.rest() and stage.is_first:
+                scheduler.parked = ()
                 source.close()
                 return
             turn = (turn + 1) % len(slots)
@@ -80,7 +90,7 @@ def _launch(scheduler: Scheduler, batch: ScheduleBatch) -> Flight:
     stage, link, streams = _stage(engine), _link(engine), engine.streams
     with streams.on(streams.forward):
         streams.wait(streams.forward, streams.schedule)
-        link.flush(PROXY)  # of the last turn: this forward may write to the same memory
+        link.flush(OUTPUT if stage.is_last else PROXY)  # this forward may write to the same memory
         proxies = () if stage.is_first else link.receive(stage.preceding, PROXY).tensors
         result, sent = launch_stage(engine, batch, proxies)
         if stage.is_last:
@@ -96,16 +106,17 @@ def _settle(scheduler: Scheduler, slot: Microbatch) -> None:
         return
     engine, flight = scheduler.engine, slot.flight
     batch, result, streams = flight.batch, flight.result, engine.streams
-    with engine.observer.range("copy", batch.step, batch.batch_size), streams.on(streams.copy):
-        tokens, *scores = _come_round(engine, batch, result)
-        result.next_token_ids = tokens.to(torch.int64)
-        result.next_token_logprobs = scores[0] if scores else None
-        assert result.future_indices is not None
-        engine.relay.stash(result.future_indices, result.next_token_ids)
-        engine.relay.conclude(batch, result)
-        arrived = streams.module.Event()
-        arrived.record()
-    engine.relay.await_tokens(arrived)
+    with engine.observer.range("copy", batch.step, batch.batch_size):
+        with streams.on(streams.copy):
+            tokens, *scores = _come_round(engine, batch, result)
+            result.next_token_ids = tokens.to(torch.int64)
+            result.next_token_logprobs = scores[0] if scores else None
+            assert result.future_indices is not None
+            engine.relay.stash(result.future_indices, result.next_token_ids)
+            engine.relay.conclude(batch, result)
+            arrived = streams.module.Event()
+            arrived.record()
+        engine.relay.await_tokens(arrived)
     scheduler.settle(flight.record, result)
     slot.flight = None
 
@@ -116,6 +127,7 @@ def _come_round(engine: Engine, batch: ScheduleBatch, result: StepResult) -> Seq
     if stage.is_last:
         engine.streams.copy.wait_event(result.copy_done)
         return _outputs(result)
+    link.flush(OUTPUT)
     outputs = link.receive(stage.preceding, OUTPUT).tensors
     if stage.index < stage.count - 2:
         link.send(stage.following, OUTPUT, batch.step, outputs)

@@ -41,7 +41,8 @@ class Scheduler:
     ``running_batch`` at the next plan; ``chunked_req`` is the one request whose prompt is under way.
 
     Invariant: a request is in exactly one of waiting_queue, running_batch, last_batch (prefill) or chunked_req, or
-    it has ended. Where prompts are staged it is the tier's between last_batch and running_batch.
+    it has ended; a pipeline's microbatches take turns as running_batch and last_batch. Where prompts are staged it is
+    the tier's between last_batch and running_batch.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -51,6 +52,7 @@ class Scheduler:
         self.running_batch = ScheduleBatch.empty()
         self.last_batch: ScheduleBatch | None = None
         self.chunked_req: Request | None = None
+        self.parked: Sequence[ScheduleBatch] = ()  # of microbatches whose turn it is not
         # The next batch's number; under speculation the steps beside it have numbers of their own.
         self._stride = 1 if config.speculative is None else STRIDE
         self.next_step = 0 if config.speculative is None else FIRST

@@ -56,6 +56,9 @@ class ModelConfig:
     # Seeded weights only: what layers behind the first add to the residual stream is scaled by this, so that a draft
     # made of the first layer can guess the model's tokens.
     deeper_scale: float = 1.0
+    # Seeded weights only: token ids from here on are hardly ever the likeliest, as those of a trained model that are no
+    # text; so that a grammar and a draft that knows nothing of it can agree.
+    faint_from: int | None = None
     dtype: torch.dtype = torch.float32
 
     @property

@@ -52,6 +52,20 @@ _ALL = (
         eos_token_ids=(256,),
     ),
     ModelConfig(
+        name="tiny-text-eagle",
+        num_layers=4,
+        hidden_size=128,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        intermediate_size=256,
+        vocab_size=512,
+        max_positions=8192,
+        eos_token_ids=(256,),
+        deeper_scale=0.05,
+        faint_from=128,  # what is no ASCII
+    ),
+    ModelConfig(
         name="tiny-qwen3",
         num_layers=3,
         hidden_size=96,

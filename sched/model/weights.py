@@ -93,8 +93,14 @@ def seeded_weights(
     return collect(config, source, cos_sin_table(config).to(device), layers)
 
 
+# Of a score: the likeliest of a hundred tokens is then never a faint one.
+_FAINT = 0.1
+
+
 def _scaled(parameter: torch.Tensor, name: str, config: ModelConfig) -> torch.Tensor:
-    """``parameter`` of that name, smaller where it is the last of a deeper layer's branch."""
+    """``parameter`` of that name, smaller where it is the last of a deeper layer's branch, or scores a faint token."""
+    if name == "lm_head" and config.faint_from is not None:
+        parameter[:, config.faint_from :] *= _FAINT
     deeper = name.startswith("layers.") and not name.startswith("layers.0.")
     if config.deeper_scale == 1.0 or not deeper or not name.endswith((".o", ".down")):
         return parameter

@@ -16,7 +16,7 @@ from .draft_row import DraftRow, Speculation
 from .row import Row
 from .switches import SWITCHES
 
-Loop = Literal["overlapped", "serial"]
+Loop = Literal["overlapped", "serial", "pipelined"]
 R = TypeVar("R", Row, DraftRow)
 
 
@@ -39,6 +39,7 @@ class Fault:
     change: Callable[[Row], Row]
     speculation: Speculation | None = None  # the worker that it belongs to
     change_drafts: Callable[[DraftRow], DraftRow] = unchanged
+    hisparse: bool = False  # nobody asks what it changes unless KV is on the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,7 @@ _FAULTS = (
         ("pr25944",),
         ("overlapped",),
         lambda row: replace(row, buffer_lengths=lengths.lengths_of_batch),
+        hisparse=True,
     ),
     Fault(
         "resolve-ids-first",
@@ -144,6 +146,7 @@ _FAULTS = (
         ("pr26425", "pr25945-before", "pr25945"),
         ("overlapped", "serial"),
         lambda row: replace(row, bootstrap=broken.without_mirror(row.bootstrap)),
+        hisparse=True,
     ),
     Fault(
         "never-resolve",
@@ -289,6 +292,22 @@ _FAULTS = (
         speculation="v2",
         change_drafts=partial(_with, draft_lengths=draft_lengths.draft_lengths_in_the_batch),
     ),
+    Fault(
+        "stage-without-stash",
+        "Pipeline stages keep no token for the decodes of a mixed step.",
+        "5.11, #25945 without its pipeline fix",
+        ("pr25945",),
+        ("pipelined",),
+        partial(_with, stash=placeholders.stash_nothing),
+    ),
+    Fault(
+        "stage-tokens-unawaited",
+        "The host reads a pipeline's tokens without waiting until they have come round.",
+        "5.11, its second part",
+        ("pr25945", "latest"),
+        ("pipelined",),
+        partial(_with, await_tokens=broken.await_nothing),
+    ),
 )
 
 _AWAITED = (
@@ -297,12 +316,6 @@ _AWAITED = (
         "The benchmark of one batch calls the model without resolving its input.",
         "5.10, #25945, fixed by #26904",
         "onebatch",
-    ),
-    AwaitedFault(
-        "stage-without-stash",
-        "Pipeline stages other than the last keep no token for the decodes of a mixed step.",
-        "5.11, #25945 without its pipeline fix",
-        "pipeline",
     ),
     AwaitedFault(
         "publish-ready-overwritten",

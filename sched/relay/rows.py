@@ -27,6 +27,21 @@ def serial_with_relay(row: Row) -> Row:
     )
 
 
+def unstaged(row: Row) -> Row:
+    """A pipeline's stage has the serial row as it is."""
+    return row
+
+
+def staged_twice(row: Row) -> Row:
+    """Tokens that come round are stored, for decodes of mixed steps, and stay in the batch, for all others."""
+    return replace(row, conclude=placeholders.conclude_input_ids)
+
+
+def staged_in_order(row: Row) -> Row:
+    """A chunk's row is rewritten when the forwards under way have read it."""
+    return replace(row, barrier=ordering.barrier_at_top)
+
+
 def serial_without_relay(row: Row) -> Row:
     """Before #25945 the loop without overlap has no relay: the last step's tokens stay in the batch."""
     return replace(

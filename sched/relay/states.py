@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from . import draft_rows, ordering, rows
+from . import draft_rows, ordering, placeholders, rows, tokens
 from .draft_row import DraftRow, Speculation
 from .draft_rows import DRAFT_SWITCHES
-from .faults import Fault
+from .drafts import resolve_on_the_forward_stream
+from .faults import Fault, Loop
 from .row import Row
 from .switches import OVERLAPPED_ONLY, SWITCHES
 
@@ -23,7 +24,7 @@ class RelayError(ValueError):
 @dataclass(frozen=True, slots=True)
 class State:
     """One rung. ``expect`` is what a reader should see change against ``before``; ``refuses`` says why a switch's value
-    has no working form here."""
+    has no working form here; ``staged`` makes a pipeline stage's row of the serial one."""
 
     name: str
     pr: str
@@ -38,6 +39,7 @@ class State:
     known_hazards: tuple[str, ...] = ()
     known_defects: tuple[str, ...] = ()
     refuses: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    staged: Callable[[Row], Row] = rows.unstaged
 
 
 _EARLY = {
@@ -219,6 +221,7 @@ _STATES = {
             _BARRIER,
             known_hazards=(STAGED_LATE,),
             refuses=_NO_RING,
+            staged=rows.staged_twice,
         ),
         State(
             "latest",
@@ -233,6 +236,7 @@ _STATES = {
             draft_rows.V2_LATEST,
             _LATEST,
             refuses=_NO_RING,
+            staged=rows.staged_in_order,
         ),
     )
 }
@@ -243,6 +247,16 @@ PAGE_TABLE_REWRITE = (
     "page-table rewrite: settling replaces a row's slots by the cache's while a forward reads the row"
 )
 PENALTY_STATE = "penalty state: the schedule counts tokens into what a forward reads its penalties from"
+DRAFT_LENGTHS = (
+    "draft lengths: the schedule filters lengths that a speculative forward gathers on its own stream"
+)
+CHUNK_REWRITE = (
+    "chunk rewrite: a prompt's next chunk rewrites its row while another stage's batch still reads it"
+)
+ROUND_TRIP = (
+    "round trip: tokens that came round are freed by the schedule before its own reads of them have run"
+)
+DEAD_STASH = "dead stash: every step stores tokens that only mixed steps read"
 DEAD_PUBLISH = "dead publish: every step publishes lengths that nobody reads"
 # What a barrier leaves unordered between the schedule's writes and a forward's reads.
 _BARRIER_HAZARDS: Mapping[str, tuple[str, ...]] = {
@@ -262,9 +276,12 @@ class RelayChoice:
     overrides: Mapping[str, str] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
 
-    def row(self, *, overlap: bool, speculation: Speculation | None = None) -> Row:
-        """Made anew by each call: a fault's policy may keep something from step to step."""
+    def row(self, *, overlap: bool, speculation: Speculation | None = None, staged: bool = False) -> Row:
+        """Made anew by each call: a fault's policy may keep something from step to step. ``staged``: of a pipeline's
+        stage, which runs the serial loop with several batches under way."""
         row = self.state.overlapped if overlap else self.state.serial
+        if staged:
+            row = self.state.staged(row)
         if speculation == "v2" and not overlap:
             row = rows.serial_with_v2(self.state.overlapped)
         for name, value in self.overrides.items():
@@ -289,10 +306,10 @@ class RelayChoice:
         return row
 
     def broken_by(
-        self, fault: Fault, *, overlap: bool, speculation: Speculation | None = None
+        self, fault: Fault, *, overlap: bool, speculation: Speculation | None = None, staged: bool = False
     ) -> RelayChoice:
         """The same with one more fault. Raises RelayError where that one has no place."""
-        loop = "overlapped" if overlap else "serial"
+        loop = loop_of(overlap=overlap, staged=staged)
         if self.state.name not in fault.states:
             raise RelayError(
                 f"fault {fault.name} belongs to {', '.join(fault.states)}, not to {self.state.name}"
@@ -306,14 +323,17 @@ class RelayChoice:
                 f"fault {fault.name} belongs to speculation {fault.speculation}, and this run's is "
                 f"{speculation or 'none'}"
             )
-        if not self._changed_by(fault, overlap=overlap, speculation=speculation):
+        if not self._changed_by(fault, overlap=overlap, speculation=speculation, staged=staged):
             raise RelayError(
                 f"fault {fault.name} changes nothing in {self.state.name} as it is switched here"
             )
         return replace(self, faults=(*self.faults, fault))
 
-    def _changed_by(self, fault: Fault, *, overlap: bool, speculation: Speculation | None) -> bool:
-        row, drafts = self.row(overlap=overlap, speculation=speculation), self.draft_row(speculation)
+    def _changed_by(
+        self, fault: Fault, *, overlap: bool, speculation: Speculation | None, staged: bool
+    ) -> bool:
+        row = self.row(overlap=overlap, speculation=speculation, staged=staged)
+        drafts = self.draft_row(speculation)
         changed = difference(row, fault.change(row))
         return bool(changed or (drafts is not None and difference(drafts, fault.change_drafts(drafts))))
 
@@ -322,29 +342,60 @@ class RelayChoice:
         """What upstream's state does wrong with batches that it never met."""
         return self.state.known_defects
 
-    @property
-    def known_hazards(self) -> tuple[str, ...]:
-        """Races of the overlapped loop that upstream had too, and writes for nothing."""
-        dead = self.switches["dead_publish"] == "on" and ("dead_publish", "off") not in self.state.refuses
-        races = self.state.known_hazards + _BARRIER_HAZARDS[self.switches["barrier"]]
-        counted = (PENALTY_STATE,) if self._counts_under_the_forward else ()
-        return (*races, *counted, *((DEAD_PUBLISH,) if dead else ()))
+    def known_hazards(
+        self, *, overlap: bool = True, speculation: Speculation | None = None, staged: bool = False
+    ) -> tuple[str, ...]:
+        """Races that upstream had too, and writes for nothing. One stream has none."""
+        if staged:
+            return self._hazards_of_stages()
+        if not overlap:
+            return ()
+        sound = replace(self, faults=())
+        row, drafts = sound.row(overlap=True, speculation=speculation), sound.draft_row(speculation)
+        barrier = self.switches["barrier"]
+        mixed = () if drafts is not None else self.state.known_hazards  # speculation does not mix
+        ahead = drafts is not None and drafts.resolve is resolve_on_the_forward_stream and barrier == "off"
+        read = drafts is not None or ("dead_publish", "off") in self.state.refuses
+        return (
+            *mixed,
+            *_BARRIER_HAZARDS[barrier],
+            *((PENALTY_STATE,) if self._counts_under_the_forward(row) else ()),
+            *((DRAFT_LENGTHS,) if ahead else ()),
+            *((DEAD_PUBLISH,) if self.switches["dead_publish"] == "on" and not read else ()),
+        )
 
-    @property
-    def _counts_under_the_forward(self) -> bool:
+    def _hazards_of_stages(self) -> tuple[str, ...]:
+        sound = replace(self, faults=()).row(overlap=False, staged=True)
+        unordered = sound.barrier is ordering.no_barrier
+        kept = sound.conclude is not tokens.drop_input
+        twice = kept and sound.stash is not placeholders.stash_nothing
+        return (
+            *self.state.known_hazards,
+            *((CHUNK_REWRITE,) if unordered else ()),
+            *((ROUND_TRIP,) if kept else ()),
+            *((DEAD_STASH,) if twice else ()),
+        )
+
+    def _counts_under_the_forward(self, row: Row) -> bool:
         """Whether the forward itself accumulates penalties (#25945) that the schedule goes on counting, unordered."""
-        late = self.row(overlap=True).isolate is ordering.resolve_then_isolate
+        late = row.isolate is ordering.resolve_then_isolate
         return late and self.switches["penalties"] == "upstream" and self.switches["barrier"] == "off"
 
-    def policies(self, *, overlap: bool, speculation: Speculation | None = None) -> dict[str, str]:
+    def policies(
+        self, *, overlap: bool, speculation: Speculation | None = None, staged: bool = False
+    ) -> dict[str, str]:
         """The row in words: each question and its answer's name; those of speculation by its mode."""
         drafts = self.draft_row(speculation)
-        words = _words(self.row(overlap=overlap, speculation=speculation))
+        words = _words(self.row(overlap=overlap, speculation=speculation, staged=staged))
         return words if drafts is None else words | _words(drafts, f"{speculation}.")
 
 
 def _words(row: Row | DraftRow, prefix: str = "") -> dict[str, str]:
     return {f"{prefix}{entry.name}": answer_name(getattr(row, entry.name)) for entry in fields(row)}
+
+
+def loop_of(*, overlap: bool, staged: bool = False) -> Loop:
+    return "pipelined" if staged else "overlapped" if overlap else "serial"
 
 
 def states() -> Mapping[str, State]:

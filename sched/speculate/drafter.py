@@ -213,23 +213,41 @@ class Drafter:
         prefix_lens: torch.Tensor,
         max_seq_len: int,
     ) -> Sequence[torch.Tensor]:
-        b, d = predict.shape
-        positions, slots = draft_places(self._pages, rows, prefix_lens.to(torch.int64), d)
-        batch = ForwardBatch(
-            mode=ForwardMode.DRAFT_EXTEND,
-            batch_size=b,
-            num_tokens=b * d,
-            input_ids=predict.view(-1),
-            positions=positions,
-            req_pool_indices=rows,
-            seq_lens=ends,
-            out_cache_loc=slots,
-            max_seq_len=max_seq_len,
-            extend_lens=extend_lens,
-            max_extend_len=d,
-        )
-        hidden = self._draft.forward(batch, hidden_states.reshape(b * d, -1))
+        places = ChainPlaces(self._pages, rows, prefix_lens.to(torch.int64), ends)
+        batch = chain_batch(ForwardMode.DRAFT_EXTEND, predict, places, extend_lens, max_seq_len)
+        hidden = self._draft.forward(batch, hidden_states.reshape(batch.num_tokens, -1))
         return self._extended(pick_accepted(hidden, accept_lens))
+
+
+class ChainPlaces(NamedTuple):
+    """Where the tokens of chains lie: positions ``starts`` [b] up to ``ends`` [b] of ``rows`` [b] of the page table."""
+
+    pages: torch.Tensor
+    rows: torch.Tensor
+    starts: torch.Tensor
+    ends: torch.Tensor
+
+
+def chain_batch(
+    mode: ForwardMode, tokens: torch.Tensor, places: ChainPlaces, extend_lens: torch.Tensor, longest: int
+) -> ForwardBatch:
+    """All of ``tokens`` [b, d], each behind the one before it; ``extend_lens`` [b] int32 are all d."""
+    b, d = tokens.shape
+    positions, slots = draft_places(places.pages, places.rows, places.starts, d)
+    return ForwardBatch(
+        mode=mode,
+        batch_size=b,
+        num_tokens=b * d,
+        input_ids=tokens.view(-1),
+        positions=positions,
+        req_pool_indices=places.rows,
+        seq_lens=places.ends,
+        out_cache_loc=slots,
+        max_seq_len=longest,
+        extend_lens=extend_lens,
+        max_extend_len=d,
+        capture_hidden=mode is ForwardMode.TARGET_VERIFY,
+    )
 
 
 def extend_batch(

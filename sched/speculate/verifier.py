@@ -9,12 +9,11 @@ import torch
 
 from ..batch import ForwardBatch, ForwardMode, ModelOutput
 from ..config import EngineConfig
-from ..kernels.drafts import draft_places
 from ..kernels.history import path_tokens
 from ..kernels.verify import tree_paths
 from ..model.decoder import Model
 from ..model.replay import Input, Replay, graph_sizes
-from .drafter import Tree
+from .drafter import ChainPlaces, Tree, chain_batch
 from .grammar import draft_mask
 
 if TYPE_CHECKING:
@@ -73,21 +72,8 @@ class Verifier:
         self, tokens: torch.Tensor, rows: torch.Tensor, seq_lens: torch.Tensor, max_seq_len: int
     ) -> Sequence[torch.Tensor]:
         b, d = tokens.shape
-        positions, slots = draft_places(self._pages, rows, seq_lens, d)
-        batch = ForwardBatch(
-            mode=ForwardMode.TARGET_VERIFY,
-            batch_size=b,
-            num_tokens=b * d,
-            input_ids=tokens.view(-1),
-            positions=positions,
-            req_pool_indices=rows,
-            seq_lens=seq_lens + d,
-            out_cache_loc=slots,
-            max_seq_len=max_seq_len,
-            extend_lens=self._lens[:b],
-            max_extend_len=d,
-            capture_hidden=True,
-        )
+        places = ChainPlaces(self._pages, rows, seq_lens, seq_lens + d)
+        batch = chain_batch(ForwardMode.TARGET_VERIFY, tokens, places, self._lens[:b], max_seq_len)
         output = self._model.forward(batch)
         assert output.hidden_states is not None
         return [output.logits, output.hidden_states]

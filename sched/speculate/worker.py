@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -13,18 +13,51 @@ from ..kernels.drafts import pick_bonus
 from ..model.sampling_info import SamplingInfo
 from ..observe import Observer
 from .acceptance import Acceptance
-from .drafter import Drafter, extend_batch
-from .verifier import Verifier
+from .drafter import Extended, Tree, extend_batch
+from .verifier import Verdict
 
 if TYPE_CHECKING:
     from ..memory.cache import PrefixCache
 
 
+class Drafts(Protocol):
+    """The draft model, as ``Drafter`` runs it."""
+
+    def chain(self, start: DraftInput, rows: torch.Tensor, seq_lens: torch.Tensor, longest: int) -> Tree: ...
+
+    def tree(self, start: DraftInput, rows: torch.Tensor, seq_lens: torch.Tensor, longest: int) -> Tree: ...
+
+    def extend(self, batch: ForwardBatch, hidden_states: torch.Tensor) -> Extended: ...
+
+    def extend_chain(
+        self,
+        predict: torch.Tensor,
+        hidden_states: torch.Tensor,
+        accept_lens: torch.Tensor,
+        rows: torch.Tensor,
+        ends: torch.Tensor,
+        lens: tuple[torch.Tensor, torch.Tensor],
+        longest: int,
+    ) -> Extended: ...
+
+
+class Verifies(Protocol):
+    """The target's verdict, as ``Verifier`` gives it."""
+
+    def forward(
+        self, tree: Tree, rows: torch.Tensor, seq_lens: torch.Tensor, slots: torch.Tensor | None, longest: int
+    ) -> ModelOutput: ...
+
+    def predict(
+        self, tree: Tree, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor
+    ) -> Verdict: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Worker:
     spec: SpeculativeConfig
-    drafter: Drafter
-    verifier: Verifier
+    drafter: Drafts
+    verifier: Verifies
     acceptance: Acceptance
     cache: PrefixCache
     observer: Observer

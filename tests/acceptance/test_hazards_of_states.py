@@ -136,13 +136,32 @@ def test_penalties_of_the_forward_race_with_the_count_where_no_barrier_stands(st
     assert PENALTY_STATE in found(outcome).known and not outcome.undeclared
 
 
+@pytest.mark.parametrize(
+    ("state", "barrier"),
+    [("pr26425", "off"), ("pr25945", "top"), ("pr25945", "off"), ("latest", "off"), ("latest", "read-done")],
+)
+def test_under_speculation_a_state_shows_just_what_it_declares(state: str, barrier: str) -> None:
+    relay = f"{{state: {state}, barrier: {barrier}}}"
+    eagle = ("model.preset=tiny-llama-eagle", "engine.mixed_chunk=false")
+    speculation = "engine.speculative={algorithm: eagle, mode: v2}"
+    overrides = (*eagle, speculation, f"engine.relay={relay}", "engine.overlap=true")
+    shown: set[str] = set()
+    for sampling in ("{temperature: 0.0}", "{frequency_penalty: 0.5}"):
+        # Exact penalties order the schedule behind the forward whenever rows change.
+        outcome = watched("faults/mixing", *overrides, f"workload.sampling={sampling}")
+        assert not outcome.undeclared, found(outcome)
+        shown |= set(found(outcome).known)
+    assert shown == set(choose(state, {"barrier": barrier}).known_hazards(speculation="v2"))
+
+
 def test_every_declared_hazard_has_a_sign() -> None:
     barriers = switches()["barrier"]
     declared = {
         name
         for state in states()
         for barrier in barriers
-        for name in choose(state, {"barrier": barrier}).known_hazards
+        for mode in (None, "v2")
+        for name in choose(state, {"barrier": barrier}).known_hazards(speculation=mode)
     }
     assert declared == set(SIGNS)
 
@@ -234,7 +253,7 @@ def mixed_step(resolve: Resolve) -> Hazards:
             with streams.on(streams.forward):
                 resolve(relay.desk, batch)
             torch.zeros(4, dtype=torch.int64, device=gpu.device)
-        return sorted_out(gpu.findings, choose("pr25945", {}).known_hazards)
+        return sorted_out(gpu.findings, choose("pr25945", {}).known_hazards())
 
 
 def test_upstreams_running_indices_may_be_reissued_under_their_gather() -> None:

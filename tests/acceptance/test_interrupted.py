@@ -98,7 +98,7 @@ def kept(interrupted: Interrupted, folder: Path) -> Result:
 
 def test_what_is_printed_is_what_is_kept(interrupted: Interrupted, kept: Result, folder: Path) -> None:
     assert json.loads(interrupted.out) == kept.document()
-    assert [file.name for file in folder.iterdir()] == ["result.json"]
+    assert sorted(file.name for file in folder.iterdir()) == ["result.json", "timeline.jsonl.gz"]
     assert "Traceback" not in interrupted.err
 
 
@@ -122,7 +122,7 @@ def test_being_told_to_end_is_answered_like_ctrl_c(tmp_path: Path) -> None:
     told = Interrupted(*LONG, "--output-dir", tmp_path, under_way=some_are_done, by=signal.SIGTERM)
     assert told.code == 143
     assert read(tmp_path / "result.json").run.cancelled
-    assert [file.name for file in tmp_path.iterdir()] == ["result.json"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["result.json", "timeline.jsonl.gz"]
 
 
 def test_before_there_is_anything_to_keep(tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.acceptance.questions import digest
+from schedbench.cli.tables import labels
+from tests.acceptance.questions import answer, digest
 
 FEW = ("workload.requests=6", "measure.warmup_requests=0")
 PLAIN = {
-    "spec_v1": "engine.speculative={algorithm: none}",
-    "spec_v2": "engine.speculative={algorithm: none}",
-    "spec_grammar": "engine.speculative={algorithm: none}",
+    "spec_v1": "engine.speculative=none",
+    "spec_v2": "engine.speculative=none",
+    "spec_grammar": "engine.speculative=none",
     "hisparse": "engine.hisparse={enabled: false}",
 }
 
@@ -20,3 +21,11 @@ PLAIN = {
 def test_a_mode_loses_no_token(scenario: str, relay: str) -> None:
     asked = (*FEW, f"engine.relay={relay}")
     assert digest(scenario, *asked) == digest(scenario, *asked, PLAIN[scenario])
+
+
+@pytest.mark.parametrize(("scenario", "loop"), [("spec_v1", "serial"), ("spec_grammar", "overlapped")])
+def test_auto_records_the_loop_that_it_chose(scenario: str, loop: str) -> None:
+    result = answer(scenario, *FEW)
+    assert result.scenario.expanded["engine"]["overlap"] == "auto"
+    assert result.relay.loop == loop
+    assert f"relay pr25945, {loop}" in labels(result.document())

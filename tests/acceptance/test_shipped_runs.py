@@ -10,7 +10,8 @@ import pytest
 
 from schedbench.profiles.result import RequestRow, Result
 from schedbench.scenarios import shipped
-from tests.acceptance.questions import answer, digest_of, statuses, value
+from schedbench.sched.observe import Silence, StepInfo
+from tests.acceptance.questions import answer, asked, digest_heard, digest_of, statuses, value
 
 # What needs a file of somebody's is run elsewhere, on a file that the test writes.
 ON_FILES = {"checkpoint", "trace_mooncake"}
@@ -31,6 +32,7 @@ SHORTER = {
 }
 
 NUMBER = re.compile(rb"-?[0-9]{1,12}(\.[0-9]{1,6})?")
+TEXT = re.compile(rb"[ -~]{0,24}")
 BEGUN_NUMBER = re.compile(rb"-?[0-9]{0,12}|-?[0-9]{1,12}\.[0-9]{0,6}")
 
 
@@ -85,6 +87,50 @@ class TestGrammar:
     def test_both_loops_say_the_same(self) -> None:
         digests = {digest_of(run("grammar", f"engine.overlap={on}")) for on in ("true", "false")}
         assert len(digests) == 1
+
+
+class TestSpeculationWithGrammar:
+    WITHOUT = ("workload.sampling.grammar=null",)
+
+    def test_verifies_give_several_tokens(self) -> None:
+        assert value(run("spec_grammar"), "accept_length") > 1.5
+
+    def test_outputs_match_and_would_not_by_themselves(self) -> None:
+        rows = run("spec_grammar").requests
+        assert {row.reason for row in rows} == {"stop", "length"}
+        assert all(TEXT.fullmatch(TestGrammar.text(row)) for row in rows)
+        free = run("spec_grammar", *self.WITHOUT).requests
+        assert not all(TEXT.fullmatch(bytes(id % 256 for id in row.token_ids or ())) for row in free)
+
+    def test_tokens_are_those_without_speculation(self) -> None:
+        plain = run("spec_grammar", "engine.speculative={algorithm: none}")
+        assert digest_of(run("spec_grammar")) == digest_of(plain)
+
+    def test_a_verify_begins_when_the_step_before_is_settled(self) -> None:
+        """Without a grammar it does not wait."""
+        assert self.under_way() == {0}
+        assert max(self.under_way(*self.WITHOUT)) > 0
+
+    @staticmethod
+    def under_way(*overrides: str) -> set[int]:
+        """Parts of steps that had not been settled when a verify was launched."""
+        counts = Launches()
+        digest_heard(asked("spec_grammar", *overrides), lambda *_: counts)
+        return counts.before_a_verify
+
+
+class Launches(Silence):
+    def __init__(self) -> None:
+        self.before_a_verify: set[int] = set()
+        self._unsettled = 0
+
+    def launched(self, info: StepInfo) -> None:
+        if info.kind == "draft":  # the first part of an iteration that verifies
+            self.before_a_verify.add(self._unsettled)
+        self._unsettled += 1
+
+    def settled(self, info: StepInfo) -> None:  # noqa: ARG002
+        self._unsettled -= 1
 
 
 class TestPenalties:

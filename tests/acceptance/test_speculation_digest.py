@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from functools import cache
 
 import pytest
@@ -107,6 +108,25 @@ def test_however_the_host_learns_the_lengths(value: str) -> None:
 def test_trees(tokens: int) -> None:
     tree = f"engine.speculative={{algorithm: eagle, mode: v1, topk: 3, draft_tokens: {tokens}}}"
     assert digest_of(answer("mixed", *SMALL, "engine.overlap=false", tree)) == reference()
+
+
+EXACT = "engine.relay={state: pr25945, penalties: exact}"
+PENALISED = "workload.sampling={frequency_penalty: 0.7, presence_penalty: 0.3, repetition_penalty: 1.2}"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_combination_of_knobs_changes_a_token(seed: int) -> None:
+    """Any state, worker and loop, with any of the knobs turned, with and without exact penalties and room."""
+    dice = random.Random(seed)
+    worker = [V1, V2, TREE, (*V2, "engine.overlap=false")][seed % 4]
+    knobs = [override for knob in KNOBS if dice.random() < 0.4 for override in knob]
+    knobs = [knob for knob in knobs if worker is not TREE or "page_size" not in knob]
+    sampling = dice.choice([(), (PENALISED,)])
+    relay = f"engine.relay={{state: {dice.choice(list(states()))}, penalties: exact}}"
+    room = dice.choice([(), TIGHT])
+    result = answer("mixed", *SHORT, *worker, relay, *sampling, *room, *knobs)
+    assert statuses(result) == {"finished"}
+    assert digest_of(result) == reference(*sampling, *((EXACT,) if sampling else ()), sized=SHORT)
 
 
 SAMPLING = {

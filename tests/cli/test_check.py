@@ -117,7 +117,7 @@ def test_what_makes_no_sense_is_refused(typed: Typed, arguments: tuple[str, ...]
 
 def test_a_run_under_an_adversary_says_that_times_mean_nothing(typed: Typed) -> None:
     said = typed("run", "faults/mixing", "--adversarial", "1")
-    assert said.code == 0 and "times mean nothing" in said.out
+    assert said.code == 0 and "times mean nothing" in " ".join(said.out.split())
     assert "TTFT" not in said.out and "copies & syncs per step" in said.out
 
 
@@ -135,7 +135,7 @@ def test_all_faults_are_asked_off_and_on(typed: Typed, monkeypatch: pytest.Monke
     [fault] = document["faults"]
     assert said.code == 0 and document["passed"] and fault["clean"]
     assert fault["caught_by"] == ["run", "contract"]
-    assert {waiting["feature"] for waiting in document["awaited"]} >= {"onebatch", "pipeline"}
+    assert {waiting["feature"] for waiting in document["awaited"]} >= {"onebatch"}
     page = verdicts.markdown(document)
     assert "| never-resolve | pr25945 | passed | clear crash, contract | sched/loop/launch.py:" in page
     assert "has no input ids: its relay was not resolved" in page

@@ -51,6 +51,13 @@ def test_the_page_says_whether_the_report_agrees(case, expect, told):
     assert f"case of a report: sooner; ttft_ms {told}" in shown
 
 
+def test_the_page_says_which_loop_ran_and_what_delta_is(case):
+    shown = " ".join(compare(case, "--seeds", "2").stdout.split())
+    assert "A overlap=true (relay pr25945, overlapped" in shown
+    assert "B overlap=false (relay pr25945, serial" in shown
+    assert "medians over workload seeds, Δ of the changes seed by seed" in shown
+
+
 def test_sides_on_the_command_line_are_no_case(case):
     done = compare(case, "--b", "relay=latest", "--seeds", "1", "--format", "json")
     found = json.loads(done.stdout)["comparison"]

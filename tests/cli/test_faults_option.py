@@ -71,6 +71,7 @@ def test_a_fault_that_breaks_the_run_is_no_defect_of_ours(run: Run) -> None:
         ("xyz", "no fault 'xyz'; schedbench list faults has them all"),
         ("small-ring", "fault small-ring belongs to pr25774, pr25774-before, not to pr25945"),
         ("penalties-from-input", "fault penalties-from-input belongs to the serial loop, and this run's is"),
+        ("hot-buffer-by-sentinel", "fault hot-buffer-by-sentinel needs engine.hisparse.enabled=true"),
         ("idle-rows-stashed", "fault idle-rows-stashed waits for idle DP ranks, which this version does not"),
     ],
 )
@@ -95,4 +96,6 @@ def test_the_list_reads_as_paragraphs() -> None:
         "  in pr25945, latest, pr25945-before; overlapped loop",
     ]
     assert paragraphs["never-resolve"][2] == "  in pr25945, latest; overlapped and serial loops"
-    assert paragraphs["stage-without-stash"][2] == "  waits for pipeline"
+    assert paragraphs["draft-extends-lengths"][2].endswith("serial loop; needs engine.speculative.mode=v2")
+    assert paragraphs["rejoin-without-mirror"][2].endswith("; needs engine.hisparse.enabled=true")
+    assert paragraphs["stage-without-stash"][2] == "  in pr25945; pipelined loop"

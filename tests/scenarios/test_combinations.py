@@ -73,6 +73,29 @@ def test_a_refused_pair_is_refused_with_its_reason(rule: Rule) -> None:
     assert (refusal in found) == (rule.verdict == "refused")
 
 
+TREES = Rule("draft trees", "speculation v2", "refused", "so")
+FIRST, SECOND = MODES["draft trees"].key, MODES["speculation v2"].key
+
+
+def trees() -> Scenario:
+    return scenario(engine={"speculative": {"algorithm": "eagle", "mode": "v2", "topk": 2}})
+
+
+@pytest.mark.parametrize(
+    ("overridden", "blamed"),
+    [((), FIRST), ((SECOND,), SECOND), ((FIRST,), FIRST), ((FIRST, SECOND), FIRST), ((("engine",),), FIRST)],
+)
+def test_of_two_modes_the_one_that_was_typed_is_to_blame(
+    overridden: tuple[tuple[str, ...], ...], blamed: tuple[str, ...]
+) -> None:
+    assert [path for path, _ in findings(trees(), (TREES,), overridden=overridden)] == [blamed]
+
+
+@pytest.mark.parametrize("broken", [FIRST, SECOND, ("engine", "speculative")])
+def test_a_key_that_was_left_out_is_not_refused_for_its_default(broken: tuple[str, ...]) -> None:
+    assert list(findings(trees(), (TREES,), broken=(broken,))) == []
+
+
 def test_what_only_latest_can_do_is_refused_elsewhere() -> None:
     rule = Rule("grammar", "mixed chunk", "latest", "because")
     both = ("grammar", "mixed chunk")

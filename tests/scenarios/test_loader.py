@@ -202,6 +202,44 @@ def test_a_bare_relay_becomes_a_section_when_a_switch_is_set() -> None:
     assert scenario.engine.relay.switches == {"barrier": False, "flatten": "numpy"}
 
 
+def test_a_bare_word_turns_speculation_off_whatever_else_stands_there() -> None:
+    off = load("spec_v1", ["engine.speculative=none"]).engine.speculative
+    assert (off.algorithm, off.mode, off.topk, off.draft_tokens) == ("none", "v2", 1, None)
+
+    on = load("overlap_on", ["device.values=real", "engine.speculative=eagle", "engine.speculative.steps=2"])
+    assert (on.engine.speculative.algorithm, on.engine.speculative.steps) == ("eagle", 2)
+
+
+def test_turning_it_off_by_halves_is_told_how_to_do_it() -> None:
+    with pytest.raises(
+        ScenarioError, match=r"mode: means something only with .*; engine.speculative=none drops"
+    ):
+        load("spec_v1", ["engine.speculative.algorithm=none"])
+
+
+def test_a_worker_that_does_not_exist_is_one_error() -> None:
+    with pytest.raises(ScenarioError) as caught:
+        load("spec_v1", ["engine.speculative.mode=v3"])
+    assert [str(problem) for problem in caught.value.problems] == [
+        "--set: engine.speculative.mode: expected v1 or v2, got 'v3'"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "override"),
+    [
+        ("spec_v2", "engine.speculative.mode=v1"),
+        ("mixed", "engine.speculative=eagle"),
+        ("spec_v1", "engine.page_size=16"),
+        ("mixed", "engine.chunked_prefill_size=none"),
+    ],
+)
+def test_a_refusal_names_the_key_that_was_typed(name: str, override: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        load(name, [override])
+    assert {problem.place.file for problem in caught.value.problems} == {"--set"}
+
+
 def test_budgets_of_steady_steps_can_be_overridden() -> None:
     scenario = load("mixed", ["expect.decode.steady.copy.d2h=2"])
 

@@ -39,8 +39,8 @@ CATCHERS = {
     "dead-publish": {"hazards"},
     "isolation-restores-staging": {"invariants"},
     "worker-extras-not-kept": {"hazards", "adversary"},
-    "accepted-tokens-stashed": {"run"},
-    "missing-host-lengths-used": {"run"},
+    "accepted-tokens-stashed": {"contract", "run"},
+    "missing-host-lengths-used": {"contract", "run"},
     "draft-extends-lengths": {"invariants"},
 }
 # A sentence that a reader can act on, of whoever says most.

@@ -35,6 +35,9 @@ class Trace:
     def kernel(self, correlation: int, start: float, end: float, *, stream: int = 7, name: str = "k") -> None:
         self._add("kernel", name, start, end, stream, {"stream": stream, "correlation": correlation})
 
+    def replayed(self, correlation: int, start: float, end: float, *, stream: int, node: int) -> None:
+        self.kernel(correlation, start, end, stream=stream, name=f"gemm {node}")
+
     def memcpy(
         self, correlation: int, what: str, start: float, end: float, *, size: int, stream: int = 7
     ) -> None:
@@ -78,6 +81,10 @@ class Trace:
             "wait_on_stream": source,
         }
         self._add("cuda_sync", "Event Sync", start, end, -1, more)
+
+    def named(self, name: str, start: float, end: float) -> None:
+        """A range of record_function on the main thread."""
+        self._add("user_annotation", name, start, end, self.MAIN, {})
 
     def annotation(self, name: str, start: float, end: float, *, stream: int = 7) -> None:
         self._add("gpu_user_annotation", name, start, end, stream, {"stream": stream})

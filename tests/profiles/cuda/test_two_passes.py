@@ -137,6 +137,13 @@ def test_counts_are_of_the_traced_pass_and_times_of_the_timed_one(bench):
     assert all(row.token_ids for row in found.parts.requests)
 
 
+def test_where_another_tool_counts_there_is_no_second_pass(bench):
+    found = measured(bench, bench.machine, nobody, save_tokens=False, traced=False)
+    assert found.parts.per_step == {} and found.parts.copies == () and found.parts.syncs == ()
+    assert found.passes["abstained"] == "another tool counts"
+    assert isinstance(found.outputs, Outputs)
+
+
 def test_a_pass_that_was_interrupted_is_not_counted(bench):
     def interrupted():
         raise KeyboardInterrupt

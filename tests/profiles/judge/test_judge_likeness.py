@@ -18,6 +18,7 @@ from schedbench.profiles.judge.likeness import (
     [
         ({"labels.emulated": False}, "labels.emulated"),
         ({"labels.profiled": True}, "labels.profiled"),
+        ({"labels.acceptance": "simulated"}, "labels.acceptance"),
         ({"hardware.name": "a100"}, "hardware.name"),
         ({"hardware.sha256": "0" * 64}, "hardware.sha256"),
         ({"scenario.expanded.workload.requests": 3}, "workload.requests"),
@@ -38,6 +39,7 @@ def test_unlike_results(result, change, key):
         {"scenario.expanded.workload.invented_later": 1},
         {"environment.torch": "2.12"},
         {"relay.state": "latest"},
+        {"labels.acceptance": "measured"},  # speculation against none
     ],
 )
 def test_what_may_differ(result, change):

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from schedbench.profiles.hardware import HardwareProfile, load
 from schedbench.profiles.timeline import Call, Op, Range, Wait, Window
 from schedbench.profiles.vgpu import VirtualGpu, open_vgpu
+from schedbench.profiles.vgpu.hazards import Finding
 
 
 class Tape:
@@ -54,6 +56,39 @@ class Bench:
         body()
         self.gpu.flush()
         return self.tape
+
+
+class Scene:
+    """Two named streams of a virtual GPU."""
+
+    def __init__(self, gpu: VirtualGpu) -> None:
+        self.gpu = gpu
+        self.device = gpu.device
+        self.module: Any = torch.get_device_module(gpu.device)
+        self.schedule, self.forward = self.module.Stream(), self.module.Stream()
+        gpu.observer.stream("schedule", self.schedule)
+        gpu.observer.stream("forward", self.forward)
+
+    def on(self, stream: Any) -> Any:
+        return self.module.stream(stream)
+
+    def known(self, values: list[int]) -> torch.Tensor:
+        """On the device, made on the schedule stream; everybody knows."""
+        with self.on(self.schedule):
+            made = torch.tensor(values, device=self.device)
+        self.module.synchronize()
+        return made
+
+    def zeros(self, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        """Made on the schedule stream; the forward stream knows."""
+        with self.on(self.schedule):
+            made = torch.zeros(*shape, dtype=dtype, device=self.device)
+        self.forward.wait_stream(self.schedule)
+        return made
+
+    @property
+    def found(self) -> list[Finding]:
+        return list(self.gpu.findings)
 
 
 Opener = Callable[..., AbstractContextManager[Bench]]

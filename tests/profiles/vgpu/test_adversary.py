@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -14,35 +13,15 @@ from schedbench.profiles.hardware import load
 from schedbench.profiles.vgpu import VirtualGpu, open_vgpu
 from schedbench.profiles.vgpu.adversary.executor import POISON
 from schedbench.profiles.vgpu.adversary.tempers import STRATEGIES, described
+from tests.profiles.vgpu.conftest import Scene
 
 SEEDS = range(len(STRATEGIES) + 8)
 
 
-class Stage:
-    """Two named streams of a virtual GPU."""
-
-    def __init__(self, gpu: VirtualGpu) -> None:
-        self.device = gpu.device
-        self.module: Any = torch.get_device_module(gpu.device)
-        self.schedule, self.forward = self.module.Stream(), self.module.Stream()
-        gpu.observer.stream("schedule", self.schedule)
-        gpu.observer.stream("forward", self.forward)
-
-    def on(self, stream: Any) -> Any:
-        return self.module.stream(stream)
-
-    def known(self, values: list[int]) -> torch.Tensor:
-        """On the device, made on the schedule stream; everybody knows."""
-        with self.on(self.schedule):
-            made = torch.tensor(values, device=self.device)
-        self.module.synchronize()
-        return made
+Program = Callable[[Scene, bool], torch.Tensor]
 
 
-Program = Callable[[Stage, bool], torch.Tensor]
-
-
-def raw(stage: Stage, edge: bool) -> torch.Tensor:
+def raw(stage: Scene, edge: bool) -> torch.Tensor:
     lengths = stage.known([1, 2, 3])
     with stage.on(stage.schedule):
         lengths.add_(1)
@@ -52,7 +31,7 @@ def raw(stage: Stage, edge: bool) -> torch.Tensor:
         return lengths * 2
 
 
-def war(stage: Stage, edge: bool) -> torch.Tensor:
+def war(stage: Scene, edge: bool) -> torch.Tensor:
     lengths = stage.known([1, 2, 3])
     with stage.on(stage.forward):
         doubled = lengths * 2
@@ -65,7 +44,7 @@ def war(stage: Stage, edge: bool) -> torch.Tensor:
     return doubled
 
 
-def waw(stage: Stage, edge: bool) -> torch.Tensor:
+def waw(stage: Scene, edge: bool) -> torch.Tensor:
     buffer = stage.known([0, 0])
     with stage.on(stage.forward):
         buffer.fill_(1)
@@ -76,7 +55,7 @@ def waw(stage: Stage, edge: bool) -> torch.Tensor:
     return buffer
 
 
-def scattered(stage: Stage, edge: bool) -> torch.Tensor:
+def scattered(stage: Scene, edge: bool) -> torch.Tensor:
     table, rows = stage.known([1, 2, 3, 4]), stage.known([1, 3])
     with stage.on(stage.forward):
         read = table[rows]
@@ -87,7 +66,7 @@ def scattered(stage: Stage, edge: bool) -> torch.Tensor:
     return read
 
 
-def replayed(stage: Stage, edge: bool) -> torch.Tensor:
+def replayed(stage: Scene, edge: bool) -> torch.Tensor:
     inputs, graph = stage.known([1, 2]), stage.module.CUDAGraph()
     with stage.module.graph(graph, stream=stage.forward):
         outputs = inputs * 2 + 1
@@ -100,7 +79,7 @@ def replayed(stage: Stage, edge: bool) -> torch.Tensor:
     return outputs
 
 
-def pinned_overwritten(stage: Stage, edge: bool) -> torch.Tensor:
+def pinned_overwritten(stage: Scene, edge: bool) -> torch.Tensor:
     staging = torch.tensor([1, 2, 3]).pin_memory()
     with stage.on(stage.forward):
         sent = staging.to(stage.device, non_blocking=True)
@@ -110,7 +89,7 @@ def pinned_overwritten(stage: Stage, edge: bool) -> torch.Tensor:
     return sent
 
 
-def read_before_sync(stage: Stage, edge: bool) -> torch.Tensor:
+def read_before_sync(stage: Scene, edge: bool) -> torch.Tensor:
     source = stage.known([1, 2])
     with stage.on(stage.forward):
         landed = source.to("cpu", non_blocking=True)
@@ -121,7 +100,7 @@ def read_before_sync(stage: Stage, edge: bool) -> torch.Tensor:
     return torch.tensor(landed.tolist())
 
 
-def freed_in_flight(stage: Stage, edge: bool) -> torch.Tensor:
+def freed_in_flight(stage: Scene, edge: bool) -> torch.Tensor:
     indices = stage.known([1, 2])
     with stage.on(stage.forward):
         more = indices + 1
@@ -133,7 +112,7 @@ def freed_in_flight(stage: Stage, edge: bool) -> torch.Tensor:
     return more
 
 
-def freed_but_viewed(stage: Stage, edge: bool) -> torch.Tensor:
+def freed_but_viewed(stage: Scene, edge: bool) -> torch.Tensor:
     indices = stage.known([1, 2])
     with stage.on(stage.forward):
         more = indices + 1
@@ -160,7 +139,7 @@ PROGRAMS = [
 
 def outcome(program: Program, *, edge: bool, seed: int | None, values: str = "real") -> list[int]:
     with open_vgpu(load("h200"), adversary=seed, values=values) as gpu:  # type: ignore[arg-type]
-        stage = Stage(gpu)
+        stage = Scene(gpu)
         result = program(stage, edge)
         stage.module.synchronize()
         told: list[int] = result.tolist()
@@ -195,7 +174,7 @@ def test_strategies_come_first_and_are_named() -> None:
 
 def test_an_error_in_late_work_says_what_and_where() -> None:
     with open_vgpu(load("h200"), adversary=0) as gpu:
-        stage = Stage(gpu)
+        stage = Scene(gpu)
         table, rows = stage.known([1, 2]), stage.known([5])
         _ = table[rows]
         with pytest.raises(IndexError) as error:
@@ -205,7 +184,7 @@ def test_an_error_in_late_work_says_what_and_where() -> None:
 
 def test_a_mask_is_read_when_its_turn_has_come() -> None:
     with open_vgpu(load("h200"), adversary=0) as gpu:
-        stage = Stage(gpu)
+        stage = Scene(gpu)
         values = stage.known([1, 2, 3, 4])
         with stage.on(stage.schedule):
             values.add_(1)
@@ -216,7 +195,7 @@ def test_a_mask_is_read_when_its_turn_has_come() -> None:
 
 def test_a_pinned_buffer_may_be_sent_and_filled_in_one_stream() -> None:
     with open_vgpu(load("h200"), adversary=0) as gpu:
-        stage = Stage(gpu)
+        stage = Scene(gpu)
         source, buffer = stage.known([1, 2]), torch.tensor([7, 7]).pin_memory()
         with stage.on(stage.schedule):
             sent = buffer.to(stage.device, non_blocking=True)
@@ -244,7 +223,7 @@ steps = st.tuples(
 
 def interpret(program: Sequence[Step], gpu: VirtualGpu) -> list[int]:
     """Two streams over a few buffers and one pinned one. Integers only, and every effect is seen at the end."""
-    stage = Stage(gpu)
+    stage = Scene(gpu)
     streams = (stage.schedule, stage.forward)
     buffers = [stage.known([k + 1, 10 * k]) for k in range(BUFFERS)]
     event, pinned = stage.module.Event(), torch.tensor([5, 6]).pin_memory()

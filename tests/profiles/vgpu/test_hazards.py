@@ -9,32 +9,7 @@ import pytest
 import torch
 
 from schedbench.profiles.vgpu.hazards import Finding
-
-
-class Scene:
-    """Two streams of a virtual GPU under watch."""
-
-    def __init__(self, gpu: Any) -> None:
-        self.gpu = gpu
-        self.device = gpu.device
-        self.module: Any = torch.get_device_module(gpu.device)
-        self.schedule, self.forward = self.module.Stream(), self.module.Stream()
-        gpu.observer.stream("schedule", self.schedule)
-        gpu.observer.stream("forward", self.forward)
-
-    def on(self, stream: Any) -> Any:
-        return self.module.stream(stream)
-
-    def zeros(self, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        """Made on the schedule stream; the forward stream knows."""
-        with self.on(self.schedule):
-            made = torch.zeros(*shape, dtype=dtype, device=self.device)
-        self.forward.wait_stream(self.schedule)
-        return made
-
-    @property
-    def found(self) -> list[Finding]:
-        return list(self.gpu.findings)
+from tests.profiles.vgpu.conftest import Scene
 
 
 @pytest.fixture
@@ -220,7 +195,7 @@ def test_a_freed_block_may_be_reissued_at_once(scene: Scene, program: Program) -
     program(scene, False)
     finding = one(scene)
     assert (finding.kind, finding.first.op, finding.second.op) == ("freed", "add", "zero_")
-    assert finding.resource.startswith("freed block of result of zero_ at vgpu/test_hazards.py:")
+    assert finding.resource.startswith("freed block of result of zero_ at vgpu/conftest.py:")
     assert "no record_stream(forward)" in finding.missing
 
 

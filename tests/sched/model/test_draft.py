@@ -152,3 +152,11 @@ def test_only_deeper_layers_are_scaled_down() -> None:
         full, small = (getattr(weights.layers[2], name) for weights in (plain, scaled))
         torch.testing.assert_close(small, full * TARGET.deeper_scale)
     assert torch.equal(scaled.layers[2].qkv, plain.layers[2].qkv)
+
+
+def test_a_faint_token_is_scored_low_and_nothing_else_changes() -> None:
+    config = PRESETS["tiny-text-eagle"]
+    faint, plain = (seeded_weights(c, seed=0, device=CPU) for c in (config, replace(config, faint_from=None)))
+    torch.testing.assert_close(faint.lm_head[:, 128:], plain.lm_head[:, 128:] * 0.1)
+    assert torch.equal(faint.lm_head[:, :128], plain.lm_head[:, :128])
+    assert torch.equal(faint.embedding, plain.embedding)

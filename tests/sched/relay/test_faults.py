@@ -24,7 +24,7 @@ def test_a_fault_breaks_the_rows_that_it_names(fault: Fault) -> None:
             if drafts[0] is not None and drafts[1] is not None:
                 changed |= difference(drafts[0], drafts[1])
             assert changed
-            assert broken.known_hazards == sound.known_hazards
+            assert broken.known_hazards() == sound.known_hazards()
 
 
 @pytest.mark.parametrize("name", [fault.name for fault in faults().values() if fault.speculation])

@@ -194,7 +194,25 @@ def test_switches_close_the_gaps_between_pull_requests() -> None:
 )
 def test_races_that_upstream_had_are_declared(name: str, barrier: str, hazards: list[str]) -> None:
     chosen = choose(name, {"barrier": barrier})
-    assert [hazard.partition(":")[0] for hazard in chosen.known_hazards] == hazards
+    assert [hazard.partition(":")[0] for hazard in chosen.known_hazards()] == hazards
+
+
+@pytest.mark.parametrize(
+    ("name", "barrier", "hazards"),
+    [
+        ("pr26425", "off", ["slot reuse", "page-table rewrite"]),
+        ("pr25945", "top", ["page-table rewrite"]),
+        ("pr25945", "off", ["slot reuse", "page-table rewrite", "penalty state"]),
+        ("latest", "off", ["slot reuse", "page-table rewrite", "draft lengths"]),
+        ("latest", "read-done", []),
+    ],
+)
+def test_under_speculation_nobody_mixes_and_no_publish_is_dead(
+    name: str, barrier: str, hazards: list[str]
+) -> None:
+    chosen = choose(name, {"barrier": barrier})
+    assert [hazard.partition(":")[0] for hazard in chosen.known_hazards(speculation="v2")] == hazards
+    assert chosen.known_hazards(overlap=False, speculation="v2") == ()
 
 
 def test_policies_are_told_by_name() -> None:

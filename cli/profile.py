@@ -1,0 +1,119 @@
+"""``schedbench profile``: a capture of one run by a tool of NVIDIA's or torch's, and our report of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from .question import asked, folder
+from .report import Tool
+from .stopwatch import Stopwatch, command_line
+
+if TYPE_CHECKING:
+    from ..profiles.execute import Outcome
+    from ..profiles.resolve import Resolved
+
+Format = Literal["table", "json", "md", "csv", "html"]
+Graphs = Literal["graph", "node"]
+
+
+def profile(
+    scenario: Annotated[str, typer.Argument(help="A scenario file, or the name of a shipped one.")],
+    tool: Annotated[
+        Literal["nsys", "torch"], typer.Option(help="Nsight Systems, or torch.profiler.")
+    ] = "nsys",
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override any key, e.g. engine.overlap=false."),
+    ] = None,
+    relay: Annotated[str | None, typer.Option(help="A relay state instead of the scenario's.")] = None,
+    device: Annotated[
+        Literal["auto", "cuda", "vgpu"], typer.Option(help="auto takes CUDA if there is one.")
+    ] = "auto",
+    graph_trace: Annotated[
+        Graphs, typer.Option(help="Replayed CUDA graphs kernel by kernel (node), or whole: cheaper (graph).")
+    ] = "node",
+    nsys: Tool = None,
+    output_dir: Annotated[Path, typer.Option(help="Keep the capture and its result.json here.")] = Path(
+        "capture"
+    ),
+    form: Annotated[Format, typer.Option("--format", help="What to print on stdout.")] = "table",
+) -> None:
+    """Run a scenario once under a profiler and report what that saw. Such times hold the profiler's own: compare them
+    with each other only.
+
+    Without a GPU Nsight Systems still records the scheduler's ranges, in wall-clock time on the virtual GPU.
+
+    Exit codes: 0 done; 2 usage or scenario; 3 no such tool here, or it recorded nothing; 4 the run failed.
+    """
+    question = asked(scenario, overrides or [], relay=relay)
+    folder(output_dir)
+    if tool == "torch":
+        outcome = _with_torch(question, output_dir, device)
+    else:
+        arguments = [scenario, *(f"--set={text}" for text in overrides or [])]
+        arguments += [] if relay is None else [f"--set=engine.relay={relay}"]
+        outcome = _with_nsys(question, arguments, output_dir, device=device, graphs=graph_trace, nsys=nsys)
+    _show(outcome, form)
+    outcome.result.write(output_dir / "result.json")
+
+
+def _with_torch(question: Resolved, output_dir: Path, device: Literal["auto", "cuda", "vgpu"]) -> Outcome:
+    """The two passes of a run on CUDA; the second one's trace is kept."""
+    from ..profiles.execute import Options, execute
+    from ..profiles.machine import MachineError
+    from ..profiles.machines import chosen
+    from ..profiles.recording import FILE, Recording
+
+    if chosen("cuda" if device == "auto" else device, question.scenario) != "cuda":
+        raise MachineError(
+            "torch.profiler sees nothing of the virtual GPU: run it as it is, and draw it with trace"
+        )
+    kept = output_dir / "capture.json.gz"
+    options = Options(device="cuda", command=command_line(), keep_trace=kept)
+    with Recording(output_dir / FILE) as recording:
+        outcome = execute(question, question.relays[0], options, instrument=recording)
+    typer.echo(f"{kept}: the counting pass, for ui.perfetto.dev", err=True)
+    return outcome
+
+
+def _with_nsys(
+    question: Resolved,
+    arguments: list[str],
+    output_dir: Path,
+    *,
+    device: Literal["auto", "cuda", "vgpu"],
+    graphs: Graphs,
+    nsys: str | None,
+) -> Outcome:
+    from ..profiles.captures.record import recorded
+    from ..profiles.execute import Outcome
+    from ..profiles.machines import chosen
+    from ..profiles.nsys.find import find
+    from ..profiles.nsys.record import Order
+
+    tool = find(nsys, os.environ)
+    order = Order(arguments, chosen(device, question.scenario), graphs)
+    clock = Stopwatch()
+    result, report = recorded(tool, order, output_dir, os.environ)
+    if order.device == "vgpu":
+        typer.echo(
+            "on the virtual GPU Nsight Systems sees the ranges only; their times are wall-clock", err=True
+        )
+    typer.echo(
+        f"{report}: opens in nsys-ui; nsys writes the environment of all processes of this machine into it\n"
+        f"{report.with_suffix('.sqlite')}: scrubbed of that; report, compare and trace read it",
+        err=True,
+    )
+    run = result.run.model_copy(update={**clock.run(), "wall_s": result.run.wall_s})
+    return Outcome(result.model_copy(update={"run": run}), (), ())
+
+
+def _show(outcome: Outcome, form: Format) -> None:
+    from .console import results
+    from .render import show
+
+    show(outcome, results(), form)

@@ -1,0 +1,81 @@
+"""``schedbench report``: files of numbers, ours or of other tools, as tables."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from .errors import UsageError
+from .stopwatch import command_line
+
+if TYPE_CHECKING:
+    from ..profiles.result import Result
+
+Format = Literal["table", "json", "md", "csv", "html"]
+Files = Annotated[
+    list[Path],
+    typer.Argument(
+        help="result.json, .nsys-rep, its .sqlite export, or a trace of torch's profiler (.json, .json.gz)."
+    ),
+]
+Meaning = Annotated[
+    str | None,
+    typer.Option(
+        "--map",
+        metavar="FILE",
+        help="What a capture's ranges mean: sglang, schedbench, or a file; else what fits (docs/captures.md).",
+    ),
+]
+Tool = Annotated[
+    str | None, typer.Option("--nsys", metavar="PATH", help="The nsys that exports .nsys-rep files.")
+]
+
+
+def report(
+    files: Files,
+    meaning: Meaning = None,
+    nsys: Tool = None,
+    scrubbed: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.sqlite",
+            help="Write what is read of one nsys capture, and nothing else: no environment variables.",
+        ),
+    ] = None,
+    form: Annotated[Format, typer.Option("--format", help="What to print on stdout.")] = "table",
+) -> None:
+    """Print stored results, and captures made elsewhere, as run prints its own.
+
+    Exit codes: 0 done; 2 a file that is none of these, or a map that means nothing; 3 an .nsys-rep and no nsys to
+    export it with.
+    """
+    from ..profiles.captures.files import Reader
+
+    reader = Reader(meaning, nsys, command_line())
+    if scrubbed is not None:
+        if len(files) != 1:
+            raise UsageError("--scrubbed takes one capture")
+        reader.scrubbed(files[0], scrubbed)
+        files = [scrubbed]
+    _show([reader.read(path) for path in files], form)
+
+
+def _show(found: list[Result], form: Format) -> None:
+    from ..profiles.budget import breaches, stored
+    from ..profiles.execute import Outcome
+    from .console import results
+    from .render import csv_of, show, text
+
+    outcomes = [Outcome(result, tuple(breaches(stored(result), result)), ()) for result in found]
+    if form == "csv":
+        sys.stdout.write(csv_of([result.document() for result in found]))
+    elif form == "json" and len(found) > 1:
+        sys.stdout.write("[\n" + ",\n".join(text(outcome, form) for outcome in outcomes) + "]\n")
+    else:
+        for number, outcome in enumerate(outcomes):
+            if number:
+                sys.stdout.write("\n")
+            show(outcome, results(), form)

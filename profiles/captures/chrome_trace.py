@@ -1,0 +1,111 @@
+"""A Chrome trace of torch's profiler as a capture, plain or gzipped."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Final, cast
+
+from pydantic_core import from_json
+
+from ...scenarios.problems import show
+from ..capture import Capture, CaptureError, Span
+from ..cuda.kineto import API, GPU, SYNC, Row, nanoseconds, number_of, rows
+
+TRACE: Final = "traceEvents"
+GZIP: Final = b"\x1f\x8b"
+MAX_BYTES: Final = 2**32  # of JSON
+_PIECE: Final = 2**24
+_ANNOTATION: Final = "user_annotation"
+
+
+def read_json(path: Path) -> Any:
+    """Of a regular file, plain or gzipped. Raises CaptureError, OSError."""
+    with path.open("rb") as file:
+        packed = file.read(len(GZIP)) == GZIP
+    try:
+        if packed:
+            with gzip.open(path) as unpacked:
+                content = b"".join(_pieces(cast(BinaryIO, unpacked)))
+        else:
+            content = path.read_bytes()
+        if len(content) > MAX_BYTES:
+            raise CaptureError(f"{path}: more than {MAX_BYTES} bytes of JSON")
+        return from_json(content)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise CaptureError(f"{path}: not gzip: {error}") from None
+    except ValueError as error:
+        raise CaptureError(f"{path}: not JSON: {error}") from None
+
+
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    """No more than are wanted, and one: a small archive may hold anything."""
+    size = 0
+    while size <= MAX_BYTES and (piece := file.read(_PIECE)):
+        size += len(piece)
+        yield piece
+
+
+@contextmanager
+def open_trace(trace: object, path: Path) -> Iterator[Capture]:
+    """Raises CaptureError."""
+    document = {TRACE: trace} if isinstance(trace, list) else trace
+    if not isinstance(document, dict):
+        raise CaptureError(f"{path}: not a Chrome trace but {show(document)}")
+    try:
+        found = rows(document)
+        spans = named_ranges(document)
+    except ValueError as error:
+        raise CaptureError(f"{path}: {error}") from None
+    yield Capture(
+        tool="torch",
+        spans=spans,
+        rows=lambda thread: found,  # noqa: ARG005 - a trace has one process
+        facts={"versions": _versions(document), "gpu": _gpu(document), "cuda_graph_trace": _graphs(found)},
+        missing=tuple(_missing(found)),
+    )
+
+
+def named_ranges(trace: Mapping[str, Any]) -> list[Span]:
+    """Ranges of record_function, in order of time. Raises ValueError for what is no trace; ``rows`` has looked at the
+    events' shape."""
+    base = trace.get("baseTimeNanoseconds", 0)
+    found = []
+    for event in trace[TRACE]:
+        if event.get("cat") == _ANNOTATION and event.get("ph") == "X" and isinstance(event.get("name"), str):
+            start = base + nanoseconds(event, "ts")
+            end = start + max(nanoseconds(event, "dur"), 0)
+            found.append(Span(event["name"], start, end, number_of(event.get("tid"))))
+    return sorted(found, key=lambda span: (span.start, -span.end))
+
+
+def _graphs(found: list[Row]) -> str:
+    """Kineto sees the kernels of a graph one by one."""
+    return "node" if any(row.name.startswith("cudaGraphLaunch") for row in found) else "none"
+
+
+def _versions(trace: Mapping[str, Any]) -> dict[str, str]:
+    """What torch writes of itself; other keys may hold anything."""
+    known = ("schemaVersion", "cupti_version", "cuda_runtime_version", "cuda_driver_version")
+    return {key: str(trace[key]) for key in known if isinstance(trace.get(key), int)}
+
+
+def _gpu(trace: Mapping[str, Any]) -> str | None:
+    devices = trace.get("deviceProperties")
+    first = devices[0] if isinstance(devices, list) and devices else None
+    name = first.get("name") if isinstance(first, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _missing(found: list[Row]) -> Iterator[str]:
+    categories = {row.category for row in found}
+    if not categories & {*GPU}:
+        yield "no GPU activity: nothing of the device is told (ProfilerActivity.CUDA was off, or there was no GPU)"
+        return
+    if not categories & {*API}:
+        yield "no calls of CUDA's API: operations cannot be given to ranges, and syncs are not counted"
+    if SYNC not in categories:
+        yield "no sync events: syncs may have no stream, and waits of one stream for another are not seen"

@@ -1,0 +1,127 @@
+"""Any file of numbers by its content: a result of ours, an export of Nsight Systems, a trace of torch's profiler."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from .. import maps
+from ..capture import Capture, CaptureError
+from ..maps import Map
+from ..nsys import find
+from ..nsys.capture import open_export
+from ..nsys.export import exported
+from ..nsys.scrub import scrub
+from ..nsys.tables import MAGIC
+from ..perfetto import ENDING
+from ..recording import Recorded
+from ..result import Result, ResultError, Run
+from .chrome_trace import TRACE, open_trace, read_json
+from .measure import reading, result
+from .steps import launching_threads
+
+REPORT: Final = ".nsys-rep"
+OLD_REPORT: Final = ".qdrep"
+SUFFIXES: Final = (".sqlite", REPORT, OLD_REPORT, ".json.gz")
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """``map`` names one, or a file; None takes the shipped map whose ranges the capture has. ``nsys`` is where reports
+    are exported with; None looks for it. ``command`` is what documents of captures say they were made by."""
+
+    map: str | None = None
+    nsys: str | None = None
+    command: str = ""
+
+    def read(self, path: Path) -> Result:
+        """The document of a file. Raises ResultError, CaptureError, MapError; MachineError where nsys is needed and
+        there is none; OSError."""
+        meaning = self._map()
+        with self.opened(path) as found:
+            if isinstance(found, Result):
+                return found
+            run = Run(id="", command=self.command, started="", wall_s=0.0)
+            return result(found, meaning or chosen(found), name=stem(path), run=run)
+
+    def timeline(self, path: Path) -> Recorded:
+        """The records of a capture. Raises as ``read`` does, also for a result: those have none."""
+        meaning = self._map()
+        with self.opened(path) as found:
+            if isinstance(found, Result):
+                raise ResultError(
+                    f"{path}: a result has no timeline in it; `run --output-dir` keeps one beside it"
+                )
+            read = reading(found, meaning or chosen(found))
+            return Recorded([read.window], read.sites, read.streams)
+
+    def scrubbed(self, path: Path, output: Path) -> None:
+        """Write what is read of a capture of Nsight Systems, and nothing else of it. Raises as ``read`` does."""
+        if path.suffix in (REPORT, OLD_REPORT):
+            with exported(find.find(self.nsys, os.environ), path) as found:
+                scrub(found, output)
+        elif _beginning(path).startswith(MAGIC):
+            scrub(path, output)
+        else:
+            raise CaptureError(f"{path}: only captures of Nsight Systems are scrubbed")
+
+    def _map(self) -> Map | None:
+        return None if self.map is None else maps.load(self.map)
+
+    @contextmanager
+    def opened(self, path: Path) -> Iterator[Capture | Result]:
+        """Raises as ``read`` does."""
+        beginning = _beginning(path)
+        with ExitStack() as stack:
+            if beginning.startswith(MAGIC):
+                yield stack.enter_context(open_export(path))
+            elif path.suffix in (REPORT, OLD_REPORT):
+                found = stack.enter_context(exported(find.find(self.nsys, os.environ), path))
+                yield stack.enter_context(open_export(found))
+            else:
+                yield self._json(path, stack)
+
+    def _json(self, path: Path, stack: ExitStack) -> Capture | Result:
+        try:
+            document = read_json(path)
+        except CaptureError as error:
+            raise ResultError(
+                f"{error}; expected a result.json, an .nsys-rep, its .sqlite, or a trace of torch's profiler"
+            ) from None
+        if isinstance(document, list) or (isinstance(document, dict) and TRACE in document):
+            return stack.enter_context(open_trace(document, path))
+        return Result.from_document(document, name=str(path))
+
+
+def chosen(capture: Capture) -> Map:
+    """Of the shipped maps the one that finds most steps; the first, where none finds any."""
+    known = [maps.load(name) for name in maps.names()]
+    return max(known, key=lambda meaning: len(launching_threads(capture.spans, meaning)) > 0)
+
+
+def captures_in(folder: Path) -> Sequence[Path]:
+    """Of reports that were exported beside themselves, the export; without pictures of ours."""
+    names = (path.name for path in folder.iterdir())
+    found = [folder / name for name in sorted(names) if name.endswith(SUFFIXES) and not name.endswith(ENDING)]
+    done = {path.stem for path in found if path.suffix == ".sqlite"}
+    return [path for path in found if path.suffix not in (REPORT, OLD_REPORT) or path.stem not in done]
+
+
+def _beginning(path: Path) -> bytes:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ResultError(f"{path}: not a regular file")
+        with path.open("rb") as file:
+            return file.read(len(MAGIC))
+    except (OSError, ValueError) as error:
+        raise ResultError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def stem(path: Path) -> str:
+    name = path.name
+    return next((name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)), path.stem)

@@ -1,0 +1,234 @@
+"""A capture under a map: one window of the timeline, and the result document that follows from it."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+from pydantic import ValidationError
+
+from ..answers import NO_FORWARD, Metrics, distributed, forward_metrics, idle_part, waiting_metrics
+from ..capture import Capture, CaptureError
+from ..cuda.join import Joined, Source, join
+from ..cuda.kineto import API, Row
+from ..cuda.streams import StreamTable
+from ..environment import tool
+from ..maps import Map
+from ..metrics.counts import CountsSink
+from ..metrics.distribution import Distribution
+from ..metrics.steps import PARTS
+from ..metrics.waiting import SLEEP, WaitingSink
+from ..result import (
+    Abstained,
+    CopyRow,
+    HardwarePart,
+    IdlePart,
+    KindCounts,
+    Labels,
+    RelayPart,
+    Result,
+    Run,
+    ScenarioPart,
+    SyncRow,
+    canonical,
+)
+from ..rows import copy_rows, per_step, sync_rows
+from ..timeline import Site, Window
+from .steps import Steps, launching_threads, read_steps
+from .streams import named, restricted
+
+# bytes; a smaller pageable source is taken inside the call, as NVIDIA's own rule for such copies has it
+INLINE: Final = 64 * 1024
+TOOLS: Final = {"nsys": "Nsight Systems", "torch": "torch.profiler"}
+_NO_REQUESTS: Final = "a capture tells nothing of requests"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a capture says under a map. ``notes`` are its gaps, and what was assumed."""
+
+    window: Window
+    sites: Sequence[Site]
+    streams: dict[int, str]
+    steps: Steps
+    notes: tuple[str, ...]
+    unfit: str | None  # why the device's part cannot be counted
+
+
+def reading(capture: Capture, meaning: Map) -> Reading:
+    """Raises CaptureError."""
+    thread, others = _thread(capture, meaning)
+    rows = capture.rows(thread)
+    spans = [span for span in capture.spans if span.thread == thread]
+    epoch = min([*(row.start for row in rows), *(span.start for span in spans)], default=0)
+    steps = read_steps(spans, meaning, epoch=epoch)
+    callers, elsewhere = _callers(rows, thread, steps)
+    table = StreamTable()
+    for number, name in capture.streams.items():
+        table.names[table.by_cupti(number)] = name
+    end = max([*(row.end for row in rows), *(span.end for span in spans)], default=epoch)
+    source = Source(steps.log, table, callers, epoch, INLINE)
+    joined = join(rows, source, start=0, end=end - epoch + 1)
+    given = {table.by_cupti(number) for number in capture.streams}
+    streams = named(joined.window, table, meaning, given)
+    window = restricted(joined.window, streams.forward)
+    notes = [*capture.missing, *_remarks(steps, joined, meaning, others=others, elsewhere=elsewhere)]
+    unfit = None if window.ops else "no GPU activity in the capture"
+    return Reading(window, (), streams.names, steps, tuple(notes), unfit)
+
+
+def result(capture: Capture, meaning: Map, *, name: str, run: Run) -> Result:
+    """The document of a capture. Raises CaptureError."""
+    found = reading(capture, meaning)
+    device = _device(found)
+    expanded = _question(capture, meaning, found, name=name)
+    try:
+        return Result(
+            tool=tool(),
+            run=run.model_copy(update={"wall_s": (found.window.end - found.window.start) / 1e9}),
+            environment=_environment(capture, meaning, found),
+            labels=Labels(emulated=False, profiled=True, host="measured", capture=capture.tool),
+            scenario=ScenarioPart(
+                expanded=expanded, sha256=hashlib.sha256(canonical(expanded).encode()).hexdigest()
+            ),
+            workload=Abstained(abstained=_NO_REQUESTS),
+            relay=RelayPart(state="unknown"),
+            hardware=HardwarePart(name=capture.facts.get("gpu") or "unknown GPU"),
+            metrics={**_host_metrics(found), **device.metrics},
+            per_step=device.per_step,
+            copies=device.copies,
+            syncs=device.syncs,
+            idle=device.idle,
+            requests=(),
+            outputs=Abstained(abstained=_NO_REQUESTS),
+            hazards=Abstained(abstained="captures are not watched for hazards"),
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise CaptureError(f"{name}: numbers that cannot be: {first['msg']}") from None
+
+
+class _Device(NamedTuple):
+    """Fields of ``Result`` of the same names."""
+
+    metrics: Metrics
+    per_step: dict[str, KindCounts]
+    copies: tuple[CopyRow, ...]
+    syncs: tuple[SyncRow, ...]
+    idle: IdlePart | Abstained
+
+
+def _device(found: Reading) -> _Device:
+    waiting = WaitingSink()
+    counts = CountsSink(waiting.take_exposed)
+    waiting.feed(found.window)
+    counts.feed(found.window)
+    totals = waiting.finish()
+    counts.finish()
+    metrics = {**forward_metrics(waiting.forwards, exact=False), **waiting_metrics(totals, exact=False)}
+    if found.unfit is not None:
+        nothing = Abstained(abstained=found.unfit)
+        steps = per_step(counts.steps, {}, found)
+        return _Device(dict.fromkeys(metrics, nothing), steps, (), (), nothing)
+    return _Device(
+        metrics,
+        per_step(counts.steps, counts.tallies(), found),
+        copy_rows(counts.lines.copies, found),
+        sync_rows(counts.lines.calls, found),
+        idle_part(totals) if totals.window else Abstained(abstained=NO_FORWARD),
+    )
+
+
+def _thread(capture: Capture, meaning: Map) -> tuple[int | None, int]:
+    """The thread that is read, and how many more launch steps. None where no thread named a range."""
+    launching = launching_threads(capture.spans, meaning)
+    if launching:
+        return launching[0], len(launching) - 1
+    busiest = Counter(span.thread for span in capture.spans).most_common(1)
+    return (busiest[0][0] if busiest else None), 0
+
+
+def _callers(rows: Sequence[Row], thread: int | None, steps: Steps) -> tuple[frozenset[int], bool]:
+    """The thread's numbers among the calls, and whether they had to be guessed: a trace may number the threads of
+    calls otherwise than those of ranges."""
+    calls = Counter(row.thread for row in rows if row.category in API)
+    if thread is not None and (not calls or thread in calls or not steps.launches):
+        return frozenset({thread}), False
+    return frozenset(caller for caller, _ in calls.most_common(1)), thread is not None
+
+
+def _remarks(steps: Steps, joined: Joined, meaning: Map, *, others: int, elsewhere: bool) -> Iterator[str]:
+    if joined.abstained is not None and joined.window.ops:
+        yield joined.abstained
+    if not steps.launches:
+        yield "no range of the map launches a step: counts are of the whole capture"
+    if steps.untold:
+        yield f"{steps.untold} steps have no range that tells their kind"
+    if steps.unseen:
+        yield f"{steps.unseen} results are of steps that were launched before the capture began"
+    if others:
+        yield f"{others} more threads launch steps: only the busiest is told"
+    if elsewhere:
+        yield "calls and ranges number their threads differently: the busiest thread's calls were taken"
+    if joined.window.ops and not meaning.tells_idle:
+        yield "the map does not tell when there is no work: such time counts as host late"
+    lost = joined.notes["operations_without_call"]
+    if lost and lost < joined.notes["operations"]:
+        yield f"{lost} operations have no call: they belong to no step"
+
+
+def _question(capture: Capture, meaning: Map, found: Reading, *, name: str) -> dict[str, Any]:
+    """What two captures must have in common to be compared, where a scenario has its questions."""
+    return {
+        "name": name,
+        "about": f"capture of {TOOLS[capture.tool]}",
+        "device": {"recorded": found.unfit is None},
+        "measure": {"map": meaning.name, "map_sha256": meaning.sha256},
+    }
+
+
+def _environment(capture: Capture, meaning: Map, found: Reading) -> dict[str, Any]:
+    """What differs between sides and changes times stands plain; the rest is told and not compared."""
+    versions = capture.facts.get("versions", {})
+    rest = {
+        key: value
+        for key, value in capture.facts.items()
+        if key not in ("cuda_graph_trace", "gpu", "versions")
+    }
+    return {
+        "source_of_counts": TOOLS[capture.tool],
+        "cuda_graph_trace": capture.facts.get("cuda_graph_trace", "none"),
+        "capture": {
+            "versions": versions,
+            "map": meaning.name,
+            "map_sha256": meaning.sha256,
+            "steps": len(found.steps.launches),
+            "notes": list(found.notes),
+            **rest,
+        },
+    }
+
+
+def _host_metrics(found: Reading) -> Metrics:
+    """Periods from launch to launch, and the host's time by range."""
+    parts = {info.step for info in found.window.launched if info.kind in PARTS}
+    starts = sorted(at for step, at in found.steps.launches.items() if step not in parts)
+    asleep = sorted(span.start for span in found.window.ranges if span.name == SLEEP)
+    periods = Distribution(
+        b - a for a, b in pairwise(starts) if bisect_left(asleep, a) == bisect_left(asleep, b)
+    )
+    by_name: defaultdict[str, Distribution] = defaultdict(Distribution)
+    for span in found.window.ranges:
+        if span.name != SLEEP:
+            by_name[span.name].add(span.end - span.start)
+    why = "fewer than two launches without sleep between them"
+    ranges = {
+        f"range_ms.{name}": distributed("range_ms", by_name[name], exact=False, why=why)
+        for name in sorted(by_name)
+    }
+    return {"step_ms": distributed("step_ms", periods, exact=False, why=why), **ranges}

@@ -1,0 +1,239 @@
+"""From the ranges of a thread to the log of a run: a map says what they mean.
+
+Of a loop whose steps are counted in the order of their launches::
+
+    recv  prepare  launch k  settle k-1  recv  prepare  launch k+1  settle k
+    |-- next: k --|          |- settled -|-- next: k+1 --|
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, NamedTuple, cast
+
+from ...sched.observe import StepInfo, StepKind
+from ..capture import Span
+from ..cuda.log import NO_CONTEXT, Context, Log
+from ..maps import KindRule, Map, RangeRule
+from ..metrics.steps import STEADY
+from ..metrics.waiting import SLEEP
+from ..timeline import Range
+
+NO_STEP: Final = -1
+UNTOLD: Final[str] = "step"  # kind of a step of which no range tells it
+
+
+class Meant(NamedTuple):
+    """A range that the map knows, and the step that it belongs to."""
+
+    span: Span
+    rule: RangeRule
+    step: int
+
+
+class Steps(NamedTuple):
+    """``launches`` are instants on the log's clock, by step. ``untold`` steps are of no known kind; ``unseen``
+    ones were settled, but launched before the capture began."""
+
+    log: Log
+    launches: Mapping[int, int]
+    untold: int
+    unseen: int
+
+
+def launching_threads(spans: Sequence[Span], meaning: Map) -> list[int]:
+    """Threads that launch steps, the busiest first; of equals, in the order of their numbers."""
+    launch = re.compile(meaning.steps.launch)
+    found = Counter(span.thread for span in known(spans, meaning) if launch.fullmatch(span.name))
+    return sorted(found, key=lambda thread: (-found[thread], thread))
+
+
+def known(spans: Sequence[Span], meaning: Map) -> list[Span]:
+    """Those of the map's domain; torch's traces have none."""
+    domain = meaning.domain
+    return [span for span in spans if domain is None or span.domain in ("", domain)]
+
+
+def read_steps(spans: Sequence[Span], meaning: Map, *, epoch: int) -> Steps:
+    """``spans`` are of one thread, in order of time; the log's clock starts at ``epoch``."""
+    reader = _Reader([span for span in known(spans, meaning) if span.name], meaning)
+    launches = reader.launches()
+    settles = reader.settles(list(launches))
+    ranges = list(reader.ranges(launches, settles))
+    infos = reader.infos(launches)
+    log = Log()
+    log.ranges += [_range(meant, epoch) for meant in ranges]
+    log.ranges += [_idle(start, end, epoch) for start, end in reader.idle_rounds()]
+    log.launched += [infos[step] for step in sorted(launches, key=lambda step: launches[step])]
+    log.settled += [infos[step] for step in _order(settles) if step in infos]
+    for at, context in _contexts(ranges):
+        log.contexts.change(at - epoch, context)
+    untold = sum(str(info.kind) == UNTOLD for info in infos.values())
+    instants = {step: at - epoch for step, at in launches.items()}
+    return Steps(log, instants, untold, sum(step == NO_STEP for step in settles.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    spans: Sequence[Span]
+    meaning: Map
+
+    def launches(self) -> dict[int, int]:
+        """When each step was launched; of several launches under one number the first counts."""
+        found = self._matching(self.meaning.steps.launch)
+        if self.meaning.steps.number == "order":
+            return {step: span.start for step, span in enumerate(found)}
+        steps: dict[int, int] = {}
+        for span in found:
+            if _payload(span) != NO_STEP:
+                steps.setdefault(_payload(span), span.start)
+        return steps
+
+    def settles(self, steps: Sequence[int]) -> dict[Span, int]:
+        """The step that each settling is of."""
+        rule = self.meaning.steps
+        found = self._matching(rule.settle) if rule.settle else []
+        if rule.number == "payload":
+            return {span: _payload(span) for span in found}
+        unseen = self._unseen(found)
+        return {
+            span: steps[at - unseen] if 0 <= at - unseen < len(steps) else NO_STEP
+            for at, span in enumerate(found)
+        }
+
+    def _unseen(self, settles: Sequence[Span]) -> int:
+        """Settlings of steps from before the capture: told by the map, or by results that outnumber the launches."""
+        starts = [span.start for span in self._matching(self.meaning.steps.launch)]
+        ahead = (at + 1 - bisect_left(starts, span.start) for at, span in enumerate(settles))
+        told = int(self.meaning.steps.settles == "previous")
+        return max([told, *ahead])
+
+    def idle_rounds(self) -> Iterator[tuple[int, int]]:
+        """Rounds of the loop in which nothing was launched and nothing settled."""
+        rule = self.meaning.steps
+        if rule.loop is None:
+            return
+        patterns = [rule.launch, *([rule.settle] if rule.settle else [])]
+        events = sorted(span.start for pattern in patterns for span in self._matching(pattern))
+        for start, end in pairwise(sorted(span.start for span in self._matching(rule.loop))):
+            if start < end and bisect_left(events, start) == bisect_left(events, end):
+                yield start, end
+
+    def ranges(self, launches: Mapping[int, int], settles: Mapping[Span, int]) -> Iterator[Meant]:
+        rules = [(re.compile(rule.match), rule) for rule in self.meaning.ranges]
+        order = sorted((at, step) for step, at in launches.items())
+        settled = sorted((span.start, span.end, step) for span, step in settles.items())
+        for span in self.spans:
+            rule = next((rule for pattern, rule in rules if pattern.fullmatch(span.name)), None)
+            if rule is not None and span.end > span.start:
+                yield Meant(span, rule, self._step(span, rule, order, settled))
+
+    def _step(
+        self,
+        span: Span,
+        rule: RangeRule,
+        launches: Sequence[tuple[int, int]],
+        settles: Sequence[tuple[int, int, int]],
+    ) -> int:
+        if rule.of == "none" or rule.category == "idle":
+            return NO_STEP
+        if self.meaning.steps.number == "payload":
+            return _payload(span)
+        if rule.of == "settled":
+            at = bisect_right(settles, (span.start, _LAST, _LAST))
+            return settles[at - 1][2] if at else NO_STEP
+        at = bisect_right(launches, (span.start, _LAST))
+        if rule.of == "next":
+            return launches[at][1] if at < len(launches) else NO_STEP
+        return launches[at - 1][1] if at else NO_STEP
+
+    def infos(self, launches: Mapping[int, int]) -> dict[int, StepInfo]:
+        inside = self._inside(launches)
+        rules = [(re.compile(rule.match), rule) for rule in self.meaning.kinds]
+        return {step: _info(step, inside[step], rules) for step in launches}
+
+    def _inside(self, launches: Mapping[int, int]) -> Mapping[int, list[Span]]:
+        """What may tell a step's kind: ranges and marks under its number, or from its launch to the launch's end."""
+        found: defaultdict[int, list[Span]] = defaultdict(list)
+        if self.meaning.steps.number == "payload":
+            for span in self.spans:
+                found[_payload(span)].append(span)
+            return found
+        order = sorted((at, step) for step, at in launches.items())
+        ends = {span.start: span.end for span in self._matching(self.meaning.steps.launch)}
+        for span in self.spans:
+            at = bisect_right(order, (span.start, _LAST))
+            if at and span.start <= ends[order[at - 1][0]]:
+                found[order[at - 1][1]].append(span)
+        return found
+
+    def _matching(self, pattern: str) -> list[Span]:
+        compiled = re.compile(pattern)
+        return [span for span in self.spans if compiled.fullmatch(span.name)]
+
+
+_LAST: Final = 2**63
+
+
+def _payload(span: Span) -> int:
+    return span.payload if span.payload is not None and 0 <= span.payload < _LAST else NO_STEP
+
+
+def _info(step: int, inside: Sequence[Span], rules: Sequence[tuple[re.Pattern[str], KindRule]]) -> StepInfo:
+    for pattern, rule in rules:
+        for span in inside:
+            if pattern.fullmatch(span.name) and (rule.payload is None or span.payload in rule.payload):
+                kind, size = rule.kind, max((_size(other, rule.size) for other in inside), default=0)
+                return StepInfo(
+                    step, cast(StepKind, kind.removesuffix(STEADY)), size, 0, kind.endswith(STEADY)
+                )
+    return StepInfo(step, cast(StepKind, UNTOLD), 0, 0, False)
+
+
+def _size(span: Span, pattern: str | None) -> int:
+    match = re.search(pattern, span.name) if pattern else None
+    text = match[1] if match and match.groups() else ""
+    return int(text) if text and text.isdecimal() and len(text) < 10 else 0
+
+
+def _order(settles: Mapping[Span, int]) -> list[int]:
+    """Steps in the order of their settling, each once."""
+    ordered = sorted(settles, key=lambda span: span.start)
+    return list(dict.fromkeys(settles[span] for span in ordered if settles[span] != NO_STEP))
+
+
+def _range(meant: Meant, epoch: int) -> Range:
+    span = meant.span
+    if meant.rule.category == "idle":
+        return _idle(span.start, span.end, epoch)
+    return Range(meant.rule.name, meant.step, 0, span.start - epoch, span.end - epoch)
+
+
+def _idle(start: int, end: int, epoch: int) -> Range:
+    return Range(SLEEP, NO_STEP, 0, start - epoch, end - epoch)
+
+
+def _contexts(ranges: Sequence[Meant]) -> Iterator[tuple[int, Context]]:
+    """The innermost open range after each instant at which one opens or closes. Of ranges that overlap without
+    nesting, the one that opened last is inside."""
+    edges = sorted(
+        [(meant.span.start, 1, at) for at, meant in enumerate(ranges)]
+        + [(meant.span.end, 0, at) for at, meant in enumerate(ranges)]
+    )
+    opened: dict[int, None] = {}
+    for instant, opens, at in edges:
+        if opens:
+            opened[at] = None
+        else:
+            opened.pop(at, None)
+        innermost = next(reversed(opened), None)
+        yield instant, NO_CONTEXT if innermost is None else _context(ranges[innermost])
+
+
+def _context(meant: Meant) -> Context:
+    return Context(meant.rule.name, meant.step, meant.rule.category == "forward")

@@ -1,0 +1,135 @@
+"""Drafts against a plainer way to the same ones: a wrong draft costs acceptance and no token, so tokens do not show it.
+
+What a draft starts from follows from the request's tokens alone, bit for bit, where no chunk of a prompt ends in its
+middle and no prefix comes from another request: so both runs go without. Then they verify alike, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Literal, NamedTuple
+
+from ...sched.relay.states import RelayChoice, choose
+from ..crash import Crash
+from ..draft import speculation
+from ..execute import Options
+from ..resolve import Resolved
+from ..result import Metric
+from .attempt import attempt
+from .drafting import Start
+from .invariants import Invariants
+from .tokens import promised
+from .verdicts import Check, Evidence, judged, skipped
+
+NAME = "drafts"
+SHOWN = 3  # requests of those that differ
+
+
+class Drafted(NamedTuple):
+    """Of each request that finished and was never retracted: what its drafts started from, one entry per verify."""
+
+    starts: dict[str, Sequence[Start]]
+    accept_length: float
+
+
+@dataclass(slots=True)
+class DraftReference:
+    """The same scenario by the serial loop of ``latest``, and by the other worker where there are chains: run once."""
+
+    resolved: Resolved
+    _found: Drafted | Crash | None = field(init=False, default=None)
+
+    def found(self) -> Drafted | Crash:
+        if self._found is None:
+            self._found = _drafted(_by_another_worker(self.resolved), choose("latest", {}))
+        return self._found
+
+
+def check_drafts(resolved: Resolved, relay: RelayChoice, reference: DraftReference) -> Check:
+    why = _why_not(resolved, relay)
+    if why:
+        return skipped(NAME, why)
+    expected, found = reference.found(), _drafted(resolved, relay)
+    for name, run in (("the reference", expected), ("the run without chunks", found)):
+        if isinstance(run, Crash):
+            return Check(NAME, "failed", f"{name} broke down", (Evidence(str(run)),))
+    assert isinstance(expected, Drafted) and isinstance(found, Drafted)
+    both = expected.starts.keys() & found.starts.keys()
+    if not both:
+        return skipped(NAME, "every request was retracted, or did not finish")
+    evidence = list(_differences(found, expected, sorted(both)))
+    if evidence and found.accept_length != expected.accept_length:
+        lengths = f"{found.accept_length:.3f} tokens accepted per verify, {expected.accept_length:.3f} there"
+        evidence.append(Evidence(lengths))
+    return judged(
+        NAME, evidence, about=f"of {len(both)} requests they start as by {_words(resolved)}, bit for bit"
+    )
+
+
+def _why_not(resolved: Resolved, relay: RelayChoice) -> str:
+    spec = resolved.scenario.engine.speculative
+    if spec.acceptance != "measured":
+        return "drafts were accepted by lot"
+    if not promised(resolved, relay):
+        return (
+            "upstream's penalties lag under speculation: equal tokens are not promised, so neither are drafts"
+        )
+    return ""
+
+
+def _differences(found: Drafted, expected: Drafted, names: Sequence[str]) -> Iterator[Evidence]:
+    apart = [text for name in names for text in islice(_parted(name, found, expected), 1)]
+    yield from (Evidence(text) for text in apart[:SHOWN])
+    if len(apart) > SHOWN:
+        yield Evidence(f"{len(apart) - SHOWN} more requests draft from something else")
+
+
+def _parted(name: str, found: Drafted, expected: Drafted) -> Iterator[str]:
+    """A verify that was launched before the end was known is nobody's."""
+    own, meant = found.starts[name], expected.starts[name]
+    for number, (start, other) in enumerate(zip(own, meant, strict=False)):
+        where = f"request {name}, verify {number}"
+        if start.length != other.length:
+            yield f"{where} starts at length {start.length} instead of {other.length}"
+        elif parts := start.unlike(other):
+            yield f"{where}, length {start.length}: its draft starts from other {', '.join(parts)}"
+    if len(own) < len(meant):
+        yield f"request {name} was verified {len(own)} times instead of {len(meant)}"
+
+
+def _drafted(resolved: Resolved, relay: RelayChoice) -> Drafted | Crash:
+    guard = Invariants()
+    outcome = attempt(_whole(resolved), relay, Options(device="vgpu"), guard)
+    if isinstance(outcome, Crash):
+        return outcome
+    result = outcome.result
+    finished = {row.id for row in result.requests if row.status == "finished"}
+    length = result.metrics["accept_length"]
+    return Drafted(
+        {name: starts for name, starts in guard.starts.items() if name in finished},
+        length.values[0] if isinstance(length, Metric) else 0.0,
+    )
+
+
+def _whole(resolved: Resolved) -> Resolved:
+    """Prompts in one piece, each computed by itself."""
+    return _with(resolved, chunked_prefill_size=None, radix_cache=False)
+
+
+def _by_another_worker(resolved: Resolved) -> Resolved:
+    spec = resolved.scenario.engine.speculative
+    other: Literal["v1", "v2"] = "v1" if spec.mode == "v2" or spec.topk > 1 else "v2"
+    return _with(resolved, overlap=False, speculative=spec.model_copy(update={"mode": other}))
+
+
+def _with(resolved: Resolved, **changes: object) -> Resolved:
+    scenario = resolved.scenario
+    engine = scenario.engine.model_copy(update=changes)
+    return replace(resolved, scenario=scenario.model_copy(update={"engine": engine}))
+
+
+def _words(resolved: Resolved) -> str:
+    worker = speculation(_by_another_worker(resolved).scenario)
+    return f"{worker} in the serial loop of latest, prompts whole and without cache"

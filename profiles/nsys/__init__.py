@@ -1,0 +1,1 @@
+"""Nsight Systems: where it is, how it is started, and what its exports say."""

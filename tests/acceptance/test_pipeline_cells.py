@@ -1,0 +1,86 @@
+"""What a pipeline's step copies, sends and waits for, on every stage and in every state."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from schedbench.profiles.result import RankPart, Result
+from schedbench.sched.relay.states import states
+from tests.acceptance.cells import Copy, copies, steps, waits
+from tests.acceptance.questions import answer
+
+STAGES = 3
+SCENARIO = (
+    "faults/staging",
+    "model.preset=tiny-deep",
+    f"engine.pipeline.stages={STAGES}",
+    "engine.chunked_prefill_size=none",
+    "engine.mixed_chunk=false",
+)
+READ = Copy("_host_tokens", "schedule", "d2h", "pageable B")
+PROMPT_NOW = Copy("upload_now", "schedule", "h2d", "pinned nb")
+PROMPT_LATE = Copy("resolve_late", "forward", "h2d", "pinned nb")
+
+
+@cache
+def run(state: str) -> Result:
+    return answer(*SCENARIO, f"engine.relay={state}")
+
+
+def tallies(rank: RankPart, kind: str, stream: str) -> dict[str, set[float]]:
+    """The least known of a counter, median and maximum: one number where every step has as many."""
+    found = rank.per_step[kind].streams.get(stream, {})
+    return {name: {tally.median, tally.max} for name, tally in found.items()}
+
+
+@pytest.mark.parametrize("state", states())
+def test_the_prompt_goes_up_on_every_stage(state: str) -> None:
+    """Before #25945 on the schedule stream; from it on, on the forward stream, but for latest, which packs it."""
+    late = state == "pr25945"
+    counts = copies(run(state), "prefill")
+    prefills = steps(run(state), "prefill")
+    assert counts.get(PROMPT_LATE, 0) == (prefills if late else 0)
+    assert counts.get(PROMPT_NOW, 0) == (0 if late else prefills)
+    first, *others = run(state).ranks
+    for rank in others:  # the others need no more of it than its length
+        for stream in ("schedule", "forward"):
+            up = {name: n for name, n in tallies(rank, "prefill", stream).items() if name.startswith("h2d")}
+            mine = tallies(first, "prefill", stream).items()
+            assert up == {name: n for name, n in mine if name.startswith("h2d")}
+
+
+@pytest.mark.parametrize("state", states())
+@pytest.mark.parametrize("kind", ["prefill", "decode"])
+def test_tokens_come_round_and_are_read_once(state: str, kind: str) -> None:
+    """Per step: a blocking read by the schedule, behind a wait for the copy stream, on which nothing went down."""
+    result = run(state)
+    count = steps(result, kind)
+    assert copies(result, kind)[READ] == count
+    assert waits(result, kind)["host_waits", "copy", "cudaEventSynchronize"] == count
+    for rank in result.ranks:
+        copying = tallies(rank, kind, "copy")
+        assert not any(name.startswith(("h2d", "d2h")) for name in copying)
+        steady = "decode.steady" if kind == "decode" else kind  # who leaves is told otherwise before #25944
+        assert tallies(rank, steady, "schedule")["d2h_blocking"] == {1}
+
+
+@pytest.mark.parametrize("state", states())
+@pytest.mark.parametrize("kind", ["prefill", "decode"])
+def test_what_travels(state: str, kind: str) -> None:
+    """Proxies go down the line; tokens go from the last stage to the first, and on but for the one before the last."""
+    sends = [tallies(rank, kind, "link")["send"] for rank in run(state).ranks]
+    proxies_and_tokens = [
+        2,
+        1,
+        1,
+    ]  # first: both; middle: proxies, and has tokens from the first; last: tokens
+    assert sends == [{count} for count in proxies_and_tokens]
+
+
+def test_tokens_are_stored_where_mixed_steps_need_them() -> None:
+    """#25945 stores them on the copy stream of every stage, before it on none."""
+    for state, kernels in (("pr25945", 1), ("pr26425", 0)):
+        for rank in run(state).ranks:
+            assert tallies(rank, "decode", "copy").get("kernel", {0}) == {kernels}

@@ -1,0 +1,120 @@
+"""A pipeline's tokens are one scheduler's, in every state, mode and world."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from schedbench.profiles.execute import Options, execute
+from schedbench.profiles.result import Hazards
+from schedbench.sched.relay.states import states
+from tests.acceptance.questions import answer, asked, digest, digest_of, outcome, statuses, value
+
+SMALL = (
+    "model.preset=tiny-deep",
+    "workload.requests=10",
+    "workload.prompt_tokens={dist: uniform, min: 4, max: 90}",
+    "workload.output_tokens={dist: uniform, min: 2, max: 12}",
+    "engine.overlap=auto",
+    "engine.chunked_prefill_size=32",
+    "measure.warmup_requests=1",
+)
+TWO, FOUR = "engine.pipeline.stages=2", "engine.pipeline.stages=4"
+NONE = ("device.values=none",)
+TIGHT = ("engine.kv_tokens=192", "engine.schedule_conservativeness=0.01", "engine.radix_cache=false")
+
+
+@cache
+def alone(*overrides: str) -> str:
+    return digest("mixed", *SMALL, *overrides)
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        (TWO,),
+        (FOUR,),
+        (TWO, "engine.mixed_chunk=false"),
+        (TWO, "engine.chunked_prefill_size=none", "engine.mixed_chunk=false"),
+        (TWO, "engine.pipeline.async_depth=2"),
+        (TWO, "engine.cuda_graph=false"),
+        (TWO, "engine.page_size=16"),
+        (TWO, "engine.radix_cache=false", "engine.page_size=16"),
+        (TWO, "engine.max_running_requests=2"),
+        (TWO, "workload.arrival={process: closed, concurrency: 3}"),
+    ],
+    ids=" ".join,
+)
+def test_no_knob_changes_a_token(knobs: tuple[str, ...]) -> None:
+    assert digest("mixed", *SMALL, *knobs) == alone()
+
+
+@pytest.mark.parametrize("state", states())
+@pytest.mark.parametrize(
+    "values", [pytest.param((), id="real"), pytest.param(NONE, id="none", marks=pytest.mark.wide)]
+)
+def test_every_state_has_the_tokens_of_one_rank(state: str, values: tuple[str, ...]) -> None:
+    assert digest("mixed", *SMALL, TWO, f"engine.relay={state}", *values) == alone(*values)
+
+
+def test_four_stages_without_values() -> None:
+    assert digest("mixed", *SMALL, FOUR, *NONE) == alone(*NONE)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        "{temperature: 0.8, top_p: 0.9, presence_penalty: 0.4}",
+        "{temperature: 0.7, logprobs: true}",
+        "{temperature: 0.7, grammar: {regex: '[0-9]{1,9}'}}",
+    ],
+)
+def test_whatever_the_last_stage_samples_by(sampling: str) -> None:
+    """Penalties that upstream counts from the input are the serial loop's own in both."""
+    knobs = f"workload.sampling={sampling}"
+    assert digest("mixed", *SMALL, TWO, knobs) == alone(knobs)
+
+
+@pytest.mark.parametrize("stages", [TWO, FOUR])
+def test_retracted_requests_come_back_with_the_same_tokens(stages: str) -> None:
+    growing = (
+        "workload.arrival=burst",
+        "workload.shared_prefix={groups: 8, tokens: 1}",
+        "workload.prompt_tokens.max=40",
+        "workload.output_tokens={dist: uniform, min: 20, max: 60}",
+    )
+    result = answer("mixed", *SMALL, *TIGHT, *growing, stages)
+    assert value(result, "retractions") > 0 and statuses(result) == {"finished"}
+    assert digest_of(result) == alone(*growing)
+
+
+def test_a_client_that_leaves_is_ended_on_every_stage() -> None:
+    result = answer("mixed", *SMALL, TWO, "workload.abort={fraction: 0.5, after_tokens: 2}")
+    assert statuses(result) == {"finished", "aborted"}
+
+
+def test_the_shipped_pipelines_run() -> None:
+    for name in ("pp2", "pp4_mixed"):
+        found = outcome(name, "workload.requests=8").result
+        assert statuses(found) == {"finished"} and found.hazards == Hazards()
+        assert [rank.name for rank in found.ranks] == [f"stage {k}" for k in range(len(found.ranks))]
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_processes_give_the_same_tokens(stages: int) -> None:
+    """Over gloo: the same ranks, each in a process of its own."""
+    question = asked("mixed", *SMALL, f"engine.pipeline.stages={stages}")
+    found = execute(question, question.relays[0], Options(device="vgpu", world="distributed")).result
+    assert digest_of(found) == alone()
+    assert len(found.ranks) == stages and statuses(found) == {"finished"}
+
+
+def test_counts_do_not_depend_on_the_world() -> None:
+    question = asked("mixed", *SMALL, TWO, "workload.arrival=burst")
+    worlds = [
+        execute(question, question.relays[0], Options(device="vgpu", world=world)).result
+        for world in ("virtual", "distributed")
+    ]
+    assert worlds[0].per_step == worlds[1].per_step
+    assert [rank.per_step for rank in worlds[0].ranks] == [rank.per_step for rank in worlds[1].ranks]

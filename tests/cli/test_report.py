@@ -1,0 +1,160 @@
+"""schedbench report and compare on files: what they print, and what they refuse."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from schedbench.cli.app import app, main
+from schedbench.profiles.result import Result
+from tests.profiles.captures.exports import Export, own_loop, sglang_loop
+from tests.profiles.test_result import SAMPLE
+
+
+@pytest.fixture
+def capture(tmp_path):
+    export = Export()
+    sglang_loop(export, model=True)
+    return export.write(tmp_path / "sglang.sqlite")
+
+
+@pytest.fixture
+def hostless(tmp_path):
+    export = Export()
+    own_loop(export)
+    kinds = ("RUNTIME", "KERNEL", "SYNCHRONIZATION")
+    return export.write(
+        tmp_path / "cpu.sqlite", without=tuple(f"CUPTI_ACTIVITY_KIND_{kind}" for kind in kinds)
+    )
+
+
+def run(*arguments, columns="120"):
+    return CliRunner(env={"COLUMNS": columns}).invoke(app, list(map(str, arguments)))
+
+
+def code(monkeypatch, *arguments) -> int:
+    monkeypatch.setattr(sys, "argv", ["schedbench", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return end.value.code or 0
+
+
+def test_a_captures_page_says_what_it_is_and_what_it_lacks(capture):
+    done = run("report", capture)
+    assert done.exit_code == 0
+    for text in (
+        "capture of Nsight Systems",
+        "Nsight Systems (schema 3.7.2) · CUDA graphs: kernel by kernel · profiled: not for timing",
+        "4 steps, ranges as in the map sglang",
+        "! no event records",
+        "h2d pageable blocking",
+        "host ranges, ms",
+    ):
+        assert text in done.output
+    for absent in ("relay", "TTFT", "throughput", "0 requests", "hunter2"):
+        assert absent not in done.output
+
+
+def test_without_a_gpu_no_zero_stands_for_what_was_not_recorded(hostless):
+    done = run("report", hostless)
+    assert "no GPU activity" in done.output and "nothing of the device was recorded" in done.output
+    assert "copies & syncs per step" not in done.output and "where the GPU waited" not in done.output
+
+
+@pytest.mark.parametrize("columns", ["80", "160"])
+@pytest.mark.parametrize("form", ["table", "md", "html", "csv", "json"])
+def test_every_form(capture, form, columns):
+    done = run("report", capture, "--format", form, columns=columns)
+    assert done.exit_code == 0 and "prepare" in done.output
+    if form == "json":
+        assert Result.from_json(done.output).labels.capture == "nsys"
+
+
+def test_several_files_one_after_the_other(capture):
+    both = run("report", SAMPLE, capture)
+    assert "host ranges" in both.output and "TTFT" in both.output
+    rows = list(csv.DictReader(io.StringIO(run("report", SAMPLE, capture, "--format", "csv").output)))
+    assert {row["scenario"] for row in rows} == {"mixed", "sglang"}
+    assert len(json.loads(run("report", SAMPLE, capture, "--format", "json").output)) == 2
+
+
+def test_a_stored_result_prints_as_it_did():
+    assert run("report", SAMPLE, "--format", "json").output == SAMPLE.read_text()
+
+
+def test_a_map_of_the_users(capture, tmp_path):
+    other = tmp_path / "mine.yaml"
+    other.write_text(
+        "name: mine\nabout: every receive is a step\nsteps: {launch: 'scheduler.recv_requests'}\n"
+        "ranges: [{match: 'scheduler.run_batch', name: all of it, category: forward}]\n"
+    )
+    done = run("report", capture, "--map", other)
+    assert "5 steps, ranges as in the map mine" in done.output and "all of it" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected", "message"),
+    [
+        (["report", "nowhere.json"], 2, "No such file"),
+        (["report", "junk.json"], 2, "expected a result.json, an .nsys-rep, its .sqlite, or a trace"),
+        (["report", "sglang.sqlite", "--map", "sglan"], 2, "did you mean 'sglang'"),
+        (["report", "x.nsys-rep"], 3, "install Nsight Systems"),
+        (["compare", "sglang.sqlite", "sglang.sqlite", "--a", "relay=latest"], 2, "compare takes a scenario"),
+        (["compare", "sglang.sqlite", "cpu.sqlite"], 2, "not alike"),
+    ],
+)
+@pytest.mark.usefixtures("capture", "hostless")
+def test_refusals(tmp_path, monkeypatch, capsys, arguments, expected, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", os.fspath(tmp_path))
+    monkeypatch.delenv("SCHEDBENCH_NSYS", raising=False)
+    monkeypatch.setattr("schedbench.profiles.nsys.find.PLACES", ())
+    (tmp_path / "junk.json").write_text("junk")
+    (tmp_path / "x.nsys-rep").write_bytes(b"report")
+    assert code(monkeypatch, *arguments) == expected
+    assert message in capsys.readouterr().err
+
+
+def test_two_captures_compared(capture, tmp_path):
+    export = Export()
+    sglang_loop(export, model=True, blocking=False)
+    done = run("compare", capture, export.write(tmp_path / "b.sqlite"))
+    assert done.exit_code == 0
+    for text in ("decode schedule sync 1 -> 0", "counts are exact", "one capture each says nothing of noise"):
+        assert text in " ".join(done.output.split())
+    assert "relay" not in done.output
+
+
+def test_a_stored_budget_is_judged_again(tmp_path):
+    """What was broken when it ran is broken when it is printed."""
+    document = json.loads(SAMPLE.read_text())
+    document["scenario"]["expanded"]["expect"] = {"decode": {"schedule": {"d2h": 0}}}
+    (tmp_path / "r.json").write_text(json.dumps(document))
+    assert "budget broken" in run("report", tmp_path / "r.json").output
+    document["scenario"]["expanded"]["expect"] = {"decode": "fast"}
+    (tmp_path / "r.json").write_text(json.dumps(document))
+    assert "budget broken" not in run("report", tmp_path / "r.json").output
+
+
+def test_gates_on_captures(tmp_path):
+    """Also on steps whose kind no range tells, and on a range."""
+    export = Export()
+    sglang_loop(export, slow=30)
+    slower = export.write(tmp_path / "b.sqlite")
+    export = Export()
+    sglang_loop(export)
+    gates = ["--gate", "step.schedule.sync:1", "--gate", "step_ms:+5%", "--gate", "range.prepare:+5%"]
+    done = run("compare", export.write(tmp_path / "a.sqlite"), slower, *gates, "--format", "json")
+    outcomes = {gate["gate"]: gate["outcome"] for gate in json.loads(done.output)["comparison"]["gates"]}
+    assert outcomes == {
+        "step.schedule.sync:1": "passed",
+        "step_ms:+5%": "failed",
+        "range.prepare:+5%": "passed",
+    }
+    assert done.exit_code == 1

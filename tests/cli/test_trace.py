@@ -1,0 +1,167 @@
+"""A run's timeline is kept beside its result, and becomes a picture that viewers can nest."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from schedbench.cli.app import app
+from schedbench.cli.errors import UsageError
+from schedbench.profiles.perfetto import ENDING, HOST, STREAMS, events
+from schedbench.profiles.recording import FILE, Recording, read_recording
+from schedbench.profiles.result import Result, ResultError
+from schedbench.profiles.timeline import Site, Window
+from tests.profiles.captures.exports import Export, sglang_loop
+from tests.profiles.metrics.conftest import Drawing
+
+FEW = (
+    "--set",
+    "workload.requests=6",
+    "--set",
+    "workload.arrival=burst",
+    "--set",
+    "measure.warmup_requests=1",
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Of a run."""
+    kept = tmp_path_factory.mktemp("kept")
+    done = CliRunner().invoke(app, ["run", "mixed", "--device", "vgpu", *FEW, "--output-dir", str(kept)])
+    assert done.exit_code == 0
+    return kept
+
+
+def traced(source: Path, *more: str) -> list[dict]:
+    done = CliRunner().invoke(app, ["trace", str(source), *more], catch_exceptions=False)
+    assert done.exit_code == 0
+    path = Path(done.output.partition(": ")[0])
+    return json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+
+
+def test_a_folder_holds_what_a_picture_takes_and_nothing_unfinished(folder):
+    assert sorted(path.name for path in folder.iterdir() if ENDING not in path.name) == ["result.json", FILE]
+
+
+def test_the_picture_has_the_results_copies(folder):
+    """Each on its stream and on its engine, with the line that made it."""
+    result = Result.from_json((folder / "result.json").read_text())
+    drawn = traced(folder / "result.json")
+    for direction in ("h2d", "d2h"):
+        rows = [row for row in result.copies if row.direction == direction]
+        slices = [
+            event for event in drawn if event.get("cat") == direction and event["pid"] == STREAMS.number
+        ]
+        assert len(slices) == sum(row.count for row in rows)
+        assert sum(event["args"]["bytes"] for event in slices) == sum(row.bytes for row in rows)
+        lines = {f"{row.site.file}:{row.site.line}" for row in rows if row.site}
+        assert {event["args"].get("line") for event in slices} == lines
+
+
+def test_slices_of_a_track_nest(folder):
+    tracks = defaultdict(list)
+    for event in traced(folder):
+        if event["ph"] == "X":
+            tracks[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    for spans in tracks.values():
+        opened: list[float] = []
+        for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+            while opened and opened[-1] <= start + 1e-6:
+                opened.pop()
+            assert not opened or end <= opened[-1] + 1e-6
+            opened.append(end)
+
+
+def test_every_track_has_a_name(folder):
+    drawn = traced(folder)
+    named = {(event["pid"], event["tid"]) for event in drawn if event["name"] == "thread_name"}
+    assert {(event["pid"], event["tid"]) for event in drawn if event["ph"] == "X"} <= named
+    assert {event["args"]["name"] for event in drawn if event["name"] == "process_name"} >= {
+        HOST.name,
+        STREAMS.name,
+    }
+
+
+def test_the_same_run_draws_the_same_bytes(folder, tmp_path):
+    traced(folder, "--output", str(tmp_path / "a.gz"))
+    traced(folder, "--output", str(tmp_path / "b.gz"))
+    assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
+
+
+def test_windows_come_back_as_they_were(folder):
+    recorded = read_recording(folder / FILE)
+    assert recorded.left_out == 0
+    assert all(a.end == b.start for a, b in pairwise(recorded.windows))
+    assert {op.kind for window in recorded.windows for op in window.ops} >= {"kernel", "h2d", "d2h"}
+    assert recorded.sites and "forward" in recorded.streams.values()
+
+
+def test_a_capture_is_drawn_too(tmp_path):
+    export = Export()
+    sglang_loop(export)
+    drawn = traced(export.write(tmp_path / "x.sqlite"))
+    assert sum(event.get("name") == "gemm" for event in drawn) == 12
+    assert (tmp_path / f"x.{ENDING}").is_file()
+
+
+def test_what_keeps_no_timeline_is_told(folder, tmp_path):
+    (tmp_path / "result.json").write_text((folder / "result.json").read_text())
+    (tmp_path / "other.json").write_text((folder / "result.json").read_text())
+    for source, error in ((tmp_path, UsageError), ("result.json", UsageError), ("other.json", ResultError)):
+        done = CliRunner().invoke(app, ["trace", str(tmp_path / source)])
+        assert isinstance(done.exception, error) and "output-dir" in str(done.exception)
+
+
+@pytest.fixture
+def drawing() -> Drawing:
+    return Drawing()
+
+
+class Names:
+    sites = (Site("a.py", "f", 1, "x"),)
+    streams = {0: "schedule"}  # noqa: RUF012
+
+
+def test_a_recording_ends_where_it_grows_too_long_and_says_so(drawing, tmp_path):
+    for step in range(10):
+        drawing.forward(10 * step, 10 * step + 8, step=step)
+    with Recording(tmp_path / FILE, most=4) as recording:
+        recording.begin()
+        for window in drawing.windows([20_000, 40_000, 60_000]):
+            recording.feed(window)
+        recording.finish(Names())
+    found = read_recording(tmp_path / FILE)
+    assert sum(len(window.ops) for window in found.windows) == 4
+    assert found.left_out == 6
+
+
+def test_the_last_pass_counts(drawing, tmp_path):
+    drawing.forward(0, 8, step=0)
+    with Recording(tmp_path / FILE) as recording:
+        for _ in range(2):
+            recording.begin()
+            recording.feed(*drawing.windows())
+        recording.finish(Names())
+    assert len(read_recording(tmp_path / FILE).windows) == 1
+
+
+def test_a_run_that_fails_leaves_nothing(tmp_path):
+    with pytest.raises(ZeroDivisionError), Recording(tmp_path / FILE) as recording:
+        recording.begin()
+        raise ZeroDivisionError
+    assert not list(tmp_path.iterdir())
+
+
+def test_lines_without_a_site_and_streams_without_a_name(drawing):
+    drawing.op(0, 5, step=0, stream=42, site=7)
+    drawing.wait(0, 2, step=0, stream=42)
+    drawn = list(events([*drawing.windows(), Window(0, 1)], (), {}))
+    assert any(event["args"].get("name") == "stream 42: waits" for event in drawn)
+    assert not any("line" in event["args"] for event in drawn)

@@ -1,0 +1,277 @@
+"""Captures made elsewhere: the same loop reads alike from every version of export and from torch's trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from schedbench.profiles import maps
+from schedbench.profiles.captures.files import Reader
+from schedbench.profiles.result import Abstained, Metric, Result
+from tests.profiles.captures.exports import VERSIONS, Export, Version, own_loop, sglang_loop
+from tests.profiles.cuda.conftest import Trace
+
+
+def value(result: Result, name: str) -> float:
+    metric = result.metrics[name]
+    assert isinstance(metric, Metric), metric
+    return metric.values[0]
+
+
+def counts(result: Result) -> dict[tuple[str, str, str], tuple[float, int]]:
+    return {
+        (kind, stream, counter): (tally.mean, tally.max)
+        for kind, found in result.per_step.items()
+        for stream, counters in found.streams.items()
+        for counter, tally in counters.items()
+    }
+
+
+def notes(result: Result) -> list[str]:
+    capture = result.environment["capture"]
+    assert isinstance(capture, dict)
+    found = capture["notes"]
+    assert isinstance(found, list)
+    return [str(note) for note in found]
+
+
+def drawn(source: Version | str) -> Export | Trace:
+    drawer = Trace() if source == "torch" else Export(source)  # type: ignore[arg-type]
+    sglang_loop(drawer, model=True)
+    return drawer
+
+
+@pytest.mark.parametrize("source", [*VERSIONS, "torch"])
+def test_sglangs_loop_reads_alike_whoever_recorded_it(read, source):
+    result = read(drawn(source))
+    assert {kind: found.steps for kind, found in result.per_step.items()} == {"prefill": 1, "decode": 3}
+    for kind in ("prefill", "decode"):
+        assert counts(result)[kind, "schedule", "h2d_blocking"] == (1, 1)
+        assert counts(result)[kind, "schedule", "h2d_pageable"] == (1, 1)
+        assert counts(result)[kind, "forward", "d2h_pinned"] == (1, 1)
+        assert counts(result)[kind, "forward", "kernel"] == (3, 3)
+        assert counts(result)[kind, "forward", "sync"] == (1, 1)
+    assert value(result, "step_ms") == pytest.approx(0.2)
+    assert value(result, "range_ms.prepare") == pytest.approx(0.034)
+    assert value(result, "forward_ms.decode") == pytest.approx(0.115)
+    assert value(result, "forward_idle_us_per_step") == pytest.approx(3 * 85 / 4)
+    assert value(result, "host_stall_us_per_step") == pytest.approx((4 * 10.9 + 4 * 10) / 4)
+    assert result.labels.capture == ("torch" if source == "torch" else "nsys")
+    assert result.labels.profiled and not result.labels.emulated
+
+
+@pytest.mark.parametrize("source", [*VERSIONS, "torch"])
+def test_a_copy_blocks_by_the_sync_in_its_own_call_not_by_a_later_one(read, source):
+    """The result's copy is asynchronous; the next range begins with a synchronisation of its stream."""
+    found = {(row.range, row.direction): row.blocking for row in read(drawn(source)).copies}
+    assert found == {("prepare", "h2d"): True, ("run_batch", "d2h"): False}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_result_is_settled_by_the_step_that_it_is_of(read, version):
+    """The overlapped loop synchronises for step k after the launch of k + 1."""
+    export = Export(version)
+    sglang_loop(export)
+    syncs = [row for row in read(export, "sglang").syncs if row.range == "settle"]
+    assert [(row.kind, row.count) for row in syncs] == [("step", 4)]
+
+
+def test_without_the_model_runners_ranges_kinds_are_untold(read):
+    export = Export()
+    sglang_loop(export)
+    result = read(export)
+    assert list(result.per_step) == ["step"]
+    assert any("4 steps have no range that tells their kind" in note for note in notes(result))
+
+
+def test_our_own_loop_with_its_payloads(read):
+    export = Export("new")
+    own_loop(export)
+    result = read(export)
+    steps = {kind: found.steps for kind, found in result.per_step.items()}
+    assert steps == {"prefill": 1, "decode": 5, "decode.steady": 3}
+    assert counts(result)["decode.steady", "forward", "kernel"] == (1, 1)
+    assert "range_ms.not ours" not in result.metrics
+
+
+def test_what_was_launched_before_the_capture_is_told_from_what_came_after(read):
+    """The first result is of a step that is not in the capture: results outnumber launches."""
+    export = Export()
+    sglang_loop(export)
+    export.rows["NVTX_EVENTS"] = [
+        row
+        for row in export.rows["NVTX_EVENTS"]
+        if not (row["text"] == "scheduler.run_batch" and row["start"] < 100_000)
+    ]
+    result = read(export)
+    assert result.per_step["step"].steps == 3
+    assert any("1 results are of steps that were launched before" in note for note in notes(result))
+    settled = {row.kind: row.count for row in result.syncs if row.range == "settle"}
+    assert settled == {"none": 1, "step": 3}
+
+
+def test_waits_of_one_stream_for_another(read):
+    """Stream 13 stands still for stream 7's copy: recorded, waited for, launched behind it."""
+    export = Export()
+    for step in range(2):
+        at = step * 200.0
+        export.named("scheduler.run_batch", at, at + 50)
+        slow = export.call("cudaMemcpyAsync", at + 1, at + 2)
+        export.memcpy(slow, "HtoD (Pinned -> Device)", at + 3, at + 100, size=2**20, stream=7)
+        export.record(at + 5, stream=7, event=9)
+        export.wait_event(at + 6, stream=13, event=9)
+        launch = export.call("cudaLaunchKernel", at + 8, at + 10)
+        export.kernel(launch, at + 101, at + 150, stream=13)
+    result = read(export, "sglang")
+    assert not isinstance(result.idle, Abstained)
+    assert result.idle.dependency_us == pytest.approx(90)
+    without = read(export, "sglang", ("CUPTI_ACTIVITY_KIND_CUDA_EVENT",))
+    assert any("no event records" in note for note in notes(without))
+
+
+@pytest.mark.parametrize(
+    ("table", "note"),
+    [
+        ("NVTX_EVENTS", "no NVTX ranges"),
+        ("CUPTI_ACTIVITY_KIND_RUNTIME", "no calls of CUDA's API"),
+        ("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "no synchronisation records"),
+        ("ENUM_CUDA_MEM_KIND", None),
+        ("TARGET_INFO_GPU", None),
+        ("StringIds", None),
+    ],
+)
+def test_a_missing_table_costs_what_hangs_on_it_and_is_named(read, table, note):
+    result = read(drawn("middle"), "sglang", (table,))
+    assert result.copies, "copies are told whatever else is missing"
+    assert note is None or any(note in told for told in notes(result))
+
+
+def test_numbers_that_nobody_explains_tell_whose_they_are_or_nothing(read):
+    """Without an enumeration nsys's numbers are told from CUPTI's by the device's end of copies."""
+    explained = read(drawn("middle"), "sglang")
+    assert counts(read(drawn("middle"), "sglang", ("ENUM_CUDA_MEM_KIND",))) == counts(explained)
+    unknown = read(drawn("new"), "sglang", ("ENUM_CUDA_MEM_KIND",))
+    assert ("decode", "schedule", "h2d_pageable") not in counts(unknown)
+    assert counts(unknown)["decode", "schedule", "h2d"] == (1, 1)
+    assert any("do not tell pinned from pageable" in note for note in notes(unknown))
+
+
+def test_without_a_gpu_ranges_are_all_there_is(read):
+    export = Export()
+    own_loop(export)
+    kinds = ("RUNTIME", "KERNEL", "SYNCHRONIZATION")
+    result = read(export, None, tuple(f"CUPTI_ACTIVITY_KIND_{kind}" for kind in kinds))
+    assert value(result, "range_ms.model") == pytest.approx(0.019)
+    assert result.per_step["decode"].steps == 5
+    occupancy = result.metrics["forward_occupancy"]
+    assert isinstance(occupancy, Abstained) and "no GPU activity" in occupancy.abstained
+    assert isinstance(result.idle, Abstained)
+    assert not result.copies and not result.syncs
+
+
+def test_how_graphs_were_traced(read):
+    modes = {version: read(drawn(version)).environment["cuda_graph_trace"] for version in VERSIONS}
+    assert modes == {"old": "unknown", "middle": "node", "new": "node"}
+    own = Export()
+    own_loop(own)
+    assert read(own).environment["cuda_graph_trace"] == "none"
+
+
+def test_graphs_traced_whole_count_once_and_say_so(read):
+    export = Export()
+    sglang_loop(export)
+    rows = export.rows.pop("CUPTI_ACTIVITY_KIND_KERNEL")
+    for row in rows[::3]:
+        export.put("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", **{**row, "end": row["end"] + 80_000, "graphId": 3})
+    result = read(export)
+    assert counts(result)["step", "forward", "kernel"] == (1, 1)
+    assert result.environment["cuda_graph_trace"] == "graph"
+    assert any("traced whole" in note for note in notes(result))
+
+
+def test_only_the_busiest_thread_is_told_and_others_are_named(read):
+    export = Export()
+    sglang_loop(export)
+    for at in (1.0, 300.0):
+        export.named("scheduler.run_batch", at, at + 5, thread=Export.MAIN + 1)
+    result = read(export)
+    assert result.per_step["step"].steps == 4
+    assert any("1 more threads launch steps" in note for note in notes(result))
+
+
+def test_nothing_of_the_environment_leaves_a_capture(read):
+    text = read(drawn("new")).to_json()
+    assert "hunter2" not in text and "somebodys-machine" not in text and "API_KEY" not in text
+    assert '"EXPORT_SCHEMA_VERSION": "3.7.2"' in text and "Made-up GPU" in text
+
+
+@pytest.mark.parametrize("source", [*VERSIONS, "torch"])
+def test_rounds_without_work_are_nobodys_lateness(read, source):
+    """The loop goes round a hundred times before the next request comes."""
+    drawer = drawn(source)
+    for turn in range(100):
+        drawer.named("scheduler.recv_requests", 1000 + 10 * turn, 1005 + 10 * turn)
+        drawer.named("scheduler.get_next_batch_to_run", 1005 + 10 * turn, 1009 + 10 * turn)
+    drawer.named("scheduler.recv_requests", 2000, 2005)
+    drawer.named("scheduler.get_next_batch_to_run", 2005, 2030)
+    drawer.named("scheduler.run_batch", 2041, 2080)
+    correlation = drawer.call("cudaLaunchKernel", 2050, 2055)
+    drawer.kernel(correlation, 2060, 2150, stream=13)
+    result = read(drawer)
+    assert not isinstance(result.idle, Abstained)
+    assert result.idle.no_work_us == pytest.approx(1000)
+    assert value(result, "step_ms") == pytest.approx(0.2)
+    assert not any("no work" in note for note in notes(result))
+
+
+def test_a_map_that_tells_no_idle_time_is_named(read, tmp_path):
+    text = (Path(maps.__file__).parent / "sglang.yaml").read_text().splitlines()
+    (tmp_path / "m.yaml").write_text("\n".join(line for line in text if "loop:" not in line))
+    result = read(drawn("middle"), str(tmp_path / "m.yaml"))
+    assert any("does not tell when there is no work" in note for note in notes(result))
+
+
+def test_ranges_that_overlap_without_nesting(read):
+    """A start/end range that is still open when the next one opens: the later one is inside."""
+    export = Export()
+    export.named("scheduler.run_batch", 0, 50)
+    export.named("scheduler.process_batch_result", 40, 90, kind=60)
+    export.named("scheduler.run_batch", 80, 120)
+    for at in (10, 45, 60, 100):
+        export.copy("HtoD (Pinned -> Device)", at, size=8)
+    found = read(export, "sglang")
+    assert {row.range: row.count for row in found.copies} == {"run_batch": 2, "settle": 2}
+
+
+def test_a_draft_is_no_period_of_the_loop(read):
+    """It is launched with the verify that it is for."""
+    export = Export()
+    export.domain(5, "schedbench")
+    for step in range(0, 8, 2):
+        at = step * 100.0
+        for number, kind, offset in ((step, "draft", 0), (step + 1, "verify", 30)):
+            export.named("model", at + offset, at + offset + 20, payload=number, domain=5)
+            export.mark(f"{kind} bs=2", at + offset + 21, payload=number, domain=5)
+    result = read(export)
+    assert {kind: found.steps for kind, found in result.per_step.items()} == {"draft": 4, "verify": 4}
+    assert value(result, "step_ms") == pytest.approx(0.2)
+
+
+def test_a_trace_that_torch_has_just_written(tmp_path):
+    """Of a program with SGLang's ranges, on this machine's processor."""
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        for step in range(4):
+            with record_function("scheduler.get_next_batch_to_run"):
+                torch.ones(8).sum()
+            with record_function("scheduler.run_batch"), record_function(f"step[decode bs={step + 1}]"):
+                torch.ones(8) @ torch.ones(8)
+            with record_function("scheduler.process_batch_result"):
+                torch.ones(8).tolist()
+    recorded.export_chrome_trace(str(tmp_path / "trace.json.gz"))
+    result = Reader().read(tmp_path / "trace.json.gz")
+    assert result.per_step["decode"].steps == 4
+    assert value(result, "range_ms.run_batch") > value(result, "range_ms.model") > 0
+    assert any("no GPU activity" in note for note in notes(result))

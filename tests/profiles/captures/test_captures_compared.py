@@ -1,0 +1,84 @@
+"""Two captures, one verdict: counts are told apart exactly, times only where there are repeats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from schedbench.profiles.judge.compare import Comparison, judge
+from schedbench.profiles.judge.likeness import LikenessError
+from schedbench.profiles.judge.remote import SideError
+from schedbench.profiles.judge.sides import opened, parse
+from schedbench.profiles.judge.trial import Order
+from schedbench.profiles.judge.trials import Plan, conduct
+from schedbench.profiles.judge.verdict import Reason
+from tests.profiles.captures.exports import Export, sglang_loop
+
+
+def compared(a: Path, b: Path) -> Comparison:
+    with opened(None, parse(str(a)), parse(str(b)), Order()) as sides:
+        return judge(conduct(*sides, Plan(), lambda *_: None))
+
+
+def capture(path: Path, **more: float | bool) -> Path:
+    export = Export()
+    sglang_loop(export, steps=12, model=True, **more)
+    path.parent.mkdir(exist_ok=True)
+    return export.write(path)
+
+
+def several(folder: Path, seed: int, *, slow: float = 0.0) -> Path:
+    random = Random(seed)
+    for number in range(8):
+        capture(folder / f"{number}.sqlite", slow=slow + random.uniform(0, 0.4))
+    return folder
+
+
+def test_one_capture_each_tells_counts_and_no_verdict(tmp_path):
+    a, b = capture(tmp_path / "a.sqlite"), capture(tmp_path / "b.sqlite", blocking=False, slow=30)
+    found = compared(a, b)
+    changed = {
+        (c.kind, c.stream, c.counter): (c.a.mean, c.b.mean) for c in found.counts if c.change != "equal"
+    }
+    assert changed["decode", "schedule", "sync"] == (1, 0)
+    assert changed["decode", "schedule", "h2d_blocking"] == (1, 0)
+    assert ("decode", "forward", "d2h") not in changed
+    assert (found.verdict, found.reasons) == ("inconclusive", (Reason.LOW_N,))
+    assert found.headline == ("step_ms", "forward_idle_us_per_step")
+
+
+def test_several_captures_each_earn_a_verdict(tmp_path):
+    """Both sides do the same on the device: that a change took part cannot be seen, and is not asked for here."""
+    a, b = several(tmp_path / "a", 1), several(tmp_path / "b", 2, slow=40)
+    found = compared(a, b)
+    assert len(found.trials.a) == len(found.trials.b) == 8
+    assert found.reasons == (Reason.NOT_ENGAGED,)
+    assert found.metrics["step_ms"].judgement.interval.low > 15
+    assert found.metrics["step_ms"].judgement.n == 8
+
+
+def test_noise_is_no_verdict(tmp_path):
+    found = compared(several(tmp_path / "a", 1), several(tmp_path / "b", 2))
+    assert abs(found.metrics["step_ms"].judgement.delta) < 0.5
+
+
+def test_a_capture_without_a_gpu_is_compared_with_none_that_has_one(tmp_path):
+    export = Export()
+    sglang_loop(export, model=True)
+    tables = [f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "RUNTIME", "SYNCHRONIZATION")]
+    without = export.write(tmp_path / "b.sqlite", without=tuple(tables))
+    with pytest.raises(LikenessError, match=r"device\.recorded: True against False"):
+        compared(capture(tmp_path / "a.sqlite"), without)
+
+
+def test_a_folder_prefers_exports_to_the_reports_beside_them(tmp_path):
+    capture(tmp_path / "x.sqlite")
+    (tmp_path / "x.nsys-rep").write_bytes(b"")
+    assert [path.name for path in parse(str(tmp_path)).stored] == ["x.sqlite"]
+
+
+def test_an_empty_folder(tmp_path):
+    with pytest.raises(SideError, match="no results in this folder, and no captures"):
+        parse(str(tmp_path))

@@ -1,0 +1,109 @@
+"""Maps of ranges: the shipped ones, and everything that can be wrong with one of a user's."""
+
+from __future__ import annotations
+
+import pytest
+
+from schedbench.profiles import maps
+from schedbench.profiles.capture import Span
+from schedbench.profiles.captures.steps import read_steps
+from schedbench.profiles.maps import Map, MapError, parse
+from schedbench.profiles.nvtx_ranges import DOMAIN
+from schedbench.sched.observe import RANGES
+
+OTHER = """
+name: other
+about: an engine whose loop has a range per step, and tells its kind by the payload
+steps: {launch: 'step', number: order}
+ranges:
+  - {match: 'plan.*', name: plan, category: schedule, of: next}
+  - {match: step, name: step, category: forward}
+  - {match: wait, name: wait, category: idle}
+kinds:
+  - {match: step, kind: prefill, payload: [1]}
+  - {match: step, kind: decode, payload: [2, 3]}
+streams: {forward: 21}
+"""
+
+
+@pytest.mark.parametrize("name", maps.names())
+def test_shipped_maps_are_sound(name):
+    assert maps.load(name).name == name
+
+
+def test_our_own_map_knows_our_own_ranges():
+    ours = maps.load("schedbench")
+    assert ours.domain == DOMAIN
+    assert {rule.match: rule.category for rule in ours.ranges if rule.match != "sleep"} == RANGES
+
+
+def test_a_users_map(tmp_path):
+    file = tmp_path / "other.yaml"
+    file.write_text(OTHER)
+    meaning = maps.load(str(file))
+    spans = [
+        Span("plan a", 0, 5, 1),
+        Span("step", 10, 20, 1, payload=1),
+        Span("plan b", 21, 22, 1),
+        Span("wait", 23, 29, 1),
+        Span("step", 30, 40, 1, payload=3),
+        Span("step", 50, 60, 1, payload=9),
+    ]
+    steps = read_steps(spans, meaning, epoch=0)
+    assert [info.kind for info in steps.log.launched] == ["prefill", "decode", "step"]
+    found = [(span.name, span.step) for span in steps.log.ranges]
+    assert found == [("plan", 0), ("step", 0), ("plan", 1), ("sleep", -1), ("step", 1), ("step", 2)]
+    assert meaning.streams.forward == 21
+
+
+def test_a_capture_that_begins_in_the_middle_may_be_told_so():
+    """Launch and result alternate: only the map can say that a result is of the launch before the last."""
+    document = OTHER.replace("number: order", "settle: result, settles: previous").replace("wait", "result")
+    spans = [
+        Span("step", 0, 10, 1),
+        Span("result", 11, 20, 1),
+        Span("step", 30, 40, 1),
+        Span("result", 41, 50, 1),
+    ]
+    overlapped = read_steps(spans, parse(document.encode(), "m"), epoch=0)
+    assert (overlapped.unseen, [info.step for info in overlapped.log.settled]) == (1, [0])
+    serial = read_steps(spans, parse(document.replace("previous", "oldest").encode(), "m"), epoch=0)
+    assert (serial.unseen, [info.step for info in serial.log.settled]) == (0, [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (OTHER.replace("number: order", "number: sideways"), "m:4: steps.number: Input should be 'order' or"),
+        (OTHER.replace("'plan.*'", "'plan(['"), "m:6: ranges.0.match: .*not a regular expression"),
+        (OTHER + "colour: red\n", "m:13: colour: Extra inputs"),
+        (OTHER + "name: twice\n", "m:13: name: duplicate key"),
+        ("[1]", "m:1: : Input should be a valid dictionary"),
+        ("{", "m:1: not YAML"),
+        ("", "m:1: "),
+    ],
+)
+def test_a_map_that_says_too_little_or_too_much(content, message):
+    with pytest.raises(MapError, match=message):
+        parse(content.encode(), "m")
+
+
+def test_all_faults_at_once():
+    with pytest.raises(MapError) as refused:
+        parse(
+            OTHER.replace("number: order", "number: x").replace("category: idle", "category: y").encode(), "m"
+        )
+    assert len(str(refused.value).splitlines()) == 2
+
+
+def test_an_unknown_map_names_those_that_there_are():
+    with pytest.raises(MapError, match="did you mean 'sglang'"):
+        maps.load("sglan")
+    with pytest.raises(MapError, match="known: schedbench, sglang"):
+        maps.load("zzz")
+
+
+def test_maps_are_told_apart_by_what_they_say():
+    meaning = parse(OTHER.encode(), "m")
+    assert isinstance(meaning, Map)
+    assert meaning.sha256 != parse(OTHER.replace("21", "22").encode(), "m").sha256

@@ -1,0 +1,145 @@
+"""A virtual GPU's run written down as Nsight Systems would, read as a user's file: the counts must be the run's own."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from pathlib import Path
+
+import pytest
+
+from schedbench.profiles.captures.files import Reader
+from schedbench.profiles.execute import Options, execute
+from schedbench.profiles.recording import FILE, Recorded, Recording, read_recording
+from schedbench.profiles.resolve import ask
+from schedbench.profiles.result import CopyRow, KindCounts, Result, SyncRow
+from tests.profiles.captures.exports import Export
+
+WAYS = {"h2d": "HtoD ({} -> Device)", "d2h": "DtoH (Device -> {})", "d2d": "DtoD (Device -> Device)"}
+SMALL = (
+    "workload.requests=8",
+    "workload.output_tokens={dist: uniform, min: 4, max: 16}",
+    "workload.prompt_tokens={dist: uniform, min: 129, max: 300}",
+    "measure.warmup_requests=0",
+)
+RUNS = {
+    "overlapped": ("mixed",),
+    "serial": ("mixed", "engine.overlap=false"),
+    "sampled": ("mixed", "workload.sampling={temperature: 0.7, top_k: 5, frequency_penalty: 0.5}"),
+    "speculative": ("spec_v2",),
+}
+
+
+@pytest.fixture(params=RUNS.values(), ids=RUNS)
+def run(request, tmp_path) -> tuple[Result, Recorded]:
+    scenario, *more = request.param
+    question = ask(scenario, (*SMALL, *more))
+    with Recording(tmp_path / FILE) as recording:
+        outcome = execute(question, question.relays[0], Options(device="vgpu"), instrument=recording)
+    return outcome.result, read_recording(tmp_path / FILE)
+
+
+def written(recorded: Recorded, path: Path) -> Path:
+    """Every operation with the correlation of the call that it came from, and every record with its instant."""
+    export = Export("new")
+    export.domain(5, "schedbench")
+    for number, name in recorded.streams.items():
+        export.put(
+            "TARGET_INFO_NVTX_CUDA_STREAM", streamId=number, name=name, contextId=1, processId=77 << 24
+        )
+    calls = sorted(
+        (call for w in recorded.windows for call in w.calls), key=lambda call: (call.start, call.end)
+    )
+    numbers = [_call(export, call) for call in calls]
+    ends = [call.end for call in calls]
+    for window in recorded.windows:
+        for op in window.ops:
+            _operation(export, numbers[min(bisect_left(ends, op.launched), len(numbers) - 1)], op)
+        for held in window.ranges:
+            export.named(held.name, held.start / 1e3, held.end / 1e3, payload=held.step, domain=5)
+    _marks(export, recorded)
+    return export.write(path)
+
+
+def _call(export, call) -> int:
+    correlation = export.call(call.name, call.start / 1e3, call.end / 1e3)
+    if call.kind == "sync":
+        of_event = call.name == "cudaEventSynchronize"
+        if of_event:
+            export.put(
+                "CUPTI_ACTIVITY_KIND_CUDA_EVENT", streamId=call.stream, eventId=correlation, globalPid=77 << 24,
+                correlationId=correlation - 1, deviceId=0, contextId=1,
+            )  # fmt: skip
+        more = {"syncType": 1 if of_event else 3, "eventId": correlation}
+        stream = 0 if of_event else call.stream
+        export._operation("SYNCHRONIZATION", correlation, call.start / 1e3, call.end / 1e3, stream, **more)
+    return correlation
+
+
+def _operation(export, correlation: int, op) -> None:
+    start, end = op.start / 1e3, op.end / 1e3
+    if op.kind == "kernel":
+        export.kernel(correlation, start, end, stream=op.stream)
+    elif op.kind == "memset":
+        export._operation("MEMSET", correlation, start, end, op.stream, bytes=op.bytes)
+    else:
+        way = WAYS[op.kind].format(op.host_memory.capitalize())
+        export.memcpy(correlation, way, start, end, size=op.bytes, stream=op.stream)
+
+
+def _marks(export, recorded: Recorded) -> None:
+    """Launches and settlings in the order in which they came, each at an instant of its own."""
+    at = 0
+    for window in recorded.windows:
+        for info in window.launched:
+            at += 1
+            export.mark(f"{info.kind} bs={info.batch_size}", at / 1e3, payload=info.step, domain=5)
+        for info in window.settled:
+            at += 1
+            steady = " steady" if info.steady else ""
+            export.mark(f"settled {info.kind}{steady}", at / 1e3, payload=info.step, domain=5)
+
+
+def counted(result: Result) -> dict[str, dict[str, object]]:
+    """Kernels apart: a replayed graph is one record of the virtual GPU, and some kernels are of no step."""
+    return {kind: _plain(found) for kind, found in result.per_step.items()}
+
+
+def _plain(found: KindCounts) -> dict[str, object]:
+    streams = {
+        f"{stream}.{counter}": tally
+        for stream, counters in found.streams.items()
+        for counter, tally in counters.items()
+        if counter != "kernel"
+    }
+    return {"steps": found.steps, **streams}
+
+
+def copies(result: Result) -> dict[tuple[object, ...], tuple[int, int]]:
+    """By range, since a capture knows no lines; what kernels read of the host is no copy there."""
+    return _summed((row, row.bytes) for row in result.copies if row.direction != "kernel")
+
+
+def syncs(result: Result) -> dict[tuple[object, ...], tuple[int, int]]:
+    return _summed((row, 0) for row in result.syncs if row.sync)
+
+
+def _summed(rows) -> dict[tuple[object, ...], tuple[int, int]]:
+    found: dict[tuple[object, ...], tuple[int, int]] = {}
+    for row, size in rows:
+        count, total = found.get(_key(row), (0, 0))
+        found[_key(row)] = count + row.count, total + size
+    return found
+
+
+def _key(row: CopyRow | SyncRow) -> tuple[object, ...]:
+    what = (row.call,) if isinstance(row, SyncRow) else (row.direction, row.host_memory, row.blocking)
+    return row.kind, row.range, row.stream, *what
+
+
+def test_the_counts_are_the_runs_own(run, tmp_path):
+    result, recorded = run
+    read = Reader("schedbench").read(written(recorded, tmp_path / "run.sqlite"))
+    assert counted(read) == counted(result)
+    assert copies(read) == copies(result)
+    assert syncs(read) == syncs(result)
+    assert len(copies(read)) > 5

@@ -1,0 +1,141 @@
+"""The relay's contract with speculative workers, on batches made by hand: every state keeps it, others are told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedbench.profiles.check.contract import DECODE, Act, Kept, check_contract, follow, speculating
+from schedbench.profiles.check.drafting import LEFT, LENGTHS
+from schedbench.profiles.check.forwards import PROMPTS
+from schedbench.profiles.check.hand_drafts import TAUGHT, VERIFIED, Speculating
+from schedbench.profiles.check.workbench import ROWS
+from schedbench.sched.relay import draft_lengths, drafts
+from schedbench.sched.relay.draft_row import Speculation
+from schedbench.sched.relay.states import RelayChoice, choose, states
+
+WORKERS: list[tuple[Speculation, bool]] = [("v1", False), ("v2", False), ("v2", True)]
+EACH = pytest.mark.parametrize(
+    ("state", "mode", "overlap"), [(state, *worker) for state in states() for worker in WORKERS]
+)
+
+counts = st.lists(st.integers(1, 12), min_size=1, max_size=4).map(tuple)
+places = st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=5).map(tuple)
+acts = st.one_of(
+    st.builds(Act, st.just("prefill"), counts),
+    st.builds(Act, st.sampled_from(["leave", "retract"]), places),
+    st.builds(Act, st.just("chunks"), st.tuples(st.integers(1, 50))),
+    st.just(DECODE),
+)
+scripts = st.lists(acts, min_size=2, max_size=14)
+
+
+def kept(choice: RelayChoice, mode: Speculation, *, overlap: bool, **answers: Any) -> Kept:
+    """``answers`` take the place of the state's own."""
+
+    def made() -> Speculating:
+        own = speculating(choice, mode)
+        return own._replace(row=replace(own.row, **answers))
+
+    row = partial(choice.row, overlap=overlap, speculation=mode)
+    return check_contract(row, overlap=overlap, declared=choice.known_defects, drafts=made)
+
+
+@EACH
+def test_every_state_keeps_it(state: str, mode: Speculation, overlap: bool) -> None:
+    assert kept(choose(state, {}), mode, overlap=overlap).broken == ()
+
+
+@pytest.mark.parametrize(("mode", "overlap"), WORKERS)
+@pytest.mark.parametrize("state", ["pr25774-before", "pr25944", "pr26020", "pr25945", "latest"])
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(script=scripts)
+def test_whatever_is_done_to_the_batches(
+    state: str, mode: Speculation, overlap: bool, script: list[Act]
+) -> None:
+    choice = choose(state, {})
+    row = choice.row(overlap=overlap, speculation=mode)
+    assert follow(row, script, overlap=overlap, drafts=speculating(choice, mode)) == []
+
+
+@pytest.mark.parametrize("value", ["blocking", "private", "bound"])
+def test_however_lengths_are_learnt(value: str) -> None:
+    assert kept(choose("pr25945", {"seq_lens_cpu": value}), "v2", overlap=True).broken == ()
+
+
+# ---- wrong answers, one for each question ------------------------------------------------------------------------
+
+
+def rotate_nothing(desk: Any, batch: Any, next_ids: Any, extend_lens: Any) -> torch.Tensor:  # noqa: ARG001
+    ids: torch.Tensor = batch.input_ids
+    return ids
+
+
+def keep_first(desk: Any, batch: Any, rows: torch.Tensor, before: int) -> None:
+    drafts.filter_future(desk, batch, torch.arange(rows.shape[0]), before)
+
+
+def keep_first_draft(desk: Any, batch: Any, rows: torch.Tensor, before: int) -> None:
+    drafts.filter_draft(desk, batch, torch.arange(rows.shape[0]), before)
+
+
+def merge_behind(desk: Any, batch: Any, other: Any) -> None:
+    """The other's rows come first."""
+    own, batch.spec_info = batch.spec_info, other.spec_info
+    other.spec_info = own
+    drafts.merge_future(desk, batch, other)
+
+
+def one_short(desk: Any, batch: Any, count: int) -> Any:
+    return draft_lengths.step_lens_uploaded(desk, batch, count - 1)
+
+
+def not_grown(desk: Any, batch: Any, count: int) -> torch.Tensor:  # noqa: ARG001
+    lens: torch.Tensor = batch.seq_lens
+    return lens
+
+
+def lengths_before(desk: Any, batch: Any, lengths: Any) -> None:  # noqa: ARG001
+    """Those of the step before are published."""
+    draft_lengths.publish_lengths(desk, batch, batch.seq_lens)
+
+
+def stash_tokens_alone(desk: Any, future: Any, draft: Any) -> None:
+    """The draft's state of the first step stays for good."""
+    if desk.drafts is None:
+        drafts.stash_by_row(desk, future, draft)
+    desk.futures.stash(future.indices, draft.bonus_tokens)
+
+
+def lag(desk: Any, batch: Any) -> None:
+    draft_lengths.lengths_gathered_and_downloaded(desk, batch)
+    if batch.spec_info is not None and batch.seq_lens_cpu is not None:
+        batch.seq_lens_cpu = batch.seq_lens_cpu - 1
+
+
+WRONG: list[tuple[Speculation, str, Any, str]] = [
+    ("v2", "rotate", rotate_nothing, PROMPTS),
+    ("v2", "filter", keep_first, LEFT),
+    ("v2", "merge", merge_behind, VERIFIED),
+    ("v2", "step_lens", one_short, TAUGHT),
+    ("v2", "draft_lengths", not_grown, TAUGHT),
+    ("v2", "publish", lengths_before, VERIFIED),
+    ("v2", "stash", stash_tokens_alone, LEFT),
+    ("v2", "host_lengths", lag, LENGTHS),
+    ("v1", "rotate", rotate_nothing, PROMPTS),
+    ("v1", "filter", keep_first_draft, TAUGHT),
+]
+
+
+@pytest.mark.parametrize(("mode", "asked", "answer", "promise"), WRONG, ids=lambda value: str(value)[:24])
+def test_a_wrong_answer_breaks_a_promise(mode: Speculation, asked: str, answer: Any, promise: str) -> None:
+    found = kept(choose("pr26425", {}), mode, overlap=mode == "v2", **{asked: answer})
+    promises = {violation.promise: violation for violation in found.broken}
+    assert promise in promises, promises
+    assert "request r" in promises[promise].says

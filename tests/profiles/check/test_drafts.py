@@ -1,0 +1,149 @@
+"""A wrong draft costs no token: what it starts from is compared with what it should, and found wrong where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from schedbench.profiles.check.drafts import NAME, DraftReference, check_drafts
+from schedbench.profiles.check.examine import Examiner
+from schedbench.profiles.check.invariants import Invariants
+from schedbench.profiles.check.verdicts import Check
+from schedbench.profiles.execute import Options, execute
+from schedbench.profiles.resolve import Resolved
+from schedbench.sched.relay import draft_lengths, drafts
+from schedbench.sched.relay.draft_row import DraftRow
+from schedbench.sched.relay.faults import Fault, unchanged
+from schedbench.sched.relay.states import states
+from schedbench.sched.speculate.drafter import Drafter
+from tests.acceptance.questions import asked
+
+EAGLE = ("model.preset=tiny-llama-eagle", "engine.mixed_chunk=false")
+V2 = "engine.speculative={algorithm: eagle, mode: v2}"
+WORKERS = {
+    "v2": (V2, "engine.overlap=true"),
+    "v2 serial": (V2, "engine.overlap=false"),
+    "v1": ("engine.speculative={algorithm: eagle, mode: v1}", "engine.overlap=false"),
+    "tree": (
+        "engine.speculative={algorithm: eagle, mode: v1, topk: 2, draft_tokens: 6}",
+        "engine.overlap=false",
+    ),
+}
+Change = Callable[[DraftRow], DraftRow]
+
+
+def question(*overrides: str, state: str = "latest", worker: str = "v2") -> Resolved:
+    return asked("faults/mixing", *EAGLE, *WORKERS[worker], f"engine.relay={state}", *overrides)
+
+
+def checked(resolved: Resolved) -> Check:
+    return check_drafts(resolved, resolved.relays[0], DraftReference(resolved))
+
+
+def violations(resolved: Resolved) -> dict[str, str]:
+    """Of a run in program order: the fields that broke a promise, and what is said of them."""
+    guard = Invariants()
+    execute(resolved, resolved.relays[0], Options(device="vgpu"), guard=guard)
+    return {violation.field: violation.says for violation in guard.violations()}
+
+
+def broken(resolved: Resolved, change: Change) -> Resolved:
+    """With another answer to one of the questions of speculation."""
+    [relay] = resolved.relays
+    fault = Fault("wrong", "Wrong.", "none", (relay.state.name,), ("overlapped",), unchanged, "v2", change)
+    return replace(resolved, relays=(relay.broken_by(fault, overlap=True, speculation="v2"),))
+
+
+@pytest.mark.parametrize(
+    ("state", "worker"),
+    [
+        ("pr25774-before", "v2"),
+        ("pr25944", "v2"),
+        ("pr25945", "v2 serial"),
+        ("latest", "v1"),
+        ("pr25945", "tree"),
+    ],
+)
+def test_every_way_drafts_alike(state: str, worker: str) -> None:
+    found = checked(question(state=state, worker=worker))
+    assert (found.verdict, found.evidence) == ("passed", ())
+    assert "of 10 requests" in found.about
+
+
+@pytest.mark.parametrize("state", states())
+def test_in_every_state_a_draft_starts_from_what_was_left(state: str) -> None:
+    assert violations(question(state=state)) == {}
+
+
+def test_drafts_by_lot_and_lagging_penalties_promise_nothing() -> None:
+    assert checked(question("engine.speculative.acceptance={mean: 2.5}")).verdict == "not applicable"
+    penalised = question("workload.sampling.presence_penalty=0.5", state="pr25945")
+    assert checked(penalised).verdict == "not applicable"
+
+
+def test_clients_that_go_away_are_no_difference() -> None:
+    """A verify tells of several tokens at once, so that one may have had more of them."""
+    leaving = question("workload.abort={fraction: 0.5, after_tokens: 3}")
+    checks = Examiner(leaving, ()).examine(leaving.relays[0]).checks
+    assert {check.name: check.evidence for check in checks if check.verdict == "failed"} == {}
+
+
+# ---- wrong in every order alike ----------------------------------------------------------------------------------
+
+
+def of_a_neighbour(field: str) -> Callable[..., None]:
+    """The draft's input as ``latest`` resolves it, but for one part, which comes from another row."""
+
+    def misplaced(desk: Any, prompts: Any, batch: Any) -> None:
+        drafts.resolve_on_the_forward_stream(desk, prompts, batch)
+        if batch.spec_info is not None and batch.batch_size > 1:
+            part = getattr(batch.spec_info, field)
+            batch.spec_info = replace(batch.spec_info, **{field: part.roll(1, 0)})
+
+    return misplaced
+
+
+@pytest.mark.parametrize("field", ["hidden_states", "topk_index"])
+def test_another_requests_draft_state_is_told_with_its_place(field: str) -> None:
+    wrong = broken(question(), lambda row: replace(row, resolve=of_a_neighbour(field)))
+    told = violations(wrong)
+    assert told.keys() == {field}
+    assert f"its draft starts from {field} that its last extend did not leave" in told[field]
+    assert checked(wrong).verdict == "failed"
+
+
+def test_a_mirror_that_lags_is_told() -> None:
+    def lagging(desk: Any, batch: Any) -> None:
+        draft_lengths.lengths_gathered_and_downloaded(desk, batch)
+        if batch.spec_info is not None and batch.seq_lens_cpu is not None:
+            batch.seq_lens_cpu = batch.seq_lens_cpu - 1
+
+    wrong = broken(question(state="pr26425"), lambda row: replace(row, host_lengths=lagging))
+    assert "on the device and" in violations(wrong)["seq_lens_cpu"]
+
+
+class TestAWorkerThatTeachesItsDraftWrong:
+    """The relay hands on what it was given, no order is wrong, and no token: nothing else sees it."""
+
+    @pytest.fixture
+    def report(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, Check]:
+        teach = Drafter.extend_chain
+
+        def shifted(self: Drafter, predict: Any, hidden_states: Any, *rest: Any) -> Any:
+            return teach(self, predict, hidden_states.roll(1, 0), *rest)
+
+        monkeypatch.setattr(Drafter, "extend_chain", shifted)
+        asked_for = question()
+        checks = Examiner(asked_for, (0, 1)).examine(asked_for.relays[0]).checks
+        return {check.name: check for check in checks}
+
+    def test_it_is_caught_by_the_drafts_alone(self, report: dict[str, Check]) -> None:
+        assert [name for name, check in report.items() if check.verdict == "failed"] == [NAME]
+
+    def test_it_is_told_with_request_and_part(self, report: dict[str, Check]) -> None:
+        says = report[NAME].evidence[0].says
+        assert says.startswith("request r0, verify 1, length ")
+        assert "its draft starts from other " in says and "hidden_states" in says
