@@ -20,7 +20,7 @@ from .workload_schema import Workload
 Kind = Literal[
     "prefill", "decode", "mixed", "idle", "verify", "draft", "draft_extend", "prebuilt", "decode.steady"
 ]
-Stream = Literal["schedule", "forward", "copy", "staging", "backup"]
+Stream = Literal["schedule", "forward", "copy", "staging", "backup", "transfer"]
 Counter = Literal[
     "h2d",
     "d2h",

@@ -18,6 +18,7 @@ Row = TypeVar("Row", CopyRow, SyncRow)
 
 _SUMS = ("count", "steady", "bytes", "host_us", "exposed_us")
 _APART = "each worker has its own: see ranks"
+_BEHIND = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
 _NOBODY = "no request ran long enough"
 
 
@@ -45,7 +46,7 @@ def whole(places: Sequence[Place], workers: Sequence[Heard], left: Sequence[Requ
             "copies": _summed(row for result in results for row in result.copies),
             "syncs": _summed(row for result in results for row in result.syncs),
             "idle": first.idle if _void(first) else Abstained(abstained=_APART),
-            "ranks": tuple(_rank(place, result) for place, result in zip(places, results, strict=False)),
+            "ranks": tuple(_rank(place, heard) for place, heard in zip(places, workers, strict=False)),
             "requests": tuple(sorted([*ended, *missing], key=lambda row: int(row.id[1:]))),
             "outputs": _outputs(records, deciding),
             "hazards": all_hazards(results),
@@ -56,19 +57,32 @@ def whole(places: Sequence[Place], workers: Sequence[Heard], left: Sequence[Requ
 def _metrics(log: RequestLog, results: Sequence[Result]) -> Metrics:
     """Of requests; what is a device's or a loop's is told by each worker."""
     first = results[-1]
-    exact = all(metric.exact for metric in first.metrics.values() if isinstance(metric, Metric))
-    metrics: Metrics = {name: Abstained(abstained=_APART) for name in first.metrics}
+    exact = _exact(first)
+    metrics: Metrics = {name: Abstained(abstained=_APART) for name in first.metrics if "." not in name}
     metrics |= request_metrics(log, exact=exact)
     metrics["peak_kv_tokens"] = max((result.metrics["peak_kv_tokens"] for result in results), key=_value)
+    metrics |= _split(log, exact=exact)
+    return _told(first, metrics)
+
+
+def _split(log: RequestLog, *, exact: bool) -> Metrics:
+    """What the time to first token is made of besides the queue."""
     parts = {
         "prefill_ms": latency.prefilling(log.records),
         "transfer_ms": latency.transfer(log.records),
         "decode_queue_ms": latency.decode_queueing(log.records),
     }
-    metrics |= {name: distributed(name, part, exact=exact, why=_NOBODY) for name, part in parts.items()}
-    if not _void(first):
-        return metrics
-    return {name: first.idle if isinstance(first.idle, Abstained) else metrics[name] for name in metrics}
+    return {name: distributed(name, part, exact=exact, why=_NOBODY) for name, part in parts.items()}
+
+
+def _told(result: Result, metrics: Metrics) -> Metrics:
+    """Nothing, for the reason that the result itself has, where its times mean nothing."""
+    idle = result.idle
+    return {name: idle if isinstance(idle, Abstained) else metric for name, metric in metrics.items()}
+
+
+def _exact(result: Result) -> bool:
+    return all(metric.exact for metric in result.metrics.values() if isinstance(metric, Metric))
 
 
 def _void(result: Result) -> bool:
@@ -104,13 +118,19 @@ def _summed(rows: Iterable[Row]) -> tuple[Row, ...]:
     )
 
 
-def _rank(place: Place, result: Result) -> RankPart:
+def _rank(place: Place, heard: Heard) -> RankPart:
+    """A prefill worker knows nothing of a request's life behind its prompt."""
+    result, metrics = heard.result, heard.result.metrics
+    if place.role == "prefill":
+        metrics = {name: metric for name, metric in metrics.items() if name not in _BEHIND}
+    else:
+        metrics = metrics | _told(result, _split(heard.done.answers.requests, exact=_exact(result)))
     return RankPart(
         name=place.name,
         role=place.role,
         per_step=result.per_step,
         idle=result.idle,
-        metrics=result.metrics,
+        metrics=metrics,
     )
 
 
