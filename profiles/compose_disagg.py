@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from ..scenarios.combinations import overlaps
+from ..sched.disagg.fake import NoPort
 from ..sched.disagg.inbox import Inbox
 from ..sched.disagg.kv import KVPort
 from ..sched.disagg.outbox import Outbox
@@ -35,7 +36,9 @@ def transfer(
     """Nothing where prompts are computed and decoded by one worker."""
     if seat.place is None or seat.link is None:
         return {}
-    parts, scenario = Parts(seat.place, seat.link, port, cache, streams), resolved.scenario
+    scenario = resolved.scenario
+    way = NoPort() if scenario.engine.disaggregation.transfer == "fake" else port
+    parts = Parts(seat.place, seat.link, way, cache, streams)
     if seat.place.role == "prefill":
         return {"outbox": Outbox(parts, observer, overlapped=overlaps(scenario))}
     reserve = scenario.engine.disaggregation.reserved_decode_tokens

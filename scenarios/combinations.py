@@ -118,7 +118,6 @@ RULES: tuple[Rule, ...] = (
 # Ways to transfer KV that are not built.
 UNAVAILABLE: dict[str, str] = {
     "distributed": "workers as processes",
-    "fake": "KV that is never sent",
     "nixl": "transfers by NIXL",
 }
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ...scenarios.workload import build
+from ...sched.disagg.fake import FakeLink
 from ...sched.disagg.place import Place
 from ...sched.disagg.requests import run_router
+from ...sched.link import Link
 from ...sched.request import Request
 from .. import capacity
 from ..feed import Feed
@@ -39,7 +41,8 @@ def disaggregated_world(resolved: Resolved, hazards: bool, adversary: int | None
         watched = hazards and place.role != "router"
         with open_rank(resolved, valve, member, hazards=watched, adversary=adversary) as (machine, gpu):
             profile = resolved.hardware.links["nvlink"]
-            seat = Seat(VirtualLink(member, gpu, inboxes, profile, patience=PATIENCE), place=place)
+            link: Link = VirtualLink(member, gpu, inboxes, profile, patience=PATIENCE)
+            seat = Seat(FakeLink(link, place) if pair.transfer == "fake" else link, place=place)
             if place.role == "router":
                 left.extend(_route(resolved, machine, seat))
                 return None
@@ -47,7 +50,7 @@ def disaggregated_world(resolved: Resolved, hazards: bool, adversary: int | None
 
     with one_thread(), patched(hazards=hazards), settled_heap():
         workers = [heard for heard in run_ranks(len(places), rank) if heard is not None]
-    return whole(places, workers, left)
+    return whole(places, workers, left, sent=pair.transfer != "fake")
 
 
 def _route(resolved: Resolved, machine: Machine, seat: Seat) -> Sequence[RequestRow]:

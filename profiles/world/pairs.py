@@ -19,6 +19,7 @@ Row = TypeVar("Row", CopyRow, SyncRow)
 _SUMS = ("count", "steady", "bytes", "host_us", "exposed_us")
 _APART = "each worker has its own: see ranks"
 _BEHIND = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
+_UNSENT = "KV was never sent, the tokens mean nothing"
 _NOBODY = "no request ran long enough"
 
 
@@ -29,8 +30,11 @@ class Heard(NamedTuple):
     done: Pass
 
 
-def whole(places: Sequence[Place], workers: Sequence[Heard], left: Sequence[RequestRow]) -> Result:
-    """Requests are told by the workers that decoded them; ``left`` are those that nobody has ended."""
+def whole(
+    places: Sequence[Place], workers: Sequence[Heard], left: Sequence[RequestRow], *, sent: bool
+) -> Result:
+    """Requests are told by the workers that decoded them; ``left`` are those that nobody has ended. ``sent``: there was
+    a transfer."""
     results = [heard.result for heard in workers]
     deciding = [heard for place, heard in zip(places, workers, strict=False) if place.role == "decode"]
     first = deciding[0].result
@@ -48,7 +52,7 @@ def whole(places: Sequence[Place], workers: Sequence[Heard], left: Sequence[Requ
             "idle": first.idle if _void(first) else Abstained(abstained=_APART),
             "ranks": tuple(_rank(place, heard) for place, heard in zip(places, workers, strict=False)),
             "requests": tuple(sorted([*ended, *missing], key=lambda row: int(row.id[1:]))),
-            "outputs": _outputs(records, deciding),
+            "outputs": _outputs(records, deciding) if sent else Abstained(abstained=_UNSENT),
             "hazards": all_hazards(results),
         }
     )

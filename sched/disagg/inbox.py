@@ -164,7 +164,8 @@ class Inbox:
         if isinstance(value, Failed):
             receiver.failed = True
             return
-        self._parts.port.scatter(receiver.slots[value.start : value.stop], tensors)
+        if tensors:
+            self._parts.port.scatter(receiver.slots[value.start : value.stop], tensors)
         if value.metadata is not None:
             receiver.req.transferred_at = now
             del self._receivers[receiver.req.id]

@@ -18,22 +18,30 @@ class Tags(Protocol):
     sums: torch.Tensor
 
 
+class Port(Protocol):
+    """Where KV leaves and comes in. Everything runs on the current stream."""
+
+    def gather(self, slots: torch.Tensor) -> Sequence[torch.Tensor]:
+        """What lies in ``slots`` [n] int64, in memory of its own."""
+
+    def scatter(self, slots: torch.Tensor, values: Sequence[torch.Tensor]) -> None:
+        """Put what ``gather`` gave into ``slots`` [n] int64."""
+
+
 class KVPort:
-    """``tags`` with values none: they travel with the KV that they stand for. Everything runs on the current stream."""
+    """``tags`` with values none: they travel with the KV that they stand for."""
 
     def __init__(self, kv: KVPool, tags: Tags | None) -> None:
         self._kv = kv
         self._tags = tags
 
     def gather(self, slots: torch.Tensor) -> Sequence[torch.Tensor]:
-        """What lies in ``slots`` [n] int64, in memory of its own."""
         kv = gather_kv(self._kv.k_cache, self._kv.v_cache, slots)
         if self._tags is None:
             return (kv,)
         return kv, gather_tags(self._tags.tags, self._tags.sums, slots)
 
     def scatter(self, slots: torch.Tensor, values: Sequence[torch.Tensor]) -> None:
-        """Put what ``gather`` gave into ``slots`` [n] int64."""
         scatter_kv(self._kv.k_cache, self._kv.v_cache, slots, values[0])
         if self._tags is not None:
             scatter_tags(self._tags.tags, self._tags.sums, slots, values[1])

@@ -32,7 +32,7 @@ class Metadata(NamedTuple):
     logprobs: tuple[float, ...]  # of that token, if it was asked for
     cached_tokens: int
     first_scheduled_at: int | None
-    prefilled_at: int
+    prefilled_at: int | None
 
 
 class Chunk(NamedTuple):

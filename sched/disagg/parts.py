@@ -12,7 +12,7 @@ import torch
 from ..link import Link
 from ..memory.cache import PrefixCache
 from ..observe import Observer
-from .kv import KVPort
+from .kv import Port
 from .place import Place
 
 
@@ -33,7 +33,7 @@ class Streams(Protocol):
 class Parts:
     place: Place
     link: Link
-    port: KVPort
+    port: Port
     cache: PrefixCache
     streams: Streams
 

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from schedbench.profiles.result import Metric, Result
+from schedbench.profiles.result import Abstained, Metric, Result
 from tests.acceptance.questions import SMALL, answer, digest, digest_of, statuses, value
 
 PAIR = "engine.disaggregation={mode: pair}"
@@ -123,3 +123,12 @@ def test_every_worker_has_a_part_of_the_result() -> None:
         *[{"prefill"}] * 2,
         *[{"decode", "decode.steady", "prebuilt"}] * 2,
     ]
+
+
+@pytest.mark.parametrize("way", [(), ("engine.overlap=false", NONE)])
+def test_what_is_never_sent_says_nothing_of_tokens(way: tuple[str, ...]) -> None:
+    fake = "engine.disaggregation={mode: pair, decode: 2, transfer: fake}"
+    result = answer("mixed", *FEWER, fake, *way)
+    assert statuses(result) == {"finished"} and len(result.requests) == 12
+    assert result.outputs == Abstained(abstained="KV was never sent, the tokens mean nothing")
+    assert not [row for row in result.copies if row.stream == "transfer"]

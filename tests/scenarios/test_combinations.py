@@ -108,7 +108,7 @@ def test_what_only_latest_can_do_is_refused_elsewhere() -> None:
 
 
 def test_a_mode_that_is_not_built_is_refused() -> None:
-    [(path, text)] = findings(scenario(engine={"disaggregation": {"mode": "pair", "transfer": "fake"}}))
+    [(path, text)] = findings(scenario(engine={"disaggregation": {"mode": "pair", "transfer": "nixl"}}))
 
     assert path == ("engine", "disaggregation", "transfer")
     assert text.startswith("not available in this version: ")
