@@ -84,7 +84,7 @@ class Answers:
                 **forward_metrics(self.waiting.forwards, exact=exact),
                 **waiting_metrics(waiting, exact=exact),
                 **self._swap_metrics(exact=exact),
-                **_acceptance_metrics(self.acceptance, drafts, exact=exact),
+                **acceptance_metrics(self.acceptance, drafts, exact=exact),
             },
             per_step=per_step(self.counts.steps, self.counts.tallies(), names),
             copies=copy_rows(self.counts.lines.copies, names),
@@ -179,8 +179,8 @@ def forward_metrics(by_kind: Mapping[str, Distribution], *, exact: bool) -> Metr
     return metrics
 
 
-def _acceptance_metrics(log: AcceptanceLog, drafts: int, *, exact: bool) -> Metrics:
-    """Nothing of a run that does not speculate."""
+def acceptance_metrics(log: AcceptanceLog, drafts: int, *, exact: bool) -> Metrics:
+    """How drafts fared: nothing of a run that does not speculate."""
     if not drafts:
         return {}
     why = "nothing was verified"

@@ -164,7 +164,7 @@ def compose(
         worker=worker if guard is None or worker is None else guard.worker(worker),
         link=seat.link,
         stage=seat.stage,
-        **transfer(resolved, seat, port, cache=cache, streams=streams, observer=observer),
+        **transfer(resolved, seat, port, worker, cache=cache, streams=streams, observer=observer),
     )
     name_pools(machine, engine)
     return Composition(Scheduler(engine), tags, None if host is None else host.buffers)

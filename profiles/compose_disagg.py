@@ -13,6 +13,7 @@ from ..sched.disagg.parts import Parts
 from ..sched.memory.cache import PrefixCache
 from ..sched.observe import Observer
 from ..sched.relay.desk import Streams
+from ..sched.speculate.worker import Worker
 from .resolve import Resolved
 from .seat import Seat
 
@@ -28,6 +29,7 @@ def transfer(
     resolved: Resolved,
     seat: Seat,
     port: KVPort,
+    worker: Worker | None,
     *,
     cache: PrefixCache,
     streams: Streams,
@@ -37,6 +39,7 @@ def transfer(
     if seat.place is None or seat.link is None:
         return {}
     scenario = resolved.scenario
+    port = port if worker is None or worker.kv is None else port.with_pool(worker.kv)
     way = NoPort() if scenario.engine.disaggregation.transfer == "fake" else port
     parts = Parts(seat.place, seat.link, way, cache, streams)
     if seat.place.role == "prefill":

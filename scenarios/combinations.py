@@ -46,6 +46,10 @@ MODES: dict[str, Mode] = {
     "hisparse": Mode(("engine", "hisparse"), lambda s: s.engine.hisparse.enabled),
     "pipeline": Mode(("engine", "pipeline"), lambda s: s.engine.pipeline.stages > 1),
     "disaggregation": Mode(("engine", "disaggregation"), lambda s: s.engine.disaggregation.mode != "none"),
+    "fake transfer": Mode(
+        ("engine", "disaggregation", "transfer"),
+        lambda s: s.engine.disaggregation.mode != "none" and s.engine.disaggregation.transfer == "fake",
+    ),
     "grammar": Mode(("workload", "sampling", "grammar"), lambda s: s.workload.sampling.grammar is not None),
     "logprobs": Mode(("workload", "sampling", "logprobs"), lambda s: s.workload.sampling.logprobs),
     "minimum length": Mode(
@@ -90,12 +94,7 @@ RULES: tuple[Rule, ...] = (
         "refused",
         "workers of several stages would have to agree on every transfer",
     ),
-    Rule(
-        "disaggregation",
-        "speculation",
-        "refused",
-        "a draft's state does not travel with the KV in this version",
-    ),
+    Rule("fake transfer", "speculation", "refused", "a draft would start from nothing"),
     Rule("disaggregation", "hisparse", "refused", "KV comes to the device, not to the host, in this version"),
     Rule("disaggregation", "mixed chunk", "runs", "nobody decodes where prompts are computed: nothing mixes"),
     Rule("disaggregation", "radix cache", "runs", "the cache is the prefill workers'"),

@@ -57,6 +57,7 @@ _WHERE: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "hot-buffer-by-sentinel": (HOSTING, ()),
     "rejoin-without-mirror": (HOSTING, ()),
     "prebuilt-unpublished": (PARTING, ()),
+    "publish-ready-overwritten": (PARTING, ()),
     "pd-freed-block-race": (PARTING, _CROWDED),
     "pd-overwritten-page": (PARTING, _RETRACTED),
     "emptied-batch-merged": (JOINING, ()),

@@ -11,6 +11,7 @@ from ...sched.disagg.requests import run_router
 from ...sched.link import Link
 from ...sched.request import Request
 from .. import capacity
+from ..draft import speculation_depth
 from ..feed import Feed
 from ..heap import settled_heap
 from ..machine import Machine
@@ -50,7 +51,8 @@ def disaggregated_world(resolved: Resolved, hazards: bool, adversary: int | None
 
     with one_thread(), patched(hazards=hazards), settled_heap():
         workers = [heard for heard in run_ranks(len(places), rank) if heard is not None]
-    return whole(places, workers, left, sent=pair.transfer != "fake")
+    drafts = speculation_depth(resolved.scenario)
+    return whole(places, workers, left, sent=pair.transfer != "fake", drafts=drafts)
 
 
 def _route(resolved: Resolved, machine: Machine, seat: Seat) -> Sequence[RequestRow]:

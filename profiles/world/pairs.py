@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from ...sched.disagg.place import Place
-from ..answers import Metrics, distributed, request_metrics
+from ..answers import Metrics, acceptance_metrics, distributed, request_metrics
 from ..metrics import latency
+from ..metrics.acceptance import AcceptanceLog
 from ..metrics.requests import RequestLog, RequestRecord
 from ..passes import outputs_with
 from ..result import Abstained, CopyRow, KindCounts, Metric, Outputs, RankPart, RequestRow, Result, SyncRow
@@ -31,10 +32,15 @@ class Heard(NamedTuple):
 
 
 def whole(
-    places: Sequence[Place], workers: Sequence[Heard], left: Sequence[RequestRow], *, sent: bool
+    places: Sequence[Place],
+    workers: Sequence[Heard],
+    left: Sequence[RequestRow],
+    *,
+    sent: bool,
+    drafts: int,
 ) -> Result:
     """Requests are told by the workers that decoded them; ``left`` are those that nobody has ended. ``sent``: there was
-    a transfer."""
+    a transfer; ``drafts``: how many tokens deep they speculate."""
     results = [heard.result for heard in workers]
     deciding = [heard for place, heard in zip(places, workers, strict=False) if place.role == "decode"]
     first = deciding[0].result
@@ -45,7 +51,7 @@ def whole(
     missing = [row for row in left if row.id not in rows]
     return first.model_copy(
         update={
-            "metrics": _metrics(log, results),
+            "metrics": _told(first, _metrics(log, results)) | _acceptance(deciding, drafts),
             "per_step": _per_step(results),
             "copies": _summed(row for result in results for row in result.copies),
             "syncs": _summed(row for result in results for row in result.syncs),
@@ -65,8 +71,12 @@ def _metrics(log: RequestLog, results: Sequence[Result]) -> Metrics:
     metrics: Metrics = {name: Abstained(abstained=_APART) for name in first.metrics if "." not in name}
     metrics |= request_metrics(log, exact=exact)
     metrics["peak_kv_tokens"] = max((result.metrics["peak_kv_tokens"] for result in results), key=_value)
-    metrics |= _split(log, exact=exact)
-    return _told(first, metrics)
+    return metrics | _split(log, exact=exact)
+
+
+def _acceptance(deciding: Sequence[Heard], drafts: int) -> Metrics:
+    log = AcceptanceLog.merged(heard.done.answers.acceptance for heard in deciding)
+    return acceptance_metrics(log, drafts, exact=_exact(deciding[0].result))
 
 
 def _split(log: RequestLog, *, exact: bool) -> Metrics:

@@ -33,16 +33,19 @@ class _Receiver:
 @dataclass(slots=True)
 class _Parked:
     req: Request
+    draft: tuple[torch.Tensor, ...]
     values: Sequence[torch.Tensor]  # of the host, as the port gathered them
 
 
 @dataclass(slots=True)
 class Ready:
-    """``arrived``: event behind which the KV may be read; ``metadata`` of a request that comes for the first time."""
+    """``arrived``: event behind which the KV may be read; ``metadata`` of a request that comes for the first time;
+    ``draft``: where it speculates, what its draft starts from: one that comes back begins as it did then, badly."""
 
     req: Request
     arrived: Any
     metadata: Metadata | None
+    draft: tuple[torch.Tensor, ...]
 
 
 class Inbox:
@@ -56,6 +59,7 @@ class Inbox:
         self._receivers: dict[str, _Receiver] = {}
         self._parked: list[_Parked] = []
         self._ready: list[Ready] = []
+        self._drafts: dict[str, tuple[torch.Tensor, ...]] = {}  # of requests that are there, for their return
 
     # ---- what is there --------------------------------------------------------------------------------------
 
@@ -169,7 +173,7 @@ class Inbox:
         if value.metadata is not None:
             receiver.req.transferred_at = now
             del self._receivers[receiver.req.id]
-            self._ready.append(Ready(receiver.req, self._arrival(), value.metadata))
+            self._ready.append(Ready(receiver.req, self._arrival(), value.metadata, value.metadata.draft))
 
     def failed(self) -> list[Request]:
         """Requests whose prompt will not come; their room is still theirs."""
@@ -183,7 +187,13 @@ class Inbox:
         ready, self._ready = self._ready, []
         for entry in ready:
             self._parts.streams.schedule.wait_event(entry.arrived)
+            if entry.draft:
+                self._drafts[entry.req.id] = entry.draft
         return ready
+
+    def forget(self, req: Request) -> None:
+        """It has ended."""
+        self._drafts.pop(req.id, None)
 
     def _arrival(self) -> Any:
         event = self._parts.streams.module.Event()
@@ -197,7 +207,8 @@ class Inbox:
         assert req.req_pool_idx is not None
         row = self._parts.cache.req_to_token_pool.req_to_token[req.req_pool_idx]
         slots = row[: _length(req)].to(torch.int64)
-        self._parked.append(_Parked(req, [tensor.cpu() for tensor in self._parts.port.gather(slots)]))
+        values = [tensor.cpu() for tensor in self._parts.port.gather(slots)]
+        self._parked.append(_Parked(req, self._drafts.get(req.id, ()), values))
 
     def _resume(self, parked: _Parked, before_transfer: Callable[[Any], None]) -> None:
         parts, req = self._parts, parked.req
@@ -205,7 +216,7 @@ class Inbox:
         device = parts.cache.req_to_token_pool.device
         with parts.streams.on(self._stream):
             parts.port.scatter(slots, [tensor.to(device) for tensor in parked.values])
-            self._ready.append(Ready(req, self._arrival(), None))
+            self._ready.append(Ready(req, self._arrival(), None, parked.draft))
 
     def _tell(self, req: Request, value: Preallocated | Dropped) -> None:
         self._parts.link.send(self._parts.place.prefill_of(req.index), HANDSHAKE, value)

@@ -31,17 +31,22 @@ class Port(Protocol):
 class KVPort:
     """``tags`` with values none: they travel with the KV that they stand for."""
 
-    def __init__(self, kv: KVPool, tags: Tags | None) -> None:
-        self._kv = kv
+    def __init__(self, kv: KVPool, tags: Tags | None, *others: KVPool) -> None:
+        self._pools = (kv, *others)
         self._tags = tags
 
+    def with_pool(self, kv: KVPool) -> KVPort:
+        """The same, and what a draft model keeps in the same slots."""
+        return KVPort(self._pools[0], self._tags, kv)
+
     def gather(self, slots: torch.Tensor) -> Sequence[torch.Tensor]:
-        kv = gather_kv(self._kv.k_cache, self._kv.v_cache, slots)
+        kv = [gather_kv(pool.k_cache, pool.v_cache, slots) for pool in self._pools]
         if self._tags is None:
-            return (kv,)
-        return kv, gather_tags(self._tags.tags, self._tags.sums, slots)
+            return kv
+        return *kv, gather_tags(self._tags.tags, self._tags.sums, slots)
 
     def scatter(self, slots: torch.Tensor, values: Sequence[torch.Tensor]) -> None:
-        scatter_kv(self._kv.k_cache, self._kv.v_cache, slots, values[0])
+        for pool, value in zip(self._pools, values, strict=False):
+            scatter_kv(pool.k_cache, pool.v_cache, slots, value)
         if self._tags is not None:
-            scatter_tags(self._tags.tags, self._tags.sums, slots, values[1])
+            scatter_tags(self._tags.tags, self._tags.sums, slots, values[-1])

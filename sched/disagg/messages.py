@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
+
 REQUEST = "request"  # router to both workers: a Request; None when there will be no more
 ENDED = "ended"  # decode worker to router: an id
 HANDSHAKE = "handshake"  # decode to prefill worker: Preallocated or Dropped
@@ -33,6 +35,9 @@ class Metadata(NamedTuple):
     cached_tokens: int
     first_scheduled_at: int | None
     prefilled_at: int | None
+    draft: tuple[
+        torch.Tensor, ...
+    ] = ()  # topk_p, topk_index [topk] and hidden state [hidden], of the host's memory
 
 
 class Chunk(NamedTuple):

@@ -117,7 +117,7 @@ class DecodeWorker:
             _commit(entry)
         step = scheduler.take_step()
         with engine.observer.range("prepare", step, len(ready)):
-            batch = prebuild(engine, [entry.req for entry in ready], step)
+            batch = prebuild(engine, ready, step)
         info = StepInfo(step, "prebuilt", len(ready), 0, steady=False)
         engine.observer.launched(info)
         with engine.observer.range("settle", step, len(ready)):
@@ -137,7 +137,8 @@ class DecodeWorker:
 
     def _release(self, req: Request, status: Status, reason: str) -> None:
         """End a request whose KV never came."""
-        release_kv_cache(req, self.engine.cache, is_insert=False)
+        speculative = self.engine.config.speculative is not None
+        release_kv_cache(req, self.engine.cache, is_insert=False, speculative=speculative)
         close(self.engine, req, status, reason)
 
 

@@ -11,7 +11,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from . import broken, draft_lengths, lengths, ordering, penalties, placeholders, prebuilt, tokens
+from . import (
+    broken,
+    draft_lengths,
+    draft_prebuilt,
+    lengths,
+    ordering,
+    penalties,
+    placeholders,
+    prebuilt,
+    tokens,
+)
 from .draft_row import DraftRow, Speculation
 from .row import Row
 from .switches import SWITCHES
@@ -254,6 +264,16 @@ _FAULTS = (
         speculation="v2",
     ),
     Fault(
+        "publish-ready-overwritten",
+        "A prebuilt batch re-records the one event of publishing while a forward's is pending.",
+        "5.12, fixed by #30435",
+        ("pr26425", "pr26425-before", "pr26020"),
+        ("overlapped",),
+        unchanged,
+        speculation="v2",
+        change_drafts=partial(_with, seed=draft_prebuilt.seed_unchained),
+    ),
+    Fault(
         "worker-extras-not-kept",
         "Tensors of a speculating worker lose their last reference in mid-forward.",
         "5.16, speculation v2",
@@ -316,12 +336,6 @@ _AWAITED = (
         "The benchmark of one batch calls the model without resolving its input.",
         "5.10, #25945, fixed by #26904",
         "onebatch",
-    ),
-    AwaitedFault(
-        "publish-ready-overwritten",
-        "A prebuilt batch re-records the one event of publishing while a forward's is pending.",
-        "5.12, fixed by #30435",
-        "disaggregation with speculation",
     ),
     AwaitedFault(
         "idle-rows-stashed",

@@ -81,6 +81,8 @@ def speculating(row: Row, mode: Literal["v1", "v2"]) -> Row:
     if row.penalty_tokens is not penalties.OnDevice:
         latest = {"v1": penalties.from_bonus, "v2": penalties.from_requests}[mode]
         row = replace(row, penalty_tokens=latest)
+    if row.prebuild is prebuilt.prebuild_publishing:  # a worker publishes itself
+        row = replace(row, prebuild=prebuilt.prebuild_input)
     return replace(row, prepare_input=ordering.nothing, publish=ordering.nothing)
 
 

@@ -23,6 +23,7 @@ ON: dict[str, dict[str, Any]] = {
     "hisparse": {"engine": {"hisparse": {"enabled": True}}},
     "pipeline": {"engine": {"pipeline": {"stages": 2}}},
     "disaggregation": {"engine": {"disaggregation": {"mode": "pair"}}},
+    "fake transfer": {"engine": {"disaggregation": {"mode": "pair", "transfer": "fake"}}},
     "measured host": {"device": {"host": "measured"}},
     "grammar": {"workload": {"sampling": {"grammar": {"regex": "a+"}}}},
     "logprobs": {"workload": {"sampling": {"logprobs": True}}},
