@@ -31,7 +31,7 @@ def reference(mode: str) -> tuple[str, float]:
         ("v2", ("engine.disaggregation.prefill=2", "engine.disaggregation.decode=2")),
         ("v1", ("engine.relay=pr25774-before",)),
         ("v1", ("engine.relay=pr25945",)),
-        ("v1", ("engine.relay=latest", "engine.page_size=16")),
+        ("v1", ("engine.relay=latest",)),
     ],
 )
 def test_no_token_and_no_draft_is_another(mode: str, way: tuple[str, ...]) -> None:
