@@ -38,6 +38,7 @@ from .result import (
 )
 from .runner import Bench, Instrument, Pass, Valve, Watch, nobody
 from .seat import Seat
+from .world.audience import Audience
 from .world.disagg import disaggregated_world
 from .world.pairs import Heard
 from .world.processes import process_world
@@ -92,7 +93,7 @@ def execute(
             raise MachineError(
                 "engine.disaggregation: its workers are ranks of the virtual world only, so far"
             )
-        result = disaggregated_world(*around, task.heard)
+        result = disaggregated_world(*around, replace(task, watch=Audience(watch)).heard)
     elif scenario.engine.ranks == 1:
         result = alone(kind, *around, task.run, keep_trace=options.keep_trace)
     elif options.world == "virtual":
@@ -118,7 +119,7 @@ class _Task:
     begin: float = field(default_factory=time.perf_counter)
 
     def run(self, machine: Machine, valve: Valve, seat: Seat) -> RankRun:
-        """One rank's run. Only the first one is watched by the caller's listeners."""
+        """One rank's run. Only those that tell of requests are watched by the caller's listeners."""
         heard = self.heard(machine, valve, seat)
         return RankRun(heard.result, heard.done.answers.bubble.found())
 
@@ -134,7 +135,7 @@ class _Task:
             found = measured(
                 bench,
                 machine,
-                self.watch if leads else nobody,
+                self.watch if seat.tells else nobody,
                 save_tokens=options.save_tokens,
                 traced=options.traced,
             )

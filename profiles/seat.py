@@ -48,6 +48,11 @@ class Seat(NamedTuple):
         return Leading(source, *place) if self.stage.is_first else Following(*place)
 
     @property
+    def tells(self) -> bool:
+        """Whether requests end here for their clients."""
+        return self.rank == 0 if self.place is None else self.place.role == "decode"
+
+    @property
     def shares_prefixes(self) -> bool:
         """A decode worker's prompts are another's: it has none to share."""
         return self.place is None or self.place.role == "prefill"
