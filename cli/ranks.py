@@ -19,6 +19,17 @@ _METRICS: Final = (
     "exposed_stall_us_per_step",
     "exposed_host_us_per_step",
 )
+# Of workers that have a part of the requests each.
+_REQUESTS: Final = (
+    "ttft_ms",
+    "queue_ms",
+    "prefill_ms",
+    "transfer_ms",
+    "decode_queue_ms",
+    "cache_hit_ratio",
+    "peak_kv_tokens",
+    "retractions",
+)
 _IDLE: Final = ("host_late", "dependency", "kernel_gap", "no_work")
 
 
@@ -40,7 +51,8 @@ def _rows(ranks: list[Document]) -> Iterator[tuple[str, str, list[str]]]:
     for kind in ordered({kind for rank in ranks for kind in rank["per_step"]}, KINDS):
         steps = [rank["per_step"].get(kind, {}).get("steps") for rank in ranks]
         yield f"{kind} steps", "", [number(count) if count else MISSING for count in steps]
-    for name in (*_METRICS, *_others(ranks)):
+    requests = () if any(rank["role"] == "pipeline" for rank in ranks) else _REQUESTS
+    for name in (*requests, *_METRICS, *_others(ranks)):
         yield _label(name), _unit(ranks, name), [_cell(rank["metrics"].get(name)) for rank in ranks]
     for part in _IDLE:
         yield f"idle: {part.replace('_', ' ')}", "ms", [_idle(rank["idle"], part) for rank in ranks]
@@ -54,6 +66,7 @@ def _others(ranks: list[Document]) -> list[str]:
 def _label(name: str) -> str:
     return (
         name.removesuffix("_us_per_step")
+        .removesuffix("_ms")
         .replace("_pct", "")
         .replace("_", " ")
         .replace(".outside", ": before other work")

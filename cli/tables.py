@@ -25,7 +25,7 @@ from .source_lines import copies, host_waits
 if TYPE_CHECKING:
     from ..profiles.budget import Breach, Offender
 
-_STREAMS = ("schedule", "forward", "copy", "staging", "backup")
+_STREAMS = ("schedule", "forward", "copy", "staging", "backup", "transfer")
 _COUNTERS = ("h2d", "d2h", "d2d", "sync", "kernel")
 _PLAIN = (
     "output_throughput",
@@ -44,7 +44,9 @@ _PLAIN = (
     "peak_kv_tokens",
     "accept_length",
 )
-_TIMES = ("ttft_ms", "queue_ms", "tpot_ms", "itl_ms", "e2e_ms", "step_ms", "forward_ms")
+_TRANSFER = ("prefill_ms", "transfer_ms", "decode_queue_ms")  # of workers of their own for prompts
+_TIMES = ("ttft_ms", "queue_ms", *_TRANSFER, "tpot_ms", "itl_ms", "e2e_ms", "step_ms", "forward_ms")
+_IN_WORDS = ("queue", "prefill", "transfer", "decode", "step", "forward")
 _IDLE = ("host_late", "dependency", "kernel_gap", "no_work", "residue")
 
 
@@ -200,9 +202,9 @@ def latency(result: Document) -> Table:
     kinds = sorted(name for name in metrics if name.startswith("forward_ms."))
     for name in (*_TIMES, *kinds):
         if name in metrics:
-            label = name.replace("_ms", "").replace(".", " ")
+            label = name.replace("_ms", "").replace("_", " ").replace(".", " ")
             table.add_row(
-                label if label.startswith(("queue", "step", "forward")) else label.upper(),
+                label if label.startswith(_IN_WORDS) else label.upper(),
                 *_times(metrics[name]),
             )
     return table

@@ -79,12 +79,12 @@ class Answers:
         records = self.requests.in_order()
         return Parts(
             metrics={
-                **_request_metrics(self.requests, exact=exact),
+                **request_metrics(self.requests, exact=exact),
                 "step_ms": distributed("step_ms", self.periods.periods, exact=exact, why=_NO_PERIOD),
                 **forward_metrics(self.waiting.forwards, exact=exact),
                 **waiting_metrics(waiting, exact=exact),
                 **self._swap_metrics(exact=exact),
-                **_acceptance_metrics(self.acceptance, drafts, exact=exact),
+                **acceptance_metrics(self.acceptance, drafts, exact=exact),
             },
             per_step=per_step(self.counts.steps, self.counts.tallies(), names),
             copies=copy_rows(self.counts.lines.copies, names),
@@ -141,7 +141,8 @@ def _quantile(samples: Distribution, percentile: str) -> float | Abstained:
     return value / 1e6
 
 
-def _request_metrics(log: RequestLog, *, exact: bool) -> Metrics:
+def request_metrics(log: RequestLog, *, exact: bool) -> Metrics:
+    """What follows from requests and the tokens that they got."""
     records = log.records
     full = throughput(records, log.production)
     steady = steady_throughput(records, log.production)
@@ -178,8 +179,8 @@ def forward_metrics(by_kind: Mapping[str, Distribution], *, exact: bool) -> Metr
     return metrics
 
 
-def _acceptance_metrics(log: AcceptanceLog, drafts: int, *, exact: bool) -> Metrics:
-    """Nothing of a run that does not speculate."""
+def acceptance_metrics(log: AcceptanceLog, drafts: int, *, exact: bool) -> Metrics:
+    """How drafts fared: nothing of a run that does not speculate."""
     if not drafts:
         return {}
     why = "nothing was verified"

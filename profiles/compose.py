@@ -11,9 +11,11 @@ import torch
 
 from ..scenarios.combinations import overlaps
 from ..sched.config import EngineConfig, HiSparseConfig
+from ..sched.disagg.kv import KVPort
 from ..sched.hisparse.pools import HotBuffers
 from ..sched.loop.engine import Engine, Runner, Source, TokenSampler
 from ..sched.loop.scheduler import Scheduler
+from ..sched.memory.cache import PrefixCache
 from ..sched.memory.chunk import ChunkCache
 from ..sched.memory.radix import RadixCache
 from ..sched.memory.slots import ReqToTokenPool
@@ -31,6 +33,7 @@ from ..sched.relay.desk import Streams
 from ..sched.relay.row import Relay, Row
 from ..sched.relay.states import RelayChoice
 from ..sched.speculate.worker import Worker
+from .compose_disagg import transfer
 from .compose_sparse import Host, host_side, kv_tier, sparse_attention
 from .draft import draft_worker, kv_pool, speculative_config
 from .hazards import name_pools
@@ -134,23 +137,16 @@ def compose(
             relay, config, streams, observer=observer, req_to_token=slots.req_to_token, guard=guard
         )
         weights, pages = _weights(resolved, config.device, seat), handed_on.desk.pages
-        decoder, tags, host = _model(resolved, config, weights, pages=pages, seat=seat)
+        decoder, tags, host, port = _model(resolved, config, weights, pages=pages, seat=seat)
         on_device = _allocator(config, config.kv_tokens)
         tier = kv_tier(host, allocator, on_device, slots=slots, streams=streams, observer=observer)
-    cache = (RadixCache if config.radix_cache else ChunkCache)(slots, allocator)
+    cache = _cache(config, seat, slots, allocator)
     sampler = sampler or Sampler()
     streams.wait(streams.forward, streams.schedule)
     with streams.on(streams.forward):
         runner: Runner = ModelRunner(decoder, config, seat.proxies(resolved.model, tags))
         worker = draft_worker(
-            resolved,
-            config,
-            decoder,
-            weights,
-            sampler=sampler,
-            cache=cache,
-            observer=observer,
-            pages=pages,
+            resolved, config, decoder, weights, sampler=sampler, cache=cache, observer=observer, pages=pages
         )
     engine = Engine(
         config=config,
@@ -168,6 +164,7 @@ def compose(
         worker=worker if guard is None or worker is None else guard.worker(worker),
         link=seat.link,
         stage=seat.stage,
+        **transfer(resolved, seat, port, worker, cache=cache, streams=streams, observer=observer),
     )
     name_pools(machine, engine)
     return Composition(Scheduler(engine), tags, None if host is None else host.buffers)
@@ -213,6 +210,11 @@ def _allocator(config: EngineConfig, tokens: int) -> KVAllocator:
     return PagedAllocator(tokens, config.page_size, device=config.device)
 
 
+def _cache(config: EngineConfig, seat: Seat, slots: ReqToTokenPool, allocator: KVAllocator) -> PrefixCache:
+    shared = config.radix_cache and seat.shares_prefixes
+    return (RadixCache if shared else ChunkCache)(slots, allocator)
+
+
 def _weights(resolved: Resolved, device: torch.device, seat: Seat) -> Weights:
     scenario, model = resolved.scenario, resolved.model
     layers = seat.layers(model)
@@ -225,7 +227,7 @@ def _weights(resolved: Resolved, device: torch.device, seat: Seat) -> Weights:
 
 def _model(
     resolved: Resolved, config: EngineConfig, weights: Weights, *, pages: torch.Tensor, seat: Seat
-) -> tuple[Model, TagPool | None, Host | None]:
+) -> tuple[Model, TagPool | None, Host | None, KVPort]:
     """``pages`` is the table that forwards read. Tokens that are drawn by lot leave no tags to be checked."""
     model, scenario = resolved.model, resolved.scenario
     kv = kv_pool(replace(model, num_layers=len(seat.layers(model))), config)
@@ -240,6 +242,7 @@ def _model(
     whole = Decoder(model, weights, kv=kv, req_to_token=pages, sparse=sparse)
     decoder = whole if seat.stage is None else StageDecoder(whole, seat.stage)
     if tags is None:
-        return decoder, None, host
+        return decoder, None, host, KVPort(kv, None)
     places = None if host is None else host.places
-    return TaggedDecoder(decoder, pool=tags, req_to_token=pages, places=places), tags, host
+    tagged = TaggedDecoder(decoder, pool=tags, req_to_token=pages, places=places)
+    return tagged, tags, host, KVPort(kv, tags)

@@ -75,6 +75,24 @@ _LATENCY = (
         "first scheduled - arrival", _REQUESTS,
     ),
     Definition(
+        "prefill_ms", "ms", "lower",
+        "With workers of their own for prompts: from a request's first admission until its prefill worker has "
+        "computed the whole prompt. Queue, prefill, transfer and decode queue make up the time to first token.",
+        "prompt computed - first scheduled", _REQUESTS,
+    ),
+    Definition(
+        "transfer_ms", "ms", "lower",
+        "With workers of their own for prompts: from then until the decode worker knows that all KV has come. "
+        "Chunks that were sent before are not waited for.",
+        "KV there - prompt computed", _REQUESTS,
+    ),
+    Definition(
+        "decode_queue_ms", "ms", "lower",
+        "With workers of their own for prompts: from then until the request has joined the decode worker's "
+        "batch and its first token is known there.",
+        "first token - KV there", _REQUESTS,
+    ),
+    Definition(
         "tpot_ms", "ms", "lower",
         "Time per output token after the first. Absent for requests with a single token.",
         "(E2E - TTFT) / (output tokens - 1)", _REQUESTS,

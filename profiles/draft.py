@@ -82,12 +82,8 @@ def draft_worker(
     the draft's checkpoint cannot be read."""
     if config.speculative is None or resolved.draft is None:
         return None
-    draft = EagleDraft(
-        resolved.draft,
-        _weights(resolved, resolved.draft, weights),
-        kv=kv_pool(resolved.draft, config),
-        req_to_token=pages,
-    )
+    kv = kv_pool(resolved.draft, config)
+    draft = EagleDraft(resolved.draft, _weights(resolved, resolved.draft, weights), kv=kv, req_to_token=pages)
     hidden = Input((resolved.model.hidden_size,), resolved.model.dtype)
     return Worker(
         spec=config.speculative,
@@ -96,6 +92,7 @@ def draft_worker(
         acceptance=acceptance(config),
         cache=cache,
         observer=observer,
+        kv=kv,
     )
 
 

@@ -39,6 +39,9 @@ from .result import (
 )
 from .runner import Bench, Instrument, Pass, Valve, Watch, nobody
 from .seat import Seat
+from .world.audience import Audience
+from .world.disagg import disaggregated_world
+from .world.pairs import Heard
 from .world.processes import process_world
 from .world.ranks import RankRun, alone, virtual_world
 
@@ -87,7 +90,13 @@ def execute(
     task = _Task(resolved, relay, options, watch, instrument, guard)
     scenario, kind = resolved.scenario, chosen(options.device, resolved.scenario)
     around = resolved, options.hazards, options.adversary
-    if scenario.engine.ranks == 1:
+    if scenario.engine.disaggregation.mode != "none":
+        if options.world != "virtual":
+            raise MachineError(
+                "engine.disaggregation: its workers are ranks of the virtual world only, so far"
+            )
+        result = disaggregated_world(*around, replace(task, watch=Audience(watch)).heard)
+    elif scenario.engine.ranks == 1:
         result = alone(kind, *around, task.run, keep_trace=options.keep_trace)
     elif options.world == "virtual":
         if options.device == "cuda":
@@ -116,17 +125,21 @@ class _Task:
     begin: float = field(default_factory=time.perf_counter)
 
     def run(self, machine: Machine, valve: Valve, seat: Seat) -> RankRun:
-        """One rank's run. Only the first one is watched by the caller's listeners."""
-        leads = seat.rank == 0
-        if leads:
+        """One rank's run. Only those that tell of requests are watched by the caller's listeners."""
+        heard = self.heard(machine, valve, seat)
+        return RankRun(heard.result, heard.done.answers.bubble.found())
+
+    def heard(self, machine: Machine, valve: Valve, seat: Seat) -> Heard:
+        """The same, with what it was made of."""
+        if seat.rank == 0:
             valve.instrument = self.instrument
         if self.options.record is None:
-            return self._run(machine, valve, seat, leads=leads)
+            return self._heard(machine, valve, seat)
         with Recording(self.options.record / file_of(seat.rank)) as recording:
             valve.instrument = recording
-            return self._run(machine, valve, seat, leads=leads)
+            return self._heard(machine, valve, seat)
 
-    def _run(self, machine: Machine, valve: Valve, seat: Seat, *, leads: bool) -> RankRun:
+    def _heard(self, machine: Machine, valve: Valve, seat: Seat) -> Heard:
         options = self.options
         guard = None if self.guard is None else self.guard.of_rank(seat.rank)
         bench = Bench(self.resolved, machine, self.relay, valve, guard=guard, seat=seat)
@@ -135,7 +148,7 @@ class _Task:
             found = measured(
                 bench,
                 machine,
-                self.watch if leads else nobody,
+                self.watch if seat.tells else nobody,
                 save_tokens=options.save_tokens,
                 traced=options.traced,
             )
@@ -145,8 +158,7 @@ class _Task:
             found = untimed(found, "the ranks' clocks are their own: no link was emulated")
         valve.finish(machine.names)
         run = _run(options, self.started, time.perf_counter() - self.begin, found.done, machine)
-        result = _result(self.resolved.scenario, self.relay, machine, found, run)
-        return RankRun(result, found.done.answers.bubble.found())
+        return Heard(_result(self.resolved.scenario, self.relay, machine, found, run), found.done)
 
 
 def _switches(relay: RelayChoice, scenario: Scenario) -> dict[str, str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .answers import Metrics, Parts
 from .draft import speculation_depth
 from .machine import Counting, Machine
+from .metrics.requests import RequestRecord
 from .result import Abstained, Outputs, digest
 from .runner import Bench, Pass, Watch, nobody
 
@@ -54,11 +56,15 @@ def outputs_of(done: Pass) -> Outputs | Abstained:
         return Abstained(abstained="the run was interrupted")
     if done.simulated:
         return Abstained(abstained="drafts were accepted by lot, the tokens mean nothing")
-    damage = done.damage
+    return outputs_with(done.answers.requests.in_order(), done.damage)
+
+
+def outputs_with(records: Sequence[RequestRecord], damage: Mapping[str, int]) -> Outputs:
+    """The digest of requests that ended, and of the damage that was found in them."""
     return Outputs(
         digest=digest(
             (record.id, [*record.output_ids, *([damage[record.id]] if record.id in damage else [])])
-            for record in done.answers.requests.in_order()
+            for record in records
         )
     )
 

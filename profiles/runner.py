@@ -13,9 +13,11 @@ from typing import Protocol
 
 from ..scenarios.schema import Scenario
 from ..scenarios.workload import Achieved, Workload, build
+from ..sched.loop.decoding import DecodeWorker
 from ..sched.loop.engine import TokenSampler
 from ..sched.loop.overlapped import run_overlapped
 from ..sched.loop.pipelined import run_pipelined
+from ..sched.loop.prefilling import PrefillWorker
 from ..sched.loop.scheduler import Scheduler
 from ..sched.loop.serial import run_serial
 from ..sched.observe import Clock, Observer, Silence
@@ -109,6 +111,7 @@ class Bench:
     _chorus: Chorus = field(init=False)
     _feed: Feed = field(init=False)
     _clock: VisibleSleep = field(init=False)
+    _turns: Scheduler | PrefillWorker | DecodeWorker = field(init=False)
 
     def __post_init__(self) -> None:
         self._feed = Feed()
@@ -125,6 +128,7 @@ class Bench:
             guard=self.guard,
             seat=self.seat,
         )
+        self._turns = _turns(self.scheduler)
 
     @property
     def scenario(self) -> Scenario:
@@ -207,7 +211,9 @@ class Bench:
         return self.guard.watching(self.scheduler, self.machine)
 
     def _aborts(self, workload: Workload) -> Sequence[Observer]:
-        return (_Aborts(self._feed, self.scheduler),) if workload.aborts else ()
+        if not workload.aborts or isinstance(self._turns, PrefillWorker):
+            return ()
+        return (_Aborts(self._feed, self._turns),)
 
     def _built(self, scenario: Scenario, seed: int) -> Workload:
         model = self.resolved.model
@@ -221,12 +227,12 @@ class Bench:
 
     def _loop(self) -> None:
         engine = self.scheduler.engine
-        loop = run_overlapped if engine.config.overlap else run_serial
-        if engine.stage is not None:
-            loop = run_pipelined
         heap = settled_heap() if self.seat.link is None else nullcontext()
         with heap, self.machine.host.running():
-            loop(self.scheduler)
+            if engine.stage is not None:
+                run_pipelined(self.scheduler)
+            else:
+                (run_overlapped if engine.config.overlap else run_serial)(self._turns)
 
     def _give_up(self, answers: Answers) -> None:
         for request in self._feed.alive:
@@ -236,10 +242,18 @@ class Bench:
             answers.requests.ended(request)
 
 
+def _turns(scheduler: Scheduler) -> Scheduler | PrefillWorker | DecodeWorker:
+    """What the loop drives."""
+    engine = scheduler.engine
+    if engine.outbox is not None:
+        return PrefillWorker(scheduler)
+    return scheduler if engine.inbox is None else DecodeWorker(scheduler)
+
+
 class _Aborts(Silence):
     """The workload's script of clients that go away."""
 
-    def __init__(self, feed: Feed, scheduler: Scheduler) -> None:
+    def __init__(self, feed: Feed, scheduler: Scheduler | DecodeWorker) -> None:
         self._feed = feed
         self._scheduler = scheduler
 

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from ..sched.disagg.place import Place
+from ..sched.disagg.requests import Routed
 from ..sched.link import Link
 from ..sched.model.config import ModelConfig
 from ..sched.model.replay import Input
@@ -21,10 +23,12 @@ _TOKENS = torch.int64
 
 
 class Seat(NamedTuple):
-    """``link`` where there are others; ``stage`` where the ranks are a pipeline."""
+    """``link`` where there are others; ``stage`` where the ranks are a pipeline, ``place`` where prompts and decodes
+    have workers of their own."""
 
     link: Link | None = None
     stage: Stage | None = None
+    place: Place | None = None
 
     @property
     def rank(self) -> int:
@@ -36,10 +40,22 @@ class Seat(NamedTuple):
 
     def source(self, source: Source) -> Source:
         """Where the rank's requests come from."""
+        if self.place is not None and self.link is not None:
+            return Routed(self.link, self.place)
         if self.stage is None or self.link is None:
             return source
         place = self.link, self.stage
         return Leading(source, *place) if self.stage.is_first else Following(*place)
+
+    @property
+    def tells(self) -> bool:
+        """Whether requests end here for their clients."""
+        return self.rank == 0 if self.place is None else self.place.role == "decode"
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """A decode worker's prompts are another's: it has none to share."""
+        return self.place is None or self.place.role == "prefill"
 
     def proxies(self, model: ModelConfig, tags: TagPool | None) -> Sequence[Input]:
         """What the rank's forwards take from the stage before; where tags are kept, the tokens themselves too."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .combinations import Finding
-from .schema import Relay, Scenario, SimulatedAcceptance, Speculative
+from .schema import Disaggregation, Relay, Scenario, SimulatedAcceptance, Speculative
 from .workload_schema import Abort, Distribution, Fixed, Grammar, Recorded, Workload
 
 
@@ -22,6 +22,10 @@ def findings(scenario: Scenario) -> Iterator[Finding]:
         for name in ("async_depth", "skip_chunk_outputs"):
             if getattr(scenario.engine.pipeline, name):
                 yield ("engine", "pipeline", name), "means something only with several stages"
+    pair = scenario.engine.disaggregation
+    if pair.mode == "none":
+        for name in _changed(pair):
+            yield ("engine", "disaggregation", name), "means something only with mode pair"
     yield from _grammar(scenario.workload.sampling.grammar)
     yield from _abort(scenario.workload.abort)
     yield from _drawn(scenario.workload) if scenario.workload.trace is None else _replayed(scenario.workload)
@@ -77,9 +81,9 @@ def _speculative(scenario: Scenario) -> Iterator[Finding]:
         yield (*key, "acceptance"), "with values none nothing can be measured: expected {mean: ...}"
 
 
-def _changed(section: Speculative) -> list[str]:
-    default = Speculative()
-    return [name for name in Speculative.model_fields if getattr(section, name) != getattr(default, name)]
+def _changed(section: Speculative | Disaggregation) -> list[str]:
+    default = type(section)()
+    return [name for name in type(section).model_fields if getattr(section, name) != getattr(default, name)]
 
 
 def _grammar(grammar: Grammar | None) -> Iterator[Finding]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel
-
 from .problems import KeyPath
 from .schema import Scenario
 
@@ -48,6 +46,10 @@ MODES: dict[str, Mode] = {
     "hisparse": Mode(("engine", "hisparse"), lambda s: s.engine.hisparse.enabled),
     "pipeline": Mode(("engine", "pipeline"), lambda s: s.engine.pipeline.stages > 1),
     "disaggregation": Mode(("engine", "disaggregation"), lambda s: s.engine.disaggregation.mode != "none"),
+    "fake transfer": Mode(
+        ("engine", "disaggregation", "transfer"),
+        lambda s: s.engine.disaggregation.mode != "none" and s.engine.disaggregation.transfer == "fake",
+    ),
     "grammar": Mode(("workload", "sampling", "grammar"), lambda s: s.workload.sampling.grammar is not None),
     "logprobs": Mode(("workload", "sampling", "logprobs"), lambda s: s.workload.sampling.logprobs),
     "minimum length": Mode(
@@ -86,6 +88,22 @@ RULES: tuple[Rule, ...] = (
     Rule("pipeline", "speculation", "refused", "upstream has no known working form"),
     Rule("pipeline", "hisparse", "refused", "upstream's pipeline loop does not stage prompts"),
     Rule("pipeline", "measured host", "refused", "the ranks share one process, whose time is no rank's own"),
+    Rule(
+        "disaggregation",
+        "pipeline",
+        "refused",
+        "workers of several stages would have to agree on every transfer",
+    ),
+    Rule("fake transfer", "speculation", "refused", "a draft would start from nothing"),
+    Rule("disaggregation", "hisparse", "refused", "KV comes to the device, not to the host, in this version"),
+    Rule("disaggregation", "mixed chunk", "runs", "nobody decodes where prompts are computed: nothing mixes"),
+    Rule("disaggregation", "radix cache", "runs", "the cache is the prefill workers'"),
+    Rule(
+        "disaggregation",
+        "measured host",
+        "refused",
+        "the workers share one process, whose time is no rank's own",
+    ),
     Rule("values none", "grammar", "refused", "tokens are hashes there, a grammar cannot choose them"),
     Rule("values none", "logprobs", "refused", "there are no logits"),
     Rule(
@@ -96,9 +114,10 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 
-# Sections of modes that are not built: every key of them has to keep its default.
+# Ways to transfer KV that are not built.
 UNAVAILABLE: dict[str, str] = {
-    "disaggregation": "prefill and decode on different workers",
+    "distributed": "workers as processes",
+    "nixl": "transfers by NIXL",
 }
 
 
@@ -140,9 +159,9 @@ def _unavailable(scenario: Scenario) -> Iterator[Finding]:
     """Keys that ask for what is not built, and what that is."""
     if scenario.faults:
         yield ("faults",), "faults by script"
-    for section, feature in UNAVAILABLE.items():
-        for key in _changed(getattr(scenario.engine, section)):
-            yield ("engine", section, key), feature
+    transfer = scenario.engine.disaggregation.transfer
+    if transfer in UNAVAILABLE:
+        yield ("engine", "disaggregation", "transfer"), UNAVAILABLE[transfer]
 
 
 def _broken(scenario: Scenario, rules: tuple[Rule, ...]) -> Iterator[Rule]:
@@ -166,11 +185,6 @@ def _refusal(rule: Rule) -> str:
     if rule.verdict == "latest":
         return f"{rule.first} with {rule.second} runs only with relay latest: {rule.reason}"
     return f"{rule.first} cannot be combined with {rule.second}: {rule.reason}"
-
-
-def _changed(section: BaseModel) -> list[str]:
-    default = type(section)()
-    return [key for key in type(section).model_fields if getattr(section, key) != getattr(default, key)]
 
 
 def _speculates(scenario: Scenario, *modes: str) -> bool:

@@ -20,7 +20,7 @@ from .workload_schema import Workload
 Kind = Literal[
     "prefill", "decode", "mixed", "idle", "verify", "draft", "draft_extend", "prebuilt", "decode.steady"
 ]
-Stream = Literal["schedule", "forward", "copy", "staging", "backup"]
+Stream = Literal["schedule", "forward", "copy", "staging", "backup", "transfer"]
 Counter = Literal[
     "h2d",
     "d2h",
@@ -129,10 +129,13 @@ class Pipeline(Section):
 
 
 class Disaggregation(Section):
+    """``reserved_decode_tokens``: room that a decode worker keeps for each of its requests before it takes another."""
+
     mode: Literal["none", "pair"] = "none"
     prefill: Positive = 1
     decode: Positive = 1
     transfer: Literal["local", "distributed", "fake", "nixl"] = "local"
+    reserved_decode_tokens: Count = 512
 
 
 class Engine(Section):
@@ -159,7 +162,8 @@ class Engine(Section):
     @property
     def ranks(self) -> int:
         """Schedulers that one run has, each with a device of its own."""
-        return self.pipeline.stages
+        pair = self.disaggregation
+        return self.pipeline.stages if pair.mode == "none" else pair.prefill + pair.decode
 
 
 class Measure(Section):

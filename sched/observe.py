@@ -37,6 +37,10 @@ RANGES: dict[str, Category] = {
 }
 
 
+SLEEP = "sleep"  # range that is open while the scheduler has nothing to do
+NO_STEP = -1  # of a range whose work is for no batch in particular
+
+
 class StepInfo(NamedTuple):
     """One forward batch: announced when launched and, completed, when its result is settled."""
 

@@ -75,6 +75,8 @@ class Request:
     # instants, ns
     first_scheduled_at: int | None = None
     first_token_at: int | None = None
+    prefilled_at: int | None = None  # by another worker, where there is one
+    transferred_at: int | None = None  # its KV from there has come
     finished_at: int | None = None
     cached_tokens: int = 0  # prompt tokens served from the prefix cache at first admission
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ...sched.batch import DraftInput, ForwardBatch, ScheduleBatch
+from ...sched.relay.draft_prebuilt import DraftParts
 from ...sched.request import Request, Status
 from ...sched.speculate.drafter import Extended, Tree
 from ...sched.speculate.worker import Drafts, Worker
@@ -80,6 +81,12 @@ class DraftWatch:
         for i, (row, length) in enumerate(zip(peek(rows).tolist(), lens, strict=True)):
             self._left[row] = length, tuple(part[i] for part in parts)
 
+    def seeded(self, batch: ScheduleBatch, parts: DraftParts) -> None:
+        """Another rank's last extend of these requests has come, by the host's memory."""
+        for i, req in enumerate(batch.reqs):
+            assert req.req_pool_idx is not None
+            self._left[req.req_pool_idx] = req.kv_committed_len, tuple(part[i] for part in parts)
+
     def values(self, tensor: torch.Tensor) -> list[int]:
         found: list[int] = self._peek(tensor).tolist()
         return found
@@ -146,6 +153,8 @@ def _held(draft: DraftInput, peek: Peek) -> list[torch.Tensor]:
 def _stale(
     batch: ScheduleBatch, req: Request, start: Start, left: tuple[torch.Tensor, ...]
 ) -> Iterator[Violation]:
+    if len(start.parts) != len(left):  # floating-point work is skipped, and what came for it means nothing
+        return
     for name, part, meant in zip(_PARTS, start.parts, left, strict=False):
         if not torch.equal(part, meant):
             text = (

@@ -19,6 +19,8 @@ from ...sched.memory.invariants import MemoryInvariantError
 from ...sched.memory.invariants import check as check_memory
 from ...sched.observe import Observer, Silence, StepInfo
 from ...sched.relay.desk import Desk
+from ...sched.relay.draft_prebuilt import DraftParts
+from ...sched.relay.draft_row import DraftRelay
 from ...sched.relay.row import Row, Step
 from ...sched.request import Request, Status
 from ...sched.speculate.worker import Worker
@@ -39,10 +41,15 @@ class Invariants:
         self._lengths = False
         self._listener: _Listener | None = None
         self._launching: tuple[ScheduleBatch, Desk] | None = None
+        self._drafts: DraftWatch | None = None
+        self._others: list[Invariants] = []  # of other ranks
 
     def of_rank(self, rank: int) -> Invariants:
         """Another one for every rank but the first; they find together."""
-        return Invariants(self._found) if rank else self
+        if not rank:
+            return self
+        self._others.append(Invariants(self._found))
+        return self._others[-1]
 
     def violations(self) -> Sequence[Violation]:
         """The first of each kind so far, on any rank."""
@@ -77,7 +84,8 @@ class Invariants:
 
     def worker(self, worker: Worker) -> Worker:
         """The same worker, which shows what it drafts from."""
-        return DraftWatch(self._peek, self._launched, self._drafted, self._found.add).worker(worker)
+        self._drafts = DraftWatch(self._peek, self._launched, self._drafted, self._found.add)
+        return self._drafts.worker(worker)
 
     def _peek(self, tensor: torch.Tensor) -> torch.Tensor:
         assert self._listener is not None
@@ -93,15 +101,18 @@ class Invariants:
 
     @property
     def starts(self) -> Mapping[str, Sequence[Start]]:
-        """What drafts of the last workload started from, verify by verify, of requests that were never retracted."""
+        """What drafts of the last workload started from, verify by verify, of requests that were never retracted; on
+        any rank."""
         assert self._listener is not None
-        return self._listener.starts
+        others = [entry for other in self._others for entry in other.starts.items()]
+        return {**self._listener.starts, **dict(others)}
 
     @contextmanager
     def watching(self, scheduler: Scheduler, machine: Machine) -> Iterator[Observer]:
         """Around one workload."""
         self._listener = _Listener(scheduler, machine.peek, self._found, lengths=self._lengths)
-        yield self._listener
+        with _seeds(scheduler.engine.relay.drafts, self._drafts):
+            yield self._listener
         self._found.add(self._listener.left_over())
 
     def launched(self, view: ForwardBatch) -> None:
@@ -115,6 +126,25 @@ class Invariants:
         if not odd:
             self._found.add(mirrors(batch, name, self._listener.peek, lengths=True))
             self._listener.fed(forward)
+
+
+@contextmanager
+def _seeds(relay: DraftRelay | None, watch: DraftWatch | None) -> Iterator[None]:
+    """Inside, drafts that start from another rank's last extend say so."""
+    if relay is None or watch is None:
+        yield
+        return
+    seed = relay.seed
+
+    def seeding(batch: ScheduleBatch, parts: DraftParts) -> None:
+        watch.seeded(batch, parts)
+        seed(batch, parts)
+
+    relay.seed = seeding  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        relay.seed = seed
 
 
 class _WatchedRunner:
@@ -156,7 +186,8 @@ class _Listener(Silence):
     def _between_steps(self) -> None:
         running, last = self._scheduler.running_batch, self._scheduler.last_batch
         batches = {"running": running}
-        if last is not None and last is not running and last.forward_mode.is_extend:
+        joins = self._scheduler.engine.outbox is None
+        if last is not None and last is not running and last.forward_mode.is_extend and joins:
             batches["prefilled"] = last
         spec = self._scheduler.engine.config.speculative
         # The overlapped worker's batch has the lengths of its last verify, or sentinels.
@@ -274,8 +305,13 @@ def _holders(scheduler: Scheduler) -> list[Request]:
     prefilled = [req for batch in last if batch.forward_mode.is_extend for req in batch.reqs]
     parked = [req for batch in scheduler.parked for req in batch.reqs]
     under_way = [] if scheduler.chunked_req is None else [scheduler.chunked_req]
-    absent = scheduler.engine.tier.absent
-    found = dict.fromkeys([*scheduler.running_batch.reqs, *prefilled, *parked, *under_way, *absent])
+    engine = scheduler.engine
+    elsewhere = [
+        *engine.tier.absent,
+        *(engine.outbox.held if engine.outbox else ()),
+        *(engine.inbox.held if engine.inbox else ()),
+    ]
+    found = dict.fromkeys([*scheduler.running_batch.reqs, *prefilled, *parked, *under_way, *elsewhere])
     return [req for req in found if req.req_pool_idx is not None]
 
 

@@ -12,6 +12,7 @@ from ..resolve import Resolved, ask
 MIXING = "faults/mixing"
 JOINING = "faults/joining"
 HOSTING = "faults/hosting"
+PARTING = "faults/parting"
 STAGING = "faults/staging"
 
 
@@ -39,6 +40,15 @@ _TWO_AT_A_TIME = (
     "workload.requests=4",
 )
 
+_CROWDED = ("engine.radix_cache=false", "engine.kv_tokens=256", "workload.requests=12")
+
+_RETRACTED = (
+    "engine.page_size=1",
+    "engine.kv_tokens=320",
+    "engine.disaggregation.reserved_decode_tokens=2",
+    "workload.output_tokens={dist: uniform, min: 30, max: 60}",
+)
+
 # Scenario and further overrides, where it is not a plain ``mixing``.
 _WHERE: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "one-sided-merge": (JOINING, ()),
@@ -46,6 +56,10 @@ _WHERE: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "small-ring": (JOINING, _TWO_AT_A_TIME),
     "hot-buffer-by-sentinel": (HOSTING, ()),
     "rejoin-without-mirror": (HOSTING, ()),
+    "prebuilt-unpublished": (PARTING, ()),
+    "publish-ready-overwritten": (PARTING, ()),
+    "pd-freed-block-race": (PARTING, _CROWDED),
+    "pd-overwritten-page": (PARTING, _RETRACTED),
     "emptied-batch-merged": (JOINING, ()),
     "stash-before-sampling": (MIXING, _SPELLED),
     "stage-without-stash": (STAGING, ()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ...sched.observe import Silence
@@ -16,6 +17,14 @@ class AcceptanceLog(Silence):
 
     def __init__(self) -> None:
         self._verifies: Counter[int] = Counter()
+
+    @classmethod
+    def merged(cls, logs: Iterable[AcceptanceLog]) -> AcceptanceLog:
+        """Of workers that had a part of the requests each."""
+        whole = cls()
+        for log in logs:
+            whole._verifies += log._verifies
+        return whole
 
     def verified(self, request: Request, accepted: int) -> None:  # noqa: ARG002
         self._verifies[accepted] += 1

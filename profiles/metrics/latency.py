@@ -22,6 +22,33 @@ def queueing(records: Sequence[RequestRecord]) -> Distribution:
     )
 
 
+def prefilling(records: Sequence[RequestRecord]) -> Distribution:
+    """From first admission until the prompt was computed, where another worker did that."""
+    return Distribution(
+        r.prefilled - r.first_scheduled
+        for r in records
+        if r.finished and r.prefilled is not None and r.first_scheduled is not None
+    )
+
+
+def transfer(records: Sequence[RequestRecord]) -> Distribution:
+    """From there until all KV had come."""
+    return Distribution(
+        r.transferred - r.prefilled
+        for r in records
+        if r.finished and r.transferred is not None and r.prefilled is not None
+    )
+
+
+def decode_queueing(records: Sequence[RequestRecord]) -> Distribution:
+    """From there until the first token was known where it is decoded."""
+    return Distribution(
+        r.first_token - r.transferred
+        for r in records
+        if r.finished and r.first_token is not None and r.transferred is not None
+    )
+
+
 def tpot(records: Sequence[RequestRecord]) -> Distribution:
     """Time per output token after the first, to the nanosecond below; needs two tokens."""
     return Distribution(

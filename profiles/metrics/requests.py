@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -31,6 +32,8 @@ class RequestRecord:
     output_ids: array[int]
     status: str
     reason: str
+    prefilled: int | None = None  # by another worker, where there is one
+    transferred: int | None = None
 
     @property
     def output_tokens(self) -> int:
@@ -59,6 +62,21 @@ class Production:
     def total(self) -> int:
         return self._totals[-1] if self._totals else 0
 
+    @classmethod
+    def merged(cls, parts: Iterable[Production]) -> Production:
+        """Of several workers together."""
+        whole = cls()
+        for now, count in sorted(entry for part in parts for entry in part.entries()):
+            whole.add(now, count)
+        return whole
+
+    def entries(self) -> Iterator[tuple[int, int]]:
+        """When how many tokens became known."""
+        before = 0
+        for now, total in zip(self._times, self._totals, strict=True):
+            yield now, total - before
+            before = total
+
     def within(self, start: int, end: int) -> int:
         """Tokens of (start, end]: what became known at an instant was made before it."""
         return self._until(end) - self._until(start)
@@ -82,6 +100,18 @@ class RequestLog(Silence):
             lambda: array("q")
         )  # of requests that are alive
 
+    @classmethod
+    def merged(cls, logs: Sequence[RequestLog]) -> RequestLog:
+        """Of workers that had a part of the requests each. Their pools are several: the fullest counts."""
+        whole = cls(logs[0]._clock)
+        for log in logs:
+            whole.records += log.records
+            whole.gaps = Distribution.merged([whole.gaps, log.gaps])
+        whole.production = Production.merged([log.production for log in logs])
+        whole.retractions = sum(log.retractions for log in logs)
+        whole.peak_kv_tokens = max(log.peak_kv_tokens for log in logs)
+        return whole
+
     def tokens(self, request: Request, count: int) -> None:
         now = self._clock.now()
         self._events[request.id].append(now)
@@ -101,6 +131,8 @@ class RequestLog(Silence):
             index=request.index,
             arrival=request.arrival,
             first_scheduled=request.first_scheduled_at,
+            prefilled=request.prefilled_at,
+            transferred=request.transferred_at,
             first_token=request.first_token_at,
             finish=self._clock.now() if finished_at is None else finished_at,
             prompt_tokens=len(request.origin_input_ids),

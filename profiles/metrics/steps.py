@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from operator import attrgetter
 
 from ...sched.observe import StepInfo
 from ..timeline import Window
@@ -25,11 +26,16 @@ def labels(info: StepInfo) -> tuple[str, ...]:
     return (info.kind,)
 
 
+_number = attrgetter("step")
+
+
 class StepGate:
-    """Lets a step pass once ``lag`` later ones have settled, in the order of settling::
+    """Lets a step pass once ``lag`` others have settled since, the lowest number first::
 
     settled:   k ...... k+1 ...... k+lag
                ^ StepInfo known    ^ records of k are complete: k passes
+
+    A prebuilt batch settles at once, before the forward that was launched ahead of it.
     """
 
     def __init__(self, lag: int) -> None:
@@ -54,7 +60,8 @@ class StepGate:
         return [self._pass() for _ in range(len(self._settled))]
 
     def _pass(self) -> StepInfo:
-        info = self._settled.popleft()
+        info = min(self._settled, key=_number)
+        self._settled.remove(info)
         self.passed = max(self.passed, info.step)
         return info
 

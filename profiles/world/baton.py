@@ -175,21 +175,24 @@ def run_ranks(ranks: int, body: Callable[[Member], T]) -> list[T]:
             baton.stop(WorldStoppedError)
         finally:
             baton.leave(member)
+            over[member.rank].set()
 
-    threads = [threading.Thread(target=run, args=(member,), daemon=True) for member in baton.members]
-    for thread in threads:
-        thread.start()
+    over = [threading.Event() for _ in baton.members]
+    for member in baton.members:
+        threading.Thread(target=run, args=(member,), daemon=True).start()
     baton.start()
-    _join(threads, baton)
+    _wait(over, baton)
     if failures:
         raise failures[0]
     return [results[rank] for rank in range(ranks)]
 
 
-def _join(threads: Sequence[threading.Thread], baton: Baton) -> None:
-    for thread in threads:
-        while thread.is_alive():
+def _wait(over: Sequence[threading.Event], baton: Baton) -> None:
+    """Until all ranks are over. Not by ``Thread.join``: once it was interrupted it takes the thread for ended
+    (bpo-45274)."""
+    for event in over:
+        while not event.is_set():
             try:
-                thread.join(_GLANCE)
+                event.wait(_GLANCE)
             except KeyboardInterrupt:
                 baton.stop(KeyboardInterrupt)

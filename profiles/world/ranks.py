@@ -87,7 +87,7 @@ def together(runs: Sequence[RankRun]) -> Result:
             "metrics": {**first.metrics, "bubble_pct": _bubble(runs)},
             "ranks": tuple(_part(f"stage {index}", run) for index, run in enumerate(runs)),
             "outputs": _agreed(results),
-            "hazards": _hazards(results),
+            "hazards": all_hazards(results),
         }
     )
 
@@ -136,7 +136,8 @@ def _agreed(results: Sequence[Result]) -> Outputs | Abstained:
     return outputs[0]
 
 
-def _hazards(results: Sequence[Result]) -> Hazards | Abstained:
+def all_hazards(results: Sequence[Result]) -> Hazards | Abstained:
+    """Of all ranks."""
     parts = [result.hazards for result in results]
     watched = [part for part in parts if isinstance(part, Hazards)]
     if len(watched) < len(parts):

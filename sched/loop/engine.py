@@ -10,6 +10,8 @@ import torch
 
 from ..batch import ForwardBatch, ModelOutput
 from ..config import EngineConfig
+from ..disagg.inbox import Inbox
+from ..disagg.outbox import Outbox
 from ..hisparse.tier import KVTier
 from ..link import Link
 from ..memory.cache import PrefixCache
@@ -72,6 +74,8 @@ class Engine:
     worker: Worker | None = None  # that speculates
     link: Link | None = None  # to the other ranks
     stage: Stage | None = None  # of a pipeline
+    outbox: Outbox | None = None  # of a worker that computes prompts for others
+    inbox: Inbox | None = None  # of a worker that decodes what others have computed the prompts of
 
     @property
     def streams(self) -> Any:

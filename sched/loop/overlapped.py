@@ -13,11 +13,11 @@ from collections import deque
 
 from ..batch import ScheduleBatch, StepResult
 from .launch import launch_delayed_sample, launch_overlapped
-from .scheduler import Scheduler
 from .speculative import awaits_grammar, launch_drafts_overlapped
+from .turns import Turns
 
 
-def run_overlapped(scheduler: Scheduler) -> None:
+def run_overlapped(scheduler: Turns) -> None:
     """Run until every request of the source has ended."""
     engine = scheduler.engine
     streams = engine.streams

@@ -10,8 +10,10 @@ from collections.abc import Collection, Sequence
 import torch
 
 from ..batch import ForwardMode, ScheduleBatch
+from ..disagg.inbox import Ready
 from ..model.sampling_info import SamplingInfo
 from ..request import Request, Status
+from ..speculate.worker import Worker
 from . import fused, split
 from .ahead import prepare_ahead
 from .engine import Engine
@@ -55,8 +57,36 @@ def rejoin(engine: Engine, reqs: Sequence[Request]) -> ScheduleBatch:
     """Staged requests, as a batch that can join the running one (upstream ``_build_hisparse_decode_batch``)."""
     batch = ScheduleBatch(reqs=list(reqs), forward_mode=ForwardMode.DECODE)
     engine.relay.bootstrap(batch)
+    return _ready(engine, batch)
+
+
+def prebuild(engine: Engine, ready: Sequence[Ready], step: int) -> ScheduleBatch:
+    """Requests whose prompt another worker has computed, as such a batch (upstream ``prepare_for_prebuilt``)."""
+    batch = ScheduleBatch(reqs=[entry.req for entry in ready], forward_mode=ForwardMode.DECODE, step=step)
+    engine.relay.prebuild(batch)
+    if engine.worker is not None:
+        assert engine.relay.drafts is not None and batch.req_pool_indices is not None
+        parts = [torch.stack(part) for part in zip(*(entry.draft for entry in ready), strict=True)]
+        engine.relay.drafts.seed(batch, parts)
+        _begin_lots(engine, engine.worker, batch.req_pool_indices, batch.reqs)
+    for req in batch.reqs:
+        req.status = Status.RUNNING
+    return _ready(engine, batch)
+
+
+def _begin_lots(engine: Engine, worker: Worker, rows: torch.Tensor, reqs: Sequence[Request]) -> None:
+    """Where verifies draw them, which is where forwards run."""
+    streams = engine.streams
+    where = streams.forward if engine.config.overlap else streams.schedule
+    streams.wait(where, streams.schedule)
+    streams.record(rows, where)
+    with streams.on(where):
+        worker.acceptance.begin(rows, reqs)
+
+
+def _ready(engine: Engine, batch: ScheduleBatch) -> ScheduleBatch:
     batch.sampling_info = SamplingInfo.from_requests(
-        reqs,
+        batch.reqs,
         config=engine.config,
         how=engine.relay.sampling_tensors,
         exact=engine.relay.penalty_tokens.exact,

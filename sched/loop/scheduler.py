@@ -91,15 +91,24 @@ class Scheduler:
         return not self.waiting_queue and self.running_batch.is_empty and not under_way
 
     def _admit_to_queue(self, req: Request) -> None:
+        if self.accepts(req):
+            self.waiting_queue.append(req)
+
+    def accepts(self, req: Request) -> bool:
+        """Whether ``req``, which has just arrived, may wait for its turn; it has ended otherwise."""
         if req.status.terminal:  # aborted before it arrived
-            return
+            return False
         reason = self._refusal(req)
         if reason:
             close(self.engine, req, Status.REFUSED, reason)
         elif req.to_finish:
             close(self.engine, req, Status.ABORTED, req.to_finish)
-        else:
-            self.waiting_queue.append(req)
+        return not req.status.terminal
+
+    def enqueue(self, req: Request) -> None:
+        """Let ``req`` wait for its prefill: another worker has accepted it."""
+        self._compile_grammar(req)
+        self.waiting_queue.append(req)
 
     def _refusal(self, req: Request) -> str:
         config = self.engine.config
@@ -136,9 +145,15 @@ class Scheduler:
         if batch is None and not self.running_batch.is_empty:
             batch = self._next_decode_batch() or self._next_prefill_batch()
         if batch is not None:
-            self.next_step += self._stride
+            self.take_step()
             self.engine.observer.kv_usage(self._used_tokens())
         return batch
+
+    def take_step(self) -> int:
+        """The number of a batch that is about to be."""
+        step = self.next_step
+        self.next_step += self._stride
+        return step
 
     def _absorb_last_batch(self) -> None:
         """Stash the chunk that ran, and let finished prefills join the running batch."""
@@ -146,11 +161,13 @@ class Scheduler:
         if chunked is not None and self._chunk_launched:
             self.engine.cache.cache_unfinished_req(chunked)
             self._chunk_launched = False
+            if self.engine.outbox is not None:
+                self.engine.outbox.chunk_cached(chunked)
         last = self.last_batch
         if self.engine.tier.stages:
             self._absorb_staged(last)
             return
-        if last is None or not last.forward_mode.is_extend:
+        if last is None or not last.forward_mode.is_extend or self.engine.outbox is not None:
             return
         before = last.batch_size
         # A pipeline's later microbatch may have run the rest of a prompt of which this batch still has a chunk.
@@ -160,7 +177,7 @@ class Scheduler:
             self.running_batch.batch_is_full = False
         if not self.engine.relay.joins(last):
             return
-        self._join(last)
+        self.join(last)
         self.last_batch = None
 
     def _absorb_staged(self, last: ScheduleBatch | None) -> None:
@@ -170,9 +187,10 @@ class Scheduler:
             self.running_batch.batch_is_full = False
         if ready:
             with self.engine.observer.range("rejoin", self.next_step, len(ready)):
-                self._join(rejoin(self.engine, ready))
+                self.join(rejoin(self.engine, ready))
 
-    def _join(self, batch: ScheduleBatch) -> None:
+    def join(self, batch: ScheduleBatch) -> None:
+        """Let the requests of ``batch``, which are ready to decode, run with the others."""
         if self.running_batch.is_empty:
             batch.batch_is_full = self.running_batch.batch_is_full
             batch.rows_changed = True
@@ -313,6 +331,8 @@ class Scheduler:
 
     def _release_for_retraction(self, req: Request) -> Request:
         self.engine.tier.release(req)
+        if self.engine.inbox is not None and not req.to_finish:
+            self.engine.inbox.park(req)
         speculative = self.engine.config.speculative is not None
         release_kv_cache(req, self.engine.cache, is_insert=False, speculative=speculative)
         req.status = Status.WAITING
@@ -325,7 +345,7 @@ class Scheduler:
         for req in victims:
             if req.to_finish:
                 close(self.engine, req, Status.ABORTED, req.to_finish)
-            else:
+            elif self.engine.inbox is None:
                 self.waiting_queue.append(req)
 
     # ---- settle --------------------------------------------------------------------------------------------
@@ -381,6 +401,8 @@ class Scheduler:
 
     def _free_rows(self) -> int:
         """Requests that may still join, the one under way counted as joined."""
+        if self.engine.outbox is not None:  # nobody decodes here, and KV that is being sent has its row
+            return self.engine.slots.available_size()
         under_way = max(self.chunked_req is not None, len(self.engine.tier.absent))
         used = self.running_batch.batch_size + under_way
         free = self.engine.config.running_limit - used

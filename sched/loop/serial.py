@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from .launch import launch_serial
-from .scheduler import Scheduler
 from .speculative import launch_drafts_serial
+from .turns import Turns
 
 
-def run_serial(scheduler: Scheduler) -> None:
+def run_serial(scheduler: Turns) -> None:
     """Run until every request of the source has ended."""
     engine = scheduler.engine
     streams = engine.streams

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ..batch import ScheduleBatch, StepResult
+import torch
+
+from ..batch import DraftInput, ScheduleBatch, StepResult
+from ..disagg.messages import Metadata
 from ..memory.release import release_kv_cache
 from ..model.grammar import GrammarError
 from ..request import Request, Status
@@ -15,7 +18,7 @@ def settle(engine: Engine, batch: ScheduleBatch, result: StepResult) -> bool:
     token_ids = _host_tokens(result)
     _keep_logprobs(batch, result)
     if batch.forward_mode.is_extend:
-        _settle_extend(engine, batch, token_ids)
+        _settle_extend(engine, batch, token_ids, result.next_draft_input)
         return False
     return _settle_decode(engine, batch, token_ids)
 
@@ -43,13 +46,19 @@ def _keep_logprobs(batch: ScheduleBatch, result: StepResult) -> None:
             req.output_logprobs.append(logprob)
 
 
-def _settle_extend(engine: Engine, batch: ScheduleBatch, token_ids: list[int]) -> None:
+def _settle_extend(
+    engine: Engine, batch: ScheduleBatch, token_ids: list[int], draft: DraftInput | None
+) -> None:
     decoding = set(map(id, batch.decoding_reqs))
-    for req, token in zip(batch.reqs, token_ids, strict=True):
+    for place, (req, token) in enumerate(zip(batch.reqs, token_ids, strict=True)):
         if req.status is not Status.RUNNING:  # it ended, or its KV was taken back, after the launch
             continue
         if req.inflight_middle_chunks > 0 and id(req) not in decoding:
             req.inflight_middle_chunks -= 1  # more of the prompt is to come: this token means nothing
+            if engine.outbox is not None:
+                engine.outbox.chunk_computed(req)
+        elif engine.outbox is not None:
+            _hand_over(engine, req, token, () if draft is None else _row(draft, place))
         elif not _append(engine, req, token) and id(req) not in decoding:
             engine.cache.cache_unfinished_req(req)
             engine.tier.admit(req)
@@ -65,9 +74,39 @@ def _settle_decode(engine: Engine, batch: ScheduleBatch, token_ids: list[int]) -
     return quiet
 
 
+def _row(draft: DraftInput, place: int) -> tuple[torch.Tensor, ...]:
+    """One request's, on the host: a blocking copy for each part, as upstream's."""
+    parts = (draft.topk_p, draft.topk_index, draft.hidden_states)
+    return tuple(part[place].cpu() for part in parts if part is not None)
+
+
+def _hand_over(engine: Engine, req: Request, token: int, draft: tuple[torch.Tensor, ...]) -> None:
+    """The whole prompt is computed, for another worker to go on with: what the first token means is for that one."""
+    assert engine.outbox is not None
+    req.output_ids.append(token)
+    req.first_token_at = engine.clock.now()
+    engine.observer.tokens(req, 1)
+    engine.cache.cache_unfinished_req(req)
+    metadata = Metadata(
+        token,
+        tuple(req.output_logprobs),
+        req.cached_tokens,
+        req.first_scheduled_at,
+        req.first_token_at,
+        draft,
+    )
+    engine.outbox.finish(req, metadata)
+
+
 def _append(engine: Engine, req: Request, token: int) -> bool:
     """One more output token; returns whether the request ended with it."""
     req.output_ids.append(token)
+    return tell(engine, req)
+
+
+def tell(engine: Engine, req: Request) -> bool:
+    """The host knows one more token of ``req``; returns whether the request ended with it."""
+    token = req.output_ids[-1]
     if req.first_token_at is None:
         req.first_token_at = engine.clock.now()
     engine.observer.tokens(req, 1)
@@ -121,5 +160,7 @@ def close(engine: Engine, req: Request, status: Status, reason: str) -> None:
     req.status = status
     req.reason = reason
     req.finished_at = engine.clock.now()
+    if engine.inbox is not None:
+        engine.inbox.forget(req)
     engine.observer.ended(req)
     engine.source.ended(req, req.finished_at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -115,3 +116,13 @@ def keep_no_lengths(desk: Desk, batch: ScheduleBatch, result: StepResult) -> Non
     result.extra_keep_alive_refs.clear()
     desk.launches += 1
     desk.ring[desk.launches % len(desk.ring)] = [batch, result.future_indices]
+
+
+def behind_the_schedule(desk: Desk, transfer: Any) -> None:
+    """The forward that runs may still touch the pages that a transfer is about to overwrite."""
+    desk.streams.wait(transfer, desk.streams.schedule)
+
+
+def at_once(desk: Desk, gone: Any) -> bool:  # noqa: ARG001
+    """As soon as sending has been asked for."""
+    return True

@@ -12,6 +12,7 @@ import torch
 
 from ..batch import DraftInput, FutureIndices, ScheduleBatch, StepResult
 from .desk import Desk
+from .draft_prebuilt import Seed
 
 Speculation = Literal["v1", "v2"]
 Step = Callable[[ScheduleBatch], None]
@@ -41,6 +42,7 @@ class DraftRow:
     conclude: Callable[[Desk, ScheduleBatch, StepResult], None]
     filter: Callable[[Desk, ScheduleBatch, torch.Tensor, int], None]
     merge: Callable[[Desk, ScheduleBatch, ScheduleBatch], None]
+    seed: Seed
 
 
 class DraftRelay:
@@ -62,3 +64,4 @@ class DraftRelay:
         self.conclude = partial(row.conclude, desk)
         self.filter = partial(row.filter, desk)
         self.merge = partial(row.merge, desk)
+        self.seed = partial(row.seed, desk, self)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from . import draft_lengths as lengths
-from . import drafts, isolation
+from . import draft_prebuilt, drafts, isolation
 from .draft_row import DraftRow
 
 # The serial worker is the same in every state but for how its ids lie between steps and how a prompt is rotated.
@@ -28,6 +28,7 @@ V1_OUTPUT_IDS = DraftRow(
     conclude=drafts.conclude_in_output_ids,
     filter=drafts.filter_draft,
     merge=drafts.merge_draft,
+    seed=draft_prebuilt.seed_batch,
 )
 V1_INPUT_IDS = replace(V1_OUTPUT_IDS, conclude=drafts.conclude_in_input_ids)
 # #25819
@@ -37,6 +38,7 @@ V1_LATEST = replace(
     rotate=drafts.rotate_by_lens_there,
     prompt_lens=lengths.prompt_lens_shared,
     extend_lens=lengths.lens_packed,
+    seed=draft_prebuilt.seed_batch_packed,
 )
 
 V2_EVENT = replace(
@@ -50,6 +52,7 @@ V2_EVENT = replace(
     conclude=drafts.conclude_with_event,
     filter=drafts.filter_future,
     merge=drafts.merge_future,
+    seed=draft_prebuilt.seed_relay,
 )
 # #25879
 V2_SENTINEL = replace(
@@ -83,6 +86,7 @@ V2_LATEST = replace(
     prompt_lens=lengths.prompt_lens_shared,
     publish=lengths.publish_for_forwards,
     step_lens=lengths.step_lens_made_there,
+    seed=draft_prebuilt.seed_relay_packed,
 )
 
 Answers = Mapping[str, Any]

@@ -11,7 +11,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from . import broken, draft_lengths, lengths, ordering, penalties, placeholders, tokens
+from . import (
+    broken,
+    draft_lengths,
+    draft_prebuilt,
+    lengths,
+    ordering,
+    penalties,
+    placeholders,
+    prebuilt,
+    tokens,
+)
 from .draft_row import DraftRow, Speculation
 from .row import Row
 from .switches import SWITCHES
@@ -114,6 +124,30 @@ _FAULTS = (
         ("pr25944",),
         ("overlapped",),
         partial(_with, resolve=broken.resolve_ids_first),
+    ),
+    Fault(
+        "prebuilt-unpublished",
+        "A prebuilt batch joins without publishing lengths, which no forward of this worker has.",
+        "5.8, #25944 without its prebuilt fix",
+        ("pr25944",),
+        ("overlapped",),
+        partial(_with, prebuild=prebuilt.prebuild_input),
+    ),
+    Fault(
+        "pd-freed-block-race",
+        "A prefill worker gives back pages whose transfer has been asked for and not done.",
+        "5.16, prefill and decode workers",
+        _RELAY_ALWAYS_ON,
+        ("overlapped", "serial"),
+        partial(_with, has_left=broken.at_once),
+    ),
+    Fault(
+        "pd-overwritten-page",
+        "KV comes into pages that a forward still writes for a request that has just ended.",
+        "5.13, prefill and decode workers",
+        ("latest",),
+        ("overlapped",),
+        partial(_with, before_transfer=broken.behind_the_schedule),
     ),
     Fault(
         "rejoin-without-mirror",
@@ -230,6 +264,16 @@ _FAULTS = (
         speculation="v2",
     ),
     Fault(
+        "publish-ready-overwritten",
+        "A prebuilt batch re-records the one event of publishing while a forward's is pending.",
+        "5.12, fixed by #30435",
+        ("pr26425", "pr26425-before", "pr26020"),
+        ("overlapped",),
+        unchanged,
+        speculation="v2",
+        change_drafts=partial(_with, seed=draft_prebuilt.seed_unchained),
+    ),
+    Fault(
         "worker-extras-not-kept",
         "Tensors of a speculating worker lose their last reference in mid-forward.",
         "5.16, speculation v2",
@@ -288,22 +332,10 @@ _FAULTS = (
 
 _AWAITED = (
     AwaitedFault(
-        "prebuilt-unpublished",
-        "A prebuilt batch joins without publishing lengths and stashing tokens.",
-        "5.8, #25944 without its prebuilt fix",
-        "disaggregation",
-    ),
-    AwaitedFault(
         "onebatch-never-resolves",
         "The benchmark of one batch calls the model without resolving its input.",
         "5.10, #25945, fixed by #26904",
         "onebatch",
-    ),
-    AwaitedFault(
-        "publish-ready-overwritten",
-        "A prebuilt batch re-records the one event of publishing while a forward's is pending.",
-        "5.12, fixed by #30435",
-        "disaggregation",
     ),
     AwaitedFault(
         "idle-rows-stashed",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import torch
 
@@ -70,6 +70,9 @@ class Row:
     joins: Callable[[Desk, ScheduleBatch], bool]
     merge: Callable[[Desk, ScheduleBatch, ScheduleBatch], None]
     bootstrap: Callable[[Desk, ScheduleBatch], None]
+    prebuild: Callable[[Desk, ScheduleBatch], None]
+    before_transfer: Callable[[Desk, Any], None]
+    has_left: Callable[[Desk, Any], bool]
     buffer_lengths: Callable[[Desk, ScheduleBatch], torch.Tensor]
     backup_indices: Callable[[Desk, Sequence[int]], torch.Tensor | None]
 
@@ -112,6 +115,9 @@ class Relay:
         self.joins = partial(row.joins, desk)
         self.merge = partial(row.merge, desk)
         self.bootstrap = partial(row.bootstrap, desk)
+        self.prebuild = partial(row.prebuild, desk)
+        self.before_transfer = partial(row.before_transfer, desk)
+        self.has_left = partial(row.has_left, desk)
         self.buffer_lengths = partial(row.buffer_lengths, desk)
         self.backup_indices = partial(row.backup_indices, desk)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from . import futures, lengths, ordering, pages, penalties, placeholders, prompt, rejoin, tokens
+from . import futures, lengths, ordering, pages, penalties, placeholders, prebuilt, prompt, rejoin, tokens
 from .row import Row
 
 
@@ -55,6 +55,7 @@ def serial_without_relay(row: Row) -> Row:
         penalty_tokens=penalties.from_input,
         mix=placeholders.mix_twice,
         conclude=placeholders.conclude_input_ids,
+        prebuild=prebuilt.prebuild_input,
     )
 
 
@@ -65,6 +66,7 @@ def serial_with_output_ids(row: Row) -> Row:
         penalty_tokens=penalties.from_output,
         mix=placeholders.mix_once,
         conclude=placeholders.conclude_output_ids,
+        prebuild=prebuilt.prebuild_output,
     )
 
 
@@ -79,6 +81,8 @@ def speculating(row: Row, mode: Literal["v1", "v2"]) -> Row:
     if row.penalty_tokens is not penalties.OnDevice:
         latest = {"v1": penalties.from_bonus, "v2": penalties.from_requests}[mode]
         row = replace(row, penalty_tokens=latest)
+    if row.prebuild is prebuilt.prebuild_publishing:  # a worker publishes itself
+        row = replace(row, prebuild=prebuilt.prebuild_input)
     return replace(row, prepare_input=ordering.nothing, publish=ordering.nothing)
 
 
@@ -112,6 +116,9 @@ PR25774_BEFORE = Row(
     joins=tokens.join_if_any,
     merge=placeholders.merge_output_one_sided,
     bootstrap=rejoin.rejoin_output,
+    prebuild=prebuilt.prebuild_output,
+    before_transfer=prebuilt.behind_everything,
+    has_left=prebuilt.when_sent,
     buffer_lengths=lengths.lengths_of_batch,
     backup_indices=rejoin.name_by_upload,
 )
@@ -124,6 +131,7 @@ PR25774 = replace(
     filter=placeholders.filter_input_summing,
     merge=placeholders.merge_input_one_sided,
     bootstrap=rejoin.rejoin_input,
+    prebuild=prebuilt.prebuild_input,
 )
 
 # #25818, #25862, #25879, #25922 lie between.
@@ -144,6 +152,7 @@ PR25944 = replace(
     buffer_lengths=lengths.lengths_from_mirror,
     publish=tokens.publish_next_lengths,
     conclude=placeholders.conclude_both,
+    prebuild=prebuilt.prebuild_publishing,
 )
 
 PR26020 = replace(
@@ -154,6 +163,7 @@ PR26020 = replace(
     mix=placeholders.mix_twice,
     resolve=placeholders.resolve_placeholders,
     conclude=placeholders.conclude_input,
+    prebuild=prebuilt.prebuild_input,
 )
 
 # #25098 lies between.
@@ -173,6 +183,7 @@ PR25945 = replace(
     conclude=tokens.drop_input,
     merge=tokens.merge_input_two_sided,
     bootstrap=rejoin.rejoin_stash,
+    prebuild=prebuilt.prebuild_stash,
 )
 
 LATEST = replace(
@@ -188,5 +199,6 @@ LATEST = replace(
     publish=ordering.nothing,
     reads_done=ordering.wait_until_read,
     bootstrap=rejoin.rejoin_packed,
+    prebuild=rejoin.rejoin_packed,
     backup_indices=rejoin.name_nobody,
 )

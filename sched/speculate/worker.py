@@ -18,6 +18,7 @@ from .verifier import Verdict
 
 if TYPE_CHECKING:
     from ..memory.cache import PrefixCache
+    from ..memory.kv import KVPool
 
 
 class Drafts(Protocol):
@@ -61,6 +62,7 @@ class Worker:
     acceptance: Acceptance
     cache: PrefixCache
     observer: Observer
+    kv: KVPool | None = None  # the draft's own, where it has a model
 
     def prefill(
         self,

@@ -70,8 +70,8 @@ ONE_MISTAKE = {
     "faults": (["--set", "faults=[oom]"], "faults: not available in this version"),
     "host": (["--set", "device.host=guessed"], "device.host: expected modelled or measured, got 'guessed'"),
     "two workers": (
-        ["--set", "engine.disaggregation.mode=pair"],
-        "engine.disaggregation.mode: not available in this version: prefill and decode on different workers",
+        ["--set", "engine.disaggregation={mode: pair, transfer: nixl}"],
+        "engine.disaggregation.transfer: not available in this version: transfers by NIXL",
     ),
     "budget": (BUDGET, "expect.decode.steady.schedul: unknown key, did you mean 'schedule'?"),
     "missing trace": (

@@ -125,6 +125,14 @@ def test_being_told_to_end_is_answered_like_ctrl_c(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["result.json", "timeline.jsonl.gz"]
 
 
+def test_workers_of_their_own_end_together(tmp_path: Path) -> None:
+    pair = "engine.disaggregation={mode: pair, decode: 2}"
+    told = Interrupted(*LONG, "--set", pair, "--output-dir", tmp_path, under_way=some_are_done)
+    result = read(tmp_path / "result.json")
+    assert told.code == 130 and result.run.cancelled
+    assert {request.status for request in result.requests} == {"finished", "cancelled"}
+
+
 def test_before_there_is_anything_to_keep(tmp_path: Path) -> None:
     """The run still reads its trace, which nobody goes on writing."""
     trace = tmp_path / "trace.jsonl"

@@ -135,7 +135,7 @@ def test_all_faults_are_asked_off_and_on(typed: Typed, monkeypatch: pytest.Monke
     [fault] = document["faults"]
     assert said.code == 0 and document["passed"] and fault["clean"]
     assert fault["caught_by"] == ["run", "contract"]
-    assert {waiting["feature"] for waiting in document["awaited"]} >= {"disaggregation", "onebatch"}
+    assert {waiting["feature"] for waiting in document["awaited"]} >= {"onebatch"}
     page = verdicts.markdown(document)
     assert "| never-resolve | pr25945 | passed | clear crash, contract | sched/loop/launch.py:" in page
     assert "has no input ids: its relay was not resolved" in page

@@ -23,6 +23,7 @@ ON: dict[str, dict[str, Any]] = {
     "hisparse": {"engine": {"hisparse": {"enabled": True}}},
     "pipeline": {"engine": {"pipeline": {"stages": 2}}},
     "disaggregation": {"engine": {"disaggregation": {"mode": "pair"}}},
+    "fake transfer": {"engine": {"disaggregation": {"mode": "pair", "transfer": "fake"}}},
     "measured host": {"device": {"host": "measured"}},
     "grammar": {"workload": {"sampling": {"grammar": {"regex": "a+"}}}},
     "logprobs": {"workload": {"sampling": {"logprobs": True}}},
@@ -108,7 +109,7 @@ def test_what_only_latest_can_do_is_refused_elsewhere() -> None:
 
 
 def test_a_mode_that_is_not_built_is_refused() -> None:
-    [(path, text)] = findings(scenario(engine={"disaggregation": {"transfer": "fake"}}))
+    [(path, text)] = findings(scenario(engine={"disaggregation": {"mode": "pair", "transfer": "nixl"}}))
 
     assert path == ("engine", "disaggregation", "transfer")
     assert text.startswith("not available in this version: ")

@@ -118,14 +118,23 @@ def test_the_serial_loop_has_no_relay_before_25945(name: str) -> None:
 
 # What each pull request, or what lies between two, changes of the overlapped loop.
 STEPS = {
-    "pr25774": {"prepare_input", "mix", "conclude", "filter", "merge", "bootstrap"},
+    "pr25774": {"prepare_input", "mix", "conclude", "filter", "merge", "bootstrap", "prebuild"},
     "pr25944-before": {"futures", "open", "stash", "filter"},
-    "pr25944": {"advance", "allocation_lengths", "mix", "resolve", "publish", "conclude", "buffer_lengths"},
-    "pr26020": {"advance", "allocation_lengths", "mix", "resolve", "conclude", "buffer_lengths"},
+    "pr25944": {
+        "advance",
+        "allocation_lengths",
+        "mix",
+        "resolve",
+        "publish",
+        "conclude",
+        "buffer_lengths",
+        "prebuild",
+    },
+    "pr26020": {"advance", "allocation_lengths", "mix", "resolve", "conclude", "buffer_lengths", "prebuild"},
     "pr26425-before": {"flatten"},
     "pr26425": {"host_indices"},
     "pr25945-before": {"barrier"},
-    "pr25945": {"stage_prompt", "mix", "isolate", "resolve", "conclude", "merge", "bootstrap"},
+    "pr25945": {"stage_prompt", "mix", "isolate", "resolve", "conclude", "merge", "bootstrap", "prebuild"},
     "latest": {
         "pages",
         "barrier",
@@ -138,6 +147,7 @@ STEPS = {
         "publish",
         "reads_done",
         "bootstrap",
+        "prebuild",
         "backup_indices",
     },
 }

@@ -1,0 +1,89 @@
+"""Prefill and decode workers and the router between them and their clients, as ranks of one virtual world."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ...scenarios.workload import build
+from ...sched.disagg.fake import FakeLink
+from ...sched.disagg.place import Place
+from ...sched.disagg.requests import run_router
+from ...sched.link import Link
+from ...sched.request import Request
+from .. import capacity
+from ..draft import speculation_depth
+from ..feed import Feed
+from ..heap import settled_heap
+from ..machine import Machine
+from ..machines import one_thread, open_rank
+from ..resolve import Resolved
+from ..result import RequestRow, Result
+from ..runner import WARMUP_SEED, Valve
+from ..seat import Seat, align
+from ..vgpu.gpu import patched
+from .baton import Member, run_ranks
+from .pairs import Heard, whole
+from .ranks import PATIENCE
+from .virtual import Inbox, VirtualLink
+
+Body = Callable[[Machine, Valve, Seat], Heard]
+
+
+def disaggregated_world(resolved: Resolved, hazards: bool, adversary: int | None, body: Body) -> Result:
+    """``body`` is one worker's run. Raises MachineError."""
+    capacity.check(resolved)
+    pair = resolved.scenario.engine.disaggregation
+    places = [Place(rank, pair.prefill, pair.decode) for rank in range(pair.prefill + pair.decode + 1)]
+    inboxes = [Inbox() for _ in places]
+    left: list[RequestRow] = []
+
+    def rank(member: Member) -> Heard | None:
+        valve, place = Valve(), places[member.rank]
+        watched = hazards and place.role != "router"
+        with open_rank(resolved, valve, member, hazards=watched, adversary=adversary) as (machine, gpu):
+            profile = resolved.hardware.links["nvlink"]
+            link: Link = VirtualLink(member, gpu, inboxes, profile, patience=PATIENCE)
+            seat = Seat(FakeLink(link, place) if pair.transfer == "fake" else link, place=place)
+            if place.role == "router":
+                left.extend(_route(resolved, machine, seat))
+                return None
+            return body(machine, valve, seat)
+
+    with one_thread(), patched(hazards=hazards), settled_heap():
+        workers = [heard for heard in run_ranks(len(places), rank) if heard is not None]
+    drafts = speculation_depth(resolved.scenario)
+    return whole(places, workers, left, sent=pair.transfer != "fake", drafts=drafts)
+
+
+def _route(resolved: Resolved, machine: Machine, seat: Seat) -> Sequence[RequestRow]:
+    """What ``Bench`` does on a worker: the warm-up's requests, then the workload's. Returns those that have not ended
+    when the run is interrupted."""
+    assert seat.place is not None and seat.link is not None
+    scenario, model, feed = resolved.scenario, resolved.model, Feed()
+    count, seed = scenario.measure.warmup_requests, scenario.measure.seed
+    rounds = [(scenario, seed)]
+    if count and scenario.workload.trace is None:
+        fewer = scenario.workload.model_copy(update={"requests": count})
+        rounds.insert(0, (scenario.model_copy(update={"workload": fewer}), seed ^ WARMUP_SEED))
+    for asked, drawn in rounds:
+        workload = build(asked, vocab_size=model.vocab_size, context_len=model.max_positions, seed=drawn)
+        start = align(seat, machine.clock)
+        feed.load(workload, start=start)
+        try:
+            run_router(feed, seat.link, machine.clock, seat.place)
+        except KeyboardInterrupt:
+            return [_cancelled(request, start, machine.clock.now()) for request in feed.alive]
+    return ()
+
+
+def _cancelled(request: Request, start: int, now: int) -> RequestRow:
+    return RequestRow(
+        id=request.id,
+        arrival=request.arrival - start,
+        first_token=None,
+        finish=now - start,
+        prompt_tokens=len(request.origin_input_ids),
+        output_tokens=0,
+        status="cancelled",
+        reason="interrupted",
+    )

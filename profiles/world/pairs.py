@@ -1,0 +1,156 @@
+"""One result of prefill and decode workers that shared the requests of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeVar
+
+from ...sched.disagg.place import Place
+from ..answers import Metrics, acceptance_metrics, distributed, request_metrics
+from ..metrics import latency
+from ..metrics.acceptance import AcceptanceLog
+from ..metrics.requests import RequestLog, RequestRecord
+from ..passes import outputs_with
+from ..result import Abstained, CopyRow, KindCounts, Metric, Outputs, RankPart, RequestRow, Result, SyncRow
+from ..runner import Pass
+from .ranks import all_hazards
+
+Row = TypeVar("Row", CopyRow, SyncRow)
+
+_SUMS = ("count", "steady", "bytes", "host_us", "exposed_us")
+_APART = "each worker has its own: see ranks"
+_BEHIND = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
+_UNSENT = "KV was never sent, the tokens mean nothing"
+_NOBODY = "no request ran long enough"
+
+
+class Heard(NamedTuple):
+    """One worker's run."""
+
+    result: Result
+    done: Pass
+
+
+def whole(
+    places: Sequence[Place],
+    workers: Sequence[Heard],
+    left: Sequence[RequestRow],
+    *,
+    sent: bool,
+    drafts: int,
+) -> Result:
+    """Requests are told by the workers that decoded them; ``left`` are those that nobody has ended. ``sent``: there was
+    a transfer; ``drafts``: how many tokens deep they speculate."""
+    results = [heard.result for heard in workers]
+    deciding = [heard for place, heard in zip(places, workers, strict=False) if place.role == "decode"]
+    first = deciding[0].result
+    log = RequestLog.merged([heard.done.answers.requests for heard in deciding])
+    records = log.in_order()
+    rows = {row.id: row for heard in deciding for row in heard.result.requests}
+    ended = [rows[record.id] for record in records]
+    missing = [row for row in left if row.id not in rows]
+    return first.model_copy(
+        update={
+            "metrics": _told(first, _metrics(log, results)) | _acceptance(deciding, drafts),
+            "per_step": _per_step(results),
+            "copies": _summed(row for result in results for row in result.copies),
+            "syncs": _summed(row for result in results for row in result.syncs),
+            "idle": first.idle if _void(first) else Abstained(abstained=_APART),
+            "ranks": tuple(_rank(place, heard) for place, heard in zip(places, workers, strict=False)),
+            "requests": tuple(sorted([*ended, *missing], key=lambda row: int(row.id[1:]))),
+            "outputs": _outputs(records, deciding) if sent else Abstained(abstained=_UNSENT),
+            "hazards": all_hazards(results),
+        }
+    )
+
+
+def _metrics(log: RequestLog, results: Sequence[Result]) -> Metrics:
+    """Of requests; what is a device's or a loop's is told by each worker."""
+    first = results[-1]
+    exact = _exact(first)
+    metrics: Metrics = {name: Abstained(abstained=_APART) for name in first.metrics if "." not in name}
+    metrics |= request_metrics(log, exact=exact)
+    metrics["peak_kv_tokens"] = max((result.metrics["peak_kv_tokens"] for result in results), key=_value)
+    return metrics | _split(log, exact=exact)
+
+
+def _acceptance(deciding: Sequence[Heard], drafts: int) -> Metrics:
+    log = AcceptanceLog.merged(heard.done.answers.acceptance for heard in deciding)
+    return acceptance_metrics(log, drafts, exact=_exact(deciding[0].result))
+
+
+def _split(log: RequestLog, *, exact: bool) -> Metrics:
+    """What the time to first token is made of besides the queue."""
+    parts = {
+        "prefill_ms": latency.prefilling(log.records),
+        "transfer_ms": latency.transfer(log.records),
+        "decode_queue_ms": latency.decode_queueing(log.records),
+    }
+    return {name: distributed(name, part, exact=exact, why=_NOBODY) for name, part in parts.items()}
+
+
+def _told(result: Result, metrics: Metrics) -> Metrics:
+    """Nothing, for the reason that the result itself has, where its times mean nothing."""
+    idle = result.idle
+    return {name: idle if isinstance(idle, Abstained) else metric for name, metric in metrics.items()}
+
+
+def _exact(result: Result) -> bool:
+    return all(metric.exact for metric in result.metrics.values() if isinstance(metric, Metric))
+
+
+def _void(result: Result) -> bool:
+    """Whether times mean nothing."""
+    return isinstance(result.idle, Abstained)
+
+
+def _value(metric: Metric | Abstained) -> float:
+    return metric.values[0] if isinstance(metric, Metric) else -1.0
+
+
+def _per_step(results: Sequence[Result]) -> dict[str, KindCounts]:
+    """Of every kind, the steps of the first worker that had any."""
+    kinds: dict[str, KindCounts] = {}
+    for result in results:
+        for kind, counts in result.per_step.items():
+            kinds.setdefault(kind, counts)
+    return dict(sorted(kinds.items()))
+
+
+def _summed(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """Alike lines of all workers as one, the most exposed first."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        key = row.model_copy(update={name: 0 for name in _SUMS if hasattr(row, name)}).model_dump_json()
+        before = found.get(key)
+        if before is not None:
+            sums = {name: getattr(before, name) + getattr(row, name) for name in _SUMS if hasattr(row, name)}
+            row = row.model_copy(update=sums)
+        found[key] = row
+    return tuple(
+        sorted(found.values(), key=lambda r: (-r.exposed_us, -r.host_us, -r.count, r.model_dump_json()))
+    )
+
+
+def _rank(place: Place, heard: Heard) -> RankPart:
+    """A prefill worker knows nothing of a request's life behind its prompt."""
+    result, metrics = heard.result, heard.result.metrics
+    if place.role == "prefill":
+        metrics = {name: metric for name, metric in metrics.items() if name not in _BEHIND}
+    else:
+        metrics = metrics | _told(result, _split(heard.done.answers.requests, exact=_exact(result)))
+    return RankPart(
+        name=place.name,
+        role=place.role,
+        per_step=result.per_step,
+        idle=result.idle,
+        metrics=metrics,
+    )
+
+
+def _outputs(records: Sequence[RequestRecord], deciding: Sequence[Heard]) -> Outputs | Abstained:
+    for heard in deciding:
+        if isinstance(heard.result.outputs, Abstained):
+            return heard.result.outputs
+    damage = {name: by for heard in deciding for name, by in heard.done.damage.items()}
+    return outputs_with(records, damage)

@@ -1,0 +1,80 @@
+"""Workers of their own: every copy and wait of a prebuilt batch, by state, and of what room and a transfer cost.
+
+As upstream's table has it: prompts that nobody reads, rows, two lengths and last tokens block, and so do the sampling
+parameters.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from schedbench.profiles.result import Result
+from tests.acceptance.cells import (
+    SCHEDULE,
+    THREE,
+    Ask,
+    Copies,
+    Copy,
+    copies,
+    place,
+    steps,
+    times,
+    waits,
+    waits_of,
+)
+from tests.acceptance.test_ladder_cells import COLUMNS
+
+PAIR = "engine.disaggregation={mode: pair}"
+PREBUILT: Copies = {
+    Copy("_upload_prompts", SCHEDULE, "h2d", "pageable B"): 1,
+    # rows, lengths, original lengths
+    Copy("_upload_rows", SCHEDULE, "h2d", "pageable B"): 3,
+    Copy("_last_tokens", SCHEDULE, "h2d", "pageable B"): 1,
+    # four sampling parameters and the seed
+    Copy("_pageable", SCHEDULE, "h2d", "pageable B"): 5,
+}
+LATEST: Copies = {Copy("_send", SCHEDULE, "h2d", "pinned nb"): 2}
+# Kernels: a sum and two stores where lengths are published and tokens stashed, one store where tokens are.
+KERNELS = {"pr25944": 3, "pr25945": 1, "latest": 1}
+
+
+@pytest.mark.parametrize("overlap", ["true", "false"])
+@pytest.mark.parametrize("state", [*COLUMNS, "latest"])
+def test_prebuilt(ask: Ask, state: str, overlap: str) -> None:
+    result = ask(THREE, PAIR, f"engine.relay={state}", f"engine.overlap={overlap}")
+    wanted = times(steps(result, "prebuilt"), LATEST if state == "latest" else PREBUILT)
+    assert copies(result, "prebuilt") == wanted
+    assert waits(result, "prebuilt") == waits_of(wanted)
+
+
+@pytest.mark.parametrize("state", [*COLUMNS, "latest"])
+def test_kernels_of_a_prebuilt_batch(ask: Ask, state: str) -> None:
+    result = ask([(40, 6, 0)], PAIR, f"engine.relay={state}")
+    kernels = result.per_step["prebuilt"].streams[SCHEDULE].get("kernel")
+    assert (kernels.max if kernels else 0) == KERNELS.get(state, 0)
+
+
+def everywhere(result: Result, function: str) -> Counter[tuple[str, bool, str]]:
+    """Copies by what ``function`` does, in all steps: direction, blocking, memory."""
+    found: Counter[tuple[str, bool, str]] = Counter()
+    for row in result.copies:
+        if row.site is not None and place(row.site) == function:
+            found[row.direction, row.blocking, row.host_memory] += row.count
+    return found
+
+
+@pytest.mark.parametrize("page", [1, 16])
+def test_room_costs_a_blocking_copy_and_with_pages_three_uploads(ask: Ask, page: int) -> None:
+    result = ask(THREE, PAIR, f"engine.page_size={page}")
+    chunks = 3
+    assert everywhere(result, "Parts.page_list") == {("d2h", True, "pageable"): 3 + chunks}
+    lengths = everywhere(result, "_slots") + everywhere(result, "last_locations")
+    admitted, prefilled = 3 * 3, 3
+    assert lengths == ({("h2d", True, "pageable"): admitted + prefilled} if page > 1 else {})
+
+
+def test_every_chunk_is_looked_up_and_sent(ask: Ask) -> None:
+    result = ask([(600, 4, 0)], PAIR)  # in chunks of 256
+    assert everywhere(result, "Parts.page_list") == {("d2h", True, "pageable"): 1 + 3}

@@ -1,0 +1,68 @@
+"""Speculation with workers of their own for prompts: the draft goes on where the prefill worker's left off."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from tests.acceptance.cells import SCHEDULE, Ask, Copies, Copy, copies, steps, times
+from tests.acceptance.questions import answer, digest, digest_of, statuses, value
+from tests.acceptance.test_disagg_cells import PREBUILT
+
+PAIR = "engine.disaggregation={mode: pair, reserved_decode_tokens: 8}"
+FEW = ("workload.requests=6", "workload.arrival=burst")
+V2 = ("pr25774-before", "pr25944-before", "pr25944", "pr26020", "pr26425", "pr25945", "latest")
+
+PARTS: Copies = {Copy("upload", SCHEDULE, "h2d", "pageable B"): 3}
+
+
+@cache
+def reference(mode: str) -> tuple[str, float]:
+    result = answer(f"spec_{mode}", *FEW)
+    return digest_of(result), value(result, "accept_length")
+
+
+@pytest.mark.parametrize(
+    ("mode", "way"),
+    [
+        *(("v2", (f"engine.relay={state}",)) for state in V2),
+        ("v2", ("engine.overlap=false", "engine.page_size=16")),
+        ("v2", ("engine.disaggregation.prefill=2", "engine.disaggregation.decode=2")),
+        ("v1", ("engine.relay=pr25774-before",)),
+        ("v1", ("engine.relay=pr25945",)),
+        ("v1", ("engine.relay=latest",)),
+    ],
+)
+def test_no_token_and_no_draft_is_another(mode: str, way: tuple[str, ...]) -> None:
+    """Nor is one more or less of them accepted."""
+    result = answer(f"spec_{mode}", *FEW, PAIR, *way)
+    assert statuses(result) == {"finished"}
+    assert (digest_of(result), value(result, "accept_length")) == reference(mode)
+
+
+def test_who_comes_back_from_the_host_loses_drafts_at_most() -> None:
+    result = answer("spec_v2", *FEW, PAIR, "engine.kv_tokens=560")
+    assert value(result, "retractions") > 0
+    assert digest_of(result) == reference("v2")[0]
+
+
+def test_drafts_accepted_by_lot_are_the_same_lots() -> None:
+    lots = ("device.values=none", "engine.speculative.acceptance={mean: 2.5}")
+    assert value(answer("spec_v2", *FEW, PAIR, *lots), "accept_length") == value(
+        answer("spec_v2", *FEW, *lots), "accept_length"
+    )
+
+
+def test_grammars_go_along() -> None:
+    few = ("workload.requests=6", "engine.relay=latest")
+    assert digest("spec_grammar", *few, PAIR) == digest("spec_grammar", *few)
+
+
+@pytest.mark.parametrize("state", ["pr26425", "pr25945"])
+def test_three_more_uploads_of_a_prebuilt_batch(ask: Ask, state: str) -> None:
+    speculates = "engine.speculative={algorithm: eagle, mode: v2}"
+    result = ask(
+        [(40, 12, 0)] * 3, PAIR, "model.preset=tiny-llama-eagle", speculates, f"engine.relay={state}"
+    )
+    assert copies(result, "prebuilt") == times(steps(result, "prebuilt"), PREBUILT | PARTS)

@@ -1,0 +1,134 @@
+"""Workers of their own for prompts and decodes: the tokens of one worker, nothing lost, nothing raced for."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from schedbench.profiles.result import Abstained, Metric, Result
+from tests.acceptance.questions import SMALL, answer, digest, digest_of, statuses, value
+
+PAIR = "engine.disaggregation={mode: pair}"
+FOUR = "engine.disaggregation={mode: pair, prefill: 2, decode: 2}"
+TIGHT = (
+    "engine.disaggregation={mode: pair, reserved_decode_tokens: 4}",
+    "engine.kv_tokens=1920",
+)
+NONE = "device.values=none"
+FEWER = (*SMALL, "workload.requests=12", "workload.output_tokens={dist: uniform, min: 1, max: 40}")
+
+WAYS: dict[str, tuple[str, ...]] = {
+    "pair": (PAIR,),
+    "serial": (PAIR, "engine.overlap=false"),
+    "pages": (PAIR, "engine.page_size=16", NONE),
+    "four": (FOUR, NONE),
+    "four serial with pages": (FOUR, "engine.overlap=false", "engine.page_size=16", NONE),
+    "chunks": (PAIR, "engine.chunked_prefill_size=32", "engine.mixed_chunk=false"),
+    "chunks of pages, serial": (
+        PAIR,
+        "engine.chunked_prefill_size=32",
+        "engine.page_size=16",
+        "engine.overlap=false",
+        NONE,
+    ),
+    "unchunked": (PAIR, "engine.chunked_prefill_size=none", "engine.mixed_chunk=false", NONE),
+    "no cache": (PAIR, "engine.radix_cache=false", NONE),
+    "two rows": ("engine.disaggregation={mode: pair, decode: 2}", "engine.max_running_requests=2", NONE),
+    "latest": (PAIR, "engine.relay=latest", "engine.page_size=16"),
+    "warmed up": (PAIR, "measure.warmup_requests=3", NONE),
+    "one at a time": (FOUR, "workload.arrival={process: closed, concurrency: 1}", NONE),
+}
+
+
+@cache
+def reference(*overrides: str) -> str:
+    return digest("mixed", *FEWER, *overrides)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_tokens_are_those_of_one_worker(way: str) -> None:
+    plain = (NONE,) if NONE in WAYS[way] else ()
+    result = answer("mixed", *FEWER, *WAYS[way])
+    assert statuses(result) == {"finished"}
+    assert digest_of(result) == reference(*plain)
+
+
+@pytest.mark.parametrize(
+    "state", ["pr25774-before", "pr25774", "pr25944-before", "pr25944", "pr26020", "pr26425"]
+)
+@pytest.mark.parametrize("overlap", ["true", "false"])
+def test_every_state_brings_its_own_way_to_join(state: str, overlap: str) -> None:
+    ways = (PAIR, NONE, f"engine.relay={state}", f"engine.overlap={overlap}")
+    assert digest("mixed", *FEWER, "workload.requests=6", *ways) == reference(NONE, "workload.requests=6")
+
+
+@pytest.mark.parametrize(
+    "way", [(), ("engine.overlap=false", "engine.page_size=16"), ("engine.relay=latest", NONE)]
+)
+def test_what_a_decode_worker_has_no_room_for_waits_on_the_host(way: tuple[str, ...]) -> None:
+    plain = (NONE,) if NONE in way else ()
+    result = answer("mixed", *SMALL, *TIGHT, *way)
+    assert value(result, "retractions") > 0
+    assert digest_of(result) == digest("mixed", *SMALL, *plain)
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_aborted_requests_end_where_they_end_with_one_worker(after: int) -> None:
+    abort = f"workload.abort={{fraction: 0.5, after_tokens: {after}}}"
+    result, alone = answer("mixed", *FEWER, PAIR, abort), answer("mixed", *FEWER, abort)
+    assert statuses(result) == {"finished", "aborted"}
+    assert [(row.id, row.status, row.reason, row.token_ids) for row in result.requests] == [
+        (row.id, row.status, row.reason, row.token_ids) for row in alone.requests
+    ]
+
+
+def test_what_can_never_run_is_refused_by_the_worker_that_would_decode_it() -> None:
+    tight = ("engine.kv_tokens=128", "workload.prompt_tokens={dist: uniform, min: 16, max: 120}")
+    result, alone = answer("mixed", *FEWER, PAIR, *tight), answer("mixed", *FEWER, *tight)
+    assert "refused" in statuses(result)
+    assert [(row.status, row.reason) for row in result.requests] == [
+        (row.status, row.reason) for row in alone.requests
+    ]
+
+
+@pytest.mark.parametrize("scenario", ["grammar", "penalties"])
+def test_what_a_request_has_with_it_goes_on(scenario: str) -> None:
+    few = ("workload.requests=6", "engine.relay=latest")
+    assert digest(scenario, *few, PAIR) == digest(scenario, *few)
+
+
+def mean(result: Result, name: str) -> float:
+    metric = result.metrics[name]
+    assert isinstance(metric, Metric)
+    return metric.values[0]
+
+
+def test_the_parts_of_the_time_to_first_token_add_up() -> None:
+    result = answer("mixed", *FEWER, FOUR, NONE)
+    parts = ("queue_ms", "prefill_ms", "transfer_ms", "decode_queue_ms")
+    assert sum(mean(result, name) for name in parts) == pytest.approx(mean(result, "ttft_ms"), abs=1e-6)
+    assert all(mean(result, name) > 0 for name in parts)
+
+
+def test_every_worker_has_a_part_of_the_result() -> None:
+    result = answer("mixed", *FEWER, FOUR, NONE)
+    assert [(rank.name, rank.role) for rank in result.ranks] == [
+        ("prefill 0", "prefill"),
+        ("prefill 1", "prefill"),
+        ("decode 0", "decode"),
+        ("decode 1", "decode"),
+    ]
+    assert [set(rank.per_step) for rank in result.ranks] == [
+        *[{"prefill"}] * 2,
+        *[{"decode", "decode.steady", "prebuilt"}] * 2,
+    ]
+
+
+@pytest.mark.parametrize("way", [(), ("engine.overlap=false", NONE)])
+def test_what_is_never_sent_says_nothing_of_tokens(way: tuple[str, ...]) -> None:
+    fake = "engine.disaggregation={mode: pair, decode: 2, transfer: fake}"
+    result = answer("mixed", *FEWER, fake, *way)
+    assert statuses(result) == {"finished"} and len(result.requests) == 12
+    assert result.outputs == Abstained(abstained="KV was never sent, the tokens mean nothing")
+    assert not [row for row in result.copies if row.stream == "transfer"]
