@@ -20,7 +20,7 @@ engine:
   page_size: sixteen
   mixed_chunk: true
   chunked_prefill_size: none
-  pipeline: {stages: 2}
+  pipeline: {async_depth: 2}
 workload:
   trace: nowhere.jsonl
   format: jsonl
@@ -37,7 +37,7 @@ wrong.yaml:6: engine.relay: unknown relay state, did you mean 'pr25945'?
 wrong.yaml:7: engine.page_size: expected an integer, got 'sixteen'
 wrong.yaml:8: engine.mixed_chunk: mixed chunk cannot be combined with unchunked prefill: there is no chunk to mix \
 decodes into
-wrong.yaml:10: engine.pipeline.stages: not available in this version: pipeline stages
+wrong.yaml:10: engine.pipeline.async_depth: means something only with several stages
 wrong.yaml:12: workload.trace: nowhere.jsonl: No such file or directory
 wrong.yaml:14: workload.sampling.temperature: expected at least 0, got -1
 wrong.yaml:14: workload.sampling.grammar: regex '[0-9': unclosed character class

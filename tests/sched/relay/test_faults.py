@@ -16,9 +16,10 @@ FAULTS = pytest.mark.parametrize("fault", faults().values(), ids=faults())
 def test_a_fault_breaks_the_rows_that_it_names(fault: Fault) -> None:
     for state in fault.states:
         for loop in fault.loops:
-            sound, overlap, mode = choose(state, {}), loop == "overlapped", fault.speculation
-            broken = sound.broken_by(fault, overlap=overlap, speculation=mode)
-            rows = (choice.row(overlap=overlap, speculation=mode) for choice in (sound, broken))
+            sound, mode = choose(state, {}), fault.speculation
+            where = {"overlap": loop == "overlapped", "staged": loop == "pipelined"}
+            broken = sound.broken_by(fault, speculation=mode, **where)
+            rows = (choice.row(speculation=mode, **where) for choice in (sound, broken))
             drafts = [choice.draft_row(mode) for choice in (sound, broken)]
             changed = difference(*rows)
             if drafts[0] is not None and drafts[1] is not None:
