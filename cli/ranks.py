@@ -69,6 +69,7 @@ def _label(name: str) -> str:
         .removesuffix("_ms")
         .replace("_pct", "")
         .replace("_", " ")
+        .replace(".outside", ": before other work")
         .replace(".", ": before ")
     )
 

@@ -97,6 +97,10 @@ def execute(
     elif scenario.engine.ranks == 1:
         result = alone(kind, *around, task.run, keep_trace=options.keep_trace)
     elif options.world == "virtual":
+        if options.device == "cuda":
+            raise MachineError(
+                "a virtual world has virtual GPUs; --world distributed puts ranks on real ones"
+            )
         result = virtual_world(*around, task.run)
     else:
         result = process_world(

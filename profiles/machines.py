@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -46,10 +47,14 @@ def _emulated_only(scenario: Scenario) -> str:
     """Why the scenario's device can only be a virtual one; empty if CUDA will do."""
     if scenario.device.values == "none":
         return "device.values: none skips the arithmetic and exists only on the virtual GPU"
-    if scenario.engine.hisparse.enabled:
+    if not scenario.engine.hisparse.enabled:
+        return ""
+    if find_spec("triton") is None:
         return (
-            "engine.hisparse: its kernels read pinned host memory, which only the virtual GPU's can do so far"
+            "engine.hisparse: on CUDA its kernels read pinned host memory, for which Triton is not installed"
         )
+    if scenario.model.dtype == "float64":
+        return "engine.hisparse: on CUDA its kernels read pinned host memory, which those for float64 do not"
     return ""
 
 

@@ -18,8 +18,10 @@ def findings(scenario: Scenario) -> Iterator[Finding]:
     yield from _length("prompt_tokens", scenario.workload.prompt_tokens)
     yield from _length("output_tokens", scenario.workload.output_tokens)
     yield from _speculative(scenario)
-    if scenario.engine.pipeline.stages == 1 and scenario.engine.pipeline.async_depth:
-        yield ("engine", "pipeline", "async_depth"), "means something only with several stages"
+    if scenario.engine.pipeline.stages == 1:
+        for name in ("async_depth", "skip_chunk_outputs"):
+            if getattr(scenario.engine.pipeline, name):
+                yield ("engine", "pipeline", name), "means something only with several stages"
     pair = scenario.engine.disaggregation
     if pair.mode == "none":
         for name in _changed(pair):

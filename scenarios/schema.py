@@ -120,8 +120,12 @@ class HiSparse(Section):
 
 
 class Pipeline(Section):
+    """``async_depth`` microbatches beyond one per stage; ``skip_chunk_outputs`` sends no tokens round for a step that
+    is nothing but an unfinished prompt."""
+
     stages: Positive = 1
     async_depth: Count = 0
+    skip_chunk_outputs: Switch = False
 
 
 class Disaggregation(Section):

@@ -10,7 +10,7 @@ from ..result import Result
 from . import effects, gates
 from .engagement import THRESHOLD, Engagement, engagement, from_totals, total
 from .gates import Gate, Outcome
-from .likeness import Difference, engine_differences, unlike_environments
+from .likeness import BATCHING, Difference, engine_differences, unlike_environments
 from .readings import Reading, table
 from .trial import Sample
 from .trials import Trials
@@ -141,13 +141,19 @@ def _voids(trials: Trials, rules: Rules, *, engaged: Engagement, moved: bool) ->
         reason
         for reason, holds in (
             (Reason.OUTPUT_DIFF, trials.tokens == "different" and not rules.allow_divergence),
-            (Reason.NOT_ENGAGED, engaged.percent < rules.min_engagement),
+            (Reason.NOT_ENGAGED, engaged.percent < rules.min_engagement and not _rebatched(trials, engaged)),
             # Of two captures both have the tool's cost in their times: those are compared as what they are.
             (Reason.PROFILED, first.profiled and first.capture is None),
             (Reason.CONFIG_DIFF, moved),
         )
         if holds
     )
+
+
+def _rebatched(trials: Trials, engaged: Engagement) -> bool:
+    """Whether the change is one of who shares a step, and others do."""
+    differences = engine_differences(trials.a[0].result, trials.b[0].result)
+    return engaged.basis == "kinds" and any(difference.key in BATCHING for difference in differences)
 
 
 def _headline(rules: Rules, *, captured: bool) -> tuple[str, ...]:

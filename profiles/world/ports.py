@@ -3,36 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from ..vgpu import VirtualGpu
 from ..vgpu.carriage import depart, land
+from ..vgpu.engine import Landing, Mark
+
+
+class Stamp(NamedTuple):
+    """Virtual instants of the sender's: when its host sent, and when the tensors had left."""
+
+    sent: int
+    left: int
 
 
 class Ports(Protocol):
-    def out(self, tensors: Sequence[torch.Tensor], name: str) -> Sequence[torch.Tensor]:
-        """Values on the host, after what the current stream has been given so far."""
+    def out(self, tensors: Sequence[torch.Tensor], name: str) -> tuple[Sequence[torch.Tensor], Stamp | None]:
+        """Values on the host, after what the current stream has been given so far; a stamp where time is virtual."""
 
-    def into(self, values: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def into(self, values: Sequence[torch.Tensor], stamp: Stamp | None) -> tuple[torch.Tensor, ...]:
         """Tensors of the device, for the current stream."""
 
 
 class VirtualPorts:
-    """Of a virtual GPU, whose link takes no time: what the network needs is no part of what is emulated."""
+    """Of a virtual GPU, whose link takes no time: what the network needs is no part of what is emulated. Nothing
+    arrives before it was sent."""
 
     def __init__(self, gpu: VirtualGpu) -> None:
         self._gpu = gpu
         self._queue = gpu.runtime.simulation.queue()
         gpu.observer.streams[self._queue.id] = "link"
 
-    def out(self, tensors: Sequence[torch.Tensor], name: str) -> Sequence[torch.Tensor]:
-        values, _ = depart(self._gpu, self._queue, tensors, 0, name=name)
-        return values
+    def out(self, tensors: Sequence[torch.Tensor], name: str) -> tuple[Sequence[torch.Tensor], Stamp]:
+        runtime = self._gpu.runtime
+        if not tensors:
+            return (), Stamp(runtime.now, runtime.now)
+        values, mark = depart(self._gpu, self._queue, tensors, 0, name=name)
+        return values, Stamp(runtime.now, runtime.simulation.wait(mark))
 
-    def into(self, values: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        return land(self._gpu, values, None)
+    def into(self, values: Sequence[torch.Tensor], stamp: Stamp | None) -> tuple[torch.Tensor, ...]:
+        assert stamp is not None
+        runtime, left = self._gpu.runtime, Mark()
+        runtime.now = max(runtime.now, stamp.sent)
+        left.time = stamp.left
+        return land(self._gpu, values, Landing(left, 0) if values else None)
 
 
 class CopyingPorts:
@@ -41,8 +57,8 @@ class CopyingPorts:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def out(self, tensors: Sequence[torch.Tensor], name: str) -> Sequence[torch.Tensor]:  # noqa: ARG002
-        return [tensor.cpu() for tensor in tensors]
+    def out(self, tensors: Sequence[torch.Tensor], name: str) -> tuple[Sequence[torch.Tensor], None]:  # noqa: ARG002
+        return [tensor.cpu() for tensor in tensors], None
 
-    def into(self, values: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def into(self, values: Sequence[torch.Tensor], stamp: Stamp | None) -> tuple[torch.Tensor, ...]:  # noqa: ARG002
         return tuple(value.to(self._device) for value in values)

@@ -18,16 +18,16 @@ import torch.distributed as dist
 
 from ...sched.link import LinkError, Message
 from ...sched.observe import Clock
-from .ports import Ports
+from .ports import Ports, Stamp
 
 _BYE = "bye"
-_Head = tuple[str, bytes, list[tuple[tuple[int, ...], torch.dtype, bool]]]
 
 
 class _Arrived(NamedTuple):
     source: int
     payload: bytes
     values: list[torch.Tensor]
+    stamp: Stamp | None
 
 
 class ProcessLink:
@@ -51,9 +51,9 @@ class ProcessLink:
             thread.start()
 
     def send(self, to: int, tag: str, value: Any, tensors: Sequence[torch.Tensor] = ()) -> None:
-        values = self._ports.out(tensors, f"send {tag}") if tensors else ()
+        values, stamp = self._ports.out(tensors, f"send {tag}")
         shapes = [(tuple(entry.shape), entry.dtype, entry.is_meta) for entry in values]
-        head = _bytes(pickle.dumps((tag, pickle.dumps(value), shapes)))
+        head = _bytes(pickle.dumps((tag, pickle.dumps(value), shapes, stamp)))
         body = [entry.contiguous().flatten().view(torch.uint8) for entry in values if not entry.is_meta]
         whole = torch.cat(body) if body else torch.empty(0, dtype=torch.uint8)
         for part in (torch.tensor([head.numel(), whole.numel()]), head, whole):
@@ -134,11 +134,11 @@ class ProcessLink:
                 body = torch.empty(size, dtype=torch.uint8)
                 if size:
                     dist.recv(body, peer)
-                tag, payload, shapes = pickle.loads(head.numpy().tobytes())
+                tag, payload, shapes, stamp = pickle.loads(head.numpy().tobytes())
                 if tag == _BYE:
                     self._lost(peer, "it has ended")
                     return
-                self._put(tag, _Arrived(peer, payload, _unpacked(body, shapes)))
+                self._put(tag, _Arrived(peer, payload, _unpacked(body, shapes), stamp))
         except RuntimeError as error:
             self._lost(peer, _first_line(error))
 
@@ -153,7 +153,9 @@ class ProcessLink:
             self._news.notify_all()
 
     def _opened(self, arrived: _Arrived) -> Message:
-        return Message(arrived.source, pickle.loads(arrived.payload), self._ports.into(arrived.values))
+        return Message(
+            arrived.source, pickle.loads(arrived.payload), self._ports.into(arrived.values, arrived.stamp)
+        )
 
 
 def _bytes(data: bytes) -> torch.Tensor:

@@ -72,7 +72,10 @@ def virtual_world(resolved: Resolved, hazards: bool, adversary: int | None, body
 def stages_of(resolved: Resolved) -> Sequence[Stage]:
     wanted = resolved.scenario.engine.pipeline
     layers = split_layers(resolved.model.num_layers, wanted.stages)
-    return [Stage(index, wanted.stages, share, wanted.async_depth) for index, share in enumerate(layers)]
+    return [
+        Stage(index, wanted.stages, share, wanted.async_depth, wanted.skip_chunk_outputs)
+        for index, share in enumerate(layers)
+    ]
 
 
 def together(runs: Sequence[RankRun]) -> Result:

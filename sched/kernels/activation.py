@@ -25,7 +25,7 @@ class _SiluAndMul(NamedTuple):
         return reads(self.gate_up)
 
 
-@declared("silu_and_mul(Tensor gate_up) -> Tensor", _SiluAndMul)
+@declared("silu_and_mul(Tensor gate_up) -> Tensor", _SiluAndMul, triton="activation")
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """gate_up [rows, 2n] → silu(first half) · second half, [rows, n]."""
     gate, up = gate_up.chunk(2, dim=-1)

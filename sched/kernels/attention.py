@@ -77,6 +77,7 @@ class _Attention(NamedTuple):
     "Tensor seq_lens, Tensor? extend_lens, float scale, int max_seq_len, int max_extend_len) -> Tensor",
     _Attention,
     fixed_cost=False,
+    triton="attention",
 )
 def attention(
     q: torch.Tensor,

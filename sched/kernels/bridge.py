@@ -32,6 +32,7 @@ class _ResolveNegative(NamedTuple):
     "resolve_negative(Tensor(a!) input_ids, Tensor tokens) -> ()",
     _ResolveNegative,
     integer=True,
+    triton="rows",
 )
 def resolve_negative(input_ids: torch.Tensor, tokens: torch.Tensor) -> None:
     """Replace every v < 0 of input_ids [T] int64 by ``tokens[-v]``, in place; looks at all T of them."""
@@ -91,6 +92,7 @@ class _DecodeInputs(NamedTuple):
     footprint=lambda *args: _DecodeInputs(*args).footprint(),
     integer=True,
     fixed_cost=False,
+    triton="placement",
 )
 def decode_inputs(
     tokens: torch.Tensor,

@@ -38,6 +38,7 @@ class _MapPrompt(NamedTuple):
     "map_prompt(Tensor(a!) mapping, Tensor out_cache_loc, Tensor free_pages, int page_size) -> ()",
     _MapPrompt,
     integer=True,
+    triton="buffers",
 )
 def map_prompt(
     mapping: torch.Tensor, out_cache_loc: torch.Tensor, free_pages: torch.Tensor, page_size: int
@@ -90,6 +91,7 @@ class _Unmap(NamedTuple):
     "unmap(Tensor(a!) mapping, Tensor slots, int page_size) -> Tensor",
     _Unmap,
     integer=True,
+    triton="buffers",
 )
 def unmap(mapping: torch.Tensor, slots: torch.Tensor, page_size: int) -> torch.Tensor:
     """The device slots of a request's logical ``slots`` [n] int32, whose mapping is cleared; the rest of the last page
@@ -130,6 +132,7 @@ class _MapNewest(NamedTuple):
     "Tensor seq_lens, int size) -> ()",
     _MapNewest,
     integer=True,
+    triton="buffers",
 )
 def map_newest(
     mapping: torch.Tensor,
@@ -177,6 +180,7 @@ class _PreviousTokens(NamedTuple):
     cost=lambda *args: _PreviousTokens(*args).cost(),
     footprint=lambda *args: _PreviousTokens(*args).footprint(),
     integer=True,
+    triton="buffers",
 )
 def previous_tokens(
     device_buffer: torch.Tensor,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 import torch
@@ -21,7 +21,13 @@ class Arguments(Protocol):
 
 
 def declared(
-    schema: str, arguments: Callable[..., Arguments], *, integer: bool = False, fixed_cost: bool = True
+    schema: str,
+    arguments: Callable[..., Arguments],
+    *,
+    integer: bool = False,
+    fixed_cost: bool = True,
+    triton: str = "",
+    strided: Collection[str] = (),
 ) -> Callable[[Callable[..., Any]], torch._ops.OpOverload]:
     """``registry.kernel`` for a kernel whose ``arguments`` answer for it."""
     return kernel(
@@ -31,6 +37,8 @@ def declared(
         footprint=lambda *args: arguments(*args).footprint(),
         integer=integer,
         fixed_cost=fixed_cost,
+        triton=triton,
+        strided=strided,
     )
 
 

@@ -32,6 +32,7 @@ class _DraftTopk(NamedTuple):
     meta=lambda *args: _DraftTopk(*args).meta(),
     cost=lambda *args: _DraftTopk(*args).cost(),
     footprint=lambda *args: _DraftTopk(*args).footprint(),
+    triton="candidates",
 )
 def draft_topk(logits: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Probabilities [n, topk] float32 and ids [n, topk] int64 of the most likely tokens of logits [n, vocab]; of
@@ -57,7 +58,10 @@ class _RotateIds(NamedTuple):
 
 
 @declared(
-    "rotate_ids(Tensor input_ids, Tensor next_ids, Tensor extend_lens) -> Tensor", _RotateIds, integer=True
+    "rotate_ids(Tensor input_ids, Tensor next_ids, Tensor extend_lens) -> Tensor",
+    _RotateIds,
+    integer=True,
+    triton="drafts",
 )
 def rotate_ids(input_ids: torch.Tensor, next_ids: torch.Tensor, extend_lens: torch.Tensor) -> torch.Tensor:
     """Each request's tokens of input_ids [T] moved one place to the front, and next_ids [b] behind them: a draft
@@ -95,6 +99,7 @@ class _DraftPlaces(NamedTuple):
     cost=lambda *args: _DraftPlaces(*args).cost(),
     footprint=lambda *args: _DraftPlaces(*args).footprint(),
     integer=True,
+    triton="drafts",
 )
 def _draft_places(
     table: torch.Tensor, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, each: int, width: int
@@ -138,6 +143,7 @@ class _WriteRows(NamedTuple):
     "int width) -> ()",
     _WriteRows,
     integer=True,
+    triton="drafts",
 )
 def _write_rows(
     table: torch.Tensor,
@@ -193,6 +199,7 @@ class _PlaceAhead(NamedTuple):
     "Tensor free_pages, int page_size, int num_tokens, int width) -> ()",
     _PlaceAhead,
     integer=True,
+    triton="drafts",
 )
 def _place_ahead(
     table: torch.Tensor,
@@ -249,13 +256,15 @@ def _last_accepted(rows: torch.Tensor, accept_lens: torch.Tensor) -> torch.Tenso
     return rows.index_select(0, each + accept_lens.to(torch.int64).clamp(min=1) - 1)
 
 
-@declared("pick_accepted(Tensor rows, Tensor accept_lens) -> Tensor", _PickAccepted)
+@declared("pick_accepted(Tensor rows, Tensor accept_lens) -> Tensor", _PickAccepted, triton="drafts")
 def pick_accepted(rows: torch.Tensor, accept_lens: torch.Tensor) -> torch.Tensor:
     """Of rows [b · d, n] floating-point, d for each request, the last of those that accept_lens [b] counts: [b, n]."""
     return _last_accepted(rows, accept_lens)
 
 
-@declared("pick_bonus(Tensor rows, Tensor accept_lens) -> Tensor", _PickAccepted, integer=True)
+@declared(
+    "pick_bonus(Tensor rows, Tensor accept_lens) -> Tensor", _PickAccepted, integer=True, triton="drafts"
+)
 def pick_bonus(rows: torch.Tensor, accept_lens: torch.Tensor) -> torch.Tensor:
     """``pick_accepted`` of tokens [b · d] int64: [b]."""
     return _last_accepted(rows, accept_lens)
@@ -276,7 +285,9 @@ class _StageRows(NamedTuple):
         return (*reads(self.source), Access(self.static, write=True))
 
 
-@declared("stage_rows(Tensor(a!) static, Tensor source, int padded) -> ()", _StageRows, integer=True)
+@declared(
+    "stage_rows(Tensor(a!) static, Tensor source, int padded) -> ()", _StageRows, integer=True, triton="rows"
+)
 def stage_rows(static: torch.Tensor, source: torch.Tensor, padded: int) -> None:
     """Copy integer rows [n, ...] to the head of ``static``; rows n to ``padded`` become zeros."""
     static[: source.shape[0]] = source

@@ -54,6 +54,7 @@ class _IndexAndStore(NamedTuple):
     meta=lambda *args: _IndexAndStore(*args).meta(),
     cost=lambda *args: _IndexAndStore(*args).cost(),
     footprint=lambda *args: _IndexAndStore(*args).footprint(),
+    triton="indexer",
 )
 def index_and_store(
     projected: torch.Tensor, out_cache_loc: torch.Tensor, index_cache: torch.Tensor, heads: int
@@ -163,6 +164,7 @@ class _SelectTopK(NamedTuple):
     "Tensor seq_lens, int top_k, int max_seq_len) -> Tensor",
     _SelectTopK,
     fixed_cost=False,
+    triton="indexer",
 )
 def select_top_k(
     q: torch.Tensor,

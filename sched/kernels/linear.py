@@ -34,5 +34,22 @@ def linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype
 ) -> torch.Tensor:
     """x [rows, k] · weight [k, m] + bias [m] → [rows, m] of ``out_dtype``."""
-    product = tiled_matmul(x, weight) if x.device.type == "cpu" else x @ weight
-    return (product if bias is None else product + bias).to(out_dtype)
+    if x.device.type == "cpu":
+        product = tiled_matmul(x, weight)
+        return (product if bias is None else product + bias).to(out_dtype)
+    return multiplied(x, weight, bias, out_dtype)
+
+
+def multiplied(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """``linear`` by the library of a device, whose sums are wider than x: one launch, or two with a bias to widen."""
+    if out_dtype == x.dtype:
+        return x @ weight if bias is None else torch.addmm(bias, x, weight)
+    product = _widening(x, weight, out_dtype)
+    return product if bias is None else product + bias
+
+
+def _widening(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:  # cuda-only
+    """float32 of 16-bit floats."""
+    return torch.mm(x, weight, out_dtype=out_dtype)

@@ -33,7 +33,7 @@ class _RmsNorm(NamedTuple):
         return reads(self.x, self.weight)
 
 
-@declared("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", _RmsNorm)
+@declared("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", _RmsNorm, triton="norm")
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x [rows, n], weight [n] → [rows, n]."""
     return normalised(x, weight, eps)
@@ -58,6 +58,7 @@ class _AddRmsNorm(NamedTuple):
 @declared(
     "add_rms_norm(Tensor x, Tensor(a!) residual, Tensor weight, float eps) -> Tensor",
     _AddRmsNorm,
+    triton="norm",
 )
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Adds x [rows, n] to the residual in place and returns the residual's norm."""

@@ -44,6 +44,7 @@ class _PlaceDecode(NamedTuple):
     cost=lambda *args: _PlaceDecode(*args).cost(),
     footprint=lambda *args: _PlaceDecode(*args).footprint(),
     integer=True,
+    triton="placement",
 )
 def place_decode(
     req_to_token: torch.Tensor,
@@ -94,6 +95,7 @@ class _PlaceExtend(NamedTuple):
     "Tensor seq_lens, Tensor free_pages, int page_size, int num_tokens) -> Tensor",
     _PlaceExtend,
     integer=True,
+    triton="placement",
 )
 def place_extend(
     req_to_token: torch.Tensor,
@@ -173,6 +175,7 @@ class _CopyPages(NamedTuple):
     _CopyPages,
     integer=True,
     fixed_cost=False,
+    triton="placement",
 )
 def copy_pages(
     pages: torch.Tensor,

@@ -51,6 +51,7 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
     "rope_and_store_kv(Tensor qkv, Tensor positions, Tensor cos_sin, Tensor? q_norm, Tensor? k_norm, "
     "float eps, Tensor out_cache_loc, Tensor(a!) k_cache, Tensor(b!) v_cache) -> Tensor",
     _RopeAndStoreKv,
+    triton="rope",
 )
 def rope_and_store_kv(
     qkv: torch.Tensor,

@@ -44,7 +44,7 @@ class _DecodePositions(NamedTuple):
         return reads(self.seq_lens)
 
 
-@declared("decode_positions(Tensor seq_lens) -> Tensor", _DecodePositions, integer=True)
+@declared("decode_positions(Tensor seq_lens) -> Tensor", _DecodePositions, integer=True, triton="rows")
 def decode_positions(seq_lens: torch.Tensor) -> torch.Tensor:
     """Position of each request's newest token: seq_lens [b] → [b] int64, never negative."""
     return (seq_lens.to(torch.int64) - 1).clamp_(min=0)
@@ -69,6 +69,7 @@ class _ExtendPositions(NamedTuple):
     "extend_positions(Tensor seq_lens, Tensor extend_lens, int num_tokens) -> Tensor",
     _ExtendPositions,
     integer=True,
+    triton="rows",
 )
 def extend_positions(seq_lens: torch.Tensor, extend_lens: torch.Tensor, num_tokens: int) -> torch.Tensor:
     """Positions of the last ``extend_lens`` [b] tokens of each request, one request after the other.
@@ -95,7 +96,7 @@ class _LastTokens(NamedTuple):
         return reads(self.hidden, self.extend_lens)
 
 
-@declared("last_tokens(Tensor hidden, Tensor extend_lens) -> Tensor", _LastTokens)
+@declared("last_tokens(Tensor hidden, Tensor extend_lens) -> Tensor", _LastTokens, triton="rows")
 def last_tokens(hidden: torch.Tensor, extend_lens: torch.Tensor) -> torch.Tensor:
     """hidden [T, n], extend_lens [b] → [b, n]: the row of each request's last token."""
     return hidden.index_select(0, torch.cumsum(extend_lens, 0) - 1)

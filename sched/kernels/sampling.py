@@ -54,6 +54,9 @@ _DRAW = (
     " Tensor seeds, Tensor positions, Tensor? vocab_mask, bool filtered"
 )
 
+# A request's parameters may be columns of one upload.
+_COLUMNS = ("temperatures", "top_ks", "top_ps", "min_ps", "seeds", "positions")
+
 
 def row_seed(seed: int, index: int) -> int:
     """The key of request ``index`` in a run seeded ``seed``: a signed 64-bit integer."""
@@ -186,6 +189,7 @@ def _draw_cost(*args: Any) -> Work:
     meta=_ids_meta,
     cost=_greedy_cost,
     footprint=_reads,
+    triton="sampling",
 )
 def sample_greedy(logits: torch.Tensor, vocab_mask: torch.Tensor | None) -> torch.Tensor:
     """ids [b] int64 of the largest of logits [b, v] that vocab_mask allows; of equals the lowest id."""
@@ -206,7 +210,14 @@ def sample_greedy_tagged(
     return _tagged_ids(logits, vocab_mask, fingerprint)
 
 
-@kernel(f"sample({_DRAW}) -> Tensor", meta=_ids_meta, cost=_draw_cost, footprint=_reads)
+@kernel(
+    f"sample({_DRAW}) -> Tensor",
+    meta=_ids_meta,
+    cost=_draw_cost,
+    footprint=_reads,
+    triton="sampling",
+    strided=_COLUMNS,
+)
 def sample(*args: Any) -> torch.Tensor:
     """ids [b] int64 of a ``Draw`` with keyed noise; a row of temperature 0 takes its largest logit."""
     return _scores(Draw(*args)).argmax(1)
@@ -230,6 +241,8 @@ def sample_tagged(*args: Any) -> torch.Tensor:
     meta=_scores_meta,
     cost=_draw_cost,
     footprint=_reads,
+    triton="sampling",
+    strided=_COLUMNS,
 )
 def score_tokens(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability and margin, [b] float32 each, of the ids [b] that ``sample`` drew from the same draw.

@@ -41,6 +41,7 @@ class _PageLookup(NamedTuple):
     "page_lookup(Tensor positions, Tensor req_to_token, Tensor req_pool_indices) -> Tensor",
     _PageLookup,
     integer=True,
+    triton="indexer",
 )
 def page_lookup(
     positions: torch.Tensor, req_to_token: torch.Tensor, req_pool_indices: torch.Tensor
@@ -87,6 +88,7 @@ def attention_work(q: torch.Tensor, k_cache: torch.Tensor, gathered: int, *, pai
     "-> Tensor",
     _SparseAttention,
     fixed_cost=False,
+    triton="attention",
 )
 def sparse_attention(
     q: torch.Tensor,
@@ -171,6 +173,7 @@ class _SparseExtend(NamedTuple):
     "Tensor seq_lens, Tensor extend_lens, float scale, int top_k, int max_seq_len) -> Tensor",
     _SparseExtend,
     fixed_cost=False,
+    triton="attention",
 )
 def sparse_extend(
     q: torch.Tensor,

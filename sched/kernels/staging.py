@@ -37,6 +37,7 @@ class _StageDecode(NamedTuple):
     "Tensor seq_lens, Tensor out_cache_loc, int padded) -> ()",
     _StageDecode,
     integer=True,
+    triton="rows",
 )
 def stage_decode(
     static: torch.Tensor,

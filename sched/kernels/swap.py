@@ -67,6 +67,7 @@ class _PlanSwapIn(NamedTuple):
     cost=lambda *args: _PlanSwapIn(*args).cost(),
     footprint=lambda *args: _PlanSwapIn(*args).footprint(),
     integer=True,
+    triton="plan",
 )
 def plan_swap_in(
     positions: torch.Tensor,
@@ -78,7 +79,8 @@ def plan_swap_in(
     lookups: torch.Tensor,
     max_seq_len: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A ``SwapPlan`` for the chosen ``positions`` [b, k] of requests with ``seq_lens`` [b], the newest token included.
+    """A ``SwapPlan`` for the chosen ``positions`` [b, k] of requests with ``seq_lens`` [b], the newest token included:
+    ascending, ABSENT behind them.
 
     ``device_buffer`` [rows, B + page] int64 are the device slots of each buffer, ``tokens`` [rows, B] int32 what lies
     in them, ``lru`` [rows, B] int16 their order, the least recently used in front; ``lookups`` [2] int64 counts
@@ -196,6 +198,8 @@ def token_bytes(cache: torch.Tensor) -> int:
     "Tensor missing, Tensor targets) -> ()",
     _SwapIn,
     fixed_cost=False,
+    triton="swap",
+    strided=("host",),
 )
 def swap_in(
     k_cache: torch.Tensor,
@@ -244,6 +248,7 @@ class _BackUp(NamedTuple):
     "back_up(Tensor[] k_cache, Tensor[] v_cache, Tensor(a!) host, Tensor slots, Tensor host_slots) -> ()",
     _BackUp,
     fixed_cost=False,
+    triton="swap",
 )
 def back_up(
     k_cache: Sequence[torch.Tensor],

@@ -61,6 +61,7 @@ class _TreeAttention(NamedTuple):
     "Tensor seq_lens, Tensor branches, Tensor branch_lens, float scale, int max_seq_len) -> Tensor",
     _TreeAttention,
     fixed_cost=False,
+    triton="attention",
 )
 def tree_attention(
     q: torch.Tensor,

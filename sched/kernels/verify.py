@@ -40,6 +40,7 @@ class _BuildTree(NamedTuple):
     meta=lambda *args: _BuildTree(*args).meta(),
     cost=lambda *args: _BuildTree(*args).cost(),
     footprint=lambda *args: _BuildTree(*args).footprint(),
+    triton="verify",
 )
 def build_tree(
     scores: torch.Tensor, tokens: torch.Tensor, parents: torch.Tensor, bonus: torch.Tensor, draft_tokens: int
@@ -84,6 +85,7 @@ class _TreePaths(NamedTuple):
     cost=lambda *args: _TreePaths(*args).cost(),
     footprint=lambda *args: _TreePaths(*args).footprint(),
     integer=True,
+    triton="verify",
 )
 def tree_paths(parents: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Of each node of ``parents`` [b, d]: its ancestors from the root to itself, [b, d, depth] int64, NONE behind them,
@@ -158,6 +160,7 @@ class _AcceptDrafts(NamedTuple):
     cost=lambda *args: _AcceptDrafts(*args).cost(),
     footprint=lambda *args: _AcceptDrafts(*args).footprint(),
     integer=True,
+    triton="verify",
 )
 def accept_drafts(
     tokens: torch.Tensor, parents: torch.Tensor | None, predict: torch.Tensor, most: int

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..batch import ScheduleBatch, StepResult
+from ..batch import ForwardMode, ScheduleBatch, StepResult
 from ..link import Link
 from ..pipeline.requests import Following, Leading
 from ..pipeline.stages import Stage
@@ -33,6 +33,7 @@ class Flight:
     batch: ScheduleBatch
     record: ScheduleBatch
     result: StepResult
+    silent: bool  # nobody needs its tokens
 
 
 @dataclass(slots=True)
@@ -93,11 +94,17 @@ def _launch(scheduler: Scheduler, batch: ScheduleBatch) -> Flight:
         link.flush(OUTPUT if stage.is_last else PROXY)  # this forward may write to the same memory
         proxies = () if stage.is_first else link.receive(stage.preceding, PROXY).tensors
         result, sent = launch_stage(engine, batch, proxies)
-        if stage.is_last:
-            link.send(stage.following, OUTPUT, batch.step, _outputs(result))
-        else:
+        silent = stage.skip_chunk_outputs and _is_chunk(batch)
+        if not stage.is_last:
             link.send(stage.following, PROXY, batch.step, sent)
-    return Flight(batch, scheduler.launched(batch), result)
+        elif not silent:
+            link.send(stage.following, OUTPUT, batch.step, _outputs(result))
+    return Flight(batch, scheduler.launched(batch), result, silent)
+
+
+def _is_chunk(batch: ScheduleBatch) -> bool:
+    """Whether the step is nothing but an unfinished prompt."""
+    return batch.forward_mode is ForwardMode.EXTEND and batch.reqs == [batch.chunked_req]
 
 
 def _settle(scheduler: Scheduler, slot: Microbatch) -> None:
@@ -108,7 +115,9 @@ def _settle(scheduler: Scheduler, slot: Microbatch) -> None:
     batch, result, streams = flight.batch, flight.result, engine.streams
     with engine.observer.range("copy", batch.step, batch.batch_size):
         with streams.on(streams.copy):
-            tokens, *scores = _come_round(engine, batch, result)
+            tokens, *scores = (
+                _nothing(engine, result) if flight.silent else _come_round(engine, batch, result)
+            )
             result.next_token_ids = tokens.to(torch.int64)
             result.next_token_logprobs = scores[0] if scores else None
             assert result.future_indices is not None
@@ -132,6 +141,12 @@ def _come_round(engine: Engine, batch: ScheduleBatch, result: StepResult) -> Seq
     if stage.index < stage.count - 2:
         link.send(stage.following, OUTPUT, batch.step, outputs)
     return outputs
+
+
+def _nothing(engine: Engine, result: StepResult) -> Sequence[torch.Tensor]:
+    """In place of the token that nobody reads. That it comes behind the forward is all the order that there is."""
+    engine.streams.copy.wait_event(result.copy_done)
+    return [torch.zeros(1, dtype=torch.int64, device=engine.config.device)]
 
 
 def _outputs(result: StepResult) -> Sequence[torch.Tensor]:

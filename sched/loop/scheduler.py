@@ -405,7 +405,9 @@ class Scheduler:
             return self.engine.slots.available_size()
         under_way = max(self.chunked_req is not None, len(self.engine.tier.absent))
         used = self.running_batch.batch_size + under_way
-        return self.engine.config.running_limit - used
+        free = self.engine.config.running_limit - used
+        # Microbatches share the rows, and there may be more of them than shares.
+        return free if self.engine.stage is None else min(free, self.engine.slots.available_size())
 
     def _limits(self) -> Limits:
         config, running = self.engine.config, self.running_batch.reqs

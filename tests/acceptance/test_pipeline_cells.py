@@ -84,3 +84,15 @@ def test_tokens_are_stored_where_mixed_steps_need_them() -> None:
     for state, kernels in (("pr25945", 1), ("pr26425", 0)):
         for rank in run(state).ranks:
             assert tallies(rank, "decode", "copy").get("kernel", {0}) == {kernels}
+
+
+def test_a_lone_chunk_sends_no_token_round() -> None:
+    """A prompt of three chunks of 16: with the switch only the last one's token travels."""
+    asked = (*SCENARIO, "engine.chunked_prefill_size=16", "workload.requests=1", "workload.prompt_tokens=40")
+    plain, skipping = (
+        answer(*asked, f"engine.pipeline.skip_chunk_outputs={switch}") for switch in ("false", "true")
+    )
+    assert plain.outputs == skipping.outputs
+    sends = [result.ranks[-1].per_step["prefill"].streams["link"]["send"] for result in (plain, skipping)]
+    assert [steps(result, "prefill") for result in (plain, skipping)] == [3, 3]
+    assert [tally.steps_with for tally in sends] == [3, 1]

@@ -38,6 +38,7 @@ def alone(*overrides: str) -> str:
         (TWO, "engine.mixed_chunk=false"),
         (TWO, "engine.chunked_prefill_size=none", "engine.mixed_chunk=false"),
         (TWO, "engine.pipeline.async_depth=2"),
+        (TWO, "engine.mixed_chunk=false", "engine.pipeline.skip_chunk_outputs=true"),
         (TWO, "engine.cuda_graph=false"),
         (TWO, "engine.page_size=16"),
         (TWO, "engine.radix_cache=false", "engine.page_size=16"),

@@ -27,6 +27,8 @@ SHORTER = {
     "overlap_off": ("workload.requests=24", "workload.arrival.concurrency=12"),
     "overlap_on": ("workload.requests=24", "workload.arrival.concurrency=12"),
     "penalties": ("workload.requests=16",),
+    "pp2": ("workload.requests=24",),
+    "pp4_mixed": ("workload.requests=12",),
     "prefill_heavy": ("workload.requests=32",),
     "shared_prefix": ("workload.requests=32",),
 }

@@ -60,9 +60,13 @@ def test_memory_on_the_host_is_counted() -> None:
     assert sizes == sorted(sizes) and sizes[2] - sizes[1] > 7 * 4096 * 2 * 2 * 2 * 32 * 4
 
 
-def test_it_is_emulated_where_cuda_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_takes_it_where_kernels_can_read_the_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     scenario = ask("hisparse").scenario
+    assert chosen("auto", scenario) == "cuda"
+    with pytest.raises(MachineError, match="those for float64 do not"):
+        chosen("cuda", ask("hisparse", ["model.dtype=float64"]).scenario)
+    monkeypatch.setattr("schedbench.profiles.machines.find_spec", lambda _: None)
     assert chosen("auto", scenario) == "vgpu" and chosen("auto", ask("mixed").scenario) == "cuda"
-    with pytest.raises(MachineError, match="hisparse: its kernels read pinned host memory"):
+    with pytest.raises(MachineError, match="Triton is not installed"):
         chosen("cuda", scenario)

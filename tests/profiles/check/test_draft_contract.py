@@ -133,7 +133,11 @@ WRONG: list[tuple[Speculation, str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("mode", "asked", "answer", "promise"), WRONG, ids=lambda value: str(value)[:24])
+@pytest.mark.parametrize(
+    ("mode", "asked", "answer", "promise"),
+    WRONG,
+    ids=lambda value: getattr(value, "__name__", str(value)[:24]),
+)
 def test_a_wrong_answer_breaks_a_promise(mode: Speculation, asked: str, answer: Any, promise: str) -> None:
     found = kept(choose("pr26425", {}), mode, overlap=mode == "v2", **{asked: answer})
     promises = {violation.promise: violation for violation in found.broken}

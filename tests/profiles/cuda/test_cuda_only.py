@@ -10,11 +10,13 @@ MARK = re.compile(r"^(?:class|def) (\w+).*# cuda-only$", re.MULTILINE)
 
 
 def marked():
-    for path in sorted((ROOT / "profiles").rglob("*.py")):
+    for path in sorted(path for room in ("profiles", "sched") for path in (ROOT / room).rglob("*.py")):
         for name in MARK.findall(path.read_text()):
             yield f"{path.relative_to(ROOT).as_posix()}: {name}"
 
 
 def test_the_docs_list_is_complete_and_true():
-    listed = re.findall(r"^- `(profiles/[^`]+: \w+)`$", (ROOT / "docs" / "cuda.md").read_text(), re.MULTILINE)
+    listed = re.findall(
+        r"^- `((?:profiles|sched)/[^`]+: \w+)`$", (ROOT / "docs" / "cuda.md").read_text(), re.MULTILINE
+    )
     assert sorted(listed) == sorted(marked())

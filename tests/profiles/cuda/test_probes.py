@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +23,8 @@ from schedbench.profiles.cuda.probes.nsys import version as tool_version
 from schedbench.profiles.cuda.probes.sanitizer import judged
 from schedbench.profiles.cuda.probes.timing import host_ns, spread
 
+ROOT = Path(__file__).resolve().parents[3]
+
 KERNELS = """
 import torch
 from schedbench.profiles.cuda.probes.triton_kernels import add_one, gather, gather_by_pointer
@@ -36,10 +39,29 @@ assert torch.equal(target, host[rows])
 """
 
 
-def test_kernels_compute_what_they_say():
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+COMPILED = """
+from tests.sched.kernels.triton_compiled import compiling
+made = compiling()
+import torch
+from schedbench.profiles.cuda.probes.triton_kernels import add_one, gather, gather_by_pointer
+x, rows = torch.zeros(64), torch.tensor([3, 1, 7])
+add_one[(1,)](x, 60, width=64)
+gather[(2,)](x, rows, x, 3, width=16)
+gather_by_pointer[(1,)](rows, x, 3, width=16)
+assert len(made) == 3
+"""
+
+
+@pytest.mark.parametrize(("program", "interpreted"), [(KERNELS, "1"), (COMPILED, "0")])
+def test_kernels_compute_what_they_say_and_compile(program, interpreted, tmp_path):
+    changes = {"TRITON_INTERPRET": interpreted, "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", KERNELS], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", program],
+        env={**os.environ, **changes},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 

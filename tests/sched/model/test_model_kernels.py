@@ -9,7 +9,7 @@ import torch
 
 from schedbench.sched.kernels.activation import silu_and_mul
 from schedbench.sched.kernels.attention import attention
-from schedbench.sched.kernels.linear import linear
+from schedbench.sched.kernels.linear import linear, multiplied
 from schedbench.sched.kernels.norm import add_rms_norm, rms_norm
 from schedbench.sched.kernels.registry import Kernel, Work, kernels
 from schedbench.sched.kernels.rope import rope_and_store_kv
@@ -171,6 +171,12 @@ def test_cost(case: str) -> None:
 
     assert kernel.cost is not None
     assert kernel.cost(*args) == WORK[case]
+
+
+@pytest.mark.parametrize("bias", [None, floats(7)])
+def test_a_devices_own_product_is_the_same(bias: torch.Tensor | None) -> None:
+    args = (floats(19, 12), floats(12, 7), bias, torch.float32)
+    torch.testing.assert_close(multiplied(*args), linear(*args))
 
 
 def test_tags_cost_nothing() -> None:

@@ -1,0 +1,147 @@
+"""Bookkeeping of hot buffers, each op one launch."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_BLOCK = 1024
+
+
+@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["out_cache_loc", "free_pages"])
+def _map_prompt(
+    mapping: tl.tensor,
+    out_cache_loc: tl.tensor,
+    free_pages: tl.tensor,
+    tokens: tl.tensor,
+    page_size: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    opened = tl.full([], 0, tl.int32)
+    for first in range(0, tokens, block):
+        at = first + tl.arange(0, block)
+        there = at < tokens
+        slot = tl.load(out_cache_loc + at, mask=there, other=1)
+        nth = opened + tl.cumsum((there & (slot % page_size == 0)).to(tl.int32), 0)
+        opened = tl.max(nth, 0)
+        page = tl.load(free_pages + nth - 1, mask=there, other=0)
+        tl.store(mapping + slot, page * page_size + slot % page_size, mask=there)
+
+
+def map_prompt(
+    mapping: torch.Tensor, out_cache_loc: torch.Tensor, free_pages: torch.Tensor, page_size: int
+) -> None:
+    """One program: it counts the pages that the tokens open."""
+    if tokens := out_cache_loc.shape[0]:
+        _map_prompt[(1,)](mapping, out_cache_loc, free_pages, tokens, page_size, _BLOCK, num_warps=8)
+
+
+@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["slots"])
+def _unmap(
+    mapping: tl.tensor,
+    slots: tl.tensor,
+    out: tl.tensor,
+    tokens: tl.tensor,
+    page_size: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    """A program has whole pages: it reads their places before it clears them."""
+    at = tl.program_id(0) * block * page_size + tl.arange(0, block)
+    for _ in range(page_size):
+        start = at // page_size * page_size
+        logical = tl.load(slots + start, mask=start < tokens, other=0).to(tl.int64)
+        place = tl.load(mapping + logical, mask=start < tokens, other=0)
+        tl.store(out + at, place + at % page_size, mask=start < tokens)
+        at += block
+    tl.debug_barrier()
+    at = tl.program_id(0) * block * page_size + tl.arange(0, block)
+    for _ in range(page_size):
+        mine = tl.load(slots + at, mask=at < tokens, other=0).to(tl.int64)
+        tl.store(mapping + mine, tl.zeros([block], tl.int64), mask=at < tokens)
+        at += block
+
+
+def unmap(mapping: torch.Tensor, slots: torch.Tensor, page_size: int) -> torch.Tensor:
+    pages = triton.cdiv(slots.shape[0], page_size)
+    out = torch.empty(pages * page_size, dtype=torch.int64, device=mapping.device)
+    if pages:
+        _unmap[(triton.cdiv(pages, 128),)](mapping, slots, out, slots.shape[0], page_size, 128)
+    return out
+
+
+@triton.jit(
+    do_not_specialize=["b", "width"], do_not_specialize_on_alignment=["out_cache_loc", "rows", "seq_lens"]
+)
+def _map_newest(
+    mapping: tl.tensor,
+    out_cache_loc: tl.tensor,
+    device_buffer: tl.tensor,
+    rows: tl.tensor,
+    seq_lens: tl.tensor,
+    b: tl.tensor,
+    width: tl.tensor,
+    size: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    there = at < b
+    place = tl.minimum(tl.load(seq_lens + at, mask=there, other=1) - 1, size)
+    row = tl.load(rows + at, mask=there, other=0)
+    slot = tl.load(device_buffer + row * width + place, mask=there, other=0)
+    tl.store(mapping + tl.load(out_cache_loc + at, mask=there, other=0), slot, mask=there)
+
+
+def map_newest(
+    mapping: torch.Tensor,
+    out_cache_loc: torch.Tensor,
+    device_buffer: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    size: int,
+) -> None:
+    if b := seq_lens.shape[0]:
+        tensors = (mapping, out_cache_loc, device_buffer, req_pool_indices, seq_lens)
+        _map_newest[(triton.cdiv(b, 128),)](*tensors, b, device_buffer.shape[1], size, 128)
+
+
+@triton.jit(do_not_specialize=["b", "width", "context"], do_not_specialize_on_alignment=["rows", "seq_lens"])
+def _previous_tokens(
+    device_buffer: tl.tensor,
+    host_slots: tl.tensor,
+    staged_lens: tl.tensor,
+    rows: tl.tensor,
+    seq_lens: tl.tensor,
+    slots: tl.tensor,
+    targets: tl.tensor,
+    b: tl.tensor,
+    width: tl.tensor,
+    context: tl.tensor,
+    size: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    there = at < b
+    position = tl.load(seq_lens + at, mask=there, other=2) - 2
+    row = tl.load(rows + at, mask=there, other=0)
+    slot = tl.load(device_buffer + row * width + tl.minimum(position, size), mask=there, other=0)
+    staged = position < tl.load(staged_lens + row, mask=there, other=0)
+    tl.store(slots + at, tl.where(staged, -1, slot), mask=there)
+    tl.store(targets + at, tl.load(host_slots + row * context + position, mask=there, other=0), mask=there)
+
+
+def previous_tokens(
+    device_buffer: torch.Tensor,
+    host_slots: torch.Tensor,
+    staged_lens: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    size: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    b = seq_lens.shape[0]
+    slots, targets = torch.empty((2, b), dtype=torch.int64, device=seq_lens.device).unbind()
+    if b:
+        tensors = (device_buffer, host_slots, staged_lens, req_pool_indices, seq_lens, slots, targets)
+        sizes = (b, device_buffer.shape[1], host_slots.shape[1], size, 128)
+        _previous_tokens[(triton.cdiv(b, 128),)](*tensors, *sizes)
+    return slots, targets

@@ -1,0 +1,110 @@
+"""Attention of each request's last tokens: prefix and new tokens alike are in the cache.
+
+A program has some rows of one request, a row being a token with one head of the group that shares keys and values::
+
+    group of 3      t0 h0 | t0 h1 | t0 h2 | t1 h0 | t1 h1 | ...
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .softmax import LOG2_E, attend, begin, block_of, padded
+
+
+@triton.jit
+def sum_before(lens: tl.tensor, request: tl.tensor) -> tl.tensor:
+    """The sum of the first ``request`` of ``lens``."""
+    total = tl.zeros([], tl.int64)
+    for first in range(0, request, 256):
+        at = first + tl.arange(0, 256)
+        total += tl.sum(tl.load(lens + at, mask=at < request, other=0).to(tl.int64), 0)
+    return total
+
+
+@triton.jit(do_not_specialize=["context"], do_not_specialize_on_alignment=["rows", "seq_lens", "extend_lens"])
+def _extend(
+    q: tl.tensor,
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    table: tl.tensor,
+    rows: tl.tensor,
+    seq_lens: tl.tensor,
+    extend_lens: tl.tensor,
+    out: tl.tensor,
+    scale: tl.tensor,
+    context: tl.tensor,
+    kv_heads: tl.constexpr,
+    group: tl.constexpr,
+    width: tl.constexpr,
+    members: tl.constexpr,
+    dim: tl.constexpr,
+    block: tl.constexpr,
+    wide: tl.constexpr,
+) -> None:
+    part, kv_head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    new = tl.load(extend_lens + request)
+    if part * members >= new * group:
+        return
+    length = tl.load(seq_lens + request)
+    member = part * members + tl.arange(0, members)
+    at = tl.arange(0, dim)
+    token, real = member // group, member < new * group
+    position = tl.maximum(length - new + token, 0)  # what pads a graph may be longer than its request
+    head = (sum_before(extend_lens, request) + token) * kv_heads * group + kv_head * group + member % group
+    mine = real[:, None] & (at < width)[None, :]
+    mine_q = tl.load(q + head[:, None] * width + at[None, :], mask=mine, other=0.0)
+    row = table + tl.load(rows + request).to(tl.int64) * context
+    top, weight, value = begin(members, dim)
+    ends = tl.minimum(length - new + ((part + 1) * members - 1) // group + 1, length)
+    ends = tl.maximum(ends, 1)
+    for first in range(0, ends, block):
+        cached = first + tl.arange(0, block)
+        seen = cached < ends
+        slots = tl.load(row + cached, mask=seen, other=0).to(tl.int64)
+        visible = cached[None, :] <= position[:, None]
+        places = (slots * kv_heads + kv_head) * width
+        top, weight, value = attend(
+            top, weight, value, mine_q, k_cache, v_cache, places, seen, visible, at, width, scale, wide
+        )
+    value = value / weight[:, None]
+    tl.store(out + head[:, None] * width + at[None, :], value.to(out.dtype.element_ty), mask=mine)
+
+
+def extend_attention(
+    q: torch.Tensor,
+    caches: tuple[torch.Tensor, torch.Tensor],
+    table: torch.Tensor,
+    rows: torch.Tensor,
+    seq_lens: torch.Tensor,
+    extend_lens: torch.Tensor,
+    *,
+    scale: float,
+    max_extend_len: int,
+) -> torch.Tensor:
+    """q [T, heads, d] → [T, heads · d]."""
+    tokens, heads, width = q.shape
+    kv_heads = caches[0].shape[1]
+    group = heads // kv_heads
+    # Zeros: what pads a graph has tokens that are no request's, and later kernels compute with them.
+    out = torch.zeros((tokens, heads * width), dtype=q.dtype, device=q.device)
+    if not tokens:
+        return out
+    members = (
+        128 if q.element_size() == 2 else 32
+    )  # float32 has no tensor cores: its tiles are held in registers
+    grid = (triton.cdiv(max_extend_len * group, members), kv_heads, seq_lens.shape[0])
+    tensors = (q, *caches, table, rows, seq_lens, extend_lens, out)
+    sizes = (
+        kv_heads,
+        group,
+        width,
+        members,
+        padded(width),
+        block_of(caches[0]),
+        triton.knobs.runtime.interpret,
+    )
+    _extend[grid](*tensors, scale * LOG2_E, table.shape[1], *sizes, num_warps=8 if members == 128 else 4)
+    return out

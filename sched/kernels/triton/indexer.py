@@ -1,0 +1,229 @@
+"""The indexer: scores of all cached tokens, and the best of them without a sort."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from .filters import BLOCK, order
+from .softmax import padded
+
+_PROGRAMS = 1024
+_POSITIONS = 64  # of one block of scores
+_SLAB = 1 << 26  # scores held at once
+_PLACES = tl.constexpr(16)
+
+
+class Scored(NamedTuple):
+    """What the positions of n tokens are scored by: a token has the first ``lens`` [n] of its row."""
+
+    q: torch.Tensor  # [n, heads, d]
+    weights: torch.Tensor  # [n, heads]
+    cache: torch.Tensor  # [slots, d]
+    req_to_token: torch.Tensor  # [rows, context]
+    rows: torch.Tensor  # [n]
+    lens: torch.Tensor  # [n]
+
+
+@triton.jit(do_not_specialize=["context", "most"], do_not_specialize_on_alignment=["rows", "lens"])
+def _score(
+    q: tl.tensor,
+    weights: tl.tensor,
+    cache: tl.tensor,
+    table: tl.tensor,
+    rows: tl.tensor,
+    lens: tl.tensor,
+    out: tl.tensor,
+    context: tl.tensor,
+    most: tl.tensor,
+    heads: tl.constexpr,
+    width: tl.constexpr,
+    members: tl.constexpr,
+    dim: tl.constexpr,
+    block: tl.constexpr,
+    wide: tl.constexpr,
+) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    length = tl.minimum(tl.load(lens + token), most)
+    row = table + tl.load(rows + token).to(tl.int64) * context
+    head, at = tl.arange(0, members), tl.arange(0, dim)
+    mine = (head < heads)[:, None] & (at < width)[None, :]
+    queries = tl.load(q + (token * heads + head)[:, None] * width + at[None, :], mask=mine, other=0.0)
+    weight = tl.load(weights + token * heads + head, mask=head < heads, other=0.0).to(tl.float32)
+    for first in range(tl.program_id(1) * block, length, tl.num_programs(1) * block):
+        position = first + tl.arange(0, block)
+        seen = position < length
+        slots = tl.load(row + position, mask=seen, other=0).to(tl.int64)
+        there = seen[:, None] & (at < width)[None, :]
+        keys = tl.load(cache + slots[:, None] * width + at[None, :], mask=there, other=0.0)
+        if wide:
+            queries, keys = queries.to(tl.float32), keys.to(tl.float32)
+        products = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+        score = tl.sum(tl.maximum(products, 0.0) * weight[:, None], 0)
+        tl.store(out + token * most + position, score + 0.0, mask=seen)
+
+
+@triton.jit
+def _above(scores: tl.tensor, length: tl.tensor, places: tl.tensor) -> tl.tensor:
+    """How many of the scores lie above each of ``places`` [16] int64."""
+    count = tl.zeros([_PLACES], tl.int32)
+    for first in range(0, length, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        keys = order(tl.load(scores + at, mask=at < length, other=0.0))
+        above = (keys[:, None] > places.to(tl.int32)[None, :]) & (at < length)[:, None]
+        count += tl.sum(above.to(tl.int32), 0)
+    return count
+
+
+@triton.jit
+def _bar(scores: tl.tensor, length: tl.tensor, top_k: tl.constexpr) -> tl.tensor:
+    """What the ``top_k``-th largest score is, in the order of integers; sixteen places are tried at a time."""
+    bar = tl.full([], -2147483648, tl.int64)
+    for nibble in range(8):
+        size = tl.full([], 1, tl.int64) << (28 - 4 * nibble)
+        count = _above(scores, length, bar + (tl.arange(0, _PLACES) + 1) * size - 1)
+        bar += tl.minimum(tl.sum((count >= top_k).to(tl.int64), 0), 15) * size
+    return bar
+
+
+@triton.jit(do_not_specialize=["most"], do_not_specialize_on_alignment=["lens", "out"])
+def _choose(scores: tl.tensor, lens: tl.tensor, out: tl.tensor, most: tl.tensor, top_k: tl.constexpr) -> None:
+    """Whoever has no more than ``top_k`` positions is given them all."""
+    token = tl.program_id(0).to(tl.int64)
+    length = tl.minimum(tl.load(lens + token), most)
+    scores += token * most
+    out += token * top_k
+    bar = tl.full([], -2147483648, tl.int64)
+    if length > top_k:
+        bar = _bar(scores, length, top_k)
+    equals = top_k - tl.max(_above(scores, length, bar + tl.zeros([_PLACES], tl.int64)), 0)
+    taken, equal_before = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
+    for first in range(0, length, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        there = at < length
+        keys = order(tl.load(scores + at, mask=there, other=0.0)).to(tl.int64)
+        equal = there & (keys == bar)
+        nth = equal_before + tl.cumsum(equal.to(tl.int32), 0)
+        equal_before = tl.max(nth, 0)
+        kept = (there & (keys > bar)) | (equal & (nth <= equals))
+        place = taken + tl.cumsum(kept.to(tl.int32), 0) - 1
+        taken = tl.max(place, 0) + 1
+        tl.store(out + place, at, mask=kept)
+    for first in range(0, top_k, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        tl.store(out + at, tl.full([BLOCK], -1, tl.int32), mask=(at >= taken) & (at < top_k))
+
+
+def chosen(scored: Scored, top_k: int, most: int) -> torch.Tensor:
+    """[n, top_k] int32: the positions of each token's best scores, ascending, ABSENT behind them. ``most`` is the
+    host's bound on the lengths; no more is looked at than they say."""
+    n, heads, width = scored.q.shape
+    out = torch.empty((n, top_k), dtype=torch.int32, device=scored.q.device)
+    sizes = (heads, width, max(16, triton.next_power_of_2(heads)), padded(width), _POSITIONS)
+    for start in range(0, n, per_slab := max(1, _SLAB // max(most, 1))):
+        part = slice(start, start + per_slab)
+        q, weights, rows, lens = (
+            tensor[part] for tensor in (scored.q, scored.weights, scored.rows, scored.lens)
+        )
+        scores = torch.empty((q.shape[0], most), dtype=torch.float32, device=q.device)
+        pieces = min(max(_PROGRAMS // q.shape[0], 1), triton.cdiv(most, _POSITIONS))
+        tensors = (q, weights, scored.cache, scored.req_to_token, rows, lens, scores)
+        bounds = (scored.req_to_token.shape[1], most)
+        _score[(q.shape[0], pieces)](*tensors, *bounds, *sizes, triton.knobs.runtime.interpret)
+        _choose[(q.shape[0],)](scores, lens, out[part], most, top_k, num_warps=8)
+    return out
+
+
+def select_top_k(
+    q: torch.Tensor,
+    weights: torch.Tensor,
+    index_cache: torch.Tensor,
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    top_k: int,
+    max_seq_len: int,
+) -> torch.Tensor:
+    return chosen(
+        Scored(q, weights, index_cache, req_to_token, req_pool_indices, seq_lens), top_k, max_seq_len
+    )
+
+
+@triton.jit(do_not_specialize_on_alignment=["out_cache_loc"])
+def _index_and_store(
+    projected: tl.tensor,
+    out_cache_loc: tl.tensor,
+    cache: tl.tensor,
+    q: tl.tensor,
+    weights: tl.tensor,
+    heads: tl.constexpr,
+    width: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(out_cache_loc + token).to(tl.int64)
+    queries: tl.constexpr = heads * width
+    total: tl.constexpr = queries + width + heads
+    at = tl.program_id(1) * block + tl.arange(0, block)
+    value = tl.load(projected + token * total + at, mask=at < total, other=0.0)
+    tl.store(q + token * queries + at, value, mask=at < queries)
+    is_key = (at >= queries) & (at < queries + width)
+    tl.store(cache + slot * width + at - queries, value, mask=is_key)
+    is_weight = (at >= queries + width) & (at < total)
+    tl.store(weights + token * heads + at - queries - width, value, mask=is_weight)
+
+
+def index_and_store(
+    projected: torch.Tensor, out_cache_loc: torch.Tensor, index_cache: torch.Tensor, heads: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens, width = projected.shape[0], index_cache.shape[1]
+    q = torch.empty((tokens, heads, width), dtype=projected.dtype, device=projected.device)
+    weights = torch.empty((tokens, heads), dtype=projected.dtype, device=projected.device)
+    if tokens:
+        tensors = (projected, out_cache_loc, index_cache, q, weights)
+        grid = (tokens, triton.cdiv(projected.shape[1], BLOCK.value))
+        _index_and_store[grid](*tensors, heads, width, BLOCK.value)
+    return q, weights
+
+
+@triton.jit(do_not_specialize=["context", "k"], do_not_specialize_on_alignment=["rows"])
+def _page_lookup(
+    positions: tl.tensor,
+    table: tl.tensor,
+    rows: tl.tensor,
+    mapping: tl.tensor,
+    out: tl.tensor,
+    context: tl.tensor,
+    k: tl.tensor,
+    block: tl.constexpr,
+) -> None:
+    """Slots of one token's positions; with a ``mapping`` the places that it gives for these."""
+    token = tl.program_id(0).to(tl.int64)
+    row = table + tl.load(rows + token).to(tl.int64) * context
+    at = tl.program_id(1) * block + tl.arange(0, block)
+    position = tl.load(positions + token * k + at, mask=at < k, other=-1)
+    slot = tl.load(row + position, mask=position >= 0, other=0)
+    if mapping is not None:
+        slot = tl.load(mapping + slot, mask=at < k, other=0).to(tl.int32)
+    tl.store(out + token * k + at, slot, mask=at < k)
+
+
+def located(
+    positions: torch.Tensor, req_to_token: torch.Tensor, rows: torch.Tensor, mapping: torch.Tensor | None
+) -> torch.Tensor:
+    """[n, k] int32 slots of ``positions`` [n, k], or where ``mapping`` says that these lie."""
+    n, k = positions.shape
+    out = torch.empty((n, k), dtype=torch.int32, device=positions.device)
+    if n:
+        tensors = (positions, req_to_token, rows, mapping, out)
+        _page_lookup[(n, triton.cdiv(k, BLOCK.value))](*tensors, req_to_token.shape[1], k, BLOCK.value)
+    return out
+
+
+def page_lookup(
+    positions: torch.Tensor, req_to_token: torch.Tensor, req_pool_indices: torch.Tensor
+) -> torch.Tensor:
+    return located(positions, req_to_token, req_pool_indices, None)

@@ -1,0 +1,58 @@
+"""RMSNorm: a program for each row."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def normalised(
+    x: tl.tensor, weight: tl.tensor, eps: tl.tensor, width: tl.tensor, dtype: tl.constexpr
+) -> tl.tensor:
+    """x [..., block] float32 of ``width`` elements along its last axis, zeros behind them, rounded as torch's are."""
+    mean = tl.sum(x * x, axis=-1, keep_dims=True) / width
+    return (x * tl.rsqrt(mean + eps)).to(dtype).to(tl.float32) * weight
+
+
+@triton.jit
+def _rms_norm(
+    x: tl.tensor,
+    residual: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    eps: tl.tensor,
+    width: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    """Without ``residual`` the norm of x; with it x is added to it first."""
+    at = tl.arange(0, block)
+    there = at < width
+    row = tl.program_id(0).to(tl.int64)
+    value = tl.load(x + row * width + at, mask=there, other=0.0).to(tl.float32)
+    if residual is not None:
+        value += tl.load(residual + row * width + at, mask=there, other=0.0).to(tl.float32)
+        value = value.to(residual.dtype.element_ty).to(tl.float32)
+        tl.store(residual + row * width + at, value.to(residual.dtype.element_ty), mask=there)
+    scale = tl.load(weight + at, mask=there, other=0.0).to(tl.float32)
+    dtype = out.dtype.element_ty
+    tl.store(out + row * width + at, normalised(value, scale, eps, width, dtype).to(dtype), mask=there)
+
+
+def _launch(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    rows, width = x.shape
+    out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    if rows:
+        block = triton.next_power_of_2(width)
+        warps = min(max(block // 512, 1), 16)
+        _rms_norm[(rows,)](x, residual, weight, out, eps, width, block, num_warps=warps)
+    return out
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return _launch(x, None, weight, eps)
+
+
+def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return _launch(x, residual, weight, eps)

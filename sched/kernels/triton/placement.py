@@ -1,0 +1,203 @@
+"""The bookkeeping of a step: slots, page table, lengths, positions. Integers only, each op one launch."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .extend import sum_before
+
+_BATCH = 1024  # requests looked at together by the one program that counts the pages they open
+_PIECE = 256  # entries of a row that a program copies together
+_PIECES = 8  # programs of each row
+
+
+@triton.jit(
+    do_not_specialize=["b", "width", "pages"],
+    do_not_specialize_on_alignment=["free_pages", "rows", "seq_lens", "orig_seq_lens"],
+)
+def _place_decode(
+    table: tl.tensor,
+    rows: tl.tensor,
+    seq_lens: tl.tensor,
+    orig_seq_lens: tl.tensor,
+    free_pages: tl.tensor,
+    slots: tl.tensor,
+    longer: tl.tensor,
+    orig_longer: tl.tensor,
+    b: tl.tensor,
+    width: tl.tensor,
+    pages: tl.tensor,
+    page_size: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    opened = tl.full([], 0, tl.int32)
+    for first in range(0, b, block):
+        at = first + tl.arange(0, block)
+        there = at < b
+        length = tl.load(seq_lens + at, mask=there, other=0)
+        opens = there & (length % page_size == 0)
+        nth = opened + tl.cumsum(opens.to(tl.int32), 0) - 1
+        opened = tl.max(nth, 0) + 1
+        row = table + tl.load(rows + at, mask=there, other=0) * width
+        old = tl.load(row + length - 1, mask=there & (length > 0), other=-1).to(tl.int64) + 1
+        page = tl.load(free_pages + tl.minimum(tl.maximum(nth, 0), pages - 1), mask=opens, other=0)
+        slot = tl.where(opens, page * page_size, old)
+        tl.store(row + length, slot.to(table.dtype.element_ty), mask=there)
+        tl.store(slots + at, slot, mask=there)
+        tl.store(longer + at, length + 1, mask=there)
+        tl.store(orig_longer + at, tl.load(orig_seq_lens + at, mask=there, other=0) + 1, mask=there)
+
+
+def place_decode(
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    orig_seq_lens: torch.Tensor,
+    free_pages: torch.Tensor,
+    page_size: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    b = seq_lens.shape[0]
+    slots = torch.empty(b, dtype=torch.int64, device=seq_lens.device)
+    longer, orig_longer = torch.empty_like(slots), torch.empty_like(orig_seq_lens)
+    tensors = (
+        req_to_token,
+        req_pool_indices,
+        seq_lens,
+        orig_seq_lens,
+        free_pages,
+        slots,
+        longer,
+        orig_longer,
+    )
+    sizes = (b, req_to_token.shape[1], free_pages.shape[0], page_size, _BATCH)
+    _place_decode[(1,)](*tensors, *sizes)
+    return slots, longer, orig_longer
+
+
+@triton.jit
+def pages_before(
+    prefix_lens: tl.tensor, seq_lens: tl.tensor, request: tl.tensor, page_size: tl.constexpr
+) -> tl.tensor:
+    """Pages that the first ``request`` requests open, and their new tokens."""
+    pages, tokens = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
+    for first in range(0, request, 256):
+        at = first + tl.arange(0, 256)
+        prefix = tl.load(prefix_lens + at, mask=at < request, other=0)
+        length = tl.load(seq_lens + at, mask=at < request, other=0)
+        pages += tl.sum(tl.cdiv(length, page_size) - tl.cdiv(prefix, page_size), 0)
+        tokens += tl.sum(length - prefix, 0)
+    return pages, tokens
+
+
+@triton.jit(
+    do_not_specialize=["width", "pages"],
+    do_not_specialize_on_alignment=["prefix", "prefix_lens", "seq_lens", "rows", "free_pages"],
+)
+def _place_extend(
+    table: tl.tensor,
+    rows: tl.tensor,
+    prefix: tl.tensor,
+    prefix_lens: tl.tensor,
+    seq_lens: tl.tensor,
+    free_pages: tl.tensor,
+    slots: tl.tensor,
+    width: tl.tensor,
+    pages: tl.tensor,
+    page_size: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    request = tl.program_id(0)
+    stride = tl.num_programs(1) * block
+    begins = tl.load(prefix_lens + request)
+    ends = tl.load(seq_lens + request)
+    row = table + tl.load(rows + request).to(tl.int64) * width
+    prefix += sum_before(prefix_lens, request)
+    opened, tokens = pages_before(prefix_lens, seq_lens, request, page_size)
+    last = tl.load(prefix + begins - 1, mask=begins > 0, other=-1)
+    held = tl.cdiv(begins, page_size)
+    for first in range(tl.program_id(1) * block, begins, stride):
+        at = first + tl.arange(0, block)
+        cached = tl.load(prefix + at, mask=at < begins, other=0)
+        tl.store(row + at, cached.to(table.dtype.element_ty), mask=at < begins)
+    for first in range(begins + tl.program_id(1) * block, ends, stride):
+        at = first + tl.arange(0, block)
+        there = at < ends
+        nth = tl.minimum(tl.maximum(opened + at // page_size - held, 0), pages - 1)
+        fresh = there & (at // page_size >= held)
+        page = tl.load(free_pages + nth, mask=fresh, other=0)
+        slot = tl.where(fresh, page * page_size + at % page_size, last + 1 + at - begins)
+        tl.store(row + at, slot.to(table.dtype.element_ty), mask=there)
+        tl.store(slots + tokens + at - begins, slot, mask=there)
+
+
+def place_extend(
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    prefix: torch.Tensor,
+    prefix_lens: torch.Tensor,
+    seq_lens: torch.Tensor,
+    free_pages: torch.Tensor,
+    page_size: int,
+    num_tokens: int,
+) -> torch.Tensor:
+    slots = torch.empty(num_tokens, dtype=torch.int64, device=seq_lens.device)
+    tensors = (req_to_token, req_pool_indices, prefix, prefix_lens, seq_lens, free_pages, slots)
+    sizes = (req_to_token.shape[1], free_pages.shape[0], page_size, _PIECE)
+    _place_extend[(seq_lens.shape[0], _PIECES)](*tensors, *sizes)
+    return slots
+
+
+@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["rows", "seq_lens"])
+def _copy_rows(
+    tokens: tl.tensor,
+    rows: tl.tensor,
+    seq_lens: tl.tensor,
+    table: tl.tensor,
+    pages: tl.tensor,
+    input_ids: tl.tensor,
+    positions: tl.tensor,
+    width: tl.tensor,
+    block: tl.constexpr,
+) -> None:
+    """Without ``tokens`` no inputs are made, without ``pages`` no row is copied."""
+    request, piece = tl.program_id(0), tl.program_id(1)
+    row, length = tl.load(rows + request).to(tl.int64), tl.load(seq_lens + request)
+    if tokens is not None and piece == 0:
+        tl.store(input_ids + request, tl.load(tokens + row))
+        tl.store(positions + request, tl.maximum(length - 1, 0))
+    if pages is not None:
+        for first in range(piece * block, length, tl.num_programs(1) * block):
+            at = first + tl.arange(0, block)
+            entries = tl.load(table + row * width + at, mask=at < length, other=0)
+            tl.store(pages + row * width + at, entries, mask=at < length)
+
+
+def copy_pages(
+    pages: torch.Tensor,
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_seq_len: int,  # noqa: ARG001
+) -> None:
+    if b := seq_lens.shape[0]:
+        tensors = (None, req_pool_indices, seq_lens, req_to_token, pages, None, None)
+        _copy_rows[(b, _PIECES)](*tensors, req_to_token.shape[1], _PIECE)
+
+
+def decode_inputs(
+    tokens: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    req_to_token: torch.Tensor,
+    pages: torch.Tensor | None,
+    max_seq_len: int,  # noqa: ARG001
+) -> tuple[torch.Tensor, torch.Tensor]:
+    b = seq_lens.shape[0]
+    input_ids, positions = torch.empty((2, b), dtype=torch.int64, device=seq_lens.device).unbind()
+    if b:
+        tensors = (tokens, req_pool_indices, seq_lens, req_to_token, pages, input_ids, positions)
+        grid = (b, 1 if pages is None else _PIECES)
+        _copy_rows[grid](*tensors, req_to_token.shape[1], _PIECE)
+    return input_ids, positions

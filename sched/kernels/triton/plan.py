@@ -1,0 +1,215 @@
+"""The plan of a swap-in: one program for each request looks through its hot buffer."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_BLOCK = 1024  # slots of a buffer looked at together
+
+
+@triton.jit
+def _place_of(token: tl.tensor, positions: tl.tensor, k: tl.tensor, steps: tl.constexpr) -> tl.tensor:
+    """For each ``token`` its place among the ``positions`` [k], ascending with -1 behind them; k where it is none."""
+    low = token * 0
+    high = low + k
+    for _ in tl.static_range(steps):
+        middle = (low + high) // 2
+        value = tl.load(positions + middle, mask=middle < k, other=-1)
+        before = (middle < high) & (value >= 0) & (value < token)
+        high = tl.where(before, high, middle)
+        low = tl.where(before, middle + 1, low)
+    found = tl.load(positions + low, mask=low < k, other=-1) == token
+    return tl.where(found, low, k)
+
+
+@triton.jit
+def _find(
+    positions: tl.tensor,
+    tokens: tl.tensor,
+    held: tl.tensor,
+    flags: tl.tensor,
+    newest: tl.tensor,
+    k: tl.tensor,
+    size: tl.constexpr,
+    steps: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    """The slots of chosen positions that are in the buffer to ``held`` [k], and which slots these are to ``flags``."""
+    for first in range(0, k, block):
+        at = first + tl.arange(0, block)
+        tl.store(held + at, tl.full([block], -1, tl.int32), mask=at < k)
+    tl.debug_barrier()
+    for first in range(0, size, block):
+        slot = first + tl.arange(0, block)
+        token = tl.load(tokens + slot, mask=slot < size, other=-1)
+        place = _place_of(token, positions, k, steps)
+        hit = (slot < size) & (place < k) & (token != newest)
+        tl.store(held + place, slot, mask=hit)
+        tl.store(flags + slot, hit.to(tl.int8), mask=slot < size)
+    tl.debug_barrier()
+
+
+@triton.jit
+def _counted(
+    positions: tl.tensor, held: tl.tensor, newest: tl.tensor, k: tl.tensor, block: tl.constexpr
+) -> tl.tensor:
+    """How many positions are looked for, and how many of them are not there."""
+    asked, missed = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
+    for first in range(0, k, block):
+        at = first + tl.arange(0, block)
+        position = tl.load(positions + at, mask=at < k, other=-1)
+        look = (position >= 0) & (position != newest)
+        lost = look & (tl.load(held + at, mask=at < k, other=0) < 0)
+        asked += tl.sum(look.to(tl.int32), 0)
+        missed += tl.sum(lost.to(tl.int32), 0)
+    return asked, missed
+
+
+@triton.jit
+def _turn(
+    lru: tl.tensor,
+    flags: tl.tensor,
+    turned: tl.tensor,
+    freed: tl.tensor,
+    hits: tl.tensor,
+    misses: tl.tensor,
+    size: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    """The first ``misses`` slots of the order that are not asked for to ``freed``, and the new order: what is left of
+    those, then the freed, then the hit."""
+    stale = size - hits - misses
+    free_before, used_before = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
+    for first in range(0, size, block):
+        at = first + tl.arange(0, block)
+        there = at < size
+        slot = tl.load(lru + at, mask=there, other=0).to(tl.int32)
+        used = there & (tl.load(flags + slot, mask=there, other=0) != 0)
+        free = there & ~used
+        nth_free = free_before + tl.cumsum(free.to(tl.int32), 0) - 1
+        nth_used = used_before + tl.cumsum(used.to(tl.int32), 0) - 1
+        tl.store(freed + nth_free, slot, mask=free & (nth_free < misses))
+        unused = tl.where(nth_free < misses, stale + nth_free, nth_free - misses)
+        place = tl.where(used, stale + misses + nth_used, unused)
+        tl.store(turned + place, slot.to(tl.int16), mask=there)
+        free_before, used_before = tl.max(nth_free, 0) + 1, tl.max(nth_used, 0) + 1
+    tl.debug_barrier()
+    for first in range(0, size, block):
+        at = first + tl.arange(0, block)
+        tl.store(lru + at, tl.load(turned + at, mask=at < size, other=0), mask=at < size)
+
+
+@triton.jit
+def _tell(
+    positions: tl.tensor,
+    held: tl.tensor,
+    freed: tl.tensor,
+    buffer: tl.tensor,
+    tokens: tl.tensor,
+    locations: tl.tensor,
+    missing: tl.tensor,
+    targets: tl.tensor,
+    newest: tl.tensor,
+    k: tl.tensor,
+    size: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    """The plan of one request; what is missing takes its place in the buffer's ``tokens``."""
+    missed_before = tl.full([], 0, tl.int32)
+    for first in range(0, k, block):
+        at = first + tl.arange(0, block)
+        there = at < k
+        position = tl.load(positions + at, mask=there, other=-1)
+        present = position >= 0
+        # A mask of lanes: the interpreter takes no other.
+        look = present & (position != newest) & (newest - 0 * position >= size)
+        slot = tl.load(held + at, mask=look, other=-1)
+        miss = look & (slot < 0)
+        nth = missed_before + tl.cumsum(miss.to(tl.int32), 0) - 1
+        missed_before = tl.max(nth, 0) + 1
+        fresh = tl.load(freed + nth, mask=miss, other=0)
+        slot = tl.where(look, tl.where(miss, fresh, slot), tl.minimum(position, size))
+        location = tl.load(buffer + slot, mask=present, other=0).to(tl.int32)
+        tl.store(locations + at, location, mask=there)
+        tl.store(missing + at, tl.where(miss, position, -1), mask=there)
+        tl.store(targets + at, tl.where(miss, location, 0), mask=there)
+        tl.store(tokens + slot, position, mask=miss)
+
+
+@triton.jit(do_not_specialize=["k", "width"], do_not_specialize_on_alignment=["rows", "seq_lens"])
+def _plan(
+    positions: tl.tensor,
+    rows: tl.tensor,
+    seq_lens: tl.tensor,
+    device_buffer: tl.tensor,
+    tokens: tl.tensor,
+    lru: tl.tensor,
+    lookups: tl.tensor,
+    locations: tl.tensor,
+    missing: tl.tensor,
+    targets: tl.tensor,
+    held: tl.tensor,
+    freed: tl.tensor,
+    flags: tl.tensor,
+    turned: tl.tensor,
+    k: tl.tensor,
+    width: tl.tensor,
+    size: tl.constexpr,
+    steps: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    request = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows + request).to(tl.int64)
+    length = tl.load(seq_lens + request).to(tl.int32)
+    positions += request * k
+    held += request * k
+    freed += request * k
+    tokens += row * size
+    if length > size:
+        _find(positions, tokens, held, flags + request * size, length - 1, k, size, steps, block)
+        asked, missed = _counted(positions, held, length - 1, k, block)
+        tl.atomic_add(lookups, asked.to(tl.int64))
+        tl.atomic_add(lookups + 1, missed.to(tl.int64))
+        order, scratch = lru + row * size, turned + request * size
+        _turn(order, flags + request * size, scratch, freed, asked - missed, missed, size, block)
+        tl.debug_barrier()
+    plan = request * k
+    buffer = device_buffer + row * width
+    _tell(
+        positions,
+        held,
+        freed,
+        buffer,
+        tokens,
+        locations + plan,
+        missing + plan,
+        targets + plan,
+        length - 1,
+        k,
+        size,
+        block,
+    )
+
+
+def plan_swap_in(
+    positions: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    device_buffer: torch.Tensor,
+    tokens: torch.Tensor,
+    lru: torch.Tensor,
+    lookups: torch.Tensor,
+    max_seq_len: int,  # noqa: ARG001
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    (b, k), size, device = positions.shape, lru.shape[1], positions.device
+    locations, missing, targets, held, freed = torch.empty((5, b, k), dtype=torch.int32, device=device)
+    flags = torch.empty((b, size), dtype=torch.int8, device=device)
+    turned = torch.empty((b, size), dtype=torch.int16, device=device)
+    plan = (locations, missing, targets)
+    if b:
+        tables = (positions, req_pool_indices, seq_lens, device_buffer, tokens, lru, lookups)
+        sizes = (k, device_buffer.shape[1], size, k.bit_length() + 1, _BLOCK)
+        _plan[(b,)](*tables, *plan, held, freed, flags, turned, *sizes, num_warps=8)
+    return plan

@@ -1,0 +1,116 @@
+"""Norms of heads, rotary positions and the cache's write in one pass over qkv.
+
+A program has one token and a few of its heads: q's first, then k's, then v's.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_HEADS = 8  # of one program
+
+
+@triton.jit
+def _scale(weight: tl.tensor, at: tl.tensor, there: tl.tensor, mine: tl.tensor) -> tl.tensor:
+    """[heads, half] of a norm's weight for the heads that are ``mine`` [heads, 1], 0 for others."""
+    return tl.load(weight + at, mask=there & mine, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _normed(
+    first: tl.tensor,
+    second: tl.tensor,
+    q_norm: tl.tensor,
+    k_norm: tl.tensor,
+    at: tl.tensor,
+    is_q: tl.tensor,
+    is_k: tl.tensor,
+    eps: tl.tensor,
+    half: tl.constexpr,
+    dtype: tl.constexpr,
+) -> tl.tensor:
+    """Both halves [heads, half] of q and k heads, normalised over the two together; v as it is."""
+    there = at < half
+    squares = tl.sum(first * first, axis=1, keep_dims=True) + tl.sum(second * second, axis=1, keep_dims=True)
+    root = tl.rsqrt(squares / (2 * half) + eps)
+    front = _scale(q_norm, at, there, is_q) + _scale(k_norm, at, there, is_k)
+    back = _scale(q_norm, at + half, there, is_q) + _scale(k_norm, at + half, there, is_k)
+    one = (first * root).to(dtype).to(tl.float32) * front
+    two = (second * root).to(dtype).to(tl.float32) * back
+    turns = is_q | is_k
+    return tl.where(turns, one.to(dtype).to(tl.float32), first), tl.where(
+        turns, two.to(dtype).to(tl.float32), second
+    )
+
+
+@triton.jit
+def _put(
+    target: tl.tensor, first: tl.tensor, second: tl.tensor, at: tl.tensor, mask: tl.tensor, half: tl.constexpr
+) -> None:
+    dtype = target.dtype.element_ty
+    tl.store(target + at, first.to(dtype), mask=mask)
+    tl.store(target + at + half, second.to(dtype), mask=mask)
+
+
+@triton.jit(do_not_specialize_on_alignment=["positions", "out_cache_loc"])
+def _rope_and_store_kv(
+    qkv: tl.tensor,
+    positions: tl.tensor,
+    cos_sin: tl.tensor,
+    q_norm: tl.tensor,
+    k_norm: tl.tensor,
+    out_cache_loc: tl.tensor,
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    out: tl.tensor,
+    eps: tl.tensor,
+    heads: tl.constexpr,
+    kv_heads: tl.constexpr,
+    half: tl.constexpr,
+    rows: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * rows + tl.arange(0, rows)[:, None]
+    at = tl.arange(0, block)[None, :]
+    mask = (head < heads + 2 * kv_heads) & (at < half)
+    source = qkv + (token * (heads + 2 * kv_heads) + head) * 2 * half + at
+    first = tl.load(source, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(source + half, mask=mask, other=0.0).to(tl.float32)
+    is_q, is_k = head < heads, (head >= heads) & (head < heads + kv_heads)
+    if q_norm is not None:
+        first, second = _normed(
+            first, second, q_norm, k_norm, at, is_q, is_k, eps, half, qkv.dtype.element_ty
+        )
+    turn = cos_sin + tl.load(positions + token) * 2 * half + at
+    cos, sin = tl.load(turn, mask=at < half, other=0.0), tl.load(turn + half, mask=at < half, other=0.0)
+    slot = tl.load(out_cache_loc + token).to(tl.int64) * kv_heads
+    v_head = head - heads - kv_heads
+    _put(v_cache, first, second, (slot + v_head) * 2 * half + at, mask & (v_head >= 0), half)
+    turned, other = first * cos - second * sin, second * cos + first * sin
+    _put(k_cache, turned, other, (slot + head - heads) * 2 * half + at, mask & is_k, half)
+    _put(out, turned, other, (token * heads + head) * 2 * half + at, mask & is_q, half)
+
+
+def rope_and_store_kv(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    out_cache_loc: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+) -> torch.Tensor:
+    _, kv_heads, head_dim = k_cache.shape
+    tokens, heads = qkv.shape[0], qkv.shape[1] // head_dim - 2 * kv_heads
+    out = torch.empty((tokens, heads, head_dim), dtype=qkv.dtype, device=qkv.device)
+    if tokens:
+        grid = (tokens, triton.cdiv(heads + 2 * kv_heads, _HEADS))
+        block = triton.next_power_of_2(head_dim // 2)
+        tensors = (qkv, positions, cos_sin, q_norm, k_norm, out_cache_loc, k_cache, v_cache, out)
+        _rope_and_store_kv[grid](*tensors, eps, heads, kv_heads, head_dim // 2, _HEADS, block, num_warps=2)
+    return out

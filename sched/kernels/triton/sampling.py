@@ -1,0 +1,297 @@
+"""Sampling without a sort and without the host: each row's vocabulary is looked through in splits."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from ..sampling import Draw
+from .filters import BLOCK, find_bars, order, scaled_logits
+from .noise import gumbel_noise, noise_key
+
+_PROGRAMS = 1024  # enough to keep every multiprocessor of today's GPUs busy
+MOST_SPLITS = 64  # splits
+
+
+class _Bars(NamedTuple):
+    """What ``find_bars`` finds of b rows."""
+
+    bars: torch.Tensor  # [b] int32
+    lasts: torch.Tensor  # [b] int32
+    tops: torch.Tensor  # [b] float32
+
+
+class _Best(NamedTuple):
+    """Of each split of b rows, [b, splits] each; ``seconds``, ``tops`` and ``masses`` are asked for by scores only."""
+
+    scores: torch.Tensor  # float32, the best
+    ids: torch.Tensor  # int32
+    seconds: torch.Tensor | None  # float32, the best but one
+    tops: torch.Tensor | None  # float32, the largest scaled logit, filters or not
+    masses: torch.Tensor | None  # float32, sum of exp(scaled logit - top)
+
+
+@triton.jit
+def _kept(
+    values: tl.tensor,
+    at: tl.tensor,
+    row: tl.tensor,
+    bars: tl.tensor,
+    lasts: tl.tensor,
+    tops: tl.tensor,
+    min_p: tl.tensor,
+) -> tl.tensor:
+    """Whether the ids ``at`` pass the filters."""
+    bar, last, top = tl.load(bars + row), tl.load(lasts + row), tl.load(tops + row)
+    place = order(values)
+    likely = (tl.exp(values - top) >= min_p) | (values == top)
+    return ((place > bar) | ((place == bar) & (at <= last))) & likely
+
+
+@triton.jit
+def faded(old: tl.tensor, new: tl.tensor) -> tl.tensor:
+    """exp(old - new), 0 where both are -inf."""
+    return tl.where(old == float("-inf"), 0.0, tl.exp(old - new))
+
+
+@triton.jit
+def heaped(top: tl.tensor, mass: tl.tensor, values: tl.tensor) -> tl.tensor:
+    """The largest of all, and the sum of exp(value - largest), with some more ``values``."""
+    higher = tl.maximum(top, tl.max(values, 0))
+    return higher, mass * faded(top, higher) + tl.sum(faded(values, higher), 0)
+
+
+@triton.jit
+def _best_two(best: tl.tensor, second: tl.tensor, ids: tl.tensor) -> tl.tensor:
+    """Of all lanes: the largest, the lowest id that has it, and the largest of the others."""
+    largest = tl.max(best, 0)
+    winner = tl.min(tl.where(best == largest, ids, 2147483647), 0)
+    # Lanes have ids of their own but where nothing was found; then the others are no worse.
+    others = tl.where((best == largest) & (ids == winner), second, best)
+    return largest, winner, tl.max(others, 0)
+
+
+@triton.jit(
+    do_not_specialize=["strides", "stride", "words", "vocab", "size"],
+    do_not_specialize_on_alignment=["temperatures", "seeds", "positions", "min_ps"],
+)
+def _draw(
+    logits: tl.tensor,
+    mask: tl.tensor,
+    temperatures: tl.tensor,
+    seeds: tl.tensor,
+    positions: tl.tensor,
+    min_ps: tl.tensor,
+    bars: tl.tensor,
+    lasts: tl.tensor,
+    row_tops: tl.tensor,
+    scores: tl.tensor,
+    ids: tl.tensor,
+    seconds: tl.tensor,
+    tops: tl.tensor,
+    masses: tl.tensor,
+    strides: tl.tensor,
+    stride: tl.tensor,
+    words: tl.tensor,
+    vocab: tl.tensor,
+    size: tl.tensor,
+) -> None:
+    """The best of ``size`` ids. Without ``temperatures`` greedy; without ``bars`` unfiltered. ``strides`` are those of
+    the rows of temperatures, seeds, positions and min_ps."""
+    row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    temperature = 0.0 if temperatures is None else tl.load(temperatures + row * strides[0])
+    if seeds is not None:
+        low, high = noise_key(tl.load(seeds + row * strides[1]), tl.load(positions + row * strides[2]))
+    if bars is not None:
+        min_p = tl.load(min_ps + row * strides[3])
+    if mask is not None:
+        mask += row * words
+    begins = split * size
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    second = tl.full([BLOCK], float("-inf"), tl.float32)
+    winner = begins + tl.arange(0, BLOCK)
+    top = tl.full([], float("-inf"), tl.float32)
+    mass = tl.full([], 0.0, tl.float32)
+    for first in range(begins, tl.minimum(begins + size, vocab), BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        values = scaled_logits(logits + row * stride, mask, at, vocab, temperature)
+        if tops is not None:
+            top, mass = heaped(top, mass, values)
+        score = values
+        if seeds is not None:
+            score += tl.where(temperature > 0, gumbel_noise(low, high, at), 0.0)
+        if bars is not None:
+            score = tl.where(_kept(values, at, row, bars, lasts, row_tops, min_p), score, float("-inf"))
+        better = score > best
+        second = tl.where(better, best, tl.maximum(second, score))
+        winner = tl.where(better, at, winner)
+        best = tl.where(better, score, best)
+    place = row * tl.num_programs(1) + split
+    largest, lowest, other = _best_two(best, second, winner)
+    tl.store(scores + place, largest)
+    tl.store(ids + place, lowest)
+    if tops is not None:
+        tl.store(seconds + place, other)
+        tl.store(tops + place, top)
+        tl.store(masses + place, mass)
+
+
+@triton.jit(do_not_specialize=["splits"])
+def _take(scores: tl.tensor, ids: tl.tensor, out: tl.tensor, splits: tl.tensor, most: tl.constexpr) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.arange(0, most)
+    there = split < splits
+    best = tl.load(scores + row * splits + split, mask=there, other=float("-inf"))
+    winner = tl.load(ids + row * splits + split, mask=there, other=2147483647)
+    _largest, lowest, _other = _best_two(best, best, winner)
+    tl.store(out + row, lowest.to(tl.int64))
+
+
+@triton.jit(
+    do_not_specialize=["splits", "temperature_stride", "stride", "words", "vocab"],
+    do_not_specialize_on_alignment=["temperatures"],
+)
+def _score(
+    logits: tl.tensor,
+    mask: tl.tensor,
+    temperatures: tl.tensor,
+    ids: tl.tensor,
+    scores: tl.tensor,
+    winners: tl.tensor,
+    seconds: tl.tensor,
+    tops: tl.tensor,
+    masses: tl.tensor,
+    logprobs: tl.tensor,
+    margins: tl.tensor,
+    splits: tl.tensor,
+    temperature_stride: tl.tensor,
+    stride: tl.tensor,
+    words: tl.tensor,
+    vocab: tl.tensor,
+    most: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.arange(0, most)
+    there, place = split < splits, row * splits + split
+    best = tl.load(scores + place, mask=there, other=float("-inf"))
+    second = tl.load(seconds + place, mask=there, other=float("-inf"))
+    winner = tl.load(winners + place, mask=there, other=2147483647)
+    top = tl.load(tops + place, mask=there, other=float("-inf"))
+    largest, _lowest, other = _best_two(best, second, winner)
+    temperature = tl.load(temperatures + row * temperature_stride)
+    tl.store(margins + row, (largest - other) * tl.where(temperature > 0, temperature, 1.0))
+    highest = tl.max(top, 0)
+    mass = tl.sum(tl.load(masses + place, mask=there, other=0.0) * faded(top, highest), 0)
+    if mask is not None:
+        mask += row * words
+    chosen = tl.load(ids + row) + tl.zeros([1], tl.int64)
+    value = tl.max(scaled_logits(logits + row * stride, mask, chosen, vocab, temperature), 0)
+    tl.store(logprobs + row, value - highest - tl.log(mass))
+
+
+def _bars(draw: Draw) -> _Bars | tuple[None, None, None]:
+    if not draw.filtered:
+        return None, None, None
+    b, vocab = draw.logits.shape
+    place, device = torch.empty((2, b), dtype=torch.int32, device=draw.logits.device), draw.logits.device
+    found = _Bars(place[0], place[1], torch.empty(b, dtype=torch.float32, device=device))
+    rows = (draw.logits, draw.vocab_mask, draw.temperatures, draw.top_ks, draw.top_ps)
+    strides = tuple(part.stride(0) for part in rows[2:])
+    find_bars[(b,)](
+        *rows, *found, strides, draw.logits.stride(0), _words(draw.vocab_mask), vocab, num_warps=8
+    )
+    return found
+
+
+def _words(mask: torch.Tensor | None) -> int:
+    return 0 if mask is None else mask.shape[1]
+
+
+def splits_of(logits: torch.Tensor) -> tuple[int, int]:
+    """How many splits a row has, and ids in each."""
+    b, vocab = logits.shape
+    blocks = triton.cdiv(vocab, BLOCK.value)
+    each = triton.cdiv(blocks, min(max(_PROGRAMS // b, 1), MOST_SPLITS))
+    return triton.cdiv(blocks, each), each * BLOCK.value
+
+
+def _searched(
+    logits: torch.Tensor, mask: torch.Tensor | None, draw: Draw | None, *, scored: bool = False
+) -> _Best:
+    """The best of each split, greedy without a ``draw``."""
+    b, vocab = logits.shape
+    splits, size = splits_of(logits)
+    floats = torch.empty((4, b, splits), dtype=torch.float32, device=logits.device)
+    ids = torch.empty((b, splits), dtype=torch.int32, device=logits.device)
+    best = _Best(floats[0], ids, *(floats[1:] if scored else (None, None, None)))
+    keys: tuple[torch.Tensor | None, ...] = (None,) * 7
+    strides: tuple[int, ...] = (0, 0, 0, 0)
+    if draw is not None:
+        rows = (draw.temperatures, draw.seeds, draw.positions, draw.min_ps)
+        keys, strides = (*rows, *_bars(draw)), tuple(part.stride(0) for part in rows)
+    _draw[(b, splits)](logits, mask, *keys, *best, strides, logits.stride(0), _words(mask), vocab, size)
+    return best
+
+
+def _taken(best: _Best) -> torch.Tensor:
+    b, splits = best.scores.shape
+    out = torch.empty(b, dtype=torch.int64, device=best.scores.device)
+    _take[(b,)](best.scores, best.ids, out, splits, MOST_SPLITS, num_warps=1)
+    return out
+
+
+def sample_greedy(logits: torch.Tensor, vocab_mask: torch.Tensor | None) -> torch.Tensor:
+    if not logits.shape[0]:
+        return torch.empty(0, dtype=torch.int64, device=logits.device)
+    return _taken(_searched(logits, vocab_mask, None))
+
+
+def sample(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    top_ks: torch.Tensor,
+    top_ps: torch.Tensor,
+    min_ps: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    vocab_mask: torch.Tensor | None,
+    filtered: bool,
+) -> torch.Tensor:
+    if not logits.shape[0]:
+        return torch.empty(0, dtype=torch.int64, device=logits.device)
+    draw = Draw(logits, temperatures, top_ks, top_ps, min_ps, seeds, positions, vocab_mask, filtered=filtered)
+    return _taken(_searched(logits, vocab_mask, draw))
+
+
+def score_tokens(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    top_ks: torch.Tensor,
+    top_ps: torch.Tensor,
+    min_ps: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    vocab_mask: torch.Tensor | None,
+    filtered: bool,
+    ids: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    b, vocab = logits.shape
+    logprobs, margins = torch.empty((2, b), dtype=torch.float32, device=logits.device).unbind()
+    if b:
+        draw = Draw(
+            logits, temperatures, top_ks, top_ps, min_ps, seeds, positions, vocab_mask, filtered=filtered
+        )
+        best = _searched(logits, vocab_mask, draw, scored=True)
+        sizes = (
+            best.scores.shape[1],
+            temperatures.stride(0),
+            logits.stride(0),
+            _words(vocab_mask),
+            vocab,
+            MOST_SPLITS,
+        )
+        _score[(b,)](logits, vocab_mask, temperatures, ids, *best, logprobs, margins, *sizes, num_warps=1)
+    return logprobs, margins

@@ -1,0 +1,141 @@
+"""The tree of drafts and what of it is accepted: a program for each request, a lane for each node."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["n"])
+def _build_tree(
+    scores: tl.tensor,
+    tokens: tl.tensor,
+    parents: tl.tensor,
+    bonus: tl.tensor,
+    places: tl.tensor,
+    nodes: tl.tensor,
+    above: tl.tensor,
+    n: tl.tensor,
+    drafts: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    """``places`` [b, n] is scratch: the node that a chosen candidate becomes."""
+    request = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, block)
+    there = at < n
+    mine = request * n + at
+    score = tl.load(scores + mine, mask=there, other=float("-inf"))
+    rank = tl.zeros([block], tl.int32)
+    for other in range(n):
+        against = tl.load(scores + request * n + other)
+        rank += ((against > score) | ((against == score) & (other < at))).to(tl.int32)
+    chosen = there & (rank < drafts - 1)
+    place = tl.cumsum(chosen.to(tl.int32), 0)
+    tl.store(places + mine, place, mask=chosen)
+    tl.debug_barrier()
+    parent = tl.load(parents + mine, mask=chosen, other=-1)
+    node = tl.load(places + request * n + parent, mask=chosen & (parent >= 0), other=0).to(tl.int64)
+    token = tl.load(tokens + mine, mask=chosen, other=0)
+    tl.store(nodes + request * drafts + place, token, mask=chosen)
+    tl.store(above + request * drafts + place, node, mask=chosen)
+    tl.store(nodes + request * drafts, tl.load(bonus + request))
+    tl.store(above + request * drafts, tl.full([], -1, tl.int64))
+
+
+def build_tree(
+    scores: torch.Tensor, tokens: torch.Tensor, parents: torch.Tensor, bonus: torch.Tensor, draft_tokens: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    b, n = tokens.shape
+    nodes, above = torch.empty((2, b, draft_tokens), dtype=torch.int64, device=tokens.device).unbind()
+    if b:
+        places = torch.empty((b, n), dtype=torch.int32, device=tokens.device)
+        candidates = (scores, tokens, parents)
+        block = triton.next_power_of_2(n)
+        _build_tree[(b,)](*candidates, bonus, places, nodes, above, n, draft_tokens, block)
+    return nodes, above
+
+
+@triton.jit
+def _up(parents: tl.tensor, node: tl.tensor) -> tl.tensor:
+    """The parent of each ``node``, -1 of the root and of none."""
+    return tl.load(parents + node, mask=node > 0, other=-1)
+
+
+@triton.jit
+def _tree_paths(
+    parents: tl.tensor,
+    paths: tl.tensor,
+    counts: tl.tensor,
+    nodes: tl.constexpr,
+    depth: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    request = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, block)
+    mine = lane < nodes
+    parents += request * nodes
+    path = paths + (request * nodes + lane) * depth
+    start = tl.where(mine, lane, -1).to(tl.int64)
+    node, count = start, tl.zeros([block], tl.int64)
+    for _ in tl.static_range(depth):
+        count += (node >= 0).to(tl.int64)
+        node = _up(parents, node)
+    tl.store(counts + request * nodes + lane, count, mask=mine)
+    node = start
+    for step in tl.static_range(depth):
+        tl.store(path + count - 1 - step, node, mask=mine & (node >= 0))
+        tl.store(path + step, tl.full([block], -1, tl.int64), mask=mine & (step >= count))
+        node = _up(parents, node)
+
+
+def tree_paths(parents: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+    b, nodes = parents.shape
+    paths = torch.empty((b, nodes, depth), dtype=torch.int64, device=parents.device)
+    counts = torch.empty((b, nodes), dtype=torch.int64, device=parents.device)
+    if b:
+        block = triton.next_power_of_2(nodes)
+        _tree_paths[(b,)](parents, paths, counts, nodes, depth, block)
+    return paths, counts
+
+
+@triton.jit(do_not_specialize_on_alignment=["tokens", "parents", "predict"])
+def _accept_drafts(
+    tokens: tl.tensor,
+    parents: tl.tensor,
+    predict: tl.tensor,
+    index: tl.tensor,
+    lens: tl.tensor,
+    nodes: tl.constexpr,
+    most: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    request = tl.program_id(0)
+    lane = tl.arange(0, block)
+    mine, base = lane < nodes, request * nodes
+    token = tl.load(tokens + base + lane, mask=mine, other=0)
+    parent = lane.to(tl.int64) - 1
+    if parents is not None:
+        parent = tl.load(parents + base + lane, mask=mine, other=-1)
+    node, count = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
+    for step in tl.static_range(most):
+        tl.store(index + request * most + step, tl.where(node >= 0, base + node, -1))
+        count += (node >= 0).to(tl.int32)
+        wanted = tl.load(predict + base + tl.maximum(node, 0))
+        # No node has the parent that is left when the walk is over.
+        fits = mine & (parent == tl.where(node >= 0, node, -2)) & (token == wanted)
+        found = tl.min(tl.where(fits, lane, block), 0)
+        node = tl.where(found < block, found, -1)
+    tl.store(lens + request, count)
+
+
+def accept_drafts(
+    tokens: torch.Tensor, parents: torch.Tensor | None, predict: torch.Tensor, most: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    b, nodes = tokens.shape
+    index = torch.empty((b, most), dtype=torch.int32, device=tokens.device)
+    lens = torch.empty(b, dtype=torch.int32, device=tokens.device)
+    if b:
+        sizes = (nodes, most, triton.next_power_of_2(nodes))
+        _accept_drafts[(b,)](tokens, parents, predict, index, lens, *sizes, num_warps=1)
+    return index, lens

@@ -1,0 +1,60 @@
+"""Ranks as processes, one of which is killed: whoever waits for it says so and stops; nobody hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.questions import command, surroundings
+
+PATIENCE = 90.0  # seconds
+
+
+def others_of(process: subprocess.Popen[str]) -> list[int]:
+    """The processes of the other ranks."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def started(stages: int) -> tuple[subprocess.Popen[str], list[int]]:
+    settings = (f"engine.pipeline.stages={stages}", "workload.requests=4000", "measure.warmup_requests=0")
+    process = subprocess.Popen(
+        command("run", "pp2", "--world", "distributed", *(w for s in settings for w in ("--set", s))),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=surroundings(),
+        text=True,
+    )
+    deadline = time.monotonic() + PATIENCE
+    while len(ranks := others_of(process)) < stages - 1:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    return process, ranks
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("stages", "victim", "after"), [(2, 0, 8.0), pytest.param(3, 1, 10.0, marks=pytest.mark.wide)]
+)
+def test_the_others_stop_and_say_who_is_gone(stages: int, victim: int, after: float) -> None:
+    """Killed in the middle of its work, as far as seconds can tell."""
+    process, ranks = started(stages)
+    time.sleep(after)
+    os.kill(ranks[victim], signal.SIGKILL)
+    _, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 4, said
+    assert "is gone" in said or "could not send" in said
+    assert f"rank {victim + 1} ended with SIGKILL" in said
+    assert not any(map(alive, ranks))

@@ -1,0 +1,52 @@
+"""Whole runs in which each op's Triton kernel computes what torch's does, given what ops are given in runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def sizes(prompt: tuple[int, int], output: tuple[int, int]) -> list[str]:
+    parts = {"prompt_tokens": prompt, "output_tokens": output}
+    return [
+        f"workload.{name}={{dist: uniform, min: {low}, max: {high}}}" for name, (low, high) in parts.items()
+    ]
+
+
+RUNS = {
+    "prompts in pieces, decodes among them, scored": [
+        *("mixed", *sizes((5, 30), (3, 4)), "measure.repeat=1", "engine.relay=latest", "engine.page_size=16"),
+        *("engine.chunked_prefill_size=16", "engine.mixed_chunk=true", "workload.sampling.logprobs=true"),
+        *("workload.sampling.temperature=0.7", "workload.sampling.top_p=0.9"),
+    ],
+    "hosted KV": ["hisparse", *sizes((60, 90), (3, 4)), "engine.relay=latest"],
+    "chains of drafts": ["spec_v2", *sizes((8, 20), (3, 5))],
+    "trees of drafts": [
+        *("spec_v1", *sizes((8, 20), (3, 5)), "engine.speculative.topk=2"),
+        "engine.speculative.draft_tokens=6",
+    ],
+}
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("run", RUNS)
+def test_kernels_compute_the_same_in_a_run(run: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.sched.kernels.triton_beside", *RUNS[run]],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout)
+    assert told["finished"] and len(told["calls"]) >= 10
+    assert told["wrong"] == {}

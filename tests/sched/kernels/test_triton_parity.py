@@ -1,0 +1,90 @@
+"""Triton's kernels compute what torch's implementations do: in Triton's interpreter, at tiny shapes."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+from schedbench.sched.kernels.on_cuda import on_cuda
+from schedbench.sched.kernels.registry import kernels
+from tests.sched.kernels.triton_parity import CASES, names
+
+ROOT = Path(__file__).resolve().parents[3]
+TRITON = {entry.name: entry for entry in kernels().values() if entry.triton}
+
+
+def told(program: str, **environment: str) -> dict[str, str]:
+    """What a program of this folder prints, run in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", f"tests.sched.kernels.{program}"],
+        env={**os.environ, **environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, str] = json.loads(done.stdout)
+    return answer
+
+
+@pytest.fixture(scope="session")
+def found() -> dict[str, str]:
+    """What is wrong with each case. The variable must be set before kernels are defined."""
+    return told("triton_parity", TRITON_INTERPRET="1")
+
+
+@pytest.mark.parametrize("name", [f"{name} {dtype}" for name, dtype in names(every=False)])
+def test_the_result_is_torchs(found: dict[str, str], name: str) -> None:
+    assert found[name] == ""
+
+
+def test_every_kernel_compiles_for_a_real_gpu(tmp_path: Path) -> None:
+    assert not {
+        name: why for name, why in told("triton_compiled", TRITON_CACHE_DIR=str(tmp_path)).items() if why
+    }
+
+
+def test_every_triton_kernel_has_a_case() -> None:
+    assert {entry.name for entry in TRITON.values()} == {
+        kernels()[chosen.op].name for chosen in CASES.values()
+    }
+
+
+@pytest.mark.parametrize("name", TRITON)
+def test_a_launch_function_has_its_ops_arguments(name: str) -> None:
+    entry = TRITON[name]
+    wanted = [argument.name for argument in entry.op._schema.arguments]
+    launch = getattr(import_module(f"schedbench.sched.kernels.triton.{entry.triton}"), name)
+    taken = inspect.signature(launch).parameters
+    assert [parameter.lstrip("_") for parameter in taken] == wanted
+
+
+def test_triton_is_imported_when_a_kernel_is_first_called_on_cuda() -> None:
+    program = """
+import sys, torch
+from schedbench.sched.kernels.norm import rms_norm
+rms_norm(torch.ones(2, 4), torch.ones(4), 1e-5)
+assert "triton" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_float64_is_torchs_own_on_cuda_too() -> None:
+    seen = []
+    on_cuda("rms_norm", "norm", seen.append)(torch.ones(1, dtype=torch.float64))
+    assert len(seen) == 1
+
+
+def test_without_triton_cuda_runs_torchs_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("schedbench.sched.kernels.on_cuda.find_spec", lambda _: None)
+    assert on_cuda("rms_norm", "norm", lambda x: x + 1)(torch.ones(1)) == 2

@@ -1,0 +1,84 @@
+"""Runs a small workload on the virtual GPU and, beside each op that has one, its Triton kernel in the interpreter, with
+the same arguments as they are in a run: views, padding of graphs, dtypes. Prints what differed, by op, as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import zip_longest
+from typing import Any
+
+import torch
+
+from schedbench.profiles.execute import Options, execute
+from schedbench.profiles.resolve import resolve
+from schedbench.scenarios.loader import load
+from schedbench.sched.kernels import registry
+from schedbench.sched.kernels.on_cuda import triton_kernel
+
+SMALL = ("workload.requests=2", "workload.arrival.process=burst", "measure.warmup_requests=0")
+PADDED = (
+    "swap_in",
+    "back_up",
+)  # torch's write the padding of caches, row 0, where there is nothing to be moved
+
+
+def twin(arg: Any) -> Any:
+    """The same view of a copy of the storage."""
+    if isinstance(arg, (list, tuple)):
+        return [twin(part) for part in arg]
+    if not isinstance(arg, torch.Tensor):
+        return arg
+    view = arg.storage_offset(), arg.shape, arg.stride()
+    return torch.empty(0, dtype=arg.dtype).set_(arg.untyped_storage().clone(), *view)
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from tensors(part)
+
+
+def differ(found: torch.Tensor | None, expected: torch.Tensor | None, *, padded: bool) -> bool:
+    if found is None or expected is None or (found.dtype, found.shape) != (expected.dtype, expected.shape):
+        return True
+    if padded and found.dim() > 2:
+        found, expected = found[1:], expected[1:]
+    if not found.is_floating_point():
+        return not torch.equal(found, expected)
+    return not torch.allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def beside(entry: registry.Kernel, calls: Counter[str], wrong: Counter[str]) -> Callable[..., Any]:
+    launch = triton_kernel(entry.name, entry.triton, entry.dense)
+
+    def impl(*args: Any) -> Any:
+        calls[entry.name] += 1
+        given = twin(args)
+        found = launch(*given)
+        expected = entry.impl(*args)
+        pairs = zip_longest(tensors([found, given]), tensors([expected, list(args)]))
+        wrong[entry.name] += any(differ(a, b, padded=entry.name in PADDED) for a, b in pairs)
+        return expected
+
+    return impl
+
+
+def main(scenario: str, *overrides: str) -> None:
+    calls, wrong = Counter[str](), Counter[str]()
+    for op, entry in registry.kernels().items():
+        if entry.triton:
+            registry._KERNELS[op] = replace(entry, impl=beside(entry, calls, wrong))
+    resolved = resolve(load(scenario, [*SMALL, *overrides]))
+    result = execute(resolved, resolved.relays[-1], Options(device="vgpu")).result
+    finished = all(row.status == "finished" for row in result.requests)
+    json.dump({"finished": finished, "calls": calls, "wrong": +wrong}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
