@@ -7,6 +7,7 @@ parameters.
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -40,8 +41,14 @@ LATEST: Copies = {Copy("_send", SCHEDULE, "h2d", "pinned nb"): 2}
 KERNELS = {"pr25944": 3, "pr25945": 1, "latest": 1}
 
 
-@pytest.mark.parametrize("overlap", ["true", "false"])
-@pytest.mark.parametrize("state", [*COLUMNS, "latest"])
+def each_state(*soon: str) -> list[Any]:
+    """Those first, and the others where there is time."""
+    states = (*COLUMNS, "latest")
+    return [state if state in soon else pytest.param(state, marks=pytest.mark.wide) for state in states]
+
+
+@pytest.mark.parametrize("overlap", ["true", pytest.param("false", marks=pytest.mark.wide)])
+@pytest.mark.parametrize("state", each_state("pr25774-before", "pr25944", "pr26425", "pr25945", "latest"))
 def test_prebuilt(ask: Ask, state: str, overlap: str) -> None:
     result = ask(THREE, PAIR, f"engine.relay={state}", f"engine.overlap={overlap}")
     wanted = times(steps(result, "prebuilt"), LATEST if state == "latest" else PREBUILT)
@@ -49,7 +56,7 @@ def test_prebuilt(ask: Ask, state: str, overlap: str) -> None:
     assert waits(result, "prebuilt") == waits_of(wanted)
 
 
-@pytest.mark.parametrize("state", [*COLUMNS, "latest"])
+@pytest.mark.parametrize("state", each_state("pr25774", "pr26020", *KERNELS))
 def test_kernels_of_a_prebuilt_batch(ask: Ask, state: str) -> None:
     result = ask([(40, 6, 0)], PAIR, f"engine.relay={state}")
     kernels = result.per_step["prebuilt"].streams[SCHEDULE].get("kernel")

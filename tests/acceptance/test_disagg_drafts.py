@@ -13,6 +13,8 @@ from tests.acceptance.test_disagg_cells import PREBUILT
 PAIR = "engine.disaggregation={mode: pair, reserved_decode_tokens: 8}"
 FEW = ("workload.requests=6", "workload.arrival=burst")
 V2 = ("pr25774-before", "pr25944-before", "pr25944", "pr26020", "pr26425", "pr25945", "latest")
+SOON = ("pr25774-before", "pr25944", "pr25945")
+LATER = {True: (), False: pytest.mark.wide}
 
 PARTS: Copies = {Copy("upload", SCHEDULE, "h2d", "pageable B"): 3}
 
@@ -26,12 +28,12 @@ def reference(mode: str) -> tuple[str, float]:
 @pytest.mark.parametrize(
     ("mode", "way"),
     [
-        *(("v2", (f"engine.relay={state}",)) for state in V2),
-        ("v2", ("engine.overlap=false", "engine.page_size=16")),
+        *(pytest.param("v2", (f"engine.relay={state}",), marks=LATER[state in SOON]) for state in V2),
+        pytest.param("v2", ("engine.overlap=false", "engine.page_size=16"), marks=pytest.mark.wide),
         ("v2", ("engine.disaggregation.prefill=2", "engine.disaggregation.decode=2")),
         ("v1", ("engine.relay=pr25774-before",)),
-        ("v1", ("engine.relay=pr25945",)),
-        ("v1", ("engine.relay=latest",)),
+        pytest.param("v1", ("engine.relay=pr25945",), marks=pytest.mark.wide),
+        pytest.param("v1", ("engine.relay=latest",), marks=pytest.mark.wide),
     ],
 )
 def test_no_token_and_no_draft_is_another(mode: str, way: tuple[str, ...]) -> None:
@@ -47,6 +49,7 @@ def test_who_comes_back_from_the_host_loses_drafts_at_most() -> None:
     assert digest_of(result) == reference("v2")[0]
 
 
+@pytest.mark.wide
 def test_drafts_accepted_by_lot_are_the_same_lots() -> None:
     lots = ("device.values=none", "engine.speculative.acceptance={mean: 2.5}")
     assert value(answer("spec_v2", *FEW, PAIR, *lots), "accept_length") == value(
@@ -54,6 +57,7 @@ def test_drafts_accepted_by_lot_are_the_same_lots() -> None:
     )
 
 
+@pytest.mark.wide
 def test_grammars_go_along() -> None:
     few = ("workload.requests=6", "engine.relay=latest")
     assert digest("spec_grammar", *few, PAIR) == digest("spec_grammar", *few)

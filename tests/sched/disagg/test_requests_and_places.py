@@ -1,0 +1,122 @@
+"""Who works for whom, and what router and workers tell each other, over a link that is a list."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from schedbench.sched.config import SamplingParams
+from schedbench.sched.disagg.fake import FakeLink
+from schedbench.sched.disagg.messages import ENDED, HANDSHAKE, KV, REQUEST, Dropped, Preallocated
+from schedbench.sched.disagg.place import Place
+from schedbench.sched.disagg.requests import Routed, run_router
+from schedbench.sched.link import Message
+from schedbench.sched.observe import LogicalClock
+from schedbench.sched.request import Request
+
+
+class Wire:
+    """Everything that is sent, and what is there to be heard."""
+
+    rank, size = 0, 3
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, str, Any]] = []
+        self.heard: list[tuple[str, Any]] = []
+
+    def send(self, to: int, tag: str, value: Any, tensors: Sequence[torch.Tensor] = ()) -> None:  # noqa: ARG002
+        self.sent.append((to, tag, value))
+
+    def flush(self, tag: str) -> None: ...
+
+    def receive(self, source: int, tag: str) -> Message:
+        raise NotImplementedError(source, tag)
+
+    def poll(self, tag: str) -> Message | None:
+        for entry in self.heard:
+            if entry[0] == tag:
+                self.heard.remove(entry)
+                return Message(0, entry[1], ())
+        return None
+
+    def wait(self, tags: Sequence[str], until: int | None) -> None:  # noqa: ARG002
+        """The request that was sent last ends, unless the next one is due."""
+        if until:
+            self.heard.append((ENDED, self.sent[-1][2].id))
+
+
+class Client:
+    """Sends one request after the other has ended."""
+
+    def __init__(self, count: int) -> None:
+        self._left = [request(index) for index in range(count)]
+        self._due = [self._left.pop(0)]
+        self.ends: list[str] = []
+
+    def due(self, now: int) -> Sequence[Request]:  # noqa: ARG002
+        due, self._due = self._due, []
+        return due
+
+    def next_at(self) -> int | None:
+        return 0 if self._due else None
+
+    def ended(self, request: Request, now: int) -> None:  # noqa: ARG002
+        self.ends.append(request.id)
+        if self._left:
+            self._due = [self._left.pop(0)]
+
+
+def request(index: int) -> Request:
+    return Request(f"r{index}", array("q", [1, 2, 3]), SamplingParams(max_new_tokens=9), 0, index)
+
+
+def test_all_pairs_of_workers_meet() -> None:
+    place = Place(0, prefill=2, decode=3)
+    pairs = [(place.prefill_of(index), place.decode_of(index)) for index in range(6)]
+    assert len(set(pairs)) == 6
+    assert {decode for _, decode in pairs} == {2, 3, 4}
+
+
+def test_ranks_have_names() -> None:
+    names = [Place(rank, prefill=2, decode=1).name for rank in range(4)]
+    assert names == ["prefill 0", "prefill 1", "decode 0", "router"]
+
+
+def test_the_router_tells_both_workers_and_then_that_all_is_over() -> None:
+    wire, client = Wire(), Client(2)
+    run_router(client, wire, LogicalClock(), Place(2, prefill=1, decode=1))
+    assert client.ends == ["r0", "r1"]
+    told = [(to, value and value.id) for to, _, value in wire.sent]
+    assert told == [(0, "r0"), (1, "r0"), (0, "r1"), (1, "r1"), (0, None), (1, None)]
+
+
+@pytest.mark.parametrize(("rank", "most"), [(0, 1), (1, 9)])
+def test_a_prefill_workers_part_is_one_token(rank: int, most: int) -> None:
+    wire = Wire()
+    wire.heard = [(REQUEST, request(0)), (REQUEST, None)]
+    source = Routed(wire, Place(rank, prefill=1, decode=1))
+    [found] = source.due(0)
+    assert found.sampling.max_new_tokens == most
+    source.ended(found, 0)
+    assert wire.sent == ([(2, ENDED, "r0")] if rank else [])
+    assert (source.closes(), source.closes()) == (True, False)
+
+
+def test_where_nothing_is_sent_the_other_side_has_answered_already() -> None:
+    wire = Wire()
+    wire.heard = [(REQUEST, request(0))]
+    prefill = FakeLink(wire, Place(0, prefill=1, decode=1))
+    assert prefill.poll(HANDSHAKE) is None
+    assert prefill.poll(REQUEST) is not None
+    said = prefill.poll(HANDSHAKE)
+    assert said is not None and said.value == Preallocated("r0", ())
+    decode = FakeLink(wire, Place(1, prefill=1, decode=1))
+    decode.send(0, HANDSHAKE, Preallocated("r0", (1, 2)))
+    decode.send(0, HANDSHAKE, Dropped("r1", preallocated=False))
+    came = decode.poll(KV)
+    assert came is not None and came.value.metadata.token == 0
+    assert decode.poll(KV) is None and not wire.sent
