@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from .bench import bench
+from .calibrate import calibrate
 from .check import check
 from .compare import compare
 from .doctor import doctor
@@ -63,6 +64,7 @@ app.command("list")(show)
 app.command("explain")(explain)
 app.command("doctor")(doctor)
 app.command("bench")(bench)
+app.command("calibrate")(calibrate)
 
 
 def main() -> None:
