@@ -26,6 +26,7 @@ from .run import run
 from .signals import interruptible
 from .sweep import sweep
 from .trace import trace
+from .verify import verify
 
 app = typer.Typer(
     name="schedbench",
@@ -57,6 +58,7 @@ app.command("run")(run)
 app.command("compare")(compare)
 app.command("check")(check)
 app.command("profile")(profile)
+app.command("verify")(verify)
 app.command("report")(report)
 app.command("trace")(trace)
 app.command("sweep")(sweep)

@@ -113,3 +113,21 @@ def test_the_comparison_is_in_the_summary(tmp_path):
     (tmp_path / "comparison.json").write_text(json.dumps({"equal": False, "lines": [1, 2]}))
     told = gpu.summary([Outcome("a", "ok", 1.0)], tmp_path)
     assert (told["counts_equal"], told["differing_lines"]) == (False, 2)
+    assert (told["verified"], told["unexplained"]) == (None, None)
+
+
+def test_so_is_the_verification(tmp_path):
+    (tmp_path / "verify.json").write_text(json.dumps({"agrees": False, "unexplained": [1, 2, 3]}))
+    outcomes = [Outcome("a", "ok", 1.0)]
+    told = gpu.summary(outcomes, tmp_path)
+    assert (told["verified"], told["unexplained"]) == (False, 3)
+    assert "agree but for known differences: False" in gpu.markdown(told, outcomes)
+
+
+def test_the_verification_needs_all_three_runs(tmp_path):
+    plan = {stage.name: stage for stage in gpu.plan(tmp_path)}
+    assert set(plan["verify"].needs) == {"vgpu", "counted", "cuda"}
+    outputs = {name: plan[name].arguments[-1] for name in plan["verify"].needs}
+    assert set(outputs.values()) < set(plan["verify"].arguments)
+    settings = [plan[name].arguments[5:-2] for name in plan["verify"].needs]
+    assert settings[0] == settings[1] == settings[2]
