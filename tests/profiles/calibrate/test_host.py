@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
 import pytest
 
-from schedbench.profiles.calibrate.errand import probed
+from schedbench.profiles.calibrate.errand import main, probed
 from schedbench.profiles.calibrate.host import (
     HostTimes,
     errands,
@@ -82,5 +83,20 @@ def test_a_probe_that_fails_is_told_and_left_out(tmp_path: Path) -> None:
     words: list[str] = []
     assert probed(tmp_path, words.append, python="/bin/false") == {}
     assert [word for word in words if "failed: exit code" in word] == [
-        f"probe {name} failed: exit code 1" for name in ("costs", "copies", "kernels")
+        f"probe {name} failed: exit code 1" for name in ("environment", "costs", "copies", "kernels")
     ]
+
+
+def test_probes_that_were_run_before_are_taken_and_named(tmp_path: Path) -> None:
+    spread = {"n": 9, "p10": 1, "median": 800, "p90": 1000}
+    costs = {"events": dict.fromkeys(("record", "wait", "stream_synchronize_done"), spread)}
+    (tmp_path / "probe-costs.json").write_text(json.dumps(costs))
+    (tmp_path / "probe-environment.json").write_text('{"gpu": "A GPU"}')
+    output = tmp_path / "ours.yaml"
+    small = ["--batch-sizes", "1", "--prompt-tokens", "32"]
+    assert main(["--probes", str(tmp_path), *small, "--output", str(output)]) == 0
+    assert load(output).host.event_wait.value == 800
+    assert load(output).host.event_wait.origin.startswith("measured on A GPU, ")
+    told = json.loads(output.with_suffix(".json").read_text())
+    assert told["machine"].startswith("A GPU, ")
+    assert "launches: the probe costs does not say (KeyError: 'launch')" in told["missing"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib import resources
 
 import pytest
 
-from schedbench.profiles.cuda import gpu
+from schedbench.profiles.cuda import gpu, one
 from schedbench.profiles.cuda.probes import PROBES
 from schedbench.profiles.cuda.stages import Outcome, Stage, in_process, run_all
 
@@ -131,3 +132,29 @@ def test_the_verification_needs_all_three_runs(tmp_path):
     assert set(outputs.values()) < set(plan["verify"].arguments)
     settings = [plan[name].arguments[5:-2] for name in plan["verify"].needs]
     assert settings[0] == settings[1] == settings[2]
+
+
+def test_predictions_are_made_on_the_machines_own_profile(tmp_path):
+    plan = {stage.name: stage for stage in gpu.plan(tmp_path)}
+    names = list(plan)
+    profile = plan["calibrate"].arguments[-1]
+    for scenario, state in gpu.PREDICTED:
+        emulated, measured = (
+            plan[f"prediction-{scenario}-{state}-{side}"] for side in ("emulated", "measured")
+        )
+        assert emulated.arguments[-2:] == ("--hardware", profile)
+        assert emulated.needs == ("calibrate",)
+        assert emulated.arguments[5:-4] == measured.arguments[5:-2]
+        assert f"{scenario}:{state}" in plan["prediction"].arguments
+        assert names.index(emulated.name) < names.index("prediction")
+    assert names.index("probe-kernels") < names.index("calibrate")
+
+
+def test_a_run_on_a_profile_that_a_stage_wrote(tmp_path):
+    profile, output = tmp_path / "own.yaml", tmp_path / "out.json"
+    base = resources.files("schedbench.profiles.hardware").joinpath("h200.yaml").read_text()
+    profile.write_text(base.replace("name: h200", "name: own"))
+    small = ["--set", "workload.requests=2", "--set", "workload.output_tokens.max=4"]
+    words = ["mixed", "--device", "vgpu", *small, "--hardware", str(profile), "--output", str(output)]
+    assert one.main(words) == 0
+    assert json.loads(output.read_text())["hardware"]["name"] == "own"
