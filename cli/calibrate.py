@@ -37,14 +37,14 @@ def calibrate(
 
     Exit codes: 0 done; 2 usage or profile; 3 no CUDA here, and not --host-only.
     """
-    from ..profiles.calibrate import errand
+    from ..profiles.calibrate import calibration
     from ..profiles.hardware import load
 
     plan = _plan(batch_sizes, prompt_tokens)
     hardware = load(base)
     if not host_only:
-        errand.require_cuda()
-    found = errand.calibrate(
+        calibration.require_cuda()
+    found = calibration.calibrate(
         hardware,
         plan,
         name=base if output is None else output.stem,

@@ -72,8 +72,8 @@ def plan(folder: Path) -> list[Stage]:
 def _predictions(folder: Path) -> Iterator[Stage]:
     """The machine's own profile, each scenario and state on it and on the GPU, and how far they are apart."""
     profile = folder / "calibrated.yaml"
-    errand = ("--probes", str(folder), "--output", str(profile))
-    yield Stage("calibrate", ("-m", "schedbench.profiles.calibrate.errand", *errand), 120)
+    places = ("--probes", str(folder), "--output", str(profile))
+    yield Stage("calibrate", ("-m", "schedbench.profiles.calibrate.calibration", *places), 120)
     for scenario, state in PREDICTED:
         settings = (*_BURST, f"engine.relay={state}")
         yield _run(file(scenario, state, "measured"), folder, "cuda", settings, 60, scenario=scenario)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from schedbench.profiles.calibrate.errand import main, probed
+from schedbench.profiles.calibrate.calibration import main, probed
 from schedbench.profiles.calibrate.host import (
     HostTimes,
     errands,
