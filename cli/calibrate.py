@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .errors import UsageError
+from .errors import INTERRUPTED, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +35,7 @@ def calibrate(
     A host phase is fitted as a + b * n over batch sizes and prompt lengths, without the device calls inside it. On
     CUDA launches, events, copies and kernels are measured too. What is not measured stays as the base has it.
 
-    Exit codes: 0 done; 2 usage or profile; 3 no CUDA here, and not --host-only.
+    Exit codes: 0 done; 2 usage or profile; 3 no CUDA here, and not --host-only; 130 interrupted.
     """
     from ..profiles.calibrate import calibration
     from ..profiles.hardware import load
@@ -44,14 +44,18 @@ def calibrate(
     hardware = load(base)
     if not host_only:
         calibration.require_cuda()
-    found = calibration.calibrate(
-        hardware,
-        plan,
-        name=base if output is None else output.stem,
-        rounds=rounds,
-        host_only=host_only,
-        tell=lambda words: typer.echo(words, err=True),
-    )
+    try:
+        found = calibration.calibrate(
+            hardware,
+            plan,
+            name=base if output is None else output.stem,
+            rounds=rounds,
+            host_only=host_only,
+            tell=lambda words: typer.echo(words, err=True),
+        )
+    except KeyboardInterrupt:
+        typer.echo("schedbench: interrupted; nothing was written", err=True)
+        raise typer.Exit(INTERRUPTED) from None
     document = found.document()
     if output is not None:
         _write(output, found.profile)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .errors import GATE_FAILED
+from .errors import GATE_FAILED, INTERRUPTED
 from .question import asked, folder
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def verify(
     depend on the machine's speed.
 
     Exit codes: 0 they agree; 1 a difference that nothing explains; 2 usage or scenario; 3 no CUDA here;
-    4 a run failed.
+    4 a run failed; 130 interrupted.
     """
     from ..profiles.cuda import verify as comparison
     from ..profiles.cuda import verifying
@@ -56,7 +56,11 @@ def verify(
     settings = [*wanted, *([] if relay is None else [f"engine.relay={relay}"])]
     with _place(output_dir) as place:
         plan = verifying.stages(scenario, settings, Path(place))
-        found = verifying.conduct(plan, Path(place), lambda words: typer.echo(words, err=True))
+        try:
+            found = verifying.conduct(plan, Path(place), lambda words: typer.echo(words, err=True))
+        except KeyboardInterrupt:
+            typer.echo("schedbench: interrupted before there was anything to compare", err=True)
+            raise typer.Exit(INTERRUPTED) from None
     document = comparison.document(found)
     if output_dir is not None:
         _keep(document, output_dir)

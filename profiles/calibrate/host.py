@@ -115,6 +115,8 @@ def fit_phases(times: HostTimes) -> dict[str, Line]:
 def _run(errand: Errand, hardware: HardwareProfile) -> tuple[Collector, int]:
     question, collector = replace(_asked(errand), hardware=hardware), Collector()
     result = execute(question, question.relays[0], Options(device="vgpu"), instrument=collector).result
+    if result.run.cancelled:
+        raise KeyboardInterrupt
     return collector, sum(kind.steps for name, kind in result.per_step.items() if "." not in name)
 
 

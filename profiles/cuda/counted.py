@@ -9,7 +9,6 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ def counted(resolved: Resolved, device: str) -> dict[str, Any]:
     valve = Valve()
     kind = chosen("cuda" if device == "cuda" else "vgpu", resolved.scenario)
     with open_machine(kind, resolved, valve) as machine:
-        bench = Bench(resolved, replace(machine, traced=None), resolved.relays[0], valve)
+        bench = Bench(resolved, machine, resolved.relays[0], valve)
         bench.warm_up()
         module: Any = torch.get_device_module(machine.device)
         sites = Sites([Path(folder) for folder in sched.__path__])

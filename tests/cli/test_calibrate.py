@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 from schedbench.cli.app import app, main
 from schedbench.cli.calibrate import render
+from schedbench.profiles.calibrate import host
 
 SMALL = ("--host-only", "--batch-sizes", "1,2", "--prompt-tokens", "32", "--rounds", "1")
 
@@ -100,3 +102,19 @@ def test_without_cuda_it_says_what_it_could_do(monkeypatch, capsys):
 def test_what_means_nothing_is_refused_before_anything_is_measured(monkeypatch, capsys, arguments, word):
     assert run_main(monkeypatch, "calibrate", "--host-only", *arguments) == 2
     assert word in capsys.readouterr().err
+
+
+def test_interrupted_it_writes_nothing(monkeypatch, tmp_path, capsys):
+    """Ctrl-C in the middle of a run: the run keeps what it has, the calibration is over."""
+    ran = []
+
+    def interrupted(*_, **__):
+        ran.append(1)
+        return SimpleNamespace(result=SimpleNamespace(run=SimpleNamespace(cancelled=True)))
+
+    monkeypatch.setattr(host, "execute", interrupted)
+    path = tmp_path / "here.yaml"
+    assert run_main(monkeypatch, "calibrate", *SMALL, "--output", str(path)) == 130
+    assert len(ran) == 1
+    assert not path.exists()
+    assert "nothing was written" in capsys.readouterr().err

@@ -126,3 +126,13 @@ def test_a_run_that_fails_says_which(monkeypatch, capsys):
     monkeypatch.setattr(verifying, "stages", lambda *_: [Stage("announced", ("-c", "1/0"), 10)])
     assert run_main(monkeypatch, "verify", "mixed") == 4
     assert "the announced run failed: exit code 1: ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_interrupted_it_compares_nothing(monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verifying, "require_cuda", lambda _: None)
+    monkeypatch.setattr(verifying, "conduct", interrupted)
+    assert run_main(monkeypatch, "verify", "mixed") == 130
+    assert "interrupted before there was anything to compare" in capsys.readouterr().err

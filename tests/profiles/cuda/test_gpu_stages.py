@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from importlib import resources
 
@@ -75,6 +77,23 @@ def test_a_stage_is_a_process_with_a_log(tmp_path, program, status, error):
     assert outcome.status == status
     assert error in outcome.error
     assert (tmp_path / "s.log").exists()
+
+
+def test_an_interruption_leaves_no_stage_behind(tmp_path):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    program = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1.0)
+        with pytest.raises(KeyboardInterrupt):
+            in_process(sys.executable, tmp_path)(Stage("s", ("-c", program), 60), 30)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "s.log").read_text()), 0)
 
 
 def test_a_stage_has_its_own_environment(tmp_path):
