@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from .bench import bench
+from .calibrate import calibrate
 from .check import check
 from .compare import compare
 from .doctor import doctor
@@ -25,6 +26,7 @@ from .run import run
 from .signals import interruptible
 from .sweep import sweep
 from .trace import trace
+from .verify import verify
 
 app = typer.Typer(
     name="schedbench",
@@ -56,6 +58,7 @@ app.command("run")(run)
 app.command("compare")(compare)
 app.command("check")(check)
 app.command("profile")(profile)
+app.command("verify")(verify)
 app.command("report")(report)
 app.command("trace")(trace)
 app.command("sweep")(sweep)
@@ -63,6 +66,7 @@ app.command("list")(show)
 app.command("explain")(explain)
 app.command("doctor")(doctor)
 app.command("bench")(bench)
+app.command("calibrate")(calibrate)
 
 
 def main() -> None:

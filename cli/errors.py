@@ -34,6 +34,7 @@ EXIT_CODES: Final = MappingProxyType(
         "schedbench.profiles.crash.BrokenRunError": WORKLOAD_FAILED,
         "schedbench.profiles.sweep.SweepError": USAGE,
         "schedbench.profiles.nsys.record.RecordingError": WORKLOAD_FAILED,
+        "schedbench.profiles.cuda.verifying.VerificationError": WORKLOAD_FAILED,
         "schedbench.profiles.machine.MachineError": UNABLE,
         "builtins.MemoryError": UNABLE,
         "schedbench.sched.memory.allocation.OutOfKVMemoryError": WORKLOAD_FAILED,

@@ -104,10 +104,10 @@ def _lines(result: Result) -> dict[Line, float]:
     found: Counter[Line] = Counter()
     for copy in result.copies:
         if copy.kind != OUTSIDE and _comparable(copy):
-            found[_copy_line(copy)] += copy.count
+            found[copy_line(copy)] += copy.count
     for sync in result.syncs:
         if sync.kind != OUTSIDE and sync.sync:
-            found[_line(sync, sync.call)] += sync.count
+            found[line_of(sync, sync.call)] += sync.count
     return dict(found)
 
 
@@ -115,12 +115,12 @@ def _comparable(row: CopyRow) -> bool:
     return row.direction in COMPARED or (row.direction == "d2d" and RANGES.get(row.range) != "forward")
 
 
-def _copy_line(row: CopyRow) -> Line:
+def copy_line(row: CopyRow) -> Line:
     words = (row.direction, row.host_memory, "blocking" if row.blocking else "")
-    return _line(row, " ".join(word for word in words if word))
+    return line_of(row, " ".join(word for word in words if word))
 
 
-def _line(row: CopyRow | SyncRow, what: str) -> Line:
+def line_of(row: CopyRow | SyncRow, what: str) -> Line:
     site = row.site or SitePart(file="", function="", line=0, statement="")
     return Line(row.kind, row.stream, row.range, site.file, site.function, site.statement, what)
 

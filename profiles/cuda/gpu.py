@@ -10,12 +10,14 @@ import argparse
 import importlib
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ..files import write_whole
 from .one import parse, question
+from .prediction import file
 from .probes import PROBES
 from .stages import Outcome, Stage, in_process, run_all
 
@@ -24,6 +26,12 @@ BUDGET: Final = 460.0  # seconds
 KINETO: Final = "ACTIVITIES_MAX_GPU_BUFFER_SIZE_MB=4096\n"
 
 _PACKAGE: Final = "schedbench.profiles.cuda"
+# Whose times are predicted and measured, in the ladder's order.
+PREDICTED: Final = tuple(
+    (scenario, state)
+    for scenario in ("mixed", "penalties")
+    for state in ("pr25774-before", "pr25945", "latest")
+)
 # All requests at once, and no token ends one: what is scheduled depends neither on the machine's speed nor on its
 # rounding, so counts can be compared.
 _BURST: Final = (
@@ -43,24 +51,52 @@ def plan(folder: Path) -> list[Stage]:
     """What is run, in order; the least important last."""
     comparison = (f"{folder / 'cuda.json'}", f"{folder / 'vgpu.json'}", f"{folder / 'comparison.json'}")
     compare = ("-m", f"{_PACKAGE}.compare_counts", *comparison)
+    verified = [f"{folder / name}.json" for name in ("vgpu", "counted", "cuda", "verify")]
     tests = ("-m", "pytest", "-q", "-m", "cuda", "-p", "no:cacheprovider", "tests/cuda")
     return [
         _probe("environment", folder, 60),
         _run("cuda", folder, "cuda", _BURST, 120),
         _run("vgpu", folder, "vgpu", _BURST, 60),
         Stage("comparison", compare, 30, needs=("cuda", "vgpu")),
+        _run("counted", folder, "cuda", _BURST, 90, module="counted"),
+        Stage("verify", ("-m", f"{_PACKAGE}.verify", *verified), 30, needs=("cuda", "vgpu", "counted")),
         Stage("tests", tests, 200, packages=("pytest",)),
         *(_probe(name, folder, 45) for name in PROBES if name != "environment"),
+        *_predictions(folder),
         _run("cuda-mixed", folder, "cuda", (), 90),
         _run("cuda-bfloat16", folder, "cuda", ("model.dtype=bfloat16",), 90),
         _run("cuda-qwen3-0.6b", folder, "cuda", _QWEN, 120),
     ]
 
 
-def _run(name: str, folder: Path, device: str, overrides: Iterable[str], deadline: float) -> Stage:
+def _predictions(folder: Path) -> Iterator[Stage]:
+    """The machine's own profile, each scenario and state on it and on the GPU, and how far they are apart."""
+    profile = folder / "calibrated.yaml"
+    places = ("--probes", str(folder), "--output", str(profile))
+    yield Stage("calibrate", ("-m", "schedbench.profiles.calibrate.calibration", *places), 120)
+    for scenario, state in PREDICTED:
+        settings = (*_BURST, f"engine.relay={state}")
+        yield _run(file(scenario, state, "measured"), folder, "cuda", settings, 60, scenario=scenario)
+        emulated = _run(file(scenario, state, "emulated"), folder, "vgpu", settings, 60, scenario=scenario)
+        on_profile = (*emulated.arguments, "--hardware", str(profile))
+        yield replace(emulated, arguments=on_profile, needs=("calibrate",))
+    names = (f"{scenario}:{state}" for scenario, state in PREDICTED)
+    yield Stage("prediction", ("-m", f"{_PACKAGE}.prediction", str(folder), *names), 30)
+
+
+def _run(
+    name: str,
+    folder: Path,
+    device: str,
+    overrides: Iterable[str],
+    deadline: float,
+    *,
+    module: str = "one",
+    scenario: str = "mixed",
+) -> Stage:
     settings = [word for override in overrides for word in ("--set", override)]
     output = ("--output", str(folder / f"{name}.json"))
-    arguments = ("-m", f"{_PACKAGE}.one", "mixed", "--device", device, *settings, *output)
+    arguments = ("-m", f"{_PACKAGE}.{module}", scenario, "--device", device, *settings, *output)
     return Stage(name, arguments, deadline, environment={"KINETO_CONFIG": str(folder / "kineto.conf")})
 
 
@@ -82,7 +118,8 @@ def check(stages: Iterable[Stage]) -> list[str]:
 
 def _construct(stage: Stage) -> None:
     _, module, *arguments = stage.arguments
-    if module == f"{_PACKAGE}.one":
+    if module in (f"{_PACKAGE}.one", f"{_PACKAGE}.counted"):
+        importlib.import_module(module)
         question(parse(arguments))
     elif module == f"{_PACKAGE}.probes":
         importlib.import_module(PROBES[arguments[0]])
@@ -91,21 +128,39 @@ def _construct(stage: Stage) -> None:
 
 
 def summary(outcomes: Sequence[Outcome], folder: Path) -> dict[str, object]:
-    """The stages, and what the comparison said."""
-    path = folder / "comparison.json"
-    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    """The stages, and what the comparisons said."""
+    found, verified = _left(folder, "comparison.json"), _left(folder, "verify.json")
+    predicted = _left(folder, "prediction.json")
     return {
         "ok": all(outcome.status != "failed" for outcome in outcomes),
         "stages": [outcome._asdict() for outcome in outcomes],
         "counts_equal": None if found is None else found["equal"],
         "differing_lines": None if found is None else len(found["lines"]),
+        "verified": None if verified is None else verified["agrees"],
+        "unexplained": None if verified is None else len(verified["unexplained"]),
+        "median_prediction_error": None if predicted is None else predicted["median_error"],
         "files": sorted(entry.name for entry in folder.iterdir()),
     }
 
 
+def _left(folder: Path, name: str) -> Any:
+    """What a stage has written; None if it has not."""
+    path = folder / name
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
 def markdown(told: dict[str, object], outcomes: Sequence[Outcome]) -> str:
     rows = [f"| {o.name} | {o.status} | {o.seconds:.1f} | {_first_line(o.error)} |" for o in outcomes]
-    head = ["# First light", "", f"counts equal to the virtual GPU's: {told['counts_equal']}", ""]
+    head = [
+        "# First light",
+        "",
+        f"counts equal to the virtual GPU's: {told['counts_equal']}",
+        "",
+        f"predicted, announced and recorded counts agree but for known differences: {told['verified']}",
+        "",
+        f"median error of emulated times on this machine's own profile: {told['median_prediction_error']}",
+        "",
+    ]
     return "\n".join([*head, "| stage | status | s | error |", "|---|---|---|---|", *rows, ""])
 
 

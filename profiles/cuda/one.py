@@ -20,18 +20,20 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("scenario")
     parser.add_argument("--device", choices=("cuda", "vgpu"), required=True)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--hardware", type=Path, help="a profile that a stage before this one writes")
     parser.add_argument("--output", type=Path, required=True)
     return parser.parse_args(arguments)
 
 
 def question(given: argparse.Namespace) -> Resolved:
-    """Raises ScenarioError."""
+    """As far as it can be known before other stages have run. Raises ScenarioError."""
     return resolve(load(given.scenario, given.set))
 
 
 def main(arguments: Sequence[str]) -> int:
     given = parse(arguments)
-    resolved = question(given)
+    hardware = [] if given.hardware is None else [f"device.hardware={given.hardware.resolve()}"]
+    resolved = resolve(load(given.scenario, [*given.set, *hardware]))
     options = Options(device=given.device, save_tokens=True, command=" ".join(arguments))
     result = execute(resolved, resolved.relays[0], options).result
     result.write(given.output)

@@ -97,7 +97,14 @@ def _waited(process: subprocess.Popen[bytes], seconds: float) -> str:
     try:
         code = process.wait(seconds)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        _end(process)
         return f"not done after {seconds:.0f} s"
+    except KeyboardInterrupt:
+        _end(process)
+        raise
     return f"exit code {code}" if code else ""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -18,6 +18,7 @@ PROBES: Mapping[str, str] = MappingProxyType(
             "kineto-rows",
             "copies",
             "costs",
+            "kernels",
             "expressions",
             "counters",
             "host-memory",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+from importlib import resources
 
 import pytest
 
-from schedbench.profiles.cuda import gpu
+from schedbench.profiles.cuda import gpu, one
 from schedbench.profiles.cuda.probes import PROBES
 from schedbench.profiles.cuda.stages import Outcome, Stage, in_process, run_all
 
@@ -76,6 +79,23 @@ def test_a_stage_is_a_process_with_a_log(tmp_path, program, status, error):
     assert (tmp_path / "s.log").exists()
 
 
+def test_an_interruption_leaves_no_stage_behind(tmp_path):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    program = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1.0)
+        with pytest.raises(KeyboardInterrupt):
+            in_process(sys.executable, tmp_path)(Stage("s", ("-c", program), 60), 30)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "s.log").read_text()), 0)
+
+
 def test_a_stage_has_its_own_environment(tmp_path):
     program = "import os; print(os.environ['WORD'])"
     in_process(sys.executable, tmp_path)(Stage("s", ("-c", program), 10, environment={"WORD": "x"}), 5)
@@ -113,3 +133,47 @@ def test_the_comparison_is_in_the_summary(tmp_path):
     (tmp_path / "comparison.json").write_text(json.dumps({"equal": False, "lines": [1, 2]}))
     told = gpu.summary([Outcome("a", "ok", 1.0)], tmp_path)
     assert (told["counts_equal"], told["differing_lines"]) == (False, 2)
+    assert (told["verified"], told["unexplained"]) == (None, None)
+
+
+def test_so_is_the_verification(tmp_path):
+    (tmp_path / "verify.json").write_text(json.dumps({"agrees": False, "unexplained": [1, 2, 3]}))
+    outcomes = [Outcome("a", "ok", 1.0)]
+    told = gpu.summary(outcomes, tmp_path)
+    assert (told["verified"], told["unexplained"]) == (False, 3)
+    assert "agree but for known differences: False" in gpu.markdown(told, outcomes)
+
+
+def test_the_verification_needs_all_three_runs(tmp_path):
+    plan = {stage.name: stage for stage in gpu.plan(tmp_path)}
+    assert set(plan["verify"].needs) == {"vgpu", "counted", "cuda"}
+    outputs = {name: plan[name].arguments[-1] for name in plan["verify"].needs}
+    assert set(outputs.values()) < set(plan["verify"].arguments)
+    settings = [plan[name].arguments[5:-2] for name in plan["verify"].needs]
+    assert settings[0] == settings[1] == settings[2]
+
+
+def test_predictions_are_made_on_the_machines_own_profile(tmp_path):
+    plan = {stage.name: stage for stage in gpu.plan(tmp_path)}
+    names = list(plan)
+    profile = plan["calibrate"].arguments[-1]
+    for scenario, state in gpu.PREDICTED:
+        emulated, measured = (
+            plan[f"prediction-{scenario}-{state}-{side}"] for side in ("emulated", "measured")
+        )
+        assert emulated.arguments[-2:] == ("--hardware", profile)
+        assert emulated.needs == ("calibrate",)
+        assert emulated.arguments[5:-4] == measured.arguments[5:-2]
+        assert f"{scenario}:{state}" in plan["prediction"].arguments
+        assert names.index(emulated.name) < names.index("prediction")
+    assert names.index("probe-kernels") < names.index("calibrate")
+
+
+def test_a_run_on_a_profile_that_a_stage_wrote(tmp_path):
+    profile, output = tmp_path / "own.yaml", tmp_path / "out.json"
+    base = resources.files("schedbench.profiles.hardware").joinpath("h200.yaml").read_text()
+    profile.write_text(base.replace("name: h200", "name: own"))
+    small = ["--set", "workload.requests=2", "--set", "workload.output_tokens.max=4"]
+    words = ["mixed", "--device", "vgpu", *small, "--hardware", str(profile), "--output", str(output)]
+    assert one.main(words) == 0
+    assert json.loads(output.read_text())["hardware"]["name"] == "own"

@@ -1,0 +1,167 @@
+"""A machine's calibration from beginning to end: what is measured, what it gives, and the profile made of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ..cuda.stages import Stage, in_process
+from ..environment import environment
+from ..files import write_whole
+from ..hardware import HardwareProfile, load
+from ..machine import MachineError
+from .device import PROBES, DeviceConstants, device_constants
+from .fit import Line
+from .host import Errand, HostTimes, errands, fit_phases, measure
+from .profile import Constant, Provenance, calibrated, phase_constants, to_yaml
+
+_DEADLINE = 60.0  # seconds for a probe
+_ASKED = ("environment", *PROBES)
+
+Tell = Callable[[str], object]
+
+
+class Calibration(NamedTuple):
+    """``missing``: what was asked for and could not be told; ``profile`` has the base's values there."""
+
+    base: HardwareProfile
+    lines: dict[str, Line]
+    constants: list[Constant]
+    missing: list[str]
+    times: HostTimes
+    provenance: Provenance
+    profile: dict[str, Any]
+
+    def document(self) -> dict[str, Any]:
+        """Plain dicts and lists."""
+        phases = {name: {**line._asdict(), "old": _old(self.base, name)} for name, line in self.lines.items()}
+        device = [
+            {"key": ".".join(c.key), "value": c.value, "old": c.old, "basis": c.basis}
+            for c in self.constants
+            if c.key[0] != "phases"
+        ]
+        return {
+            "base": self.base.name,
+            **self.provenance._asdict(),
+            "phases": phases,
+            "device": device,
+            "missing": self.missing,
+            "through_torch_ns": self.times.through_torch,
+            "outside_us_per_step": self.times.outside_us,
+            "profile": self.profile,
+        }
+
+
+def _old(base: HardwareProfile, name: str) -> dict[str, float] | None:
+    phase = base.phases.get(name)
+    return None if phase is None else {"a": phase.a.value, "b": phase.b.value}
+
+
+def require_cuda() -> None:
+    """Raises MachineError."""
+    if not torch.cuda.is_available():
+        raise MachineError(
+            "no CUDA device here (torch.cuda.is_available() is False): its calls, copies and kernels cannot be "
+            "measured; --host-only measures the scheduler's own phases alone"
+        )
+
+
+def calibrate(
+    base: HardwareProfile, plan: Sequence[Errand], *, name: str, rounds: int, host_only: bool, tell: Tell
+) -> Calibration:
+    """Raises MachineError where there is no CUDA, unless ``host_only``."""
+    if host_only:
+        return fitted(base, plan, None, name=name, rounds=rounds, tell=tell)
+    require_cuda()
+    with tempfile.TemporaryDirectory() as folder:
+        probes = probed(Path(folder), tell)
+    return fitted(base, plan, probes, name=name, rounds=rounds, tell=tell)
+
+
+def fitted(
+    base: HardwareProfile,
+    plan: Sequence[Errand],
+    probes: Mapping[str, Any] | None,
+    *,
+    name: str,
+    rounds: int,
+    tell: Tell,
+) -> Calibration:
+    """``probes``: what the probes of a GPU found, by their names; None where only the host is to be measured."""
+    told = DeviceConstants([], []) if probes is None else device_constants(base, probes)
+    times = measure(base, plan, rounds=rounds, tell=lambda errand: tell(_in_words(errand)))
+    unmet = [f"phase {phase}: no run met it" for phase in base.phases if phase not in times.phases]
+    constants = [*told.constants, *phase_constants(base, times)]
+    by = Provenance(_machine(probes or {}), f"{datetime.now(UTC):%Y-%m-%d}")
+    return Calibration(
+        base,
+        fit_phases(times),
+        constants,
+        [*told.missing, *unmet],
+        times,
+        by,
+        calibrated(base, constants, by, name=name),
+    )
+
+
+def _in_words(errand: Errand) -> str:
+    return " ".join((errand.scenario, *(text for text in errand.overrides if text.startswith("workload."))))
+
+
+def _machine(probes: Mapping[str, Any]) -> str:
+    gpu = probes.get("environment", {}).get("gpu")
+    cpu = str(environment()["cpu"])
+    return cpu if gpu is None else f"{gpu}, {cpu}"
+
+
+def probed(folder: Path, tell: Tell, python: str = sys.executable) -> dict[str, Any]:
+    """Each probe's document; nothing for one that failed, which is told. In processes of their own: where the virtual
+    GPU is open, CUDA cannot pin memory."""
+    run, found = in_process(python, folder), {}
+    for name in _ASKED:
+        tell(f"probe {name}")
+        output = folder / f"{name}.json"
+        stage = Stage(name, ("-m", "schedbench.profiles.cuda.probes", name, os.fspath(output)), _DEADLINE)
+        outcome = run(stage, _DEADLINE)
+        if outcome.status == "ok":
+            found[name] = json.loads(output.read_text(encoding="utf-8"))
+        else:
+            tell(f"probe {name} failed: {outcome.error}")
+    return found
+
+
+def gathered(folder: Path) -> dict[str, Any]:
+    """What probes have left in ``folder`` as ``probe-NAME.json``."""
+    paths = {name: folder / f"probe-{name}.json" for name in _ASKED}
+    return {
+        name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.exists()
+    }
+
+
+def main(arguments: Sequence[str]) -> int:
+    """As ``schedbench calibrate``, of probes that were run before: a stage of ``make gpu``."""
+    parser = argparse.ArgumentParser(description="Fit a hardware profile to this machine.")
+    parser.add_argument("--probes", type=Path, required=True, help="the folder that the probes wrote into")
+    parser.add_argument("--base", default="h200")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[256])
+    parser.add_argument("--output", type=Path, required=True)
+    given = parser.parse_args(arguments)
+    plan, probes = errands(given.batch_sizes, given.prompt_tokens), gathered(given.probes)
+    found = fitted(load(given.base), plan, probes, name=given.output.stem, rounds=1, tell=print)
+    write_whole(given.output, to_yaml(found.profile))
+    write_whole(given.output.with_suffix(".json"), json.dumps(found.document(), indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,202 @@
+"""What the probes of a GPU (``cuda.probes``) found, as constants of a profile. Pure: documents in, constants out.
+
+Probes time what can be timed from outside; a profile says more than that. Where two constants can only be measured
+together, the base's share of each is kept, and the constant's basis says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+from ..hardware import HardwareProfile
+from .fit import Line, Sample, fit
+from .profile import Constant
+
+PROBES: Final = ("costs", "copies", "kernels")
+NODES: Final = 300  # of the graph whose launch is the constant: an 8B decode's
+_LARGE: Final = 1 << 20  # bytes from which on a copy's size is all that matters
+_COMPUTE: Final = 128  # rows of a product from which on its rate decides
+
+Document = Mapping[str, Any]
+Found = Iterator[tuple[tuple[str, ...], float, str]]
+
+
+class DeviceConstants(NamedTuple):
+    """``missing``: what could not be told, and why."""
+
+    constants: list[Constant]
+    missing: list[str]
+
+
+def device_constants(base: HardwareProfile, probes: Mapping[str, Document]) -> DeviceConstants:
+    """``probes``: each probe's document by its name. One that is not there, or that failed in part, costs its own
+    constants only."""
+    steps: Mapping[str, tuple[str, Callable[[HardwareProfile, Document], Found]]] = {
+        "launches": ("costs", _launches),
+        "graphs": ("costs", _graphs),
+        "events": ("costs", _events),
+        "pinned blocks": ("costs", _pinned),
+        "pinned copies": ("copies", _pinned_copies),
+        "pageable copies": ("copies", _pageable_copies),
+        "inline size": ("copies", _inline),
+        "rates": ("kernels", _rates),
+    }
+    told, constants, missing = base.model_dump(), [], []
+    for what, (probe, step) in steps.items():
+        try:
+            found = list(step(base, probes[probe]))
+        except (KeyError, ValueError, ZeroDivisionError) as error:
+            missing.append(f"{what}: the probe {probe} does not say ({type(error).__name__}: {error})")
+        else:
+            constants += [Constant(key, value, basis, _old(told, key)) for key, value, basis in found]
+    return DeviceConstants(constants, missing)
+
+
+def _old(told: Any, key: tuple[str, ...]) -> float:
+    for word in key:
+        told = told[word]
+    return float(told["value"])
+
+
+def _launches(base: HardwareProfile, costs: Document) -> Found:
+    """A torch call with its launch on the host, and a kernel with the gap behind it on the device."""
+    host, both = base.host, costs["launch"]["host_ns"]
+    whole = host.torch_call.value + host.launch.value
+    share = host.launch.value / whole if whole else 0.5
+    basis = (
+        f"{both['median']:.0f} ns in one, median of {both['n']:.0f} x.add_(1); torch's share as in the base"
+    )
+    yield ("host", "torch_call"), both["median"] * (1 - share), basis
+    yield ("host", "launch"), both["median"] * share, basis
+    apart, node = costs["launch"]["device_ns"], _node(costs).b
+    fixed = min(base.kernels.fixed.value, apart, node)
+    together = (
+        f"{apart:.0f} ns from kernel to kernel, {node:.0f} ns in a graph; a kernel's own as in the base"
+    )
+    yield ("kernels", "fixed"), fixed, together
+    yield ("kernels", "gap"), apart - fixed, together
+    yield ("kernels", "graph_gap"), node - fixed, together
+
+
+def _node(costs: Document) -> Line:
+    return fit(Sample(int(nodes), found["device_ns"]) for nodes, found in costs["graphs"].items())
+
+
+def _graphs(base: HardwareProfile, costs: Document) -> Found:  # noqa: ARG001
+    line = fit(Sample(int(nodes), found["host_ns"]["median"]) for nodes, found in costs["graphs"].items())
+    yield (
+        ("host", "graph_launch"),
+        line.at(NODES),
+        f"{line.a:.0f} ns + {line.b:.1f} ns per node, residual {line.residual:.0f} ns; here for {NODES} nodes",
+    )
+
+
+def _events(base: HardwareProfile, costs: Document) -> Found:  # noqa: ARG001
+    for name, measured in (
+        ("event_record", "record"), ("event_wait", "wait"), ("sync_return", "stream_synchronize_done"),
+    ):  # fmt: skip
+        yield ("host", name), *_median(costs["events"][measured], measured)
+
+
+def _pinned(base: HardwareProfile, costs: Document) -> Found:  # noqa: ARG001
+    yield (
+        ("host", "pin_memory"),
+        *_median(costs["pinned"]["hit"], "pin_memory() of 4 KiB from a cached block"),
+    )
+
+
+def _median(spread: Document, what: str) -> tuple[float, str]:
+    return spread[
+        "median"
+    ], f"{what}: median of {spread['n']:.0f}, p10 {spread['p10']:.0f}, p90 {spread['p90']:.0f} ns"
+
+
+def _copies(copies: Document, direction: str, memory: str) -> list[Document]:
+    return [row for row in copies["idle"] if row["direction"] == direction and row["host_memory"] == memory]
+
+
+def _pinned_copies(base: HardwareProfile, copies: Document) -> Found:
+    fixed, calls = [], []
+    for direction in ("h2d", "d2h"):
+        rows = _copies(copies, direction, "pinned")
+        line = fit(Sample(row["bytes"], row["device_ns"]) for row in rows)
+        fixed.append(line.a)
+        calls += [row["call_ns"]["median"] for row in rows]
+        yield ("copies", f"{direction}_pinned"), 1e9 / line.b, _of_line(line)
+    yield ("copies", "fixed"), median(fixed), "intercept of the pinned copies' lines, both directions"
+    call = median(calls) - base.host.torch_call.value
+    yield (
+        ("host", "copy_call"),
+        max(call, 0.0),
+        f"median of {len(calls)} pinned non-blocking sizes, {median(calls):.0f} ns; the base's torch call taken off",
+    )
+
+
+def _pageable_copies(base: HardwareProfile, copies: Document) -> Found:
+    for direction in ("h2d", "d2h"):
+        rows = [row for row in _copies(copies, direction, "pageable") if row["bytes"] >= _LARGE]
+        line = fit(Sample(row["bytes"], row["blocking_ns"]["median"]) for row in rows)
+        yield ("copies", f"{direction}_pageable"), 1e9 / line.b, _of_line(line)
+    inline = base.copies.pageable_inline.value
+    small = [row for row in _copies(copies, "h2d", "pageable") if row["bytes"] <= inline]
+    line = fit(Sample(row["bytes"], row["call_ns"]["median"]) for row in small)
+    yield ("copies", "host_memcpy"), 1e9 / line.b, f"calls of up to {inline:.0f} B: {_of_line(line)}"
+
+
+def _of_line(line: Line) -> str:
+    return f"{line.samples} sizes, {line.a:.0f} ns + bytes, residual {line.residual:.0f} ns"
+
+
+def _inline(base: HardwareProfile, copies: Document) -> Found:  # noqa: ARG001
+    rows = [
+        row for row in copies["behind_busy"] if row["direction"] == "h2d" and row["host_memory"] == "pageable"
+    ]
+    waited = min((row["bytes"] for row in rows if row["waited"]), default=None)
+    went_on = max((row["bytes"] for row in rows if not row["waited"]), default=None)
+    if waited is None or went_on is None or went_on > waited:
+        raise ValueError("no size from which on the call waits")
+    yield (
+        ("copies", "pageable_inline"),
+        float(went_on),
+        f"behind a busy stream {went_on} B did not wait, {waited} B did",
+    )
+
+
+def _rates(base: HardwareProfile, kernels: Document) -> Found:
+    moved = kernels["copy"]
+    bandwidth = moved["bytes"] / moved["device_ns"] * 1e9
+    yield (
+        ("kernels", "memory_bandwidth"),
+        bandwidth,
+        f"device-to-device copy of {moved['bytes'] / 2:.0f} B, read plus write",
+    )
+    peaks = {row["dtype"]: _flops(row) / row["device_ns"] * 1e9 for row in kernels["peak"]}
+    for dtype, rate in peaks.items():
+        yield ("kernels", "gemm_rates", dtype), rate, "a product of three equal sides, the largest"
+    products, fixed = kernels["gemm"], base.kernels.fixed.value
+    large = [
+        _flops(row) / _beyond(row, fixed) * 1e9 / peaks[row["dtype"]]
+        for row in products
+        if row["m"] >= _COMPUTE
+    ]
+    small = [_bytes(row) / _beyond(row, fixed) * 1e9 / bandwidth for row in products if row["m"] < _COMPUTE]
+    for name, shares in (("gemm", large), ("memory", small)):
+        if not shares:
+            raise ValueError(f"no product that tells the efficiency of {name}")
+        share = f"median of {len(shares)} products, {min(shares):.2f} to {max(shares):.2f} of the rate above"
+        yield ("kernels", "efficiency", name), min(max(median(shares), 1e-3), 1.0), share
+
+
+def _flops(row: Document) -> float:
+    return float(2 * row["m"] * row["n"] * row["k"])
+
+
+def _bytes(row: Document) -> float:
+    size = {"bfloat16": 2, "float16": 2, "float32": 4}[row["dtype"]]
+    return float(size * (row["m"] * row["k"] + row["k"] * row["n"] + row["m"] * row["n"]))
+
+
+def _beyond(row: Document, fixed: float) -> float:
+    return max(float(row["device_ns"]) - fixed, 1.0)

@@ -1,0 +1,120 @@
+"""``calibrate``: what it writes can be named by a scenario, and what it cannot do it says."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from rich.console import Console
+from typer.testing import CliRunner
+
+from schedbench.cli.app import app, main
+from schedbench.cli.calibrate import render
+from schedbench.profiles.calibrate import host
+
+SMALL = ("--host-only", "--batch-sizes", "1,2", "--prompt-tokens", "32", "--rounds", "1")
+
+
+def run_main(monkeypatch, *arguments) -> int:
+    monkeypatch.setattr(sys, "argv", ["schedbench", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return end.value.code or 0
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory):
+    path = tmp_path_factory.mktemp("calibrated") / "here.yaml"
+    done = CliRunner().invoke(app, ["calibrate", *SMALL, "--output", str(path), "--format", "json"])
+    assert done.exit_code == 0, done.stderr
+    return path, json.loads(done.stdout), done.stderr
+
+
+def test_a_scenario_runs_on_what_was_written(calibrated):
+    path, document, _ = calibrated
+    small = ["--set", "workload.requests=2", "--set", "workload.output_tokens.max=4"]
+    done = CliRunner().invoke(
+        app, ["run", "mixed", "--set", f"device.hardware={path}", *small, "--format", "json"]
+    )
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["hardware"]["name"] == "here"
+    assert document["profile"]["name"] == "here"
+
+
+def test_each_phase_says_where_it_is_from(calibrated):
+    path, document, _ = calibrated
+    written = yaml.safe_load(path.read_text())
+    assert written["phases"].keys() == document["phases"].keys()
+    for name, phase in written["phases"].items():
+        line = document["phases"][name]
+        for which in ("a", "b"):
+            assert phase[which]["value"] == pytest.approx(line[which], rel=1e-3)
+            origin = phase[which]["origin"]
+            assert origin.startswith(f"measured on {document['machine']}, {document['date']}, ")
+            assert f"{line['samples']} samples" in origin and "residual" in origin
+    assert written["host"]["launch"]["origin"].startswith("estimate")
+
+
+def test_progress_and_the_way_to_use_it_are_on_stderr(calibrated):
+    path, _, told = calibrated
+    assert f"--set device.hardware={path}" in told
+    assert "overlap_on workload.requests=2" in told
+
+
+def test_the_table_has_what_was_and_what_is():
+    line = {"a": 2500.0, "b": 31.5, "samples": 40, "sizes": 4, "residual": 120.0, "r2": 0.987, "worst_n": 8.0,
+            "worst": 1.25, "old": {"a": 20000.0, "b": 500.0}}  # fmt: skip
+    device = {"key": "host.launch", "value": 2300.0, "old": 4000.0, "basis": "median of 200"}
+    document = {
+        "base": "h200", "machine": "a machine", "date": "2026-01-02", "through_torch_ns": 2500.0,
+        "outside_us_per_step": 1.5, "phases": {"admit": line, "new": line | {"old": None, "r2": None}},
+        "device": [device], "missing": ["events: [no] events"],
+    }  # fmt: skip
+    console = Console(width=120, record=True, file=io.StringIO())
+    render(document, console)
+    rows = [line.split() for line in console.export_text().splitlines()]
+    figures = ["2,500", "31.5", "40", "4", "120.0"]
+    assert ["admit", *figures, "0.99", "x", "1.25", "8", "20,000", "500.0"] in rows
+    assert ["new", *figures, "–", "x", "1.25", "8", "–", "–"] in rows
+    assert ["host.launch", "2,300", "4,000", "median", "of", "200"] in rows
+    assert ["as", "in", "h200:", "events:", "[no]", "events"] in rows
+
+
+def test_without_cuda_it_says_what_it_could_do(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert run_main(monkeypatch, "calibrate") == 3
+    assert "--host-only measures the scheduler's own phases" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--batch-sizes", "1,x"], "--batch-sizes: expected positive numbers"),
+        (["--prompt-tokens", "0"], "--prompt-tokens: expected positive numbers"),
+        (["--base", "h20"], "did you mean"),
+    ],
+)
+def test_what_means_nothing_is_refused_before_anything_is_measured(monkeypatch, capsys, arguments, word):
+    assert run_main(monkeypatch, "calibrate", "--host-only", *arguments) == 2
+    assert word in capsys.readouterr().err
+
+
+def test_interrupted_it_writes_nothing(monkeypatch, tmp_path, capsys):
+    """Ctrl-C in the middle of a run: the run keeps what it has, the calibration is over."""
+    ran = []
+
+    def interrupted(*_, **__):
+        ran.append(1)
+        return SimpleNamespace(result=SimpleNamespace(run=SimpleNamespace(cancelled=True)))
+
+    monkeypatch.setattr(host, "execute", interrupted)
+    path = tmp_path / "here.yaml"
+    assert run_main(monkeypatch, "calibrate", *SMALL, "--output", str(path)) == 130
+    assert len(ran) == 1
+    assert not path.exists()
+    assert "nothing was written" in capsys.readouterr().err

@@ -1,0 +1,138 @@
+"""``verify``: its tables, its exit codes, and the whole of it with a virtual GPU in CUDA's place."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from functools import partial
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from schedbench.cli.app import app, main
+from schedbench.cli.verify import markdown, render, verdict
+from schedbench.profiles.cuda import verifying
+from schedbench.profiles.cuda.stages import Stage
+
+SMALL = ("--set", "workload.requests=2", "--set", "workload.output_tokens.max=4")
+
+
+def run_main(monkeypatch, *arguments) -> int:
+    monkeypatch.setattr(sys, "argv", ["schedbench", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return end.value.code or 0
+
+
+def row(why="", **more):
+    fields = {
+        "kind": "decode", "stream": "schedule", "range": "prepare", "file": "sched/x.py", "function": "f",
+        "statement": "y[a|b]", "what": "h2d pinned", "predicted": {"count": 6, "bytes": 48},
+        "announced": {"count": 6, "bytes": 48}, "recorded": {"count": 7, "bytes": 56}, "agrees": False, "why": why,
+    }  # fmt: skip
+    return fields | more
+
+
+KERNELS = row("kernels of one op", file="", statement="", what="kernel per step", announced=None,
+              predicted={"count": 20.0, "bytes": 0}, recorded={"count": 31.5, "bytes": 0})  # fmt: skip
+
+
+def told(**more):
+    return {
+        "agrees": False, "compared": 50, "steps": {"decode": [3, 3, 3]}, "trouble": [], "explained": [KERNELS],
+        "unexplained": [row()], "rows": [],
+    } | more  # fmt: skip
+
+
+def shown(document) -> str:
+    console = Console(width=150, record=True, file=io.StringIO())
+    render(document, console)
+    return console.export_text()
+
+
+def test_the_verdict_in_one_line():
+    assert verdict(told()) == (
+        "DISAGREE: 50 counts compared; 1 differ and nothing explains it; 1 differ as they should"
+    )
+    good = told(agrees=True, unexplained=[])
+    assert verdict(good).startswith("agree: 50 counts compared; none differs without a reason")
+    assert "not the same steps: decode" in verdict(told(steps={"decode": [3, 4, 3]}))
+    assert "buffers ran full" in verdict(told(trouble=["buffers ran full"]))
+
+
+def test_the_tables_have_all_three_and_reasons():
+    text = shown(told())
+    assert "6 (48 B)   6 (48 B)" in " ".join(text.split("\n")).replace("    ", "   ")
+    assert "7 (56 B)" in text
+    assert "kernels of one op: the virtual GPU counts an op once" in text
+
+
+def test_markdown_has_the_same_with_its_bars_escaped():
+    text = markdown(told())
+    assert text.startswith("# DISAGREE: 50 counts")
+    assert "y[a\\|b]" in text
+    assert "|  | schedule · prepare · decode | kernel per step | 20 | – | 31.5 | kernels of one op |" in text
+
+
+def test_without_cuda_there_is_nothing_to_verify_against(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert run_main(monkeypatch, "verify", "mixed") == 3
+    assert "nothing to hold the prediction against" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("scenario", "word"), [("overlap_on", "device.values: none"), ("pp2", "several ranks")]
+)
+def test_what_no_single_real_device_can_run_is_refused(monkeypatch, capsys, scenario, word):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert run_main(monkeypatch, "verify", scenario) == 3
+    assert word in capsys.readouterr().err
+
+
+def test_a_broken_question_is_refused_first(monkeypatch, capsys):
+    assert run_main(monkeypatch, "verify", "mixed", "--set", "engine.overlp=true") == 2
+    assert "overlap" in capsys.readouterr().err
+
+
+@pytest.fixture
+def emulated(monkeypatch):
+    """A virtual GPU in CUDA's place: everything is real but the records."""
+    monkeypatch.setattr(verifying, "require_cuda", lambda _: None)
+    monkeypatch.setattr(verifying, "stages", partial(verifying.stages, device="vgpu"))
+
+
+@pytest.mark.usefixtures("emulated")
+def test_three_processes_agree(tmp_path):
+    done = CliRunner().invoke(
+        app,
+        ["verify", "mixed", *SMALL, "--relay", "latest", "--output-dir", str(tmp_path), "--format", "json"],
+    )
+    assert done.exit_code == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["agrees"] and document["compared"] > 20
+    assert json.loads((tmp_path / "verify.json").read_text()) == document
+    for name in ("predicted", "announced", "recorded"):
+        assert (tmp_path / f"{name}.json").exists()
+    predicted = json.loads((tmp_path / "predicted.json").read_text())
+    assert predicted["scenario"]["expanded"]["workload"]["arrival"]["process"] == "burst"
+    assert predicted["relay"]["state"] == "latest"
+
+
+def test_a_run_that_fails_says_which(monkeypatch, capsys):
+    monkeypatch.setattr(verifying, "require_cuda", lambda _: None)
+    monkeypatch.setattr(verifying, "stages", lambda *_: [Stage("announced", ("-c", "1/0"), 10)])
+    assert run_main(monkeypatch, "verify", "mixed") == 4
+    assert "the announced run failed: exit code 1: ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_interrupted_it_compares_nothing(monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verifying, "require_cuda", lambda _: None)
+    monkeypatch.setattr(verifying, "conduct", interrupted)
+    assert run_main(monkeypatch, "verify", "mixed") == 130
+    assert "interrupted before there was anything to compare" in capsys.readouterr().err

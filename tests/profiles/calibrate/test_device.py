@@ -1,0 +1,164 @@
+"""Constants from what a GPU's probes would say of a machine whose constants are known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from schedbench.profiles.calibrate.device import device_constants
+from schedbench.profiles.calibrate.profile import Provenance, calibrated, to_yaml
+from schedbench.profiles.cuda.probes import PROBES
+from schedbench.profiles.hardware import load
+
+BASE = load("h200")  # torch_call 2000, launch 4000, a kernel's fixed part 1500
+SIZES = (4, 4 << 10, 64 << 10, 128 << 10, 1 << 20, 64 << 20, 1 << 30)
+
+
+def spread(ns: float) -> dict[str, float]:
+    return {"n": 50, "min": ns, "p10": ns, "median": ns, "p90": ns}
+
+
+def costs() -> dict[str, Any]:
+    return {
+        "launch": {"host_ns": spread(3000), "device_ns": 2300},
+        "graphs": {
+            str(n): {"host_ns": spread(5000 + 2 * n), "device_ns": 4000 + 1700 * n} for n in (10, 100, 500)
+        },
+        "events": {"record": spread(900), "wait": spread(700), "stream_synchronize_done": spread(2500)},
+        "pinned": {"hit": spread(6000)},
+    }
+
+
+def copy(size: int, direction: str, memory: str) -> dict[str, Any]:
+    pinned = memory == "pinned"
+    call = 7000 if pinned else 6000 + size / 8  # 8 GB/s
+    blocking = 9000 + size / (50 if pinned else 6)
+    return {
+        "bytes": size, "direction": direction, "host_memory": memory, "call_ns": spread(call),
+        "blocking_ns": spread(blocking), "device_ns": 1200 + size / 55 if pinned else None,
+    }  # fmt: skip
+
+
+def copies() -> dict[str, Any]:
+    where = [
+        (size, way, memory) for size in SIZES for way in ("h2d", "d2h") for memory in ("pinned", "pageable")
+    ]
+    busy = [
+        {"bytes": size, "direction": "h2d", "host_memory": "pageable", "waited": size > 65536}
+        for size in (4096, 65536, 65540, 1 << 20)
+    ]
+    return {"idle": [copy(*row) for row in where], "behind_busy": busy}
+
+
+def product(m: int, n: int, k: int, dtype: str = "bfloat16", *, share: float = 1.0) -> dict[str, Any]:
+    """On a machine of 800 TFLOP/s and 4 TB/s; ``share`` of either."""
+    flops, size = 2.0 * m * n * k, 2.0 * (m * k + k * n + m * n)
+    ns = max(flops / 8e14, size / 4e12) * 1e9 / share
+    return {"m": m, "n": n, "k": k, "dtype": dtype, "device_ns": ns + (1500 if m < 8192 else 0)}
+
+
+def kernels() -> dict[str, Any]:
+    return {
+        "copy": {"bytes": 1 << 31, "device_ns": (1 << 31) / 4e12 * 1e9},
+        "peak": [product(8192, 8192, 8192, dtype) for dtype in ("bfloat16", "float16", "float32")],
+        "gemm": [
+            *(product(m, 4096, 4096, share=0.9) for m in (1, 16, 64)),
+            *(product(m, 8192, 8192, share=0.75) for m in (1024, 2048, 4096)),
+        ],
+    }
+
+
+@pytest.fixture
+def probes() -> dict[str, Any]:
+    return {"costs": costs(), "copies": copies(), "kernels": kernels()}
+
+
+def test_every_probe_that_is_asked_exists() -> None:
+    assert {"costs", "copies", "kernels"} <= set(PROBES)
+
+
+def test_a_known_machine_is_found(probes: dict[str, Any]) -> None:
+    found = device_constants(BASE, probes)
+    assert found.missing == []
+    values = {".".join(constant.key): constant.value for constant in found.constants}
+    expected = {
+        "host.torch_call": 1000,  # a third of the whole, as in the base
+        "host.launch": 2000,
+        "kernels.fixed": 1500,
+        "kernels.gap": 800,
+        "kernels.graph_gap": 200,
+        "host.graph_launch": 5600,  # 300 nodes
+        "host.event_record": 900,
+        "host.event_wait": 700,
+        "host.sync_return": 2500,
+        "host.pin_memory": 6000,
+        "copies.h2d_pinned": 55e9,
+        "copies.d2h_pinned": 55e9,
+        "copies.fixed": 1200,
+        "host.copy_call": 5000,
+        "copies.h2d_pageable": 6e9,
+        "copies.d2h_pageable": 6e9,
+        "copies.host_memcpy": 8e9,
+        "copies.pageable_inline": 65536,
+        "kernels.memory_bandwidth": 4e12,
+        "kernels.gemm_rates.bfloat16": 8e14,
+        "kernels.gemm_rates.float16": 8e14,
+        "kernels.gemm_rates.float32": 8e14,
+        "kernels.efficiency.gemm": 0.75,
+        "kernels.efficiency.memory": 0.9,
+    }
+    assert values == pytest.approx(expected, rel=0.01)
+
+
+def test_what_is_replaced_says_what_it_replaces(probes: dict[str, Any]) -> None:
+    found = {c.key: c for c in device_constants(BASE, probes).constants}
+    assert found["host", "launch"].old == 4000
+    assert "shares" not in found["host", "event_wait"].basis
+    assert "50" in found["host", "event_wait"].basis
+
+
+def test_a_kernel_is_never_shorter_than_what_a_graph_shows(probes: dict[str, Any]) -> None:
+    for found in probes["costs"]["graphs"].values():
+        found["device_ns"] /= 2
+    values = {c.key[1]: c.value for c in device_constants(BASE, probes).constants if c.key[0] == "kernels"}
+    assert values["fixed"] == pytest.approx(850, rel=0.01)
+    assert values["graph_gap"] == pytest.approx(0, abs=1)
+    assert values["gap"] == pytest.approx(1450, rel=0.01)
+
+
+def test_a_group_that_failed_costs_its_own_constants_only(probes: dict[str, Any]) -> None:
+    probes["costs"]["events"] = {"error": "RuntimeError: no events"}
+    found = device_constants(BASE, probes)
+    assert found.missing == ["events: the probe costs does not say (KeyError: 'record')"]
+    keys = {constant.key for constant in found.constants}
+    assert ("host", "event_record") not in keys
+    assert ("host", "launch") in keys
+
+
+def test_a_probe_that_is_not_there_costs_its_own_constants_only(probes: dict[str, Any]) -> None:
+    del probes["copies"]
+    found = device_constants(BASE, probes)
+    assert [line.split(":")[0] for line in found.missing] == [
+        "pinned copies",
+        "pageable copies",
+        "inline size",
+    ]
+
+
+@pytest.mark.parametrize("waits", [set(), {4096, 65536, 65540, 1 << 20}, {4096}])
+def test_an_inline_size_that_cannot_be_told_stays(probes: dict[str, Any], waits: set[int]) -> None:
+    for row in probes["copies"]["behind_busy"]:
+        row["waited"] = row["bytes"] in waits
+    found = device_constants(BASE, probes)
+    assert [line.split(":")[0] for line in found.missing] == ["inline size"]
+
+
+def test_all_of_it_makes_a_profile(probes: dict[str, Any], tmp_path: Any) -> None:
+    found = device_constants(BASE, probes).constants
+    path = tmp_path / "ours.yaml"
+    path.write_text(to_yaml(calibrated(BASE, found, Provenance("a machine", "2026-01-02"), name="ours")))
+    profile = load(path)
+    assert profile.kernels.gap.value == pytest.approx(800, rel=0.01)
+    assert profile.kernels.efficiency.attention == BASE.kernels.efficiency.attention
+    assert profile.host.launch.origin.startswith("measured on a machine, 2026-01-02, 3000 ns in one")

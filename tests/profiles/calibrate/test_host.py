@@ -1,0 +1,102 @@
+"""The host's phases, really measured: small runs, whose figures only have to be of this world."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from schedbench.profiles.calibrate.calibration import main, probed
+from schedbench.profiles.calibrate.host import (
+    HostTimes,
+    errands,
+    fit_phases,
+    measure,
+    through_torch,
+    without_calls,
+)
+from schedbench.profiles.hardware import load
+from schedbench.sched.batch import ScheduleBatch
+from schedbench.sched.loop import prepare
+from schedbench.sched.loop.engine import Engine
+
+BASE = load("h200")
+DEVICE_CALLS = {"launch", "copy_call", "event_record", "sync_return", "graph_launch", "pin_memory"}
+
+
+@pytest.fixture(scope="module")
+def times() -> HostTimes:
+    return measure(BASE, errands((1, 4), (32,)), rounds=1)
+
+
+def test_every_phase_of_the_profile_was_met(times: HostTimes) -> None:
+    assert times.phases.keys() == BASE.phases.keys()
+
+
+def test_a_phase_takes_between_a_tenth_of_a_microsecond_and_some_milliseconds(times: HostTimes) -> None:
+    for name, line in fit_phases(times).items():
+        assert 100 < line.at(4) < 5e6, name
+
+
+def test_phases_have_the_sizes_of_the_batches(times: HostTimes) -> None:
+    assert {sample.n for sample in times.phases["settle"]} == {1, 4}
+    assert {sample.n for sample in times.phases["flatten"]} == {32, 128}
+
+
+def test_what_a_phase_is_made_to_take_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One millisecond, and half of one per request, far above the noise of a machine that others use."""
+    place = prepare._PLACE_TOKENS["fused"]
+
+    def slowly(engine: Engine, batch: ScheduleBatch) -> None:
+        busy(1_000_000 + 500_000 * batch.batch_size)
+        place(engine, batch)
+
+    monkeypatch.setitem(prepare._PLACE_TOKENS, "fused", slowly)
+    plan = [errand for errand in errands((2, 8), (32,)) if "prepare" in errand.phases]
+    line = fit_phases(measure(BASE, plan, rounds=1))["prepare"]
+    assert line.a == pytest.approx(1e6, rel=0.25)
+    assert line.b == pytest.approx(5e5, rel=0.25)
+
+
+def busy(ns: int) -> None:
+    end = time.thread_time_ns() + ns
+    while time.thread_time_ns() < end:
+        pass
+
+
+def test_torchs_way_to_the_device_is_some_microseconds() -> None:
+    assert 100 < through_torch(without_calls(BASE)) < 100_000
+
+
+def test_calls_of_the_silent_device_take_no_time() -> None:
+    silent = without_calls(BASE)
+    assert {quantity.value for _, quantity in silent.host} == {0}
+    assert dict(silent.host).keys() >= DEVICE_CALLS
+    assert silent.phases == {}
+    assert silent.kernels == BASE.kernels
+
+
+def test_a_probe_that_fails_is_told_and_left_out(tmp_path: Path) -> None:
+    """Without CUDA all of them do."""
+    words: list[str] = []
+    assert probed(tmp_path, words.append, python="/bin/false") == {}
+    assert [word for word in words if "failed: exit code" in word] == [
+        f"probe {name} failed: exit code 1" for name in ("environment", "costs", "copies", "kernels")
+    ]
+
+
+def test_probes_that_were_run_before_are_taken_and_named(tmp_path: Path) -> None:
+    spread = {"n": 9, "p10": 1, "median": 800, "p90": 1000}
+    costs = {"events": dict.fromkeys(("record", "wait", "stream_synchronize_done"), spread)}
+    (tmp_path / "probe-costs.json").write_text(json.dumps(costs))
+    (tmp_path / "probe-environment.json").write_text('{"gpu": "A GPU"}')
+    output = tmp_path / "ours.yaml"
+    small = ["--batch-sizes", "1", "--prompt-tokens", "32"]
+    assert main(["--probes", str(tmp_path), *small, "--output", str(output)]) == 0
+    assert load(output).host.event_wait.value == 800
+    assert load(output).host.event_wait.origin.startswith("measured on A GPU, ")
+    told = json.loads(output.with_suffix(".json").read_text())
+    assert told["machine"].startswith("A GPU, ")
+    assert "launches: the probe costs does not say (KeyError: 'launch')" in told["missing"]

@@ -1,0 +1,76 @@
+"""A profile with measured phases in it: a file that a scenario can name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from schedbench.profiles.calibrate.fit import Sample
+from schedbench.profiles.calibrate.host import HostTimes, errands
+from schedbench.profiles.calibrate.profile import Provenance, calibrated, phase_constants, to_yaml
+from schedbench.profiles.hardware import load
+from schedbench.profiles.resolve import ask
+
+BASE = load("h200")
+BY = Provenance("an Unknown CPU: 3 GHz", "2026-01-02")
+TIMES = HostTimes(
+    {
+        "admit": [Sample(n, 2000 + 100 * n) for n in (0, 2, 8) for _ in range(5)],
+        "sample": [Sample(8, 700), Sample(8, 800), Sample(8, 900)],
+    },
+    through_torch=2500.0,
+    outside_us=1.0,
+)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    path = tmp_path / "here.yaml"
+    path.write_text(to_yaml(calibrated(BASE, phase_constants(BASE, TIMES), BY, name="here")))
+    return path
+
+
+def test_measured_phases_are_in_it_with_where_they_are_from(written: Path) -> None:
+    admit = load(written).phases["admit"]
+    assert (admit.a.value, admit.b.value) == pytest.approx((2000, 100), rel=1e-3)
+    assert admit.a.origin == (
+        "measured on an Unknown CPU: 3 GHz, 2026-01-02, 15 samples, 3 sizes, residual 0 ns, R2 1.00"
+    )
+    assert load(written).phases["sample"].b.origin == (
+        "measured on an Unknown CPU: 3 GHz, 2026-01-02, 3 samples, one size only, residual 100 ns"
+    )
+
+
+def test_everything_else_is_the_bases(written: Path) -> None:
+    found = load(written)
+    for part in ("kernels", "copies", "host", "available", "links"):
+        assert getattr(found, part) == getattr(BASE, part)
+    assert {name: phase for name, phase in found.phases.items() if name not in TIMES.phases} == {
+        name: phase for name, phase in BASE.phases.items() if name not in TIMES.phases
+    }
+    assert list(found.phases) == list(BASE.phases)
+    assert found.name == "here"
+    assert found.about == "h200 with 4 constants measured on an Unknown CPU: 3 GHz"
+
+
+def test_a_scenario_can_name_it(written: Path) -> None:
+    question = ask("overlap_on", [f"device.hardware={written}"])
+    assert question.hardware.name == "here"
+
+
+def test_each_constant_has_a_line_of_its_own(written: Path) -> None:
+    lines = written.read_text().splitlines()
+    assert sum("measured on an Unknown" in line for line in lines) == 4 + 1  # and about
+
+
+def test_every_phase_of_the_shipped_profile_is_on_an_errand() -> None:
+    plan = errands()
+    assert {name for errand in plan for name in errand.phases} == BASE.phases.keys()
+    assert len(plan) == len(set(plan))
+
+
+@pytest.mark.parametrize("batches", [(1,), (64, 128)])
+def test_errands_are_questions_that_can_be_asked(batches: tuple[int, ...]) -> None:
+    for errand in errands(batches, (32, 1024)):
+        ask(errand.scenario, errand.overrides)

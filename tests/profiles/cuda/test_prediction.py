@@ -1,0 +1,151 @@
+"""Emulated against measured times, of made-up results whose errors are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schedbench.profiles.cuda.prediction import (
+    METRICS,
+    Pair,
+    document,
+    file,
+    gathered,
+    main,
+    markdown,
+    prediction,
+)
+from schedbench.profiles.definitions import DEFINITIONS
+from schedbench.profiles.result import Abstained, Metric, Result
+
+SAMPLE = Result.from_json((Path(__file__).parents[1] / "sample_result.json").read_text())
+PLAIN = {"output_throughput", "forward_occupancy", "exposed_stall_us_per_step"}
+
+
+def run(**values: float | None) -> Result:
+    """A result with these metrics; the median is told where a metric is a distribution, and its mean is another."""
+    metrics: dict[str, Any] = {}
+    for name, value in values.items():
+        if value is None:
+            metrics[name] = Abstained(abstained="nobody knows")
+            continue
+        fields = {} if name in PLAIN else {"n": 9, "p50": value}
+        told = value if name in PLAIN else 3 * value
+        metrics[name] = Metric(unit="u", direction="lower", exact=False, values=(told,), **fields)
+    return SAMPLE.model_copy(update={"metrics": metrics})
+
+
+def pair(state: str, emulated: dict[str, Any], measured: dict[str, Any], scenario: str = "mixed") -> Pair:
+    return Pair(scenario, state, run(**emulated), run(**measured))
+
+
+def test_every_metric_that_is_compared_exists() -> None:
+    assert set(METRICS) <= DEFINITIONS.keys()
+
+
+def test_errors_are_relative_to_what_was_measured() -> None:
+    one = pair(
+        "latest", {"step_ms": 1.1, "output_throughput": 95.0}, {"step_ms": 1.0, "output_throughput": 100.0}
+    )
+    found = prediction([one])
+    errors = {row.metric: row.error for row in found.errors}
+    assert errors["step_ms"] == pytest.approx(0.1)
+    assert errors["output_throughput"] == pytest.approx(-0.05)
+    assert found.median_error == pytest.approx(0.075)
+    assert found.worst is not None and found.worst.metric == "step_ms"
+    assert found.reached is False
+
+
+def test_what_a_side_does_not_say_has_no_error() -> None:
+    found = prediction([pair("latest", {"step_ms": None, "tpot_ms": 1.0}, {"step_ms": 1.0})])
+    assert all(row.error is None for row in found.errors)
+    assert (found.median_error, found.worst, found.reached) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("emulated", "measured", "error"),
+    [(0.2, 0.6, None), (0.0, 0.0, None), (4.0, 8.0, -0.5), (8.0, 0.0, None)],
+)
+def test_stalls_of_next_to_nothing_are_not_far_apart(
+    emulated: float, measured: float, error: float | None
+) -> None:
+    name = "exposed_stall_us_per_step"
+    (row,) = (
+        row
+        for row in prediction([pair("x", {name: emulated}, {name: measured})]).errors
+        if row.metric == name
+    )
+    assert row.error == error
+
+
+def ladder(emulated: tuple[float, float], measured: tuple[float, float]) -> list[Pair]:
+    states = ("pr25774", "pr25945")
+    return [
+        pair(state, {"step_ms": e}, {"step_ms": m})
+        for state, e, m in zip(states, emulated, measured, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("emulated", "measured", "agree"),
+    [
+        ((1.0, 0.9), (1.0, 0.95), True),
+        ((1.0, 1.1), (1.0, 1.3), True),
+        ((1.0, 0.9), (1.0, 1.1), False),
+        ((1.0, 0.9), (1.0, 1.01), None),  # measurement calls none
+        ((1.0, 1.0), (1.0, 1.5), None),  # emulation calls none
+    ],
+)
+def test_signs_are_compared_where_both_call_a_difference(
+    emulated: tuple[float, float], measured: tuple[float, float], agree: bool | None
+) -> None:
+    (change,) = prediction(ladder(emulated, measured)).changes
+    assert (change.before, change.after, change.metric, change.agree) == (
+        "pr25774",
+        "pr25945",
+        "step_ms",
+        agree,
+    )
+
+
+def test_a_wrong_sign_misses_the_goal_whatever_the_error() -> None:
+    assert prediction(ladder((1.0, 0.97), (0.97, 1.0))).reached is False
+    assert prediction(ladder((1.0, 0.97), (1.0, 0.97))).reached is True
+
+
+def test_scenarios_are_not_compared_with_each_other() -> None:
+    a, b = ladder((1.0, 0.9), (1.0, 0.9))
+    assert prediction([a, b._replace(scenario="other")]).changes == ()
+
+
+def test_the_table_has_date_machine_figures_and_what_is_wrong() -> None:
+    told = document(prediction(ladder((1.0, 0.9), (1.0, 1.1))), missing=["penalties latest"])
+    assert told["signs"] == {"agree": 0, "differ": 1, "not_called": 0}
+    text = markdown(told, machine="A GPU, a CPU", date="2026-01-02")
+    assert text.startswith("# Prediction error · A GPU, a CPU · 2026-01-02\n")
+    assert "| mixed | pr25945 | step_ms | u | 0.9 | 1.1 | -18.2 % |" in text
+    assert "| mixed | pr25945 | tpot_ms |  | – | – | – |" in text
+    assert "- the signs differ: mixed, pr25774 to pr25945, step_ms: emulated -10.0 %, measured 10.0 %" in text
+    assert "- not run: penalties latest" in text
+
+
+def test_pairs_are_found_where_stages_left_them(tmp_path: Path) -> None:
+    for side, value in (("emulated", 2.0), ("measured", 1.0)):
+        run(step_ms=value).write(tmp_path / f"{file('mixed', 'latest', side)}.json")
+    run(step_ms=1.0).write(tmp_path / f"{file('mixed', 'pr25945', 'measured')}.json")
+    pairs, missing = gathered(tmp_path, [("mixed", "pr25945"), ("mixed", "latest")])
+    assert [(one.scenario, one.state) for one in pairs] == [("mixed", "latest")]
+    assert missing == ["mixed pr25945"]
+    assert main([str(tmp_path), "mixed:pr25945", "mixed:latest"]) == 0
+    told = json.loads((tmp_path / "prediction.json").read_text())
+    assert (told["median_error"], told["missing"]) == (1.0, ["mixed pr25945"])
+    assert "| mixed | latest | step_ms | u | 2 | 1 | 100.0 % |" in (tmp_path / "prediction.md").read_text()
+
+
+def test_where_nothing_was_run_the_table_says_so(tmp_path: Path) -> None:
+    assert main([str(tmp_path), "mixed:latest"]) == 0
+    assert json.loads((tmp_path / "prediction.json").read_text())["reached"] is None
+    assert "- not run: mixed latest" in (tmp_path / "prediction.md").read_text()
