@@ -6,6 +6,7 @@ Nothing heavy is imported before a command runs; every command imports what it c
 from __future__ import annotations
 
 import io
+import signal
 import sys
 import traceback
 from typing import Annotated, NoReturn
@@ -78,9 +79,26 @@ def main() -> None:
         try:
             app()
         except Exception as error:
-            if isinstance(error, ImportError) and interruption.number:
-                sys.exit(INTERRUPTED)  # modules that are being imported make this of an interruption
+            if interruption.number and _made_of_an_interruption(error):
+                sys.exit(INTERRUPTED)
             _tell(error)
+
+
+def console() -> None:
+    """``main`` as a process of its own: once all is done, being told to end changes nothing."""
+    try:
+        main()
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _made_of_an_interruption(error: BaseException | None) -> bool:
+    """Modules that are being imported make an ImportError, or what they like, of it."""
+    while error is not None:
+        if isinstance(error, ImportError | KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _tell(error: Exception) -> NoReturn:

@@ -1,3 +1,3 @@
-from schedbench.cli.app import main
+from schedbench.cli.app import console
 
-main()
+console()
