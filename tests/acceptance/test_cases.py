@@ -50,7 +50,15 @@ def compared(name: str, *overrides: str) -> Comparison:
         return judge(conduct(*sides, plan, lambda *_: None), Rules(headline=(case.metric,)))
 
 
-@pytest.mark.parametrize("name", case_names())
+# What takes longest: where there is time.
+LONG = {
+    f"cases/{name}" for name in ("hisparse-large-batch", "eagle-v1-vs-naive-v2", "pp-bubble", "pp-chunked")
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.wide] if name in LONG else []) for name in case_names()]
+)
 def test_a_case_reaches_its_verdict(name: str) -> None:
     found = compared(name)
     assert found.trials.tokens == ("not applicable" if by_lot(name) else "equal")

@@ -114,7 +114,7 @@ def test_the_shipped_pipelines_run() -> None:
         assert [rank.name for rank in found.ranks] == [f"stage {k}" for k in range(len(found.ranks))]
 
 
-@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("stages", [2, pytest.param(4, marks=pytest.mark.wide)])
 def test_processes_give_the_same_tokens(stages: int) -> None:
     """Over gloo: the same ranks, each in a process of its own."""
     question = asked("mixed", *SMALL, f"engine.pipeline.stages={stages}")

@@ -107,7 +107,13 @@ def without(probe: Probe, sound: dict[tuple[str, ...], Report]) -> Report:
     return sound[asked]
 
 
-@pytest.mark.parametrize("name", faults())
+def in_time(fault: Fault) -> object:
+    """Speculation and KV on the host take long to be examined."""
+    long = fault.speculation is not None or fault.hisparse
+    return pytest.param(fault.name, marks=[pytest.mark.wide] if long else [])
+
+
+@pytest.mark.parametrize("name", [in_time(fault) for fault in faults().values()])
 def test_off_it_is_clean_and_on_it_is_caught(name: str, sound: dict[tuple[str, ...], Report]) -> None:
     probe = probes()[name]
     off, on = without(probe, sound), examined(probe.broken())
