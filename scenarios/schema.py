@@ -20,12 +20,13 @@ from .workload_schema import Workload
 Kind = Literal[
     "prefill", "decode", "mixed", "idle", "verify", "draft", "draft_extend", "prebuilt", "decode.steady"
 ]
-Stream = Literal["schedule", "forward", "copy", "staging", "backup", "transfer"]
+Stream = Literal["schedule", "forward", "copy", "staging", "backup", "transfer", "link"]
 Counter = Literal[
     "h2d",
     "d2h",
     "d2d",
     "memset",
+    "send",
     "sync",
     "kernel",
     "h2d_pinned",
