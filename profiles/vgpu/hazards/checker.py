@@ -33,7 +33,7 @@ class Checker:
     """Told of every operation, in the order in which the host issues them."""
 
     def __init__(self, runtime: OrderedRuntime) -> None:
-        self._device_works = False
+        self.device_works = False
         self.spent = 0  # ns of this process's time
         self.runtime = runtime
         self._clocks = clocks = runtime.clocks
@@ -88,7 +88,7 @@ class Checker:
 
     def host_access(self, op: str, tensor: torch.Tensor, *, write: bool) -> None:
         """The host itself looks at, or changes, pinned memory."""
-        if self._device_works:
+        if self.device_works:
             return
         shadow = getattr(tensor.untyped_storage(), _SHADOW, None)
         if shadow is not None:
@@ -101,11 +101,11 @@ class Checker:
     @contextmanager
     def device_at_work(self) -> Iterator[None]:
         """What a copy or kernel does to pinned memory meanwhile is the device's, though this process computes it."""
-        before, self._device_works = self._device_works, True
+        before, self.device_works = self.device_works, True
         try:
             yield
         finally:
-            self._device_works = before
+            self.device_works = before
 
     def kernel(self, launch: Launch, kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]) -> None:
         """A custom kernel, by its own footprint."""
