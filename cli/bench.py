@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 if TYPE_CHECKING:
-    from ..profiles.bench import Row
+    from ..profiles.bench.bench import Row
 
 
 def bench(
@@ -17,7 +17,7 @@ def bench(
     form: Annotated[Literal["table", "json"], typer.Option("--format")] = "table",
 ) -> None:
     """Time the tool itself: its start, an emulated op, a scheduler step, whole runs."""
-    from ..profiles.bench import stages
+    from ..profiles.bench.bench import stages
 
     rows = []
     for stage in stages(trace):

@@ -15,7 +15,7 @@ from .question import asked, folder
 from .stopwatch import Stopwatch
 
 if TYPE_CHECKING:
-    from ..profiles.resolve import Resolved
+    from ..profiles.run.resolve import Resolved
 
 _Form = Literal["table", "json", "md"]
 

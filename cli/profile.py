@@ -13,8 +13,8 @@ from .report import Tool
 from .stopwatch import Stopwatch, command_line
 
 if TYPE_CHECKING:
-    from ..profiles.execute import Outcome
-    from ..profiles.resolve import Resolved
+    from ..profiles.run.execute import Outcome
+    from ..profiles.run.resolve import Resolved
 
 Format = Literal["table", "json", "md", "csv", "html"]
 Graphs = Literal["graph", "node"]
@@ -63,10 +63,10 @@ def profile(
 
 def _with_torch(question: Resolved, output_dir: Path, device: Literal["auto", "cuda", "vgpu"]) -> Outcome:
     """The two passes of a run on CUDA; the second one's trace is kept."""
-    from ..profiles.execute import Options, execute
-    from ..profiles.machine import MachineError
-    from ..profiles.machines import chosen
     from ..profiles.recording import FILE, Recording
+    from ..profiles.run.execute import Options, execute
+    from ..profiles.run.machine import MachineError
+    from ..profiles.run.machines import chosen
 
     if chosen("cuda" if device == "auto" else device, question.scenario) != "cuda":
         raise MachineError(
@@ -90,10 +90,10 @@ def _with_nsys(
     nsys: str | None,
 ) -> Outcome:
     from ..profiles.captures.record import recorded
-    from ..profiles.execute import Outcome
-    from ..profiles.machines import chosen
     from ..profiles.nsys.find import find
     from ..profiles.nsys.record import Order
+    from ..profiles.run.execute import Outcome
+    from ..profiles.run.machines import chosen
 
     tool = find(nsys, os.environ)
     order = Order(arguments, chosen(device, question.scenario), graphs)

@@ -15,7 +15,7 @@ from rich.table import Table
 from . import hazards, tables
 
 if TYPE_CHECKING:
-    from ..profiles.execute import Outcome
+    from ..profiles.run.execute import Outcome
 
 Format = Literal["table", "json", "md", "csv", "html"]
 WIDE = 160  # columns of a page that nobody's terminal limits

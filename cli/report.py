@@ -65,7 +65,7 @@ def report(
 
 def _show(found: list[Result], form: Format) -> None:
     from ..profiles.budget import breaches, stored
-    from ..profiles.execute import Outcome
+    from ..profiles.run.execute import Outcome
     from .console import results
     from .render import csv_of, show, text
 

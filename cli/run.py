@@ -14,9 +14,9 @@ from .question import asked, folder
 from .stopwatch import command_line
 
 if TYPE_CHECKING:
-    from ..profiles.execute import Options, Outcome
-    from ..profiles.resolve import Resolved
     from ..profiles.result import Result
+    from ..profiles.run.execute import Options, Outcome
+    from ..profiles.run.resolve import Resolved
     from ..sched.observe import Clock
     from .progress import RunProgress
 
@@ -88,7 +88,7 @@ def _options(
 ) -> Options:
     if hazards == "on" and adversary is not None:
         raise UsageError("--hazards follows values in program order: leave out --adversarial, or use check")
-    from ..profiles.execute import Options
+    from ..profiles.run.execute import Options
 
     return Options(
         device=device,
@@ -110,7 +110,7 @@ def _watch(clock: Clock, total: int) -> RunProgress:
 def _execute(resolved: Resolved, options: Options, output_dir: Path | None) -> Outcome:
     from dataclasses import replace
 
-    from ..profiles.execute import execute
+    from ..profiles.run.execute import execute
 
     return execute(resolved, resolved.relays[0], replace(options, record=output_dir), watch=_watch)
 
@@ -118,7 +118,7 @@ def _execute(resolved: Resolved, options: Options, output_dir: Path | None) -> O
 def _climb(resolved: Resolved, options: Options, output_dir: Path | None, form: Format) -> int:
     """Every relay of the scenario; the worst exit code of all."""
     from ..profiles.files import write_whole
-    from ..profiles.ladder import climb
+    from ..profiles.sweeps.ladder import climb
     from . import ladder
     from .console import results
 

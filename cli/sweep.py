@@ -12,7 +12,7 @@ from .errors import INTERRUPTED, UsageError
 from .stopwatch import Stopwatch, command_line
 
 if TYPE_CHECKING:
-    from ..profiles.sweep import Cell, Plan, Runs
+    from ..profiles.sweeps.sweep import Cell, Plan, Runs
 
 Format = Literal["table", "json", "md", "csv"]
 _SIDE = "key=value,..."
@@ -48,8 +48,8 @@ def sweep(
     Exit codes: 0 done; 2 usage, or no cell could run; 3 this machine cannot; 130 interrupted, or 143 terminated,
     what there is was kept.
     """
-    from ..profiles.execute import Options
-    from ..profiles.sweep import Runs, planned, varies_overlap
+    from ..profiles.run.execute import Options
+    from ..profiles.sweeps.sweep import Runs, planned, varies_overlap
 
     if resume and output_dir is None:
         raise UsageError("--resume needs the --output-dir of an earlier sweep")
@@ -67,7 +67,7 @@ def sweep(
 
 
 def _sides(a: str | None, b: str | None, *, alone: bool) -> tuple[str, ...]:
-    from ..profiles.sweep import OVERLAP_PAYS
+    from ..profiles.sweeps.sweep import OVERLAP_PAYS
 
     if alone:
         return ()
@@ -76,7 +76,7 @@ def _sides(a: str | None, b: str | None, *, alone: bool) -> tuple[str, ...]:
 
 def _found(plan: Plan, runs: Runs) -> tuple[list[Cell], bool]:
     """The cells, and whether the user stopped before the last."""
-    from ..profiles.sweep import SweepError, cells
+    from ..profiles.sweeps.sweep import SweepError, cells
     from .console import progress
 
     found: list[Cell] = []
@@ -95,7 +95,7 @@ def _show(
 ) -> None:
     from ..profiles.files import write_whole
     from ..profiles.result import canonical
-    from ..profiles.sweep_document import document
+    from ..profiles.sweeps.document import document
     from . import grid
     from .console import results
 

@@ -15,8 +15,8 @@ import torch
 
 from . import hardware
 from .environment import environment
-from .machine import MachineError
 from .nsys.find import find
+from .run.machine import MachineError
 from .vgpu import open_vgpu
 
 

@@ -19,9 +19,9 @@ from ..sched.relay.states import (
     SLOT_REUSE,
     STAGED_LATE,
 )
-from .machine import Machine
 from .result import Abstained, Access, Hazards, SitePart
 from .result import Finding as FindingPart
+from .run.machine import Machine
 from .timeline import Site
 from .vgpu.hazards.findings import Finding, Kind, Touch
 

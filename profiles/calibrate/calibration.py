@@ -18,7 +18,7 @@ from ..cuda.stages import Stage, in_process
 from ..environment import environment
 from ..files import write_whole
 from ..hardware import HardwareProfile, load
-from ..machine import MachineError
+from ..run.machine import MachineError
 from .device import PROBES, DeviceConstants, device_constants
 from .fit import Line
 from .host import Errand, HostTimes, errands, fit_phases, measure

@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from ..execute import Options, execute
 from ..hardware import HardwareProfile
-from ..machines import one_thread
-from ..resolve import Resolved, ask
+from ..run.execute import Options, execute
+from ..run.machines import one_thread
+from ..run.resolve import Resolved, ask
 from ..vgpu import open_vgpu
 from ..vgpu.host_time import measured, without_own_time
 from .fit import Line, Sample, fit

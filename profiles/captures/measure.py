@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
-from ..answers import NO_FORWARD, Metrics, distributed, forward_metrics, idle_part, waiting_metrics
 from ..capture import Capture, CaptureError
 from ..cuda.join import Joined, Source, join
 from ..cuda.kineto import API, Row
@@ -38,6 +37,7 @@ from ..result import (
     canonical,
 )
 from ..rows import copy_rows, per_step, sync_rows
+from ..run.answers import NO_FORWARD, Metrics, distributed, forward_metrics, idle_part, waiting_metrics
 from ..timeline import Site, Window
 from .steps import Steps, launching_threads, read_steps
 from .streams import named, restricted

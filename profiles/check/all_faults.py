@@ -10,8 +10,8 @@ from typing import NamedTuple
 from ...scenarios.combinations import overlaps
 from ...sched.relay.faults import awaited_faults
 from ..environment import environment, tool
-from ..faults import broken
-from ..resolve import ask
+from ..run.faults import broken
+from ..run.resolve import ask
 from .document import SCHEMA_VERSION, Document, check_part
 from .examine import Examiner
 from .probes import Probe, probes

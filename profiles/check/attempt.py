@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ...sched.relay.states import RelayChoice
-from ..compose import Guard
-from ..crash import BrokenRunError, Crash, crash_of
-from ..execute import Options, Outcome, execute
-from ..machine import MachineError
-from ..resolve import Resolved
+from ..run.compose import Guard
+from ..run.crash import BrokenRunError, Crash, crash_of
+from ..run.execute import Options, Outcome, execute
+from ..run.machine import MachineError
+from ..run.resolve import Resolved
 
 
 def attempt(

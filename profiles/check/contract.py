@@ -16,7 +16,7 @@ from ...sched.batch import DraftInput, ScheduleBatch
 from ...sched.relay.draft_row import Speculation
 from ...sched.relay.row import Relay, Row
 from ...sched.relay.states import NEGATIVE_IDS, ONE_SIDED_MERGE, RelayChoice
-from ..crash import crash_of
+from ..run.crash import crash_of
 from .forwards import PROMPTS
 from .hand_drafts import Speculating, token_of
 from .violations import Violation, Violations

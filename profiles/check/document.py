@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ..environment import environment, tool
-from ..resolve import Resolved
 from ..result import canonical
+from ..run.resolve import Resolved
 from .verdicts import Check, Report
 
 # History: 1.0 the first.

@@ -12,11 +12,11 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 from ...sched.relay.states import RelayChoice, choose
-from ..crash import Crash
-from ..draft import speculation
-from ..execute import Options
-from ..resolve import Resolved
 from ..result import Metric
+from ..run.crash import Crash
+from ..run.draft import speculation
+from ..run.execute import Options
+from ..run.resolve import Resolved
 from .attempt import attempt
 from .drafting import Start
 from .invariants import Invariants

@@ -10,11 +10,11 @@ from functools import partial
 from ...scenarios.combinations import overlaps, staged
 from ...sched.relay.states import RelayChoice
 from ..budget import Breach, Offender
-from ..crash import Crash
-from ..draft import speculation
-from ..execute import Options, Outcome
-from ..resolve import Resolved
 from ..result import Hazards, Result
+from ..run.crash import Crash
+from ..run.draft import speculation
+from ..run.execute import Options, Outcome
+from ..run.resolve import Resolved
 from . import drafts, schedules, tokens
 from .attempt import attempt
 from .contract import check_contract, speculating

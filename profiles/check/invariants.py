@@ -24,7 +24,7 @@ from ...sched.relay.draft_row import DraftRelay
 from ...sched.relay.row import Row, Step
 from ...sched.request import Request, Status
 from ...sched.speculate.worker import Worker
-from ..machine import Machine
+from ..run.machine import Machine
 from .batches import Peek, keeps_lengths, mirrors, row_counts, untouched
 from .drafting import DraftWatch, Start
 from .forwards import Forward, Token, violations

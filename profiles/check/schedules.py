@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from functools import partial
 
 from ...sched.relay.states import RelayChoice
-from ..crash import Crash
-from ..execute import Options
-from ..resolve import Resolved
 from ..result import Abstained, Metric, Result
+from ..run.crash import Crash
+from ..run.execute import Options
+from ..run.resolve import Resolved
 from ..vgpu.adversary.tempers import ALWAYS, FAVOURED, STRATEGIES, described
 from .attempt import attempt
 from .tokens import differences

@@ -11,12 +11,12 @@ from ...scenarios.combinations import overlaps
 from ...scenarios.schema import Disaggregation, HiSparse, Scenario, Speculative
 from ...scenarios.workload import params
 from ...sched.relay.states import RelayChoice, choose
-from ..crash import Crash
-from ..draft import speculation
-from ..execute import Options
 from ..judge.divergence import token_differences
-from ..resolve import Resolved
 from ..result import Abstained, Result
+from ..run.crash import Crash
+from ..run.draft import speculation
+from ..run.execute import Options
+from ..run.resolve import Resolved
 from .attempt import attempt
 from .verdicts import Check, Evidence, judged, skipped
 

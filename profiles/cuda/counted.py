@@ -16,10 +16,10 @@ import torch
 
 from ... import sched
 from ..files import write_whole
-from ..machines import chosen, open_machine
 from ..metrics.steps import OUTSIDE
-from ..resolve import Resolved
-from ..runner import Bench, Valve
+from ..run.machines import chosen, open_machine
+from ..run.resolve import Resolved
+from ..run.runner import Bench, Valve
 from ..timeline import NO_SITE, Site
 from ..vgpu.sites import Sites
 from .announced import Announced

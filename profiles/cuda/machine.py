@@ -11,9 +11,9 @@ import torch
 
 from ... import sched
 from ...sched.config import Capabilities
-from ..machine import Machine, MachineError
-from ..resolve import Resolved
 from ..result import HardwarePart, Labels
+from ..run.machine import Machine, MachineError
+from ..run.resolve import Resolved
 from ..timeline import Sink
 from ..vgpu.sites import Sites
 from .capture import Capture, identify, this_thread

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...scenarios.loader import load
-from ..execute import Options, execute
-from ..resolve import Resolved, resolve
+from ..run.execute import Options, execute
+from ..run.resolve import Resolved, resolve
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -10,10 +10,10 @@ from typing import Final
 
 import torch
 
-from ..machine import MachineError
-from ..machines import chosen
-from ..resolve import Resolved
 from ..result import read
+from ..run.machine import MachineError
+from ..run.machines import chosen
+from ..run.resolve import Resolved
 from .stages import Stage, in_process
 from .verify import Verification, verify
 

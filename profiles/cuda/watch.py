@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..machine import Counting
+from ..run.machine import Counting
 from ..timeline import Sink, Window
 from ..vgpu.sites import Sites
 from .clock import WallClock

@@ -17,8 +17,8 @@ from ...sched.model.sampler import Sampler
 from ...sched.model.sampling_info import SamplingInfo
 from ...sched.observe import Clock, Observer, Silence
 from ...sched.request import Request
-from ..machines import chosen, open_machine
-from ..runner import Bench, Valve
+from ..run.machines import chosen, open_machine
+from ..run.runner import Bench, Valve
 from .trial import Order, Question, resolved_for
 
 Peek = Callable[[torch.Tensor], torch.Tensor]

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
-from ..machine import MachineError
+from ..run.machine import MachineError
 from .trial import Order, Question, Sample
 
 _TAIL: Final = 60  # lines of a crash that are shown

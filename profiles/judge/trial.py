@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from ...scenarios.loader import loads, opened
 from ...scenarios.schema import Scenario
 from ...sched.observe import Clock, Observer
-from ..execute import Options, execute
-from ..machines import Kind
-from ..resolve import Resolved, resolve
 from ..result import Result
+from ..run.execute import Options, execute
+from ..run.machines import Kind
+from ..run.resolve import Resolved, resolve
 from .divergence import TokenSteps
 from .fingerprint import Fingerprints, StepPrint
 

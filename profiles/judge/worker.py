@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from ...scenarios.problems import ScenarioError
 from ...scenarios.records import TraceError
 from ...sched.model.checkpoint import CheckpointError
-from ..machine import MachineError
+from ..run.machine import MachineError
 from .margins import margin
 from .trial import Order, Question, run_trial
 

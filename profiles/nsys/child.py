@@ -9,8 +9,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from ..execute import Options, execute
-from ..resolve import ask
+from ..run.execute import Options, execute
+from ..run.resolve import ask
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ..machine import MachineError
+from ..run.machine import MachineError
 
 VARIABLE: Final = "SCHEDBENCH_NSYS"
 PLACES: Final = (

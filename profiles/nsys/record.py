@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from ..capture import Capture
-from ..machine import MachineError
 from ..nvtx_ranges import DOMAIN, MEASURE
+from ..run.machine import MachineError
 from .export import said
 from .find import Nsys
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from ...sched.observe import Clock, Observer
-from ..runner import Watch
+from ..run.runner import Watch
 
 
 class Audience:

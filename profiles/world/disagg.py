@@ -10,16 +10,16 @@ from ...sched.disagg.place import Place
 from ...sched.disagg.requests import run_router
 from ...sched.link import Link
 from ...sched.request import Request
-from .. import capacity
-from ..draft import speculation_depth
-from ..feed import Feed
-from ..heap import settled_heap
-from ..machine import Machine
-from ..machines import one_thread, open_rank
-from ..resolve import Resolved
 from ..result import RequestRow, Result
-from ..runner import WARMUP_SEED, Valve
-from ..seat import Seat, align
+from ..run import capacity
+from ..run.draft import speculation_depth
+from ..run.feed import Feed
+from ..run.heap import settled_heap
+from ..run.machine import Machine
+from ..run.machines import one_thread, open_rank
+from ..run.resolve import Resolved
+from ..run.runner import WARMUP_SEED, Valve
+from ..run.seat import Seat, align
 from ..vgpu.gpu import patched
 from .baton import Member, run_ranks
 from .pairs import Heard, whole

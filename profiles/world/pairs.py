@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from ...sched.disagg.place import Place
-from ..answers import Metrics, acceptance_metrics, distributed, request_metrics
 from ..metrics import latency
 from ..metrics.acceptance import AcceptanceLog
 from ..metrics.requests import RequestLog, RequestRecord
-from ..passes import outputs_with
 from ..result import Abstained, CopyRow, KindCounts, Metric, Outputs, RankPart, RequestRow, Result, SyncRow
-from ..runner import Pass
+from ..run.answers import Metrics, acceptance_metrics, distributed, request_metrics
+from ..run.passes import outputs_with
+from ..run.runner import Pass
 from .ranks import all_hazards
 
 Row = TypeVar("Row", CopyRow, SyncRow)

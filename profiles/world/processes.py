@@ -15,12 +15,12 @@ from typing import Final, NamedTuple
 import torch.distributed as dist
 
 from ...sched.link import Link, LinkError
-from ..machine import MachineError
-from ..machines import open_port
-from ..resolve import Resolved
 from ..result import Result
-from ..runner import Valve
-from ..seat import Seat
+from ..run.machine import MachineError
+from ..run.machines import open_port
+from ..run.resolve import Resolved
+from ..run.runner import Valve
+from ..run.seat import Seat
 from .process_link import ProcessLink
 from .ranks import Body, RankRun, stages_of, together
 

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from ...sched.pipeline.stages import Stage, split_layers
-from .. import capacity
-from ..answers import Metrics, plain
-from ..heap import settled_heap
-from ..machine import Machine
-from ..machines import one_thread, open_machine, open_rank
 from ..metrics.bubble import NOBODY, StageTime, bubble
-from ..resolve import Resolved
 from ..result import Abstained, Hazards, Metric, Outputs, RankPart, Result
-from ..runner import Valve
-from ..seat import ALONE, Seat
+from ..run import capacity
+from ..run.answers import Metrics, plain
+from ..run.heap import settled_heap
+from ..run.machine import Machine
+from ..run.machines import one_thread, open_machine, open_rank
+from ..run.resolve import Resolved
+from ..run.runner import Valve
+from ..run.seat import ALONE, Seat
 from ..vgpu.gpu import patched
 from .baton import Member, run_ranks
 from .virtual import Inbox, VirtualLink

@@ -10,13 +10,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from schedbench.profiles.check.invariants import Invariants
-from schedbench.profiles.execute import Options, Outcome, execute
-from schedbench.profiles.machine import Machine
-from schedbench.profiles.machines import open_machine
-from schedbench.profiles.passes import outputs_of
-from schedbench.profiles.resolve import Resolved, ask
 from schedbench.profiles.result import Metric, Outputs, Result
-from schedbench.profiles.runner import Bench, Valve
+from schedbench.profiles.run.execute import Options, Outcome, execute
+from schedbench.profiles.run.machine import Machine
+from schedbench.profiles.run.machines import open_machine
+from schedbench.profiles.run.passes import outputs_of
+from schedbench.profiles.run.resolve import Resolved, ask
+from schedbench.profiles.run.runner import Bench, Valve
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Observer
 

@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager, contextmanager
 import pytest
 
 from schedbench.profiles.check.invariants import Invariants
-from schedbench.profiles.chorus import Chorus
-from schedbench.profiles.execute import Options, execute
-from schedbench.profiles.machine import Machine
 from schedbench.profiles.result import Result
+from schedbench.profiles.run.chorus import Chorus
+from schedbench.profiles.run.execute import Options, execute
+from schedbench.profiles.run.machine import Machine
 from schedbench.sched.disagg.inbox import Inbox
 from schedbench.sched.loop.decoding import DecodeWorker
 from schedbench.sched.loop.scheduler import Scheduler

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from schedbench.profiles.execute import Options, Outcome, execute
 from schedbench.profiles.hardware import load
 from schedbench.profiles.hazards import SIGNS, sorted_out
 from schedbench.profiles.result import Hazards
+from schedbench.profiles.run.execute import Options, Outcome, execute
 from schedbench.profiles.vgpu import open_vgpu
 from schedbench.sched.batch import ForwardMode, ScheduleBatch
 from schedbench.sched.config import Capabilities, EngineConfig

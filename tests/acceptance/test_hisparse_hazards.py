@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from schedbench.profiles.execute import Options, execute
 from schedbench.profiles.result import Finding, Hazards
+from schedbench.profiles.run.execute import Options, execute
 from schedbench.sched.hisparse.coordinator import Coordinator
 from schedbench.sched.relay.states import SLOT_REUSE, states
 from tests.acceptance.questions import asked

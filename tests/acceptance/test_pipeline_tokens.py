@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from schedbench.profiles.execute import Options, execute
 from schedbench.profiles.result import Hazards
+from schedbench.profiles.run.execute import Options, execute
 from schedbench.sched.relay.states import states
 from tests.acceptance.questions import (
     answer,

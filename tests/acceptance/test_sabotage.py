@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import pytest
 import torch
 
-from schedbench.profiles.machine import Machine
+from schedbench.profiles.run.machine import Machine
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Observer, Silence
 from schedbench.sched.request import Request

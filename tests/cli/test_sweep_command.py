@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from schedbench.cli import grid
 from schedbench.cli.app import app
 from schedbench.cli.errors import UsageError
-from schedbench.profiles.sweep import SweepError
+from schedbench.profiles.sweeps.sweep import SweepError
 
 SMALL = (
     "--set",
@@ -179,7 +179,7 @@ def test_doubts_are_told() -> None:
 
 
 def test_an_interrupted_sweep_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from schedbench.profiles.sweep import Runs
+    from schedbench.profiles.sweeps.sweep import Runs
 
     result, asked = Runs.result, []
 

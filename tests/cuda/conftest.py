@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from schedbench.profiles.execute import Options, execute
-from schedbench.profiles.resolve import resolve
 from schedbench.profiles.result import Result
-from schedbench.profiles.runner import Watch, nobody
+from schedbench.profiles.run.execute import Options, execute
+from schedbench.profiles.run.resolve import resolve
+from schedbench.profiles.run.runner import Watch, nobody
 from schedbench.scenarios.loader import load
 
 AWAY = pytest.StashKey[int]()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from schedbench.profiles.execute import Options, execute
-from schedbench.profiles.resolve import resolve
+from schedbench.profiles.run.execute import Options, execute
+from schedbench.profiles.run.resolve import resolve
 from schedbench.scenarios.loader import load
 
 pytestmark = pytest.mark.cuda

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 
-from schedbench.profiles.machines import open_machine
-from schedbench.profiles.resolve import ask
-from schedbench.profiles.runner import Bench, Valve
+from schedbench.profiles.run.machines import open_machine
+from schedbench.profiles.run.resolve import ask
+from schedbench.profiles.run.runner import Bench, Valve
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.memory.invariants import check, statistics
 from schedbench.sched.observe import Silence, StepInfo

@@ -12,9 +12,10 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from schedbench.profiles import capacity, hardware
-from schedbench.profiles.machine import MachineError
-from schedbench.profiles.resolve import Resolved, resolve
+from schedbench.profiles import hardware
+from schedbench.profiles.run import capacity
+from schedbench.profiles.run.machine import MachineError
+from schedbench.profiles.run.resolve import Resolved, resolve
 from schedbench.scenarios import shipped
 from schedbench.scenarios.loader import load, loads
 from schedbench.scenarios.overrides import keys

@@ -10,7 +10,7 @@ from schedbench.profiles.calibrate.fit import Sample
 from schedbench.profiles.calibrate.host import HostTimes, errands
 from schedbench.profiles.calibrate.profile import Provenance, calibrated, phase_constants, to_yaml
 from schedbench.profiles.hardware import load
-from schedbench.profiles.resolve import ask
+from schedbench.profiles.run.resolve import ask
 
 BASE = load("h200")
 BY = Provenance("an Unknown CPU: 3 GHz", "2026-01-02")

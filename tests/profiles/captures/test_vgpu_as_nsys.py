@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from schedbench.profiles.captures.files import Reader
-from schedbench.profiles.execute import Options, execute
 from schedbench.profiles.recording import FILE, Recorded, Recording, read_recording
-from schedbench.profiles.resolve import ask
 from schedbench.profiles.result import CopyRow, KindCounts, Result, SyncRow
+from schedbench.profiles.run.execute import Options, execute
+from schedbench.profiles.run.resolve import ask
 from tests.profiles.captures.exports import Export
 
 WAYS = {"h2d": "HtoD ({} -> Device)", "d2h": "DtoH (Device -> {})", "d2d": "DtoD (Device -> Device)"}

@@ -12,8 +12,8 @@ from schedbench.profiles.check.drafts import NAME, DraftReference, check_drafts
 from schedbench.profiles.check.examine import Examiner
 from schedbench.profiles.check.invariants import Invariants
 from schedbench.profiles.check.verdicts import Check
-from schedbench.profiles.execute import Options, execute
-from schedbench.profiles.resolve import Resolved
+from schedbench.profiles.run.execute import Options, execute
+from schedbench.profiles.run.resolve import Resolved
 from schedbench.sched.relay import draft_lengths, drafts
 from schedbench.sched.relay.draft_row import DraftRow
 from schedbench.sched.relay.faults import Fault, unchanged

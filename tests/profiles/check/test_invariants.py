@@ -9,8 +9,8 @@ import pytest
 
 from schedbench.profiles.check.invariants import Invariants
 from schedbench.profiles.check.violations import Violation, Violations
-from schedbench.profiles.execute import Options, Outcome, execute
-from schedbench.profiles.machine import Machine
+from schedbench.profiles.run.execute import Options, Outcome, execute
+from schedbench.profiles.run.machine import Machine
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Observer, Silence
 from schedbench.sched.relay.states import states

@@ -13,11 +13,11 @@ from schedbench.profiles.cuda.device import Device
 from schedbench.profiles.cuda.kineto import Row
 from schedbench.profiles.cuda.machine import watched
 from schedbench.profiles.cuda.names import WatchedNames
-from schedbench.profiles.machine import Machine
-from schedbench.profiles.passes import agreed, measured
-from schedbench.profiles.resolve import resolve
 from schedbench.profiles.result import Abstained, HardwarePart, Labels, Outputs
-from schedbench.profiles.runner import Bench, Valve, nobody
+from schedbench.profiles.run.machine import Machine
+from schedbench.profiles.run.passes import agreed, measured
+from schedbench.profiles.run.resolve import resolve
+from schedbench.profiles.run.runner import Bench, Valve, nobody
 from schedbench.scenarios.loader import load
 from schedbench.sched.config import Capabilities
 

@@ -11,10 +11,10 @@ from schedbench.profiles.cuda.join import Source, join
 from schedbench.profiles.cuda.kineto import rows
 from schedbench.profiles.cuda.log import NO_CONTEXT, NO_PLACE, Log, Place
 from schedbench.profiles.cuda.streams import StreamTable
-from schedbench.profiles.machines import open_machine
 from schedbench.profiles.metrics.counts import CountsSink
-from schedbench.profiles.resolve import resolve
-from schedbench.profiles.runner import Bench, Valve, nobody
+from schedbench.profiles.run.machines import open_machine
+from schedbench.profiles.run.resolve import resolve
+from schedbench.profiles.run.runner import Bench, Valve, nobody
 from schedbench.scenarios.loader import load
 
 MAIN = 4242

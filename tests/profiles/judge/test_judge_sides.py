@@ -18,8 +18,8 @@ from schedbench.profiles.judge.margins import margin
 from schedbench.profiles.judge.remote import CrashError, SideError, working
 from schedbench.profiles.judge.sides import Spec, Stored, opened, parse, split
 from schedbench.profiles.judge.trial import Order, Question, Sample, run_trial
-from schedbench.profiles.machine import MachineError
 from schedbench.profiles.result import ResultError
+from schedbench.profiles.run.machine import MachineError
 from schedbench.scenarios.problems import ScenarioError
 
 ROOMS = ("cli", "profiles", "scenarios", "sched", SOURCES)

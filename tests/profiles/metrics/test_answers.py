@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import pytest
 
-from schedbench.profiles.answers import Answers, Parts, distributed, plain
 from schedbench.profiles.metrics.distribution import Distribution
 from schedbench.profiles.result import Abstained, digest
+from schedbench.profiles.run.answers import Answers, Parts, distributed, plain
 from schedbench.profiles.timeline import Site
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.observe import LogicalClock, StepInfo

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from schedbench.profiles.answers import Answers, Swaps
 from schedbench.profiles.metrics.lookups import LookupCount, Lookups
 from schedbench.profiles.result import Abstained, Metric
+from schedbench.profiles.run.answers import Answers, Swaps
 from schedbench.sched.observe import LogicalClock
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from schedbench.profiles.machine import MachineError
 from schedbench.profiles.nsys.find import VARIABLE, find
+from schedbench.profiles.run.machine import MachineError
 
 
 def test_named_then_variable_then_path_then_the_usual_folders(fake, tmp_path):

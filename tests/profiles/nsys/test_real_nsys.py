@@ -7,9 +7,9 @@ import os
 import pytest
 
 from schedbench.profiles.captures.record import recorded
-from schedbench.profiles.machine import MachineError
 from schedbench.profiles.nsys.find import Nsys, find
 from schedbench.profiles.nsys.record import Order
+from schedbench.profiles.run.machine import MachineError
 from tests.acceptance.questions import answer
 
 FEW = ("workload.requests=6", "workload.arrival=burst", "measure.warmup_requests=2")

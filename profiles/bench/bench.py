@@ -1,0 +1,131 @@
+"""What the tool itself costs: rows with a figure, its unit, and what is aimed at.
+
+Reads the wall clock, which emulated runs never do; figures are this machine's, at this hour.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ...scenarios.loader import load
+from ...scenarios.schema import Scenario
+from ...sched.observe import Silence, StepInfo
+from ..run.execute import Options, execute
+from ..run.resolve import resolve
+from . import host as bench_host
+from . import vgpu as bench_vgpu
+
+_TEN_LINES = """
+import typer
+app = typer.Typer()
+@app.command()
+def a(): ...
+@app.command()
+def b(): ...
+app(["--help"])
+"""
+
+
+class Row(NamedTuple):
+    """``aim`` is None where there is none; ``lower`` tells which side of it is good."""
+
+    name: str
+    value: float
+    unit: str
+    aim: float | None = None
+    lower: bool = True
+
+    @property
+    def met(self) -> bool | None:
+        if self.aim is None:
+            return None
+        return self.value <= self.aim if self.lower else self.value >= self.aim
+
+
+Stage = Callable[[], Iterator[Row]]
+
+
+def stages(trace: Path | None) -> Sequence[Stage]:
+    """What to measure, quickest first."""
+    return (_start_up, _device, _host, _mixed, _fifty, *((lambda: _mooncake(trace),) if trace else ()))
+
+
+def _start_up() -> Iterator[Row]:
+    ours = _best_of(5, [sys.executable, "-m", "schedbench", "--help"])
+    theirs = _best_of(5, [sys.executable, "-c", _TEN_LINES])
+    yield Row("--help", ours, "s", 0.12)
+    yield Row("--help over a ten-line Typer app", ours / theirs, "ratio", 1.4)
+
+
+def _device() -> Iterator[Row]:
+    for row in bench_vgpu.rows():
+        small = row.host_us > 0
+        yield Row(
+            f"vgpu: {row.name}", row.over_us, "us over torch" if small else "us", 6.0 if small else 220.0
+        )
+
+
+def _host() -> Iterator[Row]:
+    for row in bench_host.rows():
+        yield Row(f"scheduler: {row.name}", row.us, "us", row.aim_us)
+
+
+def _mixed() -> Iterator[Row]:
+    yield from _run("mixed", load("mixed"))
+
+
+def _fifty() -> Iterator[Row]:
+    settings = ["arrival.concurrency=50", "requests=400", "output_tokens=256", "prompt_tokens=512"]
+    scenario = load("overlap_on", [f"workload.{setting}" for setting in settings])
+    yield from _run("50 running, values none", scenario, steps_aim=2000)
+
+
+def _mooncake(trace: Path) -> Iterator[Row]:
+    scenario = load("trace_mooncake", [f"workload.trace={trace}", "workload.requests=1500"])
+    yield from _run("Mooncake head", scenario, speed_aim=10)
+
+
+class _Steps(Silence):
+    def __init__(self) -> None:
+        self.count = 0
+        self.first = self.last = 0.0
+
+    def __enter__(self) -> _Steps:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def settled(self, info: StepInfo) -> None:  # noqa: ARG002
+        self.last = time.perf_counter()
+        self.first = self.first or self.last
+        self.count += 1
+
+
+def _run(
+    name: str, scenario: Scenario, *, steps_aim: float | None = None, speed_aim: float | None = None
+) -> Iterator[Row]:
+    """Steps per second of wall time between the first and the last settled step, and virtual over wall time."""
+    resolved = resolve(scenario)
+    steps = _Steps()
+    outcome = execute(
+        resolved, resolved.relays[0], Options(device="vgpu", hazards=False), watch=lambda *_: steps
+    )
+    yield Row(f"{name}: steps", steps.count / (steps.last - steps.first), "1/s", steps_aim, lower=False)
+    speed = outcome.result.run.emulation_speed or 0.0
+    yield Row(f"{name}: virtual over wall time", speed, "ratio", speed_aim, lower=False)
+
+
+def _best_of(times: int, command: list[str]) -> float:
+    """Seconds of the fastest run."""
+    return min(_timed(command) for _ in range(times))
+
+
+def _timed(command: list[str]) -> float:
+    start = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    return time.perf_counter() - start

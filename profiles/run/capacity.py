@@ -1,0 +1,65 @@
+"""Whether this machine has the memory that an emulated run needs. The virtual GPU's memory is the host's."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from ...sched.model.config import ModelConfig
+from .machine import MachineError
+from .resolve import Resolved
+
+_INT16, _INT32, _INT64 = 2, 4, 8
+_ROTARY_COPIES = 3  # angles, their two halves and the table, while it is made
+# Of the machine's memory; the rest is for everything else.
+_SHARE = 0.9
+
+
+def check(resolved: Resolved) -> None:
+    """Raises MachineError when the tensors of the run cannot fit into this machine's memory."""
+    needed, there = needed_bytes(resolved), _physical_bytes()
+    if needed > _SHARE * there:
+        raise MachineError(
+            f"this run needs {needed / 2**30:,.1f} GiB of memory and the machine has {there / 2**30:,.1f}: "
+            "fewer engine.kv_tokens or engine.max_running_requests, or device.values: none, need less"
+        )
+
+
+def needed_bytes(resolved: Resolved) -> int:
+    """Page table, KV bookkeeping, and what real values add: weights, rotary angles and KV."""
+    engine, model = resolved.scenario.engine, resolved.model
+    rows = engine.max_running_requests + 1
+    slots = engine.kv_tokens + engine.page_size  # one page is padding
+    needed = rows * model.max_positions * _INT32 + slots * 3 * _INT64
+    hosted = int(slots * engine.hisparse.host_ratio) if engine.hisparse.enabled else 0
+    if hosted:
+        needed += rows * _hosting(resolved) + hosted * 4 * _INT64
+    if resolved.scenario.device.values == "none":
+        return needed
+    size = torch.empty(0, dtype=model.dtype).element_size()
+    models = [model] if resolved.draft is None else [model, resolved.draft]
+    kv = sum(2 * m.num_layers * m.num_kv_heads * m.head_dim * (slots + hosted) for m in models)
+    index = model.num_layers * model.indexer.head_dim * max(slots, hosted) if model.indexer else 0
+    rotary = model.max_positions * model.head_dim * _INT64 * _ROTARY_COPIES
+    return needed + rotary + size * (kv + index + parameters(model))
+
+
+def _hosting(resolved: Resolved) -> int:
+    """Tables of one row where KV is on the host: its places there, and each layer's hot buffer with its order."""
+    engine, model = resolved.scenario.engine, resolved.model
+    buffer = 0 if model.indexer is None else engine.hisparse.buffer_size(model.indexer.top_k)
+    return model.max_positions * _INT64 + buffer * (_INT64 + model.num_layers * (_INT32 + _INT16))
+
+
+def parameters(model: ModelConfig) -> int:
+    """Weights of the decoder, norms and biases left out."""
+    attention = model.hidden_size * model.head_dim * 2 * (model.num_heads + model.num_kv_heads)
+    attention += model.hidden_size * (model.indexer.size if model.indexer else 0)
+    layer = attention + 3 * model.hidden_size * model.intermediate_size
+    tables = 1 if model.tied_embeddings else 2
+    return model.num_layers * layer + tables * model.vocab_size * model.hidden_size
+
+
+def _physical_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

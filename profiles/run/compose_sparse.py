@@ -1,0 +1,140 @@
+"""The parts of an engine whose model attends to chosen tokens, and those that keep its KV on the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ...sched.config import EngineConfig, HiSparseConfig
+from ...sched.hisparse.coordinator import Coordinator
+from ...sched.hisparse.pools import HostPool, HotBuffers
+from ...sched.hisparse.residence import HotResidence
+from ...sched.hisparse.tagged import PlaceTags, TaggedResidence, TaggedTransfer
+from ...sched.hisparse.tier import KVTier, OnDevice
+from ...sched.hisparse.transfer import KVTransfer, Transfer
+from ...sched.memory.index import IndexPool
+from ...sched.memory.kv import KVPool
+from ...sched.memory.slots import ReqToTokenPool
+from ...sched.memory.tokens import KVAllocator
+from ...sched.model.config import ModelConfig
+from ...sched.model.sparse import InPageTable, Residence, SparseAttention
+from ...sched.model.tags import Places, TagPool
+from ...sched.model.weights import Weights
+from ...sched.observe import Observer
+from ...sched.relay.desk import Streams
+from ..vgpu.pinned import pin
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """KV's way to the host and back, and what is known of where it lies."""
+
+    pool: HostPool
+    buffers: HotBuffers
+    transfer: Transfer
+    residence: Residence
+    places: Places | None  # only with values none
+
+
+def host_side(
+    config: EngineConfig,
+    model: ModelConfig,
+    kv: KVPool,
+    *,
+    tags: TagPool | None,
+    pages: torch.Tensor,
+) -> Host | None:
+    """None where all KV is on the device. ``tags`` is there with values none, ``pages`` is the table that forwards
+    read."""
+    if config.hisparse is None:
+        return None
+    pool = HostPool(_host_memory(config, model, held=tags is None), config.page_size)
+    # Where nothing is scored all layers choose alike, and the first one's buffers stand for all.
+    buffers = _buffers(config, config.hisparse, layers=model.num_layers if tags is None else 1)
+    transfer = KVTransfer(kv, pool)
+    if tags is None:
+        return Host(pool, buffers, transfer, HotResidence(buffers, transfer), None)
+    places = PlaceTags(tags, slots=kv.slots, host_slots=pool.storage.shape[0])
+    tagged = TaggedTransfer(transfer, places)
+    residence = TaggedResidence(buffers, tagged, places, pages)
+    return Host(pool, buffers, tagged, residence, residence)
+
+
+def sparse_attention(
+    config: EngineConfig,
+    model: ModelConfig,
+    weights: Weights,
+    kv: KVPool,
+    *,
+    host: Host | None,
+    pages: torch.Tensor,
+    reuse: float | None,
+) -> SparseAttention | None:
+    """None for a model that attends to all tokens."""
+    indexer = model.indexer
+    if indexer is None:
+        return None
+    index = IndexPool(
+        num_layers=model.num_layers,
+        slots=config.logical_tokens + config.page_size,
+        head_dim=indexer.head_dim,
+        dtype=model.dtype,
+        device=config.device,
+    )
+    return SparseAttention(
+        model,
+        indexer,
+        weights,
+        kv=kv,
+        index=index,
+        req_to_token=pages,
+        residence=InPageTable(pages) if host is None else host.residence,
+        reuse=reuse,
+    )
+
+
+def kv_tier(
+    host: Host | None,
+    allocator: KVAllocator,
+    device_allocator: KVAllocator,
+    *,
+    slots: ReqToTokenPool,
+    streams: Streams,
+    observer: Observer,
+) -> KVTier:
+    if host is None:
+        return OnDevice(allocator)
+    coordinator = Coordinator(
+        allocator=allocator,
+        device_allocator=device_allocator,
+        slots=slots,
+        buffers=host.buffers,
+        host=host.pool,
+        transfer=host.transfer,
+        streams=streams,
+    )
+    observer.stream("staging", coordinator.staging_stream)
+    observer.stream("backup", coordinator.backup_stream)
+    return coordinator
+
+
+def _host_memory(config: EngineConfig, model: ModelConfig, *, held: bool) -> torch.Tensor:
+    """Pinned; where floats are skipped, memory that nobody holds."""
+    tokens = config.logical_tokens + config.page_size
+    shape = (tokens, model.num_layers, 2, model.num_kv_heads, model.head_dim)
+    if held:
+        return torch.zeros(shape, dtype=model.dtype, pin_memory=True)
+    return pin(torch.empty(shape, dtype=model.dtype, device="meta"))
+
+
+def _buffers(config: EngineConfig, hisparse: HiSparseConfig, *, layers: int) -> HotBuffers:
+    return HotBuffers(
+        hisparse,
+        rows=config.max_running_requests + 1,
+        layers=layers,
+        slots=config.logical_tokens + config.page_size,
+        context_len=config.context_len,
+        page_size=config.page_size,
+        device=config.device,
+    )

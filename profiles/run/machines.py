@@ -1,0 +1,166 @@
+"""Opens the machine that a run asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from ...scenarios.schema import Scenario
+from ..cuda.machine import open_cuda
+from ..result import HardwarePart, Labels
+from ..timeline import Sink
+from ..vgpu import VirtualGpu, open_vgpu
+from ..vgpu.host_time import measured, without_own_time
+from ..vgpu.tensor import CURRENT, DeviceTensor
+from ..world.baton import Member
+from ..world.device import SharedSimulation
+from ..world.ports import CopyingPorts, Ports, VirtualPorts
+from ..world.virtual import WorldClock
+from . import capacity
+from .machine import ByItself, HostTime, Machine, MachineError
+from .resolve import Resolved
+
+Kind = Literal["auto", "cuda", "vgpu"]
+
+
+def chosen(kind: Kind, scenario: Scenario) -> Literal["cuda", "vgpu"]:
+    """``auto`` takes CUDA where there is one and it can do what the scenario asks. Raises MachineError."""
+    emulated_only = _emulated_only(scenario)
+    if kind == "auto":
+        return "cuda" if torch.cuda.is_available() and not emulated_only else "vgpu"
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise MachineError(
+            "no CUDA device here (torch.cuda.is_available() is False); --device vgpu emulates one"
+        )
+    if kind == "cuda" and emulated_only:
+        raise MachineError(emulated_only)
+    return kind
+
+
+def _emulated_only(scenario: Scenario) -> str:
+    """Why the scenario's device can only be a virtual one; empty if CUDA will do."""
+    if scenario.device.values == "none":
+        return "device.values: none skips the arithmetic and exists only on the virtual GPU"
+    if not scenario.engine.hisparse.enabled:
+        return ""
+    if find_spec("triton") is None:
+        return (
+            "engine.hisparse: on CUDA its kernels read pinned host memory, for which Triton is not installed"
+        )
+    if scenario.model.dtype == "float64":
+        return "engine.hisparse: on CUDA its kernels read pinned host memory, which those for float64 do not"
+    return ""
+
+
+def open_machine(
+    kind: Literal["cuda", "vgpu"],
+    resolved: Resolved,
+    sink: Sink,
+    *,
+    hazards: bool = False,
+    adversary: int | None = None,
+    keep_trace: Path | None = None,
+) -> AbstractContextManager[Machine]:
+    """On the virtual GPU ``hazards`` are watched for, or the ``adversary`` of that number is at work; of CUDA the trace
+    of the counting pass may be kept. Raises MachineError."""
+    if kind == "vgpu":
+        return _virtual(resolved, sink, hazards=hazards, adversary=adversary)
+    if adversary is not None:
+        raise MachineError("an adversary decides when work is done; a real device does so itself")
+    return open_cuda(resolved, sink, keep_trace)
+
+
+@contextmanager
+def open_rank(
+    resolved: Resolved, sink: Sink, member: Member, *, hazards: bool, adversary: int | None
+) -> Iterator[tuple[Machine, VirtualGpu]]:
+    """One of several virtual GPUs, whose ranks take turns."""
+    gap = round(resolved.hardware.kernels.gap.value)
+    with (
+        one_thread(),
+        open_vgpu(
+            resolved.hardware,
+            values=resolved.scenario.device.values,
+            sink=sink,
+            hazards=hazards,
+            adversary=adversary,
+            simulation=SharedSimulation(gap=gap, member=member),
+        ) as gpu,
+    ):
+        member.attach(gpu.runtime.simulation, lambda: gpu.runtime.now)
+        machine = _machine(gpu, resolved, ByItself(), hazards=hazards)
+        yield replace(machine, clock=WorldClock(gpu, member)), gpu
+
+
+@contextmanager
+def open_port(
+    resolved: Resolved, sink: Sink, *, hazards: bool, adversary: int | None
+) -> Iterator[tuple[Machine, Ports]]:
+    """A machine of one process among several, and how its tensors get on and off the device."""
+    if torch.cuda.is_available():
+        with open_cuda(resolved, sink, None) as machine:
+            yield machine, CopyingPorts(machine.device)
+        return
+    with _virtual(resolved, sink, hazards=hazards, adversary=adversary) as machine:
+        yield machine, VirtualPorts(CURRENT.get())
+
+
+@contextmanager
+def _virtual(resolved: Resolved, sink: Sink, *, hazards: bool, adversary: int | None) -> Iterator[Machine]:
+    capacity.check(resolved)
+    scenario, hardware = resolved.scenario, resolved.hardware
+    modelled = scenario.device.host == "modelled"
+    charged = hardware if modelled else without_own_time(hardware)
+    with (
+        one_thread(),
+        open_vgpu(
+            charged, values=scenario.device.values, sink=sink, hazards=hazards, adversary=adversary
+        ) as gpu,
+        _host_time(gpu, modelled=modelled) as host,
+    ):
+        yield _machine(gpu, resolved, host, hazards=hazards)
+
+
+def _machine(gpu: VirtualGpu, resolved: Resolved, host: HostTime, *, hazards: bool) -> Machine:
+    scenario, hardware = resolved.scenario, resolved.hardware
+    return Machine(
+        device=gpu.device,
+        capabilities=gpu.capabilities,
+        clock=gpu.clock,
+        observer=gpu.observer,
+        names=gpu,
+        labels=Labels(emulated=True, host=scenario.device.host),
+        hardware=HardwarePart(name=hardware.name, sha256=hardware.sha256),
+        exact=scenario.device.host == "modelled",
+        flush=gpu.flush,
+        peek=_held,
+        environment={},
+        host=host,
+        hazards=gpu.watcher if hazards else None,
+    )
+
+
+def _host_time(gpu: VirtualGpu, *, modelled: bool) -> AbstractContextManager[HostTime]:
+    return nullcontext(ByItself()) if modelled else measured(gpu)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """The emulator's tensors are small: more threads cost more in waking up than they bring."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _held(tensor: torch.Tensor) -> torch.Tensor:
+    assert isinstance(tensor, DeviceTensor)
+    return tensor.held

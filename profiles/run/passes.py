@@ -1,0 +1,116 @@
+"""What a run is measured by: one pass or, where counting perturbs times, a timed and a traced one, never pooled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..metrics.requests import RequestRecord
+from ..result import Abstained, Outputs, digest
+from .answers import Metrics, Parts
+from .draft import speculation_depth
+from .machine import Counting, Machine
+from .runner import Bench, Pass, Watch, nobody
+
+_UNTIMED = ("accept_length", "position_acceptance")
+
+
+class Measured(NamedTuple):
+    """``done`` is the pass whose times and requests are told; ``passes`` says where each number is from."""
+
+    done: Pass
+    parts: Parts
+    outputs: Outputs | Abstained
+    passes: dict[str, Any]
+
+
+def measured(
+    bench: Bench, machine: Machine, watch: Watch, *, save_tokens: bool, traced: bool = True
+) -> Measured:
+    """Run the scenario's workload; once more, ``traced``, on a machine that counts only then."""
+    done = bench.measure(watch)
+    drafts = speculation_depth(bench.scenario)
+    parts = done.answers.finish(machine.names, exact=machine.exact, drafts=drafts, save_tokens=save_tokens)
+    outputs = outputs_of(done)
+    if machine.traced is None:
+        return Measured(done, parts, outputs, {})
+    if not traced:
+        return Measured(done, _uncounted(parts), outputs, _told(abstained="another tool counts"))
+    if done.cancelled:
+        return Measured(done, _uncounted(parts), outputs, _told(abstained="the run was interrupted"))
+    _forget(bench)
+    with machine.traced() as counting:
+        again = bench.measure(nobody)
+    counted = again.answers.finish(machine.names, exact=machine.exact)
+    return Measured(
+        done,
+        _counted(parts, counted),
+        agreed(outputs, outputs_of(again)),
+        _told(**_facts(done, again, counting)),
+    )
+
+
+def outputs_of(done: Pass) -> Outputs | Abstained:
+    """What a damaged KV slot added up to enters the digest as one more token."""
+    if done.cancelled:
+        return Abstained(abstained="the run was interrupted")
+    if done.simulated:
+        return Abstained(abstained="drafts were accepted by lot, the tokens mean nothing")
+    return outputs_with(done.answers.requests.in_order(), done.damage)
+
+
+def outputs_with(records: Sequence[RequestRecord], damage: Mapping[str, int]) -> Outputs:
+    """The digest of requests that ended, and of the damage that was found in them."""
+    return Outputs(
+        digest=digest(
+            (record.id, [*record.output_ids, *([damage[record.id]] if record.id in damage else [])])
+            for record in records
+        )
+    )
+
+
+def agreed(timed: Outputs | Abstained, traced: Outputs | Abstained) -> Outputs | Abstained:
+    """The passes' common digest. Different tokens mean that counts and times are of different runs."""
+    if timed == traced:
+        return timed
+    if isinstance(traced, Abstained):
+        return Abstained(abstained=f"traced pass: {traced.abstained}")
+    return Abstained(abstained="the timed and the traced pass gave different tokens")
+
+
+def untimed(found: Measured, why: str) -> Measured:
+    """Tokens and counts stay; whatever is a time, or follows from one, abstains."""
+    metrics: Metrics = {
+        name: metric if name.startswith(_UNTIMED) else Abstained(abstained=why)
+        for name, metric in found.parts.metrics.items()
+    }
+    parts = found.parts._replace(metrics=metrics, idle=Abstained(abstained=why), copies=(), syncs=())
+    return found._replace(parts=parts)
+
+
+def _forget(bench: Bench) -> None:
+    """Drop what the last pass left in the prefix cache: both passes begin alike."""
+    cache = bench.scheduler.engine.cache
+    cache.evict(cache.evictable_size())
+
+
+def _uncounted(parts: Parts) -> Parts:
+    return parts._replace(per_step={}, copies=(), syncs=())
+
+
+def _counted(timed: Parts, traced: Parts) -> Parts:
+    return timed._replace(per_step=traced.per_step, copies=traced.copies, syncs=traced.syncs)
+
+
+def _facts(done: Pass, again: Pass, counting: Counting) -> dict[str, Any]:
+    length = done.end - done.start
+    why = "the traced pass was interrupted" if again.cancelled else counting.abstained
+    return {
+        "trace_overhead": (again.end - again.start) / length if length else None,
+        **counting.notes,
+        **({"abstained": why} if why else {}),
+    }
+
+
+def _told(**facts: Any) -> dict[str, Any]:
+    return {"times": "timed pass", "counts": "traced pass", **facts}

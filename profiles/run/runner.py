@@ -1,0 +1,262 @@
+"""Runs a scenario: machine, composition, warm-up, measured workload, result.
+
+Four doors let a caller replace the world: the machine (device and clock), the seed, and listeners of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ...scenarios.schema import Scenario
+from ...scenarios.workload import Achieved, Workload, build
+from ...sched.loop.decoding import DecodeWorker
+from ...sched.loop.engine import TokenSampler
+from ...sched.loop.overlapped import run_overlapped
+from ...sched.loop.pipelined import run_pipelined
+from ...sched.loop.prefilling import PrefillWorker
+from ...sched.loop.scheduler import Scheduler
+from ...sched.loop.serial import run_serial
+from ...sched.observe import Clock, Observer, Silence
+from ...sched.relay.states import RelayChoice
+from ...sched.request import Request, Status
+from ..metrics.lookups import LookupCount
+from ..metrics.periods import VisibleSleep
+from ..nvtx_ranges import NvtxRanges, listening, measuring
+from ..timeline import Names, Sink, Window
+from .answers import Answers, Swaps
+from .audit import TagAudit
+from .chorus import Chorus
+from .compose import Composition, Guard, compose
+from .feed import ABORTED, Feed
+from .heap import settled_heap
+from .machine import Machine
+from .resolve import Resolved
+from .seat import ALONE, Seat, align
+
+# The warm-up's requests are drawn with their own seed; they are nobody's result.
+WARMUP_SEED = 0x5EED
+
+
+# A listener of the caller's for one run, made when the clock and the number of requests are known.
+Watch = Callable[[Clock, int], AbstractContextManager[Observer]]
+
+
+def nobody(clock: Clock, total: int) -> AbstractContextManager[Observer]:  # noqa: ARG001
+    return nullcontext(Silence())
+
+
+class Instrument(Sink, Protocol):
+    """A sink of the caller's beside the answers. Where a run has several passes, the last one counts."""
+
+    def begin(self) -> None:
+        """A pass begins: what was fed before is void."""
+
+    def finish(self, names: Names) -> None:
+        """After the last window."""
+
+
+@dataclass(slots=True)
+class Valve:
+    """A sink that lets windows through once there is someone to take them."""
+
+    instrument: Instrument | None = None
+    answers: Answers | None = None
+
+    def open(self, answers: Answers) -> None:
+        self.answers = answers
+        if self.instrument is not None:
+            self.instrument.begin()
+
+    def feed(self, window: Window) -> None:
+        if self.answers is not None:
+            self.answers.feed(window)
+            if self.instrument is not None:
+                self.instrument.feed(window)
+
+    def finish(self, names: Names) -> None:
+        if self.instrument is not None:
+            self.instrument.finish(names)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One run of the workload, and everything that listened."""
+
+    answers: Answers
+    start: int  # ns; instants of the result count from here
+    end: int
+    achieved: Achieved
+    damage: dict[str, int]
+    cancelled: bool
+    simulated: bool  # drafts were accepted by lot
+    wall_s: float  # of the workload alone; nothing of the result but its speed depends on it
+
+
+@dataclass(slots=True)
+class Bench:
+    """A composed scheduler on a machine, with the listeners that every run has."""
+
+    resolved: Resolved
+    machine: Machine
+    relay: RelayChoice
+    valve: Valve
+    sampler: TokenSampler | None = None  # instead of the scheduler's own
+    guard: Guard | None = None
+    seat: Seat = ALONE
+    _composition: Composition = field(init=False)
+    _chorus: Chorus = field(init=False)
+    _feed: Feed = field(init=False)
+    _clock: VisibleSleep = field(init=False)
+    _turns: Scheduler | PrefillWorker | DecodeWorker = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._feed = Feed()
+        self._chorus = Chorus(*self._always())
+        self._clock = VisibleSleep(self.machine.clock, self._chorus)
+        self._composition = compose(
+            self.resolved,
+            relay=self.relay,
+            machine=self.machine,
+            observer=self.machine.host.aside(self._chorus),
+            clock=self.machine.host.aside(self._clock),
+            source=self.machine.host.aside(self._feed),
+            sampler=self.sampler,
+            guard=self.guard,
+            seat=self.seat,
+        )
+        self._turns = _turns(self.scheduler)
+
+    @property
+    def scenario(self) -> Scenario:
+        return self.resolved.scenario
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self._composition.scheduler
+
+    def warm_up(self) -> None:
+        """Run the warm-up's requests unobserved; what they left in the prefix cache is dropped."""
+        count = self.scenario.measure.warmup_requests
+        if not count or self.scenario.workload.trace is not None:
+            return
+        fewer = self.scenario.workload.model_copy(update={"requests": count})
+        scenario = self.scenario.model_copy(update={"workload": fewer})
+        workload = self._built(scenario, self.scenario.measure.seed ^ WARMUP_SEED)
+        self._load(workload)
+        with self._guarded() as guard:
+            self._chorus.tune(*self._always(), *self._aborts(workload), guard)
+            self._loop()
+        engine = self.scheduler.engine
+        with engine.streams.on(engine.streams.schedule):
+            engine.cache.evict(engine.cache.evictable_size())
+
+    def measure(self, watch: Watch) -> Pass:
+        """Run the scenario's workload once. Ctrl-C ends it early: what is there is kept, and marked."""
+        answers, audit = Answers(self._clock, self._swaps()), self._audit()
+        workload = self._built(self.scenario, self.scenario.measure.seed)
+        self._settle_device()
+        start = self._load(workload)
+        self.valve.open(answers)
+        with watch(self._clock, len(workload)) as watcher, self._guarded() as guard, measuring():
+            audits = () if audit is None else (audit,)
+            others = (*self._aborts(workload), *audits, watcher, guard)
+            self._chorus.tune(*self._always(), *answers.listeners, *others)
+            begin = time.perf_counter()
+            cancelled = self._interrupted(answers)
+            wall_s = time.perf_counter() - begin
+        self.machine.flush()
+        damage = {} if audit is None else audit.damage
+        spec = self.scheduler.engine.config.speculative
+        simulated = spec is not None and spec.acceptance is not None
+        end = self.machine.clock.now()
+        return Pass(answers, start, end, workload.achieved, damage, cancelled, simulated, wall_s)
+
+    def _settle_device(self) -> None:
+        """What setting up and warming up did is nobody's step: wait for it, and have it delivered to nobody."""
+        self.scheduler.engine.streams.module.synchronize()
+        self.machine.flush()
+
+    def _interrupted(self, answers: Answers) -> bool:
+        try:
+            self._loop()
+        except KeyboardInterrupt:
+            self._give_up(answers)
+            return True
+        return False
+
+    def _swaps(self) -> Swaps | None:
+        buffers = self._composition.buffers
+        if buffers is None:
+            return None
+        model = self.resolved.model
+        alike = model.num_layers // buffers.tokens.shape[0]  # layers that a buffer stands for
+        return Swaps(
+            LookupCount(buffers, self.machine.peek), alike * 2 * model.kv_size * model.dtype.itemsize
+        )
+
+    def _audit(self) -> TagAudit | None:
+        tags = self._composition.tags
+        return None if tags is None else TagAudit(tags, self.scheduler.engine.slots, self.machine.peek)
+
+    def _always(self) -> Sequence[Observer]:
+        return (self.machine.observer, *((NvtxRanges(),) if listening() else ()))
+
+    def _guarded(self) -> AbstractContextManager[Observer]:
+        if self.guard is None:
+            return nullcontext(Silence())
+        return self.guard.watching(self.scheduler, self.machine)
+
+    def _aborts(self, workload: Workload) -> Sequence[Observer]:
+        if not workload.aborts or isinstance(self._turns, PrefillWorker):
+            return ()
+        return (_Aborts(self._feed, self._turns),)
+
+    def _built(self, scenario: Scenario, seed: int) -> Workload:
+        model = self.resolved.model
+        return build(scenario, vocab_size=model.vocab_size, context_len=model.max_positions, seed=seed)
+
+    def _load(self, workload: Workload) -> int:
+        clock = self.machine.clock
+        start = align(self.seat, clock)
+        self._feed.load(workload, start=start)
+        return start
+
+    def _loop(self) -> None:
+        engine = self.scheduler.engine
+        heap = settled_heap() if self.seat.link is None else nullcontext()
+        with heap, self.machine.host.running():
+            if engine.stage is not None:
+                run_pipelined(self.scheduler)
+            else:
+                (run_overlapped if engine.config.overlap else run_serial)(self._turns)
+
+    def _give_up(self, answers: Answers) -> None:
+        for request in self._feed.alive:
+            request.status = Status.CANCELLED
+            request.reason = "interrupted"
+            request.finished_at = self.machine.clock.now()
+            answers.requests.ended(request)
+
+
+def _turns(scheduler: Scheduler) -> Scheduler | PrefillWorker | DecodeWorker:
+    """What the loop drives."""
+    engine = scheduler.engine
+    if engine.outbox is not None:
+        return PrefillWorker(scheduler)
+    return scheduler if engine.inbox is None else DecodeWorker(scheduler)
+
+
+class _Aborts(Silence):
+    """The workload's script of clients that go away."""
+
+    def __init__(self, feed: Feed, scheduler: Scheduler | DecodeWorker) -> None:
+        self._feed = feed
+        self._scheduler = scheduler
+
+    def tokens(self, request: Request, count: int) -> None:  # noqa: ARG002
+        if self._feed.aborts_now(request):
+            self._scheduler.abort(request, ABORTED)

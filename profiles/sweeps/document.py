@@ -1,0 +1,62 @@
+"""A sweep as a document around its results: what was varied, every cell, and where the sign changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+from ..environment import environment, tool
+from .sweep import Cell, Crossing, Plan, crossings
+
+# History: 1.0 the first.
+SCHEMA_VERSION: Final = "1.0"
+
+Document = dict[str, Any]
+
+
+def document(plan: Plan, found: Sequence[Cell], *, run: Document) -> Document:
+    """``run`` is the result document's ``run`` of the whole sweep; ``found`` may have fewer cells than the plan."""
+    first = next((cell for cell in found if cell.readings), None)
+    reading = first.readings[0] if first else None
+    labels = first.labels if first else None
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "tool": tool().model_dump(mode="json"),
+        "run": run,
+        "environment": environment(),
+        "labels": labels and labels.model_dump(mode="json"),
+        "scenario": {"name": plan.scenario, "overrides": list(plan.overrides)},
+        "sweep": {
+            "metric": plan.metric,
+            "unit": reading and reading.unit,
+            "direction": reading and reading.direction,
+            "exact": labels and labels.emulated and labels.host == "modelled",
+            "axes": [axis._asdict() | {"values": list(axis.values)} for axis in plan.axes],
+            "sides": [{"label": side.label, "overrides": list(side.overrides)} for side in plan.sides],
+        },
+        "cells": [_cell(cell) for cell in found],
+        "break_even": [_crossing(plan, crossing) for crossing in crossings(plan, found)],
+    }
+
+
+def _cell(cell: Cell) -> Document:
+    delta = cell.delta
+    return {
+        "at": list(cell.place),
+        "values": [reading.value for reading in cell.readings],
+        "delta_pct": delta if delta is not None and math.isfinite(delta) else None,
+        "candidate": cell.tone,
+        "tokens": cell.tokens,
+        "refused": cell.refusal or None,
+        "results": list(cell.files),
+    }
+
+
+def _crossing(plan: Plan, crossing: Crossing) -> Document:
+    return {
+        "key": plan.axes[0].key,
+        "at": dict(zip((axis.key for axis in plan.axes[1:]), crossing.row, strict=True)),
+        "between": [crossing.low, crossing.high],
+        "beyond": crossing.tone,
+    }

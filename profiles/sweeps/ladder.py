@@ -1,0 +1,111 @@
+"""Several relays on one scenario: a rung for each, and what each changes in the one before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypedDict
+
+from ...scenarios.combinations import overlaps
+from ...scenarios.workload import params
+from ...sched.relay.draft_row import DraftRow, Speculation
+from ...sched.relay.row import Row
+from ...sched.relay.states import RelayChoice, difference
+from ..result import SCHEMA_VERSION, Outputs, canonical
+from ..run.draft import speculation
+from ..run.execute import Options, Outcome, execute
+from ..run.resolve import Resolved
+from ..run.runner import Watch, nobody
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    relay: RelayChoice
+    outcome: Outcome
+
+    @property
+    def digest(self) -> str | None:
+        outputs = self.outcome.result.outputs
+        return outputs.digest if isinstance(outputs, Outputs) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """``rungs`` in the scenario's order; fewer than asked for when interrupted."""
+
+    resolved: Resolved
+    rungs: tuple[Rung, ...]
+
+    @property
+    def tokens_agree(self) -> bool:
+        """Rungs that promise the same tokens gave them. Where the workload penalises, upstream's rule promises other
+        tokens than the exact one."""
+        sampling = self.resolved.scenario.workload.sampling
+        penalised = params(sampling, max_new_tokens=1).penalised
+        promised = {
+            (rung.relay.switches["penalties"] if penalised else "", rung.digest) for rung in self.rungs
+        }
+        return len({rule for rule, _ in promised}) == len(promised)
+
+    def document(self) -> Document:
+        scenario = self.resolved.scenario
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "scenario": {"expanded": scenario.expanded(), "sha256": scenario.sha256},
+            "ladder": {"tokens_agree": self.tokens_agree},
+            "rungs": [
+                {
+                    "known_hazards": list(rung.relay.known_hazards(**self._mode)),
+                    "changes": changes,
+                    "result": rung.outcome.result.document(),
+                }
+                for rung, changes in zip(self.rungs, self._changes(), strict=True)
+            ],
+        }
+
+    def to_json(self) -> str:
+        return canonical(self.document())
+
+    def _changes(self) -> list[dict[str, tuple[str, str]]]:
+        """Per rung, the questions that it answers differently from the one before it here."""
+        rungs = [_answers(rung.relay, **self._mode) for rung in self.rungs]
+        return [{}, *(_apart(before, after) for before, after in pairwise(rungs))][: len(rungs)]
+
+    @property
+    def _mode(self) -> _Mode:
+        scenario = self.resolved.scenario
+        return {"overlap": overlaps(scenario), "speculation": speculation(scenario)}
+
+
+class _Mode(TypedDict):
+    overlap: bool
+    speculation: Speculation | None
+
+
+def _answers(
+    relay: RelayChoice, *, overlap: bool, speculation: Speculation | None
+) -> dict[str, Row | DraftRow]:
+    """The relay's rows, by what is put before their questions."""
+    drafts = relay.draft_row(speculation)
+    row = relay.row(overlap=overlap, speculation=speculation)
+    return {"": row} if drafts is None else {"": row, f"{speculation}.": drafts}
+
+
+def _apart(before: dict[str, Row | DraftRow], after: dict[str, Row | DraftRow]) -> dict[str, tuple[str, str]]:
+    return {
+        f"{prefix}{question}": names
+        for prefix, row in after.items()
+        for question, names in difference(before[prefix], row).items()
+    }
+
+
+def climb(resolved: Resolved, options: Options, *, watch: Watch = nobody) -> Ladder:
+    """Run the scenario with each of its relays. Raises as ``execute`` does."""
+    rungs: list[Rung] = []
+    for relay in resolved.relays:
+        rungs.append(Rung(relay, execute(resolved, relay, options, watch=watch)))
+        if rungs[-1].outcome.result.run.cancelled:
+            break
+    return Ladder(resolved, tuple(rungs))

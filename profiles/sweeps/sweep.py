@@ -1,0 +1,242 @@
+"""A scenario over the product of some keys' values: a metric, or by how much two sides differ in it, and where that
+changes sign.
+
+A cell is one run of each side. That earns a sign where times repeat byte for byte; where they are measured it is a
+hint of where to compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+from ...scenarios.overrides import expand
+from ...scenarios.problems import ScenarioError
+from ...sched.memory.allocation import OutOfKVMemoryError
+from ..environment import tool
+from ..judge.divergence import comparable, same_tokens
+from ..judge.readings import Reading, full_name, readings
+from ..judge.sides import Spec, parse, split
+from ..judge.statistics import percent
+from ..judge.trials import WorkloadError
+from ..result import Labels, Result, ResultError, read
+from ..run.execute import Options, execute
+from ..run.machines import chosen
+from ..run.resolve import Resolved, ask
+
+Tone = Literal["better", "worse", "even"]
+Tokens = Literal["equal", "different", "not applicable"]
+
+# Baseline and candidate where nobody says otherwise.
+OVERLAP_PAYS: Final = ("overlap=false", "overlap=true")
+
+
+class SweepError(ValueError):
+    """A sweep that cannot be asked for."""
+
+
+class Axis(NamedTuple):
+    """``key`` is the full one; values are as they would be written in a scenario."""
+
+    key: str
+    values: tuple[str, ...]
+
+
+class Crossing(NamedTuple):
+    """Between ``low`` and ``high`` of the first axis the sign changes; ``row`` has the values of the other axes."""
+
+    row: tuple[str, ...]
+    low: str
+    high: str
+    tone: Tone  # beyond
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``sides`` are the baseline and the candidate, or one side whose metric is told as it is."""
+
+    scenario: str
+    overrides: tuple[str, ...]
+    axes: tuple[Axis, ...]
+    sides: tuple[Spec, ...]
+    metric: str
+
+    @property
+    def places(self) -> Iterator[tuple[str, ...]]:
+        """A value of each axis, the last axis fastest."""
+        return product(*(axis.values for axis in self.axes))
+
+    def overrides_at(self, place: Sequence[str], side: Spec) -> tuple[str, ...]:
+        at = (f"{axis.key}={value}" for axis, value in zip(self.axes, place, strict=True))
+        return (*self.overrides, *at, *side.overrides)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """``readings`` and ``files`` have one entry per side; nothing but ``refusal`` where a side did not run."""
+
+    place: tuple[str, ...]
+    refusal: str = ""
+    readings: tuple[Reading, ...] = ()
+    tokens: Tokens = "not applicable"
+    labels: Labels | None = None
+    files: tuple[str, ...] = ()
+
+    @property
+    def delta(self) -> float | None:
+        """By how many percent the candidate exceeds the baseline."""
+        if len(self.readings) < 2:
+            return None
+        a, b = self.readings
+        return percent(a.value, b.value)
+
+    @property
+    def tone(self) -> Tone | None:
+        if self.delta is None:
+            return None
+        if not abs(self.delta) > 0:
+            return "even"
+        return "better" if (self.delta > 0) == (self.readings[0].direction == "higher") else "worse"
+
+
+def planned(
+    scenario: str,
+    over: Sequence[str],
+    *,
+    sides: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    metric: str,
+) -> Plan:
+    """Raises SweepError, SideError, ScenarioError."""
+    axes, specs = tuple(map(_axis, over)), tuple(map(parse, sides or ("",)))
+    if not axes:
+        raise SweepError("a sweep needs --over key=v1,v2")
+    if any(spec.ref is not None or spec.stored for spec in specs):
+        raise SweepError(
+            "sides of a sweep are key=value,...: other versions and stored results are for compare"
+        )
+    keys = [axis.key for axis in axes]
+    twice = sorted({key for key in keys if keys.count(key) > 1 or any(key in spec.varied for spec in specs)})
+    if twice:
+        raise SweepError(f"{', '.join(twice)}: set twice, by --over or by a side")
+    try:
+        name = full_name(metric)
+    except KeyError:
+        raise SweepError(
+            f"no metric {metric!r} that has a better side; schedbench explain lists them"
+        ) from None
+    return Plan(scenario, tuple(overrides), axes, specs, name)
+
+
+def varies_overlap(over: Sequence[str]) -> bool:
+    """Whether an axis takes the key that the sides differ in when nobody says otherwise."""
+    return expand("overlap") in [_axis(text).key for text in over]
+
+
+def _axis(text: str) -> Axis:
+    key, equals, values = text.partition("=")
+    if not equals or not key.strip() or not values.strip():
+        raise SweepError(f"--over {text!r}: expected key=v1,v2")
+    return Axis(expand(key.strip()), tuple(split(values)))
+
+
+class Runs:
+    """Runs scenarios, or takes the results of earlier ones from ``folder``."""
+
+    def __init__(self, options: Options, *, folder: Path | None = None, resume: bool = False) -> None:
+        self._options = options
+        self._folder = folder
+        self._resume = resume
+        self._tool = tool()
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def file(self, resolved: Resolved) -> str:
+        """Named after the question and the hardware, so that another sweep finds it."""
+        return f"{resolved.scenario.sha256[:16]}-{resolved.hardware.sha256[:8]}.json"
+
+    def result(self, resolved: Resolved) -> Result:
+        """Raises KeyboardInterrupt where the run was interrupted, and what ``execute`` raises."""
+        known = self._known(resolved) if self._resume else None
+        if known is not None:
+            return known
+        result = execute(resolved, resolved.relays[0], self._options).result
+        if result.run.cancelled:
+            raise KeyboardInterrupt
+        if self._folder is not None:
+            result.write(self._folder / self.file(resolved))
+        return result
+
+    def _known(self, resolved: Resolved) -> Result | None:
+        """An earlier result of this question by this version of the program on this kind of device."""
+        if self._folder is None:
+            return None
+        try:
+            result = read(self._folder / self.file(resolved))
+        except ResultError:
+            return None
+        emulated = chosen(self._options.device, resolved.scenario) == "vgpu"
+        alike = result.scenario.sha256 == resolved.scenario.sha256 and result.tool == self._tool
+        return result if alike and result.labels.emulated == emulated else None
+
+
+def cells(plan: Plan, runs: Runs, told: Callable[[str], None] = lambda _: None) -> Iterator[Cell]:
+    """In order, each as soon as it is known. Raises MachineError, KeyboardInterrupt."""
+    places = list(plan.places)
+    for number, place in enumerate(places, start=1):
+        told(f"cell {number} of {len(places)}: {', '.join(place)}")
+        yield _cell(plan, runs, place)
+
+
+def _cell(plan: Plan, runs: Runs, place: tuple[str, ...]) -> Cell:
+    try:
+        asked = [_asked(plan, place, side) for side in plan.sides]
+        results = [_ended(runs.result(resolved)) for resolved in asked]
+    except ScenarioError as error:
+        problems = dict.fromkeys(f"{problem.path}: {problem.message}" for problem in error.problems)
+        return Cell(place, refusal="; ".join(problems))
+    except (OutOfKVMemoryError, WorkloadError) as error:
+        return Cell(place, refusal=str(error))
+    found = [readings(result).get(plan.metric) for result in results]
+    known = tuple(reading for reading in found if reading is not None)
+    if len(known) < len(found):
+        return Cell(place, refusal=f"{plan.metric}: abstained")
+    files = tuple(map(runs.file, asked))
+    return Cell(place, readings=known, tokens=_tokens(results), labels=results[0].labels, files=files)
+
+
+def _asked(plan: Plan, place: Sequence[str], side: Spec) -> Resolved:
+    resolved = ask(plan.scenario, plan.overrides_at(place, side))
+    if len(resolved.relays) > 1:
+        raise resolved.scenario.source.refuse(("engine", "relays"), "a cell has one relay: give it as relay")
+    return resolved
+
+
+def _ended(result: Result) -> Result:
+    if result.requests and not any(row.status in ("finished", "aborted") for row in result.requests):
+        raise WorkloadError(f"no request finished; the first said: {result.requests[0].reason}")
+    return result
+
+
+def _tokens(results: Sequence[Result]) -> Tokens:
+    if len(results) < 2 or not comparable(*results):
+        return "not applicable"
+    return "equal" if same_tokens(*results) else "different"
+
+
+def crossings(plan: Plan, found: Sequence[Cell]) -> tuple[Crossing, ...]:
+    """Where the sign changes along the first axis, for every place on the others. Cells without a sign are passed
+    over."""
+    return tuple(
+        Crossing(row, before.place[0], after.place[0], after.tone)
+        for row in product(*(axis.values for axis in plan.axes[1:]))
+        for before, after in pairwise(cell for cell in found if cell.place[1:] == row and _signed(cell))
+        if after.tone is not None and before.tone != after.tone
+    )
+
+
+def _signed(cell: Cell) -> bool:
+    return cell.tone in ("better", "worse")

@@ -1,0 +1,44 @@
+"""What a run needs of this machine's memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from schedbench.profiles.run import capacity
+from schedbench.profiles.run.machine import MachineError
+from schedbench.profiles.run.resolve import ask
+from schedbench.sched.model.presets import PRESETS
+from schedbench.sched.model.weights import seeded_weights
+
+
+def test_parameters_are_those_of_the_weights() -> None:
+    import torch
+
+    model = PRESETS["tiny-llama"]
+    weights = seeded_weights(model, seed=0, device=torch.device("cpu"))
+    layers = [
+        tensor for layer in weights.layers for tensor in (layer.qkv, layer.o, layer.gate_up, layer.down)
+    ]
+    counted = sum(tensor.numel() for tensor in [*layers, weights.embedding, weights.lm_head])
+    assert capacity.parameters(model) == counted
+
+
+def test_what_does_not_fit_is_refused_with_the_reason() -> None:
+    with pytest.raises(MachineError, match=r"needs .* GiB of memory .* engine.kv_tokens"):
+        capacity.check(ask("mixed", ["engine.kv_tokens=1000000000000"]))
+    for override in ("model.preset=llama-3-70b", "engine.page_size=1000000000000"):
+        with pytest.raises(MachineError, match="GiB"):
+            capacity.check(ask("mixed", [override, "model.dtype=float32"]))
+
+
+def test_a_long_context_needs_a_long_table_of_angles() -> None:
+    resolved = ask("mixed", ["engine.max_running_requests=1"])
+    longer = replace(resolved, model=replace(resolved.model, max_positions=10**9))
+    grown = capacity.needed_bytes(longer) - capacity.needed_bytes(resolved)
+    assert grown > 10**9 * resolved.model.head_dim * 8
+
+
+def test_shapes_without_values_fit() -> None:
+    capacity.check(ask("overlap_on", ["model.preset=llama-3-70b"]))

@@ -1,0 +1,72 @@
+"""What keeping KV on the host asks for: every key that cannot be is named, with what was expected."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from schedbench.profiles.run.capacity import needed_bytes
+from schedbench.profiles.run.machine import MachineError
+from schedbench.profiles.run.machines import chosen
+from schedbench.profiles.run.resolve import ask
+from schedbench.scenarios.problems import ScenarioError
+
+
+def refused(*overrides: str) -> str:
+    with pytest.raises(ScenarioError) as error:
+        ask("hisparse", overrides)
+    return "\n".join(str(problem) for problem in error.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("model.preset=tiny-llama", "tiny-llama attends to all tokens"),
+        ("device.hardware=mlx-like", "mlx-like has no pinned memory, no side streams, no events"),
+        ("engine.hisparse.top_k=64", "expected 32, the model's own, got 64"),
+        (
+            "engine.hisparse.device_buffer_size=16",
+            "expected at least the 32 tokens that the model attends to, got 16",
+        ),
+        ("engine.hisparse.device_buffer_size=40", "expected whole pages of 16, got 40"),
+        ("engine.hisparse.device_buffer_size=32768", "expected less than 32768, got 32768"),
+        ("engine.hisparse.host_ratio=0.5", "host_ratio"),
+        ("engine.hisparse.selection={reuse: 1.5}", "reuse"),
+        ("engine.radix_cache=true", "hot buffers belong to one request, prefixes to many"),
+        ("engine.mixed_chunk=true", "decodes mixed into a chunk would not run on"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_key(override: str, says: str) -> None:
+    assert says in refused(override)
+
+
+def test_everything_is_told_at_once() -> None:
+    said = refused(
+        "engine.hisparse.top_k=64", "engine.hisparse.device_buffer_size=8", "device.hardware=mlx-like"
+    )
+    assert all(word in said for word in ("top_k", "device_buffer_size", "mlx-like"))
+
+
+def test_sizes_follow_from_the_model_unless_they_are_given() -> None:
+    hisparse = ask("hisparse", ["engine.hisparse={enabled: true, top_k: 32}"]).scenario.engine.hisparse
+    assert hisparse.buffer_size(32) == 64
+
+
+def test_memory_on_the_host_is_counted() -> None:
+    sizes = [
+        needed_bytes(ask("hisparse", [f"engine.hisparse.{key}"]))
+        for key in ("enabled=false", "host_ratio=1.0", "host_ratio=8.0")
+    ]
+    assert sizes == sorted(sizes) and sizes[2] - sizes[1] > 7 * 4096 * 2 * 2 * 2 * 32 * 4
+
+
+def test_cuda_takes_it_where_kernels_can_read_the_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    scenario = ask("hisparse").scenario
+    assert chosen("auto", scenario) == "cuda"
+    with pytest.raises(MachineError, match="those for float64 do not"):
+        chosen("cuda", ask("hisparse", ["model.dtype=float64"]).scenario)
+    monkeypatch.setattr("schedbench.profiles.run.machines.find_spec", lambda _: None)
+    assert chosen("auto", scenario) == "vgpu" and chosen("auto", ask("mixed").scenario) == "cuda"
+    with pytest.raises(MachineError, match="Triton is not installed"):
+        chosen("cuda", scenario)

@@ -1,0 +1,81 @@
+"""A ladder's document, its promise about tokens, and what it answers about prompt lengths."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from schedbench.profiles.result import Result
+from schedbench.profiles.run.execute import Options
+from schedbench.profiles.run.resolve import ask
+from schedbench.profiles.sweeps.ladder import Ladder, climb
+from schedbench.profiles.sweeps.prompt_lengths import prompt_lengths
+
+SMALL = (
+    "workload.requests=6",
+    "workload.arrival=burst",
+    "workload.prompt_tokens.max=60",
+    "workload.output_tokens.max=12",
+    "measure.warmup_requests=0",
+)
+VGPU = Options(device="vgpu")
+
+
+def climbed(*overrides: str) -> Ladder:
+    return climb(ask("mixed", [*SMALL, *overrides]), VGPU)
+
+
+@pytest.fixture(scope="module")
+def ladder() -> Ladder:
+    return climbed("engine.relays=[pr25944, pr26020, {state: latest, barrier: top}]")
+
+
+def test_a_rung_for_each_relay_in_order(ladder: Ladder) -> None:
+    assert [rung.relay.state.name for rung in ladder.rungs] == ["pr25944", "pr26020", "latest"]
+    assert ladder.tokens_agree
+
+
+def test_the_document_holds_a_result_for_each(ladder: Ladder) -> None:
+    document = json.loads(ladder.to_json())
+    first, second, third = document["rungs"]
+    assert first["changes"] == {}
+    assert second["changes"]["advance"] == ["advance_host_side", "advance_new_tensor"]
+    assert third["result"]["relay"]["switches"]["barrier"] == "top"
+    assert third["result"]["relay"]["policies"]["preparation"] == "fused"
+    for rung in document["rungs"]:
+        assert Result.from_json(json.dumps(rung["result"])).outputs
+    assert document["ladder"] == {"tokens_agree": True}
+
+
+def test_other_tokens_are_told(ladder: Ladder) -> None:
+    other = climbed("engine.relay=latest", "model.seed=1").rungs
+    assert not replace(ladder, rungs=ladder.rungs + other).tokens_agree
+
+
+def test_upstreams_penalties_promise_other_tokens_than_exact_ones() -> None:
+    relays = "engine.relays=[pr25774-before, pr25945, latest, {state: pr25944, penalties: exact}]"
+    found = climb(ask("penalties", ["workload.requests=16", relays]), VGPU)
+    digests = [rung.digest for rung in found.rungs]
+    assert digests[0] == digests[1] != digests[2] == digests[3]
+    assert found.tokens_agree
+
+
+class TestPromptLengths:
+    """#25945 left open when moving the prompt's copy pays. Without the barrier the copy used to run beside the previous
+    forward: what the kernel that went away had cost is won, and lost again to the copy's own time at long prompts. With
+    the barrier the copy stood behind the previous forward anyway."""
+
+    def test_without_the_barrier_there_is_a_crossing(self) -> None:
+        short, long = prompt_lengths([2048, 32768])
+        assert short.without_barrier < -1
+        assert long.without_barrier > 1
+
+    def test_with_the_barrier_there_is_none(self) -> None:
+        short, long = prompt_lengths([128, 8192])
+        assert long.with_barrier < short.with_barrier < 0
+
+    def test_it_is_microseconds_either_way(self) -> None:
+        (point,) = prompt_lengths([8192])
+        assert all(abs(us) < 10 for us in point[1:])

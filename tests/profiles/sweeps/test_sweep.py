@@ -1,0 +1,177 @@
+"""Sweeps: what is asked, which side of a cell is better, where that changes, and what is reused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from schedbench.profiles.judge.readings import Reading
+from schedbench.profiles.judge.sides import SideError
+from schedbench.profiles.run.execute import Options
+from schedbench.profiles.sweeps.document import document
+from schedbench.profiles.sweeps.sweep import (
+    OVERLAP_PAYS,
+    Axis,
+    Cell,
+    Plan,
+    Runs,
+    SweepError,
+    cells,
+    crossings,
+    planned,
+    varies_overlap,
+)
+from schedbench.scenarios.problems import ScenarioError
+
+FEW = (
+    "workload.requests=4",
+    "workload.prompt_tokens={dist: fixed, value: 64}",
+    "workload.output_tokens={dist: fixed, value: 24}",
+    "measure.warmup_requests=0",
+)
+OPTIONS = Options(device="vgpu")
+
+
+def plan(*over: str, sides: Sequence[str] = OVERLAP_PAYS, metric: str = "throughput") -> Plan:
+    return planned("overlap_on", over, sides=sides, overrides=FEW, metric=metric)
+
+
+def cell(*place: str, a: float = 100.0, b: float, direction: Literal["higher", "lower"] = "higher") -> Cell:
+    return Cell(place, readings=(Reading(a, "tokens/s", direction), Reading(b, "tok/s", direction)))
+
+
+def test_shortened_keys_mean_the_full_ones() -> None:
+    asked = plan("concurrency=1,8", "relay=latest", metric="ttft.p99")
+    assert asked.axes == (
+        Axis("workload.arrival.concurrency", ("1", "8")),
+        Axis("engine.relay", ("latest",)),
+    )
+    assert asked.metric == "ttft_ms.p99"
+    assert list(asked.places) == [("1", "latest"), ("8", "latest")]
+    assert asked.overrides_at(("8", "latest"), asked.sides[1])[-3:] == (
+        "workload.arrival.concurrency=8",
+        "engine.relay=latest",
+        "engine.overlap=true",
+    )
+
+
+def test_values_may_hold_commas_in_brackets() -> None:
+    axis = plan("arrival={process: closed, concurrency: 1},burst").axes[0]
+    assert axis.values == ("{process: closed, concurrency: 1}", "burst")
+
+
+@pytest.mark.parametrize(
+    ("over", "options", "error", "message"),
+    [
+        ((), {}, SweepError, "a sweep needs --over"),
+        (("concurrency",), {}, SweepError, "expected key=v1,v2"),
+        (("concurrency=",), {}, SweepError, "expected key=v1,v2"),
+        (("concurency=1",), {}, ScenarioError, "did you mean 'concurrency'"),
+        (("overlap=true",), {}, SweepError, "engine.overlap: set twice"),
+        (("page_size=1", "page_size=2"), {}, SweepError, "engine.page_size: set twice"),
+        (("page_size=1",), {"metric": "speed"}, SweepError, "no metric 'speed'"),
+        (("page_size=1",), {"metric": "peak_kv_tokens"}, SweepError, "no metric 'peak_kv_tokens'"),
+        (("page_size=1",), {"sides": ("git:HEAD", "")}, SweepError, "for compare"),
+        (("page_size=1",), {"sides": ("latest", "")}, SideError, "is no side"),
+    ],
+)
+def test_what_means_nothing_is_refused(
+    over: tuple[str, ...], options, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        plan(*over, **options)
+
+
+def test_the_key_of_the_usual_sides_may_be_an_axis() -> None:
+    assert varies_overlap(["page_size=1", "overlap=true,false"])
+    assert not varies_overlap(["page_size=1"])
+
+
+def test_the_better_side_depends_on_the_metric() -> None:
+    assert cell("1", b=110).tone == "better"
+    assert cell("1", b=110, direction="lower").tone == "worse"
+    assert cell("1", b=100).tone == "even"
+    assert cell("1", b=110).delta == pytest.approx(10)
+    assert (cell("1", a=0, b=1).delta is None, Cell(("1",), refusal="so").tone) == (False, None)
+
+
+def test_signs_change_between_neighbours_of_the_first_axis() -> None:
+    asked = plan("concurrency=1,2,4,8,16", "preset=tiny-llama,llama-3-8b")
+    values = {"tiny-llama": (90, 95, 99, 98, 97), "llama-3-8b": (90, 100, 104, 103, 98)}
+    found = [
+        cell(count, preset, b=b)
+        for preset, row in values.items()
+        for count, b in zip(asked.axes[0].values, row, strict=True)
+    ]
+    assert [tuple(crossing) for crossing in crossings(asked, found)] == [
+        (("llama-3-8b",), "1", "4", "better"),  # at 2 there is no sign
+        (("llama-3-8b",), "8", "16", "worse"),
+    ]
+
+
+def test_cells_that_were_refused_are_passed_over() -> None:
+    asked = plan("concurrency=1,2,4")
+    found = [cell("1", b=90), Cell(("2",), refusal="no"), cell("4", b=110)]
+    assert [tuple(crossing) for crossing in crossings(asked, found)] == [((), "1", "4", "better")]
+
+
+def test_overlap_hurts_a_tiny_model_and_helps_a_large_one() -> None:
+    asked = plan("model.preset=tiny-llama,llama-3-8b", "concurrency=1")
+    found = list(cells(asked, Runs(OPTIONS)))
+    assert [one.tone for one in found] == ["worse", "better"]
+    assert [one.tokens for one in found] == ["equal", "equal"]
+    (crossing,) = crossings(asked, found)
+    assert crossing == (("1",), "tiny-llama", "llama-3-8b", "better")
+    content = document(asked, found, run={})
+    assert content["sweep"]["exact"] is True
+    assert content["break_even"] == [
+        {
+            "key": "model.preset",
+            "at": {"workload.arrival.concurrency": "1"},
+            "between": ["tiny-llama", "llama-3-8b"],
+            "beyond": "better",
+        }
+    ]
+
+
+def test_one_side_is_told_as_it_is() -> None:
+    (one,) = cells(plan("concurrency=2", sides=()), Runs(OPTIONS))
+    assert (len(one.readings), one.delta, one.tone) == (1, None, None)
+    assert one.readings[0].unit == "tokens/s"
+
+
+def test_cells_that_cannot_run_say_why() -> None:
+    asked = plan("mixed_chunk=true", "chunked_prefill_size=none", "kv_tokens=131072,64")
+    refused, starved = cells(asked, Runs(OPTIONS))
+    assert refused.refusal.startswith("engine.mixed_chunk: mixed chunk cannot be combined")
+    (starved,) = cells(plan("kv_tokens=64"), Runs(OPTIONS))
+    assert starved.refusal.startswith("no request finished; the first said:")
+    (absent,) = cells(plan("output_tokens.value=1", metric="tpot"), Runs(OPTIONS))
+    assert absent.refusal == "tpot_ms: abstained"
+
+
+def test_results_are_reused_where_the_question_is_the_same(tmp_path: Path) -> None:
+    first = plan("concurrency=1,2", sides=())
+    before = list(cells(first, Runs(OPTIONS, folder=tmp_path)))
+    stamps = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert stamps.keys() == {name for one in before for name in one.files}
+
+    more = plan("concurrency=2,3", sides=())
+    after = list(cells(more, Runs(OPTIONS, folder=tmp_path, resume=True)))
+    assert after[0] == before[1]
+    assert {path.name for path in tmp_path.iterdir()} - stamps.keys() == set(after[1].files)
+    assert all((tmp_path / name).stat().st_mtime_ns == stamp for name, stamp in stamps.items())
+
+    again = list(cells(first, Runs(OPTIONS, folder=tmp_path)))
+    assert [one.readings for one in again] == [one.readings for one in before]
+    assert all((tmp_path / name).stat().st_mtime_ns > stamp for name, stamp in stamps.items())
+
+
+def test_a_broken_file_is_run_again(tmp_path: Path) -> None:
+    asked = plan("concurrency=1", sides=())
+    (one,) = cells(asked, Runs(OPTIONS, folder=tmp_path))
+    (tmp_path / one.files[0]).write_text("{")
+    assert list(cells(asked, Runs(OPTIONS, folder=tmp_path, resume=True))) == [one]
