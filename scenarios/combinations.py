@@ -50,6 +50,7 @@ MODES: dict[str, Mode] = {
         ("engine", "disaggregation", "transfer"),
         lambda s: s.engine.disaggregation.mode != "none" and s.engine.disaggregation.transfer == "fake",
     ),
+    "data parallel": Mode(("engine", "data_parallel"), lambda s: s.engine.data_parallel.ranks > 1),
     "grammar": Mode(("workload", "sampling", "grammar"), lambda s: s.workload.sampling.grammar is not None),
     "logprobs": Mode(("workload", "sampling", "logprobs"), lambda s: s.workload.sampling.logprobs),
     "minimum length": Mode(
@@ -104,6 +105,14 @@ RULES: tuple[Rule, ...] = (
         "refused",
         "the workers share one process, whose time is no rank's own",
     ),
+    Rule("data parallel", "pipeline", "refused", "replicas of several stages are not built in this version"),
+    Rule("data parallel", "disaggregation", "refused", "which has numbers of workers of its own"),
+    Rule(
+        "data parallel",
+        "measured host",
+        "refused",
+        "the ranks share one process, whose time is no rank's own",
+    ),
     Rule("values none", "grammar", "refused", "tokens are hashes there, a grammar cannot choose them"),
     Rule("values none", "logprobs", "refused", "there are no logits"),
     Rule(
@@ -153,6 +162,11 @@ def overlaps(scenario: Scenario) -> bool:
 def staged(scenario: Scenario) -> bool:
     """Whether the scenario's model is a pipeline."""
     return scenario.engine.pipeline.stages > 1
+
+
+def routed(scenario: Scenario) -> bool:
+    """Whether its workers stand behind a router."""
+    return scenario.engine.disaggregation.mode != "none" or scenario.engine.data_parallel.ranks > 1
 
 
 def _unavailable(scenario: Scenario) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from ...scenarios.combinations import overlaps, staged
+from ...scenarios.combinations import overlaps, routed, staged
 from ...scenarios.schema import Scenario
 from ...scenarios.workload import Achieved, Lengths
 from ...sched.relay.draft_rows import DRAFT_SWITCHES
@@ -31,10 +31,10 @@ from ..result import (
     WorkloadPart,
 )
 from ..world.audience import Audience
-from ..world.disagg import disaggregated_world
 from ..world.pairs import Heard
 from ..world.processes import process_world
 from ..world.ranks import RankRun, alone, virtual_world
+from ..world.routed import routed_world
 from .compose import Guard
 from .crash import broken_on_purpose
 from .draft import speculation
@@ -90,12 +90,10 @@ def execute(
     task = _Task(resolved, relay, options, watch, instrument, guard)
     scenario, kind = resolved.scenario, chosen(options.device, resolved.scenario)
     around = resolved, options.hazards, options.adversary
-    if scenario.engine.disaggregation.mode != "none":
+    if routed(scenario):
         if options.world != "virtual":
-            raise MachineError(
-                "engine.disaggregation: its workers are ranks of the virtual world only, so far"
-            )
-        result = disaggregated_world(*around, replace(task, watch=Audience(watch)).heard)
+            raise MachineError("workers behind a router are ranks of the virtual world only, so far")
+        result = routed_world(*around, replace(task, watch=Audience(watch)).heard)
     elif scenario.engine.ranks == 1:
         result = alone(kind, *around, task.run, keep_trace=options.keep_trace)
     elif options.world == "virtual":

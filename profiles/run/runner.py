@@ -6,20 +6,23 @@ Four doors let a caller replace the world: the machine (device and clock), the s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from ...scenarios.schema import Scenario
 from ...scenarios.workload import Achieved, Workload, build
+from ...sched.disagg.place import Role
 from ...sched.loop.decoding import DecodeWorker
 from ...sched.loop.engine import TokenSampler
 from ...sched.loop.overlapped import run_overlapped
 from ...sched.loop.pipelined import run_pipelined
 from ...sched.loop.prefilling import PrefillWorker
+from ...sched.loop.replica import Replica
 from ...sched.loop.scheduler import Scheduler
 from ...sched.loop.serial import run_serial
+from ...sched.loop.turns import Turns
 from ...sched.observe import Clock, Observer, Silence
 from ...sched.relay.states import RelayChoice
 from ...sched.request import Request, Status
@@ -111,7 +114,7 @@ class Bench:
     _chorus: Chorus = field(init=False)
     _feed: Feed = field(init=False)
     _clock: VisibleSleep = field(init=False)
-    _turns: Scheduler | PrefillWorker | DecodeWorker = field(init=False)
+    _turns: Turns = field(init=False)
 
     def __post_init__(self) -> None:
         self._feed = Feed()
@@ -128,7 +131,7 @@ class Bench:
             guard=self.guard,
             seat=self.seat,
         )
-        self._turns = _turns(self.scheduler)
+        self._turns = _turns(self.scheduler, self.seat)
 
     @property
     def scenario(self) -> Scenario:
@@ -242,18 +245,22 @@ class Bench:
             answers.requests.ended(request)
 
 
-def _turns(scheduler: Scheduler) -> Scheduler | PrefillWorker | DecodeWorker:
+_WORKERS: Mapping[Role, Callable[[Scheduler], Turns]] = {
+    "replica": Replica,
+    "prefill": PrefillWorker,
+    "decode": DecodeWorker,
+}
+
+
+def _turns(scheduler: Scheduler, seat: Seat) -> Turns:
     """What the loop drives."""
-    engine = scheduler.engine
-    if engine.outbox is not None:
-        return PrefillWorker(scheduler)
-    return scheduler if engine.inbox is None else DecodeWorker(scheduler)
+    return scheduler if seat.place is None else _WORKERS[seat.place.role](scheduler)
 
 
 class _Aborts(Silence):
     """The workload's script of clients that go away."""
 
-    def __init__(self, feed: Feed, scheduler: Scheduler | DecodeWorker) -> None:
+    def __init__(self, feed: Feed, scheduler: Turns) -> None:
         self._feed = feed
         self._scheduler = scheduler
 

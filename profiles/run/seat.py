@@ -50,12 +50,12 @@ class Seat(NamedTuple):
     @property
     def tells(self) -> bool:
         """Whether requests end here for their clients."""
-        return self.rank == 0 if self.place is None else self.place.role == "decode"
+        return self.rank == 0 if self.place is None else self.place.ends
 
     @property
     def shares_prefixes(self) -> bool:
         """A decode worker's prompts are another's: it has none to share."""
-        return self.place is None or self.place.role == "prefill"
+        return self.place is None or self.place.role != "decode"
 
     def proxies(self, model: ModelConfig, tags: TagPool | None) -> Sequence[Input]:
         """What the rank's forwards take from the stage before; where tags are kept, the tokens themselves too."""

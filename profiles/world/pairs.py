@@ -1,4 +1,4 @@
-"""One result of prefill and decode workers that shared the requests of a run."""
+"""One result of workers that shared the requests of a run."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def whole(
     workers: Sequence[Heard],
     left: Sequence[RequestRow],
     *,
-    sent: bool,
+    sent: bool | None,
     drafts: int,
 ) -> Result:
     """Requests are told by the workers that decoded them; ``left`` are those that nobody has ended. ``sent``: there was
-    a transfer; ``drafts``: how many tokens deep they speculate."""
+    a transfer, None where workers do all by themselves; ``drafts``: how many tokens deep they speculate."""
     results = [heard.result for heard in workers]
-    deciding = [heard for place, heard in zip(places, workers, strict=False) if place.role == "decode"]
+    deciding = [heard for place, heard in zip(places, workers, strict=False) if place.ends]
     first = deciding[0].result
     log = RequestLog.merged([heard.done.answers.requests for heard in deciding])
     records = log.in_order()
@@ -51,27 +51,28 @@ def whole(
     missing = [row for row in left if row.id not in rows]
     return first.model_copy(
         update={
-            "metrics": _told(first, _metrics(log, results)) | _acceptance(deciding, drafts),
+            "metrics": _told(first, _metrics(log, results, apart=sent is not None))
+            | _acceptance(deciding, drafts),
             "per_step": _per_step(results),
             "copies": _summed(row for result in results for row in result.copies),
             "syncs": _summed(row for result in results for row in result.syncs),
             "idle": first.idle if _void(first) else Abstained(abstained=_APART),
             "ranks": tuple(_rank(place, heard) for place, heard in zip(places, workers, strict=False)),
             "requests": tuple(sorted([*ended, *missing], key=lambda row: int(row.id[1:]))),
-            "outputs": _outputs(records, deciding) if sent else Abstained(abstained=_UNSENT),
+            "outputs": _outputs(records, deciding) if sent is not False else Abstained(abstained=_UNSENT),
             "hazards": all_hazards(results),
         }
     )
 
 
-def _metrics(log: RequestLog, results: Sequence[Result]) -> Metrics:
+def _metrics(log: RequestLog, results: Sequence[Result], *, apart: bool) -> Metrics:
     """Of requests; what is a device's or a loop's is told by each worker."""
     first = results[-1]
     exact = _exact(first)
     metrics: Metrics = {name: Abstained(abstained=_APART) for name in first.metrics if "." not in name}
     metrics |= request_metrics(log, exact=exact)
     metrics["peak_kv_tokens"] = max((result.metrics["peak_kv_tokens"] for result in results), key=_value)
-    return metrics | _split(log, exact=exact)
+    return metrics | (_split(log, exact=exact) if apart else {})
 
 
 def _acceptance(deciding: Sequence[Heard], drafts: int) -> Metrics:
@@ -135,9 +136,9 @@ def _summed(rows: Iterable[Row]) -> tuple[Row, ...]:
 def _rank(place: Place, heard: Heard) -> RankPart:
     """A prefill worker knows nothing of a request's life behind its prompt."""
     result, metrics = heard.result, heard.result.metrics
-    if place.role == "prefill":
+    if not place.ends:
         metrics = {name: metric for name, metric in metrics.items() if name not in _BEHIND}
-    else:
+    elif place.role == "decode":
         metrics = metrics | _told(result, _split(heard.done.answers.requests, exact=_exact(result)))
     return RankPart(
         name=place.name,

@@ -24,13 +24,13 @@ class Source(Protocol):
 
 
 def run_router(source: Source, link: Link, clock: Clock, place: Place) -> None:
-    """Send every request to both its workers, until all have ended. Raises LinkError."""
+    """Send every request to its workers, until all have ended. Raises LinkError."""
     alive: dict[str, Request] = {}
     while True:
         for req in source.due(clock.now()):
             alive[req.id] = req
-            link.send(place.prefill_of(req.index), REQUEST, req)
-            link.send(place.decode_of(req.index), REQUEST, req)
+            for worker in place.workers_of(req.index):
+                link.send(worker, REQUEST, req)
         while (message := link.poll(ENDED)) is not None:
             source.ended(alive.pop(message.value), clock.now())
         at = source.next_at()
@@ -63,7 +63,7 @@ class Routed:
         return None
 
     def ended(self, request: Request, now: int) -> None:  # noqa: ARG002
-        if self._place.role == "decode":
+        if self._place.ends:
             self._link.send(self._place.router, ENDED, request.id)
 
     def closes(self) -> bool:

@@ -6,48 +6,27 @@ what another worker's forward has sampled is this one's first token.
 
 from __future__ import annotations
 
-from ..batch import ScheduleBatch, StepResult
+from ..batch import ScheduleBatch
 from ..disagg.inbox import Inbox, Ready
 from ..disagg.messages import KV, REQUEST
-from ..disagg.requests import Routed
 from ..memory.release import release_kv_cache
 from ..observe import NO_STEP, SLEEP, StepInfo
 from ..request import Request, Status
-from .engine import Engine
 from .prefilling import IDLE
 from .prepare import filter_rows, prebuild
 from .scheduler import Scheduler
 from .settle import close, finish, tell
+from .turns import RoutedWorker
 
 GONE = "its prompt was given up by its prefill worker"
 
 
-class DecodeWorker:
+class DecodeWorker(RoutedWorker):
     def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+        super().__init__(scheduler)
         inbox = scheduler.engine.inbox
         assert inbox is not None
         self._inbox: Inbox = inbox
-
-    @property
-    def engine(self) -> Engine:
-        return self._scheduler.engine
-
-    @property
-    def next_step(self) -> int:
-        return self._scheduler.next_step
-
-    @property
-    def last_batch(self) -> ScheduleBatch | None:
-        return self._scheduler.last_batch
-
-    @last_batch.setter
-    def last_batch(self, batch: ScheduleBatch | None) -> None:
-        self._scheduler.last_batch = batch
-
-    @property
-    def running_batch(self) -> ScheduleBatch:
-        return self._scheduler.running_batch
 
     def receive(self) -> None:
         """Take what has arrived, requests and KV."""
@@ -67,12 +46,6 @@ class DecodeWorker:
             self._join(ready)
         self._preallocate()
         return self._scheduler.get_next_batch_to_run()
-
-    def launched(self, batch: ScheduleBatch) -> ScheduleBatch:
-        return self._scheduler.launched(batch)
-
-    def settle(self, batch: ScheduleBatch, result: StepResult) -> None:
-        self._scheduler.settle(batch, result)
 
     def rest(self) -> bool:
         engine, inbox = self.engine, self._inbox
@@ -95,12 +68,6 @@ class DecodeWorker:
             close(self.engine, req, Status.ABORTED, reason)
         else:
             req.to_finish = reason
-
-    @property
-    def _source(self) -> Routed:
-        source = self.engine.source
-        assert isinstance(source, Routed), "a worker's requests come from the router"
-        return source
 
     def _preallocate(self) -> None:
         """Give room to whom there is some for: behind the barrier, since rows and pages may be those of others who have

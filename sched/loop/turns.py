@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from ..batch import ScheduleBatch, StepResult
+from ..disagg.requests import Routed
+from ..request import Request
 from .engine import Engine
+from .scheduler import Scheduler
 
 
 class Turns(Protocol):
@@ -30,3 +33,54 @@ class Turns(Protocol):
 
     def rest(self) -> bool:
         """Nothing to run: wait for something. Returns False when nothing will come."""
+
+    def abort(self, req: Request, reason: str) -> None:
+        """End ``req`` early, wherever it is."""
+
+
+class RoutedWorker:
+    """Turns that are a scheduler's own, but for what a worker does otherwise."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    @property
+    def engine(self) -> Engine:
+        return self._scheduler.engine
+
+    @property
+    def next_step(self) -> int:
+        return self._scheduler.next_step
+
+    @property
+    def last_batch(self) -> ScheduleBatch | None:
+        return self._scheduler.last_batch
+
+    @last_batch.setter
+    def last_batch(self, batch: ScheduleBatch | None) -> None:
+        self._scheduler.last_batch = batch
+
+    @property
+    def running_batch(self) -> ScheduleBatch:
+        return self._scheduler.running_batch
+
+    def receive(self) -> None:
+        self._scheduler.receive()
+
+    def get_next_batch_to_run(self) -> ScheduleBatch | None:
+        return self._scheduler.get_next_batch_to_run()
+
+    def launched(self, batch: ScheduleBatch) -> ScheduleBatch:
+        return self._scheduler.launched(batch)
+
+    def settle(self, batch: ScheduleBatch, result: StepResult) -> None:
+        self._scheduler.settle(batch, result)
+
+    def abort(self, req: Request, reason: str) -> None:
+        self._scheduler.abort(req, reason)
+
+    @property
+    def _source(self) -> Routed:
+        source = self.engine.source
+        assert isinstance(source, Routed), "a worker's requests come from the router"
+        return source
