@@ -45,6 +45,9 @@ MODES: dict[str, Mode] = {
     "pages": Mode(("engine", "page_size"), lambda s: s.engine.page_size > 1),
     "hisparse": Mode(("engine", "hisparse"), lambda s: s.engine.hisparse.enabled),
     "pipeline": Mode(("engine", "pipeline"), lambda s: s.engine.pipeline.stages > 1),
+    "dynamic chunks": Mode(
+        ("engine", "pipeline", "dynamic_chunks"), lambda s: s.engine.pipeline.dynamic_chunks
+    ),
     "disaggregation": Mode(("engine", "disaggregation"), lambda s: s.engine.disaggregation.mode != "none"),
     "fake transfer": Mode(
         ("engine", "disaggregation", "transfer"),
@@ -88,6 +91,7 @@ RULES: tuple[Rule, ...] = (
     Rule("overlap", "pipeline", "refused", "each stage runs the serial loop, stages overlap one another"),
     Rule("pipeline", "speculation", "refused", "upstream has no known working form"),
     Rule("pipeline", "hisparse", "refused", "upstream's pipeline loop does not stage prompts"),
+    Rule("dynamic chunks", "unchunked prefill", "refused", "there is no chunk whose size could follow"),
     Rule("pipeline", "measured host", "refused", "the ranks share one process, whose time is no rank's own"),
     Rule(
         "disaggregation",

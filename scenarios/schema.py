@@ -122,11 +122,14 @@ class HiSparse(Section):
 
 class Pipeline(Section):
     """``async_depth`` microbatches beyond one per stage; ``skip_chunk_outputs`` sends no tokens round for a step that
-    is nothing but an unfinished prompt."""
+    is nothing but an unfinished prompt. With ``dynamic_chunks`` a prompt's later chunks get shorter, by the share
+    ``smooth_factor`` of what it takes to last as long as the first one."""
 
     stages: Positive = 1
     async_depth: Count = 0
     skip_chunk_outputs: Switch = False
+    dynamic_chunks: Switch = False
+    smooth_factor: Fraction = 0.75
 
 
 class Disaggregation(Section):

@@ -14,6 +14,7 @@ from typing import Protocol
 from ...scenarios.schema import Scenario
 from ...scenarios.workload import Achieved, Workload, build
 from ...sched.disagg.place import Role
+from ...sched.loop.chunk_sizes import size_chunks
 from ...sched.loop.decoding import DecodeWorker
 from ...sched.loop.engine import TokenSampler
 from ...sched.loop.overlapped import run_overlapped
@@ -143,6 +144,7 @@ class Bench:
 
     def warm_up(self) -> None:
         """Run the warm-up's requests unobserved; what they left in the prefix cache is dropped."""
+        self._size_chunks()
         count = self.scenario.measure.warmup_requests
         if not count or self.scenario.workload.trace is not None:
             return
@@ -156,6 +158,11 @@ class Bench:
         engine = self.scheduler.engine
         with engine.streams.on(engine.streams.schedule):
             engine.cache.evict(engine.cache.evictable_size())
+
+    def _size_chunks(self) -> None:
+        with self._guarded() as guard:
+            self._chorus.tune(*self._always(), guard)
+            size_chunks(self.scheduler)
 
     def measure(self, watch: Watch) -> Pass:
         """Run the scenario's workload once. Ctrl-C ends it early: what is there is kept, and marked."""

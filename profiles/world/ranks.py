@@ -72,8 +72,9 @@ def virtual_world(resolved: Resolved, hazards: bool, adversary: int | None, body
 def stages_of(resolved: Resolved) -> Sequence[Stage]:
     wanted = resolved.scenario.engine.pipeline
     layers = split_layers(resolved.model.num_layers, wanted.stages)
+    smooth = wanted.smooth_factor if wanted.dynamic_chunks else None
     return [
-        Stage(index, wanted.stages, share, wanted.async_depth, wanted.skip_chunk_outputs)
+        Stage(index, wanted.stages, share, wanted.async_depth, wanted.skip_chunk_outputs, smooth)
         for index, share in enumerate(layers)
     ]
 

@@ -13,6 +13,7 @@ from ..memory.allocation import evict_from_tree_cache
 from ..memory.release import release_kv_cache
 from ..model.grammar import GrammarError
 from ..observe import StepInfo, StepKind
+from ..pipeline.chunking import ChunkSizes
 from ..request import Request, Status
 from ..speculate.steps import FIRST, STRIDE, draft_step, extend_step
 from .engine import Engine
@@ -52,6 +53,7 @@ class Scheduler:
         self.running_batch = ScheduleBatch.empty()
         self.last_batch: ScheduleBatch | None = None
         self.chunked_req: Request | None = None
+        self.chunk_sizes: ChunkSizes | None = None  # where they follow latencies
         self.parked: Sequence[ScheduleBatch] = ()  # of microbatches whose turn it is not
         # The next batch's number; under speculation the steps beside it have numbers of their own.
         self._stride = 1 if config.speculative is None else STRIDE
@@ -416,10 +418,16 @@ class Scheduler:
         return Limits(
             page_size=config.page_size,
             max_prefill_tokens=config.max_prefill_tokens,
-            chunked_prefill_size=config.chunked_prefill_size,
+            chunked_prefill_size=self._chunk_size(),
             mixed_decode_tokens=mixed,
             mixed_reserve_tokens=reserve,
         )
+
+    def _chunk_size(self) -> int | None:
+        req, sizes = self.chunked_req, self.chunk_sizes
+        if sizes is None or req is None or req.prefix_indices is None:
+            return self.engine.config.chunked_prefill_size
+        return sizes.behind(req.prefix_indices.shape[0])
 
     def _init_round(self, req: Request) -> int:
         """Match the prefix of a waiting request; at least one token is always computed. Returns the match."""

@@ -22,6 +22,8 @@ ON: dict[str, dict[str, Any]] = {
     "pages": {"engine": {"page_size": 16}},
     "hisparse": {"engine": {"hisparse": {"enabled": True}}},
     "pipeline": {"engine": {"pipeline": {"stages": 2}}},
+    "dynamic chunks": {"engine": {"pipeline": {"stages": 2, "dynamic_chunks": True}}},
+    "data parallel": {"engine": {"data_parallel": {"ranks": 2}}},
     "disaggregation": {"engine": {"disaggregation": {"mode": "pair"}}},
     "fake transfer": {"engine": {"disaggregation": {"mode": "pair", "transfer": "fake"}}},
     "measured host": {"device": {"host": "measured"}},
