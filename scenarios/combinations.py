@@ -53,7 +53,7 @@ MODES: dict[str, Mode] = {
         ("engine", "disaggregation", "transfer"),
         lambda s: s.engine.disaggregation.mode != "none" and s.engine.disaggregation.transfer == "fake",
     ),
-    "data parallel": Mode(("engine", "data_parallel"), lambda s: s.engine.data_parallel.ranks > 1),
+    "replicas": Mode(("engine", "replicas"), lambda s: s.engine.replicas > 1),
     "grammar": Mode(("workload", "sampling", "grammar"), lambda s: s.workload.sampling.grammar is not None),
     "logprobs": Mode(("workload", "sampling", "logprobs"), lambda s: s.workload.sampling.logprobs),
     "minimum length": Mode(
@@ -109,10 +109,10 @@ RULES: tuple[Rule, ...] = (
         "refused",
         "the workers share one process, whose time is no rank's own",
     ),
-    Rule("data parallel", "pipeline", "refused", "replicas of several stages are not built in this version"),
-    Rule("data parallel", "disaggregation", "refused", "which has numbers of workers of its own"),
+    Rule("replicas", "pipeline", "refused", "replicas of several stages are not built in this version"),
+    Rule("replicas", "disaggregation", "refused", "which has numbers of workers of its own"),
     Rule(
-        "data parallel",
+        "replicas",
         "measured host",
         "refused",
         "the ranks share one process, whose time is no rank's own",
@@ -170,7 +170,7 @@ def staged(scenario: Scenario) -> bool:
 
 def routed(scenario: Scenario) -> bool:
     """Whether its workers stand behind a router."""
-    return scenario.engine.disaggregation.mode != "none" or scenario.engine.data_parallel.ranks > 1
+    return scenario.engine.disaggregation.mode != "none" or scenario.engine.replicas > 1
 
 
 def _unavailable(scenario: Scenario) -> Iterator[Finding]:

@@ -142,14 +142,9 @@ class Disaggregation(Section):
     reserved_decode_tokens: Count = 512
 
 
-class DataParallel(Section):
-    """``ranks`` engines that share nothing but the router in front of them; each has the whole model."""
-
-    ranks: Positive = 1
-
-
 class Engine(Section):
-    """Defaults are those of the engine's own configuration; ``auto`` overlaps wherever the modes allow it."""
+    """Defaults are those of the engine's own configuration; ``auto`` overlaps wherever the modes allow it.
+    ``replicas``: engines behind one router, which share nothing."""
 
     overlap: Switch | Literal["auto"] = "auto"
     relay: Annotated[Relay, BeforeValidator(_state)] = Relay()
@@ -168,7 +163,7 @@ class Engine(Section):
     hisparse: HiSparse = HiSparse()
     pipeline: Pipeline = Pipeline()
     disaggregation: Disaggregation = Disaggregation()
-    data_parallel: DataParallel = DataParallel()
+    replicas: Positive = 1
 
     @property
     def ranks(self) -> int:
@@ -176,7 +171,7 @@ class Engine(Section):
         pair = self.disaggregation
         if pair.mode != "none":
             return pair.prefill + pair.decode
-        return self.pipeline.stages * self.data_parallel.ranks
+        return self.pipeline.stages * self.replicas
 
 
 class Measure(Section):

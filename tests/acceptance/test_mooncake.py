@@ -100,6 +100,6 @@ def test_two_gpus_that_share_the_work_by_phase_win_where_there_is_more_of_it() -
         )
         return readings(found, ("e2e_ms.p90",))["e2e_ms.p90"].value
 
-    alike, apart = "engine.data_parallel.ranks=2", "engine.disaggregation.mode=pair"
+    alike, apart = "engine.replicas=2", "engine.disaggregation.mode=pair"
     assert slowest("0.25", apart) > 1.1 * slowest("0.25", alike)
     assert slowest("1.25", apart) < 0.9 * slowest("1.25", alike)

@@ -14,7 +14,7 @@ FEWER = (*SMALL, "workload.requests=10", "workload.output_tokens={dist: uniform,
 
 
 def replicas(count: int) -> str:
-    return f"engine.data_parallel.ranks={count}"
+    return f"engine.replicas={count}"
 
 
 @cache

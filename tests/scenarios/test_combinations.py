@@ -23,7 +23,7 @@ ON: dict[str, dict[str, Any]] = {
     "hisparse": {"engine": {"hisparse": {"enabled": True}}},
     "pipeline": {"engine": {"pipeline": {"stages": 2}}},
     "dynamic chunks": {"engine": {"pipeline": {"stages": 2, "dynamic_chunks": True}}},
-    "data parallel": {"engine": {"data_parallel": {"ranks": 2}}},
+    "replicas": {"engine": {"replicas": 2}},
     "disaggregation": {"engine": {"disaggregation": {"mode": "pair"}}},
     "fake transfer": {"engine": {"disaggregation": {"mode": "pair", "transfer": "fake"}}},
     "measured host": {"device": {"host": "measured"}},
