@@ -126,20 +126,24 @@ class _Task:
 
     def run(self, machine: Machine, valve: Valve, seat: Seat) -> RankRun:
         """One rank's run. Only those that tell of requests are watched by the caller's listeners."""
-        heard = self.heard(machine, valve, seat)
-        return RankRun(heard.result, heard.done.answers.bubble.found())
+        result, done = self._recorded(machine, valve, seat)
+        return RankRun(result, done.answers.bubble.found())
 
     def heard(self, machine: Machine, valve: Valve, seat: Seat) -> Heard:
-        """The same, with what it was made of."""
+        """The same of a worker that had a part of the requests."""
+        result, done = self._recorded(machine, valve, seat)
+        return Heard(result, done.answers.requests.account, done.answers.acceptance, done.damage)
+
+    def _recorded(self, machine: Machine, valve: Valve, seat: Seat) -> tuple[Result, Pass]:
         if seat.rank == 0:
             valve.instrument = self.instrument
         if self.options.record is None:
-            return self._heard(machine, valve, seat)
+            return self._run(machine, valve, seat)
         with Recording(self.options.record / file_of(seat.rank)) as recording:
             valve.instrument = recording
-            return self._heard(machine, valve, seat)
+            return self._run(machine, valve, seat)
 
-    def _heard(self, machine: Machine, valve: Valve, seat: Seat) -> Heard:
+    def _run(self, machine: Machine, valve: Valve, seat: Seat) -> tuple[Result, Pass]:
         options = self.options
         guard = None if self.guard is None else self.guard.of_rank(seat.rank)
         bench = Bench(self.resolved, machine, self.relay, valve, guard=guard, seat=seat)
@@ -158,7 +162,7 @@ class _Task:
             found = untimed(found, "the ranks' clocks are their own: no link was emulated")
         valve.finish(machine.names)
         run = _run(options, self.started, time.perf_counter() - self.begin, found.done, machine)
-        return Heard(_result(self.resolved.scenario, self.relay, machine, found, run), found.done)
+        return _result(self.resolved.scenario, self.relay, machine, found, run), found.done
 
 
 def _switches(relay: RelayChoice, scenario: Scenario) -> dict[str, str]:

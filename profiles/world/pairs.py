@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from ...sched.disagg.place import Place
 from ..metrics import latency
 from ..metrics.acceptance import AcceptanceLog
-from ..metrics.requests import RequestLog, RequestRecord
+from ..metrics.requests import Account, RequestRecord
 from ..result import Abstained, CopyRow, KindCounts, Metric, Outputs, RankPart, RequestRow, Result, SyncRow
 from ..run.answers import Metrics, acceptance_metrics, distributed, request_metrics
 from ..run.passes import outputs_with
-from ..run.runner import Pass
 from .ranks import all_hazards
 
 Row = TypeVar("Row", CopyRow, SyncRow)
@@ -25,10 +24,12 @@ _NOBODY = "no request ran long enough"
 
 
 class Heard(NamedTuple):
-    """One worker's run."""
+    """One worker's run. ``damage`` is what KV slots that do not add up came to, by request."""
 
     result: Result
-    done: Pass
+    account: Account
+    acceptance: AcceptanceLog
+    damage: Mapping[str, int]
 
 
 def whole(
@@ -44,14 +45,14 @@ def whole(
     results = [heard.result for heard in workers]
     deciding = [heard for place, heard in zip(places, workers, strict=False) if place.role == "decode"]
     first = deciding[0].result
-    log = RequestLog.merged([heard.done.answers.requests for heard in deciding])
-    records = log.in_order()
+    account = Account.merged([heard.account for heard in deciding])
+    records = account.in_order()
     rows = {row.id: row for heard in deciding for row in heard.result.requests}
     ended = [rows[record.id] for record in records]
     missing = [row for row in left if row.id not in rows]
     return first.model_copy(
         update={
-            "metrics": _told(first, _metrics(log, results)) | _acceptance(deciding, drafts),
+            "metrics": _told(first, _metrics(account, results)) | _acceptance(deciding, drafts),
             "per_step": _per_step(results),
             "copies": _summed(row for result in results for row in result.copies),
             "syncs": _summed(row for result in results for row in result.syncs),
@@ -64,27 +65,27 @@ def whole(
     )
 
 
-def _metrics(log: RequestLog, results: Sequence[Result]) -> Metrics:
+def _metrics(account: Account, results: Sequence[Result]) -> Metrics:
     """Of requests; what is a device's or a loop's is told by each worker."""
     first = results[-1]
     exact = _exact(first)
     metrics: Metrics = {name: Abstained(abstained=_APART) for name in first.metrics if "." not in name}
-    metrics |= request_metrics(log, exact=exact)
+    metrics |= request_metrics(account, exact=exact)
     metrics["peak_kv_tokens"] = max((result.metrics["peak_kv_tokens"] for result in results), key=_value)
-    return metrics | _split(log, exact=exact)
+    return metrics | _split(account, exact=exact)
 
 
 def _acceptance(deciding: Sequence[Heard], drafts: int) -> Metrics:
-    log = AcceptanceLog.merged(heard.done.answers.acceptance for heard in deciding)
+    log = AcceptanceLog.merged(heard.acceptance for heard in deciding)
     return acceptance_metrics(log, drafts, exact=_exact(deciding[0].result))
 
 
-def _split(log: RequestLog, *, exact: bool) -> Metrics:
+def _split(account: Account, *, exact: bool) -> Metrics:
     """What the time to first token is made of besides the queue."""
     parts = {
-        "prefill_ms": latency.prefilling(log.records),
-        "transfer_ms": latency.transfer(log.records),
-        "decode_queue_ms": latency.decode_queueing(log.records),
+        "prefill_ms": latency.prefilling(account.records),
+        "transfer_ms": latency.transfer(account.records),
+        "decode_queue_ms": latency.decode_queueing(account.records),
     }
     return {name: distributed(name, part, exact=exact, why=_NOBODY) for name, part in parts.items()}
 
@@ -138,7 +139,7 @@ def _rank(place: Place, heard: Heard) -> RankPart:
     if place.role == "prefill":
         metrics = {name: metric for name, metric in metrics.items() if name not in _BEHIND}
     else:
-        metrics = metrics | _told(result, _split(heard.done.answers.requests, exact=_exact(result)))
+        metrics = metrics | _told(result, _split(heard.account, exact=_exact(result)))
     return RankPart(
         name=place.name,
         role=place.role,
@@ -152,5 +153,5 @@ def _outputs(records: Sequence[RequestRecord], deciding: Sequence[Heard]) -> Out
     for heard in deciding:
         if isinstance(heard.result.outputs, Abstained):
             return heard.result.outputs
-    damage = {name: by for heard in deciding for name, by in heard.done.damage.items()}
+    damage = {name: by for heard in deciding for name, by in heard.damage.items()}
     return outputs_with(records, damage)
