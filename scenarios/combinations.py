@@ -46,6 +46,9 @@ MODES: dict[str, Mode] = {
     "hisparse": Mode(("engine", "hisparse"), lambda s: s.engine.hisparse.enabled),
     "pipeline": Mode(("engine", "pipeline"), lambda s: s.engine.pipeline.stages > 1),
     "disaggregation": Mode(("engine", "disaggregation"), lambda s: s.engine.disaggregation.mode != "none"),
+    "data-parallel ranks": Mode(
+        ("engine", "data_parallel", "ranks"), lambda s: s.engine.data_parallel.ranks > 1
+    ),
     "fake transfer": Mode(
         ("engine", "disaggregation", "transfer"),
         lambda s: s.engine.disaggregation.mode != "none" and s.engine.disaggregation.transfer == "fake",
@@ -103,6 +106,30 @@ RULES: tuple[Rule, ...] = (
         "measured host",
         "refused",
         "the workers share one process, whose time is no rank's own",
+    ),
+    Rule(
+        "data-parallel ranks",
+        "pipeline",
+        "refused",
+        "each stage would be several ranks, which would have to agree on every microbatch",
+    ),
+    Rule(
+        "data-parallel ranks",
+        "disaggregation",
+        "refused",
+        "workers of several ranks would have to agree on every transfer",
+    ),
+    Rule(
+        "data-parallel ranks",
+        "speculation",
+        "refused",
+        "a rank without work would have to draft and verify nothing, which this version does not do",
+    ),
+    Rule(
+        "data-parallel ranks",
+        "measured host",
+        "refused",
+        "the ranks share one process, whose time is no rank's own",
     ),
     Rule("values none", "grammar", "refused", "tokens are hashes there, a grammar cannot choose them"),
     Rule("values none", "logprobs", "refused", "there are no logits"),

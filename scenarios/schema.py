@@ -139,6 +139,12 @@ class Disaggregation(Section):
     reserved_decode_tokens: Count = 512
 
 
+class DataParallel(Section):
+    """Ranks that have every n-th request each, and step together."""
+
+    ranks: Positive = 1
+
+
 class Engine(Section):
     """Defaults are those of the engine's own configuration; ``auto`` overlaps wherever the modes allow it."""
 
@@ -159,12 +165,15 @@ class Engine(Section):
     hisparse: HiSparse = HiSparse()
     pipeline: Pipeline = Pipeline()
     disaggregation: Disaggregation = Disaggregation()
+    data_parallel: DataParallel = DataParallel()
 
     @property
     def ranks(self) -> int:
         """Schedulers that one run has, each with a device of its own."""
         pair = self.disaggregation
-        return self.pipeline.stages if pair.mode == "none" else pair.prefill + pair.decode
+        if pair.mode != "none":
+            return pair.prefill + pair.decode
+        return max(self.pipeline.stages, self.data_parallel.ranks)
 
 
 class Measure(Section):

@@ -164,6 +164,7 @@ def compose(
         worker=worker if guard is None or worker is None else guard.worker(worker),
         link=seat.link,
         stage=seat.stage,
+        share=seat.share,
         **transfer(resolved, seat, port, worker, cache=cache, streams=streams, observer=observer),
     )
     name_pools(machine, engine)

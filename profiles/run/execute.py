@@ -31,10 +31,11 @@ from ..result import (
     WorkloadPart,
 )
 from ..world.audience import Audience
+from ..world.data_parallel import DATA_PARALLEL
 from ..world.disagg import disaggregated_world
 from ..world.pairs import Heard
 from ..world.processes import process_world
-from ..world.ranks import RankRun, alone, virtual_world
+from ..world.ranks import PIPELINE, RankRun, alone, virtual_world
 from .compose import Guard
 from .crash import broken_on_purpose
 from .draft import speculation
@@ -98,17 +99,27 @@ def execute(
         result = disaggregated_world(*around, replace(task, watch=Audience(watch)).heard)
     elif scenario.engine.ranks == 1:
         result = alone(kind, *around, task.run, keep_trace=options.keep_trace)
-    elif options.world == "virtual":
+    else:
+        result = _several(task)
+    return Outcome(result, tuple(breaches(scenario.expect, result)), tuple(untested(scenario.expect, result)))
+
+
+def _several(task: _Task) -> Result:
+    """By ranks that are stages of a pipeline, or have a part of the requests each."""
+    options, shared = task.options, task.resolved.scenario.engine.data_parallel.ranks > 1
+    around = task.resolved, options.hazards, options.adversary
+    if options.world == "virtual":
         if options.device == "cuda":
             raise MachineError(
                 "a virtual world has virtual GPUs; --world distributed puts ranks on real ones"
             )
-        result = virtual_world(*around, task.run)
-    else:
-        result = process_world(
-            *around, task.run, replace(task, watch=nobody, instrument=None, guard=None).run
-        )
-    return Outcome(result, tuple(breaches(scenario.expect, result)), tuple(untested(scenario.expect, result)))
+        if shared:
+            return virtual_world(*around, replace(task, watch=Audience(task.watch)).heard, DATA_PARALLEL)
+        return virtual_world(*around, task.run, PIPELINE)
+    child = replace(task, watch=nobody, instrument=None, guard=None)
+    if shared:
+        return process_world(*around, task.heard, child.heard, DATA_PARALLEL)
+    return process_world(*around, task.run, child.run, PIPELINE)
 
 
 @dataclass(frozen=True, slots=True)

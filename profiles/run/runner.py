@@ -13,6 +13,7 @@ from typing import Protocol
 
 from ...scenarios.schema import Scenario
 from ...scenarios.workload import Achieved, Workload, build
+from ...sched.loop.data_parallel import DataRank
 from ...sched.loop.decoding import DecodeWorker
 from ...sched.loop.engine import TokenSampler
 from ...sched.loop.overlapped import run_overlapped
@@ -111,7 +112,7 @@ class Bench:
     _chorus: Chorus = field(init=False)
     _feed: Feed = field(init=False)
     _clock: VisibleSleep = field(init=False)
-    _turns: Scheduler | PrefillWorker | DecodeWorker = field(init=False)
+    _turns: Scheduler | PrefillWorker | DecodeWorker | DataRank = field(init=False)
 
     def __post_init__(self) -> None:
         self._feed = Feed()
@@ -242,9 +243,11 @@ class Bench:
             answers.requests.ended(request)
 
 
-def _turns(scheduler: Scheduler) -> Scheduler | PrefillWorker | DecodeWorker:
+def _turns(scheduler: Scheduler) -> Scheduler | PrefillWorker | DecodeWorker | DataRank:
     """What the loop drives."""
     engine = scheduler.engine
+    if engine.share is not None:
+        return DataRank(scheduler)
     if engine.outbox is not None:
         return PrefillWorker(scheduler)
     return scheduler if engine.inbox is None else DecodeWorker(scheduler)
@@ -253,7 +256,7 @@ def _turns(scheduler: Scheduler) -> Scheduler | PrefillWorker | DecodeWorker:
 class _Aborts(Silence):
     """The workload's script of clients that go away."""
 
-    def __init__(self, feed: Feed, scheduler: Scheduler | DecodeWorker) -> None:
+    def __init__(self, feed: Feed, scheduler: Scheduler | DecodeWorker | DataRank) -> None:
         self._feed = feed
         self._scheduler = scheduler
 

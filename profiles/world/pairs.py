@@ -17,7 +17,7 @@ from .ranks import all_hazards
 Row = TypeVar("Row", CopyRow, SyncRow)
 
 _SUMS = ("count", "steady", "bytes", "host_us", "exposed_us")
-_APART = "each worker has its own: see ranks"
+APART = "each worker has its own: see ranks"
 _BEHIND = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
 _UNSENT = "KV was never sent, the tokens mean nothing"
 _NOBODY = "no request ran long enough"
@@ -52,14 +52,14 @@ def whole(
     missing = [row for row in left if row.id not in rows]
     return first.model_copy(
         update={
-            "metrics": _told(first, _metrics(account, results)) | _acceptance(deciding, drafts),
-            "per_step": _per_step(results),
-            "copies": _summed(row for result in results for row in result.copies),
-            "syncs": _summed(row for result in results for row in result.syncs),
-            "idle": first.idle if _void(first) else Abstained(abstained=_APART),
+            "metrics": told(first, _metrics(account, results)) | acceptance_of(deciding, drafts),
+            "per_step": first_of_each_kind(results),
+            "copies": summed(row for result in results for row in result.copies),
+            "syncs": summed(row for result in results for row in result.syncs),
+            "idle": first.idle if void(first) else Abstained(abstained=APART),
             "ranks": tuple(_rank(place, heard) for place, heard in zip(places, workers, strict=False)),
             "requests": tuple(sorted([*ended, *missing], key=lambda row: int(row.id[1:]))),
-            "outputs": _outputs(records, deciding) if sent else Abstained(abstained=_UNSENT),
+            "outputs": outputs_of_all(records, deciding) if sent else Abstained(abstained=_UNSENT),
             "hazards": all_hazards(results),
         }
     )
@@ -68,16 +68,16 @@ def whole(
 def _metrics(account: Account, results: Sequence[Result]) -> Metrics:
     """Of requests; what is a device's or a loop's is told by each worker."""
     first = results[-1]
-    exact = _exact(first)
-    metrics: Metrics = {name: Abstained(abstained=_APART) for name in first.metrics if "." not in name}
+    exact = exact_of(first)
+    metrics: Metrics = {name: Abstained(abstained=APART) for name in first.metrics if "." not in name}
     metrics |= request_metrics(account, exact=exact)
-    metrics["peak_kv_tokens"] = max((result.metrics["peak_kv_tokens"] for result in results), key=_value)
+    metrics["peak_kv_tokens"] = fullest(results)
     return metrics | _split(account, exact=exact)
 
 
-def _acceptance(deciding: Sequence[Heard], drafts: int) -> Metrics:
+def acceptance_of(deciding: Sequence[Heard], drafts: int) -> Metrics:
     log = AcceptanceLog.merged(heard.acceptance for heard in deciding)
-    return acceptance_metrics(log, drafts, exact=_exact(deciding[0].result))
+    return acceptance_metrics(log, drafts, exact=exact_of(deciding[0].result))
 
 
 def _split(account: Account, *, exact: bool) -> Metrics:
@@ -90,26 +90,31 @@ def _split(account: Account, *, exact: bool) -> Metrics:
     return {name: distributed(name, part, exact=exact, why=_NOBODY) for name, part in parts.items()}
 
 
-def _told(result: Result, metrics: Metrics) -> Metrics:
+def told(result: Result, metrics: Metrics) -> Metrics:
     """Nothing, for the reason that the result itself has, where its times mean nothing."""
     idle = result.idle
     return {name: idle if isinstance(idle, Abstained) else metric for name, metric in metrics.items()}
 
 
-def _exact(result: Result) -> bool:
+def exact_of(result: Result) -> bool:
     return all(metric.exact for metric in result.metrics.values() if isinstance(metric, Metric))
 
 
-def _void(result: Result) -> bool:
+def void(result: Result) -> bool:
     """Whether times mean nothing."""
     return isinstance(result.idle, Abstained)
+
+
+def fullest(results: Sequence[Result]) -> Metric | Abstained:
+    """Of several pools: the most tokens that one of them held."""
+    return max((result.metrics["peak_kv_tokens"] for result in results), key=_value)
 
 
 def _value(metric: Metric | Abstained) -> float:
     return metric.values[0] if isinstance(metric, Metric) else -1.0
 
 
-def _per_step(results: Sequence[Result]) -> dict[str, KindCounts]:
+def first_of_each_kind(results: Sequence[Result]) -> dict[str, KindCounts]:
     """Of every kind, the steps of the first worker that had any."""
     kinds: dict[str, KindCounts] = {}
     for result in results:
@@ -118,7 +123,7 @@ def _per_step(results: Sequence[Result]) -> dict[str, KindCounts]:
     return dict(sorted(kinds.items()))
 
 
-def _summed(rows: Iterable[Row]) -> tuple[Row, ...]:
+def summed(rows: Iterable[Row]) -> tuple[Row, ...]:
     """Alike lines of all workers as one, the most exposed first."""
     found: dict[str, Row] = {}
     for row in rows:
@@ -139,7 +144,7 @@ def _rank(place: Place, heard: Heard) -> RankPart:
     if place.role == "prefill":
         metrics = {name: metric for name, metric in metrics.items() if name not in _BEHIND}
     else:
-        metrics = metrics | _told(result, _split(heard.account, exact=_exact(result)))
+        metrics = metrics | told(result, _split(heard.account, exact=exact_of(result)))
     return RankPart(
         name=place.name,
         role=place.role,
@@ -149,7 +154,7 @@ def _rank(place: Place, heard: Heard) -> RankPart:
     )
 
 
-def _outputs(records: Sequence[RequestRecord], deciding: Sequence[Heard]) -> Outputs | Abstained:
+def outputs_of_all(records: Sequence[RequestRecord], deciding: Sequence[Heard]) -> Outputs | Abstained:
     for heard in deciding:
         if isinstance(heard.result.outputs, Abstained):
             return heard.result.outputs

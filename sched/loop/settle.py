@@ -15,6 +15,9 @@ from .engine import Engine
 def settle(engine: Engine, batch: ScheduleBatch, result: StepResult) -> bool:
     """Read the step's tokens, waiting for them if need be. Returns whether it was a quiet decode: every request got
     its token and goes on."""
+    if batch.forward_mode.is_idle:
+        _await(result)
+        return False
     token_ids = _host_tokens(result)
     _keep_logprobs(batch, result)
     if batch.forward_mode.is_extend:
@@ -28,10 +31,14 @@ def _host_tokens(result: StepResult) -> list[int]:
         assert result.next_token_ids is not None
         on_device: list[int] = result.next_token_ids.tolist()
         return on_device
-    if result.copy_done is not None:
-        result.copy_done.synchronize()
+    _await(result)
     on_host: list[int] = result.next_token_ids_cpu.tolist()
     return on_host
+
+
+def _await(result: StepResult) -> None:
+    if result.copy_done is not None:
+        result.copy_done.synchronize()
 
 
 def _keep_logprobs(batch: ScheduleBatch, result: StepResult) -> None:

@@ -51,11 +51,19 @@ class Decoder:
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         """logits [b, vocab] of each request's last token, in a verify of every token: float32 (float64 for a
         float64 model)."""
+        if batch.mode.is_idle:
+            return self._idle(batch)
         hidden = self.layers(embedding(batch.input_ids, self.weights.embedding), batch)
         captured = hidden if batch.capture_hidden else None
         if batch.extend_lens is not None and batch.mode is not ForwardMode.TARGET_VERIFY:
             hidden = last_tokens(hidden, batch.extend_lens)
         return ModelOutput(self.logits(hidden), hidden_states=captured)
+
+    def _idle(self, batch: ForwardBatch) -> ModelOutput:
+        """Of no tokens: nothing is computed."""
+        return ModelOutput(
+            batch.out_cache_loc.new_empty((0, self.config.vocab_size), dtype=self._logits_dtype)
+        )
 
     def layers(self, residual: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """All layers on the residual stream [T, hidden], which is overwritten; the final norm of it is returned."""

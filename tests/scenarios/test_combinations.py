@@ -24,6 +24,7 @@ ON: dict[str, dict[str, Any]] = {
     "pipeline": {"engine": {"pipeline": {"stages": 2}}},
     "disaggregation": {"engine": {"disaggregation": {"mode": "pair"}}},
     "fake transfer": {"engine": {"disaggregation": {"mode": "pair", "transfer": "fake"}}},
+    "data-parallel ranks": {"engine": {"data_parallel": {"ranks": 2}}},
     "measured host": {"device": {"host": "measured"}},
     "grammar": {"workload": {"sampling": {"grammar": {"regex": "a+"}}}},
     "logprobs": {"workload": {"sampling": {"logprobs": True}}},
