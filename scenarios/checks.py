@@ -22,6 +22,8 @@ def findings(scenario: Scenario) -> Iterator[Finding]:
         for name in ("async_depth", "skip_chunk_outputs"):
             if getattr(scenario.engine.pipeline, name):
                 yield ("engine", "pipeline", name), "means something only with several stages"
+    if scenario.engine.data_parallel.ranks == 1 and scenario.engine.data_parallel.mlp == "shared":
+        yield ("engine", "data_parallel", "mlp"), "means something only with several ranks"
     pair = scenario.engine.disaggregation
     if pair.mode == "none":
         for name in _changed(pair):

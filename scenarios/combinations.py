@@ -43,11 +43,16 @@ MODES: dict[str, Mode] = {
         ("engine", "speculative", "topk"), lambda s: _speculates(s) and s.engine.speculative.topk > 1
     ),
     "pages": Mode(("engine", "page_size"), lambda s: s.engine.page_size > 1),
+    "graphs": Mode(("engine", "cuda_graph"), lambda s: s.engine.cuda_graph),
     "hisparse": Mode(("engine", "hisparse"), lambda s: s.engine.hisparse.enabled),
     "pipeline": Mode(("engine", "pipeline"), lambda s: s.engine.pipeline.stages > 1),
     "disaggregation": Mode(("engine", "disaggregation"), lambda s: s.engine.disaggregation.mode != "none"),
     "data-parallel ranks": Mode(
         ("engine", "data_parallel", "ranks"), lambda s: s.engine.data_parallel.ranks > 1
+    ),
+    "shared MLP": Mode(
+        ("engine", "data_parallel", "mlp"),
+        lambda s: s.engine.data_parallel.ranks > 1 and s.engine.data_parallel.mlp == "shared",
     ),
     "fake transfer": Mode(
         ("engine", "disaggregation", "transfer"),
@@ -125,6 +130,7 @@ RULES: tuple[Rule, ...] = (
         "refused",
         "a rank without work would have to draft and verify nothing, which this version does not do",
     ),
+    Rule("shared MLP", "graphs", "refused", "what waits for other ranks is not captured in this version"),
     Rule(
         "data-parallel ranks",
         "measured host",

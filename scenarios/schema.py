@@ -140,9 +140,11 @@ class Disaggregation(Section):
 
 
 class DataParallel(Section):
-    """Ranks that have every n-th request each, and step together."""
+    """Ranks that have every n-th request each, and step together. ``mlp``: each has a whole one, or a part in one for
+    all."""
 
     ranks: Positive = 1
+    mlp: Literal["replicated", "shared"] = "replicated"
 
 
 class Engine(Section):

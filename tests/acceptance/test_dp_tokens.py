@@ -12,10 +12,10 @@ from tests.acceptance.questions import answer, asked, digest, digest_of, statuse
 
 SMALL = (
     "model.preset=tiny-deep",
-    "workload.requests=8",
+    "workload.requests=6",
     "workload.arrival={process: closed, concurrency: 3}",
     "workload.prompt_tokens={dist: uniform, min: 4, max: 70}",
-    "workload.output_tokens={dist: uniform, min: 2, max: 10}",
+    "workload.output_tokens={dist: uniform, min: 2, max: 8}",
     "engine.overlap=auto",
     "engine.chunked_prefill_size=32",
     "measure.warmup_requests=1",
@@ -24,6 +24,8 @@ TWO, FOUR = "engine.data_parallel.ranks=2", "engine.data_parallel.ranks=4"
 NONE = ("device.values=none",)
 SERIAL = ("engine.overlap=false",)
 EAGER = ("engine.cuda_graph=false",)
+SHARED = (*EAGER, "engine.data_parallel.mlp=shared")
+LAUNCHES = {"graphs": (), "eager": EAGER, "shared": SHARED}
 
 
 @cache
@@ -36,11 +38,11 @@ def alone(*overrides: str) -> str:
     [
         (TWO, "engine.mixed_chunk=false"),
         (TWO, "engine.chunked_prefill_size=none", "engine.mixed_chunk=false"),
-        (TWO, "engine.page_size=16"),
-        (TWO, "engine.max_running_requests=1"),
-        (TWO, "workload.arrival={process: poisson, rate: 800}"),
-        (FOUR, *EAGER, *SERIAL),
-        ("engine.data_parallel.ranks=3",),
+        (TWO, "engine.max_running_requests=1", *SERIAL),
+        (TWO, "workload.arrival={process: poisson, rate: 800}", *EAGER),
+        (FOUR, *SERIAL),
+        ("engine.data_parallel.ranks=3", "engine.page_size=16", *SHARED),
+        (FOUR, *SHARED, *SERIAL),
     ],
     ids=" ".join,
 )
@@ -48,30 +50,27 @@ def test_no_knob_changes_a_token(knobs: tuple[str, ...]) -> None:
     assert digest("mixed", *SMALL, *knobs) == alone()
 
 
+def test_nor_do_they_without_values() -> None:
+    assert digest("mixed", *SMALL, TWO, *SHARED, *NONE) == alone(*NONE)
+
+
 @pytest.mark.parametrize("state", states())
 def test_every_state_has_the_tokens_of_one_rank(state: str) -> None:
-    assert digest("mixed", *SMALL, TWO, f"engine.relay={state}") == alone()
+    assert digest("mixed", *SMALL, TWO, f"engine.relay={state}", *SHARED) == alone()
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("state", states())
-@pytest.mark.parametrize("ranks", [TWO, FOUR])
+@pytest.mark.parametrize("ranks", [(TWO,), (FOUR, "engine.mixed_chunk=false")], ids=["two", "four unmixed"])
 @pytest.mark.parametrize("loop", ["overlapped", "serial"])
-@pytest.mark.parametrize("launches", ["graphs", "eager"])
+@pytest.mark.parametrize("launches", LAUNCHES)
 @pytest.mark.parametrize("values", [(), NONE], ids=["real", "none"])
-@pytest.mark.parametrize("mixed", ["true", "false"])
 def test_every_state_in_every_mode(
-    state: str, ranks: str, loop: str, launches: str, values: tuple[str, ...], mixed: str
+    state: str, ranks: tuple[str, ...], loop: str, launches: str, values: tuple[str, ...]
 ) -> None:
-    knobs = (
-        ranks,
-        f"engine.relay={state}",
-        f"engine.mixed_chunk={mixed}",
-        *(SERIAL if loop == "serial" else ()),
-        *(EAGER if launches == "eager" else ()),
-        *values,
-    )
-    assert digest("mixed", *SMALL, *knobs) == alone(*values)
+    serial = SERIAL if loop == "serial" else ()
+    knobs = (*ranks, f"engine.relay={state}", *serial, *LAUNCHES[launches])
+    assert digest("mixed", *SMALL, *knobs, *values) == alone(*values)
 
 
 @pytest.mark.parametrize(
@@ -110,20 +109,23 @@ def test_retracted_requests_come_back_with_the_same_tokens() -> None:
 def test_a_client_that_leaves_ends_once_with_its_rank() -> None:
     result = answer("mixed", *SMALL, TWO, "workload.abort={fraction: 0.5, after_tokens: 2}")
     assert statuses(result) == {"finished", "aborted"}
-    assert [request.id for request in result.requests] == [f"r{k}" for k in range(8)]
+    assert [request.id for request in result.requests] == [f"r{k}" for k in range(6)]
 
 
 def test_more_ranks_than_requests() -> None:
-    """The ranks that never have any are idle whenever others work."""
-    result = answer("mixed", *SMALL, FOUR, "workload.requests=2", "measure.warmup_requests=0")
-    assert digest_of(result) == alone("workload.requests=2", "measure.warmup_requests=0")
+    """Ranks that never have any have a part in the others' steps all the same."""
+    two = ("workload.requests=2", "measure.warmup_requests=0")
+    result = answer("mixed", *SMALL, FOUR, *two, *SHARED)
+    assert digest_of(result) == alone(*two)
     assert [set(rank.per_step) for rank in result.ranks[2:]] == [{"idle"}, {"idle"}]
 
 
-def test_processes_give_the_same_tokens_and_counts() -> None:
+@pytest.mark.parametrize("launches", [pytest.param("graphs", marks=pytest.mark.wide), "shared"])
+def test_processes_give_the_same_tokens_and_counts(launches: str) -> None:
     """Over gloo: the same ranks, each in a process of its own."""
-    question = asked("mixed", *SMALL, TWO)
+    knobs = (*SMALL, TWO, *LAUNCHES[launches])
+    question = asked("mixed", *knobs)
     apart = execute(question, question.relays[0], Options(device="vgpu", world="distributed")).result
-    together = answer("mixed", *SMALL, TWO)
+    together = answer("mixed", *knobs)
     assert digest_of(apart) == digest_of(together) == alone()
     assert [rank.per_step for rank in apart.ranks] == [rank.per_step for rank in together.ranks]
