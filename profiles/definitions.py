@@ -212,7 +212,7 @@ _USAGE = (
         "100 x (1 - sum of the stages' busy times / (stages x window)); busy: union of kernels", _REQUESTS,
     ),
     Definition(
-        "idle_step_ratio", "ratio", "none",
+        "idle_step_share", "ratio", "none",
         "Of a data-parallel rank: the share of its steps in which it had no tokens and others had.",
         "idle steps / steps", _REQUESTS,
     ),

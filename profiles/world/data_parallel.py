@@ -84,7 +84,7 @@ def _part(index: int, heard: Heard) -> RankPart:
         role="data",
         per_step=result.per_step,
         idle=result.idle,
-        metrics={**result.metrics, "idle_step_ratio": _idle_steps(result)},
+        metrics={**result.metrics, "idle_step_share": _idle_steps(result)},
     )
 
 
@@ -93,7 +93,7 @@ def _idle_steps(result: Result) -> Metric | Abstained:
     steps = {kind: counts.steps for kind, counts in result.per_step.items() if kind != "decode.steady"}
     total = sum(steps.values())
     ratio = steps.get("idle", 0) / total if total else None
-    return plain("idle_step_ratio", ratio, exact=result.labels.emulated, why="no step was counted")
+    return plain("idle_step_share", ratio, exact=result.labels.emulated, why="no step was counted")
 
 
 DATA_PARALLEL: Final = Assembly(_seat, _shared)
