@@ -15,15 +15,14 @@ from .engine import Engine
 def settle(engine: Engine, batch: ScheduleBatch, result: StepResult) -> bool:
     """Read the step's tokens, waiting for them if need be. Returns whether it was a quiet decode: every request got
     its token and goes on."""
-    if batch.forward_mode.is_idle:
-        _await(result)
-        return False
+    if batch.forward_mode.is_idle and result.next_token_ids_cpu is None:
+        return False  # nothing to be read, and nothing is waited for
     token_ids = _host_tokens(result)
     _keep_logprobs(batch, result)
     if batch.forward_mode.is_extend:
         _settle_extend(engine, batch, token_ids, result.next_draft_input)
         return False
-    return _settle_decode(engine, batch, token_ids)
+    return _settle_decode(engine, batch, token_ids) and not batch.is_empty
 
 
 def _host_tokens(result: StepResult) -> list[int]:
@@ -31,14 +30,10 @@ def _host_tokens(result: StepResult) -> list[int]:
         assert result.next_token_ids is not None
         on_device: list[int] = result.next_token_ids.tolist()
         return on_device
-    _await(result)
-    on_host: list[int] = result.next_token_ids_cpu.tolist()
-    return on_host
-
-
-def _await(result: StepResult) -> None:
     if result.copy_done is not None:
         result.copy_done.synchronize()
+    on_host: list[int] = result.next_token_ids_cpu.tolist()
+    return on_host
 
 
 def _keep_logprobs(batch: ScheduleBatch, result: StepResult) -> None:
