@@ -237,6 +237,8 @@ class Bench:
 
     def _give_up(self, answers: Answers) -> None:
         for request in self._feed.alive:
+            if request.finished:  # of which other ranks have not heard
+                continue
             request.status = Status.CANCELLED
             request.reason = "interrupted"
             request.finished_at = self.machine.clock.now()
