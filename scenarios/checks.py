@@ -24,6 +24,8 @@ def findings(scenario: Scenario) -> Iterator[Finding]:
                 yield ("engine", "pipeline", name), "means something only with several stages"
     if not scenario.engine.pipeline.dynamic_chunks and "smooth_factor" in _changed(scenario.engine.pipeline):
         yield ("engine", "pipeline", "smooth_factor"), "means something only with dynamic_chunks"
+    if scenario.engine.data_parallel.ranks == 1 and scenario.engine.data_parallel.mlp == "shared":
+        yield ("engine", "data_parallel", "mlp"), "means something only with several ranks"
     pair = scenario.engine.disaggregation
     if pair.mode == "none":
         for name in _changed(pair):

@@ -43,12 +43,20 @@ MODES: dict[str, Mode] = {
         ("engine", "speculative", "topk"), lambda s: _speculates(s) and s.engine.speculative.topk > 1
     ),
     "pages": Mode(("engine", "page_size"), lambda s: s.engine.page_size > 1),
+    "graphs": Mode(("engine", "cuda_graph"), lambda s: s.engine.cuda_graph),
     "hisparse": Mode(("engine", "hisparse"), lambda s: s.engine.hisparse.enabled),
     "pipeline": Mode(("engine", "pipeline"), lambda s: s.engine.pipeline.stages > 1),
     "dynamic chunks": Mode(
         ("engine", "pipeline", "dynamic_chunks"), lambda s: s.engine.pipeline.dynamic_chunks
     ),
     "disaggregation": Mode(("engine", "disaggregation"), lambda s: s.engine.disaggregation.mode != "none"),
+    "data-parallel ranks": Mode(
+        ("engine", "data_parallel", "ranks"), lambda s: s.engine.data_parallel.ranks > 1
+    ),
+    "shared MLP": Mode(
+        ("engine", "data_parallel", "mlp"),
+        lambda s: s.engine.data_parallel.ranks > 1 and s.engine.data_parallel.mlp == "shared",
+    ),
     "fake transfer": Mode(
         ("engine", "disaggregation", "transfer"),
         lambda s: s.engine.disaggregation.mode != "none" and s.engine.disaggregation.transfer == "fake",
@@ -112,7 +120,35 @@ RULES: tuple[Rule, ...] = (
     Rule("replicas", "pipeline", "refused", "replicas of several stages are not built in this version"),
     Rule("replicas", "disaggregation", "refused", "which has numbers of workers of its own"),
     Rule(
+        "replicas", "data-parallel ranks", "refused", "the router would not know which of them has a request"
+    ),
+    Rule(
         "replicas",
+        "measured host",
+        "refused",
+        "the ranks share one process, whose time is no rank's own",
+    ),
+    Rule(
+        "data-parallel ranks",
+        "pipeline",
+        "refused",
+        "each stage would be several ranks, which would have to agree on every microbatch",
+    ),
+    Rule(
+        "data-parallel ranks",
+        "disaggregation",
+        "refused",
+        "workers of several ranks would have to agree on every transfer",
+    ),
+    Rule(
+        "data-parallel ranks",
+        "speculation",
+        "refused",
+        "a rank without work would have to draft and verify nothing, which this version does not do",
+    ),
+    Rule("shared MLP", "graphs", "refused", "what waits for other ranks is not captured in this version"),
+    Rule(
+        "data-parallel ranks",
         "measured host",
         "refused",
         "the ranks share one process, whose time is no rank's own",

@@ -142,6 +142,14 @@ class Disaggregation(Section):
     reserved_decode_tokens: Count = 512
 
 
+class DataParallel(Section):
+    """Ranks that have every n-th request each, and step together. ``mlp``: each has a whole one, or a part in one for
+    all."""
+
+    ranks: Positive = 1
+    mlp: Literal["replicated", "shared"] = "replicated"
+
+
 class Engine(Section):
     """Defaults are those of the engine's own configuration; ``auto`` overlaps wherever the modes allow it.
     ``replicas``: engines behind one router, which share nothing."""
@@ -164,6 +172,7 @@ class Engine(Section):
     pipeline: Pipeline = Pipeline()
     disaggregation: Disaggregation = Disaggregation()
     replicas: Positive = 1
+    data_parallel: DataParallel = DataParallel()
 
     @property
     def ranks(self) -> int:
@@ -171,7 +180,7 @@ class Engine(Section):
         pair = self.disaggregation
         if pair.mode != "none":
             return pair.prefill + pair.decode
-        return self.pipeline.stages * self.replicas
+        return max(self.pipeline.stages, self.data_parallel.ranks, self.replicas)
 
 
 class Measure(Section):

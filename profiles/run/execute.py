@@ -31,9 +31,10 @@ from ..result import (
     WorkloadPart,
 )
 from ..world.audience import Audience
+from ..world.data_parallel import DATA_PARALLEL
 from ..world.pairs import Heard
 from ..world.processes import process_world
-from ..world.ranks import RankRun, alone, virtual_world
+from ..world.ranks import PIPELINE, RankRun, alone, virtual_world
 from ..world.routed import routed_world
 from .compose import Guard
 from .crash import broken_on_purpose
@@ -96,17 +97,27 @@ def execute(
         result = routed_world(*around, replace(task, watch=Audience(watch)).heard)
     elif scenario.engine.ranks == 1:
         result = alone(kind, *around, task.run, keep_trace=options.keep_trace)
-    elif options.world == "virtual":
+    else:
+        result = _several(task)
+    return Outcome(result, tuple(breaches(scenario.expect, result)), tuple(untested(scenario.expect, result)))
+
+
+def _several(task: _Task) -> Result:
+    """By ranks that are stages of a pipeline, or have a part of the requests each."""
+    options, shared = task.options, task.resolved.scenario.engine.data_parallel.ranks > 1
+    around = task.resolved, options.hazards, options.adversary
+    if options.world == "virtual":
         if options.device == "cuda":
             raise MachineError(
                 "a virtual world has virtual GPUs; --world distributed puts ranks on real ones"
             )
-        result = virtual_world(*around, task.run)
-    else:
-        result = process_world(
-            *around, task.run, replace(task, watch=nobody, instrument=None, guard=None).run
-        )
-    return Outcome(result, tuple(breaches(scenario.expect, result)), tuple(untested(scenario.expect, result)))
+        if shared:
+            return virtual_world(*around, replace(task, watch=Audience(task.watch)).heard, DATA_PARALLEL)
+        return virtual_world(*around, task.run, PIPELINE)
+    child = replace(task, watch=nobody, instrument=None, guard=None)
+    if shared:
+        return process_world(*around, task.heard, child.heard, DATA_PARALLEL)
+    return process_world(*around, task.run, child.run, PIPELINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,20 +135,24 @@ class _Task:
 
     def run(self, machine: Machine, valve: Valve, seat: Seat) -> RankRun:
         """One rank's run. Only those that tell of requests are watched by the caller's listeners."""
-        heard = self.heard(machine, valve, seat)
-        return RankRun(heard.result, heard.done.answers.bubble.found())
+        result, done = self._recorded(machine, valve, seat)
+        return RankRun(result, done.answers.bubble.found())
 
     def heard(self, machine: Machine, valve: Valve, seat: Seat) -> Heard:
-        """The same, with what it was made of."""
+        """The same of a worker that had a part of the requests."""
+        result, done = self._recorded(machine, valve, seat)
+        return Heard(result, done.answers.requests.account, done.answers.acceptance, done.damage)
+
+    def _recorded(self, machine: Machine, valve: Valve, seat: Seat) -> tuple[Result, Pass]:
         if seat.rank == 0:
             valve.instrument = self.instrument
         if self.options.record is None:
-            return self._heard(machine, valve, seat)
+            return self._run(machine, valve, seat)
         with Recording(self.options.record / file_of(seat.rank)) as recording:
             valve.instrument = recording
-            return self._heard(machine, valve, seat)
+            return self._run(machine, valve, seat)
 
-    def _heard(self, machine: Machine, valve: Valve, seat: Seat) -> Heard:
+    def _run(self, machine: Machine, valve: Valve, seat: Seat) -> tuple[Result, Pass]:
         options = self.options
         guard = None if self.guard is None else self.guard.of_rank(seat.rank)
         bench = Bench(self.resolved, machine, self.relay, valve, guard=guard, seat=seat)
@@ -156,7 +171,7 @@ class _Task:
             found = untimed(found, "the ranks' clocks are their own: no link was emulated")
         valve.finish(machine.names)
         run = _run(options, self.started, time.perf_counter() - self.begin, found.done, machine)
-        return Heard(_result(self.resolved.scenario, self.relay, machine, found, run), found.done)
+        return _result(self.resolved.scenario, self.relay, machine, found, run), found.done
 
 
 def _switches(relay: RelayChoice, scenario: Scenario) -> dict[str, str]:

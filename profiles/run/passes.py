@@ -56,7 +56,7 @@ def outputs_of(done: Pass) -> Outputs | Abstained:
         return Abstained(abstained="the run was interrupted")
     if done.simulated:
         return Abstained(abstained="drafts were accepted by lot, the tokens mean nothing")
-    return outputs_with(done.answers.requests.in_order(), done.damage)
+    return outputs_with(done.answers.requests.account.in_order(), done.damage)
 
 
 def outputs_with(records: Sequence[RequestRecord], damage: Mapping[str, int]) -> Outputs:

@@ -15,6 +15,7 @@ from ...scenarios.schema import Scenario
 from ...scenarios.workload import Achieved, Workload, build
 from ...sched.disagg.place import Role
 from ...sched.loop.chunk_sizes import size_chunks
+from ...sched.loop.data_parallel import DataRank
 from ...sched.loop.decoding import DecodeWorker
 from ...sched.loop.engine import TokenSampler
 from ...sched.loop.overlapped import run_overlapped
@@ -246,6 +247,8 @@ class Bench:
 
     def _give_up(self, answers: Answers) -> None:
         for request in self._feed.alive:
+            if request.finished:  # of which other ranks have not heard
+                continue
             request.status = Status.CANCELLED
             request.reason = "interrupted"
             request.finished_at = self.machine.clock.now()
@@ -261,6 +264,8 @@ _WORKERS: Mapping[Role, Callable[[Scheduler], Turns]] = {
 
 def _turns(scheduler: Scheduler, seat: Seat) -> Turns:
     """What the loop drives."""
+    if seat.share is not None:
+        return DataRank(scheduler)
     return scheduler if seat.place is None else _WORKERS[seat.place.role](scheduler)
 
 

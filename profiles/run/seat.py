@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from ...sched.data_parallel.requests import Dealt
+from ...sched.data_parallel.share import Share
 from ...sched.disagg.place import Place
 from ...sched.disagg.requests import Routed
 from ...sched.link import Link
@@ -24,11 +26,12 @@ _TOKENS = torch.int64
 
 class Seat(NamedTuple):
     """``link`` where there are others; ``stage`` where the ranks are a pipeline, ``place`` where prompts and decodes
-    have workers of their own."""
+    have workers of their own, ``share`` where each has a part of the requests."""
 
     link: Link | None = None
     stage: Stage | None = None
     place: Place | None = None
+    share: Share | None = None
 
     @property
     def rank(self) -> int:
@@ -42,6 +45,8 @@ class Seat(NamedTuple):
         """Where the rank's requests come from."""
         if self.place is not None and self.link is not None:
             return Routed(self.link, self.place)
+        if self.share is not None:
+            return Dealt(source, self.share)
         if self.stage is None or self.link is None:
             return source
         place = self.link, self.stage
@@ -50,6 +55,8 @@ class Seat(NamedTuple):
     @property
     def tells(self) -> bool:
         """Whether requests end here for their clients."""
+        if self.share is not None:
+            return True
         return self.rank == 0 if self.place is None else self.place.ends
 
     @property

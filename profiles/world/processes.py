@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
@@ -20,10 +20,10 @@ from ..run.machine import MachineError
 from ..run.machines import open_port
 from ..run.resolve import Resolved
 from ..run.runner import Valve
-from ..run.seat import Seat
 from .process_link import ProcessLink
-from .ranks import Body, RankRun, stages_of, together
+from .ranks import Assembly, Body
 
+T = TypeVar("T")
 PATIENCE: Final = 120.0  # seconds that a rank waits for another
 RESULT: Final = "result"
 _LOCAL: Final = "127.0.0.1"
@@ -57,7 +57,12 @@ def here(ranks: int) -> list[Place]:
 
 
 def process_world(
-    resolved: Resolved, hazards: bool, adversary: int | None, body: Body, child: Body
+    resolved: Resolved,
+    hazards: bool,
+    adversary: int | None,
+    body: Body[T],
+    child: Body[T],
+    assembly: Assembly[T],
 ) -> Result:
     """One process per rank; this one is the first, or what torchrun says, and others of this machine do as ``child``.
 
@@ -65,11 +70,11 @@ def process_world(
     """
     ranks, place = resolved.scenario.engine.ranks, launched()
     if place is not None:
-        return _as_launched(place, ranks, resolved, hazards, adversary, body)
+        return _as_launched(place, ranks, resolved, hazards, adversary, body, assembly)
     places = here(ranks)
-    with _children(places[1:], (resolved, hazards, adversary, child)) as others:
+    with _children(places[1:], (resolved, hazards, adversary, child, assembly)) as others:
         try:
-            result = run_place(places[0], "tcp", resolved, hazards, adversary, body)
+            result = run_place(places[0], "tcp", resolved, hazards, adversary, body, assembly)
         except LinkError as error:
             raise LinkError(f"{error}{_fates(others)}") from None
     assert result is not None
@@ -77,18 +82,30 @@ def process_world(
 
 
 def _as_launched(
-    place: Place, ranks: int, resolved: Resolved, hazards: bool, adversary: int | None, body: Body
+    place: Place,
+    ranks: int,
+    resolved: Resolved,
+    hazards: bool,
+    adversary: int | None,
+    body: Body[T],
+    assembly: Assembly[T],
 ) -> Result:
     if place.size != ranks:
         raise MachineError(f"{place.size} processes were started, and the scenario has {ranks} ranks")
-    result = run_place(place, "env", resolved, hazards, adversary, body)
+    result = run_place(place, "env", resolved, hazards, adversary, body, assembly)
     if result is None:
         raise SystemExit(0)
     return result
 
 
 def run_place(
-    place: Place, meeting: str, resolved: Resolved, hazards: bool, adversary: int | None, body: Body
+    place: Place,
+    meeting: str,
+    resolved: Resolved,
+    hazards: bool,
+    adversary: int | None,
+    body: Body[T],
+    assembly: Assembly[T],
 ) -> Result | None:
     """This process's rank; the first one's result has everybody's."""
     dist.init_process_group(
@@ -102,19 +119,19 @@ def run_place(
         valve = Valve()
         with open_port(resolved, valve, hazards=hazards, adversary=adversary) as (machine, ports):
             link = ProcessLink(ports, machine.clock, patience=PATIENCE)
-            run = body(machine, valve, Seat(link, stages_of(resolved)[place.rank]))
-            whole = _gathered(link, run)
+            whole = _gathered(resolved, link, body(machine, valve, assembly.seat(resolved, link)), assembly)
             link.close()
         return whole
     finally:
         dist.destroy_process_group()
 
 
-def _gathered(link: Link, run: RankRun) -> Result | None:
+def _gathered(resolved: Resolved, link: Link, run: T, assembly: Assembly[T]) -> Result | None:
     if link.rank:
         link.send(0, RESULT, run)
         return None
-    return together([run, *(link.receive(rank, RESULT).value for rank in range(1, link.size))])
+    others = [link.receive(rank, RESULT).value for rank in range(1, link.size)]
+    return assembly.join(resolved, [run, *others])
 
 
 @contextmanager
@@ -136,8 +153,15 @@ def _children(places: Sequence[Place], task: tuple[object, ...]) -> Iterator[lis
                 process.join()
 
 
-def _child(place: Place, resolved: Resolved, hazards: bool, adversary: int | None, body: Body) -> None:
-    run_place(place, "tcp", resolved, hazards, adversary, body)
+def _child(
+    place: Place,
+    resolved: Resolved,
+    hazards: bool,
+    adversary: int | None,
+    body: Body[T],
+    assembly: Assembly[T],
+) -> None:
+    run_place(place, "tcp", resolved, hazards, adversary, body, assembly)
 
 
 def _fates(processes: Sequence[BaseProcess]) -> str:

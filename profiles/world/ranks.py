@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, Generic, Literal, NamedTuple, TypeVar
 
+from ...sched.link import Link
 from ...sched.pipeline.stages import Stage, split_layers
 from ..metrics.bubble import NOBODY, StageTime, bubble
 from ..result import Abstained, Hazards, Metric, Outputs, RankPart, Result
@@ -29,7 +31,17 @@ class RankRun(NamedTuple):
     time: StageTime | None
 
 
-Body = Callable[[Machine, Valve, Seat], RankRun]
+T = TypeVar("T")
+Body = Callable[[Machine, Valve, Seat], T]
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly(Generic[T]):
+    """What ranks are to one another: the seat of each, and one result of what all have told."""
+
+    seat: Callable[[Resolved, Link], Seat]
+    join: Callable[[Resolved, Sequence[T]], Result]
+
 
 PATIENCE: Final = 600 * 10**9  # ns of virtual time that a rank waits for another
 
@@ -39,7 +51,7 @@ def alone(
     resolved: Resolved,
     hazards: bool,
     adversary: int | None,
-    body: Body,
+    body: Body[RankRun],
     *,
     keep_trace: Path | None,
 ) -> Result:
@@ -51,22 +63,23 @@ def alone(
         return body(machine, valve, ALONE).result
 
 
-def virtual_world(resolved: Resolved, hazards: bool, adversary: int | None, body: Body) -> Result:
+def virtual_world(
+    resolved: Resolved, hazards: bool, adversary: int | None, body: Body[T], assembly: Assembly[T]
+) -> Result:
     """On virtual GPUs of this process, one per rank. Raises MachineError."""
     capacity.check(resolved)
     count = resolved.scenario.engine.ranks
     inboxes = [Inbox() for _ in range(count)]
-    stages = stages_of(resolved)
 
-    def rank(member: Member) -> RankRun:
+    def rank(member: Member) -> T:
         valve = Valve()
         with open_rank(resolved, valve, member, hazards=hazards, adversary=adversary) as (machine, gpu):
             profile = resolved.hardware.links["nvlink"]
             link = VirtualLink(member, gpu, inboxes, profile, patience=PATIENCE)
-            return body(machine, valve, Seat(link, stages[member.rank]))
+            return body(machine, valve, assembly.seat(resolved, link))
 
     with one_thread(), patched(hazards=hazards), settled_heap():
-        return together(run_ranks(count, rank))
+        return assembly.join(resolved, run_ranks(count, rank))
 
 
 def stages_of(resolved: Resolved) -> Sequence[Stage]:
@@ -79,7 +92,11 @@ def stages_of(resolved: Resolved) -> Sequence[Stage]:
     ]
 
 
-def together(runs: Sequence[RankRun]) -> Result:
+def _stage_seat(resolved: Resolved, link: Link) -> Seat:
+    return Seat(link, stages_of(resolved)[link.rank])
+
+
+def together(resolved: Resolved, runs: Sequence[RankRun]) -> Result:  # noqa: ARG001
     """The first rank's result, where requests come in and go out, and what each rank did."""
     results = [run.result for run in runs]
     first = results[0]
@@ -91,6 +108,9 @@ def together(runs: Sequence[RankRun]) -> Result:
             "hazards": all_hazards(results),
         }
     )
+
+
+PIPELINE: Final = Assembly(_stage_seat, together)
 
 
 def _part(name: str, run: RankRun) -> RankPart:

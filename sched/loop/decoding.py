@@ -16,12 +16,12 @@ from .prefilling import IDLE
 from .prepare import filter_rows, prebuild
 from .scheduler import Scheduler
 from .settle import close, finish, tell
-from .turns import RoutedWorker
+from .turns import Delegate, routed
 
 GONE = "its prompt was given up by its prefill worker"
 
 
-class DecodeWorker(RoutedWorker):
+class DecodeWorker(Delegate):
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(scheduler)
         inbox = scheduler.engine.inbox
@@ -51,7 +51,7 @@ class DecodeWorker(RoutedWorker):
         engine, inbox = self.engine, self._inbox
         if not self.running_batch.is_empty:
             return True
-        if inbox.is_empty and self._source.closes():
+        if inbox.is_empty and routed(engine).closes():
             return False
         assert inbox.is_empty or inbox.awaits, "requests wait for room and nobody has any"
         until = None if inbox.awaits else engine.clock.now() + IDLE

@@ -12,13 +12,13 @@ from ..observe import NO_STEP, SLEEP
 from ..request import Request, Status
 from .scheduler import Scheduler
 from .settle import close, finish
-from .turns import RoutedWorker
+from .turns import Delegate, routed
 
 GLANCE = 100_000  # ns between two looks at transfers that are under way while there is nothing to run
 IDLE = 60 * 10**9  # ns between two looks at nothing at all
 
 
-class PrefillWorker(RoutedWorker):
+class PrefillWorker(Delegate):
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(scheduler)
         outbox = scheduler.engine.outbox
@@ -42,7 +42,7 @@ class PrefillWorker(RoutedWorker):
     def rest(self) -> bool:
         engine, outbox, scheduler = self.engine, self._outbox, self._scheduler
         under_way = len(scheduler.waiting_queue) + (scheduler.chunked_req is not None)
-        if not (outbox.held or outbox.waits or under_way) and self._source.closes():
+        if not (outbox.held or outbox.waits or under_way) and routed(engine).closes():
             outbox.close()
             return False
         assert outbox.held or not under_way, f"{under_way} requests wait and none can run"

@@ -6,15 +6,15 @@ from __future__ import annotations
 from ..disagg.messages import REQUEST
 from ..observe import NO_STEP, SLEEP
 from .prefilling import IDLE
-from .turns import RoutedWorker
+from .turns import Delegate, routed
 
 
-class Replica(RoutedWorker):
+class Replica(Delegate):
     def rest(self) -> bool:
         engine = self.engine
         if self._scheduler.rest():
             return True
-        if self._source.closes():
+        if routed(engine).closes():
             return False
         assert engine.link is not None
         with engine.observer.range(SLEEP, NO_STEP, 0):

@@ -38,7 +38,7 @@ class Turns(Protocol):
         """End ``req`` early, wherever it is."""
 
 
-class RoutedWorker:
+class Delegate:
     """Turns that are a scheduler's own, but for what a worker does otherwise."""
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -79,8 +79,8 @@ class RoutedWorker:
     def abort(self, req: Request, reason: str) -> None:
         self._scheduler.abort(req, reason)
 
-    @property
-    def _source(self) -> Routed:
-        source = self.engine.source
-        assert isinstance(source, Routed), "a worker's requests come from the router"
-        return source
+
+def routed(engine: Engine) -> Routed:
+    """The source of a worker behind a router."""
+    assert isinstance(engine.source, Routed), "a worker's requests come from the router"
+    return engine.source

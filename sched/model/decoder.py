@@ -29,8 +29,14 @@ class Model(Protocol):
     def forward(self, batch: ForwardBatch) -> ModelOutput: ...
 
 
+class FeedForward(Protocol):
+    """An MLP that other ranks have a part in."""
+
+    def __call__(self, hidden: torch.Tensor, layer: LayerWeights, batch: ForwardBatch) -> torch.Tensor: ...
+
+
 class Decoder:
-    """Attention is dense, or what ``sparse`` makes of it."""
+    """Attention is dense, or what ``sparse`` makes of it; the MLP is the rank's own, or ``mlp``."""
 
     def __init__(
         self,
@@ -40,22 +46,34 @@ class Decoder:
         kv: KVPool,
         req_to_token: torch.Tensor,
         sparse: SparseAttention | None = None,
+        mlp: FeedForward | None = None,
     ) -> None:
         self.config = config
         self.weights = weights
         self._kv = kv
         self._req_to_token = req_to_token
         self._sparse = sparse
+        self._mlp = mlp or self._own_mlp
         self._logits_dtype = torch.float64 if config.dtype == torch.float64 else torch.float32
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         """logits [b, vocab] of each request's last token, in a verify of every token: float32 (float64 for a
         float64 model)."""
+        if batch.mode.is_idle:
+            return self._idle(batch)
         hidden = self.layers(embedding(batch.input_ids, self.weights.embedding), batch)
         captured = hidden if batch.capture_hidden else None
         if batch.extend_lens is not None and batch.mode is not ForwardMode.TARGET_VERIFY:
             hidden = last_tokens(hidden, batch.extend_lens)
         return ModelOutput(self.logits(hidden), hidden_states=captured)
+
+    def _idle(self, batch: ForwardBatch) -> ModelOutput:
+        """Of no tokens: a part in the others' MLP is all that there is to compute."""
+        nobody = batch.positions.new_empty((0, self.config.hidden_size), dtype=self.config.dtype)
+        if self._mlp != self._own_mlp:
+            for layer in self.weights.layers:
+                self._mlp(nobody, layer, batch)
+        return ModelOutput(nobody.new_empty((0, self.config.vocab_size), dtype=self._logits_dtype))
 
     def layers(self, residual: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """All layers on the residual stream [T, hidden], which is overwritten; the final norm of it is returned."""
@@ -71,7 +89,7 @@ class Decoder:
                 hidden = add_rms_norm(hidden, residual, layer.input_norm, eps)
             hidden = self._attention(hidden, layer, batch, index)
             hidden = add_rms_norm(hidden, residual, layer.post_norm, eps)
-            hidden = self._feed_forward(hidden, layer)
+            hidden = self._mlp(hidden, layer, batch)
         return hidden
 
     def close(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -120,7 +138,7 @@ class Decoder:
         out: torch.Tensor = attended
         return out
 
-    def _feed_forward(self, hidden: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
+    def _own_mlp(self, hidden: torch.Tensor, layer: LayerWeights, batch: ForwardBatch) -> torch.Tensor:  # noqa: ARG002
         return self._linear(silu_and_mul(self._linear(hidden, layer.gate_up)), layer.down)
 
     def _linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
