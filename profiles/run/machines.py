@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 
 from ...scenarios.schema import Scenario
+from ..cuda.hazards.machine import open_watched
 from ..cuda.machine import open_cuda
 from ..result import HardwarePart, Labels
 from ..timeline import Sink
@@ -67,13 +68,13 @@ def open_machine(
     adversary: int | None = None,
     keep_trace: Path | None = None,
 ) -> AbstractContextManager[Machine]:
-    """On the virtual GPU ``hazards`` are watched for, or the ``adversary`` of that number is at work; of CUDA the trace
+    """``hazards`` are watched for, or on the virtual GPU the ``adversary`` of that number is at work; of CUDA the trace
     of the counting pass may be kept. Raises MachineError."""
     if kind == "vgpu":
         return _virtual(resolved, sink, hazards=hazards, adversary=adversary)
     if adversary is not None:
         raise MachineError("an adversary decides when work is done; a real device does so itself")
-    return open_cuda(resolved, sink, keep_trace)
+    return open_watched(resolved, sink) if hazards else open_cuda(resolved, sink, keep_trace)
 
 
 @contextmanager
