@@ -81,7 +81,7 @@ def open_watched(resolved: Resolved, sink: Sink) -> Iterator[Machine]:  # cuda-o
             exact=False,
             flush=lambda: steps.deliver(sink, 0, clock.now()),
             peek=inside.peek,
-            environment=facts(device),
+            environment={name: fact for name, fact in facts(device).items() if name != "source_of_counts"},
             hazards=inside.checker,
             untimed=VOID,
         )

@@ -14,7 +14,7 @@ from ...timeline import Site
 from .blocks import Block, FreeBlocks
 from .declared import Declared
 from .findings import Finding, Findings
-from .footprints import Footprint, Grid, Indexed, Scattered, span
+from .footprints import Footprint, Grid, Indexed, Scattered, Span, span
 from .memory import Memory, Program
 from .pools import Pool, unread
 from .recording import Recording
@@ -119,6 +119,9 @@ class Checker:
     ) -> None:
         """``tensor[i, j, ...]``, by indices of the first dimensions."""
         block, held = self.block(tensor), self.memory.held
+        if self._recording is not None:  # whose values are not there yet
+            self.note(launch, block.shadow, Span(0, block.shadow.size), write=write)
+            return
         footprint = Scattered(Indexed(Grid.of(held(tensor)), [held(index) for index in indices]))
         self.lend(footprint, indices)
         self.note(launch, block.shadow, footprint, write=write)

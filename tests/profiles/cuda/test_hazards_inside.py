@@ -19,7 +19,8 @@ from schedbench.profiles.run import execute as executing
 from schedbench.profiles.run.execute import Options, Outcome, execute
 from schedbench.profiles.run.resolve import Resolved
 from schedbench.profiles.vgpu import open_vgpu
-from schedbench.profiles.vgpu.hazards import Finding
+from schedbench.profiles.vgpu.hazards import Finding, declared, footprints
+from schedbench.profiles.vgpu.tensor import CURRENT
 from schedbench.sched.relay.faults import faults
 from schedbench.sched.relay.states import states
 from tests.acceptance.questions import SMALL, asked
@@ -151,6 +152,28 @@ def test_a_capture_that_fails_is_over(seen: Seen) -> None:
     with seen.on(seen.schedule):
         buffer.add_(1)
     assert len(seen.found) == 1
+
+
+def test_nothing_is_read_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA a capture forbids it."""
+
+    def outside(function: Callable[..., object]) -> Callable[..., object]:
+        def checked(*args: object) -> object:
+            assert CURRENT.get().capture is None
+            return function(*args)
+
+        return checked
+
+    for module, name in ((footprints, "copied"), (declared, "copied"), (declared, "_places")):
+        monkeypatch.setattr(module, name, outside(getattr(module, name)))
+    standin.install(monkeypatch)
+    question = asked("faults/mixing", "engine.relay=latest", "engine.cuda_graph=true")
+    assert run(question, "cuda").result.hazards == Hazards()
+    with opened() as scene:
+        table, rows, graph = scene.zeros(8, 4), scene.zeros(2), scene.module.CUDAGraph()
+        with scene.module.graph(graph, stream=scene.forward):
+            _ = table[rows]
+        graph.replay()
 
 
 def test_torch_is_as_it_was(seen: Seen) -> None:  # noqa: ARG001
