@@ -62,11 +62,19 @@ def plan(folder: Path) -> list[Stage]:
         Stage("verify", ("-m", f"{_PACKAGE}.verify", *verified), 30, needs=("cuda", "vgpu", "counted")),
         Stage("tests", tests, 200, packages=("pytest",)),
         *(_probe(name, folder, 45) for name in PROBES if name != "environment"),
+        *_hazards(folder),
         *_predictions(folder),
         _run("cuda-mixed", folder, "cuda", (), 90),
         _run("cuda-bfloat16", folder, "cuda", ("model.dtype=bfloat16",), 90),
         _run("cuda-qwen3-0.6b", folder, "cuda", _QWEN, 120),
     ]
+
+
+def _hazards(folder: Path) -> Iterator[Stage]:
+    """The same questions to the checker on both devices, and to torch's sanitizer."""
+    module = ("-m", f"{_PACKAGE}.hazards.table")
+    yield Stage("hazards-vgpu", (*module, "vgpu", str(folder)), 45)
+    yield Stage("hazards-cuda", (*module, "cuda", str(folder)), 90)
 
 
 def _predictions(folder: Path) -> Iterator[Stage]:
@@ -130,7 +138,7 @@ def _construct(stage: Stage) -> None:
 def summary(outcomes: Sequence[Outcome], folder: Path) -> dict[str, object]:
     """The stages, and what the comparisons said."""
     found, verified = _left(folder, "comparison.json"), _left(folder, "verify.json")
-    predicted = _left(folder, "prediction.json")
+    predicted, hazards = _left(folder, "prediction.json"), _left(folder, "hazards.json")
     return {
         "ok": all(outcome.status != "failed" for outcome in outcomes),
         "stages": [outcome._asdict() for outcome in outcomes],
@@ -138,6 +146,7 @@ def summary(outcomes: Sequence[Outcome], folder: Path) -> dict[str, object]:
         "differing_lines": None if found is None else len(found["lines"]),
         "verified": None if verified is None else verified["agrees"],
         "unexplained": None if verified is None else len(verified["unexplained"]),
+        "hazards_agree": None if hazards is None else hazards["agrees"],
         "median_prediction_error": None if predicted is None else predicted["median_error"],
         "files": sorted(entry.name for entry in folder.iterdir()),
     }
@@ -157,6 +166,8 @@ def markdown(told: dict[str, object], outcomes: Sequence[Outcome]) -> str:
         f"counts equal to the virtual GPU's: {told['counts_equal']}",
         "",
         f"predicted, announced and recorded counts agree but for known differences: {told['verified']}",
+        "",
+        f"hazards found on CUDA are those found on the virtual GPU: {told['hazards_agree']}",
         "",
         f"median error of emulated times on this machine's own profile: {told['median_prediction_error']}",
         "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedbench.profiles.check.probes import probes
+from schedbench.profiles.cuda.hazards import table
 from schedbench.profiles.cuda.hazards.inside import Inside
 from schedbench.profiles.hardware import load
 from schedbench.profiles.result import Abstained, Hazards
@@ -293,3 +295,37 @@ def test_every_fault_that_hazards_catch_is_asked() -> None:
     by_hazards = {row[0].strip("`") for row in rows if len(row) > 3 and "hazards" in row[3].split(", ")}
     several = {name for name in by_hazards if probes()[name].broken().scenario.engine.ranks > 1}
     assert by_hazards - several == set(CAUGHT) and by_hazards <= set(faults())
+
+
+# ---- the table of accounts ---------------------------------------------------------------------------------
+
+
+def test_the_table_is_of_faults_that_hazards_catch() -> None:
+    assert set(table.FAULTS) <= set(CAUGHT)
+    assert all(case.question.scenario.engine.ranks == 1 for case in table.cases())
+
+
+def test_both_devices_are_asked_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = [
+        case for case in table.cases() if case.name in ("faults/mixing pr25774-before", "staging-refilled")
+    ]
+    monkeypatch.setattr(table, "cases", lambda: few)
+    assert table.main(["vgpu", str(tmp_path)]) == 0
+    standin.install(monkeypatch)
+    monkeypatch.setattr(table, "sanitized", lambda _: {"exit_code": 0, "found": False, "text": ""})
+    assert table.main(["cuda", str(tmp_path)]) == 0
+    told = json.loads((tmp_path / "hazards.json").read_text())
+    assert told["agrees"] is True
+    assert (tmp_path / "hazards.md").read_text().splitlines()[-2:] == [
+        "| faults/mixing pr25774-before | 0 found, 2 declared | 0 found, 2 declared | nothing |",
+        "| staging-refilled | 1 found, 2 declared | 1 found, 2 declared | nothing |",
+    ]
+
+
+def test_where_the_checker_says_something_else_the_table_says_so() -> None:
+    one: dict[str, object] = {"known": [], "findings": ["x"], "says": ["x"]}
+    said = {"exit_code": 1, "found": True, "text": "CSAN"}
+    told = table.joined({"a": {"vgpu": one}}, {"a": {"cuda": {"broke_down": "why"}, "sanitizer": said}})
+    assert told["agrees"] is False
+    assert table.markdown(told).splitlines()[-1] == "| a | 1 found | broke down | found |"
+    assert table.joined({}, {"a": {}})["agrees"] is None
