@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
+from ...sched.observe import StepKind
 from ..timeline import Call, Names, Range, Window
 from .fit import Sample
 
@@ -20,10 +22,12 @@ _THROUGH_TORCH = ("launch", "copy")  # calls that torch makes, on a way of its o
 
 
 class OwnTimes(NamedTuple):
-    """Samples by phase; ``outside``: ns in ranges that no phase covers, over the whole run."""
+    """Samples by phase, and by phase and kind of step; ``outside``: ns in ranges that no phase covers, over the whole
+    run."""
 
     phases: dict[str, list[Sample]]
     outside: float
+    kinds: dict[tuple[str, StepKind], list[Sample]]
 
 
 class Collector:
@@ -32,22 +36,31 @@ class Collector:
     def __init__(self) -> None:
         self.ranges: list[Range] = []
         self.calls: list[Call] = []
+        self.kinds: dict[int, StepKind] = {}
 
     def begin(self) -> None:
         self.ranges.clear()
         self.calls.clear()
+        self.kinds.clear()
 
     def feed(self, window: Window) -> None:
         self.ranges += window.ranges
         self.calls += window.calls
+        self.kinds |= {info.step: info.kind for info in window.launched}
 
     def finish(self, names: Names) -> None: ...
 
 
 def own_times(
-    ranges: Sequence[Range], calls: Sequence[Call], *, phases: Collection[str], through_torch: float
+    ranges: Sequence[Range],
+    calls: Sequence[Call],
+    *,
+    phases: Collection[str],
+    through_torch: float,
+    kinds: Mapping[int, StepKind] = MappingProxyType({}),
 ) -> OwnTimes:
-    """``through_torch``: ns that torch takes from its caller to the device's door; it is in no record."""
+    """``through_torch``: ns that torch takes from its caller to the device's door; it is in no record. ``kinds`` of
+    steps, as far as they are wanted."""
     order = sorted(range(len(ranges)), key=lambda i: (ranges[i].start, -ranges[i].end, -i))
     spent = _calls_within(ranges, calls, through_torch)
     owners, own, outside = dict(_owners(ranges, order, phases)), defaultdict[int, float](float), 0.0
@@ -64,10 +77,34 @@ def own_times(
                 outside -= length
             else:
                 own[above] -= length
-    found = defaultdict[str, list[Sample]](list)
-    for index, ns in own.items():
-        found[ranges[index].name].append(Sample(ranges[index].size, max(ns, 0.0)))
-    return OwnTimes(dict(found), outside)
+    found, by_kind = (
+        defaultdict[str, list[Sample]](list),
+        defaultdict[tuple[str, StepKind], list[Sample]](list),
+    )
+    known = _Kinds(kinds)
+    for index in sorted(own, key=lambda index: ranges[index].start):
+        one = ranges[index]
+        sample, kind = Sample(one.size, max(own[index], 0.0)), known.of(one)
+        found[one.name].append(sample)
+        if kind is not None:
+            by_kind[one.name, kind].append(sample)
+    return OwnTimes(dict(found), outside, dict(by_kind))
+
+
+class _Kinds:
+    """Of ranges, as an observer was told when they opened: that a prefill is mixed is known from its second
+    preparation on, that of the decodes in it."""
+
+    def __init__(self, kinds: Mapping[int, StepKind]) -> None:
+        self._kinds = kinds
+        self._mixed: set[int] = set()
+
+    def of(self, one: Range) -> StepKind | None:
+        kind = self._kinds.get(one.step)
+        if kind == "mixed" and one.name == "prepare" and one.step not in self._mixed:
+            self._mixed.add(one.step)
+            return "prefill"
+        return kind
 
 
 def _owners(

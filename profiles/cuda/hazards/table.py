@@ -1,6 +1,6 @@
 """Which account finds what: the virtual GPU's checker, the same one on CUDA, and torch's own sanitizer.
 
-``python -m schedbench.profiles.cuda.hazards.table vgpu|cuda FOLDER`` writes ``hazards-vgpu.json``, which needs a process
+``python -m schedbench.profiles.cuda.hazards.table vgpu|cuda FOLDER`` gives ``hazards-vgpu.json``, which needs a process
 of its own, or ``hazards-cuda.json`` and, beside the former, ``hazards.json`` and ``hazards.md``.
 """
 

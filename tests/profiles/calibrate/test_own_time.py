@@ -5,6 +5,7 @@ from __future__ import annotations
 from schedbench.profiles.calibrate.fit import Sample
 from schedbench.profiles.calibrate.own_time import own_times
 from schedbench.profiles.timeline import Call, Range
+from schedbench.sched.observe import StepKind
 
 
 def span(name: str, start: int, end: int, size: int = 4, step: int = 1) -> Range:
@@ -71,3 +72,24 @@ def test_ranges_that_touch_are_not_inside_each_other() -> None:
 def test_no_phase_takes_less_than_nothing() -> None:
     found = told([span("settle", 0, 10)], [call("launch", "settle", 5, 5)], through_torch=50)
     assert found == {"settle": [Sample(4, 0)]}
+
+
+def test_steps_of_a_kind_are_told_apart() -> None:
+    """A mixed step's first preparation is its prompts'."""
+    ranges = [
+        *(
+            span("prepare", 0, 10, 2, step=1),
+            span("prepare", 20, 50, 7, step=1),
+            span("settle", 60, 70, 9, step=1),
+        ),
+        *(span("prepare", 100, 104, step=2), span("prepare", 200, 205, step=3)),
+    ]
+    kinds: dict[int, StepKind] = {1: "mixed", 2: "decode"}
+    found = own_times(ranges, [], phases=("prepare", "settle"), through_torch=0, kinds=kinds)
+    assert found.kinds == {
+        ("prepare", "prefill"): [Sample(2, 10)],
+        ("prepare", "mixed"): [Sample(7, 30)],
+        ("settle", "mixed"): [Sample(9, 10)],
+        ("prepare", "decode"): [Sample(4, 4)],
+    }
+    assert len(found.phases["prepare"]) == 4
