@@ -122,7 +122,7 @@ def measure(
                 collector.calls,
                 phases=hardware.phases,
                 through_torch=through,
-                kinds=collector.kinds,
+                kind_of=collector.kind_of,
             )
             outside, steps = outside + found.outside, steps + ran
             for name in errand.phases if errand.kind is None else ():
@@ -153,7 +153,10 @@ def fit_kinds(times: HostTimes) -> dict[tuple[str, StepKind], Line]:
 
 def _run(errand: Errand, hardware: HardwareProfile) -> tuple[Collector, int]:
     question, collector = replace(_asked(errand), hardware=hardware), Collector()
-    result = execute(question, question.relays[0], Options(device="vgpu"), instrument=collector).result
+    options = Options(device="vgpu")
+    result = execute(
+        question, question.relays[0], options, watch=collector.watch, instrument=collector
+    ).result
     if result.run.cancelled:
         raise KeyboardInterrupt
     return collector, sum(kind.steps for name, kind in result.per_step.items() if "." not in name)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from types import MappingProxyType
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple, Self
 
-from ...sched.observe import StepKind
+from ...sched.observe import Clock, Silence, StepKind
 from ..timeline import Call, Names, Range, Window
 from .fit import Sample
 
@@ -30,25 +30,45 @@ class OwnTimes(NamedTuple):
     kinds: dict[tuple[str, StepKind], list[Sample]]
 
 
-class Collector:
-    """Keeps a run's ranges and calls."""
+class Collector(Silence):
+    """Keeps a run's ranges and calls, and what was planned when."""
 
     def __init__(self) -> None:
         self.ranges: list[Range] = []
         self.calls: list[Call] = []
-        self.kinds: dict[int, StepKind] = {}
+        self._clock: Clock | None = None
+        self._plans: defaultdict[int, list[tuple[int, StepKind]]] = defaultdict(
+            list
+        )  # by step, in order of time
+
+    def watch(self, clock: Clock, total: int) -> AbstractContextManager[Self]:  # noqa: ARG002
+        """The run's listener."""
+        self._clock = clock
+        self._plans.clear()
+        return nullcontext(self)
+
+    def planned(self, step: int, kind: StepKind) -> None:
+        assert self._clock is not None
+        self._plans[step].append((self._clock.now(), kind))
+
+    def kind_of(self, one: Range) -> StepKind | None:
+        """Of its step, as far as that was known when the range opened."""
+        known = [kind for at, kind in self._plans.get(one.step, ()) if at <= one.start]
+        return known[-1] if known else None
 
     def begin(self) -> None:
         self.ranges.clear()
         self.calls.clear()
-        self.kinds.clear()
 
     def feed(self, window: Window) -> None:
         self.ranges += window.ranges
         self.calls += window.calls
-        self.kinds |= {info.step: info.kind for info in window.launched}
 
     def finish(self, names: Names) -> None: ...
+
+
+def _unknown(one: Range) -> StepKind | None:  # noqa: ARG001
+    return None
 
 
 def own_times(
@@ -57,10 +77,10 @@ def own_times(
     *,
     phases: Collection[str],
     through_torch: float,
-    kinds: Mapping[int, StepKind] = MappingProxyType({}),
+    kind_of: Callable[[Range], StepKind | None] = _unknown,
 ) -> OwnTimes:
-    """``through_torch``: ns that torch takes from its caller to the device's door; it is in no record. ``kinds`` of
-    steps, as far as they are wanted."""
+    """``through_torch``: ns that torch takes from its caller to the device's door; it is in no record.
+    ``kind_of`` a range's step, where kinds are to be told apart."""
     order = sorted(range(len(ranges)), key=lambda i: (ranges[i].start, -ranges[i].end, -i))
     spent = _calls_within(ranges, calls, through_torch)
     owners, own, outside = dict(_owners(ranges, order, phases)), defaultdict[int, float](float), 0.0
@@ -81,30 +101,13 @@ def own_times(
         defaultdict[str, list[Sample]](list),
         defaultdict[tuple[str, StepKind], list[Sample]](list),
     )
-    known = _Kinds(kinds)
-    for index in sorted(own, key=lambda index: ranges[index].start):
+    for index, ns in own.items():
         one = ranges[index]
-        sample, kind = Sample(one.size, max(own[index], 0.0)), known.of(one)
+        sample, kind = Sample(one.size, max(ns, 0.0)), kind_of(one)
         found[one.name].append(sample)
         if kind is not None:
             by_kind[one.name, kind].append(sample)
     return OwnTimes(dict(found), outside, dict(by_kind))
-
-
-class _Kinds:
-    """Of ranges, as an observer was told when they opened: that a prefill is mixed is known from its second
-    preparation on, that of the decodes in it."""
-
-    def __init__(self, kinds: Mapping[int, StepKind]) -> None:
-        self._kinds = kinds
-        self._mixed: set[int] = set()
-
-    def of(self, one: Range) -> StepKind | None:
-        kind = self._kinds.get(one.step)
-        if kind == "mixed" and one.name == "prepare" and one.step not in self._mixed:
-            self._mixed.add(one.step)
-            return "prefill"
-        return kind
 
 
 def _owners(

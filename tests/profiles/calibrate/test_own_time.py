@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from schedbench.profiles.calibrate.fit import Sample
-from schedbench.profiles.calibrate.own_time import own_times
+from schedbench.profiles.calibrate.own_time import Collector, own_times
 from schedbench.profiles.timeline import Call, Range
-from schedbench.sched.observe import StepKind
+from schedbench.sched.observe import LogicalClock, StepKind
 
 
 def span(name: str, start: int, end: int, size: int = 4, step: int = 1) -> Range:
@@ -74,22 +74,34 @@ def test_no_phase_takes_less_than_nothing() -> None:
     assert found == {"settle": [Sample(4, 0)]}
 
 
-def test_steps_of_a_kind_are_told_apart() -> None:
-    """A mixed step's first preparation is its prompts'."""
+def test_steps_of_a_kind_are_told_apart_by_what_was_known() -> None:
+    """A prefill may become mixed, and a decode that came to nothing leaves its number to a prefill."""
+    collector, clock = Collector(), LogicalClock()
+    plans: list[tuple[int, int, StepKind]] = [
+        (0, 1, "prefill"), (15, 1, "mixed"), (100, 2, "decode"), (110, 2, "prefill"),
+    ]  # fmt: skip
+    with collector.watch(clock, 1) as listener:
+        for at, step, kind in plans:
+            clock.sleep_until(at)
+            listener.planned(step, kind)
     ranges = [
         *(
             span("prepare", 0, 10, 2, step=1),
             span("prepare", 20, 50, 7, step=1),
             span("settle", 60, 70, 9, step=1),
         ),
-        *(span("prepare", 100, 104, step=2), span("prepare", 200, 205, step=3)),
+        *(
+            span("prepare", 100, 104, step=2),
+            span("prepare", 110, 115, step=2),
+            span("prepare", 200, 205, step=3),
+        ),
     ]
-    kinds: dict[int, StepKind] = {1: "mixed", 2: "decode"}
-    found = own_times(ranges, [], phases=("prepare", "settle"), through_torch=0, kinds=kinds)
+    phases = ("prepare", "settle")
+    found = own_times(ranges, [], phases=phases, through_torch=0, kind_of=collector.kind_of)
     assert found.kinds == {
-        ("prepare", "prefill"): [Sample(2, 10)],
+        ("prepare", "prefill"): [Sample(2, 10), Sample(4, 5)],
         ("prepare", "mixed"): [Sample(7, 30)],
         ("settle", "mixed"): [Sample(9, 10)],
         ("prepare", "decode"): [Sample(4, 4)],
     }
-    assert len(found.phases["prepare"]) == 4
+    assert len(found.phases["prepare"]) == 5
