@@ -44,6 +44,7 @@ MODES: dict[str, Mode] = {
     ),
     "pages": Mode(("engine", "page_size"), lambda s: s.engine.page_size > 1),
     "hisparse": Mode(("engine", "hisparse"), lambda s: s.engine.hisparse.enabled),
+    "flashinfer": Mode(("engine", "attention"), lambda s: s.engine.attention == "flashinfer"),
     "pipeline": Mode(("engine", "pipeline"), lambda s: s.engine.pipeline.stages > 1),
     "disaggregation": Mode(("engine", "disaggregation"), lambda s: s.engine.disaggregation.mode != "none"),
     "fake transfer": Mode(
@@ -84,6 +85,8 @@ RULES: tuple[Rule, ...] = (
         "refused",
         "a hot buffer has one place for the newest token, a verify step has several",
     ),
+    Rule("flashinfer", "hisparse", "refused", "sparse attention has kernels of its own"),
+    Rule("flashinfer", "values none", "refused", "its kernels know nothing of tags"),
     Rule("overlap", "pipeline", "refused", "each stage runs the serial loop, stages overlap one another"),
     Rule("pipeline", "speculation", "refused", "upstream has no known working form"),
     Rule("pipeline", "hisparse", "refused", "upstream's pipeline loop does not stage prompts"),

@@ -140,7 +140,8 @@ class Disaggregation(Section):
 
 
 class Engine(Section):
-    """Defaults are those of the engine's own configuration; ``auto`` overlaps wherever the modes allow it."""
+    """Defaults are those of the engine's own configuration; ``auto`` overlaps wherever the modes allow it.
+    ``attention`` is by our own kernels, or on CUDA by flashinfer's, whose decodes are not captured as graphs."""
 
     overlap: Switch | Literal["auto"] = "auto"
     relay: Annotated[Relay, BeforeValidator(_state)] = Relay()
@@ -155,6 +156,7 @@ class Engine(Section):
     max_prefill_tokens: Positive = 16384
     schedule_conservativeness: Rate = 1.0
     cuda_graph: Switch = True
+    attention: Literal["auto", "flashinfer"] = "auto"
     speculative: Annotated[Speculative, BeforeValidator(_algorithm)] = Speculative()
     hisparse: HiSparse = HiSparse()
     pipeline: Pipeline = Pipeline()

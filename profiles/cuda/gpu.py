@@ -50,6 +50,8 @@ _QWEN: Final = (
     "workload.requests=8",
 )
 
+_FLASHINFER: Final = ("model.dtype=bfloat16", "engine.attention=flashinfer", "workload.requests=16")
+
 
 def plan(folder: Path) -> list[Stage]:
     """What is run, in order; the least important last."""
@@ -71,6 +73,7 @@ def plan(folder: Path) -> list[Stage]:
         _run("cuda-mixed", folder, "cuda", (), 90),
         _run("cuda-bfloat16", folder, "cuda", ("model.dtype=bfloat16",), 90),
         _run("cuda-qwen3-0.6b", folder, "cuda", _QWEN, 120),
+        replace(_run("cuda-flashinfer", folder, "cuda", _FLASHINFER, 120), packages=("flashinfer",)),
     ]
 
 

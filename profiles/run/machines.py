@@ -24,6 +24,7 @@ from ..world.device import SharedSimulation
 from ..world.ports import CopyingPorts, Ports, VirtualPorts
 from ..world.virtual import WorldClock
 from . import capacity
+from .attention import obstacle
 from .machine import ByItself, HostTime, Machine, MachineError
 from .resolve import Resolved
 
@@ -32,13 +33,16 @@ Kind = Literal["auto", "cuda", "vgpu"]
 
 def chosen(kind: Kind, scenario: Scenario) -> Literal["cuda", "vgpu"]:
     """``auto`` takes CUDA where there is one and it can do what the scenario asks. Raises MachineError."""
-    emulated_only = _emulated_only(scenario)
-    if kind == "auto":
-        return "cuda" if torch.cuda.is_available() and not emulated_only else "vgpu"
-    if kind == "cuda" and not torch.cuda.is_available():
+    emulated_only, available = _emulated_only(scenario), torch.cuda.is_available()
+    if kind == "cuda" and not available:
         raise MachineError(
             "no CUDA device here (torch.cuda.is_available() is False); --device vgpu emulates one"
         )
+    without = obstacle(scenario, cuda=kind != "vgpu" and available)
+    if without:
+        raise MachineError(without)
+    if kind == "auto":
+        return "cuda" if available and not emulated_only else "vgpu"
     if kind == "cuda" and emulated_only:
         raise MachineError(emulated_only)
     return kind
