@@ -152,7 +152,8 @@ class DataParallel(Section):
 
 class Engine(Section):
     """Defaults are those of the engine's own configuration; ``auto`` overlaps wherever the modes allow it.
-    ``replicas``: engines behind one router, which share nothing."""
+    ``replicas``: engines behind one router, which share nothing.
+    ``attention`` is by our own kernels, or on CUDA by flashinfer's, whose decodes are not captured as graphs."""
 
     overlap: Switch | Literal["auto"] = "auto"
     relay: Annotated[Relay, BeforeValidator(_state)] = Relay()
@@ -167,6 +168,7 @@ class Engine(Section):
     max_prefill_tokens: Positive = 16384
     schedule_conservativeness: Rate = 1.0
     cuda_graph: Switch = True
+    attention: Literal["auto", "flashinfer"] = "auto"
     speculative: Annotated[Speculative, BeforeValidator(_algorithm)] = Speculative()
     hisparse: HiSparse = HiSparse()
     pipeline: Pipeline = Pipeline()

@@ -41,7 +41,7 @@ from .crash import broken_on_purpose
 from .draft import speculation
 from .machine import Machine, MachineError
 from .machines import Kind, chosen
-from .passes import Measured, measured, untimed
+from .passes import Measured, measured, uncounted, untimed
 from .resolve import Resolved
 from .runner import Bench, Instrument, Pass, Valve, Watch, nobody
 from .seat import Seat
@@ -167,6 +167,8 @@ class _Task:
             )
         if options.adversary is not None:
             found = untimed(found, "an adversary decided when work was done: times mean nothing")
+        if machine.untimed:
+            found = uncounted(untimed(found, machine.untimed))
         if options.world == "distributed" and seat.link is not None:
             found = untimed(found, "the ranks' clocks are their own: no link was emulated")
         valve.finish(machine.names)
@@ -234,7 +236,9 @@ def _result(scenario: Scenario, relay: RelayChoice, machine: Machine, found: Mea
         ),
         hardware=machine.hardware,
         hazards=hazards(
-            machine, _known(relay, scenario), decoded=bool(_HANDED_ON & found.parts.per_step.keys())
+            machine,
+            _known(relay, scenario),
+            decoded=bool(_HANDED_ON & found.done.answers.counts.steps.keys()),
         ),
         **{
             **found.parts._asdict(),

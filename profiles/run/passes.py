@@ -88,6 +88,11 @@ def untimed(found: Measured, why: str) -> Measured:
     return found._replace(parts=parts)
 
 
+def uncounted(found: Measured) -> Measured:
+    """Nobody looked at what steps did."""
+    return found._replace(parts=_uncounted(found.parts))
+
+
 def _forget(bench: Bench) -> None:
     """Drop what the last pass left in the prefix cache: both passes begin alike."""
     cache = bench.scheduler.engine.cache

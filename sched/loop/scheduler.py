@@ -251,6 +251,7 @@ class Scheduler:
         engine = self.engine
         taken = set(map(id, plan.requests))
         self.waiting_queue = [req for req in self.waiting_queue if id(req) not in taken]
+        engine.observer.planned(self.next_step, "prefill")
         with engine.observer.range("prepare", self.next_step, len(plan.requests)):
             batch = prepare_for_extend(engine, plan.requests, self.next_step)
         self.chunked_req = batch.chunked_req = plan.chunked
@@ -270,6 +271,7 @@ class Scheduler:
         running = self.running_batch
         if running.is_empty or any(sampling_of(part).return_logprob for part in (batch, running)):
             return
+        self.engine.observer.planned(self.next_step, "mixed")
         with self.engine.observer.range("prepare", self.next_step, running.batch_size):
             filter_rows(self.engine, running)
             if not running.is_empty:
@@ -280,6 +282,7 @@ class Scheduler:
     def _next_decode_batch(self) -> ScheduleBatch | None:
         batch, engine = self.running_batch, self.engine
         before = batch.batch_size
+        engine.observer.planned(self.next_step, "decode" if engine.config.speculative is None else "verify")
         with engine.observer.range("prepare", self.next_step, before):
             filter_rows(engine, batch)
             if batch.is_empty:
