@@ -75,6 +75,7 @@ class Run(Part):
     wall_s: Number
     emulation_speed: Number | None = None  # virtual seconds per second of wall time
     cancelled: bool = False
+    failure: str | None = None  # ranks that were lost, and what became of the others
     hazards_s: Number | None = None  # of wall_s, what watching for hazards took
 
 
@@ -308,6 +309,8 @@ class Result(Part):
         for label in ("acceptance", "capture"):
             if document["labels"][label] is None:
                 del document["labels"][label]
+        if self.run.failure is None:
+            del document["run"]["failure"]
         if self.relay.loop is None:
             del document["relay"]["loop"]
         for request in document["requests"]:

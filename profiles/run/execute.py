@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from ...scenarios.combinations import overlaps, staged
+from ...scenarios.problems import ScenarioError
 from ...scenarios.schema import Scenario
 from ...scenarios.workload import Achieved, Lengths
 from ...sched.relay.draft_rows import DRAFT_SWITCHES
@@ -105,10 +106,27 @@ def execute(
             )
         result = virtual_world(*around, task.run)
     else:
+        _only_deaths(scenario)
         result = process_world(
             *around, task.run, replace(task, watch=nobody, instrument=None, guard=None).run
         )
     return Outcome(result, tuple(breaches(scenario.expect, result)), tuple(untested(scenario.expect, result)))
+
+
+def _only_deaths(scenario: Scenario) -> None:
+    """What can befall processes by script: one can kill itself, but for that which tells how the run ended."""
+    problems = [
+        scenario.source.problem(("faults", place), "with --world distributed ranks die; their links are real")
+        for place, failure in enumerate(scenario.faults)
+        if failure.link
+    ]
+    problems += [
+        scenario.source.problem(("faults", place), "with --world distributed stage 0 is the command itself")
+        for place, failure in enumerate(scenario.faults)
+        if failure.rank == "stage 0"
+    ]
+    if problems:
+        raise ScenarioError(problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +145,7 @@ class _Task:
     def run(self, machine: Machine, valve: Valve, seat: Seat) -> RankRun:
         """One rank's run. Only those that tell of requests are watched by the caller's listeners."""
         heard = self.heard(machine, valve, seat)
-        return RankRun(heard.result, heard.done.answers.bubble.found())
+        return RankRun(heard.result, heard.done.answers.bubble.found(), heard.done.end)
 
     def heard(self, machine: Machine, valve: Valve, seat: Seat) -> Heard:
         """The same, with what it was made of."""
@@ -194,6 +212,7 @@ def _run(options: Options, started: datetime, wall_s: float, done: Pass, machine
         wall_s=wall_s,
         emulation_speed=(done.end - done.start) / 1e9 / done.wall_s if machine.labels.emulated else None,
         cancelled=done.cancelled,
+        failure=done.failure or None,
         hazards_s=None if machine.hazards is None else machine.hazards.spent / 1e9,
     )
 

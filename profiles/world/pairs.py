@@ -13,7 +13,7 @@ from ..result import Abstained, CopyRow, KindCounts, Metric, Outputs, RankPart, 
 from ..run.answers import Metrics, acceptance_metrics, distributed, request_metrics
 from ..run.passes import outputs_with
 from ..run.runner import Pass
-from .ranks import all_hazards
+from .ranks import all_hazards, failure
 
 Row = TypeVar("Row", CopyRow, SyncRow)
 
@@ -31,24 +31,32 @@ class Heard(NamedTuple):
     done: Pass
 
 
+class Routing(NamedTuple):
+    """The router's run: requests that ended there, or not at all; why it broke off, and when it was over, ns."""
+
+    rows: Sequence[RequestRow]
+    failure: str
+    end: int
+
+
 def whole(
     places: Sequence[Place],
     workers: Sequence[Heard],
-    left: Sequence[RequestRow],
+    routing: Routing,
     *,
     sent: bool,
     drafts: int,
 ) -> Result:
-    """Requests are told by the workers that decoded them; ``left`` are those that nobody has ended. ``sent``: there was
-    a transfer; ``drafts``: how many tokens deep they speculate."""
+    """Requests are told by the workers that decoded them, and by the router if those are lost. ``sent``: there was a
+    transfer; ``drafts``: how many tokens deep they speculate."""
     results = [heard.result for heard in workers]
+    broken = _failure(workers, routing)
     deciding = [heard for place, heard in zip(places, workers, strict=False) if place.role == "decode"]
     first = deciding[0].result
     log = RequestLog.merged([heard.done.answers.requests for heard in deciding])
     records = log.in_order()
     rows = {row.id: row for heard in deciding for row in heard.result.requests}
-    ended = [rows[record.id] for record in records]
-    missing = [row for row in left if row.id not in rows]
+    rows |= {row.id: row for row in routing.rows if row.id not in rows or row.status == "failed"}
     return first.model_copy(
         update={
             "metrics": _told(first, _metrics(log, results)) | _acceptance(deciding, drafts),
@@ -57,8 +65,9 @@ def whole(
             "syncs": _summed(row for result in results for row in result.syncs),
             "idle": first.idle if _void(first) else Abstained(abstained=_APART),
             "ranks": tuple(_rank(place, heard) for place, heard in zip(places, workers, strict=False)),
-            "requests": tuple(sorted([*ended, *missing], key=lambda row: int(row.id[1:]))),
-            "outputs": _outputs(records, deciding) if sent else Abstained(abstained=_UNSENT),
+            "run": first.run.model_copy(update={"failure": broken}),
+            "requests": tuple(sorted(rows.values(), key=lambda row: int(row.id[1:]))),
+            "outputs": _outputs(records, deciding, broken) if sent else Abstained(abstained=_UNSENT),
             "hazards": all_hazards(results),
         }
     )
@@ -148,7 +157,16 @@ def _rank(place: Place, heard: Heard) -> RankPart:
     )
 
 
-def _outputs(records: Sequence[RequestRecord], deciding: Sequence[Heard]) -> Outputs | Abstained:
+def _failure(workers: Sequence[Heard], routing: Routing) -> str | None:
+    ends = [(heard.done.end, heard.done.failure) for heard in workers]
+    return failure([*ends, (routing.end, routing.failure)])
+
+
+def _outputs(
+    records: Sequence[RequestRecord], deciding: Sequence[Heard], broken: str | None
+) -> Outputs | Abstained:
+    if broken is not None:
+        return Abstained(abstained=f"the run broke off: {broken}")
     for heard in deciding:
         if isinstance(heard.result.outputs, Abstained):
             return heard.result.outputs

@@ -18,6 +18,7 @@ from ...sched.link import Link, LinkError
 from ..result import Result
 from ..run.machine import MachineError
 from ..run.machines import open_port
+from ..run.perils import Perils
 from ..run.resolve import Resolved
 from ..run.runner import Valve
 from ..run.seat import Seat
@@ -102,12 +103,20 @@ def run_place(
         valve = Valve()
         with open_port(resolved, valve, hazards=hazards, adversary=adversary) as (machine, ports):
             link = ProcessLink(ports, machine.clock, patience=PATIENCE)
-            run = body(machine, valve, Seat(link, stages_of(resolved)[place.rank]))
+            perils = Perils(resolved.scenario, place.rank, _kill) if resolved.scenario.faults else None
+            way = perils.around(link) if perils else link
+            run = body(machine, valve, Seat(way, stages_of(resolved)[place.rank], perils=perils))
+            if run.result.run.failure is not None:
+                raise LinkError(run.result.run.failure)
             whole = _gathered(link, run)
             link.close()
         return whole
     finally:
         dist.destroy_process_group()
+
+
+def _kill(how: str) -> None:  # noqa: ARG001
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _gathered(link: Link, run: RankRun) -> Result | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -19,7 +19,8 @@ from ..run.runner import Valve
 from ..run.seat import ALONE, Seat
 from ..vgpu.gpu import patched
 from .baton import Member, run_ranks
-from .virtual import Inbox, VirtualLink
+from .failing import FailingPost
+from .virtual import VirtualLink
 
 
 class RankRun(NamedTuple):
@@ -27,6 +28,7 @@ class RankRun(NamedTuple):
 
     result: Result
     time: StageTime | None
+    end: int  # ns of its own clock
 
 
 Body = Callable[[Machine, Valve, Seat], RankRun]
@@ -54,19 +56,21 @@ def alone(
 def virtual_world(resolved: Resolved, hazards: bool, adversary: int | None, body: Body) -> Result:
     """On virtual GPUs of this process, one per rank. Raises MachineError."""
     capacity.check(resolved)
-    count = resolved.scenario.engine.ranks
-    inboxes = [Inbox() for _ in range(count)]
-    stages = stages_of(resolved)
+    scenario = resolved.scenario
+    post, stages = FailingPost(scenario), stages_of(resolved)
 
     def rank(member: Member) -> RankRun:
         valve = Valve()
         with open_rank(resolved, valve, member, hazards=hazards, adversary=adversary) as (machine, gpu):
             profile = resolved.hardware.links["nvlink"]
-            link = VirtualLink(member, gpu, inboxes, profile, patience=PATIENCE)
-            return body(machine, valve, Seat(link, stages[member.rank]))
+            link = VirtualLink(member, gpu, post, profile, patience=PATIENCE)
+            way, perils = post.beset(link)
+            run = body(machine, valve, Seat(way, stages[member.rank], perils=perils))
+            link.leave(run.result.run.failure or "")
+            return run
 
     with one_thread(), patched(hazards=hazards), settled_heap():
-        return together(run_ranks(count, rank))
+        return post.told(together(run_ranks(scenario.engine.ranks, rank)))
 
 
 def stages_of(resolved: Resolved) -> Sequence[Stage]:
@@ -84,12 +88,23 @@ def together(runs: Sequence[RankRun]) -> Result:
     first = results[0]
     return first.model_copy(
         update={
+            "run": first.run.model_copy(update={"failure": failure(_ends(runs))}),
             "metrics": {**first.metrics, "bubble_pct": _bubble(runs)},
             "ranks": tuple(_part(f"stage {index}", run) for index, run in enumerate(runs)),
             "outputs": _agreed(results),
             "hazards": all_hazards(results),
         }
     )
+
+
+def _ends(runs: Sequence[RankRun]) -> Sequence[tuple[int, str]]:
+    return [(run.end, run.result.run.failure or "") for run in runs]
+
+
+def failure(ends: Iterable[tuple[int, str]]) -> str | None:
+    """What broke the run off, in the order in which ranks came to their ends; of each, when and why."""
+    in_order = sorted(ends, key=lambda entry: entry[0])
+    return "; ".join(dict.fromkeys(why for _, why in in_order if why)) or None
 
 
 def _part(name: str, run: RankRun) -> RankPart:
@@ -130,6 +145,9 @@ def _exact(runs: Sequence[RankRun]) -> bool:
 
 
 def _agreed(results: Sequence[Result]) -> Outputs | Abstained:
+    for result in results:
+        if result.run.failure is not None and isinstance(result.outputs, Abstained):
+            return result.outputs
     outputs = [result.outputs for result in results]
     if any(other != outputs[0] for other in outputs):
         return Abstained(abstained="the stages took different tokens from the same steps")

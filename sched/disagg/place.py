@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Role = Literal["prefill", "decode", "router"]
@@ -27,6 +27,9 @@ class Place:
     def name(self) -> str:
         first = self.prefill if self.role == "decode" else 0
         return "router" if self.rank == self.router else f"{self.role} {self.rank - first}"
+
+    def name_of(self, rank: int) -> str:
+        return replace(self, rank=rank).name
 
     @property
     def router(self) -> int:

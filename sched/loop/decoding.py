@@ -6,20 +6,20 @@ what another worker's forward has sampled is this one's first token.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..batch import ScheduleBatch, StepResult
 from ..disagg.inbox import Inbox, Ready
 from ..disagg.messages import KV, REQUEST
-from ..disagg.requests import Routed
-from ..memory.release import release_kv_cache
+from ..disagg.requests import Routed, needs_router
+from ..link import Link, LinkError
 from ..observe import NO_STEP, SLEEP, StepInfo
 from ..request import Request, Status
 from .engine import Engine
 from .prefilling import IDLE
 from .prepare import filter_rows, prebuild
 from .scheduler import Scheduler
-from .settle import close, finish, tell
-
-GONE = "its prompt was given up by its prefill worker"
+from .settle import close, drop, finish, tell
 
 
 class DecodeWorker:
@@ -50,7 +50,7 @@ class DecodeWorker:
         return self._scheduler.running_batch
 
     def receive(self) -> None:
-        """Take what has arrived, requests and KV."""
+        """Take what has arrived, requests and KV. Raises LinkError when the router is gone."""
         engine, inbox = self.engine, self._inbox
         arrived = engine.source.due(engine.clock.now())
         with engine.observer.range("receive", self.next_step, len(arrived)):
@@ -58,8 +58,12 @@ class DecodeWorker:
                 (inbox.expect if self._scheduler.accepts(req) else inbox.refuse)(req)
             with engine.observer.range("land", NO_STEP, 0):
                 inbox.land(engine.clock.now())
-            for req in inbox.failed():
-                self._release(req, Status.ABORTED if req.to_finish else Status.FAILED, req.to_finish or GONE)
+            if gone := self._link.gone():
+                needs_router(self._source.place, gone)
+                inbox.bereave(gone)
+            for req, reason in inbox.failed():
+                status = Status.ABORTED if req.to_finish else Status.FAILED
+                drop(engine, req, status, req.to_finish or reason)
 
     def get_next_batch_to_run(self) -> ScheduleBatch | None:
         ready = self._inbox.take_ready()
@@ -82,10 +86,15 @@ class DecodeWorker:
             return False
         assert inbox.is_empty or inbox.awaits, "requests wait for room and nobody has any"
         until = None if inbox.awaits else engine.clock.now() + IDLE
-        assert engine.link is not None
         with engine.observer.range(SLEEP, NO_STEP, 0):
-            engine.link.wait((REQUEST, KV), until)
+            try:
+                self._link.wait((REQUEST, KV), until)
+            except LinkError as error:
+                inbox.expire(str(error))
         return True
+
+    def give_up(self, launched: Iterable[ScheduleBatch], reason: str) -> None:
+        self._scheduler.give_up(launched, reason, held=self._inbox.surrender())
 
     def abort(self, req: Request, reason: str) -> None:
         """As ``Scheduler.abort``, wherever the request is."""
@@ -95,6 +104,11 @@ class DecodeWorker:
             close(self.engine, req, Status.ABORTED, reason)
         else:
             req.to_finish = reason
+
+    @property
+    def _link(self) -> Link:
+        assert self.engine.link is not None
+        return self.engine.link
 
     @property
     def _source(self) -> Routed:
@@ -134,12 +148,6 @@ class DecodeWorker:
             tell(self.engine, entry.req)
         elif entry.req.to_finish:
             finish(self.engine, entry.req, Status.ABORTED, entry.req.to_finish)
-
-    def _release(self, req: Request, status: Status, reason: str) -> None:
-        """End a request whose KV never came."""
-        speculative = self.engine.config.speculative is not None
-        release_kv_cache(req, self.engine.cache, is_insert=False, speculative=speculative)
-        close(self.engine, req, status, reason)
 
 
 def _commit(entry: Ready) -> None:

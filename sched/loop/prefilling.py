@@ -6,10 +6,13 @@ its decode worker begins with. It ends for its client over there.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..batch import ScheduleBatch, StepResult
 from ..disagg.messages import HANDSHAKE, REQUEST
 from ..disagg.outbox import Outbox
-from ..disagg.requests import Routed
+from ..disagg.requests import Routed, lost, needs_router
+from ..link import Link, LinkError
 from ..observe import NO_STEP, SLEEP
 from ..request import Request, Status
 from .engine import Engine
@@ -48,7 +51,8 @@ class PrefillWorker:
         return self._scheduler.running_batch
 
     def receive(self) -> None:
-        """Take what has arrived; queue what its decode worker has room for; let go of what has left."""
+        """Take what has arrived; queue what its decode worker has room for; let go of what has left. Raises LinkError
+        when the router is gone."""
         engine, outbox = self.engine, self._outbox
         arrived = engine.source.due(engine.clock.now())
         with engine.observer.range("receive", self.next_step, len(arrived)):
@@ -56,8 +60,9 @@ class PrefillWorker:
                 outbox.expect(req)
             for req in outbox.hear():
                 self._scheduler.enqueue(req)
+            self._mourn()
             for req in outbox.dropped():
-                self._drop(req)
+                self._drop(req, Status.ABORTED, "dropped by its decode worker")
             for req in outbox.gone(engine.relay.has_left):
                 finish(engine, req, Status.FINISHED, "length")
 
@@ -79,10 +84,21 @@ class PrefillWorker:
         assert outbox.held or not under_way, f"{under_way} requests wait and none can run"
         patience = GLANCE if outbox.held else None if outbox.waits else IDLE
         until = None if patience is None else engine.clock.now() + patience
-        assert engine.link is not None
         with engine.observer.range(SLEEP, NO_STEP, 0):
-            engine.link.wait((REQUEST, HANDSHAKE), until)
+            try:
+                self._link.wait((REQUEST, HANDSHAKE), until)
+            except LinkError as error:
+                for req in outbox.expire():
+                    close(engine, req, Status.FAILED, str(error))
         return True
+
+    def give_up(self, launched: Iterable[ScheduleBatch], reason: str) -> None:
+        self._scheduler.give_up(launched, reason, held=self._outbox.surrender())
+
+    @property
+    def _link(self) -> Link:
+        assert self.engine.link is not None
+        return self.engine.link
 
     @property
     def _source(self) -> Routed:
@@ -90,11 +106,23 @@ class PrefillWorker:
         assert isinstance(source, Routed), "a worker's requests come from the router"
         return source
 
-    def _drop(self, req: Request) -> None:
-        """Its client has gone. A prompt that is under way is finished all the same: its decode worker waits for
+    def _mourn(self) -> None:
+        """Nothing more is computed for decode workers that are gone; what is under way comes to its end."""
+        outbox, gone = self._outbox, self._link.gone()
+        if not gone:
+            return
+        place = self._source.place
+        needs_router(place, gone)
+        for req in outbox.orphaned(gone):
+            close(self.engine, req, Status.FAILED, lost(place, place.decode_of(req.index), gone))
+        for req in outbox.sent_to(gone):
+            self._drop(req, Status.FAILED, lost(place, place.decode_of(req.index), gone))
+
+    def _drop(self, req: Request, status: Status, reason: str) -> None:
+        """Nobody wants it any more. A prompt that is under way is finished all the same: its decode worker waits for
         the last of it."""
         scheduler = self._scheduler
         if req in scheduler.waiting_queue:
             scheduler.waiting_queue.remove(req)
             self._outbox.fail(req)
-            close(self.engine, req, Status.ABORTED, "dropped by its decode worker")
+            close(self.engine, req, status, reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from ..batch import ScheduleBatch, StepResult
@@ -30,3 +31,6 @@ class Turns(Protocol):
 
     def rest(self) -> bool:
         """Nothing to run: wait for something. Returns False when nothing will come."""
+
+    def give_up(self, launched: Iterable[ScheduleBatch], reason: str) -> None:
+        """A rank is gone without which nothing goes on: end what is here; nobody settles what was launched."""
