@@ -153,9 +153,7 @@ def _unfinished(result: Result) -> list[str]:
 
 def _broken_off(result: Result) -> list[str]:
     """Which ranks were lost, and what of the script of failures the run did not come to."""
-    entries = result.environment.get("faults", [])
-    assert isinstance(entries, list)
-    missed = [f"never came: {entry['fault']}" for entry in entries if not entry["came"]]
+    missed = [f"never came: {fault}" for fault in result.run.missed]
     return [f"broke off: {result.run.failure}", *missed] if result.run.failure else missed
 
 

@@ -40,15 +40,11 @@ class FailingPost(Post):
             self._overtake(to, tag, each)
 
     def told(self, result: Result) -> Result:
-        """The same result, which says of every entry of the script whether it came to it."""
-        if not self._scenario.faults:
-            return result
+        """The same result, which says what of the script it did not come to."""
         came = self._came.union(*(perils.came for perils in self._perils.values()))
-        entries = [
-            {"fault": words(failure), "came": place in came}
-            for place, failure in enumerate(self._scenario.faults)
-        ]
-        return result.model_copy(update={"environment": {**result.environment, "faults": entries}})
+        script = enumerate(self._scenario.faults)
+        missed = tuple(words(failure) for place, failure in script if place not in came)
+        return result.model_copy(update={"run": result.run.model_copy(update={"missed": missed})})
 
     def _passed(self, to: int, tag: str, parcel: Parcel) -> Sequence[Parcel]:
         """What arrives in place of what was sent."""
