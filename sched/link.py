@@ -50,4 +50,4 @@ class Link(Protocol):
         is a deadline all the same: raises LinkError then."""
 
     def gone(self) -> Mapping[int, str]:
-        """Ranks that are known to be gone before their work was done, and how they went."""
+        """Ranks that are known to send no more, beyond what can be polled from now on, and why."""

@@ -166,7 +166,7 @@ def _outputs(
     records: Sequence[RequestRecord], deciding: Sequence[Heard], broken: str | None
 ) -> Outputs | Abstained:
     if broken is not None:
-        return Abstained(abstained=f"the run broke off: {broken}")
+        return Abstained(abstained=f"the run broke off: {broken.partition('; ')[0]}")
     for heard in deciding:
         if isinstance(heard.result.outputs, Abstained):
             return heard.result.outputs

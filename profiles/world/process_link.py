@@ -42,8 +42,7 @@ class ProcessLink:
         self._news = threading.Condition()
         self._arrived: dict[tuple[int, str], deque[_Arrived]] = {}
         self._gone: dict[int, str] = {}
-        self._ended: set[int] = set()  # of those, ranks that had done their work
-        self._mourned: set[int] = set()  # and ranks of which whoever asked knows that they are gone
+        self._mourned: set[int] = set()  # of those, the ones that somebody has asked about
         self._threads = [
             threading.Thread(target=self._listen, args=(peer,), daemon=True)
             for peer in range(self.size)
@@ -111,9 +110,8 @@ class ProcessLink:
 
     def gone(self) -> Mapping[int, str]:
         with self._news:
-            lost = {rank: why for rank, why in self._gone.items() if rank not in self._ended}
-            self._mourned.update(lost)
-        return lost
+            self._mourned.update(self._gone)
+            return dict(self._gone)
 
     def close(self) -> None:
         """Tell the others that no more will come, and wait until they have all that was sent."""
@@ -144,7 +142,6 @@ class ProcessLink:
                     dist.recv(body, peer)
                 tag, payload, shapes, stamp = pickle.loads(head.numpy().tobytes())
                 if tag == _BYE:
-                    self._ended.add(peer)
                     self._lost(peer, "it has ended")
                     return
                 self._put(tag, _Arrived(peer, payload, _unpacked(body, shapes), stamp))
@@ -154,7 +151,7 @@ class ProcessLink:
     def _news_of(self, tags: Sequence[str]) -> bool:
         """Whether there is something to poll, or somebody to mourn."""
         arrived = any(waiting for (_, kind), waiting in self._arrived.items() if kind in tags)
-        return arrived or bool(self._gone.keys() - self._ended - self._mourned)
+        return arrived or bool(self._gone.keys() - self._mourned)
 
     def _put(self, tag: str, arrived: _Arrived) -> None:
         with self._news:

@@ -85,13 +85,13 @@ def stages_of(resolved: Resolved) -> Sequence[Stage]:
 def together(runs: Sequence[RankRun]) -> Result:
     """The first rank's result, where requests come in and go out, and what each rank did."""
     results = [run.result for run in runs]
-    first = results[0]
+    first, broken = results[0], failure(_ends(runs))
     return first.model_copy(
         update={
-            "run": first.run.model_copy(update={"failure": failure(_ends(runs))}),
+            "run": first.run.model_copy(update={"failure": broken}),
             "metrics": {**first.metrics, "bubble_pct": _bubble(runs)},
             "ranks": tuple(_part(f"stage {index}", run) for index, run in enumerate(runs)),
-            "outputs": _agreed(results),
+            "outputs": _agreed(results, broken),
             "hazards": all_hazards(results),
         }
     )
@@ -144,10 +144,9 @@ def _exact(runs: Sequence[RankRun]) -> bool:
     return all(run.result.labels.emulated and run.result.labels.host == "modelled" for run in runs)
 
 
-def _agreed(results: Sequence[Result]) -> Outputs | Abstained:
-    for result in results:
-        if result.run.failure is not None and isinstance(result.outputs, Abstained):
-            return result.outputs
+def _agreed(results: Sequence[Result], broken: str | None) -> Outputs | Abstained:
+    if broken is not None:
+        return Abstained(abstained=f"the run broke off: {broken.partition('; ')[0]}")
     outputs = [result.outputs for result in results]
     if any(other != outputs[0] for other in outputs):
         return Abstained(abstained="the stages took different tokens from the same steps")

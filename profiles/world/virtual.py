@@ -43,10 +43,11 @@ class Parcel(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A rank's end, as others hear of it at ``at``, ns; ``why`` where it came before its work was done."""
+    """A rank's end, as others hear of it at ``at``, ns; what was at the ``root`` of it where its work was not done."""
 
     at: int
     why: str
+    root: str
 
 
 @dataclass(slots=True)
@@ -131,8 +132,7 @@ class _AwaitedAny:
 
     def reached(self) -> int | None:
         known = [at for parcel, _ in self._inbox.heads(self._tags) if (at := parcel.whole_at) is not None]
-        left = self._inbox.left.items()
-        known += [end.at for rank, end in left if end.why and rank not in self._mourned]
+        known += [left.at for rank, left in self._inbox.left.items() if rank not in self._mourned]
         return min(known, default=None)
 
     def marks(self) -> Sequence[Mark]:
@@ -158,6 +158,7 @@ class VirtualLink:
         self._post = post
         self._inbox = post.inboxes[member.rank]
         self._mourned: set[int] = set()  # ranks of which this one knows that they are gone
+        self._root = ""  # of what this one waited for in vain
         self._profile = profile
         self._patience = patience
         self._queue: Queue | None = None
@@ -219,19 +220,26 @@ class VirtualLink:
 
     def gone(self) -> Mapping[int, str]:
         now = self._gpu.runtime.now
-        ends = {rank: end.why for rank, end in self._inbox.left.items() if end.why and end.at <= now}
+        ends = {rank: left.why for rank, left in self._inbox.left.items() if left.at <= now}
         self._mourned.update(ends)
         return ends
 
     def leave(self, why: str = "") -> None:
         """Let the others know that nothing more comes from here, and why, if there should have been more."""
-        at = self._gpu.runtime.now + round(self._profile.host_latency.value)
-        self._post.leave(self.rank, Left(at, why))
+        root = (self._root or why) if why else ""
+        self._post.leave(
+            self.rank, Left(self._heard_at, f"it stopped, since {root}" if why else "it has ended", root)
+        )
 
-    def die(self, why: str) -> None:
-        """As ``leave``; what is still on its way is lost."""
+    def die(self, how: str) -> None:
+        """Stop here and now; what is still on its way is lost."""
         self._post.lose(self.rank, self._gpu.runtime.now)
-        self.leave(why)
+        root = f"{self._post.names[self.rank]} was {how}"
+        self._post.leave(self.rank, Left(self._heard_at, how, root))
+
+    @property
+    def _heard_at(self) -> int:
+        return self._gpu.runtime.now + round(self._profile.host_latency.value)
 
     @property
     def _waited(self) -> str:
@@ -241,7 +249,8 @@ class VirtualLink:
         left, name = self._inbox.left.get(source), self._post.names[source]
         if left is None or left.at > now:
             return f"{self._waited} for '{tag}' of {name}"
-        return f"{self._post.names[self.rank]} waited for '{tag}', and {name} is gone: {left.why or 'it has ended'}"
+        self._root = left.root
+        return f"{self._post.names[self.rank]} waited for '{tag}', and {name} is gone: {left.why}"
 
     def _open(self, source: int, tag: str) -> Message:
         parcel = self._inbox.take(source, tag)

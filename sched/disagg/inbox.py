@@ -22,7 +22,6 @@ from .messages import HANDSHAKE, KV, Chunk, Dropped, Failed, Metadata, Prealloca
 from .parts import Parts
 from .requests import lost
 
-GIVEN_UP = "its prompt was given up by its prefill worker"
 CLIP_MAX_NEW_TOKENS = 4096  # nobody is expected to need more
 
 
@@ -172,7 +171,7 @@ class Inbox:
             while (message := parts.link.poll(KV)) is not None:
                 receiver = self._receivers.get(message.value.id)
                 if isinstance(message.value, Failed):
-                    self._fail(partial(_given_up, message.value.id))
+                    self._fail(partial(_given_up, message.value))
                 elif receiver is not None:
                     self._place(receiver, message.value, message.tensors, now)
 
@@ -205,8 +204,10 @@ class Inbox:
 
     def expire(self, reason: str) -> None:
         """Nothing has come for as long as one waits."""
+        place = self._parts.place
         for receiver in self._receivers.values():
-            receiver.failed = reason
+            source = place.name_of(place.prefill_of(receiver.req.index))
+            receiver.failed = f"not all of its KV came from {source}: {reason}"
 
     def failed(self) -> list[tuple[Request, str]]:
         """Requests whose prompt will not come, and why; the room of those who have some is still theirs."""
@@ -270,8 +271,8 @@ class Inbox:
         self._parts.link.send(self._parts.place.prefill_of(req.index), HANDSHAKE, value)
 
 
-def _given_up(name: str, req: Request) -> str:
-    return GIVEN_UP if req.id == name else ""
+def _given_up(said: Failed, req: Request) -> str:
+    return said.reason if req.id == said.id else ""
 
 
 def _slots(parts: Parts, length: int) -> torch.Tensor:

@@ -97,12 +97,16 @@ class Outbox:
         senders = self._senders.values()
         return [sender.req for sender in senders if self._place.decode_of(sender.req.index) in ranks]
 
-    def expire(self) -> list[Request]:
+    def expire(self, reason: str) -> list[tuple[Request, str]]:
         """No decode worker has said anything for as long as one waits: requests that wait for one have ended."""
-        found = list(self._bootstrap.values())
+        place = self._place
+        found = [
+            (req, f"{place.name_of(place.decode_of(req.index))} gave it no room: {reason}")
+            for req in self._bootstrap.values()
+        ]
         self._bootstrap.clear()
-        for req in found:
-            self._tell(req, Failed(req.id))
+        for req, why in found:
+            self._tell(req, Failed(req.id, why))
         return found
 
     def surrender(self) -> list[Request]:

@@ -75,7 +75,8 @@ def run_router(source: Source, link: Link, clock: Clock, place: Place) -> Sequen
         except LinkError as error:
             silences += 1
             for req in list(clients.alive.values()) if silences == _SILENCES else ():
-                clients.fail(req, f"nobody has said that it ended: {error}, {silences} times")
+                silent = place.name_of(place.decode_of(req.index))
+                clients.fail(req, f"{silent} never said that it ended: {error}, {silences} times")
     for worker in range(place.router):
         link.send(worker, REQUEST, None)
     return clients.failed
@@ -86,25 +87,19 @@ def lost(place: Place, rank: int, gone: Mapping[int, str]) -> str:
     return f"{place.name_of(rank)} is gone: {gone[rank]}"
 
 
-def needs_router(place: Place, gone: Mapping[int, str]) -> None:
-    """Raises LinkError when there is none any more: nobody could be told of anything."""
-    if place.router in gone:
-        raise LinkError(f"{place.name} waited for requests, and {lost(place, place.router, gone)}")
-
-
 class Routed:
     """A worker's source. The prefill worker's part of a request is its first token."""
 
     def __init__(self, link: Link, place: Place) -> None:
         self.place = place
+        self.over = False  # the router has nothing more
         self._link = link
-        self._over = False
 
     def due(self, now: int) -> Sequence[Request]:  # noqa: ARG002
         """What has arrived by now."""
         arrived: list[Request] = []
         while (message := self._link.poll(REQUEST)) is not None:
-            self._over = message.value is None
+            self.over = message.value is None
             if message.value is not None:
                 arrived.append(self._own(message.value))
         return arrived
@@ -117,9 +112,16 @@ class Routed:
         if self.place.role == "decode":
             self._link.send(self.place.router, ENDED, request.id)
 
+    def needs_router(self, gone: Mapping[int, str]) -> None:
+        """``gone`` was known before the last requests were taken. Raises LinkError when the router is among them, and
+        has not said that there will be no more."""
+        place = self.place
+        if place.router in gone and not self.over:
+            raise LinkError(f"{place.name} waited for requests, and {lost(place, place.router, gone)}")
+
     def closes(self) -> bool:
         """Whether the router has nothing more; the next workload begins anew."""
-        over, self._over = self._over, False
+        over, self.over = self.over, False
         return over
 
     def _own(self, req: Request) -> Request:

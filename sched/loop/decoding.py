@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from ..batch import ScheduleBatch, StepResult
 from ..disagg.inbox import Inbox, Ready
 from ..disagg.messages import KV, REQUEST
-from ..disagg.requests import Routed, needs_router
+from ..disagg.requests import Routed
 from ..link import Link, LinkError
 from ..observe import NO_STEP, SLEEP, StepInfo
 from ..request import Request, Status
@@ -51,15 +51,15 @@ class DecodeWorker:
 
     def receive(self) -> None:
         """Take what has arrived, requests and KV. Raises LinkError when the router is gone."""
-        engine, inbox = self.engine, self._inbox
+        engine, inbox, gone = self.engine, self._inbox, self._link.gone()
         arrived = engine.source.due(engine.clock.now())
         with engine.observer.range("receive", self.next_step, len(arrived)):
             for req in arrived:
                 (inbox.expect if self._scheduler.accepts(req) else inbox.refuse)(req)
             with engine.observer.range("land", NO_STEP, 0):
                 inbox.land(engine.clock.now())
-            if gone := self._link.gone():
-                needs_router(self._source.place, gone)
+            if gone:
+                self._source.needs_router(gone)
                 inbox.bereave(gone)
             for req, reason in inbox.failed():
                 status = Status.ABORTED if req.to_finish else Status.FAILED

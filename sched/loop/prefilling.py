@@ -6,12 +6,12 @@ its decode worker begins with. It ends for its client over there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ..batch import ScheduleBatch, StepResult
 from ..disagg.messages import HANDSHAKE, REQUEST
 from ..disagg.outbox import Outbox
-from ..disagg.requests import Routed, lost, needs_router
+from ..disagg.requests import Routed, lost
 from ..link import Link, LinkError
 from ..observe import NO_STEP, SLEEP
 from ..request import Request, Status
@@ -53,14 +53,15 @@ class PrefillWorker:
     def receive(self) -> None:
         """Take what has arrived; queue what its decode worker has room for; let go of what has left. Raises LinkError
         when the router is gone."""
-        engine, outbox = self.engine, self._outbox
+        engine, outbox, gone = self.engine, self._outbox, self._link.gone()
         arrived = engine.source.due(engine.clock.now())
         with engine.observer.range("receive", self.next_step, len(arrived)):
             for req in arrived:
                 outbox.expect(req)
             for req in outbox.hear():
                 self._scheduler.enqueue(req)
-            self._mourn()
+            if gone:
+                self._mourn(gone)
             for req in outbox.dropped():
                 self._drop(req, Status.ABORTED, "dropped by its decode worker")
             for req in outbox.gone(engine.relay.has_left):
@@ -88,8 +89,8 @@ class PrefillWorker:
             try:
                 self._link.wait((REQUEST, HANDSHAKE), until)
             except LinkError as error:
-                for req in outbox.expire():
-                    close(engine, req, Status.FAILED, str(error))
+                for req, why in outbox.expire(str(error)):
+                    close(engine, req, Status.FAILED, why)
         return True
 
     def give_up(self, launched: Iterable[ScheduleBatch], reason: str) -> None:
@@ -106,13 +107,10 @@ class PrefillWorker:
         assert isinstance(source, Routed), "a worker's requests come from the router"
         return source
 
-    def _mourn(self) -> None:
+    def _mourn(self, gone: Mapping[int, str]) -> None:
         """Nothing more is computed for decode workers that are gone; what is under way comes to its end."""
-        outbox, gone = self._outbox, self._link.gone()
-        if not gone:
-            return
-        place = self._source.place
-        needs_router(place, gone)
+        outbox, place = self._outbox, self._source.place
+        self._source.needs_router(gone)
         for req in outbox.orphaned(gone):
             close(self.engine, req, Status.FAILED, lost(place, place.decode_of(req.index), gone))
         for req in outbox.sent_to(gone):

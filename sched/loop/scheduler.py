@@ -354,7 +354,8 @@ class Scheduler:
         self, launched: Iterable[ScheduleBatch], reason: str, *, held: Iterable[Request] = ()
     ) -> None:
         """Nothing goes on without a rank that is gone: nobody settles what was ``launched``, and every request ends,
-        those ``held`` elsewhere, too."""
+        those ``held`` elsewhere, too, once the device is done with what is theirs."""
+        self.engine.streams.module.synchronize()
         for batch in launched:
             for info in self._infos(batch, steady=False):
                 self.engine.observer.settled(info)

@@ -117,7 +117,7 @@ def test_the_router_does_not_wait_for_ever() -> None:
     client = Client(1)
     [failed] = run_router(client, Silent(), LogicalClock(), Place(2, prefill=1, decode=1))
     assert (failed.status.value, client.ends) == ("failed", ["r0"])
-    assert failed.reason == "nobody has said that it ended: nothing comes, 6 times"
+    assert failed.reason == "decode 0 never said that it ended: nothing comes, 6 times"
 
 
 @pytest.mark.parametrize(("rank", "most"), [(0, 1), (1, 9)])
