@@ -81,6 +81,8 @@ def findings(scenario: Scenario) -> Iterator[Finding]:
             "ranks and links break where there are several: see engine.pipeline, engine.disaggregation",
         )
         return
+    if scenario.engine.relays:
+        yield ("faults",), "expected one relay: rungs of a ladder are to give the same tokens"
     for place, failure in enumerate(scenario.faults):
         yield from _entry(scenario, failure, ("faults", place))
 
