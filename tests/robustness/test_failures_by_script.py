@@ -14,7 +14,8 @@ from tests.robustness.breaking import FEW, WORLDS, Death, broken, deaths, unbrok
 
 KEPT = {"delay": ", ms: 3", "repeat": "", "reorder": ", ms: 3"}  # effects that cost no token
 LOST = ("drop", "stall")
-OFTEN, EVERYWHERE = (1, 2, 4, 7), tuple(WORLDS)
+REAL = ("device.values=real", "engine.mixed_chunk=false")
+OFTEN, EVERYWHERE = (1, 2, 5), tuple(WORLDS)
 
 
 def everywhere(*counts: int, worlds: tuple[str, ...]) -> list[tuple[str, Death]]:
@@ -75,12 +76,36 @@ def test_any_rank_dies_at_any_time(world: str, death: Death) -> None:
     dies(world, death)
 
 
+VARIANTS = {
+    "serial": ("engine.overlap=false",),
+    "verifying": (*REAL, "engine.speculative={algorithm: eagle, mode: v2, steps: 2}"),
+    "serial verifying": (*REAL, "engine.speculative={algorithm: eagle, mode: v1, steps: 2}"),
+    "retracting": ("engine.kv_tokens=320", "engine.disaggregation.reserved_decode_tokens=0"),
+    "pages": ("engine.page_size=16",),
+    "lengths of its own": ("engine.relay=pr25774-before",),
+    "clients that leave": ("workload.abort={fraction: 0.5, after_tokens: 2}",),
+}
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("death", list(deaths("1x1", 4)), ids=str)
+def test_whatever_else_is_going_on(death: Death, variant: str) -> None:
+    broken(death.scripted, *WORLDS["1x1"], *VARIANTS[variant])
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("death", list(deaths("two stages", 4)), ids=str)
+def test_with_more_microbatches_than_stages(death: Death) -> None:
+    broken(death.scripted, *WORLDS["two stages"], "engine.pipeline.async_depth=1", "device.values=real")
+
+
 @pytest.mark.parametrize(("world", "link", "nth"), links(2, worlds=("two stages", "1x1")))
 def test_a_link_fails(world: str, link: tuple[str, str, str, str], nth: int) -> None:
     fails(world, link, nth)
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(("world", "link", "nth"), links(1, 4, worlds=EVERYWHERE))
+@pytest.mark.parametrize(("world", "link", "nth"), links(4, worlds=EVERYWHERE))
 def test_any_link_fails_at_any_time(world: str, link: tuple[str, str, str, str], nth: int) -> None:
     fails(world, link, nth)
