@@ -64,6 +64,11 @@ class Inbox:
         """What is on its way."""
         return self.parcels.setdefault((source, tag), deque())
 
+    def silent_from(self, rank: int) -> int:
+        """When it is known that nothing more comes from a rank that has left: not before what is late."""
+        lines = [parcels for (source, _), parcels in self.parcels.items() if source == rank]
+        return max([self.left[rank].at, *(parcel.whole_at or 0 for parcels in lines for parcel in parcels)])
+
     def heads(self, tags: Sequence[str]) -> list[tuple[Parcel, str]]:
         return [(parcels[0], tag) for (_, tag), parcels in self.parcels.items() if parcels and tag in tags]
 
@@ -132,7 +137,8 @@ class _AwaitedAny:
 
     def reached(self) -> int | None:
         known = [at for parcel, _ in self._inbox.heads(self._tags) if (at := parcel.whole_at) is not None]
-        known += [left.at for rank, left in self._inbox.left.items() if rank not in self._mourned]
+        inbox = self._inbox
+        known += [inbox.silent_from(rank) for rank in inbox.left if rank not in self._mourned]
         return min(known, default=None)
 
     def marks(self) -> Sequence[Mark]:
@@ -219,8 +225,8 @@ class VirtualLink:
             raise LinkError(f"{self._waited} for any of {', '.join(sorted(tags))}")
 
     def gone(self) -> Mapping[int, str]:
-        now = self._gpu.runtime.now
-        ends = {rank: left.why for rank, left in self._inbox.left.items() if left.at <= now}
+        now, inbox = self._gpu.runtime.now, self._inbox
+        ends = {rank: left.why for rank, left in inbox.left.items() if inbox.silent_from(rank) <= now}
         self._mourned.update(ends)
         return ends
 

@@ -105,6 +105,12 @@ def test_a_link_fails(world: str, link: tuple[str, str, str, str], nth: int) -> 
     fails(world, link, nth)
 
 
+@pytest.mark.parametrize("receiver", ["prefill 0", "decode 0"])
+def test_that_all_is_over_may_be_heard_late(receiver: str) -> None:
+    """The seventh message of the router's is that there will be no more than six requests."""
+    fails("1x1", ("router", receiver, "request", "delay"), 7)
+
+
 @pytest.mark.wide
 @pytest.mark.parametrize(("world", "link", "nth"), links(4, worlds=EVERYWHERE))
 def test_any_link_fails_at_any_time(world: str, link: tuple[str, str, str, str], nth: int) -> None:

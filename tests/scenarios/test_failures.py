@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from schedbench.scenarios.failures import PHASES, TRANSFER, phases, rank_names, tags, words
@@ -82,6 +84,13 @@ def test_the_last_stage_hands_on_no_proxies() -> None:
     scenario = load("pp4_mixed")
     assert [len(phases(scenario, f"stage {index}")) for index in range(4)] == [7, 7, 7, 6]
     assert set(PHASES["stage"]) - set(phases(scenario, "stage 3")) == {"proxies"}
+
+
+def test_the_page_has_every_phase_and_tag() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "failures.md").read_text()
+    rows = {line.split("|")[1].split()[0]: line for line in page.splitlines() if line.startswith("| ")}
+    assert all(phase in rows[role] for role in PHASES for phase in PHASES[role])
+    assert all(f"`{tag}`" in page for tag in (REQUESTS, PROXY, OUTPUT, REQUEST, ENDED, HANDSHAKE, KV))
 
 
 def test_an_entry_in_words() -> None:
