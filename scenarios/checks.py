@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from . import failures
 from .combinations import Finding
 from .schema import Disaggregation, Pipeline, Relay, Scenario, SimulatedAcceptance, Speculative
 from .workload_schema import Abort, Distribution, Fixed, Grammar, Recorded, Workload
@@ -32,6 +33,7 @@ def findings(scenario: Scenario) -> Iterator[Finding]:
             yield ("engine", "disaggregation", name), "means something only with mode pair"
     yield from _grammar(scenario.workload.sampling.grammar)
     yield from _abort(scenario.workload.abort)
+    yield from failures.findings(scenario)
     yield from _drawn(scenario.workload) if scenario.workload.trace is None else _replayed(scenario.workload)
 
 

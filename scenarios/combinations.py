@@ -214,8 +214,6 @@ def routed(scenario: Scenario) -> bool:
 
 def _unavailable(scenario: Scenario) -> Iterator[Finding]:
     """Keys that ask for what is not built, and what that is."""
-    if scenario.faults:
-        yield ("faults",), "faults by script"
     transfer = scenario.engine.disaggregation.transfer
     if transfer in UNAVAILABLE:
         yield ("engine", "disaggregation", "transfer"), UNAVAILABLE[transfer]

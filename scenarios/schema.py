@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr
 
 from .case import Case
+from .failure_schema import Failure
 from .fields import Count, Fraction, Limit, Positive, Rate, Requests, Section, Seed, Setting, Several, Switch
 from .source import Source
 from .workload_schema import Workload
@@ -201,7 +202,7 @@ class Scenario(Section):
     engine: Engine = Engine()
     workload: Workload
     measure: Measure = Measure()
-    faults: Several[str] = ()
+    faults: Several[Failure] = ()
     expect: Budget = Field(default_factory=dict)
     case: Case | None = Field(default=None, exclude=True)  # no part of the question that a run answers
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from ...scenarios.combinations import overlaps, routed, staged
+from ...scenarios.failures import rank_names
+from ...scenarios.problems import ScenarioError
 from ...scenarios.schema import Scenario
 from ...scenarios.workload import Achieved, Lengths
 from ...sched.relay.draft_rows import DRAFT_SWITCHES
@@ -114,10 +116,29 @@ def _several(task: _Task) -> Result:
         if shared:
             return virtual_world(*around, replace(task, watch=Audience(task.watch)).heard, DATA_PARALLEL)
         return virtual_world(*around, task.run, PIPELINE)
+    _only_deaths(task.resolved.scenario)
     child = replace(task, watch=nobody, instrument=None, guard=None)
     if shared:
         return process_world(*around, task.heard, child.heard, DATA_PARALLEL)
     return process_world(*around, task.run, child.run, PIPELINE)
+
+
+def _only_deaths(scenario: Scenario) -> None:
+    """What can befall processes by script: one can kill itself, but for that which tells how the run ended."""
+    problems = [
+        scenario.source.problem(("faults", place), "with --world distributed ranks die; their links are real")
+        for place, failure in enumerate(scenario.faults)
+        if failure.link
+    ]
+    problems += [
+        scenario.source.problem(
+            ("faults", place), f"with --world distributed {failure.rank} is the command itself"
+        )
+        for place, failure in enumerate(scenario.faults)
+        if failure.rank == rank_names(scenario)[0]
+    ]
+    if problems:
+        raise ScenarioError(problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +157,13 @@ class _Task:
     def run(self, machine: Machine, valve: Valve, seat: Seat) -> RankRun:
         """One rank's run. Only those that tell of requests are watched by the caller's listeners."""
         result, done = self._recorded(machine, valve, seat)
-        return RankRun(result, done.answers.bubble.found())
+        return RankRun(result, done.answers.bubble.found(), done.end)
 
     def heard(self, machine: Machine, valve: Valve, seat: Seat) -> Heard:
         """The same of a worker that had a part of the requests."""
         result, done = self._recorded(machine, valve, seat)
-        return Heard(result, done.answers.requests.account, done.answers.acceptance, done.damage)
+        answers = done.answers
+        return Heard(result, answers.requests.account, answers.acceptance, done.damage, done.end)
 
     def _recorded(self, machine: Machine, valve: Valve, seat: Seat) -> tuple[Result, Pass]:
         if seat.rank == 0:
@@ -209,6 +231,7 @@ def _run(options: Options, started: datetime, wall_s: float, done: Pass, machine
         wall_s=wall_s,
         emulation_speed=(done.end - done.start) / 1e9 / done.wall_s if machine.labels.emulated else None,
         cancelled=done.cancelled,
+        failure=done.failure or None,
         hazards_s=None if machine.hazards is None else machine.hazards.spent / 1e9,
     )
 

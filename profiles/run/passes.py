@@ -54,6 +54,8 @@ def outputs_of(done: Pass) -> Outputs | Abstained:
     """What a damaged KV slot added up to enters the digest as one more token."""
     if done.cancelled:
         return Abstained(abstained="the run was interrupted")
+    if done.failure:
+        return Abstained(abstained=f"the run broke off: {done.failure}")
     if done.simulated:
         return Abstained(abstained="drafts were accepted by lot, the tokens mean nothing")
     return outputs_with(done.answers.requests.account.in_order(), done.damage)

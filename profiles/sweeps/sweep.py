@@ -212,6 +212,8 @@ def _asked(plan: Plan, place: Sequence[str], side: Spec) -> Resolved:
     resolved = ask(plan.scenario, plan.overrides_at(place, side))
     if len(resolved.relays) > 1:
         raise resolved.scenario.source.refuse(("engine", "relays"), "a cell has one relay: give it as relay")
+    if resolved.scenario.faults:
+        raise resolved.scenario.source.refuse(("faults",), "a cell's run comes to its end; check takes them")
     return resolved
 
 

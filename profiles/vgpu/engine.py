@@ -44,6 +44,10 @@ class Landing:
         self.mark = mark
         self._latency = latency
 
+    def later(self, time: int) -> Landing:
+        """The same, but for a link that takes ``time`` longer."""
+        return Landing(self.mark, self._latency + time)
+
     @property
     def known(self) -> Sequence[int]:
         return self.mark.known

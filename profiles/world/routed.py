@@ -9,8 +9,7 @@ from ...scenarios.workload import build
 from ...sched.disagg.fake import FakeLink
 from ...sched.disagg.place import Place
 from ...sched.disagg.requests import run_router
-from ...sched.link import Link
-from ...sched.request import Request
+from ...sched.request import Request, Status
 from ..result import RequestRow, Result
 from ..run import capacity
 from ..run.draft import speculation_depth
@@ -18,14 +17,16 @@ from ..run.feed import Feed
 from ..run.heap import settled_heap
 from ..run.machine import Machine
 from ..run.machines import one_thread, open_rank
+from ..run.perils import DiedError
 from ..run.resolve import Resolved
 from ..run.runner import WARMUP_SEED, Valve
 from ..run.seat import Seat, align
 from ..vgpu.gpu import patched
 from .baton import Member, run_ranks
-from .pairs import Heard, whole
+from .failing import FailingPost
+from .pairs import Heard, Routing, whole
 from .ranks import PATIENCE
-from .virtual import Inbox, VirtualLink
+from .virtual import VirtualLink
 
 Body = Callable[[Machine, Valve, Seat], Heard]
 
@@ -35,26 +36,29 @@ def routed_world(resolved: Resolved, hazards: bool, adversary: int | None, body:
     capacity.check(resolved)
     pair = resolved.scenario.engine.disaggregation
     places = places_of(resolved.scenario.engine)
-    inboxes = [Inbox() for _ in places]
-    left: list[RequestRow] = []
+    post, routings = FailingPost(resolved.scenario), list[Routing]()
 
     def rank(member: Member) -> Heard | None:
         valve, place = Valve(), places[member.rank]
         watched = hazards and place.role != "router"
         with open_rank(resolved, valve, member, hazards=watched, adversary=adversary) as (machine, gpu):
             profile = resolved.hardware.links["nvlink"]
-            link: Link = VirtualLink(member, gpu, inboxes, profile, patience=PATIENCE)
-            seat = Seat(FakeLink(link, place) if pair.transfer == "fake" else link, place=place)
+            link = VirtualLink(member, gpu, post, profile, patience=PATIENCE)
+            way, perils = post.beset(link)
+            seat = Seat(FakeLink(way, place) if pair.transfer == "fake" else way, place=place, perils=perils)
             if place.role == "router":
-                left.extend(_route(resolved, machine, seat))
+                routings.append(_route(resolved, machine, seat))
+                link.leave(routings[0].failure)
                 return None
-            return body(machine, valve, seat)
+            heard = body(machine, valve, seat)
+            link.leave(heard.result.run.failure or "")
+            return heard
 
     with one_thread(), patched(hazards=hazards), settled_heap():
         workers = [heard for heard in run_ranks(len(places), rank) if heard is not None]
     drafts = speculation_depth(resolved.scenario)
     sent = None if pair.mode == "none" else pair.transfer != "fake"
-    return whole(places, workers, left, sent=sent, drafts=drafts)
+    return post.told(whole(places, workers, routings[0], sent=sent, drafts=drafts))
 
 
 def places_of(engine: Engine) -> Sequence[Place]:
@@ -65,9 +69,8 @@ def places_of(engine: Engine) -> Sequence[Place]:
     return [Place(rank, pair.prefill, pair.decode) for rank in range(engine.ranks + 1)]
 
 
-def _route(resolved: Resolved, machine: Machine, seat: Seat) -> Sequence[RequestRow]:
-    """What ``Bench`` does on a worker: the warm-up's requests, then the workload's. Returns those that have not ended
-    when the run is interrupted."""
+def _route(resolved: Resolved, machine: Machine, seat: Seat) -> Routing:
+    """What ``Bench`` does on a worker: the warm-up's requests, then the workload's."""
     assert seat.place is not None and seat.link is not None
     scenario, model, feed = resolved.scenario, resolved.model, Feed()
     count, seed = scenario.measure.warmup_requests, scenario.measure.seed
@@ -75,25 +78,42 @@ def _route(resolved: Resolved, machine: Machine, seat: Seat) -> Sequence[Request
     if count and scenario.workload.trace is None:
         fewer = scenario.workload.model_copy(update={"requests": count})
         rounds.insert(0, (scenario.model_copy(update={"workload": fewer}), seed ^ WARMUP_SEED))
+    ended: list[Request] = []
+    failure, clock = "", machine.clock
     for asked, drawn in rounds:
         workload = build(asked, vocab_size=model.vocab_size, context_len=model.max_positions, seed=drawn)
-        start = align(seat, machine.clock)
+        start = align(seat, clock)
         feed.load(workload, start=start)
+        if seat.perils is not None and asked is scenario:
+            seat.perils.arm()
         try:
-            run_router(feed, seat.link, machine.clock, seat.place)
+            ended = [*run_router(feed, seat.link, clock, seat.place)]
         except KeyboardInterrupt:
-            return [_cancelled(request, start, machine.clock.now()) for request in feed.alive]
-    return ()
+            ended = [_over(request, Status.CANCELLED, "interrupted", clock.now()) for request in feed.alive]
+            break
+        except DiedError as death:
+            failure = str(death)
+            ended = [_over(request, Status.FAILED, failure, clock.now()) for request in feed.alive]
+    return Routing([_row(request, start) for request in ended], failure, clock.now())
 
 
-def _cancelled(request: Request, start: int, now: int) -> RequestRow:
-    return RequestRow(
-        id=request.id,
-        arrival=request.arrival - start,
-        first_token=None,
-        finish=now - start,
-        prompt_tokens=len(request.origin_input_ids),
-        output_tokens=0,
-        status="cancelled",
-        reason="interrupted",
+def _over(request: Request, status: Status, reason: str, now: int) -> Request:
+    request.status, request.reason, request.finished_at = status, reason, now
+    return request
+
+
+def _row(request: Request, start: int) -> RequestRow:
+    """Of a request of which the router knows no token."""
+    assert request.finished_at is not None
+    return RequestRow.model_validate(
+        {
+            "id": request.id,
+            "arrival": request.arrival - start,
+            "first_token": None,
+            "finish": request.finished_at - start,
+            "prompt_tokens": len(request.origin_input_ids),
+            "output_tokens": 0,
+            "status": request.status.value,
+            "reason": request.reason,
+        }
     )

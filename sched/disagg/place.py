@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Role = Literal["replica", "prefill", "decode", "router"]
@@ -32,6 +32,9 @@ class Place:
         first = self.prefill if self.role == "decode" else 0
         return "router" if self.rank == self.router else f"{self.role} {self.rank - first}"
 
+    def name_of(self, rank: int) -> str:
+        return replace(self, rank=rank).name
+
     @property
     def router(self) -> int:
         return self.replicas + self.prefill + self.decode
@@ -46,6 +49,10 @@ class Place:
         if self.replicas:
             return (index % self.replicas,)
         return self.prefill_of(index), self.decode_of(index)
+
+    def ends_at(self, index: int) -> int:
+        """Of these, the one that it ends at for its client."""
+        return self.workers_of(index)[-1]
 
     def prefill_of(self, index: int) -> int:
         """The rank that computes the prompt of the workload's request number ``index``: all in turn."""

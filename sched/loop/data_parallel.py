@@ -6,9 +6,12 @@ rank 1   plan | tell, hear | idle, or its own -- | plan | tell, hear | idle   | 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from ..batch import ScheduleBatch
 from ..data_parallel.requests import Dealt
 from ..data_parallel.rounds import Round, Word, meet
+from ..request import Request
 from .idle import idle_batch
 from .scheduler import Scheduler
 from .turns import Delegate
@@ -18,12 +21,14 @@ class DataRank(Delegate):
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(scheduler)
         self._round = Round(())
+        self._planned: Sequence[Request] = ()  # last, and perhaps not launched
 
     def get_next_batch_to_run(self) -> ScheduleBatch | None:
         """This rank's own, or an idle one where only others have any."""
         engine = self.engine
         assert engine.link is not None and engine.share is not None
         batch = self._scheduler.get_next_batch_to_run()
+        self._planned = () if batch is None else batch.reqs
         with engine.observer.range("exchange", self.next_step, engine.share.ranks):
             self._round = meet(engine.link, engine.share, self._word(batch))
         self._source.hear(self._round)
@@ -37,6 +42,9 @@ class DataRank(Delegate):
     def rest(self) -> bool:
         """All ranks rest together: no more than the round tells decides how long."""
         return self._round.goes_on or self._scheduler.rest()
+
+    def give_up(self, launched: Iterable[ScheduleBatch], reason: str) -> None:
+        self._scheduler.give_up(launched, reason, held=self._planned)
 
     @property
     def _source(self) -> Dealt:

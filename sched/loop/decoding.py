@@ -6,19 +6,19 @@ what another worker's forward has sampled is this one's first token.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..batch import ScheduleBatch
 from ..disagg.inbox import Inbox, Ready
 from ..disagg.messages import KV, REQUEST
-from ..memory.release import release_kv_cache
+from ..link import LinkError
 from ..observe import NO_STEP, SLEEP, StepInfo
 from ..request import Request, Status
 from .prefilling import IDLE
 from .prepare import filter_rows, prebuild
 from .scheduler import Scheduler
-from .settle import close, finish, tell
-from .turns import Delegate, routed
-
-GONE = "its prompt was given up by its prefill worker"
+from .settle import close, drop, finish, tell
+from .turns import Delegate, link_of, routed
 
 
 class DecodeWorker(Delegate):
@@ -29,16 +29,20 @@ class DecodeWorker(Delegate):
         self._inbox: Inbox = inbox
 
     def receive(self) -> None:
-        """Take what has arrived, requests and KV."""
-        engine, inbox = self.engine, self._inbox
+        """Take what has arrived, requests and KV. Raises LinkError when the router is gone."""
+        engine, inbox, gone = self.engine, self._inbox, link_of(self.engine).gone()
         arrived = engine.source.due(engine.clock.now())
         with engine.observer.range("receive", self.next_step, len(arrived)):
             for req in arrived:
                 (inbox.expect if self._scheduler.accepts(req) else inbox.refuse)(req)
             with engine.observer.range("land", NO_STEP, 0):
                 inbox.land(engine.clock.now())
-            for req in inbox.failed():
-                self._release(req, Status.ABORTED if req.to_finish else Status.FAILED, req.to_finish or GONE)
+            if gone:
+                routed(self.engine).needs_router(gone)
+                inbox.bereave(gone)
+            for req, reason in inbox.failed():
+                status = Status.ABORTED if req.to_finish else Status.FAILED
+                drop(engine, req, status, req.to_finish or reason)
 
     def get_next_batch_to_run(self) -> ScheduleBatch | None:
         ready = self._inbox.take_ready()
@@ -55,10 +59,15 @@ class DecodeWorker(Delegate):
             return False
         assert inbox.is_empty or inbox.awaits, "requests wait for room and nobody has any"
         until = None if inbox.awaits else engine.clock.now() + IDLE
-        assert engine.link is not None
         with engine.observer.range(SLEEP, NO_STEP, 0):
-            engine.link.wait((REQUEST, KV), until)
+            try:
+                link_of(self.engine).wait((REQUEST, KV), until)
+            except LinkError as error:
+                inbox.expire(str(error))
         return True
+
+    def give_up(self, launched: Iterable[ScheduleBatch], reason: str) -> None:
+        self._scheduler.give_up(launched, reason, held=self._inbox.surrender())
 
     def abort(self, req: Request, reason: str) -> None:
         """As ``Scheduler.abort``, wherever the request is."""
@@ -101,12 +110,6 @@ class DecodeWorker(Delegate):
             tell(self.engine, entry.req)
         elif entry.req.to_finish:
             finish(self.engine, entry.req, Status.ABORTED, entry.req.to_finish)
-
-    def _release(self, req: Request, status: Status, reason: str) -> None:
-        """End a request whose KV never came."""
-        speculative = self.engine.config.speculative is not None
-        release_kv_cache(req, self.engine.cache, is_insert=False, speculative=speculative)
-        close(self.engine, req, status, reason)
 
 
 def _commit(entry: Ready) -> None:

@@ -26,7 +26,7 @@ from .prepare import (
     rejoin,
     sampling_of,
 )
-from .settle import close, finish, settle
+from .settle import close, drop, finish, settle
 from .settle_drafts import settle_verify
 
 _KINDS: dict[ForwardMode, StepKind] = {
@@ -352,6 +352,27 @@ class Scheduler:
                 close(self.engine, req, Status.ABORTED, req.to_finish)
             elif self.engine.inbox is None:
                 self.waiting_queue.append(req)
+
+    # ---- stop ----------------------------------------------------------------------------------------------
+
+    def give_up(
+        self, launched: Iterable[ScheduleBatch], reason: str, *, held: Iterable[Request] = ()
+    ) -> None:
+        """Nothing goes on without a rank that is gone: nobody settles what was ``launched``, and every request ends,
+        those ``held`` elsewhere, too, once the device is done with what is theirs."""
+        self.engine.streams.module.synchronize()
+        for batch in launched:
+            for info in self._infos(batch, steady=False):
+                self.engine.observer.settled(info)
+        batches = [self.running_batch, *self.parked, *([self.last_batch] if self.last_batch else ())]
+        under_way = [*([self.chunked_req] if self.chunked_req else ()), *self.engine.tier.absent, *held]
+        running = [req for batch in batches for req in batch.reqs]
+        for req in dict.fromkeys([*running, *under_way, *self.waiting_queue]):
+            if not req.finished:
+                drop(self.engine, req, Status.FAILED, reason)
+        self.waiting_queue, self.running_batch = [], ScheduleBatch.empty()
+        self.last_batch = self.chunked_req = None
+        self.parked = ()
 
     # ---- settle --------------------------------------------------------------------------------------------
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from ..batch import ScheduleBatch, StepResult
 from ..disagg.requests import Routed
+from ..link import Link
 from ..request import Request
 from .engine import Engine
 from .scheduler import Scheduler
@@ -33,6 +35,9 @@ class Turns(Protocol):
 
     def rest(self) -> bool:
         """Nothing to run: wait for something. Returns False when nothing will come."""
+
+    def give_up(self, launched: Iterable[ScheduleBatch], reason: str) -> None:
+        """A rank is gone without which nothing goes on: end what is here; nobody settles what was launched."""
 
     def abort(self, req: Request, reason: str) -> None:
         """End ``req`` early, wherever it is."""
@@ -76,8 +81,17 @@ class Delegate:
     def settle(self, batch: ScheduleBatch, result: StepResult) -> None:
         self._scheduler.settle(batch, result)
 
+    def give_up(self, launched: Iterable[ScheduleBatch], reason: str) -> None:
+        self._scheduler.give_up(launched, reason)
+
     def abort(self, req: Request, reason: str) -> None:
         self._scheduler.abort(req, reason)
+
+
+def link_of(engine: Engine) -> Link:
+    """To the other ranks."""
+    assert engine.link is not None
+    return engine.link
 
 
 def routed(engine: Engine) -> Routed:
