@@ -116,7 +116,6 @@ RULES: tuple[Rule, ...] = (
 
 # Ways to transfer KV that are not built.
 UNAVAILABLE: dict[str, str] = {
-    "distributed": "workers as processes",
     "nixl": "transfers by NIXL",
 }
 

@@ -7,9 +7,11 @@ were sent.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
+
+FOREVER: Final = 1 << 62  # ns: an instant that never comes
 
 
 class LinkError(RuntimeError):
@@ -45,5 +47,8 @@ class Link(Protocol):
         """The next message of anybody that has arrived whole, tensors included; None if there is none."""
 
     def wait(self, tags: Sequence[str], until: int | None) -> None:
-        """Sleep until there is something to poll, or until that instant of the clock. Raises LinkError where nothing
-        comes and nothing was to be waited for."""
+        """Sleep until there is something to poll, or until that instant of the clock.
+
+        None: peers owe something, and have so long for it that they must be in trouble. FOREVER: nobody owes
+        anything; it may return with nothing to poll. Raises LinkError where nothing comes that was owed, or cannot come
+        any more."""

@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from ...scenarios.combinations import overlaps, staged
 from ...scenarios.schema import Scenario
 from ...scenarios.workload import Achieved, Lengths
@@ -31,10 +33,10 @@ from ..result import (
     WorkloadPart,
 )
 from ..world.audience import Audience
-from ..world.disagg import disaggregated_world
+from ..world.disagg import Workers, disaggregated_world
 from ..world.pairs import Heard
 from ..world.processes import process_world
-from ..world.ranks import RankRun, alone, virtual_world
+from ..world.ranks import Pipeline, RankRun, alone, virtual_world
 from .compose import Guard
 from .crash import broken_on_purpose
 from .draft import speculation
@@ -89,26 +91,32 @@ def execute(
     faults broke it."""
     task = _Task(resolved, relay, options, watch, instrument, guard)
     scenario, kind = resolved.scenario, chosen(options.device, resolved.scenario)
-    around = resolved, options.hazards, options.adversary
     if scenario.engine.disaggregation.mode != "none":
-        if options.world != "virtual":
-            raise MachineError(
-                "engine.disaggregation: its workers are ranks of the virtual world only, so far"
-            )
-        result = disaggregated_world(*around, replace(task, watch=Audience(watch)).heard)
+        result = _parted(task)
     elif scenario.engine.ranks == 1:
-        result = alone(kind, *around, task.run, keep_trace=options.keep_trace)
+        result = alone(kind, *task.around, task.run, keep_trace=options.keep_trace)
     elif options.world == "virtual":
         if options.device == "cuda":
             raise MachineError(
                 "a virtual world has virtual GPUs; --world distributed puts ranks on real ones"
             )
-        result = virtual_world(*around, task.run)
+        result = virtual_world(*task.around, task.run)
     else:
-        result = process_world(
-            *around, task.run, replace(task, watch=nobody, instrument=None, guard=None).run
-        )
+        result = process_world(*(Pipeline(*task.around, each.run) for each in (task, task.unheard)))
     return Outcome(result, tuple(breaches(scenario.expect, result)), tuple(untested(scenario.expect, result)))
+
+
+def _parted(task: _Task) -> Result:
+    """Prompts and decodes by workers of their own."""
+    transfer = task.resolved.scenario.engine.disaggregation.transfer
+    if task.options.world == "virtual":
+        return disaggregated_world(*task.around, replace(task, watch=Audience(task.watch)).heard)
+    if transfer == "local":
+        raise MachineError(
+            "engine.disaggregation.transfer: local stays within one process, and --world distributed has several"
+        )
+    passes = 2 if torch.cuda.is_available() and task.options.traced else 1
+    return process_world(*(Workers(*task.around, each.heard, passes) for each in (task, task.unheard)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +131,15 @@ class _Task:
     guard: Guard | None
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     begin: float = field(default_factory=time.perf_counter)
+
+    @property
+    def around(self) -> tuple[Resolved, bool, int | None]:
+        return self.resolved, self.options.hazards, self.options.adversary
+
+    @property
+    def unheard(self) -> _Task:
+        """The same for another process, which has none of the caller's listeners."""
+        return replace(self, watch=nobody, instrument=None, guard=None)
 
     def run(self, machine: Machine, valve: Valve, seat: Seat) -> RankRun:
         """One rank's run. Only those that tell of requests are watched by the caller's listeners."""

@@ -23,8 +23,14 @@ class Ports(Protocol):
     def out(self, tensors: Sequence[torch.Tensor], name: str) -> tuple[Sequence[torch.Tensor], Stamp | None]:
         """Values on the host, after what the current stream has been given so far; a stamp where time is virtual."""
 
+    def flush(self, name: str) -> None:
+        """The current stream goes on once what was sent under that name has left."""
+
     def into(self, values: Sequence[torch.Tensor], stamp: Stamp | None) -> tuple[torch.Tensor, ...]:
         """Tensors of the device, for the current stream."""
+
+    def seconds(self, ns: int) -> float:
+        """How long one really waits while the host's clock goes on by that much."""
 
 
 class VirtualPorts:
@@ -35,13 +41,19 @@ class VirtualPorts:
         self._gpu = gpu
         self._queue = gpu.runtime.simulation.queue()
         gpu.observer.streams[self._queue.id] = "link"
+        self._leaving: dict[str, list[Mark]] = {}
 
     def out(self, tensors: Sequence[torch.Tensor], name: str) -> tuple[Sequence[torch.Tensor], Stamp]:
         runtime = self._gpu.runtime
         if not tensors:
             return (), Stamp(runtime.now, runtime.now)
         values, mark = depart(self._gpu, self._queue, tensors, 0, name=name)
+        self._leaving.setdefault(name, []).append(mark)
         return values, Stamp(runtime.now, runtime.simulation.wait(mark))
+
+    def flush(self, name: str) -> None:
+        for mark in self._leaving.pop(name, ()):
+            self._gpu.runtime.hold(self._gpu.runtime.stream, mark)
 
     def into(self, values: Sequence[torch.Tensor], stamp: Stamp | None) -> tuple[torch.Tensor, ...]:
         assert stamp is not None
@@ -49,6 +61,9 @@ class VirtualPorts:
         runtime.now = max(runtime.now, stamp.sent)
         left.time = stamp.left
         return land(self._gpu, values, Landing(left, 0) if values else None)
+
+    def seconds(self, ns: int) -> float:  # noqa: ARG002
+        return 0.0
 
 
 class CopyingPorts:
@@ -60,5 +75,11 @@ class CopyingPorts:
     def out(self, tensors: Sequence[torch.Tensor], name: str) -> tuple[Sequence[torch.Tensor], None]:  # noqa: ARG002
         return [tensor.cpu() for tensor in tensors], None
 
+    def flush(self, name: str) -> None:
+        """It has been waited for."""
+
     def into(self, values: Sequence[torch.Tensor], stamp: Stamp | None) -> tuple[torch.Tensor, ...]:  # noqa: ARG002
         return tuple(value.to(self._device) for value in values)
+
+    def seconds(self, ns: int) -> float:
+        return max(0, ns) / 1e9

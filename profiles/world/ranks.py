@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
+from ...sched.link import Link
 from ...sched.pipeline.stages import Stage, split_layers
+from ..hardware import LinkName, LinkProfile
 from ..metrics.bubble import NOBODY, StageTime, bubble
 from ..result import Abstained, Hazards, Metric, Outputs, RankPart, Result
 from ..run import capacity
 from ..run.answers import Metrics, plain
 from ..run.heap import settled_heap
-from ..run.machine import Machine
-from ..run.machines import one_thread, open_machine, open_rank
+from ..run.machine import Machine, MachineError
+from ..run.machines import Port, one_thread, open_machine, open_port, open_rank
 from ..run.resolve import Resolved
 from ..run.runner import Valve
 from ..run.seat import ALONE, Seat
@@ -56,17 +60,48 @@ def virtual_world(resolved: Resolved, hazards: bool, adversary: int | None, body
     capacity.check(resolved)
     count = resolved.scenario.engine.ranks
     inboxes = [Inbox() for _ in range(count)]
-    stages = stages_of(resolved)
+    stages, profile = stages_of(resolved), link_of(resolved, "nvlink")
 
     def rank(member: Member) -> RankRun:
         valve = Valve()
         with open_rank(resolved, valve, member, hazards=hazards, adversary=adversary) as (machine, gpu):
-            profile = resolved.hardware.links["nvlink"]
             link = VirtualLink(member, gpu, inboxes, profile, patience=PATIENCE)
             return body(machine, valve, Seat(link, stages[member.rank]))
 
     with one_thread(), patched(hazards=hazards), settled_heap():
         return together(run_ranks(count, rank))
+
+
+def link_of(resolved: Resolved, name: LinkName) -> LinkProfile:
+    """Raises MachineError where the emulated hardware has none of that name."""
+    hardware = resolved.hardware
+    if name not in hardware.links:
+        raise MachineError(f"device.hardware: {hardware.name} has no link '{name}' to join ranks by")
+    return hardware.links[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A troupe of processes, one per stage."""
+
+    resolved: Resolved
+    hazards: bool
+    adversary: int | None
+    body: Body
+
+    @property
+    def names(self) -> Sequence[str]:
+        return [f"stage {stage.index}" for stage in stages_of(self.resolved)]
+
+    def opened(self, rank: int, valve: Valve) -> AbstractContextManager[Port]:  # noqa: ARG002
+        return open_port(self.resolved, valve, hazards=self.hazards, adversary=self.adversary)
+
+    def act(self, port: Port, valve: Valve, link: Link) -> RankRun:
+        assert port.machine is not None
+        return self.body(port.machine, valve, Seat(link, stages_of(self.resolved)[link.rank]))
+
+    def whole(self, told: Sequence[RankRun]) -> Result:
+        return together(told)
 
 
 def stages_of(resolved: Resolved) -> Sequence[Stage]:

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from ..link import Link
+from ..link import FOREVER, Link
 from ..observe import Clock
 from ..request import Request
 from .messages import ENDED, REQUEST
 from .place import Place
-
-_HOUR = 3600 * 10**9  # ns; workers, not the router, watch over those who make no headway
 
 
 class Source(Protocol):
@@ -36,7 +34,7 @@ def run_router(source: Source, link: Link, clock: Clock, place: Place) -> None:
         at = source.next_at()
         if not alive and at is None:
             break
-        link.wait((ENDED,), clock.now() + _HOUR if at is None else at)
+        link.wait((ENDED,), FOREVER if at is None else at)  # workers watch over one another
     for worker in range(place.router):
         link.send(worker, REQUEST, None)
 

@@ -10,11 +10,11 @@ from ..batch import ScheduleBatch, StepResult
 from ..disagg.inbox import Inbox, Ready
 from ..disagg.messages import KV, REQUEST
 from ..disagg.requests import Routed
+from ..link import FOREVER
 from ..memory.release import release_kv_cache
 from ..observe import NO_STEP, SLEEP, StepInfo
 from ..request import Request, Status
 from .engine import Engine
-from .prefilling import IDLE
 from .prepare import filter_rows, prebuild
 from .scheduler import Scheduler
 from .settle import close, finish, tell
@@ -81,7 +81,7 @@ class DecodeWorker:
         if inbox.is_empty and self._source.closes():
             return False
         assert inbox.is_empty or inbox.awaits, "requests wait for room and nobody has any"
-        until = None if inbox.awaits else engine.clock.now() + IDLE
+        until = None if inbox.awaits else FOREVER
         assert engine.link is not None
         with engine.observer.range(SLEEP, NO_STEP, 0):
             engine.link.wait((REQUEST, KV), until)

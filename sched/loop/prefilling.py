@@ -10,6 +10,7 @@ from ..batch import ScheduleBatch, StepResult
 from ..disagg.messages import HANDSHAKE, REQUEST
 from ..disagg.outbox import Outbox
 from ..disagg.requests import Routed
+from ..link import FOREVER
 from ..observe import NO_STEP, SLEEP
 from ..request import Request, Status
 from .engine import Engine
@@ -17,7 +18,6 @@ from .scheduler import Scheduler
 from .settle import close, finish
 
 GLANCE = 100_000  # ns between two looks at transfers that are under way while there is nothing to run
-IDLE = 60 * 10**9  # ns between two looks at nothing at all
 
 
 class PrefillWorker:
@@ -77,8 +77,7 @@ class PrefillWorker:
             outbox.close()
             return False
         assert outbox.held or not under_way, f"{under_way} requests wait and none can run"
-        patience = GLANCE if outbox.held else None if outbox.waits else IDLE
-        until = None if patience is None else engine.clock.now() + patience
+        until = engine.clock.now() + GLANCE if outbox.held else None if outbox.waits else FOREVER
         assert engine.link is not None
         with engine.observer.range(SLEEP, NO_STEP, 0):
             engine.link.wait((REQUEST, HANDSHAKE), until)

@@ -13,6 +13,8 @@ import pytest
 from tests.acceptance.questions import command, surroundings
 
 PATIENCE = 90.0  # seconds
+PAIR = "engine.disaggregation={mode: pair}"
+TWO = "engine.disaggregation={mode: pair, prefill: 2}"
 
 
 def others_of(process: subprocess.Popen[str]) -> list[int]:
@@ -21,19 +23,25 @@ def others_of(process: subprocess.Popen[str]) -> list[int]:
     return [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-def started(stages: int) -> tuple[subprocess.Popen[str], list[int]]:
-    settings = (f"engine.pipeline.stages={stages}", "workload.requests=4000", "measure.warmup_requests=0")
+def started(
+    others: int, folder: Path, scenario: str, setting: str
+) -> tuple[subprocess.Popen[str], list[int]]:
+    """At work, as their timelines tell."""
+    settings = (setting, "workload.requests=4000", "measure.warmup_requests=0")
+    overrides = [word for each in settings for word in ("--set", each)]
     process = subprocess.Popen(
-        command("run", "pp2", "--world", "distributed", *(w for s in settings for w in ("--set", s))),
+        command("run", scenario, "--world", "distributed", "--output-dir", folder, *overrides),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=surroundings(),
         text=True,
     )
     deadline = time.monotonic() + PATIENCE
-    while len(ranks := others_of(process)) < stages - 1:
+    while not any(file.stat().st_size for file in folder.iterdir()):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
+    ranks = others_of(process)
+    assert len(ranks) == others
     return process, ranks
 
 
@@ -46,15 +54,27 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("stages", "victim", "after"), [(2, 0, 8.0), pytest.param(3, 1, 10.0, marks=pytest.mark.wide)]
+    ("scenario", "setting", "names", "victim"),
+    [
+        ("pp2", "engine.pipeline.stages=2", ("stage 1",), "stage 1"),
+        pytest.param(
+            "pp2", "engine.pipeline.stages=3", ("stage 1", "stage 2"), "stage 2", marks=pytest.mark.wide
+        ),
+        ("disagg", PAIR, ("decode 0", "router"), "decode 0"),
+        ("disagg", TWO, ("prefill 1", "decode 0", "router"), "prefill 1"),
+        pytest.param("disagg", PAIR, ("decode 0", "router"), "router", marks=pytest.mark.wide),
+    ],
 )
-def test_the_others_stop_and_say_who_is_gone(stages: int, victim: int, after: float) -> None:
+def test_the_others_stop_and_say_who_is_gone(
+    tmp_path: Path, scenario: str, setting: str, names: tuple[str, ...], victim: str
+) -> None:
     """Killed in the middle of its work, as far as seconds can tell."""
-    process, ranks = started(stages)
-    time.sleep(after)
-    os.kill(ranks[victim], signal.SIGKILL)
+    process, ranks = started(len(names), tmp_path, scenario, setting)
+    rank = names.index(victim) + 1
+    os.kill(ranks[rank - 1], signal.SIGKILL)
     _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 4, said
-    assert "is gone" in said or "could not send" in said
-    assert f"rank {victim + 1} ended with SIGKILL" in said
+    assert "is gone" in said
+    assert f"rank {rank} ({victim}) ended with SIGKILL" in said
+    assert len(said.splitlines()) == 1
     assert not any(map(alive, ranks))
