@@ -114,11 +114,6 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 
-# Ways to transfer KV that are not built.
-UNAVAILABLE: dict[str, str] = {
-    "nixl": "transfers by NIXL",
-}
-
 
 def findings(
     scenario: Scenario,
@@ -158,9 +153,6 @@ def _unavailable(scenario: Scenario) -> Iterator[Finding]:
     """Keys that ask for what is not built, and what that is."""
     if scenario.faults:
         yield ("faults",), "faults by script"
-    transfer = scenario.engine.disaggregation.transfer
-    if transfer in UNAVAILABLE:
-        yield ("engine", "disaggregation", "transfer"), UNAVAILABLE[transfer]
 
 
 def _broken(scenario: Scenario, rules: tuple[Rule, ...]) -> Iterator[Rule]:

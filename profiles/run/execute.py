@@ -33,6 +33,7 @@ from ..result import (
     WorkloadPart,
 )
 from ..world.audience import Audience
+from ..world.carriers import require_nixl
 from ..world.disagg import Workers, disaggregated_world
 from ..world.pairs import Heard
 from ..world.processes import process_world
@@ -109,7 +110,13 @@ def execute(
 def _parted(task: _Task) -> Result:
     """Prompts and decodes by workers of their own."""
     transfer = task.resolved.scenario.engine.disaggregation.transfer
+    if transfer == "nixl":
+        require_nixl()
     if task.options.world == "virtual":
+        if transfer == "nixl":
+            raise MachineError(
+                "engine.disaggregation.transfer: nixl moves KV between processes: --world distributed"
+            )
         return disaggregated_world(*task.around, replace(task, watch=Audience(task.watch)).heard)
     if transfer == "local":
         raise MachineError(

@@ -25,6 +25,7 @@ from ..run.runner import WARMUP_SEED, Valve
 from ..run.seat import Seat, align
 from ..vgpu.gpu import patched
 from .baton import Member, run_ranks
+from .carriers import ByMessage, Carrier, nixl
 from .pairs import Heard, whole
 from .ranks import PATIENCE, link_of
 from .virtual import Inbox, VirtualLink
@@ -89,6 +90,10 @@ class Workers:
     @property
     def names(self) -> Sequence[str]:
         return [place.name for place in places_of(self.resolved)]
+
+    def carrier(self, rank: int, *, patience: float) -> Carrier:
+        transfer = self.resolved.scenario.engine.disaggregation.transfer
+        return nixl(self.names, rank, patience=patience) if transfer == "nixl" else ByMessage()
 
     def opened(self, rank: int, valve: Valve) -> AbstractContextManager[Port]:
         if places_of(self.resolved)[rank].role == "router":

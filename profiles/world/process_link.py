@@ -1,9 +1,9 @@
 """Links between processes: torch.distributed's point-to-point calls, over gloo.
 
-A message is three sends to one peer: the lengths, a pickled head and the tensors' bytes. One thread per peer receives,
-since a message of another tag may come first; whoever waits has a deadline. One thread sends, so that Ctrl-C does not
-come between the parts of a message, and says every now and then that this process is alive: a peer that is silent for
-as long as torch.distributed's timeout is gone.
+A message is three sends to one peer: the lengths, a pickled head and what goes along of the tensors' bytes. One thread
+per peer receives, since a message of another tag may come first; whoever waits has a deadline. One thread sends, so
+that Ctrl-C does not come between the parts of a message, and says every now and then that this process is alive: a
+peer that is silent for as long as torch.distributed's timeout is gone.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from ...sched.link import FOREVER, LinkError, Message
 from ...sched.observe import Clock
+from .carriers import Carrier
 from .ports import Ports, Stamp
 
 _BYE = "bye"
@@ -50,8 +51,9 @@ _SILENCE = _Outgoing(-1, torch.empty(0), torch.empty(0))
 class ProcessLink:
     """``patience``: seconds that one waits for a message, and after which a silent peer is gone."""
 
-    def __init__(self, ports: Ports, clock: Clock, *, patience: float) -> None:
+    def __init__(self, ports: Ports, clock: Clock, *, patience: float, carrier: Carrier) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._carrier = carrier
         self._ports = ports
         self._clock = clock
         self._patience = patience
@@ -147,10 +149,11 @@ class ProcessLink:
         self, to: int, tag: str, value: Any, values: Sequence[torch.Tensor], stamp: Stamp | None
     ) -> None:
         shapes = [(tuple(entry.shape), entry.dtype, entry.is_meta) for entry in values]
-        head = _bytes(pickle.dumps((tag, pickle.dumps(value), shapes, stamp)))
         body = [entry.contiguous().flatten().view(torch.uint8) for entry in values if not entry.is_meta]
         whole = torch.cat(body) if body else torch.empty(0, dtype=torch.uint8)
-        self._outgoing.put(_Outgoing(to, head, whole))
+        told, along = self._carrier.give(whole)
+        head = _bytes(pickle.dumps((tag, pickle.dumps(value), shapes, stamp, told)))
+        self._outgoing.put(_Outgoing(to, head, along))
 
     def _talk(self) -> None:
         under_way: deque[tuple[Any, torch.Tensor]] = deque()
@@ -195,13 +198,15 @@ class ProcessLink:
                 body = torch.empty(size, dtype=torch.uint8)
                 if size:
                     dist.recv(body, peer)
-                tag, payload, shapes, stamp = pickle.loads(head.numpy().tobytes())
+                tag, payload, shapes, stamp, told = pickle.loads(head.numpy().tobytes())
                 if tag == _BYE:
                     self._lost(peer, pickle.loads(payload))
                     return
                 if tag == _ALIVE:
                     continue
-                self._put(tag, _Arrived(peer, payload, _unpacked(body, shapes), stamp))
+                self._put(
+                    tag, _Arrived(peer, payload, _unpacked(self._carrier.take(told, body), shapes), stamp)
+                )
         except RuntimeError as error:
             self._lost(peer, _said(error))
 
@@ -249,4 +254,5 @@ def _over(work: Any) -> bool:
 
 def _said(error: BaseException) -> str:
     """Gloo's words without the place in its source, and without its advice."""
-    return str(error).strip().splitlines()[0].partition("] ")[2].partition(". ")[0]
+    line = str(error).strip().splitlines()[0]
+    return line.partition("] ")[2].partition(". ")[0] if line.startswith("[") else line

@@ -23,6 +23,7 @@ from ..result import Result
 from ..run.machine import MachineError
 from ..run.machines import Port
 from ..run.runner import Valve
+from .carriers import Carrier
 from .process_link import ProcessLink
 
 PATIENCE: Final = 120.0  # seconds that a rank waits for another
@@ -66,6 +67,9 @@ class Troupe(Protocol):
     @property
     def names(self) -> Sequence[str]:
         """Of the ranks, one process each."""
+
+    def carrier(self, rank: int, *, patience: float) -> Carrier:
+        """How tensors travel. Raises MachineError."""
 
     def opened(self, rank: int, valve: Valve) -> AbstractContextManager[Port]:
         """What that rank works on. Raises MachineError."""
@@ -121,10 +125,10 @@ def run_place(place: Place, meeting: str, troupe: Troupe) -> Result | None:
         timeout=timedelta(seconds=PATIENCE),
     )
     try:
-        valve = Valve()
+        valve, carrier = Valve(), troupe.carrier(place.rank, patience=PATIENCE)
         with (
             troupe.opened(place.rank, valve) as port,
-            ProcessLink(port.ports, port.clock, patience=PATIENCE) as link,
+            ProcessLink(port.ports, port.clock, patience=PATIENCE, carrier=carrier) as link,
         ):
             return _gathered(link, troupe.act(port, valve, link), troupe)
     finally:

@@ -13,10 +13,12 @@ import pytest
 from schedbench.profiles.result import Abstained, Hazards, Metric, Result
 from schedbench.profiles.run.execute import Options, execute
 from schedbench.profiles.run.machine import MachineError
+from schedbench.profiles.world import carriers
 from tests.acceptance.questions import answer, asked, digest, digest_of, statuses, surroundings
 
 PAIR = "engine.disaggregation={mode: pair}"
 FOUR = "engine.disaggregation={mode: pair, prefill: 2, decode: 2}"
+NIXL = "engine.disaggregation={mode: pair, transfer: nixl}"
 FEW = (
     "workload.requests=6",
     "workload.prompt_tokens={dist: uniform, min: 16, max: 120}",
@@ -43,6 +45,8 @@ def alone(scenario: str) -> str:
     [
         ("mixed", (PAIR, *CHUNKS)),
         ("spec_v2", (PAIR,)),
+        pytest.param("mixed", (NIXL,), marks=pytest.mark.nixl),
+        pytest.param("mixed", (FOUR, "engine.disaggregation.transfer=nixl"), marks=(pytest.mark.nixl, wide)),
         pytest.param("mixed", (FOUR,), marks=wide),
         pytest.param("mixed", (FOUR, *CHUNKS, "engine.overlap=false"), marks=wide),
         pytest.param("mixed", (PAIR, "engine.relay=pr25944", "engine.mixed_chunk=false"), marks=wide),
@@ -80,6 +84,18 @@ def test_between_machines_pages_take_longer_and_tokens_are_the_same() -> None:
 def test_one_process_cannot_be_several() -> None:
     with pytest.raises(MachineError, match="local stays within one process"):
         processes("mixed", "engine.disaggregation={mode: pair, transfer: local}")
+
+
+def test_nixl_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carriers, "find_spec", lambda _: None)
+    with pytest.raises(MachineError, match=r"pip install 'schedbench\[nixl\]'"):
+        processes("mixed", NIXL)
+
+
+def test_nixl_needs_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carriers, "find_spec", lambda _: "there")
+    with pytest.raises(MachineError, match="--world distributed"):
+        answer("mixed", *FEW, NIXL)
 
 
 def torchrun(count: int, *arguments: str) -> subprocess.CompletedProcess[str]:

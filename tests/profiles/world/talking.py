@@ -12,6 +12,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from schedbench.profiles.world.carriers import ByMessage
 from schedbench.profiles.world.ports import CopyingPorts
 from schedbench.profiles.world.process_link import ProcessLink
 from schedbench.sched.link import FOREVER, LinkError
@@ -32,7 +33,7 @@ def met(rank: int, port: int) -> ProcessLink:
     store.set(f"there {rank}", "yes")
     store.wait(["there 0", "there 1"])
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=PATIENCE))
-    return ProcessLink(CopyingPorts(torch.device("cpu")), Clock(), patience=PATIENCE)
+    return ProcessLink(CopyingPorts(torch.device("cpu")), Clock(), patience=PATIENCE, carrier=ByMessage())
 
 
 def listen(link: ProcessLink) -> None:
