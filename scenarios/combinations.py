@@ -95,7 +95,9 @@ RULES: tuple[Rule, ...] = (
         "workers of several stages would have to agree on every transfer",
     ),
     Rule("fake transfer", "speculation", "refused", "a draft would start from nothing"),
-    Rule("disaggregation", "hisparse", "refused", "KV comes to the device, not to the host, in this version"),
+    Rule(
+        "disaggregation", "hisparse", "runs", "KV is on the host where requests decode, not where prompts are"
+    ),
     Rule("disaggregation", "mixed chunk", "runs", "nobody decodes where prompts are computed: nothing mixes"),
     Rule("disaggregation", "radix cache", "runs", "the cache is the prefill workers'"),
     Rule(

@@ -138,6 +138,7 @@ class DecodeWorker:
     def _release(self, req: Request, status: Status, reason: str) -> None:
         """End a request whose KV never came."""
         speculative = self.engine.config.speculative is not None
+        self.engine.tier.release(req)
         release_kv_cache(req, self.engine.cache, is_insert=False, speculative=speculative)
         close(self.engine, req, status, reason)
 
