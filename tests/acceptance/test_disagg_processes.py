@@ -51,6 +51,7 @@ def alone(scenario: str) -> str:
         pytest.param("mixed", (FOUR, *CHUNKS, "engine.overlap=false"), marks=wide),
         pytest.param("mixed", (PAIR, "engine.relay=pr25944", "engine.mixed_chunk=false"), marks=wide),
         pytest.param("spec_v1", (PAIR,), marks=wide),
+        pytest.param("hisparse", (PAIR, "engine.relay=latest"), marks=wide),
         pytest.param("spec_v2", (FOUR, "engine.overlap=false"), marks=wide),
     ],
 )
