@@ -9,12 +9,13 @@ from typing import Final, Generic, Literal, NamedTuple, TypeVar
 
 from ...sched.link import Link
 from ...sched.pipeline.stages import Stage, split_layers
+from ..hardware import HardwareProfile, LinkProfile
 from ..metrics.bubble import NOBODY, StageTime, bubble
 from ..result import Abstained, Hazards, Metric, Outputs, RankPart, Result
 from ..run import capacity
 from ..run.answers import Metrics, plain
 from ..run.heap import settled_heap
-from ..run.machine import Machine
+from ..run.machine import Machine, MachineError
 from ..run.machines import one_thread, open_machine, open_rank
 from ..run.resolve import Resolved
 from ..run.runner import Valve
@@ -68,18 +69,26 @@ def virtual_world(
 ) -> Result:
     """On virtual GPUs of this process, one per rank. Raises MachineError."""
     capacity.check(resolved)
+    profile = _link_of(resolved.hardware)
     count = resolved.scenario.engine.ranks
     inboxes = [Inbox() for _ in range(count)]
 
     def rank(member: Member) -> T:
         valve = Valve()
         with open_rank(resolved, valve, member, hazards=hazards, adversary=adversary) as (machine, gpu):
-            profile = resolved.hardware.links["nvlink"]
             link = VirtualLink(member, gpu, inboxes, profile, patience=PATIENCE)
             return body(machine, valve, assembly.seat(resolved, link))
 
     with one_thread(), patched(hazards=hazards), settled_heap():
         return assembly.join(resolved, run_ranks(count, rank))
+
+
+def _link_of(hardware: HardwareProfile) -> LinkProfile:
+    if "nvlink" not in hardware.links:
+        raise MachineError(
+            f"{hardware.name} has no link between devices to be emulated; --world distributed needs none"
+        )
+    return hardware.links["nvlink"]
 
 
 def stages_of(resolved: Resolved) -> Sequence[Stage]:
