@@ -6,7 +6,7 @@ were sent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -32,7 +32,8 @@ class Link(Protocol):
 
     def send(self, to: int, tag: str, value: Any, tensors: Sequence[torch.Tensor] = ()) -> None:
         """Send after what the current stream has been given so far. Neither host nor current stream waits; tensors are
-        kept, and may not be written, before ``flush``. ``value`` is anything that can be pickled."""
+        kept, and may not be written, before ``flush``. ``value`` is anything that can be pickled. To a rank that is
+        gone it goes nowhere."""
 
     def flush(self, tag: str) -> None:
         """The current stream waits until everything sent under that tag has left its tensors."""
@@ -50,5 +51,8 @@ class Link(Protocol):
         """The next message of anybody that has arrived whole, tensors included; None if there is none."""
 
     def wait(self, tags: Sequence[str], until: int | None) -> None:
-        """Sleep until there is something to poll, or until that instant of the clock. Raises LinkError where nothing
-        comes and nothing was to be waited for."""
+        """Sleep until there is something to poll, a rank is gone, or until that instant of the clock. With None there
+        is a deadline all the same: raises LinkError then."""
+
+    def gone(self) -> Mapping[int, str]:
+        """Ranks that are known to send no more, beyond what can be polled from now on, and why."""

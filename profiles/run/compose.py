@@ -35,6 +35,7 @@ from ...sched.relay.row import Relay, Row
 from ...sched.relay.states import RelayChoice
 from ...sched.speculate.worker import Worker
 from ..hazards import name_pools
+from .attention import planned
 from .compose_disagg import transfer
 from .compose_sparse import Host, host_side, kv_tier, sparse_attention
 from .draft import draft_worker, kv_pool, speculative_config
@@ -98,7 +99,7 @@ def engine_config(resolved: Resolved, machine: Machine) -> EngineConfig:
         context_len=model.max_positions,
         max_prefill_tokens=engine.max_prefill_tokens,
         schedule_conservativeness=engine.schedule_conservativeness,
-        cuda_graph=engine.cuda_graph,
+        cuda_graph=engine.cuda_graph and engine.attention == "auto",  # a plan cannot be captured
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         seed=scenario.measure.seed,
@@ -256,7 +257,8 @@ def _model(
     host = host_side(config, model, kv, tags=tags, pages=pages)
     sparse = sparse_attention(config, model, weights, kv, host=host, pages=pages, reuse=reuse)
     mlp = _mlp(resolved, seat)
-    whole = Decoder(model, weights, kv=kv, req_to_token=pages, sparse=sparse, mlp=mlp)
+    attention = planned(scenario, model, pages)
+    whole = Decoder(model, weights, kv=kv, req_to_token=pages, sparse=sparse, planned=attention, mlp=mlp)
     decoder = whole if seat.stage is None else StageDecoder(whole, seat.stage)
     if tags is None:
         return decoder, None, host, KVPort(kv, None)

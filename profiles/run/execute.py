@@ -9,7 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from ...scenarios.combinations import overlaps, staged
+from ...scenarios.combinations import overlaps, routed, staged
+from ...scenarios.failures import rank_names
+from ...scenarios.problems import ScenarioError
 from ...scenarios.schema import Scenario
 from ...scenarios.workload import Achieved, Lengths
 from ...sched.relay.draft_rows import DRAFT_SWITCHES
@@ -32,16 +34,16 @@ from ..result import (
 )
 from ..world.audience import Audience
 from ..world.data_parallel import DATA_PARALLEL
-from ..world.disagg import disaggregated_world
 from ..world.pairs import Heard
 from ..world.processes import process_world
 from ..world.ranks import PIPELINE, RankRun, alone, virtual_world
+from ..world.routed import routed_world
 from .compose import Guard
 from .crash import broken_on_purpose
 from .draft import speculation
 from .machine import Machine, MachineError
 from .machines import Kind, chosen
-from .passes import Measured, measured, untimed
+from .passes import Measured, measured, uncounted, untimed
 from .resolve import Resolved
 from .runner import Bench, Instrument, Pass, Valve, Watch, nobody
 from .seat import Seat
@@ -91,12 +93,10 @@ def execute(
     task = _Task(resolved, relay, options, watch, instrument, guard)
     scenario, kind = resolved.scenario, chosen(options.device, resolved.scenario)
     around = resolved, options.hazards, options.adversary
-    if scenario.engine.disaggregation.mode != "none":
+    if routed(scenario):
         if options.world != "virtual":
-            raise MachineError(
-                "engine.disaggregation: its workers are ranks of the virtual world only, so far"
-            )
-        result = disaggregated_world(*around, replace(task, watch=Audience(watch)).heard)
+            raise MachineError("workers behind a router are ranks of the virtual world only, so far")
+        result = routed_world(*around, replace(task, watch=Audience(watch)).heard)
     elif scenario.engine.ranks == 1:
         result = alone(kind, *around, task.run, keep_trace=options.keep_trace)
     else:
@@ -116,10 +116,29 @@ def _several(task: _Task) -> Result:
         if shared:
             return virtual_world(*around, replace(task, watch=Audience(task.watch)).heard, DATA_PARALLEL)
         return virtual_world(*around, task.run, PIPELINE)
+    _only_deaths(task.resolved.scenario)
     child = replace(task, watch=nobody, instrument=None, guard=None)
     if shared:
         return process_world(*around, task.heard, child.heard, DATA_PARALLEL)
     return process_world(*around, task.run, child.run, PIPELINE)
+
+
+def _only_deaths(scenario: Scenario) -> None:
+    """What can befall processes by script: one can kill itself, but for that which tells how the run ended."""
+    problems = [
+        scenario.source.problem(("faults", place), "with --world distributed ranks die; their links are real")
+        for place, failure in enumerate(scenario.faults)
+        if failure.link
+    ]
+    problems += [
+        scenario.source.problem(
+            ("faults", place), f"with --world distributed {failure.rank} is the command itself"
+        )
+        for place, failure in enumerate(scenario.faults)
+        if failure.rank == rank_names(scenario)[0]
+    ]
+    if problems:
+        raise ScenarioError(problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +157,13 @@ class _Task:
     def run(self, machine: Machine, valve: Valve, seat: Seat) -> RankRun:
         """One rank's run. Only those that tell of requests are watched by the caller's listeners."""
         result, done = self._recorded(machine, valve, seat)
-        return RankRun(result, done.answers.bubble.found())
+        return RankRun(result, done.answers.bubble.found(), done.end)
 
     def heard(self, machine: Machine, valve: Valve, seat: Seat) -> Heard:
         """The same of a worker that had a part of the requests."""
         result, done = self._recorded(machine, valve, seat)
-        return Heard(result, done.answers.requests.account, done.answers.acceptance, done.damage)
+        answers = done.answers
+        return Heard(result, answers.requests.account, answers.acceptance, done.damage, done.end)
 
     def _recorded(self, machine: Machine, valve: Valve, seat: Seat) -> tuple[Result, Pass]:
         if seat.rank == 0:
@@ -169,6 +189,8 @@ class _Task:
             )
         if options.adversary is not None:
             found = untimed(found, "an adversary decided when work was done: times mean nothing")
+        if machine.untimed:
+            found = uncounted(untimed(found, machine.untimed))
         if options.world == "distributed" and seat.link is not None:
             found = untimed(found, "the ranks' clocks are their own: no link was emulated")
         valve.finish(machine.names)
@@ -209,6 +231,7 @@ def _run(options: Options, started: datetime, wall_s: float, done: Pass, machine
         wall_s=wall_s,
         emulation_speed=(done.end - done.start) / 1e9 / done.wall_s if machine.labels.emulated else None,
         cancelled=done.cancelled,
+        failure=done.failure or None,
         hazards_s=None if machine.hazards is None else machine.hazards.spent / 1e9,
     )
 
@@ -236,7 +259,9 @@ def _result(scenario: Scenario, relay: RelayChoice, machine: Machine, found: Mea
         ),
         hardware=machine.hardware,
         hazards=hazards(
-            machine, _known(relay, scenario), decoded=bool(_HANDED_ON & found.parts.per_step.keys())
+            machine,
+            _known(relay, scenario),
+            decoded=bool(_HANDED_ON & found.done.answers.counts.steps.keys()),
         ),
         **{
             **found.parts._asdict(),

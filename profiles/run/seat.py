@@ -18,6 +18,7 @@ from ...sched.model.tags import TagPool
 from ...sched.observe import Clock
 from ...sched.pipeline.requests import Following, Leading, Source
 from ...sched.pipeline.stages import Stage
+from .perils import Perils
 
 ALIGN = "align"
 _SLACK = 1_000_000  # ns, in which every rank hears of the instant
@@ -26,12 +27,14 @@ _TOKENS = torch.int64
 
 class Seat(NamedTuple):
     """``link`` where there are others; ``stage`` where the ranks are a pipeline, ``place`` where prompts and decodes
-    have workers of their own, ``share`` where each has a part of the requests."""
+    have workers of their own, ``share`` where each has a part of the requests; ``perils`` where something is to happen
+    to the rank."""
 
     link: Link | None = None
     stage: Stage | None = None
     place: Place | None = None
     share: Share | None = None
+    perils: Perils | None = None
 
     @property
     def rank(self) -> int:
@@ -57,12 +60,12 @@ class Seat(NamedTuple):
         """Whether requests end here for their clients."""
         if self.share is not None:
             return True
-        return self.rank == 0 if self.place is None else self.place.role == "decode"
+        return self.rank == 0 if self.place is None else self.place.ends
 
     @property
     def shares_prefixes(self) -> bool:
         """A decode worker's prompts are another's: it has none to share."""
-        return self.place is None or self.place.role == "prefill"
+        return self.place is None or self.place.role != "decode"
 
     def proxies(self, model: ModelConfig, tags: TagPool | None) -> Sequence[Input]:
         """What the rank's forwards take from the stage before; where tags are kept, the tokens themselves too."""

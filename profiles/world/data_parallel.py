@@ -17,6 +17,7 @@ from .pairs import (
     APART,
     Heard,
     acceptance_of,
+    ends_of,
     exact_of,
     first_of_each_kind,
     fullest,
@@ -25,7 +26,7 @@ from .pairs import (
     told,
     void,
 )
-from .ranks import Assembly, all_hazards
+from .ranks import Assembly, all_hazards, failure
 
 _PARTS: Final = ("decode.steady", "draft", "draft_extend")  # of steps that are counted as others
 
@@ -37,12 +38,13 @@ def _seat(resolved: Resolved, link: Link) -> Seat:
 def _shared(resolved: Resolved, ranks: Sequence[Heard]) -> Result:
     """Each request is told by the rank that had it."""
     heard = [_own(rank, Share(index, len(ranks))) for index, rank in enumerate(ranks)]
-    results = [rank.result for rank in heard]
+    results, broken = [rank.result for rank in heard], failure(ends_of(heard))
     first, account = results[0], Account.merged([rank.account for rank in heard])
     rows = {row.id: row for result in results for row in result.requests}
     drafts = speculation_depth(resolved.scenario)
     return first.model_copy(
         update={
+            "run": first.run.model_copy(update={"failure": broken}),
             "metrics": told(first, _metrics(account, results) | acceptance_of(heard, drafts)),
             "per_step": first_of_each_kind(results),
             "copies": summed(row for result in results for row in result.copies),
@@ -50,7 +52,7 @@ def _shared(resolved: Resolved, ranks: Sequence[Heard]) -> Result:
             "idle": first.idle if void(first) else Abstained(abstained=APART),
             "ranks": tuple(_part(index, rank) for index, rank in enumerate(heard)),
             "requests": tuple(rows[record.id] for record in account.in_order()),
-            "outputs": outputs_of_all(account.in_order(), heard),
+            "outputs": outputs_of_all(account.in_order(), heard, broken),
             "hazards": all_hazards(results),
         }
     )

@@ -10,7 +10,7 @@ import pickle
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +42,7 @@ class ProcessLink:
         self._news = threading.Condition()
         self._arrived: dict[tuple[int, str], deque[_Arrived]] = {}
         self._gone: dict[int, str] = {}
+        self._mourned: set[int] = set()  # of those, the ones that somebody has asked about
         self._threads = [
             threading.Thread(target=self._listen, args=(peer,), daemon=True)
             for peer in range(self.size)
@@ -57,8 +58,8 @@ class ProcessLink:
         body = [entry.contiguous().flatten().view(torch.uint8) for entry in values if not entry.is_meta]
         whole = torch.cat(body) if body else torch.empty(0, dtype=torch.uint8)
         for part in (torch.tensor([head.numel(), whole.numel()]), head, whole):
-            if part.numel():
-                self._sending.append((self._started(to, part), part))
+            if part.numel() and to not in self._gone:
+                self._start(to, part)
         while self._sending and self._sending[0][0].is_completed():
             self._sending.popleft()
 
@@ -111,7 +112,7 @@ class ProcessLink:
         """Instants are of the rank's own clock, which is another one than the network's: sleeping costs no time."""
         deadline = time.monotonic() + (self._patience if until is None else 0)
         with self._news:
-            while not any(waiting for (_, kind), waiting in self._arrived.items() if kind in tags):
+            while not self._news_of(tags):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
@@ -121,6 +122,11 @@ class ProcessLink:
         if until is None:
             raise LinkError(f"rank {self.rank} waited {self._patience:g} s for any of {', '.join(tags)}")
         self._clock.sleep_until(until)
+
+    def gone(self) -> Mapping[int, str]:
+        with self._news:
+            self._mourned.update(self._gone)
+            return dict(self._gone)
 
     def close(self) -> None:
         """Tell the others that no more will come, and wait until they have all that was sent."""
@@ -132,11 +138,11 @@ class ProcessLink:
         for thread in self._threads:
             thread.join(self._patience)
 
-    def _started(self, to: int, part: torch.Tensor) -> Any:
+    def _start(self, to: int, part: torch.Tensor) -> None:
         try:
-            return dist.isend(part, to)
+            self._sending.append((dist.isend(part, to), part))
         except RuntimeError as error:
-            raise LinkError(f"rank {self.rank} could not send to rank {to}: {_first_line(error)}") from None
+            self._lost(to, f"nothing can be sent to it: {_first_line(error)}")
 
     def _listen(self, peer: int) -> None:
         try:
@@ -157,6 +163,11 @@ class ProcessLink:
         except RuntimeError as error:
             self._lost(peer, _first_line(error))
 
+    def _news_of(self, tags: Sequence[str]) -> bool:
+        """Whether there is something to poll, or somebody to mourn."""
+        arrived = any(waiting for (_, kind), waiting in self._arrived.items() if kind in tags)
+        return arrived or bool(self._gone.keys() - self._mourned)
+
     def _put(self, tag: str, arrived: _Arrived) -> None:
         with self._news:
             self._arrived.setdefault((arrived.source, tag), deque()).append(arrived)
@@ -164,7 +175,7 @@ class ProcessLink:
 
     def _lost(self, peer: int, why: str) -> None:
         with self._news:
-            self._gone[peer] = why
+            self._gone.setdefault(peer, why)
             self._news.notify_all()
 
     def _opened(self, arrived: _Arrived) -> Message:

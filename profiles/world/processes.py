@@ -18,12 +18,13 @@ from ...sched.link import Link, LinkError
 from ..result import Result
 from ..run.machine import MachineError
 from ..run.machines import open_port
+from ..run.perils import Perils
 from ..run.resolve import Resolved
 from ..run.runner import Valve
 from .process_link import ProcessLink
-from .ranks import Assembly, Body
+from .ranks import Assembly, Body, Told
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Told)
 PATIENCE: Final = 120.0  # seconds that a rank waits for another
 RESULT: Final = "result"
 _LOCAL: Final = "127.0.0.1"
@@ -119,11 +120,20 @@ def run_place(
         valve = Valve()
         with open_port(resolved, valve, hazards=hazards, adversary=adversary) as (machine, ports):
             link = ProcessLink(ports, machine.clock, patience=PATIENCE)
-            whole = _gathered(resolved, link, body(machine, valve, assembly.seat(resolved, link)), assembly)
+            perils = Perils(resolved.scenario, place.rank, _kill) if resolved.scenario.faults else None
+            way = perils.around(link) if perils else link
+            run = body(machine, valve, assembly.seat(resolved, way)._replace(perils=perils))
+            if run.result.run.failure is not None:
+                raise LinkError(run.result.run.failure)
+            whole = _gathered(resolved, link, run, assembly)
             link.close()
         return whole
     finally:
         dist.destroy_process_group()
+
+
+def _kill(how: str) -> None:  # noqa: ARG001
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _gathered(resolved: Resolved, link: Link, run: T, assembly: Assembly[T]) -> Result | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Generic, Literal, NamedTuple, TypeVar
+from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from ...sched.link import Link
 from ...sched.pipeline.stages import Stage, split_layers
@@ -22,17 +22,26 @@ from ..run.runner import Valve
 from ..run.seat import ALONE, Seat
 from ..vgpu.gpu import patched
 from .baton import Member, run_ranks
-from .virtual import Inbox, VirtualLink
+from .failing import FailingPost
+from .virtual import VirtualLink
+
+
+class Told(Protocol):
+    """What a rank has to tell."""
+
+    @property
+    def result(self) -> Result: ...
 
 
 class RankRun(NamedTuple):
-    """What one rank has to tell."""
+    """What a pipeline's stage has to tell."""
 
     result: Result
     time: StageTime | None
+    end: int  # ns of its own clock
 
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Told)
 Body = Callable[[Machine, Valve, Seat], T]
 
 
@@ -69,18 +78,20 @@ def virtual_world(
 ) -> Result:
     """On virtual GPUs of this process, one per rank. Raises MachineError."""
     capacity.check(resolved)
-    profile = _link_of(resolved.hardware)
-    count = resolved.scenario.engine.ranks
-    inboxes = [Inbox() for _ in range(count)]
+    scenario, profile = resolved.scenario, _link_of(resolved.hardware)
+    post = FailingPost(scenario)
 
     def rank(member: Member) -> T:
         valve = Valve()
         with open_rank(resolved, valve, member, hazards=hazards, adversary=adversary) as (machine, gpu):
-            link = VirtualLink(member, gpu, inboxes, profile, patience=PATIENCE)
-            return body(machine, valve, assembly.seat(resolved, link))
+            link = VirtualLink(member, gpu, post, profile, patience=PATIENCE)
+            way, perils = post.beset(link)
+            run = body(machine, valve, assembly.seat(resolved, way)._replace(perils=perils))
+            link.leave(run.result.run.failure or "")
+            return run
 
     with one_thread(), patched(hazards=hazards), settled_heap():
-        return assembly.join(resolved, run_ranks(count, rank))
+        return post.told(assembly.join(resolved, run_ranks(scenario.engine.ranks, rank)))
 
 
 def _link_of(hardware: HardwareProfile) -> LinkProfile:
@@ -94,8 +105,9 @@ def _link_of(hardware: HardwareProfile) -> LinkProfile:
 def stages_of(resolved: Resolved) -> Sequence[Stage]:
     wanted = resolved.scenario.engine.pipeline
     layers = split_layers(resolved.model.num_layers, wanted.stages)
+    smooth = wanted.smooth_factor if wanted.dynamic_chunks else None
     return [
-        Stage(index, wanted.stages, share, wanted.async_depth, wanted.skip_chunk_outputs)
+        Stage(index, wanted.stages, share, wanted.async_depth, wanted.skip_chunk_outputs, smooth)
         for index, share in enumerate(layers)
     ]
 
@@ -107,18 +119,29 @@ def _stage_seat(resolved: Resolved, link: Link) -> Seat:
 def together(resolved: Resolved, runs: Sequence[RankRun]) -> Result:  # noqa: ARG001
     """The first rank's result, where requests come in and go out, and what each rank did."""
     results = [run.result for run in runs]
-    first = results[0]
+    first, broken = results[0], failure(_ends(runs))
     return first.model_copy(
         update={
+            "run": first.run.model_copy(update={"failure": broken}),
             "metrics": {**first.metrics, "bubble_pct": _bubble(runs)},
             "ranks": tuple(_part(f"stage {index}", run) for index, run in enumerate(runs)),
-            "outputs": _agreed(results),
+            "outputs": _agreed(results, broken),
             "hazards": all_hazards(results),
         }
     )
 
 
 PIPELINE: Final = Assembly(_stage_seat, together)
+
+
+def _ends(runs: Sequence[RankRun]) -> Sequence[tuple[int, str]]:
+    return [(run.end, run.result.run.failure or "") for run in runs]
+
+
+def failure(ends: Iterable[tuple[int, str]]) -> str | None:
+    """What broke the run off, in the order in which ranks came to their ends; of each, when and why."""
+    in_order = sorted(ends, key=lambda entry: entry[0])
+    return "; ".join(dict.fromkeys(why for _, why in in_order if why)) or None
 
 
 def _part(name: str, run: RankRun) -> RankPart:
@@ -158,7 +181,9 @@ def _exact(runs: Sequence[RankRun]) -> bool:
     return all(run.result.labels.emulated and run.result.labels.host == "modelled" for run in runs)
 
 
-def _agreed(results: Sequence[Result]) -> Outputs | Abstained:
+def _agreed(results: Sequence[Result], broken: str | None) -> Outputs | Abstained:
+    if broken is not None:
+        return Abstained(abstained=f"the run broke off: {broken.partition('; ')[0]}")
     outputs = [result.outputs for result in results]
     if any(other != outputs[0] for other in outputs):
         return Abstained(abstained="the stages took different tokens from the same steps")

@@ -6,48 +6,29 @@ rank 1   plan | tell, hear | idle, or its own -- | plan | tell, hear | idle   | 
 
 from __future__ import annotations
 
-from ..batch import ScheduleBatch, StepResult
+from collections.abc import Iterable, Sequence
+
+from ..batch import ScheduleBatch
 from ..data_parallel.requests import Dealt
 from ..data_parallel.rounds import Round, Word, meet
 from ..request import Request
-from .engine import Engine
 from .idle import idle_batch
 from .scheduler import Scheduler
+from .turns import Delegate
 
 
-class DataRank:
+class DataRank(Delegate):
     def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+        super().__init__(scheduler)
         self._round = Round(())
-
-    @property
-    def engine(self) -> Engine:
-        return self._scheduler.engine
-
-    @property
-    def next_step(self) -> int:
-        return self._scheduler.next_step
-
-    @property
-    def last_batch(self) -> ScheduleBatch | None:
-        return self._scheduler.last_batch
-
-    @last_batch.setter
-    def last_batch(self, batch: ScheduleBatch | None) -> None:
-        self._scheduler.last_batch = batch
-
-    @property
-    def running_batch(self) -> ScheduleBatch:
-        return self._scheduler.running_batch
-
-    def receive(self) -> None:
-        self._scheduler.receive()
+        self._planned: Sequence[Request] = ()  # last, and perhaps not launched
 
     def get_next_batch_to_run(self) -> ScheduleBatch | None:
         """This rank's own, or an idle one where only others have any."""
         engine = self.engine
         assert engine.link is not None and engine.share is not None
         batch = self._scheduler.get_next_batch_to_run()
+        self._planned = () if batch is None else batch.reqs
         with engine.observer.range("exchange", self.next_step, engine.share.ranks):
             self._round = meet(engine.link, engine.share, self._word(batch))
         self._source.hear(self._round)
@@ -58,18 +39,12 @@ class DataRank:
         batch.graph_rows = self._round.graph_rows
         return batch
 
-    def launched(self, batch: ScheduleBatch) -> ScheduleBatch:
-        return self._scheduler.launched(batch)
-
-    def settle(self, batch: ScheduleBatch, result: StepResult) -> None:
-        self._scheduler.settle(batch, result)
-
     def rest(self) -> bool:
         """All ranks rest together: no more than the round tells decides how long."""
         return self._round.goes_on or self._scheduler.rest()
 
-    def abort(self, req: Request, reason: str) -> None:
-        self._scheduler.abort(req, reason)
+    def give_up(self, launched: Iterable[ScheduleBatch], reason: str) -> None:
+        self._scheduler.give_up(launched, reason, held=self._planned)
 
     @property
     def _source(self) -> Dealt:

@@ -154,6 +154,15 @@ def finish(engine: Engine, req: Request, status: Status, reason: str) -> None:
     close(engine, req, status, reason)
 
 
+def drop(engine: Engine, req: Request, status: Status, reason: str) -> None:
+    """End a request wherever it is; nothing of it is kept."""
+    if req.req_pool_idx is not None:
+        engine.tier.release(req)
+        speculative = engine.config.speculative is not None
+        release_kv_cache(req, engine.cache, is_insert=False, speculative=speculative)
+    close(engine, req, status, reason)
+
+
 def close(engine: Engine, req: Request, status: Status, reason: str) -> None:
     """End a request that holds no KV and no row (any more)."""
     assert not req.status.terminal, f"request {req.id} ended twice"

@@ -21,9 +21,9 @@ def others_of(process: subprocess.Popen[str]) -> list[int]:
     return [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-def started(scenario: str, count: str, ranks: int) -> tuple[subprocess.Popen[str], list[int]]:
+def started(scenario: str, count: str, ranks: int, *more: str) -> tuple[subprocess.Popen[str], list[int]]:
     """A run of that many ranks, by the key that counts them; the processes of all but the first."""
-    settings = (f"{count}={ranks}", "workload.requests=4000", "measure.warmup_requests=0")
+    settings = (f"{count}={ranks}", "workload.requests=4000", "measure.warmup_requests=0", *more)
     process = subprocess.Popen(
         command("run", scenario, "--world", "distributed", *(w for s in settings for w in ("--set", s))),
         stdout=subprocess.PIPE,
@@ -65,4 +65,24 @@ def test_the_others_stop_and_say_who_is_gone(
     assert process.returncode == 4, said
     assert "is gone" in said or "could not send" in said
     assert f"rank {victim + 1} ended with SIGKILL" in said
+    assert not any(map(alive, ranks))
+
+
+@pytest.mark.parametrize(
+    ("stages", "phase", "nth"),
+    [
+        (2, "forward", 20),
+        pytest.param(2, "requests", 5, marks=pytest.mark.wide),
+        pytest.param(2, "settle", 30, marks=pytest.mark.wide),
+        pytest.param(3, "proxies", 20, marks=pytest.mark.wide),
+        pytest.param(3, "tokens", 9, marks=pytest.mark.wide),
+    ],
+)
+def test_it_kills_itself_at_an_exact_place(stages: int, phase: str, nth: int) -> None:
+    script = f"faults=[{{rank: stage 1, dies: {{phase: {phase}, nth: {nth}}}}}]"
+    process, ranks = started("pp2", "engine.pipeline.stages", stages, script)
+    _, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 4, said
+    assert "rank 0 waited for 'output', and rank" in said
+    assert "rank 1 ended with SIGKILL" in said
     assert not any(map(alive, ranks))

@@ -14,7 +14,7 @@ from schedbench.profiles.vgpu import VirtualGpu, open_vgpu
 from schedbench.profiles.vgpu.gpu import patched
 from schedbench.profiles.world.baton import Member, run_ranks
 from schedbench.profiles.world.device import SharedSimulation
-from schedbench.profiles.world.virtual import Inbox, VirtualLink
+from schedbench.profiles.world.virtual import Post, VirtualLink
 from schedbench.sched.link import LinkError
 
 T = TypeVar("T")
@@ -24,13 +24,13 @@ MS = 1_000_000  # ns
 
 
 def world(ranks: int, body: Callable[[VirtualLink, VirtualGpu], T]) -> list[T]:
-    inboxes = [Inbox() for _ in range(ranks)]
+    post = Post([f"rank {rank}" for rank in range(ranks)])
 
     def rank(member: Member) -> T:
         device = SharedSimulation(gap=0, member=member)
         with open_vgpu(H200, values="real", simulation=device) as gpu:
             member.attach(device, lambda: gpu.runtime.now)
-            return body(VirtualLink(member, gpu, inboxes, NVLINK, patience=5 * MS), gpu)
+            return body(VirtualLink(member, gpu, post, NVLINK, patience=5 * MS), gpu)
 
     with one_thread(), patched(hazards=False):
         return run_ranks(ranks, rank)
