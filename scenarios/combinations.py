@@ -146,10 +146,10 @@ RULES: tuple[Rule, ...] = (
         "workers of several ranks would have to agree on every transfer",
     ),
     Rule(
-        "data-parallel ranks",
+        "shared MLP",
         "speculation",
         "refused",
-        "a rank without work would have to draft and verify nothing, which this version does not do",
+        "the layers of the draft would have to be shared too, which this version does not do",
     ),
     Rule("shared MLP", "graphs", "refused", "what waits for other ranks is not captured in this version"),
     Rule(
