@@ -46,7 +46,7 @@ def run(
         bool, typer.Option("--save-tokens", help="Keep every request's tokens in the result.")
     ] = False,
     hazards: Annotated[
-        Switch, typer.Option(help="Watch for accesses that nothing orders, on the virtual GPU.")
+        Switch, typer.Option(help="Watch for accesses that nothing orders; on CUDA instead of measuring.")
     ] = "off",
     adversarial: Annotated[
         int | None,

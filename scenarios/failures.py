@@ -1,6 +1,7 @@
 """Which ranks, phases and links a scenario has, and what its script of failures may say of them.
 
-Ranks are named as in a result's ``ranks``: ``stage 0``, ``prefill 0``, ``decode 0``; and ``router``.
+Ranks are named as in a result's ``ranks``: ``stage 0``, ``rank 0``, ``replica 0``, ``prefill 0``, ``decode 0``; and
+``router``.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ from .schema import Scenario
 # What a rank of each role does in turn. Where a phase is a message, it dies instead of sending it, or having taken it.
 PHASES: Final[Mapping[str, Sequence[str]]] = {
     "stage": ("requests", "admit", "prepare", "forward", "proxies", "tokens", "settle"),
+    "rank": ("admit", "prepare", "exchange", "forward", "settle"),
+    "replica": ("requests", "admit", "prepare", "forward", "settle", "ended"),
     "prefill": ("requests", "bootstrap", "admit", "prepare", "forward", "settle", "transfer"),
     "decode": ("requests", "bootstrap", "transfer", "admit", "prepare", "forward", "settle", "ended"),
     "router": ("requests", "ended"),
 }
 # Of messages between workers, by sender and receiver.
 _TAGS: Final[Mapping[tuple[str, str], Sequence[str]]] = {
+    ("router", "replica"): ("request",),
+    ("replica", "router"): ("ended",),
     ("router", "prefill"): ("request",),
     ("router", "decode"): ("request",),
     ("decode", "prefill"): ("handshake",),
@@ -35,9 +40,13 @@ _LATE: Final = ("delay", "reorder")
 
 def rank_names(scenario: Scenario) -> list[str]:
     """In the order of their numbers."""
-    pair = scenario.engine.disaggregation
+    engine, pair = scenario.engine, scenario.engine.disaggregation
+    if engine.replicas > 1:
+        return [*(f"replica {index}" for index in range(engine.replicas)), "router"]
+    if engine.data_parallel.ranks > 1:
+        return [f"rank {index}" for index in range(engine.data_parallel.ranks)]
     if pair.mode == "none":
-        return [f"stage {index}" for index in range(scenario.engine.pipeline.stages)]
+        return [f"stage {index}" for index in range(engine.pipeline.stages)]
     workers = [f"prefill {index}" for index in range(pair.prefill)]
     return [*workers, *(f"decode {index}" for index in range(pair.decode)), "router"]
 

@@ -42,6 +42,11 @@ class Link(Protocol):
         """The next message, waiting for the peer's host to send it; for its tensors only the current stream waits.
         Raises LinkError."""
 
+    def all_to_all(self, tag: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """``tensors``: one for each rank, in their order; one from each comes back, the own one as it is. Called by all
+        ranks alike. The current stream waits until what was sent has left and what comes has landed. Raises
+        LinkError."""
+
     def poll(self, tag: str) -> Message | None:
         """The next message of anybody that has arrived whole, tensors included; None if there is none."""
 

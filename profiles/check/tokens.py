@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import islice
 
 from ...scenarios.combinations import overlaps
-from ...scenarios.schema import Disaggregation, HiSparse, Scenario, Speculative
+from ...scenarios.schema import DataParallel, Disaggregation, HiSparse, Scenario, Speculative
 from ...scenarios.workload import params
 from ...sched.relay.states import RelayChoice, choose
 from ..judge.divergence import token_differences
@@ -129,6 +129,7 @@ def _plain(scenario: Scenario) -> Scenario:
         "hisparse": HiSparse(),
         "speculative": Speculative(),
         "disaggregation": Disaggregation(),
+        "data_parallel": DataParallel(),
     }
     return scenario.model_copy(
         update={"engine": scenario.engine.model_copy(update=changes), "faults": ()},
@@ -140,6 +141,7 @@ def _words(resolved: Resolved, count: int) -> str:
     parts = ["cache", "mixing"]
     parts += ["KV on the host"] if engine.hisparse.enabled else []
     parts += ["workers of their own"] if engine.disaggregation.mode != "none" else []
+    parts += ["data-parallel ranks"] if engine.data_parallel.ranks > 1 else []
     parts += ["speculation"] if engine.speculative.algorithm != "none" else []
     plain = f"{', '.join(parts[:-1])} and {parts[-1]}"
     return f"the serial loop of latest without {plain}, for {count} requests"

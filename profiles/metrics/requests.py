@@ -6,7 +6,7 @@ from array import array
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -86,43 +86,53 @@ class Production:
         return self._totals[at - 1] if at else 0
 
 
+@dataclass(slots=True)
+class Account:
+    """Of requests that ended, and of the tokens that they got."""
+
+    records: list[RequestRecord] = field(default_factory=list)
+    gaps: Distribution = field(default_factory=Distribution)  # between events of one finished request, ns
+    production: Production = field(default_factory=Production)
+    retractions: int = 0
+    peak_kv_tokens: int = 0
+
+    @classmethod
+    def merged(cls, parts: Sequence[Account]) -> Account:
+        """Of workers that had a part of the requests each. Their pools are several: the fullest counts."""
+        return cls(
+            records=[record for part in parts for record in part.records],
+            gaps=Distribution.merged([part.gaps for part in parts]),
+            production=Production.merged([part.production for part in parts]),
+            retractions=sum(part.retractions for part in parts),
+            peak_kv_tokens=max(part.peak_kv_tokens for part in parts),
+        )
+
+    def in_order(self) -> list[RequestRecord]:
+        """By place in the workload."""
+        return sorted(self.records, key=lambda record: record.index)
+
+
 class RequestLog(Silence):
     """Listens for tokens, ends, retractions and KV usage."""
 
     def __init__(self, clock: Clock) -> None:
-        self.records: list[RequestRecord] = []
-        self.gaps = Distribution()  # between events of one finished request, ns
-        self.production = Production()
-        self.retractions = 0
-        self.peak_kv_tokens = 0
+        self.account = Account()
         self._clock = clock
         self._events: defaultdict[str, array[int]] = defaultdict(
             lambda: array("q")
         )  # of requests that are alive
 
-    @classmethod
-    def merged(cls, logs: Sequence[RequestLog]) -> RequestLog:
-        """Of workers that had a part of the requests each. Their pools are several: the fullest counts."""
-        whole = cls(logs[0]._clock)
-        for log in logs:
-            whole.records += log.records
-            whole.gaps = Distribution.merged([whole.gaps, log.gaps])
-        whole.production = Production.merged([log.production for log in logs])
-        whole.retractions = sum(log.retractions for log in logs)
-        whole.peak_kv_tokens = max(log.peak_kv_tokens for log in logs)
-        return whole
-
     def tokens(self, request: Request, count: int) -> None:
         now = self._clock.now()
         self._events[request.id].append(now)
-        self.production.add(now, count)
+        self.account.production.add(now, count)
 
     def ended(self, request: Request) -> None:
         record = self._record(request)
-        self.records.append(record)
+        self.account.records.append(record)
         events = self._events.pop(request.id, ())
         if record.finished:
-            self.gaps.extend(after - before for before, after in pairwise(events))
+            self.account.gaps.extend(after - before for before, after in pairwise(events))
 
     def _record(self, request: Request) -> RequestRecord:
         finished_at = request.finished_at
@@ -143,11 +153,8 @@ class RequestLog(Silence):
         )
 
     def retracted(self, request: Request) -> None:  # noqa: ARG002
-        self.retractions += 1
+        self.account.retractions += 1
 
     def kv_usage(self, used_tokens: int) -> None:
-        self.peak_kv_tokens = max(self.peak_kv_tokens, used_tokens)
-
-    def in_order(self) -> list[RequestRecord]:
-        """By place in the workload."""
-        return sorted(self.records, key=lambda record: record.index)
+        account = self.account
+        account.peak_kv_tokens = max(account.peak_kv_tokens, used_tokens)

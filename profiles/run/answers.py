@@ -17,7 +17,7 @@ from ..metrics.counts import CountsSink
 from ..metrics.distribution import Distribution, needed
 from ..metrics.lookups import LookupCount
 from ..metrics.periods import StepPeriods
-from ..metrics.requests import RequestLog, RequestRecord
+from ..metrics.requests import Account, RequestLog, RequestRecord
 from ..metrics.throughput import steady_throughput, throughput
 from ..metrics.waiting import Waiting, WaitingSink
 from ..result import Abstained, CopyRow, IdlePart, KindCounts, Metric, Outputs, RequestRow, SyncRow, digest
@@ -76,10 +76,10 @@ class Answers:
         speculates."""
         waiting = self.waiting.finish()
         self.counts.finish()
-        records = self.requests.in_order()
+        records = self.requests.account.in_order()
         return Parts(
             metrics={
-                **request_metrics(self.requests, exact=exact),
+                **request_metrics(self.requests.account, exact=exact),
                 "step_ms": distributed("step_ms", self.periods.periods, exact=exact, why=_NO_PERIOD),
                 **forward_metrics(self.waiting.forwards, exact=exact),
                 **waiting_metrics(waiting, exact=exact),
@@ -141,7 +141,7 @@ def _quantile(samples: Distribution, percentile: str) -> float | Abstained:
     return value / 1e6
 
 
-def request_metrics(log: RequestLog, *, exact: bool) -> Metrics:
+def request_metrics(log: Account, *, exact: bool) -> Metrics:
     """What follows from requests and the tokens that they got."""
     records = log.records
     full = throughput(records, log.production)

@@ -36,7 +36,7 @@ def transfer(
     observer: Observer,
 ) -> Transfer:
     """Nothing where prompts are computed and decoded by one worker."""
-    if seat.place is None or seat.link is None:
+    if seat.place is None or seat.link is None or seat.place.role == "replica":
         return {}
     scenario = resolved.scenario
     port = port if worker is None or worker.kv is None else port.with_pool(worker.kv)

@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from ...scenarios.combinations import overlaps, staged
+from ...scenarios.combinations import overlaps, routed, staged
+from ...scenarios.failures import rank_names
 from ...scenarios.problems import ScenarioError
 from ...scenarios.schema import Scenario
 from ...scenarios.workload import Achieved, Lengths
@@ -32,16 +33,17 @@ from ..result import (
     WorkloadPart,
 )
 from ..world.audience import Audience
-from ..world.disagg import disaggregated_world
+from ..world.data_parallel import DATA_PARALLEL
 from ..world.pairs import Heard
 from ..world.processes import process_world
-from ..world.ranks import RankRun, alone, virtual_world
+from ..world.ranks import PIPELINE, RankRun, alone, virtual_world
+from ..world.routed import routed_world
 from .compose import Guard
 from .crash import broken_on_purpose
 from .draft import speculation
 from .machine import Machine, MachineError
 from .machines import Kind, chosen
-from .passes import Measured, measured, untimed
+from .passes import Measured, measured, uncounted, untimed
 from .resolve import Resolved
 from .runner import Bench, Instrument, Pass, Valve, Watch, nobody
 from .seat import Seat
@@ -91,26 +93,34 @@ def execute(
     task = _Task(resolved, relay, options, watch, instrument, guard)
     scenario, kind = resolved.scenario, chosen(options.device, resolved.scenario)
     around = resolved, options.hazards, options.adversary
-    if scenario.engine.disaggregation.mode != "none":
+    if routed(scenario):
         if options.world != "virtual":
-            raise MachineError(
-                "engine.disaggregation: its workers are ranks of the virtual world only, so far"
-            )
-        result = disaggregated_world(*around, replace(task, watch=Audience(watch)).heard)
+            raise MachineError("workers behind a router are ranks of the virtual world only, so far")
+        result = routed_world(*around, replace(task, watch=Audience(watch)).heard)
     elif scenario.engine.ranks == 1:
         result = alone(kind, *around, task.run, keep_trace=options.keep_trace)
-    elif options.world == "virtual":
+    else:
+        result = _several(task)
+    return Outcome(result, tuple(breaches(scenario.expect, result)), tuple(untested(scenario.expect, result)))
+
+
+def _several(task: _Task) -> Result:
+    """By ranks that are stages of a pipeline, or have a part of the requests each."""
+    options, shared = task.options, task.resolved.scenario.engine.data_parallel.ranks > 1
+    around = task.resolved, options.hazards, options.adversary
+    if options.world == "virtual":
         if options.device == "cuda":
             raise MachineError(
                 "a virtual world has virtual GPUs; --world distributed puts ranks on real ones"
             )
-        result = virtual_world(*around, task.run)
-    else:
-        _only_deaths(scenario)
-        result = process_world(
-            *around, task.run, replace(task, watch=nobody, instrument=None, guard=None).run
-        )
-    return Outcome(result, tuple(breaches(scenario.expect, result)), tuple(untested(scenario.expect, result)))
+        if shared:
+            return virtual_world(*around, replace(task, watch=Audience(task.watch)).heard, DATA_PARALLEL)
+        return virtual_world(*around, task.run, PIPELINE)
+    _only_deaths(task.resolved.scenario)
+    child = replace(task, watch=nobody, instrument=None, guard=None)
+    if shared:
+        return process_world(*around, task.heard, child.heard, DATA_PARALLEL)
+    return process_world(*around, task.run, child.run, PIPELINE)
 
 
 def _only_deaths(scenario: Scenario) -> None:
@@ -121,9 +131,11 @@ def _only_deaths(scenario: Scenario) -> None:
         if failure.link
     ]
     problems += [
-        scenario.source.problem(("faults", place), "with --world distributed stage 0 is the command itself")
+        scenario.source.problem(
+            ("faults", place), f"with --world distributed {failure.rank} is the command itself"
+        )
         for place, failure in enumerate(scenario.faults)
-        if failure.rank == "stage 0"
+        if failure.rank == rank_names(scenario)[0]
     ]
     if problems:
         raise ScenarioError(problems)
@@ -144,20 +156,25 @@ class _Task:
 
     def run(self, machine: Machine, valve: Valve, seat: Seat) -> RankRun:
         """One rank's run. Only those that tell of requests are watched by the caller's listeners."""
-        heard = self.heard(machine, valve, seat)
-        return RankRun(heard.result, heard.done.answers.bubble.found(), heard.done.end)
+        result, done = self._recorded(machine, valve, seat)
+        return RankRun(result, done.answers.bubble.found(), done.end)
 
     def heard(self, machine: Machine, valve: Valve, seat: Seat) -> Heard:
-        """The same, with what it was made of."""
+        """The same of a worker that had a part of the requests."""
+        result, done = self._recorded(machine, valve, seat)
+        answers = done.answers
+        return Heard(result, answers.requests.account, answers.acceptance, done.damage, done.end)
+
+    def _recorded(self, machine: Machine, valve: Valve, seat: Seat) -> tuple[Result, Pass]:
         if seat.rank == 0:
             valve.instrument = self.instrument
         if self.options.record is None:
-            return self._heard(machine, valve, seat)
+            return self._run(machine, valve, seat)
         with Recording(self.options.record / file_of(seat.rank)) as recording:
             valve.instrument = recording
-            return self._heard(machine, valve, seat)
+            return self._run(machine, valve, seat)
 
-    def _heard(self, machine: Machine, valve: Valve, seat: Seat) -> Heard:
+    def _run(self, machine: Machine, valve: Valve, seat: Seat) -> tuple[Result, Pass]:
         options = self.options
         guard = None if self.guard is None else self.guard.of_rank(seat.rank)
         bench = Bench(self.resolved, machine, self.relay, valve, guard=guard, seat=seat)
@@ -172,11 +189,13 @@ class _Task:
             )
         if options.adversary is not None:
             found = untimed(found, "an adversary decided when work was done: times mean nothing")
+        if machine.untimed:
+            found = uncounted(untimed(found, machine.untimed))
         if options.world == "distributed" and seat.link is not None:
             found = untimed(found, "the ranks' clocks are their own: no link was emulated")
         valve.finish(machine.names)
         run = _run(options, self.started, time.perf_counter() - self.begin, found.done, machine)
-        return Heard(_result(self.resolved.scenario, self.relay, machine, found, run), found.done)
+        return _result(self.resolved.scenario, self.relay, machine, found, run), found.done
 
 
 def _switches(relay: RelayChoice, scenario: Scenario) -> dict[str, str]:
@@ -240,7 +259,9 @@ def _result(scenario: Scenario, relay: RelayChoice, machine: Machine, found: Mea
         ),
         hardware=machine.hardware,
         hazards=hazards(
-            machine, _known(relay, scenario), decoded=bool(_HANDED_ON & found.parts.per_step.keys())
+            machine,
+            _known(relay, scenario),
+            decoded=bool(_HANDED_ON & found.done.answers.counts.steps.keys()),
         ),
         **{
             **found.parts._asdict(),

@@ -58,7 +58,7 @@ def outputs_of(done: Pass) -> Outputs | Abstained:
         return Abstained(abstained=f"the run broke off: {done.failure}")
     if done.simulated:
         return Abstained(abstained="drafts were accepted by lot, the tokens mean nothing")
-    return outputs_with(done.answers.requests.in_order(), done.damage)
+    return outputs_with(done.answers.requests.account.in_order(), done.damage)
 
 
 def outputs_with(records: Sequence[RequestRecord], damage: Mapping[str, int]) -> Outputs:
@@ -88,6 +88,11 @@ def untimed(found: Measured, why: str) -> Measured:
     }
     parts = found.parts._replace(metrics=metrics, idle=Abstained(abstained=why), copies=(), syncs=())
     return found._replace(parts=parts)
+
+
+def uncounted(found: Measured) -> Measured:
+    """Nobody looked at what steps did."""
+    return found._replace(parts=_uncounted(found.parts))
 
 
 def _forget(bench: Bench) -> None:

@@ -34,6 +34,8 @@ _MOMENTS: Final[Mapping[str, Mapping[str, Sequence[_Moment]]]] = {
         "proxies": (_Moment("send", PROXY),),
         "tokens": (_Moment("range", "copy"),),
     },
+    "rank": {},
+    "replica": {"requests": (_Moment("take", REQUEST),), "ended": (_Moment("send", ENDED),)},
     "prefill": {
         "requests": (_Moment("take", REQUEST),),
         "bootstrap": (_Moment("take", HANDSHAKE),),
@@ -116,6 +118,9 @@ class _LastLink:
         message = self._link.receive(source, tag)
         self._perils.meet("take", tag)
         return message
+
+    def all_to_all(self, tag: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return self._link.all_to_all(tag, tensors)
 
     def poll(self, tag: str) -> Message | None:
         message = self._link.poll(tag)

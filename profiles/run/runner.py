@@ -6,21 +6,26 @@ Four doors let a caller replace the world: the machine (device and clock), the s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from ...scenarios.schema import Scenario
 from ...scenarios.workload import Achieved, Workload, build
+from ...sched.disagg.place import Role
 from ...sched.link import LinkError
+from ...sched.loop.chunk_sizes import size_chunks
+from ...sched.loop.data_parallel import DataRank
 from ...sched.loop.decoding import DecodeWorker
 from ...sched.loop.engine import TokenSampler
 from ...sched.loop.overlapped import run_overlapped
 from ...sched.loop.pipelined import run_pipelined
 from ...sched.loop.prefilling import PrefillWorker
+from ...sched.loop.replica import Replica
 from ...sched.loop.scheduler import Scheduler
 from ...sched.loop.serial import run_serial
+from ...sched.loop.turns import Turns
 from ...sched.observe import Clock, Observer, Silence
 from ...sched.relay.states import RelayChoice
 from ...sched.request import Request, Status
@@ -114,7 +119,7 @@ class Bench:
     _chorus: Chorus = field(init=False)
     _feed: Feed = field(init=False)
     _clock: VisibleSleep = field(init=False)
-    _turns: Scheduler | PrefillWorker | DecodeWorker = field(init=False)
+    _turns: Turns = field(init=False)
 
     def __post_init__(self) -> None:
         self._feed = Feed()
@@ -131,7 +136,7 @@ class Bench:
             guard=self.guard,
             seat=self.seat,
         )
-        self._turns = _turns(self.scheduler)
+        self._turns = _turns(self.scheduler, self.seat)
 
     @property
     def scenario(self) -> Scenario:
@@ -143,6 +148,7 @@ class Bench:
 
     def warm_up(self) -> None:
         """Run the warm-up's requests unobserved; what they left in the prefix cache is dropped."""
+        self._size_chunks()
         count = self.scenario.measure.warmup_requests
         if not count or self.scenario.workload.trace is not None:
             return
@@ -156,6 +162,11 @@ class Bench:
         engine = self.scheduler.engine
         with engine.streams.on(engine.streams.schedule):
             engine.cache.evict(engine.cache.evictable_size())
+
+    def _size_chunks(self) -> None:
+        with self._guarded() as guard:
+            self._chorus.tune(*self._always(), guard)
+            size_chunks(self.scheduler)
 
     def measure(self, watch: Watch) -> Pass:
         """Run the scenario's workload once. Ctrl-C, and the loss of another rank, end it early: what is there is kept,
@@ -254,24 +265,32 @@ class Bench:
 
     def _give_up(self, answers: Answers, status: Status, reason: str) -> None:
         for request in self._feed.alive:
+            if request.finished:  # of which other ranks have not heard
+                continue
             request.status = status
             request.reason = reason
             request.finished_at = self.machine.clock.now()
             answers.requests.ended(request)
 
 
-def _turns(scheduler: Scheduler) -> Scheduler | PrefillWorker | DecodeWorker:
+_WORKERS: Mapping[Role, Callable[[Scheduler], Turns]] = {
+    "replica": Replica,
+    "prefill": PrefillWorker,
+    "decode": DecodeWorker,
+}
+
+
+def _turns(scheduler: Scheduler, seat: Seat) -> Turns:
     """What the loop drives."""
-    engine = scheduler.engine
-    if engine.outbox is not None:
-        return PrefillWorker(scheduler)
-    return scheduler if engine.inbox is None else DecodeWorker(scheduler)
+    if seat.share is not None:
+        return DataRank(scheduler)
+    return scheduler if seat.place is None else _WORKERS[seat.place.role](scheduler)
 
 
 class _Aborts(Silence):
     """The workload's script of clients that go away."""
 
-    def __init__(self, feed: Feed, scheduler: Scheduler | DecodeWorker) -> None:
+    def __init__(self, feed: Feed, scheduler: Turns) -> None:
         self._feed = feed
         self._scheduler = scheduler
 

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from ...sched.data_parallel.requests import Dealt
+from ...sched.data_parallel.share import Share
 from ...sched.disagg.place import Place
 from ...sched.disagg.requests import Routed
 from ...sched.link import Link
@@ -25,11 +27,13 @@ _TOKENS = torch.int64
 
 class Seat(NamedTuple):
     """``link`` where there are others; ``stage`` where the ranks are a pipeline, ``place`` where prompts and decodes
-    have workers of their own; ``perils`` where something is to happen to the rank."""
+    have workers of their own, ``share`` where each has a part of the requests; ``perils`` where something is to happen
+    to the rank."""
 
     link: Link | None = None
     stage: Stage | None = None
     place: Place | None = None
+    share: Share | None = None
     perils: Perils | None = None
 
     @property
@@ -44,6 +48,8 @@ class Seat(NamedTuple):
         """Where the rank's requests come from."""
         if self.place is not None and self.link is not None:
             return Routed(self.link, self.place)
+        if self.share is not None:
+            return Dealt(source, self.share)
         if self.stage is None or self.link is None:
             return source
         place = self.link, self.stage
@@ -52,12 +58,14 @@ class Seat(NamedTuple):
     @property
     def tells(self) -> bool:
         """Whether requests end here for their clients."""
-        return self.rank == 0 if self.place is None else self.place.role == "decode"
+        if self.share is not None:
+            return True
+        return self.rank == 0 if self.place is None else self.place.ends
 
     @property
     def shares_prefixes(self) -> bool:
         """A decode worker's prompts are another's: it has none to share."""
-        return self.place is None or self.place.role == "prefill"
+        return self.place is None or self.place.role != "decode"
 
     def proxies(self, model: ModelConfig, tags: TagPool | None) -> Sequence[Input]:
         """What the rank's forwards take from the stage before; where tags are kept, the tokens themselves too."""

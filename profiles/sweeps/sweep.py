@@ -200,7 +200,7 @@ def _cell(plan: Plan, runs: Runs, place: tuple[str, ...]) -> Cell:
         return Cell(place, refusal="; ".join(problems))
     except (OutOfKVMemoryError, WorkloadError) as error:
         return Cell(place, refusal=str(error))
-    found = [readings(result).get(plan.metric) for result in results]
+    found = [readings(result, (plan.metric,)).get(plan.metric) for result in results]
     known = tuple(reading for reading in found if reading is not None)
     if len(known) < len(found):
         return Cell(place, refusal=f"{plan.metric}: abstained")

@@ -1,34 +1,36 @@
-"""One result of prefill and decode workers that shared the requests of a run."""
+"""One result of workers that shared the requests of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from ...sched.disagg.place import Place
 from ..metrics import latency
 from ..metrics.acceptance import AcceptanceLog
-from ..metrics.requests import RequestLog, RequestRecord
+from ..metrics.requests import Account, RequestRecord
 from ..result import Abstained, CopyRow, KindCounts, Metric, Outputs, RankPart, RequestRow, Result, SyncRow
 from ..run.answers import Metrics, acceptance_metrics, distributed, request_metrics
 from ..run.passes import outputs_with
-from ..run.runner import Pass
 from .ranks import all_hazards, failure
 
 Row = TypeVar("Row", CopyRow, SyncRow)
 
 _SUMS = ("count", "steady", "bytes", "host_us", "exposed_us")
-_APART = "each worker has its own: see ranks"
+APART = "each worker has its own: see ranks"
 _BEHIND = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
 _UNSENT = "KV was never sent, the tokens mean nothing"
 _NOBODY = "no request ran long enough"
 
 
 class Heard(NamedTuple):
-    """One worker's run."""
+    """One worker's run. ``damage`` is what KV slots that do not add up came to, by request."""
 
     result: Result
-    done: Pass
+    account: Account
+    acceptance: AcceptanceLog
+    damage: Mapping[str, int]
+    end: int  # ns of its own clock
 
 
 class Routing(NamedTuple):
@@ -44,80 +46,88 @@ def whole(
     workers: Sequence[Heard],
     routing: Routing,
     *,
-    sent: bool,
+    sent: bool | None,
     drafts: int,
 ) -> Result:
     """Requests are told by the workers that decoded them, and by the router if those are lost. ``sent``: there was a
-    transfer; ``drafts``: how many tokens deep they speculate."""
+    transfer, None where workers do all by themselves; ``drafts``: how many tokens deep they speculate."""
     results = [heard.result for heard in workers]
     broken = _failure(workers, routing)
-    deciding = [heard for place, heard in zip(places, workers, strict=False) if place.role == "decode"]
+    deciding = [heard for place, heard in zip(places, workers, strict=False) if place.ends]
     first = deciding[0].result
-    log = RequestLog.merged([heard.done.answers.requests for heard in deciding])
-    records = log.in_order()
+    account = Account.merged([heard.account for heard in deciding])
+    records = account.in_order()
     rows = {row.id: row for heard in deciding for row in heard.result.requests}
     rows |= {row.id: row for row in routing.rows if row.id not in rows or row.status == "failed"}
     return first.model_copy(
         update={
-            "metrics": _told(first, _metrics(log, results)) | _acceptance(deciding, drafts),
-            "per_step": _per_step(results),
-            "copies": _summed(row for result in results for row in result.copies),
-            "syncs": _summed(row for result in results for row in result.syncs),
-            "idle": first.idle if _void(first) else Abstained(abstained=_APART),
+            "metrics": told(first, _metrics(account, results, apart=sent is not None))
+            | acceptance_of(deciding, drafts),
+            "per_step": first_of_each_kind(results),
+            "copies": summed(row for result in results for row in result.copies),
+            "syncs": summed(row for result in results for row in result.syncs),
+            "idle": first.idle if void(first) else Abstained(abstained=APART),
             "ranks": tuple(_rank(place, heard) for place, heard in zip(places, workers, strict=False)),
             "run": first.run.model_copy(update={"failure": broken}),
             "requests": tuple(sorted(rows.values(), key=lambda row: int(row.id[1:]))),
-            "outputs": _outputs(records, deciding, broken) if sent else Abstained(abstained=_UNSENT),
+            "outputs": outputs_of_all(records, deciding, broken)
+            if sent is not False
+            else Abstained(abstained=_UNSENT),
             "hazards": all_hazards(results),
         }
     )
 
 
-def _metrics(log: RequestLog, results: Sequence[Result]) -> Metrics:
+def _metrics(account: Account, results: Sequence[Result], *, apart: bool) -> Metrics:
     """Of requests; what is a device's or a loop's is told by each worker."""
     first = results[-1]
-    exact = _exact(first)
-    metrics: Metrics = {name: Abstained(abstained=_APART) for name in first.metrics if "." not in name}
-    metrics |= request_metrics(log, exact=exact)
-    metrics["peak_kv_tokens"] = max((result.metrics["peak_kv_tokens"] for result in results), key=_value)
-    return metrics | _split(log, exact=exact)
+    exact = exact_of(first)
+    metrics: Metrics = {name: Abstained(abstained=APART) for name in first.metrics if "." not in name}
+    metrics |= request_metrics(account, exact=exact)
+    metrics["peak_kv_tokens"] = fullest(results)
+    return metrics | (_split(account, exact=exact) if apart else {})
 
 
-def _acceptance(deciding: Sequence[Heard], drafts: int) -> Metrics:
-    log = AcceptanceLog.merged(heard.done.answers.acceptance for heard in deciding)
-    return acceptance_metrics(log, drafts, exact=_exact(deciding[0].result))
+def acceptance_of(deciding: Sequence[Heard], drafts: int) -> Metrics:
+    log = AcceptanceLog.merged(heard.acceptance for heard in deciding)
+    return acceptance_metrics(log, drafts, exact=exact_of(deciding[0].result))
 
 
-def _split(log: RequestLog, *, exact: bool) -> Metrics:
+def _split(account: Account, *, exact: bool) -> Metrics:
     """What the time to first token is made of besides the queue."""
     parts = {
-        "prefill_ms": latency.prefilling(log.records),
-        "transfer_ms": latency.transfer(log.records),
-        "decode_queue_ms": latency.decode_queueing(log.records),
+        "prefill_ms": latency.prefilling(account.records),
+        "transfer_ms": latency.transfer(account.records),
+        "decode_queue_ms": latency.decode_queueing(account.records),
     }
     return {name: distributed(name, part, exact=exact, why=_NOBODY) for name, part in parts.items()}
 
 
-def _told(result: Result, metrics: Metrics) -> Metrics:
+def told(result: Result, metrics: Metrics) -> Metrics:
     """Nothing, for the reason that the result itself has, where its times mean nothing."""
     idle = result.idle
     return {name: idle if isinstance(idle, Abstained) else metric for name, metric in metrics.items()}
 
 
-def _exact(result: Result) -> bool:
+def exact_of(result: Result) -> bool:
     return all(metric.exact for metric in result.metrics.values() if isinstance(metric, Metric))
 
 
-def _void(result: Result) -> bool:
+def void(result: Result) -> bool:
     """Whether times mean nothing."""
     return isinstance(result.idle, Abstained)
+
+
+def fullest(results: Sequence[Result]) -> Metric | Abstained:
+    """Of several pools: the most tokens that one of them held."""
+    return max((result.metrics["peak_kv_tokens"] for result in results), key=_value)
 
 
 def _value(metric: Metric | Abstained) -> float:
     return metric.values[0] if isinstance(metric, Metric) else -1.0
 
 
-def _per_step(results: Sequence[Result]) -> dict[str, KindCounts]:
+def first_of_each_kind(results: Sequence[Result]) -> dict[str, KindCounts]:
     """Of every kind, the steps of the first worker that had any."""
     kinds: dict[str, KindCounts] = {}
     for result in results:
@@ -126,7 +136,7 @@ def _per_step(results: Sequence[Result]) -> dict[str, KindCounts]:
     return dict(sorted(kinds.items()))
 
 
-def _summed(rows: Iterable[Row]) -> tuple[Row, ...]:
+def summed(rows: Iterable[Row]) -> tuple[Row, ...]:
     """Alike lines of all workers as one, the most exposed first."""
     found: dict[str, Row] = {}
     for row in rows:
@@ -144,10 +154,10 @@ def _summed(rows: Iterable[Row]) -> tuple[Row, ...]:
 def _rank(place: Place, heard: Heard) -> RankPart:
     """A prefill worker knows nothing of a request's life behind its prompt."""
     result, metrics = heard.result, heard.result.metrics
-    if place.role == "prefill":
+    if not place.ends:
         metrics = {name: metric for name, metric in metrics.items() if name not in _BEHIND}
-    else:
-        metrics = metrics | _told(result, _split(heard.done.answers.requests, exact=_exact(result)))
+    elif place.role == "decode":
+        metrics = metrics | told(result, _split(heard.account, exact=exact_of(result)))
     return RankPart(
         name=place.name,
         role=place.role,
@@ -158,11 +168,15 @@ def _rank(place: Place, heard: Heard) -> RankPart:
 
 
 def _failure(workers: Sequence[Heard], routing: Routing) -> str | None:
-    ends = [(heard.done.end, heard.done.failure) for heard in workers]
-    return failure([*ends, (routing.end, routing.failure)])
+    return failure([*ends_of(workers), (routing.end, routing.failure)])
 
 
-def _outputs(
+def ends_of(workers: Sequence[Heard]) -> Sequence[tuple[int, str]]:
+    """When each was over, and what broke it off."""
+    return [(heard.end, heard.result.run.failure or "") for heard in workers]
+
+
+def outputs_of_all(
     records: Sequence[RequestRecord], deciding: Sequence[Heard], broken: str | None
 ) -> Outputs | Abstained:
     if broken is not None:
@@ -170,5 +184,5 @@ def _outputs(
     for heard in deciding:
         if isinstance(heard.result.outputs, Abstained):
             return heard.result.outputs
-    damage = {name: by for heard in deciding for name, by in heard.done.damage.items()}
+    damage = {name: by for heard in deciding for name, by in heard.damage.items()}
     return outputs_with(records, damage)

@@ -23,6 +23,9 @@ class Ports(Protocol):
     def out(self, tensors: Sequence[torch.Tensor], name: str) -> tuple[Sequence[torch.Tensor], Stamp | None]:
         """Values on the host, after what the current stream has been given so far; a stamp where time is virtual."""
 
+    def flush(self, name: str) -> None:
+        """The current stream goes on once what was sent under that name has left."""
+
     def into(self, values: Sequence[torch.Tensor], stamp: Stamp | None) -> tuple[torch.Tensor, ...]:
         """Tensors of the device, for the current stream."""
 
@@ -35,13 +38,19 @@ class VirtualPorts:
         self._gpu = gpu
         self._queue = gpu.runtime.simulation.queue()
         gpu.observer.streams[self._queue.id] = "link"
+        self._leaving: dict[str, list[Mark]] = {}
 
     def out(self, tensors: Sequence[torch.Tensor], name: str) -> tuple[Sequence[torch.Tensor], Stamp]:
         runtime = self._gpu.runtime
         if not tensors:
             return (), Stamp(runtime.now, runtime.now)
         values, mark = depart(self._gpu, self._queue, tensors, 0, name=name)
+        self._leaving.setdefault(name, []).append(mark)
         return values, Stamp(runtime.now, runtime.simulation.wait(mark))
+
+    def flush(self, name: str) -> None:
+        for mark in self._leaving.pop(name, ()):
+            self._gpu.runtime.hold(self._gpu.runtime.stream, mark)
 
     def into(self, values: Sequence[torch.Tensor], stamp: Stamp | None) -> tuple[torch.Tensor, ...]:
         assert stamp is not None
@@ -59,6 +68,9 @@ class CopyingPorts:
 
     def out(self, tensors: Sequence[torch.Tensor], name: str) -> tuple[Sequence[torch.Tensor], None]:  # noqa: ARG002
         return [tensor.cpu() for tensor in tensors], None
+
+    def flush(self, name: str) -> None:
+        """It has been waited for."""
 
     def into(self, values: Sequence[torch.Tensor], stamp: Stamp | None) -> tuple[torch.Tensor, ...]:  # noqa: ARG002
         return tuple(value.to(self._device) for value in values)

@@ -64,7 +64,8 @@ class ProcessLink:
             self._sending.popleft()
 
     def flush(self, tag: str) -> None:
-        """What was sent has been read already."""
+        """What was sent has been read already; a virtual GPU's stream is told."""
+        self._ports.flush(f"send {tag}")
 
     def receive(self, source: int, tag: str) -> Message:
         deadline = time.monotonic() + self._patience
@@ -82,6 +83,20 @@ class ProcessLink:
                 self._news.wait(min(left, 1.0))
             arrived = self._arrived[source, tag].popleft()
         return self._opened(arrived)
+
+    def all_to_all(self, tag: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        for rank, tensor in enumerate(tensors):
+            if rank != self.rank:  # nothing is sent of nothing
+                self.send(rank, tag, tensor.shape, (tensor,) if tensor.numel() else ())
+        self.flush(tag)
+        return [
+            tensor if rank == self.rank else self._taken(rank, tag, tensor)
+            for rank, tensor in enumerate(tensors)
+        ]
+
+    def _taken(self, source: int, tag: str, like: torch.Tensor) -> torch.Tensor:
+        message = self.receive(source, tag)
+        return message.tensors[0] if message.tensors else like.new_empty(message.value)
 
     def poll(self, tag: str) -> Message | None:
         with self._news:

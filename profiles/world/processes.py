@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
@@ -21,10 +21,10 @@ from ..run.machines import open_port
 from ..run.perils import Perils
 from ..run.resolve import Resolved
 from ..run.runner import Valve
-from ..run.seat import Seat
 from .process_link import ProcessLink
-from .ranks import Body, RankRun, stages_of, together
+from .ranks import Assembly, Body, Told
 
+T = TypeVar("T", bound=Told)
 PATIENCE: Final = 120.0  # seconds that a rank waits for another
 RESULT: Final = "result"
 _LOCAL: Final = "127.0.0.1"
@@ -58,7 +58,12 @@ def here(ranks: int) -> list[Place]:
 
 
 def process_world(
-    resolved: Resolved, hazards: bool, adversary: int | None, body: Body, child: Body
+    resolved: Resolved,
+    hazards: bool,
+    adversary: int | None,
+    body: Body[T],
+    child: Body[T],
+    assembly: Assembly[T],
 ) -> Result:
     """One process per rank; this one is the first, or what torchrun says, and others of this machine do as ``child``.
 
@@ -66,11 +71,11 @@ def process_world(
     """
     ranks, place = resolved.scenario.engine.ranks, launched()
     if place is not None:
-        return _as_launched(place, ranks, resolved, hazards, adversary, body)
+        return _as_launched(place, ranks, resolved, hazards, adversary, body, assembly)
     places = here(ranks)
-    with _children(places[1:], (resolved, hazards, adversary, child)) as others:
+    with _children(places[1:], (resolved, hazards, adversary, child, assembly)) as others:
         try:
-            result = run_place(places[0], "tcp", resolved, hazards, adversary, body)
+            result = run_place(places[0], "tcp", resolved, hazards, adversary, body, assembly)
         except LinkError as error:
             raise LinkError(f"{error}{_fates(others)}") from None
     assert result is not None
@@ -78,18 +83,30 @@ def process_world(
 
 
 def _as_launched(
-    place: Place, ranks: int, resolved: Resolved, hazards: bool, adversary: int | None, body: Body
+    place: Place,
+    ranks: int,
+    resolved: Resolved,
+    hazards: bool,
+    adversary: int | None,
+    body: Body[T],
+    assembly: Assembly[T],
 ) -> Result:
     if place.size != ranks:
         raise MachineError(f"{place.size} processes were started, and the scenario has {ranks} ranks")
-    result = run_place(place, "env", resolved, hazards, adversary, body)
+    result = run_place(place, "env", resolved, hazards, adversary, body, assembly)
     if result is None:
         raise SystemExit(0)
     return result
 
 
 def run_place(
-    place: Place, meeting: str, resolved: Resolved, hazards: bool, adversary: int | None, body: Body
+    place: Place,
+    meeting: str,
+    resolved: Resolved,
+    hazards: bool,
+    adversary: int | None,
+    body: Body[T],
+    assembly: Assembly[T],
 ) -> Result | None:
     """This process's rank; the first one's result has everybody's."""
     dist.init_process_group(
@@ -105,10 +122,10 @@ def run_place(
             link = ProcessLink(ports, machine.clock, patience=PATIENCE)
             perils = Perils(resolved.scenario, place.rank, _kill) if resolved.scenario.faults else None
             way = perils.around(link) if perils else link
-            run = body(machine, valve, Seat(way, stages_of(resolved)[place.rank], perils=perils))
+            run = body(machine, valve, assembly.seat(resolved, way)._replace(perils=perils))
             if run.result.run.failure is not None:
                 raise LinkError(run.result.run.failure)
-            whole = _gathered(link, run)
+            whole = _gathered(resolved, link, run, assembly)
             link.close()
         return whole
     finally:
@@ -119,11 +136,12 @@ def _kill(how: str) -> None:  # noqa: ARG001
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _gathered(link: Link, run: RankRun) -> Result | None:
+def _gathered(resolved: Resolved, link: Link, run: T, assembly: Assembly[T]) -> Result | None:
     if link.rank:
         link.send(0, RESULT, run)
         return None
-    return together([run, *(link.receive(rank, RESULT).value for rank in range(1, link.size))])
+    others = [link.receive(rank, RESULT).value for rank in range(1, link.size)]
+    return assembly.join(resolved, [run, *others])
 
 
 @contextmanager
@@ -145,8 +163,15 @@ def _children(places: Sequence[Place], task: tuple[object, ...]) -> Iterator[lis
                 process.join()
 
 
-def _child(place: Place, resolved: Resolved, hazards: bool, adversary: int | None, body: Body) -> None:
-    run_place(place, "tcp", resolved, hazards, adversary, body)
+def _child(
+    place: Place,
+    resolved: Resolved,
+    hazards: bool,
+    adversary: int | None,
+    body: Body[T],
+    assembly: Assembly[T],
+) -> None:
+    run_place(place, "tcp", resolved, hazards, adversary, body, assembly)
 
 
 def _fates(processes: Sequence[BaseProcess]) -> str:

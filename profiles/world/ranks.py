@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
+from ...sched.link import Link
 from ...sched.pipeline.stages import Stage, split_layers
 from ..metrics.bubble import NOBODY, StageTime, bubble
 from ..result import Abstained, Hazards, Metric, Outputs, RankPart, Result
@@ -23,15 +25,32 @@ from .failing import FailingPost
 from .virtual import VirtualLink
 
 
+class Told(Protocol):
+    """What a rank has to tell."""
+
+    @property
+    def result(self) -> Result: ...
+
+
 class RankRun(NamedTuple):
-    """What one rank has to tell."""
+    """What a pipeline's stage has to tell."""
 
     result: Result
     time: StageTime | None
     end: int  # ns of its own clock
 
 
-Body = Callable[[Machine, Valve, Seat], RankRun]
+T = TypeVar("T", bound=Told)
+Body = Callable[[Machine, Valve, Seat], T]
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly(Generic[T]):
+    """What ranks are to one another: the seat of each, and one result of what all have told."""
+
+    seat: Callable[[Resolved, Link], Seat]
+    join: Callable[[Resolved, Sequence[T]], Result]
+
 
 PATIENCE: Final = 600 * 10**9  # ns of virtual time that a rank waits for another
 
@@ -41,7 +60,7 @@ def alone(
     resolved: Resolved,
     hazards: bool,
     adversary: int | None,
-    body: Body,
+    body: Body[RankRun],
     *,
     keep_trace: Path | None,
 ) -> Result:
@@ -53,36 +72,43 @@ def alone(
         return body(machine, valve, ALONE).result
 
 
-def virtual_world(resolved: Resolved, hazards: bool, adversary: int | None, body: Body) -> Result:
+def virtual_world(
+    resolved: Resolved, hazards: bool, adversary: int | None, body: Body[T], assembly: Assembly[T]
+) -> Result:
     """On virtual GPUs of this process, one per rank. Raises MachineError."""
     capacity.check(resolved)
     scenario = resolved.scenario
-    post, stages = FailingPost(scenario), stages_of(resolved)
+    post = FailingPost(scenario)
 
-    def rank(member: Member) -> RankRun:
+    def rank(member: Member) -> T:
         valve = Valve()
         with open_rank(resolved, valve, member, hazards=hazards, adversary=adversary) as (machine, gpu):
             profile = resolved.hardware.links["nvlink"]
             link = VirtualLink(member, gpu, post, profile, patience=PATIENCE)
             way, perils = post.beset(link)
-            run = body(machine, valve, Seat(way, stages[member.rank], perils=perils))
+            run = body(machine, valve, assembly.seat(resolved, way)._replace(perils=perils))
             link.leave(run.result.run.failure or "")
             return run
 
     with one_thread(), patched(hazards=hazards), settled_heap():
-        return post.told(together(run_ranks(scenario.engine.ranks, rank)))
+        return post.told(assembly.join(resolved, run_ranks(scenario.engine.ranks, rank)))
 
 
 def stages_of(resolved: Resolved) -> Sequence[Stage]:
     wanted = resolved.scenario.engine.pipeline
     layers = split_layers(resolved.model.num_layers, wanted.stages)
+    smooth = wanted.smooth_factor if wanted.dynamic_chunks else None
     return [
-        Stage(index, wanted.stages, share, wanted.async_depth, wanted.skip_chunk_outputs)
+        Stage(index, wanted.stages, share, wanted.async_depth, wanted.skip_chunk_outputs, smooth)
         for index, share in enumerate(layers)
     ]
 
 
-def together(runs: Sequence[RankRun]) -> Result:
+def _stage_seat(resolved: Resolved, link: Link) -> Seat:
+    return Seat(link, stages_of(resolved)[link.rank])
+
+
+def together(resolved: Resolved, runs: Sequence[RankRun]) -> Result:  # noqa: ARG001
     """The first rank's result, where requests come in and go out, and what each rank did."""
     results = [run.result for run in runs]
     first, broken = results[0], failure(_ends(runs))
@@ -95,6 +121,9 @@ def together(runs: Sequence[RankRun]) -> Result:
             "hazards": all_hazards(results),
         }
     )
+
+
+PIPELINE: Final = Assembly(_stage_seat, together)
 
 
 def _ends(runs: Sequence[RankRun]) -> Sequence[tuple[int, str]]:

@@ -19,6 +19,7 @@ from ..hardware import LinkProfile
 from ..vgpu import VirtualGpu
 from ..vgpu.carriage import depart, land
 from ..vgpu.engine import Landing, Mark, Queue
+from ..vgpu.tensor import DeviceTensor
 from .baton import AwaitedInstant, Member
 
 
@@ -177,11 +178,8 @@ class VirtualLink:
         values: Sequence[torch.Tensor] = ()
         landing = None
         if tensors:
-            size = sum(tensor.nbytes for tensor in tensors)
-            duration = round(size * 1e9 / profile.bandwidth.value)
-            values, mark = depart(self._gpu, self._egress(), tensors, duration, name=f"send {tag}")
-            self._leaving.setdefault(tag, []).append((mark, tensors))
-            landing = Landing(mark, round(profile.latency.value))
+            values, landing = self._departed(tag, tensors)
+            self._leaving.setdefault(tag, []).append((landing.mark, tensors))
         runtime.now += round(profile.call.value)
         self._serial += 1
         at = runtime.now + round(profile.host_latency.value)
@@ -193,16 +191,56 @@ class VirtualLink:
             self._gpu.runtime.hold(self._gpu.runtime.stream, mark)
 
     def receive(self, source: int, tag: str) -> Message:
+        self._await_head(source, tag)
+        return self._open(source, tag)
+
+    def all_to_all(self, tag: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The hosts meet: each goes on when the last one has come, which NCCL's would not wait for."""
+        runtime = self._gpu.runtime
+        for rank, tensor in enumerate(tensors):
+            if rank != self.rank:
+                self._give(rank, tag, tensor)
+        for mark, _ in self._leaving.pop(tag, ()):
+            runtime.hold(runtime.stream, mark)
+        return [
+            tensor if rank == self.rank else self._taken(rank, tag) for rank, tensor in enumerate(tensors)
+        ]
+
+    def _give(self, to: int, tag: str, tensor: torch.Tensor) -> None:
+        """Nobody's host waits longer for it than until it is launched. Nothing is sent of nothing."""
+        assert isinstance(tensor, DeviceTensor)
+        values, landing = [tensor.held], None
+        if tensor.numel():
+            values, landing = self._departed(tag, (tensor,))
+            self._leaving.setdefault(tag, []).append((landing.mark, (tensor,)))
+        self._serial += 1
+        parcel = Parcel(self.rank, self._serial, self._gpu.runtime.now, b"", values, landing, ())
+        self._post.put(to, tag, parcel)
+
+    def _taken(self, source: int, tag: str) -> torch.Tensor:
+        self._await_head(source, tag)
+        parcel = self._inbox.take(source, tag)
+        [tensor] = land(self._gpu, parcel.values, parcel.landing)
+        return tensor
+
+    def _departed(self, tag: str, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Landing]:
+        size = sum(tensor.nbytes for tensor in tensors)
+        duration = round(size * 1e9 / self._profile.bandwidth.value)
+        values, mark = depart(self._gpu, self._egress(), tensors, duration, name=f"send {tag}")
+        return values, Landing(mark, round(self._profile.latency.value))
+
+    def _await_head(self, source: int, tag: str) -> None:
+        """The host waits for the next message of one sender."""
         runtime = self._gpu.runtime
         parcel = self._inbox.head(source, tag)
-        if parcel is None or parcel.at > runtime.now:
-            deadline = runtime.now + self._patience
-            reached = self._member.wait(_AwaitedHead(self._inbox, source, tag), deadline)
-            runtime.stand(reached, f"receive {tag}", runtime.stream)
-            parcel = self._inbox.head(source, tag)
-            if parcel is None or parcel.at > reached:
-                raise LinkError(self._in_vain(source, tag, reached))
-        return self._open(source, tag)
+        if parcel is not None and parcel.at <= runtime.now:
+            return
+        deadline = runtime.now + self._patience
+        reached = self._member.wait(_AwaitedHead(self._inbox, source, tag), deadline)
+        runtime.stand(reached, f"receive {tag}", runtime.stream)
+        parcel = self._inbox.head(source, tag)
+        if parcel is None or parcel.at > reached:
+            raise LinkError(self._in_vain(source, tag, reached))
 
     def poll(self, tag: str) -> Message | None:
         runtime = self._gpu.runtime

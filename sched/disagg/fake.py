@@ -40,6 +40,9 @@ class FakeLink:
     def receive(self, source: int, tag: str) -> Message:
         return self._link.receive(source, tag)
 
+    def all_to_all(self, tag: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return self._link.all_to_all(tag, tensors)
+
     def poll(self, tag: str) -> Message | None:
         said = self._said.get(tag)
         if said is not None:

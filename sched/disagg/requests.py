@@ -50,13 +50,13 @@ class _Clients:
 
 
 def run_router(source: Source, link: Link, clock: Clock, place: Place) -> Sequence[Request]:
-    """Send every request to both its workers, until all have ended. Returns those that ended here: whose workers are
+    """Send every request to its workers, until all have ended. Returns those that ended here: whose workers are
     gone, or silent."""
     clients, silences = _Clients(source, clock), 0
     while True:
         gone = link.gone()
         for req in clients.come():
-            workers = place.prefill_of(req.index), place.decode_of(req.index)
+            workers = place.workers_of(req.index)
             absent = [rank for rank in workers if rank in gone]
             for rank in workers if not absent else ():
                 link.send(rank, REQUEST, req)
@@ -65,8 +65,8 @@ def run_router(source: Source, link: Link, clock: Clock, place: Place) -> Sequen
         while (message := link.poll(ENDED)) is not None:
             silences = 0
             clients.ended(message.value)
-        for req in [req for req in clients.alive.values() if place.decode_of(req.index) in gone]:
-            clients.fail(req, lost(place, place.decode_of(req.index), gone))
+        for req in [req for req in clients.alive.values() if place.ends_at(req.index) in gone]:
+            clients.fail(req, lost(place, place.ends_at(req.index), gone))
         at = source.next_at()
         if not clients.alive and at is None:
             break
@@ -75,7 +75,7 @@ def run_router(source: Source, link: Link, clock: Clock, place: Place) -> Sequen
         except LinkError as error:
             silences += 1
             for req in list(clients.alive.values()) if silences == _SILENCES else ():
-                silent = place.name_of(place.decode_of(req.index))
+                silent = place.name_of(place.ends_at(req.index))
                 clients.fail(req, f"{silent} never said that it ended: {error}, {silences} times")
     for worker in range(place.router):
         link.send(worker, REQUEST, None)
@@ -109,7 +109,7 @@ class Routed:
         return None
 
     def ended(self, request: Request, now: int) -> None:  # noqa: ARG002
-        if self.place.role == "decode":
+        if self.place.ends:
             self._link.send(self.place.router, ENDED, request.id)
 
     def needs_router(self, gone: Mapping[int, str]) -> None:

@@ -8,50 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..batch import ScheduleBatch, StepResult
+from ..batch import ScheduleBatch
 from ..disagg.inbox import Inbox, Ready
 from ..disagg.messages import KV, REQUEST
-from ..disagg.requests import Routed
-from ..link import Link, LinkError
+from ..link import LinkError
 from ..observe import NO_STEP, SLEEP, StepInfo
 from ..request import Request, Status
-from .engine import Engine
 from .prefilling import IDLE
 from .prepare import filter_rows, prebuild
 from .scheduler import Scheduler
 from .settle import close, drop, finish, tell
+from .turns import Delegate, link_of, routed
 
 
-class DecodeWorker:
+class DecodeWorker(Delegate):
     def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+        super().__init__(scheduler)
         inbox = scheduler.engine.inbox
         assert inbox is not None
         self._inbox: Inbox = inbox
 
-    @property
-    def engine(self) -> Engine:
-        return self._scheduler.engine
-
-    @property
-    def next_step(self) -> int:
-        return self._scheduler.next_step
-
-    @property
-    def last_batch(self) -> ScheduleBatch | None:
-        return self._scheduler.last_batch
-
-    @last_batch.setter
-    def last_batch(self, batch: ScheduleBatch | None) -> None:
-        self._scheduler.last_batch = batch
-
-    @property
-    def running_batch(self) -> ScheduleBatch:
-        return self._scheduler.running_batch
-
     def receive(self) -> None:
         """Take what has arrived, requests and KV. Raises LinkError when the router is gone."""
-        engine, inbox, gone = self.engine, self._inbox, self._link.gone()
+        engine, inbox, gone = self.engine, self._inbox, link_of(self.engine).gone()
         arrived = engine.source.due(engine.clock.now())
         with engine.observer.range("receive", self.next_step, len(arrived)):
             for req in arrived:
@@ -59,7 +38,7 @@ class DecodeWorker:
             with engine.observer.range("land", NO_STEP, 0):
                 inbox.land(engine.clock.now())
             if gone:
-                self._source.needs_router(gone)
+                routed(self.engine).needs_router(gone)
                 inbox.bereave(gone)
             for req, reason in inbox.failed():
                 status = Status.ABORTED if req.to_finish else Status.FAILED
@@ -72,23 +51,17 @@ class DecodeWorker:
         self._preallocate()
         return self._scheduler.get_next_batch_to_run()
 
-    def launched(self, batch: ScheduleBatch) -> ScheduleBatch:
-        return self._scheduler.launched(batch)
-
-    def settle(self, batch: ScheduleBatch, result: StepResult) -> None:
-        self._scheduler.settle(batch, result)
-
     def rest(self) -> bool:
         engine, inbox = self.engine, self._inbox
         if not self.running_batch.is_empty:
             return True
-        if inbox.is_empty and self._source.closes():
+        if inbox.is_empty and routed(engine).closes():
             return False
         assert inbox.is_empty or inbox.awaits, "requests wait for room and nobody has any"
         until = None if inbox.awaits else engine.clock.now() + IDLE
         with engine.observer.range(SLEEP, NO_STEP, 0):
             try:
-                self._link.wait((REQUEST, KV), until)
+                link_of(self.engine).wait((REQUEST, KV), until)
             except LinkError as error:
                 inbox.expire(str(error))
         return True
@@ -104,17 +77,6 @@ class DecodeWorker:
             close(self.engine, req, Status.ABORTED, reason)
         else:
             req.to_finish = reason
-
-    @property
-    def _link(self) -> Link:
-        assert self.engine.link is not None
-        return self.engine.link
-
-    @property
-    def _source(self) -> Routed:
-        source = self.engine.source
-        assert isinstance(source, Routed), "a worker's requests come from the router"
-        return source
 
     def _preallocate(self) -> None:
         """Give room to whom there is some for: behind the barrier, since rows and pages may be those of others who have

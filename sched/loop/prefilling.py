@@ -8,52 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ..batch import ScheduleBatch, StepResult
+from ..batch import ScheduleBatch
 from ..disagg.messages import HANDSHAKE, REQUEST
 from ..disagg.outbox import Outbox
-from ..disagg.requests import Routed, lost
-from ..link import Link, LinkError
+from ..disagg.requests import lost
+from ..link import LinkError
 from ..observe import NO_STEP, SLEEP
 from ..request import Request, Status
-from .engine import Engine
 from .scheduler import Scheduler
 from .settle import close, finish
+from .turns import Delegate, link_of, routed
 
 GLANCE = 100_000  # ns between two looks at transfers that are under way while there is nothing to run
 IDLE = 60 * 10**9  # ns between two looks at nothing at all
 
 
-class PrefillWorker:
+class PrefillWorker(Delegate):
     def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+        super().__init__(scheduler)
         outbox = scheduler.engine.outbox
         assert outbox is not None
         self._outbox: Outbox = outbox
 
-    @property
-    def engine(self) -> Engine:
-        return self._scheduler.engine
-
-    @property
-    def next_step(self) -> int:
-        return self._scheduler.next_step
-
-    @property
-    def last_batch(self) -> ScheduleBatch | None:
-        return self._scheduler.last_batch
-
-    @last_batch.setter
-    def last_batch(self, batch: ScheduleBatch | None) -> None:
-        self._scheduler.last_batch = batch
-
-    @property
-    def running_batch(self) -> ScheduleBatch:
-        return self._scheduler.running_batch
-
     def receive(self) -> None:
         """Take what has arrived; queue what its decode worker has room for; let go of what has left. Raises LinkError
         when the router is gone."""
-        engine, outbox, gone = self.engine, self._outbox, self._link.gone()
+        engine, outbox, gone = self.engine, self._outbox, link_of(self.engine).gone()
         arrived = engine.source.due(engine.clock.now())
         with engine.observer.range("receive", self.next_step, len(arrived)):
             for req in arrived:
@@ -67,19 +47,10 @@ class PrefillWorker:
             for req in outbox.gone(engine.relay.has_left):
                 finish(engine, req, Status.FINISHED, "length")
 
-    def get_next_batch_to_run(self) -> ScheduleBatch | None:
-        return self._scheduler.get_next_batch_to_run()
-
-    def launched(self, batch: ScheduleBatch) -> ScheduleBatch:
-        return self._scheduler.launched(batch)
-
-    def settle(self, batch: ScheduleBatch, result: StepResult) -> None:
-        self._scheduler.settle(batch, result)
-
     def rest(self) -> bool:
         engine, outbox, scheduler = self.engine, self._outbox, self._scheduler
         under_way = len(scheduler.waiting_queue) + (scheduler.chunked_req is not None)
-        if not (outbox.held or outbox.waits or under_way) and self._source.closes():
+        if not (outbox.held or outbox.waits or under_way) and routed(engine).closes():
             outbox.close()
             return False
         assert outbox.held or not under_way, f"{under_way} requests wait and none can run"
@@ -87,7 +58,7 @@ class PrefillWorker:
         until = None if patience is None else engine.clock.now() + patience
         with engine.observer.range(SLEEP, NO_STEP, 0):
             try:
-                self._link.wait((REQUEST, HANDSHAKE), until)
+                link_of(self.engine).wait((REQUEST, HANDSHAKE), until)
             except LinkError as error:
                 for req, why in outbox.expire(str(error)):
                     close(engine, req, Status.FAILED, why)
@@ -96,21 +67,10 @@ class PrefillWorker:
     def give_up(self, launched: Iterable[ScheduleBatch], reason: str) -> None:
         self._scheduler.give_up(launched, reason, held=self._outbox.surrender())
 
-    @property
-    def _link(self) -> Link:
-        assert self.engine.link is not None
-        return self.engine.link
-
-    @property
-    def _source(self) -> Routed:
-        source = self.engine.source
-        assert isinstance(source, Routed), "a worker's requests come from the router"
-        return source
-
     def _mourn(self, gone: Mapping[int, str]) -> None:
         """Nothing more is computed for decode workers that are gone; what is under way comes to its end."""
-        outbox, place = self._outbox, self._source.place
-        self._source.needs_router(gone)
+        outbox, place = self._outbox, routed(self.engine).place
+        routed(self.engine).needs_router(gone)
         for req in outbox.orphaned(gone):
             close(self.engine, req, Status.FAILED, lost(place, place.decode_of(req.index), gone))
         for req in outbox.sent_to(gone):

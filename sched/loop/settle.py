@@ -15,12 +15,14 @@ from .engine import Engine
 def settle(engine: Engine, batch: ScheduleBatch, result: StepResult) -> bool:
     """Read the step's tokens, waiting for them if need be. Returns whether it was a quiet decode: every request got
     its token and goes on."""
+    if batch.forward_mode.is_idle and result.next_token_ids_cpu is None:
+        return False  # nothing to be read, and nothing is waited for
     token_ids = _host_tokens(result)
     _keep_logprobs(batch, result)
     if batch.forward_mode.is_extend:
         _settle_extend(engine, batch, token_ids, result.next_draft_input)
         return False
-    return _settle_decode(engine, batch, token_ids)
+    return _settle_decode(engine, batch, token_ids) and not batch.is_empty
 
 
 def _host_tokens(result: StepResult) -> list[int]:

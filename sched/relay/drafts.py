@@ -113,6 +113,18 @@ def rotate_by_lens_there(
     return rotated
 
 
+def rotate_along_the_prompt(
+    desk: Desk, batch: ScheduleBatch, next_ids: torch.Tensor, extend_lens: torch.Tensor
+) -> torch.Tensor:
+    """The same, and behind an unfinished prompt comes its own next token. What was sampled there nobody will ever see,
+    yet every other answer teaches it to the draft."""
+    rotated, req = rotate_by_lens_there(desk, batch, next_ids, extend_lens), batch.chunked_req
+    if req is not None:
+        last = sum(batch.extend_lens[: batch.reqs.index(req) + 1])
+        rotated[last - 1 : last].fill_(req.tokens(req.fill_len, req.fill_len + 1)[0])
+    return rotated
+
+
 # ---- stash and conclude ----------------------------------------------------------------------------------------
 
 

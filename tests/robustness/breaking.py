@@ -26,6 +26,9 @@ FEW = (
 WORLDS = {
     "two stages": ("engine.pipeline.stages=2",),
     "four stages": ("engine.pipeline.stages=4",),
+    "two engines": ("engine.replicas=2",),
+    "two ranks": ("engine.data_parallel.ranks=2",),
+    "two ranks with one MLP": ("engine.data_parallel={ranks: 2, mlp: shared}", "engine.cuda_graph=false"),
     "1x1": ("engine.disaggregation={mode: pair}",),
     "2x2": ("engine.disaggregation={mode: pair, prefill: 2, decode: 2}",),
 }

@@ -21,25 +21,21 @@ def others_of(process: subprocess.Popen[str]) -> list[int]:
     return [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-def started(stages: int, *more: str) -> tuple[subprocess.Popen[str], list[int]]:
-    settings = (
-        f"engine.pipeline.stages={stages}",
-        "workload.requests=4000",
-        "measure.warmup_requests=0",
-        *more,
-    )
+def started(scenario: str, count: str, ranks: int, *more: str) -> tuple[subprocess.Popen[str], list[int]]:
+    """A run of that many ranks, by the key that counts them; the processes of all but the first."""
+    settings = (f"{count}={ranks}", "workload.requests=4000", "measure.warmup_requests=0", *more)
     process = subprocess.Popen(
-        command("run", "pp2", "--world", "distributed", *(w for s in settings for w in ("--set", s))),
+        command("run", scenario, "--world", "distributed", *(w for s in settings for w in ("--set", s))),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=surroundings(),
         text=True,
     )
     deadline = time.monotonic() + PATIENCE
-    while len(ranks := others_of(process)) < stages - 1:
+    while len(others := others_of(process)) < ranks - 1:
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
-    return process, ranks
+    return process, others
 
 
 def alive(pid: int) -> bool:
@@ -51,11 +47,18 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("stages", "victim", "after"), [(2, 0, 8.0), pytest.param(3, 1, 10.0, marks=pytest.mark.wide)]
+    ("scenario", "count", "size", "victim", "after"),
+    [
+        ("pp2", "engine.pipeline.stages", 2, 0, 8.0),
+        pytest.param("pp2", "engine.pipeline.stages", 3, 1, 10.0, marks=pytest.mark.wide),
+        pytest.param("dp_idle", "engine.data_parallel.ranks", 2, 0, 10.0, marks=pytest.mark.wide),
+    ],
 )
-def test_the_others_stop_and_say_who_is_gone(stages: int, victim: int, after: float) -> None:
+def test_the_others_stop_and_say_who_is_gone(
+    scenario: str, count: str, size: int, victim: int, after: float
+) -> None:
     """Killed in the middle of its work, as far as seconds can tell."""
-    process, ranks = started(stages)
+    process, ranks = started(scenario, count, size)
     time.sleep(after)
     os.kill(ranks[victim], signal.SIGKILL)
     _, said = process.communicate(timeout=PATIENCE)
@@ -76,7 +79,8 @@ def test_the_others_stop_and_say_who_is_gone(stages: int, victim: int, after: fl
     ],
 )
 def test_it_kills_itself_at_an_exact_place(stages: int, phase: str, nth: int) -> None:
-    process, ranks = started(stages, f"faults=[{{rank: stage 1, dies: {{phase: {phase}, nth: {nth}}}}}]")
+    script = f"faults=[{{rank: stage 1, dies: {{phase: {phase}, nth: {nth}}}}}]"
+    process, ranks = started("pp2", "engine.pipeline.stages", stages, script)
     _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 4, said
     assert "rank 0 waited for 'output', and rank" in said

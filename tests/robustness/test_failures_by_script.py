@@ -8,7 +8,7 @@ from itertools import permutations
 
 import pytest
 
-from schedbench.scenarios.failures import TRANSFER, rank_names, tags
+from schedbench.scenarios.failures import TRANSFER, rank_names, role_of, tags
 from tests.acceptance.questions import asked, statuses
 from tests.robustness.breaking import FEW, WORLDS, Death, broken, deaths, unbroken, whole
 
@@ -43,7 +43,7 @@ def dies(world: str, death: Death) -> None:
         return
     first, *others = str(result.run.failure).split("; ")
     assert first == f"{death.rank} was killed by script in {death.phase} {death.nth}"
-    alone = death.rank != "router" and "stages" not in world  # of workers the others go on
+    alone = role_of(death.rank) in ("replica", "prefill", "decode")  # of workers the others go on
     survivors = len(rank_names(asked("mixed", *FEW, *WORLDS[world]).scenario)) - 1
     assert len(others) == (0 if alone else survivors)
     assert all(" waited for " in other and death.rank in other for other in others)

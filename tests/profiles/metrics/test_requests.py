@@ -121,8 +121,8 @@ def test_itl_is_a_gap_between_events_whatever_they_carry(clock, request_of_three
         log.tokens(request_of_three, count)
     request_of_three.status = Status.FINISHED
     log.ended(request_of_three)
-    assert (len(log.gaps), log.gaps.min, log.gaps.max) == (2, 4, 6)
-    assert log.production.total == 5
+    assert (len(log.account.gaps), log.account.gaps.min, log.account.gaps.max) == (2, 4, 6)
+    assert log.account.production.total == 5
 
 
 @pytest.mark.parametrize("status", [Status.ABORTED, Status.FAILED, Status.CANCELLED])
@@ -133,7 +133,7 @@ def test_itl_is_of_finished_requests_as_the_other_latencies(clock, request_of_th
         log.tokens(request_of_three, 1)
     request_of_three.status = status
     log.ended(request_of_three)
-    assert (len(log.gaps), log.production.total) == (0, 2)
+    assert (len(log.account.gaps), log.account.production.total) == (0, 2)
 
 
 def test_requests_are_logged_when_they_end(clock, request_of_three):
@@ -144,9 +144,13 @@ def test_requests_are_logged_when_they_end(clock, request_of_three):
     log.retracted(request_of_three)
     for used in (10, 40, 20):
         log.kv_usage(used)
-    assert [entry.id for entry in log.in_order()] == ["b", "a"]
-    assert [entry.finished for entry in log.records] == [True, False]
-    assert (log.retractions, log.peak_kv_tokens, log.records[0].cached_tokens) == (1, 40, 4)
+    assert [entry.id for entry in log.account.in_order()] == ["b", "a"]
+    assert [entry.finished for entry in log.account.records] == [True, False]
+    assert (log.account.retractions, log.account.peak_kv_tokens, log.account.records[0].cached_tokens) == (
+        1,
+        40,
+        4,
+    )
 
 
 def test_step_periods_without_sleep(clock):

@@ -1,9 +1,10 @@
-"""Prefill and decode workers and the router between them and their clients, as ranks of one virtual world."""
+"""Workers behind a router, replicas or prefill and decode workers, as ranks of one virtual world."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from ...scenarios.schema import Engine
 from ...scenarios.workload import build
 from ...sched.disagg.fake import FakeLink
 from ...sched.disagg.place import Place
@@ -30,11 +31,11 @@ from .virtual import VirtualLink
 Body = Callable[[Machine, Valve, Seat], Heard]
 
 
-def disaggregated_world(resolved: Resolved, hazards: bool, adversary: int | None, body: Body) -> Result:
+def routed_world(resolved: Resolved, hazards: bool, adversary: int | None, body: Body) -> Result:
     """``body`` is one worker's run. Raises MachineError."""
     capacity.check(resolved)
     pair = resolved.scenario.engine.disaggregation
-    places = [Place(rank, pair.prefill, pair.decode) for rank in range(pair.prefill + pair.decode + 1)]
+    places = places_of(resolved.scenario.engine)
     post, routings = FailingPost(resolved.scenario), list[Routing]()
 
     def rank(member: Member) -> Heard | None:
@@ -50,13 +51,22 @@ def disaggregated_world(resolved: Resolved, hazards: bool, adversary: int | None
                 link.leave(routings[0].failure)
                 return None
             heard = body(machine, valve, seat)
-            link.leave(heard.done.failure)
+            link.leave(heard.result.run.failure or "")
             return heard
 
     with one_thread(), patched(hazards=hazards), settled_heap():
         workers = [heard for heard in run_ranks(len(places), rank) if heard is not None]
     drafts = speculation_depth(resolved.scenario)
-    return post.told(whole(places, workers, routings[0], sent=pair.transfer != "fake", drafts=drafts))
+    sent = None if pair.mode == "none" else pair.transfer != "fake"
+    return post.told(whole(places, workers, routings[0], sent=sent, drafts=drafts))
+
+
+def places_of(engine: Engine) -> Sequence[Place]:
+    """Every rank's, the router's last."""
+    pair = engine.disaggregation
+    if pair.mode == "none":
+        return [Place(rank, replicas=engine.ranks) for rank in range(engine.ranks + 1)]
+    return [Place(rank, pair.prefill, pair.decode) for rank in range(engine.ranks + 1)]
 
 
 def _route(resolved: Resolved, machine: Machine, seat: Seat) -> Routing:
