@@ -10,7 +10,7 @@ import pytest
 
 from schedbench.scenarios.failures import TRANSFER, rank_names, role_of, tags
 from tests.acceptance.questions import asked, statuses
-from tests.robustness.breaking import FEW, WORLDS, Death, broken, deaths, unbroken
+from tests.robustness.breaking import FEW, WORLDS, Death, broken, deaths, unbroken, whole
 
 KEPT = {"delay": ", ms: 3", "repeat": "", "reorder": ", ms: 3"}  # effects that cost no token
 LOST = ("drop", "stall")
@@ -103,6 +103,15 @@ def test_with_more_microbatches_than_stages(death: Death) -> None:
 @pytest.mark.parametrize(("world", "link", "nth"), links(2, worlds=("two stages", "1x1")))
 def test_a_link_fails(world: str, link: tuple[str, str, str, str], nth: int) -> None:
     fails(world, link, nth)
+
+
+@pytest.mark.parametrize("tag", ["handshake", "kv"])
+def test_a_link_comes_back(tag: str) -> None:
+    way = "[prefill 0, decode 0]" if tag == "kv" else "[decode 0, prefill 0]"
+    late = broken(f"faults=[{{link: {way}, tag: {tag}, does: stall, nth: 2, ms: 20}}]", *WORLDS["1x1"])
+    assert unbroken(late, *WORLDS["1x1"])
+    ends_at = [max(row.finish or 0 for row in result.requests) for result in (late, whole(*WORLDS["1x1"]))]
+    assert ends_at[0] > ends_at[1] + 10_000_000
 
 
 @pytest.mark.parametrize("receiver", ["prefill 0", "decode 0"])
