@@ -1,0 +1,227 @@
+"""What every rank of a run does, whatever world it is in: its part, measured, as a result."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from ...scenarios.combinations import overlaps, staged
+from ...scenarios.schema import Scenario
+from ...scenarios.workload import Achieved, Lengths
+from ...sched.relay.draft_rows import DRAFT_SWITCHES
+from ...sched.relay.states import RelayChoice, loop_of
+from ...sched.relay.switches import OVERLAPPED_ONLY
+from ..environment import environment, tool
+from ..hazards import hazards
+from ..recording import Recording, file_of
+from ..result import (
+    LengthsPart,
+    RelayPart,
+    RequestRow,
+    Result,
+    Run,
+    ScenarioPart,
+    SummaryPart,
+    WorkloadPart,
+)
+from ..world.pairs import Heard
+from ..world.ranks import RankRun
+from .compose import Guard
+from .crash import broken_on_purpose
+from .draft import speculation
+from .machine import Machine
+from .machines import Kind
+from .passes import Measured, measured, uncounted, untimed
+from .resolve import Resolved
+from .runner import Bench, Instrument, Pass, Valve, Watch, nobody
+from .seat import Seat
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``hazards``: whether to watch for them; it costs time. ``adversary``: number of one that does all work late.
+    ``traced``: whether a real device's second, counting pass is run; ``keep_trace``: where its trace is kept."""
+
+    device: Kind = "auto"
+    save_tokens: bool = False
+    command: str = ""
+    hazards: bool = False
+    adversary: int | None = None
+    world: Literal["virtual", "distributed"] = "virtual"  # of a scenario with several ranks
+    traced: bool = True
+    keep_trace: Path | None = None
+    record: Path | None = None  # folder that gets every rank's timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What every rank runs."""
+
+    resolved: Resolved
+    relay: RelayChoice
+    options: Options
+    watch: Watch
+    instrument: Instrument | None
+    guard: Guard | None
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    begin: float = field(default_factory=time.perf_counter)
+
+    @property
+    def around(self) -> tuple[Resolved, bool, int | None]:
+        return self.resolved, self.options.hazards, self.options.adversary
+
+    @property
+    def unheard(self) -> Task:
+        """The same for another process, which has none of the caller's listeners."""
+        return replace(self, watch=nobody, instrument=None, guard=None)
+
+    def run(self, machine: Machine, valve: Valve, seat: Seat) -> RankRun:
+        """One rank's run. Only those that tell of requests are watched by the caller's listeners."""
+        result, done = self._recorded(machine, valve, seat)
+        return RankRun(result, done.answers.bubble.found(), done.end)
+
+    def heard(self, machine: Machine, valve: Valve, seat: Seat) -> Heard:
+        """The same of a worker that had a part of the requests."""
+        result, done = self._recorded(machine, valve, seat)
+        answers = done.answers
+        return Heard(result, answers.requests.account, answers.acceptance, done.damage, done.end)
+
+    def _recorded(self, machine: Machine, valve: Valve, seat: Seat) -> tuple[Result, Pass]:
+        if seat.rank == 0:
+            valve.instrument = self.instrument
+        if self.options.record is None:
+            return self._run(machine, valve, seat)
+        with Recording(self.options.record / file_of(seat.rank)) as recording:
+            valve.instrument = recording
+            return self._run(machine, valve, seat)
+
+    def _run(self, machine: Machine, valve: Valve, seat: Seat) -> tuple[Result, Pass]:
+        options = self.options
+        guard = None if self.guard is None else self.guard.of_rank(seat.rank)
+        bench = Bench(self.resolved, machine, self.relay, valve, guard=guard, seat=seat)
+        with broken_on_purpose(self.relay):
+            bench.warm_up()
+            found = measured(
+                bench,
+                machine,
+                self.watch if seat.tells else nobody,
+                save_tokens=options.save_tokens,
+                traced=options.traced,
+            )
+        if options.adversary is not None:
+            found = untimed(found, "an adversary decided when work was done: times mean nothing")
+        if machine.untimed:
+            found = uncounted(untimed(found, machine.untimed))
+        if options.world == "distributed" and seat.link is not None:
+            found = untimed(found, "the ranks' clocks are their own: no link was emulated")
+        valve.finish(machine.names)
+        run = _run(options, self.started, time.perf_counter() - self.begin, found.done, machine)
+        return _result(self.resolved.scenario, self.relay, machine, found, run), found.done
+
+
+def _switches(relay: RelayChoice, scenario: Scenario) -> dict[str, str]:
+    """Those that the loop has: with a single stream there is nothing to order, without the overlapped worker none of
+    its own."""
+    absent = set() if overlaps(scenario) else set(OVERLAPPED_ONLY)
+    if speculation(scenario) != "v2":
+        absent |= DRAFT_SWITCHES.keys()
+    return {name: value for name, value in relay.switches.items() if name not in absent}
+
+
+# Kinds of steps that read what others have left in the relay.
+_HANDED_ON = {"decode", "verify"}
+
+
+def _known(relay: RelayChoice, scenario: Scenario) -> tuple[str, ...]:
+    return relay.known_hazards(
+        overlap=overlaps(scenario), speculation=speculation(scenario), staged=staged(scenario)
+    )
+
+
+def _acceptance(scenario: Scenario, done: Pass) -> str | None:
+    if speculation(scenario) is None:
+        return None
+    return "simulated" if done.simulated else "measured"
+
+
+def _run(options: Options, started: datetime, wall_s: float, done: Pass, machine: Machine) -> Run:
+    return Run(
+        id=uuid.uuid4().hex,
+        command=options.command,
+        started=started.isoformat(timespec="seconds"),
+        wall_s=wall_s,
+        emulation_speed=(done.end - done.start) / 1e9 / done.wall_s if machine.labels.emulated else None,
+        cancelled=done.cancelled,
+        failure=done.failure or None,
+        hazards_s=None if machine.hazards is None else machine.hazards.spent / 1e9,
+    )
+
+
+def _result(scenario: Scenario, relay: RelayChoice, machine: Machine, found: Measured, run: Run) -> Result:
+    return Result(
+        tool=tool(),
+        run=run,
+        environment={
+            **environment(),
+            **machine.environment,
+            **({"passes": found.passes} if found.passes else {}),
+        },
+        labels=machine.labels.model_copy(update={"acceptance": _acceptance(scenario, found.done)}),
+        scenario=ScenarioPart(expanded=scenario.expanded(), sha256=scenario.sha256),
+        workload=_workload(found.done.achieved),
+        relay=RelayPart(
+            state=relay.state.name,
+            loop=loop_of(overlap=overlaps(scenario), staged=staged(scenario)),
+            policies=relay.policies(
+                overlap=overlaps(scenario), speculation=speculation(scenario), staged=staged(scenario)
+            ),
+            switches=_switches(relay, scenario),
+            faults=tuple(fault.name for fault in relay.faults),
+        ),
+        hardware=machine.hardware,
+        hazards=hazards(
+            machine,
+            _known(relay, scenario),
+            decoded=bool(_HANDED_ON & found.done.answers.counts.steps.keys()),
+        ),
+        **{
+            **found.parts._asdict(),
+            "outputs": found.outputs,
+            "requests": _counted_from(found.done.start, found.parts.requests),
+        },
+    )
+
+
+def _workload(achieved: Achieved) -> WorkloadPart:
+    return WorkloadPart(
+        requests=achieved.requests,
+        prompt_tokens=_lengths(achieved.prompt_tokens),
+        output_tokens=_lengths(achieved.output_tokens),
+        clipped=achieved.clipped,
+    )
+
+
+def _lengths(lengths: Lengths) -> LengthsPart:
+    requested = lengths.requested
+    return LengthsPart(
+        requested=SummaryPart(**requested._asdict()) if requested else None,
+        achieved=SummaryPart(**lengths.achieved._asdict()),
+    )
+
+
+def _counted_from(start: int, rows: tuple[RequestRow, ...]) -> tuple[RequestRow, ...]:
+    """Instants from the start of the measured workload on."""
+    return tuple(
+        row.model_copy(
+            update={
+                name: value - start
+                for name in ("arrival", "first_token", "finish")
+                if (value := getattr(row, name)) is not None
+            }
+        )
+        for row in rows
+    )
