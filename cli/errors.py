@@ -21,7 +21,7 @@ EXIT_CODES: Final = MappingProxyType(
         "schedbench.scenarios.records.TraceError": USAGE,
         "schedbench.sched.model.checkpoint.CheckpointError": USAGE,
         "schedbench.sched.model.grammar.GrammarError": USAGE,
-        "schedbench.sched.relay.states.RelayError": USAGE,
+        "schedbench.sched.relay.choice.RelayError": USAGE,
         "schedbench.profiles.run.faults.FaultError": USAGE,
         "schedbench.profiles.hardware.HardwareError": USAGE,
         "schedbench.profiles.result.ResultError": USAGE,

@@ -88,7 +88,8 @@ def _cases() -> list[Entry]:
 
 
 def _relays() -> list[Entry]:
-    from ..sched.relay.states import ALIASES, changes, choose, states
+    from ..sched.relay.choice import changes, choose
+    from ..sched.relay.states import ALIASES, states
 
     known = states()
     return [

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ..sched.loop.engine import Engine
-from ..sched.relay.states import (
+from ..sched.relay.known import (
     CHUNK_REWRITE,
     DEAD_PUBLISH,
     DEAD_STASH,

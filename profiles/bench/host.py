@@ -26,9 +26,9 @@ from ...sched.memory.tokens import TokenAllocator
 from ...sched.model.sampler import TokenScores
 from ...sched.model.sampling_info import SamplingInfo
 from ...sched.observe import LogicalClock, Silence
+from ...sched.relay.choice import choose
 from ...sched.relay.desk import Streams
 from ...sched.relay.row import Relay
-from ...sched.relay.states import choose
 from ...sched.request import Request
 
 CPU = torch.device("cpu")

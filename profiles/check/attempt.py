@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...sched.relay.states import RelayChoice
+from ...sched.relay.choice import RelayChoice
 from ..run.compose import Guard
 from ..run.crash import BrokenRunError, Crash, crash_of
 from ..run.execute import Options, Outcome, execute

@@ -13,9 +13,10 @@ from typing import Literal, NamedTuple
 import torch
 
 from ...sched.batch import DraftInput, ScheduleBatch
+from ...sched.relay.choice import RelayChoice
 from ...sched.relay.draft_row import Speculation
+from ...sched.relay.known import NEGATIVE_IDS, ONE_SIDED_MERGE
 from ...sched.relay.row import Relay, Row
-from ...sched.relay.states import NEGATIVE_IDS, ONE_SIDED_MERGE, RelayChoice
 from ..run.crash import crash_of
 from .forwards import PROMPTS
 from .hand_drafts import Speculating, token_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Literal, NamedTuple
 
-from ...sched.relay.states import RelayChoice, choose
+from ...sched.relay.choice import RelayChoice, choose
 from ..result import Metric
 from ..run.crash import Crash
 from ..run.draft import speculation

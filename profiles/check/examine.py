@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ...scenarios.combinations import overlaps, staged
-from ...sched.relay.states import RelayChoice
+from ...sched.relay.choice import RelayChoice
 from ..budget import Breach, Offender
 from ..result import Hazards, Result
 from ..run.crash import Crash

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from ...sched.relay.states import RelayChoice
+from ...sched.relay.choice import RelayChoice
 from ..cuda.hazards.machine import require_one_device
 from ..run.crash import Crash
 from ..run.draft import speculation

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from ...sched.relay.states import RelayChoice
+from ...sched.relay.choice import RelayChoice
 from ..result import Abstained, Metric, Result
 from ..run.crash import Crash
 from ..run.execute import Options

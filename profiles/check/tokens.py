@@ -10,7 +10,7 @@ from itertools import islice
 from ...scenarios.combinations import overlaps
 from ...scenarios.schema import DataParallel, Disaggregation, HiSparse, Scenario, Speculative
 from ...scenarios.workload import params
-from ...sched.relay.states import RelayChoice, choose
+from ...sched.relay.choice import RelayChoice, choose
 from ..judge.divergence import token_differences
 from ..result import Abstained, Result
 from ..run.crash import Crash

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from ...sched.relay.states import RelayChoice
+from ...sched.relay.choice import RelayChoice
 from ..result import Result, SitePart
 
 Verdict = Literal["passed", "failed", "not applicable"]

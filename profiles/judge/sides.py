@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from ...scenarios.overrides import expand
-from ...sched.relay.states import switches
+from ...sched.relay.choice import switches
 from ..captures.files import SUFFIXES, Reader, captures_in
 from .checkout import SOURCES, here, worktree
 from .margins import margin

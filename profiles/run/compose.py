@@ -30,9 +30,9 @@ from ...sched.model.tags import TaggedDecoder, TagPool
 from ...sched.model.weights import Weights, empty_weights, seeded_weights
 from ...sched.observe import Clock, Observer
 from ...sched.pipeline.decoder import StageDecoder
+from ...sched.relay.choice import RelayChoice
 from ...sched.relay.desk import Streams
 from ...sched.relay.row import Relay, Row
-from ...sched.relay.states import RelayChoice
 from ...sched.speculate.worker import Worker
 from ..hazards import name_pools
 from .attention import planned

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ... import sched
-from ...sched.relay.states import RelayChoice
+from ...sched.relay.choice import RelayChoice
 from ..timeline import Site
 
 _SCHEDULER = tuple(Path(folder).resolve() for folder in sched.__path__)

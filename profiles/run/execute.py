@@ -10,7 +10,7 @@ from ...scenarios.combinations import routed
 from ...scenarios.failures import rank_names
 from ...scenarios.problems import ScenarioError
 from ...scenarios.schema import Scenario
-from ...sched.relay.states import RelayChoice
+from ...sched.relay.choice import RelayChoice
 from ..budget import Breach, breaches, untested
 from ..result import Hazards, Result
 from ..world.audience import Audience

@@ -8,8 +8,8 @@ from dataclasses import replace
 from ...scenarios.combinations import overlaps, staged
 from ...scenarios.problems import meant
 from ...scenarios.schema import Scenario
+from ...sched.relay.choice import RelayChoice
 from ...sched.relay.faults import Fault, awaited_faults, faults
-from ...sched.relay.states import RelayChoice
 from .draft import speculation
 from .resolve import Resolved
 

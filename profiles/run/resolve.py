@@ -19,7 +19,8 @@ from ...sched.model.config import ModelConfig
 from ...sched.model.draft import read_draft_config
 from ...sched.model.grammar import GrammarCache, GrammarError
 from ...sched.model.presets import PRESETS
-from ...sched.relay.states import ALIASES, RelayChoice, choose, refusals, states, switches
+from ...sched.relay.choice import RelayChoice, choose, refusals, switches
+from ...sched.relay.states import ALIASES, states
 from ..definitions import DEFINITIONS
 from ..hardware import HardwareError, HardwareProfile
 from ..hardware import load as hardware_profile

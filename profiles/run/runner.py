@@ -27,7 +27,7 @@ from ...sched.loop.scheduler import Scheduler
 from ...sched.loop.serial import run_serial
 from ...sched.loop.turns import Turns
 from ...sched.observe import Clock, Observer, Silence
-from ...sched.relay.states import RelayChoice
+from ...sched.relay.choice import RelayChoice
 from ...sched.request import Request, Status
 from ..metrics.lookups import LookupCount
 from ..metrics.periods import VisibleSleep

@@ -12,8 +12,8 @@ from typing import Literal
 from ...scenarios.combinations import overlaps, staged
 from ...scenarios.schema import Scenario
 from ...scenarios.workload import Achieved, Lengths
+from ...sched.relay.choice import RelayChoice, loop_of
 from ...sched.relay.draft_rows import DRAFT_SWITCHES
-from ...sched.relay.states import RelayChoice, loop_of
 from ...sched.relay.switches import OVERLAPPED_ONLY
 from ..environment import environment, tool
 from ..hazards import hazards

@@ -8,9 +8,9 @@ from typing import Any, TypedDict
 
 from ...scenarios.combinations import overlaps
 from ...scenarios.workload import params
+from ...sched.relay.choice import RelayChoice, difference
 from ...sched.relay.draft_row import DraftRow, Speculation
 from ...sched.relay.row import Row
-from ...sched.relay.states import RelayChoice, difference
 from ..result import SCHEMA_VERSION, Outputs, canonical
 from ..run.draft import speculation
 from ..run.execute import Options, Outcome, execute

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from schedbench.profiles.result import Hazards, Metric, RankPart, Result
-from schedbench.sched.relay.states import choose, states
+from schedbench.sched.relay.choice import choose
+from schedbench.sched.relay.states import states
 from tests.acceptance.conftest import Typed
 from tests.acceptance.questions import answer, asked
 

@@ -22,19 +22,17 @@ from schedbench.sched.batch import ForwardMode, ScheduleBatch
 from schedbench.sched.config import Capabilities, EngineConfig
 from schedbench.sched.observe import Silence
 from schedbench.sched.relay import lengths, ordering, tokens
+from schedbench.sched.relay.choice import RelayChoice, choose, switches
 from schedbench.sched.relay.desk import Desk, Streams
-from schedbench.sched.relay.row import Relay, Step
-from schedbench.sched.relay.states import (
+from schedbench.sched.relay.known import (
     DEAD_PUBLISH,
     PAGE_TABLE_REWRITE,
     PENALTY_STATE,
     SLOT_REUSE,
     STAGED_LATE,
-    RelayChoice,
-    choose,
-    states,
-    switches,
 )
+from schedbench.sched.relay.row import Relay, Step
+from schedbench.sched.relay.states import states
 from tests.acceptance.conftest import Typed
 from tests.acceptance.questions import SMALL, asked
 

@@ -10,7 +10,8 @@ import pytest
 from schedbench.profiles.result import Finding, Hazards
 from schedbench.profiles.run.execute import Options, execute
 from schedbench.sched.hisparse.coordinator import Coordinator
-from schedbench.sched.relay.states import SLOT_REUSE, states
+from schedbench.sched.relay.known import SLOT_REUSE
+from schedbench.sched.relay.states import states
 from tests.acceptance.questions import asked
 
 pytestmark = pytest.mark.wide

@@ -20,8 +20,9 @@ from schedbench.profiles.check.contract import (
 )
 from schedbench.profiles.check.workbench import ROWS
 from schedbench.sched.relay import lengths, ordering, tokens
+from schedbench.sched.relay.choice import RelayChoice, choose, switches
 from schedbench.sched.relay.row import Row
-from schedbench.sched.relay.states import RelayChoice, choose, states, switches
+from schedbench.sched.relay.states import states
 
 ROWS_OF_STATES = [(state, overlap) for state in states() for overlap in (True, False)]
 EACH = pytest.mark.parametrize(("state", "overlap"), ROWS_OF_STATES)

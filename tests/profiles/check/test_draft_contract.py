@@ -17,8 +17,9 @@ from schedbench.profiles.check.forwards import PROMPTS
 from schedbench.profiles.check.hand_drafts import TAUGHT, VERIFIED, Speculating
 from schedbench.profiles.check.workbench import ROWS
 from schedbench.sched.relay import draft_lengths, drafts
+from schedbench.sched.relay.choice import RelayChoice, choose
 from schedbench.sched.relay.draft_row import Speculation
-from schedbench.sched.relay.states import RelayChoice, choose, states
+from schedbench.sched.relay.states import states
 
 WORKERS: list[tuple[Speculation, bool]] = [("v1", False), ("v2", False), ("v2", True)]
 EACH = pytest.mark.parametrize(

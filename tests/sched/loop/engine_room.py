@@ -28,10 +28,10 @@ from schedbench.sched.model.presets import PRESETS
 from schedbench.sched.model.sampler import Sampler
 from schedbench.sched.model.weights import seeded_weights
 from schedbench.sched.observe import Observer, Silence, StepInfo
+from schedbench.sched.relay.choice import choose
 from schedbench.sched.relay.desk import Streams
 from schedbench.sched.relay.futures import UNSTASHED, FutureMap, FutureRing
 from schedbench.sched.relay.row import Relay
-from schedbench.sched.relay.states import choose
 from schedbench.sched.request import Request
 
 CPU = torch.device("cpu")

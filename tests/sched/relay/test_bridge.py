@@ -11,10 +11,10 @@ import torch
 from schedbench.sched.batch import ForwardMode, ScheduleBatch, StepResult
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.model.sampling_info import SamplingInfo
+from schedbench.sched.relay.choice import choose
 from schedbench.sched.relay.desk import Streams
 from schedbench.sched.relay.futures import UNSTASHED, FutureMap
 from schedbench.sched.relay.row import Relay
-from schedbench.sched.relay.states import choose
 from schedbench.sched.request import Request
 from tests.sched.loop.engine_room import CPU, Memoirs, config, request
 

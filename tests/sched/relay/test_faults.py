@@ -6,8 +6,9 @@ import re
 
 import pytest
 
+from schedbench.sched.relay.choice import RelayError, choose, difference
 from schedbench.sched.relay.faults import Fault, awaited_faults, faults
-from schedbench.sched.relay.states import RelayError, choose, difference, states
+from schedbench.sched.relay.states import states
 
 FAULTS = pytest.mark.parametrize("fault", faults().values(), ids=faults())
 

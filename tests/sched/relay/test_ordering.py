@@ -13,9 +13,9 @@ import torch
 from schedbench.sched.batch import ScheduleBatch
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.model.sampling_info import SamplingInfo
+from schedbench.sched.relay.choice import choose
 from schedbench.sched.relay.desk import Streams
 from schedbench.sched.relay.row import Relay
-from schedbench.sched.relay.states import choose
 from tests.sched.loop.engine_room import PLAIN, Memoirs, config, request
 from tests.sched.relay.test_bridge import batch
 

@@ -7,8 +7,9 @@ from dataclasses import fields
 import pytest
 
 from schedbench.sched.relay import lengths, ordering, pages, penalties, placeholders, prompt, rejoin, tokens
+from schedbench.sched.relay.choice import RelayError, choose, difference, switches
 from schedbench.sched.relay.row import Row
-from schedbench.sched.relay.states import ALIASES, RelayError, State, choose, difference, states, switches
+from schedbench.sched.relay.states import ALIASES, State, states
 
 QUESTIONS = [field.name for field in fields(Row)]
 STATES = pytest.mark.parametrize("state", states().values(), ids=states().keys())

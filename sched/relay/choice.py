@@ -1,0 +1,230 @@
+"""A state as a run asks for it: its switches resolved, what is broken in it on purpose, and what it declares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from . import ordering, placeholders, rows, tokens
+from .draft_row import DraftRow, Speculation
+from .draft_rows import DRAFT_SWITCHES
+from .drafts import resolve_on_the_forward_stream
+from .faults import Fault, Loop
+from .known import (
+    CHUNK_REWRITE,
+    DEAD_PUBLISH,
+    DEAD_STASH,
+    DRAFT_LENGTHS,
+    PAGE_TABLE_REWRITE,
+    PENALTY_STATE,
+    ROUND_TRIP,
+    SLOT_REUSE,
+)
+from .row import Row
+from .states import ALIASES, State, states
+from .switches import OVERLAPPED_ONLY, SWITCHES
+
+_ALL_SWITCHES = {**SWITCHES, **DRAFT_SWITCHES}
+
+
+class RelayError(ValueError):
+    """A state or switch that does not exist, or a combination that has no working form."""
+
+
+# What a barrier leaves unordered between the schedule's writes and a forward's reads.
+_BARRIER_HAZARDS: Mapping[str, tuple[str, ...]] = {
+    "off": (SLOT_REUSE, PAGE_TABLE_REWRITE),
+    "top": (PAGE_TABLE_REWRITE,),
+    "after-launch": (),
+    "read-done": (),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RelayChoice:
+    """A state with its switches resolved, and what is broken in it on purpose."""
+
+    state: State
+    switches: Mapping[str, str]
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
+
+    def row(self, *, overlap: bool, speculation: Speculation | None = None, staged: bool = False) -> Row:
+        """Made anew by each call: a fault's policy may keep something from step to step. ``staged``: of a pipeline's
+        stage, which runs the serial loop with several batches under way."""
+        row = self.state.overlapped if overlap else self.state.serial
+        if staged:
+            row = self.state.staged(row)
+        if speculation == "v2" and not overlap:
+            row = rows.serial_with_v2(self.state.overlapped)
+        for name, value in self.overrides.items():
+            if name in SWITCHES and (overlap or name not in OVERLAPPED_ONLY):
+                row = replace(row, **SWITCHES[name][value])
+        if speculation is not None:
+            row = rows.speculating(row, speculation)
+        for fault in self.faults:
+            row = fault.change(row)
+        return row
+
+    def draft_row(self, speculation: Speculation | None) -> DraftRow | None:
+        """What the relay answers a speculative worker."""
+        if speculation is None:
+            return None
+        row: DraftRow = {"v1": self.state.v1, "v2": self.state.v2}[speculation]
+        for name, value in self.overrides.items():
+            if name in DRAFT_SWITCHES and speculation == "v2":
+                row = replace(row, **DRAFT_SWITCHES[name][value])
+        for fault in self.faults:
+            row = fault.change_drafts(row)
+        return row
+
+    def broken_by(
+        self, fault: Fault, *, overlap: bool, speculation: Speculation | None = None, staged: bool = False
+    ) -> RelayChoice:
+        """The same with one more fault. Raises RelayError where that one has no place."""
+        loop = loop_of(overlap=overlap, staged=staged)
+        if self.state.name not in fault.states:
+            raise RelayError(
+                f"fault {fault.name} belongs to {', '.join(fault.states)}, not to {self.state.name}"
+            )
+        if loop not in fault.loops:
+            raise RelayError(
+                f"fault {fault.name} belongs to the {fault.loops[0]} loop, and this run's is {loop}"
+            )
+        if fault.speculation not in (None, speculation):
+            raise RelayError(
+                f"fault {fault.name} belongs to speculation {fault.speculation}, and this run's is "
+                f"{speculation or 'none'}"
+            )
+        if not self._changed_by(fault, overlap=overlap, speculation=speculation, staged=staged):
+            raise RelayError(
+                f"fault {fault.name} changes nothing in {self.state.name} as it is switched here"
+            )
+        return replace(self, faults=(*self.faults, fault))
+
+    def _changed_by(
+        self, fault: Fault, *, overlap: bool, speculation: Speculation | None, staged: bool
+    ) -> bool:
+        row = self.row(overlap=overlap, speculation=speculation, staged=staged)
+        drafts = self.draft_row(speculation)
+        changed = difference(row, fault.change(row))
+        return bool(changed or (drafts is not None and difference(drafts, fault.change_drafts(drafts))))
+
+    @property
+    def known_defects(self) -> tuple[str, ...]:
+        """What upstream's state does wrong with batches that it never met."""
+        return self.state.known_defects
+
+    def known_hazards(
+        self, *, overlap: bool = True, speculation: Speculation | None = None, staged: bool = False
+    ) -> tuple[str, ...]:
+        """Races that upstream had too, and writes for nothing. One stream has none."""
+        if staged:
+            return self._hazards_of_stages()
+        if not overlap:
+            return ()
+        sound = replace(self, faults=())
+        row, drafts = sound.row(overlap=True, speculation=speculation), sound.draft_row(speculation)
+        barrier = self.switches["barrier"]
+        mixed = () if drafts is not None else self.state.known_hazards  # speculation does not mix
+        ahead = drafts is not None and drafts.resolve is resolve_on_the_forward_stream and barrier == "off"
+        read = drafts is not None or ("dead_publish", "off") in self.state.refuses
+        return (
+            *mixed,
+            *_BARRIER_HAZARDS[barrier],
+            *((PENALTY_STATE,) if self._counts_under_the_forward(row) else ()),
+            *((DRAFT_LENGTHS,) if ahead else ()),
+            *((DEAD_PUBLISH,) if self.switches["dead_publish"] == "on" and not read else ()),
+        )
+
+    def _hazards_of_stages(self) -> tuple[str, ...]:
+        sound = replace(self, faults=()).row(overlap=False, staged=True)
+        unordered = sound.barrier is ordering.no_barrier
+        kept = sound.conclude is not tokens.drop_input
+        twice = kept and sound.stash is not placeholders.stash_nothing
+        return (
+            *self.state.known_hazards,
+            *((CHUNK_REWRITE,) if unordered else ()),
+            *((ROUND_TRIP,) if kept else ()),
+            *((DEAD_STASH,) if twice else ()),
+        )
+
+    def _counts_under_the_forward(self, row: Row) -> bool:
+        """Whether the forward itself accumulates penalties (#25945) that the schedule goes on counting, unordered."""
+        late = row.isolate is ordering.resolve_then_isolate
+        return late and self.switches["penalties"] == "upstream" and self.switches["barrier"] == "off"
+
+    def policies(
+        self, *, overlap: bool, speculation: Speculation | None = None, staged: bool = False
+    ) -> dict[str, str]:
+        """The row in words: each question and its answer's name; those of speculation by its mode."""
+        drafts = self.draft_row(speculation)
+        words = _words(self.row(overlap=overlap, speculation=speculation, staged=staged))
+        return words if drafts is None else words | _words(drafts, f"{speculation}.")
+
+
+def _words(row: Row | DraftRow, prefix: str = "") -> dict[str, str]:
+    return {f"{prefix}{entry.name}": answer_name(getattr(row, entry.name)) for entry in fields(row)}
+
+
+def loop_of(*, overlap: bool, staged: bool = False) -> Loop:
+    return "pipelined" if staged else "overlapped" if overlap else "serial"
+
+
+def switches() -> Mapping[str, tuple[str, ...]]:
+    """Every switch and the values it takes."""
+    return {name: tuple(values) for name, values in _ALL_SWITCHES.items()}
+
+
+def choose(name: str, overrides: Mapping[str, str]) -> RelayChoice:
+    """The state ``name`` with some switches set. Raises RelayError for an unknown state, switch or value, and for a
+    combination that the state refuses."""
+    state = states().get(ALIASES.get(name, name))
+    if state is None:
+        raise RelayError(f"no relay state {name!r}; there are {', '.join((*states(), *ALIASES))}")
+    for switch, value in overrides.items():
+        if switch not in _ALL_SWITCHES:
+            raise RelayError(f"no relay switch {switch!r}; there are {', '.join(_ALL_SWITCHES)}")
+        if value not in _ALL_SWITCHES[switch]:
+            raise RelayError(
+                f"relay switch {switch} is one of {', '.join(_ALL_SWITCHES[switch])}, not {value!r}"
+            )
+    for why in refusals(name, overrides):
+        raise RelayError(why)
+    changes = {switch: value for switch, value in overrides.items() if value != state.defaults[switch]}
+    return RelayChoice(state, {**state.defaults, **overrides}, changes)
+
+
+def refusals(name: str, overrides: Mapping[str, str]) -> list[str]:
+    """Why the state ``name`` has no working form with some of these switches; nothing where there is no such state."""
+    state = states().get(ALIASES.get(name, name))
+    reasons = {} if state is None else state.refuses
+    return [
+        f"{name} with {switch}={value}: {reasons[switch, value]}"
+        for switch, value in overrides.items()
+        if (switch, value) in reasons
+    ]
+
+
+def difference(before: Row | DraftRow, after: Row | DraftRow) -> dict[str, tuple[str, str]]:
+    """The questions that two rows answer differently, with both answers' names."""
+    pairs = {
+        question.name: (getattr(before, question.name), getattr(after, question.name))
+        for question in fields(after)
+    }
+    return {name: (answer_name(a), answer_name(b)) for name, (a, b) in pairs.items() if a is not b}
+
+
+def changes(before: State, after: State) -> dict[str, tuple[str, str]]:
+    """``difference`` of two states in the overlapped loop, and of what they answer speculative workers."""
+    found = difference(before.overlapped, after.overlapped)
+    for mode, rows_of in (("v1", (before.v1, after.v1)), ("v2", (before.v2, after.v2))):
+        found |= {f"{mode}.{question}": names for question, names in difference(*rows_of).items()}
+    return found
+
+
+def answer_name(answer: Any) -> str:
+    """What a policy is called; a partial by what it was given."""
+    given = getattr(answer, "args", ())
+    return answer if isinstance(answer, str) else str((given[0] if given else answer).__name__)
