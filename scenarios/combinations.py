@@ -111,7 +111,9 @@ RULES: tuple[Rule, ...] = (
         "workers of several stages would have to agree on every transfer",
     ),
     Rule("fake transfer", "speculation", "refused", "a draft would start from nothing"),
-    Rule("disaggregation", "hisparse", "refused", "KV comes to the device, not to the host, in this version"),
+    Rule(
+        "disaggregation", "hisparse", "runs", "KV is on the host where requests decode, not where prompts are"
+    ),
     Rule("disaggregation", "mixed chunk", "runs", "nobody decodes where prompts are computed: nothing mixes"),
     Rule("disaggregation", "radix cache", "runs", "the cache is the prefill workers'"),
     Rule(
@@ -144,10 +146,10 @@ RULES: tuple[Rule, ...] = (
         "workers of several ranks would have to agree on every transfer",
     ),
     Rule(
-        "data-parallel ranks",
+        "shared MLP",
         "speculation",
         "refused",
-        "a rank without work would have to draft and verify nothing, which this version does not do",
+        "the layers of the draft would have to be shared too, which this version does not do",
     ),
     Rule("shared MLP", "graphs", "refused", "what waits for other ranks is not captured in this version"),
     Rule(
@@ -166,12 +168,6 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 
-# Ways to transfer KV that are not built.
-UNAVAILABLE: dict[str, str] = {
-    "distributed": "workers as processes",
-    "nixl": "transfers by NIXL",
-}
-
 
 def findings(
     scenario: Scenario,
@@ -182,8 +178,6 @@ def findings(
 ) -> Iterator[Finding]:
     """What the tables have against a scenario: the key to blame, and why. Of two modes the one is to blame that was
     asked for by an ``overridden`` key; nothing is said of modes whose keys are ``broken`` and were left out."""
-    for path, feature in _unavailable(scenario):
-        yield path, f"not available in this version: {feature}"
     for rule in _broken(scenario, rules):
         first, second = MODES[rule.first].key, MODES[rule.second].key
         if not _among(first, broken) and not _among(second, broken):
@@ -210,13 +204,6 @@ def staged(scenario: Scenario) -> bool:
 def routed(scenario: Scenario) -> bool:
     """Whether its workers stand behind a router."""
     return scenario.engine.disaggregation.mode != "none" or scenario.engine.replicas > 1
-
-
-def _unavailable(scenario: Scenario) -> Iterator[Finding]:
-    """Keys that ask for what is not built, and what that is."""
-    transfer = scenario.engine.disaggregation.transfer
-    if transfer in UNAVAILABLE:
-        yield ("engine", "disaggregation", "transfer"), UNAVAILABLE[transfer]
 
 
 def _broken(scenario: Scenario, rules: tuple[Rule, ...]) -> Iterator[Rule]:

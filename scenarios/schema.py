@@ -134,12 +134,13 @@ class Pipeline(Section):
 
 
 class Disaggregation(Section):
-    """``reserved_decode_tokens``: room that a decode worker keeps for each of its requests before it takes another."""
+    """``transfer``: auto is local in the virtual world, and distributed where workers are processes.
+    ``reserved_decode_tokens``: room that a decode worker keeps for each of its requests before it takes another."""
 
     mode: Literal["none", "pair"] = "none"
     prefill: Positive = 1
     decode: Positive = 1
-    transfer: Literal["local", "distributed", "fake", "nixl"] = "local"
+    transfer: Literal["auto", "local", "distributed", "fake", "nixl"] = "auto"
     reserved_decode_tokens: Count = 512
 
 

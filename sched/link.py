@@ -7,9 +7,11 @@ were sent.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
+
+FOREVER: Final = 1 << 62  # ns: an instant that never comes
 
 
 class LinkError(RuntimeError):
@@ -51,8 +53,12 @@ class Link(Protocol):
         """The next message of anybody that has arrived whole, tensors included; None if there is none."""
 
     def wait(self, tags: Sequence[str], until: int | None) -> None:
-        """Sleep until there is something to poll, a rank is gone, or until that instant of the clock. With None there
-        is a deadline all the same: raises LinkError then."""
+        """Sleep until there is something to poll, a rank is gone, or until that instant of the clock.
+
+        None: peers owe something, and have so long for it that they must be in trouble. FOREVER: nobody owes
+        anything; it may return with nothing to poll. Raises LinkError where nothing comes that was owed, or cannot come
+        any more."""
 
     def gone(self) -> Mapping[int, str]:
-        """Ranks that are known to send no more, beyond what can be polled from now on, and why."""
+        """Ranks that are known to send no more, beyond what can be polled from now on, and why. Raises LinkError where
+        nobody goes on without them."""

@@ -131,13 +131,11 @@ def speculating(relay: RelayChoice, mode: Speculation) -> Speculating:
 
 
 def _scripts(*, speculating: bool) -> Mapping[str, Script]:
-    """Speculation does not mix, and has no idle steps."""
+    """Speculation does not mix."""
     if not speculating:
         return SCRIPTS
-    fewer = {
-        name: [act for act in script if act.verb not in ("mix", "idle")] for name, script in SCRIPTS.items()
-    }
-    return {name: script for name, script in fewer.items() if name not in ("mixing", "idling")}
+    unmixed = {name: [act for act in script if act.verb != "mix"] for name, script in SCRIPTS.items()}
+    return {name: script for name, script in unmixed.items() if name != "mixing"}
 
 
 def follow(

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from ...sched.relay.states import RelayChoice
 from ..cuda.hazards.machine import require_one_device
 from ..run.crash import Crash
+from ..run.draft import speculation
 from ..run.execute import Options
 from ..run.resolve import Resolved
 from . import drafts, schedules, tokens
@@ -43,10 +44,11 @@ def _examine(resolved: Resolved, relay: RelayChoice, notice: Notice) -> Report:
     found = (
         skipped("hazards", "the run broke down") if isinstance(outcome, Crash) else hazards(outcome.result)
     )
-    checks = (came_to_its_end(outcome), kept(guard, outcome), found, *_asked_elsewhere())
+    checks = (came_to_its_end(outcome), kept(guard, outcome), found, *_asked_elsewhere(resolved))
     result = None if isinstance(outcome, Crash) else outcome.result
     return Report(relay, checks, result, time.perf_counter() - begin)
 
 
-def _asked_elsewhere() -> Sequence[Check]:
-    return [skipped(name, why) for name, why in ELSEWHERE.items()]
+def _asked_elsewhere(resolved: Resolved) -> Sequence[Check]:
+    drafting = speculation(resolved.scenario) is not None
+    return [skipped(name, why) for name, why in ELSEWHERE.items() if drafting or name != drafts.NAME]

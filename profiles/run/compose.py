@@ -36,8 +36,8 @@ from ...sched.relay.states import RelayChoice
 from ...sched.speculate.worker import Worker
 from ..hazards import name_pools
 from .attention import planned
-from .compose_disagg import transfer
-from .compose_sparse import Host, host_side, kv_tier, sparse_attention
+from .compose_disagg import hosted, transfer
+from .compose_sparse import Host, host_side, index_pool, kv_tier, sparse_attention
 from .draft import draft_worker, kv_pool, speculative_config
 from .machine import Machine
 from .resolve import Resolved
@@ -81,7 +81,7 @@ class Composition:
     buffers: HotBuffers | None  # only with KV on the host
 
 
-def engine_config(resolved: Resolved, machine: Machine) -> EngineConfig:
+def engine_config(resolved: Resolved, machine: Machine, seat: Seat = ALONE) -> EngineConfig:
     """The scenario's engine on that machine, with nothing left open."""
     scenario, model = resolved.scenario, resolved.model
     engine = scenario.engine
@@ -103,7 +103,7 @@ def engine_config(resolved: Resolved, machine: Machine) -> EngineConfig:
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         seed=scenario.measure.seed,
-        hisparse=_hisparse(resolved),
+        hisparse=_hisparse(resolved) if seat.decodes else None,
         stages=engine.pipeline.stages,
         speculative=speculative_config(scenario.engine.speculative),
     )
@@ -130,7 +130,7 @@ def compose(
 ) -> Composition:
     """``sampler`` takes the place of the scheduler's own; ``seat`` is this rank's, where there are several. Raises
     CheckpointError when the scenario's checkpoint cannot be read."""
-    config = engine_config(resolved, machine)
+    config = engine_config(resolved, machine, seat)
     streams = _streams(config, observer)
     # On the schedule's stream, for which every forward waits: no stream of ours waits for the default one.
     with streams.on(streams.schedule):
@@ -167,7 +167,9 @@ def compose(
         link=seat.link,
         stage=seat.stage,
         share=seat.share,
-        **transfer(resolved, seat, port, worker, cache=cache, streams=streams, observer=observer),
+        **transfer(
+            resolved, seat, hosted(port, host), tier, worker, cache=cache, streams=streams, observer=observer
+        ),
     )
     name_pools(machine, engine)
     return Composition(Scheduler(engine), tags, None if host is None else host.buffers)
@@ -255,13 +257,14 @@ def _model(
     if scenario.device.values == "none":
         reuse = scenario.engine.hisparse.selection.reuse
     host = host_side(config, model, kv, tags=tags, pages=pages)
-    sparse = sparse_attention(config, model, weights, kv, host=host, pages=pages, reuse=reuse)
+    index = index_pool(config, model)
+    sparse = sparse_attention(model, weights, kv, index=index, host=host, pages=pages, reuse=reuse)
     mlp = _mlp(resolved, seat)
     attention = planned(scenario, model, pages)
     whole = Decoder(model, weights, kv=kv, req_to_token=pages, sparse=sparse, planned=attention, mlp=mlp)
     decoder = whole if seat.stage is None else StageDecoder(whole, seat.stage)
     if tags is None:
-        return decoder, None, host, KVPort(kv, None)
+        return decoder, None, host, KVPort(kv, None, index=index)
     places = None if host is None else host.places
     tagged = TaggedDecoder(decoder, pool=tags, req_to_token=pages, places=places)
-    return tagged, tags, host, KVPort(kv, tags)
+    return tagged, tags, host, KVPort(kv, tags, index=index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +36,7 @@ class Host:
     transfer: Transfer
     residence: Residence
     places: Places | None  # only with values none
+    tag: Callable[[torch.Tensor, torch.Tensor], None] | None  # so is it: what ``HostPort`` tells
 
 
 def host_side(
@@ -54,34 +56,40 @@ def host_side(
     buffers = _buffers(config, config.hisparse, layers=model.num_layers if tags is None else 1)
     transfer = KVTransfer(kv, pool)
     if tags is None:
-        return Host(pool, buffers, transfer, HotResidence(buffers, transfer), None)
+        return Host(pool, buffers, transfer, HotResidence(buffers, transfer), None, None)
     places = PlaceTags(tags, slots=kv.slots, host_slots=pool.storage.shape[0])
     tagged = TaggedTransfer(transfer, places)
     residence = TaggedResidence(buffers, tagged, places, pages)
-    return Host(pool, buffers, tagged, residence, residence)
+    return Host(pool, buffers, tagged, residence, residence, tagged.tag)
+
+
+def index_pool(config: EngineConfig, model: ModelConfig) -> IndexPool | None:
+    """None for a model that attends to all tokens."""
+    if model.indexer is None:
+        return None
+    return IndexPool(
+        num_layers=model.num_layers,
+        slots=config.logical_tokens + config.page_size,
+        head_dim=model.indexer.head_dim,
+        dtype=model.dtype,
+        device=config.device,
+    )
 
 
 def sparse_attention(
-    config: EngineConfig,
     model: ModelConfig,
     weights: Weights,
     kv: KVPool,
     *,
+    index: IndexPool | None,
     host: Host | None,
     pages: torch.Tensor,
     reuse: float | None,
 ) -> SparseAttention | None:
     """None for a model that attends to all tokens."""
     indexer = model.indexer
-    if indexer is None:
+    if indexer is None or index is None:
         return None
-    index = IndexPool(
-        num_layers=model.num_layers,
-        slots=config.logical_tokens + config.page_size,
-        head_dim=indexer.head_dim,
-        dtype=model.dtype,
-        device=config.device,
-    )
     return SparseAttention(
         model,
         indexer,

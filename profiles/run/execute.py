@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from ...scenarios.combinations import overlaps, routed, staged
 from ...scenarios.failures import rank_names
 from ...scenarios.problems import ScenarioError
@@ -33,11 +35,12 @@ from ..result import (
     WorkloadPart,
 )
 from ..world.audience import Audience
+from ..world.carriers import require_nixl
 from ..world.data_parallel import DATA_PARALLEL
 from ..world.pairs import Heard
 from ..world.processes import process_world
-from ..world.ranks import PIPELINE, RankRun, alone, virtual_world
-from ..world.routed import routed_world
+from ..world.ranks import PIPELINE, RankRun, Ranks, alone, virtual_world
+from ..world.routed import Workers, routed_world
 from .compose import Guard
 from .crash import broken_on_purpose
 from .draft import speculation
@@ -92,35 +95,51 @@ def execute(
     faults broke it."""
     task = _Task(resolved, relay, options, watch, instrument, guard)
     scenario, kind = resolved.scenario, chosen(options.device, resolved.scenario)
-    around = resolved, options.hazards, options.adversary
-    if routed(scenario):
-        if options.world != "virtual":
-            raise MachineError("workers behind a router are ranks of the virtual world only, so far")
-        result = routed_world(*around, replace(task, watch=Audience(watch)).heard)
-    elif scenario.engine.ranks == 1:
-        result = alone(kind, *around, task.run, keep_trace=options.keep_trace)
+    if scenario.engine.ranks == 1 and not routed(scenario):
+        result = alone(kind, *task.around, task.run, keep_trace=options.keep_trace)
     else:
-        result = _several(task)
+        result = (_here if options.world == "virtual" else _apart)(task)
     return Outcome(result, tuple(breaches(scenario.expect, result)), tuple(untested(scenario.expect, result)))
 
 
-def _several(task: _Task) -> Result:
-    """By ranks that are stages of a pipeline, or have a part of the requests each."""
-    options, shared = task.options, task.resolved.scenario.engine.data_parallel.ranks > 1
-    around = task.resolved, options.hazards, options.adversary
-    if options.world == "virtual":
-        if options.device == "cuda":
-            raise MachineError(
-                "a virtual world has virtual GPUs; --world distributed puts ranks on real ones"
-            )
-        if shared:
-            return virtual_world(*around, replace(task, watch=Audience(task.watch)).heard, DATA_PARALLEL)
-        return virtual_world(*around, task.run, PIPELINE)
-    _only_deaths(task.resolved.scenario)
-    child = replace(task, watch=nobody, instrument=None, guard=None)
-    if shared:
-        return process_world(*around, task.heard, child.heard, DATA_PARALLEL)
-    return process_world(*around, task.run, child.run, PIPELINE)
+def _here(task: _Task) -> Result:
+    """Ranks that are threads of this process, in virtual time."""
+    engine, everybody = task.resolved.scenario.engine, replace(task, watch=Audience(task.watch))
+    if engine.disaggregation.transfer == "nixl":
+        raise MachineError(
+            "engine.disaggregation.transfer: nixl moves KV between processes: --world distributed"
+        )
+    if routed(task.resolved.scenario):
+        return routed_world(*task.around, everybody.heard)
+    if task.options.device == "cuda":
+        raise MachineError("a virtual world has virtual GPUs; --world distributed puts ranks on real ones")
+    if engine.data_parallel.ranks > 1:
+        return virtual_world(*task.around, everybody.heard, DATA_PARALLEL)
+    return virtual_world(*task.around, task.run, PIPELINE)
+
+
+def _apart(task: _Task) -> Result:
+    """Ranks that are processes of their own."""
+    scenario, own = task.resolved.scenario, (task, task.unheard)
+    _only_deaths(scenario)
+    if routed(scenario):
+        _only_far(scenario)
+        passes = 2 if torch.cuda.is_available() and task.options.traced else 1
+        return process_world(*(Workers(*each.around, each.heard, passes) for each in own))
+    if scenario.engine.data_parallel.ranks > 1:
+        return process_world(*(Ranks(*each.around, each.heard, DATA_PARALLEL) for each in own))
+    return process_world(*(Ranks(*each.around, each.run, PIPELINE) for each in own))
+
+
+def _only_far(scenario: Scenario) -> None:
+    """Ways of KV that processes have."""
+    pair = scenario.engine.disaggregation
+    if pair.transfer == "nixl":
+        require_nixl()
+    if pair.mode != "none" and pair.transfer == "local":
+        raise MachineError(
+            "engine.disaggregation.transfer: local stays within one process, and --world distributed has several"
+        )
 
 
 def _only_deaths(scenario: Scenario) -> None:
@@ -153,6 +172,15 @@ class _Task:
     guard: Guard | None
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     begin: float = field(default_factory=time.perf_counter)
+
+    @property
+    def around(self) -> tuple[Resolved, bool, int | None]:
+        return self.resolved, self.options.hazards, self.options.adversary
+
+    @property
+    def unheard(self) -> _Task:
+        """The same for another process, which has none of the caller's listeners."""
+        return replace(self, watch=nobody, instrument=None, guard=None)
 
     def run(self, machine: Machine, valve: Valve, seat: Seat) -> RankRun:
         """One rank's run. Only those that tell of requests are watched by the caller's listeners."""

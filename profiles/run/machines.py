@@ -7,11 +7,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
 from ...scenarios.schema import Scenario
+from ...sched.observe import Clock
+from ..cuda.clock import WallClock
 from ..cuda.hazards.machine import open_watched
 from ..cuda.machine import open_cuda
 from ..result import HardwarePart, Labels
@@ -103,17 +105,33 @@ def open_rank(
         yield replace(machine, clock=WorldClock(gpu, member)), gpu
 
 
+class Port(NamedTuple):
+    """One process's among several. Who has no work for a device has a clock all the same."""
+
+    machine: Machine | None
+    clock: Clock
+    ports: Ports
+
+
 @contextmanager
-def open_port(
-    resolved: Resolved, sink: Sink, *, hazards: bool, adversary: int | None
-) -> Iterator[tuple[Machine, Ports]]:
+def open_port(resolved: Resolved, sink: Sink, *, hazards: bool, adversary: int | None) -> Iterator[Port]:
     """A machine of one process among several, and how its tensors get on and off the device."""
     if torch.cuda.is_available():
         with open_cuda(resolved, sink, None) as machine:
-            yield machine, CopyingPorts(machine.device)
+            yield Port(machine, machine.clock, CopyingPorts(machine.device))
         return
     with _virtual(resolved, sink, hazards=hazards, adversary=adversary) as machine:
-        yield machine, VirtualPorts(CURRENT.get())
+        yield Port(machine, machine.clock, VirtualPorts(CURRENT.get()))
+
+
+@contextmanager
+def open_desk(resolved: Resolved, sink: Sink) -> Iterator[Port]:
+    """Of the same process without a device: its time is real where the others' devices are."""
+    if torch.cuda.is_available():
+        yield Port(None, WallClock(), CopyingPorts(torch.device("cpu")))
+        return
+    with _virtual(resolved, sink, hazards=False, adversary=None) as machine:
+        yield Port(None, machine.clock, VirtualPorts(CURRENT.get()))
 
 
 @contextmanager

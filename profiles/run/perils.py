@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -91,6 +93,14 @@ class Perils(Silence):
                 how = f"killed by script in {dies.phase} {dies.nth}"
                 self._kill(how)
                 raise DiedError(f"{self._name} was {how}")
+
+
+def suicidal(scenario: Scenario, link: Link) -> tuple[Link, Perils | None]:
+    """Of a process: its link, and what is to happen to it; nothing without a script."""
+    if not scenario.faults:
+        return link, None
+    perils = Perils(scenario, link.rank, lambda how: os.kill(os.getpid(), signal.SIGKILL))  # noqa: ARG005
+    return perils.around(link), perils
 
 
 def _moments(rank: str, phase: str) -> Sequence[_Moment]:

@@ -63,6 +63,10 @@ class Seat(NamedTuple):
         return self.rank == 0 if self.place is None else self.place.ends
 
     @property
+    def decodes(self) -> bool:
+        return self.place is None or self.place.role == "decode"
+
+    @property
     def shares_prefixes(self) -> bool:
         """A decode worker's prompts are another's: it has none to share."""
         return self.place is None or self.place.role != "decode"

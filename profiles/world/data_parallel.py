@@ -28,6 +28,8 @@ from .pairs import (
 )
 from .ranks import Assembly, all_hazards, failure
 
+_PARTS: Final = ("decode.steady", "draft", "draft_extend")  # of steps that are counted as others
+
 
 def _seat(resolved: Resolved, link: Link) -> Seat:
     return Seat(link, share=Share(link.rank, resolved.scenario.engine.ranks))
@@ -92,10 +94,10 @@ def _part(index: int, heard: Heard) -> RankPart:
 
 def _idle_steps(result: Result) -> Metric | Abstained:
     """The share of steps in which the rank had nothing of its own."""
-    steps = {kind: counts.steps for kind, counts in result.per_step.items() if kind != "decode.steady"}
+    steps = {kind: counts.steps for kind, counts in result.per_step.items() if kind not in _PARTS}
     total = sum(steps.values())
-    ratio = steps.get("idle", 0) / total if total else None
-    return plain("idle_step_share", ratio, exact=result.labels.emulated, why="no step was counted")
+    share = steps.get("idle", 0) / total if total else None
+    return plain("idle_step_share", share, exact=exact_of(result), why="no step was counted")
 
 
 DATA_PARALLEL: Final = Assembly(_seat, _shared)

@@ -29,6 +29,9 @@ class Ports(Protocol):
     def into(self, values: Sequence[torch.Tensor], stamp: Stamp | None) -> tuple[torch.Tensor, ...]:
         """Tensors of the device, for the current stream."""
 
+    def seconds(self, ns: int) -> float:
+        """How long one really waits while the host's clock goes on by that much."""
+
 
 class VirtualPorts:
     """Of a virtual GPU, whose link takes no time: what the network needs is no part of what is emulated. Nothing
@@ -59,6 +62,9 @@ class VirtualPorts:
         left.time = stamp.left
         return land(self._gpu, values, Landing(left, 0) if values else None)
 
+    def seconds(self, ns: int) -> float:  # noqa: ARG002
+        return 0.0
+
 
 class CopyingPorts:
     """Of a real device: through the host, by copies that it waits for."""
@@ -74,3 +80,6 @@ class CopyingPorts:
 
     def into(self, values: Sequence[torch.Tensor], stamp: Stamp | None) -> tuple[torch.Tensor, ...]:  # noqa: ARG002
         return tuple(value.to(self._device) for value in values)
+
+    def seconds(self, ns: int) -> float:
+        return max(0, ns) / 1e9

@@ -1,7 +1,9 @@
 """Links between processes: torch.distributed's point-to-point calls, over gloo.
 
-A message is three sends to one peer: the lengths, a pickled head and the tensors' bytes. One thread per peer receives,
-since a message of another tag may come first; whoever waits has a deadline.
+A message is three sends to one peer: the lengths, a pickled head and what goes along of the tensors' bytes. One thread
+per peer receives, since a message of another tag may come first; whoever waits has a deadline. One thread sends, so
+that Ctrl-C does not come between the parts of a message, and says every now and then that this process is alive: a
+peer that is silent for as long as torch.distributed's timeout is gone.
 """
 
 from __future__ import annotations
@@ -11,16 +13,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
 
-from ...sched.link import LinkError, Message
+from ...sched.link import FOREVER, LinkError, Message
 from ...sched.observe import Clock
+from .carriers import Carrier
 from .ports import Ports, Stamp
 
 _BYE = "bye"
+_ALIVE = "alive"
+_ENDED = "it has ended"
+_GIVEN_UP = "it has given up"
+_GRACE = 5.0  # seconds in which others have heard that this process gives up
 
 
 class _Arrived(NamedTuple):
@@ -30,41 +39,42 @@ class _Arrived(NamedTuple):
     stamp: Stamp | None
 
 
-class ProcessLink:
-    """``patience``: seconds that one waits for a message."""
+class _Outgoing(NamedTuple):
+    to: int
+    head: torch.Tensor
+    body: torch.Tensor
 
-    def __init__(self, ports: Ports, clock: Clock, *, patience: float) -> None:
+
+_SILENCE = _Outgoing(-1, torch.empty(0), torch.empty(0))
+
+
+class ProcessLink:
+    """``patience``: seconds that one waits for a message, and after which a silent peer is gone."""
+
+    def __init__(self, ports: Ports, clock: Clock, *, patience: float, carrier: Carrier) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._carrier = carrier
         self._ports = ports
         self._clock = clock
         self._patience = patience
-        self._sending: deque[tuple[Any, torch.Tensor]] = deque()
+        self._peers = [peer for peer in range(self.size) if peer != self.rank]
+        self._outgoing: SimpleQueue[_Outgoing | None] = SimpleQueue()
+        self._beat = time.monotonic() + patience / 4
         self._news = threading.Condition()
         self._arrived: dict[tuple[int, str], deque[_Arrived]] = {}
         self._gone: dict[int, str] = {}
-        self._mourned: set[int] = set()  # of those, the ones that somebody has asked about
-        self._threads = [
-            threading.Thread(target=self._listen, args=(peer,), daemon=True)
-            for peer in range(self.size)
-            if peer != self.rank
+        self._sender = threading.Thread(target=self._talk, daemon=True)
+        self._listeners = [
+            threading.Thread(target=self._listen, args=(peer,), daemon=True) for peer in self._peers
         ]
-        for thread in self._threads:
+        for thread in (self._sender, *self._listeners):
             thread.start()
 
     def send(self, to: int, tag: str, value: Any, tensors: Sequence[torch.Tensor] = ()) -> None:
         values, stamp = self._ports.out(tensors, f"send {tag}")
-        shapes = [(tuple(entry.shape), entry.dtype, entry.is_meta) for entry in values]
-        head = _bytes(pickle.dumps((tag, pickle.dumps(value), shapes, stamp)))
-        body = [entry.contiguous().flatten().view(torch.uint8) for entry in values if not entry.is_meta]
-        whole = torch.cat(body) if body else torch.empty(0, dtype=torch.uint8)
-        for part in (torch.tensor([head.numel(), whole.numel()]), head, whole):
-            if part.numel() and to not in self._gone:
-                self._start(to, part)
-        while self._sending and self._sending[0][0].is_completed():
-            self._sending.popleft()
+        self._post(to, tag, value, values, stamp)
 
     def flush(self, tag: str) -> None:
-        """What was sent has been read already; a virtual GPU's stream is told."""
         self._ports.flush(f"send {tag}")
 
     def receive(self, source: int, tag: str) -> Message:
@@ -73,9 +83,7 @@ class ProcessLink:
             while not self._arrived.get((source, tag)):
                 left = deadline - time.monotonic()
                 if source in self._gone:
-                    raise LinkError(
-                        f"rank {self.rank} waited for '{tag}', and rank {source} is gone: {self._gone[source]}"
-                    )
+                    raise self._missed(f"'{tag}'", source)
                 if left <= 0:
                     raise LinkError(
                         f"rank {self.rank} waited {self._patience:g} s for '{tag}' of rank {source}"
@@ -109,40 +117,98 @@ class ProcessLink:
         return self._opened(arrived)
 
     def wait(self, tags: Sequence[str], until: int | None) -> None:
-        """Instants are of the rank's own clock, which is another one than the network's: sleeping costs no time."""
-        deadline = time.monotonic() + (self._patience if until is None else 0)
-        with self._news:
-            while not self._news_of(tags):
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    break
-                self._news.wait(min(left, 1.0))
-            else:
-                return
+        """Instants are of the rank's own clock; where that is a virtual one, sleeping costs no time."""
+        if self._heard(tags, self._patience_until(until)) or until == FOREVER:
+            return
         if until is None:
             raise LinkError(f"rank {self.rank} waited {self._patience:g} s for any of {', '.join(tags)}")
         self._clock.sleep_until(until)
 
     def gone(self) -> Mapping[int, str]:
+        """Those that have ended. One that has gone before its time leaves nothing for others to go on with: what each
+        has to tell is put together by the first one. Raises LinkError."""
         with self._news:
-            self._mourned.update(self._gone)
+            for peer, why in self._gone.items():
+                if why != _ENDED:
+                    raise self._missed("all others", peer)
             return dict(self._gone)
 
-    def close(self) -> None:
-        """Tell the others that no more will come, and wait until they have all that was sent."""
-        for peer in range(self.size):
-            if peer != self.rank and peer not in self._gone:
-                self.send(peer, _BYE, None)
-        for work, _ in self._sending:
-            work.wait()
-        for thread in self._threads:
-            thread.join(self._patience)
+    def __enter__(self) -> Self:
+        return self
 
-    def _start(self, to: int, part: torch.Tensor) -> None:
-        try:
-            self._sending.append((dist.isend(part, to), part))
-        except RuntimeError as error:
-            self._lost(to, f"nothing can be sent to it: {_first_line(error)}")
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Tell the others that no more will come, and wait until they have all that was sent, and have said the same:
+        a thread that still listened when Python ends would end it with a crash."""
+        for peer in self._peers:
+            self._post(peer, _BYE, _ENDED if kind is None else _GIVEN_UP, (), None)
+        self._outgoing.put(None)
+        deadline = time.monotonic() + (self._patience if kind is None else _GRACE)
+        for thread in (self._sender, *self._listeners):
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _patience_until(self, until: int | None) -> float:
+        if until is None or until == FOREVER:
+            return self._patience
+        return self._ports.seconds(until - self._clock.now())
+
+    def _heard(self, tags: Sequence[str], patience: float) -> bool:
+        """Whether there is something to poll by then. Raises LinkError where a peer has gone before its time."""
+        deadline = time.monotonic() + patience
+        with self._news:
+            while not any(waiting for (_, kind), waiting in self._arrived.items() if kind in tags):
+                for peer, why in self._gone.items():
+                    if why != _ENDED:
+                        raise self._missed(f"any of {', '.join(tags)}", peer)
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._news.wait(min(left, 1.0))
+        return True
+
+    def _missed(self, what: str, peer: int) -> LinkError:
+        return LinkError(f"rank {self.rank} waited for {what}, and rank {peer} is gone: {self._gone[peer]}")
+
+    def _post(
+        self, to: int, tag: str, value: Any, values: Sequence[torch.Tensor], stamp: Stamp | None
+    ) -> None:
+        shapes = [(tuple(entry.shape), entry.dtype, entry.is_meta) for entry in values]
+        body = [entry.contiguous().flatten().view(torch.uint8) for entry in values if not entry.is_meta]
+        whole = torch.cat(body) if body else torch.empty(0, dtype=torch.uint8)
+        told, along = self._carrier.give(whole)
+        head = _bytes(pickle.dumps((tag, pickle.dumps(value), shapes, stamp, told)))
+        self._outgoing.put(_Outgoing(to, head, along))
+
+    def _talk(self) -> None:
+        under_way: deque[tuple[Any, torch.Tensor]] = deque()
+        while (message := self._next()) is not None:
+            while under_way and _over(under_way[0][0]):
+                under_way.popleft()
+            if message.to in self._gone:
+                continue
+            lengths = torch.tensor([message.head.numel(), message.body.numel()])
+            try:
+                for part in (lengths, message.head, message.body):
+                    if part.numel():
+                        under_way.append((dist.isend(part, message.to), part))
+            except RuntimeError as error:
+                self._lost(message.to, _said(error))
+        for work, _ in under_way:
+            with suppress(RuntimeError):  # who is gone needs nothing
+                work.wait()
+
+    def _next(self) -> _Outgoing | None:
+        """What is to be sent; every now and then, to everybody, that this process is alive."""
+        while True:
+            try:
+                message = self._outgoing.get(timeout=max(0.0, self._beat - time.monotonic()))
+            except Empty:
+                message = _SILENCE
+            if time.monotonic() >= self._beat:
+                self._beat = time.monotonic() + self._patience / 4
+                for peer in self._peers:
+                    self._post(peer, _ALIVE, None, (), None)
+            if message is not _SILENCE:
+                return message
 
     def _listen(self, peer: int) -> None:
         try:
@@ -155,18 +221,17 @@ class ProcessLink:
                 body = torch.empty(size, dtype=torch.uint8)
                 if size:
                     dist.recv(body, peer)
-                tag, payload, shapes, stamp = pickle.loads(head.numpy().tobytes())
+                tag, payload, shapes, stamp, told = pickle.loads(head.numpy().tobytes())
                 if tag == _BYE:
-                    self._lost(peer, "it has ended")
+                    self._lost(peer, pickle.loads(payload))
                     return
-                self._put(tag, _Arrived(peer, payload, _unpacked(body, shapes), stamp))
+                if tag == _ALIVE:
+                    continue
+                self._put(
+                    tag, _Arrived(peer, payload, _unpacked(self._carrier.take(told, body), shapes), stamp)
+                )
         except RuntimeError as error:
-            self._lost(peer, _first_line(error))
-
-    def _news_of(self, tags: Sequence[str]) -> bool:
-        """Whether there is something to poll, or somebody to mourn."""
-        arrived = any(waiting for (_, kind), waiting in self._arrived.items() if kind in tags)
-        return arrived or bool(self._gone.keys() - self._mourned)
+            self._lost(peer, _said(error))
 
     def _put(self, tag: str, arrived: _Arrived) -> None:
         with self._news:
@@ -202,5 +267,15 @@ def _unpacked(
     return values
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0]
+def _over(work: Any) -> bool:
+    """Sent, or never to be."""
+    try:
+        return bool(work.is_completed())
+    except RuntimeError:
+        return True
+
+
+def _said(error: BaseException) -> str:
+    """Gloo's words without the place in its source, and without its advice."""
+    line = str(error).strip().splitlines()[0]
+    return line.partition("] ")[2].partition(". ")[0] if line.startswith("[") else line

@@ -5,30 +5,34 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
-from typing import Final, NamedTuple, TypeVar
+from multiprocessing.synchronize import Semaphore
+from threading import Event
+from types import FrameType
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch.distributed as dist
 
 from ...sched.link import Link, LinkError
 from ..result import Result
 from ..run.machine import MachineError
-from ..run.machines import open_port
-from ..run.perils import Perils
-from ..run.resolve import Resolved
+from ..run.machines import Port
 from ..run.runner import Valve
+from .carriers import Carrier
 from .process_link import ProcessLink
-from .ranks import Assembly, Body, Told
 
-T = TypeVar("T", bound=Told)
 PATIENCE: Final = 120.0  # seconds that a rank waits for another
 RESULT: Final = "result"
 _LOCAL: Final = "127.0.0.1"
 _GRACE: Final = 5.0  # seconds in which a process ends by itself
+_GLANCE: Final = 0.2  # seconds between two looks at processes that are starting
+_EARLY: Final = 1  # exit code of a process that ended before its work was done
+END: Final = signal.SIGUSR1  # by which the first process tells the others to end
 
 
 class Place(NamedTuple):
@@ -57,57 +61,61 @@ def here(ranks: int) -> list[Place]:
     return [Place(rank, ranks, _LOCAL, port) for rank in range(ranks)]
 
 
-def process_world(
-    resolved: Resolved,
-    hazards: bool,
-    adversary: int | None,
-    body: Body[T],
-    child: Body[T],
-    assembly: Assembly[T],
-) -> Result:
-    """One process per rank; this one is the first, or what torchrun says, and others of this machine do as ``child``.
+class Troupe(Protocol):
+    """What the processes of a run do, each its part. It travels to those that are started."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the ranks, one process each."""
+
+    def carrier(self, rank: int, *, patience: float) -> Carrier:
+        """How tensors travel. Raises MachineError."""
+
+    def opened(self, rank: int, valve: Valve) -> AbstractContextManager[Port]:
+        """What that rank works on. Raises MachineError."""
+
+    def act(self, port: Port, valve: Valve, link: Link) -> Any:
+        """Do a rank's part; what it has to tell, which travels to the first one."""
+
+    def whole(self, told: Sequence[Any]) -> Result:
+        """Of all that was told, by rank."""
+
+
+def process_world(troupe: Troupe, others: Troupe) -> Result:
+    """One process per rank; this one is the first, or what torchrun says, and others of this machine do as ``others``
+    say.
 
     Raises MachineError, LinkError; SystemExit in a process whose result another one tells.
     """
-    ranks, place = resolved.scenario.engine.ranks, launched()
+    place = launched()
     if place is not None:
-        return _as_launched(place, ranks, resolved, hazards, adversary, body, assembly)
-    places = here(ranks)
-    with _children(places[1:], (resolved, hazards, adversary, child, assembly)) as others:
+        return _as_launched(place, troupe)
+    places = here(len(troupe.names))
+    with _children(places[1:], others) as (processes, ready), _told_to_end(processes) as told:
         try:
-            result = run_place(places[0], "tcp", resolved, hazards, adversary, body, assembly)
+            _await(processes, ready)
+            result = run_place(places[0], "tcp", troupe)
         except LinkError as error:
-            raise LinkError(f"{error}{_fates(others)}") from None
+            if told.is_set():  # others had nothing yet that they could have kept
+                raise KeyboardInterrupt from None
+            raise LinkError(f"{error}{_fates(processes, troupe.names)}") from None
     assert result is not None
     return result
 
 
-def _as_launched(
-    place: Place,
-    ranks: int,
-    resolved: Resolved,
-    hazards: bool,
-    adversary: int | None,
-    body: Body[T],
-    assembly: Assembly[T],
-) -> Result:
-    if place.size != ranks:
-        raise MachineError(f"{place.size} processes were started, and the scenario has {ranks} ranks")
-    result = run_place(place, "env", resolved, hazards, adversary, body, assembly)
+def _as_launched(place: Place, troupe: Troupe) -> Result:
+    if place.size != len(troupe.names):
+        raise MachineError(
+            f"{place.size} processes were started, and the scenario has {len(troupe.names)} ranks:"
+            f" {', '.join(troupe.names)}"
+        )
+    result = run_place(place, "env", troupe)
     if result is None:
         raise SystemExit(0)
     return result
 
 
-def run_place(
-    place: Place,
-    meeting: str,
-    resolved: Resolved,
-    hazards: bool,
-    adversary: int | None,
-    body: Body[T],
-    assembly: Assembly[T],
-) -> Result | None:
+def run_place(place: Place, meeting: str, troupe: Troupe) -> Result | None:
     """This process's rank; the first one's result has everybody's."""
     dist.init_process_group(
         "gloo",
@@ -117,44 +125,61 @@ def run_place(
         timeout=timedelta(seconds=PATIENCE),
     )
     try:
-        valve = Valve()
-        with open_port(resolved, valve, hazards=hazards, adversary=adversary) as (machine, ports):
-            link = ProcessLink(ports, machine.clock, patience=PATIENCE)
-            perils = Perils(resolved.scenario, place.rank, _kill) if resolved.scenario.faults else None
-            way = perils.around(link) if perils else link
-            run = body(machine, valve, assembly.seat(resolved, way)._replace(perils=perils))
-            if run.result.run.failure is not None:
-                raise LinkError(run.result.run.failure)
-            whole = _gathered(resolved, link, run, assembly)
-            link.close()
-        return whole
+        valve, carrier = Valve(), troupe.carrier(place.rank, patience=PATIENCE)
+        with (
+            troupe.opened(place.rank, valve) as port,
+            ProcessLink(port.ports, port.clock, patience=PATIENCE, carrier=carrier) as link,
+        ):
+            return _gathered(link, troupe.act(port, valve, link), troupe)
     finally:
         dist.destroy_process_group()
 
 
-def _kill(how: str) -> None:  # noqa: ARG001
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _gathered(resolved: Resolved, link: Link, run: T, assembly: Assembly[T]) -> Result | None:
+def _gathered(link: Link, own: Any, troupe: Troupe) -> Result | None:
     if link.rank:
-        link.send(0, RESULT, run)
+        link.send(0, RESULT, own)
         return None
-    others = [link.receive(rank, RESULT).value for rank in range(1, link.size)]
-    return assembly.join(resolved, [run, *others])
+    return troupe.whole([own, *(link.receive(rank, RESULT).value for rank in range(1, link.size))])
 
 
 @contextmanager
-def _children(places: Sequence[Place], task: tuple[object, ...]) -> Iterator[list[BaseProcess]]:
-    """Fresh processes, gone when the block ends."""
+def _told_to_end(processes: Sequence[BaseProcess]) -> Iterator[Event]:
+    """Whoever tells this process to end, tells the others: they leave Ctrl-C to it, which a terminal sends to all. Set
+    once that has happened."""
+    told = Event()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        told.set()
+        for process in processes:
+            if process.pid is not None and process.is_alive():
+                os.kill(process.pid, END)
+        handler = before[signal.Signals(number)]
+        assert callable(handler)
+        handler(number, frame)
+
+    heeded = [number for number, handler in before.items() if callable(handler)]
+    try:
+        for number in heeded:
+            signal.signal(number, pass_on)
+        yield told
+    finally:
+        for number in heeded:
+            signal.signal(number, before[number])
+
+
+@contextmanager
+def _children(places: Sequence[Place], troupe: Troupe) -> Iterator[tuple[list[BaseProcess], Semaphore]]:
+    """Fresh processes, each of which says once that it is ready; gone when the block ends."""
     context = get_context("spawn")
+    ready = context.Semaphore(0)
     processes: list[BaseProcess] = [
-        context.Process(target=_child, args=(place, *task), daemon=True) for place in places
+        context.Process(target=_child, args=(place, troupe, ready), daemon=True) for place in places
     ]
     for process in processes:
         process.start()
     try:
-        yield processes
+        yield processes, ready
     finally:
         for process in processes:
             process.join(_GRACE)
@@ -163,24 +188,39 @@ def _children(places: Sequence[Place], task: tuple[object, ...]) -> Iterator[lis
                 process.join()
 
 
-def _child(
-    place: Place,
-    resolved: Resolved,
-    hazards: bool,
-    adversary: int | None,
-    body: Body[T],
-    assembly: Assembly[T],
-) -> None:
-    run_place(place, "tcp", resolved, hazards, adversary, body, assembly)
+def _await(processes: Sequence[BaseProcess], ready: Semaphore) -> None:
+    """Until all are ready to meet: while they do, torch.distributed answers to nobody. Raises LinkError."""
+    deadline = time.monotonic() + PATIENCE
+    for _ in processes:
+        while not ready.acquire(timeout=_GLANCE):
+            if not all(process.is_alive() for process in processes):
+                raise LinkError("a process ended before all had started")
+            if time.monotonic() > deadline:
+                raise LinkError(f"processes did not start within {PATIENCE:g} s")
 
 
-def _fates(processes: Sequence[BaseProcess]) -> str:
-    """What became of the others, where they did not end well."""
+def _child(place: Place, troupe: Troupe, ready: Semaphore) -> None:
+    """Whatever ends it early, the first process tells of."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(END, _interrupt)
+    try:
+        ready.release()
+        run_place(place, "tcp", troupe)
+    except (LinkError, KeyboardInterrupt):
+        os._exit(_EARLY)  # at once: nothing is left to be told, and threads may listen to one that hangs
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    raise KeyboardInterrupt
+
+
+def _fates(processes: Sequence[BaseProcess], names: Sequence[str]) -> str:
+    """What became of the others, where they did not end as they should."""
     for process in processes:
         process.join(_GRACE)
     told = [
-        f"rank {rank} ended with {signal.Signals(-code).name if code < 0 else f'code {code}'}"
+        f"rank {rank} ({names[rank]}) ended with {signal.Signals(-code).name if code < 0 else f'code {code}'}"
         for rank, process in enumerate(processes, 1)
-        if (code := process.exitcode)
+        if (code := process.exitcode) not in (None, 0, _EARLY)
     ]
     return "".join(f"; {line}" for line in told)

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
-from ...sched.link import Link
+from ...scenarios.failures import rank_names
+from ...sched.link import Link, LinkError
 from ...sched.pipeline.stages import Stage, split_layers
+from ..hardware import LinkName, LinkProfile
 from ..metrics.bubble import NOBODY, StageTime, bubble
 from ..result import Abstained, Hazards, Metric, Outputs, RankPart, Result
 from ..run import capacity
 from ..run.answers import Metrics, plain
 from ..run.heap import settled_heap
-from ..run.machine import Machine
-from ..run.machines import one_thread, open_machine, open_rank
+from ..run.machine import Machine, MachineError
+from ..run.machines import Port, one_thread, open_machine, open_port, open_rank
+from ..run.perils import suicidal
 from ..run.resolve import Resolved
 from ..run.runner import Valve
 from ..run.seat import ALONE, Seat
 from ..vgpu.gpu import patched
 from .baton import Member, run_ranks
+from .carriers import ByMessage, Carrier
 from .failing import FailingPost
 from .virtual import VirtualLink
 
@@ -72,18 +77,64 @@ def alone(
         return body(machine, valve, ALONE).result
 
 
+def link_of(resolved: Resolved, name: LinkName) -> LinkProfile:
+    """Raises MachineError where the emulated hardware has none of that name."""
+    hardware = resolved.hardware
+    if name not in hardware.links:
+        raise MachineError(f"device.hardware: {hardware.name} has no link '{name}' to join ranks by")
+    return hardware.links[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks(Generic[T]):
+    """A troupe of processes, one per rank."""
+
+    resolved: Resolved
+    hazards: bool
+    adversary: int | None
+    body: Body[T]
+    assembly: Assembly[T]
+
+    @property
+    def names(self) -> Sequence[str]:
+        return rank_names(self.resolved.scenario)
+
+    def carrier(self, rank: int, *, patience: float) -> Carrier:  # noqa: ARG002
+        return ByMessage()
+
+    def opened(self, rank: int, valve: Valve) -> AbstractContextManager[Port]:  # noqa: ARG002
+        return open_port(self.resolved, valve, hazards=self.hazards, adversary=self.adversary)
+
+    def act(self, port: Port, valve: Valve, link: Link) -> T:
+        """Raises LinkError when the run broke off: what there is of it is kept nowhere."""
+        assert port.machine is not None
+        way, perils = suicidal(self.resolved.scenario, link)
+        return unbroken(
+            self.body(port.machine, valve, self.assembly.seat(self.resolved, way)._replace(perils=perils))
+        )
+
+    def whole(self, told: Sequence[T]) -> Result:
+        return self.assembly.join(self.resolved, told)
+
+
+def unbroken(run: T) -> T:
+    """Raises LinkError where it is not."""
+    if run.result.run.failure is not None:
+        raise LinkError(run.result.run.failure)
+    return run
+
+
 def virtual_world(
     resolved: Resolved, hazards: bool, adversary: int | None, body: Body[T], assembly: Assembly[T]
 ) -> Result:
     """On virtual GPUs of this process, one per rank. Raises MachineError."""
     capacity.check(resolved)
     scenario = resolved.scenario
-    post = FailingPost(scenario)
+    post, profile = FailingPost(scenario), link_of(resolved, "nvlink")
 
     def rank(member: Member) -> T:
         valve = Valve()
         with open_rank(resolved, valve, member, hazards=hazards, adversary=adversary) as (machine, gpu):
-            profile = resolved.hardware.links["nvlink"]
             link = VirtualLink(member, gpu, post, profile, patience=PATIENCE)
             way, perils = post.beset(link)
             run = body(machine, valve, assembly.seat(resolved, way)._replace(perils=perils))

@@ -10,7 +10,7 @@ import pickle
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -21,6 +21,8 @@ from ..vgpu.carriage import depart, land
 from ..vgpu.engine import Landing, Mark, Queue
 from ..vgpu.tensor import DeviceTensor
 from .baton import AwaitedInstant, Member
+
+_LOOK: Final = 60 * 10**9  # ns between two looks at nothing at all
 
 
 class Parcel(NamedTuple):
@@ -254,7 +256,7 @@ class VirtualLink:
 
     def wait(self, tags: Sequence[str], until: int | None) -> None:
         runtime = self._gpu.runtime
-        deadline = runtime.now + self._patience if until is None else until
+        deadline = runtime.now + self._patience if until is None else min(until, runtime.now + _LOOK)
         awaited = _AwaitedAny(self._inbox, tags, self._mourned)
         reached = self._member.wait(awaited, deadline)
         runtime.now = max(runtime.now, reached)

@@ -13,6 +13,7 @@ import torch
 
 from ..link import Link, Message
 from ..request import Request
+from .kv import Span
 from .messages import HANDSHAKE, KV, REQUEST, Chunk, Metadata, Preallocated
 from .place import Place
 
@@ -70,4 +71,4 @@ class NoPort:
     def gather(self, slots: torch.Tensor) -> Sequence[torch.Tensor]:  # noqa: ARG002
         return ()
 
-    def scatter(self, slots: torch.Tensor, values: Sequence[torch.Tensor]) -> None: ...
+    def scatter(self, span: Span, values: Sequence[torch.Tensor]) -> None: ...

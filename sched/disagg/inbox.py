@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from ..memory.allocation import alloc_for_extend, evict_from_tree_cache
 from ..observe import Observer
 from ..request import Request
+from .kv import Span
 from .messages import HANDSHAKE, KV, Chunk, Dropped, Failed, Metadata, Preallocated
 from .parts import Parts
 from .requests import lost
@@ -58,11 +59,25 @@ class Ready:
     draft: tuple[torch.Tensor, ...]
 
 
-class Inbox:
-    """``reserve``: tokens that every active request should be able to add."""
+class Arrivals(Protocol):
+    """Where the KV of decoding requests lives."""
 
-    def __init__(self, parts: Parts, observer: Observer, *, reserve: int) -> None:
+    parks: bool  # whether one that is retracted can be kept until there is room again
+
+    def has_room(self, req: Request) -> bool:
+        """Of its own, besides the page table's, for all that ``req`` may become."""
+
+    def expect(self, req: Request) -> None:
+        """Its KV will come in: it has a row, and slots."""
+
+
+class Inbox:
+    """``reserve``: tokens that every active request should be able to add; where nobody can be retracted it is all that
+    the request may have."""
+
+    def __init__(self, parts: Parts, observer: Observer, *, arrivals: Arrivals, reserve: int) -> None:
         self._parts = parts
+        self._arrivals = arrivals
         self._reserve = reserve
         self._stream = parts.transfer_stream(observer)
         self._queued: list[Request] = []
@@ -137,7 +152,7 @@ class Inbox:
     def _fits(self, req: Request, running: Sequence[Request]) -> bool:
         """Room for ``req``, and behind it for what all active requests are granted, or any one of them may need."""
         cache = self._parts.cache
-        if not cache.req_to_token_pool.available_size():
+        if not cache.req_to_token_pool.available_size() or not self._arrivals.has_room(req):
             return False
         active = [*running, *self.held]
         size = cache.page_size
@@ -145,7 +160,9 @@ class Inbox:
         free = cache.token_to_kv_pool_allocator.available_size() + cache.evictable_size() - needed
         if not active:  # whoever could not run alone was refused
             return True
-        rest = [_remaining(other) + size for other in (*active, req)]
+        if not self._arrivals.parks:
+            return free >= sum(_remaining(other) + size for other in (*active, req))
+        rest = [min(_remaining(other), CLIP_MAX_NEW_TOKENS) + size for other in (*active, req)]
         return free >= max(max(rest), sum(min(self._reserve, each) for each in rest))
 
     def _take(self, req: Request, before_transfer: Callable[[Any], None]) -> torch.Tensor:
@@ -159,6 +176,7 @@ class Inbox:
         parts.streams.record(slots, self._stream)
         pool.req_to_token[req.req_pool_idx, :length] = slots.to(torch.int32)
         req.fill_len = req.kv_committed_len = req.kv_allocated_len = length
+        self._arrivals.expect(req)
         before_transfer(self._stream)
         return slots
 
@@ -181,7 +199,10 @@ class Inbox:
             return
         receiver.pieces[value.start] = value.stop
         if tensors:
-            self._parts.port.scatter(receiver.slots[value.start : value.stop], tensors)
+            row = receiver.req.req_pool_idx
+            assert row is not None
+            span = Span(row, value.start, receiver.slots[value.start : value.stop])
+            self._parts.port.scatter(span, tensors)
         if value.metadata is not None:
             receiver.last = value
         metadata = receiver.metadata
@@ -263,8 +284,10 @@ class Inbox:
         parts, req = self._parts, parked.req
         slots = self._take(req, before_transfer)
         device = parts.cache.req_to_token_pool.device
+        assert req.req_pool_idx is not None
         with parts.streams.on(self._stream):
-            parts.port.scatter(slots, [tensor.to(device) for tensor in parked.values])
+            values = [tensor.to(device) for tensor in parked.values]
+            parts.port.scatter(Span(req.req_pool_idx, 0, slots), values)
             self._ready.append(Ready(req, self._arrival(), None, parked.draft))
 
     def _tell(self, req: Request, value: Preallocated | Dropped) -> None:
@@ -301,4 +324,4 @@ def _length(req: Request) -> int:
 
 
 def _remaining(req: Request) -> int:
-    return min(req.sampling.max_new_tokens - len(req.output_ids), CLIP_MAX_NEW_TOKENS)
+    return req.sampling.max_new_tokens - len(req.output_ids)

@@ -4,6 +4,7 @@ A request's life::
 
     prompt     all of it on the device, by the mapping; chunk after chunk
     staging    copied to the host on a stream of its own, while it waits in a queue
+    arriving   instead of both, where another worker computes prompts: what comes in goes to the host
     decoding   the first B slots stay as the hot buffer; every step backs up the token before the new one
 
 The copies' order: a backup waits for the schedule stream (its slot numbers) and the forward stream (its token); the
@@ -61,6 +62,7 @@ class Coordinator:
     """
 
     stages = True
+    parks = False
 
     def __init__(
         self,
@@ -84,6 +86,7 @@ class Coordinator:
         self.backup_stream = streams.module.Stream()
         self._prompts: dict[Request, None] = {}
         self._staging: deque[_Staged] = deque()
+        self._arriving: dict[Request, None] = {}
         self._buffer_sizes: dict[Request, int] = {}  # of decoding requests
         self._host_pages: dict[Request, list[int]] = {}
         self._fresh: set[int] = set()  # rows whose previous token was staged with the prompt
@@ -105,6 +108,7 @@ class Coordinator:
 
     def unclaimed_size(self) -> int:
         claimed = sum(max(0, self.claim(req) - self._held(req.kv_allocated_len)) for req in self.absent)
+        claimed += sum(self._final_size(req) for req in self._arriving)
         claimed += sum(self._final_size(req) - size for req, size in self._buffer_sizes.items())
         return self.device_allocator.available_size() - claimed
 
@@ -167,6 +171,33 @@ class Coordinator:
         self.buffers.device_buffer[row, :size] = held[:size]
         self.device_allocator.free(held[size:])
         self.buffers.staged_lens[row].fill_(length)
+        self._buffer_sizes[req] = size
+        self._fresh.add(row)
+
+    # ---- prompts that others have computed -----------------------------------------------------------------
+
+    def has_room(self, req: Request) -> bool:
+        return self.unclaimed_size() >= self._final_size(req)
+
+    def expect(self, req: Request) -> None:
+        pages = self._host_pages[req] = self.host.alloc(req.kv_allocated_len)
+        self._name_host_slots(_row(req), 0, pages, pinned=True)
+        self._arriving[req] = None
+
+    def admit_direct(self, req: Request) -> None:
+        """A short request's hot buffer is filled; a long one's holds nothing, and its first decode fetches what it
+        chooses (upstream ``admit_request_direct``)."""
+        del self._arriving[req]
+        row, length, buffers = _row(req), req.kv_committed_len, self.buffers
+        size = buffers.full_size(length)
+        slots = self.device_allocator.alloc(size)
+        assert slots is not None, "room was kept for it"
+        buffers.device_buffer[row, :size] = slots
+        if length <= buffers.size:
+            self._transfer.preload(slots[:length], buffers.host_slots[row, :length])
+        else:
+            buffers.empty(row)
+        buffers.staged_lens[row].fill_(length)
         self._buffer_sizes[req] = size
         self._fresh.add(row)
 
@@ -287,6 +318,9 @@ class Coordinator:
         self._await_staging(req)
         self._await_readers()
         held = unmap(self.buffers.mapping, self._slots.req_to_token[row, :length], self.host.page_size)
+        if req in self._arriving:
+            del self._arriving[req]
+            held = held[:0]
         if req in self._buffer_sizes:
             held = self.buffers.device_buffer[row, : self._buffer_sizes.pop(req)]
         self.device_allocator.free(held)

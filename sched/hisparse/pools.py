@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..config import HiSparseConfig
+from ..kernels.arrival import empty_buffer
 
 LONGEST = 1 << 15  # slots of a hot buffer: their numbers are 16 bits wide
 
@@ -81,6 +82,10 @@ class HotBuffers:
         """Slots of the buffer of a request with that many tokens: whole pages, at most B + P."""
         pages = -(-min(seq_len, self.size + 1) // self.page_size)
         return pages * self.page_size
+
+    def empty(self, row: int) -> None:
+        """The row's buffer has slots, and holds nothing that is known."""
+        empty_buffer(list(self.tokens), row)
 
     def reset(self, row: int) -> None:
         """The next request in the row starts with its first B tokens in order."""

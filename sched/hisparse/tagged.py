@@ -37,6 +37,17 @@ class TaggedTransfer:
         self._transfer.back_up(slots, host_slots)
         move_tags(self._tags.host_tags, host_slots, self._tags.device_tags, slots)
 
+    def land(self, kv: torch.Tensor, host_slots: torch.Tensor) -> None:
+        self._transfer.land(kv, host_slots)
+
+    def preload(self, slots: torch.Tensor, host_slots: torch.Tensor) -> None:
+        self._transfer.preload(slots, host_slots)
+        move_tags(self._tags.device_tags, slots, self._tags.host_tags, host_slots)
+
+    def tag(self, host_slots: torch.Tensor, slots: torch.Tensor) -> None:
+        """What came to ``host_slots`` [n] int64 belongs to the logical ``slots`` [n] int64."""
+        move_tags(self._tags.host_tags, host_slots, self._tags.pool.tags, slots)
+
     def swap_in(
         self, layer: int, plan: SwapPlan, host_slots: torch.Tensor, req_pool_indices: torch.Tensor
     ) -> None:

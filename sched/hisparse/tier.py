@@ -30,6 +30,7 @@ class KVTier(Protocol):
     """The loop's side of it. Everything is called on the schedule stream unless said otherwise."""
 
     stages: bool  # whether a prefilled request has to be staged before it can decode
+    parks: bool  # whether a retracted request, whose prompt another worker computed, can come back
 
     @property
     def size(self) -> int:
@@ -65,6 +66,15 @@ class KVTier(Protocol):
     def admit(self, req: Request) -> None:
         """The whole prompt is computed, and the request goes on."""
 
+    def has_room(self, req: Request) -> bool:
+        """Whether there is device memory for all that a request may become whose prompt another worker computes."""
+
+    def expect(self, req: Request) -> None:
+        """The KV of such a request will come in; it has a row, and slots."""
+
+    def admit_direct(self, req: Request) -> None:
+        """It has come in, and the request decodes from now on."""
+
     def collect_ready_reqs(self) -> list[Request]:
         """Staged requests that can decode from now on, in order."""
 
@@ -85,6 +95,7 @@ class OnDevice:
     """All KV on the device, in the slots of the page table."""
 
     stages = False
+    parks = True
     absent: Sequence[Request] = ()
 
     def __init__(self, allocator: KVAllocator) -> None:
@@ -113,6 +124,13 @@ class OnDevice:
     def before_forward(self, batch: ScheduleBatch) -> None: ...
 
     def admit(self, req: Request) -> None: ...
+
+    def has_room(self, req: Request) -> bool:  # noqa: ARG002
+        return True
+
+    def expect(self, req: Request) -> None: ...
+
+    def admit_direct(self, req: Request) -> None: ...
 
     def collect_ready_reqs(self) -> list[Request]:
         return []

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from ..kernels.arrival import land_on_host, preload
 from ..kernels.swap import SwapPlan, back_up, swap_in
 from ..memory.kv import KVPool
 from .pools import HostPool
@@ -15,6 +16,12 @@ class Transfer(Protocol):
     def back_up(self, slots: torch.Tensor, host_slots: torch.Tensor) -> None:
         """All layers of the device ``slots`` [n] int64 to ``host_slots`` [n] int64, on the current stream; a slot that
         is ABSENT is left out."""
+
+    def land(self, kv: torch.Tensor, host_slots: torch.Tensor) -> None:
+        """What another worker has sent, [layers, 2, n, kv_heads, d], to ``host_slots`` [n] int64."""
+
+    def preload(self, slots: torch.Tensor, host_slots: torch.Tensor) -> None:
+        """All layers of ``host_slots`` [n] int64 to the device ``slots`` [n] int64."""
 
     def swap_in(
         self, layer: int, plan: SwapPlan, host_slots: torch.Tensor, req_pool_indices: torch.Tensor
@@ -30,6 +37,12 @@ class KVTransfer:
 
     def back_up(self, slots: torch.Tensor, host_slots: torch.Tensor) -> None:
         back_up(self._kv.k_cache, self._kv.v_cache, self._host.storage, slots, host_slots)
+
+    def land(self, kv: torch.Tensor, host_slots: torch.Tensor) -> None:
+        land_on_host(self._host.storage, host_slots, kv)
+
+    def preload(self, slots: torch.Tensor, host_slots: torch.Tensor) -> None:
+        preload(self._kv.k_cache, self._kv.v_cache, self._host.storage, slots, host_slots)
 
     def swap_in(
         self, layer: int, plan: SwapPlan, host_slots: torch.Tensor, req_pool_indices: torch.Tensor

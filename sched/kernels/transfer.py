@@ -67,6 +67,53 @@ def scatter_kv(
             cache.index_copy_(0, slots, kv[layer, part])
 
 
+class _GatherRows(NamedTuple):
+    caches: Sequence[torch.Tensor]
+    slots: torch.Tensor
+
+    def meta(self) -> torch.Tensor:
+        first = self.caches[0]
+        return nothing(len(self.caches), self.slots.shape[0], *first.shape[1:], dtype=first.dtype)
+
+    def cost(self) -> Work:
+        return Work(nbytes(self.slots) + 2 * nbytes(self.meta()), beside=True)
+
+    def footprint(self) -> tuple[Access, ...]:
+        return (
+            *reads(self.slots),
+            *(Access(cache, write=False, rows=self.slots) for cache in self.caches),
+        )
+
+
+@declared("gather_rows(Tensor[] caches, Tensor slots) -> Tensor", _GatherRows)
+def gather_rows(caches: Sequence[torch.Tensor], slots: torch.Tensor) -> torch.Tensor:
+    """Of all layers what lies in ``slots`` [n] int64, as [layers, n, d]; caches are [slots, d]."""
+    return torch.stack([cache.index_select(0, slots) for cache in caches])
+
+
+class _ScatterRows(NamedTuple):
+    caches: Sequence[torch.Tensor]
+    slots: torch.Tensor
+    values: torch.Tensor
+
+    def meta(self) -> None:
+        """Nothing is returned."""
+
+    def cost(self) -> Work:
+        return Work(nbytes(self.slots) + 2 * nbytes(self.values), beside=True)
+
+    def footprint(self) -> tuple[Access, ...]:
+        caches = (Access(cache, write=True, rows=self.slots) for cache in self.caches)
+        return (*reads(self.slots, self.values), *caches)
+
+
+@declared("scatter_rows(Tensor(a!)[] caches, Tensor slots, Tensor values) -> ()", _ScatterRows)
+def scatter_rows(caches: Sequence[torch.Tensor], slots: torch.Tensor, values: torch.Tensor) -> None:
+    """The other way round."""
+    for cache, rows in zip(caches, values, strict=True):
+        cache.index_copy_(0, slots, rows)
+
+
 def _moved(caches: Sequence[torch.Tensor], slots: torch.Tensor) -> int:
     """Bytes of KV, each way."""
     heads, dim = caches[0].shape[1:]

@@ -11,10 +11,9 @@ from collections.abc import Iterable
 from ..batch import ScheduleBatch
 from ..disagg.inbox import Inbox, Ready
 from ..disagg.messages import KV, REQUEST
-from ..link import LinkError
+from ..link import FOREVER, LinkError
 from ..observe import NO_STEP, SLEEP, StepInfo
 from ..request import Request, Status
-from .prefilling import IDLE
 from .prepare import filter_rows, prebuild
 from .scheduler import Scheduler
 from .settle import close, drop, finish, tell
@@ -58,7 +57,7 @@ class DecodeWorker(Delegate):
         if inbox.is_empty and routed(engine).closes():
             return False
         assert inbox.is_empty or inbox.awaits, "requests wait for room and nobody has any"
-        until = None if inbox.awaits else engine.clock.now() + IDLE
+        until = None if inbox.awaits else FOREVER
         with engine.observer.range(SLEEP, NO_STEP, 0):
             try:
                 link_of(self.engine).wait((REQUEST, KV), until)

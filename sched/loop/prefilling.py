@@ -12,7 +12,7 @@ from ..batch import ScheduleBatch
 from ..disagg.messages import HANDSHAKE, REQUEST
 from ..disagg.outbox import Outbox
 from ..disagg.requests import lost
-from ..link import LinkError
+from ..link import FOREVER, LinkError
 from ..observe import NO_STEP, SLEEP
 from ..request import Request, Status
 from .scheduler import Scheduler
@@ -20,7 +20,6 @@ from .settle import close, finish
 from .turns import Delegate, link_of, routed
 
 GLANCE = 100_000  # ns between two looks at transfers that are under way while there is nothing to run
-IDLE = 60 * 10**9  # ns between two looks at nothing at all
 
 
 class PrefillWorker(Delegate):
@@ -54,8 +53,7 @@ class PrefillWorker(Delegate):
             outbox.close()
             return False
         assert outbox.held or not under_way, f"{under_way} requests wait and none can run"
-        patience = GLANCE if outbox.held else None if outbox.waits else IDLE
-        until = None if patience is None else engine.clock.now() + patience
+        until = engine.clock.now() + GLANCE if outbox.held else None if outbox.waits else FOREVER
         with engine.observer.range(SLEEP, NO_STEP, 0):
             try:
                 link_of(self.engine).wait((REQUEST, HANDSHAKE), until)

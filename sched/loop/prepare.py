@@ -64,6 +64,8 @@ def prebuild(engine: Engine, ready: Sequence[Ready], step: int) -> ScheduleBatch
     """Requests whose prompt another worker has computed, as such a batch (upstream ``prepare_for_prebuilt``)."""
     batch = ScheduleBatch(reqs=[entry.req for entry in ready], forward_mode=ForwardMode.DECODE, step=step)
     engine.relay.prebuild(batch)
+    for req in batch.reqs:
+        engine.tier.admit_direct(req)
     if engine.worker is not None:
         assert engine.relay.drafts is not None and batch.req_pool_indices is not None
         parts = [torch.stack(part) for part in zip(*(entry.draft for entry in ready), strict=True)]

@@ -4,8 +4,8 @@ data-parallel attention)."""
 from __future__ import annotations
 
 from ..disagg.messages import REQUEST
+from ..link import FOREVER
 from ..observe import NO_STEP, SLEEP
-from .prefilling import IDLE
 from .turns import Delegate, link_of, routed
 
 
@@ -24,5 +24,5 @@ class Replica(Delegate):
         if routed(engine).closes():
             return False
         with engine.observer.range(SLEEP, NO_STEP, 0):
-            link_of(engine).wait((REQUEST,), engine.clock.now() + IDLE)
+            link_of(engine).wait((REQUEST,), FOREVER)
         return True

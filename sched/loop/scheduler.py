@@ -410,7 +410,7 @@ class Scheduler:
     def _infos(self, batch: ScheduleBatch, *, steady: bool) -> Sequence[StepInfo]:
         """The batch as one step, or under speculation as several, in the order of their forwards."""
         spec, size, tokens = self.engine.config.speculative, batch.batch_size, batch.num_tokens
-        if spec is None:
+        if spec is None or batch.forward_mode.is_idle:
             return [StepInfo(batch.step, _KINDS[batch.forward_mode], size, tokens, steady)]
         extend = extend_step(batch.step)
         if batch.forward_mode.is_extend:

@@ -43,7 +43,7 @@ def resolve_staged_and_extras(desk: Desk, prompts: Step, batch: ScheduleBatch) -
 
 def resolve_on_the_forward_stream(desk: Desk, prompts: Step, batch: ScheduleBatch) -> None:
     """Lengths and the draft's input, and the rows of the page table that the step will read."""
-    if batch.forward_mode.is_extend:
+    if not batch.forward_mode.is_decode:
         prompts(batch)
         return
     draft = batch.spec_info

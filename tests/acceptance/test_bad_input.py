@@ -73,10 +73,6 @@ ONE_MISTAKE = {
         "faults: ranks and links break where there are several",
     ),
     "host": (["--set", "device.host=guessed"], "device.host: expected modelled or measured, got 'guessed'"),
-    "two workers": (
-        ["--set", "engine.disaggregation={mode: pair, transfer: nixl}"],
-        "engine.disaggregation.transfer: not available in this version: transfers by NIXL",
-    ),
     "budget": (BUDGET, "expect.decode.steady.schedul: unknown key, did you mean 'schedule'?"),
     "missing trace": (
         ["--set", "workload.trace=no.jsonl", "--set", "workload.format=jsonl"],

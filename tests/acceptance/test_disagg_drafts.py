@@ -8,7 +8,7 @@ import pytest
 
 from tests.acceptance.cells import SCHEDULE, Ask, Copies, Copy, copies, steps, times
 from tests.acceptance.questions import answer, digest, digest_of, statuses, value
-from tests.acceptance.test_disagg_cells import PREBUILT
+from tests.acceptance.test_disagg_cells import PREBUILT, everywhere
 
 PAIR = "engine.disaggregation={mode: pair, reserved_decode_tokens: 8}"
 FEW = ("workload.requests=6", "workload.arrival=burst")
@@ -70,3 +70,10 @@ def test_three_more_uploads_of_a_prebuilt_batch(ask: Ask, state: str) -> None:
         [(40, 12, 0)] * 3, PAIR, "model.preset=tiny-llama-eagle", speculates, f"engine.relay={state}"
     )
     assert copies(result, "prebuilt") == times(steps(result, "prebuilt"), PREBUILT | PARTS)
+
+
+@pytest.mark.parametrize("mode", ["v2", pytest.param("v1", marks=pytest.mark.wide)])
+def test_what_a_draft_starts_from_costs_three_blocking_downloads_a_request(ask: Ask, mode: str) -> None:
+    speculates = f"engine.speculative={{algorithm: eagle, mode: {mode}}}"
+    result = ask([(40, 12, 0)] * 3, PAIR, "model.preset=tiny-llama-eagle", speculates)
+    assert everywhere(result, "_row") == {("d2h", True, "pageable"): 3 * 3}

@@ -143,6 +143,27 @@ def test_data_parallel_ranks_end_together(tmp_path: Path) -> None:
     assert Counter(request.id for request in result.requests).most_common(1)[0][1] == 1
 
 
+def test_processes_end_together_though_one_is_told(tmp_path: Path) -> None:
+    def somebody_works(run: Interrupted) -> None:  # noqa: ARG001
+        until(lambda: len([file for file in tmp_path.iterdir() if file.stat().st_size > 10_000]) == 2)
+
+    pair = ("--set", "engine.disaggregation={mode: pair}", "--world", "distributed")
+    told = Interrupted(
+        *LONG,
+        "--set",
+        "workload.requests=2000",
+        "--set",
+        "measure.warmup_requests=0",
+        *pair,
+        "--output-dir",
+        tmp_path,
+        under_way=somebody_works,
+    )
+    assert told.code == 130
+    assert told.err == ""
+    assert read(tmp_path / "result.json").run.cancelled
+
+
 def test_before_there_is_anything_to_keep(tmp_path: Path) -> None:
     """The run still reads its trace, which nobody goes on writing."""
     trace = tmp_path / "trace.jsonl"

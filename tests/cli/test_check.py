@@ -191,5 +191,5 @@ def test_what_is_asked_on_cuda(
         "run": "passed",
         "invariants": "passed",
         "hazards": "failed" if fault else "passed",
-        **dict.fromkeys(("contract", "tokens", "drafts", "budget", "adversary"), "not applicable"),
+        **dict.fromkeys(("contract", "tokens", "budget", "adversary"), "not applicable"),
     }

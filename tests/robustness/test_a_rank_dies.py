@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.questions import command, surroundings
+from tests.acceptance.questions import command, schedbench, surroundings
 
 PATIENCE = 90.0  # seconds
+PAIR = "engine.disaggregation={mode: pair}"
+TWO = "engine.disaggregation={mode: pair, prefill: 2}"
 
 
 def others_of(process: subprocess.Popen[str]) -> list[int]:
@@ -21,21 +23,26 @@ def others_of(process: subprocess.Popen[str]) -> list[int]:
     return [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-def started(scenario: str, count: str, ranks: int, *more: str) -> tuple[subprocess.Popen[str], list[int]]:
-    """A run of that many ranks, by the key that counts them; the processes of all but the first."""
-    settings = (f"{count}={ranks}", "workload.requests=4000", "measure.warmup_requests=0", *more)
+def started(
+    others: int, folder: Path, scenario: str, *settings: str
+) -> tuple[subprocess.Popen[str], list[int]]:
+    """At work, as their timelines tell."""
+    asked = (*settings, "workload.requests=4000", "measure.warmup_requests=0")
+    overrides = [word for each in asked for word in ("--set", each)]
     process = subprocess.Popen(
-        command("run", scenario, "--world", "distributed", *(w for s in settings for w in ("--set", s))),
+        command("run", scenario, "--world", "distributed", "--output-dir", folder, *overrides),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=surroundings(),
         text=True,
     )
     deadline = time.monotonic() + PATIENCE
-    while len(others := others_of(process)) < ranks - 1:
+    while not any(file.stat().st_size for file in folder.iterdir()):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
-    return process, others
+    ranks = others_of(process)
+    assert len(ranks) == others
+    return process, ranks
 
 
 def alive(pid: int) -> bool:
@@ -47,42 +54,64 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("scenario", "count", "size", "victim", "after"),
+    ("scenario", "setting", "names", "victim"),
     [
-        ("pp2", "engine.pipeline.stages", 2, 0, 8.0),
-        pytest.param("pp2", "engine.pipeline.stages", 3, 1, 10.0, marks=pytest.mark.wide),
-        pytest.param("dp_idle", "engine.data_parallel.ranks", 2, 0, 10.0, marks=pytest.mark.wide),
+        ("pp2", "engine.pipeline.stages=2", ("stage 1",), "stage 1"),
+        pytest.param(
+            "pp2", "engine.pipeline.stages=3", ("stage 1", "stage 2"), "stage 2", marks=pytest.mark.wide
+        ),
+        ("disagg", PAIR, ("decode 0", "router"), "decode 0"),
+        ("disagg", TWO, ("prefill 1", "decode 0", "router"), "prefill 1"),
+        pytest.param("disagg", PAIR, ("decode 0", "router"), "router", marks=pytest.mark.wide),
+        pytest.param(
+            "dp_idle", "engine.data_parallel.ranks=2", ("rank 1",), "rank 1", marks=pytest.mark.wide
+        ),
+        pytest.param(
+            "overlap_on", "engine.replicas=2", ("replica 1", "router"), "replica 1", marks=pytest.mark.wide
+        ),
     ],
 )
 def test_the_others_stop_and_say_who_is_gone(
-    scenario: str, count: str, size: int, victim: int, after: float
+    tmp_path: Path, scenario: str, setting: str, names: tuple[str, ...], victim: str
 ) -> None:
     """Killed in the middle of its work, as far as seconds can tell."""
-    process, ranks = started(scenario, count, size)
-    time.sleep(after)
-    os.kill(ranks[victim], signal.SIGKILL)
+    process, ranks = started(len(names), tmp_path, scenario, setting)
+    rank = names.index(victim) + 1
+    os.kill(ranks[rank - 1], signal.SIGKILL)
     _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 4, said
-    assert "is gone" in said or "could not send" in said
-    assert f"rank {victim + 1} ended with SIGKILL" in said
+    assert "is gone" in said
+    assert f"rank {rank} ({victim}) ended with SIGKILL" in said
+    assert len(said.splitlines()) == 1
     assert not any(map(alive, ranks))
 
 
 @pytest.mark.parametrize(
-    ("stages", "phase", "nth"),
+    ("scenario", "setting", "names", "victim", "phase", "nth"),
     [
-        (2, "forward", 20),
-        pytest.param(2, "requests", 5, marks=pytest.mark.wide),
-        pytest.param(2, "settle", 30, marks=pytest.mark.wide),
-        pytest.param(3, "proxies", 20, marks=pytest.mark.wide),
-        pytest.param(3, "tokens", 9, marks=pytest.mark.wide),
+        ("pp2", "engine.pipeline.stages=2", ("stage 1",), "stage 1", "forward", 20),
+        *(
+            pytest.param(*case, marks=pytest.mark.wide)
+            for case in [
+                ("pp2", "engine.pipeline.stages=2", ("stage 1",), "stage 1", "requests", 5),
+                ("pp2", "engine.pipeline.stages=2", ("stage 1",), "stage 1", "settle", 30),
+                ("pp2", "engine.pipeline.stages=3", ("stage 1", "stage 2"), "stage 1", "proxies", 20),
+                ("pp2", "engine.pipeline.stages=3", ("stage 1", "stage 2"), "stage 1", "tokens", 9),
+                ("disagg", PAIR, ("decode 0", "router"), "decode 0", "transfer", 9),
+                ("disagg", PAIR, ("decode 0", "router"), "decode 0", "forward", 20),
+                ("disagg", TWO, ("prefill 1", "decode 0", "router"), "prefill 1", "bootstrap", 5),
+                ("dp_idle", "engine.data_parallel.ranks=2", ("rank 1",), "rank 1", "exchange", 9),
+            ]
+        ),
     ],
 )
-def test_it_kills_itself_at_an_exact_place(stages: int, phase: str, nth: int) -> None:
-    script = f"faults=[{{rank: stage 1, dies: {{phase: {phase}, nth: {nth}}}}}]"
-    process, ranks = started("pp2", "engine.pipeline.stages", stages, script)
-    _, said = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 4, said
-    assert "rank 0 waited for 'output', and rank" in said
-    assert "rank 1 ended with SIGKILL" in said
-    assert not any(map(alive, ranks))
+def test_it_kills_itself_at_an_exact_place(
+    scenario: str, setting: str, names: tuple[str, ...], victim: str, phase: str, nth: int
+) -> None:
+    script = f"faults=[{{rank: {victim}, dies: {{phase: {phase}, nth: {nth}}}}}]"
+    settings = (setting, script, "workload.requests=4000", "measure.warmup_requests=0")
+    overrides = [word for each in settings for word in ("--set", each)]
+    done = schedbench("run", scenario, "--world", "distributed", *overrides)
+    assert done.returncode == 4, done.stderr
+    assert "is gone" in done.stderr
+    assert f"rank {names.index(victim) + 1} ({victim}) ended with SIGKILL" in done.stderr

@@ -114,13 +114,6 @@ def test_what_only_latest_can_do_is_refused_elsewhere() -> None:
     assert texts(scenario(*both, engine={"relays": ["latest", "pr25945"]}), rule) != []
 
 
-def test_a_mode_that_is_not_built_is_refused() -> None:
-    [(path, text)] = findings(scenario(engine={"disaggregation": {"mode": "pair", "transfer": "nixl"}}))
-
-    assert path == ("engine", "disaggregation", "transfer")
-    assert text.startswith("not available in this version: ")
-
-
 @pytest.mark.parametrize(
     ("mode", "chosen"), [("mixed chunk", True), ("speculation v1", False), ("pipeline", False)]
 )

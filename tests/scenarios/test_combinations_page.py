@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from schedbench.scenarios.combinations import RULES, UNAVAILABLE
+from schedbench.scenarios.combinations import RULES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "combinations.md"
 
@@ -17,8 +17,3 @@ def test_the_page_lists_every_rule_and_no_other() -> None:
     lines = PAGE.read_text().splitlines()
     table = [line for line in lines if line.startswith("| ")][1:]
     assert table == rows()
-
-
-def test_the_page_names_what_is_not_available() -> None:
-    page = PAGE.read_text()
-    assert all(f"`{section}`" in page for section in UNAVAILABLE)

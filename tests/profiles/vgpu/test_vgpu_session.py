@@ -332,6 +332,13 @@ def test_a_custom_kernel_is_one_launch_with_its_own_cost(bench: Any) -> None:
     assert x.tolist() == [3.0] * 8
 
 
+def test_an_op_of_nothing_is_no_launch(bench: Any) -> None:
+    """As torch has it: the call takes its time, and that is all."""
+    empty, before = torch.empty(0, dtype=torch.int64, device=bench.gpu.device), bench.gpu.runtime.now
+    tape = bench.observe(lambda: (-empty, empty + 1, torch.arange(3, 3, device=bench.gpu.device)))
+    assert not tape.ops and bench.gpu.runtime.now > before
+
+
 @pytest.mark.parametrize("make", [lambda: torch.zeros(4), lambda: torch.zeros(2, 2)])
 def test_a_custom_kernel_refuses_pageable_host_memory(bench: Any, make: Callable[[], torch.Tensor]) -> None:
     x = torch.ones(8, device=bench.gpu.device)

@@ -12,6 +12,7 @@ import torch
 
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.disagg.inbox import Inbox, _Receiver
+from schedbench.sched.disagg.kv import Span
 from schedbench.sched.disagg.messages import HANDSHAKE, KV, Chunk, Failed, Metadata, Preallocated
 from schedbench.sched.disagg.outbox import Outbox, _Leaving, _Sender
 from schedbench.sched.disagg.parts import Parts
@@ -48,8 +49,8 @@ class Port:
     def __init__(self) -> None:
         self.written: list[list[int]] = []
 
-    def scatter(self, slots: torch.Tensor, values: Sequence[torch.Tensor]) -> None:  # noqa: ARG002
-        self.written.append(slots.tolist())
+    def scatter(self, span: Span, values: Sequence[torch.Tensor]) -> None:  # noqa: ARG002
+        self.written.append(span.slots.tolist())
 
 
 class Event:
@@ -70,9 +71,11 @@ def request(index: int) -> Request:
 def expecting(*indices: int) -> tuple[Inbox, Wire, Port]:
     """A decode worker with room for prompts of eight tokens."""
     wire, port = Wire(), Port()
-    inbox = Inbox(parts(wire, port, 2), Silence(), reserve=0)
+    elsewhere: Any = SimpleNamespace(parks=True, has_room=lambda _: True, expect=lambda _: None)
+    inbox = Inbox(parts(wire, port, 2), Silence(), arrivals=elsewhere, reserve=0)
     for index in indices:
         req = request(index)
+        req.req_pool_idx = index
         inbox._receivers[req.id] = _Receiver(req, torch.arange(8 * index, 8 * index + 8))
     return inbox, wire, port
 

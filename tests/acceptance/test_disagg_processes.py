@@ -1,0 +1,121 @@
+"""Workers of their own as processes, joined by gloo: the tokens of one worker, and nothing raced for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from schedbench.profiles.result import Abstained, Hazards, Metric, Result
+from schedbench.profiles.run.execute import Options, execute
+from schedbench.profiles.run.machine import MachineError
+from schedbench.profiles.world import carriers
+from tests.acceptance.questions import answer, asked, digest, digest_of, statuses, surroundings
+
+PAIR = "engine.disaggregation={mode: pair}"
+FOUR = "engine.disaggregation={mode: pair, prefill: 2, decode: 2}"
+NIXL = "engine.disaggregation={mode: pair, transfer: nixl}"
+FEW = (
+    "workload.requests=6",
+    "workload.prompt_tokens={dist: uniform, min: 16, max: 120}",
+    "workload.output_tokens={dist: uniform, min: 1, max: 20}",
+    "measure.warmup_requests=2",
+)
+CHUNKS = ("engine.chunked_prefill_size=32", "engine.page_size=16")
+wide = pytest.mark.wide
+
+
+def processes(scenario: str, *overrides: str) -> Result:
+    question = asked(scenario, *FEW, *overrides)
+    options = Options(device="vgpu", world="distributed", hazards=True, save_tokens=True)
+    return execute(question, question.relays[0], options).result
+
+
+@cache
+def alone(scenario: str) -> str:
+    return digest(scenario, *FEW)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "way"),
+    [
+        ("mixed", (PAIR, *CHUNKS)),
+        ("spec_v2", (PAIR,)),
+        pytest.param("mixed", (NIXL,), marks=pytest.mark.nixl),
+        pytest.param("mixed", (FOUR, "engine.disaggregation.transfer=nixl"), marks=(pytest.mark.nixl, wide)),
+        pytest.param("mixed", (FOUR,), marks=wide),
+        pytest.param("mixed", (FOUR, *CHUNKS, "engine.overlap=false"), marks=wide),
+        pytest.param("mixed", (PAIR, "engine.relay=pr25944", "engine.mixed_chunk=false"), marks=wide),
+        pytest.param("spec_v1", (PAIR,), marks=wide),
+        pytest.param("hisparse", (PAIR, "engine.relay=latest"), marks=wide),
+        pytest.param("spec_v2", (FOUR, "engine.overlap=false"), marks=wide),
+    ],
+)
+def test_the_tokens_are_those_of_one_worker(scenario: str, way: tuple[str, ...]) -> None:
+    result = processes(scenario, *way)
+    assert statuses(result) == {"finished"}
+    assert digest_of(result) == alone(scenario)
+    assert isinstance(result.hazards, Hazards) and not result.hazards.findings
+    assert isinstance(result.metrics["ttft_ms"], Abstained)
+    assert {rank.role for rank in result.ranks} == {"prefill", "decode"}
+
+
+@wide
+def test_what_is_never_sent_needs_no_link() -> None:
+    result = processes("mixed", "engine.disaggregation={mode: pair, transfer: fake}")
+    assert statuses(result) == {"finished"} and isinstance(result.outputs, Abstained)
+
+
+def test_between_machines_pages_take_longer_and_tokens_are_the_same() -> None:
+    """In the virtual world: by the network in place of NVLink."""
+    near, far = (
+        answer("mixed", *FEW, f"engine.disaggregation={{mode: pair, transfer: {transfer}}}")
+        for transfer in ("local", "distributed")
+    )
+    assert digest_of(far) == digest_of(near) == alone("mixed")
+    times = [result.metrics["transfer_ms"] for result in (near, far)]
+    assert isinstance(times[0], Metric) and isinstance(times[1], Metric)
+    assert times[1].values[0] > times[0].values[0]
+
+
+def test_one_process_cannot_be_several() -> None:
+    with pytest.raises(MachineError, match="local stays within one process"):
+        processes("mixed", "engine.disaggregation={mode: pair, transfer: local}")
+
+
+def test_nixl_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carriers, "find_spec", lambda _: None)
+    with pytest.raises(MachineError, match=r"pip install 'schedbench\[nixl\]'"):
+        processes("mixed", NIXL)
+
+
+def test_nixl_needs_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carriers, "find_spec", lambda _: "there")
+    with pytest.raises(MachineError, match="--world distributed"):
+        answer("mixed", *FEW, NIXL)
+
+
+def torchrun(count: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    launcher = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", str(count), "-m"]
+    return subprocess.run(
+        [*launcher, "schedbench", "run", *arguments],
+        capture_output=True,
+        text=True,
+        env=surroundings({"OMP_NUM_THREADS": "1"}),
+        timeout=100,
+        check=False,
+    )
+
+
+@wide
+def test_torchrun_starts_them_too() -> None:
+    settings = [word for each in (PAIR, *FEW) for word in ("--set", each)]
+    told = torchrun(3, "mixed", "--world", "distributed", "--format", "json", *settings)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert json.loads(told.stdout)["outputs"]["digest"] == alone("mixed")
+    few = torchrun(2, "mixed", "--world", "distributed", *settings)
+    assert "2 processes were started, and the scenario has 3 ranks: prefill 0, decode 0, router" in few.stderr
