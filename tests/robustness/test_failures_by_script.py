@@ -9,6 +9,7 @@ from itertools import permutations
 import pytest
 
 from schedbench.scenarios.failures import TRANSFER, rank_names, role_of, tags
+from schedbench.sched.disagg.place import Place
 from tests.acceptance.questions import asked, statuses
 from tests.robustness.breaking import FEW, WORLDS, Death, broken, deaths, unbroken, whole
 
@@ -74,6 +75,18 @@ def test_a_rank_dies(world: str, death: Death) -> None:
 )
 def test_any_rank_dies_at_any_time(world: str, death: Death) -> None:
     dies(world, death)
+
+
+@pytest.mark.parametrize("rank", ["prefill 1", "decode 1"])
+def test_requests_of_others_come_and_go_after_a_worker_has_died(rank: str) -> None:
+    """They arrive a tenth of a second apart: each has ended before the next one comes."""
+    late = (*WORLDS["2x2"], "workload.requests=12", "workload.arrival={process: constant, rate: 10}")
+    role, place = role_of(rank), Place(0, prefill=2, decode=2)
+    result = broken(f"faults=[{{rank: {rank}, dies: {{phase: settle, nth: 1}}}}]", *late)
+    for index, row in enumerate(result.requests):
+        mine = (place.prefill_of(index) if role == "prefill" else place.decode_of(index) - 2) == 1
+        assert row.status == ("failed" if mine else "finished")
+        assert row.reason == (f"{rank} is gone: killed by script in settle 1" if mine else "length")
 
 
 VARIANTS = {
