@@ -33,6 +33,7 @@ Switch = Annotated[bool, BeforeValidator(_switch)]
 Setting = Annotated[bool | int | float | str, BeforeValidator(_switch)]
 Count = Annotated[int, Field(ge=0, le=2**40)]
 Positive = Annotated[int, Field(ge=1, le=2**40)]
+Ranks = Annotated[int, Field(ge=1, le=256)]  # each is a thread, or a process, with a device of its own
 Requests = Annotated[int, Field(ge=0, le=10_000_000)]  # each is drawn before the first one runs
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Rate = Annotated[float, Field(ge=1e-3, le=1e9)]

@@ -14,7 +14,20 @@ from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr
 
 from .case import Case
 from .failure_schema import Failure
-from .fields import Count, Fraction, Limit, Positive, Rate, Requests, Section, Seed, Setting, Several, Switch
+from .fields import (
+    Count,
+    Fraction,
+    Limit,
+    Positive,
+    Ranks,
+    Rate,
+    Requests,
+    Section,
+    Seed,
+    Setting,
+    Several,
+    Switch,
+)
 from .source import Source
 from .workload_schema import Workload
 
@@ -126,7 +139,7 @@ class Pipeline(Section):
     is nothing but an unfinished prompt. With ``dynamic_chunks`` a prompt's later chunks get shorter, by the share
     ``smooth_factor`` of what it takes to last as long as the first one."""
 
-    stages: Positive = 1
+    stages: Ranks = 1
     async_depth: Count = 0
     skip_chunk_outputs: Switch = False
     dynamic_chunks: Switch = False
@@ -138,8 +151,8 @@ class Disaggregation(Section):
     ``reserved_decode_tokens``: room that a decode worker keeps for each of its requests before it takes another."""
 
     mode: Literal["none", "pair"] = "none"
-    prefill: Positive = 1
-    decode: Positive = 1
+    prefill: Ranks = 1
+    decode: Ranks = 1
     transfer: Literal["auto", "local", "distributed", "fake", "nixl"] = "auto"
     reserved_decode_tokens: Count = 512
 
@@ -148,7 +161,7 @@ class DataParallel(Section):
     """Ranks that have every n-th request each, and step together. ``mlp``: each has a whole one, or a part in one for
     all."""
 
-    ranks: Positive = 1
+    ranks: Ranks = 1
     mlp: Literal["replicated", "shared"] = "replicated"
 
 
@@ -175,7 +188,7 @@ class Engine(Section):
     hisparse: HiSparse = HiSparse()
     pipeline: Pipeline = Pipeline()
     disaggregation: Disaggregation = Disaggregation()
-    replicas: Positive = 1
+    replicas: Ranks = 1
     data_parallel: DataParallel = DataParallel()
 
     @property
