@@ -22,6 +22,7 @@ from .errors import DEFECT, INTERRUPTED, exit_code, message
 from .explain import explain
 from .list import show
 from .profile import profile
+from .reader import read
 from .report import report
 from .run import run
 from .signals import interruptible
@@ -75,7 +76,7 @@ def main() -> None:
     is a traceback and an exit code of its own."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows few letters
-    with interruptible() as interruption:
+    with interruptible() as interruption, read(sys.stdout):
         try:
             app()
         except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -28,6 +29,13 @@ def calibrate(
     batch_sizes: Annotated[str, typer.Option(help="Running requests to measure at.")] = "1,4,16,64",
     prompt_tokens: Annotated[str, typer.Option(help="Lengths of prompts to measure at.")] = "32,256,1024",
     rounds: Annotated[int, typer.Option(min=1, help="How often each of them is run.")] = 2,
+    judge: Annotated[
+        bool,
+        typer.Option(
+            "--judge",
+            help="Run some scenarios with these lines and with this machine's own host: how far apart?",
+        ),
+    ] = False,
     form: Annotated[Literal["table", "json"], typer.Option("--format", help="A table, or JSON.")] = "table",
 ) -> None:
     """Measure what this machine takes, and write it as a hardware profile: each constant with its origin.
@@ -51,12 +59,14 @@ def calibrate(
             name=base if output is None else output.stem,
             rounds=rounds,
             host_only=host_only,
-            tell=lambda words: typer.echo(words, err=True),
+            tell=_tell,
         )
+        document = found.document()
+        if judge:
+            document["judged"] = _judged(document)
     except KeyboardInterrupt:
         typer.echo("schedbench: interrupted; nothing was written", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    document = found.document()
     if output is not None:
         _write(output, found.profile)
     if form == "json":
@@ -65,6 +75,18 @@ def calibrate(
         from .console import results
 
         render(document, results())
+
+
+def _tell(words: str) -> None:
+    typer.echo(words, err=True)
+
+
+def _judged(document: dict[str, Any]) -> dict[str, Any]:
+    from ..profiles.calibrate import judged
+    from ..profiles.cuda import prediction
+
+    hardware = judged.of_this_machine(document["profile"], document["through_torch_ns"])
+    return prediction.document(judged.judged(hardware, judged.ASKED, tell=_tell))
 
 
 def _plan(batch_sizes: str, prompt_tokens: str) -> list[Errand]:
@@ -94,6 +116,9 @@ def render(document: dict[str, Any], console: Console) -> None:
     if document["device"]:
         console.print()
         console.print(_device(document))
+    if "judged" in document:
+        console.print()
+        console.print(_errors(document["judged"]))
     for line in document["missing"]:
         console.print(f"as in {document['base']}: {line}", markup=False)
 
@@ -113,14 +138,44 @@ def _phases(document: dict[str, Any]) -> Table:
     table.add_column("phase", no_wrap=True)
     for heading in ("a", "b", "samples", "sizes", "residual", "R2", "worst", "at n", "old a", "old b"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for name, line in document["phases"].items():
-        old = line["old"] or {"a": None, "b": None}
+    for name, line in _lines(document["phases"]):
+        old = line.get("old") or {"a": None, "b": None}
         r2 = MISSING if line["r2"] is None else f"{line['r2']:.2f}"
         table.add_row(
             name, number(line["a"]), number(line["b"]), number(line["samples"]), number(line["sizes"]),
             number(line["residual"]), r2, f"x {number(line['worst'])}", number(whole(line["worst_n"])),
             number(old["a"]), number(old["b"]),
         )  # fmt: skip
+    return table
+
+
+def _lines(phases: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each phase, and the kinds of steps for which it is another."""
+    for name, line in phases.items():
+        yield name, line
+        yield from ((f"  {kind}", of_kind) for kind, of_kind in line.get("kinds", {}).items())
+
+
+def _errors(judged: dict[str, Any]) -> Table:
+    from .frames import framed
+    from .numbers import number, percent
+
+    signs = judged["signs"]
+    table = framed(
+        "declared host times against this machine's, on one virtual device",
+        caption=f"median error {percent(judged['median_error'])} %; of changes that both call "
+        f"{signs['agree']} signs agree and {signs['differ']} differ",
+    )
+    for heading in ("scenario", "state", "metric", "unit"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("declared", "measured", "error %"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in judged["errors"]:
+        table.add_row(
+            *(row[name] for name in ("scenario", "state", "metric", "unit")),
+            *(number(row[name]) for name in ("emulated", "measured")),
+            percent(row["error"]),
+        )
     return table
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -19,7 +19,20 @@ if TYPE_CHECKING:
 
 _Form = Literal["table", "json", "md"]
 
-Seeds = Annotated[int, typer.Option("--seeds", min=0, help="Random adversaries, besides all strategies.")]
+_Asking = Callable[["Resolved", Stopwatch, Callable[[str], None]], dict[str, Any]]
+SEEDS = 4
+
+Device = Annotated[
+    Literal["vgpu", "cuda"],
+    typer.Option(
+        help="cuda: hazards and invariants of a run on the GPU, watched from inside; without adversaries, "
+        "since a real device has no delays to choose."
+    ),
+]
+Seeds = Annotated[
+    int | None,
+    typer.Option("--seeds", min=0, help=f"Random adversaries, besides all strategies. [default: {SEEDS}]"),
+]
 Adversarial = Annotated[
     int | None, typer.Option("--adversarial", min=0, metavar="SEED", help="This adversary only.")
 ]
@@ -40,7 +53,8 @@ def check(
         list[str] | None,
         typer.Option(metavar="BUDGET", help="A budget, e.g. decode.steady.schedule.sync=0."),
     ] = None,
-    seeds: Seeds = 4,
+    device: Device = "vgpu",
+    seeds: Seeds = None,
     adversarial: Adversarial = None,
     all_faults: Annotated[
         bool, typer.Option("--all-faults", help="Check that every known bug is caught, each where it shows.")
@@ -49,14 +63,18 @@ def check(
     form: Annotated[_Form, typer.Option("--format", help="What to print on stdout.")] = "table",
 ) -> None:
     """Check that a scenario's tokens are right, that every access is ordered, whatever order the streams allow, that
-    invariants hold and budgets are kept. On the virtual GPU; judges no time.
+    invariants hold and budgets are kept. On the virtual GPU unless --device says otherwise; judges no time.
 
     Exit codes: 0 all checks passed; 1 one failed, or a known bug was not caught; 2 usage or scenario;
     3 this machine cannot; 130 interrupted, 143 terminated.
     """
     if scenario is None and not all_faults:
         raise UsageError("check wants a scenario, or --all-faults")
-    if all_faults and (scenario, overrides, relay, fault, expect, adversarial) != (None,) * 6:
+    if device == "cuda" and (seeds, adversarial) != (None, None):
+        raise UsageError("--device cuda: adversaries choose when work is done, a real device does so itself")
+    if all_faults and (
+        device == "cuda" or (scenario, overrides, relay, fault, expect, adversarial) != (None,) * 6
+    ):
         raise UsageError(
             "--all-faults has scenarios of its own: it takes --seeds, --format and --output-dir only"
         )
@@ -65,34 +83,39 @@ def check(
     try:
         with _progress() as told:
             if all_faults:
-                content = _all_faults(seeds, clock, told)
+                content = _all_faults(SEEDS if seeds is None else seeds, clock, told)
             else:
                 assert scenario is not None
                 question = asked(
                     scenario, overrides or [], relay=relay, expect=expect or [], faults=fault or []
                 )
-                content = _examined(question, _adversaries(seeds, adversarial), clock, told)
+                asking = _on_cuda if device == "cuda" else _on_vgpu(seeds, adversarial)
+                content = asking(question, clock, told)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     _show(content, output_dir, form)
     raise typer.Exit(0 if content["passed"] else GATE_FAILED)
 
 
-def _adversaries(seeds: int, only: int | None) -> Sequence[int]:
-    from ..profiles.check import schedules
+def _on_vgpu(seeds: int | None, only: int | None) -> _Asking:
+    def examined(question: Resolved, clock: Stopwatch, told: Callable[[str], None]) -> dict[str, Any]:
+        from ..profiles.check import schedules
+        from ..profiles.check.document import document
+        from ..profiles.check.examine import Examiner
 
-    return schedules.seeds(seeds) if only is None else (only,)
+        numbers = schedules.seeds(SEEDS if seeds is None else seeds) if only is None else (only,)
+        examiner = Examiner(question, numbers, told)
+        reports = [examiner.examine(relay) for relay in question.relays]
+        return document(question, reports, run=clock.run())
+
+    return examined
 
 
-def _examined(
-    question: Resolved, adversaries: Sequence[int], clock: Stopwatch, told: Callable[[str], None]
-) -> dict[str, Any]:
+def _on_cuda(question: Resolved, clock: Stopwatch, told: Callable[[str], None]) -> dict[str, Any]:
     from ..profiles.check.document import document
-    from ..profiles.check.examine import Examiner
+    from ..profiles.check.on_cuda import examine_all
 
-    examiner = Examiner(question, adversaries, told)
-    reports = [examiner.examine(relay) for relay in question.relays]
-    return document(question, reports, run=clock.run())
+    return document(question, examine_all(question, told), run=clock.run())
 
 
 def _all_faults(seeds: int, clock: Stopwatch, told: Callable[[str], None]) -> dict[str, Any]:

@@ -145,6 +145,11 @@ def _question(name: str | None, overrides: list[str], a: Spec, b: Spec) -> tuple
 
     question = Question.of(name, overrides)
     sides = [question.scenario(spec.overrides) for spec in (a, b) if spec.ref is None and not spec.stored]
+    for scenario in sides or [question.scenario()]:
+        if scenario.faults:
+            raise scenario.source.refuse(
+                ("faults",), "compare judges runs that come to their end; check takes them"
+            )
     if len(sides) == 2:
         differences = unlike_questions(
             sides[0].expanded(), sides[1].expanded(), varied=a.varied | b.varied, free=()

@@ -11,6 +11,7 @@ USAGE: Final = 2
 UNABLE: Final = 3
 WORKLOAD_FAILED: Final = 4
 INTERRUPTED: Final = 130
+UNREAD: Final = 141  # whoever read our output has left, as it is told of programs that SIGPIPE ends
 TERMINATED: Final = 143
 DEFECT: Final = 70  # ours; the traceback is the report
 

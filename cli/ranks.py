@@ -21,6 +21,7 @@ _METRICS: Final = (
 )
 # Of workers that have a part of the requests each.
 _REQUESTS: Final = (
+    "idle_step_share",
     "ttft_ms",
     "queue_ms",
     "prefill_ms",

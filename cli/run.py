@@ -46,7 +46,7 @@ def run(
         bool, typer.Option("--save-tokens", help="Keep every request's tokens in the result.")
     ] = False,
     hazards: Annotated[
-        Switch, typer.Option(help="Watch for accesses that nothing orders, on the virtual GPU.")
+        Switch, typer.Option(help="Watch for accesses that nothing orders; on CUDA instead of measuring.")
     ] = "off",
     adversarial: Annotated[
         int | None,
@@ -139,7 +139,7 @@ def _show(outcome: Outcome, form: Format) -> None:
     from .render import show
 
     show(outcome, results(), form)
-    for line in _unfinished(outcome.result):
+    for line in (*_unfinished(outcome.result), *_broken_off(outcome.result)):
         typer.echo(line, err=True)
 
 
@@ -151,14 +151,24 @@ def _unfinished(result: Result) -> list[str]:
     return [f"{count} {status}: {reason}" for (status, reason), count in reasons.most_common(3)]
 
 
+def _broken_off(result: Result) -> list[str]:
+    """Which ranks were lost, and what of the script of failures the run did not come to."""
+    missed = [f"never came: {fault}" for fault in result.run.missed]
+    return [f"broke off: {result.run.failure}", *missed] if result.run.failure else missed
+
+
 def _exit_code(outcome: Outcome) -> int:
     result = outcome.result
     if result.run.cancelled:
         return INTERRUPTED
-    if _went_nowhere(result):
+    if result.run.failure or _went_nowhere(result) or _failed_by_script(result):
         return WORKLOAD_FAILED
     return GATE_FAILED if outcome.breaches or outcome.undeclared else 0
 
 
 def _went_nowhere(result: Result) -> bool:
     return bool(result.requests) and not any(r.status in ("finished", "aborted") for r in result.requests)
+
+
+def _failed_by_script(result: Result) -> bool:
+    return bool(result.scenario.expanded.get("faults")) and any(r.status == "failed" for r in result.requests)

@@ -132,6 +132,7 @@ def labels(result: Document) -> str:
     parts += ["profiled: not for timing"] if label["profiled"] else []
     parts += [result["idle"]["abstained"]] if _void(result) else []
     parts += ["cancelled: partial"] if result["run"]["cancelled"] else []
+    parts += ["broke off: partial"] if result["run"].get("failure") else []
     return " · ".join(parts)
 
 

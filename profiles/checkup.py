@@ -38,6 +38,7 @@ def checkup() -> list[Check]:
         Check("CUDA", torch.cuda.is_available(), _cuda(), runs=True),
         _package("triton"),
         _package("nvtx"),
+        _package("flashinfer-python"),
         _nsys(),
     ]
 

@@ -212,6 +212,11 @@ _USAGE = (
         "100 x (1 - sum of the stages' busy times / (stages x window)); busy: union of kernels", _REQUESTS,
     ),
     Definition(
+        "idle_step_share", "ratio", "none",
+        "Of a data-parallel rank: the share of its steps in which it had no tokens and others had.",
+        "idle steps / steps", _REQUESTS,
+    ),
+    Definition(
         "peak_kv_tokens", "tokens", "none",
         "Most KV tokens in use (neither free nor evictable) after a step was prepared.",
         "max over steps", _REQUESTS,

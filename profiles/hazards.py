@@ -74,7 +74,7 @@ def hazards(machine: Machine, declared: Sequence[str], *, decoded: bool) -> Haza
         where = (
             "hazards were not watched for"
             if machine.labels.emulated
-            else "hazards show on the virtual GPU only"
+            else "a timed run on CUDA is not watched for hazards: check --device cuda"
         )
         return Abstained(abstained=where)
     names = machine.names.sites, machine.names.streams

@@ -75,6 +75,8 @@ class Run(Part):
     wall_s: Number
     emulation_speed: Number | None = None  # virtual seconds per second of wall time
     cancelled: bool = False
+    failure: str | None = None  # ranks that were lost, and what became of the others
+    missed: tuple[str, ...] = ()  # entries of the scenario's faults that it did not come to
     hazards_s: Number | None = None  # of wall_s, what watching for hazards took
 
 
@@ -308,6 +310,9 @@ class Result(Part):
         for label in ("acceptance", "capture"):
             if document["labels"][label] is None:
                 del document["labels"][label]
+        for told in ("failure", "missed"):
+            if not document["run"][told]:
+                del document["run"][told]
         if self.relay.loop is None:
             del document["relay"]["loop"]
         for request in document["requests"]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from . import failures
 from .combinations import Finding
-from .schema import Disaggregation, Relay, Scenario, SimulatedAcceptance, Speculative
+from .schema import Disaggregation, Pipeline, Relay, Scenario, SimulatedAcceptance, Speculative
 from .workload_schema import Abort, Distribution, Fixed, Grammar, Recorded, Workload
 
 
@@ -19,15 +20,20 @@ def findings(scenario: Scenario) -> Iterator[Finding]:
     yield from _length("output_tokens", scenario.workload.output_tokens)
     yield from _speculative(scenario)
     if scenario.engine.pipeline.stages == 1:
-        for name in ("async_depth", "skip_chunk_outputs"):
+        for name in ("async_depth", "skip_chunk_outputs", "dynamic_chunks"):
             if getattr(scenario.engine.pipeline, name):
                 yield ("engine", "pipeline", name), "means something only with several stages"
+    if not scenario.engine.pipeline.dynamic_chunks and "smooth_factor" in _changed(scenario.engine.pipeline):
+        yield ("engine", "pipeline", "smooth_factor"), "means something only with dynamic_chunks"
+    if scenario.engine.data_parallel.ranks == 1 and scenario.engine.data_parallel.mlp == "shared":
+        yield ("engine", "data_parallel", "mlp"), "means something only with several ranks"
     pair = scenario.engine.disaggregation
     if pair.mode == "none":
         for name in _changed(pair):
             yield ("engine", "disaggregation", name), "means something only with mode pair"
     yield from _grammar(scenario.workload.sampling.grammar)
     yield from _abort(scenario.workload.abort)
+    yield from failures.findings(scenario)
     yield from _drawn(scenario.workload) if scenario.workload.trace is None else _replayed(scenario.workload)
 
 
@@ -81,7 +87,7 @@ def _speculative(scenario: Scenario) -> Iterator[Finding]:
         yield (*key, "acceptance"), "with values none nothing can be measured: expected {mean: ...}"
 
 
-def _changed(section: Speculative | Disaggregation) -> list[str]:
+def _changed(section: Speculative | Pipeline | Disaggregation) -> list[str]:
     default = type(section)()
     return [name for name in type(section).model_fields if getattr(section, name) != getattr(default, name)]
 

@@ -43,13 +43,26 @@ MODES: dict[str, Mode] = {
         ("engine", "speculative", "topk"), lambda s: _speculates(s) and s.engine.speculative.topk > 1
     ),
     "pages": Mode(("engine", "page_size"), lambda s: s.engine.page_size > 1),
+    "graphs": Mode(("engine", "cuda_graph"), lambda s: s.engine.cuda_graph),
     "hisparse": Mode(("engine", "hisparse"), lambda s: s.engine.hisparse.enabled),
+    "flashinfer": Mode(("engine", "attention"), lambda s: s.engine.attention == "flashinfer"),
     "pipeline": Mode(("engine", "pipeline"), lambda s: s.engine.pipeline.stages > 1),
+    "dynamic chunks": Mode(
+        ("engine", "pipeline", "dynamic_chunks"), lambda s: s.engine.pipeline.dynamic_chunks
+    ),
     "disaggregation": Mode(("engine", "disaggregation"), lambda s: s.engine.disaggregation.mode != "none"),
+    "data-parallel ranks": Mode(
+        ("engine", "data_parallel", "ranks"), lambda s: s.engine.data_parallel.ranks > 1
+    ),
+    "shared MLP": Mode(
+        ("engine", "data_parallel", "mlp"),
+        lambda s: s.engine.data_parallel.ranks > 1 and s.engine.data_parallel.mlp == "shared",
+    ),
     "fake transfer": Mode(
         ("engine", "disaggregation", "transfer"),
         lambda s: s.engine.disaggregation.mode != "none" and s.engine.disaggregation.transfer == "fake",
     ),
+    "replicas": Mode(("engine", "replicas"), lambda s: s.engine.replicas > 1),
     "grammar": Mode(("workload", "sampling", "grammar"), lambda s: s.workload.sampling.grammar is not None),
     "logprobs": Mode(("workload", "sampling", "logprobs"), lambda s: s.workload.sampling.logprobs),
     "minimum length": Mode(
@@ -84,9 +97,12 @@ RULES: tuple[Rule, ...] = (
         "refused",
         "a hot buffer has one place for the newest token, a verify step has several",
     ),
+    Rule("flashinfer", "hisparse", "refused", "sparse attention has kernels of its own"),
+    Rule("flashinfer", "values none", "refused", "its kernels know nothing of tags"),
     Rule("overlap", "pipeline", "refused", "each stage runs the serial loop, stages overlap one another"),
     Rule("pipeline", "speculation", "refused", "upstream has no known working form"),
     Rule("pipeline", "hisparse", "refused", "upstream's pipeline loop does not stage prompts"),
+    Rule("dynamic chunks", "unchunked prefill", "refused", "there is no chunk whose size could follow"),
     Rule("pipeline", "measured host", "refused", "the ranks share one process, whose time is no rank's own"),
     Rule(
         "disaggregation",
@@ -105,6 +121,42 @@ RULES: tuple[Rule, ...] = (
         "measured host",
         "refused",
         "the workers share one process, whose time is no rank's own",
+    ),
+    Rule("replicas", "pipeline", "refused", "replicas of several stages are not built in this version"),
+    Rule("replicas", "disaggregation", "refused", "which has numbers of workers of its own"),
+    Rule(
+        "replicas", "data-parallel ranks", "refused", "the router would not know which of them has a request"
+    ),
+    Rule(
+        "replicas",
+        "measured host",
+        "refused",
+        "the ranks share one process, whose time is no rank's own",
+    ),
+    Rule(
+        "data-parallel ranks",
+        "pipeline",
+        "refused",
+        "each stage would be several ranks, which would have to agree on every microbatch",
+    ),
+    Rule(
+        "data-parallel ranks",
+        "disaggregation",
+        "refused",
+        "workers of several ranks would have to agree on every transfer",
+    ),
+    Rule(
+        "shared MLP",
+        "speculation",
+        "refused",
+        "the layers of the draft would have to be shared too, which this version does not do",
+    ),
+    Rule("shared MLP", "graphs", "refused", "what waits for other ranks is not captured in this version"),
+    Rule(
+        "data-parallel ranks",
+        "measured host",
+        "refused",
+        "the ranks share one process, whose time is no rank's own",
     ),
     Rule("values none", "grammar", "refused", "tokens are hashes there, a grammar cannot choose them"),
     Rule("values none", "logprobs", "refused", "there are no logits"),
@@ -126,8 +178,6 @@ def findings(
 ) -> Iterator[Finding]:
     """What the tables have against a scenario: the key to blame, and why. Of two modes the one is to blame that was
     asked for by an ``overridden`` key; nothing is said of modes whose keys are ``broken`` and were left out."""
-    for path, feature in _unavailable(scenario):
-        yield path, f"not available in this version: {feature}"
     for rule in _broken(scenario, rules):
         first, second = MODES[rule.first].key, MODES[rule.second].key
         if not _among(first, broken) and not _among(second, broken):
@@ -151,10 +201,9 @@ def staged(scenario: Scenario) -> bool:
     return scenario.engine.pipeline.stages > 1
 
 
-def _unavailable(scenario: Scenario) -> Iterator[Finding]:
-    """Keys that ask for what is not built, and what that is."""
-    if scenario.faults:
-        yield ("faults",), "faults by script"
+def routed(scenario: Scenario) -> bool:
+    """Whether its workers stand behind a router."""
+    return scenario.engine.disaggregation.mode != "none" or scenario.engine.replicas > 1
 
 
 def _broken(scenario: Scenario, rules: tuple[Rule, ...]) -> Iterator[Rule]:

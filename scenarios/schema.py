@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr
 
 from .case import Case
+from .failure_schema import Failure
 from .fields import Count, Fraction, Limit, Positive, Rate, Requests, Section, Seed, Setting, Several, Switch
 from .source import Source
 from .workload_schema import Workload
@@ -122,11 +123,14 @@ class HiSparse(Section):
 
 class Pipeline(Section):
     """``async_depth`` microbatches beyond one per stage; ``skip_chunk_outputs`` sends no tokens round for a step that
-    is nothing but an unfinished prompt."""
+    is nothing but an unfinished prompt. With ``dynamic_chunks`` a prompt's later chunks get shorter, by the share
+    ``smooth_factor`` of what it takes to last as long as the first one."""
 
     stages: Positive = 1
     async_depth: Count = 0
     skip_chunk_outputs: Switch = False
+    dynamic_chunks: Switch = False
+    smooth_factor: Fraction = 0.75
 
 
 class Disaggregation(Section):
@@ -140,8 +144,18 @@ class Disaggregation(Section):
     reserved_decode_tokens: Count = 512
 
 
+class DataParallel(Section):
+    """Ranks that have every n-th request each, and step together. ``mlp``: each has a whole one, or a part in one for
+    all."""
+
+    ranks: Positive = 1
+    mlp: Literal["replicated", "shared"] = "replicated"
+
+
 class Engine(Section):
-    """Defaults are those of the engine's own configuration; ``auto`` overlaps wherever the modes allow it."""
+    """Defaults are those of the engine's own configuration; ``auto`` overlaps wherever the modes allow it.
+    ``replicas``: engines behind one router, which share nothing.
+    ``attention`` is by our own kernels, or on CUDA by flashinfer's, whose decodes are not captured as graphs."""
 
     overlap: Switch | Literal["auto"] = "auto"
     relay: Annotated[Relay, BeforeValidator(_state)] = Relay()
@@ -156,16 +170,21 @@ class Engine(Section):
     max_prefill_tokens: Positive = 16384
     schedule_conservativeness: Rate = 1.0
     cuda_graph: Switch = True
+    attention: Literal["auto", "flashinfer"] = "auto"
     speculative: Annotated[Speculative, BeforeValidator(_algorithm)] = Speculative()
     hisparse: HiSparse = HiSparse()
     pipeline: Pipeline = Pipeline()
     disaggregation: Disaggregation = Disaggregation()
+    replicas: Positive = 1
+    data_parallel: DataParallel = DataParallel()
 
     @property
     def ranks(self) -> int:
         """Schedulers that one run has, each with a device of its own."""
         pair = self.disaggregation
-        return self.pipeline.stages if pair.mode == "none" else pair.prefill + pair.decode
+        if pair.mode != "none":
+            return pair.prefill + pair.decode
+        return max(self.pipeline.stages, self.data_parallel.ranks, self.replicas)
 
 
 class Measure(Section):
@@ -184,7 +203,7 @@ class Scenario(Section):
     engine: Engine = Engine()
     workload: Workload
     measure: Measure = Measure()
-    faults: Several[str] = ()
+    faults: Several[Failure] = ()
     expect: Budget = Field(default_factory=dict)
     case: Case | None = Field(default=None, exclude=True)  # no part of the question that a run answers
 

@@ -33,6 +33,10 @@ class ForwardMode(Enum):
     def is_decode(self) -> bool:
         return self is ForwardMode.DECODE
 
+    @property
+    def is_idle(self) -> bool:
+        return self is ForwardMode.IDLE
+
 
 class RowState(Protocol):
     """State with one row per request of a batch, on host and device (sampling parameters, penalties)."""
@@ -97,6 +101,8 @@ class ForwardBatch:
     branches: torch.Tensor | None = None  # [T, depth] int64
     branch_lens: torch.Tensor | None = None  # [T] int64, how many of them a token sees, its own slot included
     proxies: tuple[torch.Tensor, ...] = ()  # of the stage before: hidden and residual [T, hidden]
+    global_num_tokens: tuple[int, ...] = ()  # T of every data-parallel rank, where there are several
+    graph_rows: int | None = None  # of the graph that those ranks replay together; 0: none can
 
 
 @dataclass(slots=True, eq=False)
@@ -133,6 +139,8 @@ class ScheduleBatch:
     extend_num_tokens: int = 0
     decoding_reqs: list[Request] = field(default_factory=list)  # the running part of a mixed batch
     chunked_req: Request | None = None  # the request whose prompt continues in a later step
+    global_num_tokens: tuple[int, ...] = ()  # tokens of this step on every data-parallel rank
+    graph_rows: int | None = None  # rows of the graph that those ranks replay together; 0: none can
     batch_is_full: bool = False
     rows_changed: bool = False  # a request joined or left since the last launch
     longest: int = 0  # host bound on the positions that a speculative step touches

@@ -6,7 +6,7 @@ were sent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import torch
@@ -34,7 +34,8 @@ class Link(Protocol):
 
     def send(self, to: int, tag: str, value: Any, tensors: Sequence[torch.Tensor] = ()) -> None:
         """Send after what the current stream has been given so far. Neither host nor current stream waits; tensors are
-        kept, and may not be written, before ``flush``. ``value`` is anything that can be pickled."""
+        kept, and may not be written, before ``flush``. ``value`` is anything that can be pickled. To a rank that is
+        gone it goes nowhere."""
 
     def flush(self, tag: str) -> None:
         """The current stream waits until everything sent under that tag has left its tensors."""
@@ -43,12 +44,21 @@ class Link(Protocol):
         """The next message, waiting for the peer's host to send it; for its tensors only the current stream waits.
         Raises LinkError."""
 
+    def all_to_all(self, tag: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """``tensors``: one for each rank, in their order; one from each comes back, the own one as it is. Called by all
+        ranks alike. The current stream waits until what was sent has left and what comes has landed. Raises
+        LinkError."""
+
     def poll(self, tag: str) -> Message | None:
         """The next message of anybody that has arrived whole, tensors included; None if there is none."""
 
     def wait(self, tags: Sequence[str], until: int | None) -> None:
-        """Sleep until there is something to poll, or until that instant of the clock.
+        """Sleep until there is something to poll, a rank is gone, or until that instant of the clock.
 
         None: peers owe something, and have so long for it that they must be in trouble. FOREVER: nobody owes
         anything; it may return with nothing to poll. Raises LinkError where nothing comes that was owed, or cannot come
         any more."""
+
+    def gone(self) -> Mapping[int, str]:
+        """Ranks that are known to send no more, beyond what can be polled from now on, and why. Raises LinkError where
+        nobody goes on without them."""

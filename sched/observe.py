@@ -61,6 +61,9 @@ class Observer(Protocol):
     def stream(self, name: str, stream: torch.Stream) -> None:
         """``stream`` is known as ``name`` (schedule, forward, copy, staging, backup) from now on."""
 
+    def planned(self, step: int, kind: StepKind) -> None:
+        """A batch is about to be prepared as ``step``; a prefill may yet become mixed, which is told again."""
+
     def launched(self, info: StepInfo) -> None: ...
 
     def settled(self, info: StepInfo) -> None: ...
@@ -92,6 +95,8 @@ class Silence:
         return self._nothing
 
     def stream(self, name: str, stream: torch.Stream) -> None: ...
+
+    def planned(self, step: int, kind: StepKind) -> None: ...
 
     def launched(self, info: StepInfo) -> None: ...
 

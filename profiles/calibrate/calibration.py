@@ -21,7 +21,7 @@ from ..hardware import HardwareProfile, load
 from ..run.machine import MachineError
 from .device import PROBES, DeviceConstants, device_constants
 from .fit import Line
-from .host import Errand, HostTimes, errands, fit_phases, measure
+from .host import Errand, HostTimes, errands, fit_kinds, fit_phases, measure
 from .profile import Constant, Provenance, calibrated, phase_constants, to_yaml
 
 _DEADLINE = 60.0  # seconds for a probe
@@ -43,7 +43,12 @@ class Calibration(NamedTuple):
 
     def document(self) -> dict[str, Any]:
         """Plain dicts and lists."""
-        phases = {name: {**line._asdict(), "old": _old(self.base, name)} for name, line in self.lines.items()}
+        phases: dict[str, dict[str, Any]] = {
+            name: {**line._asdict(), "old": _old(self.base, name), "kinds": {}}
+            for name, line in self.lines.items()
+        }
+        for (name, kind), line in fit_kinds(self.times).items():
+            phases[name]["kinds"][kind] = line._asdict()
         device = [
             {"key": ".".join(c.key), "value": c.value, "old": c.old, "basis": c.basis}
             for c in self.constants

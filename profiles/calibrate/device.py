@@ -42,12 +42,13 @@ def device_constants(base: HardwareProfile, probes: Mapping[str, Document]) -> D
         "pageable copies": ("copies", _pageable_copies),
         "inline size": ("copies", _inline),
         "rates": ("kernels", _rates),
+        "attention": ("kernels", _attention),
     }
     told, constants, missing = base.model_dump(), [], []
     for what, (probe, step) in steps.items():
         try:
             found = list(step(base, probes[probe]))
-        except (KeyError, ValueError, ZeroDivisionError) as error:
+        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
             missing.append(f"{what}: the probe {probe} does not say ({type(error).__name__}: {error})")
         else:
             constants += [Constant(key, value, basis, _old(told, key)) for key, value, basis in found]
@@ -187,6 +188,28 @@ def _rates(base: HardwareProfile, kernels: Document) -> Found:
             raise ValueError(f"no product that tells the efficiency of {name}")
         share = f"median of {len(shares)} products, {min(shares):.2f} to {max(shares):.2f} of the rate above"
         yield ("kernels", "efficiency", name), min(max(median(shares), 1e-3), 1.0), share
+
+
+def _attention(base: HardwareProfile, kernels: Document) -> Found:
+    """Of the rate of products, where the flops decide: of prompts. A decode's bytes say nothing of it."""
+    peaks = {row["dtype"]: _flops(row) / row["device_ns"] * 1e9 for row in kernels["peak"]}
+    fixed = base.kernels.fixed.value
+    shares = [
+        _attended(row) / _beyond(row, fixed) * 1e9 / peaks[row["dtype"]]
+        for row in kernels["attention"]
+        if row["new"] >= _COMPUTE
+    ]
+    if not shares:
+        raise ValueError("no prompt among them")
+    share = f"median of {len(shares)} prompts, {min(shares):.2f} to {max(shares):.2f} of the rate of products"
+    yield ("kernels", "efficiency", "attention"), min(max(median(shares), 1e-3), 1.0), share
+
+
+def _attended(row: Document) -> float:
+    """flops of the pairs of a token and a position that it sees."""
+    new, length = row["new"], row["new"] + row["before"]
+    pairs = row["requests"] * new * (2 * length - new + 1) / 2
+    return float(4 * row["heads"] * row["head_dim"] * pairs)
 
 
 def _flops(row: Document) -> float:

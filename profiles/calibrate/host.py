@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from ...sched.observe import StepKind
 from ..hardware import HardwareProfile
 from ..run.execute import Options, execute
 from ..run.machines import one_thread
@@ -33,6 +34,9 @@ _STEADY: Final = (
     "receive", "admit", "prepare", "settle", "resolve", "model", "sample", "publish", "flatten_numpy",
 )  # fmt: skip
 _DRAFTS: Final = ("draft", "verify", "draft_extend", "lengths", "copy")
+# A step's kind is not known yet when these open. What prompts and decodes do in the others is not the same work.
+_BEFORE_PLANNING: Final = frozenset({"receive", "admit"})
+_APART: Final = frozenset({"prefill", "decode", "mixed"})
 _CALLS, _REPEATS = 500, 9  # of torch calls whose way to the device is timed
 
 
@@ -43,19 +47,21 @@ class Errand:
     scenario: str
     overrides: tuple[str, ...]
     phases: tuple[str, ...]
+    kind: StepKind | None = None  # of the only steps that it is for
 
 
 class HostTimes(NamedTuple):
     """``through_torch``: ns of torch's own part of a call on a device tensor, left out of all samples.
-    ``outside``: us per step in ranges that are no phase."""
+    ``outside``: us per step in ranges that are no phase. ``kinds``: of phases that know their step's kind."""
 
     phases: dict[str, list[Sample]]
     through_torch: float
     outside_us: float
+    kinds: dict[tuple[str, StepKind], list[Sample]] = {}  # noqa: RUF012 - nobody writes it
 
 
 def errands(batches: Sequence[int] = BATCHES, prompts: Sequence[int] = PROMPTS) -> list[Errand]:
-    """Every batch size with every prompt length; flattening by lists and drafts on top."""
+    """Every batch size with every prompt length; flattening by lists, drafts, and prompts with decodes on top."""
     plan = [Errand("overlap_on", _workload(size, length), _STEADY) for size in batches for length in prompts]
     plan += [
         Errand("overlap_on", (*_workload(size, length), "engine.relay.flatten=list"), ("flatten",))
@@ -63,7 +69,22 @@ def errands(batches: Sequence[int] = BATCHES, prompts: Sequence[int] = PROMPTS) 
         for length in prompts
     ]
     plan += [Errand("spec_v2", _workload(min(size, 16), prompts[0]), _DRAFTS) for size in batches]
+    plan += [Errand("mixed", _mixing(2 * size), _STEADY, "mixed") for size in batches]
     return list(dict.fromkeys(plan))
+
+
+def _mixing(requests: int) -> tuple[str, ...]:
+    """Prompts that come in chunks, with the decodes of those that came before: of another model, whose device takes
+    no time and computes nothing."""
+    return (
+        f"engine.relay={STATE}",
+        "model.preset=tiny-llama",
+        "device.values=none",
+        f"workload.requests={requests}",
+        "workload.arrival=burst",
+        "measure.warmup_requests=2",
+        "device.host=measured",
+    )
 
 
 def _workload(batch: int, prompt: int) -> tuple[str, ...]:
@@ -91,20 +112,29 @@ def measure(
     plan, silent = list(plan), without_calls(hardware)
     through = through_torch(silent)
     phases, outside, steps = defaultdict[str, list[Sample]](list), 0.0, 0
+    kinds = defaultdict[tuple[str, StepKind], list[Sample]](list)
     for _ in range(rounds):
         for errand in plan:
             tell(errand)
             collector, ran = _run(errand, silent)
             found = own_times(
-                collector.ranges, collector.calls, phases=hardware.phases, through_torch=through
+                collector.ranges,
+                collector.calls,
+                phases=hardware.phases,
+                through_torch=through,
+                kind_of=collector.kind_of,
             )
             outside, steps = outside + found.outside, steps + ran
-            for name in errand.phases:
+            for name in errand.phases if errand.kind is None else ():
                 phases[name] += found.phases.get(name, ())
+            for (name, kind), samples in found.kinds.items():
+                if name in errand.phases and errand.kind in (None, kind):
+                    kinds[name, kind] += samples
     return HostTimes(
         {name: samples for name, samples in phases.items() if samples},
         through,
         outside / 1e3 / steps if steps else 0.0,
+        dict(kinds),
     )
 
 
@@ -112,9 +142,21 @@ def fit_phases(times: HostTimes) -> dict[str, Line]:
     return {name: fit(samples) for name, samples in times.phases.items()}
 
 
+def fit_kinds(times: HostTimes) -> dict[tuple[str, StepKind], Line]:
+    """Of prompts, decodes and both in one, in phases that have them."""
+    return {
+        (name, kind): fit(samples)
+        for (name, kind), samples in sorted(times.kinds.items())
+        if name not in _BEFORE_PLANNING and kind in _APART and (name, "decode") in times.kinds
+    }
+
+
 def _run(errand: Errand, hardware: HardwareProfile) -> tuple[Collector, int]:
     question, collector = replace(_asked(errand), hardware=hardware), Collector()
-    result = execute(question, question.relays[0], Options(device="vgpu"), instrument=collector).result
+    options = Options(device="vgpu")
+    result = execute(
+        question, question.relays[0], options, watch=collector.watch, instrument=collector
+    ).result
     if result.run.cancelled:
         raise KeyboardInterrupt
     return collector, sum(kind.steps for name, kind in result.per_step.items() if "." not in name)

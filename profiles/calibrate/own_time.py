@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple, Self
 
+from ...sched.observe import Clock, Silence, StepKind
 from ..timeline import Call, Names, Range, Window
 from .fit import Sample
 
@@ -20,18 +22,39 @@ _THROUGH_TORCH = ("launch", "copy")  # calls that torch makes, on a way of its o
 
 
 class OwnTimes(NamedTuple):
-    """Samples by phase; ``outside``: ns in ranges that no phase covers, over the whole run."""
+    """Samples by phase, and by phase and kind of step; ``outside``: ns in ranges that no phase covers, over the whole
+    run."""
 
     phases: dict[str, list[Sample]]
     outside: float
+    kinds: dict[tuple[str, StepKind], list[Sample]]
 
 
-class Collector:
-    """Keeps a run's ranges and calls."""
+class Collector(Silence):
+    """Keeps a run's ranges and calls, and what was planned when."""
 
     def __init__(self) -> None:
         self.ranges: list[Range] = []
         self.calls: list[Call] = []
+        self._clock: Clock | None = None
+        self._plans: defaultdict[int, list[tuple[int, StepKind]]] = defaultdict(
+            list
+        )  # by step, in order of time
+
+    def watch(self, clock: Clock, total: int) -> AbstractContextManager[Self]:  # noqa: ARG002
+        """The run's listener."""
+        self._clock = clock
+        self._plans.clear()
+        return nullcontext(self)
+
+    def planned(self, step: int, kind: StepKind) -> None:
+        assert self._clock is not None
+        self._plans[step].append((self._clock.now(), kind))
+
+    def kind_of(self, one: Range) -> StepKind | None:
+        """Of its step, as far as that was known when the range opened."""
+        known = [kind for at, kind in self._plans.get(one.step, ()) if at <= one.start]
+        return known[-1] if known else None
 
     def begin(self) -> None:
         self.ranges.clear()
@@ -44,10 +67,20 @@ class Collector:
     def finish(self, names: Names) -> None: ...
 
 
+def _unknown(one: Range) -> StepKind | None:  # noqa: ARG001
+    return None
+
+
 def own_times(
-    ranges: Sequence[Range], calls: Sequence[Call], *, phases: Collection[str], through_torch: float
+    ranges: Sequence[Range],
+    calls: Sequence[Call],
+    *,
+    phases: Collection[str],
+    through_torch: float,
+    kind_of: Callable[[Range], StepKind | None] = _unknown,
 ) -> OwnTimes:
-    """``through_torch``: ns that torch takes from its caller to the device's door; it is in no record."""
+    """``through_torch``: ns that torch takes from its caller to the device's door; it is in no record.
+    ``kind_of`` a range's step, where kinds are to be told apart."""
     order = sorted(range(len(ranges)), key=lambda i: (ranges[i].start, -ranges[i].end, -i))
     spent = _calls_within(ranges, calls, through_torch)
     owners, own, outside = dict(_owners(ranges, order, phases)), defaultdict[int, float](float), 0.0
@@ -64,10 +97,17 @@ def own_times(
                 outside -= length
             else:
                 own[above] -= length
-    found = defaultdict[str, list[Sample]](list)
+    found, by_kind = (
+        defaultdict[str, list[Sample]](list),
+        defaultdict[tuple[str, StepKind], list[Sample]](list),
+    )
     for index, ns in own.items():
-        found[ranges[index].name].append(Sample(ranges[index].size, max(ns, 0.0)))
-    return OwnTimes(dict(found), outside)
+        one = ranges[index]
+        sample, kind = Sample(one.size, max(ns, 0.0)), kind_of(one)
+        found[one.name].append(sample)
+        if kind is not None:
+            by_kind[one.name, kind].append(sample)
+    return OwnTimes(dict(found), outside, dict(by_kind))
 
 
 def _owners(

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ..hardware import HardwareProfile
+from ..hardware import HardwareProfile, PhaseLine
 from .fit import Line
-from .host import HostTimes, fit_phases
+from .host import HostTimes, fit_kinds, fit_phases
 
 _DIGITS = 4  # significant ones; no machine repeats itself better
 
@@ -33,15 +33,22 @@ class Provenance(NamedTuple):
 
 
 def phase_constants(base: HardwareProfile, times: HostTimes) -> list[Constant]:
-    """a and b of every phase that was met."""
-    found = []
+    """a and b of every phase that was met, and of the kinds of steps that are told apart."""
+    found: list[Constant] = []
     for name, line in fit_phases(times).items():
-        basis, old = _basis(line), base.phases.get(name)
-        found += [
-            Constant(("phases", name, "a"), line.a, basis, old.a.value if old else None),
-            Constant(("phases", name, "b"), line.b, basis, old.b.value if old else None),
-        ]
+        found += _of_line(("phases", name), line, base.phases.get(name))
+    for (name, kind), line in fit_kinds(times).items():
+        old = base.phases[name].kinds.get(kind) if name in base.phases else None
+        found += _of_line(("phases", name, "kinds", kind), line, old)
     return found
+
+
+def _of_line(key: tuple[str, ...], line: Line, old: PhaseLine | None) -> list[Constant]:
+    basis = _basis(line)
+    return [
+        Constant((*key, "a"), line.a, basis, old.a.value if old else None),
+        Constant((*key, "b"), line.b, basis, old.b.value if old else None),
+    ]
 
 
 def _basis(line: Line) -> str:
@@ -54,11 +61,12 @@ def calibrated(
     base: HardwareProfile, constants: Iterable[Constant], provenance: Provenance, *, name: str
 ) -> dict[str, Any]:
     """The document of a profile: the base's, with the constants in it."""
-    document = base.model_dump(exclude={"sha256"})
+    document = base.model_dump(exclude={"sha256"}, exclude_defaults=True)
     constants = list(constants)
     for constant in constants:
         quantity = _found(document, constant.key)
         quantity |= {"value": _rounded(constant.value), "origin": provenance.origin(constant.basis)}
+        quantity.setdefault("unit", "ns")  # of a line that the base has not
     document["name"] = name
     document["about"] = f"{base.name} with {len(constants)} constants measured on {provenance.machine}"
     return document
@@ -67,7 +75,7 @@ def calibrated(
 def _found(document: Mapping[str, Any], key: Sequence[str]) -> dict[str, Any]:
     inner: Any = document
     for word in key:
-        inner = inner[word]
+        inner = inner.setdefault(word, {})
     found: dict[str, Any] = inner
     return found
 

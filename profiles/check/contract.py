@@ -22,7 +22,7 @@ from .hand_drafts import Speculating, token_of
 from .violations import Violation, Violations
 from .workbench import CHUNK, Workbench
 
-Verb = Literal["prefill", "chunks", "decode", "mix", "leave", "retract"]
+Verb = Literal["prefill", "chunks", "decode", "mix", "leave", "retract", "idle"]
 
 
 class Act(NamedTuple):
@@ -38,6 +38,7 @@ class Act(NamedTuple):
 Script = Sequence[Act]
 
 DECODE = Act("decode")
+IDLE = Act("idle")
 SCRIPTS: Mapping[str, Script] = {
     "decoding": [Act("prefill", (5, 3, 7)), DECODE, DECODE, DECODE],
     "joining": [
@@ -67,6 +68,7 @@ SCRIPTS: Mapping[str, Script] = {
         DECODE,
     ],
     "mixing": [Act("prefill", (5, 3)), DECODE, Act("mix", (4, 20)), Act("mix", (6,)), DECODE, DECODE],
+    "idling": [IDLE, Act("prefill", (5, 3)), IDLE, DECODE, IDLE, DECODE, Act("mix", (4,)), IDLE, DECODE],
     "retracting": [
         Act("prefill", (5, 3, 4, 6)),
         DECODE,
@@ -172,6 +174,8 @@ def _do(bench: Workbench, act: Act) -> None:
             bench.chunks(_prompt(act.numbers[0]))
         case "decode":
             bench.decode()
+        case "idle":
+            bench.idle()
         case "leave":
             bench.leave(act.numbers)
         case "retract":

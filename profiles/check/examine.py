@@ -49,7 +49,8 @@ class Examiner:
         guard = Invariants()
         options = Options(device="vgpu", save_tokens=True, hazards=True)
         outcome = attempt(self.resolved, relay, options, guard)
-        inside = (came_to_its_end(outcome), kept(guard, outcome), self._contract(relay))
+        scripted = bool(self.resolved.scenario.faults)
+        inside = (came_to_its_end(outcome, scripted=scripted), kept(guard, outcome), self._contract(relay))
         checks = (*inside, *self._others(relay, outcome))
         result = None if isinstance(outcome, Crash) else outcome.result
         return Report(relay, checks, result, time.perf_counter() - begin)
@@ -70,7 +71,8 @@ class Examiner:
         return judged("contract", evidence, about=f"kept on batches made by hand{defects}")
 
     def _others(self, relay: RelayChoice, outcome: Outcome | Crash) -> Iterator[Check]:
-        speculates = speculation(self.resolved.scenario) is not None
+        scenario = self.resolved.scenario
+        speculates = speculation(scenario) is not None and not scenario.faults
         if isinstance(outcome, Crash):
             named = (
                 tokens.NAME,
@@ -89,6 +91,9 @@ class Examiner:
             yield drafts.check_drafts(self.resolved, relay, self._drafts)
         yield hazards(outcome.result)
         yield budget(outcome, kinds=len(self.resolved.scenario.expect))
+        if self.resolved.scenario.faults:
+            yield skipped(schedules.NAME, "at other times something else would break")
+            return
         self.notice(f"{relay.state.name}: adversaries")
         yield schedules.check_schedules(self.resolved, relay, outcome.result, self.adversaries)
 
@@ -99,14 +104,19 @@ class Examiner:
         return self._reference
 
 
-def came_to_its_end(outcome: Outcome | Crash) -> Check:
+def came_to_its_end(outcome: Outcome | Crash, *, scripted: bool = False) -> Check:
+    """``scripted``: something was to break, and requests may fail of it."""
     if isinstance(outcome, Crash):
         return Check("run", "failed", "broke down", (Evidence(str(outcome)),))
-    requests = outcome.result.requests
+    result, requests = outcome.result, outcome.result.requests
     failed = [
         Evidence(f"request {row.id} failed: {row.reason}") for row in requests if row.status == "failed"
     ]
-    return judged("run", failed, about=f"{len(requests)} requests ended")
+    if not scripted:
+        return judged("run", failed, about=f"{len(requests)} requests ended")
+    missed = [Evidence(f"never came: {fault}") for fault in result.run.missed]
+    ends = f"{len(requests)} requests ended, {len(failed)} of them failed"
+    return judged("run", missed, about=f"{ends}; {result.run.failure or 'every rank came to its end'}")
 
 
 def kept(guard: Invariants, outcome: Outcome | Crash) -> Check:

@@ -14,6 +14,7 @@ JOINING = "faults/joining"
 HOSTING = "faults/hosting"
 PARTING = "faults/parting"
 STAGING = "faults/staging"
+IDLING = "faults/idling"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ _WHERE: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "stash-before-sampling": (MIXING, _SPELLED),
     "stage-without-stash": (STAGING, ()),
     "stage-tokens-unawaited": (STAGING, ()),
+    "idle-rows-stashed": (IDLING, ()),
 }
 
 

@@ -16,6 +16,7 @@ from ...sched.batch import ForwardBatch, ModelOutput, ScheduleBatch, StepResult
 from ...sched.config import Capabilities, EngineConfig, SamplingParams, SpeculativeConfig
 from ...sched.hisparse.tier import OnDevice
 from ...sched.loop.engine import Engine
+from ...sched.loop.idle import idle_batch
 from ...sched.loop.launch import launch_overlapped, launch_serial
 from ...sched.loop.prepare import (
     filter_rows,
@@ -116,6 +117,11 @@ class Workbench:
             prepare_for_decode(self.engine, self.running, self._steps)
             self._launch(self.running)
 
+    def idle(self) -> None:
+        """A step of nobody, while others wait."""
+        self.join()
+        self._launch(idle_batch(self.engine, self._steps))
+
     def mix(self, prompts: Sequence[Sequence[int]]) -> None:
         """The running requests decode behind new prompts."""
         self.join()
@@ -182,7 +188,7 @@ class Workbench:
         forward = Forward(batch, view, desk.config, desk.pages, as_it_is)
         self.found += odd or [*violations(forward), *_misfed(forward)]
         next_ids = [token_of(req, req.kv_committed_len) for req in batch.reqs]
-        logits = torch.nn.functional.one_hot(torch.tensor(next_ids), VOCABULARY)
+        logits = torch.nn.functional.one_hot(torch.tensor(next_ids, dtype=torch.int64), VOCABULARY)
         states = prompt_states(batch) if view.capture_hidden else None
         return ModelOutput(SURE * logits.to(torch.float32), hidden_states=states)
 

@@ -30,6 +30,17 @@ _READ: Final = "d2h pinned blocking"  # of single numbers: torch has a pinned bu
 OpCopies = Iterator[tuple[str, int]]  # (what, bytes)
 
 
+class Sees(NamedTuple):
+    """What an operator's copies follow from besides its operands: the device's ``type``, and how many bytes a pageable
+    upload may have without waiting."""
+
+    type: str
+    inline: int
+
+    def on_device(self, value: object) -> bool:
+        return isinstance(value, torch.Tensor) and value.device.type == self.type
+
+
 class Announcement(NamedTuple):
     """``what`` as in ``compare_counts.Line``; ``stream`` is its identity, not its name."""
 
@@ -41,15 +52,14 @@ class Announcement(NamedTuple):
 
 
 class Announced(Silence):
-    """Gathers announcements while it listens. ``inline``: bytes that a pageable upload may have without waiting."""
+    """Gathers announcements while it listens."""
 
     def __init__(self, module: Any, device_type: str, sites: Sites, *, inline: int) -> None:
         self.counts: Counter[Announcement] = Counter()
         self.bytes: Counter[Announcement] = Counter()
         self.kinds: dict[int, str] = {}
-        self.inline = inline
+        self.sees = Sees(device_type, inline)
         self._module = module
-        self._type = device_type
         self._sites = sites
         self._open: list[tuple[str, int]] = [("", -1)]
         self._recorded: dict[int, int] = {}  # stream by id of the event that was recorded on it last
@@ -79,9 +89,6 @@ class Announced(Silence):
             _Mode(self),
         ):
             yield
-
-    def on_device(self, value: object) -> bool:
-        return isinstance(value, torch.Tensor) and value.device.type == self._type
 
     def note(self, what: str, size: int = 0, stream: int | None = None) -> None:
         name, step = self._open[-1]
@@ -124,23 +131,22 @@ class _Mode(TorchDispatchMode):
     ) -> Any:  # fmt: skip
         known = kwargs or {}
         result = func(*args, **known)
-        for what, size in copies_of(self._announced, func._opname, args, known, result):
+        sees = self._announced.sees
+        for what, size in copies_of(sees, func._opname, args, known, result):
             self._announced.note(what, size)
-            if what.endswith(" blocking") and not _held(what, size, args, known, self._announced.inline):
+            if what.endswith(" blocking") and not _held(what, size, args, known, sees.inline):
                 self._announced.note(STREAM_SYNC)
         return result
 
 
-def copies_of(
-    announced: Announced, op: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
-) -> OpCopies:
+def copies_of(sees: Sees, op: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> OpCopies:
     """What an operator copies between host and device."""
-    on_device: Callable[[object], bool] = announced.on_device
+    on_device: Callable[[object], bool] = sees.on_device
     if op == "_to_copy":
-        yield from _moved(announced, result, args[0], non_blocking=bool(kwargs.get("non_blocking")))
+        yield from _moved(sees, result, args[0], non_blocking=bool(kwargs.get("non_blocking")))
     elif op == "copy_":
         non_blocking = bool(args[2]) if len(args) > 2 else bool(kwargs.get("non_blocking"))
-        yield from _moved(announced, args[0], args[1], non_blocking=non_blocking)
+        yield from _moved(sees, args[0], args[1], non_blocking=non_blocking)
     elif op == "_local_scalar_dense" and on_device(args[0]):
         yield _READ, args[0].itemsize
     elif op == "lift_fresh" and on_device(args[0]) and args[0].numel():
@@ -148,13 +154,11 @@ def copies_of(
     elif op in READS and any(map(on_device, args)) and kwargs.get("output_size") is None:
         yield from ((_READ, size) for size in READS[op])
     elif op in _INDEXED and on_device(args[0]):
-        yield from _indices(announced, op, args)
+        yield from _indices(sees, op, args)
 
 
-def _moved(
-    announced: Announced, target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool
-) -> OpCopies:
-    up, down = announced.on_device(target), announced.on_device(source)
+def _moved(sees: Sees, target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> OpCopies:
+    up, down = sees.on_device(target), sees.on_device(source)
     if up == down or not target.numel():
         return
     converts = target.dtype != source.dtype
@@ -166,7 +170,7 @@ def _moved(
     )  # on the device: then the source's bytes go up, the target's come down
     carried = (source if converted else target) if up else (target if converted else source)
     size = target.numel() * carried.itemsize
-    held = not pinned and (not up or size > announced.inline)
+    held = not pinned and (not up or size > sees.inline)
     yield _words("h2d" if up else "d2h", pinned=pinned, blocking=held or not non_blocking), size
 
 
@@ -174,17 +178,17 @@ def _words(direction: str, *, pinned: bool, blocking: bool) -> str:
     return f"{direction} {'pinned' if pinned else 'pageable'}{' blocking' if blocking else ''}"
 
 
-def _indices(announced: Announced, op: str, args: Sequence[Any]) -> OpCopies:
+def _indices(sees: Sees, op: str, args: Sequence[Any]) -> OpCopies:
     """A mask's elements have to be counted, but for a fill with one value; indices of the host are brought over."""
     fills = op != "index" and len(args[1]) == 1 and args[2].numel() == 1
     for index in args[1]:
         if index is None:
             continue
-        if not announced.on_device(index):
+        if not sees.on_device(index):
             yield "h2d pageable blocking", index.nbytes
         elif index.dtype in _MASKS and not fills:
             yield _READ, COUNT_BYTES
-    if op != "index" and not announced.on_device(args[2]) and not fills:
+    if op != "index" and not sees.on_device(args[2]) and not fills:
         yield "h2d pageable blocking", args[2].nbytes
 
 

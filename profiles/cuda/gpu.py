@@ -15,9 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from ...sched.relay.states import states
 from ..files import write_whole
+from . import several
 from .one import parse, question
-from .prediction import file
 from .probes import PROBES
 from .stages import Outcome, Stage, in_process, run_all
 
@@ -27,15 +28,18 @@ KINETO: Final = "ACTIVITIES_MAX_GPU_BUFFER_SIZE_MB=4096\n"
 
 _PACKAGE: Final = "schedbench.profiles.cuda"
 # Whose times are predicted and measured, in the ladder's order.
-PREDICTED: Final = tuple(
-    (scenario, state)
-    for scenario in ("mixed", "penalties")
-    for state in ("pr25774-before", "pr25945", "latest")
-)
+_FEW: Final = ("pr25774-before", "pr25945", "latest")
+LADDERS: Final = {
+    "mixed": tuple(states()),
+    "penalties": tuple(states()),
+    "shared_prefix": _FEW,
+    "retraction": _FEW,
+}
+PREDICTED: Final = tuple((scenario, state) for scenario, ladder in LADDERS.items() for state in ladder)
 # All requests at once, and no token ends one: what is scheduled depends neither on the machine's speed nor on its
 # rounding, so counts can be compared.
 _BURST: Final = (
-    "workload.arrival.process=burst",
+    "workload.arrival=burst",
     "workload.requests=16",
     "workload.sampling.ignore_eos=true",
     "model.dtype=float32",
@@ -45,6 +49,8 @@ _QWEN: Final = (
     "model.dtype=bfloat16",
     "workload.requests=8",
 )
+
+_FLASHINFER: Final = ("model.dtype=bfloat16", "engine.attention=flashinfer", "workload.requests=16")
 
 
 def plan(folder: Path) -> list[Stage]:
@@ -62,11 +68,20 @@ def plan(folder: Path) -> list[Stage]:
         Stage("verify", ("-m", f"{_PACKAGE}.verify", *verified), 30, needs=("cuda", "vgpu", "counted")),
         Stage("tests", tests, 200, packages=("pytest",)),
         *(_probe(name, folder, 45) for name in PROBES if name != "environment"),
+        *_hazards(folder),
         *_predictions(folder),
         _run("cuda-mixed", folder, "cuda", (), 90),
         _run("cuda-bfloat16", folder, "cuda", ("model.dtype=bfloat16",), 90),
         _run("cuda-qwen3-0.6b", folder, "cuda", _QWEN, 120),
+        replace(_run("cuda-flashinfer", folder, "cuda", _FLASHINFER, 120), packages=("flashinfer",)),
     ]
+
+
+def _hazards(folder: Path) -> Iterator[Stage]:
+    """The same questions to the checker on both devices, and to torch's sanitizer."""
+    module = ("-m", f"{_PACKAGE}.hazards.table")
+    yield Stage("hazards-vgpu", (*module, "vgpu", str(folder)), 45)
+    yield Stage("hazards-cuda", (*module, "cuda", str(folder)), 90)
 
 
 def _predictions(folder: Path) -> Iterator[Stage]:
@@ -74,14 +89,20 @@ def _predictions(folder: Path) -> Iterator[Stage]:
     profile = folder / "calibrated.yaml"
     places = ("--probes", str(folder), "--output", str(profile))
     yield Stage("calibrate", ("-m", "schedbench.profiles.calibrate.calibration", *places), 120)
-    for scenario, state in PREDICTED:
-        settings = (*_BURST, f"engine.relay={state}")
-        yield _run(file(scenario, state, "measured"), folder, "cuda", settings, 60, scenario=scenario)
-        emulated = _run(file(scenario, state, "emulated"), folder, "vgpu", settings, 60, scenario=scenario)
+    for scenario, ladder in LADDERS.items():
+        yield _several(scenario, ladder, folder, "measured", "cuda")
+        emulated = _several(scenario, ladder, folder, "emulated", "vgpu")
         on_profile = (*emulated.arguments, "--hardware", str(profile))
         yield replace(emulated, arguments=on_profile, needs=("calibrate",))
     names = (f"{scenario}:{state}" for scenario, state in PREDICTED)
     yield Stage("prediction", ("-m", f"{_PACKAGE}.prediction", str(folder), *names), 30)
+
+
+def _several(scenario: str, ladder: Sequence[str], folder: Path, side: str, device: str) -> Stage:
+    settings = [word for override in _BURST for word in ("--set", override)]
+    where = ("--device", device, "--side", side, "--folder", str(folder))
+    arguments = ("-m", f"{_PACKAGE}.several", scenario, *where, *settings, "--states", *ladder)
+    return Stage(f"prediction-{scenario}-{side}", arguments, 90)
 
 
 def _run(
@@ -92,11 +113,10 @@ def _run(
     deadline: float,
     *,
     module: str = "one",
-    scenario: str = "mixed",
 ) -> Stage:
     settings = [word for override in overrides for word in ("--set", override)]
     output = ("--output", str(folder / f"{name}.json"))
-    arguments = ("-m", f"{_PACKAGE}.{module}", scenario, "--device", device, *settings, *output)
+    arguments = ("-m", f"{_PACKAGE}.{module}", "mixed", "--device", device, *settings, *output)
     return Stage(name, arguments, deadline, environment={"KINETO_CONFIG": str(folder / "kineto.conf")})
 
 
@@ -121,6 +141,8 @@ def _construct(stage: Stage) -> None:
     if module in (f"{_PACKAGE}.one", f"{_PACKAGE}.counted"):
         importlib.import_module(module)
         question(parse(arguments))
+    elif module == f"{_PACKAGE}.several":
+        list(several.questions(several.parse(arguments)))
     elif module == f"{_PACKAGE}.probes":
         importlib.import_module(PROBES[arguments[0]])
     else:
@@ -130,7 +152,7 @@ def _construct(stage: Stage) -> None:
 def summary(outcomes: Sequence[Outcome], folder: Path) -> dict[str, object]:
     """The stages, and what the comparisons said."""
     found, verified = _left(folder, "comparison.json"), _left(folder, "verify.json")
-    predicted = _left(folder, "prediction.json")
+    predicted, hazards = _left(folder, "prediction.json"), _left(folder, "hazards.json")
     return {
         "ok": all(outcome.status != "failed" for outcome in outcomes),
         "stages": [outcome._asdict() for outcome in outcomes],
@@ -138,6 +160,7 @@ def summary(outcomes: Sequence[Outcome], folder: Path) -> dict[str, object]:
         "differing_lines": None if found is None else len(found["lines"]),
         "verified": None if verified is None else verified["agrees"],
         "unexplained": None if verified is None else len(verified["unexplained"]),
+        "hazards_agree": None if hazards is None else hazards["agrees"],
         "median_prediction_error": None if predicted is None else predicted["median_error"],
         "files": sorted(entry.name for entry in folder.iterdir()),
     }
@@ -157,6 +180,8 @@ def markdown(told: dict[str, object], outcomes: Sequence[Outcome]) -> str:
         f"counts equal to the virtual GPU's: {told['counts_equal']}",
         "",
         f"predicted, announced and recorded counts agree but for known differences: {told['verified']}",
+        "",
+        f"hazards found on CUDA are those found on the virtual GPU: {told['hazards_agree']}",
         "",
         f"median error of emulated times on this machine's own profile: {told['median_prediction_error']}",
         "",

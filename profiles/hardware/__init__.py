@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...scenarios.document import MAX_BYTES, Document, read
 from ...scenarios.problems import ScenarioError, show
+from ...sched.observe import StepKind
 
 if TYPE_CHECKING:
     from ...sched.config import Capabilities
@@ -123,11 +124,18 @@ class HostCalls(Model):
     pin_memory: Nanoseconds
 
 
-class Phase(Model):
-    """Host time of a phase of the scheduler: a + b * n, device calls excluded."""
+class PhaseLine(Model):
+    """a + b * n, device calls excluded."""
 
     a: Nanoseconds
     b: Nanoseconds
+
+
+class Phase(PhaseLine):
+    """Host time of a phase of the scheduler. ``kinds``: of steps of a kind for which it is another; the kind is known
+    from a step's preparation on."""
+
+    kinds: dict[StepKind, PhaseLine] = {}
 
 
 class Available(Model):

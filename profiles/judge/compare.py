@@ -164,7 +164,7 @@ def _headline(rules: Rules, *, captured: bool) -> tuple[str, ...]:
 def _metrics(
     trials: Trials, rules: Rules, *, headline: Sequence[str], voids: Sequence[Reason]
 ) -> dict[str, Judged]:
-    tables = [table(results) for results in trials.results]
+    tables = [table(results, headline) for results in trials.results]
     names = [name for name in tables[0] if name in tables[1]]
     found = {name: _judged(trials, rules, tables[0][name], tables[1][name]) for name in names}
     judgements = corrected({name: judged.judgement for name, judged in found.items()}, headline)

@@ -10,7 +10,9 @@ from ..result import Result
 QUESTION: Final = ("model", "device", "workload", "measure")
 CAPACITY: Final = ("engine.kv_tokens", "engine.max_running_requests")
 # What shows in which requests share a step, and in nothing that a step does.
-BATCHING: Final = frozenset({"engine.pipeline.async_depth"})
+BATCHING: Final = frozenset(
+    {"engine.pipeline.async_depth", "engine.pipeline.dynamic_chunks", "engine.pipeline.smooth_factor"}
+)
 _FREE: Final = frozenset(
     {"measure.repeat", "measure.seed"}
 )  # how often, and which draws: paired by the caller

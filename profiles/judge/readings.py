@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
-from ..definitions import DEFINITIONS, definition
+from ..definitions import DEFINITIONS, PERCENTILES, definition
 from ..result import Metric, Result
 
 Sided = Literal["higher", "lower"]
 
-_PERCENTILES: Final = ("p50", "p99")
+_PERCENTILES: Final = (
+    "p50",
+    "p99",
+)  # read unasked: every one more makes the others harder to tell from noise
 _ENDINGS: Final = ("_throughput", "_ms")
 
 
@@ -20,29 +23,29 @@ class Reading(NamedTuple):
     direction: Sided
 
 
-def readings(result: Result) -> dict[str, Reading]:
-    """Metrics by name: the mean over repeats, and percentiles as ``ttft_ms.p99`` where there are any. Those that
-    abstained, or that have no better side, are left out."""
+def readings(result: Result, also: Collection[str] = ()) -> dict[str, Reading]:
+    """Metrics by name: the mean over repeats, and percentiles as ``ttft_ms.p99`` where there are any, of the rarer ones
+    those that are asked for by ``also``. Metrics that abstained, or that have no better side, are left out."""
     return {
         name: Reading(value, metric.unit, metric.direction)
         for metric_name, metric in result.metrics.items()
         if isinstance(metric, Metric) and metric.direction != "none"
-        for name, value in _values(metric_name, metric)
+        for name, value in _values(metric_name, metric, also)
     }
 
 
-def _values(name: str, metric: Metric) -> Iterator[tuple[str, float]]:
+def _values(name: str, metric: Metric, also: Collection[str]) -> Iterator[tuple[str, float]]:
     if metric.values:
         yield name, sum(metric.values) / len(metric.values)
-    for percentile in _PERCENTILES:
-        value = getattr(metric, percentile)
-        if isinstance(value, float | int):
-            yield f"{name}.{percentile}", float(value)
+    for percentile in PERCENTILES:
+        value, whole = getattr(metric, percentile), f"{name}.{percentile}"
+        if isinstance(value, float | int) and (percentile in _PERCENTILES or whole in also):
+            yield whole, float(value)
 
 
-def table(results: Sequence[Result]) -> dict[str, list[Reading]]:
+def table(results: Sequence[Result], also: Collection[str] = ()) -> dict[str, list[Reading]]:
     """By metric, a reading of every result; metrics that not all of them have are left out."""
-    read = [readings(result) for result in results]
+    read = [readings(result, also) for result in results]
     if not read:
         return {}
     return {name: [each[name] for each in read] for name in read[0] if all(name in each for each in read)}

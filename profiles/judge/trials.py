@@ -163,6 +163,8 @@ def _run(side: Side, name: Name, seed: int, notice: Notice) -> Sample:
     notice(name, sample)
     if sample.result.run.cancelled:
         raise KeyboardInterrupt
+    if sample.result.run.failure is not None:
+        raise WorkloadError(f"{side.label}: broke off: {sample.result.run.failure}")
     rows = sample.result.requests
     if rows and not any(row.status in ("finished", "aborted") for row in rows):
         raise WorkloadError(f"{side.label}: no request finished; the first said: {rows[0].reason}")

@@ -11,6 +11,7 @@ from ...sched.observe import Observer, Silence
 
 _HOOKS = (
     "stream",
+    "planned",
     "launched",
     "settled",
     "tokens",

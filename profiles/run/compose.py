@@ -11,6 +11,7 @@ import torch
 
 from ...scenarios.combinations import overlaps
 from ...sched.config import EngineConfig, HiSparseConfig
+from ...sched.data_parallel.mlp import SharedMLP, sharded
 from ...sched.disagg.kv import KVPort
 from ...sched.hisparse.pools import HotBuffers
 from ...sched.loop.engine import Engine, Runner, Source, TokenSampler
@@ -34,6 +35,7 @@ from ...sched.relay.row import Relay, Row
 from ...sched.relay.states import RelayChoice
 from ...sched.speculate.worker import Worker
 from ..hazards import name_pools
+from .attention import planned
 from .compose_disagg import hosted, transfer
 from .compose_sparse import Host, host_side, index_pool, kv_tier, sparse_attention
 from .draft import draft_worker, kv_pool, speculative_config
@@ -97,7 +99,7 @@ def engine_config(resolved: Resolved, machine: Machine, seat: Seat = ALONE) -> E
         context_len=model.max_positions,
         max_prefill_tokens=engine.max_prefill_tokens,
         schedule_conservativeness=engine.schedule_conservativeness,
-        cuda_graph=engine.cuda_graph,
+        cuda_graph=engine.cuda_graph and engine.attention == "auto",  # a plan cannot be captured
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         seed=scenario.measure.seed,
@@ -136,7 +138,7 @@ def compose(
         handed_on = _relay(
             relay, config, streams, observer=observer, req_to_token=slots.req_to_token, guard=guard
         )
-        weights, pages = _weights(resolved, config.device, seat), handed_on.desk.pages
+        weights, pages = _own(resolved, _weights(resolved, config.device, seat), seat), handed_on.desk.pages
         decoder, tags, host, port = _model(resolved, config, weights, pages=pages, seat=seat)
         on_device = _allocator(config, config.kv_tokens)
         tier = kv_tier(host, allocator, on_device, slots=slots, streams=streams, observer=observer)
@@ -164,6 +166,7 @@ def compose(
         worker=worker if guard is None or worker is None else guard.worker(worker),
         link=seat.link,
         stage=seat.stage,
+        share=seat.share,
         **transfer(
             resolved, seat, hosted(port, host), tier, worker, cache=cache, streams=streams, observer=observer
         ),
@@ -227,6 +230,20 @@ def _weights(resolved: Resolved, device: torch.device, seat: Seat) -> Weights:
     return load_weights(resolved.checkpoint, model, device=device, layers=layers)
 
 
+def _own(resolved: Resolved, weights: Weights, seat: Seat) -> Weights:
+    """Those that this rank computes with."""
+    if seat.share is None or resolved.scenario.engine.data_parallel.mlp == "replicated":
+        return weights
+    return sharded(weights, resolved.model, seat.share)
+
+
+def _mlp(resolved: Resolved, seat: Seat) -> SharedMLP | None:
+    if seat.share is None or resolved.scenario.engine.data_parallel.mlp == "replicated":
+        return None
+    assert seat.link is not None
+    return SharedMLP(seat.link, resolved.model, seat.share)
+
+
 def _model(
     resolved: Resolved, config: EngineConfig, weights: Weights, *, pages: torch.Tensor, seat: Seat
 ) -> tuple[Model, TagPool | None, Host | None, KVPort]:
@@ -242,7 +259,9 @@ def _model(
     host = host_side(config, model, kv, tags=tags, pages=pages)
     index = index_pool(config, model)
     sparse = sparse_attention(model, weights, kv, index=index, host=host, pages=pages, reuse=reuse)
-    whole = Decoder(model, weights, kv=kv, req_to_token=pages, sparse=sparse)
+    mlp = _mlp(resolved, seat)
+    attention = planned(scenario, model, pages)
+    whole = Decoder(model, weights, kv=kv, req_to_token=pages, sparse=sparse, planned=attention, mlp=mlp)
     decoder = whole if seat.stage is None else StageDecoder(whole, seat.stage)
     if tags is None:
         return decoder, None, host, KVPort(kv, None, index=index)

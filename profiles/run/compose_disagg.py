@@ -39,7 +39,7 @@ def transfer(
     observer: Observer,
 ) -> Transfer:
     """Nothing where prompts are computed and decoded by one worker."""
-    if seat.place is None or seat.link is None:
+    if seat.place is None or seat.link is None or seat.place.role == "replica":
         return {}
     scenario = resolved.scenario
     if isinstance(port, KVPort) and worker is not None and worker.kv is not None:

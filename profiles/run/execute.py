@@ -11,7 +11,9 @@ from typing import Literal
 
 import torch
 
-from ...scenarios.combinations import overlaps, staged
+from ...scenarios.combinations import overlaps, routed, staged
+from ...scenarios.failures import rank_names
+from ...scenarios.problems import ScenarioError
 from ...scenarios.schema import Scenario
 from ...scenarios.workload import Achieved, Lengths
 from ...sched.relay.draft_rows import DRAFT_SWITCHES
@@ -34,16 +36,17 @@ from ..result import (
 )
 from ..world.audience import Audience
 from ..world.carriers import require_nixl
-from ..world.disagg import Workers, disaggregated_world
+from ..world.data_parallel import DATA_PARALLEL
 from ..world.pairs import Heard
 from ..world.processes import process_world
-from ..world.ranks import Pipeline, RankRun, alone, virtual_world
+from ..world.ranks import PIPELINE, RankRun, Ranks, alone, virtual_world
+from ..world.routed import Workers, routed_world
 from .compose import Guard
 from .crash import broken_on_purpose
 from .draft import speculation
 from .machine import Machine, MachineError
 from .machines import Kind, chosen
-from .passes import Measured, measured, untimed
+from .passes import Measured, measured, uncounted, untimed
 from .resolve import Resolved
 from .runner import Bench, Instrument, Pass, Valve, Watch, nobody
 from .seat import Seat
@@ -92,38 +95,69 @@ def execute(
     faults broke it."""
     task = _Task(resolved, relay, options, watch, instrument, guard)
     scenario, kind = resolved.scenario, chosen(options.device, resolved.scenario)
-    if scenario.engine.disaggregation.mode != "none":
-        result = _parted(task)
-    elif scenario.engine.ranks == 1:
+    if scenario.engine.ranks == 1 and not routed(scenario):
         result = alone(kind, *task.around, task.run, keep_trace=options.keep_trace)
-    elif options.world == "virtual":
-        if options.device == "cuda":
-            raise MachineError(
-                "a virtual world has virtual GPUs; --world distributed puts ranks on real ones"
-            )
-        result = virtual_world(*task.around, task.run)
     else:
-        result = process_world(*(Pipeline(*task.around, each.run) for each in (task, task.unheard)))
+        result = (_here if options.world == "virtual" else _apart)(task)
     return Outcome(result, tuple(breaches(scenario.expect, result)), tuple(untested(scenario.expect, result)))
 
 
-def _parted(task: _Task) -> Result:
-    """Prompts and decodes by workers of their own."""
-    transfer = task.resolved.scenario.engine.disaggregation.transfer
-    if transfer == "nixl":
+def _here(task: _Task) -> Result:
+    """Ranks that are threads of this process, in virtual time."""
+    engine, everybody = task.resolved.scenario.engine, replace(task, watch=Audience(task.watch))
+    if engine.disaggregation.transfer == "nixl":
+        raise MachineError(
+            "engine.disaggregation.transfer: nixl moves KV between processes: --world distributed"
+        )
+    if routed(task.resolved.scenario):
+        return routed_world(*task.around, everybody.heard)
+    if task.options.device == "cuda":
+        raise MachineError("a virtual world has virtual GPUs; --world distributed puts ranks on real ones")
+    if engine.data_parallel.ranks > 1:
+        return virtual_world(*task.around, everybody.heard, DATA_PARALLEL)
+    return virtual_world(*task.around, task.run, PIPELINE)
+
+
+def _apart(task: _Task) -> Result:
+    """Ranks that are processes of their own."""
+    scenario, own = task.resolved.scenario, (task, task.unheard)
+    _only_deaths(scenario)
+    if routed(scenario):
+        _only_far(scenario)
+        passes = 2 if torch.cuda.is_available() and task.options.traced else 1
+        return process_world(*(Workers(*each.around, each.heard, passes) for each in own))
+    if scenario.engine.data_parallel.ranks > 1:
+        return process_world(*(Ranks(*each.around, each.heard, DATA_PARALLEL) for each in own))
+    return process_world(*(Ranks(*each.around, each.run, PIPELINE) for each in own))
+
+
+def _only_far(scenario: Scenario) -> None:
+    """Ways of KV that processes have."""
+    pair = scenario.engine.disaggregation
+    if pair.transfer == "nixl":
         require_nixl()
-    if task.options.world == "virtual":
-        if transfer == "nixl":
-            raise MachineError(
-                "engine.disaggregation.transfer: nixl moves KV between processes: --world distributed"
-            )
-        return disaggregated_world(*task.around, replace(task, watch=Audience(task.watch)).heard)
-    if transfer == "local":
+    if pair.mode != "none" and pair.transfer == "local":
         raise MachineError(
             "engine.disaggregation.transfer: local stays within one process, and --world distributed has several"
         )
-    passes = 2 if torch.cuda.is_available() and task.options.traced else 1
-    return process_world(*(Workers(*task.around, each.heard, passes) for each in (task, task.unheard)))
+
+
+def _only_deaths(scenario: Scenario) -> None:
+    """What can befall processes by script: one can kill itself, but for that which tells how the run ended."""
+    problems = [
+        scenario.source.problem(("faults", place), "with --world distributed ranks die; their links are real")
+        for place, failure in enumerate(scenario.faults)
+        if failure.link
+    ]
+    problems += [
+        scenario.source.problem(
+            ("faults", place), f"with --world distributed {failure.rank} is the command itself"
+        )
+        for place, failure in enumerate(scenario.faults)
+        if failure.rank == rank_names(scenario)[0]
+    ]
+    if problems:
+        raise ScenarioError(problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +185,13 @@ class _Task:
     def run(self, machine: Machine, valve: Valve, seat: Seat) -> RankRun:
         """One rank's run. Only those that tell of requests are watched by the caller's listeners."""
         result, done = self._recorded(machine, valve, seat)
-        return RankRun(result, done.answers.bubble.found())
+        return RankRun(result, done.answers.bubble.found(), done.end)
 
     def heard(self, machine: Machine, valve: Valve, seat: Seat) -> Heard:
         """The same of a worker that had a part of the requests."""
         result, done = self._recorded(machine, valve, seat)
-        return Heard(result, done.answers.requests.account, done.answers.acceptance, done.damage)
+        answers = done.answers
+        return Heard(result, answers.requests.account, answers.acceptance, done.damage, done.end)
 
     def _recorded(self, machine: Machine, valve: Valve, seat: Seat) -> tuple[Result, Pass]:
         if seat.rank == 0:
@@ -182,6 +217,8 @@ class _Task:
             )
         if options.adversary is not None:
             found = untimed(found, "an adversary decided when work was done: times mean nothing")
+        if machine.untimed:
+            found = uncounted(untimed(found, machine.untimed))
         if options.world == "distributed" and seat.link is not None:
             found = untimed(found, "the ranks' clocks are their own: no link was emulated")
         valve.finish(machine.names)
@@ -222,6 +259,7 @@ def _run(options: Options, started: datetime, wall_s: float, done: Pass, machine
         wall_s=wall_s,
         emulation_speed=(done.end - done.start) / 1e9 / done.wall_s if machine.labels.emulated else None,
         cancelled=done.cancelled,
+        failure=done.failure or None,
         hazards_s=None if machine.hazards is None else machine.hazards.spent / 1e9,
     )
 
@@ -249,7 +287,9 @@ def _result(scenario: Scenario, relay: RelayChoice, machine: Machine, found: Mea
         ),
         hardware=machine.hardware,
         hazards=hazards(
-            machine, _known(relay, scenario), decoded=bool(_HANDED_ON & found.parts.per_step.keys())
+            machine,
+            _known(relay, scenario),
+            decoded=bool(_HANDED_ON & found.done.answers.counts.steps.keys()),
         ),
         **{
             **found.parts._asdict(),

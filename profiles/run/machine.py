@@ -55,7 +55,7 @@ class Machine:
     """``exact``: times repeat byte for byte. ``flush`` delivers what the watcher still holds. ``peek`` reads a device
     tensor without the device knowing: for checks that are no part of the run. ``traced``, where counting perturbs
     times, makes the pass inside it one that counts; None where one pass does both. ``hazards`` where they are watched
-    for."""
+    for. ``untimed``: why its times mean nothing and it counts nothing, if so."""
 
     device: torch.device
     capabilities: Capabilities
@@ -71,3 +71,4 @@ class Machine:
     traced: Callable[[], AbstractContextManager[Counting]] | None = None
     host: HostTime = field(default_factory=ByItself)
     hazards: Watcher | None = None
+    untimed: str = ""

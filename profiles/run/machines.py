@@ -14,6 +14,7 @@ import torch
 from ...scenarios.schema import Scenario
 from ...sched.observe import Clock
 from ..cuda.clock import WallClock
+from ..cuda.hazards.machine import open_watched
 from ..cuda.machine import open_cuda
 from ..result import HardwarePart, Labels
 from ..timeline import Sink
@@ -25,6 +26,7 @@ from ..world.device import SharedSimulation
 from ..world.ports import CopyingPorts, Ports, VirtualPorts
 from ..world.virtual import WorldClock
 from . import capacity
+from .attention import obstacle
 from .machine import ByItself, HostTime, Machine, MachineError
 from .resolve import Resolved
 
@@ -33,13 +35,16 @@ Kind = Literal["auto", "cuda", "vgpu"]
 
 def chosen(kind: Kind, scenario: Scenario) -> Literal["cuda", "vgpu"]:
     """``auto`` takes CUDA where there is one and it can do what the scenario asks. Raises MachineError."""
-    emulated_only = _emulated_only(scenario)
-    if kind == "auto":
-        return "cuda" if torch.cuda.is_available() and not emulated_only else "vgpu"
-    if kind == "cuda" and not torch.cuda.is_available():
+    emulated_only, available = _emulated_only(scenario), torch.cuda.is_available()
+    if kind == "cuda" and not available:
         raise MachineError(
             "no CUDA device here (torch.cuda.is_available() is False); --device vgpu emulates one"
         )
+    without = obstacle(scenario, cuda=kind != "vgpu" and available)
+    if without:
+        raise MachineError(without)
+    if kind == "auto":
+        return "cuda" if available and not emulated_only else "vgpu"
     if kind == "cuda" and emulated_only:
         raise MachineError(emulated_only)
     return kind
@@ -69,13 +74,13 @@ def open_machine(
     adversary: int | None = None,
     keep_trace: Path | None = None,
 ) -> AbstractContextManager[Machine]:
-    """On the virtual GPU ``hazards`` are watched for, or the ``adversary`` of that number is at work; of CUDA the trace
+    """``hazards`` are watched for, or on the virtual GPU the ``adversary`` of that number is at work; of CUDA the trace
     of the counting pass may be kept. Raises MachineError."""
     if kind == "vgpu":
         return _virtual(resolved, sink, hazards=hazards, adversary=adversary)
     if adversary is not None:
         raise MachineError("an adversary decides when work is done; a real device does so itself")
-    return open_cuda(resolved, sink, keep_trace)
+    return open_watched(resolved, sink) if hazards else open_cuda(resolved, sink, keep_trace)
 
 
 @contextmanager

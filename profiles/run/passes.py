@@ -54,6 +54,8 @@ def outputs_of(done: Pass) -> Outputs | Abstained:
     """What a damaged KV slot added up to enters the digest as one more token."""
     if done.cancelled:
         return Abstained(abstained="the run was interrupted")
+    if done.failure:
+        return Abstained(abstained=f"the run broke off: {done.failure}")
     if done.simulated:
         return Abstained(abstained="drafts were accepted by lot, the tokens mean nothing")
     return outputs_with(done.answers.requests.account.in_order(), done.damage)
@@ -86,6 +88,11 @@ def untimed(found: Measured, why: str) -> Measured:
     }
     parts = found.parts._replace(metrics=metrics, idle=Abstained(abstained=why), copies=(), syncs=())
     return found._replace(parts=parts)
+
+
+def uncounted(found: Measured) -> Measured:
+    """Nobody looked at what steps did."""
+    return found._replace(parts=_uncounted(found.parts))
 
 
 def _forget(bench: Bench) -> None:

@@ -13,6 +13,7 @@ from ...scenarios.loader import load
 from ...scenarios.problems import KeyPath, Problem, ScenarioError, either, show, touches, unknown
 from ...scenarios.schema import Model, Relay, Scenario
 from ...scenarios.workload import params
+from ...sched.data_parallel.mlp import most_ranks
 from ...sched.model import checkpoint
 from ...sched.model.config import ModelConfig
 from ...sched.model.draft import read_draft_config
@@ -76,6 +77,12 @@ def resolve(scenario: Scenario) -> Resolved:
         problems, scenario, ("engine", "speculative", "draft"), lambda: model and _draft(scenario, model)
     )
     _attempt(problems, scenario, ("engine", "pipeline", "stages"), lambda: model and _stages(scenario, model))
+    _attempt(
+        problems,
+        scenario,
+        ("engine", "data_parallel", "ranks"),
+        lambda: model and _data_ranks(scenario, model),
+    )
     hardware = _attempt(
         problems, scenario, ("device", "hardware"), lambda: hardware_profile(scenario.device.hardware)
     )
@@ -132,6 +139,16 @@ def _stages(scenario: Scenario, model: ModelConfig) -> int:
     if stages > model.num_layers:
         raise LookupError(f"expected at most the model's {model.num_layers} layers, got {stages}")
     return stages
+
+
+def _data_ranks(scenario: Scenario, model: ModelConfig) -> int:
+    wanted = scenario.engine.data_parallel
+    most = most_ranks(model)
+    if wanted.mlp == "shared" and wanted.ranks > most:
+        raise LookupError(
+            f"expected at most {most}, which share the columns of {model.name}, got {wanted.ranks}"
+        )
+    return wanted.ranks
 
 
 def _misnamed(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:

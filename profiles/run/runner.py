@@ -6,20 +6,26 @@ Four doors let a caller replace the world: the machine (device and clock), the s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from ...scenarios.schema import Scenario
 from ...scenarios.workload import Achieved, Workload, build
+from ...sched.disagg.place import Role
+from ...sched.link import LinkError
+from ...sched.loop.chunk_sizes import size_chunks
+from ...sched.loop.data_parallel import DataRank
 from ...sched.loop.decoding import DecodeWorker
 from ...sched.loop.engine import TokenSampler
 from ...sched.loop.overlapped import run_overlapped
 from ...sched.loop.pipelined import run_pipelined
 from ...sched.loop.prefilling import PrefillWorker
+from ...sched.loop.replica import Replica
 from ...sched.loop.scheduler import Scheduler
 from ...sched.loop.serial import run_serial
+from ...sched.loop.turns import Turns
 from ...sched.observe import Clock, Observer, Silence
 from ...sched.relay.states import RelayChoice
 from ...sched.request import Request, Status
@@ -34,6 +40,7 @@ from .compose import Composition, Guard, compose
 from .feed import ABORTED, Feed
 from .heap import settled_heap
 from .machine import Machine
+from .perils import DiedError
 from .resolve import Resolved
 from .seat import ALONE, Seat, align
 
@@ -84,7 +91,7 @@ class Valve:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One run of the workload, and everything that listened."""
+    """One run of the workload, and everything that listened. Broken off, it has what there was until then."""
 
     answers: Answers
     start: int  # ns; instants of the result count from here
@@ -92,6 +99,7 @@ class Pass:
     achieved: Achieved
     damage: dict[str, int]
     cancelled: bool
+    failure: str  # why it broke off, if it did
     simulated: bool  # drafts were accepted by lot
     wall_s: float  # of the workload alone; nothing of the result but its speed depends on it
 
@@ -111,7 +119,7 @@ class Bench:
     _chorus: Chorus = field(init=False)
     _feed: Feed = field(init=False)
     _clock: VisibleSleep = field(init=False)
-    _turns: Scheduler | PrefillWorker | DecodeWorker = field(init=False)
+    _turns: Turns = field(init=False)
 
     def __post_init__(self) -> None:
         self._feed = Feed()
@@ -128,7 +136,7 @@ class Bench:
             guard=self.guard,
             seat=self.seat,
         )
-        self._turns = _turns(self.scheduler)
+        self._turns = _turns(self.scheduler, self.seat)
 
     @property
     def scenario(self) -> Scenario:
@@ -140,6 +148,7 @@ class Bench:
 
     def warm_up(self) -> None:
         """Run the warm-up's requests unobserved; what they left in the prefix cache is dropped."""
+        self._size_chunks()
         count = self.scenario.measure.warmup_requests
         if not count or self.scenario.workload.trace is not None:
             return
@@ -154,39 +163,59 @@ class Bench:
         with engine.streams.on(engine.streams.schedule):
             engine.cache.evict(engine.cache.evictable_size())
 
+    def _size_chunks(self) -> None:
+        with self._guarded() as guard:
+            self._chorus.tune(*self._always(), guard)
+            size_chunks(self.scheduler)
+
     def measure(self, watch: Watch) -> Pass:
-        """Run the scenario's workload once. Ctrl-C ends it early: what is there is kept, and marked."""
+        """Run the scenario's workload once. Ctrl-C, and the loss of another rank, end it early: what is there is kept,
+        and marked."""
         answers, audit = Answers(self._clock, self._swaps()), self._audit()
         workload = self._built(self.scenario, self.scenario.measure.seed)
         self._settle_device()
         start = self._load(workload)
         self.valve.open(answers)
-        with watch(self._clock, len(workload)) as watcher, self._guarded() as guard, measuring():
-            audits = () if audit is None else (audit,)
-            others = (*self._aborts(workload), *audits, watcher, guard)
-            self._chorus.tune(*self._always(), *answers.listeners, *others)
-            begin = time.perf_counter()
-            cancelled = self._interrupted(answers)
-            wall_s = time.perf_counter() - begin
+        begin = time.perf_counter()
+        try:
+            with watch(self._clock, len(workload)) as watcher, self._guarded() as guard, measuring():
+                others = (*self._aborts(workload), *self._rest(audit), watcher, guard)
+                self._chorus.tune(*self._always(), *answers.listeners, *others)
+                begin = time.perf_counter()
+                cancelled, failure = self._ran(answers)
+        except DiedError as death:  # nobody asks in what state it was
+            cancelled, failure = False, str(death)
+            self._give_up(answers, Status.FAILED, failure)
+        wall_s = time.perf_counter() - begin
         self.machine.flush()
         damage = {} if audit is None else audit.damage
         spec = self.scheduler.engine.config.speculative
         simulated = spec is not None and spec.acceptance is not None
         end = self.machine.clock.now()
-        return Pass(answers, start, end, workload.achieved, damage, cancelled, simulated, wall_s)
+        return Pass(answers, start, end, workload.achieved, damage, cancelled, failure, simulated, wall_s)
 
     def _settle_device(self) -> None:
         """What setting up and warming up did is nobody's step: wait for it, and have it delivered to nobody."""
         self.scheduler.engine.streams.module.synchronize()
         self.machine.flush()
 
-    def _interrupted(self, answers: Answers) -> bool:
+    def _ran(self, answers: Answers) -> tuple[bool, str]:
+        """Whether the run was interrupted, and why it broke off, if it did."""
         try:
             self._loop()
         except KeyboardInterrupt:
-            self._give_up(answers)
-            return True
-        return False
+            self._give_up(answers, Status.CANCELLED, "interrupted")
+            return True, ""
+        except LinkError as error:
+            return False, str(error)
+        return False, ""
+
+    def _rest(self, audit: TagAudit | None) -> Sequence[Observer]:
+        """Listeners of some runs only."""
+        perils = self.seat.perils
+        if perils is not None:
+            perils.arm()
+        return [listener for listener in (audit, perils) if listener is not None]
 
     def _swaps(self) -> Swaps | None:
         buffers = self._composition.buffers
@@ -234,26 +263,34 @@ class Bench:
             else:
                 (run_overlapped if engine.config.overlap else run_serial)(self._turns)
 
-    def _give_up(self, answers: Answers) -> None:
+    def _give_up(self, answers: Answers, status: Status, reason: str) -> None:
         for request in self._feed.alive:
-            request.status = Status.CANCELLED
-            request.reason = "interrupted"
+            if request.finished:  # of which other ranks have not heard
+                continue
+            request.status = status
+            request.reason = reason
             request.finished_at = self.machine.clock.now()
             answers.requests.ended(request)
 
 
-def _turns(scheduler: Scheduler) -> Scheduler | PrefillWorker | DecodeWorker:
+_WORKERS: Mapping[Role, Callable[[Scheduler], Turns]] = {
+    "replica": Replica,
+    "prefill": PrefillWorker,
+    "decode": DecodeWorker,
+}
+
+
+def _turns(scheduler: Scheduler, seat: Seat) -> Turns:
     """What the loop drives."""
-    engine = scheduler.engine
-    if engine.outbox is not None:
-        return PrefillWorker(scheduler)
-    return scheduler if engine.inbox is None else DecodeWorker(scheduler)
+    if seat.share is not None:
+        return DataRank(scheduler)
+    return scheduler if seat.place is None else _WORKERS[seat.place.role](scheduler)
 
 
 class _Aborts(Silence):
     """The workload's script of clients that go away."""
 
-    def __init__(self, feed: Feed, scheduler: Scheduler | DecodeWorker) -> None:
+    def __init__(self, feed: Feed, scheduler: Turns) -> None:
         self._feed = feed
         self._scheduler = scheduler
 

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from ...sched.data_parallel.requests import Dealt
+from ...sched.data_parallel.share import Share
 from ...sched.disagg.place import Place
 from ...sched.disagg.requests import Routed
 from ...sched.link import Link
@@ -16,6 +18,7 @@ from ...sched.model.tags import TagPool
 from ...sched.observe import Clock
 from ...sched.pipeline.requests import Following, Leading, Source
 from ...sched.pipeline.stages import Stage
+from .perils import Perils
 
 ALIGN = "align"
 _SLACK = 1_000_000  # ns, in which every rank hears of the instant
@@ -24,11 +27,14 @@ _TOKENS = torch.int64
 
 class Seat(NamedTuple):
     """``link`` where there are others; ``stage`` where the ranks are a pipeline, ``place`` where prompts and decodes
-    have workers of their own."""
+    have workers of their own, ``share`` where each has a part of the requests; ``perils`` where something is to happen
+    to the rank."""
 
     link: Link | None = None
     stage: Stage | None = None
     place: Place | None = None
+    share: Share | None = None
+    perils: Perils | None = None
 
     @property
     def rank(self) -> int:
@@ -42,6 +48,8 @@ class Seat(NamedTuple):
         """Where the rank's requests come from."""
         if self.place is not None and self.link is not None:
             return Routed(self.link, self.place)
+        if self.share is not None:
+            return Dealt(source, self.share)
         if self.stage is None or self.link is None:
             return source
         place = self.link, self.stage
@@ -50,7 +58,9 @@ class Seat(NamedTuple):
     @property
     def tells(self) -> bool:
         """Whether requests end here for their clients."""
-        return self.rank == 0 if self.place is None else self.place.role == "decode"
+        if self.share is not None:
+            return True
+        return self.rank == 0 if self.place is None else self.place.ends
 
     @property
     def decodes(self) -> bool:
@@ -59,7 +69,7 @@ class Seat(NamedTuple):
     @property
     def shares_prefixes(self) -> bool:
         """A decode worker's prompts are another's: it has none to share."""
-        return self.place is None or self.place.role == "prefill"
+        return self.place is None or self.place.role != "decode"
 
     def proxies(self, model: ModelConfig, tags: TagPool | None) -> Sequence[Input]:
         """What the rank's forwards take from the stage before; where tags are kept, the tokens themselves too."""

@@ -200,7 +200,7 @@ def _cell(plan: Plan, runs: Runs, place: tuple[str, ...]) -> Cell:
         return Cell(place, refusal="; ".join(problems))
     except (OutOfKVMemoryError, WorkloadError) as error:
         return Cell(place, refusal=str(error))
-    found = [readings(result).get(plan.metric) for result in results]
+    found = [readings(result, (plan.metric,)).get(plan.metric) for result in results]
     known = tuple(reading for reading in found if reading is not None)
     if len(known) < len(found):
         return Cell(place, refusal=f"{plan.metric}: abstained")
@@ -212,6 +212,8 @@ def _asked(plan: Plan, place: Sequence[str], side: Spec) -> Resolved:
     resolved = ask(plan.scenario, plan.overrides_at(place, side))
     if len(resolved.relays) > 1:
         raise resolved.scenario.source.refuse(("engine", "relays"), "a cell has one relay: give it as relay")
+    if resolved.scenario.faults:
+        raise resolved.scenario.source.refuse(("faults",), "a cell's run comes to its end; check takes them")
     return resolved
 
 

@@ -44,6 +44,10 @@ class Landing:
         self.mark = mark
         self._latency = latency
 
+    def later(self, time: int) -> Landing:
+        """The same, but for a link that takes ``time`` longer."""
+        return Landing(self.mark, self._latency + time)
+
     @property
     def known(self) -> Sequence[int]:
         return self.mark.known
@@ -170,6 +174,13 @@ class _First(NamedTuple):
     launch: Launch
 
 
+class _Outlook(NamedTuple):
+    """What an observer of the device sees: when its next operation starts, and whom its queues wait for."""
+
+    start: int | None
+    waits: list[Known]
+
+
 class Simulation:
     """The device's queues and engines. ``gap`` separates two kernels of one queue; ``first`` is the number of the first
     queue, where several devices' queues are told apart by number."""
@@ -184,6 +195,7 @@ class Simulation:
         self._queues: list[Queue] = []
         self._serial = 0
         self._bound = PENDING
+        self._outlook: _Outlook | None = None  # None where something has been done since
 
     def queue(self) -> Queue:
         queue = Queue(self.first + len(self._queues))
@@ -232,6 +244,7 @@ class Simulation:
             queue.lift(time)
         else:
             queue.items.append(Hold(mark))
+            self._outlook = None
 
     def wait(self, mark: Mark) -> int:
         """The mark's time; the host is standing still."""
@@ -251,16 +264,25 @@ class Simulation:
 
     def next_start(self) -> int | None:
         """When the next operation starts; None when nothing is enqueued, or all of it is held."""
-        first = self._first(self._settled())
-        return None if first is None else first.start
+        return self._looked().start
 
     def held_by(self) -> list[Known]:
         """What queues wait for whose head is a wait: marks of other devices, once this one's own markers are passed."""
-        heads = [queue.items[0] for queue in self._settled()]
-        return [head.mark for head in heads if isinstance(head, Hold)]
+        return self._looked().waits
+
+    def _looked(self) -> _Outlook:
+        """It stays as it is until something is done here, or somebody else does what a queue waits for."""
+        seen = self._outlook
+        if seen is None or any(mark.time is not None for mark in seen.waits):
+            busy = self._settled()
+            first, heads = self._first(busy), [queue.items[0] for queue in busy]
+            waits = [head.mark for head in heads if isinstance(head, Hold)]
+            seen = self._outlook = _Outlook(None if first is None else first.start, waits)
+        return seen
 
     def run(self, horizon: int, until: Known | None = None) -> None:
         """Serve what starts no later than the horizon, or until that is known."""
+        self._outlook = None
         while True:
             busy = self._settled()
             if not busy or (until is not None and until.time is not None):
@@ -273,6 +295,7 @@ class Simulation:
 
     def _enqueue(self, queue: Queue, launch: Launch, now: int) -> None:
         queue.items.append(launch)
+        self._outlook = None
         self.pending += 1
         if self.pending > self._bound:
             self.settle(now)

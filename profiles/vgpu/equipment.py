@@ -16,6 +16,7 @@ from .executor import EagerExecutor, Executor
 from .handlers import Handlers
 from .hazards.checker import Checker
 from .hazards.copies import WatchedCopies
+from .hazards.memory import VirtualMemory
 from .hazards.ops import WatchedHandlers
 from .hazards.runtime import OrderedRuntime
 from .observer import HostObserver
@@ -62,7 +63,7 @@ def watched(
 ) -> Equipment:
     """Looks for accesses that nothing orders."""
     runtime = OrderedRuntime(hardware, sink=sink, watch=watch, simulation=simulation)
-    checker = Checker(runtime)
+    checker = Checker(runtime, VirtualMemory())
     return Equipment(
         runtime,
         HostObserver(runtime, hardware),

@@ -64,10 +64,13 @@ def new(
 
 
 def generated(gpu: VirtualGpu, name: str, value: torch.Tensor) -> DeviceTensor:
-    """A tensor that one kernel computes from nothing (arange, eye, ...)."""
+    """A tensor that one kernel computes from nothing (arange, eye, ...); an empty one takes none."""
     runtime, held = gpu.runtime, gpu.executor.empty(outline(value))
     gpu.executor.mutate(copy_, (held, value), {})
-    runtime.kernel(name, runtime.costs.memory(held.nbytes))
+    if held.numel():
+        runtime.kernel(name, runtime.costs.memory(held.nbytes))
+    else:
+        runtime.now += runtime.torch_call
     tensor = wrap(held)
     gpu.watcher.generated(name, tensor)
     return tensor

@@ -15,6 +15,7 @@ from ..hardware import HardwareProfile
 from ..timeline import Sink, Site
 from .equipment import Equipment, Values, adversarial, plain, watched
 from .hazards.host import watched as host_watched
+from .hazards.memory import VirtualMemory
 from .indexing import Indexing
 from .observer import VirtualClock
 from .patches import installed
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from .engine import Simulation
     from .graph import Capture
     from .hazards import Finding
+    from .watcher import Watcher
 
 GraphTrace = Literal["graph", "node"]
 
@@ -118,8 +120,13 @@ def open_vgpu(
 @contextmanager
 def patched(*, hazards: bool) -> Iterator[None]:
     """Torch as virtual GPUs need it, with pinned memory; the host's accesses to that are heard of with ``hazards``."""
-    with installed(), host_watched() if hazards else nullcontext():
+    with installed(), host_watched(_listener, VirtualMemory()) if hazards else nullcontext():
         yield
+
+
+def _listener() -> Watcher | None:
+    gpu = CURRENT.get(None)
+    return None if gpu is None else gpu.watcher
 
 
 @contextmanager

@@ -81,14 +81,18 @@ def _view(gpu: VirtualGpu, func: torch._ops.OpOverload) -> Handler:
 
 
 def _functional(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handler:
-    """One kernel with new results."""
+    """One kernel with new results; none where torch has nothing to compute."""
     op, runtime, duration = binding(func), gpu.runtime, _duration(gpu, name)
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         held = unwrap(args)
         out = gpu.executor.compute(op, held, kwargs)
-        runtime.kernel(name, duration(held, out))
-        return wrap(out) if isinstance(out, torch.Tensor) else [wrap(o) for o in out]
+        single = isinstance(out, torch.Tensor)
+        if single and not out.numel():
+            runtime.now += runtime.torch_call
+        else:
+            runtime.kernel(name, duration(held, out))
+        return wrap(out) if single else [wrap(o) for o in out]
 
     return handler
 

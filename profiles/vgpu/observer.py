@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ...sched.observe import RANGES, Silence, StepInfo
+from ...sched.observe import RANGES, Silence, StepInfo, StepKind
 from ..timeline import Range
 from .ledger import Context
 
@@ -39,17 +39,28 @@ class HostObserver(Silence):
         self._costs: Mapping[str, tuple[float, float]] = {
             name: (phase.a.value, phase.b.value) for name, phase in hardware.phases.items()
         }
+        self._of_kind: Mapping[tuple[str, StepKind | None], tuple[float, float]] = {
+            (name, kind): (line.a.value, line.b.value)
+            for name, phase in hardware.phases.items()
+            for kind, line in phase.kinds.items()
+        }
+        self._kinds: dict[int, StepKind] = {}  # of steps that are not settled yet
 
     def range(self, name: str, step: int, size: int) -> OpenRange:
-        return OpenRange(self._runtime, name, step, size, self._costs.get(name))
+        cost = self._of_kind.get((name, self._kinds.get(step))) or self._costs.get(name)
+        return OpenRange(self._runtime, name, step, size, cost)
 
     def stream(self, name: str, stream: torch.Stream) -> None:
         self.streams[stream.stream_id] = name
+
+    def planned(self, step: int, kind: StepKind) -> None:
+        self._kinds[step] = kind
 
     def launched(self, info: StepInfo) -> None:
         self._runtime.ledger.launched(info)
 
     def settled(self, info: StepInfo) -> None:
+        self._kinds.pop(info.step, None)
         if self._runtime.ledger.settled(info):
             self._runtime.cut(info.step)
 

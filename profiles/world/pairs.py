@@ -1,4 +1,4 @@
-"""One result of prefill and decode workers that shared the requests of a run."""
+"""One result of workers that shared the requests of a run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..metrics.requests import Account, RequestRecord
 from ..result import Abstained, CopyRow, KindCounts, Metric, Outputs, RankPart, RequestRow, Result, SyncRow
 from ..run.answers import Metrics, acceptance_metrics, distributed, request_metrics
 from ..run.passes import outputs_with
-from .ranks import all_hazards
+from .ranks import all_hazards, failure
 
 Row = TypeVar("Row", CopyRow, SyncRow)
 
 _SUMS = ("count", "steady", "bytes", "host_us", "exposed_us")
-_APART = "each worker has its own: see ranks"
+APART = "each worker has its own: see ranks"
 _BEHIND = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
 _UNSENT = "KV was never sent, the tokens mean nothing"
 _NOBODY = "no request ran long enough"
@@ -30,54 +30,67 @@ class Heard(NamedTuple):
     account: Account
     acceptance: AcceptanceLog
     damage: Mapping[str, int]
+    end: int  # ns of its own clock
+
+
+class Routing(NamedTuple):
+    """The router's run: requests that ended there, or not at all; why it broke off, and when it was over, ns."""
+
+    rows: Sequence[RequestRow]
+    failure: str
+    end: int
 
 
 def whole(
     places: Sequence[Place],
     workers: Sequence[Heard],
-    left: Sequence[RequestRow],
+    routing: Routing,
     *,
-    sent: bool,
+    sent: bool | None,
     drafts: int,
 ) -> Result:
-    """Requests are told by the workers that decoded them; ``left`` are those that nobody has ended. ``sent``: there was
-    a transfer; ``drafts``: how many tokens deep they speculate."""
+    """Requests are told by the workers that decoded them, and by the router if those are lost. ``sent``: there was a
+    transfer, None where workers do all by themselves; ``drafts``: how many tokens deep they speculate."""
     results = [heard.result for heard in workers]
-    deciding = [heard for place, heard in zip(places, workers, strict=False) if place.role == "decode"]
+    broken = _failure(workers, routing)
+    deciding = [heard for place, heard in zip(places, workers, strict=False) if place.ends]
     first = deciding[0].result
     account = Account.merged([heard.account for heard in deciding])
     records = account.in_order()
     rows = {row.id: row for heard in deciding for row in heard.result.requests}
-    ended = [rows[record.id] for record in records]
-    missing = [row for row in left if row.id not in rows]
+    rows |= {row.id: row for row in routing.rows if row.id not in rows or row.status == "failed"}
     return first.model_copy(
         update={
-            "metrics": _told(first, _metrics(account, results)) | _acceptance(deciding, drafts),
-            "per_step": _per_step(results),
-            "copies": _summed(row for result in results for row in result.copies),
-            "syncs": _summed(row for result in results for row in result.syncs),
-            "idle": first.idle if _void(first) else Abstained(abstained=_APART),
+            "metrics": told(first, _metrics(account, results, apart=sent is not None))
+            | acceptance_of(deciding, drafts),
+            "per_step": first_of_each_kind(results),
+            "copies": summed(row for result in results for row in result.copies),
+            "syncs": summed(row for result in results for row in result.syncs),
+            "idle": first.idle if void(first) else Abstained(abstained=APART),
             "ranks": tuple(_rank(place, heard) for place, heard in zip(places, workers, strict=False)),
-            "requests": tuple(sorted([*ended, *missing], key=lambda row: int(row.id[1:]))),
-            "outputs": _outputs(records, deciding) if sent else Abstained(abstained=_UNSENT),
+            "run": first.run.model_copy(update={"failure": broken}),
+            "requests": tuple(sorted(rows.values(), key=lambda row: int(row.id[1:]))),
+            "outputs": outputs_of_all(records, deciding, broken)
+            if sent is not False
+            else Abstained(abstained=_UNSENT),
             "hazards": all_hazards(results),
         }
     )
 
 
-def _metrics(account: Account, results: Sequence[Result]) -> Metrics:
+def _metrics(account: Account, results: Sequence[Result], *, apart: bool) -> Metrics:
     """Of requests; what is a device's or a loop's is told by each worker."""
     first = results[-1]
-    exact = _exact(first)
-    metrics: Metrics = {name: Abstained(abstained=_APART) for name in first.metrics if "." not in name}
+    exact = exact_of(first)
+    metrics: Metrics = {name: Abstained(abstained=APART) for name in first.metrics if "." not in name}
     metrics |= request_metrics(account, exact=exact)
-    metrics["peak_kv_tokens"] = max((result.metrics["peak_kv_tokens"] for result in results), key=_value)
-    return metrics | _split(account, exact=exact)
+    metrics["peak_kv_tokens"] = fullest(results)
+    return metrics | (_split(account, exact=exact) if apart else {})
 
 
-def _acceptance(deciding: Sequence[Heard], drafts: int) -> Metrics:
+def acceptance_of(deciding: Sequence[Heard], drafts: int) -> Metrics:
     log = AcceptanceLog.merged(heard.acceptance for heard in deciding)
-    return acceptance_metrics(log, drafts, exact=_exact(deciding[0].result))
+    return acceptance_metrics(log, drafts, exact=exact_of(deciding[0].result))
 
 
 def _split(account: Account, *, exact: bool) -> Metrics:
@@ -90,26 +103,31 @@ def _split(account: Account, *, exact: bool) -> Metrics:
     return {name: distributed(name, part, exact=exact, why=_NOBODY) for name, part in parts.items()}
 
 
-def _told(result: Result, metrics: Metrics) -> Metrics:
+def told(result: Result, metrics: Metrics) -> Metrics:
     """Nothing, for the reason that the result itself has, where its times mean nothing."""
     idle = result.idle
     return {name: idle if isinstance(idle, Abstained) else metric for name, metric in metrics.items()}
 
 
-def _exact(result: Result) -> bool:
+def exact_of(result: Result) -> bool:
     return all(metric.exact for metric in result.metrics.values() if isinstance(metric, Metric))
 
 
-def _void(result: Result) -> bool:
+def void(result: Result) -> bool:
     """Whether times mean nothing."""
     return isinstance(result.idle, Abstained)
+
+
+def fullest(results: Sequence[Result]) -> Metric | Abstained:
+    """Of several pools: the most tokens that one of them held."""
+    return max((result.metrics["peak_kv_tokens"] for result in results), key=_value)
 
 
 def _value(metric: Metric | Abstained) -> float:
     return metric.values[0] if isinstance(metric, Metric) else -1.0
 
 
-def _per_step(results: Sequence[Result]) -> dict[str, KindCounts]:
+def first_of_each_kind(results: Sequence[Result]) -> dict[str, KindCounts]:
     """Of every kind, the steps of the first worker that had any."""
     kinds: dict[str, KindCounts] = {}
     for result in results:
@@ -118,7 +136,7 @@ def _per_step(results: Sequence[Result]) -> dict[str, KindCounts]:
     return dict(sorted(kinds.items()))
 
 
-def _summed(rows: Iterable[Row]) -> tuple[Row, ...]:
+def summed(rows: Iterable[Row]) -> tuple[Row, ...]:
     """Alike lines of all workers as one, the most exposed first."""
     found: dict[str, Row] = {}
     for row in rows:
@@ -136,10 +154,10 @@ def _summed(rows: Iterable[Row]) -> tuple[Row, ...]:
 def _rank(place: Place, heard: Heard) -> RankPart:
     """A prefill worker knows nothing of a request's life behind its prompt."""
     result, metrics = heard.result, heard.result.metrics
-    if place.role == "prefill":
+    if not place.ends:
         metrics = {name: metric for name, metric in metrics.items() if name not in _BEHIND}
-    else:
-        metrics = metrics | _told(result, _split(heard.account, exact=_exact(result)))
+    elif place.role == "decode":
+        metrics = metrics | told(result, _split(heard.account, exact=exact_of(result)))
     return RankPart(
         name=place.name,
         role=place.role,
@@ -149,7 +167,20 @@ def _rank(place: Place, heard: Heard) -> RankPart:
     )
 
 
-def _outputs(records: Sequence[RequestRecord], deciding: Sequence[Heard]) -> Outputs | Abstained:
+def _failure(workers: Sequence[Heard], routing: Routing) -> str | None:
+    return failure([*ends_of(workers), (routing.end, routing.failure)])
+
+
+def ends_of(workers: Sequence[Heard]) -> Sequence[tuple[int, str]]:
+    """When each was over, and what broke it off."""
+    return [(heard.end, heard.result.run.failure or "") for heard in workers]
+
+
+def outputs_of_all(
+    records: Sequence[RequestRecord], deciding: Sequence[Heard], broken: str | None
+) -> Outputs | Abstained:
+    if broken is not None:
+        return Abstained(abstained=f"the run broke off: {broken.partition('; ')[0]}")
     for heard in deciding:
         if isinstance(heard.result.outputs, Abstained):
             return heard.result.outputs

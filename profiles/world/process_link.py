@@ -12,7 +12,7 @@ import pickle
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Self
@@ -92,6 +92,20 @@ class ProcessLink:
             arrived = self._arrived[source, tag].popleft()
         return self._opened(arrived)
 
+    def all_to_all(self, tag: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        for rank, tensor in enumerate(tensors):
+            if rank != self.rank:  # nothing is sent of nothing
+                self.send(rank, tag, tensor.shape, (tensor,) if tensor.numel() else ())
+        self.flush(tag)
+        return [
+            tensor if rank == self.rank else self._taken(rank, tag, tensor)
+            for rank, tensor in enumerate(tensors)
+        ]
+
+    def _taken(self, source: int, tag: str, like: torch.Tensor) -> torch.Tensor:
+        message = self.receive(source, tag)
+        return message.tensors[0] if message.tensors else like.new_empty(message.value)
+
     def poll(self, tag: str) -> Message | None:
         with self._news:
             for (_, kind), waiting in self._arrived.items():
@@ -109,6 +123,15 @@ class ProcessLink:
         if until is None:
             raise LinkError(f"rank {self.rank} waited {self._patience:g} s for any of {', '.join(tags)}")
         self._clock.sleep_until(until)
+
+    def gone(self) -> Mapping[int, str]:
+        """Those that have ended. One that has gone before its time leaves nothing for others to go on with: what each
+        has to tell is put together by the first one. Raises LinkError."""
+        with self._news:
+            for peer, why in self._gone.items():
+                if why != _ENDED:
+                    raise self._missed("all others", peer)
+            return dict(self._gone)
 
     def __enter__(self) -> Self:
         return self

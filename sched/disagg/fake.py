@@ -6,7 +6,7 @@ What a decode worker then reads is whatever lay in its pages, and its first toke
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +41,9 @@ class FakeLink:
     def receive(self, source: int, tag: str) -> Message:
         return self._link.receive(source, tag)
 
+    def all_to_all(self, tag: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return self._link.all_to_all(tag, tensors)
+
     def poll(self, tag: str) -> Message | None:
         said = self._said.get(tag)
         if said is not None:
@@ -53,6 +56,9 @@ class FakeLink:
     def wait(self, tags: Sequence[str], until: int | None) -> None:
         if not any(self._said.get(tag) for tag in tags):
             self._link.wait([tag for tag in tags if tag not in self._said], until)
+
+    def gone(self) -> Mapping[int, str]:
+        return self._link.gone()
 
     def _accept(self, req: Request | None) -> None:
         if req is not None:

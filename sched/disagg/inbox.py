@@ -8,8 +8,9 @@ parked        retracted: its KV lies in the host's memory until there is room ag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +21,7 @@ from ..request import Request
 from .kv import Span
 from .messages import HANDSHAKE, KV, Chunk, Dropped, Failed, Metadata, Preallocated
 from .parts import Parts
+from .requests import lost
 
 CLIP_MAX_NEW_TOKENS = 4096  # nobody is expected to need more
 
@@ -28,7 +30,15 @@ CLIP_MAX_NEW_TOKENS = 4096  # nobody is expected to need more
 class _Receiver:
     req: Request
     slots: torch.Tensor  # [prompt] int64
-    failed: bool = False
+    pieces: dict[int, int] = field(default_factory=dict)  # chunks that have come: start to stop
+    last: Chunk | None = None  # the one with the metadata
+    failed: str = ""  # why no more will come
+
+    @property
+    def metadata(self) -> Metadata | None:
+        """Once all has come."""
+        there = sum(stop - start for start, stop in self.pieces.items())
+        return self.last.metadata if self.last is not None and self.last.stop == there else None
 
 
 @dataclass(slots=True)
@@ -74,6 +84,7 @@ class Inbox:
         self._receivers: dict[str, _Receiver] = {}
         self._parked: list[_Parked] = []
         self._ready: list[Ready] = []
+        self._unserved: list[tuple[Request, str]] = []  # without room, and why they will not have any
         self._drafts: dict[str, tuple[torch.Tensor, ...]] = {}  # of requests that are there, for their return
 
     # ---- what is there --------------------------------------------------------------------------------------
@@ -177,31 +188,69 @@ class Inbox:
         with parts.streams.on(self._stream):
             while (message := parts.link.poll(KV)) is not None:
                 receiver = self._receivers.get(message.value.id)
-                if receiver is not None:
+                if isinstance(message.value, Failed):
+                    self._fail(partial(_given_up, message.value))
+                elif receiver is not None:
                     self._place(receiver, message.value, message.tensors, now)
 
-    def _place(
-        self, receiver: _Receiver, value: Chunk | Failed, tensors: Sequence[torch.Tensor], now: int
-    ) -> None:
-        if isinstance(value, Failed):
-            receiver.failed = True
+    def _place(self, receiver: _Receiver, value: Chunk, tensors: Sequence[torch.Tensor], now: int) -> None:
+        """In any order; what comes twice is written once."""
+        if value.start in receiver.pieces:
             return
+        receiver.pieces[value.start] = value.stop
         if tensors:
             row = receiver.req.req_pool_idx
             assert row is not None
             span = Span(row, value.start, receiver.slots[value.start : value.stop])
             self._parts.port.scatter(span, tensors)
         if value.metadata is not None:
+            receiver.last = value
+        metadata = receiver.metadata
+        if metadata is not None:
             receiver.req.transferred_at = now
             del self._receivers[receiver.req.id]
-            self._ready.append(Ready(receiver.req, self._arrival(), value.metadata, value.metadata.draft))
+            self._ready.append(Ready(receiver.req, self._arrival(), metadata, metadata.draft))
 
-    def failed(self) -> list[Request]:
-        """Requests whose prompt will not come; their room is still theirs."""
-        failed = [receiver.req for receiver in self._receivers.values() if receiver.failed]
-        for req in failed:
-            del self._receivers[req.id]
-        return failed
+    # ---- KV does not come -----------------------------------------------------------------------------------
+
+    def bereave(self, gone: Mapping[int, str]) -> None:
+        """These ranks send nothing more."""
+        place = self._parts.place
+
+        def why(req: Request) -> str:
+            rank = place.prefill_of(req.index)
+            return lost(place, rank, gone) if rank in gone else ""
+
+        self._fail(why)
+
+    def expire(self, reason: str) -> None:
+        """Nothing has come for as long as one waits."""
+        place = self._parts.place
+        for receiver in self._receivers.values():
+            source = place.name_of(place.prefill_of(receiver.req.index))
+            receiver.failed = f"not all of its KV came from {source}: {reason}"
+
+    def failed(self) -> list[tuple[Request, str]]:
+        """Requests whose prompt will not come, and why; the room of those who have some is still theirs."""
+        unserved, self._unserved = self._unserved, []
+        failed = [receiver for receiver in self._receivers.values() if receiver.failed]
+        for receiver in failed:
+            del self._receivers[receiver.req.id]
+        return [*unserved, *((receiver.req, receiver.failed) for receiver in failed)]
+
+    def surrender(self) -> list[Request]:
+        """All that are here, for good."""
+        found = [*self.held, *self._queued, *(entry.req for entry in self._parked)]
+        self._receivers.clear()
+        self._queued, self._parked, self._ready = [], [], []
+        return found
+
+    def _fail(self, why: Callable[[Request], str]) -> None:
+        """Those of whom it says why."""
+        self._unserved += [(req, why(req)) for req in self._queued if why(req)]
+        self._queued = [req for req in self._queued if not why(req)]
+        for receiver in self._receivers.values():
+            receiver.failed = receiver.failed or why(receiver.req)
 
     def take_ready(self) -> list[Ready]:
         """Those that can decode from now on; the current stream goes on behind their KV."""
@@ -243,6 +292,10 @@ class Inbox:
 
     def _tell(self, req: Request, value: Preallocated | Dropped) -> None:
         self._parts.link.send(self._parts.place.prefill_of(req.index), HANDSHAKE, value)
+
+
+def _given_up(said: Failed, req: Request) -> str:
+    return said.reason if req.id == said.id else ""
 
 
 def _slots(parts: Parts, length: int) -> torch.Tensor:

@@ -55,3 +55,4 @@ class Failed(NamedTuple):
     """There will be no (more) KV."""
 
     id: str
+    reason: str = "its prompt was given up by its prefill worker"

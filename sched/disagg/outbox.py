@@ -9,7 +9,7 @@ inflight queue).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from ..observe import Observer
 from ..request import Request
 from .messages import HANDSHAKE, KV, Chunk, Dropped, Failed, Metadata, Preallocated
 from .parts import Parts
+from .place import Place
 
 
 @dataclass(slots=True)
@@ -84,6 +85,38 @@ class Outbox:
             del self._early[sender.req.id]
         return [sender.req for sender in found]
 
+    def orphaned(self, gone: Collection[int]) -> list[Request]:
+        """Requests that wait for a decode worker which is among the ``gone`` ranks: they are nobody's now."""
+        found = [req for req in self._bootstrap.values() if self._place.decode_of(req.index) in gone]
+        for req in found:
+            del self._bootstrap[req.id]
+        return found
+
+    def sent_to(self, ranks: Collection[int]) -> list[Request]:
+        """Requests under way to them."""
+        senders = self._senders.values()
+        return [sender.req for sender in senders if self._place.decode_of(sender.req.index) in ranks]
+
+    def expire(self, reason: str) -> list[tuple[Request, str]]:
+        """No decode worker has said anything for as long as one waits: requests that wait for one have ended."""
+        place = self._place
+        found = [
+            (req, f"{place.name_of(place.decode_of(req.index))} gave it no room: {reason}")
+            for req in self._bootstrap.values()
+        ]
+        self._bootstrap.clear()
+        for req, why in found:
+            self._tell(req, Failed(req.id, why))
+        return found
+
+    def surrender(self) -> list[Request]:
+        """All that are here, for good."""
+        sending = [sender.req for sender in self._senders.values()]
+        found = [*self._bootstrap.values(), *sending, *self.held]
+        for part in (self._bootstrap, self._early, self._senders, self._leaving):
+            part.clear()
+        return found
+
     def fail(self, req: Request) -> None:
         """``req`` has ended here without its prompt."""
         del self._senders[req.id]
@@ -123,6 +156,10 @@ class Outbox:
         """The workload is over: what was said too late belongs to nobody."""
         self._early.clear()
 
+    @property
+    def _place(self) -> Place:
+        return self._parts.place
+
     def _send(self, sender: _Sender, stop: int, metadata: Metadata | None) -> None:
         """Positions that have not been sent yet, up to ``stop``."""
         start, req, parts = sender.sent, sender.req, self._parts
@@ -140,4 +177,4 @@ class Outbox:
         sender.sent = stop
 
     def _tell(self, req: Request, value: Chunk | Failed, tensors: Any = ()) -> None:
-        self._parts.link.send(self._parts.place.decode_of(req.index), KV, value, tensors)
+        self._parts.link.send(self._place.decode_of(req.index), KV, value, tensors)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from ..link import FOREVER, Link
+from ..link import Link, LinkError
 from ..observe import Clock
-from ..request import Request
+from ..request import Request, Status
 from .messages import ENDED, REQUEST
 from .place import Place
+
+_SILENCES = 6  # deadlines of the link's; workers have one, and watch over those who make no headway
 
 
 class Source(Protocol):
@@ -21,37 +23,83 @@ class Source(Protocol):
     def ended(self, request: Request, now: int) -> None: ...
 
 
-def run_router(source: Source, link: Link, clock: Clock, place: Place) -> None:
-    """Send every request to both its workers, until all have ended. Raises LinkError."""
-    alive: dict[str, Request] = {}
+class _Clients:
+    """Those that wait for their requests."""
+
+    def __init__(self, source: Source, clock: Clock) -> None:
+        self.alive: dict[str, Request] = {}
+        self.failed: list[Request] = []
+        self._source = source
+        self._clock = clock
+
+    def come(self) -> Sequence[Request]:
+        due = self._source.due(self._clock.now())
+        self.alive.update({req.id: req for req in due})
+        return due
+
+    def ended(self, name: str) -> None:
+        """Of a request that was given up here, it is too late to hear."""
+        req = self.alive.pop(name, None)
+        if req is not None:
+            self._source.ended(req, self._clock.now())
+
+    def fail(self, req: Request, reason: str) -> None:
+        req.status, req.reason, req.finished_at = Status.FAILED, reason, self._clock.now()
+        self.failed.append(req)
+        self.ended(req.id)
+
+
+def run_router(source: Source, link: Link, clock: Clock, place: Place) -> Sequence[Request]:
+    """Send every request to its workers, until all have ended. Returns those that ended here: whose workers are
+    gone, or silent."""
+    clients, silences = _Clients(source, clock), 0
     while True:
-        for req in source.due(clock.now()):
-            alive[req.id] = req
-            link.send(place.prefill_of(req.index), REQUEST, req)
-            link.send(place.decode_of(req.index), REQUEST, req)
+        gone = link.gone()
+        for req in clients.come():
+            workers = place.workers_of(req.index)
+            absent = [rank for rank in workers if rank in gone]
+            for rank in workers if not absent else ():
+                link.send(rank, REQUEST, req)
+            for rank in absent[:1]:
+                clients.fail(req, lost(place, rank, gone))
         while (message := link.poll(ENDED)) is not None:
-            source.ended(alive.pop(message.value), clock.now())
+            silences = 0
+            clients.ended(message.value)
+        for req in [req for req in clients.alive.values() if place.ends_at(req.index) in gone]:
+            clients.fail(req, lost(place, place.ends_at(req.index), gone))
         at = source.next_at()
-        if not alive and at is None:
+        if not clients.alive and at is None:
             break
-        link.wait((ENDED,), FOREVER if at is None else at)  # workers watch over one another
+        try:
+            link.wait((ENDED,), at)
+        except LinkError as error:
+            silences += 1
+            for req in list(clients.alive.values()) if silences == _SILENCES else ():
+                silent = place.name_of(place.ends_at(req.index))
+                clients.fail(req, f"{silent} never said that it ended: {error}, {silences} times")
     for worker in range(place.router):
         link.send(worker, REQUEST, None)
+    return clients.failed
+
+
+def lost(place: Place, rank: int, gone: Mapping[int, str]) -> str:
+    """Why nothing comes from that rank any more."""
+    return f"{place.name_of(rank)} is gone: {gone[rank]}"
 
 
 class Routed:
     """A worker's source. The prefill worker's part of a request is its first token."""
 
     def __init__(self, link: Link, place: Place) -> None:
+        self.place = place
+        self.over = False  # the router has nothing more
         self._link = link
-        self._place = place
-        self._over = False
 
     def due(self, now: int) -> Sequence[Request]:  # noqa: ARG002
         """What has arrived by now."""
         arrived: list[Request] = []
         while (message := self._link.poll(REQUEST)) is not None:
-            self._over = message.value is None
+            self.over = message.value is None
             if message.value is not None:
                 arrived.append(self._own(message.value))
         return arrived
@@ -61,15 +109,22 @@ class Routed:
         return None
 
     def ended(self, request: Request, now: int) -> None:  # noqa: ARG002
-        if self._place.role == "decode":
-            self._link.send(self._place.router, ENDED, request.id)
+        if self.place.ends:
+            self._link.send(self.place.router, ENDED, request.id)
+
+    def needs_router(self, gone: Mapping[int, str]) -> None:
+        """``gone`` was known before the last requests were taken. Raises LinkError when the router is among them, and
+        has not said that there will be no more."""
+        place = self.place
+        if place.router in gone and not self.over:
+            raise LinkError(f"{place.name} waited for requests, and {lost(place, place.router, gone)}")
 
     def closes(self) -> bool:
         """Whether the router has nothing more; the next workload begins anew."""
-        over, self._over = self._over, False
+        over, self.over = self.over, False
         return over
 
     def _own(self, req: Request) -> Request:
-        if self._place.role == "prefill":
+        if self.place.role == "prefill":
             req.sampling = replace(req.sampling, max_new_tokens=1)
         return req

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -38,6 +39,43 @@ def linear(
         product = tiled_matmul(x, weight)
         return (product if bias is None else product + bias).to(out_dtype)
     return multiplied(x, weight, bias, out_dtype)
+
+
+class _LinearColumns(NamedTuple):
+    x: torch.Tensor
+    weight: torch.Tensor
+    columns: Sequence[int]
+    width: int
+    out_dtype: torch.dtype
+
+    def meta(self) -> torch.Tensor:
+        return nothing(self.x.shape[0], self.weight.shape[1], dtype=self.out_dtype)
+
+    def cost(self) -> Work:
+        return _Linear(self.x, self.weight, None, self.out_dtype).cost()
+
+    def footprint(self) -> tuple[Access, ...]:
+        return reads(self.x, self.weight)
+
+
+@declared(
+    "linear_columns(Tensor x, Tensor weight, int[] columns, int width, ScalarType out_dtype) -> Tensor",
+    _LinearColumns,
+)
+def linear_columns(
+    x: torch.Tensor, weight: torch.Tensor, columns: Sequence[int], width: int, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """x [rows, k] · some columns [k, m] of a weight that is ``width`` wide → [rows, m] of ``out_dtype``: what the whole
+    product has there. ``columns``: where runs of them begin and end, in order.
+
+    A library's sums follow from the shape of the product: here they are those of the whole one.
+    """
+    if x.device.type != "cpu":
+        return multiplied(x, weight, None, out_dtype)
+    places = torch.cat([torch.arange(*run) for run in zip(columns[::2], columns[1::2], strict=True)])
+    whole = weight.new_zeros(weight.shape[0], width)
+    whole[:, places] = weight
+    return tiled_matmul(x, whole)[:, places].to(out_dtype)
 
 
 def multiplied(

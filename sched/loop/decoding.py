@@ -6,60 +6,42 @@ what another worker's forward has sampled is this one's first token.
 
 from __future__ import annotations
 
-from ..batch import ScheduleBatch, StepResult
+from collections.abc import Iterable
+
+from ..batch import ScheduleBatch
 from ..disagg.inbox import Inbox, Ready
 from ..disagg.messages import KV, REQUEST
-from ..disagg.requests import Routed
-from ..link import FOREVER
-from ..memory.release import release_kv_cache
+from ..link import FOREVER, LinkError
 from ..observe import NO_STEP, SLEEP, StepInfo
 from ..request import Request, Status
-from .engine import Engine
 from .prepare import filter_rows, prebuild
 from .scheduler import Scheduler
-from .settle import close, finish, tell
+from .settle import close, drop, finish, tell
+from .turns import Delegate, link_of, routed
 
-GONE = "its prompt was given up by its prefill worker"
 
-
-class DecodeWorker:
+class DecodeWorker(Delegate):
     def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+        super().__init__(scheduler)
         inbox = scheduler.engine.inbox
         assert inbox is not None
         self._inbox: Inbox = inbox
 
-    @property
-    def engine(self) -> Engine:
-        return self._scheduler.engine
-
-    @property
-    def next_step(self) -> int:
-        return self._scheduler.next_step
-
-    @property
-    def last_batch(self) -> ScheduleBatch | None:
-        return self._scheduler.last_batch
-
-    @last_batch.setter
-    def last_batch(self, batch: ScheduleBatch | None) -> None:
-        self._scheduler.last_batch = batch
-
-    @property
-    def running_batch(self) -> ScheduleBatch:
-        return self._scheduler.running_batch
-
     def receive(self) -> None:
-        """Take what has arrived, requests and KV."""
-        engine, inbox = self.engine, self._inbox
+        """Take what has arrived, requests and KV. Raises LinkError when the router is gone."""
+        engine, inbox, gone = self.engine, self._inbox, link_of(self.engine).gone()
         arrived = engine.source.due(engine.clock.now())
         with engine.observer.range("receive", self.next_step, len(arrived)):
             for req in arrived:
                 (inbox.expect if self._scheduler.accepts(req) else inbox.refuse)(req)
             with engine.observer.range("land", NO_STEP, 0):
                 inbox.land(engine.clock.now())
-            for req in inbox.failed():
-                self._release(req, Status.ABORTED if req.to_finish else Status.FAILED, req.to_finish or GONE)
+            if gone:
+                routed(self.engine).needs_router(gone)
+                inbox.bereave(gone)
+            for req, reason in inbox.failed():
+                status = Status.ABORTED if req.to_finish else Status.FAILED
+                drop(engine, req, status, req.to_finish or reason)
 
     def get_next_batch_to_run(self) -> ScheduleBatch | None:
         ready = self._inbox.take_ready()
@@ -68,24 +50,23 @@ class DecodeWorker:
         self._preallocate()
         return self._scheduler.get_next_batch_to_run()
 
-    def launched(self, batch: ScheduleBatch) -> ScheduleBatch:
-        return self._scheduler.launched(batch)
-
-    def settle(self, batch: ScheduleBatch, result: StepResult) -> None:
-        self._scheduler.settle(batch, result)
-
     def rest(self) -> bool:
         engine, inbox = self.engine, self._inbox
         if not self.running_batch.is_empty:
             return True
-        if inbox.is_empty and self._source.closes():
+        if inbox.is_empty and routed(engine).closes():
             return False
         assert inbox.is_empty or inbox.awaits, "requests wait for room and nobody has any"
         until = None if inbox.awaits else FOREVER
-        assert engine.link is not None
         with engine.observer.range(SLEEP, NO_STEP, 0):
-            engine.link.wait((REQUEST, KV), until)
+            try:
+                link_of(self.engine).wait((REQUEST, KV), until)
+            except LinkError as error:
+                inbox.expire(str(error))
         return True
+
+    def give_up(self, launched: Iterable[ScheduleBatch], reason: str) -> None:
+        self._scheduler.give_up(launched, reason, held=self._inbox.surrender())
 
     def abort(self, req: Request, reason: str) -> None:
         """As ``Scheduler.abort``, wherever the request is."""
@@ -95,12 +76,6 @@ class DecodeWorker:
             close(self.engine, req, Status.ABORTED, reason)
         else:
             req.to_finish = reason
-
-    @property
-    def _source(self) -> Routed:
-        source = self.engine.source
-        assert isinstance(source, Routed), "a worker's requests come from the router"
-        return source
 
     def _preallocate(self) -> None:
         """Give room to whom there is some for: behind the barrier, since rows and pages may be those of others who have
@@ -134,13 +109,6 @@ class DecodeWorker:
             tell(self.engine, entry.req)
         elif entry.req.to_finish:
             finish(self.engine, entry.req, Status.ABORTED, entry.req.to_finish)
-
-    def _release(self, req: Request, status: Status, reason: str) -> None:
-        """End a request whose KV never came."""
-        speculative = self.engine.config.speculative is not None
-        self.engine.tier.release(req)
-        release_kv_cache(req, self.engine.cache, is_insert=False, speculative=speculative)
-        close(self.engine, req, status, reason)
 
 
 def _commit(entry: Ready) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from ..batch import ForwardBatch, ModelOutput
 from ..config import EngineConfig
+from ..data_parallel.share import Share
 from ..disagg.inbox import Inbox
 from ..disagg.outbox import Outbox
 from ..hisparse.tier import KVTier
@@ -74,6 +75,7 @@ class Engine:
     worker: Worker | None = None  # that speculates
     link: Link | None = None  # to the other ranks
     stage: Stage | None = None  # of a pipeline
+    share: Share | None = None  # of the requests, where ranks are data-parallel
     outbox: Outbox | None = None  # of a worker that computes prompts for others
     inbox: Inbox | None = None  # of a worker that decodes what others have computed the prompts of
 

@@ -124,11 +124,13 @@ def make_forward_batch(engine: Engine, batch: ScheduleBatch) -> ForwardBatch:
         req_pool_indices=batch.req_pool_indices,
         seq_lens=batch.seq_lens,
         out_cache_loc=batch.out_cache_loc,
-        max_seq_len=int(batch.seq_lens_cpu.max()),
+        max_seq_len=int(batch.seq_lens_cpu.max()) if batch.reqs else 0,
         extend_lens=extend_lens,
         extend_prefix_lens=extend_prefix_lens,
         max_extend_len=max(batch.extend_lens) if extend_lens is not None else 1,
         sampling_info=batch.sampling_info,
+        global_num_tokens=batch.global_num_tokens,
+        graph_rows=batch.graph_rows,
     )
 
 
@@ -175,6 +177,8 @@ def _sampling(batch: ScheduleBatch, output: ModelOutput) -> _Sampling:
 
 
 def _sample(engine: Engine, sampling: _Sampling) -> Sampled:
+    if not sampling.reqs:
+        return Sampled(torch.empty(0, dtype=torch.int64, device=engine.config.device), None)
     with engine.observer.range("sample", sampling.step, len(sampling.reqs)):
         sampling.info.update_vocab_mask()
         token_ids = engine.sampler.sample(sampling.output, sampling.info, sampling.seq_lens)

@@ -12,32 +12,45 @@ from __future__ import annotations
 from collections import deque
 
 from ..batch import ScheduleBatch, StepResult
+from ..link import LinkError
 from .launch import launch_delayed_sample, launch_overlapped
 from .speculative import awaits_grammar, launch_drafts_overlapped
 from .turns import Turns
 
+Results = deque[tuple[ScheduleBatch, StepResult]]
+"""Of steps that were launched and have not been settled."""
+
 
 def run_overlapped(scheduler: Turns) -> None:
-    """Run until every request of the source has ended."""
-    engine = scheduler.engine
-    streams = engine.streams
-    launch = launch_overlapped if engine.worker is None else launch_drafts_overlapped
-    results: deque[tuple[ScheduleBatch, StepResult]] = deque()
+    """Run until every request of the source has ended. Raises LinkError when a rank is gone without which nothing goes
+    on, once nothing is left here."""
+    streams = scheduler.engine.streams
+    results: Results = deque()
     with streams.on(streams.schedule):
-        while True:
-            scheduler.receive()
-            with engine.observer.range("barrier", scheduler.next_step, scheduler.running_batch.batch_size):
-                engine.relay.barrier()
-            batch = scheduler.get_next_batch_to_run()
-            if batch is not None and results and awaits_grammar(batch):
-                scheduler.settle(*results.popleft())
-            if batch is not None:
-                result = launch(engine, batch)
-                results.append((scheduler.launched(batch), result))
-            if len(results) > (batch is not None):
-                scheduler.settle(*results.popleft())
-            elif batch is None and not scheduler.rest():
-                return
-            if batch is not None:
-                launch_delayed_sample(engine, result)
-            scheduler.last_batch = batch
+        try:
+            _take_turns(scheduler, results)
+        except LinkError as error:
+            scheduler.give_up([batch for batch, _ in results], str(error))
+            raise
+
+
+def _take_turns(scheduler: Turns, results: Results) -> None:
+    engine = scheduler.engine
+    launch = launch_overlapped if engine.worker is None else launch_drafts_overlapped
+    while True:
+        scheduler.receive()
+        with engine.observer.range("barrier", scheduler.next_step, scheduler.running_batch.batch_size):
+            engine.relay.barrier()
+        batch = scheduler.get_next_batch_to_run()
+        if batch is not None and results and awaits_grammar(batch):
+            scheduler.settle(*results.popleft())
+        if batch is not None:
+            result = launch(engine, batch)
+            results.append((scheduler.launched(batch), result))
+        if len(results) > (batch is not None):
+            scheduler.settle(*results.popleft())
+        elif batch is None and not scheduler.rest():
+            return
+        if batch is not None:
+            launch_delayed_sample(engine, result)
+        scheduler.last_batch = batch

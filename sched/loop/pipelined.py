@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..batch import ForwardMode, ScheduleBatch, StepResult
-from ..link import Link
+from ..link import Link, LinkError
 from ..pipeline.requests import Following, Leading
 from ..pipeline.stages import Stage
 from .engine import Engine
@@ -52,37 +52,48 @@ class Microbatch:
 
 
 def run_pipelined(scheduler: Scheduler) -> None:
-    """Run until every request of the source has ended, on every stage."""
+    """Run until every request of the source has ended, on every stage. Raises LinkError when another stage is gone,
+    once nothing is left here."""
+    streams = scheduler.engine.streams
+    slots = [Microbatch() for _ in range(_stage(scheduler.engine).microbatches)]
+    with streams.on(streams.schedule):
+        try:
+            _take_turns(scheduler, slots)
+        except LinkError as error:
+            scheduler.parked = [batch for slot in slots for batch in slot.batches]
+            scheduler.give_up([slot.flight.record for slot in slots if slot.flight], str(error))
+            raise
+
+
+def _take_turns(scheduler: Scheduler, slots: Sequence[Microbatch]) -> None:
     engine = scheduler.engine
     stage, source = _stage(engine), engine.source
     assert isinstance(source, (Leading, Following)), "a stage hears of requests through the pipeline"
-    slots = [Microbatch() for _ in range(stage.microbatches)]
     turn = 0
-    with engine.streams.on(engine.streams.schedule):
-        while True:
-            here, coming = slots[turn], slots[(turn + 1) % len(slots)]
-            scheduler.running_batch, scheduler.last_batch = here.running, here.last
-            scheduler.parked = [batch for slot in slots if slot is not here for batch in slot.batches]
-            scheduler.receive()
-            if source.over:
-                scheduler.parked = ()
-                return
-            if scheduler.chunked_req is not None:
-                engine.relay.barrier()
-            batch = scheduler.get_next_batch_to_run()
-            here.running, here.last = scheduler.running_batch, batch
-            if stage.async_depth:
-                _settle(scheduler, coming)
-            if batch is not None:
-                with engine.observer.range("turn", batch.step, turn):
-                    here.flight = _launch(scheduler, batch)
-            if not stage.async_depth:
-                _settle(scheduler, coming)
-            if all(slot.idle for slot in slots) and not scheduler.rest() and stage.is_first:
-                scheduler.parked = ()
-                source.close()
-                return
-            turn = (turn + 1) % len(slots)
+    while True:
+        here, coming = slots[turn], slots[(turn + 1) % len(slots)]
+        scheduler.running_batch, scheduler.last_batch = here.running, here.last
+        scheduler.parked = [batch for slot in slots if slot is not here for batch in slot.batches]
+        scheduler.receive()
+        if source.over:
+            scheduler.parked = ()
+            return
+        if scheduler.chunked_req is not None:
+            engine.relay.barrier()
+        batch = scheduler.get_next_batch_to_run()
+        here.running, here.last = scheduler.running_batch, batch
+        if stage.async_depth:
+            _settle(scheduler, coming)
+        if batch is not None:
+            with engine.observer.range("turn", batch.step, turn):
+                here.flight = _launch(scheduler, batch)
+        if not stage.async_depth:
+            _settle(scheduler, coming)
+        if all(slot.idle for slot in slots) and not scheduler.rest() and stage.is_first:
+            scheduler.parked = ()
+            source.close()
+            return
+        turn = (turn + 1) % len(slots)
 
 
 def _launch(scheduler: Scheduler, batch: ScheduleBatch) -> Flight:
@@ -92,7 +103,7 @@ def _launch(scheduler: Scheduler, batch: ScheduleBatch) -> Flight:
     with streams.on(streams.forward):
         streams.wait(streams.forward, streams.schedule)
         link.flush(OUTPUT if stage.is_last else PROXY)  # this forward may write to the same memory
-        proxies = () if stage.is_first else link.receive(stage.preceding, PROXY).tensors
+        proxies = () if stage.is_first else _receive(engine, PROXY, batch.step)
         result, sent = launch_stage(engine, batch, proxies)
         silent = stage.skip_chunk_outputs and _is_chunk(batch)
         if not stage.is_last:
@@ -137,10 +148,22 @@ def _come_round(engine: Engine, batch: ScheduleBatch, result: StepResult) -> Seq
         engine.streams.copy.wait_event(result.copy_done)
         return _outputs(result)
     link.flush(OUTPUT)
-    outputs = link.receive(stage.preceding, OUTPUT).tensors
+    outputs = _receive(engine, OUTPUT, batch.step)
     if stage.index < stage.count - 2:
         link.send(stage.following, OUTPUT, batch.step, outputs)
     return outputs
+
+
+def _receive(engine: Engine, tag: str, step: int) -> tuple[torch.Tensor, ...]:
+    """What the stage before has of that step. Raises LinkError, too when it is another step's: one was lost."""
+    stage = _stage(engine)
+    message = _link(engine).receive(stage.preceding, tag)
+    if message.value != step:
+        raise LinkError(
+            f"stage {stage.index} waited for '{tag}' of step {step} from stage {stage.preceding}, which sent that of "
+            f"step {message.value}"
+        )
+    return message.tensors
 
 
 def _nothing(engine: Engine, result: StepResult) -> Sequence[torch.Tensor]:

@@ -13,6 +13,7 @@ from ..memory.allocation import evict_from_tree_cache
 from ..memory.release import release_kv_cache
 from ..model.grammar import GrammarError
 from ..observe import StepInfo, StepKind
+from ..pipeline.chunking import ChunkSizes
 from ..request import Request, Status
 from ..speculate.steps import FIRST, STRIDE, draft_step, extend_step
 from .engine import Engine
@@ -25,7 +26,7 @@ from .prepare import (
     rejoin,
     sampling_of,
 )
-from .settle import close, finish, settle
+from .settle import close, drop, finish, settle
 from .settle_drafts import settle_verify
 
 _KINDS: dict[ForwardMode, StepKind] = {
@@ -52,6 +53,7 @@ class Scheduler:
         self.running_batch = ScheduleBatch.empty()
         self.last_batch: ScheduleBatch | None = None
         self.chunked_req: Request | None = None
+        self.chunk_sizes: ChunkSizes | None = None  # where they follow latencies
         self.parked: Sequence[ScheduleBatch] = ()  # of microbatches whose turn it is not
         # The next batch's number; under speculation the steps beside it have numbers of their own.
         self._stride = 1 if config.speculative is None else STRIDE
@@ -249,6 +251,7 @@ class Scheduler:
         engine = self.engine
         taken = set(map(id, plan.requests))
         self.waiting_queue = [req for req in self.waiting_queue if id(req) not in taken]
+        engine.observer.planned(self.next_step, "prefill")
         with engine.observer.range("prepare", self.next_step, len(plan.requests)):
             batch = prepare_for_extend(engine, plan.requests, self.next_step)
         self.chunked_req = batch.chunked_req = plan.chunked
@@ -268,6 +271,7 @@ class Scheduler:
         running = self.running_batch
         if running.is_empty or any(sampling_of(part).return_logprob for part in (batch, running)):
             return
+        self.engine.observer.planned(self.next_step, "mixed")
         with self.engine.observer.range("prepare", self.next_step, running.batch_size):
             filter_rows(self.engine, running)
             if not running.is_empty:
@@ -278,6 +282,7 @@ class Scheduler:
     def _next_decode_batch(self) -> ScheduleBatch | None:
         batch, engine = self.running_batch, self.engine
         before = batch.batch_size
+        engine.observer.planned(self.next_step, "decode" if engine.config.speculative is None else "verify")
         with engine.observer.range("prepare", self.next_step, before):
             filter_rows(engine, batch)
             if batch.is_empty:
@@ -348,6 +353,27 @@ class Scheduler:
             elif self.engine.inbox is None:
                 self.waiting_queue.append(req)
 
+    # ---- stop ----------------------------------------------------------------------------------------------
+
+    def give_up(
+        self, launched: Iterable[ScheduleBatch], reason: str, *, held: Iterable[Request] = ()
+    ) -> None:
+        """Nothing goes on without a rank that is gone: nobody settles what was ``launched``, and every request ends,
+        those ``held`` elsewhere, too, once the device is done with what is theirs."""
+        self.engine.streams.module.synchronize()
+        for batch in launched:
+            for info in self._infos(batch, steady=False):
+                self.engine.observer.settled(info)
+        batches = [self.running_batch, *self.parked, *([self.last_batch] if self.last_batch else ())]
+        under_way = [*([self.chunked_req] if self.chunked_req else ()), *self.engine.tier.absent, *held]
+        running = [req for batch in batches for req in batch.reqs]
+        for req in dict.fromkeys([*running, *under_way, *self.waiting_queue]):
+            if not req.finished:
+                drop(self.engine, req, Status.FAILED, reason)
+        self.waiting_queue, self.running_batch = [], ScheduleBatch.empty()
+        self.last_batch = self.chunked_req = None
+        self.parked = ()
+
     # ---- settle --------------------------------------------------------------------------------------------
 
     def launched(self, batch: ScheduleBatch) -> ScheduleBatch:
@@ -384,7 +410,7 @@ class Scheduler:
     def _infos(self, batch: ScheduleBatch, *, steady: bool) -> Sequence[StepInfo]:
         """The batch as one step, or under speculation as several, in the order of their forwards."""
         spec, size, tokens = self.engine.config.speculative, batch.batch_size, batch.num_tokens
-        if spec is None:
+        if spec is None or batch.forward_mode.is_idle:
             return [StepInfo(batch.step, _KINDS[batch.forward_mode], size, tokens, steady)]
         extend = extend_step(batch.step)
         if batch.forward_mode.is_extend:
@@ -416,10 +442,16 @@ class Scheduler:
         return Limits(
             page_size=config.page_size,
             max_prefill_tokens=config.max_prefill_tokens,
-            chunked_prefill_size=config.chunked_prefill_size,
+            chunked_prefill_size=self._chunk_size(),
             mixed_decode_tokens=mixed,
             mixed_reserve_tokens=reserve,
         )
+
+    def _chunk_size(self) -> int | None:
+        req, sizes = self.chunked_req, self.chunk_sizes
+        if sizes is None or req is None or req.prefix_indices is None:
+            return self.engine.config.chunked_prefill_size
+        return sizes.behind(req.prefix_indices.shape[0])
 
     def _init_round(self, req: Request) -> int:
         """Match the prefix of a waiting request; at least one token is always computed. Returns the match."""

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from ..link import LinkError
 from .launch import launch_serial
 from .speculative import launch_drafts_serial
 from .turns import Turns
 
 
 def run_serial(scheduler: Turns) -> None:
-    """Run until every request of the source has ended."""
-    engine = scheduler.engine
-    streams = engine.streams
-    launch = launch_serial if engine.worker is None else launch_drafts_serial
+    """Run until every request of the source has ended. Raises LinkError when a rank is gone without which nothing goes
+    on, once nothing is left here."""
+    streams = scheduler.engine.streams
     with streams.on(streams.schedule):
-        while True:
-            scheduler.receive()
-            batch = scheduler.get_next_batch_to_run()
-            if batch is not None:
-                result = launch(engine, batch)
-                scheduler.settle(scheduler.launched(batch), result)
-            elif not scheduler.rest():
-                return
-            scheduler.last_batch = batch
+        try:
+            _take_turns(scheduler)
+        except LinkError as error:
+            scheduler.give_up((), str(error))
+            raise
+
+
+def _take_turns(scheduler: Turns) -> None:
+    engine = scheduler.engine
+    launch = launch_serial if engine.worker is None else launch_drafts_serial
+    while True:
+        scheduler.receive()
+        batch = scheduler.get_next_batch_to_run()
+        if batch is not None:
+            result = launch(engine, batch)
+            scheduler.settle(scheduler.launched(batch), result)
+        elif not scheduler.rest():
+            return
+        scheduler.last_batch = batch

@@ -15,12 +15,14 @@ from .engine import Engine
 def settle(engine: Engine, batch: ScheduleBatch, result: StepResult) -> bool:
     """Read the step's tokens, waiting for them if need be. Returns whether it was a quiet decode: every request got
     its token and goes on."""
+    if batch.forward_mode.is_idle and result.next_token_ids_cpu is None:
+        return False  # nothing to be read, and nothing is waited for
     token_ids = _host_tokens(result)
     _keep_logprobs(batch, result)
     if batch.forward_mode.is_extend:
         _settle_extend(engine, batch, token_ids, result.next_draft_input)
         return False
-    return _settle_decode(engine, batch, token_ids)
+    return _settle_decode(engine, batch, token_ids) and not batch.is_empty
 
 
 def _host_tokens(result: StepResult) -> list[int]:
@@ -149,6 +151,15 @@ def finish(engine: Engine, req: Request, status: Status, reason: str) -> None:
         req.kv_committed_len = req.seqlen - 1
     engine.tier.release(req)
     release_kv_cache(req, engine.cache, speculative=speculative)
+    close(engine, req, status, reason)
+
+
+def drop(engine: Engine, req: Request, status: Status, reason: str) -> None:
+    """End a request wherever it is; nothing of it is kept."""
+    if req.req_pool_idx is not None:
+        engine.tier.release(req)
+        speculative = engine.config.speculative is not None
+        release_kv_cache(req, engine.cache, is_insert=False, speculative=speculative)
     close(engine, req, status, reason)
 
 

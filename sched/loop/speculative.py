@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..batch import ScheduleBatch, StepResult, Taken
+from ..batch import DraftInput, ScheduleBatch, StepResult, Taken
 from ..relay.draft_row import DraftRelay
 from ..request import Request
 from ..speculate import v1, v2
@@ -68,12 +68,22 @@ def _worker(engine: Engine) -> Worker:
 
 def _run(engine: Engine, drafts: DraftRelay, batch: ScheduleBatch, result: StepResult) -> None:
     worker = _worker(engine)
-    if batch.forward_mode.is_extend:
+    if batch.forward_mode.is_idle:
+        _idle(drafts, batch, result)
+    elif batch.forward_mode.is_extend:
         _prefill(engine, worker, drafts, batch, result)
     elif worker.spec.mode == "v1":
         _verify_serially(worker, drafts, batch, result, engine)
     else:
         _verify(worker, drafts, batch, result)
+
+
+def _idle(drafts: DraftRelay, batch: ScheduleBatch, result: StepResult) -> None:
+    """Nobody drafts, and nothing is verified."""
+    assert batch.seq_lens is not None and batch.input_ids is not None
+    drafts.publish(batch, batch.seq_lens)
+    result.next_token_ids = batch.input_ids
+    result.next_draft_input = DraftInput(bonus_tokens=batch.input_ids)
 
 
 def _prefill(

@@ -64,11 +64,12 @@ class RadixCache:
             req.prefix_indices = torch.cat((match.device_indices, kv_indices[aligned:]))
 
     def cache_finished_req(self, req: Request, *, is_insert: bool = True) -> None:
-        tokens = req.tokens(0, req.kv_committed_len)
-        assert len(tokens) == req.kv_committed_len, f"request {req.id} committed KV of unknown tokens"
-        kv_indices = self.req_to_token_pool.req_to_token[req.req_pool_idx, : len(tokens)]
-        kept_from = aligned = self._aligned(len(tokens))
+        committed = req.kv_committed_len
+        kv_indices = self.req_to_token_pool.req_to_token[req.req_pool_idx, :committed]
+        kept_from = aligned = self._aligned(committed)
         if is_insert:
+            tokens = req.tokens(0, committed)
+            assert len(tokens) == committed, f"request {req.id} committed KV of unknown tokens"
             values = kv_indices[:aligned].to(torch.int64, copy=True)
             kept_from = self.insert(tokens, values)
         self.token_to_kv_pool_allocator.free(kv_indices[req.cache_protected_len : kept_from])

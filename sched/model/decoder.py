@@ -19,6 +19,7 @@ from ..kernels.rows import embedding, last_tokens
 from ..kernels.tree_attention import tree_attention
 from ..memory.kv import KVPool
 from .config import ModelConfig
+from .planned import PlannedAttention
 from .sparse import SparseAttention
 from .weights import LayerWeights, Weights
 
@@ -29,8 +30,15 @@ class Model(Protocol):
     def forward(self, batch: ForwardBatch) -> ModelOutput: ...
 
 
+class FeedForward(Protocol):
+    """An MLP that other ranks have a part in."""
+
+    def __call__(self, hidden: torch.Tensor, layer: LayerWeights, batch: ForwardBatch) -> torch.Tensor: ...
+
+
 class Decoder:
-    """Attention is dense, or what ``sparse`` makes of it."""
+    """Attention is dense, by ``planned`` where there is one, or what ``sparse`` makes of it; the MLP is the rank's own,
+    or ``mlp``."""
 
     def __init__(
         self,
@@ -40,22 +48,36 @@ class Decoder:
         kv: KVPool,
         req_to_token: torch.Tensor,
         sparse: SparseAttention | None = None,
+        mlp: FeedForward | None = None,
+        planned: PlannedAttention | None = None,
     ) -> None:
         self.config = config
         self.weights = weights
         self._kv = kv
         self._req_to_token = req_to_token
         self._sparse = sparse
+        self._mlp = mlp or self._own_mlp
+        self._planned = planned
         self._logits_dtype = torch.float64 if config.dtype == torch.float64 else torch.float32
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         """logits [b, vocab] of each request's last token, in a verify of every token: float32 (float64 for a
         float64 model)."""
+        if batch.mode.is_idle:
+            return self._idle(batch)
         hidden = self.layers(embedding(batch.input_ids, self.weights.embedding), batch)
         captured = hidden if batch.capture_hidden else None
         if batch.extend_lens is not None and batch.mode is not ForwardMode.TARGET_VERIFY:
             hidden = last_tokens(hidden, batch.extend_lens)
         return ModelOutput(self.logits(hidden), hidden_states=captured)
+
+    def _idle(self, batch: ForwardBatch) -> ModelOutput:
+        """Of no tokens: a part in the others' MLP is all that there is to compute."""
+        nobody = batch.positions.new_empty((0, self.config.hidden_size), dtype=self.config.dtype)
+        if self._mlp != self._own_mlp:
+            for layer in self.weights.layers:
+                self._mlp(nobody, layer, batch)
+        return ModelOutput(nobody.new_empty((0, self.config.vocab_size), dtype=self._logits_dtype))
 
     def layers(self, residual: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """All layers on the residual stream [T, hidden], which is overwritten; the final norm of it is returned."""
@@ -66,12 +88,14 @@ class Decoder:
         """All layers on the first one's normalised input [T, hidden]; the last one's output, which has not been added
         to the residual stream yet."""
         eps = self.config.rms_norm_eps
+        if self._planned is not None and batch.branches is None:
+            self._planned.plan(batch)
         for index, layer in enumerate(self.weights.layers):
             if index:
                 hidden = add_rms_norm(hidden, residual, layer.input_norm, eps)
             hidden = self._attention(hidden, layer, batch, index)
             hidden = add_rms_norm(hidden, residual, layer.post_norm, eps)
-            hidden = self._feed_forward(hidden, layer)
+            hidden = self._mlp(hidden, layer, batch)
         return hidden
 
     def close(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -111,6 +135,8 @@ class Decoder:
     def _attended(
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: ForwardBatch
     ) -> torch.Tensor:
+        if self._planned is not None and batch.branches is None:
+            return self._planned(q, k_cache, v_cache)
         scale = self.config.head_dim**-0.5
         pages = (q, k_cache, v_cache, self._req_to_token, batch.req_pool_indices, batch.seq_lens)
         if batch.branches is None:
@@ -120,7 +146,7 @@ class Decoder:
         out: torch.Tensor = attended
         return out
 
-    def _feed_forward(self, hidden: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
+    def _own_mlp(self, hidden: torch.Tensor, layer: LayerWeights, batch: ForwardBatch) -> torch.Tensor:  # noqa: ARG002
         return self._linear(silu_and_mul(self._linear(hidden, layer.gate_up)), layer.down)
 
     def _linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -46,8 +46,10 @@ class ModelRunner:
             self._capture(torch.get_device_module(config.device))
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
-        place = bisect_left(self._sizes, batch.batch_size)
-        if not batch.mode.is_decode or place == len(self._sizes):
+        rows = batch.batch_size if batch.graph_rows is None else batch.graph_rows
+        place = bisect_left(self._sizes, rows)
+        steady = batch.mode.is_decode or batch.mode.is_idle
+        if not (rows and steady) or place == len(self._sizes):
             return self._model.forward(batch)
         return self._replay(batch, self._sizes[place])
 

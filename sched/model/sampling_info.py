@@ -90,6 +90,12 @@ class SamplingInfo:
             PenalizerOrchestrator.from_requests(requests, config=config, how=how, exact=exact),
         )
 
+    @classmethod
+    def of_nobody(cls, config: EngineConfig) -> Self:
+        """No rows: nothing is uploaded."""
+        rows = torch.empty((0, _WORDS), dtype=torch.int32, device=config.device)
+        return cls(config, (), (), (rows,), None)
+
     @property
     def is_all_greedy(self) -> bool:
         return self._wants.greedy

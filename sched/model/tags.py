@@ -67,6 +67,8 @@ class TaggedDecoder:
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         """The model's output with a fingerprint [b] int64 per request. Between stages the tokens go along."""
         output = self._model.forward(batch)
+        if batch.mode.is_idle:
+            return output
         input_ids = batch.proxies[-1] if batch.proxies else batch.input_ids
         fingerprint = kv_tags(
             self._pool.tags,

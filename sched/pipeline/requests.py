@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..link import Link
+from ..link import Link, LinkError
 from ..request import Request
 from .stages import Stage
 
@@ -29,10 +29,11 @@ class Leading:
         self._source = source
         self._link = link
         self._stage = stage
+        self._turn = 0
 
     def due(self, now: int) -> Sequence[Request]:
         arrived = self._source.due(now)
-        self._link.send(self._stage.following, REQUESTS, list(arrived))
+        self._tell(list(arrived))
         return arrived
 
     def next_at(self) -> int | None:
@@ -43,21 +44,33 @@ class Leading:
 
     def close(self) -> None:
         """No more turns: let the others stop."""
-        self._link.send(self._stage.following, REQUESTS, None)
+        self._tell(None)
+
+    def _tell(self, arrived: list[Request] | None) -> None:
+        self._link.send(self._stage.following, REQUESTS, (self._turn, arrived))
+        self._turn += 1
 
 
 class Following:
-    """Every other stage's: waits for what the one before hands on."""
+    """Every other stage's: waits for what the one before hands on, turn by turn."""
 
     def __init__(self, link: Link, stage: Stage) -> None:
         self.over = False  # there will be no more turns
         self._link = link
         self._stage = stage
+        self._turn = 0
 
     def due(self, now: int) -> Sequence[Request]:  # noqa: ARG002
-        arrived: list[Request] | None = self._link.receive(self._stage.preceding, REQUESTS).value
+        """Raises LinkError, too when a turn is missing: the stages would plan different batches."""
+        turn, arrived = self._link.receive(self._stage.preceding, REQUESTS).value
+        if turn != self._turn:
+            raise LinkError(
+                f"stage {self._stage.index} waited for the requests of turn {self._turn} from stage "
+                f"{self._stage.preceding}, which sent those of turn {turn}"
+            )
+        self._turn += 1
         if not self._stage.is_last:
-            self._link.send(self._stage.following, REQUESTS, arrived)
+            self._link.send(self._stage.following, REQUESTS, (turn, arrived))
         self.over = arrived is None
         return arrived or ()
 

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Stage:
     """Stage ``index`` of ``count``. ``async_depth`` microbatches are in flight beyond one per stage. With
-    ``skip_chunk_outputs`` the token behind a lone unfinished prompt, which means nothing, goes nowhere (#26148)."""
+    ``skip_chunk_outputs`` the token behind a lone unfinished prompt, which means nothing, goes nowhere (#26148).
+    ``smooth_chunks``: by what share chunks follow latencies; None where all have one size."""
 
     index: int
     count: int
     layers: range  # of the whole model
     async_depth: int = 0
     skip_chunk_outputs: bool = False
+    smooth_chunks: float | None = None
 
     @property
     def is_first(self) -> bool:

@@ -87,6 +87,13 @@ def stash_at_launch(desk: Desk, batch: ScheduleBatch, result: StepResult) -> Non
     ordering.keep_in_ring(desk, batch, result)
 
 
+def stash_padding(desk: Desk, future: FutureIndices, token_ids: torch.Tensor) -> None:
+    """Without a look at how many rows there are. A step of none has tokens all the same: they pad it to the longest of
+    its siblings."""
+    stored = desk.futures.output_tokens_buf
+    stored[future.indices] = token_ids if token_ids.shape[0] else stored[:2]
+
+
 def keep_one_launch(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:
     """Hold the last launch alone, while the one before may still run."""
     del desk.ring[1:]

@@ -35,7 +35,7 @@ V1_INPUT_IDS = replace(V1_OUTPUT_IDS, conclude=drafts.conclude_in_input_ids)
 V1_ROTATING = replace(V1_INPUT_IDS, rotate=drafts.rotate_by_uploaded_lens)
 V1_LATEST = replace(
     V1_ROTATING,
-    rotate=drafts.rotate_by_lens_there,
+    rotate=drafts.rotate_along_the_prompt,
     prompt_lens=lengths.prompt_lens_shared,
     extend_lens=lengths.lens_packed,
     seed=draft_prebuilt.seed_batch_packed,
@@ -82,7 +82,7 @@ V2_LATEST = replace(
     ends="packed",
     host_lengths=lengths.lengths_left_on_the_device,
     resolve=drafts.resolve_on_the_forward_stream,
-    rotate=drafts.rotate_by_lens_there,
+    rotate=drafts.rotate_along_the_prompt,
     prompt_lens=lengths.prompt_lens_shared,
     publish=lengths.publish_for_forwards,
     step_lens=lengths.step_lens_made_there,

@@ -43,7 +43,7 @@ def resolve_staged_and_extras(desk: Desk, prompts: Step, batch: ScheduleBatch) -
 
 def resolve_on_the_forward_stream(desk: Desk, prompts: Step, batch: ScheduleBatch) -> None:
     """Lengths and the draft's input, and the rows of the page table that the step will read."""
-    if batch.forward_mode.is_extend:
+    if not batch.forward_mode.is_decode:
         prompts(batch)
         return
     draft = batch.spec_info
@@ -110,6 +110,18 @@ def rotate_by_lens_there(
 ) -> torch.Tensor:
     """All at once, by the lengths that the target's forward has."""
     rotated: torch.Tensor = rotate_ids(batch.input_ids, next_ids, extend_lens)
+    return rotated
+
+
+def rotate_along_the_prompt(
+    desk: Desk, batch: ScheduleBatch, next_ids: torch.Tensor, extend_lens: torch.Tensor
+) -> torch.Tensor:
+    """The same, and behind an unfinished prompt comes its own next token. What was sampled there nobody will ever see,
+    yet every other answer teaches it to the draft."""
+    rotated, req = rotate_by_lens_there(desk, batch, next_ids, extend_lens), batch.chunked_req
+    if req is not None:
+        last = sum(batch.extend_lens[: batch.reqs.index(req) + 1])
+        rotated[last - 1 : last].fill_(req.tokens(req.fill_len, req.fill_len + 1)[0])
     return rotated
 
 

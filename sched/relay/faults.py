@@ -328,6 +328,14 @@ _FAULTS = (
         ("pipelined",),
         partial(_with, await_tokens=broken.await_nothing),
     ),
+    Fault(
+        "idle-rows-stashed",
+        "A rank without rows stashes the tokens that pad it to its siblings.",
+        "5.20, DP attention",
+        _RELAY_ALWAYS_ON,
+        ("overlapped", "serial"),
+        partial(_with, stash=broken.stash_padding),
+    ),
 )
 
 _AWAITED = (
@@ -336,12 +344,6 @@ _AWAITED = (
         "The benchmark of one batch calls the model without resolving its input.",
         "5.10, #25945, fixed by #26904",
         "onebatch",
-    ),
-    AwaitedFault(
-        "idle-rows-stashed",
-        "An idle rank stashes padded tokens for no rows.",
-        "5.20, DP attention",
-        "idle DP ranks",
     ),
     AwaitedFault(
         "onebatch-penalises-the-prompt",

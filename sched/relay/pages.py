@@ -24,7 +24,7 @@ def copy_tables(desk: Desk, batch: ScheduleBatch) -> None:
     mark where that was done."""
     if batch.spec_info is not None:
         copy_rows_ahead(desk, batch)
-    else:
+    elif not batch.is_empty:
         assert batch.seq_lens_cpu is not None
         longest = int(batch.seq_lens_cpu.max())
         copy_pages(desk.pages, desk.req_to_token, batch.req_pool_indices, batch.seq_lens, longest)

@@ -29,7 +29,9 @@ def stash_nothing(desk: Desk, future: FutureIndices, token_ids: torch.Tensor) ->
 
 def resolve_placeholders(desk: Desk, batch: ScheduleBatch) -> None:
     """In place, over all input ids: a prompt, which has no placeholders, is looked at as well."""
-    resolve_negative(batch.input_ids, desk.futures.output_tokens_buf)
+    assert batch.input_ids is not None
+    if batch.input_ids.shape[0]:
+        resolve_negative(batch.input_ids, desk.futures.output_tokens_buf)
 
 
 def resolve_lengths_too(desk: Desk, batch: ScheduleBatch) -> None:

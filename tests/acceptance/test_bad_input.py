@@ -67,7 +67,11 @@ ONE_MISTAKE = {
         ["--set", "engine.relay={state: latest, index: ring}"],
         "latest with index=ring: the ring ended",
     ),
-    "faults": (["--set", "faults=[oom]"], "faults: not available in this version"),
+    "faults": (["--set", "faults=[oom]"], "faults.0: expected a mapping, got 'oom'"),
+    "nothing to break": (
+        ["--set", "faults=[{rank: stage 0, dies: forward}]"],
+        "faults: ranks and links break where there are several",
+    ),
     "host": (["--set", "device.host=guessed"], "device.host: expected modelled or measured, got 'guessed'"),
     "budget": (BUDGET, "expect.decode.steady.schedul: unknown key, did you mean 'schedule'?"),
     "missing trace": (

@@ -52,7 +52,14 @@ def compared(name: str, *overrides: str) -> Comparison:
 
 # What takes longest: where there is time.
 LONG = {
-    f"cases/{name}" for name in ("hisparse-large-batch", "eagle-v1-vs-naive-v2", "pp-bubble", "pp-chunked")
+    f"cases/{name}"
+    for name in (
+        "hisparse-large-batch",
+        "eagle-v1-vs-naive-v2",
+        "pp-bubble",
+        "pp-chunked",
+        "pp-dynamic-chunks",
+    )
 }
 
 

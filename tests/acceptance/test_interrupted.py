@@ -133,6 +133,16 @@ def test_workers_of_their_own_end_together(tmp_path: Path) -> None:
     assert {request.status for request in result.requests} == {"finished", "cancelled"}
 
 
+def test_data_parallel_ranks_end_together(tmp_path: Path) -> None:
+    """Each request is told once, by the rank that had it."""
+    ranks = ("--set", "engine.data_parallel.ranks=2", "--output-dir", tmp_path)
+    told = Interrupted(*LONG, *ranks, under_way=some_are_done)
+    result = read(tmp_path / "result.json")
+    assert told.code == 130 and result.run.cancelled
+    assert {request.status for request in result.requests} == {"finished", "cancelled"}
+    assert Counter(request.id for request in result.requests).most_common(1)[0][1] == 1
+
+
 def test_processes_end_together_though_one_is_told(tmp_path: Path) -> None:
     def somebody_works(run: Interrupted) -> None:  # noqa: ARG001
         until(lambda: len([file for file in tmp_path.iterdir() if file.stat().st_size > 10_000]) == 2)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from schedbench.profiles.judge.readings import readings
 from schedbench.profiles.result import Result
 from tests.acceptance.questions import answer, digest_of, value
 
@@ -81,3 +82,24 @@ def test_the_recorded_head() -> None:
     finished = sum(row.status == "finished" for row in recorded.requests)
     assert finished >= 0.99 * len(recorded.requests)
     assert value(recorded, "cache_hit_ratio") > 0
+
+
+@pytest.mark.slow
+def test_two_gpus_that_share_the_work_by_phase_win_where_there_is_more_of_it() -> None:
+    """Of the slowest tenth: at low load the one prefill worker is what is missing, at a higher one decodes that prompts
+    interrupt."""
+
+    def slowest(rate: str, how: str) -> float:
+        found = answer(
+            "trace_mooncake",
+            f"workload.trace={RECORDED}",
+            "workload.requests=100",
+            f"workload.arrival={{process: poisson, rate: {rate}}}",
+            "engine.relay=latest",
+            how,
+        )
+        return readings(found, ("e2e_ms.p90",))["e2e_ms.p90"].value
+
+    alike, apart = "engine.replicas=2", "engine.disaggregation.mode=pair"
+    assert slowest("0.25", apart) > 1.1 * slowest("0.25", alike)
+    assert slowest("1.25", apart) < 0.9 * slowest("1.25", alike)

@@ -22,6 +22,7 @@ SHORTER = {
         "workload.arrival.concurrency=16",
         "workload.output_tokens={dist: uniform, min: 32, max: 96}",
     ),
+    "dp_idle": ("workload.requests=4", "workload.output_tokens={dist: uniform, min: 4, max: 16}"),
     "grammar": ("workload.requests=16",),
     "mixed": ("workload.requests=24",),
     "overlap_off": ("workload.requests=24", "workload.arrival.concurrency=12"),

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from schedbench.cli.app import app, main
 from schedbench.cli.calibrate import render
-from schedbench.profiles.calibrate import host
+from schedbench.profiles.calibrate import host, judged
+from schedbench.profiles.cuda import prediction
 
 SMALL = ("--host-only", "--batch-sizes", "1,2", "--prompt-tokens", "32", "--rounds", "1")
 
@@ -83,6 +84,38 @@ def test_the_table_has_what_was_and_what_is():
     assert ["new", *figures, "–", "x", "1.25", "8", "–", "–"] in rows
     assert ["host.launch", "2,300", "4,000", "median", "of", "200"] in rows
     assert ["as", "in", "h200:", "events:", "[no]", "events"] in rows
+
+
+def test_kinds_of_steps_have_lines_of_their_own(calibrated):
+    _, document, _ = calibrated
+    kinds = document["phases"]["settle"]["kinds"]
+    assert kinds.keys() == {"decode", "mixed", "prefill"}
+    written = document["profile"]["phases"]["settle"]["kinds"]["prefill"]
+    assert written["a"]["value"] == pytest.approx(kinds["prefill"]["a"], rel=1e-3)
+    assert f"{kinds['prefill']['samples']} samples" in written["a"]["origin"]
+    assert document["phases"]["receive"]["kinds"] == {}
+    console = Console(width=160, record=True, file=io.StringIO())
+    render(document, console)
+    assert "  prefill" in console.export_text()
+
+
+def test_the_lines_can_be_judged_at_once(monkeypatch):
+    few = judged.ASKED[0]
+    small = few._replace(overrides=(*few.overrides, "workload.requests=2"), states=("pr25945", "latest"))
+    monkeypatch.setattr(judged, "ASKED", (small,))
+    arguments = ["--host-only", "--batch-sizes", "2", "--prompt-tokens", "32", "--rounds", "1", "--judge"]
+    done = CliRunner().invoke(app, ["calibrate", *arguments, "--format", "json"])
+    assert done.exit_code == 0, done.stderr
+    document = json.loads(done.stdout)
+    told = document["judged"]
+    assert {(row["state"], row["metric"]) for row in told["errors"]} == {
+        (state, metric) for state in small.states for metric in prediction.METRICS
+    }
+    assert 0 <= told["median_error"] < 2
+    assert {row["metric"] for row in told["changes"]} <= set(prediction.METRICS)
+    console = Console(width=160, record=True, file=io.StringIO())
+    render(document, console)
+    assert "declared host times against this machine's" in console.export_text()
 
 
 def test_without_cuda_it_says_what_it_could_do(monkeypatch, capsys):

@@ -12,6 +12,7 @@ from schedbench.cli import verdicts
 from schedbench.profiles.check import all_faults
 from schedbench.profiles.check.probes import Probe, probes
 from tests.acceptance.conftest import Typed, typed
+from tests.profiles.cuda import standin
 
 __all__ = ["typed"]
 
@@ -148,3 +149,47 @@ def test_a_fault_that_nothing_catches_fails(typed: Typed, monkeypatch: pytest.Mo
     monkeypatch.setattr(all_faults, "probes", lambda: {harmless.fault.name: harmless})
     said = typed("check", "--all-faults", "--seeds", "0")
     assert said.code == 1 and "NOTHING" in said.out and said.out.rstrip().endswith("FAILED")
+
+
+# ---- on CUDA -----------------------------------------------------------------------------------------------
+
+
+def test_without_a_gpu_it_says_what_to_do_instead(typed: Typed) -> None:
+    said = typed("check", "faults/mixing", "--device", "cuda")
+    assert said.code == 3 and "no CUDA device here" in said.err and "check --device vgpu" in said.err
+
+
+@pytest.mark.parametrize("more", [("--adversarial", "0"), ("--seeds", "4")])
+def test_a_real_device_has_no_adversaries(typed: Typed, more: tuple[str, ...]) -> None:
+    said = typed("check", "faults/mixing", "--device", "cuda", *more)
+    assert said.code == 2 and "a real device does so itself" in said.err
+
+
+def test_nor_all_faults(typed: Typed) -> None:
+    assert typed("check", "--all-faults", "--device", "cuda").code == 2
+
+
+def test_several_ranks_are_not_watched_on_one_device(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    standin.install(monkeypatch)
+    said = typed("check", "faults/staging", "--device", "cuda")
+    assert said.code == 3 and "several ranks" in said.err
+
+
+@pytest.mark.parametrize(("fault", "code"), [((), 0), (("--fault", "no-barrier"), 1)])
+def test_what_is_asked_on_cuda(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch, fault: tuple[str, ...], code: int
+) -> None:
+    """With a virtual GPU in CUDA's place."""
+    standin.install(monkeypatch)
+    said = typed(
+        "check", "faults/mixing", "--relay", "pr25945", "--device", "cuda", "--format", "json", *fault
+    )
+    [report] = reports(said.out)
+    verdicts = {check["name"]: check["verdict"] for check in report["checks"]}
+    assert said.code == code
+    assert verdicts == {
+        "run": "passed",
+        "invariants": "passed",
+        "hazards": "failed" if fault else "passed",
+        **dict.fromkeys(("contract", "tokens", "budget", "adversary"), "not applicable"),
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from schedbench.cli.app import app, main
 from schedbench.cli.errors import EXIT_CODES, UsageError, exit_code, message
 from schedbench.profiles.definitions import DEFINITIONS
+from tests.acceptance.questions import command, schedbench, surroundings
 
 HEAVY = ("torch", "numpy", "triton", "pydantic", "yaml", "rich.table", "rich.progress")
 
@@ -63,8 +65,8 @@ def test_explain_alone_lists_all_names(cli):
 
 @pytest.mark.parametrize("columns", [60, 200])
 def test_explain_fits_the_columns_there_are(cli, columns):
-    for command in (["explain"], ["explain", "forward_occupancy"]):
-        lines = cli.invoke(app, command, env={"COLUMNS": str(columns)}).output.splitlines()
+    for asked in (["explain"], ["explain", "forward_occupancy"]):
+        lines = cli.invoke(app, asked, env={"COLUMNS": str(columns)}).output.splitlines()
         assert columns - 25 < max(map(len, lines)) <= columns
 
 
@@ -141,3 +143,23 @@ def test_subclasses_of_errors_keep_the_exit_code():
     from schedbench.profiles.result import ResultError
 
     assert exit_code(type("Narrower", (ResultError,), {})()) == 2
+
+
+@pytest.mark.parametrize(
+    "arguments", ["list scenarios", "run overlap_on --set workload.requests=2", "explain ttft_ms"]
+)
+def test_an_output_that_nobody_reads_is_no_failed_gate(arguments: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        command(*arguments.split()), stdout=writer, stderr=subprocess.PIPE, env=surroundings(None), timeout=60
+    )
+    os.close(writer)
+    assert done.returncode == 141
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_gate_that_failed_is_one_whoever_reads() -> None:
+    budget = "expect={prefill: {schedule: {h2d: 0}}}"
+    done = schedbench("run", "overlap_on", "--set", "workload.requests=2", "--set", budget)
+    assert done.returncode == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.questions import command, surroundings
+from tests.acceptance.questions import command, schedbench, surroundings
 
 PATIENCE = 90.0  # seconds
 PAIR = "engine.disaggregation={mode: pair}"
@@ -24,11 +24,11 @@ def others_of(process: subprocess.Popen[str]) -> list[int]:
 
 
 def started(
-    others: int, folder: Path, scenario: str, setting: str
+    others: int, folder: Path, scenario: str, *settings: str
 ) -> tuple[subprocess.Popen[str], list[int]]:
     """At work, as their timelines tell."""
-    settings = (setting, "workload.requests=4000", "measure.warmup_requests=0")
-    overrides = [word for each in settings for word in ("--set", each)]
+    asked = (*settings, "workload.requests=4000", "measure.warmup_requests=0")
+    overrides = [word for each in asked for word in ("--set", each)]
     process = subprocess.Popen(
         command("run", scenario, "--world", "distributed", "--output-dir", folder, *overrides),
         stdout=subprocess.PIPE,
@@ -63,6 +63,12 @@ def alive(pid: int) -> bool:
         ("disagg", PAIR, ("decode 0", "router"), "decode 0"),
         ("disagg", TWO, ("prefill 1", "decode 0", "router"), "prefill 1"),
         pytest.param("disagg", PAIR, ("decode 0", "router"), "router", marks=pytest.mark.wide),
+        pytest.param(
+            "dp_idle", "engine.data_parallel.ranks=2", ("rank 1",), "rank 1", marks=pytest.mark.wide
+        ),
+        pytest.param(
+            "overlap_on", "engine.replicas=2", ("replica 1", "router"), "replica 1", marks=pytest.mark.wide
+        ),
     ],
 )
 def test_the_others_stop_and_say_who_is_gone(
@@ -78,3 +84,34 @@ def test_the_others_stop_and_say_who_is_gone(
     assert f"rank {rank} ({victim}) ended with SIGKILL" in said
     assert len(said.splitlines()) == 1
     assert not any(map(alive, ranks))
+
+
+@pytest.mark.parametrize(
+    ("scenario", "setting", "names", "victim", "phase", "nth"),
+    [
+        ("pp2", "engine.pipeline.stages=2", ("stage 1",), "stage 1", "forward", 20),
+        *(
+            pytest.param(*case, marks=pytest.mark.wide)
+            for case in [
+                ("pp2", "engine.pipeline.stages=2", ("stage 1",), "stage 1", "requests", 5),
+                ("pp2", "engine.pipeline.stages=2", ("stage 1",), "stage 1", "settle", 30),
+                ("pp2", "engine.pipeline.stages=3", ("stage 1", "stage 2"), "stage 1", "proxies", 20),
+                ("pp2", "engine.pipeline.stages=3", ("stage 1", "stage 2"), "stage 1", "tokens", 9),
+                ("disagg", PAIR, ("decode 0", "router"), "decode 0", "transfer", 9),
+                ("disagg", PAIR, ("decode 0", "router"), "decode 0", "forward", 20),
+                ("disagg", TWO, ("prefill 1", "decode 0", "router"), "prefill 1", "bootstrap", 5),
+                ("dp_idle", "engine.data_parallel.ranks=2", ("rank 1",), "rank 1", "exchange", 9),
+            ]
+        ),
+    ],
+)
+def test_it_kills_itself_at_an_exact_place(
+    scenario: str, setting: str, names: tuple[str, ...], victim: str, phase: str, nth: int
+) -> None:
+    script = f"faults=[{{rank: {victim}, dies: {{phase: {phase}, nth: {nth}}}}}]"
+    settings = (setting, script, "workload.requests=4000", "measure.warmup_requests=0")
+    overrides = [word for each in settings for word in ("--set", each)]
+    done = schedbench("run", scenario, "--world", "distributed", *overrides)
+    assert done.returncode == 4, done.stderr
+    assert "is gone" in done.stderr
+    assert f"rank {names.index(victim) + 1} ({victim}) ended with SIGKILL" in done.stderr

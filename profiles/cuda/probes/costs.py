@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from .timing import device_ns, host_ns, keep_busy
+from .timing import device_ns, host_ns, keep_busy, told
 
 NODES: Final = (10, 100, 500)
 
@@ -23,15 +23,7 @@ def probe() -> dict[str, Any]:  # cuda-only
         "reads": _reads,
         "pinned": _pinned,
     }
-    return {name: told(group, small) for name, group in groups.items()}
-
-
-def told(group: Callable[[torch.Tensor], dict[str, Any]], small: torch.Tensor) -> dict[str, Any]:
-    """A group that fails says why; the others are measured all the same."""
-    try:
-        return group(small)
-    except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"}
+    return {name: told(partial(group, small)) for name, group in groups.items()}
 
 
 def _launch(small: torch.Tensor) -> dict[str, Any]:  # cuda-only

@@ -1,4 +1,4 @@
-"""What kernels take by shape: products as a model has them, and a copy within the device."""
+"""What kernels take by shape: products and attention as a model has them, and a copy within the device."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from typing import Any, Final
 
 import torch
 
-from .timing import device_ns
+from ....sched.kernels.attention import attention
+from .timing import device_ns, told
 
 ROWS: Final = (1, 4, 16, 64, 256, 1024, 4096)  # tokens of a forward
 SHAPES: Final = ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096))  # (k, n) of an 8B layer's products
 PEAK: Final = 8192  # of a cube whose rate is taken for the peak
 MOVED: Final = 1 << 30  # bytes
 DTYPES: Final = ("bfloat16", "float16", "float32")
+HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128  # of an 8B layer
+# (requests, new tokens of each, tokens before them): decodes, whose bytes decide, and prompts, whose flops do
+ATTENDED: Final = ((1, 1, 4096), (64, 1, 1024), (64, 1, 4096), (1, 2048, 0), (4, 2048, 0), (4, 512, 2048))
 
 
 def probe() -> dict[str, Any]:  # cuda-only
@@ -21,7 +25,34 @@ def probe() -> dict[str, Any]:  # cuda-only
         "copy": _copy(),
         "peak": [_product(PEAK, PEAK, PEAK, dtype) for dtype in DTYPES],
         "gemm": [_product(m, n, k, "bfloat16") for m in ROWS for k, n in SHAPES],
+        "attention": told(_attended),
     }
+
+
+def attends(
+    requests: int, new: int, before: int, *, device: str, dtype: torch.dtype
+) -> partial[torch.Tensor]:
+    """One layer's attention of that many requests, each with pages of its own."""
+    length, slots = before + new, requests * (before + new)
+    q = torch.randn(requests * new, HEADS, HEAD_DIM, dtype=dtype, device=device)
+    keys, values = torch.randn(2, slots, KV_HEADS, HEAD_DIM, dtype=dtype, device=device)
+    pages = torch.arange(slots, dtype=torch.int32, device=device).view(requests, length)
+    rows = torch.arange(requests, device=device)
+    lens = torch.full((requests,), length, device=device)
+    added = None if new == 1 else torch.full((requests,), new, dtype=torch.int32, device=device)
+    return partial(attention, q, keys, values, pages, rows, lens, added, HEAD_DIM**-0.5, length, new)
+
+
+def _attended() -> list[dict[str, Any]]:  # cuda-only
+    rows = []
+    for requests, new, before in ATTENDED:
+        action = attends(requests, new, before, device="cuda", dtype=torch.bfloat16)
+        action()  # compiles
+        torch.cuda.synchronize()
+        shape = {"requests": requests, "new": new, "before": before, "dtype": "bfloat16"}
+        sizes = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
+        rows.append({**shape, **sizes, "device_ns": device_ns(action, repeat=10)})
+    return rows
 
 
 def _copy() -> dict[str, Any]:  # cuda-only

@@ -11,20 +11,17 @@ from weakref import WeakSet, ref
 import torch
 
 from ...timeline import Site
-from ..pinned import is_pinned
-from ..tensor import DeviceTensor
 from .blocks import Block, FreeBlocks
 from .declared import Declared
 from .findings import Finding, Findings
-from .footprints import Footprint, Grid, Indexed, Scattered, span
+from .footprints import Footprint, Grid, Indexed, Scattered, Span, span
+from .memory import Memory, Program
 from .pools import Pool, unread
 from .recording import Recording
 from .shadows import UNKNOWN, Launch, Owner, Shadow
 
 if TYPE_CHECKING:
     from ....sched.kernels.registry import Kernel
-    from ..graph import Capture
-    from .runtime import OrderedRuntime
 
 _SHADOW = "_vgpu_shadow"  # on a storage's Python object, which lives as long as the storage
 
@@ -32,10 +29,11 @@ _SHADOW = "_vgpu_shadow"  # on a storage's Python object, which lives as long as
 class Checker:
     """Told of every operation, in the order in which the host issues them."""
 
-    def __init__(self, runtime: OrderedRuntime) -> None:
+    def __init__(self, runtime: Program, memory: Memory) -> None:
         self.device_works = False
         self.spent = 0  # ns of this process's time
         self.runtime = runtime
+        self.memory = memory
         self._clocks = clocks = runtime.clocks
         self._free = FreeBlocks(clocks)
         self._findings = Findings()
@@ -62,28 +60,29 @@ class Checker:
         seq = self._clocks.launch(actor)
         return Launch(actor, seq, self._clocks.of(actor), op, site)
 
-    def read(self, launch: Launch, tensor: DeviceTensor) -> None:
+    def read(self, launch: Launch, tensor: torch.Tensor) -> None:
         self._device(launch, tensor, write=False)
 
-    def write(self, launch: Launch, tensor: DeviceTensor) -> None:
+    def write(self, launch: Launch, tensor: torch.Tensor) -> None:
         """``announce`` has gone before, unless the memory is new."""
         self._device(launch, tensor, write=True)
 
-    def _device(self, launch: Launch, tensor: DeviceTensor, *, write: bool) -> None:
+    def _device(self, launch: Launch, tensor: torch.Tensor, *, write: bool) -> None:
         block = self.block(tensor)
-        if tensor.span.end > tensor.span.start:
+        span = self.memory.span(tensor)
+        if span.end > span.start:
             if write and block.shadow.owner is UNKNOWN:
                 block.shadow.owner = Owner("", launch.op, launch.site)
-            self.note(launch, block.shadow, tensor.span, write=write)
+            self.note(launch, block.shadow, span, write=write)
 
-    def announce(self, tensor: DeviceTensor) -> None:
+    def announce(self, tensor: torch.Tensor) -> None:
         """The tensor's values are about to be written."""
         if self._recording is None:
             self.block(tensor).shadow.freeze()
 
     def host_memory(self, launch: Launch, tensor: torch.Tensor, *, write: bool) -> None:
         """A copy or kernel of the device touches host memory. Only pinned memory can still be touched later."""
-        if is_pinned(tensor) and tensor.numel():
+        if self.memory.pinned(tensor) and tensor.numel():
             self.note(launch, self._pinned(tensor), span(tensor), write=write)
 
     def host_access(self, op: str, tensor: torch.Tensor, *, write: bool) -> None:
@@ -116,11 +115,14 @@ class Checker:
             self.note(launch, shadow, footprint, write=write)
 
     def indexed(
-        self, launch: Launch, tensor: DeviceTensor, indices: Sequence[DeviceTensor], *, write: bool
+        self, launch: Launch, tensor: torch.Tensor, indices: Sequence[torch.Tensor], *, write: bool
     ) -> None:
         """``tensor[i, j, ...]``, by indices of the first dimensions."""
-        block, held = self.block(tensor), [index.held for index in indices]
-        footprint = Scattered(Indexed(Grid.of(tensor.held), held))
+        block, held = self.block(tensor), self.memory.held
+        if self._recording is not None:  # whose values are not there yet
+            self.note(launch, block.shadow, Span(0, block.shadow.size), write=write)
+            return
+        footprint = Scattered(Indexed(Grid.of(held(tensor)), [held(index) for index in indices]))
         self.lend(footprint, indices)
         self.note(launch, block.shadow, footprint, write=write)
 
@@ -138,14 +140,14 @@ class Checker:
 
     # ---- graphs --------------------------------------------------------------------------------------------
 
-    def capturing(self, capture: Capture | None) -> None:
+    def capturing(self, capture: object | None) -> None:
         """From now on operations are nodes of that graph; None: they are operations again."""
         self._recording = None
         if capture is not None:
             self._recording = self._recordings[id(capture)] = Recording(capture, self._declared)
 
     @contextmanager
-    def replaying(self, capture: Capture) -> Iterator[None]:
+    def replaying(self, capture: object) -> Iterator[None]:
         """Everything that the graph touches, at once. What its nodes touch may follow from values that others of its
         nodes have computed: it is told afterwards."""
         begin = perf_counter_ns()
@@ -164,29 +166,24 @@ class Checker:
 
     # ---- memory --------------------------------------------------------------------------------------------
 
-    def made(self, tensor: DeviceTensor) -> None:
+    def made(self, tensor: torch.Tensor) -> None:
         """New memory, or a view, and nothing launched."""
         self.block(tensor)
 
-    def sent(self, tensor: DeviceTensor) -> None:
+    def sent(self, tensor: torch.Tensor) -> None:
         """The current stream's engine carries the values away."""
         self.read(self.launch_here("send"), tensor)
 
-    def generated(self, op: str, tensor: DeviceTensor) -> None:
+    def generated(self, op: str, tensor: torch.Tensor) -> None:
         """New memory, written by a kernel."""
         self.write(self.launch(op), tensor)
 
-    def block(self, tensor: DeviceTensor) -> Block:
+    def block(self, tensor: torch.Tensor) -> Block:
         """The memory of a device tensor, shared with its views; allocated now if it is met for the first time."""
-        try:
-            return tensor.block
-        except AttributeError:
-            return self._adopt(tensor)
+        return self.memory.block(tensor) or self._adopt(tensor)
 
-    def _adopt(self, tensor: DeviceTensor) -> Block:
-        held = tensor.held
-        tensor.span = span(held)
-        storage = held.untyped_storage()
+    def _adopt(self, tensor: torch.Tensor) -> Block:
+        storage = self.memory.held(tensor).untyped_storage()
         shadow: Shadow | None = getattr(storage, _SHADOW, None)
         block = None if shadow is None or shadow.block is None else shadow.block()
         if block is None:
@@ -197,7 +194,7 @@ class Checker:
             block = Block(shadow, actor, self)
             shadow.block, shadow.private = ref(block), self._recording is not None
             setattr(storage, _SHADOW, shadow)
-        tensor.block = block
+        self.memory.keep(tensor, block)
         return block
 
     def freed(self, block: Block) -> None:
@@ -205,30 +202,33 @@ class Checker:
         if not block.shadow.private:
             self._free.give(block.actor, block.shadow, block.recorded)
 
-    def record_stream(self, tensor: DeviceTensor, queue: int) -> None:
+    def record_stream(self, tensor: torch.Tensor, queue: int) -> None:
         self.block(tensor).recorded.add(queue + 1)
 
     def name(self, tensor: torch.Tensor, name: str) -> None:
         """What findings call the tensor's memory."""
-        assert isinstance(tensor, DeviceTensor)
+        assert self.memory.mine(tensor)
         shadow = self.block(tensor).shadow
         shadow.owner = Owner(name, "", self.runtime.sites.last)
         shadow.pool = Pool(name)
         self._pools.append(shadow.pool)
 
-    def lend(self, footprint: Scattered, tensors: Iterable[DeviceTensor]) -> None:
+    def lend(self, footprint: Scattered, tensors: Iterable[torch.Tensor]) -> None:
         """The footprint follows from the values of these tensors."""
+        if not self.memory.lasting:
+            footprint.freeze()
+            return
         self._lazy.add(footprint)
         for tensor in tensors:
             self.block(tensor).shadow.lend(footprint)
 
     def shadow_of(self, argument: object) -> Shadow | None:
         """Of a kernel's argument; None for what is no memory that others touch."""
-        if type(argument) is DeviceTensor:
+        if not isinstance(argument, torch.Tensor):
+            return None
+        if self.memory.mine(argument):
             return self.block(argument).shadow
-        if isinstance(argument, torch.Tensor) and is_pinned(argument):
-            return self._pinned(argument)
-        return None
+        return self._pinned(argument) if self.memory.pinned(argument) else None
 
     def _pinned(self, tensor: torch.Tensor) -> Shadow:
         storage = tensor.untyped_storage()

@@ -27,10 +27,10 @@ class WatchedCopies(Copies):
     def copy(self, target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool = False) -> None:
         begin, checker = perf_counter_ns(), self._checker
         launch = checker.launch_here(_name(target, source))
-        self._side(launch, source, write=False)
+        side(self._checker, launch, source, write=False)
         if type(target) is DeviceTensor:
             checker.announce(target)
-        self._side(launch, target, write=True)
+        side(self._checker, launch, target, write=True)
         checker.spent += perf_counter_ns() - begin
         with checker.device_at_work():
             super().copy(target, source, non_blocking=non_blocking)
@@ -38,8 +38,8 @@ class WatchedCopies(Copies):
     def clone(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> DeviceTensor:
         launch = self._checker.launch_here("clone")
         result = super().clone(args, kwargs)
-        self._side(launch, args[0], write=False)
-        self._side(launch, result, write=True)
+        side(self._checker, launch, args[0], write=False)
+        side(self._checker, launch, result, write=True)
         return result
 
     def to_copy(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
@@ -47,19 +47,20 @@ class WatchedCopies(Copies):
         result = super().to_copy(args, kwargs)
         begin = perf_counter_ns()
         if not result.is_meta:
-            self._side(launch, args[0], write=False)
-            self._side(launch, result, write=True)
+            side(self._checker, launch, args[0], write=False)
+            side(self._checker, launch, result, write=True)
         self._checker.spent += perf_counter_ns() - begin
         return result
 
-    def _side(self, launch: Launch, tensor: torch.Tensor, *, write: bool) -> None:
-        checker = self._checker
-        if type(tensor) is not DeviceTensor:
-            checker.host_memory(launch, tensor, write=write)
-        elif write:
-            checker.write(launch, tensor)
-        else:
-            checker.read(launch, tensor)
+
+def side(checker: Checker, launch: Launch, tensor: torch.Tensor, *, write: bool) -> None:
+    """One side of a copy, wherever it lies."""
+    if not checker.memory.mine(tensor):
+        checker.host_memory(launch, tensor, write=write)
+    elif write:
+        checker.write(launch, tensor)
+    else:
+        checker.read(launch, tensor)
 
 
 def _name(target: torch.Tensor, source: torch.Tensor) -> str:

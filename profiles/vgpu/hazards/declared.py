@@ -6,15 +6,15 @@ from a kernel's first launch with such arguments; later launches only say from w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from ....sched.kernels.registry import Access, Kernel
-from ..tensor import DeviceTensor
-from .footprints import Footprint, Grid, Lines, Pieces, Scattered, Span, span
+from .footprints import Footprint, Grid, Lines, Pieces, Scattered, Span, copied, span
+from .memory import Memory
 from .shadows import Shadow
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class Place(NamedTuple):
 class Declared:
     def __init__(self, checker: Checker) -> None:
         self._checker = checker
+        self._look = _Look(checker.memory)
         self._places: dict[object, Sequence[Place]] = {}
         self._last: dict[Kernel, tuple[object, Mapping[int, Scattered]]] = {}
 
@@ -60,18 +61,18 @@ class Declared:
         shape = (kernel, *named, *(len(a) if isinstance(a, (list, tuple)) else a is None for a in arguments))
         places = self._places.get(shape)
         if places is None:
-            declared = _footprint(kernel, args, named)
-            places = self._places[shape] = list(_places(declared, arguments))
+            seen, named_so = self._look.all(args), self._look.named(named)
+            declared = kernel.footprint(*seen, **named_so)
+            places = self._places[shape] = list(_places(declared, (*seen, *named_so.values())))
         return places
 
     def pieces(
         self, kernel: Kernel, places: Sequence[Place], args: Sequence[Any], named: Mapping[str, Any]
     ) -> Mapping[int, Scattered]:
         """The footprints that follow from values, one evaluation for all."""
-        declared = _Once(
-            partial(_footprint, kernel, _held(args), dict(zip(named, _held(named.values()), strict=True)))
-        )
-        lenders = [t for t in _tensors((*args, *named.values())) if not t.is_floating_point()]
+        look = self._look
+        declared = _Once(partial(kernel.footprint, *look.all(args), **look.named(named)))
+        lenders = [t for t in look.tensors((*args, *named.values())) if not t.is_floating_point()]
         pieces = {p.order: Scattered(_Part(declared, p.order)) for p in places if p.scattered}
         for footprint in pieces.values():
             self._checker.lend(footprint, lenders)
@@ -84,7 +85,7 @@ class Declared:
             argument = place.of(arguments)
             shadow = self._checker.shadow_of(argument)
             if shadow is not None and argument.numel():
-                yield shadow, pieces[place.order] if place.scattered else _whole(argument), place.write
+                yield shadow, pieces[place.order] if place.scattered else self._whole(argument), place.write
 
     def shadows(self, places: Sequence[Place], arguments: Sequence[Any]) -> Iterator[Shadow]:
         """Of arguments that are device tensors or pinned memory."""
@@ -98,13 +99,18 @@ class Declared:
         return tuple(self._part(argument) for argument in arguments)
 
     def _part(self, argument: Any) -> object:
-        if type(argument) is DeviceTensor:
-            shadow = self._checker.block(argument).shadow
+        checker = self._checker
+        if checker.memory.mine(argument):
+            shadow = checker.block(argument).shadow
             where = 0 if argument.is_floating_point() else (shadow, shadow.epoch)
-            return where, argument.span, argument.size()
+            return where, checker.memory.span(argument), argument.size()
         if isinstance(argument, (list, tuple)):
             return tuple(self._part(item) for item in argument)
         return argument.size() if isinstance(argument, torch.Tensor) else argument
+
+    def _whole(self, argument: torch.Tensor) -> Span:
+        memory = self._checker.memory
+        return memory.span(argument) if memory.mine(argument) else span(argument)
 
 
 class _Once:
@@ -144,7 +150,7 @@ class _Copies:
         if tensor is None:
             return None
         if id(tensor) not in self._made:
-            self._made[id(tensor)] = tensor, tensor.clone()
+            self._made[id(tensor)] = tensor, copied(tensor)
         return self._made[id(tensor)][1]
 
 
@@ -161,25 +167,36 @@ class _Part(NamedTuple):
         return self.whole.pieces(self.order)
 
 
-def _footprint(kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Access]:
-    return kernel.footprint(*_held(args), **dict(zip(named, _held(named.values()), strict=True)))
+class _Look(NamedTuple):
+    """Device tensors among arguments, and how they are looked at."""
 
+    memory: Memory
 
-def _held(values: Any) -> list[Any]:
-    return [
-        value.held
-        if type(value) is DeviceTensor
-        else _held(value)
-        if isinstance(value, (list, tuple))
-        else value
-        for value in values
-    ]
+    def all(self, values: Iterable[Any]) -> list[Any]:
+        return [
+            self.memory.held(value)
+            if self.memory.mine(value)
+            else self.all(value)
+            if isinstance(value, (list, tuple))
+            else value
+            for value in values
+        ]
+
+    def named(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(zip(values, self.all(values.values()), strict=True))
+
+    def tensors(self, arguments: Iterable[Any]) -> Iterator[torch.Tensor]:
+        for argument in arguments:
+            if self.memory.mine(argument):
+                yield argument
+            elif isinstance(argument, (list, tuple)):
+                yield from self.tensors(argument)
 
 
 def _places(declared: Sequence[Access], arguments: Sequence[Any]) -> Iterator[Place]:
     """Where each access's tensor is found among the arguments. A tensor written as a whole is not also read."""
     at: dict[int, tuple[int, int | None]] = {}
-    for argument, value in enumerate(_held(arguments)):
+    for argument, value in enumerate(arguments):
         if isinstance(value, torch.Tensor):
             at[id(value)] = (argument, None)
         elif isinstance(value, list):
@@ -188,15 +205,3 @@ def _places(declared: Sequence[Access], arguments: Sequence[Any]) -> Iterator[Pl
     for order, (tensor, write, rows, *_) in enumerate(declared):
         if write or id(tensor) not in whole:
             yield Place(*at[id(tensor)], write, rows is not None, order)
-
-
-def _tensors(arguments: Sequence[Any]) -> Iterator[DeviceTensor]:
-    for argument in arguments:
-        if type(argument) is DeviceTensor:
-            yield argument
-        elif isinstance(argument, (list, tuple)):
-            yield from _tensors(argument)
-
-
-def _whole(argument: torch.Tensor) -> Span:
-    return argument.span if type(argument) is DeviceTensor else span(argument)

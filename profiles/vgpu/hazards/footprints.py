@@ -86,6 +86,11 @@ def meet(a: Footprint, b: Footprint) -> bool:
     return bool((theirs.starts[first[inside]] < ours.ends[inside]).any())
 
 
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """Its values as they are now, on the host."""
+    return tensor.to("cpu", copy=True)
+
+
 def span(tensor: torch.Tensor) -> Span:
     """From a tensor's first byte to its last; holes of a strided view are counted in."""
     item, start = tensor.itemsize, int(tensor.storage_offset())
@@ -148,7 +153,7 @@ class Indexed:
         self._indices = indices
 
     def freeze(self) -> None:
-        self._indices = [index.clone() for index in self._indices]
+        self._indices = [copied(index) for index in self._indices]
 
     def pieces(self) -> Pieces:
         return self._grid.at(self._indices)

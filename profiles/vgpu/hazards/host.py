@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from ..patches import replace
-from ..pinned import is_pinned
-from ..tensor import CURRENT, DeviceTensor
+from .memory import Memory
 
 _READS = (
     *(
@@ -63,13 +62,18 @@ _READS = (
 _WRITES = ("copy_", "fill_", "zero_", "add_", "sub_", "mul_", "__setitem__")
 
 
+class Listener(Protocol):
+    def host_access(self, op: str, tensor: torch.Tensor, *, write: bool) -> None: ...
+
+
 @contextmanager
-def watched() -> Iterator[None]:
-    """Torch's tensor methods heard by the watcher of the virtual GPU that is open, for the duration of the block."""
-    undo = [
-        replace(torch.Tensor, name, _told(name, getattr(torch.Tensor, name), write=name in _WRITES))
-        for name in (*_READS, *_WRITES)
-    ]
+def watched(listener: Callable[[], Listener | None], memory: Memory) -> Iterator[None]:
+    """Torch's tensor methods heard by whoever listens at the time, for the duration of the block."""
+
+    def told(name: str) -> Callable[..., Any]:
+        return _told(name, getattr(torch.Tensor, name), listener, memory)
+
+    undo = [replace(torch.Tensor, name, told(name)) for name in (*_READS, *_WRITES)]
     try:
         yield
     finally:
@@ -77,20 +81,18 @@ def watched() -> Iterator[None]:
             restore()
 
 
-def _told(name: str, method: Callable[..., Any], *, write: bool) -> Callable[..., Any]:
+def _told(
+    name: str, method: Callable[..., Any], listener: Callable[[], Listener | None], memory: Memory
+) -> Callable[..., Any]:
+    op = name.strip("_") if name.startswith("__") else name
+
     @wraps(method)
     def patched(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         # A copy from the device is the device's write.
-        if type(tensor) is not DeviceTensor and is_pinned(tensor) and not _from_device(args):
-            gpu = CURRENT.get(None)
-            if gpu is not None:
-                gpu.watcher.host_access(
-                    name.strip("_") if name.startswith("__") else name, tensor, write=write
-                )
+        if not memory.mine(tensor) and memory.pinned(tensor) and not any(map(memory.mine, args)):
+            who = listener()
+            if who is not None:
+                who.host_access(op, tensor, write=name in _WRITES)
         return method(tensor, *args, **kwargs)
 
     return patched
-
-
-def _from_device(args: tuple[Any, ...]) -> bool:
-    return any(type(arg) is DeviceTensor for arg in args)

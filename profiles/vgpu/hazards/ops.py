@@ -12,7 +12,6 @@ from ....sched.kernels.registry import Kernel, kernels
 from ..factories import LIKES
 from ..handlers import Handler, Handlers, is_view
 from ..reads import READS
-from ..tensor import DeviceTensor
 from .shadows import Launch
 
 if TYPE_CHECKING:
@@ -29,27 +28,29 @@ class WatchedHandlers(Handlers):
         self._checker = checker
 
     def build(self, func: torch._ops.OpOverload) -> Handler:
-        handler = self[func] = self._watched(func, super().build(func))
+        handler = self[func] = accounted(self._checker, func, super().build(func))
         return handler
 
-    def _watched(self, func: torch._ops.OpOverload, handler: Handler) -> Handler:
-        checker, schema = self._checker, func._schema
-        name = schema.name.split("::")[1]
-        custom = kernels().get(func)
-        if custom is not None:
-            return _kernel(checker, custom, handler)
-        if name in _UNWATCHED:
-            return handler
-        if name in LIKES or is_view(schema):
-            return _unlaunched(checker, handler)
-        if name in READS or name == "_local_scalar_dense":
-            return _read(checker, name, handler)
-        if name in ("index", "index_put_"):
-            return _indexed(checker, name, handler)
-        written = [k for k, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write]
-        if written:
-            return _in_place(checker, name, handler, [(k, schema.arguments[k].name) for k in written])
-        return _functional(checker, name, handler)
+
+def accounted(checker: Checker, func: torch._ops.OpOverload, handler: Handler) -> Handler:
+    """``handler`` computes the op; what comes back tells the checker of it, too."""
+    schema = func._schema
+    name = schema.name.split("::")[1]
+    custom = kernels().get(func)
+    if custom is not None:
+        return _kernel(checker, custom, handler)
+    if name in _UNWATCHED:
+        return handler
+    if name in LIKES or is_view(schema):
+        return _unlaunched(checker, handler)
+    if name in READS or name == "_local_scalar_dense":
+        return _read(checker, name, handler)
+    if name in ("index", "index_put_"):
+        return _indexed(checker, name, handler)
+    written = [k for k, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write]
+    if written:
+        return _in_place(checker, name, handler, [(k, schema.arguments[k].name) for k in written])
+    return _functional(checker, name, handler)
 
 
 def _unlaunched(checker: Checker, handler: Handler) -> Handler:
@@ -58,7 +59,7 @@ def _unlaunched(checker: Checker, handler: Handler) -> Handler:
     def watched(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         out = handler(args, kwargs)
         begin = perf_counter_ns()
-        for tensor in _tensors((out,)):
+        for tensor in _tensors(checker, (out,)):
             checker.made(tensor)
         checker.spent += perf_counter_ns() - begin
         return out
@@ -122,7 +123,7 @@ def _indexed(checker: Checker, name: str, handler: Handler) -> Handler:
         out = handler(args, kwargs)
         begin = perf_counter_ns()
         launch, (tensor, indices, *values) = checker.launch(name), args
-        if all(type(i) is DeviceTensor and i.dtype not in _MASKS for i in indices):
+        if all(checker.memory.mine(i) and i.dtype not in _MASKS for i in indices):
             checker.indexed(launch, tensor, indices, write=puts)
         else:
             _touch(checker, launch, tensor, write=puts)
@@ -163,32 +164,34 @@ def _kernel(checker: Checker, kernel: Kernel, handler: Handler) -> Handler:
 
 
 def _announce(checker: Checker, targets: Sequence[Any]) -> None:
-    for tensor in _tensors(targets):
+    for tensor in _tensors(checker, targets):
         checker.announce(tensor)
 
 
 def _reads(checker: Checker, launch: Launch, args: Sequence[Any]) -> None:
+    mine = checker.memory.mine
     for arg in args:
         kind = type(arg)
-        if kind is DeviceTensor:
-            checker.read(launch, arg)
-        elif kind is list or kind is tuple:
+        if kind is list or kind is tuple:
             _reads(checker, launch, arg)
+        elif mine(arg):
+            checker.read(launch, arg)
 
 
 def _writes(checker: Checker, launch: Launch, out: Any) -> None:
-    for tensor in _tensors((out,)):
+    for tensor in _tensors(checker, (out,)):
         checker.write(launch, tensor)
 
 
-def _touch(checker: Checker, launch: Launch, tensor: DeviceTensor, *, write: bool) -> None:
+def _touch(checker: Checker, launch: Launch, tensor: torch.Tensor, *, write: bool) -> None:
     (checker.write if write else checker.read)(launch, tensor)
 
 
-def _tensors(values: Sequence[Any]) -> Iterator[DeviceTensor]:
+def _tensors(checker: Checker, values: Sequence[Any]) -> Iterator[torch.Tensor]:
+    mine = checker.memory.mine
     for value in values:
         kind = type(value)
-        if kind is DeviceTensor:
+        if kind is list or kind is tuple:
+            yield from _tensors(checker, value)
+        elif mine(value):
             yield value
-        elif kind is list or kind is tuple:
-            yield from _tensors(value)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ....sched.kernels.registry import Kernel
 from .clocks import Clock
 from .declared import Declared, Place, Touched
 from .footprints import Footprint, Span
 from .shadows import WINDOW, Entry, Lane, Launch, Shadow
-
-if TYPE_CHECKING:
-    from ..graph import Capture
 
 Race = tuple[Shadow, Entry]
 
@@ -65,7 +62,7 @@ class _Node:
 class Recording:
     """Footprints that follow from values are worked out anew for each replay; the rest is one hull per storage."""
 
-    def __init__(self, capture: Capture, declared: Declared) -> None:
+    def __init__(self, capture: object, declared: Declared) -> None:
         self.capture = capture
         self._declared = declared
         self._hulls: dict[tuple[Shadow, bool], Span] = {}

@@ -8,22 +8,12 @@ from typing import TYPE_CHECKING
 
 from ..engine import Landing, Mark, Queue, Simulation
 from ..runtime import Direction, Runtime
-from ..sites import Sites
 from .clocks import Clocks
+from .memory import LastSite
 
 if TYPE_CHECKING:
     from ...hardware import HardwareProfile
     from ...timeline import Sink
-
-
-class LastSite(Sites):
-    """Remembers the source line of the last call."""
-
-    last = -1
-
-    def here(self) -> int:
-        self.last = super().here()
-        return self.last
 
 
 class OrderedRuntime(Runtime):

@@ -58,6 +58,14 @@ def product(m: int, n: int, k: int, dtype: str = "bfloat16", *, share: float = 1
     return {"m": m, "n": n, "k": k, "dtype": dtype, "device_ns": ns + (1500 if m < 8192 else 0)}
 
 
+def attended(requests: int, new: int, before: int, share: float) -> dict[str, Any]:
+    """On the same machine; the pairs counted one by one."""
+    pairs = requests * sum(before + token + 1 for token in range(new))
+    flops = 4 * 32 * 128 * pairs
+    shape = {"requests": requests, "new": new, "before": before, "dtype": "bfloat16"}
+    return {**shape, "heads": 32, "kv_heads": 8, "head_dim": 128, "device_ns": 1500 + flops / 8e5 / share}
+
+
 def kernels() -> dict[str, Any]:
     return {
         "copy": {"bytes": 1 << 31, "device_ns": (1 << 31) / 4e12 * 1e9},
@@ -66,6 +74,7 @@ def kernels() -> dict[str, Any]:
             *(product(m, 4096, 4096, share=0.9) for m in (1, 16, 64)),
             *(product(m, 8192, 8192, share=0.75) for m in (1024, 2048, 4096)),
         ],
+        "attention": [attended(64, 1, 1024, 0.01), attended(1, 2048, 0, 0.4), attended(4, 512, 2048, 0.4)],
     }
 
 
@@ -107,6 +116,7 @@ def test_a_known_machine_is_found(probes: dict[str, Any]) -> None:
         "kernels.gemm_rates.float32": 8e14,
         "kernels.efficiency.gemm": 0.75,
         "kernels.efficiency.memory": 0.9,
+        "kernels.efficiency.attention": 0.4,
     }
     assert values == pytest.approx(expected, rel=0.01)
 
@@ -136,6 +146,14 @@ def test_a_group_that_failed_costs_its_own_constants_only(probes: dict[str, Any]
     assert ("host", "launch") in keys
 
 
+@pytest.mark.parametrize("found", [{"error": "RuntimeError: no Triton"}, []])
+def test_without_attention_its_efficiency_stays(probes: dict[str, Any], found: Any) -> None:
+    probes["kernels"]["attention"] = found
+    told = device_constants(BASE, probes)
+    assert [line.split(":")[0] for line in told.missing] == ["attention"]
+    assert ("kernels", "efficiency", "gemm") in {constant.key for constant in told.constants}
+
+
 def test_a_probe_that_is_not_there_costs_its_own_constants_only(probes: dict[str, Any]) -> None:
     del probes["copies"]
     found = device_constants(BASE, probes)
@@ -160,5 +178,5 @@ def test_all_of_it_makes_a_profile(probes: dict[str, Any], tmp_path: Any) -> Non
     path.write_text(to_yaml(calibrated(BASE, found, Provenance("a machine", "2026-01-02"), name="ours")))
     profile = load(path)
     assert profile.kernels.gap.value == pytest.approx(800, rel=0.01)
-    assert profile.kernels.efficiency.attention == BASE.kernels.efficiency.attention
+    assert profile.kernels.efficiency.attention.value == pytest.approx(0.4)
     assert profile.host.launch.origin.startswith("measured on a machine, 2026-01-02, 3000 ns in one")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from schedbench.profiles.calibrate.fit import Sample
-from schedbench.profiles.calibrate.own_time import own_times
+from schedbench.profiles.calibrate.own_time import Collector, own_times
 from schedbench.profiles.timeline import Call, Range
+from schedbench.sched.observe import LogicalClock, StepKind
 
 
 def span(name: str, start: int, end: int, size: int = 4, step: int = 1) -> Range:
@@ -71,3 +72,36 @@ def test_ranges_that_touch_are_not_inside_each_other() -> None:
 def test_no_phase_takes_less_than_nothing() -> None:
     found = told([span("settle", 0, 10)], [call("launch", "settle", 5, 5)], through_torch=50)
     assert found == {"settle": [Sample(4, 0)]}
+
+
+def test_steps_of_a_kind_are_told_apart_by_what_was_known() -> None:
+    """A prefill may become mixed, and a decode that came to nothing leaves its number to a prefill."""
+    collector, clock = Collector(), LogicalClock()
+    plans: list[tuple[int, int, StepKind]] = [
+        (0, 1, "prefill"), (15, 1, "mixed"), (100, 2, "decode"), (110, 2, "prefill"),
+    ]  # fmt: skip
+    with collector.watch(clock, 1) as listener:
+        for at, step, kind in plans:
+            clock.sleep_until(at)
+            listener.planned(step, kind)
+    ranges = [
+        *(
+            span("prepare", 0, 10, 2, step=1),
+            span("prepare", 20, 50, 7, step=1),
+            span("settle", 60, 70, 9, step=1),
+        ),
+        *(
+            span("prepare", 100, 104, step=2),
+            span("prepare", 110, 115, step=2),
+            span("prepare", 200, 205, step=3),
+        ),
+    ]
+    phases = ("prepare", "settle")
+    found = own_times(ranges, [], phases=phases, through_torch=0, kind_of=collector.kind_of)
+    assert found.kinds == {
+        ("prepare", "prefill"): [Sample(2, 10), Sample(4, 5)],
+        ("prepare", "mixed"): [Sample(7, 30)],
+        ("settle", "mixed"): [Sample(9, 10)],
+        ("prepare", "decode"): [Sample(4, 4)],
+    }
+    assert len(found.phases["prepare"]) == 5

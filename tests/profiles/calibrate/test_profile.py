@@ -9,7 +9,7 @@ import pytest
 from schedbench.profiles.calibrate.fit import Sample
 from schedbench.profiles.calibrate.host import HostTimes, errands
 from schedbench.profiles.calibrate.profile import Provenance, calibrated, phase_constants, to_yaml
-from schedbench.profiles.hardware import load
+from schedbench.profiles.hardware import HardwareError, load
 from schedbench.profiles.run.resolve import ask
 
 BASE = load("h200")
@@ -74,3 +74,28 @@ def test_every_phase_of_the_shipped_profile_is_on_an_errand() -> None:
 def test_errands_are_questions_that_can_be_asked(batches: tuple[int, ...]) -> None:
     for errand in errands(batches, (32, 1024)):
         ask(errand.scenario, errand.overrides)
+
+
+def test_a_kinds_line_is_written_beside_the_phases_own(tmp_path: Path) -> None:
+    kinds = {
+        ("sample", "decode"): [Sample(n, 500 + 10 * n) for n in (1, 4, 16)],
+        ("sample", "prefill"): [Sample(n, 9000) for n in (1, 4, 16)],
+        ("admit", "prefill"): [Sample(1, 1)],  # opens before a step's kind is known
+        ("draft", "prefill"): [Sample(1, 1)],  # no decodes to be told apart from
+    }
+    path = tmp_path / "here.yaml"
+    constants = phase_constants(BASE, TIMES._replace(kinds=kinds))  # type: ignore[arg-type]
+    path.write_text(to_yaml(calibrated(BASE, constants, BY, name="here")))
+    found = load(path)
+    lines = {kind: (line.a.value, line.b.value) for kind, line in found.phases["sample"].kinds.items()}
+    assert lines == {"decode": pytest.approx((500, 10)), "prefill": pytest.approx((9000, 0), abs=1)}
+    assert {name for name, phase in found.phases.items() if phase.kinds} == {"sample"}
+
+
+def test_a_profile_may_name_no_kind_that_there_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "here.yaml"
+    document = calibrated(BASE, [], BY, name="here")
+    document["phases"]["sample"]["kinds"] = {"nonesuch": document["phases"]["sample"]}
+    path.write_text(to_yaml(document))
+    with pytest.raises(HardwareError, match="nonesuch"):
+        load(path)

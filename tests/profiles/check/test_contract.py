@@ -13,6 +13,7 @@ from schedbench.profiles.check.contract import (
     BARE_SIDE,
     DECODE,
     DEFECTS,
+    IDLE,
     Act,
     check_contract,
     follow,
@@ -32,6 +33,7 @@ acts = st.one_of(
     st.builds(Act, st.sampled_from(["leave", "retract"]), places),
     st.builds(Act, st.just("chunks"), st.tuples(st.integers(1, 50))),
     st.just(DECODE),
+    st.just(IDLE),
 )
 scripts = st.lists(acts, min_size=2, max_size=14)
 

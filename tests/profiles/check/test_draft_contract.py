@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedbench.profiles.check.contract import DECODE, Act, Kept, check_contract, follow, speculating
+from schedbench.profiles.check.contract import DECODE, IDLE, Act, Kept, check_contract, follow, speculating
 from schedbench.profiles.check.drafting import LEFT, LENGTHS
 from schedbench.profiles.check.forwards import PROMPTS
 from schedbench.profiles.check.hand_drafts import TAUGHT, VERIFIED, Speculating
@@ -32,6 +32,7 @@ acts = st.one_of(
     st.builds(Act, st.sampled_from(["leave", "retract"]), places),
     st.builds(Act, st.just("chunks"), st.tuples(st.integers(1, 50))),
     st.just(DECODE),
+    st.just(IDLE),
 )
 scripts = st.lists(acts, min_size=2, max_size=14)
 

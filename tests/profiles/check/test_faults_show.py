@@ -45,6 +45,7 @@ CATCHERS = {
     "accepted-tokens-stashed": {"contract", "run"},
     "missing-host-lengths-used": {"contract", "run"},
     "draft-extends-lengths": {"invariants"},
+    "idle-rows-stashed": {"contract", "run"},
 }
 # A sentence that a reader can act on, of whoever says most.
 SAYS = {
@@ -78,6 +79,7 @@ SAYS = {
     "accepted-tokens-stashed": "cannot be broadcast to indexing result of shape [6] (at sched/relay/futures.py:",
     "missing-host-lengths-used": "batch.seq_lens_cpu = batch.seq_lens_cpu[rows.cpu()]",
     "draft-extends-lengths": "left lengths [",
+    "idle-rows-stashed": "cannot be broadcast to indexing result of shape [0] (at sched/relay/broken.py:",
 }
 
 

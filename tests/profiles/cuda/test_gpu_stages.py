@@ -10,9 +10,11 @@ from importlib import resources
 
 import pytest
 
-from schedbench.profiles.cuda import gpu, one
+from schedbench.profiles.cuda import gpu, one, several
+from schedbench.profiles.cuda.prediction import gathered
 from schedbench.profiles.cuda.probes import PROBES
 from schedbench.profiles.cuda.stages import Outcome, Stage, in_process, run_all
+from schedbench.sched.relay.states import states
 
 
 class Clock:
@@ -157,16 +159,34 @@ def test_predictions_are_made_on_the_machines_own_profile(tmp_path):
     plan = {stage.name: stage for stage in gpu.plan(tmp_path)}
     names = list(plan)
     profile = plan["calibrate"].arguments[-1]
-    for scenario, state in gpu.PREDICTED:
-        emulated, measured = (
-            plan[f"prediction-{scenario}-{state}-{side}"] for side in ("emulated", "measured")
-        )
+    for scenario, ladder in gpu.LADDERS.items():
+        emulated, measured = (plan[f"prediction-{scenario}-{side}"] for side in ("emulated", "measured"))
         assert emulated.arguments[-2:] == ("--hardware", profile)
         assert emulated.needs == ("calibrate",)
-        assert emulated.arguments[5:-4] == measured.arguments[5:-2]
-        assert f"{scenario}:{state}" in plan["prediction"].arguments
+        asked, again = (several.parse(stage.arguments[2:]) for stage in (emulated, measured))
+        assert (asked.scenario, asked.states, asked.set) == (again.scenario, again.states, again.set)
+        assert (asked.device, again.device) == ("vgpu", "cuda")
+        assert {f"{scenario}:{state}" for state in ladder} <= set(plan["prediction"].arguments)
         assert names.index(emulated.name) < names.index("prediction")
+    assert set(gpu.LADDERS["mixed"]) == set(states())
     assert names.index("probe-kernels") < names.index("calibrate")
+
+
+def test_a_ladder_is_run_in_one_process(tmp_path, monkeypatch, capsys):
+    small = ["--set", "workload.requests=2", "--set", "workload.output_tokens.max=4"]
+    words = ["mixed", "--device", "vgpu", "--side", "emulated", "--folder", str(tmp_path), *small]
+    assert several.main([*words, "--states", "pr25945", "latest"]) == 0
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {f"prediction-mixed-{state}-emulated.json" for state in ("pr25945", "latest")}
+    pairs, missing = gathered(tmp_path, [("mixed", "latest")])
+    assert (pairs, missing) == ([], ["mixed latest"])
+
+    def broken(*_):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(several, "execute", broken)
+    assert several.main([*words, "--states", "latest"]) == 1
+    assert capsys.readouterr().out == "latest: out of memory"
 
 
 def test_a_run_on_a_profile_that_a_stage_wrote(tmp_path):

@@ -14,14 +14,14 @@ import torch
 from schedbench.profiles.cuda.kineto import rows
 from schedbench.profiles.cuda.probes import __main__ as command
 from schedbench.profiles.cuda.probes.copies import waited
-from schedbench.profiles.cuda.probes.costs import told
 from schedbench.profiles.cuda.probes.environment import version
 from schedbench.profiles.cuda.probes.expressions import tally
+from schedbench.profiles.cuda.probes.kernels import attends
 from schedbench.profiles.cuda.probes.kineto_rows import examples, replays
 from schedbench.profiles.cuda.probes.nsys import found
 from schedbench.profiles.cuda.probes.nsys import version as tool_version
 from schedbench.profiles.cuda.probes.sanitizer import judged
-from schedbench.profiles.cuda.probes.timing import host_ns, spread
+from schedbench.profiles.cuda.probes.timing import host_ns, spread, told
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -93,8 +93,8 @@ def test_a_group_that_fails_says_why():
     def failing(small):
         raise RuntimeError(f"no kernel for {small.device}")
 
-    assert told(failing, torch.zeros(1)) == {"error": "RuntimeError: no kernel for cpu"}
-    assert told(lambda small: {"n": small.numel()}, torch.zeros(3)) == {"n": 3}
+    assert told(lambda: failing(torch.zeros(1))) == {"error": "RuntimeError: no kernel for cpu"}
+    assert told(lambda: {"n": 3}) == {"n": 3}
 
 
 def test_a_call_as_long_as_the_stream_is_busy_waited():
@@ -141,3 +141,19 @@ def test_a_probe_leaves_its_answer_in_a_file(tmp_path):
     output = tmp_path / "answer.json"
     assert command.main("nsys", str(output)) == 0
     assert "files" in json.loads(output.read_text())
+
+
+@pytest.mark.parametrize(("new", "before"), [(1, 40), (24, 0), (8, 16)])
+def test_what_is_timed_of_attention_is_attention(new: int, before: int) -> None:
+    """Each request attends to pages of its own, causally."""
+    torch.manual_seed(5)
+    action = attends(2, new, before, device="cpu", dtype=torch.float32)
+    q, keys, values = action.args[:3]
+    whole = [
+        t.view(2, before + new, 8, 128).repeat_interleave(4, dim=2).transpose(1, 2) for t in (keys, values)
+    ]
+    mask = torch.ones(new, before + new, dtype=torch.bool).tril(before)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q.view(2, new, 32, 128).transpose(1, 2), *whole, attn_mask=mask
+    )
+    assert torch.allclose(action().view(2, new, 32, 128).transpose(1, 2), expected, atol=1e-5)

@@ -143,6 +143,32 @@ def test_phases_cost_host_time_where_they_open(bench: Any, hardware: Any) -> Non
     assert clock.now() == before
 
 
+def test_a_kind_of_step_may_cost_another_time(opened: Any, hardware: Any) -> None:
+    settle = hardware.phases["settle"]
+    line = {"a": settle.a.model_copy(update={"value": 7.0}), "b": settle.b.model_copy(update={"value": 2.0})}
+    own = settle.model_copy(update={"kinds": {"prefill": settle.model_copy(update=line)}})
+    phases = hardware.phases | {"settle": own}
+    with opened(hardware=hardware.model_copy(update={"phases": phases})) as bench:
+        observer, clock = bench.gpu.observer, bench.gpu.clock
+
+        def cost(step: int) -> int:
+            before = clock.now()
+            with observer.range("settle", step, 10):
+                return int(clock.now() - before)
+
+        general = round(settle.a.value + 10 * settle.b.value)
+        observer.planned(3, "prefill")
+        observer.planned(4, "decode")
+        assert [cost(3), cost(4), cost(5)] == [27, general, general]
+        observer.planned(3, "mixed")
+        assert cost(3) == general
+        observer.planned(3, "prefill")
+        info = StepInfo(3, "prefill", 1, 1, True)
+        observer.launched(info)
+        observer.settled(info)
+        assert cost(3) == general
+
+
 def test_ranges_name_what_happens_inside_them(bench: Any) -> None:
     observer, x = bench.gpu.observer, torch.zeros(8, device=bench.gpu.device)
 
@@ -304,6 +330,13 @@ def test_a_custom_kernel_is_one_launch_with_its_own_cost(bench: Any) -> None:
     assert (op.kind, op.name, op.host_bytes) == ("kernel", "session_test_scale", pinned.nbytes)
     assert op.end - op.start == pytest.approx(pinned.nbytes / 5.0e10 * 1e9 + 1500, abs=2)
     assert x.tolist() == [3.0] * 8
+
+
+def test_an_op_of_nothing_is_no_launch(bench: Any) -> None:
+    """As torch has it: the call takes its time, and that is all."""
+    empty, before = torch.empty(0, dtype=torch.int64, device=bench.gpu.device), bench.gpu.runtime.now
+    tape = bench.observe(lambda: (-empty, empty + 1, torch.arange(3, 3, device=bench.gpu.device)))
+    assert not tape.ops and bench.gpu.runtime.now > before
 
 
 @pytest.mark.parametrize("make", [lambda: torch.zeros(4), lambda: torch.zeros(2, 2)])

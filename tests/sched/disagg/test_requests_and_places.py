@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from schedbench.sched.disagg.fake import FakeLink
 from schedbench.sched.disagg.messages import ENDED, HANDSHAKE, KV, REQUEST, Dropped, Preallocated
 from schedbench.sched.disagg.place import Place
 from schedbench.sched.disagg.requests import Routed, run_router
-from schedbench.sched.link import Message
+from schedbench.sched.link import LinkError, Message
 from schedbench.sched.observe import LogicalClock
 from schedbench.sched.request import Request
 
@@ -27,6 +27,7 @@ class Wire:
     def __init__(self) -> None:
         self.sent: list[tuple[int, str, Any]] = []
         self.heard: list[tuple[str, Any]] = []
+        self.lost: dict[int, str] = {}
 
     def send(self, to: int, tag: str, value: Any, tensors: Sequence[torch.Tensor] = ()) -> None:  # noqa: ARG002
         self.sent.append((to, tag, value))
@@ -45,8 +46,16 @@ class Wire:
 
     def wait(self, tags: Sequence[str], until: int | None) -> None:  # noqa: ARG002
         """The request that was sent last ends, unless the next one is due."""
-        if until:
+        if until is None:
             self.heard.append((ENDED, self.sent[-1][2].id))
+
+    def gone(self) -> Mapping[int, str]:
+        return self.lost
+
+
+class Silent(Wire):
+    def wait(self, tags: Sequence[str], until: int | None) -> None:  # noqa: ARG002
+        raise LinkError("nothing comes")
 
 
 class Client:
@@ -92,6 +101,23 @@ def test_the_router_tells_both_workers_and_then_that_all_is_over() -> None:
     assert client.ends == ["r0", "r1"]
     told = [(to, value and value.id) for to, _, value in wire.sent]
     assert told == [(0, "r0"), (1, "r0"), (0, "r1"), (1, "r1"), (0, None), (1, None)]
+
+
+@pytest.mark.parametrize(("rank", "name"), [(0, "prefill 0"), (1, "decode 0")])
+def test_requests_of_workers_that_are_gone_fail_and_are_sent_to_nobody(rank: int, name: str) -> None:
+    wire, client = Wire(), Client(3)
+    wire.lost = {rank: "it broke"}
+    failed = run_router(client, wire, LogicalClock(), Place(2, prefill=1, decode=1))
+    assert client.ends == [req.id for req in failed] == ["r0", "r1", "r2"]
+    assert {req.reason for req in failed} == {f"{name} is gone: it broke"}
+    assert [value for _, _, value in wire.sent] == [None, None]
+
+
+def test_the_router_does_not_wait_for_ever() -> None:
+    client = Client(1)
+    [failed] = run_router(client, Silent(), LogicalClock(), Place(2, prefill=1, decode=1))
+    assert (failed.status.value, client.ends) == ("failed", ["r0"])
+    assert failed.reason == "decode 0 never said that it ended: nothing comes, 6 times"
 
 
 @pytest.mark.parametrize(("rank", "most"), [(0, 1), (1, 9)])

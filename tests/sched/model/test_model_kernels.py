@@ -9,7 +9,7 @@ import torch
 
 from schedbench.sched.kernels.activation import silu_and_mul
 from schedbench.sched.kernels.attention import attention
-from schedbench.sched.kernels.linear import linear, multiplied
+from schedbench.sched.kernels.linear import linear, linear_columns, multiplied
 from schedbench.sched.kernels.norm import add_rms_norm, rms_norm
 from schedbench.sched.kernels.registry import Kernel, Work, kernels
 from schedbench.sched.kernels.rope import rope_and_store_kv
@@ -74,6 +74,7 @@ CASES: dict[str, tuple[torch._ops.OpOverload, list[Any]]] = {
         [floats(3, 12, dtype=BF16), floats(12, 7, dtype=BF16), None, torch.float32],
     ),
     "linear of nothing": (linear, [floats(0, 12), floats(12, 7), None, torch.float32]),
+    "linear_columns": (linear_columns, [floats(19, 12), floats(12, 5), [0, 2, 6, 9], 10, torch.float32]),
     "rope_and_store_kv": (rope_and_store_kv, rope_args()),
     "rope_and_store_kv with norms": (rope_and_store_kv, rope_args(floats(8))),
     "attention of an extend": (attention, attention_args(NEW)),
@@ -149,6 +150,8 @@ WORK = {
     "linear": Work(4 * (19 * 12 + 12 * 7 + 19 * 7), 2 * 19 * 12 * 7, "gemm"),
     "linear with bias": Work(4 * (3 * 12 + 12 * 7 + 7 + 3 * 7), 2 * 3 * 12 * 7, "gemm"),
     "linear of bf16 to float32": Work(2 * (3 * 12 + 12 * 7) + 4 * 3 * 7, 2 * 3 * 12 * 7, "gemm"),
+    # of a matrix ten wide, those five that are there
+    "linear_columns": Work(4 * (19 * 12 + 12 * 5 + 19 * 5), 2 * 19 * 12 * 5, "gemm"),
     # qkv in and out, one row of angles per token, positions and slots
     "rope_and_store_kv": Work(2 * 6 * 64 * 4 + 6 * 8 * 4 + 6 * 16),
     # q in and out; 77 positions of K, V and the page table; pairs 3+4+5, 69+70, 2
@@ -177,6 +180,17 @@ def test_cost(case: str) -> None:
 def test_a_devices_own_product_is_the_same(bias: torch.Tensor | None) -> None:
     args = (floats(19, 12), floats(12, 7), bias, torch.float32)
     torch.testing.assert_close(multiplied(*args), linear(*args))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, BF16])
+def test_columns_are_those_of_the_whole_product(dtype: torch.dtype) -> None:
+    """Bit for bit, wherever they are cut."""
+    x, whole = floats(37, 128, dtype=dtype), floats(128, 200, dtype=dtype)
+    product = linear(x, whole, None, dtype)
+    for start, stop, again in ((0, 16, 100), (3, 50, 77), (99, 100, 190)):
+        places = torch.cat([torch.arange(start, stop), torch.arange(again, 200)])
+        columns = linear_columns(x, whole[:, places].contiguous(), [start, stop, again, 200], 200, dtype)
+        assert torch.equal(columns, product[:, places])
 
 
 def test_tags_cost_nothing() -> None:

@@ -1,0 +1,1 @@
+"""Which accesses nothing orders, found from inside the program on a device that cannot be asked."""

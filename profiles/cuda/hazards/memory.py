@@ -1,0 +1,45 @@
+"""A real device's tensors as the checker looks at them: a storage is a block, and dies with the last tensor on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ...vgpu.hazards.blocks import Block
+from ...vgpu.hazards.footprints import Span, span
+
+_BLOCK = "_schedbench_block"  # on a storage's Python object, which lives as long as the storage
+
+
+def itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StorageMemory:
+    """Tensors of the device type ``type``. Values are looked at when they are asked for, since a reference that is kept
+    would keep a block from being freed. ``real`` is the tensor that has a storage, where that is another one."""
+
+    type: str
+    real: Callable[[torch.Tensor], torch.Tensor] = itself
+    lasting: bool = False
+
+    def mine(self, value: object) -> bool:
+        return isinstance(value, torch.Tensor) and value.device.type == self.type
+
+    def pinned(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_pinned()
+
+    def held(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.real(tensor)
+
+    def block(self, tensor: torch.Tensor) -> Block | None:
+        return getattr(self.real(tensor).untyped_storage(), _BLOCK, None)
+
+    def keep(self, tensor: torch.Tensor, block: Block) -> None:
+        setattr(self.real(tensor).untyped_storage(), _BLOCK, block)
+
+    def span(self, tensor: torch.Tensor) -> Span:
+        return span(self.real(tensor))

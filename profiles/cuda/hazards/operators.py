@@ -1,0 +1,184 @@
+"""Operators as torch dispatches them: what each reads and writes by its schema, and where the host waits inside one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...vgpu.factories import LIKES
+from ...vgpu.handlers import Handler
+from ...vgpu.hazards.checker import Checker
+from ...vgpu.hazards.copies import side
+from ...vgpu.hazards.ops import accounted
+from ...vgpu.hazards.shadows import Launch
+from ..announced import Sees, copies_of
+from .order import Order
+
+# Kernels that fill new memory, by the factory's name less like or new; others are a kernel of their own name.
+_FILLS: Final = {
+    "zeros": "zero_",
+    "ones": "fill_",
+    "full": "fill_",
+    "scalar_tensor": "fill_",
+    "rand": "uniform_",
+    "randn": "normal_",
+}
+_UNSEEN: Final = frozenset({"record_stream", "is_pinned"})  # told elsewhere, or nothing
+
+
+class Operators(TorchDispatchMode):
+    """Tells the checker of every operator on this thread that touches the device, but for the checker's own."""
+
+    def __init__(self, checker: Checker, order: Order, sees: Sees) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._checker = checker
+        self._order = order
+        self._sees = sees
+        self._aside = False
+        self._known: dict[Any, Handler] = {}
+        self._named: Mapping[str, Callable[[Any], Handler]] = {
+            "copy_": self._copying,
+            "_to_copy": self._moving,
+            "clone": self._cloning,
+            "lift_fresh": self._lifting,
+        }
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is done in this block is the tool's, not the program's."""
+        before, self._aside = self._aside, True
+        try:
+            yield
+        finally:
+            self._aside = before
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:  # fmt: skip
+        named = kwargs or {}
+        if self._aside:
+            return func(*args, **named)
+        self._order.sites.here()
+        handler = self._known.get(func)
+        if handler is None:
+            handler = self._known[func] = self._meet(func)
+        if any(map(self._touches, args)) or any(map(self._touches, named.values())):
+            return handler(args, named)
+        return self._made(func, args, named)
+
+    def _meet(self, func: Any) -> Handler:
+        name = func._opname
+        if name in _UNSEEN:
+            return self._computing(func)
+        if name in self._named:
+            return self._named[name](func)
+        handler = accounted(self._checker, func, self._computing(func))
+        return self._filling(name, handler) if name in LIKES else handler
+
+    def _touches(self, value: object) -> bool:
+        if isinstance(value, (list, tuple)):
+            return any(map(self._touches, value))
+        return self._checker.memory.mine(value)
+
+    def _computing(self, func: Any) -> Handler:
+        def compute(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            out = func(*args, **kwargs)
+            self._waiting(func, args, kwargs, out)
+            return out
+
+        return compute
+
+    def _waiting(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+        copies = copies_of(self._sees, func._opname, args, kwargs, out)
+        if any(what.endswith(" blocking") for what, _ in copies):
+            self._order.waited()
+
+    # ---- new memory ----------------------------------------------------------------------------------------
+
+    def _made(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Of an operator that is given nothing of the device: an upload, a factory, or nobody's business."""
+        if func._opname == "_to_copy":
+            return self._known[func](args, kwargs)
+        out = func(*args, **kwargs)
+        if self._checker.memory.mine(out):
+            self._filled(func._opname, out)
+        return out
+
+    def _filling(self, name: str, handler: Handler) -> Handler:
+        def fill(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            out = handler(args, kwargs)
+            if self._checker.memory.mine(out):
+                self._filled(name, out)
+            return out
+
+        return fill
+
+    def _filled(self, name: str, out: torch.Tensor) -> None:
+        kind = name.removeprefix("new_").removesuffix("_like")
+        if kind.startswith("empty"):
+            self._checker.made(out)
+        else:
+            self._checker.generated(_FILLS.get(kind, name), out)
+
+    # ---- copies --------------------------------------------------------------------------------------------
+
+    def _copying(self, func: Any) -> Handler:
+        def copy(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            checker, (target, source) = self._checker, args[:2]
+            launch = self._launch(source, target)
+            side(checker, launch, source, write=False)
+            if checker.memory.mine(target):
+                checker.announce(target)
+            side(checker, launch, target, write=True)
+            return self._at_work(func, args, kwargs)
+
+        return copy
+
+    def _moving(self, func: Any) -> Handler:
+        def move(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            checker, source = self._checker, args[0]
+            device = checker.memory.mine(source)
+            place = kwargs.get("device")
+            if not device and (place is None or place.type != self._sees.type):
+                return func(*args, **kwargs)  # from host to host
+            name = "_to_copy" if device and place is None else "copy d2h" if device else "copy h2d"
+            launch = checker.launch(name)
+            side(checker, launch, source, write=False)
+            out = self._at_work(func, args, kwargs)
+            side(checker, launch, out, write=True)
+            return out
+
+        return move
+
+    def _cloning(self, func: Any) -> Handler:
+        def clone(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            launch = self._checker.launch("clone")
+            out = func(*args, **kwargs)
+            side(self._checker, launch, args[0], write=False)
+            side(self._checker, launch, out, write=True)
+            return out
+
+        return clone
+
+    def _lifting(self, func: Any) -> Handler:
+        """``torch.tensor(..., device=)``: the host's values have been brought over by now."""
+
+        def lift(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            side(self._checker, self._checker.launch("copy h2d"), args[0], write=True)
+            out = func(*args, **kwargs)
+            self._waiting(func, args, kwargs, out)
+            return out
+
+        return lift
+
+    def _launch(self, source: torch.Tensor, target: torch.Tensor) -> Launch:
+        up, down = (not self._checker.memory.mine(source), not self._checker.memory.mine(target))
+        return self._checker.launch("copy h2d" if up else "copy d2h" if down else "copy d2d")
+
+    def _at_work(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        with self._checker.device_at_work():
+            return self._computing(func)(args, kwargs)

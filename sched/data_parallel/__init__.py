@@ -1,0 +1,1 @@
+"""Ranks that have a part of the requests each, and step together (upstream's DP attention)."""

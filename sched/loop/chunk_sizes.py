@@ -1,0 +1,66 @@
+"""How long prompts take on a pipeline's first stage, tried before there are requests, and what every stage makes of it.
+
+Batches that are built by hand go through the relay like any other: nobody else resolves their input (sglang#26883).
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from ..config import SamplingParams
+from ..memory.release import release_kv_cache
+from ..pipeline.chunking import ChunkSizes, Curve, fit
+from ..request import Request
+from .engine import Engine
+from .launch import launch_stage
+from .prepare import prepare_for_extend
+from .scheduler import Scheduler
+
+CHUNKS = "chunks"
+_TRIES = 8  # lengths, evenly spaced up to the first chunk's
+
+
+def size_chunks(scheduler: Scheduler) -> None:
+    """Let the scheduler's chunks follow the stage's latencies, where they are asked to. The first stage measures and
+    tells the others: all plan alike. Raises LinkError."""
+    engine = scheduler.engine
+    stage, link, config = engine.stage, engine.link, engine.config
+    if stage is None or stage.smooth_chunks is None or link is None:
+        return
+    first = config.chunked_prefill_size
+    assert first is not None, "chunks that are sized are chunks"
+    curve = _measured(engine, first) if stage.is_first else link.receive(stage.preceding, CHUNKS).value
+    if not stage.is_last:
+        link.send(stage.following, CHUNKS, curve)
+    scheduler.chunk_sizes = ChunkSizes(curve, first, stage.smooth_chunks, config.page_size)
+
+
+def _measured(engine: Engine, longest: int) -> Curve:
+    lengths = sorted({max(1, longest * part // _TRIES) for part in range(1, _TRIES + 1)})
+    with engine.streams.on(engine.streams.schedule):
+        _time(engine, lengths[0])  # the first forward is slower than others
+        return fit(lengths, [_time(engine, length) for length in lengths])
+
+
+def _time(engine: Engine, length: int) -> int:
+    """Of one prompt's forward, ns; host and device have nothing else to do."""
+    req, streams = _prompt(engine, length), engine.streams
+    batch = prepare_for_extend(engine, [req], step=0)
+    streams.module.synchronize()
+    begin = engine.clock.now()
+    with streams.on(streams.forward):
+        streams.wait(streams.forward, streams.schedule)
+        launch_stage(engine, batch, ())
+    streams.module.synchronize()
+    end = engine.clock.now()
+    release_kv_cache(req, engine.cache, is_insert=False)
+    return end - begin
+
+
+def _prompt(engine: Engine, length: int) -> Request:
+    now = engine.clock.now()
+    req = Request("", array("q", bytes(8 * length)), SamplingParams(max_new_tokens=1), arrival=now)
+    match = engine.cache.match_prefix(req.tokens(0, 0))
+    req.prefix_indices, req.last_node = match.device_indices, match.last_node
+    req.fill_len = req.extend_input_len = length
+    return req

@@ -1,0 +1,33 @@
+"""A step of nobody: a rank without work takes part in the others' (upstream ``prepare_for_idle``)."""
+
+from __future__ import annotations
+
+import torch
+
+from ..batch import ForwardMode, ScheduleBatch
+from ..model.sampling_info import SamplingInfo
+from .engine import Engine
+
+
+def idle_batch(engine: Engine, step: int) -> ScheduleBatch:
+    """All tensors empty: nothing is uploaded, and nothing launched."""
+    device = engine.config.device
+
+    def nobody(dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.empty(0, dtype=dtype, device=device)
+
+    return ScheduleBatch(
+        reqs=[],
+        forward_mode=ForwardMode.IDLE,
+        step=step,
+        input_ids=nobody(),
+        output_ids=None,
+        positions=nobody(),
+        req_pool_indices=nobody(),
+        req_pool_indices_cpu=torch.empty(0, dtype=torch.int64),
+        seq_lens=nobody(),
+        seq_lens_cpu=torch.empty(0, dtype=torch.int64),
+        orig_seq_lens=nobody(torch.int32),
+        out_cache_loc=nobody(),
+        sampling_info=SamplingInfo.of_nobody(engine.config),
+    )

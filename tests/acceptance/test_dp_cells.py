@@ -1,0 +1,143 @@
+"""What an idle step copies, launches and waits for, in every state; and what data-parallel ranks tell of themselves."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from schedbench.profiles.result import Hazards, Metric, RankPart, Result
+from schedbench.sched.relay.states import choose, states
+from tests.acceptance.conftest import Typed
+from tests.acceptance.questions import answer, asked
+
+IDLING = "faults/idling"
+EAGER = "engine.cuda_graph=false"
+SHARED = (EAGER, "engine.data_parallel.mlp=shared")
+LAYERS = 2
+
+
+@cache
+def run(*overrides: str) -> Result:
+    return answer(IDLING, *overrides)
+
+
+def idle(result: Result) -> dict[str, dict[str, set[float]]]:
+    """Counters of idle steps, on both ranks, where there are any: one number where every step has as many."""
+    found: dict[str, dict[str, set[float]]] = {}
+    for rank in result.ranks:
+        for stream, tallies in rank.per_step["idle"].streams.items():
+            for name, tally in tallies.items():
+                found.setdefault(stream, {}).setdefault(name, set()).update({tally.median, tally.max})
+    return found
+
+
+def steps(rank: RankPart) -> dict[str, int]:
+    return {kind: counts.steps for kind, counts in rank.per_step.items() if kind != "decode.steady"}
+
+
+@pytest.mark.parametrize("state", states())
+def test_a_step_of_nobody_is_no_work(state: str) -> None:
+    """Nothing is uploaded, launched or stashed; the overlapped loop waits for the event of its empty result."""
+    assert idle(run(f"engine.relay={state}", EAGER)) == {"forward": {"sync": {1}}}
+
+
+@pytest.mark.parametrize("state", ["pr25774-before", "pr25945", "latest"])
+def test_nor_does_the_serial_loop_wait(state: str) -> None:
+    assert idle(run(f"engine.relay={state}", EAGER, "engine.overlap=false")) == {}
+
+
+def test_an_idle_rank_replays_the_graph_of_the_others() -> None:
+    """As many kernels as their decode has, but for input and sampling; nothing while one of them has a prompt."""
+    counts = run().ranks[0].per_step["idle"].streams["forward"]["kernel"]
+    assert 0 < counts.steps_with < run().ranks[0].per_step["idle"].steps
+    decoded = run().ranks[1].per_step["decode.steady"].streams["forward"]["kernel"]
+    assert counts.max > 9 * LAYERS and counts.max < decoded.max
+
+
+@pytest.mark.parametrize("state", ["pr25774-before", "pr25945", "latest"])
+def test_an_idle_rank_computes_its_part_of_a_shared_mlp(state: str) -> None:
+    """Per layer: rows and columns are put together, two products, one activation; only its columns are sent."""
+    counts = idle(run(f"engine.relay={state}", *SHARED))
+    assert counts["forward"] == {"kernel": {5 * LAYERS}, "sync": {1}}
+    assert counts["link"] == {"send": {2 * LAYERS}}
+    assert counts.keys() == {"forward", "link"}
+
+
+def test_all_ranks_make_as_many_steps() -> None:
+    for knobs in ((), (EAGER,), SHARED, ("engine.data_parallel.ranks=3",)):
+        counts = [sum(steps(rank).values()) for rank in run(*knobs).ranks]
+        assert len(set(counts)) == 1 and counts[0] > 10
+
+
+@pytest.mark.parametrize(
+    "launches", [pytest.param((), marks=pytest.mark.wide), SHARED], ids=["graphs", "shared"]
+)
+@pytest.mark.parametrize(
+    "state",
+    [
+        name if name in ("pr25774", "pr25945") else pytest.param(name, marks=pytest.mark.wide)
+        for name in states()
+    ],
+)
+def test_a_state_shows_the_hazards_that_it_declares(state: str, launches: tuple[str, ...]) -> None:
+    """On whichever rank; nobody shows others."""
+    crowd = (
+        "workload.requests=12",
+        "workload.arrival=burst",
+        "workload.output_tokens={dist: uniform, min: 4, max: 40}",
+    )
+    found = answer(IDLING, *crowd, f"engine.relay={state}", *launches).hazards
+    assert isinstance(found, Hazards) and not found.findings
+    unmixed = [name for name in choose(state, {}).known_hazards() if not name.startswith("mixed steps")]
+    assert list(found.known) == unmixed
+
+
+def test_what_a_rank_tells_of_itself() -> None:
+    result = run()
+    assert [(rank.name, rank.role) for rank in result.ranks] == [("rank 0", "data"), ("rank 1", "data")]
+    assert [row.id for row in result.requests] == [f"r{k}" for k in range(6)]
+    for rank in result.ranks:
+        share = rank.metrics["idle_step_share"]
+        assert isinstance(share, Metric)
+        assert share.values == (steps(rank)["idle"] / sum(steps(rank).values()),)
+
+
+def test_every_rank_has_a_column_and_a_picture(typed: Typed, tmp_path: Path) -> None:
+    said = typed("run", IDLING, "--output-dir", tmp_path)
+    assert said.code == 0
+    [row] = [line.split() for line in said.out.splitlines() if line.startswith("idle step share")]
+    assert len(row) == 6 and all(float(cell) > 0 for cell in row[4:])
+    assert typed("trace", tmp_path).code == 0
+    events = json.loads(gzip.decompress((tmp_path / "perfetto.json.gz").read_bytes()))["traceEvents"]
+    names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert {"rank 0: host", "rank 1: host"} <= names
+
+
+def test_nobody_spins_while_nobody_has_anything() -> None:
+    """A long pause costs no turns: all ranks sleep to the next arrival."""
+    pause = ("workload.arrival={process: constant, rate: 1}", "workload.requests=3")
+    result = run(*pause)
+    slept = result.ranks[0].metrics["host_stall_us_per_step"]
+    assert isinstance(slept, Metric) and slept.values[0] < 2_000
+    rounds = sum(row.count for row in result.syncs if row.site and row.site.function.startswith("meet"))
+    assert 0 < rounds < 4 * sum(sum(steps(rank).values()) for rank in result.ranks)
+
+
+def test_a_shared_mlp_has_no_more_ranks_than_columns(typed: Typed) -> None:
+    said = typed(
+        "run", IDLING, *(w for knob in (*SHARED, "engine.data_parallel.ranks=9") for w in ("--set", knob))
+    )
+    assert said.code == 2 and "expected at most 8, which share the columns of tiny-llama, got 9" in said.err
+
+
+def test_one_rank_shares_with_nobody(typed: Typed) -> None:
+    said = typed("run", "mixed", "--set", "engine.data_parallel.mlp=shared")
+    assert said.code == 2 and "engine.data_parallel.mlp: means something only with several ranks" in said.err
+
+
+def test_a_question_knows_its_ranks() -> None:
+    assert asked(IDLING).scenario.engine.ranks == 2

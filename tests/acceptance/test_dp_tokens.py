@@ -1,0 +1,131 @@
+"""Data-parallel ranks give one rank's tokens, in every state, mode and world."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from schedbench.profiles.run.execute import Options, execute
+from schedbench.sched.relay.states import states
+from tests.acceptance.questions import answer, asked, digest, digest_of, statuses, value
+
+SMALL = (
+    "model.preset=tiny-deep",
+    "workload.requests=6",
+    "workload.arrival={process: closed, concurrency: 3}",
+    "workload.prompt_tokens={dist: uniform, min: 4, max: 70}",
+    "workload.output_tokens={dist: uniform, min: 2, max: 8}",
+    "engine.overlap=auto",
+    "engine.chunked_prefill_size=32",
+    "measure.warmup_requests=1",
+)
+TWO, FOUR = "engine.data_parallel.ranks=2", "engine.data_parallel.ranks=4"
+NONE = ("device.values=none",)
+SERIAL = ("engine.overlap=false",)
+EAGER = ("engine.cuda_graph=false",)
+SHARED = (*EAGER, "engine.data_parallel.mlp=shared")
+LAUNCHES = {"graphs": (), "eager": EAGER, "shared": SHARED}
+
+
+@cache
+def alone(*overrides: str) -> str:
+    return digest("mixed", *SMALL, *overrides)
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        (TWO, "engine.mixed_chunk=false"),
+        (TWO, "engine.chunked_prefill_size=none", "engine.mixed_chunk=false"),
+        (TWO, "engine.max_running_requests=1", *SERIAL),
+        (TWO, "workload.arrival={process: poisson, rate: 800}", *EAGER),
+        (FOUR, *SERIAL),
+        ("engine.data_parallel.ranks=3", "engine.page_size=16", *SHARED),
+        (FOUR, *SHARED, *SERIAL),
+    ],
+    ids=" ".join,
+)
+def test_no_knob_changes_a_token(knobs: tuple[str, ...]) -> None:
+    assert digest("mixed", *SMALL, *knobs) == alone()
+
+
+def test_nor_do_they_without_values() -> None:
+    assert digest("mixed", *SMALL, TWO, *SHARED, *NONE) == alone(*NONE)
+
+
+@pytest.mark.parametrize("state", states())
+def test_every_state_has_the_tokens_of_one_rank(state: str) -> None:
+    assert digest("mixed", *SMALL, TWO, f"engine.relay={state}", *SHARED) == alone()
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("state", states())
+@pytest.mark.parametrize("ranks", [(TWO,), (FOUR, "engine.mixed_chunk=false")], ids=["two", "four unmixed"])
+@pytest.mark.parametrize("loop", ["overlapped", "serial"])
+@pytest.mark.parametrize("launches", LAUNCHES)
+@pytest.mark.parametrize("values", [(), NONE], ids=["real", "none"])
+def test_every_state_in_every_mode(
+    state: str, ranks: tuple[str, ...], loop: str, launches: str, values: tuple[str, ...]
+) -> None:
+    serial = SERIAL if loop == "serial" else ()
+    knobs = (*ranks, f"engine.relay={state}", *serial, *LAUNCHES[launches])
+    assert digest("mixed", *SMALL, *knobs, *values) == alone(*values)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        "{temperature: 0.8, top_p: 0.9, presence_penalty: 0.4}",
+        "{temperature: 0.7, logprobs: true}",
+        "{temperature: 0.7, grammar: {regex: '[0-9]{1,9}'}}",
+    ],
+)
+def test_whatever_requests_are_sampled_by(sampling: str) -> None:
+    knobs = (f"workload.sampling={sampling}", "engine.relay=latest")
+    assert digest("mixed", *SMALL, TWO, *knobs) == alone(*knobs)
+
+
+def test_kv_on_the_host() -> None:
+    few = ("engine.relay=latest", "workload.requests=5")
+    assert digest("faults/hosting", *few, TWO) == digest("faults/hosting", *few)
+
+
+def test_retracted_requests_come_back_with_the_same_tokens() -> None:
+    """Whoever has no room retracts, and does not keep the others waiting."""
+    growing = (
+        "workload.requests=8",
+        "workload.arrival=burst",
+        "workload.shared_prefix={groups: 8, tokens: 1}",
+        "workload.prompt_tokens.max=40",
+        "workload.output_tokens={dist: uniform, min: 20, max: 50}",
+    )
+    tight = ("engine.kv_tokens=96", "engine.schedule_conservativeness=0.01", "engine.radix_cache=false")
+    result = answer("mixed", *SMALL, *tight, *growing, TWO)
+    assert value(result, "retractions") > 0 and statuses(result) == {"finished"}
+    assert digest_of(result) == alone(*growing)
+
+
+def test_a_client_that_leaves_ends_once_with_its_rank() -> None:
+    result = answer("mixed", *SMALL, TWO, "workload.abort={fraction: 0.5, after_tokens: 2}")
+    assert statuses(result) == {"finished", "aborted"}
+    assert [request.id for request in result.requests] == [f"r{k}" for k in range(6)]
+
+
+def test_more_ranks_than_requests() -> None:
+    """Ranks that never have any have a part in the others' steps all the same."""
+    two = ("workload.requests=2", "measure.warmup_requests=0")
+    result = answer("mixed", *SMALL, FOUR, *two, *SHARED)
+    assert digest_of(result) == alone(*two)
+    assert [set(rank.per_step) for rank in result.ranks[2:]] == [{"idle"}, {"idle"}]
+
+
+@pytest.mark.parametrize("launches", [pytest.param("graphs", marks=pytest.mark.wide), "shared"])
+def test_processes_give_the_same_tokens_and_counts(launches: str) -> None:
+    """Over gloo: the same ranks, each in a process of its own."""
+    knobs = (*SMALL, TWO, *LAUNCHES[launches])
+    question = asked("mixed", *knobs)
+    apart = execute(question, question.relays[0], Options(device="vgpu", world="distributed")).result
+    together = answer("mixed", *knobs)
+    assert digest_of(apart) == digest_of(together) == alone()
+    assert [rank.per_step for rank in apart.ranks] == [rank.per_step for rank in together.ranks]

@@ -1,0 +1,90 @@
+"""Scenarios in which something breaks by script, as they are typed: what a run says, and what other commands make of
+them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.conftest import Typed, typed
+
+__all__ = ["typed"]
+
+DEATH = "faults=[{rank: decode 0, dies: {phase: transfer, nth: 5}}]"
+SMALL = ("--set", "workload.requests=8", "--set", "engine.disaggregation={mode: pair, prefill: 2}")
+NEVER = "faults=[{link: [prefill 0, decode 0], tag: kv, does: drop, nth: 99}]"
+
+
+def test_a_run_that_loses_a_rank_says_so_and_keeps_what_there_is(typed: Typed, tmp_path: Path) -> None:
+    said = typed("run", "disagg", *SMALL, "--set", DEATH, "--output-dir", tmp_path)
+    assert said.code == 4
+    lines = said.err.splitlines()
+    assert "broke off: partial" in " ".join(said.out.split())
+    assert lines[-1] == "broke off: decode 0 was killed by script in transfer 5"
+    assert "failed: decode 0 is gone: killed by script in transfer 5" in said.err
+    document = json.loads((tmp_path / "result.json").read_text())
+    assert document["run"]["failure"] == "decode 0 was killed by script in transfer 5"
+    assert document["outputs"]["abstained"].startswith("the run broke off: decode 0")
+    assert [row["id"] for row in document["requests"]] == [f"r{index}" for index in range(8)]
+    assert {row["status"] for row in document["requests"]} <= {"finished", "failed"}
+
+
+def test_a_request_that_fails_by_script_is_a_workload_that_failed(typed: Typed) -> None:
+    dropped = NEVER.replace("99", "2")
+    said = typed("run", "disagg", *SMALL, "--set", dropped)
+    assert said.code == 4
+    assert "1 failed: not all of its KV came from prefill 0: decode 0 waited 600 s" in said.err
+
+
+def test_what_never_came_is_told(typed: Typed) -> None:
+    said = typed("run", "disagg", *SMALL, "--set", NEVER)
+    assert (said.code, said.err) == (0, "never came: prefill 0 to decode 0: drop of kv 99\n")
+
+
+def test_a_warm_up_is_left_alone(typed: Typed) -> None:
+    settings = ("--set", "measure.warmup_requests=4", "--set", DEATH.replace("nth: 5", "nth: 1"))
+    said = typed("run", "disagg", *SMALL, *settings, "--format", "json")
+    assert len(json.loads(said.out)["requests"]) == 8
+
+
+@pytest.mark.parametrize("script", [DEATH, NEVER.replace("99", "2")])
+def test_check_takes_them(typed: Typed, script: str) -> None:
+    said = typed("check", "faults/parting", "--seeds", "0", "--relay", "latest", "--set", script)
+    assert said.code == 0, said.out
+    assert "adversary    not applicable" in said.out
+
+
+def test_check_does_not_pass_what_it_did_not_see(typed: Typed) -> None:
+    said = typed("check", "faults/parting", "--seeds", "0", "--relay", "latest", "--set", NEVER)
+    assert said.code == 1
+    assert "run: never came: prefill 0 to decode 0: drop of kv 99" in " ".join(said.out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("compare", "disagg", "--b", "overlap=false"), "compare judges runs that come to their end"),
+        (("sweep", "disagg", "--over", "overlap=true,false"), "a cell's run comes to its end"),
+        (("run", "ladder", "--set", "engine.overlap=auto", "--set", "engine.pipeline.stages=2"), "expected one relay"),
+        (("run", "disagg", "--set", "engine.disaggregation.mode=none"), "ranks and links break where"),
+    ],
+)  # fmt: skip
+def test_others_do_not(typed: Typed, arguments: tuple[str, ...], why: str) -> None:
+    said = typed(*arguments, "--set", DEATH)
+    assert said.code == 2
+    assert why in said.err
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        ("{link: [stage 0, stage 1], tag: proxy, does: drop}", "their links are real"),
+        ("{rank: stage 0, dies: forward}", "stage 0 is the command itself"),
+    ],
+)
+def test_processes_have_links_and_a_first_rank_of_their_own(typed: Typed, entry: str, why: str) -> None:
+    said = typed("run", "pp2", "--world", "distributed", "--set", f"faults=[{entry}]")
+    assert (said.code, said.out) == (2, "")
+    assert "faults.0: with --world distributed" in said.err and why in said.err

@@ -1,0 +1,84 @@
+"""Runs in which something breaks by script, and what holds in each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+from schedbench.profiles.check.invariants import Invariants
+from schedbench.profiles.result import Outputs, Result
+from schedbench.profiles.run.execute import Options, execute
+from schedbench.scenarios.failures import phases, rank_names
+from tests.acceptance.questions import asked
+
+FEW = (
+    "model.preset=tiny-deep",
+    "device.values=none",
+    "workload.requests=6",
+    "workload.arrival=burst",
+    "workload.prompt_tokens={dist: uniform, min: 40, max: 120}",
+    "workload.output_tokens={dist: uniform, min: 3, max: 8}",
+    "engine.overlap=auto",
+    "engine.chunked_prefill_size=64",
+    "measure.warmup_requests=0",
+)
+WORLDS = {
+    "two stages": ("engine.pipeline.stages=2",),
+    "four stages": ("engine.pipeline.stages=4",),
+    "two engines": ("engine.replicas=2",),
+    "two ranks": ("engine.data_parallel.ranks=2",),
+    "two ranks with one MLP": ("engine.data_parallel={ranks: 2, mlp: shared}", "engine.cuda_graph=false"),
+    "1x1": ("engine.disaggregation={mode: pair}",),
+    "2x2": ("engine.disaggregation={mode: pair, prefill: 2, decode: 2}",),
+}
+
+
+class Death(NamedTuple):
+    rank: str
+    phase: str
+    nth: int
+
+    def __str__(self) -> str:
+        return f"{self.rank}, {self.phase} {self.nth}"
+
+    @property
+    def scripted(self) -> str:
+        return f"faults=[{{rank: {self.rank}, dies: {{phase: {self.phase}, nth: {self.nth}}}}}]"
+
+
+def deaths(world: str, *counts: int) -> Iterator[Death]:
+    """Every rank, in each of its phases, so many times into it."""
+    scenario = asked("mixed", *FEW, *WORLDS[world]).scenario
+    for rank in rank_names(scenario):
+        for phase in phases(scenario, rank):
+            yield from (Death(rank, phase, nth) for nth in counts)
+
+
+@cache
+def whole(*overrides: str) -> Result:
+    """The same run when nothing breaks."""
+    question = asked("mixed", *FEW, *overrides)
+    return execute(question, question.relays[0], Options(device="vgpu", save_tokens=True)).result
+
+
+def broken(script: str, *overrides: str) -> Result:
+    """A run with faults: whatever they are, every request ends once, those that finish with the tokens that they
+    should have; nothing is left over on ranks that live, and nothing raced."""
+    question, guard = asked("mixed", *FEW, *overrides, script), Invariants()
+    options = Options(device="vgpu", save_tokens=True, hazards=True)
+    found = execute(question, question.relays[0], options, guard=guard)
+    assert not guard.violations()
+    assert not found.undeclared, found.result.hazards
+    meant = {row.id: row for row in whole(*overrides).requests}
+    assert [row.id for row in found.result.requests] == list(meant)
+    for row in found.result.requests:
+        assert row.reason
+        assert row.status == "failed" or row.token_ids == meant[row.id].token_ids
+    return found.result
+
+
+def unbroken(result: Result, *overrides: str) -> bool:
+    """Whether its tokens are those of a run in which nothing breaks."""
+    expected = whole(*overrides)
+    return isinstance(result.outputs, Outputs) and result.outputs == expected.outputs

@@ -1,0 +1,107 @@
+"""What data-parallel ranks tell one another, and how every rank comes to the same requests."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from schedbench.sched.config import SamplingParams
+from schedbench.sched.data_parallel.requests import Dealt
+from schedbench.sched.data_parallel.rounds import End, Round, Word
+from schedbench.sched.data_parallel.share import Share
+from schedbench.sched.request import Request
+
+RANKS = 3
+
+
+class Clients:
+    """Requests of known arrivals; each that ends is followed by another one."""
+
+    def __init__(self, arrivals: Sequence[int], most: int) -> None:
+        self._coming = [request(index, at) for index, at in enumerate(arrivals)]
+        self._made, self._most = len(arrivals), most
+        self.heard: list[tuple[str, int]] = []
+
+    def due(self, now: int) -> Sequence[Request]:
+        due = [req for req in self._coming if req.arrival <= now]
+        self._coming = [req for req in self._coming if req.arrival > now]
+        return due
+
+    def next_at(self) -> int | None:
+        return min((req.arrival for req in self._coming), default=None)
+
+    def ended(self, request_: Request, now: int) -> None:
+        self.heard.append((request_.id, now))
+        if self._made < self._most:
+            self._coming.append(request(self._made, now))
+            self._made += 1
+
+
+def request(index: int, at: int) -> Request:
+    return Request(f"r{index}", array("q", [1]), SamplingParams(), arrival=at, index=index)
+
+
+def ranks(arrivals: Sequence[int], most: int = 0) -> tuple[list[Clients], list[Dealt]]:
+    sources = [Clients(arrivals, most) for _ in range(RANKS)]
+    return sources, [Dealt(source, Share(rank, RANKS)) for rank, source in enumerate(sources)]
+
+
+def met(dealt: Sequence[Dealt]) -> Round:
+    told = Round([Word(next_at=each.upcoming(), ended=each.news()) for each in dealt])
+    for each in dealt:
+        each.hear(told)
+    return told
+
+
+def test_every_request_is_one_ranks() -> None:
+    _, dealt = ranks([0] * 7)
+    assert [[req.index for req in each.due(0)] for each in dealt] == [[0, 3, 6], [1, 4], [2, 5]]
+
+
+def test_what_follows_an_end_is_the_same_everywhere() -> None:
+    """Ends reach the clients in order of time, wherever they were."""
+    sources, dealt = ranks([0, 0, 0], most=6)
+    first = [each.due(0)[0] for each in dealt]
+    for each, req, at in zip(dealt, first, (30, 10, 20), strict=True):
+        each.ended(req, at)
+        assert each.next_at() is None
+    assert met(dealt).goes_on
+    assert [source.heard for source in sources] == [[("r1", 10), ("r2", 20), ("r0", 30)]] * RANKS
+    assert [[(req.index, req.arrival) for req in each.due(40)] for each in dealt] == [
+        [(3, 10)],
+        [(4, 20)],
+        [(5, 30)],
+    ]
+
+
+def test_a_clock_that_is_behind_hears_of_an_end_before_the_request_is_due() -> None:
+    sources, dealt = ranks([5], most=2)
+    [early] = dealt[0].due(5)
+    assert not dealt[1].due(4)
+    dealt[0].ended(early, 6)
+    assert met(dealt).next_at == 5
+    assert sources[1].heard == []
+    dealt[1].due(7)
+    assert sources[1].heard == sources[0].heard == [("r0", 6)]
+
+
+def test_all_rest_until_the_first_request_of_anybody() -> None:
+    _, dealt = ranks([0, 50, 90])
+    for each in dealt:
+        each.due(0)
+    told = met(dealt)
+    assert not told.goes_on
+    assert [each.next_at() for each in dealt] == [50] * RANKS
+
+
+def test_a_graph_is_as_large_as_the_largest_rank_and_needs_all() -> None:
+    decodes = [Word(4, graph_rows=4), Word(), Word(7, graph_rows=7)]
+    assert Round(decodes).graph_rows == 7
+    assert Round([*decodes, Word(90, graph_rows=None)]).graph_rows == 0
+    assert Round(decodes).num_tokens == (4, 0, 7)
+
+
+def test_who_looks_again_and_who_has_news_keeps_all_awake() -> None:
+    assert Round([Word(), Word(busy=True)]).goes_on
+    assert Round([Word(), Word(ended=(End("r0", 0, 1),))]).goes_on
+    assert not Round([Word(), Word(next_at=3)]).goes_on
