@@ -12,7 +12,7 @@ from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Semaphore
-from threading import Event
+from threading import Event, current_thread, main_thread
 from types import FrameType
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -32,7 +32,7 @@ _LOCAL: Final = "127.0.0.1"
 _GRACE: Final = 5.0  # seconds in which a process ends by itself
 _GLANCE: Final = 0.2  # seconds between two looks at processes that are starting
 _EARLY: Final = 1  # exit code of a process that ended before its work was done
-END: Final = signal.SIGUSR1  # by which the first process tells the others to end
+END: Final = getattr(signal, "SIGUSR1", signal.SIGTERM)  # by which the first process tells the others to end
 
 
 class Place(NamedTuple):
@@ -158,7 +158,8 @@ def _told_to_end(processes: Sequence[BaseProcess]) -> Iterator[Event]:
         assert callable(handler)
         handler(number, frame)
 
-    heeded = [number for number, handler in before.items() if callable(handler)]
+    ours = current_thread() is main_thread()  # no other one can be told
+    heeded = [number for number, handler in before.items() if ours and callable(handler)]
     try:
         for number in heeded:
             signal.signal(number, pass_on)

@@ -87,6 +87,11 @@ def test_one_process_cannot_be_several() -> None:
         processes("mixed", "engine.disaggregation={mode: pair, transfer: local}")
 
 
+def test_hardware_without_links_joins_nobody() -> None:
+    with pytest.raises(MachineError, match="mlx-like has no link 'nvlink'"):
+        answer("mixed", *FEW, PAIR, "device.hardware=mlx-like")
+
+
 def test_nixl_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(carriers, "find_spec", lambda _: None)
     with pytest.raises(MachineError, match=r"pip install 'schedbench\[nixl\]'"):
