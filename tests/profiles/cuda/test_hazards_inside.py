@@ -17,7 +17,7 @@ from schedbench.profiles.cuda.hazards import table
 from schedbench.profiles.cuda.hazards.inside import Inside
 from schedbench.profiles.hardware import load
 from schedbench.profiles.result import Abstained, Hazards
-from schedbench.profiles.run import execute as executing
+from schedbench.profiles.run import task as executing
 from schedbench.profiles.run.execute import Options, Outcome, execute
 from schedbench.profiles.run.resolve import Resolved
 from schedbench.profiles.vgpu import open_vgpu
