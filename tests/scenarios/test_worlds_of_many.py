@@ -7,7 +7,13 @@ import pytest
 from schedbench.scenarios.loader import load
 from schedbench.scenarios.problems import ScenarioError
 
-KEYS = ("disaggregation.prefill", "disaggregation.decode", "replicas", "data_parallel.ranks", "pipeline.stages")
+KEYS = (
+    "disaggregation.prefill",
+    "disaggregation.decode",
+    "replicas",
+    "data_parallel.ranks",
+    "pipeline.stages",
+)
 
 
 @pytest.mark.parametrize("key", KEYS)
