@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -31,6 +31,7 @@ from ...sched.relay.choice import RelayChoice
 from ...sched.request import Request, Status
 from ..metrics.lookups import LookupCount
 from ..metrics.periods import VisibleSleep
+from ..metrics.steps import TimelineError
 from ..nvtx_ranges import NvtxRanges, listening, measuring
 from ..timeline import Names, Sink, Window
 from .answers import Answers, Swaps
@@ -72,6 +73,7 @@ class Valve:
 
     instrument: Instrument | None = None
     answers: Answers | None = None
+    interrupted: bool = False
 
     def open(self, answers: Answers) -> None:
         self.answers = answers
@@ -80,7 +82,9 @@ class Valve:
 
     def feed(self, window: Window) -> None:
         if self.answers is not None:
-            self.answers.feed(window)
+            # An interruption may have come between a launch and the note of its step.
+            with suppress(*((TimelineError,) if self.interrupted else ())):
+                self.answers.feed(window)
             if self.instrument is not None:
                 self.instrument.feed(window)
 
@@ -187,6 +191,7 @@ class Bench:
             cancelled, failure = False, str(death)
             self._give_up(answers, Status.FAILED, failure)
         wall_s = time.perf_counter() - begin
+        self.valve.interrupted = cancelled
         self.machine.flush()
         damage = {} if audit is None else audit.damage
         spec = self.scheduler.engine.config.speculative
