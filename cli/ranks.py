@@ -8,7 +8,7 @@ from typing import Final
 from rich.table import Table
 
 from .frames import KINDS, Document, framed, ordered
-from .numbers import MISSING, number, percent
+from .numbers import MISSING, number, percent, whole
 
 _METRICS: Final = (
     "forward_occupancy",
@@ -85,7 +85,7 @@ def _cell(metric: Document | None) -> str:
     if metric is None or "abstained" in metric:
         return MISSING
     value = metric["values"][0]
-    return percent(value) if metric["unit"] == "ratio" else number(value)
+    return percent(value) if metric["unit"] == "ratio" else number(whole(value))
 
 
 def _idle(idle: Document, part: str) -> str:
