@@ -66,7 +66,7 @@ def every(result: Document, *, width: int) -> tuple[Table, ...]:
     """The tables of a run, for a page of ``width`` columns. A run whose times mean nothing has none of times."""
     if is_capture(result):
         return _of_capture(result, width=width)
-    by_rank = (ranks.table(result),) if result.get("ranks") else ()
+    by_rank = ranks.tables(result, width=width) if result.get("ranks") else ()
     if _void(result):
         drafts = (summary(result),) if _told(result) else ()
         return *drafts, workload(result), counts(result), *by_rank

@@ -234,3 +234,16 @@ def test_of_a_run_without_times_only_acceptance_is_summed_up(document):
     assert "accept length" in text
     assert "gpu busy" not in text
     assert "\nnone\n" not in text
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_as_many_tables_as_the_ranks_need_and_no_figure_cut(document, width):
+    rank = of_workers(document)["ranks"][0] | {"metrics": {"gpu_busy": document["metrics"]["gpu_busy"]}}
+    document["ranks"] = [rank | {"name": f"replica {index}"} for index in range(20)]
+    text = page(document, width=width)
+    by_rank = text[text.index("by rank, 1 to ") :]
+    assert max(map(len, by_rank.splitlines())) <= width
+    assert "…" not in by_rank
+    assert " to 20 of 20" in by_rank
+    found = [line.split()[3:] for line in by_rank.splitlines() if line.startswith("gpu busy")]
+    assert len([figure for figures in found for figure in figures]) == 20
