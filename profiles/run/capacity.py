@@ -29,7 +29,7 @@ def check(resolved: Resolved, *, ranks: int = 1) -> None:
 
 
 def check_world(resolved: Resolved) -> None:
-    """As above, of all ranks of one process. Stages share one model's layers between them."""
+    """As above, of all ranks of this machine. Stages share one model's layers between them."""
     engine = resolved.scenario.engine
     check(resolved, ranks=1 if engine.pipeline.stages > 1 else engine.ranks)
 
