@@ -116,7 +116,8 @@ def headline(result: Document) -> Text:
         (str(scenario.get("name", "run")), "bold"), f"  {scenario.get('about', '')}".rstrip()
     )
     text.append(f"\n{labels(result)}")
-    text.append(f"\n{len(result['requests'])} requests: {ended or 'none'}")
+    asked = len(result["requests"])
+    text.append(f"\n{asked} {'request' if asked == 1 else 'requests'}: {ended or 'none'}")
     text.append("".join(f"; {shortfall}" for shortfall in _shortfalls(result)))
     text.append(
         f"\ntokens {digest[:16]}" if digest else f"\ntokens {MISSING} {result['outputs']['abstained']}"
@@ -169,7 +170,7 @@ def summary(result: Document) -> Table:
 
 
 def _plain(name: str, metric: Document) -> tuple[str, str, str, str]:
-    label = name.replace("_", " ").replace(".", " ")
+    label = name.removesuffix("_pct").replace("_", " ").replace(".", " ")
     if "abstained" in metric:
         return label, "", MISSING, metric["abstained"]
     values = metric["values"]
