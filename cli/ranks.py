@@ -8,7 +8,7 @@ from typing import Final
 from rich.table import Table
 
 from .frames import KINDS, Document, framed, ordered
-from .numbers import MISSING, number, percent
+from .numbers import MISSING, number, percent, whole
 
 _METRICS: Final = (
     "forward_occupancy",
@@ -31,19 +31,39 @@ _REQUESTS: Final = (
     "peak_kv_tokens",
     "retractions",
 )
+_GAP: Final = 3  # between two columns
 _IDLE: Final = ("host_late", "dependency", "kernel_gap", "no_work")
 
 
-def table(result: Document) -> Table:
-    """Rows that no rank has a number for are left out."""
-    made = framed("by rank")
+def tables(result: Document, *, width: int) -> list[Table]:
+    """Rows that no rank has a number for are left out; as many tables as columns of all ranks need."""
+    rows = [row for row in _rows(result["ranks"]) if any(cell != MISSING for cell in row[2])]
+    columns = [[rank["name"], *(cells[at] for *_, cells in rows)] for at, rank in enumerate(result["ranks"])]
+    taken = sum(max(len(row[at]) for row in rows) + _GAP for at in (0, 1))
+    return [_table(rows, columns, shown) for shown in _shares(columns, width - taken)]
+
+
+def _shares(columns: list[list[str]], room: int) -> Iterator[range]:
+    """Of the ranks, in order, as many to a table as there is room for, and one at least."""
+    first, used = 0, 0
+    for at, column in enumerate(columns):
+        needed = max(map(len, column)) + _GAP
+        if at > first and used + needed - _GAP > room:
+            yield range(first, at)
+            first, used = at, 0
+        used += needed
+    yield range(first, len(columns))
+
+
+def _table(rows: list[tuple[str, str, list[str]]], columns: list[list[str]], shown: range) -> Table:
+    part = f", {shown.start + 1} to {shown.stop} of {len(columns)}" if len(shown) < len(columns) else ""
+    made = framed(f"by rank{part}")
     made.add_column("")
     made.add_column("unit")
-    for rank in result["ranks"]:
-        made.add_column(rank["name"], justify="right")
-    for label, unit, cells in _rows(result["ranks"]):
-        if any(cell != MISSING for cell in cells):
-            made.add_row(label, unit, *cells)
+    for at in shown:
+        made.add_column(columns[at][0], justify="right")
+    for label, unit, cells in rows:
+        made.add_row(label, unit, *cells[shown.start : shown.stop])
     return made
 
 
@@ -85,7 +105,7 @@ def _cell(metric: Document | None) -> str:
     if metric is None or "abstained" in metric:
         return MISSING
     value = metric["values"][0]
-    return percent(value) if metric["unit"] == "ratio" else number(value)
+    return percent(value) if metric["unit"] == "ratio" else number(whole(value))
 
 
 def _idle(idle: Document, part: str) -> str:

@@ -49,7 +49,7 @@ def _copy(row: Document) -> str:
 
 def host_waits(result: Document, *, width: int) -> Table:
     """Calls that waited for the device: exposed while the GPU had no forward to run, else hidden."""
-    steps = sum(kind["steps"] for name, kind in result["per_step"].items() if "." not in name)
+    steps = _steps(result)
     copied = _over_kinds(result["copies"], ("stream", "direction", "host_memory", "blocking"))
     rows = [(row, _copy(row)) for row in copied]
     rows += [(row, row["call"]) for row in _over_kinds(result["syncs"], ("stream", "call"))]
@@ -63,6 +63,13 @@ def host_waits(result: Document, *, width: int) -> Table:
         exposed = row["exposed_us"] / steps if steps else None
         table.add_row(*_line(row, what, width=width), number(row["count"]), number(hidden), number(exposed))
     return table
+
+
+def _steps(result: Document) -> int:
+    """Those that the lines are of: all workers', or the first stage's of a pipeline."""
+    workers = [rank["per_step"] for rank in result.get("ranks", ()) if rank["role"] != "pipeline"]
+    told = workers or [result["per_step"]]
+    return sum(kind["steps"] for part in told for name, kind in part.items() if "." not in name)
 
 
 def _lines(title: str, rows: Sequence[object], *, width: int) -> Table:

@@ -25,7 +25,7 @@ from .source_lines import copies, host_waits
 if TYPE_CHECKING:
     from ..profiles.budget import Breach, Offender
 
-_STREAMS = ("schedule", "forward", "copy", "staging", "backup", "transfer")
+_STREAMS = ("schedule", "forward", "copy", "staging", "backup", "transfer", "link")
 _COUNTERS = ("h2d", "d2h", "d2d", "sync", "kernel")
 _PLAIN = (
     "output_throughput",
@@ -44,6 +44,7 @@ _PLAIN = (
     "peak_kv_tokens",
     "accept_length",
 )
+_DRAFTS = ("accept_length", "position_acceptance.")
 _TRANSFER = ("prefill_ms", "transfer_ms", "decode_queue_ms")  # of workers of their own for prompts
 _TIMES = ("ttft_ms", "queue_ms", *_TRANSFER, "tpot_ms", "itl_ms", "e2e_ms", "step_ms", "forward_ms")
 _IN_WORDS = ("queue", "prefill", "transfer", "decode", "step", "forward")
@@ -65,9 +66,10 @@ def every(result: Document, *, width: int) -> tuple[Table, ...]:
     """The tables of a run, for a page of ``width`` columns. A run whose times mean nothing has none of times."""
     if is_capture(result):
         return _of_capture(result, width=width)
-    by_rank = (ranks.table(result),) if result.get("ranks") else ()
+    by_rank = ranks.tables(result, width=width) if result.get("ranks") else ()
     if _void(result):
-        return workload(result), counts(result), *by_rank
+        drafts = (summary(result),) if _told(result) else ()
+        return *drafts, workload(result), counts(result), *by_rank
     return (
         summary(result),
         workload(result),
@@ -90,10 +92,17 @@ def _of_capture(result: Document, *, width: int) -> tuple[Table, ...]:
 
 
 def _void(result: Document) -> bool:
-    """Whether every time abstains, for one and the same reason."""
+    """Whether every time abstains, for one and the same reason; how many drafts were accepted is no time."""
     why = result["idle"].get("abstained")
-    metrics = result["metrics"].values()
-    return why is not None and all(metric.get("abstained") == why for metric in metrics)
+    metrics = result["metrics"].items()
+    return why is not None and all(
+        metric.get("abstained") == why for name, metric in metrics if not name.startswith(_DRAFTS)
+    )
+
+
+def _told(result: Document) -> dict[str, Document]:
+    """Metrics that have a value."""
+    return {name: metric for name, metric in result["metrics"].items() if "abstained" not in metric}
 
 
 def headline(result: Document) -> Text:
@@ -107,7 +116,8 @@ def headline(result: Document) -> Text:
         (str(scenario.get("name", "run")), "bold"), f"  {scenario.get('about', '')}".rstrip()
     )
     text.append(f"\n{labels(result)}")
-    text.append(f"\n{len(result['requests'])} requests: {ended or 'none'}")
+    asked = len(result["requests"])
+    text.append(f"\n{asked} {'request' if asked == 1 else 'requests'}: {ended or 'none'}")
     text.append("".join(f"; {shortfall}" for shortfall in _shortfalls(result)))
     text.append(
         f"\ntokens {digest[:16]}" if digest else f"\ntokens {MISSING} {result['outputs']['abstained']}"
@@ -147,8 +157,9 @@ def summary(result: Document) -> Table:
     table.add_column("metric")
     table.add_column("unit")
     table.add_column("value", justify="right")
-    positions = sorted(name for name in result["metrics"] if name.startswith("position_acceptance."))
-    known = [(name, result["metrics"].get(name)) for name in (*_PLAIN, *positions)]
+    metrics = _told(result) if _void(result) else result["metrics"]
+    positions = sorted(name for name in metrics if name.startswith("position_acceptance."))
+    known = [(name, metrics.get(name)) for name in (*_PLAIN, *positions)]
     rows = [_plain(name, metric) for name, metric in known if metric is not None]
     remarks = any(remark for *_, remark in rows)
     if remarks:
@@ -159,7 +170,7 @@ def summary(result: Document) -> Table:
 
 
 def _plain(name: str, metric: Document) -> tuple[str, str, str, str]:
-    label = name.replace("_", " ").replace(".", " ")
+    label = name.removesuffix("_pct").replace("_", " ").replace(".", " ")
     if "abstained" in metric:
         return label, "", MISSING, metric["abstained"]
     values = metric["values"]
@@ -223,23 +234,34 @@ def _times(metric: Document) -> list[str]:
 def counts(result: Document) -> Table:
     table = framed(
         "copies & syncs per step",
-        caption="median / max over the steps of a kind; one number where they agree",
+        caption=f"median / max over the steps of a kind; one number where they agree{_whose(result)}",
     )
-    table.add_column("step kind")
-    table.add_column("steps", justify="right")
-    table.add_column("stream")
-    for counter in _COUNTERS:
-        table.add_column(counter, justify="right")
     per_step = result["per_step"]
     streams = ordered(
         {stream for kind in per_step.values() for stream in kind if stream != "steps"}, _STREAMS
     )
+    table.add_column("step kind", min_width=max(map(len, per_step), default=0))
+    table.add_column("steps", justify="right")
+    table.add_column("stream", min_width=max(map(len, streams), default=0))
+    sends = any("send" in kind.get("link", {}) for kind in per_step.values())
+    counters = (*_COUNTERS, "send") if sends else _COUNTERS
+    table.padding = (0, 1, 0, 0) if sends else table.padding  # one more column on 80
+    for counter in counters:
+        table.add_column(counter, justify="right")
     for kind in ordered(per_step, KINDS):
         for row, stream in enumerate(streams):
             first = (kind, number(per_step[kind]["steps"])) if row == 0 else ("", "")
             tallies = per_step[kind].get(stream, {})
-            table.add_row(*first, stream, *(_tally(tallies.get(counter)) for counter in _COUNTERS))
+            table.add_row(*first, stream, *(_tally(tallies.get(counter)) for counter in counters))
     return table
+
+
+def _whose(result: Document) -> str:
+    """Of several ranks one is shown: the others are in the file."""
+    if not result.get("ranks"):
+        return ""
+    staged = result["ranks"][0]["role"] == "pipeline"
+    return f"; {'stage 0' if staged else 'of each kind, the first rank that had any'}"
 
 
 def _tally(tally: Document | None) -> str:

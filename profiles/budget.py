@@ -48,10 +48,12 @@ def breaches(budget: Budget, result: Result) -> list[Breach]:
     """What was broken, in the budget's order. A kind without steps breaks nothing: see ``untested``."""
     broken = []
     for kind, stream, counter, allowed in _entries(budget):
-        tally = _tally(result, kind=kind, stream=stream, counter=counter)
-        if tally is not None and tally.max > allowed:
+        tallies = _tallies(result, kind=kind, stream=stream, counter=counter)
+        seen = max((tally.max for tally in tallies), default=0)
+        if seen > allowed:
             offenders = _offenders(result, kind=kind, stream=stream, counter=counter)
-            broken.append(Breach(kind, stream, counter, allowed, tally.max, tally.steps_with, offenders))
+            steps_with = sum(tally.steps_with for tally in tallies)
+            broken.append(Breach(kind, stream, counter, allowed, seen, steps_with, offenders))
     return broken
 
 
@@ -67,10 +69,10 @@ def _entries(budget: Budget) -> Iterator[tuple[str, str, str, int]]:
                 yield kind, stream, counter, allowed
 
 
-def _tally(result: Result, *, kind: str, stream: str, counter: str) -> CountSummary | None:
-    if kind not in result.per_step:
-        return None
-    return result.per_step[kind].streams.get(stream, {}).get(counter)
+def _tallies(result: Result, *, kind: str, stream: str, counter: str) -> list[CountSummary]:
+    """One per worker that ever counted it."""
+    kinds = [per_step[kind].streams for per_step in result.told if kind in per_step]
+    return [streams[stream][counter] for streams in kinds if counter in streams.get(stream, {})]
 
 
 def _offenders(result: Result, *, kind: str, stream: str, counter: str) -> tuple[Offender, ...]:

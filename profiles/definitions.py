@@ -82,14 +82,15 @@ _LATENCY = (
     ),
     Definition(
         "transfer_ms", "ms", "lower",
-        "With workers of their own for prompts: from then until the decode worker knows that all KV has come. "
+        "With workers of their own for prompts: from when the prompt has been computed until the decode worker "
+        "knows that all KV has come. "
         "Chunks that were sent before are not waited for.",
         "KV there - prompt computed", _REQUESTS,
     ),
     Definition(
         "decode_queue_ms", "ms", "lower",
-        "With workers of their own for prompts: from then until the request has joined the decode worker's "
-        "batch and its first token is known there.",
+        "With workers of their own for prompts: from when all KV has come until the request has joined the "
+        "decode worker's batch and its first token is known there.",
         "first token - KV there", _REQUESTS,
     ),
     Definition(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import stat
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
@@ -303,6 +304,18 @@ class Result(Part):
     requests: tuple[RequestRow, ...]
     outputs: Outputs | Abstained
     hazards: Hazards | Abstained
+
+    @property
+    def told(self) -> tuple[dict[str, KindCounts], ...]:
+        """Whose steps ``copies`` and ``syncs`` are of: all workers', or the first stage's of a pipeline."""
+        return tuple(rank.per_step for rank in self.ranks if rank.role != "pipeline") or (self.per_step,)
+
+    def steps(self) -> Counter[str]:
+        """Of every kind, those that ``copies`` and ``syncs`` are of."""
+        kinds: Counter[str] = Counter()
+        for part in self.told:
+            kinds.update({kind: counts.steps for kind, counts in part.items()})
+        return kinds
 
     def document(self) -> dict[str, Any]:
         """Plain dicts, lists and scalars, as they stand in the file; what is absent is left out."""

@@ -91,7 +91,8 @@ def findings(scenario: Scenario) -> Iterator[Finding]:
     if scenario.engine.ranks == 1:
         yield (
             ("faults",),
-            "ranks and links break where there are several: see engine.pipeline, engine.disaggregation",
+            "ranks and links break where there are several: see engine.pipeline, engine.disaggregation, "
+            "engine.data_parallel, engine.replicas",
         )
         return
     if scenario.engine.relays:

@@ -114,12 +114,14 @@ def captures_in(folder: Path) -> Sequence[Path]:
 
 def _beginning(path: Path) -> bytes:
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise ResultError(f"{path}: not a regular file")
-        with path.open("rb") as file:
-            return file.read(len(MAGIC))
+        regular = stat.S_ISREG(path.stat().st_mode)
+        if regular:
+            with path.open("rb") as file:
+                return file.read(len(MAGIC))
     except (OSError, ValueError) as error:
         raise ResultError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    kept = path / "result.json"
+    raise ResultError(f"{path}: not a regular file{f'; its result is {kept}' if kept.is_file() else ''}")
 
 
 def stem(path: Path) -> str:

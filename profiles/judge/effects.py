@@ -123,7 +123,7 @@ def _per_step(
     times: Counter[tuple[str, ...]] = Counter()
     exposed: defaultdict[tuple[str, ...], float] = defaultdict(float)
     for result in results:
-        steps.update({kind: tallied.steps for kind, tallied in result.per_step.items()})
+        steps.update(result.steps())
         for key, row in _rows(result):
             sites[key] = row.site
             times[key] += row.count

@@ -76,7 +76,7 @@ def from_totals(a: Result, b: Result) -> Engagement:
     for kind in sorted({*a.per_step, *b.per_step}):
         if "." in kind:
             continue
-        steps_a, steps_b = (r.per_step[kind].steps if kind in r.per_step else 0 for r in (a, b))
+        steps_a, steps_b = (side.steps()[kind] for side in (a, b))
         steps = min(steps_a, steps_b) or max(steps_a, steps_b)
         rows = {row for row in (*sums_a, *sums_b) if row[0] == kind}
         rates = (abs(sums_a[row] / (steps_a or 1) - sums_b[row] / (steps_b or 1)) for row in rows)

@@ -16,14 +16,22 @@ _ROTARY_COPIES = 3  # angles, their two halves and the table, while it is made
 _SHARE = 0.9
 
 
-def check(resolved: Resolved) -> None:
-    """Raises MachineError when the tensors of the run cannot fit into this machine's memory."""
-    needed, there = needed_bytes(resolved), _physical_bytes()
+def check(resolved: Resolved, *, ranks: int = 1) -> None:
+    """Raises MachineError when the tensors of the run, on ``ranks`` devices alike, cannot fit into this machine's
+    memory."""
+    needed, there = ranks * needed_bytes(resolved), _physical_bytes()
     if needed > _SHARE * there:
         raise MachineError(
             f"this run needs {needed / 2**30:,.1f} GiB of memory and the machine has {there / 2**30:,.1f}: "
-            "fewer engine.kv_tokens or engine.max_running_requests, or device.values: none, need less"
+            f"fewer {'ranks, ' if ranks > 1 else ''}engine.kv_tokens or engine.max_running_requests, or "
+            "device.values: none, need less"
         )
+
+
+def check_world(resolved: Resolved) -> None:
+    """As above, of all ranks of this machine. Stages share one model's layers between them."""
+    engine = resolved.scenario.engine
+    check(resolved, ranks=1 if engine.pipeline.stages > 1 else engine.ranks)
 
 
 def needed_bytes(resolved: Resolved) -> int:

@@ -16,9 +16,10 @@ from ..result import Hazards, Result
 from ..world.audience import Audience
 from ..world.carriers import require_nixl
 from ..world.data_parallel import DATA_PARALLEL
-from ..world.processes import process_world
+from ..world.processes import launched, process_world
 from ..world.ranks import PIPELINE, Ranks, alone, virtual_world
 from ..world.routed import Workers, routed_world
+from . import capacity
 from .compose import Guard
 from .machine import MachineError
 from .machines import chosen
@@ -81,6 +82,8 @@ def _apart(task: Task) -> Result:
     """Ranks that are processes of their own."""
     scenario, own = task.resolved.scenario, (task, task.unheard)
     _only_deaths(scenario)
+    if launched() is None and chosen(task.options.device, scenario) == "vgpu":
+        capacity.check_world(task.resolved)
     if routed(scenario):
         _only_far(scenario)
         passes = 2 if torch.cuda.is_available() and task.options.traced else 1

@@ -128,7 +128,7 @@ def virtual_world(
     resolved: Resolved, hazards: bool, adversary: int | None, body: Body[T], assembly: Assembly[T]
 ) -> Result:
     """On virtual GPUs of this process, one per rank. Raises MachineError."""
-    capacity.check(resolved)
+    capacity.check_world(resolved)
     scenario = resolved.scenario
     post, profile = FailingPost(scenario), link_of(resolved, "nvlink")
 

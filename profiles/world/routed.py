@@ -39,7 +39,7 @@ Part = Heard | Routing
 
 def routed_world(resolved: Resolved, hazards: bool, adversary: int | None, body: Body) -> Result:
     """``body`` is one worker's run. Raises MachineError."""
-    capacity.check(resolved)
+    capacity.check_world(resolved)
     places = places_of(resolved.scenario.engine)
     far = resolved.scenario.engine.disaggregation.transfer == "distributed"
     post, profile = FailingPost(resolved.scenario), link_of(resolved, "rdma" if far else "nvlink")

@@ -88,3 +88,9 @@ def test_processes_have_links_and_a_first_rank_of_their_own(typed: Typed, entry:
     said = typed("run", "pp2", "--world", "distributed", "--set", f"faults=[{entry}]")
     assert (said.code, said.out) == (2, "")
     assert "faults.0: with --world distributed" in said.err and why in said.err
+
+
+def test_more_processes_than_memory_are_not_begun(typed: Typed) -> None:
+    said = typed("run", "mixed", "--world", "distributed", "--set", "engine.replicas=100000")
+    assert (said.code, said.out) == (3, "")
+    assert "fewer ranks" in said.err

@@ -158,3 +158,13 @@ def test_gates_on_captures(tmp_path):
         "range.prepare:+5%": "passed",
     }
     assert done.exit_code == 1
+
+
+def test_of_a_folder_its_result_is_named(tmp_path, capsys, monkeypatch):
+    (tmp_path / "result.json").write_bytes(SAMPLE.read_bytes())
+    monkeypatch.setattr(sys, "argv", ["schedbench", "report", str(tmp_path)])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    said = f"schedbench: {tmp_path}: not a regular file; its result is {tmp_path / 'result.json'}\n"
+    assert capsys.readouterr().err == said

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from schedbench.cli.console import results
 from schedbench.cli.numbers import cut_left, cut_right, number, percent, size, whole
-from schedbench.cli.source_lines import copies
+from schedbench.cli.source_lines import copies, host_waits
 from schedbench.cli.tables import render
 from schedbench.profiles.budget import breaches
 from schedbench.profiles.result import read
@@ -195,3 +195,55 @@ def test_no_color_is_honoured(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert results().no_color
+
+
+def of_workers(document, role="decode"):
+    """The document as one of two workers that did the same."""
+    rank = {"role": role, "metrics": {}, "idle": document["idle"], "per_step": document["per_step"]}
+    document["ranks"] = [rank | {"name": f"{role} {index}"} for index in (0, 1)]
+    return document
+
+
+def test_what_the_host_waited_is_per_step_of_all_workers(document):
+    def exposed(document):
+        return next(iter(host_waits(document, width=120).columns[4].cells))
+
+    alone = float(exposed(document))
+    assert float(exposed(of_workers(document, "pipeline"))) == alone
+    assert float(exposed(of_workers(document))) == pytest.approx(alone / 2, rel=0.01)
+
+
+def test_what_is_sent_is_counted_and_nothing_is_cut_on_a_narrow_page(document):
+    sent = {"median": 1.0, "mean": 1.0, "max": 2, "steps_with": 700}
+    for kind in document["per_step"].values():
+        kind["link"] = {"send": sent}
+    text = page(of_workers(document), width=80)
+    assert "  send\n" in text
+    assert ["link", "0", "0", "0", "0", "0", "1", "/", "2"] in [line.split() for line in text.splitlines()]
+    table = text[text.index("copies & syncs") : text.index("copies by source")]
+    assert "decode.steady" in table
+    assert "…" not in table
+    assert "the first rank that had any" in table
+
+
+def test_of_a_run_without_times_only_acceptance_is_summed_up(document):
+    why = {"value": None, "abstained": "no clock"}
+    document["metrics"] = {"ttft_ms": why, "gpu_busy": why, "accept_length": document["metrics"]["gpu_busy"]}
+    document["idle"] = why
+    text = page(document, width=80)
+    assert "accept length" in text
+    assert "gpu busy" not in text
+    assert "\nnone\n" not in text
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_as_many_tables_as_the_ranks_need_and_no_figure_cut(document, width):
+    rank = of_workers(document)["ranks"][0] | {"metrics": {"gpu_busy": document["metrics"]["gpu_busy"]}}
+    document["ranks"] = [rank | {"name": f"replica {index}"} for index in range(20)]
+    text = page(document, width=width)
+    by_rank = text[text.index("by rank, 1 to ") :]
+    assert max(map(len, by_rank.splitlines())) <= width
+    assert "…" not in by_rank
+    assert " to 20 of 20" in by_rank
+    found = [line.split()[3:] for line in by_rank.splitlines() if line.startswith("gpu busy")]
+    assert len([figure for figures in found for figure in figures]) == 20

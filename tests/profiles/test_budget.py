@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 
 from schedbench.profiles.budget import breaches, untested
-from schedbench.profiles.result import Result, read
+from schedbench.profiles.result import RankPart, Result, read
 
 
 @pytest.fixture
@@ -66,3 +67,17 @@ def test_a_budget_for_a_kind_without_steps_is_untested(result):
     budget = {"verify": {"schedule": {"h2d": 0}}, "decode": {}}
     assert breaches(budget, result) == []
     assert untested(budget, result) == ["verify"]
+
+
+def test_of_several_workers_each_keeps_the_budget(result):
+    first, other = result.per_step, deepcopy(result.per_step)
+    other["decode"].streams["schedule"]["h2d"] = (
+        other["decode"].streams["schedule"]["h2d"].model_copy(update={"max": 9})
+    )
+    abstained = {"value": None, "abstained": "told by nobody"}
+    ranks = tuple(
+        RankPart(name=name, role="decode", per_step=per_step, idle=abstained, metrics={})
+        for name, per_step in (("decode 0", first), ("decode 1", other))
+    )
+    (breach,) = breaches({"decode": {"schedule": {"h2d": 4}}}, result.model_copy(update={"ranks": ranks}))
+    assert (breach.seen, breach.steps_with) == (9, 120)

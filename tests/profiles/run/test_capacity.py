@@ -42,3 +42,14 @@ def test_a_long_context_needs_a_long_table_of_angles() -> None:
 
 def test_shapes_without_values_fit() -> None:
     capacity.check(ask("overlap_on", ["model.preset=llama-3-70b"]))
+
+
+def test_every_rank_has_memory_of_its_own_but_stages_share_the_layers() -> None:
+    many = ["engine.kv_tokens=1000000"]
+    capacity.check_world(ask("mixed", [*many, "engine.replicas=2"]))
+    with pytest.raises(MachineError, match="fewer ranks, "):
+        capacity.check_world(ask("mixed", [*many, "engine.replicas=100000"]))
+    with pytest.raises(MachineError, match="fewer ranks, "):
+        capacity.check_world(ask("disagg", [*many, "engine.disaggregation.decode=100000"]))
+    staged = ask("pp2", ["engine.pipeline.stages=32"])
+    capacity.check_world(staged)
