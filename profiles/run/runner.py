@@ -179,6 +179,7 @@ class Bench:
         workload = self._built(self.scenario, self.scenario.measure.seed)
         self._settle_device()
         start = self._load(workload)
+        self.machine.flush()  # ranks waited for one another to begin: nobody's step either
         self.valve.open(answers)
         begin = time.perf_counter()
         try:
