@@ -61,14 +61,6 @@ def test_a_lone_rank_has_nothing_to_break() -> None:
     assert line.startswith("faults: ranks and links break where there are several")
 
 
-@pytest.mark.parametrize(
-    "many", ["engine.pipeline.stages=1025", "engine.disaggregation={mode: pair, decode: 1024}"]
-)
-def test_no_more_ranks_are_named_than_anybody_has(many: str) -> None:
-    with pytest.raises(ScenarioError, match="faults: expected at most 1024 ranks, got 1025"):
-        load("disagg" if "pair" in many else "pp2", [many, "faults=[{rank: router, dies: ended}]"])
-
-
 def test_ranks_are_those_of_the_result() -> None:
     pair = load("disagg", [PAIR])
     assert rank_names(pair) == [Place(rank, prefill=2, decode=2).name for rank in range(5)]
