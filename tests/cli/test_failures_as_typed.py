@@ -91,6 +91,15 @@ def test_processes_have_links_and_a_first_rank_of_their_own(typed: Typed, entry:
 
 
 def test_more_processes_than_memory_are_not_begun(typed: Typed) -> None:
-    said = typed("run", "mixed", "--world", "distributed", "--set", "engine.replicas=100000")
+    said = typed(
+        "run",
+        "mixed",
+        "--world",
+        "distributed",
+        "--set",
+        "engine.replicas=256",
+        "--set",
+        "engine.kv_tokens=1000000",
+    )
     assert (said.code, said.out) == (3, "")
     assert "fewer ranks" in said.err
