@@ -59,6 +59,8 @@ LONG = {
         "pp-bubble",
         "pp-chunked",
         "pp-dynamic-chunks",
+        "hisparse-small-batch",
+        "seqlens-sync-spec",
     )
 }
 

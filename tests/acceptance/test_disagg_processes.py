@@ -44,7 +44,7 @@ def alone(scenario: str) -> str:
     ("scenario", "way"),
     [
         ("mixed", (PAIR, *CHUNKS)),
-        ("spec_v2", (PAIR,)),
+        pytest.param("spec_v2", (PAIR,), marks=wide),
         pytest.param("mixed", (NIXL,), marks=pytest.mark.nixl),
         pytest.param("mixed", (FOUR, "engine.disaggregation.transfer=nixl"), marks=(pytest.mark.nixl, wide)),
         pytest.param("mixed", (FOUR,), marks=wide),

@@ -93,6 +93,7 @@ def test_kv_on_the_host() -> None:
     assert digest("faults/hosting", *few, TWO) == digest("faults/hosting", *few)
 
 
+@pytest.mark.wide
 def test_retracted_requests_come_back_with_the_same_tokens() -> None:
     """Whoever has no room retracts, and does not keep the others waiting."""
     growing = (

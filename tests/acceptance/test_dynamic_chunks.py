@@ -38,7 +38,9 @@ def test_without_smoothing_sizes_stay_equal() -> None:
     assert value(flat, "ttft_ms") == pytest.approx(value(run(), "ttft_ms"), rel=1e-3)
 
 
-@pytest.mark.parametrize("state", ["pr25774-before", "pr25945", "latest"])
+@pytest.mark.parametrize(
+    "state", ["latest", *(pytest.param(s, marks=pytest.mark.wide) for s in ("pr25774-before", "pr25945"))]
+)
 def test_trying_out_leaves_nothing_behind(state: str) -> None:
     """Real values, a cache, pages, and prompts that share what the trials wrote to: rows, pages and relay."""
     small = (
@@ -53,6 +55,7 @@ def test_trying_out_leaves_nothing_behind(state: str) -> None:
     assert digest_of(answer("mixed", *small, *stages)) == digest_of(answer("mixed", *small))
 
 
+@pytest.mark.wide
 def test_processes_are_told_the_same_sizes() -> None:
     sets = (DYNAMIC, "engine.pipeline.stages=2", "workload.prompt_tokens=16384")
     here = run(*sets)

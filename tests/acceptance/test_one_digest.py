@@ -67,6 +67,7 @@ def test_hashes_are_other_tokens_than_the_models() -> None:
     assert reference("device.values=none") != reference("model.dtype=float32")
 
 
+@pytest.mark.wide
 def test_the_whole_of_mixed_has_the_same_tokens_in_both_loops() -> None:
     overlapped = answer("mixed")
     assert statuses(overlapped) == {"finished"}

@@ -89,7 +89,7 @@ def test_whatever_the_last_stage_samples_by(sampling: str) -> None:
     assert digest("mixed", *SMALL, TWO, knobs) == alone(knobs)
 
 
-@pytest.mark.parametrize("stages", [TWO, FOUR])
+@pytest.mark.parametrize("stages", [TWO, pytest.param(FOUR, marks=pytest.mark.wide)])
 def test_retracted_requests_come_back_with_the_same_tokens(stages: str) -> None:
     growing = (
         "workload.arrival=burst",

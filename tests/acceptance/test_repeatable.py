@@ -14,7 +14,9 @@ NONE = ("overlap_on", "--set", "workload.requests=16", "--set", "workload.output
 NO_CHECKOUT = {"GIT_DIR": "nowhere"}
 
 
-@pytest.mark.parametrize("question", [("mixed",), NONE], ids=["mixed", "values none"])
+@pytest.mark.parametrize(
+    "question", [pytest.param(("mixed",), marks=pytest.mark.wide), NONE], ids=["mixed", "values none"]
+)
 def test_a_run_repeats_byte_for_byte(question: tuple[str, ...]) -> None:
     first, second = (
         schedbench("run", *question, "--save-tokens", "--format", "json", env=NO_CHECKOUT) for _ in range(2)

@@ -44,7 +44,17 @@ def run(name: str, *overrides: str) -> Result:
     return answer(name, *SHORTER.get(name, ()), *overrides)
 
 
-@pytest.mark.parametrize("name", sorted(set(shipped.names()) - ON_FILES))
+# What takes longest, each beside one of its kind that does not.
+LATER = {"disagg_hisparse", "disagg_spec", "pp4_mixed", "spec_v1", "dp_idle"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.wide] if name in LATER else [])
+        for name in sorted(set(shipped.names()) - ON_FILES)
+    ],
+)
 def test_every_request_finishes(name: str) -> None:
     result = run(name)
     assert result.requests

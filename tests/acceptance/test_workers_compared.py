@@ -18,6 +18,7 @@ def gain(*overrides: str) -> float:
     return value(v2, "output_throughput") / value(v1, "output_throughput") - 1
 
 
+@pytest.mark.wide
 def test_short_answers_of_one_client_pay_for_a_verify_that_nobody_wants() -> None:
     gains = [
         gain(f"workload.output_tokens={tokens}", "workload.requests=8", "workload.prompt_tokens=64")
