@@ -7,6 +7,9 @@ import pytest
 from schedbench.profiles.result import IdlePart, Result
 from tests.acceptance.questions import answer, digest_of, value
 
+# What all of them look at is made once.
+pytestmark = pytest.mark.xdist_group("overlap pays")
+
 # Less than the shipped pair, with a running batch that stays full as theirs.
 LESS = (
     "workload.requests=32",

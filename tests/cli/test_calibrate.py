@@ -18,6 +18,9 @@ from schedbench.cli.calibrate import render
 from schedbench.profiles.calibrate import host, judged
 from schedbench.profiles.cuda import prediction
 
+# What all of them look at is made once.
+pytestmark = pytest.mark.xdist_group("calibrate")
+
 SMALL = ("--host-only", "--batch-sizes", "1,2", "--prompt-tokens", "32", "--rounds", "1")
 
 

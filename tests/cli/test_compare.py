@@ -14,6 +14,9 @@ from typer.testing import CliRunner
 from schedbench.cli.app import app, main
 from schedbench.cli.comparison import markdown, render
 
+# What all of them look at is made once.
+pytestmark = pytest.mark.xdist_group("compare")
+
 SMALL = """
 name: small
 model: {preset: tiny-llama, dtype: float32}

@@ -17,6 +17,9 @@ from schedbench.cli.app import app
 from schedbench.cli.errors import UsageError
 from schedbench.profiles.sweeps.sweep import SweepError
 
+# What all of them look at is made once.
+pytestmark = pytest.mark.xdist_group("sweep")
+
 SMALL = (
     "--set",
     "workload.requests=2",

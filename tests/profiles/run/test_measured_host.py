@@ -23,6 +23,9 @@ from schedbench.profiles.timeline import Names, Window
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Observer, Silence, StepInfo
 
+# What all of them look at is made once.
+pytestmark = pytest.mark.xdist_group("measured host")
+
 # Thirty decode steps at a batch that stays full.
 STEADY = (
     "device.host=measured",
