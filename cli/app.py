@@ -80,8 +80,8 @@ def main() -> None:
         try:
             app()
         except Exception as error:
-            if interruption.number and _made_of_an_interruption(error):
-                sys.exit(INTERRUPTED)
+            if interruption.number:
+                _broken_off(error)
             _tell(error)
 
 
@@ -91,6 +91,13 @@ def console() -> None:
         main()
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _broken_off(error: Exception) -> NoReturn:
+    """A module left half imported may fail in any way, later and elsewhere: one line, since the end was asked for."""
+    if not _made_of_an_interruption(error):
+        typer.echo(f"schedbench: broken off, which made {type(error).__name__}: {error}", err=True)
+    sys.exit(INTERRUPTED)
 
 
 def _made_of_an_interruption(error: BaseException | None) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 from typer.testing import CliRunner
@@ -163,3 +165,20 @@ def test_a_gate_that_failed_is_one_whoever_reads() -> None:
     budget = "expect={prefill: {schedule: {h2d: 0}}}"
     done = schedbench("run", "overlap_on", "--set", "workload.requests=2", "--set", budget)
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_whatever_follows_from_being_broken_off_is_an_interruption(monkeypatch, capsys, number, code):
+    """A module caught the interruption of its import, and its next user found half of it."""
+
+    def half_imported() -> None:
+        with suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+        raise RecursionError("maximum recursion depth exceeded")
+
+    monkeypatch.setattr("schedbench.cli.app.app", half_imported)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == code
+    told = capsys.readouterr().err
+    assert "broken off" in told and "RecursionError" in told and "Traceback" not in told
