@@ -21,6 +21,7 @@ Format = Literal["table", "json", "md", "csv", "html"]
 WIDE = 160  # columns of a page that nobody's terminal limits
 
 _RUN = ("scenario", "relay", "label", "host", "digest")
+_RANK = ("rank", "role")  # empty in rows of the whole run
 _FIGURES = (
     *("metric", "unit", "value", "p50", "p90", "p95", "p99"),
     *("median", "mean", "max", "steps_with", "abstained"),
@@ -67,15 +68,17 @@ def text(outcome: Outcome, form: Format) -> str:
 
 
 def csv_of(documents: Sequence[dict[str, Any]]) -> str:
-    """One row per metric, and per count of a kind and stream; each says which run it is of, so that files of many
-    runs can be put together. ``value`` is a distribution's mean and a count's median."""
+    """One row per metric, and per count of a kind and stream, of the run and then of each rank; each says which run it
+    is of, so that files of many runs can be put together. ``value`` is a distribution's mean and a count's median."""
     out = io.StringIO()
-    writer = csv.DictWriter(out, [*_RUN, *_FIGURES], restval="", lineterminator="\n")
+    writer = csv.DictWriter(out, [*_RUN, *_RANK, *_FIGURES], restval="", lineterminator="\n")
     writer.writeheader()
     for document in documents:
         run = dict(zip(_RUN, _which(document), strict=True))
-        for row in (*_metric_rows(document), *_count_rows(document)):
-            writer.writerow(run | row)
+        writer.writerows(run | row for row in _rows(document))
+        for rank in document.get("ranks", ()):
+            place = {"rank": rank["name"], "role": rank["role"]}
+            writer.writerows(run | place | row for row in _rows(rank))
     return out.getvalue()
 
 
@@ -90,8 +93,14 @@ def _which(document: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _metric_rows(document: dict[str, Any]) -> Iterator[dict[str, str]]:
-    for name, metric in document["metrics"].items():
+def _rows(told: dict[str, Any]) -> Iterator[dict[str, str]]:
+    """Of a document, or of a rank in one."""
+    yield from _metric_rows(told)
+    yield from _count_rows(told)
+
+
+def _metric_rows(told: dict[str, Any]) -> Iterator[dict[str, str]]:
+    for name, metric in told["metrics"].items():
         values = metric.get("values")
         figures = {figure: metric.get(figure) for figure in ("p50", "p90", "p95", "p99", "max")}
         yield {
@@ -103,8 +112,8 @@ def _metric_rows(document: dict[str, Any]) -> Iterator[dict[str, str]]:
         }
 
 
-def _count_rows(document: dict[str, Any]) -> Iterator[dict[str, str]]:
-    for kind, streams in document["per_step"].items():
+def _count_rows(told: dict[str, Any]) -> Iterator[dict[str, str]]:
+    for kind, streams in told["per_step"].items():
         for stream, counters in streams.items():
             if stream != "steps":
                 for counter, tally in counters.items():

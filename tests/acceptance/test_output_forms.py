@@ -13,10 +13,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from html.parser import HTMLParser
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from schedbench.profiles.result import Outputs, Result
+from schedbench.profiles.result import Metric, Outputs, Result
 from tests.acceptance.conftest import Typed
 from tests.acceptance.questions import command, surroundings
 
@@ -84,6 +85,34 @@ def test_csv_rows_say_which_run_and_what_of_it(printed: Printed) -> None:
     told = result.per_step["decode.steady"].streams["forward"]["d2h"]
     assert {name: float(count[name]) for name in ("median", "mean", "max", "steps_with")} == told.model_dump()
     assert by_name["output_throughput"]["steps_with"] == ""
+
+
+@pytest.mark.parametrize("scenario", ["pp2", "disagg", "dp_idle"])
+def test_csv_has_rows_of_every_rank(typed: Typed, tmp_path: Path, scenario: str) -> None:
+    knobs = ("workload.requests=8", "workload.output_tokens=8", "device.values=none")
+    small = [word for knob in knobs for word in ("--set", knob)]
+    said = typed("run", scenario, *small, "--format", "csv", "--output-dir", tmp_path)
+    assert (said.code, said.err) == (0, "")
+    result = Result.from_json((tmp_path / "result.json").read_text())
+    rows = list(csv.DictReader(io.StringIO(said.out)))
+    by_place = {(row["rank"], row["role"], row["metric"]): row for row in rows}
+    assert len(by_place) == len(rows)
+    assert {(rank, role) for rank, role, _ in by_place} == {
+        ("", ""),
+        *((rank.name, rank.role) for rank in result.ranks),
+    }
+    for rank in result.ranks:
+        busy = rank.metrics["gpu_busy"]
+        assert isinstance(busy, Metric)
+        assert float(by_place[rank.name, rank.role, "gpu_busy"]["value"]) == busy.values[0]
+        counted = [
+            f"{kind}.{stream}.{counter}"
+            for kind, counts in rank.per_step.items()
+            for stream, counters in counts.streams.items()
+            for counter in counters
+        ]
+        told = {metric for name, _, metric in by_place if name == rank.name}
+        assert counted and told == {*counted, *rank.metrics}
 
 
 def test_markdown_tables_are_even(printed: Printed) -> None:
