@@ -11,6 +11,8 @@ from .frames import KINDS, Document, framed, ordered
 from .numbers import MISSING, number, percent, whole
 
 _METRICS: Final = (
+    "step_ms",
+    "forward_ms",
     "forward_occupancy",
     "gpu_busy",
     "forward_idle_us_per_step",
@@ -73,14 +75,14 @@ def _rows(ranks: list[Document]) -> Iterator[tuple[str, str, list[str]]]:
         steps = [rank["per_step"].get(kind, {}).get("steps") for rank in ranks]
         yield f"{kind} steps", "", [number(count) if count else MISSING for count in steps]
     requests = () if any(rank["role"] == "pipeline" for rank in ranks) else _REQUESTS
-    for name in (*requests, *_METRICS, *_others(ranks)):
+    for name in (*requests, *_METRICS, *_bubbles(ranks)):
         yield _label(name), _unit(ranks, name), [_cell(rank["metrics"].get(name)) for rank in ranks]
     for part in _IDLE:
         yield f"idle: {part.replace('_', ' ')}", "ms", [_idle(rank["idle"], part) for rank in ranks]
 
 
-def _others(ranks: list[Document]) -> list[str]:
-    """Metrics of worlds: a bubble, and its parts."""
+def _bubbles(ranks: list[Document]) -> list[str]:
+    """A pipeline's, and its parts."""
     return sorted({name for rank in ranks for name in rank["metrics"] if name.startswith("bubble_pct")})
 
 

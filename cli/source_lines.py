@@ -66,9 +66,8 @@ def host_waits(result: Document, *, width: int) -> Table:
 
 
 def _steps(result: Document) -> int:
-    """Those that the lines are of: all workers', or the first stage's of a pipeline."""
-    workers = [rank["per_step"] for rank in result.get("ranks", ()) if rank["role"] != "pipeline"]
-    told = workers or [result["per_step"]]
+    """Those that the lines are of: all ranks'."""
+    told = [rank["per_step"] for rank in result.get("ranks", ())] or [result["per_step"]]
     return sum(kind["steps"] for part in told for name, kind in part.items() if "." not in name)
 
 

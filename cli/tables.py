@@ -258,10 +258,7 @@ def counts(result: Document) -> Table:
 
 def _whose(result: Document) -> str:
     """Of several ranks one is shown: the others are in the file."""
-    if not result.get("ranks"):
-        return ""
-    staged = result["ranks"][0]["role"] == "pipeline"
-    return f"; {'stage 0' if staged else 'of each kind, the first rank that had any'}"
+    return "; of each kind, the first rank that had any" if result.get("ranks") else ""
 
 
 def _tally(tally: Document | None) -> str:

@@ -307,8 +307,8 @@ class Result(Part):
 
     @property
     def told(self) -> tuple[dict[str, KindCounts], ...]:
-        """Whose steps ``copies`` and ``syncs`` are of: all workers', or the first stage's of a pipeline."""
-        return tuple(rank.per_step for rank in self.ranks if rank.role != "pipeline") or (self.per_step,)
+        """Whose steps ``copies`` and ``syncs`` are of: all ranks'."""
+        return tuple(rank.per_step for rank in self.ranks) or (self.per_step,)
 
     def steps(self) -> Counter[str]:
         """Of every kind, those that ``copies`` and ``syncs`` are of."""

@@ -16,8 +16,9 @@ from ..result import Hazards, Result
 from ..world.audience import Audience
 from ..world.carriers import require_nixl
 from ..world.data_parallel import DATA_PARALLEL
+from ..world.pipeline import PIPELINE
 from ..world.processes import launched, process_world
-from ..world.ranks import PIPELINE, Ranks, alone, virtual_world
+from ..world.ranks import Ranks, alone, virtual_world
 from ..world.routed import Workers, routed_world
 from . import capacity
 from .compose import Guard

@@ -29,7 +29,7 @@ from ..result import (
     WorkloadPart,
 )
 from ..world.pairs import Heard
-from ..world.ranks import RankRun
+from ..world.pipeline import StageRun
 from .compose import Guard
 from .crash import broken_on_purpose
 from .draft import speculation
@@ -79,10 +79,10 @@ class Task:
         """The same for another process, which has none of the caller's listeners."""
         return replace(self, watch=nobody, instrument=None, guard=None)
 
-    def run(self, machine: Machine, valve: Valve, seat: Seat) -> RankRun:
+    def run(self, machine: Machine, valve: Valve, seat: Seat) -> StageRun:
         """One rank's run. Only those that tell of requests are watched by the caller's listeners."""
         result, done = self._recorded(machine, valve, seat)
-        return RankRun(result, done.answers.bubble.found(), done.end)
+        return StageRun(result, done.answers.requests.account, done.answers.bubble.found(), done.end)
 
     def heard(self, machine: Machine, valve: Valve, seat: Seat) -> Heard:
         """The same of a worker that had a part of the requests."""

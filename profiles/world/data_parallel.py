@@ -9,7 +9,7 @@ from ...sched.data_parallel.share import Share
 from ...sched.link import Link
 from ..metrics.requests import Account
 from ..result import Abstained, Metric, RankPart, Result
-from ..run.answers import Metrics, plain, request_metrics
+from ..run.answers import plain
 from ..run.draft import speculation_depth
 from ..run.resolve import Resolved
 from ..run.seat import Seat
@@ -20,7 +20,7 @@ from .pairs import (
     ends_of,
     exact_of,
     first_of_each_kind,
-    fullest,
+    of_requests,
     outputs_of_all,
     summed,
     told,
@@ -45,7 +45,7 @@ def _shared(resolved: Resolved, ranks: Sequence[Heard]) -> Result:
     return first.model_copy(
         update={
             "run": first.run.model_copy(update={"failure": broken}),
-            "metrics": told(first, _metrics(account, results) | acceptance_of(heard, drafts)),
+            "metrics": told(first, of_requests(account, results) | acceptance_of(heard, drafts)),
             "per_step": first_of_each_kind(results),
             "copies": summed(row for result in results for row in result.copies),
             "syncs": summed(row for result in results for row in result.syncs),
@@ -71,14 +71,6 @@ def _own(heard: Heard, share: Share) -> Heard:
     )
     rows = tuple(row for row in heard.result.requests if row.id in names)
     return heard._replace(account=account, result=heard.result.model_copy(update={"requests": rows}))
-
-
-def _metrics(account: Account, results: Sequence[Result]) -> Metrics:
-    """Of requests; what is a device's or a loop's is told by each rank."""
-    first = results[0]
-    metrics: Metrics = {name: Abstained(abstained=APART) for name in first.metrics if "." not in name}
-    metrics |= request_metrics(account, exact=exact_of(first))
-    return metrics | {"peak_kv_tokens": fullest(results)}
 
 
 def _part(index: int, heard: Heard) -> RankPart:

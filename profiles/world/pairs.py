@@ -17,7 +17,7 @@ from .ranks import all_hazards, failure
 Row = TypeVar("Row", CopyRow, SyncRow)
 
 _SUMS = ("count", "steady", "bytes", "host_us", "exposed_us")
-APART = "each worker has its own: see ranks"
+APART = "each rank has its own: see ranks"
 _BEHIND = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
 _UNSENT = "KV was never sent, the tokens mean nothing"
 _NOBODY = "no request ran long enough"
@@ -59,10 +59,10 @@ def whole(
     records = account.in_order()
     rows = {row.id: row for heard in deciding for row in heard.result.requests}
     rows |= {row.id: row for row in routing.rows if row.id not in rows or row.status == "failed"}
+    parts = {} if sent is None else _split(account, exact=exact_of(results[-1]))
     return first.model_copy(
         update={
-            "metrics": told(first, _metrics(account, results, apart=sent is not None))
-            | acceptance_of(deciding, drafts),
+            "metrics": told(first, of_requests(account, results) | parts) | acceptance_of(deciding, drafts),
             "per_step": first_of_each_kind(results),
             "copies": summed(row for result in results for row in result.copies),
             "syncs": summed(row for result in results for row in result.syncs),
@@ -78,14 +78,12 @@ def whole(
     )
 
 
-def _metrics(account: Account, results: Sequence[Result], *, apart: bool) -> Metrics:
-    """Of requests; what is a device's or a loop's is told by each worker."""
-    first = results[-1]
-    exact = exact_of(first)
-    metrics: Metrics = {name: Abstained(abstained=APART) for name in first.metrics if "." not in name}
-    metrics |= request_metrics(account, exact=exact)
-    metrics["peak_kv_tokens"] = fullest(results)
-    return metrics | (_split(account, exact=exact) if apart else {})
+def of_requests(account: Account, results: Sequence[Result]) -> Metrics:
+    """What is a device's or a loop's is told by each worker."""
+    last = results[-1]
+    metrics: Metrics = {name: Abstained(abstained=APART) for name in last.metrics if "." not in name}
+    metrics |= request_metrics(account, exact=exact_of(last))
+    return metrics | {"peak_kv_tokens": fullest(results)}
 
 
 def acceptance_of(deciding: Sequence[Heard], drafts: int) -> Metrics:

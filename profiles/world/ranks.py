@@ -6,16 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, Literal, Protocol, TypeVar
 
 from ...scenarios.failures import rank_names
 from ...sched.link import Link, LinkError
-from ...sched.pipeline.stages import Stage, split_layers
 from ..hardware import LinkName, LinkProfile
-from ..metrics.bubble import NOBODY, StageTime, bubble
-from ..result import Abstained, Hazards, Metric, Outputs, RankPart, Result
+from ..result import Abstained, Hazards, Result
 from ..run import capacity
-from ..run.answers import Metrics, plain
 from ..run.heap import settled_heap
 from ..run.machine import Machine, MachineError
 from ..run.machines import Port, one_thread, open_machine, open_port, open_rank
@@ -35,14 +32,6 @@ class Told(Protocol):
 
     @property
     def result(self) -> Result: ...
-
-
-class RankRun(NamedTuple):
-    """What a pipeline's stage has to tell."""
-
-    result: Result
-    time: StageTime | None
-    end: int  # ns of its own clock
 
 
 T = TypeVar("T", bound=Told)
@@ -65,7 +54,7 @@ def alone(
     resolved: Resolved,
     hazards: bool,
     adversary: int | None,
-    body: Body[RankRun],
+    body: Body[T],
     *,
     keep_trace: Path | None,
 ) -> Result:
@@ -145,92 +134,10 @@ def virtual_world(
         return post.told(assembly.join(resolved, run_ranks(scenario.engine.ranks, rank)))
 
 
-def stages_of(resolved: Resolved) -> Sequence[Stage]:
-    wanted = resolved.scenario.engine.pipeline
-    layers = split_layers(resolved.model.num_layers, wanted.stages)
-    smooth = wanted.smooth_factor if wanted.dynamic_chunks else None
-    return [
-        Stage(index, wanted.stages, share, wanted.async_depth, wanted.skip_chunk_outputs, smooth)
-        for index, share in enumerate(layers)
-    ]
-
-
-def _stage_seat(resolved: Resolved, link: Link) -> Seat:
-    return Seat(link, stages_of(resolved)[link.rank])
-
-
-def together(resolved: Resolved, runs: Sequence[RankRun]) -> Result:  # noqa: ARG001
-    """The first rank's result, where requests come in and go out, and what each rank did."""
-    results = [run.result for run in runs]
-    first, broken = results[0], failure(_ends(runs))
-    return first.model_copy(
-        update={
-            "run": first.run.model_copy(update={"failure": broken}),
-            "metrics": {**first.metrics, "bubble_pct": _bubble(runs)},
-            "ranks": tuple(_part(f"stage {index}", run) for index, run in enumerate(runs)),
-            "outputs": _agreed(results, broken),
-            "hazards": all_hazards(results),
-        }
-    )
-
-
-PIPELINE: Final = Assembly(_stage_seat, together)
-
-
-def _ends(runs: Sequence[RankRun]) -> Sequence[tuple[int, str]]:
-    return [(run.end, run.result.run.failure or "") for run in runs]
-
-
 def failure(ends: Iterable[tuple[int, str]]) -> str | None:
     """What broke the run off, in the order in which ranks came to their ends; of each, when and why."""
     in_order = sorted(ends, key=lambda entry: entry[0])
     return "; ".join(dict.fromkeys(why for _, why in in_order if why)) or None
-
-
-def _part(name: str, run: RankRun) -> RankPart:
-    result = run.result
-    return RankPart(
-        name=name,
-        role="pipeline",
-        per_step=result.per_step,
-        idle=result.idle,
-        metrics={**result.metrics, "bubble_pct": _bubble([run]), **_bubbles(run)},
-    )
-
-
-def _bubble(runs: Sequence[RankRun]) -> Metric | Abstained:
-    for run in runs:
-        busy = run.result.metrics["gpu_busy"]
-        if isinstance(busy, Abstained):
-            return busy
-    return plain("bubble_pct", bubble([run.time for run in runs if run.time is not None]), exact=_exact(runs))
-
-
-def _bubbles(run: RankRun) -> Metrics:
-    """The stage's own bubble by the microbatch that its device waited for."""
-    busy = run.result.metrics["gpu_busy"]
-    if run.time is None or isinstance(busy, Abstained):
-        return {}
-    window = run.time.last - run.time.first
-    return {
-        f"bubble_pct.{'outside' if place == NOBODY else f'mb{place}'}": plain(
-            "bubble_pct", 100 * idle / window, exact=_exact([run])
-        )
-        for place, idle in sorted(run.time.idle.items())
-    }
-
-
-def _exact(runs: Sequence[RankRun]) -> bool:
-    return all(run.result.labels.emulated and run.result.labels.host == "modelled" for run in runs)
-
-
-def _agreed(results: Sequence[Result], broken: str | None) -> Outputs | Abstained:
-    if broken is not None:
-        return Abstained(abstained=f"the run broke off: {broken.partition('; ')[0]}")
-    outputs = [result.outputs for result in results]
-    if any(other != outputs[0] for other in outputs):
-        return Abstained(abstained="the stages took different tokens from the same steps")
-    return outputs[0]
 
 
 def all_hazards(results: Sequence[Result]) -> Hazards | Abstained:

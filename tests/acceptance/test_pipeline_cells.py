@@ -6,7 +6,8 @@ from functools import cache
 
 import pytest
 
-from schedbench.profiles.result import RankPart, Result
+from schedbench.profiles.result import Abstained, Metric, RankPart, Result
+from schedbench.profiles.world.pairs import APART
 from schedbench.sched.relay.states import states
 from tests.acceptance.cells import Copy, copies, steps, waits
 from tests.acceptance.questions import answer
@@ -22,6 +23,9 @@ SCENARIO = (
 READ = Copy("_host_tokens", "schedule", "d2h", "pageable B")
 PROMPT_NOW = Copy("upload_now", "schedule", "h2d", "pinned nb")
 PROMPT_LATE = Copy("resolve_late", "forward", "h2d", "pinned nb")
+
+
+OWN = ("step_ms", "forward_ms", "forward_occupancy", "gpu_busy", "host_stall_us_per_step")
 
 
 @cache
@@ -40,7 +44,7 @@ def test_the_prompt_goes_up_on_every_stage(state: str) -> None:
     """Before #25945 on the schedule stream; from it on, on the forward stream, but for latest, which packs it."""
     late = state == "pr25945"
     counts = copies(run(state), "prefill")
-    prefills = steps(run(state), "prefill")
+    prefills = run(state).steps()["prefill"]
     assert counts.get(PROMPT_LATE, 0) == (prefills if late else 0)
     assert counts.get(PROMPT_NOW, 0) == (0 if late else prefills)
     first, *others = run(state).ranks
@@ -56,7 +60,7 @@ def test_the_prompt_goes_up_on_every_stage(state: str) -> None:
 def test_tokens_come_round_and_are_read_once(state: str, kind: str) -> None:
     """Per step: a blocking read by the schedule, behind a wait for the copy stream, on which nothing went down."""
     result = run(state)
-    count = steps(result, kind)
+    count = result.steps()[kind]
     assert copies(result, kind)[READ] == count
     assert waits(result, kind)["host_waits", "copy", "cudaEventSynchronize"] == count
     for rank in result.ranks:
@@ -96,3 +100,14 @@ def test_a_lone_chunk_sends_no_token_round() -> None:
     sends = [result.ranks[-1].per_step["prefill"].streams["link"]["send"] for result in (plain, skipping)]
     assert [steps(result, "prefill") for result in (plain, skipping)] == [3, 3]
     assert [tally.steps_with for tally in sends] == [3, 1]
+
+
+def test_what_is_a_devices_or_a_loops_is_told_by_each_stage() -> None:
+    result = run("latest")
+    for name in OWN:
+        assert result.metrics[name] == Abstained(abstained=APART)
+        assert all(isinstance(rank.metrics[name], Metric) for rank in result.ranks)
+    assert result.idle == Abstained(abstained=APART)
+    assert all(
+        isinstance(result.metrics[name], Metric) for name in ("ttft_ms", "bubble_pct", "peak_kv_tokens")
+    )

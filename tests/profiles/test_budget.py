@@ -69,15 +69,16 @@ def test_a_budget_for_a_kind_without_steps_is_untested(result):
     assert untested(budget, result) == ["verify"]
 
 
-def test_of_several_workers_each_keeps_the_budget(result):
+@pytest.mark.parametrize("role", ["decode", "pipeline"])
+def test_of_several_ranks_each_keeps_the_budget(result, role):
     first, other = result.per_step, deepcopy(result.per_step)
     other["decode"].streams["schedule"]["h2d"] = (
         other["decode"].streams["schedule"]["h2d"].model_copy(update={"max": 9})
     )
     abstained = {"value": None, "abstained": "told by nobody"}
     ranks = tuple(
-        RankPart(name=name, role="decode", per_step=per_step, idle=abstained, metrics={})
-        for name, per_step in (("decode 0", first), ("decode 1", other))
+        RankPart(name=f"{role} {index}", role=role, per_step=per_step, idle=abstained, metrics={})
+        for index, per_step in enumerate((first, other))
     )
     (breach,) = breaches({"decode": {"schedule": {"h2d": 4}}}, result.model_copy(update={"ranks": ranks}))
     assert (breach.seen, breach.steps_with) == (9, 120)

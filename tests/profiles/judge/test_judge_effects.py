@@ -52,14 +52,14 @@ def test_lines_are_matched_by_statement_and_told_per_step(result):
     assert second.site.line == 99
 
 
-@pytest.mark.parametrize(("role", "per_step"), [("decode", 0.5), ("pipeline", 1.0)])
-def test_lines_are_per_step_of_all_workers_but_of_one_stage(result, role, per_step):
+@pytest.mark.parametrize("role", ["decode", "pipeline"])
+def test_lines_are_per_step_of_all_ranks(result, role):
     abstained = {"value": None, "abstained": "told by nobody"}
     rank = {"role": role, "per_step": {"decode": kind()}, "idle": abstained, "metrics": {}}
     ranks = [rank | {"name": f"{role} {index}"} for index in (0, 1)]
     told = result({"per_step": {"decode": kind()}, "copies": [], "syncs": [sync()], "ranks": ranks})
     (line,) = lines([told], [told])
-    assert line.a == per_step
+    assert line.a == 0.5
 
 
 def test_what_belongs_to_no_step_is_left_out(result):
