@@ -2,39 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
+from typing import Final
 
 from . import failures
-from .combinations import Finding
+from .combinations import Finding, among
+from .problems import KeyPath
 from .schema import Disaggregation, Pipeline, Relay, Scenario, SimulatedAcceptance, Speculative
-from .workload_schema import Abort, Distribution, Fixed, Grammar, Recorded, Workload
+from .workload_schema import Distribution, Fixed, Recorded, Workload
 
 
-def findings(scenario: Scenario) -> Iterator[Finding]:
-    """The key to blame, and why; nothing for a sound scenario."""
+def findings(scenario: Scenario, *, broken: Collection[KeyPath] = ()) -> Iterator[Finding]:
+    """The key to blame, and why; nothing for a sound scenario, nor what follows from keys that are ``broken`` and were
+    left out."""
+    for check, deciding in _CHECKS:
+        if not any(among(key, broken) for key in deciding):
+            yield from check(scenario)
+
+
+def _model(scenario: Scenario) -> Iterator[Finding]:
     if (scenario.model.preset is None) == (scenario.model.path is None):
         yield ("model",), "expected preset or path, and not both"
+
+
+def _relays(scenario: Scenario) -> Iterator[Finding]:
     if scenario.engine.relays and scenario.engine.relay != Relay():
         yield ("engine", "relays"), "expected relay or relays, and not both"
-    yield from _length("prompt_tokens", scenario.workload.prompt_tokens)
-    yield from _length("output_tokens", scenario.workload.output_tokens)
-    yield from _speculative(scenario)
-    if scenario.engine.pipeline.stages == 1:
+
+
+def _pipeline(scenario: Scenario) -> Iterator[Finding]:
+    wanted, key = scenario.engine.pipeline, ("engine", "pipeline")
+    if wanted.stages == 1:
         for name in ("async_depth", "skip_chunk_outputs", "dynamic_chunks"):
-            if getattr(scenario.engine.pipeline, name):
-                yield ("engine", "pipeline", name), "means something only with several stages"
-    if not scenario.engine.pipeline.dynamic_chunks and "smooth_factor" in _changed(scenario.engine.pipeline):
-        yield ("engine", "pipeline", "smooth_factor"), "means something only with dynamic_chunks"
+            if getattr(wanted, name):
+                yield (*key, name), "means something only with several stages"
+    if not wanted.dynamic_chunks and "smooth_factor" in _changed(wanted):
+        yield (*key, "smooth_factor"), "means something only with dynamic_chunks"
+
+
+def _data_parallel(scenario: Scenario) -> Iterator[Finding]:
     if scenario.engine.data_parallel.ranks == 1 and scenario.engine.data_parallel.mlp == "shared":
         yield ("engine", "data_parallel", "mlp"), "means something only with several ranks"
+
+
+def _disaggregation(scenario: Scenario) -> Iterator[Finding]:
     pair = scenario.engine.disaggregation
     if pair.mode == "none":
         for name in _changed(pair):
             yield ("engine", "disaggregation", name), "means something only with mode pair"
-    yield from _grammar(scenario.workload.sampling.grammar)
-    yield from _abort(scenario.workload.abort)
-    yield from failures.findings(scenario)
-    yield from _drawn(scenario.workload) if scenario.workload.trace is None else _replayed(scenario.workload)
+
+
+def _workload(scenario: Scenario) -> Iterator[Finding]:
+    workload = scenario.workload
+    yield from _drawn(workload) if workload.trace is None else _replayed(workload)
 
 
 def _drawn(workload: Workload) -> Iterator[Finding]:
@@ -56,6 +76,11 @@ def _replayed(workload: Workload) -> Iterator[Finding]:
     for key in ("prompt_tokens", "output_tokens", "shared_prefix"):
         if getattr(workload, key) is not None:
             yield ("workload", key), "cannot be combined with a trace, which has its own"
+
+
+def _lengths(scenario: Scenario) -> Iterator[Finding]:
+    yield from _length("prompt_tokens", scenario.workload.prompt_tokens)
+    yield from _length("output_tokens", scenario.workload.output_tokens)
 
 
 def _length(key: str, length: Distribution | None) -> Iterator[Finding]:
@@ -92,11 +117,33 @@ def _changed(section: Speculative | Pipeline | Disaggregation) -> list[str]:
     return [name for name in type(section).model_fields if getattr(section, name) != getattr(default, name)]
 
 
-def _grammar(grammar: Grammar | None) -> Iterator[Finding]:
+def _grammar(scenario: Scenario) -> Iterator[Finding]:
+    grammar = scenario.workload.sampling.grammar
     if grammar is not None and (grammar.regex is None) == (not grammar.choice):
         yield ("workload", "sampling", "grammar"), "expected regex or choice, and not both"
 
 
-def _abort(abort: Abort | None) -> Iterator[Finding]:
+def _abort(scenario: Scenario) -> Iterator[Finding]:
+    abort = scenario.workload.abort
     if abort is not None and (abort.fraction > 0) == bool(abort.requests):
         yield ("workload", "abort"), "expected fraction or requests, and not both"
+
+
+_PIPELINE: Final = ("engine", "pipeline")
+_DATA_PARALLEL: Final = ("engine", "data_parallel")
+_DISAGGREGATION: Final = ("engine", "disaggregation")
+
+# Each with what decides the meaning of the keys that it is about; in a section an unknown key may be the one that does.
+_CHECKS: Final[tuple[tuple[Callable[[Scenario], Iterator[Finding]], tuple[KeyPath, ...]], ...]] = (
+    (_model, ()),
+    (_relays, ()),
+    (_lengths, ()),
+    (_speculative, (("engine", "speculative"),)),
+    (_pipeline, (_PIPELINE,)),
+    (_data_parallel, (_DATA_PARALLEL,)),
+    (_disaggregation, (_DISAGGREGATION,)),
+    (_grammar, ()),
+    (_abort, ()),
+    (failures.findings, (_PIPELINE, _DATA_PARALLEL, _DISAGGREGATION, ("engine", "replicas"))),
+    (_workload, (("workload", "trace"),)),
+)

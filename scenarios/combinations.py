@@ -180,8 +180,8 @@ def findings(
     asked for by an ``overridden`` key; nothing is said of modes whose keys are ``broken`` and were left out."""
     for rule in _broken(scenario, rules):
         first, second = MODES[rule.first].key, MODES[rule.second].key
-        if not _among(first, broken) and not _among(second, broken):
-            late = _among(second, overridden) and not _among(first, overridden)
+        if not among(first, broken) and not among(second, broken):
+            late = among(second, overridden) and not among(first, overridden)
             yield second if late else first, _refusal(rule)
 
 
@@ -214,7 +214,7 @@ def _broken(scenario: Scenario, rules: tuple[Rule, ...]) -> Iterator[Rule]:
             yield rule
 
 
-def _among(key: KeyPath, paths: Collection[KeyPath]) -> bool:
+def among(key: KeyPath, paths: Collection[KeyPath]) -> bool:
     """Whether one of them is the key, its section, or something within it."""
     return any(key[: len(path)] == path[: len(key)] for path in paths)
 

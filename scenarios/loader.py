@@ -78,8 +78,9 @@ def _scenario(data: Value, source: Source) -> tuple[Scenario | None, dict[KeyPat
 def _judged(scenario: Scenario | None, source: Source, *, broken: Sequence[KeyPath]) -> list[Problem]:
     if scenario is None:
         return []
+    checked = checks.findings(scenario, broken=broken)
     combined = combinations.findings(scenario, broken=broken, overridden=source.overridden)
-    return [source.problem(path, text) for path, text in (*checks.findings(scenario), *combined)]
+    return [source.problem(path, text) for path, text in (*checked, *combined)]
 
 
 def _apply(document: Document, overrides: Sequence[str]) -> Iterator[KeyPath]:

@@ -225,6 +225,35 @@ def test_a_worker_that_does_not_exist_is_one_error() -> None:
     ]
 
 
+MANY = "engine.pipeline.async_depth=2"
+DIES = "faults=[{rank: stage 1, dies: forward}]"
+
+
+@pytest.mark.parametrize(
+    ("name", "broken", "message", "follows"),
+    [
+        ("disagg", "engine.disaggregation.mode=pear", "expected none or pair", ()),
+        ("spec_v1", "engine.speculative.algorithm=egle", "expected none or eagle", ()),
+        ("dp_idle", "engine.data_parallel.ranks=two", "expected an integer", ()),
+        ("pp2", "engine.pipeline.stages=two", "expected an integer", (MANY, DIES)),
+        ("mixed", "workload.trace=5", "expected a text", ("workload.format=jsonl",)),
+    ],
+)
+def test_what_follows_from_a_broken_key_is_not_told(
+    name: str, broken: str, message: str, follows: tuple[str, ...]
+) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        load(name, [*follows, broken])
+    key, _, value = broken.partition("=")
+    [problem] = map(str, caught.value.problems)
+    assert problem.startswith(f"--set: {key}: {message}, got ") and value in problem
+
+
+def test_what_an_unknown_key_may_have_decided_is_not_told() -> None:
+    text = SOUND.replace("engine:", "engine:\n  disaggregation: {mod: pair, prefill: 2}")
+    assert problems(text) == ["f:4: engine.disaggregation.mod: unknown key, did you mean 'mode'?"]
+
+
 @pytest.mark.parametrize(
     ("name", "override"),
     [
