@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +26,8 @@ Output = Annotated[
 def trace(source: Source, output: Output = None, meaning: Meaning = None, nsys: Tool = None) -> None:
     """Write a timeline as Chrome's JSON: host ranges and calls, streams, copy engines, waits. ui.perfetto.dev opens it.
 
-    Exit codes: 0 done; 2 nothing to draw; 3 a file that cannot be written, or no nsys to export with.
+    Exit codes: 0 done; 2 nothing to draw, or a run without a result; 3 a file that cannot be written, or no nsys to
+    export with.
     """
     from ..profiles.perfetto import draw
 
@@ -40,25 +42,33 @@ def trace(source: Source, output: Output = None, meaning: Meaning = None, nsys: 
 def _found(source: Path, meaning: str | None, nsys: str | None) -> dict[str, Recorded]:
     """Of a run what was recorded beside its result, rank by rank; else what the capture says."""
     from ..profiles.captures.files import Reader
-    from ..profiles.recording import FILE, read_ranks, read_recording
+    from ..profiles.recording import FILE, is_recording, read_ranks, read_recording
 
-    folder = source if source.is_dir() else source.parent
     if source.is_dir() or source.name == "result.json":
+        folder = source if source.is_dir() else source.parent
         found = read_ranks(folder)
         if not found:
             raise UsageError(f"{source}: no {FILE} beside it; `run --output-dir` keeps one")
-        names = _ranks_of(folder / "result.json")
-        return {names.get(rank, f"rank {rank}"): timeline for rank, timeline in found.items()}
-    if source.name.endswith(FILE):
+        return _named(found, folder)
+    if is_recording(source.name):
         return {"": read_recording(source)}
     return {"": Reader(meaning, nsys).timeline(source)}
 
 
-def _ranks_of(result: Path) -> dict[int, str]:
-    """What the result calls its ranks, if it is there."""
+def _named(found: Mapping[int, Recorded], folder: Path) -> dict[str, Recorded]:
+    """Every rank's by what the result calls it, which a run has once it is over."""
+    from ..profiles.recording import file_of
     from ..profiles.result import read
 
-    return {rank: part.name for rank, part in enumerate(read(result).ranks)} if result.is_file() else {}
+    if not (folder / "result.json").is_file():
+        kept = ", ".join(str(folder / file_of(rank)) for rank in found)
+        raise UsageError(
+            f"{folder}: no result.json: the run is not over, or broke off; what it kept can be drawn alone: {kept}"
+        )
+    names = {rank: part.name for rank, part in enumerate(read(folder / "result.json").ranks)}
+    for rank in names.keys() - found.keys():
+        typer.echo(f"no {file_of(rank)}: nothing of {names[rank]} is drawn", err=True)
+    return {names.get(rank, f"rank {rank}"): timeline for rank, timeline in found.items()}
 
 
 def _beside(source: Path) -> Path:

@@ -7,6 +7,7 @@ their small numbers. A long run's file ends early and says so.
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -23,6 +24,7 @@ from .timeline import Names, Site, Window
 
 FILE: Final = "timeline.jsonl.gz"
 _OF_RANK: Final = "timeline.{}.jsonl.gz"
+_NAMED: Final = re.compile(r"timeline(\.\d+)?\.jsonl\.gz$")
 MOST: Final = 2_000_000  # records; a hundred megabytes or so of a picture
 MAX_LINE: Final = 2**28
 MANY_RANKS: Final = 256
@@ -109,6 +111,11 @@ class Recorded:
 def file_of(rank: int) -> str:
     """The name of a rank's file; of one alone it is the first one's."""
     return _OF_RANK.format(rank) if rank else FILE
+
+
+def is_recording(name: str) -> bool:
+    """Whether a file that is called so is one rank's."""
+    return _NAMED.search(name) is not None
 
 
 def read_ranks(folder: Path) -> dict[int, Recorded]:

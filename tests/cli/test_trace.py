@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from schedbench.cli.app import app
 from schedbench.cli.errors import UsageError
 from schedbench.profiles.perfetto import ENDING, HOST, STREAMS, events
-from schedbench.profiles.recording import FILE, Recording, read_recording
+from schedbench.profiles.recording import FILE, Recording, file_of, read_recording
 from schedbench.profiles.result import Result, ResultError
 from schedbench.profiles.timeline import Site, Window
 from tests.profiles.captures.exports import Export, sglang_loop
@@ -117,6 +117,35 @@ def test_what_keeps_no_timeline_is_told(folder, tmp_path):
     for source, error in ((tmp_path, UsageError), ("result.json", UsageError), ("other.json", ResultError)):
         done = CliRunner().invoke(app, ["trace", str(tmp_path / source)])
         assert isinstance(done.exception, error) and "output-dir" in str(done.exception)
+
+
+@pytest.fixture
+def ranks(folder, tmp_path) -> Path:
+    """A folder with the timelines of ranks 0 and 2, and what a result of three says of each."""
+    for rank in (0, 2):
+        (tmp_path / file_of(rank)).write_bytes((folder / FILE).read_bytes())
+    document = json.loads((folder / "result.json").read_text())
+    told = {"role": "pipeline", "metrics": {}, "idle": document["idle"], "per_step": document["per_step"]}
+    document["ranks"] = [told | {"name": f"stage {rank}"} for rank in range(3)]
+    (tmp_path / "result.json").write_text(json.dumps(document))
+    return tmp_path
+
+
+def test_a_run_that_broke_off_is_told_from_one_that_is_over(ranks):
+    """Its processes died: those that were left kept what they had, and nobody had a result."""
+    (ranks / "result.json").unlink()
+    done = CliRunner().invoke(app, ["trace", str(ranks)])
+    assert isinstance(done.exception, UsageError)
+    for word in ("no result.json", str(ranks / FILE), str(ranks / file_of(2))):
+        assert word in str(done.exception)
+    assert not (ranks / ENDING).exists()
+    assert traced(ranks / file_of(2)) == traced(ranks / FILE)
+
+
+def test_a_rank_without_a_timeline_is_named(ranks):
+    done = CliRunner().invoke(app, ["trace", str(ranks)])
+    assert done.exit_code == 0
+    assert "nothing of stage 1 is drawn" in done.stderr
 
 
 @pytest.fixture

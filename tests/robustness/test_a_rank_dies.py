@@ -106,12 +106,14 @@ def test_the_others_stop_and_say_who_is_gone(
     ],
 )
 def test_it_kills_itself_at_an_exact_place(
-    scenario: str, setting: str, names: tuple[str, ...], victim: str, phase: str, nth: int
+    tmp_path: Path, scenario: str, setting: str, names: tuple[str, ...], victim: str, phase: str, nth: int
 ) -> None:
     script = f"faults=[{{rank: {victim}, dies: {{phase: {phase}, nth: {nth}}}}}]"
     settings = (setting, script, "workload.requests=4000", "measure.warmup_requests=0")
     overrides = [word for each in settings for word in ("--set", each)]
-    done = schedbench("run", scenario, "--world", "distributed", *overrides)
+    done = schedbench("run", scenario, "--world", "distributed", "--output-dir", tmp_path, *overrides)
     assert done.returncode == 4, done.stderr
     assert "is gone" in done.stderr
     assert f"rank {names.index(victim) + 1} ({victim}) ended with SIGKILL" in done.stderr
+    drawn = schedbench("trace", tmp_path)  # what the others kept is no run
+    assert (drawn.returncode, drawn.stdout) == (2, ""), drawn.stderr
