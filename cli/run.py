@@ -25,6 +25,8 @@ Format = Literal["table", "json", "md", "csv", "html"]
 Switch = Literal["on", "off"]
 World = Literal["virtual", "distributed"]
 
+_SEVERAL = "see engine.pipeline, engine.disaggregation, engine.data_parallel, engine.replicas"
+
 
 def run(
     scenario: Annotated[str, typer.Argument(help="A scenario file, or the name of a shipped one.")],
@@ -68,6 +70,8 @@ def run(
     terminated, what there is was kept.
     """
     question = asked(scenario, overrides or [], relay=relay, expect=expect or [], faults=fault or [])
+    if world == "distributed" and question.scenario.engine.ranks == 1:
+        raise UsageError(f"--world: distributed takes several ranks, and the scenario has one: {_SEVERAL}")
     options = _options(device, hazards, adversarial, world, save_tokens=save_tokens)
     folder(output_dir)
     try:

@@ -72,6 +72,10 @@ ONE_MISTAKE = {
         ["--set", "faults=[{rank: stage 0, dies: forward}]"],
         "faults: ranks and links break where there are several",
     ),
+    "one rank": (
+        ["--world", "distributed"],
+        "distributed takes several ranks, and the scenario has one: see engine.",
+    ),
     "host": (["--set", "device.host=guessed"], "device.host: expected modelled or measured, got 'guessed'"),
     "budget": (BUDGET, "expect.decode.steady.schedul: unknown key, did you mean 'schedule'?"),
     "missing trace": (
