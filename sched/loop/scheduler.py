@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from ..admission.budget import Limits, PrefillBudget, PrefillPlan, Verdict, future_growth
 from ..admission.growth import next_step_tokens
 from ..admission.policy import WaitingOrder
-from ..admission.retraction import NewTokenRatio, retraction_order
-from ..batch import ForwardMode, ScheduleBatch, StepResult
-from ..memory.allocation import evict_from_tree_cache
-from ..memory.release import release_kv_cache
-from ..model.grammar import GrammarError
-from ..observe import StepInfo, StepKind
+from ..admission.refusal import refusal, start_grammar
+from ..admission.retraction import NewTokenRatio
+from ..admission.rounds import begin_round, continue_round
+from ..batch import ScheduleBatch, StepResult
 from ..pipeline.chunking import ChunkSizes
 from ..request import Request, Status
-from ..speculate.steps import FIRST, STRIDE, draft_step, extend_step
+from ..speculate.steps import FIRST, STRIDE
 from .engine import Engine
 from .prepare import (
     filter_rows,
@@ -26,15 +25,10 @@ from .prepare import (
     rejoin,
     sampling_of,
 )
+from .retract import decode_fits, retract
 from .settle import close, drop, finish, settle
 from .settle_drafts import settle_verify
-
-_KINDS: dict[ForwardMode, StepKind] = {
-    ForwardMode.EXTEND: "prefill",
-    ForwardMode.MIXED: "mixed",
-    ForwardMode.DECODE: "decode",
-    ForwardMode.IDLE: "idle",
-}
+from .step_infos import step_infos
 
 
 class Scheduler:
@@ -60,9 +54,8 @@ class Scheduler:
         self.next_step = 0 if config.speculative is None else FIRST
         self._chunk_launched = False
         self._ratio = NewTokenRatio(config.schedule_conservativeness)
-        self._order = WaitingOrder(
-            config.policy, seed=config.seed, match=self._init_round if config.radix_cache else None
-        )
+        match = partial(begin_round, cache=engine.cache) if config.radix_cache else None
+        self._order = WaitingOrder(config.policy, seed=config.seed, match=match)
 
     # ---- receive -------------------------------------------------------------------------------------------
 
@@ -100,43 +93,18 @@ class Scheduler:
         """Whether ``req``, which has just arrived, may wait for its turn; it has ended otherwise."""
         if req.status.terminal:  # aborted before it arrived
             return False
-        reason = self._refusal(req)
+        engine = self.engine
+        reason = refusal(req, engine.config, engine.tier.size) or start_grammar(req, engine.grammars)
         if reason:
-            close(self.engine, req, Status.REFUSED, reason)
+            close(engine, req, Status.REFUSED, reason)
         elif req.to_finish:
-            close(self.engine, req, Status.ABORTED, req.to_finish)
+            close(engine, req, Status.ABORTED, req.to_finish)
         return not req.status.terminal
 
     def enqueue(self, req: Request) -> None:
         """Let ``req`` wait for its prefill: another worker has accepted it."""
-        self._compile_grammar(req)
+        start_grammar(req, self.engine.grammars)
         self.waiting_queue.append(req)
-
-    def _refusal(self, req: Request) -> str:
-        config = self.engine.config
-        prompt, output = len(req.origin_input_ids), req.sampling.max_new_tokens
-        spec, pool = config.speculative, self.engine.tier.size
-        drafts = 0 if spec is None else spec.overhang
-        what = f"{prompt} prompt + {output} new tokens" + (f" + {drafts} for drafts" if drafts else "")
-        if prompt == 0:
-            return "empty prompt"
-        if prompt + output + drafts > config.context_len:
-            return f"{what} exceed the context length of {config.context_len}"
-        if prompt + output + drafts + config.page_size >= pool:
-            return f"{what} exceed the KV pool of {pool} tokens"
-        outside = [token for token in req.sampling.stop_token_ids if not 0 <= token < config.vocab_size]
-        if outside:
-            return f"stop token {outside[0]} is not in the vocabulary of {config.vocab_size}"
-        return self._compile_grammar(req)
-
-    def _compile_grammar(self, req: Request) -> str:
-        if req.sampling.grammar is None:
-            return ""
-        try:
-            req.grammar = self.engine.grammars.start(req.sampling.grammar)
-        except GrammarError as error:
-            return str(error)
-        return ""
 
     # ---- plan ----------------------------------------------------------------------------------------------
 
@@ -232,7 +200,7 @@ class Scheduler:
             future_growth(self.running_batch.reqs, self._ratio.value),
         )
         if self.chunked_req is not None:
-            self._continue_round(self.chunked_req)
+            continue_round(self.chunked_req)
             budget.continue_chunked(self.chunked_req)
             if budget.out_of_kv:
                 return budget.plan()
@@ -242,7 +210,7 @@ class Scheduler:
                 self.running_batch.batch_is_full = True
                 break
             if not matched:
-                self._init_round(req)
+                begin_round(req, self.engine.cache)
             if budget.try_add(req) is not Verdict.CONTINUE:
                 break
         return budget.plan()
@@ -288,7 +256,7 @@ class Scheduler:
             if batch.is_empty:
                 batch.batch_is_full = False
                 return None
-            if self._decode_fits(batch.reqs):
+            if decode_fits(engine, batch.reqs):
                 self._ratio.decay()
             else:
                 self._retract(batch)
@@ -299,54 +267,12 @@ class Scheduler:
             prepare_for_decode(engine, batch, self.next_step)
         return batch
 
-    # ---- retraction ----------------------------------------------------------------------------------------
-
-    def _decode_fits(self, reqs: Sequence[Request]) -> bool:
-        engine = self.engine
-        needed = next_step_tokens(reqs, engine.config)
-        evict_from_tree_cache(engine.cache, needed)
-        return engine.allocator.available_size() >= needed and engine.tier.fits(reqs)
-
     def _retract(self, batch: ScheduleBatch) -> None:
-        """Take KV back from requests, the least advanced first, until the rest can decode one more token.
-
-        The prompt under way, and those on their way to decoding, go before the last decoding request: that one could
-        otherwise never go on.
-        """
-        speculates = self.engine.config.speculative is not None  # then simply from the back, as upstream does
-        kept = list(range(batch.batch_size)) if speculates else retraction_order(batch.reqs)
-        victims: list[Request] = []
-        # Other microbatches may hold what the last request needs.
-        while len(kept) > (self.engine.stage is None):
-            victims.append(self._release_for_retraction(batch.reqs[kept.pop()]))
-            if self._decode_fits([batch.reqs[i] for i in kept]):
-                break
-        filter_rows(self.engine, batch, keep=sorted(kept))
-        # A pipeline may still have a chunk of it under way.
-        fixed = self.engine.stage is not None
-        if self.chunked_req is not None and not fixed and not self._decode_fits(batch.reqs):
-            victims.append(self._release_for_retraction(self.chunked_req))
+        """Take KV back from requests until the rest of ``batch`` can decode; they wait again."""
+        victims = retract(self.engine, batch, self.chunked_req)
+        if any(victim is self.chunked_req for victim in victims):
             self.chunked_req = None
-        for req in reversed(self.engine.tier.absent):
-            if self._decode_fits(batch.reqs):
-                break
-            victims.append(self._release_for_retraction(req))
         self._ratio.after_retraction(batch.reqs)
-        self._requeue(victims)
-
-    def _release_for_retraction(self, req: Request) -> Request:
-        self.engine.tier.release(req)
-        if self.engine.inbox is not None and not req.to_finish:
-            self.engine.inbox.park(req)
-        speculative = self.engine.config.speculative is not None
-        release_kv_cache(req, self.engine.cache, is_insert=False, speculative=speculative)
-        req.status = Status.WAITING
-        req.retraction_count += 1
-        req.inflight_middle_chunks = 0
-        self.engine.observer.retracted(req)
-        return req
-
-    def _requeue(self, victims: Iterable[Request]) -> None:
         for req in victims:
             if req.to_finish:
                 close(self.engine, req, Status.ABORTED, req.to_finish)
@@ -362,7 +288,7 @@ class Scheduler:
         those ``held`` elsewhere, too, once the device is done with what is theirs."""
         self.engine.streams.module.synchronize()
         for batch in launched:
-            for info in self._infos(batch, steady=False):
+            for info in step_infos(batch, self.engine.config.speculative, steady=False):
                 self.engine.observer.settled(info)
         batches = [self.running_batch, *self.parked, *([self.last_batch] if self.last_batch else ())]
         under_way = [*([self.chunked_req] if self.chunked_req else ()), *self.engine.tier.absent, *held]
@@ -381,7 +307,7 @@ class Scheduler:
         record = batch.copy()
         record.penalised = sampling_of(batch).penalised
         batch.rows_changed = False
-        for info in self._infos(record, steady=False):
+        for info in step_infos(record, self.engine.config.speculative, steady=False):
             self.engine.observer.launched(info)
         return record
 
@@ -390,7 +316,7 @@ class Scheduler:
             verified = self.engine.config.speculative is not None and batch.forward_mode.is_decode
             quiet = (settle_verify if verified else settle)(self.engine, batch, result)
         steady = quiet and not batch.rows_changed and not batch.penalised
-        for info in self._infos(batch, steady=steady):
+        for info in step_infos(batch, self.engine.config.speculative, steady=steady):
             self.engine.observer.settled(info)
 
     def rest(self) -> bool:
@@ -406,22 +332,6 @@ class Scheduler:
             return False
         self.engine.clock.sleep_until(at)
         return True
-
-    def _infos(self, batch: ScheduleBatch, *, steady: bool) -> Sequence[StepInfo]:
-        """The batch as one step, or under speculation as several, in the order of their forwards."""
-        spec, size, tokens = self.engine.config.speculative, batch.batch_size, batch.num_tokens
-        if spec is None or batch.forward_mode.is_idle:
-            return [StepInfo(batch.step, _KINDS[batch.forward_mode], size, tokens, steady)]
-        extend = extend_step(batch.step)
-        if batch.forward_mode.is_extend:
-            prompt = StepInfo(batch.step, "prefill", size, tokens, steady)
-            return [prompt, StepInfo(extend, "draft_extend", size, tokens, steady)]
-        tokens = size * spec.draft_tokens
-        return [
-            StepInfo(draft_step(batch.step), "draft", size, size, steady),
-            StepInfo(batch.step, "verify", size, tokens, steady),
-            StepInfo(extend, "draft_extend", size, tokens, steady),
-        ]
 
     # ---- helpers -------------------------------------------------------------------------------------------
 
@@ -452,21 +362,6 @@ class Scheduler:
         if sizes is None or req is None or req.prefix_indices is None:
             return self.engine.config.chunked_prefill_size
         return sizes.behind(req.prefix_indices.shape[0])
-
-    def _init_round(self, req: Request) -> int:
-        """Match the prefix of a waiting request; at least one token is always computed. Returns the match."""
-        match = self.engine.cache.match_prefix(req.tokens(0, req.seqlen - 1))
-        req.prefix_indices = match.device_indices
-        req.last_node = match.last_node
-        req.cache_protected_len = match.matched
-        req.fill_len = req.seqlen
-        req.extend_input_len = req.fill_len - match.matched
-        return match.matched
-
-    def _continue_round(self, req: Request) -> None:
-        assert req.prefix_indices is not None
-        req.fill_len = req.seqlen
-        req.extend_input_len = req.fill_len - req.prefix_indices.shape[0]
 
     def _used_tokens(self) -> int:
         allocator, cache = self.engine.allocator, self.engine.cache
