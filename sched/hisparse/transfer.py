@@ -6,8 +6,9 @@ from typing import Protocol
 
 import torch
 
-from ..kernels.arrival import land_on_host, preload
-from ..kernels.swap import SwapPlan, back_up, swap_in
+from ..kernels.arrival import land_on_host
+from ..kernels.backup import back_up, preload
+from ..kernels.swap import SwapPlan, swap_in
 from ..memory.kv import KVPool
 from .pools import HostPool
 

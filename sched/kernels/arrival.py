@@ -1,4 +1,4 @@
-"""KV of another worker on its way into the host's memory, and the part of it that goes on to the device at once."""
+"""KV of another worker on its way into the host's memory, and the hot buffer of whoever it belongs to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 
 from .declare import declared, nbytes, reads
 from .registry import Access, Work
-from .swap import token_bytes
 
 NOWHERE = (1 << 31) - 1  # a position that no request has
 
@@ -36,45 +35,6 @@ def land_on_host(host: torch.Tensor, host_slots: torch.Tensor, kv: torch.Tensor)
     """``kv`` [layers, 2, n, kv_heads, d] of the device to ``host_slots`` [n] int64 of pinned memory, which is
     [host slots, layers, 2, kv_heads, d]."""
     host.index_copy_(0, host_slots.to(host.device), kv.permute(2, 0, 1, 3, 4).to(host.device))
-
-
-class _Preload(NamedTuple):
-    k_cache: Sequence[torch.Tensor]
-    v_cache: Sequence[torch.Tensor]
-    host: torch.Tensor
-    slots: torch.Tensor
-    host_slots: torch.Tensor
-
-    def meta(self) -> None:
-        """Nothing is returned."""
-
-    def cost(self) -> Work:
-        moved = self.slots.shape[0] * token_bytes(self.k_cache[0]) * len(self.k_cache)
-        return Work(nbytes(self.slots, self.host_slots) + moved, host_bytes=moved, beside=True)
-
-    def footprint(self) -> tuple[Access, ...]:
-        caches = (Access(c, write=True, rows=self.slots) for c in (*self.k_cache, *self.v_cache))
-        read = Access(self.host, write=False, rows=self.host_slots)
-        return (*reads(self.slots, self.host_slots), read, *caches)
-
-
-@declared(
-    "preload(Tensor(a!)[] k_cache, Tensor(b!)[] v_cache, Tensor host, Tensor slots, Tensor host_slots) -> ()",
-    _Preload,
-)
-def preload(
-    k_cache: Sequence[torch.Tensor],
-    v_cache: Sequence[torch.Tensor],
-    host: torch.Tensor,
-    slots: torch.Tensor,
-    host_slots: torch.Tensor,
-) -> None:
-    """All layers of ``host_slots`` [n] int64 of pinned memory to device ``slots`` [n] int64. Shapes as in
-    ``back_up``."""
-    kv = host[host_slots.to(host.device)].to(k_cache[0].device)
-    for layer, caches in enumerate(zip(k_cache, v_cache, strict=True)):
-        for part, cache in enumerate(caches):
-            cache.index_copy_(0, slots, kv[:, layer, part])
 
 
 class _EmptyBuffer(NamedTuple):

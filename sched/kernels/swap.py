@@ -10,7 +10,6 @@ A short one, of at most B tokens, has token p in slot p.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -221,49 +220,3 @@ def swap_in(
     slots = targets.flatten().to(torch.int64)
     k_cache.index_copy_(0, slots, kv[:, 0])
     v_cache.index_copy_(0, slots, kv[:, 1])
-
-
-class _BackUp(NamedTuple):
-    k_cache: Sequence[torch.Tensor]
-    v_cache: Sequence[torch.Tensor]
-    host: torch.Tensor
-    slots: torch.Tensor
-    host_slots: torch.Tensor
-
-    def meta(self) -> None:
-        """Nothing is returned."""
-
-    def cost(self) -> Work:
-        moved = int((self.slots > ABSENT).sum()) * token_bytes(self.k_cache[0]) * len(self.k_cache)
-        return Work(nbytes(self.slots, self.host_slots) + moved, host_bytes=moved, beside=True)
-
-    def footprint(self) -> tuple[Access, ...]:
-        kept = self.slots > ABSENT
-        caches = (Access(c, write=False, rows=self.slots[kept]) for c in (*self.k_cache, *self.v_cache))
-        written = Access(self.host, write=True, rows=self.host_slots[kept])
-        return (*reads(self.slots, self.host_slots), *caches, written)
-
-
-@declared(
-    "back_up(Tensor[] k_cache, Tensor[] v_cache, Tensor(a!) host, Tensor slots, Tensor host_slots) -> ()",
-    _BackUp,
-    fixed_cost=False,
-    triton="swap",
-)
-def back_up(
-    k_cache: Sequence[torch.Tensor],
-    v_cache: Sequence[torch.Tensor],
-    host: torch.Tensor,
-    slots: torch.Tensor,
-    host_slots: torch.Tensor,
-) -> None:
-    """Copies the KV of all layers from device ``slots`` [n] int64 to ``host_slots`` [n] int64 of pinned memory.
-
-    Caches are one [slots, kv_heads, d] per layer, ``host`` is [host slots, layers, 2, kv_heads, d]. A slot that is
-    ABSENT is left out: what it holds goes to the host's padding.
-    """
-    source = slots.clamp(min=0)
-    target = host_slots.where(slots > ABSENT, PADDING).to(host.device)
-    for layer, caches in enumerate(zip(k_cache, v_cache, strict=True)):
-        for part, cache in enumerate(caches):
-            host[:, layer, part].index_copy_(0, target, cache.index_select(0, source).to(host.device))
