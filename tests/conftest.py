@@ -1,12 +1,36 @@
-"""Tests' tensors are small: a second thread would only be in the way."""
+"""Tests that need what is not here are left out. Tests' tensors are small: a second thread would only be in the way."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 
 import pytest
 import torch
+
+# Of a marker: what its tests need, and whether that is here.
+NEEDS: Mapping[str, tuple[str, Callable[[], bool]]] = {
+    "cuda": ("a CUDA device", torch.cuda.is_available),
+    "nixl": ("NIXL", lambda: find_spec("nixl") is not None),
+}
+AWAY = pytest.StashKey[dict[str, int]]()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests that need what is not here are deselected, and the report says so."""
+    config.stash[AWAY] = {}
+    for marker, (what, is_here) in NEEDS.items():
+        away = [item for item in items if item.get_closest_marker(marker)]
+        if away and not is_here():
+            items[:] = [item for item in items if item not in away]
+            config.hook.pytest_deselected(items=away)
+            config.stash[AWAY][what] = len(away)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for what, count in config.stash.get(AWAY, {}).items():
+        terminalreporter.write_line(f"{count} tests need {what} and there is none here: deselected")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,26 +24,6 @@ class Said(NamedTuple):
     code: int
     out: str
     err: str
-
-
-AWAY = pytest.StashKey[int]()
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that need NIXL are deselected where there is none, and the report says so."""
-    if find_spec("nixl") is not None:
-        return
-    away = [item for item in items if item.get_closest_marker("nixl")]
-    if away:
-        items[:] = [item for item in items if item not in away]
-        config.hook.pytest_deselected(items=away)
-        config.stash[AWAY] = len(away)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    away = config.stash.get(AWAY, 0)
-    if away:
-        terminalreporter.write_line(f"{away} tests need NIXL and there is none here: deselected")
 
 
 Typed = Callable[..., Said]

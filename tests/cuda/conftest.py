@@ -1,11 +1,10 @@
-"""Tests that need a GPU. Without one they are deselected, and the report says so."""
+"""Short runs on a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from schedbench.profiles.result import Result
 from schedbench.profiles.run.execute import Options, execute
@@ -13,7 +12,6 @@ from schedbench.profiles.run.resolve import resolve
 from schedbench.profiles.run.runner import Watch, nobody
 from schedbench.scenarios.loader import load
 
-AWAY = pytest.StashKey[int]()
 SMALL = [
     "workload.arrival.process=burst",
     "workload.requests=6",
@@ -21,22 +19,6 @@ SMALL = [
     "workload.output_tokens={dist: uniform, min: 8, max: 24}",
     "model.dtype=float32",
 ]
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
-    away = [item for item in items if item.get_closest_marker("cuda")]
-    if away:
-        items[:] = [item for item in items if item not in away]
-        config.hook.pytest_deselected(items=away)
-        config.stash[AWAY] = len(away)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    away = config.stash.get(AWAY, 0)
-    if away:
-        terminalreporter.write_line(f"{away} tests need a CUDA device and there is none here: deselected")
 
 
 @pytest.fixture(scope="session")
