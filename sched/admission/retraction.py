@@ -54,10 +54,3 @@ def retraction_order(reqs: Sequence[Request]) -> list[int]:
         key=lambda i: (len(reqs[i].output_ids), -len(reqs[i].origin_input_ids)),
         reverse=True,
     )
-
-
-def new_pages(reqs: Sequence[Request], page_size: int) -> int:
-    """Pages that one more token for each request takes."""
-    if page_size == 1:
-        return len(reqs)
-    return sum(1 for req in reqs if req.kv_committed_len % page_size == 0)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from schedbench.sched.admission.policy import IN_BATCH_PREFIX_TOKENS, LPM_FALLBACK_WAITING, WaitingOrder
-from schedbench.sched.admission.retraction import NewTokenRatio, new_pages, retraction_order
+from schedbench.sched.admission.retraction import NewTokenRatio, retraction_order
 from schedbench.sched.config import Policy, SamplingParams
 from schedbench.sched.request import Request
 
@@ -119,13 +119,6 @@ def test_fewest_outputs_give_back_first_then_the_longest_prompt() -> None:
     ]
     kept_to_victims = [batch[i].id for i in retraction_order(batch)]
     assert kept_to_victims == ["d", "a", "c", "b"]
-
-
-def test_pages_that_the_next_token_takes() -> None:
-    batch = [req("a", committed=16), req("b", committed=17), req("c", committed=32), req("d", committed=31)]
-    assert new_pages(batch, 1) == 4
-    assert new_pages(batch, 16) == 2
-    assert new_pages([], 16) == 0
 
 
 class TestNewTokenRatio:
