@@ -1,0 +1,81 @@
+"""A client that goes away while its request is in a certain place, on ranks that are watched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+from schedbench.profiles.check.invariants import Invariants
+from schedbench.profiles.check.violations import Violations
+from schedbench.profiles.result import Result
+from schedbench.profiles.run.chorus import Chorus
+from schedbench.profiles.run.execute import Options, execute
+from schedbench.profiles.run.machine import Machine
+from schedbench.profiles.run.resolve import Resolved
+from schedbench.sched.loop.scheduler import Scheduler
+from schedbench.sched.observe import Observer, Silence
+from schedbench.sched.request import Request
+
+GONE = "the client is gone"
+
+
+class Leaving(Silence):
+    """The last request of those that are there is aborted, once: the first time that the loop comes to the range ``at``
+    and one is."""
+
+    def __init__(
+        self, at: str, there: Callable[[], Sequence[Request]], abort: Callable[[Request, str], None]
+    ) -> None:
+        self._at = at
+        self._there = there
+        self._abort = abort
+        self._left = False
+
+    def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:
+        if name == self._at and not self._left:
+            found = [req for req in self._there() if not req.finished]
+            for req in found[-1:]:
+                self._left = True
+                self._abort(req, GONE)
+        return super().range(name, step, size)
+
+
+Leaves = Callable[[Scheduler], Leaving | None]
+"""Who goes away on a rank, if anybody does there."""
+
+
+class Watching(Invariants):
+    """The invariants, on every rank, and who goes away there."""
+
+    def __init__(self, leaves: Leaves, found: Violations | None = None) -> None:
+        super().__init__(found)
+        self._leaves = leaves
+
+    def of_rank(self, rank: int) -> Invariants:  # noqa: ARG002
+        return Watching(self._leaves, self._found)
+
+    @contextmanager
+    def watching(self, scheduler: Scheduler, machine: Machine) -> Iterator[Observer]:
+        leaving = self._leaves(scheduler)
+        with super().watching(scheduler, machine) as observer:
+            yield observer if leaving is None else Chorus(observer, leaving)
+
+
+def left(question: Resolved, leaves: Leaves) -> Result:
+    """A run from which somebody goes away: it keeps the invariants and has no race."""
+    guard = Watching(leaves)
+    options = Options(device="vgpu", save_tokens=True, hazards=True)
+    found = execute(question, question.relays[0], options, guard=guard)
+    assert not guard.violations()
+    assert not found.undeclared, found.result.hazards
+    return found.result
+
+
+def only_one_is_gone(result: Result, whole: Result) -> None:
+    """All others have the tokens that they have in the ``whole`` run, from which nobody goes away."""
+    meant = {row.id: row.token_ids for row in whole.requests}
+    [gone] = [row for row in result.requests if row.status != "finished"]
+    assert (gone.status, gone.reason) == ("aborted", GONE)
+    others = [row for row in result.requests if row is not gone]
+    assert len(others) == len(meant) - 1
+    assert all(row.token_ids == meant[row.id] for row in others)
