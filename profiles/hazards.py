@@ -8,17 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ..sched.loop.engine import Engine
-from ..sched.relay.known import (
-    CHUNK_REWRITE,
-    DEAD_PUBLISH,
-    DEAD_STASH,
-    DRAFT_LENGTHS,
-    PAGE_TABLE_REWRITE,
-    PENALTY_STATE,
-    ROUND_TRIP,
-    SLOT_REUSE,
-    STAGED_LATE,
-)
+from ..sched.relay import known
 from .result import Abstained, Access, Hazards, SitePart
 from .result import Finding as FindingPart
 from .run.machine import Machine
@@ -46,24 +36,27 @@ class Sign:
 
 # By the names that states of the relay declare them under.
 SIGNS: Mapping[str, tuple[Sign, ...]] = {
-    SLOT_REUSE: (
+    known.SLOT_REUSE: (
         Sign("race", "req_to_token", second="_write_cache_indices("),
         Sign("race", "req_to_token", second="req_to_token["),
         Sign("race", "req_to_token", second="place_extend("),
         Sign("race", "req_to_token", second="place_decode("),
         Sign("race", "output_tokens_buf"),
     ),
-    PAGE_TABLE_REWRITE: (Sign("race", "req_to_token", second="match.device_indices["),),
-    STAGED_LATE: (Sign("freed", first="output_tokens_buf[rows]"),),
-    PENALTY_STATE: (Sign("race", "sched/model/penalties.py"), Sign("freed", "sched/model/penalties.py")),
-    DRAFT_LENGTHS: (Sign("race", first="batch.seq_lens = desk.futures", second="batch.seq_lens["),),
-    CHUNK_REWRITE: tuple(
+    known.PAGE_TABLE_REWRITE: (Sign("race", "req_to_token", second="match.device_indices["),),
+    known.STAGED_LATE: (Sign("freed", first="output_tokens_buf[rows]"),),
+    known.PENALTY_STATE: (
+        Sign("race", "sched/model/penalties.py"),
+        Sign("freed", "sched/model/penalties.py"),
+    ),
+    known.DRAFT_LENGTHS: (Sign("race", first="batch.seq_lens = desk.futures", second="batch.seq_lens["),),
+    known.CHUNK_REWRITE: tuple(
         Sign("race", "req_to_token", second=statement)
         for statement in ("write_cache_indices(", "place_extend(", "match.device_indices[")
     ),
-    ROUND_TRIP: (Sign("freed", "result of receive"), Sign("freed", "result of _to_copy")),
-    DEAD_STASH: (Sign("unread", "output_tokens_buf"),),
-    DEAD_PUBLISH: (Sign("unread", "new_seq_lens_buf"),),
+    known.ROUND_TRIP: (Sign("freed", "result of receive"), Sign("freed", "result of _to_copy")),
+    known.DEAD_STASH: (Sign("unread", "output_tokens_buf"),),
+    known.DEAD_PUBLISH: (Sign("unread", "new_seq_lens_buf"),),
 }
 
 
@@ -94,13 +87,13 @@ def name_pools(machine: Machine, engine: Engine) -> None:
 
 
 def sorted_out(found: Sequence[Finding], declared: Sequence[str]) -> Hazards:
-    known = {
+    shown = {
         name: [finding for finding in found if any(sign.fits(finding) for sign in SIGNS[name])]
         for name in declared
     }
-    attributed = {id(finding) for findings in known.values() for finding in findings}
+    attributed = {id(finding) for findings in shown.values() for finding in findings}
     return Hazards(
-        known=tuple(name for name, findings in known.items() if findings),
+        known=tuple(name for name, findings in shown.items() if findings),
         findings=tuple(_part(finding) for finding in found if id(finding) not in attributed),
     )
 

@@ -6,21 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from . import ordering, placeholders, rows, tokens
+from . import known, ordering, placeholders, rows, tokens
 from .draft_row import DraftRow, Speculation
 from .draft_rows import DRAFT_SWITCHES
 from .drafts import resolve_on_the_forward_stream
 from .faults import Fault, Loop
-from .known import (
-    CHUNK_REWRITE,
-    DEAD_PUBLISH,
-    DEAD_STASH,
-    DRAFT_LENGTHS,
-    PAGE_TABLE_REWRITE,
-    PENALTY_STATE,
-    ROUND_TRIP,
-    SLOT_REUSE,
-)
 from .row import Row
 from .states import ALIASES, State, states
 from .switches import OVERLAPPED_ONLY, SWITCHES
@@ -34,8 +24,8 @@ class RelayError(ValueError):
 
 # What a barrier leaves unordered between the schedule's writes and a forward's reads.
 _BARRIER_HAZARDS: Mapping[str, tuple[str, ...]] = {
-    "off": (SLOT_REUSE, PAGE_TABLE_REWRITE),
-    "top": (PAGE_TABLE_REWRITE,),
+    "off": (known.SLOT_REUSE, known.PAGE_TABLE_REWRITE),
+    "top": (known.PAGE_TABLE_REWRITE,),
     "after-launch": (),
     "read-done": (),
 }
@@ -133,9 +123,9 @@ class RelayChoice:
         return (
             *mixed,
             *_BARRIER_HAZARDS[barrier],
-            *((PENALTY_STATE,) if self._counts_under_the_forward(row) else ()),
-            *((DRAFT_LENGTHS,) if ahead else ()),
-            *((DEAD_PUBLISH,) if self.switches["dead_publish"] == "on" and not read else ()),
+            *((known.PENALTY_STATE,) if self._counts_under_the_forward(row) else ()),
+            *((known.DRAFT_LENGTHS,) if ahead else ()),
+            *((known.DEAD_PUBLISH,) if self.switches["dead_publish"] == "on" and not read else ()),
         )
 
     def _hazards_of_stages(self) -> tuple[str, ...]:
@@ -145,9 +135,9 @@ class RelayChoice:
         twice = kept and sound.stash is not placeholders.stash_nothing
         return (
             *self.state.known_hazards,
-            *((CHUNK_REWRITE,) if unordered else ()),
-            *((ROUND_TRIP,) if kept else ()),
-            *((DEAD_STASH,) if twice else ()),
+            *((known.CHUNK_REWRITE,) if unordered else ()),
+            *((known.ROUND_TRIP,) if kept else ()),
+            *((known.DEAD_STASH,) if twice else ()),
         )
 
     def _counts_under_the_forward(self, row: Row) -> bool:

@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from . import draft_rows, rows
+from . import draft_rows, known, rows
 from .draft_row import DraftRow
-from .known import (
-    NEGATIVE_IDS,
-    ONE_SIDED_MERGE,
-    STAGED_LATE,
-)
 from .row import Row
 
 
@@ -77,7 +72,7 @@ _SENTINEL_LENGTHS = {
         "fused",
     ): "between forwards this state's device lengths are sentinels that nothing may advance",
 }
-_BEFORE_25945 = (NEGATIVE_IDS, ONE_SIDED_MERGE)
+_BEFORE_25945 = (known.NEGATIVE_IDS, known.ONE_SIDED_MERGE)
 
 _STATES = {
     state.name: state
@@ -209,7 +204,7 @@ _STATES = {
             draft_rows.V1_ROTATING,
             draft_rows.V2_STAGED,
             _BARRIER,
-            known_hazards=(STAGED_LATE,),
+            known_hazards=(known.STAGED_LATE,),
             refuses=_NO_RING,
             staged=rows.staged_twice,
         ),
