@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -81,3 +82,19 @@ def test_every_place_of_the_scheduler_can_be_taken_away() -> None:
     for place in found:
         source = (ROOT / place.file).read_bytes()
         assert ast.dump(ast.parse(place.mutated(source))) != ast.dump(ast.parse(source)), str(place)
+
+
+NAMED = re.compile(r"^\| `(sched/[\w/]+\.py)` (\w+) \| (\w+): `(.+?)…?` →", re.MULTILINE)
+
+
+def test_places_that_the_docs_name_are_there() -> None:
+    """Whoever moves one moves its name."""
+    named = NAMED.findall((ROOT / "docs/mutations.md").read_text())
+    found = [(place.file, place.function, place.kind, place.was) for place in places(ROOT)]
+    assert len(named) == 18 + 8 + 14
+    for *where, was in named:
+        assert any([*there] == where and text.startswith(was) for *there, text in found), (where, was)
+
+
+def test_the_docs_name_no_lines() -> None:
+    assert not re.search(r"\.py:\d", (ROOT / "docs/mutations.md").read_text())
