@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from statistics import median
 
 import pytest
@@ -38,6 +39,7 @@ STEADY = (
 SILENCE = Silence()
 TINY = ("model={preset: tiny-llama, dtype: float32}",)
 ADDED, TOOL = 3_000_000, 5_000_000  # ns per step, far above the noise of a machine that others use
+HIDDEN = 2_000_000  # half of the large model's forward: a scheduler several times slower than usual hides too
 
 
 def busy(ns: int) -> None:
@@ -46,13 +48,13 @@ def busy(ns: int) -> None:
         pass
 
 
-def linger(scheduler: Scheduler) -> None:
+def linger(scheduler: Scheduler, ns: int = ADDED) -> None:
     """Have the scheduler take longer at the top of each iteration."""
     relay = scheduler.engine.relay
     barrier = relay.barrier
 
     def late_barrier() -> None:
-        busy(ADDED)
+        busy(ns)
         barrier()
 
     relay.barrier = late_barrier
@@ -120,8 +122,18 @@ def tiny() -> dict[str, Measured]:
 
 
 @pytest.fixture(scope="module")
-def large() -> Measured:
-    return run()
+def large() -> dict[str, list[Measured]]:
+    """Some interleaved runs, plain and with a scheduler that takes longer."""
+    runs: dict[str, list[Measured]] = {"plain": [], "scheduler": []}
+    for _ in range(2):
+        runs["plain"].append(run())
+        runs["scheduler"].append(run(meddle=partial(linger, ns=HIDDEN)))
+    return runs
+
+
+def device_step_us(found: Measured) -> float:
+    """From the start of one forward to that of the next, on average."""
+    return 1e3 * value(found, "forward_ms") + value(found, "forward_idle_us_per_step")
 
 
 def test_work_of_the_scheduler_is_exposed_where_the_device_has_nothing_to_do(
@@ -133,12 +145,18 @@ def test_work_of_the_scheduler_is_exposed_where_the_device_has_nothing_to_do(
     assert 1e3 * more == pytest.approx(ADDED, rel=0.3)
 
 
-def test_work_of_the_scheduler_hides_behind_a_longer_forward(large: Measured) -> None:
-    slow = run(meddle=linger)
-    assert 1e3 * value(slow, "exposed_host_us_per_step") < ADDED / 5
-    assert median_step_us(slow) == pytest.approx(median_step_us(large), rel=0.01)
-    less_stall = value(large, "host_stall_us_per_step") - value(slow, "host_stall_us_per_step")
-    assert 1e3 * less_stall == pytest.approx(ADDED, rel=0.3)
+def test_work_of_the_scheduler_hides_behind_a_longer_forward(large: dict[str, list[Measured]]) -> None:
+    """Who else uses the machine makes hosts later, so that they wait less, and devices wait for them: of each number
+    the least disturbed run tells."""
+    exposed = min(value(found, "exposed_host_us_per_step") for found in large["scheduler"])
+    assert 1e3 * exposed < HIDDEN / 5
+    plain, slow = (min(map(device_step_us, large[name])) for name in ("plain", "scheduler"))
+    assert slow == pytest.approx(plain, rel=0.005)
+    plain, slow = (
+        max(value(found, "host_stall_us_per_step") for found in large[name])
+        for name in ("plain", "scheduler")
+    )
+    assert 1e3 * (plain - slow) == pytest.approx(HIDDEN, rel=0.3)
 
 
 def test_work_of_the_tool_is_nobodys(tiny: dict[str, Measured]) -> None:
@@ -147,12 +165,12 @@ def test_work_of_the_tool_is_nobodys(tiny: dict[str, Measured]) -> None:
     assert abs(1e3 * more) < TOOL / 4
 
 
-def test_tokens_and_counts_are_those_of_modelled_time(large: Measured) -> None:
-    modelled = run("device.host=modelled")
-    assert isinstance(large.outputs, Outputs)
-    assert large.outputs == modelled.outputs
-    assert large.parts.per_step == modelled.parts.per_step
-    assert [row.count for row in large.parts.copies] == [row.count for row in modelled.parts.copies]
+def test_tokens_and_counts_are_those_of_modelled_time(large: dict[str, list[Measured]]) -> None:
+    plain, modelled = large["plain"][0], run("device.host=modelled")
+    assert isinstance(plain.outputs, Outputs)
+    assert plain.outputs == modelled.outputs
+    assert plain.parts.per_step == modelled.parts.per_step
+    assert [row.count for row in plain.parts.copies] == [row.count for row in modelled.parts.copies]
 
 
 def flattening_us(how: str) -> float:
