@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ..metrics.requests import RequestRecord
 from ..result import Abstained, Outputs, digest
 from .answers import Metrics, Parts
+from .decode_work import decode_load, decode_metrics
 from .draft import speculation_depth
 from .machine import Counting, Machine
 from .runner import Bench, Pass, Watch, nobody
@@ -31,6 +32,7 @@ def measured(
     done = bench.measure(watch)
     drafts = speculation_depth(bench.scenario)
     parts = done.answers.finish(machine.names, exact=machine.exact, drafts=drafts, save_tokens=save_tokens)
+    parts = parts._replace(metrics=parts.metrics | _decodes(bench, done))
     outputs = outputs_of(done)
     if machine.traced is None:
         return Measured(done, parts, outputs, {})
@@ -47,6 +49,22 @@ def measured(
         _counted(parts, counted),
         agreed(outputs, outputs_of(again)),
         _told(**_facts(done, again, counting)),
+    )
+
+
+def _decodes(bench: Bench, done: Pass) -> Metrics:
+    """How near its decodes came to the hardware; nothing of those that are not the whole decoder's, one at a time."""
+    model = bench.resolved.model
+    if bench.seat.link is not None or speculation_depth(bench.scenario) or model.indexer is not None:
+        return {}
+    waiting = done.answers.waiting
+    return decode_metrics(
+        decode_load(model),
+        bench.resolved.hardware,
+        done.answers.requests.account.records,
+        spans=waiting.forwards["decode"],
+        requests=waiting.requests["decode"],
+        exact=bench.machine.exact,
     )
 
 

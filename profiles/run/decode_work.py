@@ -1,0 +1,148 @@
+"""What decodes ask of memory and arithmetic, summed from the costs that their kernels declare.
+
+Of a decoder with dense attention on one device; a graph's padding, sampling and the relay's own kernels are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...sched.batch import ForwardBatch, ForwardMode
+from ...sched.kernels.registry import kernels
+from ...sched.memory.kv import KVPool
+from ...sched.model.config import ModelConfig
+from ...sched.model.decoder import Decoder
+from ...sched.model.weights import empty_weights
+from ..hardware import HardwareProfile
+from ..metrics.distribution import Distribution
+from ..metrics.requests import RequestRecord
+from ..result import Abstained
+from .answers import Metrics, plain
+
+_META = torch.device("meta")
+
+
+class Load(NamedTuple):
+    """Memory traffic, and floating-point operations."""
+
+    bytes: float
+    flops: float
+
+    def plus(self, other: Load, times: float = 1) -> Load:
+        return Load(self.bytes + times * other.bytes, self.flops + times * other.flops)
+
+
+class DecodeLoad(NamedTuple):
+    """Of a decode: that of the step, of each request in it, and of each position that those attend to."""
+
+    step: Load
+    request: Load
+    position: Load
+
+    def of(self, *, steps: float, requests: float, positions: float) -> Load:
+        """All of ``steps`` with so many requests and positions in total."""
+        return Load(0, 0).plus(self.step, steps).plus(self.request, requests).plus(self.position, positions)
+
+
+@cache
+def decode_load(model: ModelConfig) -> DecodeLoad:
+    """Every declared cost is linear in requests and positions: three batches tell it."""
+    decoder = _decoder(model)
+    one, two, longer = (_weighed(decoder, lengths) for lengths in ((1,), (1, 1), (2,)))
+    position = longer.plus(one, -1)
+    request = two.plus(one, -1).plus(position, -1)
+    return DecodeLoad(one.plus(request, -1).plus(position, -1), request, position)
+
+
+def _decoder(model: ModelConfig) -> Decoder:
+    """Without any storage."""
+    kv = KVPool(
+        num_layers=model.num_layers,
+        tokens=1,
+        page_size=1,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=model.dtype,
+        device=_META,
+    )
+    pages = torch.empty((1, 1), dtype=torch.int32, device=_META)
+    return Decoder(model, empty_weights(model, device=_META), kv=kv, req_to_token=pages)
+
+
+def _weighed(decoder: Decoder, lengths: tuple[int, ...]) -> Load:
+    """One decode of requests of these lengths."""
+    rows = torch.zeros(len(lengths), dtype=torch.int64, device=_META)
+    batch = ForwardBatch(
+        mode=ForwardMode.DECODE,
+        batch_size=len(lengths),
+        num_tokens=len(lengths),
+        input_ids=rows,
+        positions=rows,
+        req_pool_indices=rows,
+        seq_lens=torch.tensor(lengths, dtype=torch.int64),
+        out_cache_loc=rows,
+        max_seq_len=max(lengths),
+    )
+    scales = _Scales()
+    with scales:
+        decoder.forward(batch)
+    return scales.load
+
+
+class _Scales(TorchDispatchMode):
+    """Kernels are weighed instead of run."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.load = Load(0, 0)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:  # fmt: skip
+        kernel = kernels().get(func)
+        if kernel is None:
+            return func(*args, **(kwargs or {}))
+        if kernel.cost is not None:
+            work = kernel.cost(*args)
+            self.load = self.load.plus(Load(work.bytes, work.flops))
+        return kernel.meta(*args)
+
+
+def decode_metrics(
+    load: DecodeLoad,
+    hardware: HardwareProfile,
+    records: Iterable[RequestRecord],
+    *,
+    spans: Distribution,
+    requests: int,
+    exact: bool,
+) -> Metrics:
+    """``spans`` are those of decodes, with ``requests`` in all of them together."""
+    context, steps = _context(records), len(spans)
+    if not context or not requests:
+        return {name: Abstained(abstained="no decode ran") for name in NAMES}
+    ns = spans.mean * steps
+    total = load.of(steps=steps, requests=requests, positions=context * requests)
+    peak = hardware.kernels.memory_bandwidth.value * hardware.kernels.efficiency.memory.value
+    rates = (total.bytes / ns, total.flops / ns / 1e3)
+    values = (requests / steps, *rates, 1e3 * total.bytes / peak / steps)
+    return {name: plain(name, value, exact=exact) for name, value in zip(NAMES, values, strict=True)}
+
+
+NAMES = ("decode_batch_size", "decode_bandwidth", "decode_flops", "decode_roofline_ms")
+
+
+def _context(records: Iterable[RequestRecord]) -> float:
+    """Positions that a decoded token attends to, its own included, on average; the first of an output is the
+    prompt's. 0 where none was decoded."""
+    decoded = positions = 0
+    for record in records:
+        tokens = max(record.output_tokens - 1, 0)
+        decoded += tokens
+        positions += tokens * record.prompt_tokens + tokens * (tokens + 1) // 2
+    return positions / decoded if decoded else 0.0
