@@ -40,7 +40,7 @@ def measured(
         return Measured(done, _uncounted(parts), outputs, _told(abstained="another tool counts"))
     if done.cancelled:
         return Measured(done, _uncounted(parts), outputs, _told(abstained="the run was interrupted"))
-    _forget(bench)
+    bench.forget()
     with machine.traced() as counting:
         again = bench.measure(nobody)
     counted = again.answers.finish(machine.names, exact=machine.exact)
@@ -111,12 +111,6 @@ def untimed(found: Measured, why: str) -> Measured:
 def uncounted(found: Measured) -> Measured:
     """Nobody looked at what steps did."""
     return found._replace(parts=_uncounted(found.parts))
-
-
-def _forget(bench: Bench) -> None:
-    """Drop what the last pass left in the prefix cache: both passes begin alike."""
-    cache = bench.scheduler.engine.cache
-    cache.evict(cache.evictable_size())
 
 
 def _uncounted(parts: Parts) -> Parts:
