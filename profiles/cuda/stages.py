@@ -20,14 +20,17 @@ TAIL = 2000  # characters of output that are kept of a failure
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """``arguments`` are Python's; ``needs`` names stages that must have succeeded, ``packages`` what must be there."""
+    """``arguments`` are Python's; ``needs`` names stages that must have succeeded, ``uses`` others whose results it
+    takes where there are any, ``packages`` what must be there. ``kept``: time is kept for it, whatever runs before."""
 
     name: str
     arguments: tuple[str, ...]
     deadline: float  # seconds
     needs: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    kept: bool = False
 
 
 class Outcome(NamedTuple):
@@ -44,15 +47,26 @@ def run_all(
     run: Callable[[Stage, float], Outcome],
     now: Callable[[], float] = time.monotonic,
 ) -> Iterator[Outcome]:
-    """Each stage in order, within ``budget`` seconds together. ``run`` gets the stage and its seconds."""
+    """Each stage in order, within ``budget`` seconds together. ``run`` gets the stage and its seconds, less than its
+    deadline where the budget, or what is kept for others, leaves no more."""
     end = now() + budget
     done: dict[str, Outcome] = {}
-    for stage in stages:
-        rest = end - now()
+    for place, stage in enumerate(stages):
+        kept = sum(later.deadline for later in stages[place + 1 :] if later.kept)
+        rest = end - now() - kept
         why = _obstacle(stage, done) or ("no time left" if rest < LEAST else "")
         outcome = Outcome(stage.name, "skipped", 0.0, why) if why else run(stage, min(stage.deadline, rest))
         done[stage.name] = outcome
         yield outcome
+
+
+def chosen(stages: Sequence[Stage], prefixes: Sequence[str]) -> list[Stage]:
+    """Those whose names begin so, and what they need or use, in their order."""
+    wanted: set[str] = set()
+    for stage in reversed(stages):  # what a stage needs comes before it
+        if stage.name in wanted or stage.name.startswith(tuple(prefixes)):
+            wanted |= {stage.name, *stage.needs, *stage.uses}
+    return [stage for stage in stages if stage.name in wanted]
 
 
 def _obstacle(stage: Stage, done: Mapping[str, Outcome]) -> str:

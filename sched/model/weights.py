@@ -115,7 +115,7 @@ _GAIN = 1.7
 
 # Numbers of a parameter that are drawn: a host takes a minute to draw eight billion. A larger one repeats them; with a
 # prime period no two of its rows are alike.
-_DRAWN = (1 << 19) - 1
+_DRAWN = (1 << 17) - 1
 
 
 def _seeded(name: str, shape: Shape, seed: int, device: torch.device) -> torch.Tensor:
