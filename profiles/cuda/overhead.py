@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from ...scenarios.loader import load
 from ..files import write_whole
-from ..judge.statistics import abba, estimate, paired
+from ..judge.pairs import abba, estimate, paired
 from ..nvtx_ranges import NvtxRanges, listening
 from ..run.machines import open_machine
 from ..run.resolve import resolve

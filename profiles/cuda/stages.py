@@ -73,8 +73,13 @@ def _obstacle(stage: Stage, done: Mapping[str, Outcome]) -> str:
     unmet = [name for name in stage.needs if name not in done or done[name].status != "ok"]
     if unmet:
         return f"needs {', '.join(unmet)}"
-    missing = [name for name in stage.packages if importlib.util.find_spec(name) is None]
+    missing = absent(stage)
     return f"not installed: {', '.join(missing)}" if missing else ""
+
+
+def absent(stage: Stage) -> list[str]:
+    """Packages that it must have and that are not there."""
+    return [name for name in stage.packages if importlib.util.find_spec(name) is None]
 
 
 def in_process(python: str, folder: Path) -> Callable[[Stage, float], Outcome]:
