@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -218,6 +219,14 @@ def test_on_cuda_nothing_without_values_is_asked(monkeypatch):
     monkeypatch.setattr(plan, "_REAL", ())
     wrong = plan.check(stage for stage in plan.plan(Path("x")) if stage.name == "speed-0.6b")
     assert wrong == ["speed-0.6b: ValueError: on CUDA values are real"]
+
+
+def test_what_is_not_installed_is_not_checked(tmp_path):
+    (calibrate,) = (stage for stage in plan.plan(tmp_path) if stage.name == "calibrate")
+    assert calibrate.packages == ("scipy",)
+    absent = Stage("a", ("-m", "no_such_package"), 10, packages=("no_such_package",))
+    assert plan.check([absent]) == []
+    assert plan.check([replace(absent, packages=())])[0].startswith("a: ModuleNotFoundError")
 
 
 def test_old_results_are_none_of_a_new_run(tmp_path):
