@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from ...sched.batch import ForwardBatch, ForwardMode
 from ...sched.kernels.registry import kernels
@@ -94,14 +94,14 @@ def _weighed(decoder: Decoder, lengths: tuple[int, ...]) -> Load:
     return scales.load
 
 
-class _Scales(TorchDispatchMode):
-    """Kernels are weighed instead of run."""
+class _Scales(TorchFunctionMode):
+    """Kernels are weighed instead of run. Torch's other mode, of dispatch, would import its compiler."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.load = Load(0, 0)
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:  # fmt: skip
         kernel = kernels().get(func)
