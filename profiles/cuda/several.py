@@ -40,6 +40,8 @@ def answer(question: Question, given: argparse.Namespace) -> str:
         result = execute(resolved, resolved.relays[0], options).result
     except Exception as error:
         return f"{question}: {type(error).__name__}: {error}"
+    if result.run.cancelled:
+        return f"{question}: interrupted"
     result.write(given.folder / f"{file(*question, given.side)}.json")
     return ""
 

@@ -119,11 +119,16 @@ def run_document(name: str, result: Result) -> dict[str, Any]:
     """Plain dicts and lists."""
     return {
         "name": name,
-        "evidence": f"{'emulated' if result.labels.emulated else 'measured'} on {result.hardware.name}",
+        "evidence": _evidence(result),
         "relay": result.relay.state,
         "roofline": _origin(result),
         "figures": [figure._asdict() for figure in figures(result)],
     }
+
+
+def _evidence(result: Result) -> str:
+    how = "emulated" if result.labels.emulated else "measured"
+    return f"{how} on {result.hardware.name}{', cancelled: partial' if result.run.cancelled else ''}"
 
 
 def _origin(result: Result) -> str:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -15,6 +16,7 @@ from typing import Literal, NamedTuple
 Status = Literal["ok", "failed", "skipped"]
 
 LEAST = 5.0  # seconds; with less left a stage is not begun
+GRACE = 10.0  # seconds that a stage has to keep what there is, once it is interrupted
 TAIL = 2000  # characters of output that are kept of a failure
 
 
@@ -112,7 +114,7 @@ def _told(error: str, tail: str) -> str:
 
 
 def _waited(process: subprocess.Popen[bytes], seconds: float) -> str:
-    """What went wrong; a process that is late is ended with all that it started."""
+    """What went wrong; a process that is late is interrupted, and ended with all that it started."""
     try:
         code = process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -125,5 +127,15 @@ def _waited(process: subprocess.Popen[bytes], seconds: float) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    os.killpg(process.pid, signal.SIGINT)
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE)
+    finally:
+        _kill_group(process.pid)
+        process.wait()
+
+
+def _kill_group(group: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)

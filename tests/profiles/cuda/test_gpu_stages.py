@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from schedbench.profiles.cuda import gpu, one, plan, several
+from schedbench.profiles.cuda import stages as stages_module
 from schedbench.profiles.cuda.prediction import gathered
 from schedbench.profiles.cuda.probes import PROBES
 from schedbench.profiles.cuda.speed import BARRED
@@ -86,6 +88,41 @@ def test_a_stage_is_a_process_with_a_log(tmp_path, program, status, error):
     assert (tmp_path / "s.log").exists()
 
 
+LATE = """
+import os, signal, subprocess, sys, time
+program = "import signal, time; signal.signal(2, signal.SIG_IGN); time.sleep(60)"
+child = subprocess.Popen([sys.executable, "-c", program])
+print(child.pid, flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("kept", flush=True)
+"""
+
+
+def test_one_that_is_late_may_keep_what_it_has_and_leaves_nothing_running(tmp_path):
+    outcome = in_process(sys.executable, tmp_path)(Stage("s", ("-c", LATE), 60), 2.0)
+    assert (outcome.status, outcome.error.splitlines()[0]) == ("failed", "not done after 2 s: kept")
+    child = int((tmp_path / "s.log").read_text().split()[0])
+    end = time.monotonic() + 5  # a kill takes a moment
+    while alive(child):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_one_that_will_not_be_interrupted_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(stages_module, "GRACE", 0.2)
+    program = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
+    outcome = in_process(sys.executable, tmp_path)(Stage("s", ("-c", program), 60), 1.0)
+    assert outcome.status == "failed" and outcome.seconds < 20
+
+
+def alive(pid):
+    """Whether it runs: one that ended and that nobody has asked about yet does not."""
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] not in "ZX"
+
+
 def test_an_interruption_leaves_no_stage_behind(tmp_path):
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -100,7 +137,7 @@ def test_an_interruption_leaves_no_stage_behind(tmp_path):
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "s.log").read_text()), 0)
+        os.kill(int((tmp_path / "s.log").read_text().split()[0]), 0)
 
 
 def test_a_stage_has_its_own_environment(tmp_path):

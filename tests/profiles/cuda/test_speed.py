@@ -105,6 +105,13 @@ def test_the_page_has_figures_evidence_the_roofline_and_what_is_missing() -> Non
     assert "- not run: speed-0.6b" in text
 
 
+def test_a_run_that_was_cut_short_says_so() -> None:
+    part = run(GOOD)
+    part = part.model_copy(update={"run": part.run.model_copy(update={"cancelled": True})})
+    (told,) = document([("speed-8b", part)], [])["runs"]
+    assert told["evidence"].endswith(", cancelled: partial")
+
+
 def test_an_overhead_without_a_gpu_has_no_verdict_nor_one_that_was_not_measured() -> None:
     unheard = {"sides": ["timed", "nvtx"], "abstained": "no tool"}
     told = document([], [COST | {"emulated": True}, unheard])
