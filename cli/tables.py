@@ -37,6 +37,7 @@ _PLAIN = (
     "decode_batch_size",
     "decode_bandwidth",
     "decode_flops",
+    "prefill_flops",
     "forward_occupancy",
     "gpu_busy",
     "bubble_pct",

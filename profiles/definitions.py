@@ -132,7 +132,7 @@ _IDLE = Definition(
     "start of a step's span - end of the spans before - sleep, per step", _TIMELINE,
 )  # fmt: skip
 
-_DECODES = (
+_ACHIEVED = (
     Definition(
         "decode_batch_size", "requests/step", "none",
         "Requests in a decode step, on average.",
@@ -149,6 +149,12 @@ _DECODES = (
         "decode_flops", "TFLOP/s", "higher",
         "Arithmetic of decode forwards by their span on the device: products with the weights, and attention.",
         "floating-point operations that the decoder's kernels declare / sum of forward_ms.decode", _TIMELINE,
+    ),
+    Definition(
+        "prefill_flops", "TFLOP/s", "higher",
+        "Arithmetic of prompts' forwards by their span on the device: products with the weights for each token that "
+        "was not cached, and attention. Not known where prompts are mixed with decodes or computed twice.",
+        "floating-point operations that the decoder's kernels declare / sum of forward_ms.prefill", _TIMELINE,
     ),
     Definition(
         "decode_roofline_ms", "ms", "none",
@@ -369,7 +375,7 @@ _TABLE = (
     *_LATENCY,
     _FORWARD,
     _IDLE,
-    *_DECODES,
+    *_ACHIEVED,
     _RANGE,
     *_WAITING,
     *_USAGE,

@@ -87,6 +87,7 @@ _FIGURES: Final[Sequence[tuple[str, str, Value, Bar | None]]] = (
     ("decode step over roofline", "ratio", over_roofline, Bar(1.15, below=True)),
     ("decode bandwidth", "GB/s", _mean("decode_bandwidth"), None),
     ("decode FLOP/s", "TFLOP/s", _mean("decode_flops"), None),
+    ("prefill FLOP/s", "TFLOP/s", _mean("prefill_flops"), None),
     ("forward occupancy", "%", _mean("forward_occupancy", 100), Bar(99.4, below=False)),
     ("idle between steps p50", "us", _quantile("idle_ms", "p50", 1e3), Bar(20, below=True)),
     ("idle between steps p99", "us", _quantile("idle_ms", "p99", 1e3), None),

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from ..metrics.requests import RequestRecord
 from ..result import Abstained, Outputs, digest
+from .achieved import decode_load, decode_metrics, prompt_load, prompt_metrics
 from .answers import Metrics, Parts
-from .decode_work import decode_load, decode_metrics
 from .draft import speculation_depth
 from .machine import Counting, Machine
 from .runner import Bench, Pass, Watch, nobody
@@ -32,7 +32,7 @@ def measured(
     done = bench.measure(watch)
     drafts = speculation_depth(bench.scenario)
     parts = done.answers.finish(machine.names, exact=machine.exact, drafts=drafts, save_tokens=save_tokens)
-    parts = parts._replace(metrics=parts.metrics | _decodes(bench, done))
+    parts = parts._replace(metrics=parts.metrics | _achieved(bench, done))
     outputs = outputs_of(done)
     if machine.traced is None:
         return Measured(done, parts, outputs, {})
@@ -52,20 +52,30 @@ def measured(
     )
 
 
-def _decodes(bench: Bench, done: Pass) -> Metrics:
-    """How near its decodes came to the hardware; nothing of those that are not the whole decoder's, one at a time."""
+def _achieved(bench: Bench, done: Pass) -> Metrics:
+    """What its forwards did in a second; nothing of those that are not the whole decoder's, one at a time."""
     model = bench.resolved.model
     if bench.seat.link is not None or speculation_depth(bench.scenario) or model.indexer is not None:
         return {}
-    waiting = done.answers.waiting
-    return decode_metrics(
+    waiting, account = done.answers.waiting, done.answers.requests.account
+    exact, mixed = bench.machine.exact, "mixed with decodes" if "mixed" in waiting.forwards else ""
+    again = "some were computed twice" if account.retractions else ""
+    decodes = decode_metrics(
         decode_load(model),
         bench.resolved.hardware,
-        done.answers.requests.account.records,
+        account.records,
         spans=waiting.forwards["decode"],
         requests=waiting.requests["decode"],
-        exact=bench.machine.exact,
+        exact=exact,
     )
+    prompts = prompt_metrics(
+        prompt_load(model),
+        account.records,
+        spans=waiting.forwards["prefill"],
+        why_not=mixed or again,
+        exact=exact,
+    )
+    return decodes | prompts
 
 
 def outputs_of(done: Pass) -> Outputs | Abstained:

@@ -12,11 +12,12 @@ import yaml
 
 from schedbench.profiles.hardware import load as hardware
 from schedbench.profiles.result import Abstained, Metric, Result
+from schedbench.profiles.run.achieved import NAMES, PROMPTS, decode_load, prompt_load
 from schedbench.profiles.run.capacity import parameters
-from schedbench.profiles.run.decode_work import NAMES, decode_load
 from schedbench.sched.model.presets import PRESETS
 from tests.acceptance.questions import answer, value
 
+UNITS = ("gemm", "attention", "memory")
 SMALL = (
     "workload.requests=12",
     "workload.arrival=burst",
@@ -47,14 +48,24 @@ def test_many_requests_are_so_many_times_one() -> None:
     )
 
 
-def ideal(path: Path) -> Path:
-    """A profile whose kernels move bytes and do nothing else."""
+def test_a_prompt_is_so_many_tokens_and_pairs() -> None:
+    model = PRESETS["llama-3-8b"]
+    load = prompt_load(model)
+    layers = parameters(model) - 2 * model.vocab_size * model.hidden_size
+    assert load.token == 2 * layers
+    assert load.request == 2 * model.vocab_size * model.hidden_size
+    assert load.pair == 4 * model.num_layers * model.num_heads * model.head_dim
+
+
+def ideal(path: Path, *, computes: bool = False) -> Path:
+    """A profile whose kernels move bytes, or compute, and do nothing else."""
     data: dict[str, Any] = hardware("h200").model_dump(exclude={"sha256"})
     for name in ("fixed", "gap", "graph_gap"):
         data["kernels"][name]["value"] = 0.0
     for rate in data["kernels"]["gemm_rates"].values():
-        rate["value"] = 1e24
-    data["kernels"]["memory_bandwidth"]["value"] = 1e9
+        rate["value"] = 1e9 if computes else 1e24
+    data["kernels"]["memory_bandwidth"]["value"] = 1e18 if computes else 1e9
+    data["kernels"]["efficiency"] |= {name: {"value": 1.0, "unit": "1", "origin": "ideal"} for name in UNITS}
     path.write_text(yaml.safe_dump(data))
     return path
 
@@ -69,6 +80,20 @@ def test_a_device_that_only_moves_bytes_is_at_its_roofline(tmp_path: Path) -> No
     assert value(result, "decode_bandwidth") == pytest.approx(1.0, rel=0.05)
     assert 1 < value(result, "decode_batch_size") <= 12
     assert value(result, "decode_flops") > 0
+
+
+def test_a_device_that_only_computes_is_at_its_rate(tmp_path: Path) -> None:
+    """Cached prefixes are not computed; requests of one prompt each are."""
+    profile = ideal(tmp_path / "ideal.yaml", computes=True)
+    for prefix in ("null", "{groups: 2, tokens: 64}"):
+        shared = (f"workload.shared_prefix={prefix}", "engine.policy=fcfs")
+        result = answer("mixed", *SMALL, *shared, f"device.hardware={profile}")
+        assert value(result, PROMPTS) == pytest.approx(1e-3, rel=0.02)  # TFLOP/s
+
+
+def test_prompts_in_steps_of_decodes_are_not_told_of() -> None:
+    mixed = answer("mixed", *SMALL, "engine.mixed_chunk=true").metrics[PROMPTS]
+    assert mixed == Abstained(abstained="mixed with decodes")
 
 
 def test_what_is_no_plain_decode_is_not_told_of() -> None:

@@ -1,4 +1,5 @@
-"""What decodes ask of memory and arithmetic, summed from the costs that their kernels declare.
+"""What forwards ask of memory and arithmetic, summed from the costs that their kernels declare, and how much of it the
+device did in a second.
 
 Of a decoder with dense attention on one device; a graph's padding, sampling and the relay's own kernels are left out.
 """
@@ -59,6 +60,27 @@ def decode_load(model: ModelConfig) -> DecodeLoad:
     return DecodeLoad(one.plus(request, -1).plus(position, -1), request, position)
 
 
+class PromptLoad(NamedTuple):
+    """Operations for each token of a prompt, each pair of a token and a position that it sees, and each request."""
+
+    token: float
+    pair: float
+    request: float
+
+    def of(self, *, tokens: float, pairs: float, requests: float) -> float:
+        return self.token * tokens + self.pair * pairs + self.request * requests
+
+
+@cache
+def prompt_load(model: ModelConfig) -> PromptLoad:
+    """A prompt of n tokens has n(n + 1)/2 pairs: three of them tell it."""
+    decoder = _decoder(model)
+    one, two, three = (_weighed(decoder, (n,), prompts=True).flops for n in (1, 2, 3))
+    pair = three - 2 * two + one
+    token = two - one - 2 * pair
+    return PromptLoad(token, pair, one - token - pair)
+
+
 def _decoder(model: ModelConfig) -> Decoder:
     """Without any storage."""
     kv = KVPool(
@@ -74,19 +96,22 @@ def _decoder(model: ModelConfig) -> Decoder:
     return Decoder(model, empty_weights(model, device=_META), kv=kv, req_to_token=pages)
 
 
-def _weighed(decoder: Decoder, lengths: tuple[int, ...]) -> Load:
-    """One decode of requests of these lengths."""
-    rows = torch.zeros(len(lengths), dtype=torch.int64, device=_META)
+def _weighed(decoder: Decoder, lengths: tuple[int, ...], *, prompts: bool = False) -> Load:
+    """One decode of requests of these lengths, or one forward of all their tokens."""
+    lens, tokens = torch.tensor(lengths, dtype=torch.int64), sum(lengths) if prompts else len(lengths)
+    ids, rows = (torch.zeros(n, dtype=torch.int64, device=_META) for n in (tokens, len(lengths)))
     batch = ForwardBatch(
-        mode=ForwardMode.DECODE,
+        mode=ForwardMode.EXTEND if prompts else ForwardMode.DECODE,
         batch_size=len(lengths),
-        num_tokens=len(lengths),
-        input_ids=rows,
-        positions=rows,
+        num_tokens=tokens,
+        input_ids=ids,
+        positions=ids,
         req_pool_indices=rows,
-        seq_lens=torch.tensor(lengths, dtype=torch.int64),
-        out_cache_loc=rows,
+        seq_lens=lens,
+        out_cache_loc=ids,
         max_seq_len=max(lengths),
+        extend_lens=lens.to(torch.int32) if prompts else None,
+        max_extend_len=max(lengths) if prompts else 1,
     )
     scales = _Scales()
     with scales:
@@ -124,9 +149,9 @@ def decode_metrics(
 ) -> Metrics:
     """``spans`` are those of decodes, with ``requests`` in all of them together."""
     context, steps = _context(records), len(spans)
-    if not context or not requests:
+    ns = spans.mean * steps if steps else 0
+    if not (context and requests and ns):
         return {name: Abstained(abstained="no decode ran") for name in NAMES}
-    ns = spans.mean * steps
     total = load.of(steps=steps, requests=requests, positions=context * requests)
     peak = hardware.kernels.memory_bandwidth.value * hardware.kernels.efficiency.memory.value
     rates = (total.bytes / ns, total.flops / ns / 1e3)
@@ -146,3 +171,26 @@ def _context(records: Iterable[RequestRecord]) -> float:
         decoded += tokens
         positions += tokens * record.prompt_tokens + tokens * (tokens + 1) // 2
     return positions / decoded if decoded else 0.0
+
+
+def prompt_metrics(
+    load: PromptLoad, records: Sequence[RequestRecord], *, spans: Distribution, why_not: str, exact: bool
+) -> Metrics:
+    """``spans`` are those of prefills; ``why_not``: why what ran in them is not known, if so."""
+    ns = spans.mean * len(spans) if len(spans) else 0
+    reached = [record for record in records if record.first_token is not None]
+    why = why_not or ("" if ns and len(reached) == len(records) else "not every prompt was computed")
+    if why:
+        return {PROMPTS: Abstained(abstained=why)}
+    tokens = sum(record.prompt_tokens - record.cached_tokens for record in records)
+    pairs = sum(_seen(record.prompt_tokens) - _seen(record.cached_tokens) for record in records)
+    flops = load.of(tokens=tokens, pairs=pairs, requests=len(records))
+    return {PROMPTS: plain(PROMPTS, flops / ns / 1e3, exact=exact)}
+
+
+PROMPTS = "prefill_flops"
+
+
+def _seen(tokens: int) -> int:
+    """Pairs of a token and a position up to its own, of so many tokens."""
+    return tokens * (tokens + 1) // 2
