@@ -193,9 +193,10 @@ def _cost(cost: dict[str, Any]) -> str:
     if "abstained" in cost:
         return f"{what}: {cost['abstained']}"
     low, high = cost["interval"]
+    where = f"{'emulated' if cost['emulated'] else 'measured'} on {cost['device']}"
     verdict = {True: "met", False: "missed", None: "no verdict"}[cost["met"]]
     return (
-        f"{what}: {cost['percent']:+.2f} % [{low:+.2f}, {high:+.2f}] of steps of {cost['step_ms']:.2f} ms, "
+        f"{what}, {where}: {cost['percent']:+.2f} % [{low:+.2f}, {high:+.2f}] of steps of {cost['step_ms']:.2f} ms, "
         f"{cost['us_per_step']:+.1f} us a step, {cost['pairs']} pairs; bar < {cost['bar_percent']:g} %: {verdict}"
     )
 

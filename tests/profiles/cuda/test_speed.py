@@ -23,8 +23,8 @@ GOOD = {
     "decode_bandwidth": 4000.0,
 }
 COST = {
-    "sides": ["bare", "timed"], "emulated": False, "percent": 0.4, "interval": [0.1, 0.7], "step_ms": 1.0,
-    "us_per_step": 4.0, "pairs": 10, "bar_percent": 1.0, "met": True,
+    "sides": ["bare", "timed"], "device": "A GPU", "emulated": False, "percent": 0.4, "interval": [0.1, 0.7],
+    "step_ms": 1.0, "us_per_step": 4.0, "pairs": 10, "bar_percent": 1.0, "met": True,
 }  # fmt: skip
 
 
@@ -100,7 +100,8 @@ def test_the_page_has_figures_evidence_the_roofline_and_what_is_missing() -> Non
     assert "| decode FLOP/s | – | TFLOP/s |  |  |" in text
     assert "roofline: 4,300 GB/s of hardware profile h200: measured on an H200" in text
     assert (
-        "- timed against bare: +0.40 % [+0.10, +0.70] of steps of 1.00 ms, +4.0 us a step, 10 pairs" in text
+        "- timed against bare, measured on A GPU: +0.40 % [+0.10, +0.70] of steps of 1.00 ms, +4.0 us a step, 10 pairs"
+        in text
     )
     assert "- not run: speed-0.6b" in text
 
