@@ -11,12 +11,15 @@ OUT ?= gpu-results
 run: $(READY)
 	$(BIN)/schedbench run $(SCENARIO)
 
+# Far more than any test takes: one that hangs fails, and says where.
+HANGS := --timeout 400
+
 test: $(READY)
-	$(BIN)/pytest -n 2 --dist loadgroup -q $(TESTS)
+	$(BIN)/pytest -n 2 --dist loadgroup -q $(HANGS) $(TESTS)
 
 # Every state of the ladder with every mode, cell by cell: too long for each change, never too long for a landing.
 wide: $(READY)
-	$(BIN)/pytest -n 2 --dist loadgroup -q -m wide $(TESTS)
+	$(BIN)/pytest -n 2 --dist loadgroup -q -m wide $(HANGS) $(TESTS)
 
 # A recorded trace, which lies beside the repository where there is one.
 mooncake: $(READY)
@@ -70,7 +73,7 @@ wheel: $(READY)
 
 # VENV= takes PYTHON as it is, with nothing installed into it: docs/cuda.md.
 gpu: $(if $(VENV),$(READY))
-	$(if $(VENV),$(BIN)/python,PYTHONPATH=.typing $(PYTHON)) -m schedbench.profiles.cuda.gpu --out $(OUT) $(if $(DRY_RUN),--dry-run)
+	$(if $(VENV),$(BIN)/python,PYTHONPATH=.typing $(PYTHON)) -m schedbench.profiles.cuda.gpu --out $(OUT) $(if $(ONLY),--only $(ONLY)) $(if $(DRY_RUN),--dry-run)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

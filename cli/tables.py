@@ -34,6 +34,10 @@ _PLAIN = (
     "request_throughput",
     "steady_output_throughput",
     "steady_request_throughput",
+    "decode_batch_size",
+    "decode_bandwidth",
+    "decode_flops",
+    "prefill_flops",
     "forward_occupancy",
     "gpu_busy",
     "bubble_pct",
@@ -46,8 +50,18 @@ _PLAIN = (
 )
 _DRAFTS = ("accept_length", "position_acceptance.")
 _TRANSFER = ("prefill_ms", "transfer_ms", "decode_queue_ms")  # of workers of their own for prompts
-_TIMES = ("ttft_ms", "queue_ms", *_TRANSFER, "tpot_ms", "itl_ms", "e2e_ms", "step_ms", "forward_ms")
-_IN_WORDS = ("queue", "prefill", "transfer", "decode", "step", "forward")
+_TIMES = (
+    "ttft_ms",
+    "queue_ms",
+    *_TRANSFER,
+    "tpot_ms",
+    "itl_ms",
+    "e2e_ms",
+    "step_ms",
+    "forward_ms",
+    "idle_ms",
+)
+_IN_WORDS = ("queue", "prefill", "transfer", "decode", "step", "forward", "idle")
 _IDLE = ("host_late", "dependency", "kernel_gap", "no_work", "residue")
 
 

@@ -125,6 +125,45 @@ _FORWARD = Definition(
     "end of the last forward kernel - start of the first, per step", _TIMELINE,
 )  # fmt: skip
 
+_IDLE = Definition(
+    "idle_ms", "ms", "lower",
+    "Between steps: forward idle in front of one step's forward, without that in which the scheduler slept; 0 where "
+    "forwards follow each other without a gap. The first step has nothing before it.",
+    "start of a step's span - end of the spans before - sleep, per step", _TIMELINE,
+)  # fmt: skip
+
+_ACHIEVED = (
+    Definition(
+        "decode_batch_size", "requests/step", "none",
+        "Requests in a decode step, on average.",
+        "sum over decode steps of the batch / decode steps", _TIMELINE,
+    ),
+    Definition(
+        "decode_bandwidth", "GB/s", "higher",
+        "Memory traffic of decode forwards by their span on the device: weights once a step, each running "
+        "request's KV, and activations, as the kernels declare them; sampling is left out. Positions attended "
+        "to are the mean of all decoded tokens.",
+        "bytes that the decoder's kernels declare for the batches that ran / sum of forward_ms.decode", _TIMELINE,
+    ),
+    Definition(
+        "decode_flops", "TFLOP/s", "higher",
+        "Arithmetic of decode forwards by their span on the device: products with the weights, and attention.",
+        "floating-point operations that the decoder's kernels declare / sum of forward_ms.decode", _TIMELINE,
+    ),
+    Definition(
+        "prefill_flops", "TFLOP/s", "higher",
+        "Arithmetic of prompts' forwards by their span on the device: products with the weights for each token that "
+        "was not cached, and attention. Not known where prompts are mixed with decodes or computed twice.",
+        "floating-point operations that the decoder's kernels declare / sum of forward_ms.prefill", _TIMELINE,
+    ),
+    Definition(
+        "decode_roofline_ms", "ms", "none",
+        "What a decode forward would take if it did nothing but move its bytes at the memory bandwidth of the "
+        "hardware profile. Compare with forward_ms.decode.",
+        "bytes as in decode_bandwidth / memory bandwidth / decode steps", _TIMELINE,
+    ),
+)  # fmt: skip
+
 _RANGE = Definition(
     "range_ms", "ms", "lower",
     "Host time inside a named range of a capture, waits included, by the range's name under the map "
@@ -331,7 +370,19 @@ _PARTS = (
     ),
 )  # fmt: skip
 
-_TABLE = (*_THROUGHPUT, *_LATENCY, _FORWARD, _RANGE, *_WAITING, *_USAGE, *_SPECULATION, *_COUNTERS, *_PARTS)
+_TABLE = (
+    *_THROUGHPUT,
+    *_LATENCY,
+    _FORWARD,
+    _IDLE,
+    *_ACHIEVED,
+    _RANGE,
+    *_WAITING,
+    *_USAGE,
+    *_SPECULATION,
+    *_COUNTERS,
+    *_PARTS,
+)
 
 KINDS = ("prefill", "decode", "mixed", "idle", "verify", "draft", "draft_extend", "prebuilt")  # of steps
 PERCENTILES = ("p50", "p90", "p95", "p99")

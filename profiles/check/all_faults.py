@@ -57,8 +57,8 @@ def catch_all(adversaries: Sequence[int], notice: Callable[[str], None]) -> list
     chosen = probes()
     tasks = list(dict.fromkeys(task for probe in chosen.values() for task in _tasks(probe)))
     checks: dict[_Task, tuple[Check, ...]] = {}
-    with pool(len(tasks)) as workers:
-        for task, found in zip(tasks, workers.map(partial(_checked, tuple(adversaries)), tasks), strict=True):
+    with pool(len(tasks)) as each:
+        for task, found in zip(tasks, each(partial(_checked, tuple(adversaries)), tasks), strict=True):
             checks[task] = found
             notice(f"{len(checks)} of {len(tasks)} questions")
     return [_caught(probe, *(checks[task] for task in _tasks(probe))) for probe in chosen.values()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -15,7 +15,7 @@ from ..vgpu.adversary.tempers import ALWAYS, FAVOURED, STRATEGIES, described
 from .attempt import attempt
 from .tokens import differences
 from .verdicts import Check, Evidence, judged, skipped
-from .workers import pool, processors
+from .workers import Map, pool, processors
 
 NAME = "adversary"
 WORTH_PROCESSES_S = 12.0
@@ -48,13 +48,13 @@ def concerns(seed: int, result: Result) -> bool:
 
 
 @contextmanager
-def _spread(seconds: float, tasks: int) -> Iterator[Callable[..., Iterable[list[Evidence]]]]:
+def _spread(seconds: float, tasks: int) -> Iterator[Map]:
     """Runs that take a while are spread over processes, each of which takes a few seconds to start."""
     if seconds * tasks < WORTH_PROCESSES_S or processors() == 1:
         yield map
         return
-    with pool(tasks) as workers:
-        yield workers.map
+    with pool(tasks) as each:
+        yield each
 
 
 def _against(resolved: Resolved, relay: RelayChoice, expected: Result, seed: int) -> list[Evidence]:

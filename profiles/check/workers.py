@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Map(Protocol):
+    def __call__(self, function: Callable[[T], R], tasks: Iterable[T], /) -> Iterable[R]: ...
 
 
 @contextmanager
-def pool(tasks: int) -> Iterator[ProcessPoolExecutor]:
+def pool(tasks: int) -> Iterator[Map]:
     """Fresh processes: a virtual GPU belongs to the one that opened it. What is still to be done when the block is left
     early is not begun."""
     workers = ProcessPoolExecutor(max(1, min(processors(), tasks)), mp_context=get_context("spawn"))
+
+    def each(function: Callable[[T], R], tasks: Iterable[T], /) -> Iterable[R]:
+        pickle.dumps(function)  # what cannot be: Python 3.11 would wait for it when the block is left
+        return workers.map(function, tasks)
+
     try:
-        yield workers
+        yield each
     finally:
         workers.shutdown(cancel_futures=True)
 

@@ -28,7 +28,11 @@ class Capture:  # cuda-only
 
     def start(self) -> None:
         torch.cuda.synchronize()
-        self.profile: Any = profile(activities=[ProfilerActivity.CUDA], experimental_config=options())
+        self.profile: Any = profile(
+            activities=[ProfilerActivity.CUDA],
+            experimental_config=options(),
+            acc_events=True,  # there is one cycle; without, torch 2.11 warns that others would be lost
+        )
         self.profile.__enter__()
 
     def stop(self) -> list[Row]:

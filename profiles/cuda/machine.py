@@ -48,6 +48,7 @@ def open_cuda(resolved: Resolved, sink: Sink, keep_trace: Path | None) -> Iterat
             peek=torch.Tensor.cpu,
             environment=facts(device),
             traced=watch.traced,
+            unwatched=watch.uninstalled,
         )
 
 

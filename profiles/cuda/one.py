@@ -20,6 +20,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("scenario")
     parser.add_argument("--device", choices=("cuda", "vgpu"), required=True)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--timed", action="store_true", help="without a second pass that counts")
     parser.add_argument("--hardware", type=Path, help="a profile that a stage before this one writes")
     parser.add_argument("--output", type=Path, required=True)
     return parser.parse_args(arguments)
@@ -34,7 +35,8 @@ def main(arguments: Sequence[str]) -> int:
     given = parse(arguments)
     hardware = [] if given.hardware is None else [f"device.hardware={given.hardware.resolve()}"]
     resolved = resolve(load(given.scenario, [*given.set, *hardware]))
-    options = Options(device=given.device, save_tokens=True, command=" ".join(arguments))
+    command = " ".join(arguments)
+    options = Options(device=given.device, save_tokens=True, command=command, traced=not given.timed)
     result = execute(resolved, resolved.relays[0], options).result
     result.write(given.output)
     return 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -75,6 +76,15 @@ class Prediction(NamedTuple):
         return median(known) if known else None
 
     @property
+    def by_scenario(self) -> dict[str, float]:
+        """The median of each one's absolute errors; of those that have any."""
+        known: defaultdict[str, list[float]] = defaultdict(list)
+        for row in self.errors:
+            if row.error is not None:
+                known[row.scenario].append(abs(row.error))
+        return {scenario: median(errors) for scenario, errors in known.items()}
+
+    @property
     def worst(self) -> Error | None:
         known = [row for row in self.errors if row.error is not None]
         return max(known, key=lambda row: abs(row.error or 0), default=None)
@@ -136,6 +146,7 @@ def document(found: Prediction, *, missing: Sequence[str] = ()) -> dict[str, Any
     worst = found.worst
     return {
         "median_error": found.median_error,
+        "by_scenario": found.by_scenario,
         "goal": GOAL,
         "reached": found.reached,
         "worst": worst and worst._asdict(),
@@ -159,6 +170,8 @@ def markdown(told: dict[str, Any], *, machine: str, date: str) -> str:
         "",
         f"median error {_percent(told['median_error'])} (goal: below {_percent(told['goal'])}); of changes that both "
         f"call, {signs['agree']} signs agree and {signs['differ']} differ ({signs['not_called']} not called)",
+        "",
+        *(f"- {scenario}: {_percent(error)}" for scenario, error in told["by_scenario"].items()),
         "",
         "| scenario | state | metric | unit | emulated | measured | error |",
         "|---|---|---|---|---|---|---|",

@@ -1,53 +1,71 @@
-"""One scenario under several states of the relay in one process: ``python -m schedbench.profiles.cuda.several``.
+"""Several questions, one after the other in one process: ``python -m schedbench.profiles.cuda.several``.
 
-Timed only, one result per state. A process that starts up and compiles once has time for the whole ladder.
+Timed only, one result per question. A process that starts up and compiles once has time for many. Emulated ones may be
+shared out among processes, which changes none of their times.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import multiprocessing
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-from ...scenarios.loader import load
-from ..run.crash import BrokenRunError
 from ..run.execute import Options, execute
-from ..run.resolve import Resolved, resolve
 from .prediction import file
+from .questions import Question, asked
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Run one scenario under several states of the relay.")
-    parser.add_argument("scenario")
-    parser.add_argument("--states", nargs="+", required=True)
+    parser = argparse.ArgumentParser(description="Run scenarios under states of the relay.")
+    parser.add_argument("questions", nargs="+", metavar="SCENARIO:STATE", type=Question.of)
     parser.add_argument("--device", choices=("cuda", "vgpu"), required=True)
     parser.add_argument("--side", choices=("measured", "emulated"), required=True)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--hardware", type=Path, help="a profile that a stage before this one writes")
+    parser.add_argument("--workers", type=int, default=1, help="processes, of the virtual GPU only")
     parser.add_argument("--folder", type=Path, required=True)
     return parser.parse_args(arguments)
 
 
-def questions(given: argparse.Namespace, hardware: Sequence[str] = ()) -> Iterator[tuple[str, Resolved]]:
-    """By state. Raises ScenarioError."""
-    for state in given.states:
-        yield state, resolve(load(given.scenario, [*given.set, *hardware, f"engine.relay={state}"]))
+def answer(question: Question, given: argparse.Namespace) -> str:
+    """Write its result; why there is none, if so. Whatever breaks one question leaves the others."""
+    hardware = [] if given.hardware is None else [f"device.hardware={given.hardware.resolve()}"]
+    options = Options(device=given.device, traced=False, command=f"several {question}")
+    try:
+        resolved = asked(question, given.device, [*given.set, *hardware])
+        result = execute(resolved, resolved.relays[0], options).result
+    except Exception as error:
+        return f"{question}: {type(error).__name__}: {error}"
+    if result.run.cancelled:
+        return f"{question}: interrupted"
+    result.write(given.folder / f"{file(*question, given.side)}.json")
+    return ""
+
+
+def answers(given: argparse.Namespace) -> Iterator[str]:
+    """As ``answer``, of each."""
+    if given.workers == 1:
+        for question in given.questions:
+            yield answer(question, given)
+            gc.collect()  # a scheduler is a ring of references that holds a model and its KV on the device
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(given.workers, mp_context=context) as pool:
+        for future in as_completed([pool.submit(answer, question, given) for question in given.questions]):
+            yield future.result()
 
 
 def main(arguments: Sequence[str]) -> int:
-    """1 when a state broke down; the others have run."""
-    given, broke = parse(arguments), []
-    hardware = [] if given.hardware is None else [f"device.hardware={given.hardware.resolve()}"]
-    for state, question in questions(given, hardware):
-        options = Options(device=given.device, traced=False, command=" ".join(arguments))
-        try:
-            result = execute(question, question.relays[0], options).result
-        except (RuntimeError, ValueError, BrokenRunError) as error:
-            broke.append(f"{state}: {error}")
-        else:
-            result.write(given.folder / f"{file(given.scenario, state, given.side)}.json")
-    print("\n".join(broke), end="", flush=True)
+    """1 when a question broke down; the others have run."""
+    given = parse(arguments)
+    broke = 0
+    for why in answers(given):
+        broke += bool(why)
+        print(why, end="\n" if why else "", flush=True)
     return 1 if broke else 0
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -15,19 +16,23 @@ from typing import Literal, NamedTuple
 Status = Literal["ok", "failed", "skipped"]
 
 LEAST = 5.0  # seconds; with less left a stage is not begun
+GRACE = 10.0  # seconds that a stage has to keep what there is, once it is interrupted
 TAIL = 2000  # characters of output that are kept of a failure
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """``arguments`` are Python's; ``needs`` names stages that must have succeeded, ``packages`` what must be there."""
+    """``arguments`` are Python's; ``needs`` names stages that must have succeeded, ``uses`` others whose results it
+    takes where there are any, ``packages`` what must be there. ``kept``: time is kept for it, whatever runs before."""
 
     name: str
     arguments: tuple[str, ...]
     deadline: float  # seconds
     needs: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    kept: bool = False
 
 
 class Outcome(NamedTuple):
@@ -44,23 +49,39 @@ def run_all(
     run: Callable[[Stage, float], Outcome],
     now: Callable[[], float] = time.monotonic,
 ) -> Iterator[Outcome]:
-    """Each stage in order, within ``budget`` seconds together. ``run`` gets the stage and its seconds."""
+    """Each stage in order, within ``budget`` seconds together. ``run`` gets the stage and its seconds, less than its
+    deadline where the budget, or what is kept for others, leaves no more."""
     end = now() + budget
     done: dict[str, Outcome] = {}
-    for stage in stages:
-        rest = end - now()
+    for place, stage in enumerate(stages):
+        kept = sum(later.deadline for later in stages[place + 1 :] if later.kept)
+        rest = end - now() - kept
         why = _obstacle(stage, done) or ("no time left" if rest < LEAST else "")
         outcome = Outcome(stage.name, "skipped", 0.0, why) if why else run(stage, min(stage.deadline, rest))
         done[stage.name] = outcome
         yield outcome
 
 
+def chosen(stages: Sequence[Stage], prefixes: Sequence[str]) -> list[Stage]:
+    """Those whose names begin so, and what they need or use, in their order."""
+    wanted: set[str] = set()
+    for stage in reversed(stages):  # what a stage needs comes before it
+        if stage.name in wanted or stage.name.startswith(tuple(prefixes)):
+            wanted |= {stage.name, *stage.needs, *stage.uses}
+    return [stage for stage in stages if stage.name in wanted]
+
+
 def _obstacle(stage: Stage, done: Mapping[str, Outcome]) -> str:
     unmet = [name for name in stage.needs if name not in done or done[name].status != "ok"]
     if unmet:
         return f"needs {', '.join(unmet)}"
-    missing = [name for name in stage.packages if importlib.util.find_spec(name) is None]
+    missing = absent(stage)
     return f"not installed: {', '.join(missing)}" if missing else ""
+
+
+def absent(stage: Stage) -> list[str]:
+    """Packages that it must have and that are not there."""
+    return [name for name in stage.packages if importlib.util.find_spec(name) is None]
 
 
 def in_process(python: str, folder: Path) -> Callable[[Stage, float], Outcome]:
@@ -93,7 +114,7 @@ def _told(error: str, tail: str) -> str:
 
 
 def _waited(process: subprocess.Popen[bytes], seconds: float) -> str:
-    """What went wrong; a process that is late is ended with all that it started."""
+    """What went wrong; a process that is late is interrupted, and ended with all that it started."""
     try:
         code = process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -106,5 +127,15 @@ def _waited(process: subprocess.Popen[bytes], seconds: float) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    os.killpg(process.pid, signal.SIGINT)
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE)
+    finally:
+        _kill_group(process.pid)
+        process.wait()
+
+
+def _kill_group(group: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)

@@ -49,12 +49,26 @@ class Watch:
         self.observer = CudaObserver(clock, self.streams, device.handle)
         self._waits = WaitLog(clock, Log(), device.type, self._current)
         self._period = self._timed()
+        self._replaced = ExitStack()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Calls that wait are timed in this block."""
-        with self._waits.installed(self.device.module):
+        with self._replaced:
+            self._install()
             yield
+
+    @contextmanager
+    def uninstalled(self) -> Iterator[None]:
+        """Inside ``installed``: calls are torch's own in this block."""
+        self._replaced.close()
+        try:
+            yield
+        finally:
+            self._install()
+
+    def _install(self) -> None:
+        self._replaced.enter_context(self._waits.installed(self.device.module))
 
     @contextmanager
     def traced(self) -> Iterator[Counting]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -178,14 +179,18 @@ def load(name_or_path: str | Path) -> HardwareProfile:
 
     Raises HardwareError when there is none, or with every fault of the file at once.
     """
-    raw = _read(name_or_path)
+    return _parsed(_read(name_or_path), str(name_or_path))
+
+
+@lru_cache(maxsize=8)  # many questions are of one machine
+def _parsed(raw: bytes, source: str) -> HardwareProfile:
     try:
-        document = read(raw, str(name_or_path))
+        document = read(raw, source)
     except ScenarioError as error:
         raise HardwareError(str(error)) from None
     if not isinstance(document.data, dict):
-        raise HardwareError(f"{name_or_path}: expected a mapping, got {show(document.data)}")
-    return _validated(document, source=str(name_or_path), sha256=hashlib.sha256(raw).hexdigest())
+        raise HardwareError(f"{source}: expected a mapping, got {show(document.data)}")
+    return _validated(document, source=source, sha256=hashlib.sha256(raw).hexdigest())
 
 
 def _folder() -> Any:

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from scipy import stats
 
-from .statistics import Effect, Floats, abba
+from .pairs import Effect, Floats, abba
 
 DRIFT_LIMIT: Final = 10.0  # percent over the run, above which no statistics save it
 LEADING: Final = 2  # blocks that a warm-up ramp cannot miss

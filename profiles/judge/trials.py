@@ -10,8 +10,8 @@ from typing import Literal, Protocol, TypeVar
 from ..result import Result
 from .divergence import Divergence, comparable, first_divergence, same_tokens
 from .likeness import Difference, LikenessError, unlike
-from .statistics import Side as Name
-from .statistics import abba
+from .pairs import Side as Name
+from .pairs import abba
 from .trial import Sample
 from .verdict import DEFAULT_PAIRS, MIN_SEEDS
 

@@ -10,22 +10,8 @@ from typing import Final, Literal
 
 from ..definitions import Direction
 from . import noise
-from .statistics import (
-    Interval,
-    Paired,
-    abba,
-    centred,
-    estimate,
-    holm,
-    mann_whitney,
-    order_interval,
-    paired,
-    pairs_needed,
-    percent,
-    same_side,
-    unpaired,
-    wilcoxon,
-)
+from .pairs import Interval, Paired, abba, centred, estimate, paired, percent, same_side
+from .statistics import holm, mann_whitney, order_interval, pairs_needed, unpaired, wilcoxon
 
 Verdict = Literal["better", "worse", "no change", "inconclusive"]
 

@@ -85,6 +85,8 @@ class WaitingSink:
         self._origin: int | None = None
         self._cursor = 0  # end of the spans folded so far
         self.forwards: defaultdict[str, Distribution] = defaultdict(Distribution)  # spans by kind of step, ns
+        self.requests: Counter[str] = Counter()  # of all those steps' batches, by kind
+        self.idle = Distribution()  # in front of each step but the first, without sleep, ns
         self._sleeps: Track[str] = Track()
         self._work: Track[str] = Track()
         self._stalls: Track[int] = Track()
@@ -103,15 +105,15 @@ class WaitingSink:
         self._take_ranges(window.ranges)
         self._gate.reject_late(self._spans, what="a forward kernel")
         for info in self._gate.feed(window):
-            self._fold(info.step, info.kind)
+            self._fold(info.step, info.kind, info.batch_size)
         self._settle_kernels()
 
     def finish(self) -> Waiting:
         """Totals of the run; nothing may be fed afterwards."""
         for info in self._gate.finish():
-            self._fold(info.step, info.kind)
+            self._fold(info.step, info.kind, info.batch_size)
         for step in sorted(self._spans):
-            self._fold(step, OUTSIDE)
+            self._fold(step, OUTSIDE, 0)
         self._settle_kernels()
         origin = self._cursor if self._origin is None else self._origin
         return Waiting(
@@ -156,48 +158,53 @@ class WaitingSink:
     def _take_waits(self, waits: list[Wait]) -> None:
         self._waits.add([(wait.start, wait.end, wait.stream) for wait in waits])
 
-    def _fold(self, step: int, kind: str) -> None:
+    def _fold(self, step: int, kind: str, requests: int) -> None:
         span = self._spans.pop(step, None)
         if span is None:
             return
         if self._origin is None:
             self._origin = self._cursor = span.start
-        elif span.start > self._cursor:
-            self._split_idle(span)
+        else:
+            self.idle.add(self._split_idle(span) if span.start > self._cursor else 0)
         start = max(span.start, self._cursor)
         if span.end > start:
             self._totals["forward"] += span.end - start
             self._cursor = span.end
         self._totals["steps"] += kind not in PARTS
         self.forwards[kind].add(span.end - span.start)
+        self.requests[kind] += requests
         self._forget()
 
     def _forget(self) -> None:
         for track in (self._sleeps, self._work, self._stalls, self._waits, self._others):
             track.forget(self._cursor)
 
-    def _split_idle(self, span: _Span) -> None:
-        """The idle from the cursor to the span's start, split at the instant its first op was enqueued."""
+    def _split_idle(self, span: _Span) -> int:
+        """The idle from the cursor to the span's start, split at the instant its first op was enqueued; how much of it
+        had work."""
         begin, end = self._cursor, span.start
         enqueued = min(max(span.launched, begin), end)
-        self._split_host(begin, enqueued)
+        asleep = self._split_host(begin, enqueued)
         held = self._held(span.stream, start=enqueued, end=end)
         self._totals["dependency"] += held
         self._totals["launch_latency" if enqueued > begin else "kernel_gap"] += end - enqueued - held
+        return end - begin - asleep
 
-    def _split_host(self, begin: int, enqueued: int) -> None:
-        """What the host did meanwhile: asleep, stalled, or at work, named or not."""
+    def _split_host(self, begin: int, enqueued: int) -> int:
+        """What the host did meanwhile: asleep, stalled, or at work, named or not. How long it slept."""
         stalled = self._stalls.overlaps(begin, enqueued)
         for lo, hi, call_end in stalled:
             self._exposed[call_end] += hi - lo
         waiting = [(lo, hi) for lo, hi, _ in stalled]
         asleep = [(lo, hi) for lo, hi, _ in self._sleeps.overlaps(begin, enqueued)]
+        slept = covered(asleep)
         work = [(lo, hi) for lo, hi, _ in self._work.overlaps(begin, enqueued)]
         totals = self._totals
-        totals["no_work"] += covered(asleep)
+        totals["no_work"] += slept
         totals["exposed_stall"] += covered(waiting)
         totals["exposed_host"] += enqueued - begin - covered(waiting + asleep)
         totals["unnamed_host"] += enqueued - begin - covered(work + waiting + asleep)
+        return slept
 
     def _held(self, stream: int, *, start: int, end: int) -> int:
         """Time in [start, end) in which an op of ``stream`` waits for an event, for its own stream, or

@@ -28,6 +28,7 @@ Metrics = dict[str, Metric | Abstained]
 
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _NO_PERIOD = "fewer than two launches without sleep between them"
+_NO_IDLE = "fewer than two steps with forward kernels"
 NO_FORWARD = "no forward kernel was seen"
 
 
@@ -82,6 +83,7 @@ class Answers:
                 **request_metrics(self.requests.account, exact=exact),
                 "step_ms": distributed("step_ms", self.periods.periods, exact=exact, why=_NO_PERIOD),
                 **forward_metrics(self.waiting.forwards, exact=exact),
+                "idle_ms": distributed("idle_ms", self.waiting.idle, exact=exact, why=_NO_IDLE),
                 **waiting_metrics(waiting, exact=exact),
                 **self._swap_metrics(exact=exact),
                 **acceptance_metrics(self.acceptance, drafts, exact=exact),

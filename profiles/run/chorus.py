@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
-from ...sched.observe import Observer, Silence
+from ...sched.observe import NO_STEP, Observer, Silence
 
 _HOOKS = (
     "stream",
@@ -53,6 +53,7 @@ def _together(calls: list[Callable[..., None]]) -> Callable[..., None]:
     return all_of_them
 
 
+_NOTHING = Silence().range("", NO_STEP, 0)  # of a listener that has nothing to do when the range ends
 Ranger = Callable[[str, int, int], AbstractContextManager[object]]
 
 
@@ -61,7 +62,12 @@ def _nested(rangers: Sequence[Ranger]) -> Ranger:
         return Silence().range
     if len(rangers) == 1:
         return rangers[0]
-    return lambda name, step, size: _Nested([ranger(name, step, size) for ranger in rangers])
+
+    def together(name: str, step: int, size: int) -> AbstractContextManager[object]:
+        managers = [m for ranger in rangers if (m := ranger(name, step, size)) is not _NOTHING]
+        return managers[0] if len(managers) == 1 else _Nested(managers)
+
+    return together
 
 
 class _Nested:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
-
 from ...scenarios.combinations import routed
 from ...scenarios.failures import rank_names
 from ...scenarios.problems import ScenarioError
@@ -82,16 +80,17 @@ def _here(task: Task) -> Result:
 def _apart(task: Task) -> Result:
     """Ranks that are processes of their own."""
     scenario, own = task.resolved.scenario, (task, task.unheard)
+    kind = chosen(task.options.device, scenario)
     _only_deaths(scenario)
-    if launched() is None and chosen(task.options.device, scenario) == "vgpu":
+    if launched() is None and kind == "vgpu":
         capacity.check_world(task.resolved)
     if routed(scenario):
         _only_far(scenario)
-        passes = 2 if torch.cuda.is_available() and task.options.traced else 1
-        return process_world(*(Workers(*each.around, each.heard, passes) for each in own))
+        passes = 2 if kind == "cuda" and task.options.traced else 1
+        return process_world(*(Workers(kind, *each.around, each.heard, passes) for each in own))
     if scenario.engine.data_parallel.ranks > 1:
-        return process_world(*(Ranks(*each.around, each.heard, DATA_PARALLEL) for each in own))
-    return process_world(*(Ranks(*each.around, each.run, PIPELINE) for each in own))
+        return process_world(*(Ranks(kind, *each.around, each.heard, DATA_PARALLEL) for each in own))
+    return process_world(*(Ranks(kind, *each.around, each.run, PIPELINE) for each in own))
 
 
 def _only_far(scenario: Scenario) -> None:

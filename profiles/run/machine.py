@@ -55,7 +55,8 @@ class Machine:
     """``exact``: times repeat byte for byte. ``flush`` delivers what the watcher still holds. ``peek`` reads a device
     tensor without the device knowing: for checks that are no part of the run. ``traced``, where counting perturbs
     times, makes the pass inside it one that counts; None where one pass does both. ``hazards`` where they are watched
-    for. ``untimed``: why its times mean nothing and it counts nothing, if so."""
+    for. ``untimed``: why its times mean nothing and it counts nothing, if so. ``unwatched``: nothing of torch's is
+    replaced for the watcher's sake inside it."""
 
     device: torch.device
     capabilities: Capabilities
@@ -72,3 +73,4 @@ class Machine:
     host: HostTime = field(default_factory=ByItself)
     hazards: Watcher | None = None
     untimed: str = ""
+    unwatched: Callable[[], AbstractContextManager[None]] = nullcontext

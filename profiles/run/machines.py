@@ -23,17 +23,19 @@ from ..vgpu.host_time import measured, without_own_time
 from ..vgpu.tensor import CURRENT, DeviceTensor
 from ..world.baton import Member
 from ..world.device import SharedSimulation
-from ..world.ports import CopyingPorts, Ports, VirtualPorts
+from ..world.direct import take_a_gpu
+from ..world.ports import DevicePorts, Ports, VirtualPorts
 from ..world.virtual import WorldClock
 from . import capacity
 from .attention import obstacle
 from .machine import ByItself, HostTime, Machine, MachineError
 from .resolve import Resolved
 
-Kind = Literal["auto", "cuda", "vgpu"]
+Chosen = Literal["cuda", "vgpu"]
+Kind = Literal["auto"] | Chosen
 
 
-def chosen(kind: Kind, scenario: Scenario) -> Literal["cuda", "vgpu"]:
+def chosen(kind: Kind, scenario: Scenario) -> Chosen:
     """``auto`` takes CUDA where there is one and it can do what the scenario asks. Raises MachineError."""
     emulated_only, available = _emulated_only(scenario), torch.cuda.is_available()
     if kind == "cuda" and not available:
@@ -66,7 +68,7 @@ def _emulated_only(scenario: Scenario) -> str:
 
 
 def open_machine(
-    kind: Literal["cuda", "vgpu"],
+    kind: Chosen,
     resolved: Resolved,
     sink: Sink,
     *,
@@ -114,21 +116,24 @@ class Port(NamedTuple):
 
 
 @contextmanager
-def open_port(resolved: Resolved, sink: Sink, *, hazards: bool, adversary: int | None) -> Iterator[Port]:
+def open_port(
+    kind: Chosen, resolved: Resolved, sink: Sink, *, hazards: bool, adversary: int | None
+) -> Iterator[Port]:
     """A machine of one process among several, and how its tensors get on and off the device."""
-    if torch.cuda.is_available():
+    if kind == "cuda":
+        take_a_gpu()
         with open_cuda(resolved, sink, None) as machine:
-            yield Port(machine, machine.clock, CopyingPorts(machine.device))
+            yield Port(machine, machine.clock, DevicePorts(machine.device))
         return
     with _virtual(resolved, sink, hazards=hazards, adversary=adversary) as machine:
         yield Port(machine, machine.clock, VirtualPorts(CURRENT.get()))
 
 
 @contextmanager
-def open_desk(resolved: Resolved, sink: Sink) -> Iterator[Port]:
+def open_desk(kind: Chosen, resolved: Resolved, sink: Sink) -> Iterator[Port]:
     """Of the same process without a device: its time is real where the others' devices are."""
-    if torch.cuda.is_available():
-        yield Port(None, WallClock(), CopyingPorts(torch.device("cpu")))
+    if kind == "cuda":
+        yield Port(None, WallClock(), DevicePorts(torch.device("cpu")))
         return
     with _virtual(resolved, sink, hazards=False, adversary=None) as machine:
         yield Port(None, machine.clock, VirtualPorts(CURRENT.get()))

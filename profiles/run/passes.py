@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ..metrics.requests import RequestRecord
 from ..result import Abstained, Outputs, digest
+from .achieved import decode_load, decode_metrics, prompt_load, prompt_metrics
 from .answers import Metrics, Parts
 from .draft import speculation_depth
 from .machine import Counting, Machine
@@ -31,6 +32,7 @@ def measured(
     done = bench.measure(watch)
     drafts = speculation_depth(bench.scenario)
     parts = done.answers.finish(machine.names, exact=machine.exact, drafts=drafts, save_tokens=save_tokens)
+    parts = parts._replace(metrics=parts.metrics | _achieved(bench, done))
     outputs = outputs_of(done)
     if machine.traced is None:
         return Measured(done, parts, outputs, {})
@@ -38,7 +40,7 @@ def measured(
         return Measured(done, _uncounted(parts), outputs, _told(abstained="another tool counts"))
     if done.cancelled:
         return Measured(done, _uncounted(parts), outputs, _told(abstained="the run was interrupted"))
-    _forget(bench)
+    bench.forget()
     with machine.traced() as counting:
         again = bench.measure(nobody)
     counted = again.answers.finish(machine.names, exact=machine.exact)
@@ -48,6 +50,32 @@ def measured(
         agreed(outputs, outputs_of(again)),
         _told(**_facts(done, again, counting)),
     )
+
+
+def _achieved(bench: Bench, done: Pass) -> Metrics:
+    """What its forwards did in a second; nothing of those that are not the whole decoder's, one at a time."""
+    model = bench.resolved.model
+    if bench.seat.link is not None or speculation_depth(bench.scenario) or model.indexer is not None:
+        return {}
+    waiting, account = done.answers.waiting, done.answers.requests.account
+    exact, mixed = bench.machine.exact, "mixed with decodes" if "mixed" in waiting.forwards else ""
+    again = "some were computed twice" if account.retractions else ""
+    decodes = decode_metrics(
+        decode_load(model),
+        bench.resolved.hardware,
+        account.records,
+        spans=waiting.forwards["decode"],
+        requests=waiting.requests["decode"],
+        exact=exact,
+    )
+    prompts = prompt_metrics(
+        prompt_load(model),
+        account.records,
+        spans=waiting.forwards["prefill"],
+        why_not=mixed or again,
+        exact=exact,
+    )
+    return decodes | prompts
 
 
 def outputs_of(done: Pass) -> Outputs | Abstained:
@@ -93,12 +121,6 @@ def untimed(found: Measured, why: str) -> Measured:
 def uncounted(found: Measured) -> Measured:
     """Nobody looked at what steps did."""
     return found._replace(parts=_uncounted(found.parts))
-
-
-def _forget(bench: Bench) -> None:
-    """Drop what the last pass left in the prefix cache: both passes begin alike."""
-    cache = bench.scheduler.engine.cache
-    cache.evict(cache.evictable_size())
 
 
 def _uncounted(parts: Parts) -> Parts:

@@ -163,9 +163,33 @@ class Bench:
         with self._guarded() as guard:
             self._chorus.tune(*self._always(), *self._aborts(workload), guard)
             self._loop()
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what a run left in the prefix cache: the next one begins like it."""
         engine = self.scheduler.engine
         with engine.streams.on(engine.streams.schedule):
             engine.cache.evict(engine.cache.evictable_size())
+
+    def clocked(self, *more: Observer, watched: bool = True) -> float:
+        """Wall seconds of the workload, run once more: heard by ``more`` and what every measured run is heard by, or by
+        nobody at all. What instruments cost is the difference."""
+        self.forget()
+        answers, workload = (
+            Answers(self._clock, self._swaps()),
+            self._built(self.scenario, self.scenario.measure.seed),
+        )
+        self._settle_device()
+        self._load(workload)
+        self.valve.open(answers)
+        with nullcontext() if watched else self.machine.unwatched(), settled_heap():
+            heard = (self.machine.observer, *answers.listeners, *more) if watched else ()
+            self._chorus.tune(*heard)
+            begin = time.perf_counter()
+            self._drive()
+            seconds = time.perf_counter() - begin
+        self.machine.flush()
+        return seconds
 
     def _size_chunks(self) -> None:
         with self._guarded() as guard:
@@ -261,13 +285,16 @@ class Bench:
         return start
 
     def _loop(self) -> None:
-        engine = self.scheduler.engine
         heap = settled_heap() if self.seat.link is None else nullcontext()
         with heap, self.machine.host.running():
-            if engine.stage is not None:
-                run_pipelined(self.scheduler)
-            else:
-                (run_overlapped if engine.config.overlap else run_serial)(self._turns)
+            self._drive()
+
+    def _drive(self) -> None:
+        engine = self.scheduler.engine
+        if engine.stage is not None:
+            run_pipelined(self.scheduler)
+        else:
+            (run_overlapped if engine.config.overlap else run_serial)(self._turns)
 
     def _give_up(self, answers: Answers, status: Status, reason: str) -> None:
         for request in self._feed.alive:

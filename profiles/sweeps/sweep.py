@@ -18,9 +18,9 @@ from ...scenarios.problems import ScenarioError
 from ...sched.memory.allocation import OutOfKVMemoryError
 from ..environment import tool
 from ..judge.divergence import comparable, same_tokens
+from ..judge.pairs import percent
 from ..judge.readings import Reading, full_name, readings
 from ..judge.sides import Spec, parse, split
-from ..judge.statistics import percent
 from ..judge.trials import WorkloadError
 from ..result import Labels, Result, ResultError, read
 from ..run.execute import Options, execute

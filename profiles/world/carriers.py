@@ -16,22 +16,57 @@ import torch
 from ..run.machine import MachineError
 
 _GLANCE: Final = 5e-5  # seconds between two looks at a transfer
+_NOTHING: Final = torch.empty(0, dtype=torch.uint8)
+
+
+class Parcel(Protocol):
+    """The bytes of a message's tensors, perhaps still on their way."""
+
+    def landed(self) -> bool:
+        """Whether they are all there."""
+
+    def opened(self) -> torch.Tensor:
+        """For the current stream, which waits for them."""
 
 
 class Carrier(Protocol):
-    def give(self, body: torch.Tensor) -> tuple[Any, torch.Tensor]:
-        """What the receiver is to be told, and what goes along with that. ``body`` is bytes of the host's memory."""
+    """``body``: bytes of the host's or of a device's memory, written by what the current stream was given so far."""
 
-    def take(self, told: Any, along: torch.Tensor) -> torch.Tensor:
-        """The bytes that were given. Raises RuntimeError."""
+    def give(self, to: int, body: torch.Tensor) -> tuple[Any, torch.Tensor]:
+        """What the receiver is to be told, and what of the host's memory goes along with that."""
+
+    def push(self, to: int, body: torch.Tensor) -> None:
+        """What goes by a way of its own, now that the receiver is being told."""
+
+    def take(self, source: int, told: Any, along: torch.Tensor) -> Parcel:
+        """What was given. Called in the order in which one peer gave. Raises RuntimeError."""
+
+    def close(self) -> None:
+        """Once what was given has left."""
+
+
+class There(NamedTuple):
+    body: torch.Tensor
+
+    def landed(self) -> bool:
+        return True
+
+    def opened(self) -> torch.Tensor:
+        return self.body
 
 
 class ByMessage:
-    def give(self, body: torch.Tensor) -> tuple[None, torch.Tensor]:
-        return None, body
+    def give(self, to: int, body: torch.Tensor) -> tuple[None, torch.Tensor]:  # noqa: ARG002
+        return None, body.cpu()
 
-    def take(self, told: None, along: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
-        return along
+    def push(self, to: int, body: torch.Tensor) -> None:
+        """All of it went along."""
+
+    def take(self, source: int, told: None, along: torch.Tensor) -> There:  # noqa: ARG002
+        return There(along)
+
+    def close(self) -> None:
+        """Nothing is under way."""
 
 
 class _Buffer(NamedTuple):
@@ -65,7 +100,7 @@ class Nixl:
         self._free: list[_Buffer] = []
         self._known: set[tuple[str, int]] = set()  # buffers of others
 
-    def give(self, body: torch.Tensor) -> tuple[_Ticket | None, torch.Tensor]:
+    def give(self, to: int, body: torch.Tensor) -> tuple[_Ticket | None, torch.Tensor]:  # noqa: ARG002
         if not body.numel():
             return None, body
         agent, size = self._agent, body.numel()
@@ -76,15 +111,21 @@ class Nixl:
             memory[:size].copy_(body)
             metadata = agent.get_partial_agent_metadata(agent.get_reg_descs([memory]), inc_conn_info=True)
             descs = agent.get_serialized_descs(agent.get_xfer_descs([memory[:size]]))
-        return _Ticket(self._name, number, size, metadata, descs), body[:0]
+        return _Ticket(self._name, number, size, metadata, descs), _NOTHING
 
-    def take(self, told: _Ticket | None, along: torch.Tensor) -> torch.Tensor:
+    def push(self, to: int, body: torch.Tensor) -> None:
+        """The receiver reads it."""
+
+    def take(self, source: int, told: _Ticket | None, along: torch.Tensor) -> There:  # noqa: ARG002
         if told is None:
-            return along
+            return There(along)
         try:
-            return self._read(told)
+            return There(self._read(told))
         except Exception as error:  # NIXL's own errors have no other class in common
             raise RuntimeError(f"{type(error).__name__}: {error}") from None
+
+    def close(self) -> None:
+        """What nobody has read goes with the process."""
 
     def _read(self, told: _Ticket) -> torch.Tensor:
         agent = self._agent

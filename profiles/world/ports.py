@@ -1,4 +1,4 @@
-"""How a rank's tensors get off its device and onto it, where links carry the host's memory."""
+"""How a rank's tensors get to a link between processes, and from there onto its device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class Stamp(NamedTuple):
 
 class Ports(Protocol):
     def out(self, tensors: Sequence[torch.Tensor], name: str) -> tuple[Sequence[torch.Tensor], Stamp | None]:
-        """Values on the host, after what the current stream has been given so far; a stamp where time is virtual."""
+        """Values that a carrier can take, after what the current stream has been given so far; a stamp where time is
+        virtual."""
 
     def flush(self, name: str) -> None:
         """The current stream goes on once what was sent under that name has left."""
@@ -66,17 +67,17 @@ class VirtualPorts:
         return 0.0
 
 
-class CopyingPorts:
-    """Of a real device: through the host, by copies that it waits for."""
+class DevicePorts:
+    """Of a real device, or of a host. Which way the tensors take from there is the carrier's choice."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def out(self, tensors: Sequence[torch.Tensor], name: str) -> tuple[Sequence[torch.Tensor], None]:  # noqa: ARG002
-        return [tensor.cpu() for tensor in tensors], None
+        return tensors, None
 
     def flush(self, name: str) -> None:
-        """It has been waited for."""
+        """What is sent was put together by the current stream: it leaves its tensors in stream order."""
 
     def into(self, values: Sequence[torch.Tensor], stamp: Stamp | None) -> tuple[torch.Tensor, ...]:  # noqa: ARG002
         return tuple(value.to(self._device) for value in values)

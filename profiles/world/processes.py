@@ -68,8 +68,8 @@ class Troupe(Protocol):
     def names(self) -> Sequence[str]:
         """Of the ranks, one process each."""
 
-    def carrier(self, rank: int, *, patience: float) -> Carrier:
-        """How tensors travel. Raises MachineError."""
+    def carrier(self, port: Port, rank: int, *, patience: float) -> Carrier:
+        """How tensors travel; all ranks ask. Raises MachineError."""
 
     def opened(self, rank: int, valve: Valve) -> AbstractContextManager[Port]:
         """What that rank works on. Raises MachineError."""
@@ -125,14 +125,16 @@ def run_place(place: Place, meeting: str, troupe: Troupe) -> Result | None:
         timeout=timedelta(seconds=PATIENCE),
     )
     try:
-        valve, carrier = Valve(), troupe.carrier(place.rank, patience=PATIENCE)
-        with (
-            troupe.opened(place.rank, valve) as port,
-            ProcessLink(port.ports, port.clock, patience=PATIENCE, carrier=carrier) as link,
-        ):
+        valve = Valve()
+        with troupe.opened(place.rank, valve) as port, _linked(port, troupe, place.rank) as link:
             return _gathered(link, troupe.act(port, valve, link), troupe)
     finally:
         dist.destroy_process_group()
+
+
+def _linked(port: Port, troupe: Troupe, rank: int) -> ProcessLink:
+    carrier = troupe.carrier(port, rank, patience=PATIENCE)
+    return ProcessLink(troupe.names, port.ports, port.clock, patience=PATIENCE, carrier=carrier)
 
 
 def _gathered(link: Link, own: Any, troupe: Troupe) -> Result | None:
@@ -220,7 +222,7 @@ def _fates(processes: Sequence[BaseProcess], names: Sequence[str]) -> str:
     for process in processes:
         process.join(_GRACE)
     told = [
-        f"rank {rank} ({names[rank]}) ended with {signal.Signals(-code).name if code < 0 else f'code {code}'}"
+        f"{names[rank]} ended with {signal.Signals(-code).name if code < 0 else f'code {code}'}"
         for rank, process in enumerate(processes, 1)
         if (code := process.exitcode) not in (None, 0, _EARLY)
     ]

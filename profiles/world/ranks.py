@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Generic, Literal, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from ...scenarios.failures import rank_names
 from ...sched.link import Link, LinkError
@@ -15,7 +15,7 @@ from ..result import Abstained, Hazards, Result
 from ..run import capacity
 from ..run.heap import settled_heap
 from ..run.machine import Machine, MachineError
-from ..run.machines import Port, one_thread, open_machine, open_port, open_rank
+from ..run.machines import Chosen, Port, one_thread, open_machine, open_port, open_rank
 from ..run.perils import suicidal
 from ..run.resolve import Resolved
 from ..run.runner import Valve
@@ -23,6 +23,7 @@ from ..run.seat import ALONE, Seat
 from ..vgpu.gpu import patched
 from .baton import Member, run_ranks
 from .carriers import ByMessage, Carrier
+from .direct import between_devices
 from .failing import FailingPost
 from .virtual import VirtualLink
 
@@ -50,7 +51,7 @@ PATIENCE: Final = 600 * 10**9  # ns of virtual time that a rank waits for anothe
 
 
 def alone(
-    kind: Literal["cuda", "vgpu"],
+    kind: Chosen,
     resolved: Resolved,
     hazards: bool,
     adversary: int | None,
@@ -78,6 +79,7 @@ def link_of(resolved: Resolved, name: LinkName) -> LinkProfile:
 class Ranks(Generic[T]):
     """A troupe of processes, one per rank."""
 
+    kind: Chosen
     resolved: Resolved
     hazards: bool
     adversary: int | None
@@ -88,11 +90,11 @@ class Ranks(Generic[T]):
     def names(self) -> Sequence[str]:
         return rank_names(self.resolved.scenario)
 
-    def carrier(self, rank: int, *, patience: float) -> Carrier:  # noqa: ARG002
-        return ByMessage()
+    def carrier(self, port: Port, rank: int, *, patience: float) -> Carrier:  # noqa: ARG002
+        return usual_carrier(self.kind, port)
 
     def opened(self, rank: int, valve: Valve) -> AbstractContextManager[Port]:  # noqa: ARG002
-        return open_port(self.resolved, valve, hazards=self.hazards, adversary=self.adversary)
+        return open_port(self.kind, self.resolved, valve, hazards=self.hazards, adversary=self.adversary)
 
     def act(self, port: Port, valve: Valve, link: Link) -> T:
         """Raises LinkError when the run broke off: what there is of it is kept nowhere."""
@@ -104,6 +106,12 @@ class Ranks(Generic[T]):
 
     def whole(self, told: Sequence[T]) -> Result:
         return self.assembly.join(self.resolved, told)
+
+
+def usual_carrier(kind: Chosen, port: Port) -> Carrier:
+    if kind == "vgpu":
+        return ByMessage()
+    return between_devices(None if port.machine is None else port.machine.device)
 
 
 def unbroken(run: T) -> T:

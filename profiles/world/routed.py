@@ -20,17 +20,17 @@ from ..run.draft import speculation_depth
 from ..run.feed import Feed
 from ..run.heap import settled_heap
 from ..run.machine import Machine
-from ..run.machines import Port, one_thread, open_desk, open_port, open_rank
+from ..run.machines import Chosen, Port, one_thread, open_desk, open_port, open_rank
 from ..run.perils import DiedError, suicidal
 from ..run.resolve import Resolved
 from ..run.runner import WARMUP_SEED, Valve
 from ..run.seat import Seat, align
 from ..vgpu.gpu import patched
 from .baton import Member, run_ranks
-from .carriers import ByMessage, Carrier, nixl
+from .carriers import Carrier, nixl
 from .failing import FailingPost
 from .pairs import Heard, Routing, whole
-from .ranks import PATIENCE, link_of, unbroken
+from .ranks import PATIENCE, link_of, unbroken, usual_carrier
 from .virtual import VirtualLink
 
 Body = Callable[[Machine, Valve, Seat], Heard]
@@ -95,6 +95,7 @@ def _put_together(resolved: Resolved, told: Sequence[Part]) -> Result:
 class Workers:
     """A troupe of processes: the workers, and the router. ``passes`` are the times that a worker runs the workload."""
 
+    kind: Chosen
     resolved: Resolved
     hazards: bool
     adversary: int | None
@@ -105,14 +106,15 @@ class Workers:
     def names(self) -> Sequence[str]:
         return [place.name for place in places_of(self.resolved.scenario.engine)]
 
-    def carrier(self, rank: int, *, patience: float) -> Carrier:
-        transfer = self.resolved.scenario.engine.disaggregation.transfer
-        return nixl(self.names, rank, patience=patience) if transfer == "nixl" else ByMessage()
+    def carrier(self, port: Port, rank: int, *, patience: float) -> Carrier:
+        if self.resolved.scenario.engine.disaggregation.transfer == "nixl":
+            return nixl(self.names, rank, patience=patience)
+        return usual_carrier(self.kind, port)
 
     def opened(self, rank: int, valve: Valve) -> AbstractContextManager[Port]:
         if places_of(self.resolved.scenario.engine)[rank].role == "router":
-            return open_desk(self.resolved, valve)
-        return open_port(self.resolved, valve, hazards=self.hazards, adversary=self.adversary)
+            return open_desk(self.kind, self.resolved, valve)
+        return open_port(self.kind, self.resolved, valve, hazards=self.hazards, adversary=self.adversary)
 
     def act(self, port: Port, valve: Valve, link: Link) -> Part:
         """Raises LinkError when the run broke off: what there is of it is kept nowhere."""

@@ -88,7 +88,8 @@ def seeded_weights(
     """Random weights, each parameter a function of (seed, its name) alone."""
 
     def source(name: str, shape: Shape) -> torch.Tensor:
-        return _scaled(_seeded(name, shape, seed), name, config).to(config.dtype).to(device)
+        parameter = _seeded(name, shape, seed, device)
+        return _scaled(parameter, name, config).to(config.dtype).to(device)
 
     return collect(config, source, cos_sin_table(config).to(device), layers)
 
@@ -112,8 +113,14 @@ def _scaled(parameter: torch.Tensor, name: str, config: ModelConfig) -> torch.Te
 _GAIN = 1.7
 
 
-def _seeded(name: str, shape: Shape, seed: int) -> torch.Tensor:
-    """Every matrix keeps the variance of what passes through it, but for the gain of q, k and v."""
+# Numbers of a parameter that are drawn: a host takes a minute to draw eight billion. A larger one repeats them; with a
+# prime period no two of its rows are alike.
+_DRAWN = (1 << 17) - 1
+
+
+def _seeded(name: str, shape: Shape, seed: int, device: torch.device) -> torch.Tensor:
+    """Every matrix keeps the variance of what passes through it, but for the gain of q, k and v. float32, on the host
+    or, where it is large, on the device."""
     kind = name.rpartition(".")[2]
     gain = _GAIN if kind in ("qkv", "q_norm", "k_norm") else 1.0
     if kind.endswith("norm"):
@@ -121,7 +128,11 @@ def _seeded(name: str, shape: Shape, seed: int) -> torch.Tensor:
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7]))
     fan_in = shape[-1] if kind in ("embedding", "qkv_bias") else shape[0]
-    return torch.randn(shape, generator=generator).mul_(gain / math.sqrt(fan_in))
+    size = math.prod(shape)
+    drawn = torch.randn(min(size, _DRAWN), generator=generator).mul_(gain / math.sqrt(fan_in))
+    if size <= _DRAWN:
+        return drawn.view(shape)
+    return drawn.to(device).repeat(-(-size // _DRAWN))[:size].view(shape)
 
 
 def empty_weights(config: ModelConfig, *, device: torch.device, layers: range | None = None) -> Weights:

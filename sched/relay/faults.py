@@ -39,7 +39,7 @@ def unchanged(row: R) -> R:
 class Fault:
     """``change`` breaks a row of one of ``states`` (where upstream had it, first) for one of ``loops``, and
     ``change_drafts`` what the relay answers a speculative worker. They are applied once per run: a policy that keeps
-    something between steps is made there."""
+    something between steps is made there. A fault goes to other processes, so they have names."""
 
     name: str
     about: str
@@ -72,6 +72,10 @@ def _with(row: R, **answers: Any) -> R:
 
 def _refilling(row: Row) -> Row:
     return replace(row, staging=broken.one_pinned_buffer())
+
+
+def _forgetting_rows(row: Row) -> Row:
+    return replace(row, bootstrap=broken.without_mirror(row.bootstrap))
 
 
 _FAULTS = (
@@ -114,7 +118,7 @@ _FAULTS = (
         "5.6, #25944, fixed by #26020",
         ("pr25944",),
         ("overlapped",),
-        lambda row: replace(row, buffer_lengths=lengths.lengths_of_batch),
+        partial(_with, buffer_lengths=lengths.lengths_of_batch),
         hisparse=True,
     ),
     Fault(
@@ -155,7 +159,7 @@ _FAULTS = (
         "5.9, #26425, #28121, fixed by #28514",
         ("pr26425", "pr25945-before", "pr25945"),
         ("overlapped", "serial"),
-        lambda row: replace(row, bootstrap=broken.without_mirror(row.bootstrap)),
+        _forgetting_rows,
         hisparse=True,
     ),
     Fault(

@@ -32,6 +32,7 @@ SHORTER = {
     "pp4_mixed": ("workload.requests=12",),
     "prefill_heavy": ("workload.requests=32",),
     "shared_prefix": ("workload.requests=32",),
+    "throughput": ("workload.requests=24", "workload.output_tokens={dist: uniform, min: 16, max: 64}"),
 }
 
 NUMBER = re.compile(rb"-?[0-9]{1,12}(\.[0-9]{1,6})?")

@@ -262,7 +262,7 @@ def test_a_draft_is_no_period_of_the_loop(read):
 
 def test_a_trace_that_torch_has_just_written(tmp_path):
     """Of a program with SGLang's ranges, on this machine's processor."""
-    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as recorded:
         for step in range(4):
             with record_function("scheduler.get_next_batch_to_run"):
                 torch.ones(8).sum()

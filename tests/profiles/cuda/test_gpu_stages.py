@@ -6,14 +6,21 @@ import json
 import os
 import signal
 import sys
+import time
+from dataclasses import replace
 from importlib import resources
+from pathlib import Path
 
 import pytest
 
-from schedbench.profiles.cuda import gpu, one, several
+from schedbench.profiles.cuda import gpu, one, plan, several
+from schedbench.profiles.cuda import stages as stages_module
 from schedbench.profiles.cuda.prediction import gathered
 from schedbench.profiles.cuda.probes import PROBES
-from schedbench.profiles.cuda.stages import Outcome, Stage, in_process, run_all
+from schedbench.profiles.cuda.speed import BARRED
+from schedbench.profiles.cuda.stages import Outcome, Stage, chosen, in_process, run_all
+from schedbench.scenarios import shipped
+from schedbench.scenarios.loader import load
 from schedbench.sched.relay.states import states
 
 
@@ -81,6 +88,41 @@ def test_a_stage_is_a_process_with_a_log(tmp_path, program, status, error):
     assert (tmp_path / "s.log").exists()
 
 
+LATE = """
+import os, signal, subprocess, sys, time
+program = "import signal, time; signal.signal(2, signal.SIG_IGN); time.sleep(60)"
+child = subprocess.Popen([sys.executable, "-c", program])
+print(child.pid, flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("kept", flush=True)
+"""
+
+
+def test_one_that_is_late_may_keep_what_it_has_and_leaves_nothing_running(tmp_path):
+    outcome = in_process(sys.executable, tmp_path)(Stage("s", ("-c", LATE), 60), 2.0)
+    assert (outcome.status, outcome.error.splitlines()[0]) == ("failed", "not done after 2 s: kept")
+    child = int((tmp_path / "s.log").read_text().split()[0])
+    end = time.monotonic() + 5  # a kill takes a moment
+    while alive(child):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_one_that_will_not_be_interrupted_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(stages_module, "GRACE", 0.2)
+    program = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
+    outcome = in_process(sys.executable, tmp_path)(Stage("s", ("-c", program), 60), 1.0)
+    assert outcome.status == "failed" and outcome.seconds < 20
+
+
+def alive(pid):
+    """Whether it runs: one that ended and that nobody has asked about yet does not."""
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] not in "ZX"
+
+
 def test_an_interruption_leaves_no_stage_behind(tmp_path):
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -95,7 +137,7 @@ def test_an_interruption_leaves_no_stage_behind(tmp_path):
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "s.log").read_text()), 0)
+        os.kill(int((tmp_path / "s.log").read_text().split()[0]), 0)
 
 
 def test_a_stage_has_its_own_environment(tmp_path):
@@ -109,11 +151,11 @@ def test_the_plan_is_sound_and_within_eight_minutes(capsys):
     out = capsys.readouterr().out
     assert "probe-environment" in out.splitlines()[0]
     assert all(f"probe-{name}" in out for name in PROBES)
-    assert gpu.BUDGET < 480
+    assert plan.BUDGET < 480
 
 
 def test_a_plan_that_is_not_says_where(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(gpu, "_QWEN", ("model.preset=nobody",))
+    monkeypatch.setattr(plan, "_QWEN", ("model.preset=nobody",))
     assert gpu.main(["--dry-run", "--out", str(tmp_path)]) == 1
     assert "cuda-qwen3-0.6b: ScenarioError" in capsys.readouterr().err
 
@@ -121,7 +163,7 @@ def test_a_plan_that_is_not_says_where(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(("failing", "code"), [("", 0), ("b", 1)])
 def test_everything_ends_up_in_one_folder(tmp_path, monkeypatch, failing, code):
     stages = [stage("a"), Stage("b", ("-c", "1/0" if failing else "1"), 10), stage("c", needs=("z",))]
-    monkeypatch.setattr(gpu, "plan", lambda _: stages)
+    monkeypatch.setattr(gpu, "plan", lambda *_: stages)
     out = tmp_path / "results"
     assert gpu.main(["--out", str(out)]) == code
     summary = json.loads((out / "summary.json").read_text())
@@ -147,46 +189,146 @@ def test_so_is_the_verification(tmp_path):
 
 
 def test_the_verification_needs_all_three_runs(tmp_path):
-    plan = {stage.name: stage for stage in gpu.plan(tmp_path)}
-    assert set(plan["verify"].needs) == {"vgpu", "counted", "cuda"}
-    outputs = {name: plan[name].arguments[-1] for name in plan["verify"].needs}
-    assert set(outputs.values()) < set(plan["verify"].arguments)
-    settings = [plan[name].arguments[5:-2] for name in plan["verify"].needs]
+    stages = {stage.name: stage for stage in plan.plan(tmp_path)}
+    assert set(stages["verify"].needs) == {"vgpu", "counted", "cuda"}
+    outputs = {name: stages[name].arguments[-1] for name in stages["verify"].needs}
+    assert set(outputs.values()) < set(stages["verify"].arguments)
+    settings = [stages[name].arguments[5:-2] for name in stages["verify"].needs]
     assert settings[0] == settings[1] == settings[2]
 
 
-def test_predictions_are_made_on_the_machines_own_profile(tmp_path):
-    plan = {stage.name: stage for stage in gpu.plan(tmp_path)}
-    names = list(plan)
-    profile = plan["calibrate"].arguments[-1]
-    for scenario, ladder in gpu.LADDERS.items():
-        emulated, measured = (plan[f"prediction-{scenario}-{side}"] for side in ("emulated", "measured"))
-        assert emulated.arguments[-2:] == ("--hardware", profile)
-        assert emulated.needs == ("calibrate",)
-        asked, again = (several.parse(stage.arguments[2:]) for stage in (emulated, measured))
-        assert (asked.scenario, asked.states, asked.set) == (again.scenario, again.states, again.set)
-        assert (asked.device, again.device) == ("vgpu", "cuda")
-        assert {f"{scenario}:{state}" for state in ladder} <= set(plan["prediction"].arguments)
-        assert names.index(emulated.name) < names.index("prediction")
-    assert set(gpu.LADDERS["mixed"]) == set(states())
+def test_what_is_named_is_run_with_what_it_needs_and_uses():
+    stages = [stage("a"), stage("b-1"), stage("b-2", needs=("a",)), stage("c", uses=("b-1",)), stage("d")]
+    assert [s.name for s in chosen(stages, ("b",))] == ["a", "b-1", "b-2"]
+    assert [s.name for s in chosen(stages, ("c", "d"))] == ["b-1", "c", "d"]
+    assert chosen(stages, ("e",)) == []
+
+
+def test_time_is_kept_for_those_that_sum_up(clock):
+    stages = [stage("a", deadline=90), stage("b", deadline=50), stage("sum", deadline=20, kept=True)]
+    statuses, given = told(stages, clock, budget=100, takes=38)
+    assert given == {"a": 80, "b": 42, "sum": 20}
+    assert statuses["sum"] == ("ok", "")
+
+
+@pytest.mark.parametrize("only", [[], ["prediction"]])
+def test_predictions_are_made_on_the_machines_own_profile(tmp_path, only):
+    stages = {stage.name: stage for stage in plan.plan(tmp_path, only)}
+    names = list(stages)
+    profile = stages["calibrate"].arguments[-1]
+    emulated = stages["prediction-emulated"]
+    where = emulated.arguments.index("--hardware")
+    assert emulated.arguments[where + 1] == profile
+    assert emulated.needs == ("calibrate",)
+    asked = [several.parse(stages[name].arguments[2:]) for name in names if name.startswith("prediction-")]
+    assert {(one.device, one.side) for one in asked} == {("vgpu", "emulated"), ("cuda", "measured")}
+    questions = asked[0].questions
+    assert questions == [question for one in asked[1:] for question in one.questions]
+    assert stages["prediction"].arguments[3:] == tuple(map(str, questions))
+    assert stages["prediction"].kept and names.index("prediction") > names.index("prediction-measured")
     assert names.index("probe-kernels") < names.index("calibrate")
 
 
-def test_a_ladder_is_run_in_one_process(tmp_path, monkeypatch, capsys):
-    small = ["--set", "workload.requests=2", "--set", "workload.output_tokens.max=4"]
-    words = ["mixed", "--device", "vgpu", "--side", "emulated", "--folder", str(tmp_path), *small]
-    assert several.main([*words, "--states", "pr25945", "latest"]) == 0
-    written = {path.name for path in tmp_path.iterdir()}
-    assert written == {f"prediction-mixed-{state}-emulated.json" for state in ("pr25945", "latest")}
-    pairs, missing = gathered(tmp_path, [("mixed", "latest")])
-    assert (pairs, missing) == ([], ["mixed latest"])
+def test_one_scenario_is_predicted_and_where_it_is_asked_for_every_one():
+    """Of one device, but for those that need somebody's file."""
+    assert {question.scenario for question in plan.predicted(every=False)} == {"mixed"}
+    every = plan.predicted(every=True)
+    files = {"checkpoint", "trace_mooncake"}
+    single = {name for name in set(shipped.names()) - files if load(name).engine.ranks == 1}
+    assert {question.scenario for question in every} == single
+    assert len(every) == len(single) * len(states())
 
-    def broken(*_):
-        raise RuntimeError("out of memory")
+
+def test_a_part_is_sound_too_and_runs_nothing_else(capsys):
+    assert gpu.main(["--dry-run", "--only", "prediction"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    probes = [f"probe-{name}" for name in ("environment", "costs", "copies", "kernels")]
+    predictions = ["prediction-emulated", "prediction-measured", "prediction-measured-large", "prediction"]
+    assert names == [*probes, "calibrate", *predictions]
+
+
+def test_a_part_that_is_none_is_refused(tmp_path):
+    with pytest.raises(SystemExit, match="no stage begins with spede"):
+        gpu.main(["--only", "spede", "--out", str(tmp_path)])
+
+
+def test_on_cuda_nothing_without_values_is_asked(monkeypatch):
+    monkeypatch.setattr(plan, "_REAL", ())
+    wrong = plan.check(stage for stage in plan.plan(Path("x")) if stage.name == "speed-0.6b")
+    assert wrong == ["speed-0.6b: ValueError: on CUDA values are real"]
+
+
+def test_what_is_not_installed_is_not_checked(tmp_path):
+    (calibrate,) = (stage for stage in plan.plan(tmp_path) if stage.name == "calibrate")
+    assert calibrate.packages == ("scipy",)
+    absent = Stage("a", ("-m", "no_such_package"), 10, packages=("no_such_package",))
+    assert plan.check([absent]) == []
+    assert plan.check([replace(absent, packages=())])[0].startswith("a: ModuleNotFoundError")
+
+
+def test_old_results_are_none_of_a_new_run(tmp_path):
+    for name in ("prediction-mixed-latest-measured.json", "prediction.md", "cuda.json", "other.json"):
+        (tmp_path / name).write_text("{}")
+    gpu.forget([stage("prediction"), stage("prediction-measured")], tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"cuda.json", "other.json"}
+
+
+def test_ranges_are_taken_by_cupti_where_it_is_found(tmp_path, monkeypatch):
+    assert plan.cupti([tmp_path / "absent", tmp_path]) is None
+    library = tmp_path / "libcupti.so.13"
+    library.touch()
+    assert plan.cupti([tmp_path / "absent", tmp_path]) == library
+    monkeypatch.setattr(plan, "_libraries", lambda: [tmp_path])
+    stages = {stage.name: stage for stage in plan.plan(tmp_path)}
+    assert stages["overhead-nvtx"].environment == {"NVTX_INJECTION64_PATH": str(library)}
+    assert not stages["overhead"].environment
+
+
+SMALL = ["--set", "workload.requests=2", "--set", "workload.output_tokens={dist: uniform, min: 2, max: 4}"]
+
+
+def test_questions_can_be_answered_in_processes_of_their_own(tmp_path):
+    words = ["--device", "vgpu", "--side", "emulated", "--workers", "2", "--folder", str(tmp_path), *SMALL]
+    assert several.main(["mixed:pr25945", *words]) == 0
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {"prediction-mixed-pr25945-emulated.json"}
+    pairs, missing = gathered(tmp_path, [("mixed", "pr25945")])
+    assert (pairs, missing) == ([], ["mixed pr25945"])
+
+
+def test_what_breaks_one_question_leaves_the_others(tmp_path, monkeypatch, capsys):
+    own = several.execute
+
+    def broken(resolved, relay, options):
+        if resolved.scenario.name == "grammar":
+            raise MemoryError("out of memory")
+        return own(resolved, relay, options)
 
     monkeypatch.setattr(several, "execute", broken)
-    assert several.main([*words, "--states", "latest"]) == 1
-    assert capsys.readouterr().out == "latest: out of memory"
+    words = ["--device", "vgpu", "--side", "emulated", "--folder", str(tmp_path), *SMALL]
+    assert several.main(["grammar:latest", "mixed:latest", *words]) == 1
+    assert capsys.readouterr().out == "grammar:latest: MemoryError: out of memory\n"
+    assert (tmp_path / "prediction-mixed-latest-emulated.json").exists()
+
+
+def test_how_fast_it_is_comes_with_the_summary(tmp_path):
+    figures = {"met": 2, "missed": 1, "runs": [], "overheads": [], "missing": []}
+    (tmp_path / "speed.json").write_text(json.dumps(figures))
+    outcomes = [Outcome("a", "ok", 1.0)]
+    told = gpu.summary(outcomes, tmp_path)
+    assert (told["speed"]["met"], told["speed"]["missed"]) == (2, 1)
+    assert gpu.markdown(told, outcomes, "# Speed\n").endswith("\n# Speed\n")
+
+
+def test_the_speed_stages_are_timed_only_and_of_the_barred_shape(tmp_path):
+    stages = {stage.name: stage for stage in plan.plan(tmp_path)}
+    given = one.parse(stages["speed-8b"].arguments[2:])
+    assert given.timed and one.parse(stages["speed-0.6b"].arguments[2:]).timed
+    scenario = one.question(given).scenario
+    assert (scenario.model.preset, scenario.engine.max_running_requests) == BARRED
+    assert (scenario.workload.requests, scenario.engine.relay.state) == (256, "latest")
+    assert scenario.engine.kv_tokens >= 64 * (1024 + 1024)
+    assert stages["speed"].kept and list(stages)[-1] == "speed"
 
 
 def test_a_run_on_a_profile_that_a_stage_wrote(tmp_path):

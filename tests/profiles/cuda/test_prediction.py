@@ -121,6 +121,13 @@ def test_scenarios_are_not_compared_with_each_other() -> None:
     assert prediction([a, b._replace(scenario="other")]).changes == ()
 
 
+def test_each_scenario_has_an_error_of_its_own() -> None:
+    pairs = [pair("latest", {"step_ms": e}, {"step_ms": 1.0}, name) for e, name in ((1.1, "a"), (0.7, "b"))]
+    found = prediction(pairs)
+    assert found.by_scenario == {"a": pytest.approx(0.1), "b": pytest.approx(0.3)}
+    assert "\n- b: 30.0 %\n" in markdown(document(found), machine="x", date="y")
+
+
 def test_the_table_has_date_machine_figures_and_what_is_wrong() -> None:
     told = document(prediction(ladder((1.0, 0.9), (1.0, 1.1))), missing=["penalties latest"])
     assert told["signs"] == {"agree": 0, "differ": 1, "not_called": 0}

@@ -10,20 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedbench.profiles.judge import noise
-from schedbench.profiles.judge.statistics import (
-    Interval,
-    abba,
-    centred,
-    estimate,
-    holm,
-    mann_whitney,
-    order_interval,
-    paired,
-    pairs_needed,
-    percent,
-    same_side,
-    wilcoxon,
-)
+from schedbench.profiles.judge.pairs import Interval, abba, centred, estimate, paired, percent, same_side
+from schedbench.profiles.judge.statistics import holm, mann_whitney, order_interval, pairs_needed, wilcoxon
 
 positive = st.floats(1, 1000)
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from schedbench.profiles.world.carriers import ByMessage
-from schedbench.profiles.world.ports import CopyingPorts
+from schedbench.profiles.world.ports import DevicePorts
 from schedbench.profiles.world.process_link import ProcessLink
 from schedbench.sched.link import FOREVER, LinkError
 
@@ -33,7 +33,13 @@ def met(rank: int, port: int) -> ProcessLink:
     store.set(f"there {rank}", "yes")
     store.wait(["there 0", "there 1"])
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=PATIENCE))
-    return ProcessLink(CopyingPorts(torch.device("cpu")), Clock(), patience=PATIENCE, carrier=ByMessage())
+    return ProcessLink(
+        ("the one", "the other"),
+        DevicePorts(torch.device("cpu")),
+        Clock(),
+        patience=PATIENCE,
+        carrier=ByMessage(),
+    )
 
 
 def listen(link: ProcessLink) -> None:

@@ -29,4 +29,4 @@ def test_silence_is_not_the_end_and_a_process_that_hangs_is() -> None:
             process.communicate()
     word, end = said.splitlines()
     assert word == "late [0, 1, 2]"
-    assert end.startswith("rank 0 waited for any of word, and rank 1 is gone: Timed out")
+    assert end.startswith("the one waited for any of word, and the other is gone: it does not answer")

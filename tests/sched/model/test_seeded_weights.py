@@ -37,6 +37,17 @@ def test_a_parameter_follows_from_the_seed_and_its_name(preset: str) -> None:
     assert not any(torch.equal(first[name], other[name]) for name in matrices)
 
 
+def test_a_large_parameter_repeats_what_was_drawn_and_no_row_of_it() -> None:
+    """Its variance is that of a small one: 1 over the number of inputs."""
+    config = replace(PRESETS["tiny-llama"], num_layers=1, intermediate_size=6000)
+    down = seeded_weights(config, seed=0, device=CPU).layers[0].down  # [6000, 128]
+    assert down.numel() > 2**17
+    assert len({tuple(row) for row in down.tolist()}) == 6000
+    assert down.std().item() == pytest.approx(6000**-0.5, rel=0.01)
+    flat = down.flatten()
+    assert torch.equal(flat[2**17 - 1 :], flat[: flat.numel() - 2**17 + 1])
+
+
 @pytest.mark.parametrize("preset", TINY)
 def test_parameters_are_counted(preset: str) -> None:
     config = PRESETS[preset]

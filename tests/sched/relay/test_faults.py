@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 
 import pytest
@@ -27,6 +28,11 @@ def test_a_fault_breaks_the_rows_that_it_names(fault: Fault) -> None:
                 changed |= difference(drafts[0], drafts[1])
             assert changed
             assert broken.known_hazards() == sound.known_hazards()
+
+
+@FAULTS
+def test_a_fault_can_be_told_to_another_process(fault: Fault) -> None:
+    assert pickle.loads(pickle.dumps(fault)).name == fault.name
 
 
 @pytest.mark.parametrize("name", [fault.name for fault in faults().values() if fault.speculation])

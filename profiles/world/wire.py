@@ -1,0 +1,82 @@
+"""A message between processes: its lengths, a pickled head, and what goes along of the tensors' bytes."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from .carriers import Parcel
+from .ports import Stamp
+
+
+class Head(NamedTuple):
+    """``value`` is pickled once more, since who passes it on need not know its types. ``told`` is the carrier's."""
+
+    tag: str
+    value: bytes
+    shapes: Sequence[tuple[tuple[int, ...], torch.dtype, bool]]  # and whether there are no values
+    stamp: Stamp | None
+    told: Any
+
+
+class Arrived(NamedTuple):
+    source: int
+    head: Head
+    parcel: Parcel
+
+    def tensors(self) -> list[torch.Tensor]:
+        """For the current stream."""
+        return _unpacked(self.parcel.opened(), self.head.shapes)
+
+
+def packed(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Their bytes as of now on the current stream, one after the other. What has no values has no bytes."""
+    bodies = [entry.contiguous().flatten().view(torch.uint8) for entry in values if not entry.is_meta]
+    return torch.cat(bodies) if bodies else torch.empty(0, dtype=torch.uint8)
+
+
+def shapes(values: Sequence[torch.Tensor]) -> list[tuple[tuple[int, ...], torch.dtype, bool]]:
+    return [(tuple(entry.shape), entry.dtype, entry.is_meta) for entry in values]
+
+
+def speak(to: int, head: torch.Tensor, along: torch.Tensor) -> None:
+    """Until the peer has all of it. Raises RuntimeError."""
+    lengths = torch.tensor([head.numel(), along.numel()])
+    parts = [part for part in (lengths, head, along) if part.numel()]
+    for work in [dist.isend(part, to) for part in parts]:
+        assert work is not None  # it is, where this process is none of the group
+        work.wait()
+
+
+def hear(peer: int) -> tuple[Head, torch.Tensor]:
+    """Raises RuntimeError, also when it has been silent for torch.distributed's timeout."""
+    lengths = torch.empty(2, dtype=torch.int64)
+    dist.recv(lengths, peer)
+    sizes = lengths.tolist()
+    head, along = (torch.empty(size, dtype=torch.uint8) for size in sizes)
+    dist.recv(head, peer)
+    if along.numel():
+        dist.recv(along, peer)
+    return pickle.loads(head.numpy().tobytes()), along
+
+
+def written(head: Head) -> torch.Tensor:
+    return torch.frombuffer(bytearray(pickle.dumps(head)), dtype=torch.uint8)
+
+
+def _unpacked(
+    body: torch.Tensor, shapes: Sequence[tuple[tuple[int, ...], torch.dtype, bool]]
+) -> list[torch.Tensor]:
+    values, begin = [], 0
+    for shape, dtype, is_meta in shapes:
+        entry = torch.empty(shape, dtype=dtype, device="meta" if is_meta else body.device)
+        if not is_meta:
+            size = entry.nbytes
+            entry.flatten().view(torch.uint8).copy_(body[begin : begin + size])
+            begin += size
+        values.append(entry)
+    return values

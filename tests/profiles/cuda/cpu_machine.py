@@ -1,0 +1,110 @@
+"""torch's CPU in CUDA's place: watched as CUDA is, without streams, its traced pass made up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import torch
+
+from schedbench.profiles.cuda.capture import this_thread
+from schedbench.profiles.cuda.device import Device
+from schedbench.profiles.cuda.kineto import Row
+from schedbench.profiles.cuda.machine import watched
+from schedbench.profiles.cuda.names import WatchedNames
+from schedbench.profiles.result import HardwarePart, Labels
+from schedbench.profiles.run.machine import Machine
+from schedbench.profiles.run.resolve import Resolved
+from schedbench.profiles.run.runner import Bench, Valve
+from schedbench.sched.config import Capabilities
+
+
+class Event:
+    def record(self):
+        self.at = time.perf_counter_ns()
+
+    def wait(self):
+        """Nothing runs beside the host."""
+
+    def synchronize(self):
+        """Everything is done already."""
+
+    def elapsed_time(self, end):
+        return (end.at - self.at) / 1e6
+
+
+class Kineto:
+    """Says that every range held one copy to the device, behind which torch synchronised."""
+
+    def __init__(self, watch):
+        self.watch = watch
+
+    def start(self):
+        self.log = self.watch().observer.log
+
+    def stop(self):
+        watch = self.watch()
+        epoch, thread = watch.clock.epoch, next(iter(this_thread()))
+        return sorted(
+            row for n, r in enumerate(watch.observer.log.ranges) for row in _copy(n, r, epoch, thread)
+        )
+
+
+def _copy(n, held, epoch, thread):
+    at = epoch + held.start
+    yield Row("cuda_runtime", "cudaMemcpyAsync", at, at + 2, thread, -1, 2 * n, 0, -1, -1)
+    yield Row("cuda_runtime", "cudaStreamSynchronize", at + 2, at + 4, thread, -1, 2 * n + 1, 0, -1, -1)
+    yield Row("cuda_sync", "Stream Sync", at + 2, at + 4, 7, 7, 2 * n + 1, 0, -1, -1)
+    yield Row("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", at + 2, at + 3, 7, 7, 2 * n, 8, -1, -1)
+
+
+def identified(streams, cupti, handle):
+    streams.identify(cupti, handle)
+    return frozenset()
+
+
+@contextmanager
+def cpu_bench(resolved: Resolved) -> Iterator[Bench]:
+    """Warmed up."""
+    valve = Valve()
+    module = SimpleNamespace(
+        Event=type("Event", (Event,), {}),
+        Stream=type("Stream", (), {"synchronize": lambda _: None}),
+        CUDAGraph=type("Graph", (), {"replay": lambda _: None}),
+        synchronize=lambda: None,
+    )
+    held = []
+    device = Device(
+        module=module,
+        type="cuda",
+        synchronize=module.synchronize,
+        event=module.Event,
+        handle=lambda _: 1,
+        current=lambda: 1,
+        recorder=lambda: Kineto(lambda: held[0]),
+        identify=lambda streams: identified(streams, 7, 1),
+        threads=this_thread,
+    )
+    nothing = Capabilities(pinned_memory=False, side_streams=False, events=False, graphs=False)
+    with torch.no_grad(), watched(device, valve, inline=0) as (watch, clock, sites):
+        held.append(watch)
+        machine = Machine(
+            device=torch.device("cpu"),
+            capabilities=nothing,
+            clock=clock,
+            observer=watch.observer,
+            names=WatchedNames(sites, watch.streams),
+            labels=Labels(emulated=False, host="measured"),
+            hardware=HardwarePart(name="cpu"),
+            exact=False,
+            flush=watch.flush,
+            peek=torch.Tensor.cpu,
+            environment={},
+            traced=watch.traced,
+            unwatched=watch.uninstalled,
+        )
+        bench = Bench(resolved, machine, resolved.relays[0], valve)
+        bench.warm_up()
+        yield bench

@@ -1,0 +1,122 @@
+"""What instruments cost: told from runs with and without them, on torch's CPU in CUDA's place."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from schedbench.profiles.cuda import overhead
+from schedbench.profiles.run.resolve import resolve
+from schedbench.scenarios.loader import load
+from schedbench.sched.observe import Silence
+from tests.profiles.cuda.cpu_machine import cpu_bench
+
+SMALL = [
+    "workload.arrival=burst",
+    "workload.requests=2",
+    "workload.prompt_tokens=8",
+    "workload.output_tokens=6",
+    "workload.shared_prefix=null",
+]
+
+
+@pytest.fixture
+def bench():
+    with cpu_bench(resolve(load("mixed", SMALL))) as bench:
+        yield bench
+
+
+class Heard(Silence):
+    """Whether torch's calls were torch's own meanwhile."""
+
+    def __init__(self):
+        self.item = None
+
+    def settled(self, info):  # noqa: ARG002
+        self.item = torch.Tensor.item
+
+
+def test_with_the_watcher_away_torch_is_torch(bench):
+    replaced = torch.Tensor.item
+    with bench.machine.unwatched():
+        own = torch.Tensor.item
+        assert own is not replaced
+    assert torch.Tensor.item is not own
+    heard = Heard()
+    bench.clocked(heard)
+    assert heard.item is not own
+
+
+def test_nobody_is_told_of_a_bare_run(bench):
+    heard = Heard()
+    assert bench.clocked(heard, watched=False) > 0
+    assert heard.item is None
+    assert len(bench.valve.answers.periods.periods) == 0
+    assert bench.clocked() > 0
+    assert len(bench.valve.answers.periods.periods) >= 5
+
+
+def test_each_time_it_is_the_same_work(bench):
+    """Nothing of a prompt is left in the cache by the run before."""
+    steps = []
+    for _ in range(2):
+        bench.clocked()
+        steps.append(bench.valve.answers.waiting.requests)
+    assert steps[0] == steps[1] and steps[0]["prefill"] + steps[0]["mixed"] > 0
+
+
+def test_two_sides_are_run_by_turns(bench, monkeypatch):
+    turns = []
+    sides = {name: lambda b, name=name: turns.append(name) or b.clocked() for name in ("bare", "timed")}
+    monkeypatch.setattr(overhead, "SIDES", sides)
+    found = overhead.compared(bench, ("bare", "timed"), 2)
+    assert turns == ["bare", "timed", *("bare", "timed", "timed", "bare")]
+    assert found["steps"] >= 6 and found["step_ms"] > 0
+    assert [len(values) for values in found["seconds"].values()] == [2, 2]
+
+
+@pytest.mark.parametrize(("factor", "met"), [(1.002, True), (1.05, False)])
+def test_a_known_cost_is_found_and_judged(factor, met):
+    sides = ("bare", "timed")
+    blocks = [1.0, factor, factor, 1.0] * 5
+    by_side = {"bare": [1.0] * 10, "timed": [factor] * 10}
+    found = overhead.told(sides, blocks, by_side, steps=1000)
+    assert found["percent"] == pytest.approx(100 * (factor - 1))
+    assert found["us_per_step"] == pytest.approx(1e3 * (factor - 1))
+    assert found["met"] is met
+
+
+def test_what_is_too_noisy_meets_nothing_and_misses_nothing():
+    blocks = [1.0, 1.2, 0.8, 1.0, 1.0, 0.9, 1.15, 1.0]
+    found = overhead.told(("bare", "timed"), blocks, {"bare": blocks, "timed": blocks}, steps=0)
+    assert (found["met"], found["us_per_step"]) == (None, None)
+
+
+def asked(tmp_path, *sides):
+    small = [word for setting in SMALL for word in ("--set", setting)]
+    output = tmp_path / "overhead.json"
+    words = ["mixed", "--device", "vgpu", "--sides", *sides, "--pairs", "2", *small, "--output", str(output)]
+    assert overhead.main(words) == 0
+    return json.loads(output.read_text())
+
+
+def test_it_says_what_it_ran_on(tmp_path):
+    told = asked(tmp_path, "bare", "timed")
+    assert told["sides"] == ["bare", "timed"]
+    assert (told["device"], told["emulated"], told["bar_percent"]) == ("h200", True, 1.0)
+
+
+def test_ranges_that_no_tool_takes_cost_nothing_and_are_not_measured(tmp_path, monkeypatch):
+    assert asked(tmp_path, "timed", "nvtx") == {"sides": ["timed", "nvtx"], "abstained": overhead.UNHEARD}
+    pushed = []
+
+    class Ranges(Silence):
+        def settled(self, info):
+            pushed.append(info.step)
+
+    monkeypatch.setattr(overhead, "NvtxRanges", Ranges)
+    monkeypatch.setattr(overhead, "listening", lambda: True)
+    assert asked(tmp_path, "timed", "nvtx")["bar_percent"] == 2.0
+    assert pushed

@@ -1,0 +1,134 @@
+"""Speed beside what the machine could do, of made-up results whose figures are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schedbench.profiles.cuda.speed import document, figures, main, markdown, over_roofline
+from schedbench.profiles.definitions import definition
+from schedbench.profiles.result import Metric, Result
+from tests.acceptance.questions import answer
+
+SAMPLE = Result.from_json((Path(__file__).parents[1] / "sample_result.json").read_text())
+GOOD = {
+    "forward_ms.decode": 6.0,
+    "idle_ms": 0.01,
+    "decode_roofline_ms": 5.5,
+    "forward_occupancy": 0.996,
+    "output_throughput": 7000.0,
+    "decode_bandwidth": 4000.0,
+}
+COST = {
+    "sides": ["bare", "timed"], "device": "A GPU", "emulated": False, "percent": 0.4, "interval": [0.1, 0.7],
+    "step_ms": 1.0, "us_per_step": 4.0, "pairs": 10, "bar_percent": 1.0, "met": True,
+}  # fmt: skip
+
+
+def run(
+    values: dict[str, float], *, preset: str = "llama-3-8b", running: int = 64, emulated: bool = False
+) -> Result:
+    metrics = {
+        name: Metric(
+            unit=definition(name).unit, direction="none", exact=False, values=(value,), n=200, p50=value
+        )
+        for name, value in values.items()
+    }
+    expanded: dict[str, Any] = {
+        **SAMPLE.scenario.expanded,
+        "model": {"preset": preset},
+        "engine": {"max_running_requests": running},
+        "device": {"hardware": "h200"},
+    }
+    labels = SAMPLE.labels.model_copy(update={"emulated": emulated})
+    scenario = SAMPLE.scenario.model_copy(update={"expanded": expanded})
+    return SAMPLE.model_copy(update={"metrics": metrics, "labels": labels, "scenario": scenario})
+
+
+def verdicts(result: Result) -> dict[str, bool | None]:
+    return {figure.name: figure.met for figure in figures(result) if figure.bar}
+
+
+def test_a_good_run_meets_every_bar() -> None:
+    assert verdicts(run(GOOD)) == {
+        "decode step over roofline": True,
+        "forward occupancy": True,
+        "idle between steps p50": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "figure"),
+    [
+        ("forward_ms.decode", 6.4, "decode step over roofline"),
+        ("forward_occupancy", 0.993, "forward occupancy"),
+        ("idle_ms", 0.021, "idle between steps p50"),
+    ],
+)
+def test_each_bar_can_be_missed(name: str, value: float, figure: str) -> None:
+    found = verdicts(run(GOOD | {name: value}))
+    assert [missed for missed, met in found.items() if met is False] == [figure]
+
+
+def test_the_idle_in_front_of_a_step_is_the_steps() -> None:
+    ratio = over_roofline(run({"forward_ms.decode": 6.0, "idle_ms": 1.0, "decode_roofline_ms": 5.0}))
+    assert ratio == pytest.approx(1.4)
+
+
+def test_what_is_emulated_has_bars_and_no_verdict() -> None:
+    assert set(verdicts(run(GOOD, emulated=True)).values()) == {None}
+
+
+def test_other_models_and_batches_have_no_bars() -> None:
+    assert verdicts(run(GOOD, preset="qwen3-0.6b")) == verdicts(run(GOOD, running=256)) == {}
+
+
+def test_what_a_run_does_not_say_is_no_miss() -> None:
+    assert set(verdicts(run({"output_throughput": 1.0})).values()) == {None}
+
+
+def test_the_page_has_figures_evidence_the_roofline_and_what_is_missing() -> None:
+    told = document([("speed-8b", run(GOOD))], [COST], missing=["speed-0.6b"])
+    assert (told["met"], told["missed"]) == (4, 0)
+    text = markdown(told)
+    assert "## speed-8b · measured on " in text
+    assert "| output throughput | 7,000 | tokens/s |  |  |" in text
+    assert "| decode step over roofline | 1.093 | ratio | < 1.15 | yes |" in text
+    assert "| decode FLOP/s | – | TFLOP/s |  |  |" in text
+    assert "roofline: 4,300 GB/s of hardware profile h200: measured on an H200" in text
+    assert (
+        "- timed against bare, measured on A GPU: +0.40 % [+0.10, +0.70] of steps of 1.00 ms, +4.0 us a step, 10 pairs"
+        in text
+    )
+    assert "- not run: speed-0.6b" in text
+
+
+def test_a_run_that_was_cut_short_says_so() -> None:
+    part = run(GOOD)
+    part = part.model_copy(update={"run": part.run.model_copy(update={"cancelled": True})})
+    (told,) = document([("speed-8b", part)], [])["runs"]
+    assert told["evidence"].endswith(", cancelled: partial")
+
+
+def test_an_overhead_without_a_gpu_has_no_verdict_nor_one_that_was_not_measured() -> None:
+    unheard = {"sides": ["timed", "nvtx"], "abstained": "no tool"}
+    told = document([], [COST | {"emulated": True}, unheard])
+    assert (told["met"], told["missed"]) == (0, 0)
+    assert "bar < 1 %: no verdict" in markdown(told)
+    assert "- nvtx against timed: no tool" in markdown(told)
+
+
+def test_a_run_of_the_virtual_gpu_says_all_of_it(tmp_path: Path) -> None:
+    fewer = ("workload.requests=16", "workload.prompt_tokens=16", "workload.output_tokens=128")
+    answer("throughput", *fewer, "measure.warmup_requests=0").write(tmp_path / "speed-0.6b.json")
+    (tmp_path / "overhead.json").write_text(json.dumps(COST))
+    assert main([str(tmp_path), "speed-8b", "speed-0.6b"]) == 0
+    told = json.loads((tmp_path / "speed.json").read_text())
+    assert told["missing"] == ["speed-8b"]
+    (found,) = told["runs"]
+    assert found["evidence"] == "emulated on h200"
+    assert all(figure["value"] is not None for figure in found["figures"])
+    assert "timed against bare" in (tmp_path / "speed.md").read_text()

@@ -1,0 +1,123 @@
+"""What decodes ask of the hardware: the kernels' own sums, and how near a run comes to them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from schedbench.profiles.hardware import load as hardware
+from schedbench.profiles.result import Abstained, Metric, Result
+from schedbench.profiles.run.achieved import NAMES, PROMPTS, decode_load, prompt_load
+from schedbench.profiles.run.capacity import parameters
+from schedbench.sched.model.presets import PRESETS
+from tests.acceptance.questions import answer, value
+
+UNITS = ("gemm", "attention", "memory")
+SMALL = (
+    "workload.requests=12",
+    "workload.arrival=burst",
+    "engine.mixed_chunk=false",
+    "workload.shared_prefix=null",
+    "expect={}",
+)
+
+
+@pytest.mark.parametrize("preset", ["tiny-qwen3", "llama-3-8b"])
+def test_the_weights_are_read_once_a_step_and_the_keys_for_every_position(preset: str) -> None:
+    """Within the norms, which are counted too; an embedding is a row per request."""
+    model = PRESETS[preset]
+    load, size = decode_load(model), model.dtype.itemsize
+    read = parameters(model)
+    read -= 0 if model.tied_embeddings else model.vocab_size * model.hidden_size
+    assert load.step.bytes == pytest.approx(read * size, rel=2e-2)
+    assert load.request.flops == pytest.approx(2 * read, rel=1e-2)
+    pages = 4  # of the page table, a layer
+    assert load.position.bytes == model.num_layers * (2 * model.kv_size * size + pages)
+    assert load.step.flops == 0
+
+
+def test_many_requests_are_so_many_times_one() -> None:
+    load = decode_load(PRESETS["tiny-llama"])
+    assert load.of(steps=3, requests=5, positions=70).bytes == (
+        3 * load.step.bytes + 5 * load.request.bytes + 70 * load.position.bytes
+    )
+
+
+def test_a_prompt_is_so_many_tokens_and_pairs() -> None:
+    model = PRESETS["llama-3-8b"]
+    load = prompt_load(model)
+    layers = parameters(model) - 2 * model.vocab_size * model.hidden_size
+    assert load.token == 2 * layers
+    assert load.request == 2 * model.vocab_size * model.hidden_size
+    assert load.pair == 4 * model.num_layers * model.num_heads * model.head_dim
+
+
+def ideal(path: Path, *, computes: bool = False) -> Path:
+    """A profile whose kernels move bytes, or compute, and do nothing else."""
+    data: dict[str, Any] = hardware("h200").model_dump(exclude={"sha256"})
+    for name in ("fixed", "gap", "graph_gap"):
+        data["kernels"][name]["value"] = 0.0
+    for rate in data["kernels"]["gemm_rates"].values():
+        rate["value"] = 1e9 if computes else 1e24
+    data["kernels"]["memory_bandwidth"]["value"] = 1e18 if computes else 1e9
+    data["kernels"]["efficiency"] |= {name: {"value": 1.0, "unit": "1", "origin": "ideal"} for name in UNITS}
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+def test_a_device_that_only_moves_bytes_is_at_its_roofline(tmp_path: Path) -> None:
+    """The emulator sums the same costs batch by batch as it runs; what else a step launches is little."""
+    profile = ideal(tmp_path / "ideal.yaml")
+    result = answer("mixed", *SMALL, f"device.hardware={profile}", "engine.cuda_graph=false")
+    roofline = value(result, "decode_roofline_ms")
+    assert roofline <= value(result, "forward_ms.decode")
+    assert roofline == pytest.approx(value(result, "forward_ms.decode"), rel=0.05)
+    assert value(result, "decode_bandwidth") == pytest.approx(1.0, rel=0.05)
+    assert 1 < value(result, "decode_batch_size") <= 12
+    assert value(result, "decode_flops") > 0
+
+
+def test_a_device_that_only_computes_is_at_its_rate(tmp_path: Path) -> None:
+    """Cached prefixes are not computed; requests of one prompt each are."""
+    profile = ideal(tmp_path / "ideal.yaml", computes=True)
+    for prefix in ("null", "{groups: 2, tokens: 64}"):
+        shared = (f"workload.shared_prefix={prefix}", "engine.policy=fcfs")
+        result = answer("mixed", *SMALL, *shared, f"device.hardware={profile}")
+        assert value(result, PROMPTS) == pytest.approx(1e-3, rel=0.02)  # TFLOP/s
+
+
+def test_prompts_in_steps_of_decodes_are_not_told_of() -> None:
+    mixed = answer("mixed", *SMALL, "engine.mixed_chunk=true").metrics[PROMPTS]
+    assert mixed == Abstained(abstained="mixed with decodes")
+
+
+def test_what_is_no_plain_decode_is_not_told_of() -> None:
+    drafted = answer(
+        "spec_v2", "workload.requests=2", "workload.output_tokens={dist: uniform, min: 4, max: 8}"
+    )
+    assert not set(NAMES) & drafted.metrics.keys()
+
+
+def test_without_a_decode_nothing_is_said() -> None:
+    result: Result = answer("mixed", *SMALL, "workload.output_tokens={dist: fixed, value: 1}")
+    assert all(isinstance(result.metrics[name], Abstained) for name in NAMES)
+
+
+def test_between_steps_there_is_idle_of_its_own_kind() -> None:
+    result = answer("mixed", *SMALL)
+    idle, per_step = result.metrics["idle_ms"], value(result, "forward_idle_us_per_step")
+    assert isinstance(idle, Metric) and idle.n is not None
+    steps = idle.n + 1  # the first has nothing before it
+    assert 1e3 * idle.values[0] * idle.n == pytest.approx(per_step * steps, rel=1e-6)
+
+
+def test_weighing_changes_nothing_about_the_model() -> None:
+    """A shape alone is weighed: in float32 it reads twice as much."""
+    model = PRESETS["qwen3-0.6b"]
+    wide = decode_load(replace(model, dtype=torch.float32))
+    assert wide.step.bytes > 1.99 * decode_load(model).step.bytes
