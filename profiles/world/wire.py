@@ -1,16 +1,22 @@
-"""A message between processes: its lengths, a pickled head, and what goes along of the tensors' bytes."""
+"""A message between processes: the sizes of what follows, a pickled head, and what goes along of the tensors' bytes.
+
+The first frame has a fixed size, and all of a small message.
+"""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from .carriers import Parcel
 from .ports import Stamp
+
+_FRAME: Final = 2048  # bytes
+_SIZES: Final = 16  # bytes of two int64
 
 
 class Head(NamedTuple):
@@ -45,23 +51,38 @@ def shapes(values: Sequence[torch.Tensor]) -> list[tuple[tuple[int, ...], torch.
 
 def speak(to: int, head: torch.Tensor, along: torch.Tensor) -> None:
     """Until the peer has all of it. Raises RuntimeError."""
-    lengths = torch.tensor([head.numel(), along.numel()])
-    parts = [part for part in (lengths, head, along) if part.numel()]
-    for work in [dist.isend(part, to) for part in parts]:
+    sizes = torch.tensor([head.numel(), along.numel()]).view(torch.uint8)
+    small = _fits(head.numel(), along.numel())
+    front = torch.cat((sizes, head, along) if small else (sizes, head))
+    frame = torch.zeros(_FRAME, dtype=torch.uint8)
+    begun = frame[: front.numel()].copy_(front[:_FRAME]).numel()
+    rest = [front[begun:]] if small else [front[begun:], along]
+    for work in [dist.isend(part, to) for part in (frame, *rest) if part.numel()]:
         assert work is not None  # it is, where this process is none of the group
         work.wait()
 
 
 def hear(peer: int) -> tuple[Head, torch.Tensor]:
     """Raises RuntimeError, also when it has been silent for torch.distributed's timeout."""
-    lengths = torch.empty(2, dtype=torch.int64)
-    dist.recv(lengths, peer)
-    sizes = lengths.tolist()
-    head, along = (torch.empty(size, dtype=torch.uint8) for size in sizes)
-    dist.recv(head, peer)
-    if along.numel():
-        dist.recv(along, peer)
+    frame = _received(_FRAME, peer)
+    head_size, size = frame[:_SIZES].view(torch.int64).tolist()
+    inside = frame[_SIZES : _SIZES + head_size]
+    head = torch.cat((inside, _received(head_size - inside.numel(), peer)))
+    end = _SIZES + head_size
+    along = frame[end : end + size] if _fits(head_size, size) else _received(size, peer)
     return pickle.loads(head.numpy().tobytes()), along
+
+
+def _fits(head: int, along: int) -> bool:
+    """Whether the first frame has all: every part of a message wakes threads at both ends, which is what it costs."""
+    return _SIZES + head + along <= _FRAME
+
+
+def _received(size: int, peer: int) -> torch.Tensor:
+    part = torch.empty(size, dtype=torch.uint8)
+    if size:
+        dist.recv(part, peer)
+    return part
 
 
 def written(head: Head) -> torch.Tensor:
