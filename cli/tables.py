@@ -50,6 +50,7 @@ _PLAIN = (
 )
 _DRAFTS = ("accept_length", "position_acceptance.")
 _TRANSFER = ("prefill_ms", "transfer_ms", "decode_queue_ms")  # of workers of their own for prompts
+_OF_DEVICES = ("step_ms", "forward_ms", "idle_ms")  # where there are several, each tells its own
 _TIMES = (
     "ttft_ms",
     "queue_ms",
@@ -57,9 +58,7 @@ _TIMES = (
     "tpot_ms",
     "itl_ms",
     "e2e_ms",
-    "step_ms",
-    "forward_ms",
-    "idle_ms",
+    *_OF_DEVICES,
 )
 _IN_WORDS = ("queue", "prefill", "transfer", "decode", "step", "forward", "idle")
 _IDLE = ("host_late", "dependency", "kernel_gap", "no_work", "residue")
@@ -226,8 +225,9 @@ def latency(result: Document) -> Table:
         table.add_column(heading, justify="right")
     metrics = result["metrics"]
     kinds = sorted(name for name in metrics if name.startswith("forward_ms."))
+    apart = _OF_DEVICES if result.get("ranks") else ()
     for name in (*_TIMES, *kinds):
-        if name in metrics:
+        if name in metrics and name not in apart:
             label = name.replace("_ms", "").replace("_", " ").replace(".", " ")
             table.add_row(
                 label if label.startswith(_IN_WORDS) else label.upper(),
