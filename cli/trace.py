@@ -56,19 +56,20 @@ def _found(source: Path, meaning: str | None, nsys: str | None) -> dict[str, Rec
 
 
 def _named(found: Mapping[int, Recorded], folder: Path) -> dict[str, Recorded]:
-    """Every rank's by what the result calls it, which a run has once it is over."""
-    from ..profiles.recording import file_of
+    """Every rank's by what the result calls it, which a run has once it is over; not those of another run that the
+    folder had before."""
+    from ..profiles.recording import RESULT, file_of
     from ..profiles.result import read
 
-    if not (folder / "result.json").is_file():
+    if not (folder / RESULT).is_file():
         kept = ", ".join(str(folder / file_of(rank)) for rank in found)
         raise UsageError(
-            f"{folder}: no result.json: the run is not over, or broke off; what it kept can be drawn alone: {kept}"
+            f"{folder}: no {RESULT}: the run is not over, or broke off; what it kept can be drawn alone: {kept}"
         )
-    names = {rank: part.name for rank, part in enumerate(read(folder / "result.json").ranks)}
+    names = {rank: part.name for rank, part in enumerate(read(folder / RESULT).ranks)} or {0: "the run"}
     for rank in names.keys() - found.keys():
         typer.echo(f"no {file_of(rank)}: nothing of {names[rank]} is drawn", err=True)
-    return {names.get(rank, f"rank {rank}"): timeline for rank, timeline in found.items()}
+    return {names[rank]: timeline for rank, timeline in found.items() if rank in names}
 
 
 def _beside(source: Path) -> Path:

@@ -23,6 +23,7 @@ from .result import ResultError
 from .timeline import Names, Site, Window
 
 FILE: Final = "timeline.jsonl.gz"
+RESULT: Final = "result.json"  # what it lies beside
 _OF_RANK: Final = "timeline.{}.jsonl.gz"
 _NAMED: Final = re.compile(r"timeline(\.\d+)?\.jsonl\.gz$")
 MOST: Final = 2_000_000  # records; a hundred megabytes or so of a picture

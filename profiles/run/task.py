@@ -17,7 +17,7 @@ from ...sched.relay.draft_rows import DRAFT_SWITCHES
 from ...sched.relay.switches import OVERLAPPED_ONLY
 from ..environment import environment, tool
 from ..hazards import hazards
-from ..recording import Recording, file_of
+from ..recording import RESULT, Recording, file_of
 from ..result import (
     LengthsPart,
     RelayPart,
@@ -95,6 +95,8 @@ class Task:
             valve.instrument = self.instrument
         if self.options.record is None:
             return self._run(machine, valve, seat)
+        if seat.rank == 0:  # of a run before this one, whose timelines are about to go
+            (self.options.record / RESULT).unlink(missing_ok=True)
         with Recording(self.options.record / file_of(seat.rank)) as recording:
             valve.instrument = recording
             return self._run(machine, valve, seat)

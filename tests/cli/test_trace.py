@@ -17,6 +17,7 @@ from schedbench.profiles.perfetto import ENDING, HOST, STREAMS, events
 from schedbench.profiles.recording import FILE, Recording, file_of, read_recording
 from schedbench.profiles.result import Result, ResultError
 from schedbench.profiles.timeline import Site, Window
+from schedbench.sched.link import LinkError
 from tests.profiles.captures.exports import Export, sglang_loop
 from tests.profiles.metrics.conftest import Drawing
 
@@ -140,6 +141,22 @@ def test_a_run_that_broke_off_is_told_from_one_that_is_over(ranks):
         assert word in str(done.exception)
     assert not (ranks / ENDING).exists()
     assert traced(ranks / file_of(2)) == traced(ranks / FILE)
+
+
+def test_a_folder_used_again_tells_of_the_last_run_alone(ranks):
+    """Fewer ranks than before; and one that breaks off is not taken for the one before."""
+    alone = ["run", "mixed", "--device", "vgpu", *FEW, "--output-dir", str(ranks)]
+    assert CliRunner().invoke(app, alone).exit_code == 0
+    assert traced(ranks) == traced(ranks / FILE)
+    pair = ["run", "disagg", *FEW, "--world", "distributed", "--output-dir", str(ranks)]
+    death = [
+        "--set",
+        "engine.disaggregation={mode: pair}",
+        "--set",
+        "faults=[{rank: decode 0, dies: forward}]",
+    ]
+    assert isinstance(CliRunner().invoke(app, [*pair, *death]).exception, LinkError)
+    assert not (ranks / "result.json").exists()
 
 
 def test_a_rank_without_a_timeline_is_named(ranks):
