@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -81,7 +82,7 @@ def check(
     folder(output_dir)
     clock = Stopwatch()
     try:
-        with _progress() as told:
+        with _progress(lines=all_faults) as told:
             if all_faults:
                 content = _all_faults(SEEDS if seeds is None else seeds, clock, told)
             else:
@@ -140,9 +141,13 @@ def _show(content: dict[str, Any], output_dir: Path | None, form: _Form) -> None
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """A line on stderr, where somebody looks."""
+def _progress(*, lines: bool) -> Iterator[Callable[[str], None]]:
+    """A line on stderr that changes, where somebody looks; elsewhere ``lines``, or nothing."""
     from .console import progress
 
-    with progress().status("") as status:
+    console = progress()
+    if lines and not console.is_terminal:
+        yield partial(typer.echo, err=True)
+        return
+    with console.status("") as status:
         yield status.update

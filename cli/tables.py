@@ -113,6 +113,11 @@ def _void(result: Document) -> bool:
     )
 
 
+def _partial(result: Document) -> bool:
+    """Whether it ended before its requests had."""
+    return bool(result["run"]["cancelled"] or result["run"].get("failure"))
+
+
 def _told(result: Document) -> dict[str, Document]:
     """Metrics that have a value."""
     return {name: metric for name, metric in result["metrics"].items() if "abstained" not in metric}
@@ -195,9 +200,11 @@ def _plain(name: str, metric: Document) -> tuple[str, str, str, str]:
 
 
 def workload(result: Document) -> Table:
-    """Lengths as the scenario asks for them, and as they were drawn or found in the trace."""
-    told = result["workload"]
-    table = framed("workload, tokens")
+    """Lengths as the scenario asks for them, and as they were drawn or found in the trace: the plan, where a run did
+    not come to its end."""
+    told, partial = result["workload"], _partial(result)
+    came = f"the plan of all {number(told['requests'])}; {number(len(result['requests']))} came"
+    table = framed("workload, tokens", caption=came if partial else "")
     table.add_column("")
     for heading in ("mean", "p50", "p95"):
         table.add_column(heading, justify="right")
@@ -206,7 +213,8 @@ def workload(result: Document) -> Table:
             summary = told[f"{label}_tokens"][which]
             if summary is not None:
                 figures = (number(whole(round(summary[name], 1))) for name in ("mean", "p50", "p95"))
-                table.add_row(f"{label} {which}", *figures)
+                planned = partial and which == "achieved"
+                table.add_row(f"{label} {'planned' if planned else which}", *figures)
     return table
 
 

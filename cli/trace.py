@@ -66,7 +66,13 @@ def _named(found: Mapping[int, Recorded], folder: Path) -> dict[str, Recorded]:
         raise UsageError(
             f"{folder}: no {RESULT}: the run is not over, or broke off; what it kept can be drawn alone: {kept}"
         )
-    names = {rank: part.name for rank, part in enumerate(read(folder / RESULT).ranks)} or {0: "the run"}
+    result = read(folder / RESULT)
+    names = {rank: part.name for rank, part in enumerate(result.ranks)} or {0: "the run"}
+    if not result.one_clock:
+        typer.echo(
+            "each rank has a clock of its own: what is drawn side by side need not have been at the same time",
+            err=True,
+        )
     for rank in names.keys() - found.keys():
         typer.echo(f"no {file_of(rank)}: nothing of {names[rank]} is drawn", err=True)
     return {names[rank]: timeline for rank, timeline in found.items() if rank in names}

@@ -25,6 +25,9 @@ from .files import write_whole
 SCHEMA_VERSION: Final = "1.0"
 
 
+OWN_CLOCKS: Final = "the ranks' clocks are their own: no link was emulated"
+
+
 class ResultError(ValueError):
     """A file is no result document, or one of a version that is not understood."""
 
@@ -234,7 +237,8 @@ class LengthsPart(Part):
 
 
 class WorkloadPart(Part):
-    """What was drawn, or found in a trace. ``clipped`` requests were shortened to fit the model's context."""
+    """What was drawn, or found in a trace, before the run: where that broke off or was interrupted, the whole plan.
+    ``clipped`` requests were shortened to fit the model's context."""
 
     requests: Count
     prompt_tokens: LengthsPart
@@ -304,6 +308,11 @@ class Result(Part):
     requests: tuple[RequestRow, ...]
     outputs: Outputs | Abstained
     hazards: Hazards | Abstained
+
+    @property
+    def one_clock(self) -> bool:
+        """Whether an instant of one rank's can stand beside another's."""
+        return not (isinstance(self.idle, Abstained) and self.idle.abstained == OWN_CLOCKS)
 
     @property
     def told(self) -> tuple[dict[str, KindCounts], ...]:

@@ -127,6 +127,11 @@ def _link(scenario: Scenario, failure: Failure, path: KeyPath) -> Iterator[Findi
         yield (*path, "link"), f"expected two ranks, from and to, got {len(failure.link)}"
     elif strangers:
         yield (*path, "link"), unknown(f"rank {show(strangers[0])}", strangers[0], names)
+    elif {role_of(name) for name in failure.link} == {"rank"} and failure.link[0] != failure.link[1]:
+        yield (
+            (*path, "link"),
+            "links between data-parallel ranks do not fail by script, the ranks do: expected rank and dies",
+        )
     elif not (sent := tags(scenario, *failure.link)):
         yield (*path, "link"), f"{failure.link[0]} sends nothing to {failure.link[1]}"
     elif failure.tag not in sent:

@@ -53,15 +53,26 @@ class _Task(NamedTuple):
 
 
 def catch_all(adversaries: Sequence[int], notice: Callable[[str], None]) -> list[Caught]:
-    """In upstream's order, as many questions at a time as there are processors. Checks are told nothing of faults."""
+    """In upstream's order, as many questions at a time as there are processors. Checks are told nothing of faults;
+    ``notice`` is told of each fault that is done."""
     chosen = probes()
     tasks = list(dict.fromkeys(task for probe in chosen.values() for task in _tasks(probe)))
     checks: dict[_Task, tuple[Check, ...]] = {}
+    found: list[Caught] = []
     with pool(len(tasks)) as each:
-        for task, found in zip(tasks, each(partial(_checked, tuple(adversaries)), tasks), strict=True):
-            checks[task] = found
-            notice(f"{len(checks)} of {len(tasks)} questions")
-    return [_caught(probe, *(checks[task] for task in _tasks(probe))) for probe in chosen.values()]
+        answers = zip(tasks, each(partial(_checked, tuple(adversaries)), tasks), strict=True)
+        for probe in chosen.values():
+            while not checks.keys() >= {*_tasks(probe)}:
+                task, said = next(answers)
+                checks[task] = said
+            found.append(_caught(probe, *(checks[task] for task in _tasks(probe))))
+            notice(f"{len(found)} of {len(chosen)}: {_words(found[-1])}")
+    return found
+
+
+def _words(caught: Caught) -> str:
+    by = ", ".join(check.name for check in caught.by) or "NOTHING"
+    return f"{caught.name} caught by {by}{'' if caught.clean else '; FAILED without it'}"
 
 
 def _tasks(probe: Probe) -> tuple[_Task, _Task]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ...scenarios.combinations import overlaps, staged
 from ...scenarios.problems import meant
 from ...scenarios.schema import Scenario
-from ...sched.relay.choice import RelayChoice
+from ...sched.relay.choice import RelayChoice, RelayError
 from ...sched.relay.faults import Fault, awaited_faults, faults
 from .draft import speculation
 from .resolve import Resolved
@@ -34,9 +34,14 @@ def broken(resolved: Resolved, names: Sequence[str]) -> Resolved:
 
 def _with(relay: RelayChoice, wanted: Sequence[Fault], scenario: Scenario) -> RelayChoice:
     for fault in wanted:
-        relay = relay.broken_by(
-            fault, overlap=overlaps(scenario), speculation=speculation(scenario), staged=staged(scenario)
-        )
+        try:
+            relay = relay.broken_by(
+                fault, overlap=overlaps(scenario), speculation=speculation(scenario), staged=staged(scenario)
+            )
+        except RelayError as error:
+            if relay.state.name in fault.states:
+                raise
+            raise RelayError(f"{error}: --relay {fault.states[0]} has it") from None
     return relay
 
 

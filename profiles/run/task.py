@@ -19,6 +19,7 @@ from ..environment import environment, tool
 from ..hazards import hazards
 from ..recording import RESULT, Recording, file_of
 from ..result import (
+    OWN_CLOCKS,
     LengthsPart,
     RelayPart,
     RequestRow,
@@ -119,7 +120,7 @@ class Task:
         if machine.untimed:
             found = uncounted(untimed(found, machine.untimed))
         if options.world == "distributed" and seat.link is not None:
-            found = untimed(found, "the ranks' clocks are their own: no link was emulated")
+            found = untimed(found, OWN_CLOCKS)
         valve.finish(machine.names)
         run = _run(options, self.started, time.perf_counter() - self.begin, found.done, machine)
         return _result(self.resolved.scenario, self.relay, machine, found, run), found.done

@@ -60,6 +60,7 @@ def whole(
     rows = {row.id: row for heard in deciding for row in heard.result.requests}
     rows |= {row.id: row for row in routing.rows if row.id not in rows or row.status == "failed"}
     parts = {} if sent is None else _split(account, exact=exact_of(results[-1]))
+    missing = _lost(account, routing, transfers=sent is not None)
     return first.model_copy(
         update={
             "metrics": told(first, of_requests(account, results) | parts) | acceptance_of(deciding, drafts),
@@ -70,9 +71,9 @@ def whole(
             "ranks": tuple(_rank(place, heard) for place, heard in zip(places, workers, strict=False)),
             "run": first.run.model_copy(update={"failure": broken}),
             "requests": tuple(sorted(rows.values(), key=lambda row: int(row.id[1:]))),
-            "outputs": outputs_of_all(records, deciding, broken)
-            if sent is not False
-            else Abstained(abstained=_UNSENT),
+            "outputs": Abstained(abstained=_UNSENT)
+            if sent is False
+            else _all_but(missing, len(rows), outputs_of_all(records, deciding, broken)),
             "hazards": all_hazards(results),
         }
     )
@@ -167,6 +168,26 @@ def _rank(place: Place, heard: Heard) -> RankPart:
 
 def _failure(workers: Sequence[Heard], routing: Routing) -> str | None:
     return failure([*ends_of(workers), (routing.end, routing.failure)])
+
+
+def _lost(account: Account, routing: Routing, *, transfers: bool) -> dict[str, str]:
+    """Requests that failed because something did not come, and why; one that failed by what it asked for, as a grammar
+    that allows nothing more, is no less part of the scenario than one that was refused."""
+    unheard = {row.id: row.reason for row in routing.rows if row.status == "failed"}
+    without_kv = {
+        record.id: record.reason
+        for record in account.in_order()
+        if transfers and record.status == "failed" and record.transferred is None
+    }
+    return without_kv | unheard
+
+
+def _all_but(missing: Mapping[str, str], total: int, outputs: Outputs | Abstained) -> Outputs | Abstained:
+    """A digest over what is left would be equal to no other run's."""
+    if not missing or isinstance(outputs, Abstained):
+        return outputs
+    first = next(iter(missing.values()))
+    return Abstained(abstained=f"{len(missing)} of {total} requests were lost: {first}")
 
 
 def ends_of(workers: Sequence[Heard]) -> Sequence[tuple[int, str]]:

@@ -136,6 +136,7 @@ def test_all_faults_are_asked_off_and_on(typed: Typed, monkeypatch: pytest.Monke
     [fault] = document["faults"]
     assert said.code == 0 and document["passed"] and fault["clean"]
     assert fault["caught_by"] == ["run", "contract"]
+    assert said.err == "1 of 1: never-resolve caught by run, contract\n"
     assert {waiting["feature"] for waiting in document["awaited"]} >= {"onebatch"}
     page = verdicts.markdown(document)
     assert "| never-resolve | pr25945 | passed | clear crash, contract | sched/loop/launch.py:" in page
@@ -148,6 +149,7 @@ def test_a_fault_that_nothing_catches_fails(typed: Typed, monkeypatch: pytest.Mo
     harmless = Probe(fault.fault, fault.scenario, fault.overrides[:2])
     monkeypatch.setattr(all_faults, "probes", lambda: {harmless.fault.name: harmless})
     said = typed("check", "--all-faults", "--seeds", "0")
+    assert said.err == "1 of 1: stash-before-sampling caught by NOTHING\n"
     assert said.code == 1 and "NOTHING" in said.out and said.out.rstrip().endswith("FAILED")
 
 

@@ -36,6 +36,29 @@ def test_a_request_that_fails_by_script_is_a_workload_that_failed(typed: Typed) 
     said = typed("run", "disagg", *SMALL, "--set", dropped)
     assert said.code == 4
     assert "1 failed: not all of its KV came from prefill 0: decode 0 waited 600 s" in said.err
+    assert "tokens – 1 of 8 requests were lost: not all of its KV came from prefill 0" in said.out
+
+
+def test_requests_that_fail_by_what_they_ask_for_are_in_the_digest(typed: Typed) -> None:
+    """A grammar that is at its end, and an end that is forbidden yet."""
+    sampling = "workload.sampling={grammar: {choice: [a, b]}, min_new_tokens: 4, ignore_eos: false}"
+    settings = ("--set", sampling, "--set", "workload.requests=2", "--format", "json")
+    pair, alone = (
+        typed("run", "disagg", *settings, "--set", f"engine.disaggregation={mode}")
+        for mode in ("{mode: pair}", "{mode: none}")
+    )
+    assert pair.code == alone.code == 4 and "2 failed: the grammar does not allow" in pair.err
+    assert json.loads(pair.out)["outputs"] == json.loads(alone.out)["outputs"]
+    assert len(json.loads(pair.out)["outputs"]["digest"]) == 64
+
+
+def test_the_workload_of_a_run_that_broke_off_is_its_plan(typed: Typed) -> None:
+    """Rank 1 dies before the later clients' requests were sent."""
+    death = "faults=[{rank: rank 1, dies: {phase: exchange, nth: 20}}]"
+    said = typed("run", "dp_idle", "--set", "workload.requests=16", "--set", death)
+    assert said.code == 4
+    assert "prompt planned" in said.out and "output planned" in said.out and "achieved" not in said.out
+    assert "the plan of all 16; 2 came" in said.out
 
 
 def test_what_never_came_is_told(typed: Typed) -> None:

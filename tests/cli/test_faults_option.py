@@ -69,7 +69,10 @@ def test_a_fault_that_breaks_the_run_is_no_defect_of_ours(run: Run) -> None:
     [
         ("no-barier", "no fault 'no-barier', did you mean 'no-barrier'?"),
         ("xyz", "no fault 'xyz'; schedbench list faults has them all"),
-        ("small-ring", "fault small-ring belongs to pr25774, pr25774-before, not to pr25945"),
+        (
+            "small-ring",
+            "fault small-ring belongs to pr25774, pr25774-before, not to pr25945: --relay pr25774 has it",
+        ),
         ("penalties-from-input", "fault penalties-from-input belongs to the serial loop, and this run's is"),
         ("hot-buffer-by-sentinel", "fault hot-buffer-by-sentinel needs engine.hisparse.enabled=true"),
         ("onebatch-never-resolves", "fault onebatch-never-resolves waits for onebatch, which this version"),

@@ -15,7 +15,7 @@ from schedbench.cli.app import app
 from schedbench.cli.errors import UsageError
 from schedbench.profiles.perfetto import ENDING, HOST, STREAMS, events
 from schedbench.profiles.recording import FILE, Recording, file_of, read_recording
-from schedbench.profiles.result import Result, ResultError
+from schedbench.profiles.result import OWN_CLOCKS, Result, ResultError
 from schedbench.profiles.timeline import Site, Window
 from schedbench.sched.link import LinkError
 from tests.profiles.captures.exports import Export, sglang_loop
@@ -159,10 +159,19 @@ def test_a_folder_used_again_tells_of_the_last_run_alone(ranks):
     assert not (ranks / "result.json").exists()
 
 
+def test_ranks_whose_clocks_are_their_own_are_drawn_with_a_word(ranks):
+    document = json.loads((ranks / "result.json").read_text())
+    document["idle"] = {"value": None, "abstained": OWN_CLOCKS}
+    (ranks / "result.json").write_text(json.dumps(document))
+    done = CliRunner().invoke(app, ["trace", str(ranks)])
+    assert done.exit_code == 0
+    assert "each rank has a clock of its own" in done.stderr
+
+
 def test_a_rank_without_a_timeline_is_named(ranks):
     done = CliRunner().invoke(app, ["trace", str(ranks)])
     assert done.exit_code == 0
-    assert "nothing of stage 1 is drawn" in done.stderr
+    assert "nothing of stage 1 is drawn" in done.stderr and "clock" not in done.stderr
 
 
 @pytest.fixture

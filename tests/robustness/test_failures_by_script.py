@@ -8,6 +8,7 @@ from itertools import permutations
 
 import pytest
 
+from schedbench.profiles.result import Abstained
 from schedbench.scenarios.failures import TRANSFER, rank_names, role_of, tags
 from schedbench.sched.disagg.place import Place
 from tests.acceptance.questions import asked, statuses
@@ -57,6 +58,7 @@ def fails(world: str, link: tuple[str, str, str, str], nth: int) -> None:
     if result.run.missed or does in KEPT:
         assert unbroken(result, *WORLDS[world]) and result.run.failure is None
         return
+    assert isinstance(result.outputs, Abstained)
     assert "failed" in statuses(result) or "router is gone: it has ended" in str(result.run.failure)
     for row in result.requests:
         assert row.status == "finished" or " waited " in row.reason

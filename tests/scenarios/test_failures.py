@@ -51,6 +51,11 @@ def test_a_mistake_is_blamed_on_its_key(entry: str) -> None:
     assert any(MISTAKES[entry] in line and line.startswith("faults.0") for line in found), found
 
 
+def test_links_between_data_parallel_ranks_are_no_part_of_it() -> None:
+    [line] = refused("{link: [rank 0, rank 1], tag: kv, does: drop}", scenario="dp_idle")
+    assert line.startswith("faults.0.link: links between data-parallel ranks do not fail by script")
+
+
 def test_all_entries_are_judged_at_once() -> None:
     found = refused("{rank: stage 9, dies: forward}", "{link: [stage 0, stage 1], tag: kv, does: drop}")
     assert [line.partition(":")[0] for line in found] == ["faults.0.rank", "faults.1.tag"]
