@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -339,3 +340,18 @@ def test_a_run_on_a_profile_that_a_stage_wrote(tmp_path):
     words = ["mixed", "--device", "vgpu", *small, "--hardware", str(profile), "--output", str(output)]
     assert one.main(words) == 0
     assert json.loads(output.read_text())["hardware"]["name"] == "own"
+
+
+def test_kineto_understands_the_size_of_its_buffers(tmp_path):
+    conf = tmp_path / "kineto.conf"
+    conf.write_text(plan.KINETO)
+    program = "from torch.profiler import ProfilerActivity, profile\nwith profile(activities=[ProfilerActivity.CPU]): pass"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "KINETO_CONFIG": str(conf), "KINETO_LOG_LEVEL": "0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    wanted = plan.KINETO.strip().rpartition("=")[2]
+    assert f"Max GPU buffer size: {wanted}MB" in done.stdout + done.stderr
