@@ -358,3 +358,17 @@ def test_kineto_understands_the_size_of_its_buffers(tmp_path):
     wanted = int(plan.KINETO.partition("=")[2])
     assert wanted << 20 < 1 << 31, "torch 2.11 counts in an int"
     assert f"Max GPU buffer size: {wanted}MB" in done.stdout + done.stderr
+
+
+def test_where_nothing_is_installed_the_callers_folders_are_searched_too(tmp_path):
+    root = Path(__file__).resolve().parents[3]
+    asked = ["make", "-s", "gpu", "VENV=", "PYTHON=printenv PYTHONPATH #"]
+    done = subprocess.run(
+        asked,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [f".typing:{tmp_path}"]
