@@ -20,8 +20,9 @@ from .questions import LARGE, TINY, Question, asked, ladder
 from .stages import Stage, absent, chosen
 
 BUDGET: Final = 460.0  # seconds
-# CUPTI stops recording when Kineto's buffers are full, and a graph's kernels are each recorded.
-KINETO: Final = "ACTIVITIES_MAX_GPU_BUFFER_SIZE_MB=4096\n"
+# CUPTI stops recording when Kineto's buffers are full, and a graph's kernels are each recorded. The most there is: the
+# Kineto of torch 2.11 counts bytes in 32 bits with a sign, and makes none of 4096.
+KINETO: Final = "ACTIVITIES_MAX_GPU_BUFFER_SIZE_MB=2047\n"
 
 _PACKAGE: Final = "schedbench.profiles.cuda"
 # All requests at once, and no token ends one: what is scheduled depends neither on the machine's speed nor on its

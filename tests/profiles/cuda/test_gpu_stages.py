@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -339,3 +340,35 @@ def test_a_run_on_a_profile_that_a_stage_wrote(tmp_path):
     words = ["mixed", "--device", "vgpu", *small, "--hardware", str(profile), "--output", str(output)]
     assert one.main(words) == 0
     assert json.loads(output.read_text())["hardware"]["name"] == "own"
+
+
+def test_kineto_understands_the_size_of_its_buffers(tmp_path):
+    conf = tmp_path / "kineto.conf"
+    conf.write_text(plan.KINETO)
+    program = (
+        "from torch.profiler import ProfilerActivity as Of, profile\nwith profile(activities=[Of.CPU]): pass"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "KINETO_CONFIG": str(conf), "KINETO_LOG_LEVEL": "0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    wanted = int(plan.KINETO.partition("=")[2])
+    assert wanted << 20 < 1 << 31, "torch 2.11 counts in an int"
+    assert f"Max GPU buffer size: {wanted}MB" in done.stdout + done.stderr
+
+
+def test_where_nothing_is_installed_the_callers_folders_are_searched_too(tmp_path):
+    root = Path(__file__).resolve().parents[3]
+    asked = ["make", "-s", "gpu", "VENV=", "PYTHON=printenv PYTHONPATH #"]
+    done = subprocess.run(
+        asked,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [f".typing:{tmp_path}"]
