@@ -56,6 +56,8 @@ def watched(question: Resolved, *, device: Literal["vgpu", "cuda"]) -> Document:
     outcome = attempt(question, question.relays[0], Options(device=device, hazards=True))
     if isinstance(outcome, Crash):
         return {"broke_down": str(outcome)}
+    if outcome.result.run.cancelled:
+        raise KeyboardInterrupt  # which is no answer
     hazards = outcome.result.hazards
     if isinstance(hazards, Abstained):
         return {"broke_down": hazards.abstained}
