@@ -34,6 +34,7 @@ EXIT_CODES: Final = MappingProxyType(
         "schedbench.profiles.judge.trials.WorkloadError": WORKLOAD_FAILED,
         "schedbench.profiles.run.crash.BrokenRunError": WORKLOAD_FAILED,
         "schedbench.profiles.sweeps.sweep.SweepError": USAGE,
+        "schedbench.profiles.world.processes.PlacesError": USAGE,
         "schedbench.profiles.nsys.record.RecordingError": WORKLOAD_FAILED,
         "schedbench.profiles.cuda.verifying.VerificationError": WORKLOAD_FAILED,
         "schedbench.profiles.run.machine.MachineError": UNABLE,

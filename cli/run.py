@@ -72,6 +72,8 @@ def run(
     question = asked(scenario, overrides or [], relay=relay, expect=expect or [], faults=fault or [])
     if world == "distributed" and question.scenario.engine.ranks == 1:
         raise UsageError(f"--world: distributed takes several ranks, and the scenario has one: {_SEVERAL}")
+    if world == "virtual":
+        _alone()
     options = _options(device, hazards, adversarial, world, save_tokens=save_tokens)
     folder(output_dir)
     try:
@@ -85,6 +87,17 @@ def run(
     if output_dir is not None:
         outcome.result.write(output_dir / "result.json")
     raise typer.Exit(_exit_code(outcome))
+
+
+def _alone() -> None:
+    """Raises UsageError where torchrun started this process and others, which would all run the same."""
+    from ..profiles.world.processes import launched
+
+    place = launched()
+    if place is not None and place.size > 1:
+        raise UsageError(
+            f"--world: this process is one of {place.size} that torchrun started; --world distributed makes them ranks"
+        )
 
 
 def _options(

@@ -80,9 +80,10 @@ def every(result: Document, *, width: int) -> tuple[Table, ...]:
     if is_capture(result):
         return _of_capture(result, width=width)
     by_rank = ranks.tables(result, width=width) if result.get("ranks") else ()
+    found = (hazards.table(result["hazards"]),) if result["hazards"].get("findings") else ()
     if _void(result):
         drafts = (summary(result),) if _told(result) else ()
-        return *drafts, workload(result), counts(result), *by_rank
+        return *drafts, workload(result), counts(result), *by_rank, *found
     return (
         summary(result),
         workload(result),
@@ -92,7 +93,7 @@ def every(result: Document, *, width: int) -> tuple[Table, ...]:
         host_waits(result, width=width),
         gpu_waits(result),
         *by_rank,
-        *((hazards.table(result["hazards"]),) if result["hazards"].get("findings") else ()),
+        *found,
     )
 
 

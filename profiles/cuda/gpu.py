@@ -105,8 +105,8 @@ def main(arguments: Sequence[str]) -> int:
 def forget(stages: Sequence[Stage], folder: Path) -> None:
     """Remove what these stages left there before: old results are none of the new run."""
     for stage in stages:
-        for path in (*folder.glob(f"{stage.name}*.json"), *folder.glob(f"{stage.name}*.md")):
-            path.unlink()
+        for name in stage.files:
+            (folder / name).unlink(missing_ok=True)
 
 
 def dry_run(stages: Sequence[Stage]) -> int:

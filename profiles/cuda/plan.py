@@ -15,13 +15,15 @@ from ..nvtx_ranges import INJECTED
 from ..run.resolve import resolve
 from . import overhead, several
 from .one import parse, question
+from .prediction import file
 from .probes import PROBES
 from .questions import LARGE, TINY, Question, asked, ladder
 from .stages import Stage, absent, chosen
 
 BUDGET: Final = 460.0  # seconds
-# CUPTI stops recording when Kineto's buffers are full, and a graph's kernels are each recorded.
-KINETO: Final = "ACTIVITIES_MAX_GPU_BUFFER_SIZE_MB=4096\n"
+# CUPTI stops recording when Kineto's buffers are full, and a graph's kernels are each recorded. The most there is: the
+# Kineto of torch 2.11 counts bytes in 32 bits with a sign, and makes none of 4096.
+KINETO: Final = "ACTIVITIES_MAX_GPU_BUFFER_SIZE_MB=2047\n"
 
 _PACKAGE: Final = "schedbench.profiles.cuda"
 # All requests at once, and no token ends one: what is scheduled depends neither on the machine's speed nor on its
@@ -45,7 +47,10 @@ _EIGHT_BILLION: Final = (
     "model.preset=llama-3-8b",
     "engine.max_running_requests=64",
     "engine.kv_tokens=131072",
+    "measure.warmup_requests=64",
 )
+# As many as may run at once: products of a new shape load their kernels at the first one, and the device waits.
+_HALF_BILLION: Final = (*_REAL, "measure.warmup_requests=256")
 # Decodes of a millisecond or so, again and again.
 _DECODES: Final = (
     *_REAL,
@@ -67,11 +72,10 @@ def plan(folder: Path, only: Sequence[str] = ()) -> list[Stage]:
 
 
 def _stages(folder: Path, *, every: bool) -> list[Stage]:
-    tests = ("-m", "pytest", "-q", "-m", "cuda", "-p", "no:cacheprovider", "tests/cuda")
     return [
         _probe("environment", folder, 45),
         *_counts(folder),
-        Stage("tests", tests, 150, packages=("pytest",)),
+        *_tests(),
         *_speed(folder),
         *_verification(folder),
         *(_probe(name, folder, 45) for name in _CALIBRATED),
@@ -93,6 +97,14 @@ def _stages(folder: Path, *, every: bool) -> list[Stage]:
     ]
 
 
+def _tests() -> Iterator[Stage]:
+    """Kernels apart: what they have compiled, runs find in Triton's cache."""
+    pytest = ("-m", "pytest", "-q", "-m", "cuda", "-p", "no:cacheprovider")
+    kernels = "tests/cuda/test_triton_kernels.py"
+    yield Stage("tests-kernels", (*pytest, kernels), 120, packages=("pytest",))
+    yield Stage("tests", (*pytest, "tests/cuda", f"--ignore={kernels}"), 120, packages=("pytest",))
+
+
 def _counts(folder: Path) -> Iterator[Stage]:
     """The same on both devices, line by line."""
     files = (f"{folder / 'cuda.json'}", f"{folder / 'vgpu.json'}", f"{folder / 'comparison.json'}")
@@ -109,7 +121,7 @@ def _verification(folder: Path) -> Iterator[Stage]:
 
 def _speed(folder: Path) -> Iterator[Stage]:
     """Timed only: a trace of thousands of graphs would not fit."""
-    for name, overrides, deadline in (("speed-8b", _EIGHT_BILLION, 150), ("speed-0.6b", _REAL, 75)):
+    for name, overrides, deadline in (("speed-8b", _EIGHT_BILLION, 150), ("speed-0.6b", _HALF_BILLION, 75)):
         stage = _run(name, folder, "cuda", overrides, deadline, scenario="throughput")
         yield replace(stage, arguments=(*stage.arguments, "--timed"))
     yield _overhead("overhead", folder, "bare", "timed")
@@ -143,7 +155,7 @@ def _hazards(folder: Path) -> Iterator[Stage]:
     """The same questions to the checker on both devices, and to torch's sanitizer."""
     module = ("-m", f"{_PACKAGE}.hazards.table")
     yield Stage("hazards-vgpu", (*module, "vgpu", str(folder)), 45)
-    yield Stage("hazards-cuda", (*module, "cuda", str(folder)), 90)
+    yield Stage("hazards-cuda", (*module, "cuda", str(folder)), 90, writes=("hazards.json", "hazards.md"))
 
 
 def _predictions(folder: Path, *, every: bool) -> Iterator[Stage]:
@@ -153,7 +165,7 @@ def _predictions(folder: Path, *, every: bool) -> Iterator[Stage]:
     places = ("--probes", str(folder), "--output", str(profile))
     probes = tuple(f"probe-{name}" for name in ("environment", *_CALIBRATED))
     fit = ("-m", "schedbench.profiles.calibrate.calibration", *places)
-    yield Stage("calibrate", fit, 90, uses=probes, packages=("scipy",))
+    yield Stage("calibrate", fit, 90, uses=probes, packages=("scipy",), writes=(profile.name,))
     questions = predicted(every=every)
     emulated = _several("prediction-emulated", questions, folder, "vgpu", "emulated", 120)
     on_profile = ("--hardware", str(profile), "--workers", str(_workers()))
@@ -180,7 +192,9 @@ def _several(
     name: str, questions: Iterable[Question], folder: Path, device: str, side: str, deadline: float
 ) -> Stage:
     where = ("--device", device, "--side", side, "--folder", str(folder))
-    return Stage(name, ("-m", f"{_PACKAGE}.several", *map(str, questions), *where), deadline)
+    asked = list(questions)
+    files = tuple(f"{file(*question, side)}.json" for question in asked)
+    return Stage(name, ("-m", f"{_PACKAGE}.several", *map(str, asked), *where), deadline, writes=files)
 
 
 def _run(

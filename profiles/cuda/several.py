@@ -13,6 +13,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
+from typing import NamedTuple
+
+import torch
 
 from ..run.execute import Options, execute
 from .prediction import file
@@ -31,32 +34,44 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def answer(question: Question, given: argparse.Namespace) -> str:
-    """Write its result; why there is none, if so. Whatever breaks one question leaves the others."""
+class Said(NamedTuple):
+    """Why there is no result, if so; ``last``: nothing can be asked after it."""
+
+    why: str
+    last: bool = False
+
+
+def answer(question: Question, given: argparse.Namespace) -> Said:
+    """Write its result. What breaks one question leaves the others, unless it broke the device: CUDA tells every later
+    call of it."""
     hardware = [] if given.hardware is None else [f"device.hardware={given.hardware.resolve()}"]
     options = Options(device=given.device, traced=False, command=f"several {question}")
     try:
         resolved = asked(question, given.device, [*given.set, *hardware])
         result = execute(resolved, resolved.relays[0], options).result
     except Exception as error:
-        return f"{question}: {type(error).__name__}: {error}"
+        broken = isinstance(error.__cause__ or error, torch.AcceleratorError)
+        return Said(f"{question}: {type(error).__name__}: {error}", last=broken)
     if result.run.cancelled:
-        return f"{question}: interrupted"
+        return Said(f"{question}: interrupted", last=True)
     result.write(given.folder / f"{file(*question, given.side)}.json")
-    return ""
+    return Said("")
 
 
 def answers(given: argparse.Namespace) -> Iterator[str]:
-    """As ``answer``, of each."""
+    """Of each why there is no result."""
     if given.workers == 1:
         for question in given.questions:
-            yield answer(question, given)
+            said = answer(question, given)
+            yield said.why
+            if said.last:
+                return
             gc.collect()  # a scheduler is a ring of references that holds a model and its KV on the device
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(given.workers, mp_context=context) as pool:
         for future in as_completed([pool.submit(answer, question, given) for question in given.questions]):
-            yield future.result()
+            yield future.result().why
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -23,7 +23,8 @@ TAIL = 2000  # characters of output that are kept of a failure
 @dataclass(frozen=True, slots=True)
 class Stage:
     """``arguments`` are Python's; ``needs`` names stages that must have succeeded, ``uses`` others whose results it
-    takes where there are any, ``packages`` what must be there. ``kept``: time is kept for it, whatever runs before."""
+    takes where there are any, ``packages`` what must be there. ``kept``: time is kept for it, whatever runs before.
+    ``writes``: files besides ``NAME.json`` and ``NAME.md``."""
 
     name: str
     arguments: tuple[str, ...]
@@ -33,6 +34,11 @@ class Stage:
     packages: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     kept: bool = False
+    writes: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (f"{self.name}.json", f"{self.name}.md", *self.writes)
 
 
 class Outcome(NamedTuple):

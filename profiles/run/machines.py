@@ -19,10 +19,12 @@ from ..cuda.machine import open_cuda
 from ..result import HardwarePart, Labels
 from ..timeline import Sink
 from ..vgpu import VirtualGpu, open_vgpu
+from ..vgpu.engine import Simulation
+from ..vgpu.gpu import patched
 from ..vgpu.host_time import measured, without_own_time
 from ..vgpu.tensor import CURRENT, DeviceTensor
 from ..world.baton import Member
-from ..world.device import SharedSimulation
+from ..world.device import QUEUES, SharedSimulation
 from ..world.direct import take_a_gpu
 from ..world.ports import DevicePorts, Ports, VirtualPorts
 from ..world.virtual import WorldClock
@@ -117,15 +119,18 @@ class Port(NamedTuple):
 
 @contextmanager
 def open_port(
-    kind: Chosen, resolved: Resolved, sink: Sink, *, hazards: bool, adversary: int | None
+    kind: Chosen, resolved: Resolved, sink: Sink, rank: int, *, hazards: bool, adversary: int | None
 ) -> Iterator[Port]:
-    """A machine of one process among several, and how its tensors get on and off the device."""
+    """A machine of one process among several, and how its tensors get on and off the device. What one device's checker
+    hears of another's streams has numbers of its own."""
     if kind == "cuda":
         take_a_gpu()
         with open_cuda(resolved, sink, None) as machine:
             yield Port(machine, machine.clock, DevicePorts(machine.device))
         return
-    with _virtual(resolved, sink, hazards=hazards, adversary=adversary) as machine:
+    device = Simulation(gap=round(resolved.hardware.kernels.gap.value), first=rank * QUEUES)
+    opened = _virtual(resolved, sink, hazards=hazards, adversary=adversary, simulation=device)
+    with patched(hazards=hazards), opened as machine:
         yield Port(machine, machine.clock, VirtualPorts(CURRENT.get()))
 
 
@@ -140,7 +145,14 @@ def open_desk(kind: Chosen, resolved: Resolved, sink: Sink) -> Iterator[Port]:
 
 
 @contextmanager
-def _virtual(resolved: Resolved, sink: Sink, *, hazards: bool, adversary: int | None) -> Iterator[Machine]:
+def _virtual(
+    resolved: Resolved,
+    sink: Sink,
+    *,
+    hazards: bool,
+    adversary: int | None,
+    simulation: Simulation | None = None,
+) -> Iterator[Machine]:
     capacity.check(resolved)
     scenario, hardware = resolved.scenario, resolved.hardware
     modelled = scenario.device.host == "modelled"
@@ -148,7 +160,12 @@ def _virtual(resolved: Resolved, sink: Sink, *, hazards: bool, adversary: int | 
     with (
         one_thread(),
         open_vgpu(
-            charged, values=scenario.device.values, sink=sink, hazards=hazards, adversary=adversary
+            charged,
+            values=scenario.device.values,
+            sink=sink,
+            hazards=hazards,
+            adversary=adversary,
+            simulation=simulation,
         ) as gpu,
         _host_time(gpu, modelled=modelled) as host,
     ):

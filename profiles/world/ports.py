@@ -13,10 +13,13 @@ from ..vgpu.engine import Landing, Mark
 
 
 class Stamp(NamedTuple):
-    """Virtual instants of the sender's: when its host sent, and when the tensors had left."""
+    """Virtual instants of the sender's: when its host sent, and when the tensors had left; and what those who receive
+    come after, where somebody keeps account of that."""
 
     sent: int
     left: int
+    host_knows: Sequence[int] = ()
+    known: Sequence[int] = ()  # of the tensors
 
 
 class Ports(Protocol):
@@ -47,10 +50,11 @@ class VirtualPorts:
     def out(self, tensors: Sequence[torch.Tensor], name: str) -> tuple[Sequence[torch.Tensor], Stamp]:
         runtime = self._gpu.runtime
         if not tensors:
-            return (), Stamp(runtime.now, runtime.now)
+            return (), Stamp(runtime.now, runtime.now, runtime.host_knows())
         values, mark = depart(self._gpu, self._queue, tensors, 0, name=name)
         self._leaving.setdefault(name, []).append(mark)
-        return values, Stamp(runtime.now, runtime.simulation.wait(mark))
+        sent = runtime.now
+        return values, Stamp(sent, runtime.simulation.wait(mark), runtime.host_knows(), mark.known)
 
     def flush(self, name: str) -> None:
         for mark in self._leaving.pop(name, ()):
@@ -60,7 +64,8 @@ class VirtualPorts:
         assert stamp is not None
         runtime, left = self._gpu.runtime, Mark()
         runtime.now = max(runtime.now, stamp.sent)
-        left.time = stamp.left
+        left.time, left.known = stamp.left, stamp.known
+        runtime.hear(stamp.host_knows)
         return land(self._gpu, values, Landing(left, 0) if values else None)
 
     def seconds(self, ns: int) -> float:  # noqa: ARG002

@@ -78,10 +78,12 @@ class ProcessLink:
 
     def send(self, to: int, tag: str, value: Any, tensors: Sequence[torch.Tensor] = ()) -> None:
         values, stamp = self._ports.out(tensors, f"send {tag}")
+        self._give(to, Head(tag, pickle.dumps(value), shapes(values), stamp, None), values)
+
+    def _give(self, to: int, head: Head, values: Sequence[torch.Tensor]) -> None:
         whole = packed(values)
         told, along = self._carrier.give(to, whole)
-        head = written(Head(tag, pickle.dumps(value), shapes(values), stamp, told))
-        self._outgoing[to].put(_Outgoing(head, along))
+        self._outgoing[to].put(_Outgoing(written(head._replace(told=told)), along))
         self._carrier.push(to, whole)
 
     def flush(self, tag: str) -> None:
@@ -102,13 +104,19 @@ class ProcessLink:
 
     def all_to_all(self, tag: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         for rank, tensor in enumerate(tensors):
-            if rank != self.rank:  # nothing is sent of nothing
-                self.send(rank, tag, tensor.shape, (tensor,) if tensor.numel() else ())
+            if rank != self.rank:
+                self._exchange(rank, tag, tensor)
         self.flush(tag)
         return [
             tensor if rank == self.rank else self._taken(rank, tag, tensor)
             for rank, tensor in enumerate(tensors)
         ]
+
+    def _exchange(self, to: int, tag: str, tensor: torch.Tensor) -> None:
+        """Nothing is sent of nothing. No host learns from it what another one knows."""
+        values, stamp = self._ports.out((tensor,) if tensor.numel() else (), f"send {tag}")
+        stamp = stamp and stamp._replace(host_knows=())
+        self._give(to, Head(tag, pickle.dumps(tensor.shape), shapes(values), stamp, None), values)
 
     def _taken(self, source: int, tag: str, like: torch.Tensor) -> torch.Tensor:
         message = self.receive(source, tag)

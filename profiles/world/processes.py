@@ -20,7 +20,6 @@ import torch.distributed as dist
 
 from ...sched.link import Link, LinkError
 from ..result import Result
-from ..run.machine import MachineError
 from ..run.machines import Port
 from ..run.runner import Valve
 from .carriers import Carrier
@@ -33,6 +32,10 @@ _GRACE: Final = 5.0  # seconds in which a process ends by itself
 _GLANCE: Final = 0.2  # seconds between two looks at processes that are starting
 _EARLY: Final = 1  # exit code of a process that ended before its work was done
 END: Final = getattr(signal, "SIGUSR1", signal.SIGTERM)  # by which the first process tells the others to end
+
+
+class PlacesError(ValueError):
+    """More processes than ranks, or fewer."""
 
 
 class Place(NamedTuple):
@@ -85,7 +88,7 @@ def process_world(troupe: Troupe, others: Troupe) -> Result:
     """One process per rank; this one is the first, or what torchrun says, and others of this machine do as ``others``
     say.
 
-    Raises MachineError, LinkError; SystemExit in a process whose result another one tells.
+    Raises PlacesError, MachineError, LinkError; SystemExit in a process whose result another one tells.
     """
     place = launched()
     if place is not None:
@@ -105,9 +108,9 @@ def process_world(troupe: Troupe, others: Troupe) -> Result:
 
 def _as_launched(place: Place, troupe: Troupe) -> Result:
     if place.size != len(troupe.names):
-        raise MachineError(
-            f"{place.size} processes were started, and the scenario has {len(troupe.names)} ranks:"
-            f" {', '.join(troupe.names)}"
+        raise PlacesError(
+            f"{place.size} processes were started, and the scenario has {len(troupe.names)} ranks"
+            f" ({', '.join(troupe.names)}): torchrun --nproc-per-node {len(troupe.names)} on one machine"
         )
     result = run_place(place, "env", troupe)
     if result is None:
@@ -184,11 +187,20 @@ def _children(places: Sequence[Place], troupe: Troupe) -> Iterator[tuple[list[Ba
     try:
         yield processes, ready
     finally:
+        _ended(processes)
         for process in processes:
-            process.join(_GRACE)
-            if process.is_alive():
-                process.terminate()
-                process.join()
+            process.terminate()
+        _ended(processes)
+        for process in processes:
+            process.kill()  # one that is stopped, or hangs in native code, is told nothing
+            process.join()
+
+
+def _ended(processes: Sequence[BaseProcess]) -> None:
+    """Once they all have, or after the grace."""
+    deadline = time.monotonic() + _GRACE
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
 
 
 def _await(processes: Sequence[BaseProcess], ready: Semaphore) -> None:
@@ -219,8 +231,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
 
 def _fates(processes: Sequence[BaseProcess], names: Sequence[str]) -> str:
     """What became of the others, where they did not end as they should."""
-    for process in processes:
-        process.join(_GRACE)
+    _ended(processes)
     told = [
         f"{names[rank]} ended with {signal.Signals(-code).name if code < 0 else f'code {code}'}"
         for rank, process in enumerate(processes, 1)

@@ -93,8 +93,10 @@ class Ranks(Generic[T]):
     def carrier(self, port: Port, rank: int, *, patience: float) -> Carrier:  # noqa: ARG002
         return usual_carrier(self.kind, port)
 
-    def opened(self, rank: int, valve: Valve) -> AbstractContextManager[Port]:  # noqa: ARG002
-        return open_port(self.kind, self.resolved, valve, hazards=self.hazards, adversary=self.adversary)
+    def opened(self, rank: int, valve: Valve) -> AbstractContextManager[Port]:
+        return open_port(
+            self.kind, self.resolved, valve, rank, hazards=self.hazards, adversary=self.adversary
+        )
 
     def act(self, port: Port, valve: Valve, link: Link) -> T:
         """Raises LinkError when the run broke off: what there is of it is kept nowhere."""

@@ -114,7 +114,9 @@ class Workers:
     def opened(self, rank: int, valve: Valve) -> AbstractContextManager[Port]:
         if places_of(self.resolved.scenario.engine)[rank].role == "router":
             return open_desk(self.kind, self.resolved, valve)
-        return open_port(self.kind, self.resolved, valve, hazards=self.hazards, adversary=self.adversary)
+        return open_port(
+            self.kind, self.resolved, valve, rank, hazards=self.hazards, adversary=self.adversary
+        )
 
     def act(self, port: Port, valve: Valve, link: Link) -> Part:
         """Raises LinkError when the run broke off: what there is of it is kept nowhere."""

@@ -88,7 +88,7 @@ class _DraftPlaces(NamedTuple):
 
     def footprint(self) -> tuple[Access, ...]:
         rows, lens = self.req_pool_indices, self.seq_lens
-        places = (rows * self.width + lens).unsqueeze(1) + torch.arange(self.each)
+        places = (rows * self.width + lens).unsqueeze(1) + torch.arange(self.each, device=rows.device)
         return (*reads(rows, lens), Access(self.table, write=False, rows=places.flatten()))
 
 

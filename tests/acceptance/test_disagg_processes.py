@@ -123,4 +123,7 @@ def test_torchrun_starts_them_too() -> None:
     assert (told.returncode, told.stderr) == (0, "")
     assert json.loads(told.stdout)["outputs"]["digest"] == alone("mixed")
     few = torchrun(2, "mixed", "--world", "distributed", *settings)
-    assert "2 processes were started, and the scenario has 3 ranks: prefill 0, decode 0, router" in few.stderr
+    assert (
+        "2 processes were started, and the scenario has 3 ranks (prefill 0, decode 0, router)" in few.stderr
+    )
+    assert "torchrun --nproc-per-node 3" in few.stderr

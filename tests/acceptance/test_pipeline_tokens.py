@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from schedbench.cli.tables import every
+from schedbench.profiles.check.probes import probe
 from schedbench.profiles.result import Hazards
 from schedbench.profiles.run.execute import Options, execute
+from schedbench.sched.relay.faults import faults
 from schedbench.sched.relay.states import states
 from tests.acceptance.questions import (
     answer,
@@ -118,9 +121,24 @@ def test_the_shipped_pipelines_run() -> None:
 def test_processes_give_the_same_tokens(stages: int) -> None:
     """Over gloo: the same ranks, each in a process of its own."""
     question = asked("mixed", *SMALL, f"engine.pipeline.stages={stages}")
-    found = execute(question, question.relays[0], Options(device="vgpu", world="distributed")).result
+    options = Options(device="vgpu", world="distributed", hazards=True)
+    found = execute(question, question.relays[0], options).result
     assert digest_of(found) == alone()
     assert len(found.ranks) == stages and statuses(found) == {"finished"}
+    assert isinstance(found.hazards, Hazards) and not found.hazards.findings
+
+
+def test_a_race_between_processes_is_the_one_of_the_virtual_world() -> None:
+    """What a message's sender knew comes along: nothing else orders a stage's streams but what came round."""
+    question = probe(faults()["stage-tokens-unawaited"]).broken()
+    results = [
+        execute(question, question.relays[0], Options(device="vgpu", world=world, hazards=True)).result
+        for world in ("virtual", "distributed")
+    ]
+    assert isinstance(results[0].hazards, Hazards) and results[0].hazards.findings
+    assert set(results[1].hazards.findings) == set(results[0].hazards.findings)
+    titles = [table.title for table in every(results[1].document(), width=100)]
+    assert "undeclared hazards" in titles
 
 
 def test_counts_do_not_depend_on_the_world() -> None:

@@ -97,6 +97,7 @@ def strict(clock: Clock, total: int) -> Iterator[Observer]:  # noqa: ARG001
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature:UserWarning")
 def test_decodes_make_no_blocking_call(run):
     result = run("engine.chunked_prefill_size=2048", "engine.mixed_chunk=false", watch=strict)
     assert {row.status for row in result.requests} == {"finished"}

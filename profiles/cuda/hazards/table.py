@@ -56,6 +56,8 @@ def watched(question: Resolved, *, device: Literal["vgpu", "cuda"]) -> Document:
     outcome = attempt(question, question.relays[0], Options(device=device, hazards=True))
     if isinstance(outcome, Crash):
         return {"broke_down": str(outcome)}
+    if outcome.result.run.cancelled:
+        raise KeyboardInterrupt  # which is no answer
     hazards = outcome.result.hazards
     if isinstance(hazards, Abstained):
         return {"broke_down": hazards.abstained}
@@ -87,15 +89,18 @@ def sanitized(question: Resolved) -> Document:  # cuda-only
     said, mode = io.StringIO(), _sanitizer.CUDASanitizerDispatchMode()
     with redirect_stderr(said), mode:
         outcome = attempt(question, question.relays[0], Options(device="cuda", traced=False))
-    return judged(int(isinstance(outcome, Crash)), said.getvalue())
+    broke = isinstance(outcome, Crash)
+    return judged(int(broke), f"{said.getvalue()}{outcome if broke else ''}")
 
 
-def answered(questions: Sequence[Case], accounts: Mapping[str, Answer]) -> dict[str, Document]:
-    """By case and account."""
-    return {
-        case.name: {account: answer(case.question) for account, answer in accounts.items()}
-        for case in questions
-    }
+def answered(questions: Sequence[Case], accounts: Mapping[str, Answer]) -> Iterator[dict[str, Document]]:
+    """By case and account, after each answer. One account after the other: a run that breaks CUDA in this process takes
+    along what comes after it, and torch's sanitizer, which does not wait, is the likelier one to have such a run."""
+    found: dict[str, Document] = {}
+    for account, answer in accounts.items():
+        for case in questions:
+            found.setdefault(case.name, {})[account] = answer(case.question)
+            yield found
 
 
 def joined(emulated: dict[str, Document], real: dict[str, Document]) -> Document:
@@ -147,14 +152,18 @@ def main(arguments: Sequence[str]) -> int:
     accounts: dict[str, Answer] = {"vgpu": partial(watched, device="vgpu")}
     if device == "cuda":
         accounts = {"cuda": partial(watched, device="cuda"), "sanitizer": sanitized}
-    found = answered(list(cases()), accounts)
+    for found in answered(list(cases()), accounts):  # what is late is cut short
+        _keep(device, folder, found)
+    return 0
+
+
+def _keep(device: str, folder: Path, found: dict[str, Document]) -> None:
     _write(folder / f"hazards-{device}.json", found)
     emulated = folder / "hazards-vgpu.json"
     if device == "cuda" and emulated.exists():
         told = joined(json.loads(emulated.read_text(encoding="utf-8")), found)
         _write(folder / "hazards.json", told)
         write_whole(folder / "hazards.md", markdown(told))
-    return 0
 
 
 def _write(path: Path, content: Document) -> None:

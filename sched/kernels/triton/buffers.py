@@ -105,7 +105,10 @@ def map_newest(
         _map_newest[(triton.cdiv(b, 128),)](*tensors, b, device_buffer.shape[1], size, 128)
 
 
-@triton.jit(do_not_specialize=["b", "width", "context"], do_not_specialize_on_alignment=["rows", "seq_lens"])
+@triton.jit(
+    do_not_specialize=["b", "width", "context"],
+    do_not_specialize_on_alignment=["rows", "seq_lens", "targets"],
+)
 def _previous_tokens(
     device_buffer: tl.tensor,
     host_slots: tl.tensor,

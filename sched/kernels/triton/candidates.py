@@ -23,7 +23,7 @@ def _first(values: tl.tensor, ids: tl.tensor) -> tl.tensor:
     return largest, tl.min(tl.where(values == largest, ids, 2147483647), 0)
 
 
-@triton.jit(do_not_specialize=["stride", "vocab", "size"])
+@triton.jit(do_not_specialize=["stride", "vocab", "size"], do_not_specialize_on_alignment=["masses"])
 def _search(
     logits: tl.tensor,
     tops: tl.tensor,
@@ -64,7 +64,7 @@ def _search(
         tl.store(ids + part * topk + nth, place)
 
 
-@triton.jit(do_not_specialize=["splits"])
+@triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["masses"])
 def _merge(
     tops: tl.tensor,
     masses: tl.tensor,

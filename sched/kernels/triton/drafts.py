@@ -35,7 +35,9 @@ def rotate_ids(input_ids: torch.Tensor, next_ids: torch.Tensor, extend_lens: tor
     return out
 
 
-@triton.jit(do_not_specialize=["count", "width"], do_not_specialize_on_alignment=["rows", "seq_lens"])
+@triton.jit(
+    do_not_specialize=["count", "width"], do_not_specialize_on_alignment=["rows", "seq_lens", "slots"]
+)
 def _draft_places(
     table: tl.tensor,
     rows: tl.tensor,

@@ -97,7 +97,7 @@ def _last_equal(
 
 @triton.jit(
     do_not_specialize=["strides", "stride", "words", "vocab"],
-    do_not_specialize_on_alignment=["temperatures", "top_ks", "top_ps"],
+    do_not_specialize_on_alignment=["temperatures", "top_ks", "top_ps", "lasts"],
 )
 def find_bars(
     logits: tl.tensor,

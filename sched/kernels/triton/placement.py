@@ -149,7 +149,7 @@ def place_extend(
     return slots
 
 
-@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["rows", "seq_lens"])
+@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["rows", "seq_lens", "positions"])
 def _copy_rows(
     tokens: tl.tensor,
     rows: tl.tensor,

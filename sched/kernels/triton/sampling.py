@@ -76,7 +76,10 @@ def _best_two(best: tl.tensor, second: tl.tensor, ids: tl.tensor) -> tl.tensor:
 
 @triton.jit(
     do_not_specialize=["strides", "stride", "words", "vocab", "size"],
-    do_not_specialize_on_alignment=["temperatures", "seeds", "positions", "min_ps"],
+    do_not_specialize_on_alignment=[
+        *("temperatures", "seeds", "positions", "min_ps"),
+        *("lasts", "seconds", "tops", "masses"),
+    ],
 )
 def _draw(
     logits: tl.tensor,
@@ -152,7 +155,7 @@ def _take(scores: tl.tensor, ids: tl.tensor, out: tl.tensor, splits: tl.tensor, 
 
 @triton.jit(
     do_not_specialize=["splits", "temperature_stride", "stride", "words", "vocab"],
-    do_not_specialize_on_alignment=["temperatures"],
+    do_not_specialize_on_alignment=["temperatures", "seconds", "tops", "masses", "margins"],
 )
 def _score(
     logits: tl.tensor,

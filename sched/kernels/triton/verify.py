@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["above"])
 def _build_tree(
     scores: tl.tensor,
     tokens: tl.tensor,
@@ -62,7 +62,7 @@ def _up(parents: tl.tensor, node: tl.tensor) -> tl.tensor:
     return tl.load(parents + node, mask=node > 0, other=-1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["parents"])
 def _tree_paths(
     parents: tl.tensor,
     paths: tl.tensor,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -12,6 +13,7 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+import torch
 
 from schedbench.profiles.cuda import gpu, one, plan, several
 from schedbench.profiles.cuda import stages as stages_module
@@ -253,7 +255,7 @@ def test_a_part_that_is_none_is_refused(tmp_path):
 
 
 def test_on_cuda_nothing_without_values_is_asked(monkeypatch):
-    monkeypatch.setattr(plan, "_REAL", ())
+    monkeypatch.setattr(plan, "_HALF_BILLION", ())
     wrong = plan.check(stage for stage in plan.plan(Path("x")) if stage.name == "speed-0.6b")
     assert wrong == ["speed-0.6b: ValueError: on CUDA values are real"]
 
@@ -267,10 +269,32 @@ def test_what_is_not_installed_is_not_checked(tmp_path):
 
 
 def test_old_results_are_none_of_a_new_run(tmp_path):
-    for name in ("prediction-mixed-latest-measured.json", "prediction.md", "cuda.json", "other.json"):
+    """And those of others, whose names begin alike, stay."""
+    measured = [f"prediction-{each}-latest-measured.json" for each in ("mixed", "overlap_on")]
+    others = {measured[1], "cuda-mixed.json", "other.json"}
+    for name in (measured[0], "prediction.md", "cuda.json", "calibrated.yaml", *others):
         (tmp_path / name).write_text("{}")
-    gpu.forget([stage("prediction"), stage("prediction-measured")], tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"cuda.json", "other.json"}
+    asked = {"cuda", "calibrate", "prediction", "prediction-measured"}
+    gpu.forget([stage for stage in plan.plan(tmp_path) if stage.name in asked], tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == others
+
+
+def test_a_device_that_broke_is_asked_nothing_more(tmp_path, monkeypatch, capsys):
+    """Nor is anything once the process is told to end; what breaks by itself leaves the others."""
+    errors = iter(
+        [ValueError("a wrong shape"), torch.AcceleratorError("an illegal access"), ValueError("never")]
+    )
+
+    def broken(*_: object, **__: object) -> None:
+        raise next(errors)
+
+    monkeypatch.setattr(several, "execute", broken)
+    where = ["--device", "vgpu", "--side", "measured", "--folder", str(tmp_path)]
+    assert several.main(["mixed:latest", "penalties:latest", "retraction:latest", *where]) == 1
+    assert [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines()] == [
+        "ValueError: a wrong shape",
+        "AcceleratorError: an illegal access",
+    ]
 
 
 def test_ranges_are_taken_by_cupti_where_it_is_found(tmp_path, monkeypatch):
@@ -339,3 +363,35 @@ def test_a_run_on_a_profile_that_a_stage_wrote(tmp_path):
     words = ["mixed", "--device", "vgpu", *small, "--hardware", str(profile), "--output", str(output)]
     assert one.main(words) == 0
     assert json.loads(output.read_text())["hardware"]["name"] == "own"
+
+
+def test_kineto_understands_the_size_of_its_buffers(tmp_path):
+    conf = tmp_path / "kineto.conf"
+    conf.write_text(plan.KINETO)
+    program = (
+        "from torch.profiler import ProfilerActivity as Of, profile\nwith profile(activities=[Of.CPU]): pass"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "KINETO_CONFIG": str(conf), "KINETO_LOG_LEVEL": "0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    wanted = int(plan.KINETO.partition("=")[2])
+    assert wanted << 20 < 1 << 31, "torch 2.11 counts in an int"
+    assert f"Max GPU buffer size: {wanted}MB" in done.stdout + done.stderr
+
+
+def test_where_nothing_is_installed_the_callers_folders_are_searched_too(tmp_path):
+    root = Path(__file__).resolve().parents[3]
+    asked = ["make", "-s", "gpu", "VENV=", "PYTHON=printenv PYTHONPATH #"]
+    done = subprocess.run(
+        asked,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [f".typing:{tmp_path}"]

@@ -329,3 +329,12 @@ def test_where_the_checker_says_something_else_the_table_says_so() -> None:
     assert told["agrees"] is False
     assert table.markdown(told).splitlines()[-1] == "| a | 1 found | broke down | found |"
     assert table.joined({}, {"a": {}})["agrees"] is None
+
+
+def test_the_checker_is_asked_of_all_before_the_sanitizer_and_each_answer_is_kept() -> None:
+    asked = list(table.cases())[:2]
+    accounts = {name: lambda _, name=name: {"by": name} for name in ("cuda", "sanitizer")}
+    kept = [json.dumps(found) for found in table.answered(asked, accounts)]
+    assert json.loads(kept[0]).keys() == {asked[0].name}
+    assert json.loads(kept[1]) == {case.name: {"cuda": {"by": "cuda"}} for case in asked}
+    assert len(kept) == 4 and "sanitizer" not in kept[1]

@@ -53,6 +53,10 @@ def test_every_kernel_compiles_for_a_real_gpu(tmp_path: Path) -> None:
     }
 
 
+def test_no_kernel_is_compiled_anew_for_another_size_of_the_batch(tmp_path: Path) -> None:
+    assert told("triton_variants", TRITON_CACHE_DIR=str(tmp_path)) == {}
+
+
 def test_every_triton_kernel_has_a_case() -> None:
     assert {entry.name for entry in TRITON.values()} == {
         kernels()[chosen.op].name for chosen in CASES.values()
