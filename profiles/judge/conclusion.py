@@ -84,15 +84,22 @@ def _engagement(comparison: Comparison) -> str:
         return _same(comparison, everything)
     kinds = " and ".join(kind for kind, share in found.kinds.items() if share.differing)
     exactly = "" if found.basis == "steps" or differing == steps else "about "
-    return f"engaged in {exactly}{differing:,.0f} of {steps:,} {kinds} steps ({found.percent:.1f} %)"
+    return f"engaged in {exactly}{differing:,.0f} of {steps:,} {kinds} steps{_whose(comparison)} ({found.percent:.1f} %)"
+
+
+def _whose(found: Comparison) -> str:
+    """Of several ranks, steps were looked at one by one on the first; totals are all ranks'."""
+    if found.engagement.basis == "totals":
+        return ""
+    firsts = (side[0].result.ranks[:1] for side in (found.trials.a, found.trials.b))
+    names = dict.fromkeys(rank.name for first in firsts for rank in first)
+    return f" of {' and '.join(names)}" if names else ""
 
 
 def _same(found: Comparison, steps: int) -> str:
-    """Of several ranks, steps were looked at one by one on the first."""
     if found.engagement.basis == "totals":
         return f"the same copies and syncs in all {steps:,} steps"
-    ranks = found.trials.a[0].result.ranks
-    whose = f" of {ranks[0].name}" if ranks else ""
+    whose = _whose(found)
     if found.engagement.basis == "kinds":
         return f"the {steps:,} steps{whose} differ in no more than their batches explain"
     return f"the same device operations in all {steps:,} steps{whose}"

@@ -185,6 +185,9 @@ def test_the_conclusion_of_other_batches_is_of_the_first_rank_and_claims_no_same
     text = conclusion(judge(Trials("seeds", ranks, seen.b)), a="x", b="y")
     assert "steps of stage 0 differ in no more than their batches explain" in text
     assert "the same device operations" not in text
+    others = tuple(sample._replace(steps=OTHER_STEPS) for sample in ranks)
+    text = conclusion(judge(Trials("seeds", ranks, others)), a="x", b="y")
+    assert "engaged in 50 of 50 decode steps of stage 0 (100.0 %)" in text
 
 
 def test_a_side_without_source_lines_makes_up_no_engagement(trials):
@@ -204,13 +207,13 @@ def test_a_side_without_source_lines_makes_up_no_engagement(trials):
 
 def test_kinds_of_steps_that_one_side_lacks_are_told_and_not_judged(trials):
     tally = {"median": 1.0, "mean": 1.0, "max": 1, "steps_with": 10}
-    more = {"per_step.mixed": {"steps": 10, "schedule": {"h2d": tally}}}
+    more = {"per_step.prebuilt": {"steps": 10, "schedule": {"h2d": tally}}}
     found = judge(trials(b=more))
     shown = page(document(found, a="x", b="y", run={}))
-    (row,) = [line.split() for line in shown.splitlines() if line.startswith("mixed ") and " h2d " in line]
-    assert row == ["mixed", "schedule", "h2d", "–", "1.00", "/", "1", "–"]
-    assert "A has no mixed steps" in shown and "0 / 0" not in shown
-    assert "mixed schedule" not in conclusion(found, a="x", b="y")
+    (row,) = [line.split() for line in shown.splitlines() if line.startswith("prebuilt ") and " h2d " in line]
+    assert row == ["prebuilt", "schedule", "h2d", "–", "1.00", "/", "1", "–"]
+    assert "A has no prebuilt steps" in shown and "0 / 0" not in shown
+    assert "prebuilt schedule" not in conclusion(found, a="x", b="y")
 
 
 def test_the_page_says_why_nobody_knows_where_the_gpu_waited(trials):
