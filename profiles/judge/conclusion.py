@@ -84,7 +84,8 @@ def _engagement(comparison: Comparison) -> str:
         return _same(comparison, everything)
     kinds = " and ".join(kind for kind, share in found.kinds.items() if share.differing)
     exactly = "" if found.basis == "steps" or differing == steps else "about "
-    return f"engaged in {exactly}{differing:,.0f} of {steps:,} {kinds} steps{_whose(comparison)} ({found.percent:.1f} %)"
+    where = f"{differing:,.0f} of {steps:,} {kinds} steps{_whose(comparison)}"
+    return f"engaged in {exactly}{where} ({found.percent:.1f} %)"
 
 
 def _whose(found: Comparison) -> str:
