@@ -223,8 +223,23 @@ def test_the_page_says_why_nobody_knows_where_the_gpu_waited(trials):
     assert "kernel gap" not in shown
 
 
-def page(content) -> str:
-    console = Console(file=io.StringIO(), width=120, highlight=False)
+def test_no_figure_of_a_source_line_is_cut_on_a_narrow_page(trials):
+    content = document(judge(trials()), a="x", b="y", run={})
+    line = {
+        "site": None,
+        "range": "prepare",
+        "kind": "prefill",
+        "stream": "schedule",
+        "a": 0.867,
+        "b": 0.7796,
+    }
+    exposed = {"exposed_a": 0.0, "exposed_b": 0.0}
+    content["comparison"]["lines"] = [line | exposed | {"what": "cudaStreamSynchronize"}]
+    assert "cudaStreamSynchronize   0.867   0.780   -0.0874" in page(content, width=80)
+
+
+def page(content, *, width: int = 120) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
     render(content, console)
     return console.file.getvalue()
 
