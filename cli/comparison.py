@@ -70,7 +70,8 @@ def _program(side: Document) -> str:
         return f"{side['label']} ({len(side['runs'])} of {side['capture']['map']}, {side['capture']['steps']} steps)"
     sha, dirty = side["tool"]["git_sha"], side["tool"]["dirty"]
     at = f" at {sha[:10]}{' with changes' if dirty else ''}" if sha else ""
-    return f"{side['label']} ({relay(side['relay'])}{at})"
+    world = f", {side['world']} world" if side["world"] else ""
+    return f"{side['label']} ({relay(side['relay'])}{at}{world})"
 
 
 def notes(found: Document) -> list[str]:
@@ -84,9 +85,24 @@ def notes(found: Document) -> list[str]:
     remarks += [f"environments differ: {'; '.join(others)}"] if others else []
     if found["engagement"]["basis"] == "kinds":
         remarks.append("batches differ between A and B: steps are compared by kind, not one by one")
+    sides = {"A": found["baseline"], "B": found["candidate"]}
+    for name, side in sides.items():
+        if side["unrecorded"]:
+            remarks.append(
+                f"{name} recorded no times and no source lines: {side['unrecorded']}; compared is what both have"
+            )
+    remarks += [f"{name} has no {kinds} steps" for name, kinds in _lacking(found) if kinds]
     if found["hint"]:
         remarks.append(found["hint"])
     return remarks
+
+
+def _lacking(found: Document) -> list[tuple[str, str]]:
+    """Of each side, the kinds of steps that only the other one has."""
+    alone = [(side, count["kind"]) for count in found["counts"] for side in ("a", "b") if count[side] is None]
+    return [
+        (side.upper(), ", ".join(sorted({kind for s, kind in alone if s == side}))) for side in ("a", "b")
+    ]
 
 
 def _of_captures(found: Document) -> list[str]:
@@ -119,6 +135,8 @@ def _word(value: object) -> str:
 def every(found: Document, *, width: int) -> list[Table]:
     headline, others = metrics(found, headline=True), metrics(found, headline=False)
     tables = [headline, lines(found, width=width), gpu_waits(found), others, counts(found)]
+    if any(found[side]["unrecorded"] for side in ("baseline", "candidate")):  # a note says why
+        tables = [*(table for table in (headline, others) if table.row_count), counts(found)]
     exposed = [line for line in found["lines"] if line["exposed_a"] or line["exposed_b"]]
     tables += [stalls(exposed, width=width)] if exposed else []
     return [gates(found), *tables] if found["gates"] else tables
@@ -174,12 +192,12 @@ def lines(found: Document, *, width: int) -> Table:
     changed = [line for line in found["lines"] if line["a"] != line["b"]]
     equal = len(found["lines"]) - len(changed)
     caption = f"{equal} more source lines are the same on both sides; exact"
-    table = _sites("copies & syncs per step", caption, shown=len(changed))
+    table = _sites("copies & syncs per step", caption, shown=len(changed), width=width)
     for heading in ("A", "B", "Δ"):
         table.add_column(heading, justify="right", no_wrap=True)
     for line in changed[:_LINES]:
-        delta = line["b"] - line["a"]
-        table.add_row(*_site(line, width), number(line["a"]), number(line["b"]), f"{delta:+.3g}")
+        delta = MISSING if None in (line["a"], line["b"]) else f"{line['b'] - line['a']:+.3g}"
+        table.add_row(*_site(line, width), number(line["a"]), number(line["b"]), delta)
     return table
 
 
@@ -195,20 +213,30 @@ def counts(found: Document) -> Table:
         table.add_column(heading, justify="right")
     table.add_column("")
     for count in changed:
-        tallies = (f"{number(count[s]['mean'])} / {number(count[s]['max'])}" for s in ("a", "b"))
-        table.add_row(count["kind"], count["stream"], count["counter"], *tallies, count["change"])
+        tallies = (_tally(count["a"]), _tally(count["b"]))
+        change = MISSING if count["change"] == "no steps" else count["change"]
+        table.add_row(count["kind"], count["stream"], count["counter"], *tallies, change)
     return table
+
+
+def _tally(tally: Document | None) -> str:
+    return MISSING if tally is None else f"{number(tally['mean'])} / {number(tally['max'])}"
 
 
 def gpu_waits(found: Document) -> Table:
     """Forward idle on both sides; shares are of A's."""
-    table = framed("where the GPU waited", caption="µs per step that ran a forward, between the forwards")
+    reasons = [found[side]["idle_abstained"] for side in ("baseline", "candidate")]
+    why = [f"{side}: {reason}" for side, reason in zip("AB", reasons, strict=True) if reason]
+    caption = "; ".join(["µs per step that ran a forward, between the forwards", *why])
+    table = framed("where the GPU waited", caption=caption)
     table.add_column("")
     for heading in ("A", "B", "Δ", "share of A, %"):
         table.add_column(heading, justify="right")
     idle = {part["part"]: (part["a"], part["b"]) for part in found["idle"]}
     total = idle["forward_idle"][0]
     for name, title in _PARTS:
+        if all(reasons) and name != "forward_idle":
+            continue
         a, b = idle[name]
         delta = MISSING if a is None or b is None else _signed(round(b - a, 6))
         share = percent(a / total) if a is not None and total else MISSING
@@ -218,10 +246,12 @@ def gpu_waits(found: Document) -> Table:
 
 def stalls(exposed: list[Document], *, width: int) -> Table:
     """Lines at which the host waited while the GPU had nothing to run."""
-    table = _sites("where the host's waiting showed", "µs per step of the kind", shown=len(exposed))
+    table = _sites(
+        "where the host's waiting showed", "µs per step of the kind", shown=len(exposed), width=width
+    )
     for heading in ("A", "B"):
         table.add_column(heading, justify="right", no_wrap=True)
-    exposed.sort(key=lambda line: -max(line["exposed_a"], line["exposed_b"]))
+    exposed.sort(key=lambda line: -max(line["exposed_a"] or 0, line["exposed_b"] or 0))
     for line in exposed[:_LINES]:
         table.add_row(*_site(line, width), number(line["exposed_a"]), number(line["exposed_b"]))
     return table
@@ -240,16 +270,21 @@ def gates(found: Document) -> Table:
     return table
 
 
-def _sites(title: str, caption: str, *, shown: int) -> Table:
+def _sites(title: str, caption: str, *, shown: int, width: int) -> Table:
     hidden = shown - _LINES
     table = framed(title, caption=f"and {hidden} more; {caption}" if hidden > 0 else caption)
-    table.add_column("source line", no_wrap=True, min_width=36)
+    table.add_column("source line", no_wrap=True, min_width=min(36, _room(width)))
     table.add_column("what", no_wrap=True)
     return table
 
 
+def _room(width: int) -> int:
+    """Letters of a source line that the other columns leave."""
+    return min(max(width - 64, 24), 80)
+
+
 def _site(line: Document, width: int) -> tuple[Text, Text]:
-    room = min(max(width - 64, 24), 80)
+    room = _room(width)
     site = line["site"]
     where = f"{site['file']}:{site['line']}" if site else line["range"] or "unknown line"
     statement = cut_right(site["statement"], room) if site else MISSING

@@ -151,7 +151,11 @@ def _break_even(document: Document, row: tuple[str, ...]) -> str:
         return ", ".join(
             f"{entry['between'][0]} … {entry['between'][1]}: {entry['beyond']}" for entry in found
         )
-    tones = {cell["candidate"] for cell in document["cells"] if tuple(cell["at"][1:]) == row} & set(_NEVER)
+    seen = [cell["candidate"] for cell in document["cells"] if tuple(cell["at"][1:]) == row]
+    judged, asked = sum(tone is not None for tone in seen), len(document["sweep"]["axes"][0]["values"])
+    tones = set(seen) & set(_NEVER)
+    if judged < asked:
+        return f"{judged} of {asked} cells: not judged" if tones else MISSING
     return _NEVER[tones.pop()] if tones else MISSING
 
 

@@ -92,6 +92,7 @@ class Labels(Part):
     capture: Literal["nsys", "torch"] | None = (
         None  # the tool, where no run of ours but a file of its was read
     )
+    world: Literal["virtual", "distributed"] | None = None  # of several ranks; None: one, or an old document
 
 
 class ScenarioPart(Part):
@@ -319,6 +320,12 @@ class Result(Part):
         """Whose steps ``copies`` and ``syncs`` are of: all ranks'."""
         return tuple(rank.per_step for rank in self.ranks) or (self.per_step,)
 
+    @property
+    def unrecorded(self) -> str | None:
+        """Why no source line is told, where that is no finding: nobody took its times, or nobody counted."""
+        nothing = not self.copies and not self.syncs
+        return self.idle.abstained if nothing and isinstance(self.idle, Abstained) else None
+
     def steps(self) -> Counter[str]:
         """Of every kind, those that ``copies`` and ``syncs`` are of."""
         kinds: Counter[str] = Counter()
@@ -329,7 +336,7 @@ class Result(Part):
     def document(self) -> dict[str, Any]:
         """Plain dicts, lists and scalars, as they stand in the file; what is absent is left out."""
         document: dict[str, Any] = self.model_dump(mode="json")
-        for label in ("acceptance", "capture"):
+        for label in ("acceptance", "capture", "world"):
             if document["labels"][label] is None:
                 del document["labels"][label]
         for told in ("failure", "missed"):

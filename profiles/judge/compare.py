@@ -141,13 +141,20 @@ def _voids(trials: Trials, rules: Rules, *, engaged: Engagement, moved: bool) ->
         reason
         for reason, holds in (
             (Reason.OUTPUT_DIFF, trials.tokens == "different" and not rules.allow_divergence),
-            (Reason.NOT_ENGAGED, engaged.percent < rules.min_engagement and not _rebatched(trials, engaged)),
+            (Reason.NOT_ENGAGED, _idle_change(trials, rules, engaged)),
             # Of two captures both have the tool's cost in their times: those are compared as what they are.
             (Reason.PROFILED, first.profiled and first.capture is None),
             (Reason.CONFIG_DIFF, moved),
         )
         if holds
     )
+
+
+def _idle_change(trials: Trials, rules: Rules, engaged: Engagement) -> bool:
+    """Whether too few steps differ, as far as anybody can say."""
+    if engaged.basis == "nothing":
+        return False
+    return engaged.percent < rules.min_engagement and not _rebatched(trials, engaged)
 
 
 def _rebatched(trials: Trials, engaged: Engagement) -> bool:

@@ -7,7 +7,6 @@ from typing import Final
 from .compare import Comparison
 from .divergence import Divergence
 from .effects import Count
-from .engagement import Engagement
 from .verdict import Judgement, Reason
 
 _PLAIN: Final = frozenset({"h2d", "d2h", "sync"})
@@ -17,7 +16,7 @@ _TITLES: Final = {"output_throughput": "output throughput", "ttft_ms": "TTFT", "
 
 def conclusion(found: Comparison, *, a: str, b: str) -> str:
     """``a`` and ``b`` are the sides' labels."""
-    parts = [_verdict(found), _metrics(found), _tokens(found), _engagement(found.engagement), _counts(found)]
+    parts = [_verdict(found), _metrics(found), _tokens(found), _engagement(found), _counts(found)]
     if Reason.OUTPUT_DIFF in found.reasons:  # how fast the wrong answer came is nobody's business
         parts = [_verdict(found), _tokens(found)]
     text = "; ".join(part for part in parts if part)
@@ -75,30 +74,54 @@ def divergence_text(where: Divergence) -> str:
     )
 
 
-def _engagement(found: Engagement) -> str:
+def _engagement(comparison: Comparison) -> str:
+    found = comparison.engagement
+    if found.basis == "nothing":
+        return "which steps differ is not known, source lines were not recorded"
     differing, steps = found.engaged
     everything = sum(share.steps for share in found.kinds.values())
     if not differing:
-        what = "copies and syncs" if found.basis == "totals" else "device operations"
-        return f"the same {what} in all {everything:,} steps"
+        return _same(comparison, everything)
     kinds = " and ".join(kind for kind, share in found.kinds.items() if share.differing)
     exactly = "" if found.basis == "steps" or differing == steps else "about "
-    return f"engaged in {exactly}{differing:,.0f} of {steps:,} {kinds} steps ({found.percent:.1f} %)"
+    where = f"{differing:,.0f} of {steps:,} {kinds} steps{_whose(comparison)}"
+    return f"engaged in {exactly}{where} ({found.percent:.1f} %)"
+
+
+def _whose(found: Comparison) -> str:
+    """Of several ranks, steps were looked at one by one on the first; totals are all ranks'."""
+    if found.engagement.basis == "totals":
+        return ""
+    firsts = (side[0].result.ranks[:1] for side in (found.trials.a, found.trials.b))
+    names = dict.fromkeys(rank.name for first in firsts for rank in first)
+    return f" of {' and '.join(names)}" if names else ""
+
+
+def _same(found: Comparison, steps: int) -> str:
+    if found.engagement.basis == "totals":
+        return f"the same copies and syncs in all {steps:,} steps"
+    whose = _whose(found)
+    if found.engagement.basis == "kinds":
+        return f"the {steps:,} steps{whose} differ in no more than their batches explain"
+    return f"the same device operations in all {steps:,} steps{whose}"
 
 
 def _counts(found: Comparison) -> str:
     """The largest changes per step, those of steady decodes told as decodes."""
     changed = [
-        count
+        (count, count.a.mean, count.b.mean)
         for count in found.counts
-        if count.counter in _PLAIN and "." not in count.kind and count.a.mean != count.b.mean
+        if count.a and count.b and count.counter in _PLAIN and "." not in count.kind
+        if count.a.mean != count.b.mean
     ]
-    changed.sort(key=lambda count: -abs(count.b.mean - count.a.mean))
+    changed.sort(key=lambda entry: -abs(entry[2] - entry[1]))
     if not changed:
-        return "copies and syncs per step equal"
+        alone = any(count.change == "no steps" and "." not in count.kind for count in found.counts)
+        which = " of the kinds of steps that both have" if alone else ""
+        return f"copies and syncs per step equal{which}"
     more = f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
-    return "per step " + ", ".join(map(_count, changed[:_SHOWN])) + more
+    return "per step " + ", ".join(_count(*entry) for entry in changed[:_SHOWN]) + more
 
 
-def _count(count: Count) -> str:
-    return f"{count.kind} {count.stream} {count.counter} {count.a.mean:.4g} -> {count.b.mean:.4g}"
+def _count(count: Count, a: float, b: float) -> str:
+    return f"{count.kind} {count.stream} {count.counter} {a:.4g} -> {b:.4g}"

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ...scenarios.case import Case
 from ..environment import environment, tool
-from ..result import Result, canonical
+from ..result import Abstained, Result, canonical
 from .compare import Comparison, Judged
 from .conclusion import conclusion
 from .effects import Count, Line
@@ -87,6 +87,9 @@ def _side(label: str, results: Sequence[Result]) -> Document:
         "tool": first.tool.model_dump(mode="json"),
         "relay": first.relay.model_dump(mode="json"),
         "capture": first.environment.get("capture") if first.labels.capture else None,
+        "world": first.labels.world,
+        "unrecorded": next((result.unrecorded for result in results if result.unrecorded), None),
+        "idle_abstained": first.idle.abstained if isinstance(first.idle, Abstained) else None,
         "runs": [
             {
                 "id": result.run.id,
@@ -147,7 +150,8 @@ def _finite(value: float) -> float | None:
 
 
 def _count(count: Count) -> Document:
-    return {**count._asdict(), "a": count.a._asdict(), "b": count.b._asdict()}
+    tallies = {side: tally and tally._asdict() for side, tally in (("a", count.a), ("b", count.b))}
+    return {**count._asdict(), **tallies}
 
 
 def _line(line: Line) -> Document:

@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple
 from ..metrics.steps import OUTSIDE
 from ..result import Abstained, CopyRow, Metric, Result, SitePart, SyncRow
 
-Change = Literal["fewer", "more", "equal", "moved"]
+Change = Literal["fewer", "more", "equal", "moved", "no steps"]
 Results = Sequence[Result]
 
 _PARTS: Final = ("host_late", "dependency", "kernel_gap", "no_work", "residue")
@@ -26,28 +26,30 @@ class Tally(NamedTuple):
 
 
 class Count(NamedTuple):
-    """``moved``: the mean is the same, its distribution over steps is not."""
+    """``moved``: the mean is the same, its distribution over steps is not. A side that has no steps of the kind has no
+    tally, and nothing is said of how it changed."""
 
     kind: str
     stream: str
     counter: str
-    a: Tally
-    b: Tally
+    a: Tally | None
+    b: Tally | None
     change: Change
 
 
 class Line(NamedTuple):
-    """A source line's copies, syncs or waits per step of its kind. ``site`` has B's line number where B has it."""
+    """A source line's copies, syncs or waits per step of its kind. ``site`` has B's line number where B has it.
+    A side that has no steps of the kind has None."""
 
     site: SitePart | None
     range: str
     kind: str
     stream: str
     what: str
-    a: float
-    b: float
-    exposed_a: float  # us per step
-    exposed_b: float
+    a: float | None
+    b: float | None
+    exposed_a: float | None  # us per step
+    exposed_b: float | None
 
 
 class Idle(NamedTuple):
@@ -61,14 +63,20 @@ class Idle(NamedTuple):
 def counts(a: Results, b: Results) -> list[Count]:
     """Every counter that either side has, with how B's differs from A's."""
     tallies_a, tallies_b = _tallies(a), _tallies(b)
+    kinds_a, kinds_b = (
+        {kind for x in side for kind, told in x.per_step.items() if told.steps} for side in (a, b)
+    )
     found = []
     for place in sorted({*tallies_a, *tallies_b}):
-        x, y = tallies_a.get(place, Tally()), tallies_b.get(place, Tally())
+        x = tallies_a.get(place, Tally()) if place[0] in kinds_a else None
+        y = tallies_b.get(place, Tally()) if place[0] in kinds_b else None
         found.append(Count(*place, x, y, _change(x, y)))
     return found
 
 
-def _change(a: Tally, b: Tally) -> Change:
+def _change(a: Tally | None, b: Tally | None) -> Change:
+    if a is None or b is None:
+        return "no steps"
     if a == b:
         return "equal"
     if a.mean == b.mean:
@@ -104,26 +112,37 @@ def _tallies(results: Results) -> dict[tuple[str, str, str], Tally]:
 
 
 def lines(a: Results, b: Results) -> list[Line]:
-    """Lines of steps, those that differ most first. Matched by file, function and statement: line numbers move."""
+    """Lines of steps, those that differ most first. Matched by file, function and statement: line numbers move.
+    None where a side recorded none; last are those of kinds of steps that only one side has."""
+    if any(result.unrecorded for result in (*a, *b)):
+        return []
     sites: dict[tuple[str, ...], SitePart | None] = {}
-    per_step_a, per_step_b = _per_step(a, sites), _per_step(b, sites)
+    rates = [(_per_step(side, sites), _steps(side)) for side in (a, b)]
     found = []
-    for key in sorted({*per_step_a, *per_step_b}):
-        x, y = per_step_a.get(key, (0.0, 0.0)), per_step_b.get(key, (0.0, 0.0))
+    for key in sorted(sites):
         kind, stream, where, what = key[:4]
+        x, y = (rate.get(key, (0.0, 0.0)) if steps[kind] else (None, None) for rate, steps in rates)
         found.append(Line(sites[key], where, kind, stream, what, x[0], y[0], x[1], y[1]))
-    return sorted(found, key=lambda line: -abs(line.b - line.a))
+    return sorted(found, key=_order)
+
+
+def _order(line: Line) -> tuple[bool, float]:
+    known = line.a is not None and line.b is not None
+    return not known, -abs((line.b or 0.0) - (line.a or 0.0))
+
+
+def _steps(results: Results) -> Counter[str]:
+    return sum((result.steps() for result in results), Counter())
 
 
 def _per_step(
     results: Results, sites: dict[tuple[str, ...], SitePart | None]
 ) -> dict[tuple[str, ...], tuple[float, float]]:
     """Count and exposed us per step of the kind."""
-    steps: Counter[str] = Counter()
+    steps = _steps(results)
     times: Counter[tuple[str, ...]] = Counter()
     exposed: defaultdict[tuple[str, ...], float] = defaultdict(float)
     for result in results:
-        steps.update(result.steps())
         for key, row in _rows(result):
             sites[key] = row.site
             times[key] += row.count

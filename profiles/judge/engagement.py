@@ -30,7 +30,8 @@ class Engagement(NamedTuple):
     - kinds: their batches differ, and with them bytes and numbers of rows, so those are left out. Of each kind, the
       share of steps whose rows are not matched by the other side's share: the total variation distance. A
       distance that other batches alone explain (chi-squared, p above 0.01) is none;
-    - totals: of stored results, which keep no steps. The largest difference in the count of any one source line.
+    - totals: of stored results, which keep no steps. The largest difference in the count of any one source line;
+    - nothing: of stored results that recorded no source lines. There are no ``kinds``, and nobody can say.
     """
 
     basis: str
@@ -65,12 +66,16 @@ def total(parts: Iterable[Engagement]) -> Engagement:
         for kind, share in part.kinds.items():
             differing[kind] += share.differing
             steps[kind] += share.steps
-    basis = max((part.basis for part in parts), key=("steps", "kinds", "totals").index, default="steps")
+    basis = max(
+        (part.basis for part in parts), key=("steps", "kinds", "totals", "nothing").index, default="steps"
+    )
     return Engagement(basis, {kind: Share(differing[kind], steps[kind]) for kind in sorted(steps)})
 
 
 def from_totals(a: Result, b: Result) -> Engagement:
     """Of stored results."""
+    if a.unrecorded or b.unrecorded:
+        return Engagement("nothing", {})
     sums_a, sums_b = _sums(a), _sums(b)
     kinds = {}
     for kind in sorted({*a.per_step, *b.per_step}):

@@ -61,15 +61,17 @@ def unlike_questions(
 def unlike(a: Result, b: Result, *, varied: Collection[str] = ()) -> tuple[Difference, ...]:
     """Everything that keeps two results from being compared."""
     return (
-        *(Difference(f"labels.{d.key}", d.a, d.b) for d in _of_parts(a.labels, b.labels) if not _lossless(d)),
+        *(Difference(f"labels.{d.key}", d.a, d.b) for d in _of_parts(a.labels, b.labels) if not _allowed(d)),
         *(Difference(f"hardware.{d.key}", d.a, d.b) for d in _of_parts(a.hardware, b.hardware)),
         *unlike_questions(a.scenario.expanded, b.scenario.expanded, varied=varied),
     )
 
 
-def _lossless(difference: Difference) -> bool:
-    """Speculation against none is a question like any other, unless lots decide what is accepted."""
-    return difference.key == "acceptance" and "simulated" not in (difference.a, difference.b)
+def _allowed(difference: Difference) -> bool:
+    """Speculation against none is a question like any other, unless lots decide what is accepted. Ranks in processes
+    have the tokens and counts of ranks in one, and what they have not is told as that."""
+    lossless = difference.key == "acceptance" and "simulated" not in (difference.a, difference.b)
+    return lossless or difference.key == "world"
 
 
 def unlike_environments(a: Result, b: Result) -> tuple[Difference, ...]:

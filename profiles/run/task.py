@@ -119,11 +119,12 @@ class Task:
             found = untimed(found, "an adversary decided when work was done: times mean nothing")
         if machine.untimed:
             found = uncounted(untimed(found, machine.untimed))
-        if options.world == "distributed" and seat.link is not None:
+        world = options.world if seat.link is not None else None
+        if world == "distributed":
             found = untimed(found, OWN_CLOCKS)
         valve.finish(machine.names)
         run = _run(options, self.started, time.perf_counter() - self.begin, found.done, machine)
-        return _result(self.resolved.scenario, self.relay, machine, found, run), found.done
+        return _result(self.resolved.scenario, self.relay, machine, found, run, world), found.done
 
 
 def _switches(relay: RelayChoice, scenario: Scenario) -> dict[str, str]:
@@ -164,7 +165,9 @@ def _run(options: Options, started: datetime, wall_s: float, done: Pass, machine
     )
 
 
-def _result(scenario: Scenario, relay: RelayChoice, machine: Machine, found: Measured, run: Run) -> Result:
+def _result(
+    scenario: Scenario, relay: RelayChoice, machine: Machine, found: Measured, run: Run, world: str | None
+) -> Result:
     return Result(
         tool=tool(),
         run=run,
@@ -173,7 +176,9 @@ def _result(scenario: Scenario, relay: RelayChoice, machine: Machine, found: Mea
             **machine.environment,
             **({"passes": found.passes} if found.passes else {}),
         },
-        labels=machine.labels.model_copy(update={"acceptance": _acceptance(scenario, found.done)}),
+        labels=machine.labels.model_copy(
+            update={"acceptance": _acceptance(scenario, found.done), "world": world}
+        ),
         scenario=ScenarioPart(expanded=scenario.expanded(), sha256=scenario.sha256),
         workload=_workload(found.done.achieved),
         relay=RelayPart(

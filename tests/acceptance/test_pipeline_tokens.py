@@ -114,6 +114,7 @@ def test_the_shipped_pipelines_run() -> None:
     for name in ("pp2", "pp4_mixed"):
         found = outcome(name, "workload.requests=8").result
         assert statuses(found) == {"finished"} and found.hazards == Hazards()
+        assert found.labels.world == "virtual" and not found.unrecorded
         assert [rank.name for rank in found.ranks] == [f"stage {k}" for k in range(len(found.ranks))]
 
 
@@ -125,6 +126,7 @@ def test_processes_give_the_same_tokens(stages: int) -> None:
     found = execute(question, question.relays[0], options).result
     assert digest_of(found) == alone()
     assert len(found.ranks) == stages and statuses(found) == {"finished"}
+    assert found.labels.world == "distributed" and found.unrecorded
     assert isinstance(found.hazards, Hazards) and not found.hazards.findings
 
 

@@ -170,6 +170,16 @@ def test_break_even_names_the_neighbours() -> None:
     assert page(content)[5].split(maxsplit=4) == ["small", "-3.00", "-1.00", "+2.00", "2 … 4: better"]
 
 
+@pytest.mark.parametrize("gone", ["refused", "never run"])
+def test_a_row_with_cells_that_did_not_run_is_not_judged(gone: str) -> None:
+    content = made_up({"small": (3.0, 1.0, 2.0)})
+    if gone == "refused":
+        content["cells"][1] |= {"values": [], "delta_pct": None, "candidate": None, "refused": "no room"}
+    else:
+        del content["cells"][1]
+    assert "2 of 3 cells: not judged" in page(content)[5] and "always" not in "".join(page(content))
+
+
 def test_doubts_are_told() -> None:
     content = made_up({"small": (1.0, 2.0)}, exact=False)
     content["cells"][0]["tokens"] = "different"

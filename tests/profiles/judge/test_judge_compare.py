@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 
+from schedbench.cli.comparison import render
 from schedbench.profiles.judge.compare import Rules, judge, overall
 from schedbench.profiles.judge.conclusion import conclusion
 from schedbench.profiles.judge.document import document, to_json
@@ -173,6 +176,72 @@ def test_the_conclusion_of_nothing_at_all(trials):
         "y against x on mixed (emulated h200, 5 seeds): inconclusive: NOT_ENGAGED; every metric equal to the last "
         "digit; tokens equal; the same device operations in all 50 steps; copies and syncs per step equal."
     )
+
+
+def test_the_conclusion_of_other_batches_is_of_the_first_rank_and_claims_no_sameness(trials, result):
+    seen = trials(steps=STEPS[:-1])
+    rank = {"name": "stage 0", "role": "pipeline", "per_step": {}, "idle": {"abstained": "no"}, "metrics": {}}
+    ranks = tuple(sample._replace(result=result({"ranks": [rank]}, seed=sample.seed)) for sample in seen.a)
+    text = conclusion(judge(Trials("seeds", ranks, seen.b)), a="x", b="y")
+    assert "steps of stage 0 differ in no more than their batches explain" in text
+    assert "the same device operations" not in text
+    others = tuple(sample._replace(steps=OTHER_STEPS) for sample in ranks)
+    text = conclusion(judge(Trials("seeds", ranks, others)), a="x", b="y")
+    assert "engaged in 50 of 50 decode steps of stage 0 (100.0 %)" in text
+
+
+def test_a_side_without_source_lines_makes_up_no_engagement(trials):
+    nothing = {"copies": [], "syncs": [], "idle": {"abstained": "clocks"}, "labels.world": "distributed"}
+    seen = trials(steps=None, b=nothing)
+    found = judge(seen)
+    assert Reason.NOT_ENGAGED not in found.reasons
+    text = conclusion(found, a="x", b="y")
+    assert "which steps differ is not known, source lines were not recorded" in text and "engaged" not in text
+    content = document(found, a="x", b="y", run={})
+    assert content["comparison"]["lines"] == []
+    assert content["comparison"]["candidate"]["unrecorded"] == "clocks"
+    shown = " ".join(page(content).split())
+    assert "B recorded no times and no source lines: clocks" in shown and "distributed world" in shown
+    assert "copies & syncs per step" not in shown and "where the GPU waited" not in shown
+
+
+def test_kinds_of_steps_that_one_side_lacks_are_told_and_not_judged(trials):
+    tally = {"median": 1.0, "mean": 1.0, "max": 1, "steps_with": 10}
+    more = {"per_step.prebuilt": {"steps": 10, "schedule": {"h2d": tally}}}
+    found = judge(trials(b=more))
+    shown = page(document(found, a="x", b="y", run={}))
+    (row,) = [line.split() for line in shown.splitlines() if line.startswith("prebuilt ") and " h2d " in line]
+    assert row == ["prebuilt", "schedule", "h2d", "–", "1.00", "/", "1", "–"]
+    assert "A has no prebuilt steps" in shown and "0 / 0" not in shown
+    assert "prebuilt schedule" not in conclusion(found, a="x", b="y")
+
+
+def test_the_page_says_why_nobody_knows_where_the_gpu_waited(trials):
+    each = {"idle": {"abstained": "each rank has its own: see ranks"}}
+    shown = page(document(judge(trials(a=each, b=each)), a="x", b="y", run={}))
+    assert "each rank has its own: see ranks" in " ".join(shown.split())
+    assert "kernel gap" not in shown
+
+
+def test_no_figure_of_a_source_line_is_cut_on_a_narrow_page(trials):
+    content = document(judge(trials()), a="x", b="y", run={})
+    line = {
+        "site": None,
+        "range": "prepare",
+        "kind": "prefill",
+        "stream": "schedule",
+        "a": 0.867,
+        "b": 0.7796,
+    }
+    exposed = {"exposed_a": 0.0, "exposed_b": 0.0}
+    content["comparison"]["lines"] = [line | exposed | {"what": "cudaStreamSynchronize"}]
+    assert "cudaStreamSynchronize   0.867   0.780   -0.0874" in page(content, width=80)
+
+
+def page(content, *, width: int = 120) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    render(content, console)
+    return console.file.getvalue()
 
 
 def test_the_conclusion_of_other_tokens_says_nothing_of_speed(trials):

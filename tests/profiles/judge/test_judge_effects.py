@@ -8,6 +8,8 @@ from schedbench.profiles.judge.effects import counts, idle, lines
 
 TALLY = {"median": 1.0, "mean": 1.0, "max": 1, "steps_with": 10}
 
+UNRECORDED = {"copies": [], "syncs": [], "idle": {"abstained": "clocks of their own"}}
+
 
 def kind(**counters):
     return {"steps": 10, "schedule": {name: dict(TALLY, **values) for name, values in counters.items()}}
@@ -33,6 +35,25 @@ def test_a_counter_that_one_side_lacks_is_zero_there(result):
     a = result({"per_step": {"decode": kind(h2d={}, sync={})}})
     b = result({"per_step": {"decode": kind(h2d={})}})
     assert [(c.counter, c.change) for c in counts([a], [b])] == [("h2d", "equal"), ("sync", "fewer")]
+
+
+def test_a_kind_of_steps_that_one_side_lacks_is_neither_more_nor_fewer(result):
+    with_site = {"per_step": {"decode": kind(sync={})}, "copies": [], "syncs": [sync()]}
+    a, b = result({"per_step": {"prefill": kind(h2d={})}, "copies": [], "syncs": []}), result(with_site)
+    found = counts([a], [b])
+    assert [(c.kind, c.a is None, c.b is None, c.change) for c in found] == [
+        ("decode", True, False, "no steps"),
+        ("prefill", False, True, "no steps"),
+    ]
+    (line,) = lines([a], [b])
+    assert (line.a, line.b, line.exposed_a, line.exposed_b) == (None, 1.0, None, 2.0)
+
+
+def test_lines_that_nobody_recorded_are_not_zero(result):
+    a = result({"per_step": {"decode": kind(sync={})}, "copies": [], "syncs": [sync()]})
+    b = result({"per_step": {"decode": kind(sync={})}} | UNRECORDED)
+    assert lines([a], [b]) == lines([b], [a]) == []
+    assert counts([a], [b])[0].change == "equal"
 
 
 def test_the_same_mean_may_be_spread_otherwise(result):

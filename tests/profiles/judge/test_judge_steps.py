@@ -193,6 +193,13 @@ def test_stored_results_are_compared_by_their_totals(result):
     assert from_totals(a, a).percent == 0
 
 
+@pytest.mark.parametrize("sides", [(True, False), (False, True), (True, True)])
+def test_nobody_says_what_changed_where_source_lines_were_not_recorded(result, sides):
+    nothing = {"copies": [], "syncs": [], "idle": {"abstained": "clocks of their own"}}
+    found = total([from_totals(*(result(nothing if lacks else None) for lacks in sides))])
+    assert (found.basis, dict(found.kinds)) == ("nothing", {})
+
+
 def rows(**tokens):
     return [
         {
