@@ -114,7 +114,8 @@ def _only_deaths(scenario: Scenario) -> None:
     problems += [
         scenario.source.problem(
             ("faults", place),
-            f"with --world distributed {failure.rank} is the command itself: let another rank die, or take --world virtual",
+            f"with --world distributed {failure.rank} is the command itself:"
+            " let another rank die, or use --world virtual",
         )
         for place, failure in enumerate(scenario.faults)
         if failure.rank == rank_names(scenario)[0]
