@@ -14,6 +14,8 @@ from schedbench.profiles.world.direct import joined, place_of
 from schedbench.profiles.world.processes import here
 from tests.profiles.world.joined import PIECE, PIECES
 
+pytestmark = pytest.mark.xdist_group("direct")  # three processes once
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
