@@ -73,7 +73,7 @@ wheel: $(READY)
 
 # VENV= takes PYTHON as it is, with nothing installed into it: docs/cuda.md.
 gpu: $(if $(VENV),$(READY))
-	$(if $(VENV),$(BIN)/python,PYTHONPATH=.typing$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON)) -m schedbench.profiles.cuda.gpu --out $(OUT) $(if $(ONLY),--only $(ONLY)) $(if $(DRY_RUN),--dry-run)
+	$(if $(VENV),$(BIN)/python,PYTHONPATH=.typing$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON)) -m schedbench.profiles.lab.gpu --out $(OUT) $(if $(ONLY),--only $(ONLY)) $(if $(DRY_RUN),--dry-run)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 if TYPE_CHECKING:
-    from ..profiles.bench.bench import Row
+    from ..profiles.bench.bench import BenchFigure
 
 
 def bench(
@@ -30,7 +30,7 @@ def bench(
         _show(rows)
 
 
-def _show(rows: list[Row]) -> None:
+def _show(rows: list[BenchFigure]) -> None:
     from rich.markup import escape
     from rich.table import Table
 

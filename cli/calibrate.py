@@ -46,7 +46,7 @@ def calibrate(
     Exit codes: 0 done; 2 usage or profile; 3 no CUDA here, and not --host-only; 130 interrupted.
     """
     from ..profiles.calibrate import calibration
-    from ..profiles.hardware import load
+    from ..profiles.platform.hardware import load
 
     plan = _plan(batch_sizes, prompt_tokens)
     hardware = load(base)
@@ -83,7 +83,7 @@ def _tell(words: str) -> None:
 
 def _judged(document: dict[str, Any]) -> dict[str, Any]:
     from ..profiles.calibrate import judged
-    from ..profiles.cuda import prediction
+    from ..profiles.judge import prediction
 
     hardware = judged.of_this_machine(document["profile"], document["through_torch_ns"])
     return prediction.document(judged.judged(hardware, judged.ASKED, tell=_tell))
@@ -104,7 +104,7 @@ def _numbers(option: str, text: str) -> list[int]:
 
 def _write(path: Path, profile: dict[str, Any]) -> None:
     from ..profiles.calibrate.profile import to_yaml
-    from ..profiles.files import write_whole
+    from ..profiles.record.files import write_whole
 
     write_whole(path, to_yaml(profile))
     typer.echo(f"{path}: --set device.hardware={path}", err=True)

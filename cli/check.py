@@ -16,7 +16,7 @@ from .question import asked, folder
 from .stopwatch import Stopwatch
 
 if TYPE_CHECKING:
-    from ..profiles.run.resolve import Resolved
+    from ..profiles.platform.resolve import Resolved
 
 _Form = Literal["table", "json", "md"]
 
@@ -128,7 +128,7 @@ def _all_faults(seeds: int, clock: Stopwatch, told: Callable[[str], None]) -> di
 
 def _show(content: dict[str, Any], output_dir: Path | None, form: _Form) -> None:
     from ..profiles.check.document import to_json
-    from ..profiles.files import write_whole
+    from ..profiles.record.files import write_whole
     from . import verdicts
     from .console import results
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..profiles.captures.files import Reader
     from ..profiles.judge.sides import Spec
     from ..profiles.judge.trial import Question, Sample
-    from ..profiles.judge.trials import Notice, Plan, Trials
+    from ..profiles.judge.trials import Notice, TrialPlan, Trials
     from ..scenarios.case import Case
 
 _Sides = Literal["a", "b"]
@@ -87,7 +87,7 @@ def compare(
     from ..profiles.judge.compare import HEADLINE, Rules, judge
     from ..profiles.judge.document import document
     from ..profiles.judge.gates import parse as parsed
-    from ..profiles.judge.trials import Plan
+    from ..profiles.judge.trials import TrialPlan
 
     scenario, a, b = _named(names or [], a, b)
     case = None if a or b or scenario is None else _case(scenario, overrides or [])
@@ -96,7 +96,7 @@ def compare(
     headline = HEADLINE if case is None else (case.metric,)
     rules = Rules(min_effect, min_engagement, allow_divergence, tuple(map(parsed, gate or ())), headline)
     question, first = _question(scenario, overrides or [], spec_a, spec_b)
-    plan = Plan(seeds, pairs, first, spec_a.varied | spec_b.varied, allow_divergence)
+    plan = TrialPlan(seeds, pairs, first, spec_a.varied | spec_b.varied, allow_divergence)
     clock = Stopwatch()
     with _progress() as told:
         trials = _conduct(question, spec_a, spec_b, plan, device=device, notice=_kept(output_dir, told))
@@ -160,13 +160,13 @@ def _question(name: str | None, overrides: list[str], a: Spec, b: Spec) -> tuple
 
 
 def _conduct(
-    question: Question | None, a: Spec, b: Spec, plan: Plan, *, device: Any, notice: Notice
+    question: Question | None, a: Spec, b: Spec, plan: TrialPlan, *, device: Any, notice: Notice
 ) -> Trials:
     from ..profiles.judge.sides import opened
-    from ..profiles.judge.trial import Order
+    from ..profiles.judge.trial import TrialRequest
     from ..profiles.judge.trials import conduct
 
-    order = Order(device=device, command=command_line())
+    order = TrialRequest(device=device, command=command_line())
     try:
         with opened(question, a, b, order) as (baseline, candidate):
             return conduct(baseline, candidate, plan, notice)
@@ -195,8 +195,8 @@ def _kept(output_dir: Path | None, told: Callable[[str], None]) -> Notice:
 
 
 def _show(content: dict[str, Any], *, output_dir: Path | None, form: str) -> None:
-    from ..profiles.files import write_whole
     from ..profiles.judge.document import to_json
+    from ..profiles.record.files import write_whole
     from . import comparison
     from .console import results
 

@@ -14,7 +14,7 @@ def doctor(
     form: Annotated[Literal["table", "json"], typer.Option("--format", help="A table, or JSON.")] = "table",
 ) -> None:
     """Check what this machine can do; exit code 3 if it can run nothing."""
-    from ..profiles.checkup import checkup
+    from ..profiles.lab.doctor import checkup
 
     checks = checkup()
     if form == "json":

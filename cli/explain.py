@@ -25,7 +25,7 @@ def explain(
 
 
 def _all() -> str:
-    from ..profiles.definitions import DEFINITIONS
+    from ..profiles.record.definitions import DEFINITIONS
 
     entries = DEFINITIONS.values()
     names, units = (max(len(getattr(entry, field)) for entry in entries) for field in ("name", "unit"))
@@ -42,7 +42,7 @@ def _width() -> int | None:
 
 
 def _one(metric: str) -> str:
-    from ..profiles.definitions import DEFINITIONS, definition
+    from ..profiles.record.definitions import DEFINITIONS, definition
 
     try:
         entry = definition(metric)

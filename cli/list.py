@@ -166,14 +166,14 @@ def _models() -> list[Entry]:
 
 
 def _hardware() -> list[Entry]:
-    from ..profiles import hardware
+    from ..profiles.platform import hardware
 
     profiles = (hardware.load(name) for name in hardware.names())
     return [{"name": profile.name, "about": profile.about, "sha256": profile.sha256} for profile in profiles]
 
 
 def _maps() -> list[Entry]:
-    from ..profiles import maps
+    from ..profiles.captures import maps
 
     known = (maps.load(name) for name in maps.names())
     return [{"name": found.name, "about": found.about, "sha256": found.sha256} for found in known]

@@ -13,8 +13,8 @@ from .report import Tool
 from .stopwatch import Stopwatch, command_line
 
 if TYPE_CHECKING:
-    from ..profiles.run.execute import Outcome
-    from ..profiles.run.resolve import Resolved
+    from ..profiles.platform.resolve import Resolved
+    from ..profiles.ranks.execute import RunOutcome
 
 Format = Literal["table", "json", "md", "csv", "html"]
 Graphs = Literal["graph", "node"]
@@ -61,11 +61,11 @@ def profile(
     outcome.result.write(output_dir / "result.json")
 
 
-def _with_torch(question: Resolved, output_dir: Path, device: Literal["auto", "cuda", "vgpu"]) -> Outcome:
+def _with_torch(question: Resolved, output_dir: Path, device: Literal["auto", "cuda", "vgpu"]) -> RunOutcome:
     """The two passes of a run on CUDA; the second one's trace is kept."""
-    from ..profiles.recording import FILE, Recording
-    from ..profiles.run.execute import Options, execute
-    from ..profiles.run.machine import MachineError
+    from ..profiles.platform.machine import MachineError
+    from ..profiles.ranks.execute import Options, execute
+    from ..profiles.record.recording import FILE, TimelineRecording
     from ..profiles.run.machines import chosen
 
     if chosen("cuda" if device == "auto" else device, question.scenario) != "cuda":
@@ -74,7 +74,7 @@ def _with_torch(question: Resolved, output_dir: Path, device: Literal["auto", "c
         )
     kept = output_dir / "capture.json.gz"
     options = Options(device="cuda", command=command_line(), keep_trace=kept)
-    with Recording(output_dir / FILE) as recording:
+    with TimelineRecording(output_dir / FILE) as recording:
         outcome = execute(question, question.relays[0], options, instrument=recording)
     typer.echo(f"{kept}: the counting pass, for ui.perfetto.dev", err=True)
     return outcome
@@ -88,15 +88,15 @@ def _with_nsys(
     device: Literal["auto", "cuda", "vgpu"],
     graphs: Graphs,
     nsys: str | None,
-) -> Outcome:
+) -> RunOutcome:
+    from ..profiles.captures.nsys.find import find
+    from ..profiles.captures.nsys.record import RecordingRequest
     from ..profiles.captures.record import recorded
-    from ..profiles.nsys.find import find
-    from ..profiles.nsys.record import Order
-    from ..profiles.run.execute import Outcome
+    from ..profiles.ranks.execute import RunOutcome
     from ..profiles.run.machines import chosen
 
     tool = find(nsys, os.environ)
-    order = Order(arguments, chosen(device, question.scenario), graphs)
+    order = RecordingRequest(arguments, chosen(device, question.scenario), graphs)
     clock = Stopwatch()
     result, report = recorded(tool, order, output_dir, os.environ)
     if order.device == "vgpu":
@@ -109,10 +109,10 @@ def _with_nsys(
         err=True,
     )
     run = result.run.model_copy(update={**clock.run(), "wall_s": result.run.wall_s})
-    return Outcome(result.model_copy(update={"run": run}), (), ())
+    return RunOutcome(result.model_copy(update={"run": run}), (), ())
 
 
-def _show(outcome: Outcome, form: Format) -> None:
+def _show(outcome: RunOutcome, form: Format) -> None:
     from .console import results
     from .render import show
 

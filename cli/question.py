@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from .errors import UsageError
 
 if TYPE_CHECKING:
-    from ..profiles.run.resolve import Resolved
+    from ..profiles.platform.resolve import Resolved
     from ..scenarios.problems import Problem
 
 
@@ -23,7 +23,7 @@ def asked(
     faults: Sequence[str] = (),
 ) -> Resolved:
     """Raises ScenarioError, FaultError and RelayError."""
-    from ..profiles.run.faults import broken
+    from ..profiles.check.faults import broken
 
     return broken(_ask(name, overrides, relay, expect), faults)
 
@@ -41,7 +41,7 @@ def folder(path: Path | None) -> None:
 
 
 def _ask(name: str, overrides: Sequence[str], relay: str | None, expect: Sequence[str]) -> Resolved:
-    from ..profiles.run.resolve import ask
+    from ..profiles.platform.resolve import ask
     from ..scenarios.problems import ScenarioError
 
     for budget in expect:

@@ -15,7 +15,7 @@ from rich.table import Table
 from . import hazards, tables
 
 if TYPE_CHECKING:
-    from ..profiles.run.execute import Outcome
+    from ..profiles.ranks.execute import RunOutcome
 
 Format = Literal["table", "json", "md", "csv", "html"]
 WIDE = 160  # columns of a page that nobody's terminal limits
@@ -44,7 +44,7 @@ pre {{ font-family: Menlo, "DejaVu Sans Mono", Consolas, monospace; }}
 """
 
 
-def show(outcome: Outcome, console: Console, form: Format) -> None:
+def show(outcome: RunOutcome, console: Console, form: Format) -> None:
     """Print the outcome on stdout; what was broken goes to stderr where stdout is a document."""
     if form == "table":
         tables.render(outcome.result.document(), console, breaches=outcome.breaches)
@@ -58,7 +58,7 @@ def show(outcome: Outcome, console: Console, form: Format) -> None:
         print(f"expect: no step was of kind {kind}; its budget is untested", file=sys.stderr)
 
 
-def text(outcome: Outcome, form: Format) -> str:
+def text(outcome: RunOutcome, form: Format) -> str:
     if form == "json":
         return outcome.result.to_json()
     document = outcome.result.document()
@@ -144,7 +144,7 @@ def _cell(cell: object) -> str:
     return str(cell).replace("\n", " ").replace("|", "\\|")
 
 
-def _html(outcome: Outcome, document: dict[str, Any]) -> str:
+def _html(outcome: RunOutcome, document: dict[str, Any]) -> str:
     console = Console(record=True, width=WIDE, file=io.StringIO(), color_system="truecolor")
     tables.render(document, console, breaches=outcome.breaches)
     scenario, *_ = _which(document)

@@ -12,7 +12,7 @@ from .errors import UsageError
 from .stopwatch import command_line
 
 if TYPE_CHECKING:
-    from ..profiles.result import Result
+    from ..profiles.record.result import Result
 
 Format = Literal["table", "json", "md", "csv", "html"]
 Files = Annotated[
@@ -64,12 +64,12 @@ def report(
 
 
 def _show(found: list[Result], form: Format) -> None:
-    from ..profiles.budget import breaches, stored
-    from ..profiles.run.execute import Outcome
+    from ..profiles.measure.budget import breaches, stored
+    from ..profiles.ranks.execute import RunOutcome
     from .console import results
     from .render import csv_of, show, text
 
-    outcomes = [Outcome(result, tuple(breaches(stored(result), result)), ()) for result in found]
+    outcomes = [RunOutcome(result, tuple(breaches(stored(result), result)), ()) for result in found]
     if form == "csv":
         sys.stdout.write(csv_of([result.document() for result in found]))
     elif form == "json" and len(found) > 1:

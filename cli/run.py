@@ -14,9 +14,9 @@ from .question import asked, folder
 from .stopwatch import command_line
 
 if TYPE_CHECKING:
-    from ..profiles.result import Result
-    from ..profiles.run.execute import Options, Outcome
-    from ..profiles.run.resolve import Resolved
+    from ..profiles.platform.resolve import Resolved
+    from ..profiles.ranks.execute import Options, RunOutcome
+    from ..profiles.record.result import Result
     from ..sched.observe import Clock
     from .progress import RunProgress
 
@@ -91,7 +91,7 @@ def run(
 
 def _alone() -> None:
     """Raises UsageError where torchrun started this process and others, which would all run the same."""
-    from ..profiles.world.processes import launched
+    from ..profiles.ranks.processes import launched
 
     place = launched()
     if place is not None and place.size > 1:
@@ -105,7 +105,7 @@ def _options(
 ) -> Options:
     if hazards == "on" and adversary is not None:
         raise UsageError("--hazards follows values in program order: leave out --adversarial, or use check")
-    from ..profiles.run.execute import Options
+    from ..profiles.ranks.execute import Options
 
     return Options(
         device=device,
@@ -124,17 +124,17 @@ def _watch(clock: Clock, total: int) -> RunProgress:
     return RunProgress(progress(), total=total, clock=clock)
 
 
-def _execute(resolved: Resolved, options: Options, output_dir: Path | None) -> Outcome:
+def _execute(resolved: Resolved, options: Options, output_dir: Path | None) -> RunOutcome:
     from dataclasses import replace
 
-    from ..profiles.run.execute import execute
+    from ..profiles.ranks.execute import execute
 
     return execute(resolved, resolved.relays[0], replace(options, record=output_dir), watch=_watch)
 
 
 def _climb(resolved: Resolved, options: Options, output_dir: Path | None, form: Format) -> int:
     """Every relay of the scenario; the worst exit code of all."""
-    from ..profiles.files import write_whole
+    from ..profiles.record.files import write_whole
     from ..profiles.sweeps.ladder import climb
     from . import ladder
     from .console import results
@@ -151,7 +151,7 @@ def _climb(resolved: Resolved, options: Options, output_dir: Path | None, form: 
     return max(*codes, 0 if found.tokens_agree else GATE_FAILED)
 
 
-def _show(outcome: Outcome, form: Format) -> None:
+def _show(outcome: RunOutcome, form: Format) -> None:
     from .console import results
     from .render import show
 
@@ -174,7 +174,7 @@ def _broken_off(result: Result) -> list[str]:
     return [f"broke off: {result.run.failure}", *missed] if result.run.failure else missed
 
 
-def _exit_code(outcome: Outcome) -> int:
+def _exit_code(outcome: RunOutcome) -> int:
     result = outcome.result
     if result.run.cancelled:
         return INTERRUPTED

@@ -12,7 +12,7 @@ from .errors import INTERRUPTED, UsageError
 from .stopwatch import Stopwatch, command_line
 
 if TYPE_CHECKING:
-    from ..profiles.sweeps.sweep import Cell, Plan, Runs
+    from ..profiles.sweeps.sweep import Cell, Runs, SweepPlan
 
 Format = Literal["table", "json", "md", "csv"]
 _SIDE = "key=value,..."
@@ -48,7 +48,7 @@ def sweep(
     Exit codes: 0 done; 2 usage, or no cell could run; 3 this machine cannot; 130 interrupted, or 143 terminated,
     what there is was kept.
     """
-    from ..profiles.run.execute import Options
+    from ..profiles.ranks.execute import Options
     from ..profiles.sweeps.sweep import Runs, planned, varies_overlap
 
     if resume and output_dir is None:
@@ -74,7 +74,7 @@ def _sides(a: str | None, b: str | None, *, alone: bool) -> tuple[str, ...]:
     return OVERLAP_PAYS if a is None and b is None else (a or "", b or "")
 
 
-def _found(plan: Plan, runs: Runs) -> tuple[list[Cell], bool]:
+def _found(plan: SweepPlan, runs: Runs) -> tuple[list[Cell], bool]:
     """The cells, and whether the user stopped before the last."""
     from ..profiles.sweeps.sweep import SweepError, cells
     from .console import progress
@@ -91,10 +91,10 @@ def _found(plan: Plan, runs: Runs) -> tuple[list[Cell], bool]:
 
 
 def _show(
-    plan: Plan, found: list[Cell], *, run: dict[str, Any], output_dir: Path | None, form: Format
+    plan: SweepPlan, found: list[Cell], *, run: dict[str, Any], output_dir: Path | None, form: Format
 ) -> None:
-    from ..profiles.files import write_whole
-    from ..profiles.result import canonical
+    from ..profiles.record.files import write_whole
+    from ..profiles.record.result import canonical
     from ..profiles.sweeps.document import document
     from . import grid
     from .console import results

@@ -23,7 +23,7 @@ from .numbers import MISSING, cut_right, number, percent, whole
 from .source_lines import copies, host_waits
 
 if TYPE_CHECKING:
-    from ..profiles.budget import Breach, Offender
+    from ..profiles.measure.budget import Breach, Offender
 
 _STREAMS = ("schedule", "forward", "copy", "staging", "backup", "transfer", "link")
 _COUNTERS = ("h2d", "d2h", "d2d", "sync", "kernel")

@@ -12,7 +12,7 @@ from .errors import UsageError
 from .report import Meaning, Tool
 
 if TYPE_CHECKING:
-    from ..profiles.recording import Recorded
+    from ..profiles.record.recording import RecordedTimeline
 
 Source = Annotated[
     Path,
@@ -29,7 +29,7 @@ def trace(source: Source, output: Output = None, meaning: Meaning = None, nsys: 
     Exit codes: 0 done; 2 nothing to draw, or a run without a result; 3 a file that cannot be written, or no nsys to
     export with.
     """
-    from ..profiles.perfetto import draw
+    from ..profiles.record.perfetto import draw
 
     found = _found(source, meaning, nsys)
     path = output or _beside(source)
@@ -39,10 +39,10 @@ def trace(source: Source, output: Output = None, meaning: Meaning = None, nsys: 
         typer.echo(f"the run was too long: {left_out:,} records at its end are not in it", err=True)
 
 
-def _found(source: Path, meaning: str | None, nsys: str | None) -> dict[str, Recorded]:
+def _found(source: Path, meaning: str | None, nsys: str | None) -> dict[str, RecordedTimeline]:
     """Of a run what was recorded beside its result, rank by rank; else what the capture says."""
     from ..profiles.captures.files import Reader
-    from ..profiles.recording import FILE, is_recording, read_ranks, read_recording
+    from ..profiles.record.recording import FILE, is_recording, read_ranks, read_recording
 
     if source.is_dir() or source.name == "result.json":
         folder = source if source.is_dir() else source.parent
@@ -55,11 +55,11 @@ def _found(source: Path, meaning: str | None, nsys: str | None) -> dict[str, Rec
     return {"": Reader(meaning, nsys).timeline(source)}
 
 
-def _named(found: Mapping[int, Recorded], folder: Path) -> dict[str, Recorded]:
+def _named(found: Mapping[int, RecordedTimeline], folder: Path) -> dict[str, RecordedTimeline]:
     """Every rank's by what the result calls it, which a run has once it is over; not those of another run that the
     folder had before."""
-    from ..profiles.recording import RESULT, file_of
-    from ..profiles.result import read
+    from ..profiles.record.recording import RESULT, file_of
+    from ..profiles.record.result import read
 
     if not (folder / RESULT).is_file():
         kept = ", ".join(str(folder / file_of(rank)) for rank in found)
@@ -80,7 +80,7 @@ def _named(found: Mapping[int, Recorded], folder: Path) -> dict[str, Recorded]:
 
 def _beside(source: Path) -> Path:
     from ..profiles.captures.files import stem
-    from ..profiles.perfetto import ENDING
+    from ..profiles.record.perfetto import ENDING
 
     if source.is_dir():
         return source / ENDING

@@ -46,8 +46,8 @@ def verify(
     Exit codes: 0 they agree; 1 a difference that nothing explains; 2 usage or scenario; 3 no CUDA here;
     4 a run failed; 130 interrupted.
     """
-    from ..profiles.cuda import verify as comparison
-    from ..profiles.cuda import verifying
+    from ..profiles.lab import verify as comparison
+    from ..profiles.lab import verifying
 
     wanted = [*verifying.PLAIN, *(overrides or [])]
     question = asked(scenario, wanted, relay=relay)
@@ -73,7 +73,7 @@ def _place(output_dir: Path | None) -> AbstractContextManager[Path | str]:
 
 
 def _keep(document: Document, output_dir: Path) -> None:
-    from ..profiles.files import write_whole
+    from ..profiles.record.files import write_whole
 
     write_whole(output_dir / "verify.json", json.dumps(document, indent=1) + "\n")
 
@@ -142,7 +142,7 @@ def _tally(tally: dict[str, float] | None) -> str:
 
 
 def _reasons(document: Document) -> list[tuple[str, str]]:
-    from ..profiles.cuda.explained import EXPLANATIONS
+    from ..profiles.lab.explained import EXPLANATIONS
 
     met = {row["why"] for row in document["explained"]}
     return [(one.name, one.reason) for one in EXPLANATIONS if one.name in met]

@@ -6,7 +6,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .distributions import Counts
-from .workload_schema import Arrival, Burst, Closed, Constant, Gamma, Poisson, Recorded
+from .workload_schema import (
+    Arrival,
+    BurstArrivals,
+    ClosedArrivals,
+    ConstantArrivals,
+    GammaArrivals,
+    PoissonArrivals,
+    RecordedArrivals,
+)
 
 SECOND = 1_000_000_000
 _LAST = 2**62  # far behind any run, and still an int64
@@ -19,16 +27,16 @@ def arrivals(process: Arrival, instants: Counts, *, rng: np.random.Generator) ->
     """
     n = len(instants)
     match process:
-        case Burst() | Closed():
+        case BurstArrivals() | ClosedArrivals():
             return np.zeros(n, dtype=np.int64)
-        case Constant():
+        case ConstantArrivals():
             return _nanoseconds(np.arange(n) / process.rate)
-        case Poisson():
+        case PoissonArrivals():
             return _after(rng.exponential(1 / process.rate, n))
-        case Gamma():
+        case GammaArrivals():
             shape = process.burstiness
             return _after(rng.gamma(shape, 1 / (process.rate * shape), n))
-        case Recorded():
+        case RecordedArrivals():
             return _nanoseconds((instants - instants[:1]) / (process.speed * SECOND))
 
 

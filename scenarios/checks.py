@@ -8,8 +8,8 @@ from typing import Final
 from . import failures
 from .combinations import Finding, among
 from .problems import KeyPath
-from .schema import Disaggregation, Pipeline, Relay, Scenario, SimulatedAcceptance, Speculative
-from .workload_schema import Distribution, Fixed, Recorded, Workload
+from .schema import AcceptanceSection, Disaggregation, Pipeline, RelaySection, Scenario, Speculative
+from .workload_schema import Distribution, Fixed, RecordedArrivals, WorkloadSection
 
 
 def findings(scenario: Scenario, *, broken: Collection[KeyPath] = ()) -> Iterator[Finding]:
@@ -26,7 +26,7 @@ def _model(scenario: Scenario) -> Iterator[Finding]:
 
 
 def _relays(scenario: Scenario) -> Iterator[Finding]:
-    if scenario.engine.relays and scenario.engine.relay != Relay():
+    if scenario.engine.relays and scenario.engine.relay != RelaySection():
         yield ("engine", "relays"), "expected relay or relays, and not both"
 
 
@@ -57,20 +57,20 @@ def _workload(scenario: Scenario) -> Iterator[Finding]:
     yield from _drawn(workload) if workload.trace is None else _replayed(workload)
 
 
-def _drawn(workload: Workload) -> Iterator[Finding]:
+def _drawn(workload: WorkloadSection) -> Iterator[Finding]:
     for key in ("requests", "prompt_tokens", "output_tokens"):
         if getattr(workload, key) is None:
             yield ("workload", key), "required without a trace"
     if workload.format is not None:
         yield ("workload", "format"), "means something only with a trace"
-    if isinstance(workload.arrival, Recorded):
+    if isinstance(workload.arrival, RecordedArrivals):
         yield (
             ("workload", "arrival", "process"),
             "means something only with a trace",
         )
 
 
-def _replayed(workload: Workload) -> Iterator[Finding]:
+def _replayed(workload: WorkloadSection) -> Iterator[Finding]:
     if workload.format is None:
         yield ("workload", "format"), "required with a trace"
     for key in ("prompt_tokens", "output_tokens", "shared_prefix"):
@@ -102,7 +102,7 @@ def _speculative(scenario: Scenario) -> Iterator[Finding]:
     most = chain if spec.topk == 1 else 1 + spec.topk + (spec.steps - 1) * spec.topk**2
     if spec.topk > 1 and tokens is not None and not 2 <= tokens <= most:
         yield (*key, "draft_tokens"), f"expected 2 to {most}, all that the tree has, got {tokens}"
-    if isinstance(spec.acceptance, SimulatedAcceptance):
+    if isinstance(spec.acceptance, AcceptanceSection):
         if spec.acceptance.mean > chain:
             yield (
                 (*key, "acceptance", "mean"),

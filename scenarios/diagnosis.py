@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from .problems import KeyPath, Problem, either, meant, show, unknown
-from .source import Source
+from .source import ScenarioSource
 
 _MISSING = "required, but not given"
 _WANTED = {
@@ -37,7 +37,9 @@ class _Complaint(NamedTuple):
     value: object = None
 
 
-def diagnose(error: ValidationError, *, root: type[BaseModel], source: Source) -> dict[KeyPath, Problem]:
+def diagnose(
+    error: ValidationError, *, root: type[BaseModel], source: ScenarioSource
+) -> dict[KeyPath, Problem]:
     """One problem for each path that is wrong."""
     grouped: dict[KeyPath, list[_Complaint]] = {}
     for details in error.errors(include_url=False):
@@ -62,7 +64,7 @@ def _message(complaints: Sequence[_Complaint]) -> str:
     return f"expected {either(list(wanted))}{ending}"
 
 
-def _complaint(details: ErrorDetails, *, root: type[BaseModel], source: Source) -> _Complaint:
+def _complaint(details: ErrorDetails, *, root: type[BaseModel], source: ScenarioSource) -> _Complaint:
     kind, loc, value = details["type"], details["loc"], details["input"]
     context: Mapping[str, Any] = details.get("ctx", {})
     path = _written(loc, source)
@@ -99,7 +101,7 @@ def _choices(expected: str) -> list[str]:
     return re.findall(r"'([^']*)'", expected)
 
 
-def _written(loc: Sequence[str | int], source: Source) -> KeyPath:
+def _written(loc: Sequence[str | int], source: ScenarioSource) -> KeyPath:
     """The parts of ``loc`` that stand in the file; the validator also names union branches."""
     path: KeyPath = ()
     for part in loc:

@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 
 import yaml
 
-from .problems import KeyPath, Place, Problem, ScenarioError, dotted
+from .problems import KeyPath, Problem, ScenarioError, SourceLocation, dotted
 
 Value: TypeAlias = "bool | int | float | str | list[Value] | dict[str, Value] | None"
 
@@ -37,16 +37,16 @@ class Document:
     """``places`` has an entry for every path of ``data``; ``problems`` did not stop the reading."""
 
     data: Value
-    places: dict[KeyPath, Place]
+    places: dict[KeyPath, SourceLocation]
     problems: list[Problem] = field(default_factory=list)
 
 
 def read(content: bytes, file: str) -> Document:
     """Read one YAML document. Raises ScenarioError when the text is no YAML at all."""
-    return compose(_text(content, file), Place(file, 1))
+    return compose(_text(content, file), SourceLocation(file, 1))
 
 
-def compose(text: str, start: Place) -> Document:
+def compose(text: str, start: SourceLocation) -> Document:
     """Read ``text``; lines are counted where ``start`` has one. Raises ScenarioError."""
     composer = _Composer(start)
     try:
@@ -73,11 +73,11 @@ def scalar(text: str) -> Value:
 def _text(content: bytes, file: str) -> str:
     if len(content) > MAX_BYTES:
         message = f"expected a file of at most {MAX_BYTES} bytes"
-        raise ScenarioError([Problem(Place(file), "", message)])
+        raise ScenarioError([Problem(SourceLocation(file), "", message)])
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        place = Place(file, content.count(b"\n", 0, error.start) + 1)
+        place = SourceLocation(file, content.count(b"\n", 0, error.start) + 1)
         message = f"expected UTF-8 text, got byte 0x{content[error.start]:02x}"
         raise ScenarioError([Problem(place, "", message)]) from None
 
@@ -95,10 +95,10 @@ class _Mark(Protocol):
 class _Composer:
     """Builds values from parser events. The parser keeps its own stack, so depth costs only ours."""
 
-    def __init__(self, start: Place) -> None:
+    def __init__(self, start: SourceLocation) -> None:
         self.start = start
         self.events: Iterator[yaml.Event] = iter(())
-        self.places: dict[KeyPath, Place] = {}
+        self.places: dict[KeyPath, SourceLocation] = {}
         self.problems: list[Problem] = []
 
     def document(self) -> Value:
@@ -170,14 +170,14 @@ class _Composer:
         if getattr(event, "tag", None):
             self.complain(path, self.at(event.start_mark), "tags are not supported")
 
-    def at(self, mark: _Mark | None) -> Place:
+    def at(self, mark: _Mark | None) -> SourceLocation:
         if mark is None or self.start.line is None:
             return self.start
-        return Place(self.start.file, self.start.line + mark.line)
+        return SourceLocation(self.start.file, self.start.line + mark.line)
 
-    def complain(self, path: KeyPath, place: Place, message: str) -> None:
+    def complain(self, path: KeyPath, place: SourceLocation, message: str) -> None:
         self.problems.append(Problem(place, dotted(path), message))
 
     def fatal(self, message: str, mark: _Mark | None) -> ScenarioError:
-        place = self.at(mark) if mark else Place(self.start.file)
+        place = self.at(mark) if mark else SourceLocation(self.start.file)
         return ScenarioError([*self.problems, Problem(place, "", message)])

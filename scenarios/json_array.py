@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from .records import MAX_RECORD, Line, TraceError
+from .records import MAX_RECORD, TraceError, TraceLine
 
 _CHUNK = 1 << 16
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
-def objects(file: BinaryIO, name: str) -> Iterator[tuple[Line, dict[str, Any]]]:
+def objects(file: BinaryIO, name: str) -> Iterator[tuple[TraceLine, dict[str, Any]]]:
     """Each object with the line on which it begins. Raises TraceError."""
     window = _Window(file, name)
     if window.peek() != "[":
@@ -41,8 +41,8 @@ class _Window:
         self.undecoded = b""
         self.newlines = 0
 
-    def line(self) -> Line:
-        return Line(self.name, self.newlines + 1)
+    def line(self) -> TraceLine:
+        return TraceLine(self.name, self.newlines + 1)
 
     def peek(self) -> str:
         """The next character that is no white space; "" at the end."""
@@ -86,7 +86,7 @@ class _Window:
         if not isinstance(error, json.JSONDecodeError):
             return self.line().error(f"not JSON: {error}")
         number = self.newlines + self.text.count("\n", self.place, error.pos) + 1
-        return Line(self.name, number).error(f"not JSON: {error.msg}")
+        return TraceLine(self.name, number).error(f"not JSON: {error.msg}")
 
 
 def _whole(raw: bytes) -> int:

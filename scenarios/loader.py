@@ -12,9 +12,9 @@ from . import checks, combinations, shipped
 from .diagnosis import diagnose
 from .document import MAX_BYTES, Document, Value, read
 from .overrides import override, split
-from .problems import KeyPath, Place, Problem, ScenarioError, dotted, meant, show, touches, unknown
+from .problems import KeyPath, Problem, ScenarioError, SourceLocation, dotted, meant, show, touches, unknown
 from .schema import Scenario
-from .source import Source
+from .source import ScenarioSource
 
 _PLACEHOLDER = re.compile(r"<([A-Z_]+)>")
 
@@ -34,14 +34,14 @@ def loads(
     """``load`` for a scenario that is no file; ``file`` is what problems call it."""
     document = read(content, file)
     overridden = frozenset(_apply(document, overrides))
-    source = Source(document.places, folder, overridden)
+    source = ScenarioSource(document.places, folder, overridden)
     if not isinstance(document.data, dict):
         message = f"expected a mapping of name, model, workload and so on, got {show(document.data)}"
         raise ScenarioError([*document.problems, source.problem((), message)])
     return _validated(document, source)
 
 
-def _validated(document: Document, source: Source) -> Scenario:
+def _validated(document: Document, source: ScenarioSource) -> Scenario:
     scenario, faults = _scenario(document.data, source)
     problems = [*document.problems, *_placeholders(document.data, (), source=source)]
     told = {problem.path for problem in problems}
@@ -58,7 +58,7 @@ def _validated(document: Document, source: Source) -> Scenario:
     return scenario
 
 
-def _salvaged(data: Value, source: Source, *, faulty: Iterable[KeyPath]) -> Scenario | None:
+def _salvaged(data: Value, source: ScenarioSource, *, faulty: Iterable[KeyPath]) -> Scenario | None:
     """The scenario without its broken keys, so that one reading judges what the others mean together."""
     for _ in range(4):  # a section whose key is left out may have to go itself
         data = _without(data, {_doubtful(path, data) for path in faulty})
@@ -68,14 +68,14 @@ def _salvaged(data: Value, source: Source, *, faulty: Iterable[KeyPath]) -> Scen
     return None
 
 
-def _scenario(data: Value, source: Source) -> tuple[Scenario | None, dict[KeyPath, Problem]]:
+def _scenario(data: Value, source: ScenarioSource) -> tuple[Scenario | None, dict[KeyPath, Problem]]:
     try:
         return Scenario.model_validate(data), {}
     except ValidationError as error:
         return None, diagnose(error, root=Scenario, source=source)
 
 
-def _judged(scenario: Scenario | None, source: Source, *, broken: Sequence[KeyPath]) -> list[Problem]:
+def _judged(scenario: Scenario | None, source: ScenarioSource, *, broken: Sequence[KeyPath]) -> list[Problem]:
     if scenario is None:
         return []
     checked = checks.findings(scenario, broken=broken)
@@ -91,7 +91,7 @@ def _apply(document: Document, overrides: Sequence[str]) -> Iterator[KeyPath]:
             document.problems += error.problems
 
 
-def _placeholders(value: Value, path: KeyPath, *, source: Source) -> Iterator[Problem]:
+def _placeholders(value: Value, path: KeyPath, *, source: ScenarioSource) -> Iterator[Problem]:
     """Values such as ``<FILE>``, which whoever runs the scenario has to give."""
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -134,7 +134,7 @@ def opened(path_or_name: str) -> tuple[bytes, str, Path]:
             return file.read(MAX_BYTES + 1), path_or_name, path.parent
     except (OSError, ValueError) as error:
         name = path_or_name if path_or_name.isprintable() and path_or_name else show(path_or_name)
-        raise ScenarioError([Problem(Place(name), "", _unreadable(path, error))]) from None
+        raise ScenarioError([Problem(SourceLocation(name), "", _unreadable(path, error))]) from None
 
 
 def _unreadable(path: Path, error: Exception) -> str:

@@ -8,10 +8,10 @@ from pydantic import BaseModel
 
 from .diagnosis import models_in, sections
 from .document import Document, Value, compose
-from .problems import KeyPath, Place, Problem, ScenarioError, either, unknown
+from .problems import KeyPath, Problem, ScenarioError, SourceLocation, either, unknown
 from .schema import Scenario
 
-OPTION = Place("--set")
+OPTION = SourceLocation("--set")
 
 # Sections that a bare name stands for, and the key that it is.
 _BARE = {"relay": "state", "speculative": "algorithm"}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 KeyPath = tuple[str | int, ...]
 
 
-class Place(NamedTuple):
+class SourceLocation(NamedTuple):
     """Where a value was written: a file and its line (from 1), or ``--set`` without one."""
 
     file: str
@@ -24,7 +24,7 @@ class Place(NamedTuple):
 
 
 class Problem(NamedTuple):
-    place: Place
+    place: SourceLocation
     path: str  # dotted key, "" for the whole file
     message: str
 

@@ -23,7 +23,7 @@ class TraceError(Exception):
         super().__init__(f"{file}:{line}: {message}")
 
 
-class Record(NamedTuple):
+class TraceRecord(NamedTuple):
     """``arrival`` is in ns on the trace's own clock, None where it has none."""
 
     line: int
@@ -36,7 +36,7 @@ class Record(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TraceLine:
     """A line of a trace, or the line on which a record begins."""
 
     file: str
@@ -47,10 +47,10 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RecordFields:
     """The fields of one record. Every getter raises TraceError with the line and what was expected."""
 
-    line: Line
+    line: TraceLine
     fields: Mapping[str, Any]
 
     def count(self, name: str, *, minimum: int) -> int:
@@ -80,12 +80,12 @@ class Row:
         return self.line.error(f"{name}: expected {wanted}, got {got}")
 
 
-def lines(file: BinaryIO, name: str) -> Iterator[tuple[Line, str]]:
+def lines(file: BinaryIO, name: str) -> Iterator[tuple[TraceLine, str]]:
     """The lines that are not blank, decoded."""
     number = 0
     while raw := file.readline(MAX_RECORD + 1):
         number += 1
-        line = Line(name, number)
+        line = TraceLine(name, number)
         if len(raw) > MAX_RECORD:
             raise line.error(f"expected lines of at most {MAX_RECORD} bytes")
         text = decoded(raw, line).strip()
@@ -93,7 +93,7 @@ def lines(file: BinaryIO, name: str) -> Iterator[tuple[Line, str]]:
             yield line, text
 
 
-def decoded(raw: bytes, line: Line) -> str:
+def decoded(raw: bytes, line: TraceLine) -> str:
     try:
         return raw.decode("utf-8-sig" if line.number == 1 else "utf-8")
     except UnicodeDecodeError as error:

@@ -10,13 +10,13 @@ import numpy as np
 
 from .distributions import Counts
 from .prompts import Purpose, blocks, packed, text
-from .records import Record, TraceError
+from .records import TraceError, TraceRecord
 from .script import Prompt, Script
 from .traces import read
-from .workload_schema import Sampling, Workload
+from .workload_schema import Sampling, WorkloadSection
 
 
-def replay(workload: Workload, path: Path, *, vocab_size: int, seed: int) -> Script:
+def replay(workload: WorkloadSection, path: Path, *, vocab_size: int, seed: int) -> Script:
     """The first ``requests`` of the trace, in order of their instants. Raises TraceError."""
     assert workload.format
     records = list(read(path, workload.format, limit=workload.requests))
@@ -34,7 +34,7 @@ def replay(workload: Workload, path: Path, *, vocab_size: int, seed: int) -> Scr
     )
 
 
-def _refuse_unusable(records: Sequence[Record], path: Path, *, vocab_size: int) -> None:
+def _refuse_unusable(records: Sequence[TraceRecord], path: Path, *, vocab_size: int) -> None:
     if not records:
         raise TraceError(str(path), 1, "expected at least one request, got none")
     for record in records:
@@ -44,7 +44,7 @@ def _refuse_unusable(records: Sequence[Record], path: Path, *, vocab_size: int) 
             raise TraceError(str(path), record.line, message)
 
 
-def _instants(records: Sequence[Record]) -> Counts | None:
+def _instants(records: Sequence[TraceRecord]) -> Counts | None:
     """[n] ns from the first arrival; None unless every record has its own."""
     instants = [record.arrival for record in records if record.arrival is not None]
     if len(instants) < len(records):
@@ -53,7 +53,7 @@ def _instants(records: Sequence[Record]) -> Counts | None:
     return np.array([instant - first for instant in instants], dtype=np.int64)
 
 
-def _prompts(records: Sequence[Record], *, vocab_size: int, seed: int) -> Prompt:
+def _prompts(records: Sequence[TraceRecord], *, vocab_size: int, seed: int) -> Prompt:
     def prompt(index: int, length: int) -> array[int]:
         record = records[index]
         if record.prompt_ids is not None:

@@ -28,8 +28,8 @@ from .fields import (
     Several,
     Switch,
 )
-from .source import Source
-from .workload_schema import Workload
+from .source import ScenarioSource
+from .workload_schema import WorkloadSection
 
 Kind = Literal[
     "prefill", "decode", "mixed", "idle", "verify", "draft", "draft_extend", "prebuilt", "decode.steady"
@@ -54,7 +54,7 @@ Budget = dict[Kind, dict[Stream, dict[Counter, Count]]]
 """The most that any step of a kind may do on a stream."""
 
 
-class Model(Section):
+class ModelSection(Section):
     """Exactly one of preset and path. ``path`` is a folder with a Hugging Face checkpoint. ``deeper_scale``, of a
     preset with seeded weights, is how much layers behind the first count: the less, the better a draft guesses."""
 
@@ -65,13 +65,13 @@ class Model(Section):
     deeper_scale: Annotated[float, Field(ge=0, le=1)] | None = None  # None: the preset's own
 
 
-class Device(Section):
+class DeviceSection(Section):
     hardware: str = "h200"
     values: Literal["real", "none"] = "real"
     host: Literal["modelled", "measured"] = "modelled"
 
 
-class Relay(Section):
+class RelaySection(Section):
     """A state of the ladder, and switches that depart from its defaults. A bare name is a state."""
 
     model_config = ConfigDict(extra="allow")
@@ -92,7 +92,7 @@ def _algorithm(value: Any) -> Any:
     return {"algorithm": value} if isinstance(value, str) else value
 
 
-class SimulatedAcceptance(Section):
+class AcceptanceSection(Section):
     """Draft tokens accepted by lot instead of by the model; ``mean`` counts the bonus token. A lot is each request's
     own, or one for the whole batch as upstream draws it."""
 
@@ -111,7 +111,7 @@ class Speculative(Section):
     topk: Positive = 1
     draft_tokens: Positive | None = None  # None: steps + 1, all that a chain has
     draft: str | None = None
-    acceptance: Literal["measured"] | SimulatedAcceptance = "measured"
+    acceptance: Literal["measured"] | AcceptanceSection = "measured"
 
 
 class Selection(Section):
@@ -165,14 +165,14 @@ class DataParallel(Section):
     mlp: Literal["replicated", "shared"] = "replicated"
 
 
-class Engine(Section):
+class EngineSection(Section):
     """Defaults are those of the engine's own configuration; ``auto`` overlaps wherever the modes allow it.
     ``replicas``: engines behind one router, which share nothing.
     ``attention`` is by our own kernels, or on CUDA by flashinfer's, whose decodes are not captured as graphs."""
 
     overlap: Switch | Literal["auto"] = "auto"
-    relay: Annotated[Relay, BeforeValidator(_state)] = Relay()
-    relays: Several[Annotated[Relay, BeforeValidator(_state)]] = ()
+    relay: Annotated[RelaySection, BeforeValidator(_state)] = RelaySection()
+    relays: Several[Annotated[RelaySection, BeforeValidator(_state)]] = ()
     chunked_prefill_size: Limit = 8192
     mixed_chunk: Switch = False
     page_size: Positive = 1
@@ -211,24 +211,24 @@ class Scenario(Section):
 
     name: str
     about: str = ""
-    model: Model
-    device: Device = Device()
-    engine: Engine = Engine()
-    workload: Workload
+    model: ModelSection
+    device: DeviceSection = DeviceSection()
+    engine: EngineSection = EngineSection()
+    workload: WorkloadSection
     measure: Measure = Measure()
     faults: Several[Failure] = ()
     expect: Budget = Field(default_factory=dict)
     case: Case | None = Field(default=None, exclude=True)  # no part of the question that a run answers
 
-    _source: Source = PrivateAttr(default_factory=Source)
+    _source: ScenarioSource = PrivateAttr(default_factory=ScenarioSource)
 
     @property
-    def source(self) -> Source:
+    def source(self) -> ScenarioSource:
         """Where the keys were written; whoever finds a value impossible later says so with it."""
         return self._source
 
     @property
-    def relays(self) -> tuple[Relay, ...]:
+    def relays(self) -> tuple[RelaySection, ...]:
         """The relays to run, in order: a ladder, or the only one."""
         return self.engine.relays or (self.engine.relay,)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from .distributions import Counts, Summary, draw, requested
 from .prompts import Purpose, packed, stream, text
-from .workload_schema import Sampling, Workload
+from .workload_schema import Sampling, WorkloadSection
 
 Prompt = Callable[[int, int], "array[int]"]
 """(index of the request, length) to its token ids."""
@@ -31,7 +31,7 @@ class Script:
         return len(self.prompt_tokens)
 
 
-def drawn(workload: Workload, *, vocab_size: int, seed: int) -> Script:
+def drawn(workload: WorkloadSection, *, vocab_size: int, seed: int) -> Script:
     """Lengths from the distributions, random tokens, behind a shared prefix where one is asked for."""
     assert workload.requests and workload.prompt_tokens and workload.output_tokens
     size, shared = workload.requests, workload.shared_prefix
@@ -46,7 +46,7 @@ def drawn(workload: Workload, *, vocab_size: int, seed: int) -> Script:
     )
 
 
-def _random(workload: Workload, *, vocab_size: int, seed: int) -> Prompt:
+def _random(workload: WorkloadSection, *, vocab_size: int, seed: int) -> Prompt:
     shared = workload.shared_prefix
 
     def own(index: int, length: int) -> Counts:

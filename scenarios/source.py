@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .problems import KeyPath, Place, Problem, ScenarioError, dotted
+from .problems import KeyPath, Problem, ScenarioError, SourceLocation, dotted
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ScenarioSource:
     """``folder`` holds the scenario file: relative paths in it start there, overridden ones do not."""
 
-    places: Mapping[KeyPath, Place] = field(default_factory=lambda: {(): Place("scenario")})
+    places: Mapping[KeyPath, SourceLocation] = field(default_factory=lambda: {(): SourceLocation("scenario")})
     folder: Path = Path()
     overridden: frozenset[KeyPath] = frozenset()
 
-    def place(self, path: KeyPath) -> Place:
+    def place(self, path: KeyPath) -> SourceLocation:
         """Where ``path`` is written, or the nearest section around it."""
         while path not in self.places:
             path = path[:-1]

@@ -21,7 +21,15 @@ from .prompts import Purpose, stream
 from .replay import replay
 from .schema import Scenario
 from .script import Script, drawn
-from .workload_schema import Abort, Arrival, Burst, Closed, Grammar, Recorded, Sampling
+from .workload_schema import (
+    Abort,
+    Arrival,
+    BurstArrivals,
+    ClosedArrivals,
+    GrammarSection,
+    RecordedArrivals,
+    Sampling,
+)
 
 _REQUEST = re.compile(r"r(0|[1-9][0-9]{0,8})")
 
@@ -103,7 +111,7 @@ def build(scenario: Scenario, *, vocab_size: int, context_len: int, seed: int) -
     return Workload(
         _template(script, prompt_tokens=prompt_tokens, output_tokens=output_tokens),
         instants=arrivals(arrival, _instants(script), rng=stream(seed, Purpose.ARRIVAL)),
-        clients=arrival.concurrency if isinstance(arrival, Closed) else None,
+        clients=arrival.concurrency if isinstance(arrival, ClosedArrivals) else None,
         aborts=_aborts(scenario, size=len(script), seed=seed),
         achieved=Achieved(
             len(script),
@@ -129,11 +137,13 @@ def _script(scenario: Scenario, *, vocab_size: int, seed: int) -> Script:
 
 def _arrival(scenario: Scenario, script: Script) -> Arrival:
     arrival = scenario.workload.arrival
-    if isinstance(arrival, Recorded) and script.instants is None:
+    if isinstance(arrival, RecordedArrivals) and script.instants is None:
         key = ("workload", "arrival", "process")
         raise scenario.source.refuse(key, "the trace has no arrival instants, expected another process")
     if arrival is None:
-        return Burst(process="burst") if script.instants is None else Recorded(process="trace")
+        return (
+            BurstArrivals(process="burst") if script.instants is None else RecordedArrivals(process="trace")
+        )
     return arrival
 
 
@@ -160,7 +170,7 @@ def params(sampling: Sampling, *, max_new_tokens: int) -> SamplingParams:
     return SamplingParams(max_new_tokens=max_new_tokens, grammar=_grammar(sampling.grammar), **given)
 
 
-def _grammar(grammar: Grammar | None) -> tuple[Literal["regex", "choice"], tuple[str, ...]] | None:
+def _grammar(grammar: GrammarSection | None) -> tuple[Literal["regex", "choice"], tuple[str, ...]] | None:
     if grammar is None:
         return None
     return ("choice", grammar.choice) if grammar.regex is None else ("regex", (grammar.regex,))

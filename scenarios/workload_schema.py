@@ -59,25 +59,25 @@ Distribution = Annotated[
 """Of token counts; a bare number is fixed."""
 
 
-class Burst(Section):
+class BurstArrivals(Section):
     """Everybody at once, at time zero."""
 
     process: Literal["burst"]
 
 
-class Constant(Section):
+class ConstantArrivals(Section):
     """Evenly spaced; ``rate`` in requests per second, here and below."""
 
     process: Literal["constant"]
     rate: Rate
 
 
-class Poisson(Section):
+class PoissonArrivals(Section):
     process: Literal["poisson"]
     rate: Rate
 
 
-class Gamma(Section):
+class GammaArrivals(Section):
     """Gaps of a gamma distribution whose shape is ``burstiness``: 1 is Poisson, less comes in clumps."""
 
     process: Literal["gamma"]
@@ -85,14 +85,14 @@ class Gamma(Section):
     burstiness: Annotated[float, Field(ge=1e-3, le=1e6)] = 1.0
 
 
-class Recorded(Section):
+class RecordedArrivals(Section):
     """The trace's own instants, ``speed`` times as fast."""
 
     process: Literal["trace"]
     speed: Rate = 1.0
 
 
-class Closed(Section):
+class ClosedArrivals(Section):
     """``concurrency`` clients, each of which sends its next request when one has ended."""
 
     process: Literal["closed"]
@@ -100,7 +100,7 @@ class Closed(Section):
 
 
 Arrival = Annotated[
-    Burst | Constant | Poisson | Gamma | Recorded | Closed,
+    BurstArrivals | ConstantArrivals | PoissonArrivals | GammaArrivals | RecordedArrivals | ClosedArrivals,
     Field(discriminator="process"),
     BeforeValidator(_process),
 ]
@@ -113,7 +113,7 @@ class SharedPrefix(Section):
     tokens: Length
 
 
-class Grammar(Section):
+class GrammarSection(Section):
     """Exactly one: a regular expression, or the texts to choose from."""
 
     regex: str | None = None
@@ -135,7 +135,7 @@ class Sampling(Section):
     stop_token_ids: Several[Count] = ()
     ignore_eos: Switch = True
     logprobs: Switch = False
-    grammar: Grammar | None = None
+    grammar: GrammarSection | None = None
 
     @property
     def penalised(self) -> bool:
@@ -150,7 +150,7 @@ class Abort(Section):
     after_tokens: Count = 0
 
 
-class Workload(Section):
+class WorkloadSection(Section):
     """Drawn from distributions, or the first ``requests`` of a trace. Without ``arrival`` a trace keeps its
     own instants where it has any; everything else is a burst."""
 

@@ -84,7 +84,7 @@ def test_the_scheduler_knows_nothing_of_who_runs_it(path: Path) -> None:
 def test_rooms_are_reached_by_relative_imports(room: str) -> None:
     """Two spellings of one module would be two modules to a type checker; only the root package is absolute."""
     absolute = {str(p.relative_to(ROOT)) for p in modules(room) if "schedbench" in imported(p)}
-    assert absolute <= {"cli/_root/__main__.py", "cli/app.py", "profiles/environment.py"}
+    assert absolute <= {"cli/_root/__main__.py", "cli/app.py", "profiles/record/environment.py"}
 
 
 def test_functions_are_short() -> None:

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from ...scenarios.loader import load
 from ...scenarios.schema import Scenario
 from ...sched.observe import Silence, StepInfo
-from ..run.execute import Options, execute
-from ..run.resolve import resolve
+from ..platform.resolve import resolve
+from ..ranks.execute import Options, execute
 from . import host as bench_host
 from . import vgpu as bench_vgpu
 
@@ -31,7 +31,7 @@ app(["--help"])
 """
 
 
-class Row(NamedTuple):
+class BenchFigure(NamedTuple):
     """``aim`` is None where there is none; ``lower`` tells which side of it is good."""
 
     name: str
@@ -47,7 +47,7 @@ class Row(NamedTuple):
         return self.value <= self.aim if self.lower else self.value >= self.aim
 
 
-Stage = Callable[[], Iterator[Row]]
+Stage = Callable[[], Iterator[BenchFigure]]
 
 
 def stages(trace: Path | None) -> Sequence[Stage]:
@@ -55,37 +55,37 @@ def stages(trace: Path | None) -> Sequence[Stage]:
     return (_start_up, _device, _host, _mixed, _fifty, *((lambda: _mooncake(trace),) if trace else ()))
 
 
-def _start_up() -> Iterator[Row]:
+def _start_up() -> Iterator[BenchFigure]:
     ours = _best_of(5, [sys.executable, "-m", "schedbench", "--help"])
     theirs = _best_of(5, [sys.executable, "-c", _TEN_LINES])
-    yield Row("--help", ours, "s", 0.12)
-    yield Row("--help over a ten-line Typer app", ours / theirs, "ratio", 1.4)
+    yield BenchFigure("--help", ours, "s", 0.12)
+    yield BenchFigure("--help over a ten-line Typer app", ours / theirs, "ratio", 1.4)
 
 
-def _device() -> Iterator[Row]:
+def _device() -> Iterator[BenchFigure]:
     for row in bench_vgpu.rows():
         small = row.host_us > 0
-        yield Row(
+        yield BenchFigure(
             f"vgpu: {row.name}", row.over_us, "us over torch" if small else "us", 6.0 if small else 220.0
         )
 
 
-def _host() -> Iterator[Row]:
+def _host() -> Iterator[BenchFigure]:
     for row in bench_host.rows():
-        yield Row(f"scheduler: {row.name}", row.us, "us", row.aim_us)
+        yield BenchFigure(f"scheduler: {row.name}", row.us, "us", row.aim_us)
 
 
-def _mixed() -> Iterator[Row]:
+def _mixed() -> Iterator[BenchFigure]:
     yield from _run("mixed", load("mixed"))
 
 
-def _fifty() -> Iterator[Row]:
+def _fifty() -> Iterator[BenchFigure]:
     settings = ["arrival.concurrency=50", "requests=400", "output_tokens=256", "prompt_tokens=512"]
     scenario = load("overlap_on", [f"workload.{setting}" for setting in settings])
     yield from _run("50 running, values none", scenario, steps_aim=2000)
 
 
-def _mooncake(trace: Path) -> Iterator[Row]:
+def _mooncake(trace: Path) -> Iterator[BenchFigure]:
     scenario = load("trace_mooncake", [f"workload.trace={trace}", "workload.requests=1500"])
     yield from _run("Mooncake head", scenario, speed_aim=10)
 
@@ -108,16 +108,18 @@ class _Steps(Silence):
 
 def _run(
     name: str, scenario: Scenario, *, steps_aim: float | None = None, speed_aim: float | None = None
-) -> Iterator[Row]:
+) -> Iterator[BenchFigure]:
     """Steps per second of wall time between the first and the last settled step, and virtual over wall time."""
     resolved = resolve(scenario)
     steps = _Steps()
     outcome = execute(
         resolved, resolved.relays[0], Options(device="vgpu", hazards=False), watch=lambda *_: steps
     )
-    yield Row(f"{name}: steps", steps.count / (steps.last - steps.first), "1/s", steps_aim, lower=False)
+    yield BenchFigure(
+        f"{name}: steps", steps.count / (steps.last - steps.first), "1/s", steps_aim, lower=False
+    )
     speed = outcome.result.run.emulation_speed or 0.0
-    yield Row(f"{name}: virtual over wall time", speed, "ratio", speed_aim, lower=False)
+    yield BenchFigure(f"{name}: virtual over wall time", speed, "ratio", speed_aim, lower=False)
 
 
 def _best_of(times: int, command: list[str]) -> float:

@@ -16,7 +16,7 @@ import torch
 
 from ...sched.batch import ForwardBatch, ModelOutput
 from ...sched.config import Capabilities, EngineConfig, SamplingParams
-from ...sched.hisparse.tier import OnDevice
+from ...sched.hisparse.tier import DeviceTier
 from ...sched.loop.engine import Engine
 from ...sched.loop.overlapped import run_overlapped
 from ...sched.loop.scheduler import Scheduler
@@ -27,7 +27,7 @@ from ...sched.model.sampler import TokenScores
 from ...sched.model.sampling_info import SamplingInfo
 from ...sched.observe import LogicalClock, Silence
 from ...sched.relay.choice import choose
-from ...sched.relay.desk import Streams
+from ...sched.relay.context import Streams
 from ...sched.relay.row import Relay
 from ...sched.request import Request
 
@@ -41,7 +41,7 @@ STEPS = 200
 REPEATS = 5
 
 
-class Row(NamedTuple):
+class HostFigure(NamedTuple):
     name: str
     us: float
     aim_us: float
@@ -92,15 +92,15 @@ class _Burst:
         return [(end - start) / 1e3 for start, end in pairwise(self._stamps)]
 
 
-def rows() -> list[Row]:
+def rows() -> list[HostFigure]:
     """All rows; some seconds."""
     torch.set_num_threads(1)
     with torch.no_grad():
         table = [
-            Row(f"decode step, {running} running", decode_step_us(running), aim)
+            HostFigure(f"decode step, {running} running", decode_step_us(running), aim)
             for running, aim in DECODE_AIMS.items()
         ]
-        table.append(Row(f"admitting {PROMPT_TOKENS} tokens", admission_us(), ADMIT_AIM))
+        table.append(HostFigure(f"admitting {PROMPT_TOKENS} tokens", admission_us(), ADMIT_AIM))
     return table
 
 
@@ -156,7 +156,7 @@ def _engine(most: int, tokens: int, source: _Burst) -> Engine:
         slots=slots,
         allocator=allocator,
         cache=RadixCache(slots, allocator),
-        tier=OnDevice(allocator),
+        tier=DeviceTier(allocator),
         runner=model,
         sampler=model,
         grammars=None,

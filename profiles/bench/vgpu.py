@@ -15,15 +15,15 @@ import torch
 
 from ...sched.kernels.registry import Work, kernel, kernels
 from ...sched.observe import StepInfo
-from ..hardware import load
-from ..timeline import Window
+from ..platform.hardware import load
+from ..record.timeline import Window
 from ..vgpu import VirtualGpu, open_vgpu
 from ..vgpu.equipment import Values
 
 Body = Callable[[], object]
 
 
-class Row(NamedTuple):
+class VgpuFigure(NamedTuple):
     """``host_us`` is torch's own on the CPU (0 where there is none), ``over_us`` what the virtual GPU adds."""
 
     name: str
@@ -42,17 +42,17 @@ class _Count:
         self.ops += len(window.ops)
 
 
-def rows(repeat: int = 300) -> list[Row]:
+def rows(repeat: int = 300) -> list[VgpuFigure]:
     """All rows, best of several rounds; some seconds."""
     torch.set_num_threads(1)
     with torch.no_grad():
         host = {name: _best(body, repeat) for name, body in _small_ops(torch.device("cpu"))}
     with _opened("real") as gpu:
         own = {name: _best(body, repeat, gpu.flush) for name, body in _small_ops(gpu.device)}
-    table = [Row(name, own[name], host[name], own[name] - host[name]) for name in own]
+    table = [VgpuFigure(name, own[name], host[name], own[name] - host[name]) for name in own]
     with _opened("none") as gpu:
         step = _best(_decode_step(gpu, requests=50, nodes=300), repeat // 10, gpu.flush)
-    return [*table, Row("decode step, values none", step, 0.0, step)]
+    return [*table, VgpuFigure("decode step, values none", step, 0.0, step)]
 
 
 @contextmanager

@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..cuda.stages import Stage, in_process
-from ..environment import environment
-from ..files import write_whole
-from ..hardware import HardwareProfile, load
-from ..run.machine import MachineError
+from ..platform.hardware import HardwareProfile, load
+from ..platform.machine import MachineError
+from ..record.environment import environment
+from ..record.files import write_whole
+from ..run.stages import GpuStage, in_process
 from .device import PROBES, DeviceConstants, device_constants
-from .fit import Line
+from .fit import FittedLine
 from .host import Errand, HostTimes, errands, fit_kinds, fit_phases, measure
-from .profile import Constant, Provenance, calibrated, phase_constants, to_yaml
+from .profile import FittedConstant, Provenance, calibrated, phase_constants, to_yaml
 
 _DEADLINE = 60.0  # seconds for a probe
 _ASKED = ("environment", *PROBES)
@@ -34,8 +34,8 @@ class Calibration(NamedTuple):
     """``missing``: what was asked for and could not be told; ``profile`` has the base's values there."""
 
     base: HardwareProfile
-    lines: dict[str, Line]
-    constants: list[Constant]
+    lines: dict[str, FittedLine]
+    constants: list[FittedConstant]
     missing: list[str]
     times: HostTimes
     provenance: Provenance
@@ -135,7 +135,7 @@ def probed(folder: Path, tell: Tell, python: str = sys.executable) -> dict[str, 
     for name in _ASKED:
         tell(f"probe {name}")
         output = folder / f"{name}.json"
-        stage = Stage(name, ("-m", "schedbench.profiles.cuda.probes", name, os.fspath(output)), _DEADLINE)
+        stage = GpuStage(name, ("-m", "schedbench.profiles.lab.probes", name, os.fspath(output)), _DEADLINE)
         outcome = run(stage, _DEADLINE)
         if outcome.status == "ok":
             found[name] = json.loads(output.read_text(encoding="utf-8"))

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from statistics import median
 from typing import Any, Final, NamedTuple
 
-from ..hardware import HardwareProfile
-from .fit import Line, Sample, fit
-from .profile import Constant
+from ..platform.hardware import HardwareProfile
+from .fit import FittedLine, TimedSample, fit
+from .profile import FittedConstant
 
 PROBES: Final = ("costs", "copies", "kernels")
 NODES: Final = 300  # of the graph whose launch is the constant: an 8B decode's
@@ -26,7 +26,7 @@ Found = Iterator[tuple[tuple[str, ...], float, str]]
 class DeviceConstants(NamedTuple):
     """``missing``: what could not be told, and why."""
 
-    constants: list[Constant]
+    constants: list[FittedConstant]
     missing: list[str]
 
 
@@ -51,7 +51,7 @@ def device_constants(base: HardwareProfile, probes: Mapping[str, Document]) -> D
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
             missing.append(f"{what}: the probe {probe} does not say ({type(error).__name__}: {error})")
         else:
-            constants += [Constant(key, value, basis, _old(told, key)) for key, value, basis in found]
+            constants += [FittedConstant(key, value, basis, _old(told, key)) for key, value, basis in found]
     return DeviceConstants(constants, missing)
 
 
@@ -81,12 +81,14 @@ def _launches(base: HardwareProfile, costs: Document) -> Found:
     yield ("kernels", "graph_gap"), node - fixed, together
 
 
-def _node(costs: Document) -> Line:
-    return fit(Sample(int(nodes), found["device_ns"]) for nodes, found in costs["graphs"].items())
+def _node(costs: Document) -> FittedLine:
+    return fit(TimedSample(int(nodes), found["device_ns"]) for nodes, found in costs["graphs"].items())
 
 
 def _graphs(base: HardwareProfile, costs: Document) -> Found:  # noqa: ARG001
-    line = fit(Sample(int(nodes), found["host_ns"]["median"]) for nodes, found in costs["graphs"].items())
+    line = fit(
+        TimedSample(int(nodes), found["host_ns"]["median"]) for nodes, found in costs["graphs"].items()
+    )
     yield (
         ("host", "graph_launch"),
         line.at(NODES),
@@ -122,7 +124,7 @@ def _pinned_copies(base: HardwareProfile, copies: Document) -> Found:
     fixed, calls = [], []
     for direction in ("h2d", "d2h"):
         rows = _copies(copies, direction, "pinned")
-        line = fit(Sample(row["bytes"], row["device_ns"]) for row in rows)
+        line = fit(TimedSample(row["bytes"], row["device_ns"]) for row in rows)
         fixed.append(line.a)
         calls += [row["call_ns"]["median"] for row in rows]
         yield ("copies", f"{direction}_pinned"), 1e9 / line.b, _of_line(line)
@@ -138,15 +140,15 @@ def _pinned_copies(base: HardwareProfile, copies: Document) -> Found:
 def _pageable_copies(base: HardwareProfile, copies: Document) -> Found:
     for direction in ("h2d", "d2h"):
         rows = [row for row in _copies(copies, direction, "pageable") if row["bytes"] >= _LARGE]
-        line = fit(Sample(row["bytes"], row["blocking_ns"]["median"]) for row in rows)
+        line = fit(TimedSample(row["bytes"], row["blocking_ns"]["median"]) for row in rows)
         yield ("copies", f"{direction}_pageable"), 1e9 / line.b, _of_line(line)
     inline = base.copies.pageable_inline.value
     small = [row for row in _copies(copies, "h2d", "pageable") if row["bytes"] <= inline]
-    line = fit(Sample(row["bytes"], row["call_ns"]["median"]) for row in small)
+    line = fit(TimedSample(row["bytes"], row["call_ns"]["median"]) for row in small)
     yield ("copies", "host_memcpy"), 1e9 / line.b, f"calls of up to {inline:.0f} B: {_of_line(line)}"
 
 
-def _of_line(line: Line) -> str:
+def _of_line(line: FittedLine) -> str:
     return f"{line.samples} sizes, {line.a:.0f} ns + bytes, residual {line.residual:.0f} ns"
 
 

@@ -16,14 +16,14 @@ _TOLERATED: Final = 0.05
 _STARTS: Final = ((1.0, 0.1), (0.1, 1.0))
 
 
-class Sample(NamedTuple):
+class TimedSample(NamedTuple):
     """Something of size ``n`` took ``ns`` nanoseconds."""
 
     n: float
     ns: float
 
 
-class Line(NamedTuple):
+class FittedLine(NamedTuple):
     """ns = a + b * n. ``residual``: median distance of a sample, ns. ``r2``: of the medians per n, weighted by their
     samples; None with one n, where b cannot be told and is 0. ``worst_n``: where a median lies farthest from the line,
     ``worst`` times its value there."""
@@ -41,7 +41,7 @@ class Line(NamedTuple):
         return self.a + self.b * n
 
 
-def fit(samples: Iterable[Sample]) -> Line:
+def fit(samples: Iterable[TimedSample]) -> FittedLine:
     """Of at least one sample. Neither a nor b is negative: no phase gives time back."""
     groups: defaultdict[float, list[float]] = defaultdict(list)
     for sample in samples:
@@ -51,7 +51,7 @@ def fit(samples: Iterable[Sample]) -> Line:
     a, b = _constant(groups) if len(groups) == 1 else _robust(groups)
     distances = [abs(ns - a - b * n) for n, group in groups.items() for ns in group]
     worst_n, worst = _worst(groups, a, b)
-    return Line(a, b, len(distances), len(groups), median(distances), _r2(groups, a, b), worst_n, worst)
+    return FittedLine(a, b, len(distances), len(groups), median(distances), _r2(groups, a, b), worst_n, worst)
 
 
 def _constant(groups: Mapping[float, list[float]]) -> tuple[float, float]:

@@ -15,13 +15,13 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from ...sched.observe import StepKind
-from ..hardware import HardwareProfile
-from ..run.execute import Options, execute
+from ..platform.hardware import HardwareProfile
+from ..platform.resolve import Resolved, ask
+from ..ranks.execute import Options, execute
 from ..run.machines import one_thread
-from ..run.resolve import Resolved, ask
 from ..vgpu import open_vgpu
 from ..vgpu.host_time import measured, without_own_time
-from .fit import Line, Sample, fit
+from .fit import FittedLine, TimedSample, fit
 from .own_time import Collector, own_times
 
 BATCHES: Final = (1, 4, 16, 64)
@@ -54,10 +54,10 @@ class HostTimes(NamedTuple):
     """``through_torch``: ns of torch's own part of a call on a device tensor, left out of all samples.
     ``outside``: us per step in ranges that are no phase. ``kinds``: of phases that know their step's kind."""
 
-    phases: dict[str, list[Sample]]
+    phases: dict[str, list[TimedSample]]
     through_torch: float
     outside_us: float
-    kinds: dict[tuple[str, StepKind], list[Sample]] = {}  # noqa: RUF012 - nobody writes it
+    kinds: dict[tuple[str, StepKind], list[TimedSample]] = {}  # noqa: RUF012 - nobody writes it
 
 
 def errands(batches: Sequence[int] = BATCHES, prompts: Sequence[int] = PROMPTS) -> list[Errand]:
@@ -111,8 +111,8 @@ def measure(
     """Every errand ``rounds`` times, interleaved, so that a slow minute of the machine does not fall on one size."""
     plan, silent = list(plan), without_calls(hardware)
     through = through_torch(silent)
-    phases, outside, steps = defaultdict[str, list[Sample]](list), 0.0, 0
-    kinds = defaultdict[tuple[str, StepKind], list[Sample]](list)
+    phases, outside, steps = defaultdict[str, list[TimedSample]](list), 0.0, 0
+    kinds = defaultdict[tuple[str, StepKind], list[TimedSample]](list)
     for _ in range(rounds):
         for errand in plan:
             tell(errand)
@@ -138,11 +138,11 @@ def measure(
     )
 
 
-def fit_phases(times: HostTimes) -> dict[str, Line]:
+def fit_phases(times: HostTimes) -> dict[str, FittedLine]:
     return {name: fit(samples) for name, samples in times.phases.items()}
 
 
-def fit_kinds(times: HostTimes) -> dict[tuple[str, StepKind], Line]:
+def fit_kinds(times: HostTimes) -> dict[tuple[str, StepKind], FittedLine]:
     """Of prompts, decodes and both in one, in phases that have them."""
     return {
         (name, kind): fit(samples)

@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ..cuda.prediction import Pair, Prediction, prediction
-from ..hardware import HardwareProfile, load
-from ..result import Result
-from ..run.execute import Options, execute
-from ..run.resolve import ask
+from ..judge.prediction import Pair, Prediction, prediction
+from ..platform.hardware import HardwareProfile, load
+from ..platform.resolve import ask
+from ..ranks.execute import Options, execute
+from ..record.result import Result
 from .profile import to_yaml
 
 

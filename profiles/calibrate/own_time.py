@@ -15,8 +15,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Self
 
 from ...sched.observe import Clock, Silence, StepKind
-from ..timeline import Call, Names, Range, Window
-from .fit import Sample
+from ..record.timeline import Call, Names, Range, Window
+from .fit import TimedSample
 
 _THROUGH_TORCH = ("launch", "copy")  # calls that torch makes, on a way of its own
 
@@ -25,9 +25,9 @@ class OwnTimes(NamedTuple):
     """Samples by phase, and by phase and kind of step; ``outside``: ns in ranges that no phase covers, over the whole
     run."""
 
-    phases: dict[str, list[Sample]]
+    phases: dict[str, list[TimedSample]]
     outside: float
-    kinds: dict[tuple[str, StepKind], list[Sample]]
+    kinds: dict[tuple[str, StepKind], list[TimedSample]]
 
 
 class Collector(Silence):
@@ -98,12 +98,12 @@ def own_times(
             else:
                 own[above] -= length
     found, by_kind = (
-        defaultdict[str, list[Sample]](list),
-        defaultdict[tuple[str, StepKind], list[Sample]](list),
+        defaultdict[str, list[TimedSample]](list),
+        defaultdict[tuple[str, StepKind], list[TimedSample]](list),
     )
     for index, ns in own.items():
         one = ranges[index]
-        sample, kind = Sample(one.size, max(ns, 0.0)), kind_of(one)
+        sample, kind = TimedSample(one.size, max(ns, 0.0)), kind_of(one)
         found[one.name].append(sample)
         if kind is not None:
             by_kind[one.name, kind].append(sample)

@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ..hardware import HardwareProfile, PhaseLine
-from .fit import Line
+from ..platform.hardware import HardwareProfile, PhaseLine
+from .fit import FittedLine
 from .host import HostTimes, fit_kinds, fit_phases
 
 _DIGITS = 4  # significant ones; no machine repeats itself better
 
 
-class Constant(NamedTuple):
+class FittedConstant(NamedTuple):
     """A measured value of the profile. ``key``: its path, as ``("phases", "admit", "b")``. ``basis``: what it was
     found from; ``old``: what the base says, None for a phase that the base has not."""
 
@@ -32,9 +32,9 @@ class Provenance(NamedTuple):
         return f"measured on {self.machine}, {self.date}, {basis}"
 
 
-def phase_constants(base: HardwareProfile, times: HostTimes) -> list[Constant]:
+def phase_constants(base: HardwareProfile, times: HostTimes) -> list[FittedConstant]:
     """a and b of every phase that was met, and of the kinds of steps that are told apart."""
-    found: list[Constant] = []
+    found: list[FittedConstant] = []
     for name, line in fit_phases(times).items():
         found += _of_line(("phases", name), line, base.phases.get(name))
     for (name, kind), line in fit_kinds(times).items():
@@ -43,22 +43,22 @@ def phase_constants(base: HardwareProfile, times: HostTimes) -> list[Constant]:
     return found
 
 
-def _of_line(key: tuple[str, ...], line: Line, old: PhaseLine | None) -> list[Constant]:
+def _of_line(key: tuple[str, ...], line: FittedLine, old: PhaseLine | None) -> list[FittedConstant]:
     basis = _basis(line)
     return [
-        Constant((*key, "a"), line.a, basis, old.a.value if old else None),
-        Constant((*key, "b"), line.b, basis, old.b.value if old else None),
+        FittedConstant((*key, "a"), line.a, basis, old.a.value if old else None),
+        FittedConstant((*key, "b"), line.b, basis, old.b.value if old else None),
     ]
 
 
-def _basis(line: Line) -> str:
+def _basis(line: FittedLine) -> str:
     explained = "one size only" if line.sizes == 1 else f"{line.sizes} sizes"
     r2 = "" if line.r2 is None else f", R2 {line.r2:.2f}"
     return f"{line.samples} samples, {explained}, residual {line.residual:.0f} ns{r2}"
 
 
 def calibrated(
-    base: HardwareProfile, constants: Iterable[Constant], provenance: Provenance, *, name: str
+    base: HardwareProfile, constants: Iterable[FittedConstant], provenance: Provenance, *, name: str
 ) -> dict[str, Any]:
     """The document of a profile: the base's, with the constants in it."""
     document = base.model_dump(exclude={"sha256"}, exclude_defaults=True)

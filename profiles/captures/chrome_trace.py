@@ -12,8 +12,8 @@ from typing import Any, BinaryIO, Final, cast
 from pydantic_core import from_json
 
 from ...scenarios.problems import show
-from ..capture import Capture, CaptureError, Span
-from ..cuda.kineto import API, GPU, SYNC, Row, nanoseconds, number_of, rows
+from ..cuda.kineto import API, GPU, SYNC, KinetoRow, nanoseconds, number_of, rows
+from .capture import CapturedRange, CaptureFileError, ProfilerCapture
 
 TRACE: Final = "traceEvents"
 GZIP: Final = b"\x1f\x8b"
@@ -33,12 +33,12 @@ def read_json(path: Path) -> Any:
         else:
             content = path.read_bytes()
         if len(content) > MAX_BYTES:
-            raise CaptureError(f"{path}: more than {MAX_BYTES} bytes of JSON")
+            raise CaptureFileError(f"{path}: more than {MAX_BYTES} bytes of JSON")
         return from_json(content)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise CaptureError(f"{path}: not gzip: {error}") from None
+        raise CaptureFileError(f"{path}: not gzip: {error}") from None
     except ValueError as error:
-        raise CaptureError(f"{path}: not JSON: {error}") from None
+        raise CaptureFileError(f"{path}: not JSON: {error}") from None
 
 
 def _pieces(file: BinaryIO) -> Iterator[bytes]:
@@ -50,17 +50,17 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
 
 
 @contextmanager
-def open_trace(trace: object, path: Path) -> Iterator[Capture]:
+def open_trace(trace: object, path: Path) -> Iterator[ProfilerCapture]:
     """Raises CaptureError."""
     document = {TRACE: trace} if isinstance(trace, list) else trace
     if not isinstance(document, dict):
-        raise CaptureError(f"{path}: not a Chrome trace but {show(document)}")
+        raise CaptureFileError(f"{path}: not a Chrome trace but {show(document)}")
     try:
         found = rows(document)
         spans = named_ranges(document)
     except ValueError as error:
-        raise CaptureError(f"{path}: {error}") from None
-    yield Capture(
+        raise CaptureFileError(f"{path}: {error}") from None
+    yield ProfilerCapture(
         tool="torch",
         spans=spans,
         rows=lambda thread: found,  # noqa: ARG005 - a trace has one process
@@ -69,7 +69,7 @@ def open_trace(trace: object, path: Path) -> Iterator[Capture]:
     )
 
 
-def named_ranges(trace: Mapping[str, Any]) -> list[Span]:
+def named_ranges(trace: Mapping[str, Any]) -> list[CapturedRange]:
     """Ranges of record_function, in order of time. Raises ValueError for what is no trace; ``rows`` has looked at the
     events' shape."""
     base = trace.get("baseTimeNanoseconds", 0)
@@ -78,11 +78,11 @@ def named_ranges(trace: Mapping[str, Any]) -> list[Span]:
         if event.get("cat") == _ANNOTATION and event.get("ph") == "X" and isinstance(event.get("name"), str):
             start = base + nanoseconds(event, "ts")
             end = start + max(nanoseconds(event, "dur"), 0)
-            found.append(Span(event["name"], start, end, number_of(event.get("tid"))))
+            found.append(CapturedRange(event["name"], start, end, number_of(event.get("tid"))))
     return sorted(found, key=lambda span: (span.start, -span.end))
 
 
-def _graphs(found: list[Row]) -> str:
+def _graphs(found: list[KinetoRow]) -> str:
     """Kineto sees the kernels of a graph one by one."""
     return "node" if any(row.name.startswith("cudaGraphLaunch") for row in found) else "none"
 
@@ -100,7 +100,7 @@ def _gpu(trace: Mapping[str, Any]) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _missing(found: list[Row]) -> Iterator[str]:
+def _missing(found: list[KinetoRow]) -> Iterator[str]:
     categories = {row.category for row in found}
     if not categories & {*GPU}:
         yield "no GPU activity: nothing of the device is told (ProfilerActivity.CUDA was off, or there was no GPU)"

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from .. import maps
-from ..capture import Capture, CaptureError
-from ..maps import Map
-from ..nsys import find
-from ..nsys.capture import open_export
-from ..nsys.export import exported
-from ..nsys.scrub import scrub
-from ..nsys.tables import MAGIC
-from ..perfetto import ENDING
-from ..recording import Recorded
-from ..result import Result, ResultError, Run
+from ..record.perfetto import ENDING
+from ..record.recording import RecordedTimeline
+from ..record.result import Result, ResultError, RunPart
+from . import maps
+from .capture import CaptureFileError, ProfilerCapture
 from .chrome_trace import TRACE, open_trace, read_json
+from .maps import RangeMap
 from .measure import reading, result
+from .nsys import find
+from .nsys.capture import open_export
+from .nsys.export import exported
+from .nsys.scrub import scrub
+from .nsys.tables import MAGIC
 from .steps import launching_threads
 
 REPORT: Final = ".nsys-rep"
@@ -46,10 +46,10 @@ class Reader:
         with self.opened(path) as found:
             if isinstance(found, Result):
                 return found
-            run = Run(id="", command=self.command, started="", wall_s=0.0)
+            run = RunPart(id="", command=self.command, started="", wall_s=0.0)
             return result(found, meaning or chosen(found), name=stem(path), run=run)
 
-    def timeline(self, path: Path) -> Recorded:
+    def timeline(self, path: Path) -> RecordedTimeline:
         """The records of a capture. Raises as ``read`` does, also for a result: those have none."""
         meaning = self._map()
         with self.opened(path) as found:
@@ -58,7 +58,7 @@ class Reader:
                     f"{path}: a result has no timeline in it; `run --output-dir` keeps one beside it"
                 )
             read = reading(found, meaning or chosen(found))
-            return Recorded([read.window], read.sites, read.streams)
+            return RecordedTimeline([read.window], read.sites, read.streams)
 
     def scrubbed(self, path: Path, output: Path) -> None:
         """Write what is read of a capture of Nsight Systems, and nothing else of it. Raises as ``read`` does."""
@@ -68,13 +68,13 @@ class Reader:
         elif _beginning(path).startswith(MAGIC):
             scrub(path, output)
         else:
-            raise CaptureError(f"{path}: only captures of Nsight Systems are scrubbed")
+            raise CaptureFileError(f"{path}: only captures of Nsight Systems are scrubbed")
 
-    def _map(self) -> Map | None:
+    def _map(self) -> RangeMap | None:
         return None if self.map is None else maps.load(self.map)
 
     @contextmanager
-    def opened(self, path: Path) -> Iterator[Capture | Result]:
+    def opened(self, path: Path) -> Iterator[ProfilerCapture | Result]:
         """Raises as ``read`` does."""
         beginning = _beginning(path)
         with ExitStack() as stack:
@@ -86,10 +86,10 @@ class Reader:
             else:
                 yield self._json(path, stack)
 
-    def _json(self, path: Path, stack: ExitStack) -> Capture | Result:
+    def _json(self, path: Path, stack: ExitStack) -> ProfilerCapture | Result:
         try:
             document = read_json(path)
-        except CaptureError as error:
+        except CaptureFileError as error:
             raise ResultError(
                 f"{error}; expected a result.json, an .nsys-rep, its .sqlite, or a trace of torch's profiler"
             ) from None
@@ -98,7 +98,7 @@ class Reader:
         return Result.from_document(document, name=str(path))
 
 
-def chosen(capture: Capture) -> Map:
+def chosen(capture: ProfilerCapture) -> RangeMap:
     """Of the shipped maps the one that finds most steps; the first, where none finds any."""
     known = [maps.load(name) for name in maps.names()]
     return max(known, key=lambda meaning: len(launching_threads(capture.spans, meaning)) > 0)

@@ -12,17 +12,17 @@ from typing import Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
-from ..capture import Capture, CaptureError
-from ..cuda.join import Joined, Source, join
-from ..cuda.kineto import API, Row
+from ..cuda.join import Joined, JoinInputs, join
+from ..cuda.kineto import API, KinetoRow
 from ..cuda.streams import StreamTable
-from ..environment import tool
-from ..maps import Map
-from ..metrics.counts import CountsSink
-from ..metrics.distribution import Distribution
-from ..metrics.steps import PARTS
-from ..metrics.waiting import SLEEP, WaitingSink
-from ..result import (
+from ..measure.collector import NO_FORWARD, Metrics, distributed, forward_metrics, idle_part, waiting_metrics
+from ..measure.counts import CountsSink
+from ..measure.distribution import Distribution
+from ..measure.rows import copy_rows, per_step, sync_rows
+from ..measure.steps import PARTS
+from ..measure.waiting import SLEEP, WaitingSink
+from ..record.environment import tool
+from ..record.result import (
     Abstained,
     CopyRow,
     HardwarePart,
@@ -31,15 +31,15 @@ from ..result import (
     Labels,
     RelayPart,
     Result,
-    Run,
+    RunPart,
     ScenarioPart,
     SyncRow,
     canonical,
 )
-from ..rows import copy_rows, per_step, sync_rows
-from ..run.answers import NO_FORWARD, Metrics, distributed, forward_metrics, idle_part, waiting_metrics
-from ..timeline import Site, Window
-from .steps import Steps, launching_threads, read_steps
+from ..record.timeline import Site, Window
+from .capture import CaptureFileError, ProfilerCapture
+from .maps import RangeMap
+from .steps import CapturedSteps, launching_threads, read_steps
 from .streams import named, restricted
 
 # bytes; a smaller pageable source is taken inside the call, as NVIDIA's own rule for such copies has it
@@ -49,18 +49,18 @@ _NO_REQUESTS: Final = "a capture tells nothing of requests"
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class CaptureReading:
     """What a capture says under a map. ``notes`` are its gaps, and what was assumed."""
 
     window: Window
     sites: Sequence[Site]
     streams: dict[int, str]
-    steps: Steps
+    steps: CapturedSteps
     notes: tuple[str, ...]
     unfit: str | None  # why the device's part cannot be counted
 
 
-def reading(capture: Capture, meaning: Map) -> Reading:
+def reading(capture: ProfilerCapture, meaning: RangeMap) -> CaptureReading:
     """Raises CaptureError."""
     thread, others = _thread(capture, meaning)
     rows = capture.rows(thread)
@@ -72,17 +72,17 @@ def reading(capture: Capture, meaning: Map) -> Reading:
     for number, name in capture.streams.items():
         table.names[table.by_cupti(number)] = name
     end = max([*(row.end for row in rows), *(span.end for span in spans)], default=epoch)
-    source = Source(steps.log, table, callers, epoch, INLINE)
+    source = JoinInputs(steps.log, table, callers, epoch, INLINE)
     joined = join(rows, source, start=0, end=end - epoch + 1)
     given = {table.by_cupti(number) for number in capture.streams}
     streams = named(joined.window, table, meaning, given)
     window = restricted(joined.window, streams.forward)
     notes = [*capture.missing, *_remarks(steps, joined, meaning, others=others, elsewhere=elsewhere)]
     unfit = None if window.ops else "no GPU activity in the capture"
-    return Reading(window, (), streams.names, steps, tuple(notes), unfit)
+    return CaptureReading(window, (), streams.names, steps, tuple(notes), unfit)
 
 
-def result(capture: Capture, meaning: Map, *, name: str, run: Run) -> Result:
+def result(capture: ProfilerCapture, meaning: RangeMap, *, name: str, run: RunPart) -> Result:
     """The document of a capture. Raises CaptureError."""
     found = reading(capture, meaning)
     device = _device(found)
@@ -110,7 +110,7 @@ def result(capture: Capture, meaning: Map, *, name: str, run: Run) -> Result:
         )
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        raise CaptureError(f"{name}: numbers that cannot be: {first['msg']}") from None
+        raise CaptureFileError(f"{name}: numbers that cannot be: {first['msg']}") from None
 
 
 class _Device(NamedTuple):
@@ -123,7 +123,7 @@ class _Device(NamedTuple):
     idle: IdlePart | Abstained
 
 
-def _device(found: Reading) -> _Device:
+def _device(found: CaptureReading) -> _Device:
     waiting = WaitingSink()
     counts = CountsSink(waiting.take_exposed)
     waiting.feed(found.window)
@@ -144,7 +144,7 @@ def _device(found: Reading) -> _Device:
     )
 
 
-def _thread(capture: Capture, meaning: Map) -> tuple[int | None, int]:
+def _thread(capture: ProfilerCapture, meaning: RangeMap) -> tuple[int | None, int]:
     """The thread that is read, and how many more launch steps. None where no thread named a range."""
     launching = launching_threads(capture.spans, meaning)
     if launching:
@@ -153,7 +153,9 @@ def _thread(capture: Capture, meaning: Map) -> tuple[int | None, int]:
     return (busiest[0][0] if busiest else None), 0
 
 
-def _callers(rows: Sequence[Row], thread: int | None, steps: Steps) -> tuple[frozenset[int], bool]:
+def _callers(
+    rows: Sequence[KinetoRow], thread: int | None, steps: CapturedSteps
+) -> tuple[frozenset[int], bool]:
     """The thread's numbers among the calls, and whether they had to be guessed: a trace may number the threads of
     calls otherwise than those of ranges."""
     calls = Counter(row.thread for row in rows if row.category in API)
@@ -162,7 +164,9 @@ def _callers(rows: Sequence[Row], thread: int | None, steps: Steps) -> tuple[fro
     return frozenset(caller for caller, _ in calls.most_common(1)), thread is not None
 
 
-def _remarks(steps: Steps, joined: Joined, meaning: Map, *, others: int, elsewhere: bool) -> Iterator[str]:
+def _remarks(
+    steps: CapturedSteps, joined: Joined, meaning: RangeMap, *, others: int, elsewhere: bool
+) -> Iterator[str]:
     if joined.abstained is not None and joined.window.ops:
         yield joined.abstained
     if not steps.launches:
@@ -182,7 +186,9 @@ def _remarks(steps: Steps, joined: Joined, meaning: Map, *, others: int, elsewhe
         yield f"{lost} operations have no call: they belong to no step"
 
 
-def _question(capture: Capture, meaning: Map, found: Reading, *, name: str) -> dict[str, Any]:
+def _question(
+    capture: ProfilerCapture, meaning: RangeMap, found: CaptureReading, *, name: str
+) -> dict[str, Any]:
     """What two captures must have in common to be compared, where a scenario has its questions."""
     return {
         "name": name,
@@ -192,7 +198,7 @@ def _question(capture: Capture, meaning: Map, found: Reading, *, name: str) -> d
     }
 
 
-def _environment(capture: Capture, meaning: Map, found: Reading) -> dict[str, Any]:
+def _environment(capture: ProfilerCapture, meaning: RangeMap, found: CaptureReading) -> dict[str, Any]:
     """What differs between sides and changes times stands plain; the rest is told and not compared."""
     versions = capture.facts.get("versions", {})
     rest = {
@@ -214,7 +220,7 @@ def _environment(capture: Capture, meaning: Map, found: Reading) -> dict[str, An
     }
 
 
-def _host_metrics(found: Reading) -> Metrics:
+def _host_metrics(found: CaptureReading) -> Metrics:
     """Periods from launch to launch, and the host's time by range."""
     parts = {info.step for info in found.window.launched if info.kind in PARTS}
     starts = sorted(at for step, at in found.steps.launches.items() if step not in parts)

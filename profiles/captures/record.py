@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from .. import maps
-from ..nsys.capture import open_export
-from ..nsys.export import exported
-from ..nsys.find import Nsys
-from ..nsys.record import Order, check, record
-from ..nsys.scrub import scrub
-from ..result import Result, Run
+from ..record.result import Result, RunPart
+from . import maps
 from .measure import result
+from .nsys.capture import open_export
+from .nsys.export import exported
+from .nsys.find import Nsys
+from .nsys.record import RecordingRequest, check, record
+from .nsys.scrub import scrub
 
 MAP = "schedbench"
 
 
-def recorded(nsys: Nsys, order: Order, folder: Path, surroundings: Mapping[str, str]) -> tuple[Result, Path]:
+def recorded(
+    nsys: Nsys, order: RecordingRequest, folder: Path, surroundings: Mapping[str, str]
+) -> tuple[Result, Path]:
     """The capture's document, and the report that lies in ``folder``, beside a scrubbed export of it.
 
     Raises RecordingError, CaptureError, and MachineError where the tool wrote nothing or heard nothing of us."""
@@ -28,5 +30,5 @@ def recorded(nsys: Nsys, order: Order, folder: Path, surroundings: Mapping[str, 
     with open_export(shared) as capture:
         check(capture, nsys)
         name = Path(order.arguments[0]).stem
-        run = Run(id="", command="", started="", wall_s=0.0)
+        run = RunPart(id="", command="", started="", wall_s=0.0)
         return result(capture, maps.load(MAP), name=name, run=run), report

@@ -17,12 +17,12 @@ from itertools import pairwise
 from typing import Final, NamedTuple, cast
 
 from ...sched.observe import StepInfo, StepKind
-from ..capture import Span
-from ..cuda.log import NO_CONTEXT, Context, Log
-from ..maps import KindRule, Map, RangeRule
-from ..metrics.steps import STEADY
-from ..metrics.waiting import SLEEP
-from ..timeline import Range
+from ..cuda.log import NO_CONTEXT, Log, LogContext
+from ..measure.steps import STEADY
+from ..measure.waiting import SLEEP
+from ..record.timeline import Range
+from .capture import CapturedRange
+from .maps import KindRule, RangeMap, RangeRule
 
 NO_STEP: Final = -1
 UNTOLD: Final[str] = "step"  # kind of a step of which no range tells it
@@ -31,12 +31,12 @@ UNTOLD: Final[str] = "step"  # kind of a step of which no range tells it
 class Meant(NamedTuple):
     """A range that the map knows, and the step that it belongs to."""
 
-    span: Span
+    span: CapturedRange
     rule: RangeRule
     step: int
 
 
-class Steps(NamedTuple):
+class CapturedSteps(NamedTuple):
     """``launches`` are instants on the log's clock, by step. ``untold`` steps are of no known kind; ``unseen``
     ones were settled, but launched before the capture began."""
 
@@ -46,20 +46,20 @@ class Steps(NamedTuple):
     unseen: int
 
 
-def launching_threads(spans: Sequence[Span], meaning: Map) -> list[int]:
+def launching_threads(spans: Sequence[CapturedRange], meaning: RangeMap) -> list[int]:
     """Threads that launch steps, the busiest first; of equals, in the order of their numbers."""
     launch = re.compile(meaning.steps.launch)
     found = Counter(span.thread for span in known(spans, meaning) if launch.fullmatch(span.name))
     return sorted(found, key=lambda thread: (-found[thread], thread))
 
 
-def known(spans: Sequence[Span], meaning: Map) -> list[Span]:
+def known(spans: Sequence[CapturedRange], meaning: RangeMap) -> list[CapturedRange]:
     """Those of the map's domain; torch's traces have none."""
     domain = meaning.domain
     return [span for span in spans if domain is None or span.domain in ("", domain)]
 
 
-def read_steps(spans: Sequence[Span], meaning: Map, *, epoch: int) -> Steps:
+def read_steps(spans: Sequence[CapturedRange], meaning: RangeMap, *, epoch: int) -> CapturedSteps:
     """``spans`` are of one thread, in order of time; the log's clock starts at ``epoch``."""
     reader = _Reader([span for span in known(spans, meaning) if span.name], meaning)
     launches = reader.launches()
@@ -75,13 +75,13 @@ def read_steps(spans: Sequence[Span], meaning: Map, *, epoch: int) -> Steps:
         log.contexts.change(at - epoch, context)
     untold = sum(str(info.kind) == UNTOLD for info in infos.values())
     instants = {step: at - epoch for step, at in launches.items()}
-    return Steps(log, instants, untold, sum(step == NO_STEP for step in settles.values()))
+    return CapturedSteps(log, instants, untold, sum(step == NO_STEP for step in settles.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    spans: Sequence[Span]
-    meaning: Map
+    spans: Sequence[CapturedRange]
+    meaning: RangeMap
 
     def launches(self) -> dict[int, int]:
         """When each step was launched; of several launches under one number the first counts."""
@@ -94,7 +94,7 @@ class _Reader:
                 steps.setdefault(_payload(span), span.start)
         return steps
 
-    def settles(self, steps: Sequence[int]) -> dict[Span, int]:
+    def settles(self, steps: Sequence[int]) -> dict[CapturedRange, int]:
         """The step that each settling is of."""
         rule = self.meaning.steps
         found = self._matching(rule.settle) if rule.settle else []
@@ -106,7 +106,7 @@ class _Reader:
             for at, span in enumerate(found)
         }
 
-    def _unseen(self, settles: Sequence[Span]) -> int:
+    def _unseen(self, settles: Sequence[CapturedRange]) -> int:
         """Settlings of steps from before the capture: told by the map, or by results that outnumber the launches."""
         starts = [span.start for span in self._matching(self.meaning.steps.launch)]
         ahead = (at + 1 - bisect_left(starts, span.start) for at, span in enumerate(settles))
@@ -124,7 +124,7 @@ class _Reader:
             if start < end and bisect_left(events, start) == bisect_left(events, end):
                 yield start, end
 
-    def ranges(self, launches: Mapping[int, int], settles: Mapping[Span, int]) -> Iterator[Meant]:
+    def ranges(self, launches: Mapping[int, int], settles: Mapping[CapturedRange, int]) -> Iterator[Meant]:
         rules = [(re.compile(rule.match), rule) for rule in self.meaning.ranges]
         order = sorted((at, step) for step, at in launches.items())
         settled = sorted((span.start, span.end, step) for span, step in settles.items())
@@ -135,7 +135,7 @@ class _Reader:
 
     def _step(
         self,
-        span: Span,
+        span: CapturedRange,
         rule: RangeRule,
         launches: Sequence[tuple[int, int]],
         settles: Sequence[tuple[int, int, int]],
@@ -157,9 +157,9 @@ class _Reader:
         rules = [(re.compile(rule.match), rule) for rule in self.meaning.kinds]
         return {step: _info(step, inside[step], rules) for step in launches}
 
-    def _inside(self, launches: Mapping[int, int]) -> Mapping[int, list[Span]]:
+    def _inside(self, launches: Mapping[int, int]) -> Mapping[int, list[CapturedRange]]:
         """What may tell a step's kind: ranges and marks under its number, or from its launch to the launch's end."""
-        found: defaultdict[int, list[Span]] = defaultdict(list)
+        found: defaultdict[int, list[CapturedRange]] = defaultdict(list)
         if self.meaning.steps.number == "payload":
             for span in self.spans:
                 found[_payload(span)].append(span)
@@ -172,7 +172,7 @@ class _Reader:
                 found[order[at - 1][1]].append(span)
         return found
 
-    def _matching(self, pattern: str) -> list[Span]:
+    def _matching(self, pattern: str) -> list[CapturedRange]:
         compiled = re.compile(pattern)
         return [span for span in self.spans if compiled.fullmatch(span.name)]
 
@@ -180,11 +180,13 @@ class _Reader:
 _LAST: Final = 2**63
 
 
-def _payload(span: Span) -> int:
+def _payload(span: CapturedRange) -> int:
     return span.payload if span.payload is not None and 0 <= span.payload < _LAST else NO_STEP
 
 
-def _info(step: int, inside: Sequence[Span], rules: Sequence[tuple[re.Pattern[str], KindRule]]) -> StepInfo:
+def _info(
+    step: int, inside: Sequence[CapturedRange], rules: Sequence[tuple[re.Pattern[str], KindRule]]
+) -> StepInfo:
     for pattern, rule in rules:
         for span in inside:
             if pattern.fullmatch(span.name) and (rule.payload is None or span.payload in rule.payload):
@@ -195,13 +197,13 @@ def _info(step: int, inside: Sequence[Span], rules: Sequence[tuple[re.Pattern[st
     return StepInfo(step, cast(StepKind, UNTOLD), 0, 0, False)
 
 
-def _size(span: Span, pattern: str | None) -> int:
+def _size(span: CapturedRange, pattern: str | None) -> int:
     match = re.search(pattern, span.name) if pattern else None
     text = match[1] if match and match.groups() else ""
     return int(text) if text and text.isdecimal() and len(text) < 10 else 0
 
 
-def _order(settles: Mapping[Span, int]) -> list[int]:
+def _order(settles: Mapping[CapturedRange, int]) -> list[int]:
     """Steps in the order of their settling, each once."""
     ordered = sorted(settles, key=lambda span: span.start)
     return list(dict.fromkeys(settles[span] for span in ordered if settles[span] != NO_STEP))
@@ -218,7 +220,7 @@ def _idle(start: int, end: int, epoch: int) -> Range:
     return Range(SLEEP, NO_STEP, 0, start - epoch, end - epoch)
 
 
-def _contexts(ranges: Sequence[Meant]) -> Iterator[tuple[int, Context]]:
+def _contexts(ranges: Sequence[Meant]) -> Iterator[tuple[int, LogContext]]:
     """The innermost open range after each instant at which one opens or closes. Of ranges that overlap without
     nesting, the one that opened last is inside."""
     edges = sorted(
@@ -235,5 +237,5 @@ def _contexts(ranges: Sequence[Meant]) -> Iterator[tuple[int, Context]]:
         yield instant, NO_CONTEXT if innermost is None else _context(ranges[innermost])
 
 
-def _context(meant: Meant) -> Context:
-    return Context(meant.rule.name, meant.step, meant.rule.category == "forward")
+def _context(meant: Meant) -> LogContext:
+    return LogContext(meant.rule.name, meant.step, meant.rule.category == "forward")

@@ -10,8 +10,8 @@ from typing import Final
 from ...sched.observe import Category
 from ..cuda.join import NOWHERE
 from ..cuda.streams import StreamTable
-from ..maps import Map
-from ..timeline import Window
+from ..record.timeline import Window
+from .maps import RangeMap
 
 BUSIEST: Final = "busiest"
 FORWARD: Final = "forward"
@@ -26,7 +26,7 @@ class Named:
     forward: int | None
 
 
-def named(window: Window, table: StreamTable, meaning: Map, given: Collection[int]) -> Named:
+def named(window: Window, table: StreamTable, meaning: RangeMap, given: Collection[int]) -> Named:
     """``table`` has the program's own names, of the streams that are ``given`` one, and numbers for the rest. A name
     that the program gave stays, unless the map tells another."""
     told, found = meaning.streams, dict(table.names)
@@ -56,7 +56,7 @@ def _found(told: int | str | None, table: StreamTable, busiest: int | None) -> i
     return next((number for number, name in table.names.items() if name == told), None)
 
 
-def _busiest(window: Window, meaning: Map, category: Category, *, but: int | None = None) -> int | None:
+def _busiest(window: Window, meaning: RangeMap, category: Category, *, but: int | None = None) -> int | None:
     """Of operations launched inside ranges of the category, the stream with most of their time; of forward ranges'
     operations only kernels count."""
     inside = {rule.name for rule in meaning.ranges if rule.category == category}

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from ...scenarios.combinations import overlaps
 from ...sched.relay.faults import awaited_faults
-from ..environment import environment, tool
-from ..run.faults import broken
-from ..run.resolve import ask
+from ..platform.resolve import ask
+from ..record.environment import environment, tool
 from .document import SCHEMA_VERSION, Document, check_part
 from .examine import Examiner
+from .faults import broken
 from .probes import Probe, probes
 from .verdicts import Check
 from .workers import pool

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from ...sched.relay.choice import RelayChoice
+from ..platform.machine import MachineError
+from ..platform.resolve import Resolved
+from ..ranks.execute import Options, RunOutcome, execute
 from ..run.compose import Guard
 from ..run.crash import BrokenRunError, Crash, crash_of
-from ..run.execute import Options, Outcome, execute
-from ..run.machine import MachineError
-from ..run.resolve import Resolved
 
 
 def attempt(
     resolved: Resolved, relay: RelayChoice, options: Options, guard: Guard | None = None
-) -> Outcome | Crash:
+) -> RunOutcome | Crash:
     """Raises what is no breakdown of the run: MachineError, and whatever says that a question makes no sense."""
     try:
         return execute(resolved, relay, options, guard=guard)

@@ -8,7 +8,7 @@ import torch
 
 from ...sched.batch import ScheduleBatch
 from ...sched.relay.lengths import allocate_by_batch_lengths
-from ...sched.relay.row import Row
+from ...sched.relay.row import RelayRow
 from ...sched.request import Request, Status
 from .violations import Violation
 
@@ -18,7 +18,7 @@ Peek = Callable[[torch.Tensor], torch.Tensor]
 _ROWS = ("req_pool_indices", "req_pool_indices_cpu", "seq_lens", "seq_lens_cpu", "orig_seq_lens")
 
 
-def keeps_lengths(row: Row) -> bool:
+def keeps_lengths(row: RelayRow) -> bool:
     """Whether a row's device lengths are lengths between forwards too: then the schedule allocates by them."""
     return row.allocation_lengths is allocate_by_batch_lengths
 

@@ -16,7 +16,7 @@ from ...sched.batch import DraftInput, ScheduleBatch
 from ...sched.relay.choice import RelayChoice
 from ...sched.relay.draft_row import Speculation
 from ...sched.relay.known import NEGATIVE_IDS, ONE_SIDED_MERGE
-from ...sched.relay.row import Relay, Row
+from ...sched.relay.row import Relay, RelayRow
 from ..run.crash import crash_of
 from .forwards import PROMPTS
 from .hand_drafts import Speculating, token_of
@@ -100,7 +100,7 @@ class Kept(NamedTuple):
 
 
 def check_contract(
-    row: Callable[[], Row],
+    row: Callable[[], RelayRow],
     *,
     overlap: bool,
     declared: Sequence[str] = (),
@@ -140,7 +140,7 @@ def _scripts(*, speculating: bool) -> Mapping[str, Script]:
 
 
 def follow(
-    row: Row, script: Script, *, overlap: bool, drafts: Speculating | None = None
+    row: RelayRow, script: Script, *, overlap: bool, drafts: Speculating | None = None
 ) -> Sequence[Violation]:
     """What a row does wrong while its batches go through the script; nothing after it breaks down."""
     return _followed(Workbench(row, overlap=overlap, drafts=drafts), script)
@@ -246,7 +246,7 @@ def _carry(batch: ScheduleBatch, *, present: bool) -> None:
 def _no_rows(relay: Relay) -> Iterator[Violation]:
     """A step without requests, whose tensors may be padded, leaves the relay as it was."""
     promise = "no rows are no work"
-    futures = relay.desk.futures
+    futures = relay.context.futures
     before = {name: value.clone() for name, value in vars(futures).items() if torch.is_tensor(value)}
     crash = _attempted(_hand_on_nothing, relay)
     if crash:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ..environment import environment, tool
-from ..result import canonical
-from ..run.resolve import Resolved
+from ..platform.resolve import Resolved
+from ..record.environment import environment, tool
+from ..record.result import canonical
 from .verdicts import Check, Report
 
 # History: 1.0 the first.

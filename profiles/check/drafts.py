@@ -12,11 +12,11 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 from ...sched.relay.choice import RelayChoice, choose
-from ..result import Metric
+from ..platform.resolve import Resolved
+from ..platform.speculation import speculation
+from ..ranks.execute import Options
+from ..record.result import Metric
 from ..run.crash import Crash
-from ..run.draft import speculation
-from ..run.execute import Options
-from ..run.resolve import Resolved
 from .attempt import attempt
 from .drafting import Start
 from .invariants import Invariants

@@ -9,12 +9,12 @@ from functools import partial
 
 from ...scenarios.combinations import overlaps, staged
 from ...sched.relay.choice import RelayChoice
-from ..budget import Breach, Offender
-from ..result import Hazards, Result
+from ..measure.budget import Breach, Offender
+from ..platform.resolve import Resolved
+from ..platform.speculation import speculation
+from ..ranks.execute import Options, RunOutcome
+from ..record.result import Hazards, Result
 from ..run.crash import Crash
-from ..run.draft import speculation
-from ..run.execute import Options, Outcome
-from ..run.resolve import Resolved
 from . import drafts, schedules, tokens
 from .attempt import attempt
 from .contract import check_contract, speculating
@@ -70,7 +70,7 @@ class Examiner:
         defects = "; but for " + "; ".join(found.known) if found.known else ""
         return judged("contract", evidence, about=f"kept on batches made by hand{defects}")
 
-    def _others(self, relay: RelayChoice, outcome: Outcome | Crash) -> Iterator[Check]:
+    def _others(self, relay: RelayChoice, outcome: RunOutcome | Crash) -> Iterator[Check]:
         scenario = self.resolved.scenario
         speculates = speculation(scenario) is not None and not scenario.faults
         if isinstance(outcome, Crash):
@@ -104,7 +104,7 @@ class Examiner:
         return self._reference
 
 
-def came_to_its_end(outcome: Outcome | Crash, *, scripted: bool = False) -> Check:
+def came_to_its_end(outcome: RunOutcome | Crash, *, scripted: bool = False) -> Check:
     """``scripted``: something was to break, and requests may fail of it."""
     if isinstance(outcome, Crash):
         return Check("run", "failed", "broke down", (Evidence(str(outcome)),))
@@ -119,7 +119,7 @@ def came_to_its_end(outcome: Outcome | Crash, *, scripted: bool = False) -> Chec
     return judged("run", missed, about=f"{ends}; {result.run.failure or 'every rank came to its end'}")
 
 
-def kept(guard: Invariants, outcome: Outcome | Crash) -> Check:
+def kept(guard: Invariants, outcome: RunOutcome | Crash) -> Check:
     evidence = [
         Evidence(f"{broken.promise}: {broken.says}", field=broken.field) for broken in guard.violations()
     ]
@@ -146,7 +146,7 @@ def hazards(result: Result) -> Check:
     return judged("hazards", evidence, about=known)
 
 
-def budget(outcome: Outcome, *, kinds: int) -> Check:
+def budget(outcome: RunOutcome, *, kinds: int) -> Check:
     """``kinds`` of steps have a budget; those that no step was of are not kept, only untested."""
     if not kinds:
         return skipped("budget", "the scenario has none; --expect sets one")

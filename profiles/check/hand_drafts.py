@@ -17,7 +17,7 @@ from ...sched.model.sampling_info import SamplingInfo
 from ...sched.relay.draft_row import DraftRow, Speculation
 from ...sched.request import Request
 from ...sched.speculate.drafter import Extended, Tree
-from ...sched.speculate.verifier import Verdict
+from ...sched.speculate.verifier import DraftVerdict
 from .forwards import PROMPTS
 from .violations import Violation
 
@@ -183,9 +183,9 @@ class HandVerdict:
         output: ModelOutput,
         info: SamplingInfo,  # noqa: ARG002
         seq_lens: torch.Tensor,  # noqa: ARG002
-    ) -> Verdict:
+    ) -> DraftVerdict:
         assert output.hidden_states is not None
-        return Verdict(output.logits[:, 0].to(torch.int64), output.hidden_states, None)
+        return DraftVerdict(output.logits[:, 0].to(torch.int64), output.hidden_states, None)
 
     def _places(self, reqs: Sequence[Request], count: int) -> Iterator[tuple[Request, int]]:
         for req in reqs:

@@ -18,13 +18,13 @@ from ...sched.loop.scheduler import Scheduler
 from ...sched.memory.invariants import MemoryInvariantError
 from ...sched.memory.invariants import check as check_memory
 from ...sched.observe import Observer, Silence, StepInfo
-from ...sched.relay.desk import Desk
+from ...sched.relay.context import RelayContext
 from ...sched.relay.draft_prebuilt import DraftParts
 from ...sched.relay.draft_row import DraftRelay
-from ...sched.relay.row import Row, Step
+from ...sched.relay.row import RelayRow, Step
 from ...sched.request import Request, Status
 from ...sched.speculate.worker import Worker
-from ..run.machine import Machine
+from ..platform.machine import Machine
 from .batches import Peek, keeps_lengths, mirrors, row_counts, untouched
 from .drafting import DraftWatch, Start
 from .forwards import Forward, Token, violations
@@ -40,7 +40,7 @@ class Invariants:
         self._found = found or Violations()
         self._lengths = False
         self._listener: _Listener | None = None
-        self._launching: tuple[ScheduleBatch, Desk] | None = None
+        self._launching: tuple[ScheduleBatch, RelayContext] | None = None
         self._drafts: DraftWatch | None = None
         self._others: list[Invariants] = []  # of other ranks
 
@@ -55,26 +55,26 @@ class Invariants:
         """The first of each kind so far, on any rank."""
         return self._found.told()
 
-    def row(self, row: Row) -> Row:
+    def row(self, row: RelayRow) -> RelayRow:
         """The same row, which tells what it launches."""
         self._lengths = keeps_lengths(row)
 
         def isolate(
-            desk: Desk, resolve: Step, read_tables: Step, batch: ScheduleBatch
+            context: RelayContext, resolve: Step, read_tables: Step, batch: ScheduleBatch
         ) -> AbstractContextManager[None]:
-            self._launching = batch, desk
-            return self._left_alone(row.isolate(desk, resolve, read_tables, batch), batch, desk)
+            self._launching = batch, context
+            return self._left_alone(row.isolate(context, resolve, read_tables, batch), batch, context)
 
         return replace(row, isolate=isolate)
 
     @contextmanager
     def _left_alone(
-        self, isolation: AbstractContextManager[None], batch: ScheduleBatch, desk: Desk
+        self, isolation: AbstractContextManager[None], batch: ScheduleBatch, context: RelayContext
     ) -> Iterator[None]:
         before = batch.seq_lens_cpu
         with isolation:
             yield
-        spec = desk.config.speculative
+        spec = context.config.speculative
         if spec is not None and spec.mode == "v2":
             self._found.add(untouched(batch, before))
 
@@ -118,8 +118,8 @@ class Invariants:
     def launched(self, view: ForwardBatch) -> None:
         """A forward is about to run on ``view``."""
         assert self._launching is not None and self._listener is not None
-        batch, desk = self._launching
-        forward = Forward(batch, view, desk.config, desk.pages, self._listener.peek)
+        batch, context = self._launching
+        forward = Forward(batch, view, context.config, context.pages, self._listener.peek)
         name = f"the batch of step {batch.step}"
         odd = list(row_counts(batch, name))
         self._found.add(odd or violations(forward))

@@ -8,10 +8,10 @@ from types import MappingProxyType
 
 from ...sched.relay.choice import RelayChoice
 from ..cuda.hazards.machine import require_one_device
+from ..platform.resolve import Resolved
+from ..platform.speculation import speculation
+from ..ranks.execute import Options
 from ..run.crash import Crash
-from ..run.draft import speculation
-from ..run.execute import Options
-from ..run.resolve import Resolved
 from . import drafts, schedules, tokens
 from .attempt import attempt
 from .examine import Notice, came_to_its_end, hazards, kept, silence

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...sched.relay.faults import Fault, faults
-from ..run.faults import broken
-from ..run.resolve import Resolved, ask
+from ..platform.resolve import Resolved, ask
+from .faults import broken
 
 MIXING = "faults/mixing"
 JOINING = "faults/joining"

@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from functools import partial
 
 from ...sched.relay.choice import RelayChoice
-from ..result import Abstained, Metric, Result
+from ..platform.resolve import Resolved
+from ..ranks.execute import Options
+from ..record.result import Abstained, Metric, Result
 from ..run.crash import Crash
-from ..run.execute import Options
-from ..run.resolve import Resolved
-from ..vgpu.adversary.tempers import ALWAYS, FAVOURED, STRATEGIES, described
+from ..vgpu.adversary.strategies import ALWAYS, FAVOURED, STRATEGIES, described
 from .attempt import attempt
 from .tokens import differences
 from .verdicts import Check, Evidence, judged, skipped
-from .workers import Map, pool, processors
+from .workers import MapFunction, pool, processors
 
 NAME = "adversary"
 WORTH_PROCESSES_S = 12.0
@@ -48,7 +48,7 @@ def concerns(seed: int, result: Result) -> bool:
 
 
 @contextmanager
-def _spread(seconds: float, tasks: int) -> Iterator[Map]:
+def _spread(seconds: float, tasks: int) -> Iterator[MapFunction]:
     """Runs that take a while are spread over processes, each of which takes a few seconds to start."""
     if seconds * tasks < WORTH_PROCESSES_S or processors() == 1:
         yield map

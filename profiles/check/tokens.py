@@ -12,11 +12,11 @@ from ...scenarios.schema import DataParallel, Disaggregation, HiSparse, Scenario
 from ...scenarios.workload import params
 from ...sched.relay.choice import RelayChoice, choose
 from ..judge.divergence import token_differences
-from ..result import Abstained, Result
+from ..platform.resolve import Resolved
+from ..platform.speculation import speculation
+from ..ranks.execute import Options
+from ..record.result import Abstained, Result
 from ..run.crash import Crash
-from ..run.draft import speculation
-from ..run.execute import Options
-from ..run.resolve import Resolved
 from .attempt import attempt
 from .verdicts import Check, Evidence, judged, skipped
 

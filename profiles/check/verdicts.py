@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from ...sched.relay.choice import RelayChoice
-from ..result import Result, SitePart
+from ..record.result import Result, SitePart
 
 Verdict = Literal["passed", "failed", "not applicable"]
 

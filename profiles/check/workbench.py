@@ -14,7 +14,7 @@ import torch
 
 from ...sched.batch import ForwardBatch, ModelOutput, ScheduleBatch, StepResult
 from ...sched.config import Capabilities, EngineConfig, SamplingParams, SpeculativeConfig
-from ...sched.hisparse.tier import OnDevice
+from ...sched.hisparse.tier import DeviceTier
 from ...sched.loop.engine import Engine
 from ...sched.loop.idle import idle_batch
 from ...sched.loop.launch import launch_overlapped, launch_serial
@@ -34,10 +34,10 @@ from ...sched.memory.slots import ReqToTokenPool
 from ...sched.memory.tokens import TokenAllocator
 from ...sched.model.sampler import Sampler
 from ...sched.observe import LogicalClock, Silence
-from ...sched.relay.desk import Streams
-from ...sched.relay.row import Relay, Row
+from ...sched.relay.context import Streams
+from ...sched.relay.row import Relay, RelayRow
 from ...sched.request import Request, Status
-from ...sched.speculate.acceptance import Measured
+from ...sched.speculate.acceptance import TargetAcceptance
 from ...sched.speculate.worker import Worker
 from .batches import keeps_lengths, mirrors, row_counts
 from .drafting import DraftWatch
@@ -65,7 +65,7 @@ class Workbench:
     """``running`` decodes, ``last`` was prefilled and has not joined it; ``found`` has what was wrong so far. A request
     whose tokens would not fit its row any more ends."""
 
-    def __init__(self, row: Row, *, overlap: bool, drafts: Speculating | None = None) -> None:
+    def __init__(self, row: RelayRow, *, overlap: bool, drafts: Speculating | None = None) -> None:
         self.found: list[Violation] = []
         self.running = ScheduleBatch.empty()
         self.last: ScheduleBatch | None = None
@@ -182,10 +182,10 @@ class Workbench:
     # ---- what the engine asks for --------------------------------------------------------------------------
 
     def forward(self, view: ForwardBatch) -> ModelOutput:
-        desk = self.engine.relay.desk
+        context = self.engine.relay.context
         batch = self._launching
         odd = list(row_counts(batch, f"the batch of step {batch.step}"))
-        forward = Forward(batch, view, desk.config, desk.pages, as_it_is)
+        forward = Forward(batch, view, context.config, context.pages, as_it_is)
         self.found += odd or [*violations(forward), *_misfed(forward)]
         next_ids = [token_of(req, req.kv_committed_len) for req in batch.reqs]
         logits = torch.nn.functional.one_hot(torch.tensor(next_ids, dtype=torch.int64), VOCABULARY)
@@ -196,7 +196,7 @@ class Workbench:
         """One that knows no model, and is watched."""
         made = HandDrafts(lambda: self._launching, self.found.append)
         watch = DraftWatch(as_it_is, lambda: self._launching, lambda *_: None, self.found.extend)
-        accepts = Measured(spec.most_accepted)
+        accepts = TargetAcceptance(spec.most_accepted)
         return watch.worker(Worker(spec, made, HandVerdict(made), accepts, cache, Silence()))
 
     # ---- helpers -------------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ class _Source:
     def ended(self, request: Request, now: int) -> None: ...
 
 
-def _engine(row: Row, bench: Workbench, *, overlap: bool, drafts: Speculating | None) -> Engine:
+def _engine(row: RelayRow, bench: Workbench, *, overlap: bool, drafts: Speculating | None) -> Engine:
     spec = None if drafts is None else drafts.config
     config = replace(CONFIG, overlap=overlap, mixed_chunk=spec is None, speculative=spec)
     width = config.context_len + (0 if spec is None else spec.overhang)
@@ -279,7 +279,7 @@ def _engine(row: Row, bench: Workbench, *, overlap: bool, drafts: Speculating | 
         slots=slots,
         allocator=allocator,
         cache=cache,
-        tier=OnDevice(allocator),
+        tier=DeviceTier(allocator),
         runner=bench,
         sampler=Sampler(),
         grammars=None,

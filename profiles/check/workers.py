@@ -14,12 +14,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Map(Protocol):
+class MapFunction(Protocol):
     def __call__(self, function: Callable[[T], R], tasks: Iterable[T], /) -> Iterable[R]: ...
 
 
 @contextmanager
-def pool(tasks: int) -> Iterator[Map]:
+def pool(tasks: int) -> Iterator[MapFunction]:
     """Fresh processes: a virtual GPU belongs to the one that opened it. What is still to be done when the block is left
     early is not begun."""
     workers = ProcessPoolExecutor(max(1, min(processors(), tasks)), mp_context=get_context("spawn"))

@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...sched.observe import Silence, StepInfo
-from ..timeline import Site
+from ..record.timeline import Site
 from ..vgpu.reads import COUNT_BYTES, READS
 from ..vgpu.sites import Sites
 from .patching import Function, Target, replaced
@@ -86,7 +86,7 @@ class Announced(Silence):
         with (
             replaced(syncs(self._module), self._waiting),
             replaced([Target(event, "record", "cudaEventRecord")], self._recording),
-            _Mode(self),
+            _AnnouncingMode(self),
         ):
             yield
 
@@ -121,7 +121,7 @@ class Announced(Silence):
         return recording
 
 
-class _Mode(TorchDispatchMode):
+class _AnnouncingMode(TorchDispatchMode):
     def __init__(self, announced: Announced) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._announced = announced

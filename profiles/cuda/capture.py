@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from ..files import packed_whole
-from .kineto import API, GPU, Row, rows
+from ..record.files import packed_whole
+from .kineto import API, GPU, KinetoRow, rows
 from .streams import StreamTable
 
 _OPTIONS = ("enable_cuda_sync_events", "expose_kineto_event_metadata")
 
 
-class Capture:  # cuda-only
+class KinetoWindow:  # cuda-only
     """One window, whose trace ``keep`` names a file for. The device is idle at both ends: work begun before the window
     is lost, work after it is not."""
 
@@ -35,7 +35,7 @@ class Capture:  # cuda-only
         )
         self.profile.__enter__()
 
-    def stop(self) -> list[Row]:
+    def stop(self) -> list[KinetoRow]:
         return rows(self.trace())
 
     def trace(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def identify(streams: StreamTable) -> frozenset[int]:  # cuda-only
     """
     handles = streams.handles()
     external: Any = torch.cuda.ExternalStream
-    capture = Capture()
+    capture = KinetoWindow()
     capture.start()
     for handle in handles:
         with torch.cuda.stream(external(handle) if handle else torch.cuda.default_stream()):
@@ -92,7 +92,7 @@ def identify(streams: StreamTable) -> frozenset[int]:  # cuda-only
     return frozenset(row.thread for row in found if row.category in API)
 
 
-def met(found: Iterable[Row]) -> list[int]:
+def met(found: Iterable[KinetoRow]) -> list[int]:
     """CUPTI's numbers of the streams that did something, in the order in which they were first used."""
     return list(dict.fromkeys(row.stream for row in found if row.category in GPU))
 

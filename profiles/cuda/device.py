@@ -6,21 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .kineto import Row
+from .kineto import KinetoRow
 from .spans import TimingEvent
 from .streams import StreamTable
 
 
-class Recorder(Protocol):
+class KinetoRecorder(Protocol):
     """A window of Kineto."""
 
     def start(self) -> None: ...
 
-    def stop(self) -> list[Row]: ...
+    def stop(self) -> list[KinetoRow]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DeviceHandle:
     """A device module and how to ask it."""
 
     module: Any  # torch.cuda or its like
@@ -29,6 +29,6 @@ class Device:
     event: Callable[[], TimingEvent]
     handle: Callable[[Any], int]  # of a stream
     current: Callable[[], int]  # handle of the current stream
-    recorder: Callable[[], Recorder]
+    recorder: Callable[[], KinetoRecorder]
     identify: Callable[[StreamTable], frozenset[int]]  # finds CUPTI's streams, returns numbers of this thread
     threads: Callable[[], frozenset[int]]

@@ -15,19 +15,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from .kineto import GPU, SYNC, WAIT_EVENT, Row
+from .kineto import GPU, SYNC, WAIT_EVENT, KinetoRow
 
 
-class Hold(NamedTuple):
+class StreamHold(NamedTuple):
     """``stream`` is CUPTI's, instants are the rows'; ``call`` asked for the wait."""
 
     stream: int
     start: int
     end: int
-    call: Row
+    call: KinetoRow
 
 
-def holds(rows: Sequence[Row], calls: Mapping[int, Row]) -> Iterator[Hold]:
+def holds(rows: Sequence[KinetoRow], calls: Mapping[int, KinetoRow]) -> Iterator[StreamHold]:
     """``calls`` by correlation. A wait whose event's record is unknown is left out."""
     finish = _Finish(rows, calls)
     for row in rows:
@@ -39,13 +39,13 @@ def holds(rows: Sequence[Row], calls: Mapping[int, Row]) -> Iterator[Hold]:
         start = max(call.end, finish.before(row.stream, call.start))
         end = finish.before(row.source, record.start)
         if end > start:
-            yield Hold(row.stream, start, end, call)
+            yield StreamHold(row.stream, start, end, call)
 
 
 class _Finish:
     """When all that a stream had been given before some instant was done."""
 
-    def __init__(self, rows: Sequence[Row], calls: Mapping[int, Row]) -> None:
+    def __init__(self, rows: Sequence[KinetoRow], calls: Mapping[int, KinetoRow]) -> None:
         given: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         for row in rows:
             if row.category in GPU and (call := calls.get(row.correlation)) is not None:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from ..timeline import Call, Op, Wait, Window
+from ..record.timeline import Call, Op, Wait, Window
 from .holds import holds
-from .kineto import API, GPU, STREAM_SYNC, SYNC, Row, call_kind, op_kind
-from .log import NO_CONTEXT, NO_PLACE, Context, Log, Place
+from .kineto import API, GPU, STREAM_SYNC, SYNC, KinetoRow, call_kind, op_kind
+from .log import NO_CONTEXT, NO_PLACE, CallRecord, Log, LogContext
 from .streams import StreamTable
 
 NOWHERE = -1  # number of a stream that nothing tells
@@ -31,7 +31,7 @@ class Joined(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class JoinInputs:
     """What rows are joined with. ``threads``: the scheduler's thread as Kineto may number it; ``epoch``: the clock's;
     ``inline``: the largest pageable source, in bytes, that the driver takes inside the call."""
 
@@ -42,7 +42,7 @@ class Source:
     inline: int
 
 
-def join(rows: Sequence[Row], source: Source, *, start: int, end: int) -> Joined:
+def join(rows: Sequence[KinetoRow], source: JoinInputs, *, start: int, end: int) -> Joined:
     """All that was asked for between two instants of the clock. ``rows`` are in order of time.
 
     What started and stopped the trace lies outside of them, and is left out.
@@ -62,7 +62,7 @@ def join(rows: Sequence[Row], source: Source, *, start: int, end: int) -> Joined
     return Joined(window, _unfit(window), joining.notes())
 
 
-def _between(rows: Sequence[Row], start: int, end: int) -> list[Row]:
+def _between(rows: Sequence[KinetoRow], start: int, end: int) -> list[KinetoRow]:
     """Without calls outside [start, end), and what they set going."""
     others = {row.correlation for row in rows if row.category in API and not start <= row.start < end}
     return [row for row in rows if row.correlation not in others]
@@ -70,12 +70,14 @@ def _between(rows: Sequence[Row], start: int, end: int) -> list[Row]:
 
 @dataclass(slots=True)
 class _Joining:
-    rows: Sequence[Row]
-    source: Source
-    _call_of: dict[int, Row] = field(init=False)  # by correlation
-    _op_of: dict[int, Row] = field(init=False)  # the first, where a graph has many
-    _sync_of: dict[int, Row] = field(init=False)
-    _blocking: dict[int, Row] = field(init=False)  # copies, by their own correlation and that of their sync
+    rows: Sequence[KinetoRow]
+    source: JoinInputs
+    _call_of: dict[int, KinetoRow] = field(init=False)  # by correlation
+    _op_of: dict[int, KinetoRow] = field(init=False)  # the first, where a graph has many
+    _sync_of: dict[int, KinetoRow] = field(init=False)
+    _blocking: dict[int, KinetoRow] = field(
+        init=False
+    )  # copies, by their own correlation and that of their sync
 
     def __post_init__(self) -> None:
         self._call_of = self._first(API)
@@ -108,15 +110,15 @@ class _Joining:
             "operations_without_call": sum(row.correlation not in self._call_of for row in gpu),
         }
 
-    def _first(self, categories: Sequence[str]) -> dict[int, Row]:
+    def _first(self, categories: Sequence[str]) -> dict[int, KinetoRow]:
         """Rows by correlation; of several the earliest."""
         return {row.correlation: row for row in reversed(self.rows) if row.category in categories}
 
-    def _mine(self) -> list[Row]:
+    def _mine(self) -> list[KinetoRow]:
         threads = self.source.threads
         return [row for row in self.rows if row.category in API and row.thread in threads]
 
-    def _followed_by_sync(self) -> Iterator[tuple[Row, Row]]:
+    def _followed_by_sync(self) -> Iterator[tuple[KinetoRow, KinetoRow]]:
         """Copies whose torch call went on to synchronise the stream: torch's blocking copy is these two calls."""
         telling = [row for row in self._mine() if call_kind(row.name) is not None]
         for copy, then in pairwise(telling):
@@ -125,7 +127,7 @@ class _Joining:
                 if len(streams) <= 1 and self._same_call(copy, then):
                     yield copy, then
 
-    def _same_call(self, copy: Row, then: Row) -> bool:
+    def _same_call(self, copy: KinetoRow, then: KinetoRow) -> bool:
         """Whether one call of torch's made both. Where nobody watched those: in one range, and too close together
         for Python to have come between."""
         (context, place), (later, next_place) = self._around(copy), self._around(then)
@@ -133,7 +135,7 @@ class _Joining:
             return place.call == next_place.call
         return context == later and then.start - copy.end <= TOGETHER
 
-    def _op(self, row: Row) -> Op | None:
+    def _op(self, row: KinetoRow) -> Op | None:
         what = op_kind(row)
         if what is None:
             return None
@@ -162,7 +164,7 @@ class _Joining:
             launched=start if call is None else min(call.end - epoch, start),
         )
 
-    def _call(self, row: Row) -> Call | None:
+    def _call(self, row: KinetoRow) -> Call | None:
         kind = call_kind(row.name)
         if kind is None:
             return None
@@ -181,7 +183,7 @@ class _Joining:
             site=place.site,
         )
 
-    def _around(self, call: Row | None) -> tuple[Context, Place]:
+    def _around(self, call: KinetoRow | None) -> tuple[LogContext, CallRecord]:
         """What was open on the scheduler's thread in the middle of a call."""
         source = self.source
         if call is None or call.thread not in source.threads:
@@ -189,16 +191,16 @@ class _Joining:
         middle = (call.start + call.end) // 2 - source.epoch
         return source.log.contexts.at(middle), source.log.places.at(middle)
 
-    def _touches_pageable(self, call: Row) -> bool:
+    def _touches_pageable(self, call: KinetoRow) -> bool:
         op = self._op_of.get(call.correlation)
         what = None if op is None else op_kind(op)
         return what is not None and what[1] == "pageable"
 
-    def _cupti_stream(self, call: Row) -> int:
+    def _cupti_stream(self, call: KinetoRow) -> int:
         known = self._op_of.get(call.correlation) or self._sync_of.get(call.correlation)
         return -1 if known is None else known.stream
 
-    def _stream(self, call: Row, place: Place) -> int:
+    def _stream(self, call: KinetoRow, place: CallRecord) -> int:
         """Of the operation, the sync record, or the copy that blocks by it; for an event, where it was recorded."""
         if place.stream >= 0:
             return place.stream
@@ -210,7 +212,7 @@ class _Joining:
         return self.source.streams.by_cupti(cupti) if cupti >= 0 else NOWHERE
 
 
-def _ids(*calls: Row) -> Iterator[int]:
+def _ids(*calls: KinetoRow) -> Iterator[int]:
     return (call.correlation for call in calls)
 
 

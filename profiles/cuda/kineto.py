@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from reprlib import repr as show
 from typing import Any, Final, Literal, NamedTuple, cast
 
-from ..timeline import CallKind, HostMemory, OpKind
+from ..record.timeline import CallKind, HostMemory, OpKind
 
 API: Final = ("cuda_runtime", "cuda_driver")
 GPU: Final = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -45,7 +45,7 @@ _CALLS: Final[tuple[tuple[str, CallKind], ...]] = (
 _MEMORY: Final = ("cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaHostRegister", "cudaHostUnregister")
 
 
-class Row(NamedTuple):
+class KinetoRow(NamedTuple):
     """``start`` and ``end`` in ns since 1970. ``stream`` is CUPTI's; -1 where a row has none. ``waits_for`` is
     the correlation of the event record that a wait waits for, -1 if unknown."""
 
@@ -61,7 +61,7 @@ class Row(NamedTuple):
     waits_for: int
 
 
-def rows(trace: Mapping[str, Any]) -> list[Row]:
+def rows(trace: Mapping[str, Any]) -> list[KinetoRow]:
     """What CUPTI reported, in order of time. Raises ValueError for what is no trace."""
     events = trace.get("traceEvents")
     if not isinstance(events, list):
@@ -80,12 +80,12 @@ def _is_kept(event: Any) -> bool:
     return event.get("ph") == "X" and isinstance(category, str) and category in _KEPT
 
 
-def _row(event: Mapping[str, Any], base: int) -> Row:
+def _row(event: Mapping[str, Any], base: int) -> KinetoRow:
     more, name = event.get("args", {}), event.get("name")
     if not isinstance(more, dict) or not isinstance(name, str):
         raise ValueError(f"not a Chrome trace: an event has the name {show(name)} and the args {show(more)}")
     start = base + nanoseconds(event, "ts")
-    return Row(
+    return KinetoRow(
         category=event["cat"],
         name=without_suffix(name) if event["cat"] in API else name,
         start=start,
@@ -128,7 +128,7 @@ def call_kind(name: str) -> CallKind | Literal["memory"] | None:
     return "memory" if name.startswith(_MEMORY) else None
 
 
-def op_kind(row: Row) -> tuple[OpKind, HostMemory] | None:
+def op_kind(row: KinetoRow) -> tuple[OpKind, HostMemory] | None:
     """What a GPU row did, and for a copy which kind of host memory it touched; None for host-to-host copies."""
     if row.category == "kernel":
         return "kernel", ""

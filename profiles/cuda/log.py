@@ -11,23 +11,23 @@ from types import TracebackType
 from typing import NamedTuple
 
 from ...sched.observe import RANGES, Clock, StepInfo
-from ..timeline import NO_SITE, Range
+from ..record.timeline import NO_SITE, Range
 from .history import History
 
 
-class Context(NamedTuple):
+class LogContext(NamedTuple):
     """The innermost open range. One of unknown name belongs to the category of the one around it."""
 
     range: str
     step: int
     forward: bool
 
-    def inside(self, name: str, step: int) -> Context:
+    def inside(self, name: str, step: int) -> LogContext:
         category = RANGES.get(name)
-        return Context(name, step, category == "forward" if category else self.forward)
+        return LogContext(name, step, category == "forward" if category else self.forward)
 
 
-class Place(NamedTuple):
+class CallRecord(NamedTuple):
     """A call into torch that is under way: its source line, its serial number and, for a wait for an event, the
     stream that the event was recorded on."""
 
@@ -36,8 +36,8 @@ class Place(NamedTuple):
     stream: int
 
 
-NO_CONTEXT = Context("", -1, False)
-NO_PLACE = Place(NO_SITE, -1, -1)
+NO_CONTEXT = LogContext("", -1, False)
+NO_PLACE = CallRecord(NO_SITE, -1, -1)
 
 
 @dataclass(slots=True)
@@ -47,16 +47,16 @@ class Log:
     ranges: list[Range] = field(default_factory=list)
     launched: list[StepInfo] = field(default_factory=list)
     settled: list[StepInfo] = field(default_factory=list)
-    contexts: History[Context] = field(default_factory=lambda: History(NO_CONTEXT))
-    places: History[Place] = field(default_factory=lambda: History(NO_PLACE))
+    contexts: History[LogContext] = field(default_factory=lambda: History(NO_CONTEXT))
+    places: History[CallRecord] = field(default_factory=lambda: History(NO_PLACE))
 
 
-class OpenRange:
+class LoggedRange:
     """A range of the scheduler while it is open."""
 
     __slots__ = ("_around", "_clock", "_context", "_log", "_size", "_start")
 
-    def __init__(self, log: Log, clock: Clock, context: Context, size: int) -> None:
+    def __init__(self, log: Log, clock: Clock, context: LogContext, size: int) -> None:
         self._log, self._clock, self._context, self._size = log, clock, context, size
 
     def __enter__(self) -> None:

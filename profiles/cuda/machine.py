@@ -11,14 +11,14 @@ import torch
 
 from ... import sched
 from ...sched.config import Capabilities
-from ..result import HardwarePart, Labels
-from ..run.machine import Machine, MachineError
-from ..run.resolve import Resolved
-from ..timeline import Sink
+from ..platform.machine import Machine, MachineError
+from ..platform.resolve import Resolved
+from ..record.result import HardwarePart, Labels
+from ..record.timeline import Sink
 from ..vgpu.sites import Sites
-from .capture import Capture, identify, this_thread
+from .capture import KinetoWindow, identify, this_thread
 from .clock import WallClock
-from .device import Device
+from .device import DeviceHandle
 from .names import WatchedNames
 from .watch import Watch
 
@@ -53,7 +53,7 @@ def open_cuda(resolved: Resolved, sink: Sink, keep_trace: Path | None) -> Iterat
 
 
 @contextmanager
-def watched(device: Device, sink: Sink, *, inline: int) -> Iterator[tuple[Watch, WallClock, Sites]]:
+def watched(device: DeviceHandle, sink: Sink, *, inline: int) -> Iterator[tuple[Watch, WallClock, Sites]]:
     """A watch over a device, timed from the start. Lines of the scheduler are recorded."""
     clock, sites = WallClock(), Sites([Path(folder) for folder in sched.__path__])
     watch = Watch(device, clock, sink=sink, sites=sites, inline=inline)
@@ -61,16 +61,16 @@ def watched(device: Device, sink: Sink, *, inline: int) -> Iterator[tuple[Watch,
         yield watch, clock, sites
 
 
-def cuda(keep_trace: Path | None = None) -> Device:  # cuda-only
+def cuda(keep_trace: Path | None = None) -> DeviceHandle:  # cuda-only
     module: Any = torch.cuda
-    return Device(
+    return DeviceHandle(
         module=module,
         type="cuda",
         synchronize=torch.cuda.synchronize,
         event=lambda: module.Event(enable_timing=True),
         handle=lambda stream: int(stream.cuda_stream),
         current=lambda: int(module.current_stream().cuda_stream),
-        recorder=lambda: Capture(keep_trace),
+        recorder=lambda: KinetoWindow(keep_trace),
         identify=identify,
         threads=this_thread,
     )

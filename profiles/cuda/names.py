@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..timeline import Site
+from ..record.timeline import Site
 from ..vgpu.sites import Sites
 from .streams import StreamTable
 

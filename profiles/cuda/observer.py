@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from ...sched.observe import Clock, Silence, StepInfo
-from .log import Context, Log, OpenRange
+from .log import Log, LogContext, LoggedRange
 from .spans import StepSpans
 from .streams import StreamTable
 
@@ -32,7 +32,7 @@ class CudaObserver(Silence):
     def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:
         context = self.log.contexts.current.inside(name, step)
         if self.spans is None or not context.forward:
-            return OpenRange(self.log, self._clock, context, size)
+            return LoggedRange(self.log, self._clock, context, size)
         return _SpannedRange(self.log, self._clock, context, size, self.spans)
 
     def stream(self, name: str, stream: Any) -> None:
@@ -47,12 +47,12 @@ class CudaObserver(Silence):
             self.spans.settled(info.step)
 
 
-class _SpannedRange(OpenRange):
+class _SpannedRange(LoggedRange):
     """A forward range of a timed pass: the first of a step begins its span, and every one may end it."""
 
     __slots__ = ("_spans",)
 
-    def __init__(self, log: Log, clock: Clock, context: Context, size: int, spans: StepSpans) -> None:
+    def __init__(self, log: Log, clock: Clock, context: LogContext, size: int, spans: StepSpans) -> None:
         super().__init__(log, clock, context, size)
         self._spans = spans
 

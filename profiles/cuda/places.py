@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...sched.observe import Clock
 from ..vgpu.sites import Sites
-from .log import Log, Place
+from .log import CallRecord, Log
 from .patching import Function, Target, replaced
 
 _ATTRIBUTES = frozenset({"__get__", "__set__"})  # .shape and its like never reach the device
@@ -47,18 +47,18 @@ class CallSites:
             replaced(others, self._logged),
             replaced([Target(event, "record", "cudaEventRecord")], self._recording),
             replaced([Target(event, "synchronize", "cudaEventSynchronize")], self._awaiting),
-            _Mode(self),
+            _CallSiteMode(self),
         ):
             yield
 
-    def enter(self, stream: int = -1) -> Place:
+    def enter(self, stream: int = -1) -> CallRecord:
         """Log the call of the caller's caller; returns what to go back to."""
         before = self._places.current
         self._calls += 1
-        self._places.change(self._clock.now(), Place(self._sites.here(), self._calls, stream))
+        self._places.change(self._clock.now(), CallRecord(self._sites.here(), self._calls, stream))
         return before
 
-    def leave(self, before: Place) -> None:
+    def leave(self, before: CallRecord) -> None:
         self._places.change(self._clock.now(), before)
 
     def _logged(self, target: Target, function: Function) -> Function:  # noqa: ARG002
@@ -94,7 +94,7 @@ class CallSites:
         return awaiting
 
 
-class _Mode(TorchFunctionMode):
+class _CallSiteMode(TorchFunctionMode):
     def __init__(self, sites: CallSites) -> None:
         super().__init__()
         self._sites = sites

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ...sched.observe import Clock
-from ..timeline import NO_SITE, Op
+from ..record.timeline import NO_SITE, Op
 
 BATCH = 128  # settled steps between two readings of events
 BEHIND = 2  # a step's events are read once this many later ones have settled: they have completed then
@@ -33,7 +33,7 @@ class _Step:
     end: TimingEvent | None = None
 
 
-class _Span(NamedTuple):
+class _DeviceSpan(NamedTuple):
     """``start`` and ``end`` in ns of the device since the first anchor."""
 
     step: int
@@ -52,7 +52,7 @@ class StepSpans:
     synchronize: Callable[[], None]
     clock: Clock
     _steps: dict[int, _Step] = field(default_factory=dict)
-    _spans: list[_Span] = field(default_factory=list)
+    _spans: list[_DeviceSpan] = field(default_factory=list)
     _idle: list[TimingEvent] = field(default_factory=list)
     _anchors: list[tuple[int, int]] = field(default_factory=list)  # (host, device), ns
     _last: TimingEvent | None = None
@@ -103,7 +103,7 @@ class StepSpans:
             held = self._steps.pop(step)
             if held.end is not None:
                 start, end = self._time(held.start), self._time(held.end)
-                self._spans.append(_Span(step, start, end, held.launched, held.stream))
+                self._spans.append(_DeviceSpan(step, start, end, held.launched, held.stream))
 
     def _time(self, event: TimingEvent) -> int:
         """From event to event, not from the first: elapsed_time is a float32 of milliseconds."""
@@ -113,7 +113,7 @@ class StepSpans:
         self._last = event
         return self._last_at
 
-    def _op(self, span: _Span) -> Op:
+    def _op(self, span: _DeviceSpan) -> Op:
         start = max(self._host(span.start), span.launched)
         return Op(
             kind="kernel",

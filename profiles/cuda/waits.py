@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from ...sched.observe import Clock
-from ..timeline import NO_SITE, Call, CallKind
+from ..record.timeline import NO_SITE, Call, CallKind
 from .log import Log
 from .patching import Function, Target, replaced
 

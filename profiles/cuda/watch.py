@@ -11,12 +11,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..run.machine import Counting
-from ..timeline import Sink, Window
+from ..platform.machine import Counting
+from ..record.timeline import Sink, Window
 from ..vgpu.sites import Sites
 from .clock import WallClock
-from .device import Device
-from .join import Source, join
+from .device import DeviceHandle
+from .join import JoinInputs, join
 from .log import Log
 from .observer import CudaObserver
 from .places import CallSites
@@ -38,7 +38,9 @@ class _Period(Protocol):
 class Watch:
     """The watcher of one machine: timed until told otherwise."""
 
-    def __init__(self, device: Device, clock: WallClock, *, sink: Sink, sites: Sites, inline: int) -> None:
+    def __init__(
+        self, device: DeviceHandle, clock: WallClock, *, sink: Sink, sites: Sites, inline: int
+    ) -> None:
         self.device = device
         self.clock = clock
         self.sink = sink
@@ -150,7 +152,7 @@ class _Traced:
         self._sites.close()
         rows = self._recorder.stop()
         watch = self._watch
-        source = Source(self._log, watch.streams, watch.threads, watch.clock.epoch, watch.inline)
+        source = JoinInputs(self._log, watch.streams, watch.threads, watch.clock.epoch, watch.inline)
         joined = join(rows, source, start=self._start, end=end)
         if joined.abstained is not None:
             self.counting.abstained = joined.abstained

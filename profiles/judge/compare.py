@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from ..result import Result
+from ..record.result import Result
 from . import effects, gates
-from .engagement import THRESHOLD, Engagement, engagement, from_totals, total
-from .gates import Gate, Outcome
-from .likeness import BATCHING, Difference, engine_differences, unlike_environments
-from .readings import Reading, table
+from .engagement import THRESHOLD, StepEngagement, engagement, from_totals, total
+from .gates import Gate, GateOutcome
+from .likeness import BATCHING, ScenarioDifference, engine_differences, unlike_environments
+from .readings import MetricReading, table
 from .trial import Sample
 from .trials import Trials
 from .verdict import (
@@ -62,17 +62,17 @@ class Comparison:
 
     trials: Trials
     rules: Rules
-    engagement: Engagement
+    engagement: StepEngagement
     metrics: Mapping[str, Judged]
     headline: tuple[str, ...]
     verdict: Overall
     reasons: tuple[Reason, ...]
     counts: Sequence[effects.Count]
-    lines: Sequence[effects.Line]
+    lines: Sequence[effects.LineEffect]
     idle: Sequence[effects.Idle]
-    gates: tuple[Outcome, ...]
-    engine: tuple[Difference, ...]
-    environment: tuple[Difference, ...]
+    gates: tuple[GateOutcome, ...]
+    engine: tuple[ScenarioDifference, ...]
+    environment: tuple[ScenarioDifference, ...]
 
     @property
     def broken(self) -> bool:
@@ -128,13 +128,13 @@ def overall(found: Iterable[Judgement], voids: Sequence[Reason] = ()) -> tuple[O
     return ("no change", ()) if verdicts == {"no change"} else ("inconclusive", tuple(reasons))
 
 
-def _engagement(a: Sample, b: Sample) -> Engagement:
+def _engagement(a: Sample, b: Sample) -> StepEngagement:
     if a.steps is None or b.steps is None:
         return from_totals(a.result, b.result)
     return engagement(a.steps, b.steps)
 
 
-def _voids(trials: Trials, rules: Rules, *, engaged: Engagement, moved: bool) -> tuple[Reason, ...]:
+def _voids(trials: Trials, rules: Rules, *, engaged: StepEngagement, moved: bool) -> tuple[Reason, ...]:
     """What forbids any verdict on performance."""
     first = trials.a[0].result.labels
     return tuple(
@@ -150,14 +150,14 @@ def _voids(trials: Trials, rules: Rules, *, engaged: Engagement, moved: bool) ->
     )
 
 
-def _idle_change(trials: Trials, rules: Rules, engaged: Engagement) -> bool:
+def _idle_change(trials: Trials, rules: Rules, engaged: StepEngagement) -> bool:
     """Whether too few steps differ, as far as anybody can say."""
     if engaged.basis == "nothing":
         return False
     return engaged.percent < rules.min_engagement and not _rebatched(trials, engaged)
 
 
-def _rebatched(trials: Trials, engaged: Engagement) -> bool:
+def _rebatched(trials: Trials, engaged: StepEngagement) -> bool:
     """Whether the change is one of who shares a step, and others do."""
     differences = engine_differences(trials.a[0].result, trials.b[0].result)
     return engaged.basis == "kinds" and any(difference.key in BATCHING for difference in differences)
@@ -187,7 +187,7 @@ def _metrics(
     }
 
 
-def _judged(trials: Trials, rules: Rules, a: Sequence[Reading], b: Sequence[Reading]) -> Judged:
+def _judged(trials: Trials, rules: Rules, a: Sequence[MetricReading], b: Sequence[MetricReading]) -> Judged:
     values_a, values_b = tuple(x.value for x in a), tuple(x.value for x in b)
     unit, direction = a[0].unit, a[0].direction
     if trials.design == "seeds":

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...sched.observe import Silence, StepInfo
-from ..result import Abstained, Result
+from ..record.result import Abstained, Result
 
 if TYPE_CHECKING:
     from ...sched.request import Request

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ...scenarios.case import Case
-from ..environment import environment, tool
-from ..result import Abstained, Result, canonical
+from ..record.environment import environment, tool
+from ..record.result import Abstained, Result, canonical
 from .compare import Comparison, Judged
 from .conclusion import conclusion
-from .effects import Count, Line
-from .engagement import Engagement
-from .likeness import Difference
+from .effects import Count, LineEffect
+from .engagement import StepEngagement
+from .likeness import ScenarioDifference
 
 # History: 1.0 the first.
 SCHEMA_VERSION: Final = "1.0"
@@ -107,11 +107,11 @@ def _differences(found: Comparison) -> list[Document]:
     return [_difference(difference) for difference in (*found.engine, *found.environment)]
 
 
-def _difference(difference: Difference) -> Document:
+def _difference(difference: ScenarioDifference) -> Document:
     return difference._asdict()
 
 
-def _engagement(found: Engagement, threshold: float) -> Document:
+def _engagement(found: StepEngagement, threshold: float) -> Document:
     return {
         "basis": found.basis,
         "threshold_pct": threshold,
@@ -154,6 +154,6 @@ def _count(count: Count) -> Document:
     return {**count._asdict(), **tallies}
 
 
-def _line(line: Line) -> Document:
+def _line(line: LineEffect) -> Document:
     site = None if line.site is None else line.site.model_dump(mode="json")
     return {**line._asdict(), "site": site}

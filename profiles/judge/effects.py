@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Final, Literal, NamedTuple
 
-from ..metrics.steps import OUTSIDE
-from ..result import Abstained, CopyRow, Metric, Result, SitePart, SyncRow
+from ..measure.steps import OUTSIDE
+from ..record.result import Abstained, CopyRow, Metric, Result, SitePart, SyncRow
 
 Change = Literal["fewer", "more", "equal", "moved", "no steps"]
 Results = Sequence[Result]
@@ -17,7 +17,7 @@ Results = Sequence[Result]
 _PARTS: Final = ("host_late", "dependency", "kernel_gap", "no_work", "residue")
 
 
-class Tally(NamedTuple):
+class StepCounts(NamedTuple):
     """Per step, over all steps of a kind: the median (of the runs' medians), the mean, and the worst step."""
 
     median: float = 0.0
@@ -32,12 +32,12 @@ class Count(NamedTuple):
     kind: str
     stream: str
     counter: str
-    a: Tally | None
-    b: Tally | None
+    a: StepCounts | None
+    b: StepCounts | None
     change: Change
 
 
-class Line(NamedTuple):
+class LineEffect(NamedTuple):
     """A source line's copies, syncs or waits per step of its kind. ``site`` has B's line number where B has it.
     A side that has no steps of the kind has None."""
 
@@ -68,13 +68,13 @@ def counts(a: Results, b: Results) -> list[Count]:
     )
     found = []
     for place in sorted({*tallies_a, *tallies_b}):
-        x = tallies_a.get(place, Tally()) if place[0] in kinds_a else None
-        y = tallies_b.get(place, Tally()) if place[0] in kinds_b else None
+        x = tallies_a.get(place, StepCounts()) if place[0] in kinds_a else None
+        y = tallies_b.get(place, StepCounts()) if place[0] in kinds_b else None
         found.append(Count(*place, x, y, _change(x, y)))
     return found
 
 
-def _change(a: Tally | None, b: Tally | None) -> Change:
+def _change(a: StepCounts | None, b: StepCounts | None) -> Change:
     if a is None or b is None:
         return "no steps"
     if a == b:
@@ -84,7 +84,7 @@ def _change(a: Tally | None, b: Tally | None) -> Change:
     return "fewer" if b.mean < a.mean else "more"
 
 
-def _tallies(results: Results) -> dict[tuple[str, str, str], Tally]:
+def _tallies(results: Results) -> dict[tuple[str, str, str], StepCounts]:
     """Kinds weigh by their steps; a run that never counted something counted zero."""
     steps: Counter[str] = Counter()
     sums: defaultdict[tuple[str, str, str], float] = defaultdict(float)
@@ -102,7 +102,7 @@ def _tallies(results: Results) -> dict[tuple[str, str, str], Tally]:
                     medians[place].append(summary.median)
                     worst[place] = max(worst[place], summary.max)
     return {
-        place: Tally(
+        place: StepCounts(
             median([*seen, *[0.0] * (runs[place[0]] - len(seen))]),
             round(sums[place] / steps[place[0]], 6) if steps[place[0]] else 0.0,
             worst[place],
@@ -111,7 +111,7 @@ def _tallies(results: Results) -> dict[tuple[str, str, str], Tally]:
     }
 
 
-def lines(a: Results, b: Results) -> list[Line]:
+def lines(a: Results, b: Results) -> list[LineEffect]:
     """Lines of steps, those that differ most first. Matched by file, function and statement: line numbers move.
     None where a side recorded none; last are those of kinds of steps that only one side has."""
     if any(result.unrecorded for result in (*a, *b)):
@@ -122,11 +122,11 @@ def lines(a: Results, b: Results) -> list[Line]:
     for key in sorted(sites):
         kind, stream, where, what = key[:4]
         x, y = (rate.get(key, (0.0, 0.0)) if steps[kind] else (None, None) for rate, steps in rates)
-        found.append(Line(sites[key], where, kind, stream, what, x[0], y[0], x[1], y[1]))
+        found.append(LineEffect(sites[key], where, kind, stream, what, x[0], y[0], x[1], y[1]))
     return sorted(found, key=_order)
 
 
-def _order(line: Line) -> tuple[bool, float]:
+def _order(line: LineEffect) -> tuple[bool, float]:
     known = line.a is not None and line.b is not None
     return not known, -abs((line.b or 0.0) - (line.a or 0.0))
 

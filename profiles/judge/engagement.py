@@ -8,22 +8,22 @@ from typing import Final, NamedTuple
 
 from scipy import stats
 
-from ..metrics.steps import OUTSIDE
-from ..result import CopyRow, Result, SyncRow
+from ..measure.steps import OUTSIDE
+from ..record.result import CopyRow, Result, SyncRow
 from .fingerprint import StepPrint
 
 THRESHOLD: Final = 5.0  # percent, below which no verdict is given
 CHANCE: Final = 0.01
 
 
-class Share(NamedTuple):
+class DifferingShare(NamedTuple):
     """``differing`` of ``steps`` steps of a kind."""
 
     differing: float
     steps: int
 
 
-class Engagement(NamedTuple):
+class StepEngagement(NamedTuple):
     """``kinds`` has every step kind. ``basis`` says how steps were compared:
 
     - steps: A and B ran the same batches; each step is compared with its counterpart, row by row;
@@ -35,13 +35,15 @@ class Engagement(NamedTuple):
     """
 
     basis: str
-    kinds: Mapping[str, Share]
+    kinds: Mapping[str, DifferingShare]
 
     @property
-    def engaged(self) -> Share:
+    def engaged(self) -> DifferingShare:
         """Over the kinds in which any steps differ."""
         touched = [share for share in self.kinds.values() if share.differing]
-        return Share(sum(share.differing for share in touched), sum(share.steps for share in touched))
+        return DifferingShare(
+            sum(share.differing for share in touched), sum(share.steps for share in touched)
+        )
 
     @property
     def percent(self) -> float:
@@ -49,15 +51,15 @@ class Engagement(NamedTuple):
         return 100 * differing / steps if steps else 0.0
 
 
-def engagement(a: Sequence[StepPrint], b: Sequence[StepPrint]) -> Engagement:
+def engagement(a: Sequence[StepPrint], b: Sequence[StepPrint]) -> StepEngagement:
     """Of two runs of one workload."""
     if [step.batch for step in a] == [step.batch for step in b]:
-        return Engagement("steps", _aligned(a, b))
+        return StepEngagement("steps", _aligned(a, b))
     kinds = sorted({step.kind for step in (*a, *b)})
-    return Engagement("kinds", {kind: _distance(_shapes(a, kind), _shapes(b, kind)) for kind in kinds})
+    return StepEngagement("kinds", {kind: _distance(_shapes(a, kind), _shapes(b, kind)) for kind in kinds})
 
 
-def total(parts: Iterable[Engagement]) -> Engagement:
+def total(parts: Iterable[StepEngagement]) -> StepEngagement:
     """Of several pairs of runs. The weakest basis is named."""
     parts = tuple(parts)
     differing: defaultdict[str, float] = defaultdict(float)
@@ -69,13 +71,15 @@ def total(parts: Iterable[Engagement]) -> Engagement:
     basis = max(
         (part.basis for part in parts), key=("steps", "kinds", "totals", "nothing").index, default="steps"
     )
-    return Engagement(basis, {kind: Share(differing[kind], steps[kind]) for kind in sorted(steps)})
+    return StepEngagement(
+        basis, {kind: DifferingShare(differing[kind], steps[kind]) for kind in sorted(steps)}
+    )
 
 
-def from_totals(a: Result, b: Result) -> Engagement:
+def from_totals(a: Result, b: Result) -> StepEngagement:
     """Of stored results."""
     if a.unrecorded or b.unrecorded:
-        return Engagement("nothing", {})
+        return StepEngagement("nothing", {})
     sums_a, sums_b = _sums(a), _sums(b)
     kinds = {}
     for kind in sorted({*a.per_step, *b.per_step}):
@@ -85,28 +89,28 @@ def from_totals(a: Result, b: Result) -> Engagement:
         steps = min(steps_a, steps_b) or max(steps_a, steps_b)
         rows = {row for row in (*sums_a, *sums_b) if row[0] == kind}
         rates = (abs(sums_a[row] / (steps_a or 1) - sums_b[row] / (steps_b or 1)) for row in rows)
-        kinds[kind] = Share(steps * min(max(rates, default=0.0), 1.0), steps)
-    return Engagement("totals", kinds)
+        kinds[kind] = DifferingShare(steps * min(max(rates, default=0.0), 1.0), steps)
+    return StepEngagement("totals", kinds)
 
 
-def _aligned(a: Sequence[StepPrint], b: Sequence[StepPrint]) -> dict[str, Share]:
+def _aligned(a: Sequence[StepPrint], b: Sequence[StepPrint]) -> dict[str, DifferingShare]:
     steps = Counter(step.kind for step in a)
     differing = Counter(x.kind for x, y in zip(a, b, strict=True) if x.rows != y.rows)
-    return {kind: Share(differing[kind], steps[kind]) for kind in sorted(steps)}
+    return {kind: DifferingShare(differing[kind], steps[kind]) for kind in sorted(steps)}
 
 
 def _shapes(steps: Sequence[StepPrint], kind: str) -> Counter[str]:
     return Counter(step.shape for step in steps if step.kind == kind)
 
 
-def _distance(a: Counter[str], b: Counter[str]) -> Share:
+def _distance(a: Counter[str], b: Counter[str]) -> DifferingShare:
     count_a, count_b = a.total(), b.total()
     if not count_a or not count_b:
-        return Share(count_a + count_b, count_a + count_b)
+        return DifferingShare(count_a + count_b, count_a + count_b)
     shared = sum(min(a[shape] / count_a, b[shape] / count_b) for shape in a)
     steps = min(count_a, count_b)
     by_chance = shared and _homogeneous(a, b)
-    return Share(0.0 if by_chance else steps * max(1 - shared, 0.0), steps)
+    return DifferingShare(0.0 if by_chance else steps * max(1 - shared, 0.0), steps)
 
 
 def _homogeneous(a: Counter[str], b: Counter[str]) -> bool:

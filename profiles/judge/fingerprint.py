@@ -12,9 +12,9 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from ...sched.observe import StepInfo
-from ..metrics.counts import LAG
-from ..metrics.steps import StepGate
-from ..timeline import NO_SITE, Names, Range, Window
+from ..measure.counts import LAG
+from ..measure.steps import StepGate
+from ..record.timeline import NO_SITE, Names, Range, Window
 
 _CALLS: Final = frozenset({"sync", "event", "graph"})  # copies and launches are there as what they launched
 

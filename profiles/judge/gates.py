@@ -15,8 +15,8 @@ from typing import Final, Literal, NamedTuple, get_args
 from ...scenarios.problems import meant
 from ...scenarios.schema import Counter, Kind, Stream
 from ..captures.steps import UNTOLD
-from ..definitions import DEFINITIONS
-from ..result import Result
+from ..record.definitions import DEFINITIONS
+from ..record.result import Result
 from .readings import full_name
 from .verdict import Judgement, Reason
 
@@ -40,7 +40,7 @@ class Gate(NamedTuple):
     bound: float
 
 
-class Outcome(NamedTuple):
+class GateOutcome(NamedTuple):
     """``seen`` is the effect in percent, or the count that was held against the bound; None where there is none."""
 
     gate: str
@@ -86,37 +86,37 @@ def _metric(name: str, text: str) -> str:
 
 def check(
     gate: Gate, judged: Mapping[str, Judgement], *, a: Sequence[Result], b: Sequence[Result]
-) -> Outcome:
+) -> GateOutcome:
     return _check_count(gate, a, b) if gate.place else _check_metric(gate, judged.get(gate.name))
 
 
-def _check_metric(gate: Gate, found: Judgement | None) -> Outcome:
+def _check_metric(gate: Gate, found: Judgement | None) -> GateOutcome:
     """Passed when the whole interval keeps the bound, failed when none of it does."""
     if found is None:
-        return Outcome(gate.text, "inconclusive", None, "not measured on both sides")
+        return GateOutcome(gate.text, "inconclusive", None, "not measured on both sides")
     doubts = [reason for reason in found.reasons if reason not in _TOLERABLE]
     if doubts or found.n == 0:
-        return Outcome(gate.text, "inconclusive", found.delta, ", ".join(doubts) or "no pair is left")
+        return GateOutcome(gate.text, "inconclusive", found.delta, ", ".join(doubts) or "no pair is left")
     low, high = found.interval
     if gate.sign == "-":
         kept, broken = low >= -gate.bound, high < -gate.bound
     else:
         kept, broken = high <= gate.bound, low > gate.bound
     if not kept and not broken:
-        return Outcome(gate.text, "inconclusive", found.delta, "the bound lies inside the interval")
-    return Outcome(gate.text, "passed" if kept else "failed", found.delta)
+        return GateOutcome(gate.text, "inconclusive", found.delta, "the bound lies inside the interval")
+    return GateOutcome(gate.text, "passed" if kept else "failed", found.delta)
 
 
-def _check_count(gate: Gate, a: Sequence[Result], b: Sequence[Result]) -> Outcome:
+def _check_count(gate: Gate, a: Sequence[Result], b: Sequence[Result]) -> GateOutcome:
     assert gate.place is not None
     kind = gate.place[0]
     if not all(any(kind in result.per_step for result in side) for side in (a, b)):
-        return Outcome(gate.text, "inconclusive", None, f"no step was of kind {kind}")
+        return GateOutcome(gate.text, "inconclusive", None, f"no step was of kind {kind}")
     seen: int = _worst(b, gate.place)
     if gate.sign:
         seen -= _worst(a, gate.place)
     allowed = -gate.bound if gate.sign == "-" else gate.bound
-    return Outcome(gate.text, "passed" if seen <= allowed else "failed", seen)
+    return GateOutcome(gate.text, "passed" if seen <= allowed else "failed", seen)
 
 
 def _worst(results: Sequence[Result], place: tuple[str, str, str]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from ..result import Result
+from ..record.result import Result
 
 QUESTION: Final = ("model", "device", "workload", "measure")
 CAPACITY: Final = ("engine.kv_tokens", "engine.max_running_requests")
@@ -20,7 +20,7 @@ _MISSING: Final = object()
 _LONGEST: Final = 300  # letters of a value in a message
 
 
-class Difference(NamedTuple):
+class ScenarioDifference(NamedTuple):
     """``key`` is dotted, as in the scenario or the result; values are as JSON knows them."""
 
     key: str
@@ -34,7 +34,7 @@ class Difference(NamedTuple):
 class LikenessError(ValueError):
     """Two sides answer different questions."""
 
-    def __init__(self, differences: Collection[Difference]) -> None:
+    def __init__(self, differences: Collection[ScenarioDifference]) -> None:
         self.differences = tuple(differences)
         listed = "".join(f"\n  {difference}" for difference in differences)
         super().__init__(f"A and B are not alike and cannot be compared:{listed}")
@@ -47,7 +47,7 @@ def _short(value: object) -> str:
 
 def unlike_questions(
     a: Mapping[str, Any], b: Mapping[str, Any], *, varied: Collection[str] = (), free: Collection[str] = _FREE
-) -> tuple[Difference, ...]:
+) -> tuple[ScenarioDifference, ...]:
     """Of two expanded scenarios. A key that only one version knows is no difference. The engine may differ, its
     capacity only where that was asked for: ``varied`` has the keys that a side set."""
     return tuple(
@@ -58,23 +58,27 @@ def unlike_questions(
     )
 
 
-def unlike(a: Result, b: Result, *, varied: Collection[str] = ()) -> tuple[Difference, ...]:
+def unlike(a: Result, b: Result, *, varied: Collection[str] = ()) -> tuple[ScenarioDifference, ...]:
     """Everything that keeps two results from being compared."""
     return (
-        *(Difference(f"labels.{d.key}", d.a, d.b) for d in _of_parts(a.labels, b.labels) if not _allowed(d)),
-        *(Difference(f"hardware.{d.key}", d.a, d.b) for d in _of_parts(a.hardware, b.hardware)),
+        *(
+            ScenarioDifference(f"labels.{d.key}", d.a, d.b)
+            for d in _of_parts(a.labels, b.labels)
+            if not _allowed(d)
+        ),
+        *(ScenarioDifference(f"hardware.{d.key}", d.a, d.b) for d in _of_parts(a.hardware, b.hardware)),
         *unlike_questions(a.scenario.expanded, b.scenario.expanded, varied=varied),
     )
 
 
-def _allowed(difference: Difference) -> bool:
+def _allowed(difference: ScenarioDifference) -> bool:
     """Speculation against none is a question like any other, unless lots decide what is accepted. Ranks in processes
     have the tokens and counts of ranks in one, and what they have not is told as that."""
     lossless = difference.key == "acceptance" and "simulated" not in (difference.a, difference.b)
     return lossless or difference.key == "world"
 
 
-def unlike_environments(a: Result, b: Result) -> tuple[Difference, ...]:
+def unlike_environments(a: Result, b: Result) -> tuple[ScenarioDifference, ...]:
     """What changes measured times; emulated ones come from the hardware profile alone."""
     plain_a, plain_b = (
         {key: value for key, value in result.environment.items() if not isinstance(value, dict)}
@@ -83,25 +87,27 @@ def unlike_environments(a: Result, b: Result) -> tuple[Difference, ...]:
     return tuple(_differences(plain_a, plain_b))
 
 
-def engine_differences(a: Result, b: Result) -> tuple[Difference, ...]:
+def engine_differences(a: Result, b: Result) -> tuple[ScenarioDifference, ...]:
     """What is compared, as far as the scenario and the relay say so."""
     engine = (
         difference
         for difference in _differences(a.scenario.expanded, b.scenario.expanded)
         if difference.key.startswith("engine.") and not difference.key.startswith("engine.relay")
     )
-    relay = (Difference(f"relay.{d.key}", d.a, d.b) for d in _of_parts(a.relay, b.relay))
+    relay = (ScenarioDifference(f"relay.{d.key}", d.a, d.b) for d in _of_parts(a.relay, b.relay))
     return *engine, *relay
 
 
-def _of_parts(a: Any, b: Any) -> Iterator[Difference]:
+def _of_parts(a: Any, b: Any) -> Iterator[ScenarioDifference]:
     return _differences(a.model_dump(mode="json"), b.model_dump(mode="json"))
 
 
-def _differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> Iterator[Difference]:
+def _differences(
+    a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = ""
+) -> Iterator[ScenarioDifference]:
     for key in sorted({*a, *b}):
         x, y = a.get(key, _MISSING), b.get(key, _MISSING)
         if isinstance(x, dict) and isinstance(y, dict):
             yield from _differences(x, y, f"{prefix}{key}.")
         elif x != y and _MISSING not in (x, y):
-            yield Difference(f"{prefix}{key}", x, y)
+            yield ScenarioDifference(f"{prefix}{key}", x, y)

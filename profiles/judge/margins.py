@@ -18,8 +18,8 @@ from ...sched.model.sampling_info import SamplingInfo
 from ...sched.observe import Clock, Observer, Silence
 from ...sched.request import Request
 from ..run.machines import chosen, open_machine
-from ..run.runner import Bench, Valve
-from .trial import Order, Question, resolved_for
+from ..run.runner import GatedSink, PreparedRun
+from .trial import Question, TrialRequest, resolved_for
 
 Peek = Callable[[torch.Tensor], torch.Tensor]
 
@@ -60,21 +60,21 @@ class _Finder(Silence):
             self.found = request
 
 
-def margin(question: Question, order: Order, request: str, position: int) -> float | None:
+def margin(question: Question, order: TrialRequest, request: str, position: int) -> float | None:
     """By how far the best score led the second when output token ``position`` of ``request`` was drawn. None where
     values are not computed, or the request did not get that far."""
     resolved = resolved_for(question, order)
     if resolved.scenario.device.values == "none":
         return None
-    finder, valve = _Finder(request), Valve()
+    finder, gate = _Finder(request), GatedSink()
 
     @contextmanager
     def watch(clock: Clock, total: int) -> Iterator[Observer]:  # noqa: ARG001
         yield finder
 
-    with open_machine(chosen(order.device, resolved.scenario), resolved, valve) as machine:
+    with open_machine(chosen(order.device, resolved.scenario), resolved, gate) as machine:
         sampler = ScoringSampler(machine.peek)
-        bench = Bench(resolved, machine, resolved.relays[0], valve, sampler)
+        bench = PreparedRun(resolved, machine, resolved.relays[0], gate, sampler)
         bench.warm_up()
         bench.measure(watch)
     if finder.found is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
-from ..definitions import DEFINITIONS, PERCENTILES, definition
-from ..result import Metric, Result
+from ..record.definitions import DEFINITIONS, PERCENTILES, definition
+from ..record.result import Metric, Result
 
 Sided = Literal["higher", "lower"]
 
@@ -17,17 +17,17 @@ _PERCENTILES: Final = (
 _ENDINGS: Final = ("_throughput", "_ms")
 
 
-class Reading(NamedTuple):
+class MetricReading(NamedTuple):
     value: float
     unit: str
     direction: Sided
 
 
-def readings(result: Result, also: Collection[str] = ()) -> dict[str, Reading]:
+def readings(result: Result, also: Collection[str] = ()) -> dict[str, MetricReading]:
     """Metrics by name: the mean over repeats, and percentiles as ``ttft_ms.p99`` where there are any, of the rarer ones
     those that are asked for by ``also``. Metrics that abstained, or that have no better side, are left out."""
     return {
-        name: Reading(value, metric.unit, metric.direction)
+        name: MetricReading(value, metric.unit, metric.direction)
         for metric_name, metric in result.metrics.items()
         if isinstance(metric, Metric) and metric.direction != "none"
         for name, value in _values(metric_name, metric, also)
@@ -43,7 +43,7 @@ def _values(name: str, metric: Metric, also: Collection[str]) -> Iterator[tuple[
             yield whole, float(value)
 
 
-def table(results: Sequence[Result], also: Collection[str] = ()) -> dict[str, list[Reading]]:
+def table(results: Sequence[Result], also: Collection[str] = ()) -> dict[str, list[MetricReading]]:
     """By metric, a reading of every result; metrics that not all of them have are left out."""
     read = [readings(result, also) for result in results]
     if not read:

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
-from ..run.machine import MachineError
-from .trial import Order, Question, Sample
+from ..platform.machine import MachineError
+from .trial import Question, Sample, TrialRequest
 
 _TAIL: Final = 60  # lines of a crash that are shown
 _GRACE_S: Final = 5.0
@@ -40,7 +40,7 @@ class Remote:
 
     label: str
     question: Question
-    order: Order
+    order: TrialRequest
     process: subprocess.Popen[str]
     stderr: IO[str]
 
@@ -93,7 +93,7 @@ def command() -> list[str]:
 
 @contextmanager
 def working(
-    label: str, question: Question, order: Order, *, sources: Path, program: Sequence[str] = ()
+    label: str, question: Question, order: TrialRequest, *, sources: Path, program: Sequence[str] = ()
 ) -> Iterator[Remote]:
     """A worker that runs the package found in the folder ``sources``, with this environment's packages."""
     environment = {**os.environ, "PYTHONPATH": str(sources)}

@@ -15,7 +15,7 @@ from ..captures.files import SUFFIXES, Reader, captures_in
 from .checkout import SOURCES, here, worktree
 from .margins import margin
 from .remote import SideError, working
-from .trial import Order, Question, Sample, run_trial
+from .trial import Question, Sample, TrialRequest, run_trial
 from .trials import Side
 
 _GIT: Final = "git:"
@@ -45,7 +45,7 @@ class Here:
 
     label: str
     question: Question
-    order: Order
+    order: TrialRequest
 
     @property
     def seeds(self) -> None:
@@ -137,7 +137,7 @@ def _full(key: str) -> str:
 
 
 @contextmanager
-def opened(question: Question | None, a: Spec, b: Spec, order: Order) -> Iterator[tuple[Side, Side]]:
+def opened(question: Question | None, a: Spec, b: Spec, order: TrialRequest) -> Iterator[tuple[Side, Side]]:
     """Both sides, ready to run. Where one is another version, both run as processes, so that they run alike.
 
     Raises SideError, ResultError, CaptureError, MapError, MachineError.
@@ -148,7 +148,9 @@ def opened(question: Question | None, a: Spec, b: Spec, order: Order) -> Iterato
         yield baseline, _side(stack, question, b, order, apart=apart)
 
 
-def _side(stack: ExitStack, question: Question | None, spec: Spec, order: Order, *, apart: bool) -> Side:
+def _side(
+    stack: ExitStack, question: Question | None, spec: Spec, order: TrialRequest, *, apart: bool
+) -> Side:
     if spec.stored:
         return Stored(spec.label, _read(spec))
     if question is None:

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from ...scenarios.loader import loads, opened
 from ...scenarios.schema import Scenario
 from ...sched.observe import Clock, Observer
-from ..result import Result
-from ..run.execute import Options, execute
+from ..platform.resolve import Resolved, resolve
+from ..ranks.execute import Options, execute
+from ..record.result import Result
 from ..run.machines import Kind
-from ..run.resolve import Resolved, resolve
 from .divergence import TokenSteps
 from .fingerprint import Fingerprints, StepPrint
 
@@ -46,7 +46,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class TrialRequest:
     """Run the question with a side's overrides, on a device, once."""
 
     overrides: tuple[str, ...] = ()
@@ -94,7 +94,7 @@ class Sample(NamedTuple):
         )
 
 
-def resolved_for(question: Question, order: Order) -> Resolved:
+def resolved_for(question: Question, order: TrialRequest) -> Resolved:
     """Raises ScenarioError, also where the scenario names several relays."""
     seed = () if order.seed is None else (f"measure.seed={order.seed}",)
     scenario = question.scenario((*order.overrides, *seed))
@@ -104,7 +104,7 @@ def resolved_for(question: Question, order: Order) -> Resolved:
     return resolved
 
 
-def run_trial(question: Question, order: Order) -> Sample:
+def run_trial(question: Question, order: TrialRequest) -> Sample:
     """Raises what ``execute`` and ``resolved_for`` raise."""
     resolved = resolved_for(question, order)
     prints, tokens = Fingerprints(), TokenSteps()

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeVar
 
-from ..result import Result
+from ..record.result import Result
 from .divergence import Divergence, comparable, first_divergence, same_tokens
-from .likeness import Difference, LikenessError, unlike
+from .likeness import LikenessError, ScenarioDifference, unlike
 from .pairs import Side as Name
 from .pairs import abba
 from .trial import Sample
@@ -47,7 +47,7 @@ class Side(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrialPlan:
     """How many runs. ``varied`` are the keys that the sides set."""
 
     seeds: int = MIN_SEEDS
@@ -78,7 +78,7 @@ class Trials:
         return [next(left if side == "a" else right) for side in abba(len(values_a))]
 
 
-def conduct(a: Side, b: Side, plan: Plan, notice: Notice) -> Trials:
+def conduct(a: Side, b: Side, plan: TrialPlan, notice: Notice) -> Trials:
     """Run A and B as often as their kind of times asks for, and compare their tokens.
 
     Raises LikenessError before anything is run twice, WorkloadError, KeyboardInterrupt once the interrupted run is
@@ -106,7 +106,7 @@ def compared(trials: Trials) -> Trials:
     return replace(trials, tokens="equal")
 
 
-def _trials(a: Side, b: Side, plan: Plan, notice: Notice) -> Trials:
+def _trials(a: Side, b: Side, plan: TrialPlan, notice: Notice) -> Trials:
     seeds = _seeds(a, b, plan)
     first_a = _run(a, "a", seeds[0], notice)
     first_b = _run(b, "b", seeds[0], notice)
@@ -125,18 +125,18 @@ def run_blocks(run: Callable[[Name], T], pairs: int) -> list[T]:
     return [run(side) for side in abba(pairs)]
 
 
-def _seeds(a: Side, b: Side, plan: Plan) -> list[int]:
+def _seeds(a: Side, b: Side, plan: TrialPlan) -> list[int]:
     known = [set(side.seeds) for side in (a, b) if side.seeds is not None]
     if not known:
         return list(range(plan.first_seed, plan.first_seed + plan.seeds))
     common = sorted(set.intersection(*known))
     if not common:
-        raise LikenessError([Difference("measure.seed", *(sorted(seeds) for seeds in known))])
+        raise LikenessError([ScenarioDifference("measure.seed", *(sorted(seeds) for seeds in known))])
     return common
 
 
 def _over_seeds(
-    a: Side, b: Side, seeds: Iterable[int], plan: Plan, notice: Notice, *, first: tuple[Sample, Sample]
+    a: Side, b: Side, seeds: Iterable[int], plan: TrialPlan, notice: Notice, *, first: tuple[Sample, Sample]
 ) -> Trials:
     """Ends with the first seed whose tokens differ, for then there will be no verdict."""
     pairs = [first]
@@ -147,7 +147,7 @@ def _over_seeds(
     return Trials("seeds", tuple(x for x, _ in pairs), tuple(y for _, y in pairs))
 
 
-def _in_blocks(a: Side, b: Side, plan: Plan, notice: Notice, *, seed: int) -> Trials:
+def _in_blocks(a: Side, b: Side, plan: TrialPlan, notice: Notice, *, seed: int) -> Trials:
     """What ran first, to see whether the sides are alike, was their warm-up and is no block."""
     samples: dict[Name, list[Sample]] = {"a": [], "b": []}
 
@@ -171,6 +171,6 @@ def _run(side: Side, name: Name, seed: int, notice: Notice) -> Sample:
     return sample
 
 
-def _diverged(a: Sample, b: Sample, plan: Plan) -> bool:
+def _diverged(a: Sample, b: Sample, plan: TrialPlan) -> bool:
     known = comparable(a.result, b.result)
     return known and not same_tokens(a.result, b.result) and not plan.allow_divergence

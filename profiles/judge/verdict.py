@@ -8,7 +8,7 @@ from enum import StrEnum
 from statistics import median
 from typing import Final, Literal
 
-from ..definitions import Direction
+from ..record.definitions import Direction
 from . import noise
 from .pairs import Interval, Paired, abba, centred, estimate, paired, percent, same_side
 from .statistics import holm, mann_whitney, order_interval, pairs_needed, unpaired, wilcoxon

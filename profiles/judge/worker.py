@@ -15,9 +15,9 @@ from typing import Any, TextIO
 from ...scenarios.problems import ScenarioError
 from ...scenarios.records import TraceError
 from ...sched.model.checkpoint import CheckpointError
-from ..run.machine import MachineError
+from ..platform.machine import MachineError
 from .margins import margin
-from .trial import Order, Question, run_trial
+from .trial import Question, TrialRequest, run_trial
 
 _REFUSALS = (ScenarioError, TraceError, CheckpointError, MachineError)
 
@@ -30,7 +30,7 @@ def serve(lines: Iterable[str], out: TextIO) -> None:
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     question = Question(**{**request["question"], "overrides": tuple(request["question"]["overrides"])})
-    order = Order(**{**request["order"], "overrides": tuple(request["order"]["overrides"])})
+    order = TrialRequest(**{**request["order"], "overrides": tuple(request["order"]["overrides"])})
     try:
         if "margin" in request:
             return {"margin": margin(question, order, *request["margin"])}

@@ -14,7 +14,7 @@ from ...sched.config import EngineConfig, HiSparseConfig
 from ...sched.data_parallel.mlp import SharedMLP, sharded
 from ...sched.disagg.kv import KVPort
 from ...sched.hisparse.pools import HotBuffers
-from ...sched.loop.engine import Engine, Runner, Source, TokenSampler
+from ...sched.loop.engine import Engine, RequestSource, Runner, TokenSampler
 from ...sched.loop.scheduler import Scheduler
 from ...sched.memory.cache import PrefixCache
 from ...sched.memory.chunk import ChunkCache
@@ -23,7 +23,7 @@ from ...sched.memory.slots import ReqToTokenPool
 from ...sched.memory.tokens import KVAllocator, PagedAllocator, TokenAllocator
 from ...sched.model.checkpoint import load_weights
 from ...sched.model.decoder import Decoder, Model
-from ...sched.model.grammar import Grammar, GrammarCache, Spec
+from ...sched.model.grammar import GrammarCache, GrammarState, Spec
 from ...sched.model.runner import ModelRunner
 from ...sched.model.sampler import Sampler
 from ...sched.model.tags import TaggedDecoder, TagPool
@@ -31,17 +31,17 @@ from ...sched.model.weights import Weights, empty_weights, seeded_weights
 from ...sched.observe import Clock, Observer
 from ...sched.pipeline.decoder import StageDecoder
 from ...sched.relay.choice import RelayChoice
-from ...sched.relay.desk import Streams
-from ...sched.relay.row import Relay, Row
+from ...sched.relay.context import Streams
+from ...sched.relay.row import Relay, RelayRow
 from ...sched.speculate.worker import Worker
-from ..hazards import name_pools
-from .attention import planned
+from ..platform.attention import planned
+from ..platform.machine import Machine
+from ..platform.resolve import Resolved
+from ..platform.speculation import draft_worker, kv_pool, speculative_config
 from .compose_disagg import hosted, transfer
 from .compose_sparse import Host, host_side, index_pool, kv_tier, sparse_attention
-from .draft import draft_worker, kv_pool, speculative_config
-from .machine import Machine
-from .resolve import Resolved
-from .seat import ALONE, Seat
+from .declared_hazards import name_pools
+from .rank_context import ALONE, RankContext
 
 
 class _Grammars:
@@ -54,7 +54,7 @@ class _Grammars:
     def _cache(self) -> GrammarCache:
         return GrammarCache(self._config.vocab_size, self._config.eos_token_ids)
 
-    def start(self, spec: Spec) -> Grammar:
+    def start(self, spec: Spec) -> GrammarState:
         return self._cache.start(spec)
 
 
@@ -64,7 +64,7 @@ class Guard(Protocol):
     def of_rank(self, rank: int) -> Guard:
         """Who looks at that rank, where there are several."""
 
-    def row(self, row: Row) -> Row: ...
+    def row(self, row: RelayRow) -> RelayRow: ...
 
     def runner(self, runner: Runner) -> Runner: ...
 
@@ -81,7 +81,7 @@ class Composition:
     buffers: HotBuffers | None  # only with KV on the host
 
 
-def engine_config(resolved: Resolved, machine: Machine, seat: Seat = ALONE) -> EngineConfig:
+def engine_config(resolved: Resolved, machine: Machine, rank_context: RankContext = ALONE) -> EngineConfig:
     """The scenario's engine on that machine, with nothing left open."""
     scenario, model = resolved.scenario, resolved.model
     engine = scenario.engine
@@ -103,7 +103,7 @@ def engine_config(resolved: Resolved, machine: Machine, seat: Seat = ALONE) -> E
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         seed=scenario.measure.seed,
-        hisparse=_hisparse(resolved) if seat.decodes else None,
+        hisparse=_hisparse(resolved) if rank_context.decodes else None,
         stages=engine.pipeline.stages,
         speculative=speculative_config(scenario.engine.speculative),
     )
@@ -123,14 +123,14 @@ def compose(
     machine: Machine,
     observer: Observer,
     clock: Clock,
-    source: Source,
+    source: RequestSource,
     sampler: TokenSampler | None = None,
     guard: Guard | None = None,
-    seat: Seat = ALONE,
+    rank_context: RankContext = ALONE,
 ) -> Composition:
-    """``sampler`` takes the place of the scheduler's own; ``seat`` is this rank's, where there are several. Raises
+    """``sampler`` replaces the scheduler's own; ``rank_context`` is this rank's, where there are several. Raises
     CheckpointError when the scenario's checkpoint cannot be read."""
-    config = engine_config(resolved, machine, seat)
+    config = engine_config(resolved, machine, rank_context)
     streams = _streams(config, observer)
     # On the schedule's stream, for which every forward waits: no stream of ours waits for the default one.
     with streams.on(streams.schedule):
@@ -138,15 +138,18 @@ def compose(
         handed_on = _relay(
             relay, config, streams, observer=observer, req_to_token=slots.req_to_token, guard=guard
         )
-        weights, pages = _own(resolved, _weights(resolved, config.device, seat), seat), handed_on.desk.pages
-        decoder, tags, host, port = _model(resolved, config, weights, pages=pages, seat=seat)
+        weights, pages = (
+            _own(resolved, _weights(resolved, config.device, rank_context), rank_context),
+            handed_on.context.pages,
+        )
+        decoder, tags, host, port = _model(resolved, config, weights, pages=pages, rank_context=rank_context)
         on_device = _allocator(config, config.kv_tokens)
         tier = kv_tier(host, allocator, on_device, slots=slots, streams=streams, observer=observer)
-    cache = _cache(config, seat, slots, allocator)
+    cache = _cache(config, rank_context, slots, allocator)
     sampler = sampler or Sampler()
     streams.wait(streams.forward, streams.schedule)
     with streams.on(streams.forward):
-        runner: Runner = ModelRunner(decoder, config, seat.proxies(resolved.model, tags))
+        runner: Runner = ModelRunner(decoder, config, rank_context.proxies(resolved.model, tags))
         worker = draft_worker(
             resolved, config, decoder, weights, sampler=sampler, cache=cache, observer=observer, pages=pages
         )
@@ -160,15 +163,22 @@ def compose(
         sampler=sampler,
         grammars=_Grammars(config),
         relay=handed_on,
-        source=seat.source(source),
+        source=rank_context.source(source),
         clock=clock,
         observer=observer,
         worker=worker if guard is None or worker is None else guard.worker(worker),
-        link=seat.link,
-        stage=seat.stage,
-        share=seat.share,
+        link=rank_context.link,
+        stage=rank_context.stage,
+        share=rank_context.share,
         **transfer(
-            resolved, seat, hosted(port, host), tier, worker, cache=cache, streams=streams, observer=observer
+            resolved,
+            rank_context,
+            hosted(port, host),
+            tier,
+            worker,
+            cache=cache,
+            streams=streams,
+            observer=observer,
         ),
     )
     name_pools(machine, engine)
@@ -215,14 +225,16 @@ def _allocator(config: EngineConfig, tokens: int) -> KVAllocator:
     return PagedAllocator(tokens, config.page_size, device=config.device)
 
 
-def _cache(config: EngineConfig, seat: Seat, slots: ReqToTokenPool, allocator: KVAllocator) -> PrefixCache:
-    shared = config.radix_cache and seat.shares_prefixes
+def _cache(
+    config: EngineConfig, rank_context: RankContext, slots: ReqToTokenPool, allocator: KVAllocator
+) -> PrefixCache:
+    shared = config.radix_cache and rank_context.shares_prefixes
     return (RadixCache if shared else ChunkCache)(slots, allocator)
 
 
-def _weights(resolved: Resolved, device: torch.device, seat: Seat) -> Weights:
+def _weights(resolved: Resolved, device: torch.device, rank_context: RankContext) -> Weights:
     scenario, model = resolved.scenario, resolved.model
-    layers = seat.layers(model)
+    layers = rank_context.layers(model)
     if scenario.device.values == "none":
         return empty_weights(model, device=device, layers=layers)
     if resolved.checkpoint is None:
@@ -230,26 +242,31 @@ def _weights(resolved: Resolved, device: torch.device, seat: Seat) -> Weights:
     return load_weights(resolved.checkpoint, model, device=device, layers=layers)
 
 
-def _own(resolved: Resolved, weights: Weights, seat: Seat) -> Weights:
+def _own(resolved: Resolved, weights: Weights, rank_context: RankContext) -> Weights:
     """Those that this rank computes with."""
-    if seat.share is None or resolved.scenario.engine.data_parallel.mlp == "replicated":
+    if rank_context.share is None or resolved.scenario.engine.data_parallel.mlp == "replicated":
         return weights
-    return sharded(weights, resolved.model, seat.share)
+    return sharded(weights, resolved.model, rank_context.share)
 
 
-def _mlp(resolved: Resolved, seat: Seat) -> SharedMLP | None:
-    if seat.share is None or resolved.scenario.engine.data_parallel.mlp == "replicated":
+def _mlp(resolved: Resolved, rank_context: RankContext) -> SharedMLP | None:
+    if rank_context.share is None or resolved.scenario.engine.data_parallel.mlp == "replicated":
         return None
-    assert seat.link is not None
-    return SharedMLP(seat.link, resolved.model, seat.share)
+    assert rank_context.link is not None
+    return SharedMLP(rank_context.link, resolved.model, rank_context.share)
 
 
 def _model(
-    resolved: Resolved, config: EngineConfig, weights: Weights, *, pages: torch.Tensor, seat: Seat
+    resolved: Resolved,
+    config: EngineConfig,
+    weights: Weights,
+    *,
+    pages: torch.Tensor,
+    rank_context: RankContext,
 ) -> tuple[Model, TagPool | None, Host | None, KVPort]:
     """``pages`` is the table that forwards read. Tokens that are drawn by lot leave no tags to be checked."""
     model, scenario = resolved.model, resolved.scenario
-    kv = kv_pool(replace(model, num_layers=len(seat.layers(model))), config)
+    kv = kv_pool(replace(model, num_layers=len(rank_context.layers(model))), config)
     tags, reuse = None, None
     if scenario.device.values == "none" and config.speculative is None:
         logical = config.logical_tokens + config.page_size
@@ -259,10 +276,10 @@ def _model(
     host = host_side(config, model, kv, tags=tags, pages=pages)
     index = index_pool(config, model)
     sparse = sparse_attention(model, weights, kv, index=index, host=host, pages=pages, reuse=reuse)
-    mlp = _mlp(resolved, seat)
+    mlp = _mlp(resolved, rank_context)
     attention = planned(scenario, model, pages)
     whole = Decoder(model, weights, kv=kv, req_to_token=pages, sparse=sparse, planned=attention, mlp=mlp)
-    decoder = whole if seat.stage is None else StageDecoder(whole, seat.stage)
+    decoder = whole if rank_context.stage is None else StageDecoder(whole, rank_context.stage)
     if tags is None:
         return decoder, None, host, KVPort(kv, None, index=index)
     places = None if host is None else host.places

@@ -7,20 +7,20 @@ from typing import TypedDict
 from ...scenarios.combinations import overlaps
 from ...sched.disagg.fake import NoPort
 from ...sched.disagg.inbox import Arrivals, Inbox
-from ...sched.disagg.kv import KVPort, Port
+from ...sched.disagg.kv import KVGateway, KVPort
 from ...sched.disagg.outbox import Outbox
-from ...sched.disagg.parts import Parts
+from ...sched.disagg.parts import DisaggComponents
 from ...sched.hisparse.arrivals import HostPort
 from ...sched.memory.cache import PrefixCache
 from ...sched.observe import Observer
-from ...sched.relay.desk import Streams
+from ...sched.relay.context import Streams
 from ...sched.speculate.worker import Worker
+from ..platform.resolve import Resolved
 from .compose_sparse import Host
-from .resolve import Resolved
-from .seat import Seat
+from .rank_context import RankContext
 
 
-class Transfer(TypedDict, total=False):
+class DisaggTransfer(TypedDict, total=False):
     """Fields of ``Engine``."""
 
     outbox: Outbox
@@ -29,7 +29,7 @@ class Transfer(TypedDict, total=False):
 
 def transfer(
     resolved: Resolved,
-    seat: Seat,
+    rank_context: RankContext,
     port: KVPort | HostPort,
     arrivals: Arrivals,
     worker: Worker | None,
@@ -37,16 +37,16 @@ def transfer(
     cache: PrefixCache,
     streams: Streams,
     observer: Observer,
-) -> Transfer:
+) -> DisaggTransfer:
     """Nothing where prompts are computed and decoded by one worker."""
-    if seat.place is None or seat.link is None or seat.place.role == "replica":
+    if rank_context.place is None or rank_context.link is None or rank_context.place.role == "replica":
         return {}
     scenario = resolved.scenario
     if isinstance(port, KVPort) and worker is not None and worker.kv is not None:
         port = port.with_pool(worker.kv)
-    way: Port = NoPort() if scenario.engine.disaggregation.transfer == "fake" else port
-    parts = Parts(seat.place, seat.link, way, cache, streams)
-    if seat.place.role == "prefill":
+    way: KVGateway = NoPort() if scenario.engine.disaggregation.transfer == "fake" else port
+    parts = DisaggComponents(rank_context.place, rank_context.link, way, cache, streams)
+    if rank_context.place.role == "prefill":
         return {"outbox": Outbox(parts, observer, overlapped=overlaps(scenario))}
     reserve = scenario.engine.disaggregation.reserved_decode_tokens
     return {"inbox": Inbox(parts, observer, arrivals=arrivals, reserve=reserve)}

@@ -12,8 +12,8 @@ from ...sched.hisparse.coordinator import Coordinator
 from ...sched.hisparse.pools import HostPool, HotBuffers
 from ...sched.hisparse.residence import HotResidence
 from ...sched.hisparse.tagged import PlaceTags, TaggedResidence, TaggedTransfer
-from ...sched.hisparse.tier import KVTier, OnDevice
-from ...sched.hisparse.transfer import KVTransfer, Transfer
+from ...sched.hisparse.tier import DeviceTier, KVTier
+from ...sched.hisparse.transfer import HostTransfer, KVTransfer
 from ...sched.memory.index import IndexPool
 from ...sched.memory.kv import KVPool
 from ...sched.memory.slots import ReqToTokenPool
@@ -23,7 +23,7 @@ from ...sched.model.sparse import InPageTable, Residence, SparseAttention
 from ...sched.model.tags import Places, TagPool
 from ...sched.model.weights import Weights
 from ...sched.observe import Observer
-from ...sched.relay.desk import Streams
+from ...sched.relay.context import Streams
 from ..vgpu.pinned import pin
 
 
@@ -33,7 +33,7 @@ class Host:
 
     pool: HostPool
     buffers: HotBuffers
-    transfer: Transfer
+    transfer: HostTransfer
     residence: Residence
     places: Places | None  # only with values none
     tag: Callable[[torch.Tensor, torch.Tensor], None] | None  # so is it: what ``HostPort`` tells
@@ -112,7 +112,7 @@ def kv_tier(
     observer: Observer,
 ) -> KVTier:
     if host is None:
-        return OnDevice(allocator)
+        return DeviceTier(allocator)
     coordinator = Coordinator(
         allocator=allocator,
         device_allocator=device_allocator,

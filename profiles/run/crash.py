@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ... import sched
 from ...sched.relay.choice import RelayChoice
-from ..timeline import Site
+from ..record.timeline import Site
 
 _SCHEDULER = tuple(Path(folder).resolve() for folder in sched.__path__)
 

@@ -16,22 +16,22 @@ from ...sched.observe import Clock
 from ..cuda.clock import WallClock
 from ..cuda.hazards.machine import open_watched
 from ..cuda.machine import open_cuda
-from ..result import HardwarePart, Labels
-from ..timeline import Sink
+from ..platform import capacity
+from ..platform.attention import obstacle
+from ..platform.machine import ByItself, HostTime, Machine, MachineError
+from ..platform.resolve import Resolved
+from ..ranks.device import QUEUES, SharedSimulation
+from ..ranks.direct import take_a_gpu
+from ..ranks.ports import DevicePorts, Ports, VirtualPorts
+from ..ranks.rank_threads import Member
+from ..ranks.virtual import WorldClock
+from ..record.result import HardwarePart, Labels
+from ..record.timeline import Sink
 from ..vgpu import VirtualGpu, open_vgpu
 from ..vgpu.engine import Simulation
 from ..vgpu.gpu import patched
 from ..vgpu.host_time import measured, without_own_time
 from ..vgpu.tensor import CURRENT, DeviceTensor
-from ..world.baton import Member
-from ..world.device import QUEUES, SharedSimulation
-from ..world.direct import take_a_gpu
-from ..world.ports import DevicePorts, Ports, VirtualPorts
-from ..world.virtual import WorldClock
-from . import capacity
-from .attention import obstacle
-from .machine import ByItself, HostTime, Machine, MachineError
-from .resolve import Resolved
 
 Chosen = Literal["cuda", "vgpu"]
 Kind = Literal["auto"] | Chosen
@@ -109,7 +109,7 @@ def open_rank(
         yield replace(machine, clock=WorldClock(gpu, member)), gpu
 
 
-class Port(NamedTuple):
+class OpenedRank(NamedTuple):
     """One process's among several. Who has no work for a device has a clock all the same."""
 
     machine: Machine | None
@@ -120,28 +120,28 @@ class Port(NamedTuple):
 @contextmanager
 def open_port(
     kind: Chosen, resolved: Resolved, sink: Sink, rank: int, *, hazards: bool, adversary: int | None
-) -> Iterator[Port]:
+) -> Iterator[OpenedRank]:
     """A machine of one process among several, and how its tensors get on and off the device. What one device's checker
     hears of another's streams has numbers of its own."""
     if kind == "cuda":
         take_a_gpu()
         with open_cuda(resolved, sink, None) as machine:
-            yield Port(machine, machine.clock, DevicePorts(machine.device))
+            yield OpenedRank(machine, machine.clock, DevicePorts(machine.device))
         return
     device = Simulation(gap=round(resolved.hardware.kernels.gap.value), first=rank * QUEUES)
     opened = _virtual(resolved, sink, hazards=hazards, adversary=adversary, simulation=device)
     with patched(hazards=hazards), opened as machine:
-        yield Port(machine, machine.clock, VirtualPorts(CURRENT.get()))
+        yield OpenedRank(machine, machine.clock, VirtualPorts(CURRENT.get()))
 
 
 @contextmanager
-def open_desk(kind: Chosen, resolved: Resolved, sink: Sink) -> Iterator[Port]:
+def open_context(kind: Chosen, resolved: Resolved, sink: Sink) -> Iterator[OpenedRank]:
     """Of the same process without a device: its time is real where the others' devices are."""
     if kind == "cuda":
-        yield Port(None, WallClock(), DevicePorts(torch.device("cpu")))
+        yield OpenedRank(None, WallClock(), DevicePorts(torch.device("cpu")))
         return
     with _virtual(resolved, sink, hazards=False, adversary=None) as machine:
-        yield Port(None, machine.clock, VirtualPorts(CURRENT.get()))
+        yield OpenedRank(None, machine.clock, VirtualPorts(CURRENT.get()))
 
 
 @contextmanager

@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..metrics.requests import RequestRecord
-from ..result import Abstained, Outputs, digest
-from .achieved import decode_load, decode_metrics, prompt_load, prompt_metrics
-from .answers import Metrics, Parts
-from .draft import speculation_depth
-from .machine import Counting, Machine
-from .runner import Bench, Pass, Watch, nobody
+from ..measure.achieved import decode_load, decode_metrics, prompt_load, prompt_metrics
+from ..measure.collector import Metrics, ResultParts
+from ..measure.requests import RequestRecord
+from ..platform.machine import Counting, Machine
+from ..platform.speculation import speculation_depth
+from ..record.result import Abstained, Outputs, digest
+from .runner import Pass, PreparedRun, Watch, nobody
 
 _UNTIMED = ("accept_length", "position_acceptance")
 
 
-class Measured(NamedTuple):
+class MeasuredRun(NamedTuple):
     """``done`` is the pass whose times and requests are told; ``passes`` says where each number is from."""
 
     done: Pass
-    parts: Parts
+    parts: ResultParts
     outputs: Outputs | Abstained
     passes: dict[str, Any]
 
 
 def measured(
-    bench: Bench, machine: Machine, watch: Watch, *, save_tokens: bool, traced: bool = True
-) -> Measured:
+    bench: PreparedRun, machine: Machine, watch: Watch, *, save_tokens: bool, traced: bool = True
+) -> MeasuredRun:
     """Run the scenario's workload; once more, ``traced``, on a machine that counts only then."""
     done = bench.measure(watch)
     drafts = speculation_depth(bench.scenario)
@@ -35,16 +35,16 @@ def measured(
     parts = parts._replace(metrics=parts.metrics | _achieved(bench, done))
     outputs = outputs_of(done)
     if machine.traced is None:
-        return Measured(done, parts, outputs, {})
+        return MeasuredRun(done, parts, outputs, {})
     if not traced:
-        return Measured(done, _uncounted(parts), outputs, _told(abstained="another tool counts"))
+        return MeasuredRun(done, _uncounted(parts), outputs, _told(abstained="another tool counts"))
     if done.cancelled:
-        return Measured(done, _uncounted(parts), outputs, _told(abstained="the run was interrupted"))
+        return MeasuredRun(done, _uncounted(parts), outputs, _told(abstained="the run was interrupted"))
     bench.forget()
     with machine.traced() as counting:
         again = bench.measure(nobody)
     counted = again.answers.finish(machine.names, exact=machine.exact)
-    return Measured(
+    return MeasuredRun(
         done,
         _counted(parts, counted),
         agreed(outputs, outputs_of(again)),
@@ -52,10 +52,10 @@ def measured(
     )
 
 
-def _achieved(bench: Bench, done: Pass) -> Metrics:
+def _achieved(bench: PreparedRun, done: Pass) -> Metrics:
     """What its forwards did in a second; nothing of those that are not the whole decoder's, one at a time."""
     model = bench.resolved.model
-    if bench.seat.link is not None or speculation_depth(bench.scenario) or model.indexer is not None:
+    if bench.rank_context.link is not None or speculation_depth(bench.scenario) or model.indexer is not None:
         return {}
     waiting, account = done.answers.waiting, done.answers.requests.account
     exact, mixed = bench.machine.exact, "mixed with decodes" if "mixed" in waiting.forwards else ""
@@ -108,7 +108,7 @@ def agreed(timed: Outputs | Abstained, traced: Outputs | Abstained) -> Outputs |
     return Abstained(abstained="the timed and the traced pass gave different tokens")
 
 
-def untimed(found: Measured, why: str) -> Measured:
+def untimed(found: MeasuredRun, why: str) -> MeasuredRun:
     """Tokens and counts stay; whatever is a time, or follows from one, abstains."""
     metrics: Metrics = {
         name: metric if name.startswith(_UNTIMED) else Abstained(abstained=why)
@@ -118,16 +118,16 @@ def untimed(found: Measured, why: str) -> Measured:
     return found._replace(parts=parts)
 
 
-def uncounted(found: Measured) -> Measured:
+def uncounted(found: MeasuredRun) -> MeasuredRun:
     """Nobody looked at what steps did."""
     return found._replace(parts=_uncounted(found.parts))
 
 
-def _uncounted(parts: Parts) -> Parts:
+def _uncounted(parts: ResultParts) -> ResultParts:
     return parts._replace(per_step={}, copies=(), syncs=())
 
 
-def _counted(timed: Parts, traced: Parts) -> Parts:
+def _counted(timed: ResultParts, traced: ResultParts) -> ResultParts:
     return timed._replace(per_step=traced.per_step, copies=traced.copies, syncs=traced.syncs)
 
 

@@ -18,6 +18,7 @@ from ...sched.link import LinkError
 from ...sched.loop.chunk_sizes import size_chunks
 from ...sched.loop.data_parallel import DataRank
 from ...sched.loop.decoding import DecodeWorker
+from ...sched.loop.driver import LoopDriver
 from ...sched.loop.engine import TokenSampler
 from ...sched.loop.overlapped import run_overlapped
 from ...sched.loop.pipelined import run_pipelined
@@ -25,25 +26,24 @@ from ...sched.loop.prefilling import PrefillWorker
 from ...sched.loop.replica import Replica
 from ...sched.loop.scheduler import Scheduler
 from ...sched.loop.serial import run_serial
-from ...sched.loop.turns import Turns
 from ...sched.observe import Clock, Observer, Silence
 from ...sched.relay.choice import RelayChoice
 from ...sched.request import Request, Status
-from ..metrics.lookups import LookupCount
-from ..metrics.periods import VisibleSleep
-from ..metrics.steps import TimelineError
-from ..nvtx_ranges import NvtxRanges, listening, measuring
-from ..timeline import Names, Sink, Window
-from .answers import Answers, Swaps
+from ..cuda.nvtx_ranges import NvtxRanges, listening, measuring
+from ..measure.collector import RunCollector, Swaps
+from ..measure.lookups import LookupCount
+from ..measure.periods import VisibleSleep
+from ..measure.steps import TimelineError
+from ..platform.machine import Machine
+from ..platform.resolve import Resolved
+from ..record.timeline import Names, Sink, Window
 from .audit import TagAudit
-from .chorus import Chorus
 from .compose import Composition, Guard, compose
+from .fault_injector import DiedError
 from .feed import ABORTED, Feed
 from .heap import settled_heap
-from .machine import Machine
-from .perils import DiedError
-from .resolve import Resolved
-from .seat import ALONE, Seat, align
+from .observer_group import ObserverGroup
+from .rank_context import ALONE, RankContext, align
 
 # The warm-up's requests are drawn with their own seed; they are nobody's result.
 WARMUP_SEED = 0x5EED
@@ -68,14 +68,14 @@ class Instrument(Sink, Protocol):
 
 
 @dataclass(slots=True)
-class Valve:
+class GatedSink:
     """A sink that lets windows through once there is someone to take them."""
 
     instrument: Instrument | None = None
-    answers: Answers | None = None
+    answers: RunCollector | None = None
     interrupted: bool = False
 
-    def open(self, answers: Answers) -> None:
+    def open(self, answers: RunCollector) -> None:
         self.answers = answers
         if self.instrument is not None:
             self.instrument.begin()
@@ -97,7 +97,7 @@ class Valve:
 class Pass:
     """One run of the workload, and everything that listened. Broken off, it has what there was until then."""
 
-    answers: Answers
+    answers: RunCollector
     start: int  # ns; instants of the result count from here
     end: int
     achieved: Achieved
@@ -109,38 +109,38 @@ class Pass:
 
 
 @dataclass(slots=True)
-class Bench:
+class PreparedRun:
     """A composed scheduler on a machine, with the listeners that every run has."""
 
     resolved: Resolved
     machine: Machine
     relay: RelayChoice
-    valve: Valve
+    gate: GatedSink
     sampler: TokenSampler | None = None  # instead of the scheduler's own
     guard: Guard | None = None
-    seat: Seat = ALONE
+    rank_context: RankContext = ALONE
     _composition: Composition = field(init=False)
-    _chorus: Chorus = field(init=False)
+    _observers: ObserverGroup = field(init=False)
     _feed: Feed = field(init=False)
     _clock: VisibleSleep = field(init=False)
-    _turns: Turns = field(init=False)
+    _turns: LoopDriver = field(init=False)
 
     def __post_init__(self) -> None:
         self._feed = Feed()
-        self._chorus = Chorus(*self._always())
-        self._clock = VisibleSleep(self.machine.clock, self._chorus)
+        self._observers = ObserverGroup(*self._always())
+        self._clock = VisibleSleep(self.machine.clock, self._observers)
         self._composition = compose(
             self.resolved,
             relay=self.relay,
             machine=self.machine,
-            observer=self.machine.host.aside(self._chorus),
-            clock=self.machine.host.aside(self._clock),
-            source=self.machine.host.aside(self._feed),
+            observer=self.machine.host.excluded(self._observers),
+            clock=self.machine.host.excluded(self._clock),
+            source=self.machine.host.excluded(self._feed),
             sampler=self.sampler,
             guard=self.guard,
-            seat=self.seat,
+            rank_context=self.rank_context,
         )
-        self._turns = _turns(self.scheduler, self.seat)
+        self._turns = _turns(self.scheduler, self.rank_context)
 
     @property
     def scenario(self) -> Scenario:
@@ -161,7 +161,7 @@ class Bench:
         workload = self._built(scenario, self.scenario.measure.seed ^ WARMUP_SEED)
         self._load(workload)
         with self._guarded() as guard:
-            self._chorus.tune(*self._always(), *self._aborts(workload), guard)
+            self._observers.set(*self._always(), *self._aborts(workload), guard)
             self._loop()
         self.forget()
 
@@ -176,15 +176,15 @@ class Bench:
         nobody at all. What instruments cost is the difference."""
         self.forget()
         answers, workload = (
-            Answers(self._clock, self._swaps()),
+            RunCollector(self._clock, self._swaps()),
             self._built(self.scenario, self.scenario.measure.seed),
         )
         self._settle_device()
         self._load(workload)
-        self.valve.open(answers)
+        self.gate.open(answers)
         with nullcontext() if watched else self.machine.unwatched(), settled_heap():
             heard = (self.machine.observer, *answers.listeners, *more) if watched else ()
-            self._chorus.tune(*heard)
+            self._observers.set(*heard)
             begin = time.perf_counter()
             self._drive()
             seconds = time.perf_counter() - begin
@@ -193,30 +193,30 @@ class Bench:
 
     def _size_chunks(self) -> None:
         with self._guarded() as guard:
-            self._chorus.tune(*self._always(), guard)
+            self._observers.set(*self._always(), guard)
             size_chunks(self.scheduler)
 
     def measure(self, watch: Watch) -> Pass:
         """Run the scenario's workload once. Ctrl-C, and the loss of another rank, end it early: what is there is kept,
         and marked."""
-        answers, audit = Answers(self._clock, self._swaps()), self._audit()
+        answers, audit = RunCollector(self._clock, self._swaps()), self._audit()
         workload = self._built(self.scenario, self.scenario.measure.seed)
         self._settle_device()
         start = self._load(workload)
         self.machine.flush()  # ranks waited for one another to begin: nobody's step either
-        self.valve.open(answers)
+        self.gate.open(answers)
         begin = time.perf_counter()
         try:
             with watch(self._clock, len(workload)) as watcher, self._guarded() as guard, measuring():
                 others = (*self._aborts(workload), *self._rest(audit), watcher, guard)
-                self._chorus.tune(*self._always(), *answers.listeners, *others)
+                self._observers.set(*self._always(), *answers.listeners, *others)
                 begin = time.perf_counter()
                 cancelled, failure = self._ran(answers)
         except DiedError as death:  # nobody asks in what state it was
             cancelled, failure = False, str(death)
             self._give_up(answers, Status.FAILED, failure)
         wall_s = time.perf_counter() - begin
-        self.valve.interrupted = cancelled
+        self.gate.interrupted = cancelled
         self.machine.flush()
         damage = {} if audit is None else audit.damage
         spec = self.scheduler.engine.config.speculative
@@ -229,7 +229,7 @@ class Bench:
         self.scheduler.engine.streams.module.synchronize()
         self.machine.flush()
 
-    def _ran(self, answers: Answers) -> tuple[bool, str]:
+    def _ran(self, answers: RunCollector) -> tuple[bool, str]:
         """Whether the run was interrupted, and why it broke off, if it did."""
         try:
             self._loop()
@@ -242,10 +242,10 @@ class Bench:
 
     def _rest(self, audit: TagAudit | None) -> Sequence[Observer]:
         """Listeners of some runs only."""
-        perils = self.seat.perils
-        if perils is not None:
-            perils.arm()
-        return [listener for listener in (audit, perils) if listener is not None]
+        fault_injector = self.rank_context.fault_injector
+        if fault_injector is not None:
+            fault_injector.arm()
+        return [listener for listener in (audit, fault_injector) if listener is not None]
 
     def _swaps(self) -> Swaps | None:
         buffers = self._composition.buffers
@@ -280,12 +280,12 @@ class Bench:
 
     def _load(self, workload: Workload) -> int:
         clock = self.machine.clock
-        start = align(self.seat, clock)
+        start = align(self.rank_context, clock)
         self._feed.load(workload, start=start)
         return start
 
     def _loop(self) -> None:
-        heap = settled_heap() if self.seat.link is None else nullcontext()
+        heap = settled_heap() if self.rank_context.link is None else nullcontext()
         with heap, self.machine.host.running():
             self._drive()
 
@@ -296,7 +296,7 @@ class Bench:
         else:
             (run_overlapped if engine.config.overlap else run_serial)(self._turns)
 
-    def _give_up(self, answers: Answers, status: Status, reason: str) -> None:
+    def _give_up(self, answers: RunCollector, status: Status, reason: str) -> None:
         for request in self._feed.alive:
             if request.finished:  # of which other ranks have not heard
                 continue
@@ -306,24 +306,24 @@ class Bench:
             answers.requests.ended(request)
 
 
-_WORKERS: Mapping[Role, Callable[[Scheduler], Turns]] = {
+_WORKERS: Mapping[Role, Callable[[Scheduler], LoopDriver]] = {
     "replica": Replica,
     "prefill": PrefillWorker,
     "decode": DecodeWorker,
 }
 
 
-def _turns(scheduler: Scheduler, seat: Seat) -> Turns:
+def _turns(scheduler: Scheduler, rank_context: RankContext) -> LoopDriver:
     """What the loop drives."""
-    if seat.share is not None:
+    if rank_context.share is not None:
         return DataRank(scheduler)
-    return scheduler if seat.place is None else _WORKERS[seat.place.role](scheduler)
+    return scheduler if rank_context.place is None else _WORKERS[rank_context.place.role](scheduler)
 
 
 class _Aborts(Silence):
     """The workload's script of clients that go away."""
 
-    def __init__(self, feed: Feed, scheduler: Turns) -> None:
+    def __init__(self, feed: Feed, scheduler: LoopDriver) -> None:
         self._feed = feed
         self._scheduler = scheduler
 

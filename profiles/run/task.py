@@ -15,31 +15,31 @@ from ...scenarios.workload import Achieved, Lengths
 from ...sched.relay.choice import RelayChoice, loop_of
 from ...sched.relay.draft_rows import DRAFT_SWITCHES
 from ...sched.relay.switches import OVERLAPPED_ONLY
-from ..environment import environment, tool
-from ..hazards import hazards
-from ..recording import RESULT, Recording, file_of
-from ..result import (
+from ..platform.machine import Machine
+from ..platform.resolve import Resolved
+from ..platform.speculation import speculation
+from ..ranks.pairs import WorkerReport
+from ..ranks.pipeline import StageReport
+from ..record.environment import environment, tool
+from ..record.recording import RESULT, TimelineRecording, file_of
+from ..record.result import (
     OWN_CLOCKS,
     LengthsPart,
     RelayPart,
     RequestRow,
     Result,
-    Run,
+    RunPart,
     ScenarioPart,
     SummaryPart,
     WorkloadPart,
 )
-from ..world.pairs import Heard
-from ..world.pipeline import StageRun
 from .compose import Guard
 from .crash import broken_on_purpose
-from .draft import speculation
-from .machine import Machine
+from .declared_hazards import hazards
 from .machines import Kind
-from .passes import Measured, measured, uncounted, untimed
-from .resolve import Resolved
-from .runner import Bench, Instrument, Pass, Valve, Watch, nobody
-from .seat import Seat
+from .passes import MeasuredRun, measured, uncounted, untimed
+from .rank_context import RankContext
+from .runner import GatedSink, Instrument, Pass, PreparedRun, Watch, nobody
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class RunTask:
     """What every rank runs."""
 
     resolved: Resolved
@@ -76,42 +76,42 @@ class Task:
         return self.resolved, self.options.hazards, self.options.adversary
 
     @property
-    def unheard(self) -> Task:
+    def unheard(self) -> RunTask:
         """The same for another process, which has none of the caller's listeners."""
         return replace(self, watch=nobody, instrument=None, guard=None)
 
-    def run(self, machine: Machine, valve: Valve, seat: Seat) -> StageRun:
+    def run(self, machine: Machine, gate: GatedSink, rank_context: RankContext) -> StageReport:
         """One rank's run. Only those that tell of requests are watched by the caller's listeners."""
-        result, done = self._recorded(machine, valve, seat)
-        return StageRun(result, done.answers.requests.account, done.answers.bubble.found(), done.end)
+        result, done = self._recorded(machine, gate, rank_context)
+        return StageReport(result, done.answers.requests.account, done.answers.bubble.found(), done.end)
 
-    def heard(self, machine: Machine, valve: Valve, seat: Seat) -> Heard:
+    def heard(self, machine: Machine, gate: GatedSink, rank_context: RankContext) -> WorkerReport:
         """The same of a worker that had a part of the requests."""
-        result, done = self._recorded(machine, valve, seat)
+        result, done = self._recorded(machine, gate, rank_context)
         answers = done.answers
-        return Heard(result, answers.requests.account, answers.acceptance, done.damage, done.end)
+        return WorkerReport(result, answers.requests.account, answers.acceptance, done.damage, done.end)
 
-    def _recorded(self, machine: Machine, valve: Valve, seat: Seat) -> tuple[Result, Pass]:
-        if seat.rank == 0:
-            valve.instrument = self.instrument
+    def _recorded(self, machine: Machine, gate: GatedSink, rank_context: RankContext) -> tuple[Result, Pass]:
+        if rank_context.rank == 0:
+            gate.instrument = self.instrument
         if self.options.record is None:
-            return self._run(machine, valve, seat)
-        if seat.rank == 0:  # of a run before this one, whose timelines are about to go
+            return self._run(machine, gate, rank_context)
+        if rank_context.rank == 0:  # of a run before this one, whose timelines are about to go
             (self.options.record / RESULT).unlink(missing_ok=True)
-        with Recording(self.options.record / file_of(seat.rank)) as recording:
-            valve.instrument = recording
-            return self._run(machine, valve, seat)
+        with TimelineRecording(self.options.record / file_of(rank_context.rank)) as recording:
+            gate.instrument = recording
+            return self._run(machine, gate, rank_context)
 
-    def _run(self, machine: Machine, valve: Valve, seat: Seat) -> tuple[Result, Pass]:
+    def _run(self, machine: Machine, gate: GatedSink, rank_context: RankContext) -> tuple[Result, Pass]:
         options = self.options
-        guard = None if self.guard is None else self.guard.of_rank(seat.rank)
-        bench = Bench(self.resolved, machine, self.relay, valve, guard=guard, seat=seat)
+        guard = None if self.guard is None else self.guard.of_rank(rank_context.rank)
+        bench = PreparedRun(self.resolved, machine, self.relay, gate, guard=guard, rank_context=rank_context)
         with broken_on_purpose(self.relay):
             bench.warm_up()
             found = measured(
                 bench,
                 machine,
-                self.watch if seat.tells else nobody,
+                self.watch if rank_context.tells else nobody,
                 save_tokens=options.save_tokens,
                 traced=options.traced,
             )
@@ -119,10 +119,10 @@ class Task:
             found = untimed(found, "an adversary decided when work was done: times mean nothing")
         if machine.untimed:
             found = uncounted(untimed(found, machine.untimed))
-        world = options.world if seat.link is not None else None
+        world = options.world if rank_context.link is not None else None
         if world == "distributed":
             found = untimed(found, OWN_CLOCKS)
-        valve.finish(machine.names)
+        gate.finish(machine.names)
         run = _run(options, self.started, time.perf_counter() - self.begin, found.done, machine)
         return _result(self.resolved.scenario, self.relay, machine, found, run, world), found.done
 
@@ -152,8 +152,8 @@ def _acceptance(scenario: Scenario, done: Pass) -> str | None:
     return "simulated" if done.simulated else "measured"
 
 
-def _run(options: Options, started: datetime, wall_s: float, done: Pass, machine: Machine) -> Run:
-    return Run(
+def _run(options: Options, started: datetime, wall_s: float, done: Pass, machine: Machine) -> RunPart:
+    return RunPart(
         id=uuid.uuid4().hex,
         command=options.command,
         started=started.isoformat(timespec="seconds"),
@@ -166,7 +166,12 @@ def _run(options: Options, started: datetime, wall_s: float, done: Pass, machine
 
 
 def _result(
-    scenario: Scenario, relay: RelayChoice, machine: Machine, found: Measured, run: Run, world: str | None
+    scenario: Scenario,
+    relay: RelayChoice,
+    machine: Machine,
+    found: MeasuredRun,
+    run: RunPart,
+    world: str | None,
 ) -> Result:
     return Result(
         tool=tool(),

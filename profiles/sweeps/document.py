@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ..environment import environment, tool
-from .sweep import Cell, Crossing, Plan, crossings
+from ..record.environment import environment, tool
+from .sweep import Cell, Crossing, SweepPlan, crossings
 
 # History: 1.0 the first.
 SCHEMA_VERSION: Final = "1.0"
@@ -15,7 +15,7 @@ SCHEMA_VERSION: Final = "1.0"
 Document = dict[str, Any]
 
 
-def document(plan: Plan, found: Sequence[Cell], *, run: Document) -> Document:
+def document(plan: SweepPlan, found: Sequence[Cell], *, run: Document) -> Document:
     """``run`` is the result document's ``run`` of the whole sweep; ``found`` may have fewer cells than the plan."""
     first = next((cell for cell in found if cell.readings), None)
     reading = first.readings[0] if first else None
@@ -53,7 +53,7 @@ def _cell(cell: Cell) -> Document:
     }
 
 
-def _crossing(plan: Plan, crossing: Crossing) -> Document:
+def _crossing(plan: SweepPlan, crossing: Crossing) -> Document:
     return {
         "key": plan.axes[0].key,
         "at": dict(zip((axis.key for axis in plan.axes[1:]), crossing.row, strict=True)),

@@ -10,11 +10,11 @@ from ...scenarios.combinations import overlaps
 from ...scenarios.workload import params
 from ...sched.relay.choice import RelayChoice, difference
 from ...sched.relay.draft_row import DraftRow, Speculation
-from ...sched.relay.row import Row
-from ..result import SCHEMA_VERSION, Outputs, canonical
-from ..run.draft import speculation
-from ..run.execute import Options, Outcome, execute
-from ..run.resolve import Resolved
+from ...sched.relay.row import RelayRow
+from ..platform.resolve import Resolved
+from ..platform.speculation import speculation
+from ..ranks.execute import Options, RunOutcome, execute
+from ..record.result import SCHEMA_VERSION, Outputs, canonical
 from ..run.runner import Watch, nobody
 
 Document = dict[str, Any]
@@ -23,7 +23,7 @@ Document = dict[str, Any]
 @dataclass(frozen=True, slots=True)
 class Rung:
     relay: RelayChoice
-    outcome: Outcome
+    outcome: RunOutcome
 
     @property
     def digest(self) -> str | None:
@@ -74,26 +74,28 @@ class Ladder:
         return [{}, *(_apart(before, after) for before, after in pairwise(rungs))][: len(rungs)]
 
     @property
-    def _mode(self) -> _Mode:
+    def _mode(self) -> _LadderMode:
         scenario = self.resolved.scenario
         return {"overlap": overlaps(scenario), "speculation": speculation(scenario)}
 
 
-class _Mode(TypedDict):
+class _LadderMode(TypedDict):
     overlap: bool
     speculation: Speculation | None
 
 
 def _answers(
     relay: RelayChoice, *, overlap: bool, speculation: Speculation | None
-) -> dict[str, Row | DraftRow]:
+) -> dict[str, RelayRow | DraftRow]:
     """The relay's rows, by what is put before their questions."""
     drafts = relay.draft_row(speculation)
     row = relay.row(overlap=overlap, speculation=speculation)
     return {"": row} if drafts is None else {"": row, f"{speculation}.": drafts}
 
 
-def _apart(before: dict[str, Row | DraftRow], after: dict[str, Row | DraftRow]) -> dict[str, tuple[str, str]]:
+def _apart(
+    before: dict[str, RelayRow | DraftRow], after: dict[str, RelayRow | DraftRow]
+) -> dict[str, tuple[str, str]]:
     return {
         f"{prefix}{question}": names
         for prefix, row in after.items()

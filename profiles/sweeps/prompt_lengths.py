@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..result import Result
-from ..run.execute import Options
-from ..run.resolve import ask
+from ..platform.resolve import ask
+from ..ranks.execute import Options
+from ..record.result import Result
 from .ladder import climb
 
 LENGTHS = (128, 512, 2048, 8192, 16384, 32768)

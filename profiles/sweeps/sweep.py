@@ -16,16 +16,16 @@ from typing import Final, Literal, NamedTuple
 from ...scenarios.overrides import expand
 from ...scenarios.problems import ScenarioError
 from ...sched.memory.allocation import OutOfKVMemoryError
-from ..environment import tool
 from ..judge.divergence import comparable, same_tokens
 from ..judge.pairs import percent
-from ..judge.readings import Reading, full_name, readings
+from ..judge.readings import MetricReading, full_name, readings
 from ..judge.sides import Spec, parse, split
 from ..judge.trials import WorkloadError
-from ..result import Labels, Result, ResultError, read
-from ..run.execute import Options, execute
+from ..platform.resolve import Resolved, ask
+from ..ranks.execute import Options, execute
+from ..record.environment import tool
+from ..record.result import Labels, Result, ResultError, read
 from ..run.machines import chosen
-from ..run.resolve import Resolved, ask
 
 Tone = Literal["better", "worse", "even"]
 Tokens = Literal["equal", "different", "not applicable"]
@@ -55,7 +55,7 @@ class Crossing(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SweepPlan:
     """``sides`` are the baseline and the candidate, or one side whose metric is told as it is."""
 
     scenario: str
@@ -80,7 +80,7 @@ class Cell:
 
     place: tuple[str, ...]
     refusal: str = ""
-    readings: tuple[Reading, ...] = ()
+    readings: tuple[MetricReading, ...] = ()
     tokens: Tokens = "not applicable"
     labels: Labels | None = None
     files: tuple[str, ...] = ()
@@ -109,7 +109,7 @@ def planned(
     sides: Sequence[str] = (),
     overrides: Sequence[str] = (),
     metric: str,
-) -> Plan:
+) -> SweepPlan:
     """Raises SweepError, SideError, ScenarioError."""
     axes, specs = tuple(map(_axis, over)), tuple(map(parse, sides or ("",)))
     if not axes:
@@ -128,7 +128,7 @@ def planned(
         raise SweepError(
             f"no metric {metric!r} that has a better side; schedbench explain lists them"
         ) from None
-    return Plan(scenario, tuple(overrides), axes, specs, name)
+    return SweepPlan(scenario, tuple(overrides), axes, specs, name)
 
 
 def varies_overlap(over: Sequence[str]) -> bool:
@@ -183,7 +183,7 @@ class Runs:
         return result if alike and result.labels.emulated == emulated else None
 
 
-def cells(plan: Plan, runs: Runs, told: Callable[[str], None] = lambda _: None) -> Iterator[Cell]:
+def cells(plan: SweepPlan, runs: Runs, told: Callable[[str], None] = lambda _: None) -> Iterator[Cell]:
     """In order, each as soon as it is known. Raises MachineError, KeyboardInterrupt."""
     places = list(plan.places)
     for number, place in enumerate(places, start=1):
@@ -191,7 +191,7 @@ def cells(plan: Plan, runs: Runs, told: Callable[[str], None] = lambda _: None) 
         yield _cell(plan, runs, place)
 
 
-def _cell(plan: Plan, runs: Runs, place: tuple[str, ...]) -> Cell:
+def _cell(plan: SweepPlan, runs: Runs, place: tuple[str, ...]) -> Cell:
     try:
         asked = [_asked(plan, place, side) for side in plan.sides]
         results = [_ended(runs.result(resolved)) for resolved in asked]
@@ -208,7 +208,7 @@ def _cell(plan: Plan, runs: Runs, place: tuple[str, ...]) -> Cell:
     return Cell(place, readings=known, tokens=_tokens(results), labels=results[0].labels, files=files)
 
 
-def _asked(plan: Plan, place: Sequence[str], side: Spec) -> Resolved:
+def _asked(plan: SweepPlan, place: Sequence[str], side: Spec) -> Resolved:
     resolved = ask(plan.scenario, plan.overrides_at(place, side))
     if len(resolved.relays) > 1:
         raise resolved.scenario.source.refuse(("engine", "relays"), "a cell has one relay: give it as relay")
@@ -229,7 +229,7 @@ def _tokens(results: Sequence[Result]) -> Tokens:
     return "equal" if same_tokens(*results) else "different"
 
 
-def crossings(plan: Plan, found: Sequence[Cell]) -> tuple[Crossing, ...]:
+def crossings(plan: SweepPlan, found: Sequence[Cell]) -> tuple[Crossing, ...]:
     """Where the sign changes along the first axis, for every place on the others. Cells without a sign are passed
     over."""
     return tuple(

@@ -4,6 +4,6 @@ Importing this registers nothing with torch; opening a virtual GPU does.
 """
 
 from .gpu import VirtualGpu, open_vgpu
-from .runtime import CaptureError
+from .runtime import GraphCaptureError
 
-__all__ = ["CaptureError", "VirtualGpu", "open_vgpu"]
+__all__ = ["GraphCaptureError", "VirtualGpu", "open_vgpu"]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .gpu import VirtualGpu
 
 
-class Copies:
+class CopyHandlers:
     def __init__(self, gpu: VirtualGpu) -> None:
         self._gpu = gpu
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...sched.kernels.registry import Work
-from ..hardware import HardwareProfile
+from ..platform.hardware import HardwareProfile
 
 Bytes = Callable[[Sequence[Any], Any], int]
 

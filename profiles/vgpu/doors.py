@@ -11,7 +11,7 @@ import torch
 
 from ...sched.model import tags
 from . import registration, streams
-from .copies import Copies
+from .copies import CopyHandlers
 from .graph import CUDAGraph, graph
 from .patches import replace
 from .runtime import Runtime
@@ -32,7 +32,7 @@ _SINGLE: tuple[tuple[Any, str], ...] = (
     (DeviceTensor, "__torch_dispatch__"),
     (registration, "new"),
     (registration, "generated"),
-    (Copies, "copy"),  # uploads come by a registered kernel, not by dispatch
+    (CopyHandlers, "copy"),  # uploads come by a registered kernel, not by dispatch
     (Runtime, "copy"),  # so does reading one number
     (torch.Tensor, "pin_memory"),
     (Runtime, "pin"),

@@ -24,7 +24,7 @@ Served = tuple[Row, int, int]  # with start and end
 Times = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class Mark:
+class EventRecording:
     """One recording of an event: the time at which its stream reached it, once that is known.
 
     ``known`` is what whoever waits for it comes after, where somebody keeps account of that.
@@ -37,16 +37,16 @@ class Mark:
         self.time: int | None = None
 
 
-class Landing:
+class PeerEventRecording:
     """A mark of another device, seen from here: a link's latency later."""
 
-    def __init__(self, mark: Mark, latency: int) -> None:
+    def __init__(self, mark: EventRecording, latency: int) -> None:
         self.mark = mark
         self._latency = latency
 
-    def later(self, time: int) -> Landing:
+    def later(self, time: int) -> PeerEventRecording:
         """The same, but for a link that takes ``time`` longer."""
-        return Landing(self.mark, self._latency + time)
+        return PeerEventRecording(self.mark, self._latency + time)
 
     @property
     def known(self) -> Sequence[int]:
@@ -73,7 +73,7 @@ class Held(NamedTuple):
     row: Row
 
 
-class Launch:
+class LaunchEntry:
     """An operation in a queue."""
 
     __slots__ = ("duration", "engine", "launched", "row", "serial")
@@ -86,7 +86,7 @@ class Launch:
         self.row = row
 
 
-class Replay(Launch):
+class ReplayEntry(LaunchEntry):
     """A run of a graph's kernels as one operation.
 
     Node k begins ``begins[k]`` after the first and ends at ``ends[k]``; ``index`` is the next node to start.
@@ -113,15 +113,15 @@ class Replay(Launch):
         self.start = 0
 
 
-class Record:
+class RecordEntry:
     __slots__ = ("launched", "mark")
 
-    def __init__(self, mark: Mark, launched: int) -> None:
+    def __init__(self, mark: EventRecording, launched: int) -> None:
         self.mark = mark
         self.launched = launched
 
 
-class Hold:
+class WaitEntry:
     __slots__ = ("mark",)
 
     def __init__(self, mark: Known) -> None:
@@ -135,7 +135,7 @@ class Queue:
 
     def __init__(self, id: int) -> None:
         self.id = id
-        self.items: deque[Launch | Record | Hold] = deque()
+        self.items: deque[LaunchEntry | RecordEntry | WaitEntry] = deque()
         self.tail = 0
         self.ready = 0  # tail plus the gap between kernels, or the mark that was waited for
         self.held_since: int | None = None  # what ready was before a wait raised it
@@ -152,9 +152,9 @@ class Queue:
         items, moved = self.items, False
         while items:
             head = items[0]
-            if isinstance(head, Launch):
+            if isinstance(head, LaunchEntry):
                 break
-            if isinstance(head, Record):
+            if isinstance(head, RecordEntry):
                 head.mark.time = max(self.tail, head.launched)
             else:
                 time = head.mark.time
@@ -171,10 +171,10 @@ class _First(NamedTuple):
     ready: int
     serial: int
     queue: Queue
-    launch: Launch
+    launch: LaunchEntry
 
 
-class _Outlook(NamedTuple):
+class _DeviceView(NamedTuple):
     """What an observer of the device sees: when its next operation starts, and whom its queues wait for."""
 
     start: int | None
@@ -195,7 +195,7 @@ class Simulation:
         self._queues: list[Queue] = []
         self._serial = 0
         self._bound = PENDING
-        self._outlook: _Outlook | None = None  # None where something has been done since
+        self._outlook: _DeviceView | None = None  # None where something has been done since
 
     def queue(self) -> Queue:
         queue = Queue(self.first + len(self._queues))
@@ -212,7 +212,7 @@ class Simulation:
             self.served.append((row, now, end))
             return
         self._serial += 1
-        self._enqueue(queue, Launch(engine, self._serial, now, duration, row), now)
+        self._enqueue(queue, LaunchEntry(engine, self._serial, now, duration, row), now)
 
     def submit_replay(
         self,
@@ -226,13 +226,13 @@ class Simulation:
     ) -> None:
         """Enqueue a run of a graph's kernels at the host's time ``now``."""
         self._serial += 1
-        replay = Replay(self._serial, now, begins=begins, ends=ends, row=row, rows=rows)
+        replay = ReplayEntry(self._serial, now, begins=begins, ends=ends, row=row, rows=rows)
         self._enqueue(queue, replay, now)
 
-    def record(self, queue: Queue, now: int) -> Mark:
-        mark = Mark()
+    def record(self, queue: Queue, now: int) -> EventRecording:
+        mark = EventRecording()
         if queue.items:
-            queue.items.append(Record(mark, now))
+            queue.items.append(RecordEntry(mark, now))
         else:
             mark.time = max(queue.tail, now)
         return mark
@@ -243,10 +243,10 @@ class Simulation:
         if time is not None and not queue.items:
             queue.lift(time)
         else:
-            queue.items.append(Hold(mark))
+            queue.items.append(WaitEntry(mark))
             self._outlook = None
 
-    def wait(self, mark: Mark) -> int:
+    def wait(self, mark: EventRecording) -> int:
         """The mark's time; the host is standing still."""
         if mark.time is None:
             self.run(FOREVER, until=mark)
@@ -270,14 +270,14 @@ class Simulation:
         """What queues wait for whose head is a wait: marks of other devices, once this one's own markers are passed."""
         return self._looked().waits
 
-    def _looked(self) -> _Outlook:
+    def _looked(self) -> _DeviceView:
         """It stays as it is until something is done here, or somebody else does what a queue waits for."""
         seen = self._outlook
         if seen is None or any(mark.time is not None for mark in seen.waits):
             busy = self._settled()
             first, heads = self._first(busy), [queue.items[0] for queue in busy]
-            waits = [head.mark for head in heads if isinstance(head, Hold)]
-            seen = self._outlook = _Outlook(None if first is None else first.start, waits)
+            waits = [head.mark for head in heads if isinstance(head, WaitEntry)]
+            seen = self._outlook = _DeviceView(None if first is None else first.start, waits)
         return seen
 
     def run(self, horizon: int, until: Known | None = None) -> None:
@@ -293,7 +293,7 @@ class Simulation:
             if not self._serve_first(busy, horizon):
                 return
 
-    def _enqueue(self, queue: Queue, launch: Launch, now: int) -> None:
+    def _enqueue(self, queue: Queue, launch: LaunchEntry, now: int) -> None:
         queue.items.append(launch)
         self._outlook = None
         self.pending += 1
@@ -316,7 +316,7 @@ class Simulation:
         items = queue.items
         while items:
             head = items[0]
-            if not isinstance(head, Launch):
+            if not isinstance(head, LaunchEntry):
                 moved = queue.settle_markers()
                 if not moved or (until is not None and until.time is not None):
                     return
@@ -332,11 +332,11 @@ class Simulation:
         if first is None or first.start > horizon:
             return False
         limit = horizon
-        if isinstance(first.launch, Replay):
+        if isinstance(first.launch, ReplayEntry):
             contenders = [
                 (max(queue.ready, head.launched), head)
                 for queue in busy
-                if isinstance(head := queue.items[0], Launch)
+                if isinstance(head := queue.items[0], LaunchEntry)
             ]
             limit = self._undisturbed(first.launch, horizon, contenders)
         self._serve(first.queue, first.launch, first.start, limit)
@@ -345,10 +345,10 @@ class Simulation:
     def _first(self, busy: Sequence[Queue]) -> _First | None:
         """The operation that starts first; None when all are held. An engine takes its candidates by (ready, serial),
         whenever it falls free."""
-        heads: dict[int, tuple[int, int, Queue, Launch]] = {}
+        heads: dict[int, tuple[int, int, Queue, LaunchEntry]] = {}
         for queue in busy:
             head = queue.items[0]
-            if isinstance(head, Launch):
+            if isinstance(head, LaunchEntry):
                 ready = max(queue.ready, head.launched)
                 best = heads.get(head.engine)
                 if best is None or (ready, head.serial) < best[:2]:
@@ -362,7 +362,9 @@ class Simulation:
         ]
         return min(starts, key=lambda c: c[:3])
 
-    def _undisturbed(self, replay: Replay, horizon: int, contenders: Sequence[tuple[int, Launch]]) -> int:
+    def _undisturbed(
+        self, replay: ReplayEntry, horizon: int, contenders: Sequence[tuple[int, LaunchEntry]]
+    ) -> int:
         """Until when the replay's nodes may begin before another head has to be considered."""
         limit = horizon
         for ready, launch in contenders:
@@ -374,10 +376,10 @@ class Simulation:
                 limit = min(limit, max(ready, self._free[launch.engine]))
         return limit
 
-    def _serve(self, queue: Queue, launch: Launch, start: int, limit: int) -> None:
+    def _serve(self, queue: Queue, launch: LaunchEntry, start: int, limit: int) -> None:
         if queue.held_since is not None:
             self._note_hold(queue, launch)
-        if isinstance(launch, Replay):
+        if isinstance(launch, ReplayEntry):
             self._serve_nodes(queue, launch, start, limit)
             return
         self._finish(queue, launch.engine, start + launch.duration)
@@ -389,7 +391,7 @@ class Simulation:
         queue.items.popleft()
         self.pending -= 1
 
-    def _serve_nodes(self, queue: Queue, replay: Replay, start: int, limit: int) -> None:
+    def _serve_nodes(self, queue: Queue, replay: ReplayEntry, start: int, limit: int) -> None:
         """Serve the next node and all that begin undisturbed after it."""
         first, begins, ends = replay.index, replay.begins, replay.ends
         if not first:
@@ -410,7 +412,7 @@ class Simulation:
         self._free[COMPUTE] = queue.tail = end
         queue.ready = origin + int(begins[last])
 
-    def _note_hold(self, queue: Queue, launch: Launch) -> None:
+    def _note_hold(self, queue: Queue, launch: LaunchEntry) -> None:
         since, queue.held_since = queue.held_since, None
         assert since is not None
         begin = max(since, launch.launched)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from .adversary.executor import AdversarialExecutor
-from .adversary.order import Order
+from .adversary.order import DeferredOrder
 from .adversary.reuse import Reuse, ReusingHandlers
 from .adversary.runtime import DeferredRuntime
-from .adversary.tempers import temper
-from .copies import Copies
+from .adversary.strategies import temper
+from .copies import CopyHandlers
 from .executor import EagerExecutor, Executor
 from .handlers import Handlers
 from .hazards.checker import Checker
@@ -22,11 +22,11 @@ from .hazards.runtime import OrderedRuntime
 from .observer import HostObserver
 from .runtime import Runtime
 from .skipping import SkippingExecutor
-from .watcher import Nobody, Watcher
+from .watcher import NoWatcher, Watcher
 
 if TYPE_CHECKING:
-    from ..hardware import HardwareProfile
-    from ..timeline import Sink
+    from ..platform.hardware import HardwareProfile
+    from ..record.timeline import Sink
     from .engine import Simulation
     from .gpu import VirtualGpu
 
@@ -38,7 +38,7 @@ class Equipment(NamedTuple):
     observer: HostObserver
     executor: Executor
     watcher: Watcher
-    copies: Callable[[VirtualGpu], Copies]
+    copies: Callable[[VirtualGpu], CopyHandlers]
     handlers: Callable[[VirtualGpu], Handlers]
 
 
@@ -51,7 +51,7 @@ def plain(
 ) -> Equipment:
     runtime = Runtime(hardware, sink=sink, watch=watch, simulation=simulation)
     observer = HostObserver(runtime, hardware)
-    return Equipment(runtime, observer, _immediate(values), Nobody(), Copies, Handlers)
+    return Equipment(runtime, observer, _immediate(values), NoWatcher(), CopyHandlers, Handlers)
 
 
 def watched(
@@ -87,10 +87,12 @@ def adversarial(
     values that are not there when it is launched."""
     runtime = DeferredRuntime(hardware, sink=sink, watch=watch, simulation=simulation)
     observer = HostObserver(runtime, hardware)
-    runtime.order = Order(temper(seed, observer.streams))
+    runtime.order = DeferredOrder(temper(seed, observer.streams))
     reuse = Reuse(runtime)
     executor = AdversarialExecutor(_immediate(values), runtime)
-    return Equipment(runtime, observer, executor, reuse, Copies, lambda gpu: ReusingHandlers(gpu, reuse))
+    return Equipment(
+        runtime, observer, executor, reuse, CopyHandlers, lambda gpu: ReusingHandlers(gpu, reuse)
+    )
 
 
 def _immediate(values: Values) -> Executor:

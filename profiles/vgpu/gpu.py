@@ -11,8 +11,8 @@ import torch
 
 from ... import sched
 from ...sched.config import Capabilities
-from ..hardware import HardwareProfile
-from ..timeline import Sink, Site
+from ..platform.hardware import HardwareProfile
+from ..record.timeline import Sink, Site
 from .equipment import Equipment, Values, adversarial, plain, watched
 from .hazards.host import watched as host_watched
 from .hazards.memory import VirtualMemory
@@ -24,7 +24,7 @@ from .tensor import CURRENT, DeviceTensor, device
 
 if TYPE_CHECKING:
     from .engine import Simulation
-    from .graph import Capture
+    from .graph import GraphCapture
     from .hazards import Finding
     from .watcher import Watcher
 
@@ -49,7 +49,7 @@ class VirtualGpu:
         self.observer = equipment.observer
         self.watcher = equipment.watcher
         self.executor = equipment.executor
-        self.capture: Capture | None = None
+        self.capture: GraphCapture | None = None
         self.copies = equipment.copies(self)
         self.indexing = Indexing(self)
         self.handlers = equipment.handlers(self)

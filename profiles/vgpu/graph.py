@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from ...sched.kernels.registry import Kernel
-from ..timeline import OpKind
+from ..record.timeline import OpKind
 from .custom import UNKNOWN, duration
 from .engine import COMPUTE, D2H, H2D, Row, Times
 from .executor import Args, Executor, Kwargs, Operation, Outline, into
-from .runtime import CaptureError, Runtime
+from .runtime import GraphCaptureError, Runtime
 from .skipping import Outlines, build, in_place_of, unknown
 from .streams import Stream, StreamContext
 from .tensor import CURRENT
@@ -57,7 +57,7 @@ class Variable:
         return duration(gpu.runtime.costs, work, self._args), work.host_bytes
 
 
-class Capture:
+class GraphCapture:
     """Stands in for the executor and for the device while a graph is captured."""
 
     def __init__(self, executor: Executor) -> None:
@@ -105,7 +105,7 @@ class Capture:
         return results
 
     def replay(self, nodes: Iterable[Callable[[], object]]) -> None:  # noqa: ARG002
-        raise CaptureError("operation not permitted when stream is capturing: cudaGraphLaunch")
+        raise GraphCaptureError("operation not permitted when stream is capturing: cudaGraphLaunch")
 
     def upload(self, target: torch.Tensor, source: torch.Tensor, *, pinned: bool, waits: bool) -> None:
         self.live.append(partial(self.immediate.upload, target, source, pinned=pinned, waits=waits))
@@ -114,7 +114,7 @@ class Capture:
         self.live.append(partial(self.immediate.download, target, source, waits=waits))
 
     def read(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:  # noqa: ARG002
-        raise CaptureError(f"operation not permitted when stream is capturing: {op.__name__}")
+        raise GraphCaptureError(f"operation not permitted when stream is capturing: {op.__name__}")
 
     def _recompute(self, op: Operation, args: Args, kwargs: Kwargs, results: Any) -> None:
         if not unknown((*args, results), kwargs):
@@ -127,22 +127,22 @@ class CUDAGraph:
     def __init__(self, keep_graph: bool = False) -> None:  # noqa: ARG002
         if not CURRENT.get().capabilities.graphs:
             raise RuntimeError("this device has no graphs")
-        self._capture: Capture | None = None
-        self._runs: Sequence[Run] = ()
+        self._capture: GraphCapture | None = None
+        self._runs: Sequence[KernelRun] = ()
         self._durations = self._host_sizes = np.zeros(0, dtype=np.int64)
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:  # noqa: ARG002
         gpu = CURRENT.get()
         if gpu.capture is not None:
-            raise CaptureError("another graph is being captured")
-        self._capture = gpu.capture = gpu.runtime.capture = Capture(gpu.executor)
+            raise GraphCaptureError("another graph is being captured")
+        self._capture = gpu.capture = gpu.runtime.capture = GraphCapture(gpu.executor)
         gpu.executor = gpu.capture
         gpu.watcher.capturing(gpu.capture)
 
     def capture_end(self) -> None:
         gpu, capture = CURRENT.get(), self._capture
         if capture is None or gpu.capture is not capture:
-            raise CaptureError("this graph is not being captured")
+            raise GraphCaptureError("this graph is not being captured")
         gpu.executor, gpu.capture, gpu.runtime.capture = capture.executor, None, None
         gpu.watcher.capturing(None)
         self._durations = np.array([node.duration for node in capture.nodes], dtype=np.int64)
@@ -169,7 +169,7 @@ class CUDAGraph:
         return graph_pool_handle()
 
 
-class Run:
+class KernelRun:
     """Consecutive kernels of a graph, or one of its copies."""
 
     def __init__(self, nodes: Sequence[Node], first: int) -> None:
@@ -239,13 +239,13 @@ def graph_pool_handle() -> tuple[int, int]:
     return (0, 0)
 
 
-def _runs(nodes: Sequence[Node]) -> Iterable[Run]:
+def _runs(nodes: Sequence[Node]) -> Iterable[KernelRun]:
     for kernels, group in groupby(range(len(nodes)), key=lambda k: nodes[k].kind == "kernel"):
         members = list(group)
         if kernels:
-            yield Run(nodes[members[0] : members[-1] + 1], members[0])
+            yield KernelRun(nodes[members[0] : members[-1] + 1], members[0])
         else:
-            yield from (Run(nodes[k : k + 1], k) for k in members)
+            yield from (KernelRun(nodes[k : k + 1], k) for k in members)
 
 
 def _identity(args: Args) -> tuple[Any, ...]:

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from .doors import doors_off
 
 if TYPE_CHECKING:
-    from ..hardware import HardwareProfile
+    from ..platform.hardware import HardwareProfile
     from .gpu import VirtualGpu
     from .runtime import Runtime
 
@@ -58,14 +58,14 @@ def without_own_time(hardware: HardwareProfile) -> HardwareProfile:
 
 
 @contextmanager
-def measured(gpu: VirtualGpu) -> Iterator[Stopwatch]:
+def measured(gpu: VirtualGpu) -> Iterator[HostStopwatch]:
     """A stopwatch for the host of that virtual GPU, for the duration of a block."""
-    stopwatch = Stopwatch(gpu.runtime)
+    stopwatch = HostStopwatch(gpu.runtime)
     with doors_off(stopwatch.off):
         yield stopwatch
 
 
-class Stopwatch:
+class HostStopwatch:
     """Moves the host's clock by real time, between ``resume`` and ``pause``."""
 
     __slots__ = ("_broken_into", "_looked", "_paused", "_resumed", "_runtime", "_toll", "is_running")
@@ -90,7 +90,7 @@ class Stopwatch:
             self.pause()
             gc.callbacks.remove(self._collecting)
 
-    def aside(self, part: T) -> T:
+    def excluded(self, part: T) -> T:
         """``part`` with all its methods off the clock, and what they open too."""
         return cast(T, _Aside(part, self.off))
 

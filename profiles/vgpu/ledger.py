@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ...sched.observe import StepInfo
-from ..timeline import Call, Op, Range, Sink, Wait, Window
+from ..record.timeline import Call, Op, Range, Sink, Wait, Window
 from .engine import Held, Row, Served
 
 STEPS = 64
@@ -18,7 +18,7 @@ RECORDS = 10_000  # calls, after which the next settled step ends a window
 OVERFLOW = 40_000  # calls, after which a window ends wherever the run is
 
 
-class Context(NamedTuple):
+class LedgerContext(NamedTuple):
     """The innermost open range, as records carry it."""
 
     range: str
@@ -26,7 +26,7 @@ class Context(NamedTuple):
     forward: bool
 
 
-NO_CONTEXT = Context("", -1, False)
+NO_CONTEXT = LedgerContext("", -1, False)
 
 # (kind, name, stream, bytes, host_bytes, host_memory, blocking, context, site, launched, count)
 # A row of an operation; see timeline.Op.

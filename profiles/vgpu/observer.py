@@ -7,13 +7,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ...sched.observe import RANGES, Silence, StepInfo, StepKind
-from ..timeline import Range
-from .ledger import Context
+from ..record.timeline import Range
+from .ledger import LedgerContext
 
 if TYPE_CHECKING:
     import torch
 
-    from ..hardware import HardwareProfile
+    from ..platform.hardware import HardwareProfile
     from .runtime import Runtime
 
 
@@ -46,9 +46,9 @@ class HostObserver(Silence):
         }
         self._kinds: dict[int, StepKind] = {}  # of steps that are not settled yet
 
-    def range(self, name: str, step: int, size: int) -> OpenRange:
+    def range(self, name: str, step: int, size: int) -> EmulatedRange:
         cost = self._of_kind.get((name, self._kinds.get(step))) or self._costs.get(name)
-        return OpenRange(self._runtime, name, step, size, cost)
+        return EmulatedRange(self._runtime, name, step, size, cost)
 
     def stream(self, name: str, stream: torch.Stream) -> None:
         self.streams[stream.stream_id] = name
@@ -65,7 +65,7 @@ class HostObserver(Silence):
             self._runtime.cut(info.step)
 
 
-class OpenRange:
+class EmulatedRange:
     """A range that is open. One of unknown name belongs to the category of the one around it."""
 
     __slots__ = ("_around", "_cost", "_name", "_runtime", "_size", "_start", "_step")
@@ -85,7 +85,7 @@ class OpenRange:
         self._around = around = runtime.context
         category = RANGES.get(self._name)
         forward = category == "forward" if category else around.forward
-        runtime.context = Context(self._name, self._step, forward)
+        runtime.context = LedgerContext(self._name, self._step, forward)
         if self._cost is not None:
             a, b = self._cost
             runtime.now += round(a + b * self._size)

@@ -8,16 +8,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from ..timeline import CallKind, HostMemory, OpKind, Sink
+from ..record.timeline import CallKind, HostMemory, OpKind, Sink
 from .cost import Costs
-from .engine import COMPUTE, D2H, H2D, LINK, Landing, Mark, Queue, Simulation
-from .ledger import NO_CONTEXT, OVERFLOW, Context, Ledger
+from .engine import COMPUTE, D2H, H2D, LINK, EventRecording, PeerEventRecording, Queue, Simulation
+from .ledger import NO_CONTEXT, OVERFLOW, Ledger, LedgerContext
 from .sites import Sites
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..hardware import HardwareProfile
+    from ..platform.hardware import HardwareProfile
 
 Direction = Literal["h2d", "d2h"]
 
@@ -34,11 +34,11 @@ _ENGINES: Mapping[Direction, int] = {"h2d": H2D, "d2h": D2H}
 _MOVES = {"d2d": MEMCPY, "memset": "cudaMemsetAsync"}
 
 
-class CaptureError(RuntimeError):
+class GraphCaptureError(RuntimeError):
     """A call that a graph under capture cannot contain."""
 
 
-class Recorder(Protocol):
+class LaunchRecorder(Protocol):
     """Takes the launches of a graph under capture instead of the device."""
 
     def node(self, kind: OpKind, name: str, duration: int, *, size: int = 0, host_size: int = 0) -> None: ...
@@ -58,12 +58,12 @@ class Runtime:
         """``simulation`` is given where the device is one of several that wait for one another."""
         self.costs = Costs(hardware)
         self.now = 0
-        self.context: Context = NO_CONTEXT
+        self.context: LedgerContext = NO_CONTEXT
         self.simulation = simulation or Simulation(gap=self.costs.gap)
         self.default = self.stream = self.simulation.queue()
         self.sites = Sites(watch)
         self.ledger = Ledger(sink, served=self.simulation.served, held=self.simulation.held)
-        self.capture: Recorder | None = None
+        self.capture: LaunchRecorder | None = None
         host = hardware.host
         self.torch_call = round(host.torch_call.value)
         self._launch = round(host.launch.value)
@@ -133,24 +133,24 @@ class Runtime:
         """Wait for everything enqueued on the stream."""
         self._sync(STREAM_SYNC, stream, self._mark(stream), self.sites.here() if site is None else site)
 
-    def synchronize_event(self, stream: Queue, mark: Mark) -> None:
+    def synchronize_event(self, stream: Queue, mark: EventRecording) -> None:
         """Wait for the mark, which was recorded on the stream."""
         self._sync("cudaEventSynchronize", stream, mark, self.sites.here())
 
     def synchronize_device(self) -> None:
         self._refuse_in_capture("cudaDeviceSynchronize")
-        start, mark = self.now, Mark()
+        start, mark = self.now, EventRecording()
         mark.time = self.simulation.drain()
         self._call("sync", "cudaDeviceSynchronize", start, self._return(mark), self.sites.here())
 
-    def record(self, stream: Queue) -> Mark:
+    def record(self, stream: Queue) -> EventRecording:
         """Record an event on the stream. Under capture, program order says all there is to say."""
         if self.capture is None:
             start, self.now = self.now, self.now + self._event_record
             self._call("event", "cudaEventRecord", start, 0, self.sites.here(), stream)
         return self.simulation.record(stream, self.now)
 
-    def hold(self, stream: Queue, mark: Mark) -> None:
+    def hold(self, stream: Queue, mark: EventRecording) -> None:
         """Make the stream wait for the mark."""
         if self.capture is not None:
             return
@@ -162,7 +162,7 @@ class Runtime:
         """What the queue does from now on comes after what the current stream has been given; no call of the host's."""
         self.simulation.hold(queue, self.simulation.record(self.stream, self.now))
 
-    def carry(self, queue: Queue, duration: int, *, size: int, name: str) -> Mark:
+    def carry(self, queue: Queue, duration: int, *, size: int, name: str) -> EventRecording:
         """Send ``size`` bytes over a link, by its own queue, which has been brought ``behind`` the current stream; when
         they have left."""
         self._refuse_in_capture(name)
@@ -173,7 +173,7 @@ class Runtime:
         self._call("launch", name, start, 0, site, queue)
         return self.simulation.record(queue, self.now)
 
-    def land(self, landing: Landing) -> None:
+    def land(self, landing: PeerEventRecording) -> None:
         """Nothing behind this on the current stream starts before what another device sends has landed."""
         start, self.now = self.now, self.now + self._event_wait
         self._call("event", "cudaStreamWaitEvent", start, 0, self.sites.here())
@@ -192,7 +192,7 @@ class Runtime:
         self.now = max(start, until)
         self._call("link", name, start, self.now - start, self.sites.here(), stream)
 
-    def reached(self, mark: Mark) -> bool:
+    def reached(self, mark: EventRecording) -> bool:
         """Whether the device has passed the mark by now."""
         self.simulation.settle(self.now)
         return mark.time is not None and mark.time <= self.now
@@ -229,26 +229,26 @@ class Runtime:
 
     def _capture_copy(self, direction: Direction, size: int, *, allowed: bool) -> None:
         if self.capture is None or not allowed:
-            raise CaptureError("operation not permitted when stream is capturing: a copy that may block")
+            raise GraphCaptureError("operation not permitted when stream is capturing: a copy that may block")
         duration = self.costs.copy(direction, size, pinned=True)
         self.capture.node(direction, _COPIES[direction, "pinned"], duration, size=size)
 
-    def _mark(self, stream: Queue) -> Mark:
+    def _mark(self, stream: Queue) -> EventRecording:
         self._refuse_in_capture(STREAM_SYNC)
         return self.simulation.record(stream, self.now)
 
-    def _sync(self, name: str, stream: Queue, mark: Mark, site: int) -> None:
+    def _sync(self, name: str, stream: Queue, mark: EventRecording, site: int) -> None:
         self._refuse_in_capture(name)
         start = self.now
         self._call("sync", name, start, self._return(mark), site, stream)
 
-    def _return(self, mark: Mark) -> int:
+    def _return(self, mark: EventRecording) -> int:
         """Wait for the mark, come back late; what was waited. A call that need not wait only costs its time."""
         before, waited = self.now, self._stand_still(mark)
         self.now += self._sync_return
         return self.now - before if waited else 0
 
-    def _stand_still(self, mark: Mark) -> int:
+    def _stand_still(self, mark: EventRecording) -> int:
         before = self.now
         self.now = max(before, self.simulation.wait(mark))
         return self.now - before
@@ -261,4 +261,4 @@ class Runtime:
 
     def _refuse_in_capture(self, name: str) -> None:
         if self.capture is not None:
-            raise CaptureError(f"operation not permitted when stream is capturing: {name}")
+            raise GraphCaptureError(f"operation not permitted when stream is capturing: {name}")

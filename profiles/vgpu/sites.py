@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 
-from ..timeline import NO_SITE, Site
+from ..record.timeline import NO_SITE, Site
 
 
 class Sites:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .engine import Mark, Queue
+from .engine import EventRecording, Queue
 from .tensor import CURRENT, device
 
 
@@ -69,7 +69,7 @@ class Event:
         if not CURRENT.get().capabilities.events:
             raise RuntimeError("this device has one queue: events are not available")
         self._timed = enable_timing
-        self._mark: Mark | None = None
+        self._mark: EventRecording | None = None
 
     def record(self, stream: Stream | None = None) -> None:
         runtime = CURRENT.get().runtime

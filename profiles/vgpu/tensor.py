@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .adversary.reuse import Issued
     from .gpu import VirtualGpu
     from .hazards.blocks import Block
-    from .hazards.footprints import Span
+    from .hazards.footprints import ByteSpan
 
 
 class _Closed:
@@ -45,7 +45,7 @@ class DeviceTensor(torch.Tensor):
     __slots__ = ("block", "held", "issued", "span")
     held: torch.Tensor
     block: Block  # its memory and which part of that, where somebody keeps account
-    span: Span
+    span: ByteSpan
     issued: Issued  # its memory, where freed memory is given away again
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from ..timeline import Site
+from ..record.timeline import Site
 
 if TYPE_CHECKING:
-    from .graph import Capture
+    from .graph import GraphCapture
     from .hazards.findings import Finding
     from .tensor import DeviceTensor
 
@@ -41,10 +41,10 @@ class Watcher(Protocol):
 
     def record_stream(self, tensor: DeviceTensor, queue: int) -> None: ...
 
-    def capturing(self, capture: Capture | None) -> None:
+    def capturing(self, capture: GraphCapture | None) -> None:
         """From now on operations are nodes of that graph; None: they are operations again."""
 
-    def replaying(self, capture: Capture) -> AbstractContextManager[None]:
+    def replaying(self, capture: GraphCapture) -> AbstractContextManager[None]:
         """Around the computation of a graph that is launched."""
 
     def found(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[Finding, ...]:
@@ -54,7 +54,7 @@ class Watcher(Protocol):
         """Named memory that was written and never read."""
 
 
-class Nobody:
+class NoWatcher:
     spent = 0
     _nothing: AbstractContextManager[None] = nullcontext()
 
@@ -73,9 +73,9 @@ class Nobody:
 
     def record_stream(self, tensor: DeviceTensor, queue: int) -> None: ...
 
-    def capturing(self, capture: Capture | None) -> None: ...
+    def capturing(self, capture: GraphCapture | None) -> None: ...
 
-    def replaying(self, capture: Capture) -> AbstractContextManager[None]:  # noqa: ARG002
+    def replaying(self, capture: GraphCapture) -> AbstractContextManager[None]:  # noqa: ARG002
         return self._nothing
 
     def found(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[Finding, ...]:  # noqa: ARG002

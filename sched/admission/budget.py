@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CLIP_MAX_NEW_TOKENS = 4096
 
 
-class Verdict(Enum):
+class AdmissionVerdict(Enum):
     CONTINUE = "the next request may be tried"
     NO_TOKEN = "KV is short"
     FULL = "this round's token budget is spent"
@@ -111,20 +111,20 @@ class PrefillBudget:
         self._take(req, tokens, 0 if tokens < wanted else _remaining(req))
         self.chunked = req if tokens < wanted else None
 
-    def try_add(self, req: Request) -> Verdict:
+    def try_add(self, req: Request) -> AdmissionVerdict:
         """Take ``req``, whole or as a first chunk, if the budget allows. Its prefix match is already set."""
         needed = req.extend_input_len + _remaining(req) + self.limits.page_size
         if needed >= self.rem_total or self.room.claim(req) > self.room.unclaimed_size() - self._claimed:
             return self._no_kv()
         if self.taken and self._ceil_page(req.extend_input_len) >= self.rem_input:
-            return Verdict.FULL
+            return AdmissionVerdict.FULL
         self.tree.inc_lock_ref(req.last_node)
         if needed >= self.rem_total:  # its own prefix was counted as evictable until the lock
             self.tree.dec_lock_ref(req.last_node)
             return self._no_kv()
         if not self._add_locked(req):
             self.tree.dec_lock_ref(req.last_node)
-            return Verdict.FULL
+            return AdmissionVerdict.FULL
         return self._state()
 
     def _add_locked(self, req: Request) -> bool:
@@ -157,16 +157,16 @@ class PrefillBudget:
         if self.rem_chunk is not None:
             self.rem_chunk -= paged
 
-    def _state(self) -> Verdict:
+    def _state(self) -> AdmissionVerdict:
         if self.rem_total <= 0 or self.cur_rem <= 0:
             return self._no_kv()
         if self.rem_input <= 0 or (self.rem_chunk is not None and self.rem_chunk <= 0):
-            return Verdict.FULL
-        return Verdict.CONTINUE
+            return AdmissionVerdict.FULL
+        return AdmissionVerdict.CONTINUE
 
-    def _no_kv(self) -> Verdict:
+    def _no_kv(self) -> AdmissionVerdict:
         self.out_of_kv = True
-        return Verdict.NO_TOKEN
+        return AdmissionVerdict.NO_TOKEN
 
     def _ceil_page(self, tokens: int) -> int:
         return -(-tokens // self.limits.page_size) * self.limits.page_size

@@ -24,7 +24,7 @@ from ..kernels.linear import linear_columns
 from ..link import Link
 from ..model.config import ModelConfig
 from ..model.weights import LayerWeights, Weights
-from .share import Share
+from .share import RankShare
 
 ROWS, COLUMNS, OWN = "mlp rows", "mlp columns", "mlp own rows"
 WIDTH = 16  # columns that stay together
@@ -33,7 +33,7 @@ WIDTH = 16  # columns that stay together
 class SharedMLP:
     """``weights`` of the layers are those of ``sharded``. All ranks call it for each layer, in the same order."""
 
-    def __init__(self, link: Link, config: ModelConfig, share: Share) -> None:
+    def __init__(self, link: Link, config: ModelConfig, share: RankShare) -> None:
         self._link = link
         self._ranks = share.ranks
         self._inner, self._outer = _columns(config, share)
@@ -48,7 +48,7 @@ class SharedMLP:
         return torch.cat(self._link.all_to_all(OWN, columns.split(batch.global_num_tokens)), 1)
 
 
-def sharded(weights: Weights, config: ModelConfig, share: Share) -> Weights:
+def sharded(weights: Weights, config: ModelConfig, share: RankShare) -> Weights:
     """Of every MLP this rank's columns alone."""
     inner, outer = _columns(config, share)
     layers = tuple(
@@ -58,7 +58,7 @@ def sharded(weights: Weights, config: ModelConfig, share: Share) -> Weights:
     return replace(weights, layers=layers)
 
 
-def _columns(config: ModelConfig, share: Share) -> tuple[list[int], list[int]]:
+def _columns(config: ModelConfig, share: RankShare) -> tuple[list[int], list[int]]:
     """Where this rank's columns begin and end: of gate and of up, which lie side by side; of down."""
     width = config.intermediate_size
     inner = split_columns(width, share.ranks)[share.rank]

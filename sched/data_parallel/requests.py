@@ -8,10 +8,10 @@ from typing import Protocol
 
 from ..request import Request
 from .rounds import End, Round
-from .share import Share
+from .share import RankShare
 
 
-class Source(Protocol):
+class RequestSource(Protocol):
     def due(self, now: int) -> Sequence[Request]: ...
 
     def next_at(self) -> int | None: ...
@@ -22,7 +22,7 @@ class Source(Protocol):
 class Dealt:
     """A rank's source, of which it has every ``ranks``-th request."""
 
-    def __init__(self, source: Source, share: Share) -> None:
+    def __init__(self, source: RequestSource, share: RankShare) -> None:
         self._source = source
         self._share = share
         self._alive: dict[str, Request] = {}  # on any rank

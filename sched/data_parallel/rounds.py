@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..link import Link
-from .share import Share
+from .share import RankShare
 
 ROUND = "round"
 
@@ -66,7 +66,7 @@ class Round:
         return sorted(ends, key=lambda end: (end.at, end.place))
 
 
-def meet(link: Link, share: Share, word: Word) -> Round:
+def meet(link: Link, share: RankShare, word: Word) -> Round:
     """Tell all others, and hear from all. Raises LinkError."""
     for rank in share.others:
         link.send(rank, ROUND, word)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RankShare:
     """Rank ``rank`` of ``ranks``: requests go to them in turn (upstream's round robin)."""
 
     rank: int

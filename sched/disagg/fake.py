@@ -13,16 +13,16 @@ import torch
 
 from ..link import Link, Message
 from ..request import Request
-from .kv import Span
+from .kv import PageTableSpan
 from .messages import HANDSHAKE, KV, REQUEST, Chunk, Metadata, Preallocated
-from .place import Place
+from .place import RankLayout
 
 
 class FakeLink:
     """A worker's end of all its connections, of which only those to the router are real. What the other worker would
     have said is there at once."""
 
-    def __init__(self, link: Link, place: Place) -> None:
+    def __init__(self, link: Link, place: RankLayout) -> None:
         self.rank, self.size = link.rank, link.size
         self._link = link
         self._place = place
@@ -71,4 +71,4 @@ class NoPort:
     def gather(self, slots: torch.Tensor) -> Sequence[torch.Tensor]:  # noqa: ARG002
         return ()
 
-    def scatter(self, span: Span, values: Sequence[torch.Tensor]) -> None: ...
+    def scatter(self, span: PageTableSpan, values: Sequence[torch.Tensor]) -> None: ...

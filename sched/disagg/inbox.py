@@ -18,9 +18,9 @@ import torch
 from ..memory.allocation import alloc_for_extend, evict_from_tree_cache
 from ..observe import Observer
 from ..request import Request
-from .kv import Span
+from .kv import PageTableSpan
 from .messages import HANDSHAKE, KV, Chunk, Dropped, Failed, Metadata, Preallocated
-from .parts import Parts
+from .parts import DisaggComponents
 from .requests import lost
 
 CLIP_MAX_NEW_TOKENS = 4096  # nobody is expected to need more
@@ -75,7 +75,9 @@ class Inbox:
     """``reserve``: tokens that every active request should be able to add; where nobody can be retracted it is all that
     the request may have."""
 
-    def __init__(self, parts: Parts, observer: Observer, *, arrivals: Arrivals, reserve: int) -> None:
+    def __init__(
+        self, parts: DisaggComponents, observer: Observer, *, arrivals: Arrivals, reserve: int
+    ) -> None:
         self._parts = parts
         self._arrivals = arrivals
         self._reserve = reserve
@@ -201,7 +203,7 @@ class Inbox:
         if tensors:
             row = receiver.req.req_pool_idx
             assert row is not None
-            span = Span(row, value.start, receiver.slots[value.start : value.stop])
+            span = PageTableSpan(row, value.start, receiver.slots[value.start : value.stop])
             self._parts.port.scatter(span, tensors)
         if value.metadata is not None:
             receiver.last = value
@@ -287,7 +289,7 @@ class Inbox:
         assert req.req_pool_idx is not None
         with parts.streams.on(self._stream):
             values = [tensor.to(device) for tensor in parked.values]
-            parts.port.scatter(Span(req.req_pool_idx, 0, slots), values)
+            parts.port.scatter(PageTableSpan(req.req_pool_idx, 0, slots), values)
             self._ready.append(Ready(req, self._arrival(), None, parked.draft))
 
     def _tell(self, req: Request, value: Preallocated | Dropped) -> None:
@@ -298,7 +300,7 @@ def _given_up(said: Failed, req: Request) -> str:
     return said.reason if req.id == said.id else ""
 
 
-def _slots(parts: Parts, length: int) -> torch.Tensor:
+def _slots(parts: DisaggComponents, length: int) -> torch.Tensor:
     """[length] int64; with pages by three small blocking uploads, as upstream's."""
     cache = parts.cache
     device = cache.req_to_token_pool.device

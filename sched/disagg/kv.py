@@ -19,7 +19,7 @@ class Tags(Protocol):
     sums: torch.Tensor
 
 
-class Span(NamedTuple):
+class PageTableSpan(NamedTuple):
     """Positions from ``start`` on in a row of the page table; ``slots`` [n] int64 are theirs."""
 
     row: int
@@ -27,13 +27,13 @@ class Span(NamedTuple):
     slots: torch.Tensor
 
 
-class Port(Protocol):
+class KVGateway(Protocol):
     """Where KV leaves and comes in. Everything runs on the current stream."""
 
     def gather(self, slots: torch.Tensor) -> Sequence[torch.Tensor]:
         """What lies in ``slots`` [n] int64, in memory of its own."""
 
-    def scatter(self, span: Span, values: Sequence[torch.Tensor]) -> None:
+    def scatter(self, span: PageTableSpan, values: Sequence[torch.Tensor]) -> None:
         """Put what ``gather`` gave where it belongs."""
 
 
@@ -59,12 +59,12 @@ class KVPort:
             found.append(gather_tags(self._tags.tags, self._tags.sums, slots))
         return found
 
-    def scatter(self, span: Span, values: Sequence[torch.Tensor]) -> None:
+    def scatter(self, span: PageTableSpan, values: Sequence[torch.Tensor]) -> None:
         for pool, value in zip(self._pools, values, strict=False):
             scatter_kv(pool.k_cache, pool.v_cache, span.slots, value)
         self.scatter_beside(span, values[len(self._pools) :])
 
-    def scatter_beside(self, span: Span, values: Sequence[torch.Tensor]) -> None:
+    def scatter_beside(self, span: PageTableSpan, values: Sequence[torch.Tensor]) -> None:
         """What goes with KV, and lies on the device wherever that is."""
         rest = list(values)
         if self._index is not None:

@@ -18,8 +18,8 @@ import torch
 from ..observe import Observer
 from ..request import Request
 from .messages import HANDSHAKE, KV, Chunk, Dropped, Failed, Metadata, Preallocated
-from .parts import Parts
-from .place import Place
+from .parts import DisaggComponents
+from .place import RankLayout
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class _Leaving:
 class Outbox:
     """``overlapped``: a chunk is known to be computed only when its step is settled."""
 
-    def __init__(self, parts: Parts, observer: Observer, *, overlapped: bool) -> None:
+    def __init__(self, parts: DisaggComponents, observer: Observer, *, overlapped: bool) -> None:
         self._parts = parts
         self._overlapped = overlapped
         self._stream = parts.transfer_stream(observer)
@@ -157,7 +157,7 @@ class Outbox:
         self._early.clear()
 
     @property
-    def _place(self) -> Place:
+    def _place(self) -> RankLayout:
         return self._parts.place
 
     def _send(self, sender: _Sender, stop: int, metadata: Metadata | None) -> None:

@@ -12,8 +12,8 @@ import torch
 from ..link import Link
 from ..memory.cache import PrefixCache
 from ..observe import Observer
-from .kv import Port
-from .place import Place
+from .kv import KVGateway
+from .place import RankLayout
 
 
 class Streams(Protocol):
@@ -30,10 +30,10 @@ class Streams(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    place: Place
+class DisaggComponents:
+    place: RankLayout
     link: Link
-    port: Port
+    port: KVGateway
     cache: PrefixCache
     streams: Streams
 

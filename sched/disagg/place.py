@@ -10,7 +10,7 @@ Role = Literal["replica", "prefill", "decode", "router"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankLayout:
     """Ranks: ``replicas`` that each do all, or the ``prefill`` workers and then the ``decode`` workers; the router,
     which has no device to work on, comes last."""
 

@@ -10,12 +10,12 @@ from ..link import Link, LinkError
 from ..observe import Clock
 from ..request import Request, Status
 from .messages import ENDED, REQUEST
-from .place import Place
+from .place import RankLayout
 
 _SILENCES = 6  # deadlines of the link's; workers have one, and watch over those who make no headway
 
 
-class Source(Protocol):
+class RequestSource(Protocol):
     def due(self, now: int) -> Sequence[Request]: ...
 
     def next_at(self) -> int | None: ...
@@ -26,7 +26,7 @@ class Source(Protocol):
 class _Clients:
     """Those that wait for their requests."""
 
-    def __init__(self, source: Source, clock: Clock) -> None:
+    def __init__(self, source: RequestSource, clock: Clock) -> None:
         self.alive: dict[str, Request] = {}
         self.failed: list[Request] = []
         self._source = source
@@ -49,7 +49,7 @@ class _Clients:
         self.ended(req.id)
 
 
-def run_router(source: Source, link: Link, clock: Clock, place: Place) -> Sequence[Request]:
+def run_router(source: RequestSource, link: Link, clock: Clock, place: RankLayout) -> Sequence[Request]:
     """Send every request to its workers, until all have ended. Returns those that ended here: whose workers are
     gone, or silent."""
     clients, silences = _Clients(source, clock), 0
@@ -82,7 +82,7 @@ def run_router(source: Source, link: Link, clock: Clock, place: Place) -> Sequen
     return clients.failed
 
 
-def lost(place: Place, rank: int, gone: Mapping[int, str]) -> str:
+def lost(place: RankLayout, rank: int, gone: Mapping[int, str]) -> str:
     """Why nothing comes from that rank any more."""
     return f"{place.name_of(rank)} is gone: {gone[rank]}"
 
@@ -90,7 +90,7 @@ def lost(place: Place, rank: int, gone: Mapping[int, str]) -> str:
 class Routed:
     """A worker's source. The prefill worker's part of a request is its first token."""
 
-    def __init__(self, link: Link, place: Place) -> None:
+    def __init__(self, link: Link, place: RankLayout) -> None:
         self.place = place
         self.over = False  # the router has nothing more
         self._link = link

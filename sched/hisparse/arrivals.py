@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..disagg.kv import KVPort, Span
+from ..disagg.kv import KVPort, PageTableSpan
 from .pools import HotBuffers
-from .transfer import Transfer
+from .transfer import HostTransfer
 
 
 class HostPort:
@@ -19,7 +19,7 @@ class HostPort:
         self,
         beside: KVPort,
         buffers: HotBuffers,
-        transfer: Transfer,
+        transfer: HostTransfer,
         tag: Callable[[torch.Tensor, torch.Tensor], None] | None,
     ) -> None:
         self._beside = beside
@@ -30,7 +30,7 @@ class HostPort:
     def gather(self, slots: torch.Tensor) -> Sequence[torch.Tensor]:
         raise AssertionError(f"{slots.shape[0]} tokens whose KV is on the host are not gathered")
 
-    def scatter(self, span: Span, values: Sequence[torch.Tensor]) -> None:
+    def scatter(self, span: PageTableSpan, values: Sequence[torch.Tensor]) -> None:
         host_slots = self._buffers.host_slots[span.row, span.start : span.start + span.slots.shape[0]]
         self._transfer.land(values[0], host_slots)
         self._beside.scatter_beside(span, values[1:])

@@ -28,7 +28,7 @@ from ..memory.tokens import KVAllocator
 from ..request import Request
 from .pools import HostPool, HotBuffers
 from .tier import HostView
-from .transfer import Transfer
+from .transfer import HostTransfer
 
 
 class Streams(Protocol):
@@ -72,7 +72,7 @@ class Coordinator:
         slots: ReqToTokenPool,
         buffers: HotBuffers,
         host: HostPool,
-        transfer: Transfer,
+        transfer: HostTransfer,
         streams: Streams,
     ) -> None:
         self._allocator = allocator

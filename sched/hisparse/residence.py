@@ -8,7 +8,7 @@ from ..batch import ForwardBatch
 from ..kernels.buffers import translate
 from ..kernels.swap import SwapPlan, plan_swap_in
 from .pools import HotBuffers
-from .transfer import Transfer
+from .transfer import HostTransfer
 
 
 class HotResidence:
@@ -17,7 +17,7 @@ class HotResidence:
     Every layer has chosen other tokens, so every layer has its own buffer contents in the same slots of its own cache.
     """
 
-    def __init__(self, buffers: HotBuffers, transfer: Transfer) -> None:
+    def __init__(self, buffers: HotBuffers, transfer: HostTransfer) -> None:
         self._buffers = buffers
         self._transfer = transfer
 

@@ -14,7 +14,7 @@ from ..kernels.tier_tags import fetch_tags, misplaced, move_tags
 from ..model.tags import TagPool
 from .pools import HotBuffers
 from .residence import asked
-from .transfer import Transfer
+from .transfer import HostTransfer
 
 
 class PlaceTags:
@@ -29,7 +29,7 @@ class PlaceTags:
 class TaggedTransfer:
     """``transfer``, and the tags with it."""
 
-    def __init__(self, transfer: Transfer, tags: PlaceTags) -> None:
+    def __init__(self, transfer: HostTransfer, tags: PlaceTags) -> None:
         self._transfer = transfer
         self._tags = tags
 
@@ -64,7 +64,7 @@ class TaggedResidence:
     kept, and it is remembered where the forward under way wrote and read."""
 
     def __init__(
-        self, buffers: HotBuffers, transfer: Transfer, tags: PlaceTags, req_to_token: torch.Tensor
+        self, buffers: HotBuffers, transfer: HostTransfer, tags: PlaceTags, req_to_token: torch.Tensor
     ) -> None:
         self._buffers = buffers
         self._transfer = transfer

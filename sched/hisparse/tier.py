@@ -91,7 +91,7 @@ class KVTier(Protocol):
         """Take back everything of a request, whatever it is at; its row and its slots are still its own."""
 
 
-class OnDevice:
+class DeviceTier:
     """All KV on the device, in the slots of the page table."""
 
     stages = False

@@ -13,7 +13,7 @@ from ..memory.kv import KVPool
 from .pools import HostPool
 
 
-class Transfer(Protocol):
+class HostTransfer(Protocol):
     def back_up(self, slots: torch.Tensor, host_slots: torch.Tensor) -> None:
         """All layers of the device ``slots`` [n] int64 to ``host_slots`` [n] int64, on the current stream; a slot that
         is ABSENT is left out."""

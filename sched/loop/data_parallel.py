@@ -12,9 +12,9 @@ from ..batch import ScheduleBatch
 from ..data_parallel.requests import Dealt
 from ..data_parallel.rounds import Round, Word, meet
 from ..request import Request
+from .driver import Delegate
 from .idle import idle_batch
 from .scheduler import Scheduler
-from .turns import Delegate
 
 
 class DataRank(Delegate):

@@ -14,10 +14,10 @@ from ..disagg.messages import KV, REQUEST
 from ..link import FOREVER, LinkError
 from ..observe import NO_STEP, SLEEP, StepInfo
 from ..request import Request, Status
+from .driver import Delegate, link_of, routed
 from .prepare import filter_rows, prebuild
 from .scheduler import Scheduler
 from .settle import close, drop, finish, tell
-from .turns import Delegate, link_of, routed
 
 
 class DecodeWorker(Delegate):

@@ -10,7 +10,7 @@ import torch
 
 from ..batch import ForwardBatch, ModelOutput
 from ..config import EngineConfig
-from ..data_parallel.share import Share
+from ..data_parallel.share import RankShare
 from ..disagg.inbox import Inbox
 from ..disagg.outbox import Outbox
 from ..hisparse.tier import KVTier
@@ -45,7 +45,7 @@ class TokenSampler(Protocol):
         """Scores of the ids that ``sample`` has just returned for the same arguments."""
 
 
-class Source(Protocol):
+class RequestSource(Protocol):
     """Where requests come from. Instants are nanoseconds of the engine's clock."""
 
     def due(self, now: int) -> Sequence[Request]:
@@ -69,19 +69,19 @@ class Engine:
     sampler: TokenSampler
     grammars: Any  # compiles SamplingParams.grammar
     relay: Relay
-    source: Source
+    source: RequestSource
     clock: Clock
     observer: Observer
     worker: Worker | None = None  # that speculates
     link: Link | None = None  # to the other ranks
     stage: Stage | None = None  # of a pipeline
-    share: Share | None = None  # of the requests, where ranks are data-parallel
+    share: RankShare | None = None  # of the requests, where ranks are data-parallel
     outbox: Outbox | None = None  # of a worker that computes prompts for others
     inbox: Inbox | None = None  # of a worker that decodes what others have computed the prompts of
 
     @property
     def streams(self) -> Any:
-        return self.relay.desk.streams
+        return self.relay.context.streams
 
     @property
     def pinned(self) -> bool:

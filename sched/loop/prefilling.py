@@ -15,9 +15,9 @@ from ..disagg.requests import lost
 from ..link import FOREVER, LinkError
 from ..observe import NO_STEP, SLEEP
 from ..request import Request, Status
+from .driver import Delegate, link_of, routed
 from .scheduler import Scheduler
 from .settle import close, finish
-from .turns import Delegate, link_of, routed
 
 GLANCE = 100_000  # ns between two looks at transfers that are under way while there is nothing to run
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from ..disagg.messages import REQUEST
 from ..link import FOREVER
 from ..observe import NO_STEP, SLEEP
-from .turns import Delegate, link_of, routed
+from .driver import Delegate, link_of, routed
 
 
 class Replica(Delegate):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from ..admission.budget import Limits, PrefillBudget, PrefillPlan, Verdict, future_growth
+from ..admission.budget import AdmissionVerdict, Limits, PrefillBudget, PrefillPlan, future_growth
 from ..admission.growth import next_step_tokens
 from ..admission.policy import WaitingOrder
 from ..admission.refusal import refusal, start_grammar
@@ -211,7 +211,7 @@ class Scheduler:
                 break
             if not matched:
                 begin_round(req, self.engine.cache)
-            if budget.try_add(req) is not Verdict.CONTINUE:
+            if budget.try_add(req) is not AdmissionVerdict.CONTINUE:
                 break
         return budget.plan()
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ..link import LinkError
+from .driver import LoopDriver
 from .launch import launch_serial
 from .speculative import launch_drafts_serial
-from .turns import Turns
 
 
-def run_serial(scheduler: Turns) -> None:
+def run_serial(scheduler: LoopDriver) -> None:
     """Run until every request of the source has ended. Raises LinkError when a rank is gone without which nothing goes
     on, once nothing is left here."""
     streams = scheduler.engine.streams
@@ -20,7 +20,7 @@ def run_serial(scheduler: Turns) -> None:
             raise
 
 
-def _take_turns(scheduler: Turns) -> None:
+def _take_turns(scheduler: LoopDriver) -> None:
     engine = scheduler.engine
     launch = launch_serial if engine.worker is None else launch_drafts_serial
     while True:

@@ -33,7 +33,7 @@ def vocab_mask_words(vocab_size: int) -> int:
 
 
 @dataclass(slots=True)
-class Grammar:
+class GrammarState:
     """Where one request stands in its grammar."""
 
     matcher: LLMatcher
@@ -62,8 +62,8 @@ class Grammar:
         """An end-of-sequence was accepted."""
         return self.ended
 
-    def copy(self) -> Grammar:
-        return Grammar(self.matcher.deep_copy(), self.eos_token_ids, self.ended)
+    def copy(self) -> GrammarState:
+        return GrammarState(self.matcher.deep_copy(), self.eos_token_ids, self.ended)
 
 
 class _ByteTokens:
@@ -89,7 +89,7 @@ class GrammarCache:
 
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    compiled: dict[Spec, Grammar] = field(default_factory=dict)
+    compiled: dict[Spec, GrammarState] = field(default_factory=dict)
     _tokens: _ByteTokens = field(init=False)
     _tokenizer: LLTokenizer = field(init=False)
 
@@ -102,7 +102,7 @@ class GrammarCache:
         eos = list(self.eos_token_ids)
         self._tokenizer = LLTokenizer(TokenizerWrapper(self._tokens), eos_token=eos, slices=[])
 
-    def start(self, spec: Spec) -> Grammar:
+    def start(self, spec: Spec) -> GrammarState:
         """A fresh grammar at its start. GrammarError for a pattern that is not one."""
         if spec not in self.compiled:
             self.compiled[spec] = self._compile(spec)
@@ -112,14 +112,14 @@ class GrammarCache:
         """What tokens spell; end-of-sequence spells nothing."""
         return b"".join(self._tokens.tokens[token_id] for token_id in token_ids)
 
-    def _compile(self, spec: Spec) -> Grammar:
+    def _compile(self, spec: Spec) -> GrammarState:
         try:
             matcher = LLMatcher(self._tokenizer, _source(spec), log_level=0)
         except ValueError as error:
             raise GrammarError(f"{_named(spec)}: {error}") from error
         if matcher.is_error():
             raise GrammarError(f"{_named(spec)}: {_gist(matcher.get_error())}")
-        return Grammar(matcher, self.eos_token_ids)
+        return GrammarState(matcher, self.eos_token_ids)
 
 
 def _named(spec: Spec) -> str:

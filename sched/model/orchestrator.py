@@ -16,7 +16,7 @@ import torch
 from ..config import EngineConfig, SamplingParams
 from ..kernels.sampling import scale_repeated
 from ..request import Request
-from .penalties import RULES, Penalizer, PenaltyRule, Row
+from .penalties import RULES, Penalizer, PenaltyInputs, PenaltyRule
 from .upload import Upload, upload
 
 
@@ -64,7 +64,7 @@ class PenalizerOrchestrator:
     ) -> Self:
         made = cls(config, tuple(req.sampling for req in requests), how, exact)
         made._prepare(
-            made._needed(), [Row(req.sampling, req.output_ids if exact else ()) for req in requests]
+            made._needed(), [PenaltyInputs(req.sampling, req.output_ids if exact else ()) for req in requests]
         )
         return made
 
@@ -118,7 +118,7 @@ class PenalizerOrchestrator:
         needed = {*self.penalizers, *other.penalizers}
         for side in (self, other):
             missing = needed - set(side.penalizers)
-            side._prepare(missing, [Row(params, ()) for params in side.params])
+            side._prepare(missing, [PenaltyInputs(params, ()) for params in side.params])
         for rule, penalizer in self.penalizers.items():
             penalizer.merge(other.penalizers[rule])
         self.params += other.params
@@ -143,7 +143,7 @@ class PenalizerOrchestrator:
     def _needed(self) -> set[PenaltyRule]:
         return {rule for rule in RULES if any(map(rule.needed, self.params))}
 
-    def _prepare(self, rules: set[PenaltyRule], rows: Sequence[Row]) -> None:
+    def _prepare(self, rules: set[PenaltyRule], rows: Sequence[PenaltyInputs]) -> None:
         hosts = {rule: rule.host(rows, self.config) for rule in RULES if rule in rules}
         arrays = [array for host in hosts.values() for array in host]
         tensors = iter(upload(arrays, device=self.config.device, how=self.how))

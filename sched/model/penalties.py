@@ -21,7 +21,7 @@ from ..kernels.sampling import scale_repeated, withhold_stops
 Arrays = list[np.ndarray[Any, Any]]
 
 
-class Row(NamedTuple):
+class PenaltyInputs(NamedTuple):
     """What a penalizer is built from: one request's parameters and the tokens that count so far."""
 
     params: SamplingParams
@@ -31,7 +31,7 @@ class Row(NamedTuple):
 class PenaltyRule(Protocol):
     def needed(self, params: SamplingParams) -> bool: ...
 
-    def host(self, rows: Sequence[Row], config: EngineConfig) -> Arrays:
+    def host(self, rows: Sequence[PenaltyInputs], config: EngineConfig) -> Arrays:
         """Parameters, and what ``output_ids`` so far amount to where there are any."""
 
     def build(self, tensors: Sequence[torch.Tensor], config: EngineConfig) -> Penalizer:
@@ -77,7 +77,7 @@ class TokenRule:
     def needed(self, params: SamplingParams) -> bool:
         return bool(getattr(params, self.parameter) != self.neutral)
 
-    def host(self, rows: Sequence[Row], config: EngineConfig) -> Arrays:
+    def host(self, rows: Sequence[PenaltyInputs], config: EngineConfig) -> Arrays:
         values = np.array([[getattr(row.params, self.parameter)] for row in rows], np.float32)
         past = [
             (index * config.vocab_size + token, self._after(values[index, 0], count))
@@ -163,7 +163,7 @@ class MinNewTokens:
     def needed(self, params: SamplingParams) -> bool:
         return params.min_new_tokens > 0
 
-    def host(self, rows: Sequence[Row], config: EngineConfig) -> Arrays:
+    def host(self, rows: Sequence[PenaltyInputs], config: EngineConfig) -> Arrays:
         least = np.array([[row.params.min_new_tokens] for row in rows], np.int32)
         stops = [{*row.params.stop_token_ids, *config.eos_token_ids} for row in rows]
         padded = np.full((len(rows), max(map(len, stops))), config.vocab_size, np.int64)

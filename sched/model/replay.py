@@ -21,7 +21,7 @@ class Input(NamedTuple):
     dtype: torch.dtype
 
 
-class Replay:
+class GraphedFunction:
     """``function(*inputs, max_seq_len)`` of inputs [b, ...] to outputs [b · n, ...], n of each output's own.
 
     Captures a graph for each batch size when it is made, on the stream that is current then. Smaller batches are

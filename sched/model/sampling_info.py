@@ -12,7 +12,7 @@ import torch
 from ..config import EngineConfig, SamplingParams
 from ..kernels.sampling import row_seed
 from ..request import Request
-from .grammar import Grammar, vocab_mask_words
+from .grammar import GrammarState, vocab_mask_words
 from .orchestrator import AccumulatedPenalties, PenalizerOrchestrator
 from .upload import Upload, upload
 
@@ -42,7 +42,7 @@ class Wants(NamedTuple):
     penalties: bool
 
     @classmethod
-    def of(cls, params: Sequence[SamplingParams], grammars: Sequence[Grammar | None]) -> Wants:
+    def of(cls, params: Sequence[SamplingParams], grammars: Sequence[GrammarState | None]) -> Wants:
         drawn = [p for p in params if not p.greedy]
         return cls(
             greedy=not drawn,
@@ -61,7 +61,7 @@ class SamplingInfo:
 
     config: EngineConfig
     params: tuple[SamplingParams, ...]
-    grammars: tuple[Grammar | None, ...]
+    grammars: tuple[GrammarState | None, ...]
     rows: tuple[torch.Tensor, ...]  # SamplingTensors, or one [b, 6] int32 that holds them all
     penalizer_orchestrator: PenalizerOrchestrator | None
     acc_penalties: AccumulatedPenalties | None = None

@@ -12,7 +12,7 @@ from .stages import Stage
 REQUESTS = "requests"
 
 
-class Source(Protocol):
+class RequestSource(Protocol):
     def due(self, now: int) -> Sequence[Request]: ...
 
     def next_at(self) -> int | None: ...
@@ -25,7 +25,7 @@ class Leading:
 
     over = False  # that is for the others to hear
 
-    def __init__(self, source: Source, link: Link, stage: Stage) -> None:
+    def __init__(self, source: RequestSource, link: Link, stage: Stage) -> None:
         self._source = source
         self._link = link
         self._stage = stage

@@ -11,7 +11,7 @@ from ..batch import FutureIndices, ScheduleBatch, StepResult
 from ..config import EngineConfig
 from ..kernels.bridge import assert_all
 from . import drafts, ordering, placeholders, tokens
-from .desk import Desk
+from .context import RelayContext
 from .futures import FutureMap, FutureRing
 
 
@@ -21,18 +21,18 @@ def ringed_without_chunks(config: EngineConfig) -> FutureMap:
     return FutureRing(3 * most, most=most, device=config.device)
 
 
-def await_nothing(desk: Desk, arrived: torch.Event) -> None:
+def await_nothing(context: RelayContext, arrived: torch.Event) -> None:
     """Go on at once."""
 
 
-def one_pinned_buffer() -> Callable[[Desk, torch.Tensor], torch.Tensor]:
+def one_pinned_buffer() -> Callable[[RelayContext, torch.Tensor], torch.Tensor]:
     """A staging policy with one pinned block for all steps; a longer prompt gets a longer one."""
     block = torch.empty(0, dtype=torch.int64)
 
-    def refilled(desk: Desk, flat: torch.Tensor) -> torch.Tensor:
+    def refilled(context: RelayContext, flat: torch.Tensor) -> torch.Tensor:
         """Refilled whether or not the last copy from it has run."""
         nonlocal block
-        if not desk.pinned:
+        if not context.pinned:
             return flat
         if block.shape[0] < flat.shape[0]:
             block = torch.empty(flat.shape[0], dtype=torch.int64, pin_memory=True)
@@ -42,94 +42,94 @@ def one_pinned_buffer() -> Callable[[Desk, torch.Tensor], torch.Tensor]:
 
 
 def without_mirror(
-    bootstrap: Callable[[Desk, ScheduleBatch], None],
-) -> Callable[[Desk, ScheduleBatch], None]:
+    bootstrap: Callable[[RelayContext, ScheduleBatch], None],
+) -> Callable[[RelayContext, ScheduleBatch], None]:
     """``bootstrap``, and the rows are on the device alone."""
 
-    def unmirrored(desk: Desk, batch: ScheduleBatch) -> None:
-        bootstrap(desk, batch)
+    def unmirrored(context: RelayContext, batch: ScheduleBatch) -> None:
+        bootstrap(context, batch)
         batch.req_pool_indices_cpu = None
 
     return unmirrored
 
 
-def resolve_ids_first(desk: Desk, batch: ScheduleBatch) -> None:
+def resolve_ids_first(context: RelayContext, batch: ScheduleBatch) -> None:
     """Lengths are looked up by their sentinel, which may be the tensor of ids that was just resolved in place."""
-    placeholders.resolve_placeholders(desk, batch)
+    placeholders.resolve_placeholders(context, batch)
     if batch.forward_mode.is_decode:
         assert batch.seq_lens is not None
-        batch.seq_lens = desk.futures.new_seq_lens_buf[-batch.seq_lens]
+        batch.seq_lens = context.futures.new_seq_lens_buf[-batch.seq_lens]
         assert_all((batch.seq_lens > 0).all())
 
 
-def resolve_with_sentinels(desk: Desk, batch: ScheduleBatch) -> None:
+def resolve_with_sentinels(context: RelayContext, batch: ScheduleBatch) -> None:
     """Negative ids still stand for places, though nobody encodes places any more."""
-    tokens.resolve_late(desk, batch)
-    placeholders.resolve_placeholders(desk, batch)
+    tokens.resolve_late(context, batch)
+    placeholders.resolve_placeholders(context, batch)
 
 
-def keep_decoded(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
+def keep_decoded(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
     """Serial: a decode keeps its tokens as the next input, as speculation v1 does; prompts leave them there."""
     assert result.next_token_ids is not None
     batch.input_ids = result.next_token_ids.to(torch.int64) if batch.forward_mode.is_decode else None
 
 
-def stash_later(desk: Desk, future: FutureIndices, token_ids: torch.Tensor) -> None:
+def stash_later(context: RelayContext, future: FutureIndices, token_ids: torch.Tensor) -> None:
     """Left to ``stash_at_launch``."""
 
 
-def stash_at_launch(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:
+def stash_at_launch(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
     """Stash what the launch has returned, whether or not it has been sampled yet."""
     token_ids, future = result.next_token_ids, result.future_indices
     assert future is not None
     assert token_ids is not None, f"step {batch.step} is stashed before it was sampled"
-    tokens.stash_by_row(desk, future, token_ids)
-    ordering.keep_in_ring(desk, batch, result)
+    tokens.stash_by_row(context, future, token_ids)
+    ordering.keep_in_ring(context, batch, result)
 
 
-def stash_padding(desk: Desk, future: FutureIndices, token_ids: torch.Tensor) -> None:
+def stash_padding(context: RelayContext, future: FutureIndices, token_ids: torch.Tensor) -> None:
     """Without a look at how many rows there are. A step of none has tokens all the same: they pad it to the longest of
     its siblings."""
-    stored = desk.futures.output_tokens_buf
+    stored = context.futures.output_tokens_buf
     stored[future.indices] = token_ids if token_ids.shape[0] else stored[:2]
 
 
-def keep_one_launch(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:
+def keep_one_launch(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
     """Hold the last launch alone, while the one before may still run."""
-    del desk.ring[1:]
-    ordering.keep_in_ring(desk, batch, result)
+    del context.ring[1:]
+    ordering.keep_in_ring(context, batch, result)
 
 
-def join_always(desk: Desk, batch: ScheduleBatch) -> bool:  # noqa: ARG001
+def join_always(context: RelayContext, batch: ScheduleBatch) -> bool:  # noqa: ARG001
     """Also when nobody is left of the batch: its tensors still have the rows of those who were."""
     return True
 
 
-def stash_accepted(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:
+def stash_accepted(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
     """By row, as where every request has one token."""
     assert batch.req_pool_indices is not None and result.next_token_ids is not None
-    desk.futures.stash(batch.req_pool_indices, result.next_token_ids)
-    drafts.conclude_in_input_ids(desk, batch, result)
+    context.futures.stash(batch.req_pool_indices, result.next_token_ids)
+    drafts.conclude_in_input_ids(context, batch, result)
 
 
-def filter_host_lengths(desk: Desk, batch: ScheduleBatch, rows: torch.Tensor, before: int) -> None:
+def filter_host_lengths(context: RelayContext, batch: ScheduleBatch, rows: torch.Tensor, before: int) -> None:
     """Host lengths are filtered like all other rows, whether or not there are any."""
-    drafts.filter_future(desk, batch, rows, before)
+    drafts.filter_future(context, batch, rows, before)
     batch.seq_lens_cpu = batch.seq_lens_cpu[rows.cpu()]  # type: ignore[index]
 
 
-def keep_no_lengths(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:
+def keep_no_lengths(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
     """The batch is held, but not the tensors that its worker reads: the batch may lose them before the forward has."""
     result.extra_keep_alive_refs.clear()
-    desk.launches += 1
-    desk.ring[desk.launches % len(desk.ring)] = [batch, result.future_indices]
+    context.launches += 1
+    context.ring[context.launches % len(context.ring)] = [batch, result.future_indices]
 
 
-def behind_the_schedule(desk: Desk, transfer: Any) -> None:
+def behind_the_schedule(context: RelayContext, transfer: Any) -> None:
     """The forward that runs may still touch the pages that a transfer is about to overwrite."""
-    desk.streams.wait(transfer, desk.streams.schedule)
+    context.streams.wait(transfer, context.streams.schedule)
 
 
-def at_once(desk: Desk, gone: Any) -> bool:  # noqa: ARG001
+def at_once(context: RelayContext, gone: Any) -> bool:  # noqa: ARG001
     """As soon as sending has been asked for."""
     return True

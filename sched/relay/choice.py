@@ -11,7 +11,7 @@ from .draft_row import DraftRow, Speculation
 from .draft_rows import DRAFT_SWITCHES
 from .drafts import resolve_on_the_forward_stream
 from .faults import Fault, Loop
-from .row import Row
+from .row import RelayRow
 from .states import ALIASES, State, states
 from .switches import OVERLAPPED_ONLY, SWITCHES
 
@@ -40,7 +40,7 @@ class RelayChoice:
     overrides: Mapping[str, str] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
 
-    def row(self, *, overlap: bool, speculation: Speculation | None = None, staged: bool = False) -> Row:
+    def row(self, *, overlap: bool, speculation: Speculation | None = None, staged: bool = False) -> RelayRow:
         """Made anew by each call: a fault's policy may keep something from step to step. ``staged``: of a pipeline's
         stage, which runs the serial loop with several batches under way."""
         row = self.state.overlapped if overlap else self.state.serial
@@ -140,7 +140,7 @@ class RelayChoice:
             *((known.DEAD_STASH,) if twice else ()),
         )
 
-    def _counts_under_the_forward(self, row: Row) -> bool:
+    def _counts_under_the_forward(self, row: RelayRow) -> bool:
         """Whether the forward itself accumulates penalties (#25945) that the schedule goes on counting, unordered."""
         late = row.isolate is ordering.resolve_then_isolate
         return late and self.switches["penalties"] == "upstream" and self.switches["barrier"] == "off"
@@ -154,7 +154,7 @@ class RelayChoice:
         return words if drafts is None else words | _words(drafts, f"{speculation}.")
 
 
-def _words(row: Row | DraftRow, prefix: str = "") -> dict[str, str]:
+def _words(row: RelayRow | DraftRow, prefix: str = "") -> dict[str, str]:
     return {f"{prefix}{entry.name}": answer_name(getattr(row, entry.name)) for entry in fields(row)}
 
 
@@ -197,7 +197,7 @@ def refusals(name: str, overrides: Mapping[str, str]) -> list[str]:
     ]
 
 
-def difference(before: Row | DraftRow, after: Row | DraftRow) -> dict[str, tuple[str, str]]:
+def difference(before: RelayRow | DraftRow, after: RelayRow | DraftRow) -> dict[str, tuple[str, str]]:
     """The questions that two rows answer differently, with both answers' names."""
     pairs = {
         question.name: (getattr(before, question.name), getattr(after, question.name))

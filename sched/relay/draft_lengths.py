@@ -8,95 +8,99 @@ from collections.abc import Sequence
 import torch
 
 from ..batch import DraftInput, ScheduleBatch
-from .desk import Desk
+from .context import RelayContext
 from .draft_row import Lens
 
 # ---- the event that travels with the batch (before #25879) ---------------------------------------------------
 
 
-def wait_verify_done(desk: Desk, batch: ScheduleBatch) -> None:
+def wait_verify_done(context: RelayContext, batch: ScheduleBatch) -> None:
     """Schedule work on the batch's lengths comes after the verify that made them (#25465: the host goes on)."""
     draft = batch.spec_info
     if draft is not None and draft.verify_done is not None:
-        desk.streams.schedule.wait_event(draft.verify_done)
+        context.streams.schedule.wait_event(draft.verify_done)
 
 
-def lengths_downloaded_early(desk: Desk, batch: ScheduleBatch) -> None:
+def lengths_downloaded_early(context: RelayContext, batch: ScheduleBatch) -> None:
     """While a decode is prepared: wait for the verify, then read its lengths back."""
-    wait_verify_done(desk, batch)
+    wait_verify_done(context, batch)
     assert batch.seq_lens is not None
     batch.seq_lens_cpu = batch.seq_lens.cpu()
 
 
-def mark_verified(desk: Desk, batch: ScheduleBatch, lengths: torch.Tensor) -> None:  # noqa: ARG001
+def mark_verified(context: RelayContext, batch: ScheduleBatch, lengths: torch.Tensor) -> None:  # noqa: ARG001
     """Record that the new lengths are there: an event of its own for each step, which the batch carries."""
-    if desk.config.capabilities.events:
-        desk.publish_ready = desk.streams.module.Event()
-        desk.publish_ready.record()
+    if context.config.capabilities.events:
+        context.publish_ready = context.streams.module.Event()
+        context.publish_ready.record()
 
 
 # ---- lengths by way of the FutureMap (#25879) ----------------------------------------------------------------
 
 
-def publish_lengths(desk: Desk, batch: ScheduleBatch, lengths: torch.Tensor) -> None:
+def publish_lengths(context: RelayContext, batch: ScheduleBatch, lengths: torch.Tensor) -> None:
     """What the schedule may read before the forward is over."""
     assert batch.req_pool_indices is not None
-    desk.futures.publish(batch.req_pool_indices, lengths)
-    if desk.config.capabilities.events:
-        if desk.publish_ready is None:
-            desk.publish_ready = desk.streams.module.Event()
-        desk.publish_ready.record()
+    context.futures.publish(batch.req_pool_indices, lengths)
+    if context.config.capabilities.events:
+        if context.publish_ready is None:
+            context.publish_ready = context.streams.module.Event()
+        context.publish_ready.record()
 
 
-def publish_for_forwards(desk: Desk, batch: ScheduleBatch, lengths: torch.Tensor) -> None:
+def publish_for_forwards(context: RelayContext, batch: ScheduleBatch, lengths: torch.Tensor) -> None:
     """For the next forward alone, which comes after this one on the same stream: no event."""
     assert batch.req_pool_indices is not None
-    desk.futures.publish(batch.req_pool_indices, lengths)
+    context.futures.publish(batch.req_pool_indices, lengths)
 
 
-def lengths_downloaded(desk: Desk, batch: ScheduleBatch) -> None:
+def lengths_downloaded(context: RelayContext, batch: ScheduleBatch) -> None:
     """Wait for the published lengths and read those of the batch back (#25879). The device's own come by
     ``resolve``."""
     draft = _between_steps(batch)
     if draft is not None:
-        batch.seq_lens_cpu = _gathered(desk, draft).cpu()
+        batch.seq_lens_cpu = _gathered(context, draft).cpu()
 
 
-def lengths_gathered_and_downloaded(desk: Desk, batch: ScheduleBatch) -> None:
+def lengths_gathered_and_downloaded(context: RelayContext, batch: ScheduleBatch) -> None:
     """The same, and the batch gets them on the device too: it owns them as a pair (#26020)."""
     draft = _between_steps(batch)
     if draft is not None:
-        batch.seq_lens = _gathered(desk, draft)
+        batch.seq_lens = _gathered(context, draft)
         batch.seq_lens_cpu = batch.seq_lens.cpu()
 
 
-def lengths_by_private_stream(desk: Desk, batch: ScheduleBatch) -> None:
+def lengths_by_private_stream(context: RelayContext, batch: ScheduleBatch) -> None:
     """Copy all published lengths to a pinned buffer on a stream of its own, for which the host waits: it waits for
     the verify, not for what the schedule stream has to wait for (#26380)."""
     draft = _between_steps(batch)
     if draft is None:
         return
-    batch.seq_lens = _gathered(desk, draft)
-    if desk.publish_ready is None or not desk.pinned or desk.streams.schedule is desk.streams.forward:
+    batch.seq_lens = _gathered(context, draft)
+    if (
+        context.publish_ready is None
+        or not context.pinned
+        or context.streams.schedule is context.streams.forward
+    ):
         batch.seq_lens_cpu = batch.seq_lens.cpu()
         return
-    stream, pinned = desk.private_stream(), desk.pinned_lengths()
-    with desk.streams.on(stream):
-        stream.wait_event(desk.publish_ready)
-        pinned.copy_(desk.futures.new_seq_lens_buf, non_blocking=True)
+    stream, pinned = context.private_stream(), context.pinned_lengths()
+    with context.streams.on(stream):
+        stream.wait_event(context.publish_ready)
+        pinned.copy_(context.futures.new_seq_lens_buf, non_blocking=True)
     stream.synchronize()
     batch.seq_lens_cpu = pinned[batch.req_pool_indices_cpu]
 
 
-def lengths_bounded(desk: Desk, batch: ScheduleBatch) -> None:
+def lengths_bounded(context: RelayContext, batch: ScheduleBatch) -> None:
     """The host does without, for it knows how far slots were allocated (#26128)."""
     draft = _between_steps(batch)
     if draft is not None:
-        batch.seq_lens = _gathered(desk, draft)
+        batch.seq_lens = _gathered(context, draft)
         batch.seq_lens_cpu = None
 
 
-def lengths_left_on_the_device(desk: Desk, batch: ScheduleBatch) -> None:  # noqa: ARG001
+def lengths_left_on_the_device(context: RelayContext, batch: ScheduleBatch) -> None:  # noqa: ARG001
     """Nor does the schedule look at them on the device: ``resolve`` gathers them on the forward stream."""
     if _between_steps(batch) is not None:
         batch.seq_lens_cpu = None
@@ -107,55 +111,55 @@ def _between_steps(batch: ScheduleBatch) -> DraftInput | None:
     return draft if draft is not None and draft.future_indices is not None else None
 
 
-def _gathered(desk: Desk, draft: DraftInput) -> torch.Tensor:
+def _gathered(context: RelayContext, draft: DraftInput) -> torch.Tensor:
     """On the schedule stream, behind the publishing."""
     assert draft.future_indices is not None
-    if desk.publish_ready is not None:
-        desk.streams.schedule.wait_event(desk.publish_ready)
+    if context.publish_ready is not None:
+        context.streams.schedule.wait_event(context.publish_ready)
     else:
-        desk.streams.wait(desk.streams.schedule, desk.streams.forward)
-    return desk.futures.new_seq_lens_buf[draft.future_indices.indices]
+        context.streams.wait(context.streams.schedule, context.streams.forward)
+    return context.futures.new_seq_lens_buf[draft.future_indices.indices]
 
 
 # ---- lengths of the draft's own extend -----------------------------------------------------------------------
 
 
-def lens_uploaded(desk: Desk, extend: Sequence[int], prefix: Sequence[int]) -> Lens:
+def lens_uploaded(context: RelayContext, extend: Sequence[int], prefix: Sequence[int]) -> Lens:
     """Two copies from pageable memory, as every forward batch of upstream's makes them."""
-    extend_lens = torch.tensor(extend, dtype=torch.int32).to(desk.device, non_blocking=True)
-    prefix_lens = torch.tensor(prefix, dtype=torch.int32).to(desk.device, non_blocking=True)
+    extend_lens = torch.tensor(extend, dtype=torch.int32).to(context.device, non_blocking=True)
+    prefix_lens = torch.tensor(prefix, dtype=torch.int32).to(context.device, non_blocking=True)
     return extend_lens, prefix_lens
 
 
-def lens_packed(desk: Desk, extend: Sequence[int], prefix: Sequence[int]) -> Lens:
+def lens_packed(context: RelayContext, extend: Sequence[int], prefix: Sequence[int]) -> Lens:
     """One asynchronous copy."""
-    host = torch.tensor([extend, prefix], dtype=torch.int32, pin_memory=desk.pinned)
-    extend_lens, prefix_lens = host.to(desk.device, non_blocking=True).unbind()
+    host = torch.tensor([extend, prefix], dtype=torch.int32, pin_memory=context.pinned)
+    extend_lens, prefix_lens = host.to(context.device, non_blocking=True).unbind()
     return extend_lens, prefix_lens
 
 
-def prompt_lens_uploaded(desk: Desk, batch: ScheduleBatch, lens: Lens) -> Lens:  # noqa: ARG001
+def prompt_lens_uploaded(context: RelayContext, batch: ScheduleBatch, lens: Lens) -> Lens:  # noqa: ARG001
     """The draft's forward batch uploads what the target's has uploaded already."""
-    return lens_uploaded(desk, batch.extend_lens, batch.prefix_lens)
+    return lens_uploaded(context, batch.extend_lens, batch.prefix_lens)
 
 
-def prompt_lens_shared(desk: Desk, batch: ScheduleBatch, lens: Lens) -> Lens:  # noqa: ARG001
+def prompt_lens_shared(context: RelayContext, batch: ScheduleBatch, lens: Lens) -> Lens:  # noqa: ARG001
     return lens
 
 
-def step_lens_uploaded(desk: Desk, batch: ScheduleBatch, count: int) -> Lens:
+def step_lens_uploaded(context: RelayContext, batch: ScheduleBatch, count: int) -> Lens:
     assert batch.seq_lens_cpu is not None
-    return lens_uploaded(desk, [count] * batch.batch_size, batch.seq_lens_cpu.tolist())
+    return lens_uploaded(context, [count] * batch.batch_size, batch.seq_lens_cpu.tolist())
 
 
-def step_lens_made_there(desk: Desk, batch: ScheduleBatch, count: int) -> Lens:
+def step_lens_made_there(context: RelayContext, batch: ScheduleBatch, count: int) -> Lens:
     """Where the host does not know the lengths (#26128)."""
     assert batch.seq_lens is not None
-    extend_lens = torch.full((batch.batch_size,), count, dtype=torch.int32, device=desk.device)
+    extend_lens = torch.full((batch.batch_size,), count, dtype=torch.int32, device=context.device)
     return extend_lens, batch.seq_lens.to(torch.int32)
 
 
-def draft_lengths_in_the_batch(desk: Desk, batch: ScheduleBatch, count: int) -> torch.Tensor:  # noqa: ARG001
+def draft_lengths_in_the_batch(context: RelayContext, batch: ScheduleBatch, count: int) -> torch.Tensor:  # noqa: ARG001
     """The batch itself grows by what was verified; only isolation brings its lengths back (before #26020)."""
     assert batch.seq_lens is not None
     batch.seq_lens = batch.seq_lens + count
@@ -164,15 +168,15 @@ def draft_lengths_in_the_batch(desk: Desk, batch: ScheduleBatch, count: int) -> 
     return batch.seq_lens
 
 
-def draft_lengths_of_the_forward(desk: Desk, batch: ScheduleBatch, count: int) -> torch.Tensor:  # noqa: ARG001
+def draft_lengths_of_the_forward(context: RelayContext, batch: ScheduleBatch, count: int) -> torch.Tensor:  # noqa: ARG001
     """Only the forward's view grows (#26020)."""
     assert batch.seq_lens is not None
     return batch.seq_lens + count
 
 
-def nothing_to_do(desk: Desk, batch: ScheduleBatch) -> None:
+def nothing_to_do(context: RelayContext, batch: ScheduleBatch) -> None:
     """This state, or this worker, has no answer to the question."""
 
 
-def nothing_to_publish(desk: Desk, batch: ScheduleBatch, lengths: torch.Tensor) -> None:
+def nothing_to_publish(context: RelayContext, batch: ScheduleBatch, lengths: torch.Tensor) -> None:
     """The serial worker's lengths never leave the batch."""

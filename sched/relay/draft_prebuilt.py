@@ -10,7 +10,7 @@ import torch
 
 from ..batch import DraftInput, FutureIndices, ScheduleBatch
 from ..model.upload import Upload, upload
-from .desk import Desk
+from .context import RelayContext
 
 if TYPE_CHECKING:
     from .draft_row import DraftRelay
@@ -19,47 +19,54 @@ if TYPE_CHECKING:
 DraftParts = Sequence[torch.Tensor]
 
 
-def seed_batch(desk: Desk, relay: DraftRelay, batch: ScheduleBatch, parts: DraftParts) -> None:  # noqa: ARG001
+def seed_batch(context: RelayContext, relay: DraftRelay, batch: ScheduleBatch, parts: DraftParts) -> None:  # noqa: ARG001
     """The serial worker carries it in the batch: a blocking copy for each part."""
-    batch.spec_info = _uploaded(desk, batch, parts, "pageable")
+    batch.spec_info = _uploaded(context, batch, parts, "pageable")
 
 
-def seed_batch_packed(desk: Desk, relay: DraftRelay, batch: ScheduleBatch, parts: DraftParts) -> None:  # noqa: ARG001
+def seed_batch_packed(
+    context: RelayContext,
+    relay: DraftRelay,  # noqa: ARG001
+    batch: ScheduleBatch,
+    parts: DraftParts,
+) -> None:
     """One copy that does not block."""
-    batch.spec_info = _uploaded(desk, batch, parts, "packed")
+    batch.spec_info = _uploaded(context, batch, parts, "packed")
 
 
-def seed_relay(desk: Desk, relay: DraftRelay, batch: ScheduleBatch, parts: DraftParts) -> None:
+def seed_relay(context: RelayContext, relay: DraftRelay, batch: ScheduleBatch, parts: DraftParts) -> None:
     """Published and stashed as after a forward. The one event of publishing is recorded anew behind the last forward's:
     who waits for it waits for both (#30435)."""
-    if desk.publish_ready is not None:
-        desk.streams.schedule.wait_event(desk.publish_ready)
-    seed_unchained(desk, relay, batch, parts)
+    if context.publish_ready is not None:
+        context.streams.schedule.wait_event(context.publish_ready)
+    seed_unchained(context, relay, batch, parts)
 
 
-def seed_unchained(desk: Desk, relay: DraftRelay, batch: ScheduleBatch, parts: DraftParts) -> None:
+def seed_unchained(context: RelayContext, relay: DraftRelay, batch: ScheduleBatch, parts: DraftParts) -> None:
     """The same, and whoever waits for the event no longer waits for the forward that is under way."""
-    _seed(desk, relay, batch, _uploaded(desk, batch, parts, "pageable"))
+    _seed(context, relay, batch, _uploaded(context, batch, parts, "pageable"))
 
 
-def seed_relay_packed(desk: Desk, relay: DraftRelay, batch: ScheduleBatch, parts: DraftParts) -> None:
+def seed_relay_packed(
+    context: RelayContext, relay: DraftRelay, batch: ScheduleBatch, parts: DraftParts
+) -> None:
     """One copy that does not block, and no event: only forwards read what is published."""
-    _seed(desk, relay, batch, _uploaded(desk, batch, parts, "packed"))
+    _seed(context, relay, batch, _uploaded(context, batch, parts, "packed"))
 
 
-def _seed(desk: Desk, relay: DraftRelay, batch: ScheduleBatch, draft: DraftInput) -> None:
+def _seed(context: RelayContext, relay: DraftRelay, batch: ScheduleBatch, draft: DraftInput) -> None:
     assert batch.req_pool_indices is not None and batch.seq_lens is not None
-    future: FutureIndices = desk.futures.take(batch.req_pool_indices)
+    future: FutureIndices = context.futures.take(batch.req_pool_indices)
     relay.publish(batch, batch.seq_lens)
     relay.stash(future, draft)
     batch.input_ids = batch.output_ids = None
-    batch.spec_info = DraftInput(future_indices=future, verify_done=desk.publish_ready)
+    batch.spec_info = DraftInput(future_indices=future, verify_done=context.publish_ready)
 
 
-def _uploaded(desk: Desk, batch: ScheduleBatch, parts: DraftParts, how: Upload) -> DraftInput:
+def _uploaded(context: RelayContext, batch: ScheduleBatch, parts: DraftParts, how: Upload) -> DraftInput:
     arrays = [part.numpy() if part.dtype != torch.bfloat16 else _words(part) for part in parts]
-    topk_p, topk_index, hidden = upload(arrays, device=desk.device, how=how)
-    return DraftInput(_bonus(desk, batch), topk_p, topk_index, hidden.view(parts[2].dtype))
+    topk_p, topk_index, hidden = upload(arrays, device=context.device, how=how)
+    return DraftInput(_bonus(context, batch), topk_p, topk_index, hidden.view(parts[2].dtype))
 
 
 def _words(part: torch.Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.int16]]:
@@ -67,13 +74,13 @@ def _words(part: torch.Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.int16]
     return part.view(torch.int16).numpy()
 
 
-def _bonus(desk: Desk, batch: ScheduleBatch) -> torch.Tensor:
+def _bonus(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:
     """The first tokens, wherever the state has put them."""
     if batch.output_ids is not None:
         return batch.output_ids
     if batch.input_ids is not None:
         return batch.input_ids
-    return desk.futures.output_tokens_buf[batch.req_pool_indices]
+    return context.futures.output_tokens_buf[batch.req_pool_indices]
 
 
-Seed = Callable[[Desk, "DraftRelay", ScheduleBatch, DraftParts], None]
+Seed = Callable[[RelayContext, "DraftRelay", ScheduleBatch, DraftParts], None]

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from ..batch import DraftInput, FutureIndices, ScheduleBatch, StepResult
-from .desk import Desk
+from .context import RelayContext
 from .draft_prebuilt import Seed
 
 Speculation = Literal["v1", "v2"]
@@ -26,42 +26,42 @@ Ends = Literal["blocking", "asynchronous", "packed"]
 class DraftRow:
     """The answers of one state for one worker. Each field is a question, in the order of a step."""
 
-    rows_wait: Callable[[Desk, ScheduleBatch], None]
-    prepare_lengths: Callable[[Desk, ScheduleBatch], None]
+    rows_wait: Callable[[RelayContext, ScheduleBatch], None]
+    prepare_lengths: Callable[[RelayContext, ScheduleBatch], None]
     ends: Ends
-    host_lengths: Callable[[Desk, ScheduleBatch], None]
+    host_lengths: Callable[[RelayContext, ScheduleBatch], None]
     isolated: Callable[[ScheduleBatch], AbstractContextManager[None]]
-    resolve: Callable[[Desk, Step, ScheduleBatch], None]
-    rotate: Callable[[Desk, ScheduleBatch, torch.Tensor, torch.Tensor], torch.Tensor]
-    prompt_lens: Callable[[Desk, ScheduleBatch, Lens], Lens]
-    extend_lens: Callable[[Desk, Sequence[int], Sequence[int]], Lens]
-    publish: Callable[[Desk, ScheduleBatch, torch.Tensor], None]
-    step_lens: Callable[[Desk, ScheduleBatch, int], Lens]
-    draft_lengths: Callable[[Desk, ScheduleBatch, int], torch.Tensor]
-    stash: Callable[[Desk, FutureIndices, DraftInput], None]
-    conclude: Callable[[Desk, ScheduleBatch, StepResult], None]
-    filter: Callable[[Desk, ScheduleBatch, torch.Tensor, int], None]
-    merge: Callable[[Desk, ScheduleBatch, ScheduleBatch], None]
+    resolve: Callable[[RelayContext, Step, ScheduleBatch], None]
+    rotate: Callable[[RelayContext, ScheduleBatch, torch.Tensor, torch.Tensor], torch.Tensor]
+    prompt_lens: Callable[[RelayContext, ScheduleBatch, Lens], Lens]
+    extend_lens: Callable[[RelayContext, Sequence[int], Sequence[int]], Lens]
+    publish: Callable[[RelayContext, ScheduleBatch, torch.Tensor], None]
+    step_lens: Callable[[RelayContext, ScheduleBatch, int], Lens]
+    draft_lengths: Callable[[RelayContext, ScheduleBatch, int], torch.Tensor]
+    stash: Callable[[RelayContext, FutureIndices, DraftInput], None]
+    conclude: Callable[[RelayContext, ScheduleBatch, StepResult], None]
+    filter: Callable[[RelayContext, ScheduleBatch, torch.Tensor, int], None]
+    merge: Callable[[RelayContext, ScheduleBatch, ScheduleBatch], None]
     seed: Seed
 
 
 class DraftRelay:
-    """Asks a ``DraftRow``'s policies, on the relay's desk."""
+    """Asks a ``DraftRow``'s policies, on the relay's context."""
 
-    def __init__(self, row: DraftRow, desk: Desk) -> None:
+    def __init__(self, row: DraftRow, context: RelayContext) -> None:
         self.ends = row.ends
-        self.rows_wait = partial(row.rows_wait, desk)
-        self.prepare_lengths = partial(row.prepare_lengths, desk)
-        self.host_lengths = partial(row.host_lengths, desk)
-        self.resolve = partial(row.resolve, desk)
-        self.rotate = partial(row.rotate, desk)
-        self.prompt_lens = partial(row.prompt_lens, desk)
-        self.extend_lens = partial(row.extend_lens, desk)
-        self.publish = partial(row.publish, desk)
-        self.step_lens = partial(row.step_lens, desk)
-        self.draft_lengths = partial(row.draft_lengths, desk)
-        self.stash = partial(row.stash, desk)
-        self.conclude = partial(row.conclude, desk)
-        self.filter = partial(row.filter, desk)
-        self.merge = partial(row.merge, desk)
-        self.seed = partial(row.seed, desk, self)
+        self.rows_wait = partial(row.rows_wait, context)
+        self.prepare_lengths = partial(row.prepare_lengths, context)
+        self.host_lengths = partial(row.host_lengths, context)
+        self.resolve = partial(row.resolve, context)
+        self.rotate = partial(row.rotate, context)
+        self.prompt_lens = partial(row.prompt_lens, context)
+        self.extend_lens = partial(row.extend_lens, context)
+        self.publish = partial(row.publish, context)
+        self.step_lens = partial(row.step_lens, context)
+        self.draft_lengths = partial(row.draft_lengths, context)
+        self.stash = partial(row.stash, context)
+        self.conclude = partial(row.conclude, context)
+        self.filter = partial(row.filter, context)
+        self.merge = partial(row.merge, context)
+        self.seed = partial(row.seed, context, self)

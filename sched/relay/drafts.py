@@ -11,61 +11,61 @@ import torch
 from ..batch import DraftInput, FutureIndices, ScheduleBatch, StepResult
 from ..kernels.bridge import assert_all
 from ..kernels.drafts import rotate_ids
-from .desk import Desk
+from .context import RelayContext
 from .draft_row import Step
 from .pages import copy_rows_ahead
 
 # ---- resolve ---------------------------------------------------------------------------------------------------
 
 
-def resolve_extras(desk: Desk, prompts: Step, batch: ScheduleBatch) -> None:
+def resolve_extras(context: RelayContext, prompts: Step, batch: ScheduleBatch) -> None:
     """Of a prompt what the state does without speculation; of a decode the draft's input from the FutureMap."""
     if batch.forward_mode.is_extend:
         prompts(batch)
-    _gather_draft(desk, batch)
+    _gather_draft(context, batch)
 
 
-def resolve_lengths_and_extras(desk: Desk, prompts: Step, batch: ScheduleBatch) -> None:
+def resolve_lengths_and_extras(context: RelayContext, prompts: Step, batch: ScheduleBatch) -> None:
     """Between steps the batch's own lengths are sentinels, so they are gathered too (#25879 to #26020)."""
     draft = batch.spec_info
     if draft is not None and draft.future_indices is not None:
-        batch.seq_lens = desk.futures.new_seq_lens_buf[draft.future_indices.indices]
+        batch.seq_lens = context.futures.new_seq_lens_buf[draft.future_indices.indices]
         assert_all((batch.seq_lens > 0).all())
-    resolve_extras(desk, prompts, batch)
+    resolve_extras(context, prompts, batch)
 
 
-def resolve_staged_and_extras(desk: Desk, prompts: Step, batch: ScheduleBatch) -> None:
+def resolve_staged_and_extras(context: RelayContext, prompts: Step, batch: ScheduleBatch) -> None:
     """A staged prompt is uploaded wherever there is one (#25945): it must not be there twice."""
     if batch.prefill_input_ids_cpu is not None:
         prompts(batch)
-    _gather_draft(desk, batch)
+    _gather_draft(context, batch)
 
 
-def resolve_on_the_forward_stream(desk: Desk, prompts: Step, batch: ScheduleBatch) -> None:
+def resolve_on_the_forward_stream(context: RelayContext, prompts: Step, batch: ScheduleBatch) -> None:
     """Lengths and the draft's input, and the rows of the page table that the step will read."""
     if not batch.forward_mode.is_decode:
         prompts(batch)
         return
     draft = batch.spec_info
     assert draft is not None and draft.future_indices is not None
-    batch.seq_lens = desk.futures.new_seq_lens_buf[draft.future_indices.indices]
-    _gather_draft(desk, batch)
-    if desk.pages is not desk.req_to_token:
-        copy_rows_ahead(desk, batch)
+    batch.seq_lens = context.futures.new_seq_lens_buf[draft.future_indices.indices]
+    _gather_draft(context, batch)
+    if context.pages is not context.req_to_token:
+        copy_rows_ahead(context, batch)
 
 
-def _gather_draft(desk: Desk, batch: ScheduleBatch) -> None:
+def _gather_draft(context: RelayContext, batch: ScheduleBatch) -> None:
     draft = batch.spec_info
     if draft is None or draft.future_indices is None:
         return
     at = draft.future_indices.indices
-    desk.streams.record(at, desk.streams.forward)
-    assert desk.drafts is not None, "a draft's input is gathered that nobody stashed"
-    bonus = desk.futures.output_tokens_buf[at]
-    batch.spec_info = desk.drafts.gather(at, replace(draft, bonus_tokens=bonus))
+    context.streams.record(at, context.streams.forward)
+    assert context.drafts is not None, "a draft's input is gathered that nobody stashed"
+    bonus = context.futures.output_tokens_buf[at]
+    batch.spec_info = context.drafts.gather(at, replace(draft, bonus_tokens=bonus))
 
 
-def resolve_nothing(desk: Desk, prompts: Step, batch: ScheduleBatch) -> None:  # noqa: ARG001
+def resolve_nothing(context: RelayContext, prompts: Step, batch: ScheduleBatch) -> None:  # noqa: ARG001
     """The serial worker carries all it needs in the batch."""
     if batch.forward_mode.is_extend:
         prompts(batch)
@@ -75,7 +75,7 @@ def resolve_nothing(desk: Desk, prompts: Step, batch: ScheduleBatch) -> None:  #
 
 
 def rotate_one_by_one(
-    desk: Desk,  # noqa: ARG001
+    context: RelayContext,  # noqa: ARG001
     batch: ScheduleBatch,
     next_ids: torch.Tensor,
     extend_lens: torch.Tensor,  # noqa: ARG001
@@ -91,19 +91,19 @@ def rotate_one_by_one(
 
 
 def rotate_by_uploaded_lens(
-    desk: Desk,
+    context: RelayContext,
     batch: ScheduleBatch,
     next_ids: torch.Tensor,
     extend_lens: torch.Tensor,  # noqa: ARG001
 ) -> torch.Tensor:
     """All at once, by lengths that are uploaded for it (#25819)."""
-    lens = torch.tensor(batch.extend_lens, device=desk.device)
+    lens = torch.tensor(batch.extend_lens, device=context.device)
     rotated: torch.Tensor = rotate_ids(batch.input_ids, next_ids, lens)
     return rotated
 
 
 def rotate_by_lens_there(
-    desk: Desk,  # noqa: ARG001
+    context: RelayContext,  # noqa: ARG001
     batch: ScheduleBatch,
     next_ids: torch.Tensor,
     extend_lens: torch.Tensor,
@@ -114,11 +114,11 @@ def rotate_by_lens_there(
 
 
 def rotate_along_the_prompt(
-    desk: Desk, batch: ScheduleBatch, next_ids: torch.Tensor, extend_lens: torch.Tensor
+    context: RelayContext, batch: ScheduleBatch, next_ids: torch.Tensor, extend_lens: torch.Tensor
 ) -> torch.Tensor:
     """The same, and behind an unfinished prompt comes its own next token. What was sampled there nobody will ever see,
     yet every other answer teaches it to the draft."""
-    rotated, req = rotate_by_lens_there(desk, batch, next_ids, extend_lens), batch.chunked_req
+    rotated, req = rotate_by_lens_there(context, batch, next_ids, extend_lens), batch.chunked_req
     if req is not None:
         last = sum(batch.extend_lens[: batch.reqs.index(req) + 1])
         rotated[last - 1 : last].fill_(req.tokens(req.fill_len, req.fill_len + 1)[0])
@@ -128,57 +128,57 @@ def rotate_along_the_prompt(
 # ---- stash and conclude ----------------------------------------------------------------------------------------
 
 
-def stash_interval(desk: Desk, future: FutureIndices, draft: DraftInput) -> None:
+def stash_interval(context: RelayContext, future: FutureIndices, draft: DraftInput) -> None:
     """To the ring's slots, which lie side by side."""
     assert draft.bonus_tokens is not None and future.interval is not None
     if draft.bonus_tokens.shape[0]:
-        desk.futures.output_tokens_buf[future.interval] = draft.bonus_tokens
-        desk.draft_buffers(draft).store(future.interval, draft)
+        context.futures.output_tokens_buf[future.interval] = draft.bonus_tokens
+        context.draft_buffers(draft).store(future.interval, draft)
 
 
-def stash_by_row(desk: Desk, future: FutureIndices, draft: DraftInput) -> None:
+def stash_by_row(context: RelayContext, future: FutureIndices, draft: DraftInput) -> None:
     """To the requests' own rows (#25862)."""
     assert draft.bonus_tokens is not None
     if draft.bonus_tokens.shape[0]:
-        desk.futures.stash(future.indices, draft.bonus_tokens)
-        desk.draft_buffers(draft).store(future.indices, draft)
+        context.futures.stash(future.indices, draft.bonus_tokens)
+        context.draft_buffers(draft).store(future.indices, draft)
 
 
-def stash_nothing(desk: Desk, future: FutureIndices, draft: DraftInput) -> None:
+def stash_nothing(context: RelayContext, future: FutureIndices, draft: DraftInput) -> None:
     """The serial worker's batch keeps it."""
 
 
-def conclude_with_event(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:
+def conclude_with_event(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
     """The batch carries the new lengths themselves, and the event behind which they may be read."""
     made = result.next_draft_input
     assert made is not None
     batch.input_ids = None
     batch.seq_lens = batch.seq_lens if made.new_seq_lens is None else made.new_seq_lens
-    batch.spec_info = DraftInput(future_indices=result.future_indices, verify_done=desk.publish_ready)
+    batch.spec_info = DraftInput(future_indices=result.future_indices, verify_done=context.publish_ready)
 
 
-def conclude_with_sentinel(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:
+def conclude_with_sentinel(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
     """Between steps the lengths are the negated rows (#25879)."""
-    conclude_by_row(desk, batch, result)
+    conclude_by_row(context, batch, result)
     assert result.future_indices is not None
-    with desk.observer.range("conclude", batch.step, batch.batch_size):
+    with context.observer.range("conclude", batch.step, batch.batch_size):
         batch.seq_lens = -result.future_indices.indices
 
 
-def conclude_by_row(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
+def conclude_by_row(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
     """The lengths stay those before the verify, until the next step's are asked for (#26020)."""
     batch.input_ids = None
     batch.spec_info = DraftInput(future_indices=result.future_indices)
 
 
-def conclude_in_output_ids(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
+def conclude_in_output_ids(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
     """v1 before #25774. After a verify there are as many ids as were accepted, not one for each request; nobody reads
     them."""
     batch.output_ids = result.next_token_ids
     batch.spec_info = result.next_draft_input
 
 
-def conclude_in_input_ids(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
+def conclude_in_input_ids(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
     """v1 since #25774, and still since #25945: ids of that shape cannot be stashed by row."""
     assert result.next_token_ids is not None
     batch.input_ids = result.next_token_ids.to(torch.int64)
@@ -188,14 +188,14 @@ def conclude_in_input_ids(desk: Desk, batch: ScheduleBatch, result: StepResult) 
 # ---- rows leave and join ---------------------------------------------------------------------------------------
 
 
-def filter_future(desk: Desk, batch: ScheduleBatch, rows: torch.Tensor, before: int) -> None:  # noqa: ARG001
+def filter_future(context: RelayContext, batch: ScheduleBatch, rows: torch.Tensor, before: int) -> None:  # noqa: ARG001
     """Between two overlapped steps there is nothing but the places."""
     draft = batch.spec_info
     assert draft is not None and draft.future_indices is not None
     batch.spec_info = replace(draft, future_indices=FutureIndices(draft.future_indices.indices[rows], None))
 
 
-def merge_future(desk: Desk, batch: ScheduleBatch, other: ScheduleBatch) -> None:  # noqa: ARG001
+def merge_future(context: RelayContext, batch: ScheduleBatch, other: ScheduleBatch) -> None:  # noqa: ARG001
     own, joining = batch.spec_info, other.spec_info
     assert own is not None and joining is not None
     assert own.future_indices is not None and joining.future_indices is not None
@@ -204,7 +204,7 @@ def merge_future(desk: Desk, batch: ScheduleBatch, other: ScheduleBatch) -> None
     batch.spec_info = DraftInput(future_indices=FutureIndices(indices, None), verify_done=done)
 
 
-def filter_draft(desk: Desk, batch: ScheduleBatch, rows: torch.Tensor, before: int) -> None:  # noqa: ARG001
+def filter_draft(context: RelayContext, batch: ScheduleBatch, rows: torch.Tensor, before: int) -> None:  # noqa: ARG001
     """After a serial verify those that have ended are gone already."""
     draft = batch.spec_info
     if draft is None or draft.topk_p is None or draft.topk_p.shape[0] != before:
@@ -212,7 +212,7 @@ def filter_draft(desk: Desk, batch: ScheduleBatch, rows: torch.Tensor, before: i
     batch.spec_info = _joined([part[rows]] for part in _parts(draft))
 
 
-def merge_draft(desk: Desk, batch: ScheduleBatch, other: ScheduleBatch) -> None:  # noqa: ARG001
+def merge_draft(context: RelayContext, batch: ScheduleBatch, other: ScheduleBatch) -> None:  # noqa: ARG001
     own, joining = batch.spec_info, other.spec_info
     if own is None or joining is None:  # after a serial verify that ended all of a side
         batch.spec_info = own or joining

@@ -23,11 +23,11 @@ from . import (
     tokens,
 )
 from .draft_row import DraftRow, Speculation
-from .row import Row
+from .row import RelayRow
 from .switches import SWITCHES
 
 Loop = Literal["overlapped", "serial", "pipelined"]
-R = TypeVar("R", Row, DraftRow)
+R = TypeVar("R", RelayRow, DraftRow)
 
 
 def unchanged(row: R) -> R:
@@ -46,7 +46,7 @@ class Fault:
     reference: str
     states: tuple[str, ...]
     loops: tuple[Loop, ...]
-    change: Callable[[Row], Row]
+    change: Callable[[RelayRow], RelayRow]
     speculation: Speculation | None = None  # the worker that it belongs to
     change_drafts: Callable[[DraftRow], DraftRow] = unchanged
     hisparse: bool = False  # nobody asks what it changes unless KV is on the host
@@ -70,11 +70,11 @@ def _with(row: R, **answers: Any) -> R:
     return replace(row, **answers)
 
 
-def _refilling(row: Row) -> Row:
+def _refilling(row: RelayRow) -> RelayRow:
     return replace(row, staging=broken.one_pinned_buffer())
 
 
-def _forgetting_rows(row: Row) -> Row:
+def _forgetting_rows(row: RelayRow) -> RelayRow:
     return replace(row, bootstrap=broken.without_mirror(row.bootstrap))
 
 

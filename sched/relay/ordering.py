@@ -11,7 +11,7 @@ import torch
 
 from ..batch import ScheduleBatch, StepResult
 from ..speculate.steps import draft_step
-from .desk import Desk
+from .context import RelayContext
 
 _fields = attrgetter(*ScheduleBatch.__slots__)
 
@@ -19,46 +19,46 @@ _fields = attrgetter(*ScheduleBatch.__slots__)
 Step = Callable[[ScheduleBatch], None]
 
 
-def no_barrier(desk: Desk) -> None:
+def no_barrier(context: RelayContext) -> None:
     """Nothing orders the schedule's writes after the previous forward's reads."""
 
 
-def barrier_at_top(desk: Desk) -> None:
+def barrier_at_top(context: RelayContext) -> None:
     """Schedule work of this iteration comes after the previous forward: write-after-read on page table, slots
     and relay rows (#26380)."""
-    desk.streams.wait(desk.streams.schedule, desk.streams.forward)
+    context.streams.wait(context.streams.schedule, context.streams.forward)
 
 
-def barrier_after_launch(desk: Desk, batch: ScheduleBatch) -> None:
+def barrier_after_launch(context: RelayContext, batch: ScheduleBatch) -> None:
     """The same, before the previous result is settled: settling rewrites page-table rows and frees slots too."""
-    with desk.observer.range("barrier", batch.step, batch.batch_size):
-        desk.streams.wait(desk.streams.schedule, desk.streams.forward)
+    with context.observer.range("barrier", batch.step, batch.batch_size):
+        context.streams.wait(context.streams.schedule, context.streams.forward)
 
 
-def wait_until_read(desk: Desk, batch: ScheduleBatch) -> None:
+def wait_until_read(context: RelayContext, batch: ScheduleBatch) -> None:
     """Schedule work from here on comes after the forward has read what the schedule may change, not after its end."""
-    streams = desk.streams
-    with desk.observer.range("barrier", batch.step, batch.batch_size):
-        if desk.read_done is None:
+    streams = context.streams
+    with context.observer.range("barrier", batch.step, batch.batch_size):
+        if context.read_done is None:
             streams.wait(streams.schedule, streams.forward)
         elif streams.schedule is not streams.forward:
-            streams.schedule.wait_event(desk.read_done)
+            streams.schedule.wait_event(context.read_done)
 
 
-def nothing(desk: Desk, batch: ScheduleBatch) -> None:
+def nothing(context: RelayContext, batch: ScheduleBatch) -> None:
     """This state has no answer to the question."""
 
 
 @contextmanager
 def isolate_then_resolve(
-    desk: Desk, resolve: Step, read_tables: Step, batch: ScheduleBatch
+    context: RelayContext, resolve: Step, read_tables: Step, batch: ScheduleBatch
 ) -> Iterator[None]:
     """Copy the sampling state on the schedule stream, where penalties are accumulated too; then, on the forward
     stream and after all schedule work so far, resolve and run (before #25945)."""
-    streams = desk.streams
-    with desk.isolated(batch), streams.on(streams.forward):
+    streams = context.streams
+    with context.isolated(batch), streams.on(streams.forward):
         streams.wait(streams.forward, streams.schedule)
-        with desk.observer.range("resolve", _first_step(batch), batch.batch_size):
+        with context.observer.range("resolve", _first_step(batch), batch.batch_size):
             resolve(batch)
             read_tables(batch)
         yield
@@ -66,31 +66,35 @@ def isolate_then_resolve(
 
 @contextmanager
 def resolve_then_isolate(
-    desk: Desk, resolve: Step, read_tables: Step, batch: ScheduleBatch
+    context: RelayContext, resolve: Step, read_tables: Step, batch: ScheduleBatch
 ) -> Iterator[None]:
     """On the forward stream, after all schedule work so far: resolve on the batch itself, then run the forward on a
     copy of the sampling state (#25945)."""
-    streams = desk.streams
+    streams = context.streams
     with streams.on(streams.forward), ExitStack() as isolation:
         streams.wait(streams.forward, streams.schedule)
-        with desk.observer.range("resolve", _first_step(batch), batch.batch_size):
+        with context.observer.range("resolve", _first_step(batch), batch.batch_size):
             resolve(batch)
-            isolation.enter_context(desk.isolated(batch))
+            isolation.enter_context(context.isolated(batch))
             read_tables(batch)
         yield
 
 
 @contextmanager
-def isolate_in_place(desk: Desk, resolve: Step, read_tables: Step, batch: ScheduleBatch) -> Iterator[None]:
+def isolate_in_place(
+    context: RelayContext, resolve: Step, read_tables: Step, batch: ScheduleBatch
+) -> Iterator[None]:
     """The overlapped worker in the serial loop: it takes its batch for its own all the same, once that is resolved."""
-    with resolve_in_place(desk, resolve, read_tables, batch), desk.isolated(batch):
+    with resolve_in_place(context, resolve, read_tables, batch), context.isolated(batch):
         yield
 
 
 @contextmanager
-def resolve_in_place(desk: Desk, resolve: Step, read_tables: Step, batch: ScheduleBatch) -> Iterator[None]:
+def resolve_in_place(
+    context: RelayContext, resolve: Step, read_tables: Step, batch: ScheduleBatch
+) -> Iterator[None]:
     """The serial loop: everything on the current stream, nothing to isolate from."""
-    with desk.observer.range("resolve", _first_step(batch), batch.batch_size):
+    with context.observer.range("resolve", _first_step(batch), batch.batch_size):
         resolve(batch)
         read_tables(batch)
     yield
@@ -101,17 +105,21 @@ def _first_step(batch: ScheduleBatch) -> int:
     return batch.step if batch.spec_info is None else draft_step(batch.step)
 
 
-def keep_in_ring(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:
+def keep_in_ring(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
     """Hold the batch and all that its fields refer to for two launches, with the worker's extras."""
-    desk.launches += 1
-    desk.ring[desk.launches % len(desk.ring)] = [batch, *_fields(batch), *result.extra_keep_alive_refs]
+    context.launches += 1
+    context.ring[context.launches % len(context.ring)] = [
+        batch,
+        *_fields(batch),
+        *result.extra_keep_alive_refs,
+    ]
 
 
-def host_waits(desk: Desk, arrived: torch.Event) -> None:  # noqa: ARG001
+def host_waits(context: RelayContext, arrived: torch.Event) -> None:  # noqa: ARG001
     """A pipeline's tokens have come round: the host waits until they are stored, which is all that orders the next
     forward after them."""
     arrived.synchronize()
 
 
-def keep_nothing(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:
+def keep_nothing(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
     """One stream: the allocator's own order is enough."""

@@ -6,7 +6,7 @@ import torch
 
 from ..batch import ScheduleBatch
 from ..kernels.placement import copy_pages
-from .desk import Desk
+from .context import RelayContext
 
 
 def shared_pages(req_to_token: torch.Tensor) -> torch.Tensor:
@@ -19,36 +19,36 @@ def own_pages(req_to_token: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(req_to_token)
 
 
-def copy_tables(desk: Desk, batch: ScheduleBatch) -> None:
+def copy_tables(context: RelayContext, batch: ScheduleBatch) -> None:
     """On the forward stream: copy the batch's rows of the page table, which is all that the schedule may change, and
     mark where that was done."""
     if batch.spec_info is not None:
-        copy_rows_ahead(desk, batch)
+        copy_rows_ahead(context, batch)
     elif not batch.is_empty:
         assert batch.seq_lens_cpu is not None
         longest = int(batch.seq_lens_cpu.max())
-        copy_pages(desk.pages, desk.req_to_token, batch.req_pool_indices, batch.seq_lens, longest)
-    mark_read(desk, batch)
+        copy_pages(context.pages, context.req_to_token, batch.req_pool_indices, batch.seq_lens, longest)
+    mark_read(context, batch)
 
 
-def copy_rows_ahead(desk: Desk, batch: ScheduleBatch) -> None:
+def copy_rows_ahead(context: RelayContext, batch: ScheduleBatch) -> None:
     """Rows with all slots that a speculative step may write."""
-    spec = desk.config.speculative
+    spec = context.config.speculative
     assert spec is not None and batch.seq_lens is not None
     lens = batch.seq_lens + spec.overhang
-    copy_pages(desk.pages, desk.req_to_token, batch.req_pool_indices, lens, batch.longest)
+    copy_pages(context.pages, context.req_to_token, batch.req_pool_indices, lens, batch.longest)
 
 
-def copy_prompt_tables(desk: Desk, batch: ScheduleBatch) -> None:
+def copy_prompt_tables(context: RelayContext, batch: ScheduleBatch) -> None:
     """As ``copy_tables``, unless ``resolve`` has copied the rows while it made positions."""
     if batch.positions is None:
-        copy_tables(desk, batch)
+        copy_tables(context, batch)
     else:
-        mark_read(desk, batch)
+        mark_read(context, batch)
 
 
-def mark_read(desk: Desk, batch: ScheduleBatch) -> None:  # noqa: ARG001
+def mark_read(context: RelayContext, batch: ScheduleBatch) -> None:  # noqa: ARG001
     """From here on the forward reads nothing that the schedule may change."""
-    if desk.config.capabilities.events:
-        desk.read_done = desk.streams.module.Event()
-        desk.read_done.record()
+    if context.config.capabilities.events:
+        context.read_done = context.streams.module.Event()
+        context.read_done.record()

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..batch import ScheduleBatch
-from .desk import Desk
+from .context import RelayContext
 
 if TYPE_CHECKING:
     from ..model.orchestrator import PenalizerOrchestrator
     from ..model.sampling_info import SamplingInfo
     from ..request import Request
 
-Latest = Callable[[Desk, ScheduleBatch], torch.Tensor]
+Latest = Callable[[RelayContext, ScheduleBatch], torch.Tensor]
 
 
 class BeforeDecode:
@@ -24,8 +24,8 @@ class BeforeDecode:
 
     exact = False
 
-    def __init__(self, latest: Latest, desk: Desk) -> None:
-        self._latest = partial(latest, desk)
+    def __init__(self, latest: Latest, context: RelayContext) -> None:
+        self._latest = partial(latest, context)
 
     def before_decode(self, batch: ScheduleBatch, info: SamplingInfo) -> None:
         orchestrator = _required(info)
@@ -37,13 +37,13 @@ class BeforeDecode:
     def after_sampling(self, info: SamplingInfo, token_ids: torch.Tensor) -> None: ...
 
 
-class OnDevice:
+class AfterSampling:
     """Count each token where it is sampled: every step has seen all tokens before it, in both loops."""
 
     exact = True
 
-    def __init__(self, desk: Desk) -> None:
-        self._streams = desk.streams
+    def __init__(self, context: RelayContext) -> None:
+        self._streams = context.streams
 
     def before_decode(self, batch: ScheduleBatch, info: SamplingInfo) -> None: ...
 
@@ -58,25 +58,27 @@ class OnDevice:
             orchestrator.cumulate_output_tokens(token_ids)
 
 
-def known_to_the_host(desk: Desk, batch: ScheduleBatch) -> torch.Tensor:
+def known_to_the_host(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:
     """Upload the last token that each request is known to have. Under overlap that is one token behind, and a
     request's first decode counts its last prompt token (upstream-faithful)."""
-    return torch.tensor([_last_known_token(req) for req in batch.reqs], dtype=torch.int64, device=desk.device)
+    return torch.tensor(
+        [_last_known_token(req) for req in batch.reqs], dtype=torch.int64, device=context.device
+    )
 
 
-def output_of_the_batch(desk: Desk, batch: ScheduleBatch) -> torch.Tensor:  # noqa: ARG001
+def output_of_the_batch(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:  # noqa: ARG001
     """The tokens that the serial loop's last step left on the device (before #25774)."""
     assert batch.output_ids is not None
     return batch.output_ids.to(torch.int64)
 
 
-def input_of_the_batch(desk: Desk, batch: ScheduleBatch) -> torch.Tensor:  # noqa: ARG001
+def input_of_the_batch(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:  # noqa: ARG001
     """The same tokens, as the next input (#25774 to #25945)."""
     assert batch.input_ids is not None, "the batch whose tokens are to be penalised carries no input ids"
     return batch.input_ids
 
 
-def bonus_of_the_batch(desk: Desk, batch: ScheduleBatch) -> torch.Tensor:  # noqa: ARG001
+def bonus_of_the_batch(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:  # noqa: ARG001
     """The last token of each request that the serial worker has accepted."""
     assert batch.spec_info is not None and batch.spec_info.bonus_tokens is not None
     return batch.spec_info.bonus_tokens

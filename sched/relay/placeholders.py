@@ -7,108 +7,108 @@ import torch
 
 from ..batch import FutureIndices, ScheduleBatch, StepResult
 from ..kernels.bridge import assert_all, resolve_negative
-from .desk import Desk
+from .context import RelayContext
 
 
-def open_ring(desk: Desk, batch: ScheduleBatch) -> FutureIndices:
+def open_ring(context: RelayContext, batch: ScheduleBatch) -> FutureIndices:
     """Take the step's slots; a kernel of the schedule stream numbers them."""
     assert batch.req_pool_indices is not None
-    with desk.observer.range("open", batch.step, batch.batch_size):
-        return desk.futures.take(batch.req_pool_indices)
+    with context.observer.range("open", batch.step, batch.batch_size):
+        return context.futures.take(batch.req_pool_indices)
 
 
-def stash_interval(desk: Desk, future: FutureIndices, token_ids: torch.Tensor) -> None:
+def stash_interval(context: RelayContext, future: FutureIndices, token_ids: torch.Tensor) -> None:
     """The ring's slots of a step lie side by side: a plain copy."""
     if future.indices.shape[0]:
-        desk.futures.output_tokens_buf[future.interval] = token_ids
+        context.futures.output_tokens_buf[future.interval] = token_ids
 
 
-def stash_nothing(desk: Desk, future: FutureIndices, token_ids: torch.Tensor) -> None:
+def stash_nothing(context: RelayContext, future: FutureIndices, token_ids: torch.Tensor) -> None:
     """The serial loop has no relay before #25945."""
 
 
-def resolve_placeholders(desk: Desk, batch: ScheduleBatch) -> None:
+def resolve_placeholders(context: RelayContext, batch: ScheduleBatch) -> None:
     """In place, over all input ids: a prompt, which has no placeholders, is looked at as well."""
     assert batch.input_ids is not None
     if batch.input_ids.shape[0]:
-        resolve_negative(batch.input_ids, desk.futures.output_tokens_buf)
+        resolve_negative(batch.input_ids, context.futures.output_tokens_buf)
 
 
-def resolve_lengths_too(desk: Desk, batch: ScheduleBatch) -> None:
+def resolve_lengths_too(context: RelayContext, batch: ScheduleBatch) -> None:
     """A decode's lengths come from the last forward (#25944). Lengths first: both fields may be one tensor, and the ids
     are resolved in place."""
     if batch.forward_mode.is_decode:
         assert batch.req_pool_indices is not None
-        batch.seq_lens = desk.futures.new_seq_lens_buf[batch.req_pool_indices]
+        batch.seq_lens = context.futures.new_seq_lens_buf[batch.req_pool_indices]
         assert_all((batch.seq_lens > 0).all())
-    resolve_placeholders(desk, batch)
+    resolve_placeholders(context, batch)
 
 
-def cast_output(desk: Desk, batch: ScheduleBatch) -> None:  # noqa: ARG001
+def cast_output(context: RelayContext, batch: ScheduleBatch) -> None:  # noqa: ARG001
     """Before #25774 the bridge is a field of its own."""
     assert batch.output_ids is not None
     batch.input_ids = batch.output_ids.to(torch.int64)
     batch.output_ids = None
 
 
-def conclude_output(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:
-    batch.output_ids = _placeholders(desk, batch, result)
+def conclude_output(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
+    batch.output_ids = _placeholders(context, batch, result)
 
 
-def conclude_input(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:
-    batch.input_ids = _placeholders(desk, batch, result)
+def conclude_input(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
+    batch.input_ids = _placeholders(context, batch, result)
 
 
-def conclude_both(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:
+def conclude_both(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
     """Ids and lengths become the same sentinel tensor (#25944)."""
-    batch.input_ids = batch.seq_lens = _placeholders(desk, batch, result)
+    batch.input_ids = batch.seq_lens = _placeholders(context, batch, result)
 
 
-def conclude_output_ids(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
+def conclude_output_ids(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
     """Serial: the tokens themselves, as the sampler gave them."""
     batch.output_ids = result.next_token_ids
 
 
-def conclude_input_ids(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
+def conclude_input_ids(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
     """Serial: the tokens themselves, as the next input (#25774)."""
     assert result.next_token_ids is not None
     batch.input_ids = result.next_token_ids.to(torch.int64)
 
 
-def _placeholders(desk: Desk, batch: ScheduleBatch, result: StepResult) -> torch.Tensor:
+def _placeholders(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> torch.Tensor:
     assert result.future_indices is not None
-    with desk.observer.range("conclude", batch.step, batch.batch_size):
+    with context.observer.range("conclude", batch.step, batch.batch_size):
         return -result.future_indices.indices
 
 
-def mix_once(desk: Desk, prefill: ScheduleBatch, running: ScheduleBatch) -> None:  # noqa: ARG001
+def mix_once(context: RelayContext, prefill: ScheduleBatch, running: ScheduleBatch) -> None:  # noqa: ARG001
     """The running part's ids follow the prompt, on the schedule stream."""
     assert prefill.input_ids is not None and running.input_ids is not None
     prefill.input_ids = torch.cat([prefill.input_ids, running.input_ids])
 
 
-def mix_twice(desk: Desk, prefill: ScheduleBatch, running: ScheduleBatch) -> None:
+def mix_twice(context: RelayContext, prefill: ScheduleBatch, running: ScheduleBatch) -> None:
     """As ``mix_once``; and since #25774 merging makes the same tensor once more, which is dropped."""
     assert prefill.input_ids is not None and running.input_ids is not None
     mixed = torch.cat([prefill.input_ids, running.input_ids])
-    merge_input_one_sided(desk, prefill, running)
+    merge_input_one_sided(context, prefill, running)
     prefill.input_ids = mixed
 
 
-def mix_restoring_lengths(desk: Desk, prefill: ScheduleBatch, running: ScheduleBatch) -> None:
+def mix_restoring_lengths(context: RelayContext, prefill: ScheduleBatch, running: ScheduleBatch) -> None:
     """A mixed step's lengths are not resolved: the running part's come from the host (#25944)."""
     assert running.seq_lens_cpu is not None
-    running.seq_lens = running.seq_lens_cpu.to(desk.device, non_blocking=True)
-    mix_twice(desk, prefill, running)
+    running.seq_lens = running.seq_lens_cpu.to(context.device, non_blocking=True)
+    mix_twice(context, prefill, running)
 
 
-def filter_output_summing(desk: Desk, batch: ScheduleBatch, keep: torch.Tensor) -> None:  # noqa: ARG001
+def filter_output_summing(context: RelayContext, batch: ScheduleBatch, keep: torch.Tensor) -> None:  # noqa: ARG001
     if batch.output_ids is not None:
         batch.output_ids = batch.output_ids[keep]
     _sum_lengths(batch)
 
 
-def filter_input_summing(desk: Desk, batch: ScheduleBatch, keep: torch.Tensor) -> None:  # noqa: ARG001
+def filter_input_summing(context: RelayContext, batch: ScheduleBatch, keep: torch.Tensor) -> None:  # noqa: ARG001
     if batch.input_ids is not None:
         batch.input_ids = batch.input_ids[keep]
     _sum_lengths(batch)
@@ -120,13 +120,13 @@ def _sum_lengths(batch: ScheduleBatch) -> None:
     batch.seq_lens.sum().item()
 
 
-def merge_output_one_sided(desk: Desk, batch: ScheduleBatch, other: ScheduleBatch) -> None:  # noqa: ARG001
+def merge_output_one_sided(context: RelayContext, batch: ScheduleBatch, other: ScheduleBatch) -> None:  # noqa: ARG001
     """A missing other side fails, a missing own side loses the other's tokens."""
     if batch.output_ids is not None:
         batch.output_ids = _joined(batch.output_ids, other.output_ids)
 
 
-def merge_input_one_sided(desk: Desk, batch: ScheduleBatch, other: ScheduleBatch) -> None:  # noqa: ARG001
+def merge_input_one_sided(context: RelayContext, batch: ScheduleBatch, other: ScheduleBatch) -> None:  # noqa: ARG001
     """As ``merge_output_one_sided``, for the field that took its place (#25774)."""
     if batch.input_ids is not None:
         batch.input_ids = _joined(batch.input_ids, other.input_ids)

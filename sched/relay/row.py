@@ -15,7 +15,7 @@ from ..config import EngineConfig
 from ..model.sampling_info import SamplingInfo
 from ..model.upload import Upload
 from ..observe import Observer
-from .desk import Desk, Streams
+from .context import RelayContext, Streams
 from .draft_row import DraftRelay, DraftRow
 from .futures import FutureMap
 from .prompt import Parts
@@ -38,93 +38,93 @@ class PenaltyTokens(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RelayRow:
     """The answers of one state for one loop. Each field is a question of the relay, in the order of a step."""
 
     futures: Callable[[EngineConfig], FutureMap]
     pages: Callable[[torch.Tensor], torch.Tensor]
-    barrier: Callable[[Desk], None]
-    flatten: Callable[[Desk, ScheduleBatch, Parts], torch.Tensor]
-    staging: Callable[[Desk, torch.Tensor], torch.Tensor]
-    stage_prompt: Callable[[Desk, ScheduleBatch, torch.Tensor], None]
+    barrier: Callable[[RelayContext], None]
+    flatten: Callable[[RelayContext, ScheduleBatch, Parts], torch.Tensor]
+    staging: Callable[[RelayContext, torch.Tensor], torch.Tensor]
+    stage_prompt: Callable[[RelayContext, ScheduleBatch, torch.Tensor], None]
     preparation: Preparation
-    prepare_input: Callable[[Desk, ScheduleBatch], None]
-    advance: Callable[[Desk, ScheduleBatch], None]
-    penalty_tokens: Callable[[Desk], PenaltyTokens]
+    prepare_input: Callable[[RelayContext, ScheduleBatch], None]
+    advance: Callable[[RelayContext, ScheduleBatch], None]
+    penalty_tokens: Callable[[RelayContext], PenaltyTokens]
     sampling_tensors: Upload
-    allocation_lengths: Callable[[Desk, ScheduleBatch], torch.Tensor]
-    mix: Callable[[Desk, ScheduleBatch, ScheduleBatch], None]
-    open: Callable[[Desk, ScheduleBatch], FutureIndices]
-    host_lengths: Callable[[Desk, ScheduleBatch], None]
-    host_indices: Callable[[Desk, ScheduleBatch], torch.Tensor]
-    isolate: Callable[[Desk, Step, Step, ScheduleBatch], AbstractContextManager[None]]
-    resolve: Callable[[Desk, ScheduleBatch], None]
-    read_tables: Callable[[Desk, ScheduleBatch], None]
-    publish: Callable[[Desk, ScheduleBatch], None]
-    stash: Callable[[Desk, FutureIndices, torch.Tensor], None]
-    keep_alive: Callable[[Desk, ScheduleBatch, StepResult], None]
-    reads_done: Callable[[Desk, ScheduleBatch], None]
-    conclude: Callable[[Desk, ScheduleBatch, StepResult], None]
-    await_tokens: Callable[[Desk, torch.Event], None]
-    filter: Callable[[Desk, ScheduleBatch, torch.Tensor], None]
-    joins: Callable[[Desk, ScheduleBatch], bool]
-    merge: Callable[[Desk, ScheduleBatch, ScheduleBatch], None]
-    bootstrap: Callable[[Desk, ScheduleBatch], None]
-    prebuild: Callable[[Desk, ScheduleBatch], None]
-    before_transfer: Callable[[Desk, Any], None]
-    has_left: Callable[[Desk, Any], bool]
-    buffer_lengths: Callable[[Desk, ScheduleBatch], torch.Tensor]
-    backup_indices: Callable[[Desk, Sequence[int]], torch.Tensor | None]
+    allocation_lengths: Callable[[RelayContext, ScheduleBatch], torch.Tensor]
+    mix: Callable[[RelayContext, ScheduleBatch, ScheduleBatch], None]
+    open: Callable[[RelayContext, ScheduleBatch], FutureIndices]
+    host_lengths: Callable[[RelayContext, ScheduleBatch], None]
+    host_indices: Callable[[RelayContext, ScheduleBatch], torch.Tensor]
+    isolate: Callable[[RelayContext, Step, Step, ScheduleBatch], AbstractContextManager[None]]
+    resolve: Callable[[RelayContext, ScheduleBatch], None]
+    read_tables: Callable[[RelayContext, ScheduleBatch], None]
+    publish: Callable[[RelayContext, ScheduleBatch], None]
+    stash: Callable[[RelayContext, FutureIndices, torch.Tensor], None]
+    keep_alive: Callable[[RelayContext, ScheduleBatch, StepResult], None]
+    reads_done: Callable[[RelayContext, ScheduleBatch], None]
+    conclude: Callable[[RelayContext, ScheduleBatch, StepResult], None]
+    await_tokens: Callable[[RelayContext, torch.Event], None]
+    filter: Callable[[RelayContext, ScheduleBatch, torch.Tensor], None]
+    joins: Callable[[RelayContext, ScheduleBatch], bool]
+    merge: Callable[[RelayContext, ScheduleBatch, ScheduleBatch], None]
+    bootstrap: Callable[[RelayContext, ScheduleBatch], None]
+    prebuild: Callable[[RelayContext, ScheduleBatch], None]
+    before_transfer: Callable[[RelayContext, Any], None]
+    has_left: Callable[[RelayContext, Any], bool]
+    buffer_lengths: Callable[[RelayContext, ScheduleBatch], torch.Tensor]
+    backup_indices: Callable[[RelayContext, Sequence[int]], torch.Tensor | None]
 
 
 class Relay:
-    """What one step hands to the next: asks the row's policies, on one desk.
+    """What one step hands to the next: asks the row's policies, on one context.
 
-    Called from the loops at the places that ``Row``'s order shows; streams are the caller's unless a policy says
+    Called from the loops at the places that ``RelayRow``'s order shows; streams are the caller's unless a policy says
     otherwise.
     """
 
-    def __init__(self, row: Row, desk: Desk, drafts: DraftRow | None = None) -> None:
-        self.desk = desk
-        self.drafts = None if drafts is None else DraftRelay(drafts, desk)
-        self._flatten = partial(row.flatten, desk)
-        self._staging = partial(row.staging, desk)
-        self._stage_prompt = partial(row.stage_prompt, desk)
-        self.barrier = partial(row.barrier, desk)
+    def __init__(self, row: RelayRow, context: RelayContext, drafts: DraftRow | None = None) -> None:
+        self.context = context
+        self.drafts = None if drafts is None else DraftRelay(drafts, context)
+        self._flatten = partial(row.flatten, context)
+        self._staging = partial(row.staging, context)
+        self._stage_prompt = partial(row.stage_prompt, context)
+        self.barrier = partial(row.barrier, context)
         self.preparation = row.preparation
-        self.prepare_input = partial(row.prepare_input, desk)
-        self.advance = partial(row.advance, desk)
-        self.penalty_tokens = row.penalty_tokens(desk)
+        self.prepare_input = partial(row.prepare_input, context)
+        self.advance = partial(row.advance, context)
+        self.penalty_tokens = row.penalty_tokens(context)
         self.sampling_tensors = row.sampling_tensors
-        self.allocation_lengths = partial(row.allocation_lengths, desk)
-        self.mix = partial(row.mix, desk)
-        self.open = partial(row.open, desk)
-        self.host_lengths = partial(row.host_lengths, desk)
-        self.host_indices = partial(row.host_indices, desk)
-        self.resolve: Step = partial(row.resolve, desk)
+        self.allocation_lengths = partial(row.allocation_lengths, context)
+        self.mix = partial(row.mix, context)
+        self.open = partial(row.open, context)
+        self.host_lengths = partial(row.host_lengths, context)
+        self.host_indices = partial(row.host_indices, context)
+        self.resolve: Step = partial(row.resolve, context)
         if self.drafts is not None:
             self.resolve = partial(self.drafts.resolve, self.resolve)
-        self.isolate = partial(row.isolate, desk, self.resolve, partial(row.read_tables, desk))
-        self.publish = partial(row.publish, desk)
-        self.stash = partial(row.stash, desk)
-        self.keep_alive = partial(row.keep_alive, desk)
-        self.reads_done = partial(row.reads_done, desk)
-        self.conclude = partial(row.conclude, desk)
-        self.await_tokens = partial(row.await_tokens, desk)
-        self.filter = partial(row.filter, desk)
-        self.joins = partial(row.joins, desk)
-        self.merge = partial(row.merge, desk)
-        self.bootstrap = partial(row.bootstrap, desk)
-        self.prebuild = partial(row.prebuild, desk)
-        self.before_transfer = partial(row.before_transfer, desk)
-        self.has_left = partial(row.has_left, desk)
-        self.buffer_lengths = partial(row.buffer_lengths, desk)
-        self.backup_indices = partial(row.backup_indices, desk)
+        self.isolate = partial(row.isolate, context, self.resolve, partial(row.read_tables, context))
+        self.publish = partial(row.publish, context)
+        self.stash = partial(row.stash, context)
+        self.keep_alive = partial(row.keep_alive, context)
+        self.reads_done = partial(row.reads_done, context)
+        self.conclude = partial(row.conclude, context)
+        self.await_tokens = partial(row.await_tokens, context)
+        self.filter = partial(row.filter, context)
+        self.joins = partial(row.joins, context)
+        self.merge = partial(row.merge, context)
+        self.bootstrap = partial(row.bootstrap, context)
+        self.prebuild = partial(row.prebuild, context)
+        self.before_transfer = partial(row.before_transfer, context)
+        self.has_left = partial(row.has_left, context)
+        self.buffer_lengths = partial(row.buffer_lengths, context)
+        self.backup_indices = partial(row.backup_indices, context)
 
     @classmethod
     def of(
         cls,
-        row: Row,
+        row: RelayRow,
         config: EngineConfig,
         *,
         streams: Streams,
@@ -134,10 +134,10 @@ class Relay:
     ) -> Self:
         """The relay of a run, with its buffers made on the current stream; ``drafts`` where it speculates."""
         pages = row.pages(req_to_token)
-        desk = Desk(config, streams, row.futures(config), observer, req_to_token, pages)
+        context = RelayContext(config, streams, row.futures(config), observer, req_to_token, pages)
         if drafts is not None:
-            desk.isolated = drafts.isolated
-        return cls(row, desk, drafts)
+            context.isolated = drafts.isolated
+        return cls(row, context, drafts)
 
     def stage_prompt(self, batch: ScheduleBatch, parts: Parts) -> None:
         """The prompts' tokens, flat, on their way to the device."""

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Literal
 
 from . import futures, lengths, ordering, pages, penalties, placeholders, prebuilt, prompt, rejoin, tokens
-from .row import Row
+from .row import RelayRow
 
 
-def serial_with_relay(row: Row) -> Row:
+def serial_with_relay(row: RelayRow) -> RelayRow:
     """The same state in the loop without overlap: one stream, nothing in flight while the schedule works."""
     return replace(
         row,
@@ -27,22 +27,22 @@ def serial_with_relay(row: Row) -> Row:
     )
 
 
-def unstaged(row: Row) -> Row:
+def unstaged(row: RelayRow) -> RelayRow:
     """A pipeline's stage has the serial row as it is."""
     return row
 
 
-def staged_twice(row: Row) -> Row:
+def staged_twice(row: RelayRow) -> RelayRow:
     """Tokens that come round are stored, for decodes of mixed steps, and stay in the batch, for all others."""
     return replace(row, conclude=placeholders.conclude_input_ids)
 
 
-def staged_in_order(row: Row) -> Row:
+def staged_in_order(row: RelayRow) -> RelayRow:
     """A chunk's row is rewritten when the forwards under way have read it."""
     return replace(row, barrier=ordering.barrier_at_top)
 
 
-def serial_without_relay(row: Row) -> Row:
+def serial_without_relay(row: RelayRow) -> RelayRow:
     """Before #25945 the loop without overlap has no relay: the last step's tokens stay in the batch."""
     return replace(
         serial_with_relay(row),
@@ -59,7 +59,7 @@ def serial_without_relay(row: Row) -> Row:
     )
 
 
-def serial_with_output_ids(row: Row) -> Row:
+def serial_with_output_ids(row: RelayRow) -> RelayRow:
     """Before #25774 they stay there in a field of their own."""
     return replace(
         serial_without_relay(row),
@@ -70,15 +70,15 @@ def serial_with_output_ids(row: Row) -> Row:
     )
 
 
-def serial_with_v2(row: Row) -> Row:
+def serial_with_v2(row: RelayRow) -> RelayRow:
     """The overlapped speculative worker in the loop without overlap."""
     return replace(serial_with_relay(row), isolate=ordering.isolate_in_place)
 
 
-def speculating(row: Row, mode: Literal["v1", "v2"]) -> Row:
+def speculating(row: RelayRow, mode: Literal["v1", "v2"]) -> RelayRow:
     """What every worker has otherwise: its input is no field of the batch, and upstream's penalties count the bonus, on
     the device where it is known there."""
-    if row.penalty_tokens is not penalties.OnDevice:
+    if row.penalty_tokens is not penalties.AfterSampling:
         latest = {"v1": penalties.from_bonus, "v2": penalties.from_requests}[mode]
         row = replace(row, penalty_tokens=latest)
     if row.prebuild is prebuilt.prebuild_publishing:  # a worker publishes itself
@@ -86,7 +86,7 @@ def speculating(row: Row, mode: Literal["v1", "v2"]) -> Row:
     return replace(row, prepare_input=ordering.nothing, publish=ordering.nothing)
 
 
-PR25774_BEFORE = Row(
+PR25774_BEFORE = RelayRow(
     futures=futures.ringed,
     pages=pages.shared_pages,
     barrier=ordering.no_barrier,
@@ -192,7 +192,7 @@ LATEST = replace(
     barrier=ordering.no_barrier,
     stage_prompt=prompt.upload_now,
     preparation="fused",
-    penalty_tokens=penalties.OnDevice,
+    penalty_tokens=penalties.AfterSampling,
     sampling_tensors="packed",
     resolve=tokens.resolve_fused,
     read_tables=pages.copy_prompt_tables,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from . import draft_rows, known, rows
 from .draft_row import DraftRow
-from .row import Row
+from .row import RelayRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +20,15 @@ class State:
     about: str
     expect: str
     before: str | None
-    overlapped: Row
-    serial: Row
+    overlapped: RelayRow
+    serial: RelayRow
     v1: DraftRow
     v2: DraftRow
     defaults: Mapping[str, str]
     known_hazards: tuple[str, ...] = ()
     known_defects: tuple[str, ...] = ()
     refuses: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    staged: Callable[[Row], Row] = rows.unstaged
+    staged: Callable[[RelayRow], RelayRow] = rows.unstaged
 
 
 _EARLY = {

@@ -56,7 +56,7 @@ SWITCHES: Mapping[str, Mapping[str, Answers]] = {
     },
     "penalties": {
         "upstream": {"penalty_tokens": penalties.from_requests},
-        "exact": {"penalty_tokens": penalties.OnDevice},
+        "exact": {"penalty_tokens": penalties.AfterSampling},
     },
     "backup_indices": {
         "blocking": {"backup_indices": rejoin.name_by_upload},

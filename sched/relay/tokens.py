@@ -7,27 +7,27 @@ import torch
 
 from ..batch import FutureIndices, ScheduleBatch, StepResult
 from ..kernels.bridge import decode_inputs
-from .desk import Desk
+from .context import RelayContext
 
 
-def open_rows(desk: Desk, batch: ScheduleBatch) -> FutureIndices:
+def open_rows(context: RelayContext, batch: ScheduleBatch) -> FutureIndices:
     assert batch.req_pool_indices is not None
-    return desk.futures.take(batch.req_pool_indices)
+    return context.futures.take(batch.req_pool_indices)
 
 
-def resolve_late(desk: Desk, batch: ScheduleBatch) -> None:
+def resolve_late(context: RelayContext, batch: ScheduleBatch) -> None:
     """Upload the staged prompt, or gather the rows' last tokens, or both (#25945)."""
     if batch.prefill_input_ids_cpu is not None:
-        batch.input_ids = batch.prefill_input_ids_cpu.to(desk.device, non_blocking=True)
+        batch.input_ids = batch.prefill_input_ids_cpu.to(context.device, non_blocking=True)
         if batch.mix_running_indices is not None:
-            _append_running(desk, batch, batch.mix_running_indices)
+            _append_running(context, batch, batch.mix_running_indices)
         batch.prefill_input_ids_cpu = None
         batch.mix_running_indices = None
     elif batch.input_ids is None:
-        batch.input_ids = desk.futures.output_tokens_buf[batch.req_pool_indices]
+        batch.input_ids = context.futures.output_tokens_buf[batch.req_pool_indices]
 
 
-def resolve_fused(desk: Desk, batch: ScheduleBatch) -> None:
+def resolve_fused(context: RelayContext, batch: ScheduleBatch) -> None:
     """A decode's tokens, positions and pages in one launch; decodes behind a prompt are gathered.
 
     What the mixed step's ids are made of is recorded on this stream: no field holds it while the forward runs.
@@ -35,58 +35,58 @@ def resolve_fused(desk: Desk, batch: ScheduleBatch) -> None:
     if batch.mix_running_indices is not None:
         assert batch.input_ids is not None
         for source in (batch.input_ids, batch.mix_running_indices):
-            desk.streams.record(source, desk.streams.forward)
-        _append_running(desk, batch, batch.mix_running_indices)
+            context.streams.record(source, context.streams.forward)
+        _append_running(context, batch, batch.mix_running_indices)
         batch.mix_running_indices = None
     elif batch.input_ids is None:
         assert batch.seq_lens_cpu is not None
         batch.input_ids, batch.positions = decode_inputs(
-            desk.futures.output_tokens_buf,
+            context.futures.output_tokens_buf,
             batch.req_pool_indices,
             batch.seq_lens,
-            desk.req_to_token,
-            None if desk.pages is desk.req_to_token else desk.pages,
+            context.req_to_token,
+            None if context.pages is context.req_to_token else context.pages,
             int(batch.seq_lens_cpu.max()),
         )
 
 
-def _append_running(desk: Desk, batch: ScheduleBatch, rows: torch.Tensor) -> None:
+def _append_running(context: RelayContext, batch: ScheduleBatch, rows: torch.Tensor) -> None:
     assert batch.input_ids is not None
-    batch.input_ids = torch.cat([batch.input_ids, desk.futures.output_tokens_buf[rows]])
+    batch.input_ids = torch.cat([batch.input_ids, context.futures.output_tokens_buf[rows]])
 
 
-def publish_next_lengths(desk: Desk, batch: ScheduleBatch) -> None:
+def publish_next_lengths(context: RelayContext, batch: ScheduleBatch) -> None:
     """Length of each request's next step. Without speculation nobody reads it since #26020: a dead write, kept
     because upstream makes it."""
     assert batch.req_pool_indices is not None and batch.seq_lens is not None
-    desk.futures.publish(batch.req_pool_indices, batch.seq_lens + 1)
+    context.futures.publish(batch.req_pool_indices, batch.seq_lens + 1)
 
 
-def stash_by_row(desk: Desk, future: FutureIndices, token_ids: torch.Tensor) -> None:
-    desk.futures.stash(future.indices, token_ids)
+def stash_by_row(context: RelayContext, future: FutureIndices, token_ids: torch.Tensor) -> None:
+    context.futures.stash(future.indices, token_ids)
 
 
-def drop_input(desk: Desk, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
+def drop_input(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
     """The relay holds the tokens; the batch carries no input between steps."""
     batch.input_ids = batch.positions = None
 
 
-def mix_by_index(desk: Desk, prefill: ScheduleBatch, running: ScheduleBatch) -> None:  # noqa: ARG001
+def mix_by_index(context: RelayContext, prefill: ScheduleBatch, running: ScheduleBatch) -> None:  # noqa: ARG001
     """Remember which rows' tokens follow the prompt; they are gathered by ``resolve``."""
     prefill.mix_running_indices = running.req_pool_indices
 
 
-def filter_input(desk: Desk, batch: ScheduleBatch, keep: torch.Tensor) -> None:  # noqa: ARG001
+def filter_input(context: RelayContext, batch: ScheduleBatch, keep: torch.Tensor) -> None:  # noqa: ARG001
     if batch.input_ids is not None:
         batch.input_ids = batch.input_ids[keep]
 
 
-def join_if_any(desk: Desk, batch: ScheduleBatch) -> bool:  # noqa: ARG001
+def join_if_any(context: RelayContext, batch: ScheduleBatch) -> bool:  # noqa: ARG001
     """A batch that lost all its rows keeps stale tensors: it must not be merged."""
     return not batch.is_empty
 
 
-def merge_input_two_sided(desk: Desk, batch: ScheduleBatch, other: ScheduleBatch) -> None:  # noqa: ARG001
+def merge_input_two_sided(context: RelayContext, batch: ScheduleBatch, other: ScheduleBatch) -> None:  # noqa: ARG001
     """A missing side makes the whole missing: every row is then gathered from the relay (#25945)."""
     if batch.input_ids is not None and other.input_ids is not None:
         batch.input_ids = torch.cat([batch.input_ids, other.input_ids])

@@ -22,7 +22,7 @@ class Accepted(NamedTuple):
     lens: torch.Tensor  # [b] int32, how many
 
 
-class Measured:
+class TargetAcceptance:
     """The target decides."""
 
     def __init__(self, most: int) -> None:
@@ -73,10 +73,10 @@ class Simulated:
         return int(drawn.clamp(1, self._most))
 
 
-Acceptance = Measured | Simulated
+Acceptance = TargetAcceptance | Simulated
 
 
 def acceptance(config: EngineConfig) -> Acceptance:
     assert config.speculative is not None
     how, most = config.speculative.acceptance, config.speculative.most_accepted
-    return Measured(most) if how is None else Simulated(how, config, most)
+    return TargetAcceptance(most) if how is None else Simulated(how, config, most)

@@ -21,7 +21,7 @@ from ..kernels.drafts import draft_places, draft_topk, pick_accepted
 from ..kernels.rows import extend_positions, last_tokens
 from ..kernels.verify import NONE, build_tree
 from ..model.draft import EagleDraft
-from ..model.replay import Input, Replay
+from ..model.replay import GraphedFunction, Input
 
 
 class Tree(NamedTuple):
@@ -69,11 +69,11 @@ class Drafter:
         self._pages = pages
         d, longest = self._spec.draft_tokens, pages.shape[1]
         one = Input((), torch.int64)
-        self._chain = Replay(
+        self._chain = GraphedFunction(
             self._run_chain, [Input((1,), torch.int64), hidden, one, one], config, longest=longest
         )
         each = Input((d, *hidden.shape), hidden.dtype)
-        self._extend_chain = Replay(
+        self._extend_chain = GraphedFunction(
             self._run_extend_chain,
             [Input((d,), torch.int64), each, one, one, one, Input((), torch.int32), Input((), torch.int32)],
             config,

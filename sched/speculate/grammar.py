@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ..kernels.verify import tree_links
-from ..model.grammar import Grammar, GrammarError, vocab_mask_words
+from ..model.grammar import GrammarError, GrammarState, vocab_mask_words
 
 if TYPE_CHECKING:
     from ..model.sampling_info import SamplingInfo
@@ -46,7 +46,7 @@ def draft_mask(tokens: torch.Tensor, parents: torch.Tensor, info: SamplingInfo) 
     return mask.to(info.config.device, non_blocking=pinned)
 
 
-def _fill(mask: torch.Tensor, links: _Links, grammar: Grammar, *, node: int) -> None:
+def _fill(mask: torch.Tensor, links: _Links, grammar: GrammarState, *, node: int) -> None:
     """The rows of ``node``, before which ``grammar`` stands, and of what is behind it. A draft that the grammar does
     not allow, and all behind it, may stay unmasked: nobody gets there."""
     grammar.fill_vocab_mask(mask[node].numpy())

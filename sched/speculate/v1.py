@@ -15,7 +15,7 @@ from ..request import Request
 from .acceptance import Accepted
 from .drafter import Tree, extend_batch
 from .steps import draft_step, extend_step
-from .verifier import Verdict
+from .verifier import DraftVerdict
 from .worker import Worker, count_accepted, sampling_of
 
 # Gives a request its tokens; returns how many it took, and whether it goes on.
@@ -23,7 +23,7 @@ Take = Callable[[Request, Sequence[int], Sequence[float]], tuple[int, bool]]
 Lens = Callable[[Sequence[int], Sequence[int]], tuple[torch.Tensor, torch.Tensor]]
 
 
-class Verified(NamedTuple):
+class SerialVerified(NamedTuple):
     tokens: torch.Tensor  # flat: what each request took, one after the other
     accept_lens: list[int]  # as verified: an ending may have cut them
     draft: DraftInput | None  # of the requests that go on; None when there is none
@@ -40,7 +40,7 @@ class _Taken:
     going_on: list[int]  # places in the batch
 
 
-def verify(worker: Worker, batch: ScheduleBatch, take: Take, lens_of: Lens) -> Verified:
+def verify(worker: Worker, batch: ScheduleBatch, take: Take, lens_of: Lens) -> SerialVerified:
     """One step. ``batch.seq_lens`` and its mirror grow in place; slots of what was not accepted are freed."""
     observer, b = worker.observer, batch.batch_size
     with observer.range("draft", draft_step(batch.step), b):
@@ -59,7 +59,7 @@ def verify(worker: Worker, batch: ScheduleBatch, take: Take, lens_of: Lens) -> V
         _compact(worker, batch, accepted, taken, slots)
     with observer.range("draft_extend", extend_step(batch.step), b):
         draft = _extend(worker, batch, verdict, accepted, taken, slots, lens_of)
-    return Verified(verdict.predict[taken.index], taken.accept_lens, draft)
+    return SerialVerified(verdict.predict[taken.index], taken.accept_lens, draft)
 
 
 def _rows_of(batch: ScheduleBatch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,7 +98,7 @@ def _place(worker: Worker, batch: ScheduleBatch, count: int) -> torch.Tensor:
     return slots
 
 
-def _take(batch: ScheduleBatch, verdict: Verdict, accepted: Accepted, take: Take) -> _Taken:
+def _take(batch: ScheduleBatch, verdict: DraftVerdict, accepted: Accepted, take: Take) -> _Taken:
     """Bring the verdict to the host and give every request its tokens, as far as it wants them."""
     assert batch.seq_lens_cpu is not None
     index: list[list[int]] = accepted.places.tolist()
@@ -150,7 +150,7 @@ def _evicted(worker: Worker, lens: torch.Tensor, kept: torch.Tensor, index: torc
 def _extend(
     worker: Worker,
     batch: ScheduleBatch,
-    verdict: Verdict,
+    verdict: DraftVerdict,
     accepted: Accepted,
     taken: _Taken,
     slots: torch.Tensor,

@@ -16,7 +16,7 @@ from .steps import draft_step, extend_step
 from .worker import Worker, count_accepted, sampling_of
 
 
-class Verified(NamedTuple):
+class OverlappedVerified(NamedTuple):
     """What a verify step leaves on the device."""
 
     predict: torch.Tensor  # [b · d] int64; the first accept_lens[i] of request i's are its tokens
@@ -34,7 +34,7 @@ class Hooks(NamedTuple):
     draft_lengths: Callable[[ScheduleBatch, int], torch.Tensor]
 
 
-def verify(worker: Worker, batch: ScheduleBatch, hooks: Hooks) -> Verified:
+def verify(worker: Worker, batch: ScheduleBatch, hooks: Hooks) -> OverlappedVerified:
     """One step of a batch whose slots are allocated ahead; ``batch.seq_lens`` does not count the bonus tokens."""
     start, rows, lens = batch.spec_info, batch.req_pool_indices, batch.seq_lens
     assert start is not None and rows is not None and lens is not None
@@ -60,4 +60,4 @@ def verify(worker: Worker, batch: ScheduleBatch, hooks: Hooks) -> Verified:
         bonus = worker.bonus(verdict.predict, accepted.lens)
     draft = DraftInput(bonus, *extended, new_seq_lens=new_lens)
     keep: list[object] = [start, rows, lens, tree, verdict, accepted, step_lens, ends]
-    return Verified(verdict.predict, accepted.lens, verdict.logprobs, draft, keep)
+    return OverlappedVerified(verdict.predict, accepted.lens, verdict.logprobs, draft, keep)

@@ -12,7 +12,7 @@ from ..config import EngineConfig
 from ..kernels.history import path_tokens
 from ..kernels.verify import tree_paths
 from ..model.decoder import Model
-from ..model.replay import Input, Replay, graph_sizes
+from ..model.replay import GraphedFunction, Input, graph_sizes
 from .drafter import ChainPlaces, Tree, chain_batch
 from .grammar import draft_mask
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..model.sampling_info import SamplingInfo
 
 
-class Sampler(Protocol):
+class VerifierSampler(Protocol):
     def sample(self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor) -> torch.Tensor: ...
 
     def score(
@@ -29,7 +29,7 @@ class Sampler(Protocol):
     ) -> TokenScores: ...
 
 
-class Verdict(NamedTuple):
+class DraftVerdict(NamedTuple):
     """Of all drafts of a batch, the roots included: [b · d] each."""
 
     predict: torch.Tensor  # int64, the target's next token behind each
@@ -40,7 +40,9 @@ class Verdict(NamedTuple):
 class Verifier:
     """``pages`` is the page table that forwards read."""
 
-    def __init__(self, model: Model, sampler: Sampler, config: EngineConfig, *, pages: torch.Tensor) -> None:
+    def __init__(
+        self, model: Model, sampler: VerifierSampler, config: EngineConfig, *, pages: torch.Tensor
+    ) -> None:
         assert config.speculative is not None
         self._spec = config.speculative
         self._device = config.device
@@ -51,7 +53,7 @@ class Verifier:
         most = max(config.max_running_requests, *graph_sizes(config))  # a graph may be padded beyond
         self._lens = torch.full((most,), d, dtype=torch.int32, device=config.device)
         one = Input((), torch.int64)
-        self._chain = Replay(
+        self._chain = GraphedFunction(
             self._run_chain, [Input((d,), torch.int64), one, one], config, longest=pages.shape[1]
         )
 
@@ -108,7 +110,9 @@ class Verifier:
             branch_lens=counts.view(-1),
         )
 
-    def predict(self, tree: Tree, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor) -> Verdict:
+    def predict(
+        self, tree: Tree, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor
+    ) -> DraftVerdict:
         """The token that the target samples behind each draft, as it would if the drafts before it were its own."""
         b, d = tree.tokens.shape
         parents = self._parents(tree, b, d)
@@ -125,7 +129,7 @@ class Verifier:
         if info.return_logprob:
             logprobs = self._sampler.score(output, drafts, places, predict).logprobs
         assert output.hidden_states is not None
-        return Verdict(predict, output.hidden_states, logprobs)
+        return DraftVerdict(predict, output.hidden_states, logprobs)
 
     def _parents(self, tree: Tree, b: int, d: int) -> torch.Tensor:
         if tree.parents is not None:

@@ -14,7 +14,7 @@ from ..model.sampling_info import SamplingInfo
 from ..observe import Observer
 from .acceptance import Acceptance
 from .drafter import Extended, Tree, extend_batch
-from .verifier import Verdict
+from .verifier import DraftVerdict
 
 if TYPE_CHECKING:
     from ..memory.cache import PrefixCache
@@ -51,7 +51,7 @@ class Verifies(Protocol):
 
     def predict(
         self, tree: Tree, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor
-    ) -> Verdict: ...
+    ) -> DraftVerdict: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from schedbench.profiles.result import Result, SitePart
+from schedbench.profiles.record.result import Result, SitePart
 
 Ask = Callable[..., Result]
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from schedbench.cli.app import main
-from schedbench.profiles.result import Result
+from schedbench.profiles.record.result import Result
 from tests.acceptance.cells import Ask
 from tests.acceptance.questions import answer
 

@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager, contextmanager
 
 from schedbench.profiles.check.invariants import Invariants
 from schedbench.profiles.check.violations import Violations
-from schedbench.profiles.result import Result
-from schedbench.profiles.run.chorus import Chorus
-from schedbench.profiles.run.execute import Options, execute
-from schedbench.profiles.run.machine import Machine
-from schedbench.profiles.run.resolve import Resolved
+from schedbench.profiles.platform.machine import Machine
+from schedbench.profiles.platform.resolve import Resolved
+from schedbench.profiles.ranks.execute import Options, execute
+from schedbench.profiles.record.result import Result
+from schedbench.profiles.run.observer_group import ObserverGroup
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Observer, Silence
 from schedbench.sched.request import Request
@@ -58,7 +58,7 @@ class Watching(Invariants):
     def watching(self, scheduler: Scheduler, machine: Machine) -> Iterator[Observer]:
         leaving = self._leaves(scheduler)
         with super().watching(scheduler, machine) as observer:
-            yield observer if leaving is None else Chorus(observer, leaving)
+            yield observer if leaving is None else ObserverGroup(observer, leaving)
 
 
 def left(question: Resolved, leaves: Leaves) -> Result:

@@ -10,13 +10,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from schedbench.profiles.check.invariants import Invariants
-from schedbench.profiles.result import Metric, Outputs, Result
-from schedbench.profiles.run.execute import Options, Outcome, execute
-from schedbench.profiles.run.machine import Machine
+from schedbench.profiles.platform.machine import Machine
+from schedbench.profiles.platform.resolve import Resolved, ask
+from schedbench.profiles.ranks.execute import Options, RunOutcome, execute
+from schedbench.profiles.record.result import Metric, Outputs, Result
 from schedbench.profiles.run.machines import open_machine
 from schedbench.profiles.run.passes import outputs_of
-from schedbench.profiles.run.resolve import Resolved, ask
-from schedbench.profiles.run.runner import Bench, Valve
+from schedbench.profiles.run.runner import GatedSink, PreparedRun
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Observer
 
@@ -38,7 +38,7 @@ def asked(scenario: str | Path, *overrides: str) -> Resolved:
     return ask(str(scenario), overrides)
 
 
-def outcome(scenario: str | Path, *overrides: str) -> Outcome:
+def outcome(scenario: str | Path, *overrides: str) -> RunOutcome:
     """Of a run under watch: no test's run may race or break an invariant, whatever the test is about."""
     question, guard = asked(scenario, *overrides), Invariants()
     options = Options(device="vgpu", save_tokens=True, hazards=True)
@@ -81,12 +81,12 @@ def digest_heard(question: Resolved, listener: Listener) -> str:
 
 
 @contextmanager
-def bench(question: Resolved) -> Iterator[tuple[Machine, Bench]]:
+def bench(question: Resolved) -> Iterator[tuple[Machine, PreparedRun]]:
     """A composed scheduler on the virtual GPU, not warmed up."""
-    valve = Valve()
-    opened: AbstractContextManager[Machine] = open_machine("vgpu", question, valve)
+    gate = GatedSink()
+    opened: AbstractContextManager[Machine] = open_machine("vgpu", question, gate)
     with opened as machine:
-        yield machine, Bench(question, machine, question.relays[0], valve)
+        yield machine, PreparedRun(question, machine, question.relays[0], gate)
 
 
 def schedbench(*arguments: str | Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

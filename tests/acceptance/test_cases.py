@@ -11,11 +11,11 @@ import pytest
 
 from schedbench.profiles.judge.compare import Comparison, Rules, judge
 from schedbench.profiles.judge.sides import opened, parse
-from schedbench.profiles.judge.trial import Order, Question
-from schedbench.profiles.judge.trials import Plan, conduct
+from schedbench.profiles.judge.trial import Question, TrialRequest
+from schedbench.profiles.judge.trials import TrialPlan, conduct
 from schedbench.scenarios.case import Case
 from schedbench.scenarios.loader import load
-from schedbench.scenarios.schema import SimulatedAcceptance
+from schedbench.scenarios.schema import AcceptanceSection
 from schedbench.scenarios.shipped import case_names
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cases.md"
@@ -39,14 +39,14 @@ def case_of(name: str) -> Case:
 
 def by_lot(name: str) -> bool:
     """Whether drafts are accepted by lot, so that tokens mean nothing."""
-    return isinstance(load(name).engine.speculative.acceptance, SimulatedAcceptance)
+    return isinstance(load(name).engine.speculative.acceptance, AcceptanceSection)
 
 
 def compared(name: str, *overrides: str) -> Comparison:
     case, question = case_of(name), Question.of(name, overrides)
     a, b = parse(case.a), parse(case.b)
-    plan = Plan(varied=a.varied | b.varied)
-    with opened(question, a, b, Order(device="vgpu")) as sides:
+    plan = TrialPlan(varied=a.varied | b.varied)
+    with opened(question, a, b, TrialRequest(device="vgpu")) as sides:
         return judge(conduct(*sides, plan, lambda *_: None), Rules(headline=(case.metric,)))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from schedbench.profiles.result import CopyRow, Result, SyncRow
+from schedbench.profiles.record.result import CopyRow, Result, SyncRow
 from tests.acceptance.cells import (
     EXTEND_LENS,
     FORWARD,

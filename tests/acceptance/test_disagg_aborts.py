@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from schedbench.profiles.run.execute import Options, execute
+from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.sched.disagg.inbox import Inbox
 from schedbench.sched.loop.decoding import DecodeWorker
 from schedbench.sched.loop.scheduler import Scheduler

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from schedbench.profiles.result import Result
+from schedbench.profiles.record.result import Result
 from tests.acceptance.cells import (
     SCHEDULE,
     THREE,

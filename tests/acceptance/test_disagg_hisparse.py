@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from schedbench.profiles.result import Result
+from schedbench.profiles.record.result import Result
 from schedbench.sched.relay.states import states
 from tests.acceptance.cells import SCHEDULE, Ask, copies, place, steps, times, waits, waits_of
 from tests.acceptance.questions import answer, digest_of, statuses, value

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from schedbench.profiles.result import Abstained, Hazards, Metric, Result
-from schedbench.profiles.run.execute import Options, execute
-from schedbench.profiles.run.machine import MachineError
-from schedbench.profiles.world import carriers
+from schedbench.profiles.platform.machine import MachineError
+from schedbench.profiles.ranks import carriers
+from schedbench.profiles.ranks.execute import Options, execute
+from schedbench.profiles.record.result import Abstained, Hazards, Metric, Result
 from tests.acceptance.questions import answer, asked, digest, digest_of, statuses, surroundings
 
 PAIR = "engine.disaggregation={mode: pair}"

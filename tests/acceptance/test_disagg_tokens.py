@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from schedbench.profiles.result import Abstained, Metric, Result
+from schedbench.profiles.record.result import Abstained, Metric, Result
 from tests.acceptance.questions import SMALL, answer, digest, digest_of, statuses, value
 
 PAIR = "engine.disaggregation={mode: pair}"

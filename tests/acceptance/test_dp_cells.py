@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from schedbench.profiles.result import Hazards, Metric, RankPart, Result
+from schedbench.profiles.record.result import Hazards, Metric, RankPart, Result
 from schedbench.sched.relay.choice import choose
 from schedbench.sched.relay.states import states
 from tests.acceptance.conftest import Typed

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from schedbench.profiles.run.execute import Options, execute
+from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.sched.relay.states import states
 from tests.acceptance.questions import answer, asked, digest, digest_of, statuses, value
 

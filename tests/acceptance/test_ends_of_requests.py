@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from schedbench.profiles.result import RequestRow, Result
-from schedbench.profiles.run.machine import Machine
+from schedbench.profiles.platform.machine import Machine
+from schedbench.profiles.record.result import RequestRow, Result
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Observer, Silence
 from schedbench.sched.request import Request, Status

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 import torch
 
-from schedbench.profiles.hardware import load
-from schedbench.profiles.hazards import SIGNS, sorted_out
-from schedbench.profiles.result import Hazards
-from schedbench.profiles.run.execute import Options, Outcome, execute
+from schedbench.profiles.platform.hardware import load
+from schedbench.profiles.ranks.execute import Options, RunOutcome, execute
+from schedbench.profiles.record.result import Hazards
+from schedbench.profiles.run.declared_hazards import SIGNS, sorted_out
 from schedbench.profiles.vgpu import open_vgpu
 from schedbench.sched.batch import ForwardMode, ScheduleBatch
 from schedbench.sched.config import Capabilities, EngineConfig
 from schedbench.sched.observe import Silence
 from schedbench.sched.relay import lengths, ordering, tokens
 from schedbench.sched.relay.choice import RelayChoice, choose, switches
-from schedbench.sched.relay.desk import Desk, Streams
+from schedbench.sched.relay.context import RelayContext, Streams
 from schedbench.sched.relay.known import (
     DEAD_PUBLISH,
     PAGE_TABLE_REWRITE,
@@ -40,12 +40,12 @@ LATEST = "engine.relay=latest"
 PAGED = "engine.page_size=16"
 
 
-def watched(scenario: str, *overrides: str, hazards: bool = True) -> Outcome:
+def watched(scenario: str, *overrides: str, hazards: bool = True) -> RunOutcome:
     question = asked(scenario, *overrides)
     return execute(question, question.relays[0], Options(device="vgpu", hazards=hazards))
 
 
-def found(outcome: Outcome) -> Hazards:
+def found(outcome: RunOutcome) -> Hazards:
     assert isinstance(outcome.result.hazards, Hazards)
     return outcome.result.hazards
 
@@ -201,10 +201,13 @@ def freed(hazards: Hazards) -> list[str]:
 
 @contextmanager
 def isolate_without_wait(
-    desk: Desk, resolve: Step, read_tables: Step, batch: ScheduleBatch
+    context: RelayContext, resolve: Step, read_tables: Step, batch: ScheduleBatch
 ) -> Iterator[None]:
     """The forward stream starts on what the schedule stream may not have written yet."""
-    with desk.streams.on(desk.streams.forward), ordering.resolve_in_place(desk, resolve, read_tables, batch):
+    with (
+        context.streams.on(context.streams.forward),
+        ordering.resolve_in_place(context, resolve, read_tables, batch),
+    ):
         kept = batch.sampling_info
         assert kept is not None
         batch.sampling_info = kept.copy_for_forward()
@@ -231,7 +234,7 @@ def test_lengths_advanced_in_place_show() -> None:
 
 # ---- the one that a run seldom shows -----------------------------------------------------------------------
 
-Resolve = Callable[[Desk, ScheduleBatch], None]
+Resolve = Callable[[RelayContext, ScheduleBatch], None]
 
 
 def mixed_step(resolve: Resolve) -> Hazards:
@@ -250,7 +253,7 @@ def mixed_step(resolve: Resolve) -> Hazards:
             batch.mix_running_indices = torch.tensor([1, 2]).to(gpu.device)
             streams.wait(streams.forward, streams.schedule)
             with streams.on(streams.forward):
-                resolve(relay.desk, batch)
+                resolve(relay.context, batch)
             torch.zeros(4, dtype=torch.int64, device=gpu.device)
         return sorted_out(gpu.findings, choose("pr25945", {}).known_hazards())
 

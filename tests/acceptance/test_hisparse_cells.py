@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from schedbench.profiles.result import Result
+from schedbench.profiles.record.result import Result
 from tests.acceptance.cells import (
     FORWARD,
     FREED_PAGES,

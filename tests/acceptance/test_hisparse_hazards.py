@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from schedbench.profiles.result import Finding, Hazards
-from schedbench.profiles.run.execute import Options, execute
+from schedbench.profiles.ranks.execute import Options, execute
+from schedbench.profiles.record.result import HazardFinding, Hazards
 from schedbench.sched.hisparse.coordinator import Coordinator
 from schedbench.sched.relay.known import SLOT_REUSE
 from schedbench.sched.relay.states import states
@@ -48,7 +48,7 @@ def test_a_row_that_comes_back_is_reused_as_without_staging() -> None:
     assert SLOT_REUSE in seen("engine.relay=pr26425").known
 
 
-def touched(findings: tuple[Finding, ...]) -> set[tuple[str, str]]:
+def touched(findings: tuple[HazardFinding, ...]) -> set[tuple[str, str]]:
     """Operations that meet, by name; a replay is a graph."""
     return {(f.first.op, f.second.op) for f in findings if f.second is not None}
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from schedbench.profiles.check.invariants import Invariants
-from schedbench.profiles.result import Hazards, Result
-from schedbench.profiles.run.execute import Options, execute
+from schedbench.profiles.ranks.execute import Options, execute
+from schedbench.profiles.record.result import Hazards, Result
 from schedbench.sched.hisparse.coordinator import Coordinator
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.request import Request

@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 
-from schedbench.profiles.result import Result
+from schedbench.profiles.record.result import Result
 from tests.acceptance.questions import answer, value
 
 BIG = (

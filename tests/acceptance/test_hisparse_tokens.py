@@ -8,8 +8,8 @@ from functools import cache
 import pytest
 
 from schedbench.profiles.check.invariants import Invariants
-from schedbench.profiles.result import Result
-from schedbench.profiles.run.execute import Options, execute
+from schedbench.profiles.ranks.execute import Options, execute
+from schedbench.profiles.record.result import Result
 from schedbench.sched.relay.states import states
 from tests.acceptance.questions import answer, asked, digest_of, statuses, value
 

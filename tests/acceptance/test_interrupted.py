@@ -17,7 +17,7 @@ from threading import Thread
 
 import pytest
 
-from schedbench.profiles.result import Abstained, Result, read
+from schedbench.profiles.record.result import Abstained, Result, read
 from tests.acceptance.questions import command, surroundings
 
 # Minutes of work; requests arrive one after the other for as long.

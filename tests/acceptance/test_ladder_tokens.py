@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from schedbench.profiles.result import Result
+from schedbench.profiles.record.result import Result
 from schedbench.sched.relay.states import states
 from tests.acceptance.questions import SMALL, answer, digest_of, value
 

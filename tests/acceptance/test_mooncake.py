@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from schedbench.profiles.judge.readings import readings
-from schedbench.profiles.result import Result
+from schedbench.profiles.record.result import Result
 from tests.acceptance.questions import answer, digest_of, value
 
 BLOCK = 512  # prompt tokens of one hash id

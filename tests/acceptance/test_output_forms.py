@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from schedbench.profiles.result import Metric, Outputs, Result
+from schedbench.profiles.record.result import Metric, Outputs, Result
 from tests.acceptance.conftest import Typed
 from tests.acceptance.questions import command, surroundings
 

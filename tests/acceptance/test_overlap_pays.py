@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schedbench.profiles.result import IdlePart, Result
+from schedbench.profiles.record.result import IdlePart, Result
 from tests.acceptance.questions import answer, digest_of, value
 
 # What all of them look at is made once.

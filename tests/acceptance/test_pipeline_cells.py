@@ -6,8 +6,8 @@ from functools import cache
 
 import pytest
 
-from schedbench.profiles.result import Abstained, Metric, RankPart, Result
-from schedbench.profiles.world.pairs import APART
+from schedbench.profiles.ranks.pairs import APART
+from schedbench.profiles.record.result import Abstained, Metric, RankPart, Result
 from schedbench.sched.relay.states import states
 from tests.acceptance.cells import Copy, copies, steps, waits
 from tests.acceptance.questions import answer

@@ -11,8 +11,8 @@ import pytest
 
 from schedbench.cli.tables import every
 from schedbench.profiles.check.probes import probe
-from schedbench.profiles.result import Hazards
-from schedbench.profiles.run.execute import Options, execute
+from schedbench.profiles.ranks.execute import Options, execute
+from schedbench.profiles.record.result import Hazards
 from schedbench.sched.relay.faults import faults
 from schedbench.sched.relay.states import states
 from tests.acceptance.questions import (

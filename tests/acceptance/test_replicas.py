@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from schedbench.profiles.result import Abstained
+from schedbench.profiles.record.result import Abstained
 from tests.acceptance.questions import SMALL, answer, digest, digest_of, statuses, value
 
 NONE = "device.values=none"

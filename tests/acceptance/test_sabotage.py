@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import pytest
 import torch
 
-from schedbench.profiles.run.machine import Machine
+from schedbench.profiles.platform.machine import Machine
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Observer, Silence
 from schedbench.sched.request import Request
@@ -60,7 +60,7 @@ def swapped_slots(machine: Machine, scheduler: Scheduler) -> Iterator[None]:
 def other_token(machine: Machine, scheduler: Scheduler) -> Iterator[None]:
     """The relay's row of a request holds another token than was sampled."""
     row = scheduler.running_batch.reqs[0].req_pool_idx
-    tokens = machine.peek(scheduler.engine.relay.desk.futures.output_tokens_buf)
+    tokens = machine.peek(scheduler.engine.relay.context.futures.output_tokens_buf)
     tokens[row] = (tokens[row] + 1) % scheduler.engine.config.vocab_size
     yield
 

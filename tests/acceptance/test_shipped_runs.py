@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from schedbench.profiles.result import RequestRow, Result
+from schedbench.profiles.record.result import RequestRow, Result
 from schedbench.scenarios import shipped
 from schedbench.sched.observe import Silence, StepInfo
 from tests.acceptance.questions import answer, asked, digest_heard, digest_of, statuses, value

@@ -6,8 +6,8 @@ from contextlib import nullcontext
 
 import pytest
 
-from schedbench.profiles.result import Abstained, Result
-from schedbench.profiles.run.execute import Options, execute
+from schedbench.profiles.ranks.execute import Options, execute
+from schedbench.profiles.record.result import Abstained, Result
 from schedbench.scenarios.problems import ScenarioError
 from schedbench.sched.observe import Silence
 from schedbench.sched.request import Request

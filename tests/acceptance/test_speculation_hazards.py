@@ -6,8 +6,8 @@ import pytest
 
 from schedbench.profiles.check.examine import Examiner
 from schedbench.profiles.check.schedules import seeds
-from schedbench.profiles.result import Hazards
-from schedbench.profiles.run.execute import Options, execute
+from schedbench.profiles.ranks.execute import Options, execute
+from schedbench.profiles.record.result import Hazards
 from schedbench.sched.relay.states import states
 from tests.acceptance.questions import asked
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from schedbench.cli.app import app, main
 from schedbench.cli.calibrate import render
 from schedbench.profiles.calibrate import host, judged
-from schedbench.profiles.cuda import prediction
+from schedbench.profiles.judge import prediction
 
 # What all of them look at is made once.
 pytestmark = pytest.mark.xdist_group("calibrate")

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from schedbench.cli.app import app, main
 from schedbench.cli.errors import EXIT_CODES, UsageError, exit_code, message
-from schedbench.profiles.definitions import DEFINITIONS
+from schedbench.profiles.record.definitions import DEFINITIONS
 from tests.acceptance.questions import command, schedbench, surroundings
 
 HEAVY = ("torch", "numpy", "triton", "pydantic", "yaml", "rich.table", "rich.progress")
@@ -115,7 +115,7 @@ def test_doctor_says_what_runs():
 
 
 def test_doctor_exits_with_3_when_nothing_runs(cli, monkeypatch):
-    checkup = importlib.import_module("schedbench.profiles.checkup")
+    checkup = importlib.import_module("schedbench.profiles.lab.doctor")
     nothing = [checkup.Check("CUDA", False, "no device", runs=True), checkup.Check("python", True, "3")]
     monkeypatch.setattr(checkup, "checkup", lambda: nothing)
     shown = cli.invoke(app, ["doctor"])
@@ -142,7 +142,7 @@ def test_exit_codes_of_errors(tmp_path):
 
 
 def test_subclasses_of_errors_keep_the_exit_code():
-    from schedbench.profiles.result import ResultError
+    from schedbench.profiles.record.result import ResultError
 
     assert exit_code(type("Narrower", (ResultError,), {})()) == 2
 

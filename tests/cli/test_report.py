@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from schedbench.cli.app import app, main
-from schedbench.profiles.result import Result
+from schedbench.profiles.record.result import Result
 from tests.profiles.captures.exports import Export, own_loop, sglang_loop
 from tests.profiles.test_result import SAMPLE
 
@@ -114,7 +114,7 @@ def test_refusals(tmp_path, monkeypatch, capsys, arguments, expected, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", os.fspath(tmp_path))
     monkeypatch.delenv("SCHEDBENCH_NSYS", raising=False)
-    monkeypatch.setattr("schedbench.profiles.nsys.find.PLACES", ())
+    monkeypatch.setattr("schedbench.profiles.captures.nsys.find.PLACES", ())
     (tmp_path / "junk.json").write_text("junk")
     (tmp_path / "x.nsys-rep").write_bytes(b"report")
     assert code(monkeypatch, *arguments) == expected

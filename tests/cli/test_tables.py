@@ -15,8 +15,8 @@ from schedbench.cli.console import results
 from schedbench.cli.numbers import cut_left, cut_right, number, percent, size, whole
 from schedbench.cli.source_lines import copies, host_waits
 from schedbench.cli.tables import render
-from schedbench.profiles.budget import breaches
-from schedbench.profiles.result import read
+from schedbench.profiles.measure.budget import breaches
+from schedbench.profiles.record.result import read
 
 HERE = Path(__file__).parent
 SAMPLE = HERE.parent / "profiles" / "sample_result.json"

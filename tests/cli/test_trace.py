@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 
 from schedbench.cli.app import app
 from schedbench.cli.errors import UsageError
-from schedbench.profiles.perfetto import ENDING, HOST, STREAMS, events
-from schedbench.profiles.recording import FILE, Recording, file_of, read_recording
-from schedbench.profiles.result import OWN_CLOCKS, Result, ResultError
-from schedbench.profiles.timeline import Site, Window
+from schedbench.profiles.record.perfetto import ENDING, HOST, STREAMS, events
+from schedbench.profiles.record.recording import FILE, TimelineRecording, file_of, read_recording
+from schedbench.profiles.record.result import OWN_CLOCKS, Result, ResultError
+from schedbench.profiles.record.timeline import Site, Window
 from schedbench.sched.link import LinkError
 from tests.profiles.captures.exports import Export, sglang_loop
-from tests.profiles.metrics.conftest import Drawing
+from tests.profiles.measure.conftest import Drawing
 
 FEW = (
     "--set",
@@ -187,7 +187,7 @@ class Names:
 def test_a_recording_ends_where_it_grows_too_long_and_says_so(drawing, tmp_path):
     for step in range(10):
         drawing.forward(10 * step, 10 * step + 8, step=step)
-    with Recording(tmp_path / FILE, most=4) as recording:
+    with TimelineRecording(tmp_path / FILE, most=4) as recording:
         recording.begin()
         for window in drawing.windows([20_000, 40_000, 60_000]):
             recording.feed(window)
@@ -199,7 +199,7 @@ def test_a_recording_ends_where_it_grows_too_long_and_says_so(drawing, tmp_path)
 
 def test_the_last_pass_counts(drawing, tmp_path):
     drawing.forward(0, 8, step=0)
-    with Recording(tmp_path / FILE) as recording:
+    with TimelineRecording(tmp_path / FILE) as recording:
         for _ in range(2):
             recording.begin()
             recording.feed(*drawing.windows())
@@ -208,7 +208,7 @@ def test_the_last_pass_counts(drawing, tmp_path):
 
 
 def test_a_run_that_fails_leaves_nothing(tmp_path):
-    with pytest.raises(ZeroDivisionError), Recording(tmp_path / FILE) as recording:
+    with pytest.raises(ZeroDivisionError), TimelineRecording(tmp_path / FILE) as recording:
         recording.begin()
         raise ZeroDivisionError
     assert not list(tmp_path.iterdir())

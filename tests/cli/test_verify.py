@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from schedbench.cli.app import app, main
 from schedbench.cli.verify import markdown, render, verdict
-from schedbench.profiles.cuda import verifying
-from schedbench.profiles.cuda.stages import Stage
+from schedbench.profiles.lab import verifying
+from schedbench.profiles.run.stages import GpuStage
 
 SMALL = ("--set", "workload.requests=2", "--set", "workload.output_tokens.max=4")
 
@@ -123,7 +123,7 @@ def test_three_processes_agree(tmp_path):
 
 def test_a_run_that_fails_says_which(monkeypatch, capsys):
     monkeypatch.setattr(verifying, "require_cuda", lambda _: None)
-    monkeypatch.setattr(verifying, "stages", lambda *_: [Stage("announced", ("-c", "1/0"), 10)])
+    monkeypatch.setattr(verifying, "stages", lambda *_: [GpuStage("announced", ("-c", "1/0"), 10)])
     assert run_main(monkeypatch, "verify", "mixed") == 4
     assert "the announced run failed: exit code 1: ZeroDivisionError" in capsys.readouterr().err
 

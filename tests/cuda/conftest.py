@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from schedbench.profiles.result import Result
-from schedbench.profiles.run.execute import Options, execute
-from schedbench.profiles.run.resolve import resolve
+from schedbench.profiles.platform.resolve import resolve
+from schedbench.profiles.ranks.execute import Options, execute
+from schedbench.profiles.record.result import Result
 from schedbench.profiles.run.runner import Watch, nobody
 from schedbench.scenarios.loader import load
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from schedbench.profiles.result import Outputs, SitePart
+from schedbench.profiles.record.result import Outputs, SitePart
 from schedbench.sched.observe import Clock, Observer, Silence, StepInfo
 
 pytestmark = pytest.mark.cuda

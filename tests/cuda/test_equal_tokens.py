@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from schedbench.profiles.run.execute import Options, execute
-from schedbench.profiles.run.resolve import resolve
+from schedbench.profiles.platform.resolve import resolve
+from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.scenarios.loader import load
 
 pytestmark = pytest.mark.cuda

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from schedbench.profiles.budget import breaches, untested
-from schedbench.profiles.result import RankPart, Result, read
+from schedbench.profiles.measure.budget import breaches, untested
+from schedbench.profiles.record.result import RankPart, Result, read
 
 
 @pytest.fixture

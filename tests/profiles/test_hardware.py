@@ -12,7 +12,7 @@ import torch
 import yaml
 from pydantic import BaseModel
 
-from schedbench.profiles.hardware import HardwareError, Quantity, load, names
+from schedbench.profiles.platform.hardware import HardwareError, Quantity, load, names
 from schedbench.profiles.vgpu import open_vgpu
 from schedbench.profiles.vgpu.cost import Costs
 from schedbench.sched.kernels.registry import Work
@@ -141,7 +141,7 @@ def test_a_decode_steps_host_time_is_that_of_python_schedulers() -> None:
 def test_listing_profiles_imports_no_torch() -> None:
     check = (
         "import sys\n"
-        "from schedbench.profiles.hardware import load, names\n"
+        "from schedbench.profiles.platform.hardware import load, names\n"
         "assert all(load(name).about for name in names())\n"
         "assert 'torch' not in sys.modules\n"
     )

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from schedbench.profiles import nvtx_ranges
-from schedbench.profiles.nvtx_ranges import INJECTED, NvtxRanges, listening, measuring
+from schedbench.profiles.cuda import nvtx_ranges
+from schedbench.profiles.cuda.nvtx_ranges import INJECTED, NvtxRanges, listening, measuring
 from schedbench.sched.observe import StepInfo
 
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from schedbench.profiles.definitions import DEFINITIONS, KINDS, definition
-from schedbench.profiles.result import Result, ResultError, canonical, digest, read
+from schedbench.profiles.record.definitions import DEFINITIONS, KINDS, definition
+from schedbench.profiles.record.result import Result, ResultError, canonical, digest, read
 from schedbench.sched.observe import StepKind
 
 SAMPLE = Path(__file__).parent / "sample_result.json"

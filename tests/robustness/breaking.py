@@ -7,8 +7,8 @@ from functools import cache
 from typing import NamedTuple
 
 from schedbench.profiles.check.invariants import Invariants
-from schedbench.profiles.result import Outputs, Result
-from schedbench.profiles.run.execute import Options, execute
+from schedbench.profiles.ranks.execute import Options, execute
+from schedbench.profiles.record.result import Outputs, Result
 from schedbench.scenarios.failures import phases, rank_names
 from tests.acceptance.questions import asked
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 
+from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.run.machines import open_machine
-from schedbench.profiles.run.resolve import ask
-from schedbench.profiles.run.runner import Bench, Valve
+from schedbench.profiles.run.runner import GatedSink, PreparedRun
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.memory.invariants import check, statistics
 from schedbench.sched.observe import Silence, StepInfo
@@ -89,9 +89,9 @@ def pools(scheduler: Scheduler) -> dict[str, int]:
 def main(requests: int, *, hazards: bool) -> None:
     torch.set_num_threads(1)
     question = ask("mixed", [*BUSY, f"workload.requests={requests}"])
-    valve, vitals = Valve(), Vitals(requests)
-    with open_machine("vgpu", question, valve, hazards=hazards) as machine:
-        bench = Bench(question, machine, question.relays[0], valve)
+    gate, vitals = GatedSink(), Vitals(requests)
+    with open_machine("vgpu", question, gate, hazards=hazards) as machine:
+        bench = PreparedRun(question, machine, question.relays[0], gate)
         bench.warm_up()
         bench.measure(lambda *_: nullcontext(vitals))
         check(bench.scheduler.engine.cache, (), peek=machine.peek)

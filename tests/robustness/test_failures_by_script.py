@@ -8,9 +8,9 @@ from itertools import permutations
 
 import pytest
 
-from schedbench.profiles.result import Abstained
+from schedbench.profiles.record.result import Abstained
 from schedbench.scenarios.failures import TRANSFER, rank_names, role_of, tags
-from schedbench.sched.disagg.place import Place
+from schedbench.sched.disagg.place import RankLayout
 from tests.acceptance.questions import asked, statuses
 from tests.robustness.breaking import FEW, WORLDS, Death, broken, deaths, unbroken, whole
 
@@ -83,7 +83,7 @@ def test_any_rank_dies_at_any_time(world: str, death: Death) -> None:
 def test_requests_of_others_come_and_go_after_a_worker_has_died(rank: str) -> None:
     """They arrive a tenth of a second apart: each has ended before the next one comes."""
     late = (*WORLDS["2x2"], "workload.requests=12", "workload.arrival={process: constant, rate: 10}")
-    role, place = role_of(rank), Place(0, prefill=2, decode=2)
+    role, place = role_of(rank), RankLayout(0, prefill=2, decode=2)
     result = broken(f"faults=[{{rank: {rank}, dies: {{phase: settle, nth: 1}}}}]", *late)
     for index, row in enumerate(result.requests):
         mine = (place.prefill_of(index) if role == "prefill" else place.decode_of(index) - 2) == 1

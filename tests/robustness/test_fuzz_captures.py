@@ -11,15 +11,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from schedbench.profiles import maps
-from schedbench.profiles.capture import CaptureError
+from schedbench.profiles.captures import maps
+from schedbench.profiles.captures.capture import CaptureFileError
 from schedbench.profiles.captures.files import Reader
-from schedbench.profiles.maps import MapError
-from schedbench.profiles.nsys.scrub import scrub
-from schedbench.profiles.nsys.tables import MAGIC
-from schedbench.profiles.perfetto import events
-from schedbench.profiles.recording import read_recording
-from schedbench.profiles.result import Result, ResultError
+from schedbench.profiles.captures.maps import MapError
+from schedbench.profiles.captures.nsys.scrub import scrub
+from schedbench.profiles.captures.nsys.tables import MAGIC
+from schedbench.profiles.record.perfetto import events
+from schedbench.profiles.record.recording import read_recording
+from schedbench.profiles.record.result import Result, ResultError
 from tests.profiles.captures.exports import Export, own_loop, sglang_loop
 from tests.profiles.cuda.conftest import Trace
 from tests.robustness.hostile import NUMBERS, WORDS, as_json, mutated, promised, rounds, spliced
@@ -47,7 +47,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def held(path: Path) -> None:
-    with promised(CaptureError, ResultError):
+    with promised(CaptureFileError, ResultError):
         found = Reader().read(path)
         assert Result.from_json(found.to_json()) == found
         if path.read_bytes().startswith(MAGIC):

@@ -14,9 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from schedbench.profiles.run import capacity
-from schedbench.profiles.run.machine import MachineError
-from schedbench.profiles.run.resolve import ask
+from schedbench.profiles.platform import capacity
+from schedbench.profiles.platform.machine import MachineError
+from schedbench.profiles.platform.resolve import ask
 from schedbench.scenarios.problems import ScenarioError
 from schedbench.sched.model.checkpoint import INDEX, WHOLE, CheckpointError, load_weights, read_config
 from tests.robustness.hostile import VALUES, as_json, mutated, promised, rounds, spliced

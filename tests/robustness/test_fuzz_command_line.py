@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from schedbench.cli.app import app
 from schedbench.cli.errors import exit_code
-from schedbench.profiles import hardware
+from schedbench.profiles.platform import hardware
 from schedbench.scenarios.overrides import keys
 from tests.robustness.hostile import VALUES, as_json, mutated, prompt, rounds
 

@@ -23,9 +23,9 @@ from schedbench.profiles.judge.gates import parse as gate
 from schedbench.profiles.judge.likeness import LikenessError
 from schedbench.profiles.judge.remote import SideError
 from schedbench.profiles.judge.sides import opened, parse
-from schedbench.profiles.judge.trial import Order
-from schedbench.profiles.judge.trials import Plan, WorkloadError, conduct
-from schedbench.profiles.result import Result, ResultError, read
+from schedbench.profiles.judge.trial import TrialRequest
+from schedbench.profiles.judge.trials import TrialPlan, WorkloadError, conduct
+from schedbench.profiles.record.result import Result, ResultError, read
 from schedbench.scenarios.problems import ScenarioError
 from tests.acceptance.questions import outcome
 from tests.profiles.cuda.conftest import Trace
@@ -67,8 +67,8 @@ def test_results(content: bytes) -> None:
 
 def verdict(a: str, b: str) -> None:
     rules, sides = Rules(0.5, 5.0, False, (gate("mixed.schedule.sync:0"),), HEADLINE), (parse(a), parse(b))
-    with promised(*REFUSALS), opened(None, *sides, Order()) as (baseline, candidate):
-        found = judge(conduct(baseline, candidate, Plan(), lambda *_: None), rules)
+    with promised(*REFUSALS), opened(None, *sides, TrialRequest()) as (baseline, candidate):
+        found = judge(conduct(baseline, candidate, TrialPlan(), lambda *_: None), rules)
         content = compared(found, a=a, b=b, run=RUN)
         to_json(content)
         comparison.render(content, Console(file=StringIO()))

@@ -12,10 +12,9 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from schedbench.profiles import hardware
-from schedbench.profiles.run import capacity
-from schedbench.profiles.run.machine import MachineError
-from schedbench.profiles.run.resolve import Resolved, resolve
+from schedbench.profiles.platform import capacity, hardware
+from schedbench.profiles.platform.machine import MachineError
+from schedbench.profiles.platform.resolve import Resolved, resolve
 from schedbench.scenarios import shipped
 from schedbench.scenarios.loader import load, loads
 from schedbench.scenarios.overrides import keys

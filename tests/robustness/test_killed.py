@@ -17,8 +17,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from schedbench.profiles.files import write_whole
-from schedbench.profiles.result import canonical, read
+from schedbench.profiles.record.files import write_whole
+from schedbench.profiles.record.result import canonical, read
 from tests.acceptance.questions import command, schedbench, surroundings
 from tests.robustness.hostile import rounds
 
@@ -35,7 +35,7 @@ WRITER = """
 from pathlib import Path
 from signal import SIGTERM, signal
 from sys import argv
-from schedbench.profiles.files import write_whole
+from schedbench.profiles.record.files import write_whole
 
 signal(SIGTERM, print)
 while True:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from schedbench.profiles.run.resolve import resolve
+from schedbench.profiles.platform.resolve import resolve
 from schedbench.scenarios import case_catalog, catalog
 from schedbench.scenarios.loader import load
 from schedbench.scenarios.problems import ScenarioError

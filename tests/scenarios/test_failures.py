@@ -10,7 +10,7 @@ from schedbench.scenarios.failures import PHASES, TRANSFER, phases, rank_names, 
 from schedbench.scenarios.loader import load
 from schedbench.scenarios.problems import ScenarioError
 from schedbench.sched.disagg.messages import ENDED, HANDSHAKE, KV, REQUEST
-from schedbench.sched.disagg.place import Place
+from schedbench.sched.disagg.place import RankLayout
 from schedbench.sched.loop.pipelined import OUTPUT, PROXY
 from schedbench.sched.pipeline.requests import REQUESTS
 
@@ -68,7 +68,7 @@ def test_a_lone_rank_has_nothing_to_break() -> None:
 
 def test_ranks_are_those_of_the_result() -> None:
     pair = load("disagg", [PAIR])
-    assert rank_names(pair) == [Place(rank, prefill=2, decode=2).name for rank in range(5)]
+    assert rank_names(pair) == [RankLayout(rank, prefill=2, decode=2).name for rank in range(5)]
     assert rank_names(load("pp4_mixed")) == [f"stage {index}" for index in range(4)]
 
 

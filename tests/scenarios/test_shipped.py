@@ -11,7 +11,7 @@ import pytest
 from schedbench.scenarios import catalog
 from schedbench.scenarios.loader import load
 from schedbench.scenarios.problems import ScenarioError
-from schedbench.scenarios.schema import Engine
+from schedbench.scenarios.schema import EngineSection
 from schedbench.scenarios.shipped import names
 from schedbench.scenarios.workload import build
 from schedbench.scenarios.workload_schema import Sampling
@@ -66,16 +66,18 @@ def test_listing_imports_neither_torch_nor_numpy_nor_pydantic() -> None:
 
 def test_the_schema_has_the_defaults_of_the_engine() -> None:
     engine = {
-        field.name: field.default for field in fields(EngineConfig) if field.name in Engine.model_fields
+        field.name: field.default
+        for field in fields(EngineConfig)
+        if field.name in EngineSection.model_fields
     }
     sampling = {
         field.name: field.default for field in fields(SamplingParams) if field.name in Sampling.model_fields
     }
 
     other = ("overlap", "speculative", "hisparse")  # decided, and put together, from what the schema has
-    assert {name: getattr(Engine(), name) for name in engine if name not in other} == {
+    assert {name: getattr(EngineSection(), name) for name in engine if name not in other} == {
         name: default for name, default in engine.items() if name not in other
     }
-    assert engine["hisparse"] is None and not Engine().hisparse.enabled
-    assert HiSparseConfig(1).host_ratio == Engine().hisparse.host_ratio
+    assert engine["hisparse"] is None and not EngineSection().hisparse.enabled
+    assert HiSparseConfig(1).host_ratio == EngineSection().hisparse.host_ratio
     assert Sampling(ignore_eos=False).model_dump() == sampling

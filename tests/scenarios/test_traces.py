@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from schedbench.scenarios.loader import load
 from schedbench.scenarios.problems import ScenarioError
-from schedbench.scenarios.records import MAX_RECORD, Record, TraceError
+from schedbench.scenarios.records import MAX_RECORD, TraceError, TraceRecord
 from schedbench.scenarios.traces import Format, parse, read
 from schedbench.scenarios.workload import Workload, build
 
@@ -61,7 +61,7 @@ TEXTS: dict[Format, str] = {
 }
 
 
-def records(form: Format, text: str | bytes) -> list[Record]:
+def records(form: Format, text: str | bytes) -> list[TraceRecord]:
     content = text.encode() if isinstance(text, str) else text
     return list(parse(io.BytesIO(content), form, name="t"))
 

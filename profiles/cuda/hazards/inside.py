@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from ...timeline import Site
+from ...record.timeline import Site
 from ...vgpu.hazards.checker import Checker
 from ...vgpu.hazards.host import watched as host_watched
 from ..announced import Sees
 from ..patching import Function, Target, replaced
 from .memory import StorageMemory, itself
 from .operators import Operators
-from .order import Order
+from .order import ProgramOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Inside:
     """What is known so far. Names of records, as a run asks for them."""
 
     checker: Checker
-    order: Order
+    order: ProgramOrder
     operators: Operators = field(repr=False)
 
     @property
@@ -52,7 +52,7 @@ class Inside:
 
     def peek(self, tensor: torch.Tensor) -> torch.Tensor:
         """Its values on the host, unnoticed."""
-        with self.operators.aside():
+        with self.operators.excluded():
             return tensor.cpu()
 
 
@@ -60,7 +60,7 @@ class Inside:
 def watching(device: Watched, watch: Sequence[Path]) -> Iterator[Inside]:
     """Everything that this thread does on the device is followed in this block; lines of ``watch`` are recorded. What
     the checker reads for itself makes the host wait: times mean nothing."""
-    order = Order(device.module, watch)
+    order = ProgramOrder(device.module, watch)
     checker = Checker(order, StorageMemory(device.type, device.real))
     operators = Operators(checker, order, Sees(device.type, device.inline))
     calls = _Calls(checker, order, operators)
@@ -79,7 +79,7 @@ class _Calls:
     """Calls that are neither an operator's nor about order."""
 
     checker: Checker
-    order: Order
+    order: ProgramOrder
     operators: Operators
 
     def targets(self, device: Watched) -> Iterator[Target]:
@@ -116,7 +116,7 @@ class _Calls:
 
     def _replay(self, function: Function) -> Function:
         def replaying(graph: Any) -> None:
-            with self.operators.aside(), self.checker.replaying(graph):
+            with self.operators.excluded(), self.checker.replaying(graph):
                 function(graph)
 
         return replaying

@@ -12,10 +12,10 @@ import torch
 from .... import sched
 from ....sched.config import Capabilities
 from ....sched.observe import Silence, StepInfo
-from ...result import HardwarePart, Labels
-from ...run.machine import Machine, MachineError
-from ...run.resolve import Resolved
-from ...timeline import Sink, Window
+from ...platform.machine import Machine, MachineError
+from ...platform.resolve import Resolved
+from ...record.result import HardwarePart, Labels
+from ...record.timeline import Sink, Window
 from ..clock import WallClock
 from ..machine import facts
 from .inside import Inside, Watched, watching
@@ -25,7 +25,7 @@ VOID: Final = (
 )
 
 
-class Steps(Silence):
+class WatchedSteps(Silence):
     """Which steps there were and what streams are called: all that such a run knows of itself."""
 
     def __init__(self, inside: Inside) -> None:
@@ -69,7 +69,7 @@ def open_watched(resolved: Resolved, sink: Sink) -> Iterator[Machine]:  # cuda-o
     inline = round(resolved.hardware.copies.pageable_inline.value)
     seen = Watched(torch.cuda, device.type, inline)
     with torch.no_grad(), watching(seen, [Path(folder) for folder in sched.__path__]) as inside:
-        clock, steps = WallClock(), Steps(inside)
+        clock, steps = WallClock(), WatchedSteps(inside)
         yield Machine(
             device=device,
             capabilities=Capabilities(),

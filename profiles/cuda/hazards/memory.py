@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ...vgpu.hazards.blocks import Block
-from ...vgpu.hazards.footprints import Span, span
+from ...vgpu.hazards.footprints import ByteSpan, span
 
 _BLOCK = "_schedbench_block"  # on a storage's Python object, which lives as long as the storage
 
@@ -41,5 +41,5 @@ class StorageMemory:
     def keep(self, tensor: torch.Tensor, block: Block) -> None:
         setattr(self.real(tensor).untyped_storage(), _BLOCK, block)
 
-    def span(self, tensor: torch.Tensor) -> Span:
+    def span(self, tensor: torch.Tensor) -> ByteSpan:
         return span(self.real(tensor))

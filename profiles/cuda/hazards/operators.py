@@ -14,9 +14,9 @@ from ...vgpu.handlers import Handler
 from ...vgpu.hazards.checker import Checker
 from ...vgpu.hazards.copies import side
 from ...vgpu.hazards.ops import accounted
-from ...vgpu.hazards.shadows import Launch
+from ...vgpu.hazards.shadows import IssuedOp
 from ..announced import Sees, copies_of
-from .order import Order
+from .order import ProgramOrder
 
 # Kernels that fill new memory, by the factory's name less like or new; others are a kernel of their own name.
 _FILLS: Final = {
@@ -33,7 +33,7 @@ _UNSEEN: Final = frozenset({"record_stream", "is_pinned"})  # told elsewhere, or
 class Operators(TorchDispatchMode):
     """Tells the checker of every operator on this thread that touches the device, but for the checker's own."""
 
-    def __init__(self, checker: Checker, order: Order, sees: Sees) -> None:
+    def __init__(self, checker: Checker, order: ProgramOrder, sees: Sees) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._checker = checker
         self._order = order
@@ -48,7 +48,7 @@ class Operators(TorchDispatchMode):
         }
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def excluded(self) -> Iterator[None]:
         """What is done in this block is the tool's, not the program's."""
         before, self._aside = self._aside, True
         try:
@@ -175,7 +175,7 @@ class Operators(TorchDispatchMode):
 
         return lift
 
-    def _launch(self, source: torch.Tensor, target: torch.Tensor) -> Launch:
+    def _launch(self, source: torch.Tensor, target: torch.Tensor) -> IssuedOp:
         up, down = (not self._checker.memory.mine(source), not self._checker.memory.mine(target))
         return self._checker.launch("copy h2d" if up else "copy d2h" if down else "copy d2d")
 

@@ -20,7 +20,7 @@ class Current(NamedTuple):
     id: int
 
 
-class Order:
+class ProgramOrder:
     """The clocks of a program on that device module, and its streams by small numbers."""
 
     def __init__(self, module: Any, watch: Sequence[Path]) -> None:

@@ -15,7 +15,7 @@ import torch
 from ....sched.kernels.registry import Kernel
 from ..executor import Args, Executor, Kwargs, Operation, Outline, into
 from ..skipping import Outlines, build, in_place_of
-from .order import Task
+from .order import DeferredTask
 from .runtime import DeferredRuntime
 
 # Of wide integers: no index, no length and no token, and not so large that a loop over it never ends.
@@ -89,7 +89,7 @@ class AdversarialExecutor:
     def _later(self, name: str, work: Callable[[], object]) -> None:
         runtime = self._runtime
         site = runtime.sites.here()
-        runtime.order.launch(runtime.stream.id, Task(work, partial(self._said, name, site)))
+        runtime.order.launch(runtime.stream.id, DeferredTask(work, partial(self._said, name, site)))
 
     def _said(self, name: str, site: int) -> str:
         where = self._runtime.sites.resolved()[site] if site >= 0 else None

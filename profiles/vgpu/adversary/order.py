@@ -10,40 +10,42 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
-from ..engine import Mark
+from ..engine import EventRecording
 
 Work = Callable[[], object]
 
 
-class Task(NamedTuple):
+class DeferredTask(NamedTuple):
     """Something to compute; ``said`` tells what it is and where it was launched."""
 
     work: Work
     said: Callable[[], str]
 
 
-class Record(NamedTuple):
-    mark: Mark
+class DeferredRecord(NamedTuple):
+    mark: EventRecording
 
 
-class Wait(NamedTuple):
-    mark: Mark
+class DeferredWait(NamedTuple):
+    mark: EventRecording
 
 
-Item = Task | Record | Wait
+Item = DeferredTask | DeferredRecord | DeferredWait
 
 
-class Temper(Protocol):
+class OrderStrategy(Protocol):
     """Which of the streams that could go on goes on now, of its own accord."""
 
     def choose(self, ready: Iterator[int]) -> int | None: ...
 
 
-class Order:
-    def __init__(self, temper: Temper) -> None:
+class DeferredOrder:
+    def __init__(self, temper: OrderStrategy) -> None:
         self._temper = temper
         self._queues: dict[int, deque[Item]] = {}
-        self._pending: dict[Mark, int] = {}  # marks that their stream has not reached, with that stream
+        self._pending: dict[
+            EventRecording, int
+        ] = {}  # marks that their stream has not reached, with that stream
 
     @property
     def idle(self) -> bool:
@@ -51,17 +53,17 @@ class Order:
 
     # ---- enqueueing ----------------------------------------------------------------------------------------
 
-    def launch(self, stream: int, task: Task) -> None:
+    def launch(self, stream: int, task: DeferredTask) -> None:
         self._enqueue(stream, task)
 
-    def record(self, stream: int, mark: Mark) -> None:
+    def record(self, stream: int, mark: EventRecording) -> None:
         if self._queues.get(stream):
             self._pending[mark] = stream
-            self._enqueue(stream, Record(mark))
+            self._enqueue(stream, DeferredRecord(mark))
 
-    def wait(self, stream: int, mark: Mark) -> None:
+    def wait(self, stream: int, mark: EventRecording) -> None:
         if mark in self._pending and self._pending[mark] != stream:
-            self._enqueue(stream, Wait(mark))
+            self._enqueue(stream, DeferredWait(mark))
 
     def _enqueue(self, stream: int, item: Item) -> None:
         self._queues.setdefault(stream, deque()).append(item)
@@ -80,7 +82,7 @@ class Order:
             for stream in list(self._queues):
                 self.finish(stream)
 
-    def reach(self, mark: Mark) -> None:
+    def reach(self, mark: EventRecording) -> None:
         """The mark's stream up to the mark."""
         while mark in self._pending:
             self._step(self._pending[mark])
@@ -89,7 +91,7 @@ class Order:
         """What the stream's next item waits for, or that item; then whoever is in a hurry."""
         queue = self._queues[stream]
         head = queue[0]
-        if isinstance(head, Wait) and head.mark in self._pending:
+        if isinstance(head, DeferredWait) and head.mark in self._pending:
             self._step(self._pending[head.mark])
             return
         self._do(queue.popleft())
@@ -104,13 +106,13 @@ class Order:
     def _ready(self) -> Iterator[int]:
         """Streams whose next item waits for nothing."""
         for stream, queue in self._queues.items():
-            if queue and not (isinstance(queue[0], Wait) and queue[0].mark in self._pending):
+            if queue and not (isinstance(queue[0], DeferredWait) and queue[0].mark in self._pending):
                 yield stream
 
     def _do(self, item: Item) -> None:
-        if isinstance(item, Record):
+        if isinstance(item, DeferredRecord):
             del self._pending[item.mark]
-        elif isinstance(item, Task):
+        elif isinstance(item, DeferredTask):
             try:
                 item.work()
             except Exception as error:

@@ -16,13 +16,13 @@ import torch
 
 from ..handlers import Handler, Handlers
 from ..tensor import DeviceTensor
-from ..watcher import Nobody
+from ..watcher import NoWatcher
 from .executor import poisoned
-from .order import Task
+from .order import DeferredTask
 
 if TYPE_CHECKING:
     from ..gpu import VirtualGpu
-    from ..graph import Capture
+    from ..graph import GraphCapture
     from .runtime import DeferredRuntime
 
 _BLOCK = "_vgpu_issued"  # on a storage's Python object, which lives as long as the storage
@@ -47,7 +47,7 @@ class Issued:
             self._reuse.freed(self)
 
 
-class Reuse(Nobody):
+class Reuse(NoWatcher):
     """Follows memory from its allocation to its end."""
 
     def __init__(self, runtime: DeferredRuntime) -> None:
@@ -72,7 +72,7 @@ class Reuse(Nobody):
         self.made(tensor)
         tensor.issued.keep()
 
-    def capturing(self, capture: Capture | None) -> None:
+    def capturing(self, capture: GraphCapture | None) -> None:
         """A graph's own memory is never re-issued."""
         self._capturing = capture is not None
 
@@ -97,7 +97,7 @@ class Reuse(Nobody):
     def _scribble(self, stream: int, storage: torch.UntypedStorage | None) -> None:
         """The new owner's first write, over what the last one's readers may not have read yet."""
         if storage is not None and storage.nbytes() and storage.device.type != "meta":
-            task = Task(partial(_overwrite, storage), lambda: "a new owner's first write")
+            task = DeferredTask(partial(_overwrite, storage), lambda: "a new owner's first write")
             self._runtime.order.launch(stream, task)
 
 

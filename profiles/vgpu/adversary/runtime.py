@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from ..engine import Mark, Queue
+from ..engine import EventRecording, Queue
 from ..runtime import Runtime
-from .order import Order
+from .order import DeferredOrder
 
 
 class DeferredRuntime(Runtime):
-    order: Order
+    order: DeferredOrder
 
     def synchronize(self, stream: Queue, *, site: int | None = None) -> None:
         super().synchronize(stream, site=site)
         self.order.finish(stream.id)
 
-    def synchronize_event(self, stream: Queue, mark: Mark) -> None:
+    def synchronize_event(self, stream: Queue, mark: EventRecording) -> None:
         super().synchronize_event(stream, mark)
         self.order.reach(mark)
 
@@ -22,18 +22,18 @@ class DeferredRuntime(Runtime):
         super().synchronize_device()
         self.order.finish_all()
 
-    def record(self, stream: Queue) -> Mark:
+    def record(self, stream: Queue) -> EventRecording:
         mark = super().record(stream)
         if self.capture is None:
             self.order.record(stream.id, mark)
         return mark
 
-    def hold(self, stream: Queue, mark: Mark) -> None:
+    def hold(self, stream: Queue, mark: EventRecording) -> None:
         super().hold(stream, mark)
         if self.capture is None:
             self.order.wait(stream.id, mark)
 
-    def reached(self, mark: Mark) -> bool:
+    def reached(self, mark: EventRecording) -> bool:
         reached = super().reached(mark)
         if reached:
             self.order.reach(mark)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from .clocks import Clock, Clocks
-from .footprints import Span
+from .footprints import ByteSpan
 from .shadows import Entry, Shadow
 
 SMALL = 1 << 20  # bytes; torch keeps a pool for what is no larger
@@ -36,7 +36,7 @@ class FreeBlocks:
         while waiting:
             entries = _unknown(waiting.pop(), clock)
             if entries:
-                return [entry._replace(footprint=Span(0, size)) for entry in entries]
+                return [entry._replace(footprint=ByteSpan(0, size)) for entry in entries]
         return ()
 
     def give(self, actor: int, shadow: Shadow, recorded: set[int]) -> None:

@@ -10,15 +10,15 @@ from weakref import WeakSet, ref
 
 import torch
 
-from ...timeline import Site
+from ...record.timeline import Site
 from .blocks import Block, FreeBlocks
 from .declared import Declared
 from .findings import Finding, Findings
-from .footprints import Footprint, Grid, Indexed, Scattered, Span, span
+from .footprints import ByteSpan, Footprint, Grid, Indexed, Scattered, span
 from .memory import Memory, Program
 from .pools import Pool, unread
-from .recording import Recording
-from .shadows import UNKNOWN, Launch, Owner, Shadow
+from .recording import FootprintRecording
+from .shadows import UNKNOWN, IssuedOp, Owner, Shadow
 
 if TYPE_CHECKING:
     from ....sched.kernels.registry import Kernel
@@ -39,35 +39,35 @@ class Checker:
         self._findings = Findings()
         self._declared = Declared(self)
         self._recordings: dict[
-            int, Recording
+            int, FootprintRecording
         ] = {}  # by id of a graph's capture, which the recording keeps alive
-        self._recording: Recording | None = None
+        self._recording: FootprintRecording | None = None
         self._lazy: WeakSet[Scattered] = WeakSet()
         self._pools: list[Pool] = []
 
     # ---- what happens --------------------------------------------------------------------------------------
 
-    def launch(self, op: str) -> Launch:
+    def launch(self, op: str) -> IssuedOp:
         """An operation of the current stream, issued from the source line that launched last."""
         return self._launched(op, self.runtime.sites.last)
 
-    def launch_here(self, op: str) -> Launch:
+    def launch_here(self, op: str) -> IssuedOp:
         """As ``launch``, for an operation that has yet to tell its source line."""
         return self._launched(op, self.runtime.sites.here())
 
-    def _launched(self, op: str, site: int) -> Launch:
+    def _launched(self, op: str, site: int) -> IssuedOp:
         actor = self.runtime.stream.id + 1
         seq = self._clocks.launch(actor)
-        return Launch(actor, seq, self._clocks.of(actor), op, site)
+        return IssuedOp(actor, seq, self._clocks.of(actor), op, site)
 
-    def read(self, launch: Launch, tensor: torch.Tensor) -> None:
+    def read(self, launch: IssuedOp, tensor: torch.Tensor) -> None:
         self._device(launch, tensor, write=False)
 
-    def write(self, launch: Launch, tensor: torch.Tensor) -> None:
+    def write(self, launch: IssuedOp, tensor: torch.Tensor) -> None:
         """``announce`` has gone before, unless the memory is new."""
         self._device(launch, tensor, write=True)
 
-    def _device(self, launch: Launch, tensor: torch.Tensor, *, write: bool) -> None:
+    def _device(self, launch: IssuedOp, tensor: torch.Tensor, *, write: bool) -> None:
         block = self.block(tensor)
         span = self.memory.span(tensor)
         if span.end > span.start:
@@ -80,7 +80,7 @@ class Checker:
         if self._recording is None:
             self.block(tensor).shadow.freeze()
 
-    def host_memory(self, launch: Launch, tensor: torch.Tensor, *, write: bool) -> None:
+    def host_memory(self, launch: IssuedOp, tensor: torch.Tensor, *, write: bool) -> None:
         """A copy or kernel of the device touches host memory. Only pinned memory can still be touched later."""
         if self.memory.pinned(tensor) and tensor.numel():
             self.note(launch, self._pinned(tensor), span(tensor), write=write)
@@ -93,7 +93,7 @@ class Checker:
         if shadow is not None:
             host = self._clocks.host
             clock = self._clocks.of(host)
-            launch = Launch(host, clock[host], clock, op, self.runtime.sites.here())
+            launch = IssuedOp(host, clock[host], clock, op, self.runtime.sites.here())
             for entry in shadow.unordered(launch, span(tensor), write=write):
                 self._findings.add(shadow, entry, launch, write=write)
 
@@ -106,7 +106,7 @@ class Checker:
         finally:
             self.device_works = before
 
-    def kernel(self, launch: Launch, kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]) -> None:
+    def kernel(self, launch: IssuedOp, kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]) -> None:
         """A custom kernel, by its own footprint."""
         if self._recording is not None:
             self._recording.kernel(kernel, args, named)
@@ -115,18 +115,18 @@ class Checker:
             self.note(launch, shadow, footprint, write=write)
 
     def indexed(
-        self, launch: Launch, tensor: torch.Tensor, indices: Sequence[torch.Tensor], *, write: bool
+        self, launch: IssuedOp, tensor: torch.Tensor, indices: Sequence[torch.Tensor], *, write: bool
     ) -> None:
         """``tensor[i, j, ...]``, by indices of the first dimensions."""
         block, held = self.block(tensor), self.memory.held
         if self._recording is not None:  # whose values are not there yet
-            self.note(launch, block.shadow, Span(0, block.shadow.size), write=write)
+            self.note(launch, block.shadow, ByteSpan(0, block.shadow.size), write=write)
             return
         footprint = Scattered(Indexed(Grid.of(held(tensor)), [held(index) for index in indices]))
         self.lend(footprint, indices)
         self.note(launch, block.shadow, footprint, write=write)
 
-    def note(self, launch: Launch, shadow: Shadow, footprint: Footprint, *, write: bool) -> None:
+    def note(self, launch: IssuedOp, shadow: Shadow, footprint: Footprint, *, write: bool) -> None:
         """Compare an access with those before it, and remember it."""
         if self._recording is not None:
             self._recording.touch(shadow, footprint, write=write)
@@ -144,7 +144,7 @@ class Checker:
         """From now on operations are nodes of that graph; None: they are operations again."""
         self._recording = None
         if capture is not None:
-            self._recording = self._recordings[id(capture)] = Recording(capture, self._declared)
+            self._recording = self._recordings[id(capture)] = FootprintRecording(capture, self._declared)
 
     @contextmanager
     def replaying(self, capture: object) -> Iterator[None]:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..copies import Copies
+from ..copies import CopyHandlers
 from ..tensor import DeviceTensor
-from .shadows import Launch
+from .shadows import IssuedOp
 
 if TYPE_CHECKING:
     from ..gpu import VirtualGpu
     from .checker import Checker
 
 
-class WatchedCopies(Copies):
+class WatchedCopies(CopyHandlers):
     """A copy takes its place in the stream before it is made, since making it may wait for it."""
 
     def __init__(self, gpu: VirtualGpu, checker: Checker) -> None:
@@ -53,7 +53,7 @@ class WatchedCopies(Copies):
         return result
 
 
-def side(checker: Checker, launch: Launch, tensor: torch.Tensor, *, write: bool) -> None:
+def side(checker: Checker, launch: IssuedOp, tensor: torch.Tensor, *, write: bool) -> None:
     """One side of a copy, wherever it lies."""
     if not checker.memory.mine(tensor):
         checker.host_memory(launch, tensor, write=write)

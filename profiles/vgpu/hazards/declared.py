@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ....sched.kernels.registry import Access, Kernel
-from .footprints import Footprint, Grid, Lines, Pieces, Scattered, Span, copied, span
+from .footprints import ByteSpan, Footprint, Grid, Pieces, RowSelection, Scattered, copied, span
 from .memory import Memory
 from .shadows import Shadow
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Touched = tuple[Shadow, Footprint, bool]
 
 
-class Place(NamedTuple):
+class ArgumentAccess(NamedTuple):
     """An access of a kernel: the argument, and the item where that is a list."""
 
     argument: int
@@ -41,7 +41,7 @@ class Declared:
     def __init__(self, checker: Checker) -> None:
         self._checker = checker
         self._look = _Look(checker.memory)
-        self._places: dict[object, Sequence[Place]] = {}
+        self._places: dict[object, Sequence[ArgumentAccess]] = {}
         self._last: dict[Kernel, tuple[object, Mapping[int, Scattered]]] = {}
 
     def accesses(self, kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]) -> Iterator[Touched]:
@@ -56,7 +56,9 @@ class Declared:
             self._last[kernel] = key, pieces
         return self.touched(places, arguments, pieces)
 
-    def places(self, kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Place]:
+    def places(
+        self, kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]
+    ) -> Sequence[ArgumentAccess]:
         arguments = (*args, *named.values())
         shape = (kernel, *named, *(len(a) if isinstance(a, (list, tuple)) else a is None for a in arguments))
         places = self._places.get(shape)
@@ -67,7 +69,7 @@ class Declared:
         return places
 
     def pieces(
-        self, kernel: Kernel, places: Sequence[Place], args: Sequence[Any], named: Mapping[str, Any]
+        self, kernel: Kernel, places: Sequence[ArgumentAccess], args: Sequence[Any], named: Mapping[str, Any]
     ) -> Mapping[int, Scattered]:
         """The footprints that follow from values, one evaluation for all."""
         look = self._look
@@ -79,7 +81,7 @@ class Declared:
         return pieces
 
     def touched(
-        self, places: Sequence[Place], arguments: Sequence[Any], pieces: Mapping[int, Scattered]
+        self, places: Sequence[ArgumentAccess], arguments: Sequence[Any], pieces: Mapping[int, Scattered]
     ) -> Iterator[Touched]:
         for place in places:
             argument = place.of(arguments)
@@ -87,7 +89,7 @@ class Declared:
             if shadow is not None and argument.numel():
                 yield shadow, pieces[place.order] if place.scattered else self._whole(argument), place.write
 
-    def shadows(self, places: Sequence[Place], arguments: Sequence[Any]) -> Iterator[Shadow]:
+    def shadows(self, places: Sequence[ArgumentAccess], arguments: Sequence[Any]) -> Iterator[Shadow]:
         """Of arguments that are device tensors or pinned memory."""
         for place in places:
             shadow = self._checker.shadow_of(place.of(arguments))
@@ -108,7 +110,7 @@ class Declared:
             return tuple(self._part(item) for item in argument)
         return argument.size() if isinstance(argument, torch.Tensor) else argument
 
-    def _whole(self, argument: torch.Tensor) -> Span:
+    def _whole(self, argument: torch.Tensor) -> ByteSpan:
         memory = self._checker.memory
         return memory.span(argument) if memory.mine(argument) else span(argument)
 
@@ -119,14 +121,14 @@ class _Once:
 
     def __init__(self, footprint: Callable[[], Sequence[Access]]) -> None:
         self._footprint: Callable[[], Sequence[Access]] | None = footprint
-        self._accesses: Sequence[tuple[Grid, Lines]] = ()
+        self._accesses: Sequence[tuple[Grid, RowSelection]] = ()
         self._pieces: dict[object, Pieces] = {}
 
     def freeze(self) -> None:
         if self._footprint is not None:
             copies = _Copies()
             self._accesses = [
-                (Grid.of(tensor), Lines(copies(rows), copies(lens), copies(counts)))
+                (Grid.of(tensor), RowSelection(copies(rows), copies(lens), copies(counts)))
                 for tensor, _, rows, lens, counts in self._footprint()
             ]
             self._footprint = None
@@ -193,7 +195,7 @@ class _Look(NamedTuple):
                 yield from self.tensors(argument)
 
 
-def _places(declared: Sequence[Access], arguments: Sequence[Any]) -> Iterator[Place]:
+def _places(declared: Sequence[Access], arguments: Sequence[Any]) -> Iterator[ArgumentAccess]:
     """Where each access's tensor is found among the arguments. A tensor written as a whole is not also read."""
     at: dict[int, tuple[int, int | None]] = {}
     for argument, value in enumerate(arguments):
@@ -204,4 +206,4 @@ def _places(declared: Sequence[Access], arguments: Sequence[Any]) -> Iterator[Pl
     whole = {id(tensor) for tensor, write, rows, *_ in declared if write and rows is None}
     for order, (tensor, write, rows, *_) in enumerate(declared):
         if write or id(tensor) not in whole:
-            yield Place(*at[id(tensor)], write, rows is not None, order)
+            yield ArgumentAccess(*at[id(tensor)], write, rows is not None, order)

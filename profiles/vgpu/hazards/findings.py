@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from ...timeline import NO_SITE, Site
+from ...record.timeline import NO_SITE, Site
 from .clocks import HOST
-from .shadows import Entry, Launch, Owner, Shadow
+from .shadows import Entry, IssuedOp, Owner, Shadow
 
 Kind = Literal["race", "pinned", "freed", "unread"]
 
@@ -36,9 +36,9 @@ class Finding(NamedTuple):
 class _Raw(NamedTuple):
     kind: Kind
     owner: Owner
-    first: Launch
+    first: IssuedOp
     first_writes: bool
-    second: Launch
+    second: IssuedOp
     second_writes: bool
 
 
@@ -48,7 +48,7 @@ class Findings:
     def __init__(self) -> None:
         self._found: dict[object, _Raw] = {}
 
-    def add(self, shadow: Shadow, entry: Entry, launch: Launch, *, write: bool) -> None:
+    def add(self, shadow: Shadow, entry: Entry, launch: IssuedOp, *, write: bool) -> None:
         kind: Kind = "freed" if entry.freed else "pinned" if shadow.pinned else "race"
         raw = _Raw(kind, entry.freed or shadow.owner, entry.launch, entry.write, launch, write)
         self._found.setdefault(_alike(raw), raw)
@@ -82,7 +82,7 @@ def _finding(raw: _Raw, sites: Sequence[Site], streams: Mapping[int, str]) -> Fi
     return Finding(raw.kind, resource, first, second, _missing(raw.kind, first, second))
 
 
-def touched(launch: Launch, sites: Sequence[Site], streams: Mapping[int, str], *, write: bool) -> Touch:
+def touched(launch: IssuedOp, sites: Sequence[Site], streams: Mapping[int, str], *, write: bool) -> Touch:
     """An access by its names."""
     actor = launch.actor
     stream = streams.get(actor - 1, "host" if actor == HOST else f"stream {actor - 1}")

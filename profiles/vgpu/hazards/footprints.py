@@ -16,7 +16,7 @@ import torch
 Offsets = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class Span(NamedTuple):
+class ByteSpan(NamedTuple):
     """Bytes [start, end)."""
 
     start: int
@@ -37,7 +37,7 @@ class Pieces(NamedTuple):
         return cls(starts[order], np.maximum.accumulate(ends[order]))
 
 
-class Source(Protocol):
+class FootprintSource(Protocol):
     """What pieces follow from."""
 
     def freeze(self) -> None:
@@ -51,8 +51,8 @@ class Scattered:
 
     __slots__ = ("__weakref__", "_pieces", "_source")
 
-    def __init__(self, source: Source) -> None:
-        self._source: Source | None = source
+    def __init__(self, source: FootprintSource) -> None:
+        self._source: FootprintSource | None = source
         self._pieces: Pieces | None = None
 
     def freeze(self) -> None:
@@ -70,12 +70,12 @@ class Scattered:
         self._source = None
 
 
-Footprint = Span | Scattered
+Footprint = ByteSpan | Scattered
 
 
 def meet(a: Footprint, b: Footprint) -> bool:
     """Whether some byte belongs to both."""
-    if type(a) is Span and type(b) is Span:
+    if type(a) is ByteSpan and type(b) is ByteSpan:
         return a.start < b.end and b.start < a.end
     ours, theirs = _pieces(a), _pieces(b)
     if not len(ours.starts) or not len(theirs.starts):
@@ -91,15 +91,15 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to("cpu", copy=True)
 
 
-def span(tensor: torch.Tensor) -> Span:
+def span(tensor: torch.Tensor) -> ByteSpan:
     """From a tensor's first byte to its last; holes of a strided view are counted in."""
     item, start = tensor.itemsize, int(tensor.storage_offset())
     if tensor.is_contiguous():
-        return Span(start * item, (start + tensor.numel()) * item)
-    return Span(start * item, (start + _reach(tensor.size(), tensor.stride())) * item)
+        return ByteSpan(start * item, (start + tensor.numel()) * item)
+    return ByteSpan(start * item, (start + _reach(tensor.size(), tensor.stride())) * item)
 
 
-class Lines(NamedTuple):
+class RowSelection(NamedTuple):
     """Which rows, and how much of each (see ``Access``)."""
 
     rows: torch.Tensor | None
@@ -136,7 +136,7 @@ class Grid(NamedTuple):
         starts = np.ravel(place) * self.item
         return Pieces.of(starts, starts + _reach(self.size[taken:], self.stride[taken:]) * self.item)
 
-    def rows(self, lines: Lines) -> Pieces:
+    def rows(self, lines: RowSelection) -> Pieces:
         """Rows along the first dimension."""
         rows, lens = lines.chosen(), lines.lens
         if lens is None:

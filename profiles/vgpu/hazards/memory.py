@@ -10,7 +10,7 @@ from ..pinned import is_pinned
 from ..sites import Sites
 from ..tensor import DeviceTensor
 from .clocks import Clocks
-from .footprints import Span, span
+from .footprints import ByteSpan, span
 
 if TYPE_CHECKING:
     from .blocks import Block
@@ -38,7 +38,7 @@ class Memory(Protocol):
     def keep(self, tensor: torch.Tensor, block: Block) -> None:
         """The block shall live as long as anyone can reach it by this tensor or its views."""
 
-    def span(self, tensor: torch.Tensor) -> Span:
+    def span(self, tensor: torch.Tensor) -> ByteSpan:
         """Of a tensor with a block."""
 
 
@@ -96,5 +96,5 @@ class VirtualMemory:
         assert type(tensor) is DeviceTensor
         tensor.block, tensor.span = block, span(tensor.held)
 
-    def span(self, tensor: torch.Tensor) -> Span:
+    def span(self, tensor: torch.Tensor) -> ByteSpan:
         return tensor.span  # type: ignore[attr-defined, no-any-return]

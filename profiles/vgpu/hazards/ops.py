@@ -12,7 +12,7 @@ from ....sched.kernels.registry import Kernel, kernels
 from ..factories import LIKES
 from ..handlers import Handler, Handlers, is_view
 from ..reads import READS
-from .shadows import Launch
+from .shadows import IssuedOp
 
 if TYPE_CHECKING:
     from ..gpu import VirtualGpu
@@ -168,7 +168,7 @@ def _announce(checker: Checker, targets: Sequence[Any]) -> None:
         checker.announce(tensor)
 
 
-def _reads(checker: Checker, launch: Launch, args: Sequence[Any]) -> None:
+def _reads(checker: Checker, launch: IssuedOp, args: Sequence[Any]) -> None:
     mine = checker.memory.mine
     for arg in args:
         kind = type(arg)
@@ -178,12 +178,12 @@ def _reads(checker: Checker, launch: Launch, args: Sequence[Any]) -> None:
             checker.read(launch, arg)
 
 
-def _writes(checker: Checker, launch: Launch, out: Any) -> None:
+def _writes(checker: Checker, launch: IssuedOp, out: Any) -> None:
     for tensor in _tensors(checker, (out,)):
         checker.write(launch, tensor)
 
 
-def _touch(checker: Checker, launch: Launch, tensor: torch.Tensor, *, write: bool) -> None:
+def _touch(checker: Checker, launch: IssuedOp, tensor: torch.Tensor, *, write: bool) -> None:
     (checker.write if write else checker.read)(launch, tensor)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...timeline import Site
+from ...record.timeline import Site
 from .findings import Finding, told, touched
-from .shadows import Launch
+from .shadows import IssuedOp
 
 
 @dataclass(slots=True, eq=False)
@@ -16,10 +16,10 @@ class Pool:
 
     name: str
     writes: int = 0
-    last: Launch | None = None
+    last: IssuedOp | None = None
     is_read: bool = False
 
-    def note(self, launch: Launch, *, write: bool) -> None:
+    def note(self, launch: IssuedOp, *, write: bool) -> None:
         if write:
             self.writes += 1
             self.last = launch
@@ -36,7 +36,7 @@ def unread(pools: Iterable[Pool], sites: Sequence[Site], streams: Mapping[int, s
     )
 
 
-def _finding(pool: Pool, last: Launch, sites: Sequence[Site], streams: Mapping[int, str]) -> Finding:
+def _finding(pool: Pool, last: IssuedOp, sites: Sequence[Site], streams: Mapping[int, str]) -> Finding:
     touch = touched(last, sites, streams, write=True)
     return Finding(
         "unread",

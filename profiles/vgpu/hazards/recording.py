@@ -8,9 +8,9 @@ from typing import Any
 
 from ....sched.kernels.registry import Kernel
 from .clocks import Clock
-from .declared import Declared, Place, Touched
-from .footprints import Footprint, Span
-from .shadows import WINDOW, Entry, Lane, Launch, Shadow
+from .declared import ArgumentAccess, Declared, Touched
+from .footprints import ByteSpan, Footprint
+from .shadows import WINDOW, Entry, IssuedOp, Lane, Shadow
 
 Race = tuple[Shadow, Entry]
 
@@ -22,13 +22,13 @@ class Together:
     there since, or if something was not ordered yet the last time.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ArgumentAccess) -> None:
         self.place = place
         self.shadows: dict[Shadow, int] = {}  # with the changes that were compared, -1 for none
         self._lanes: dict[int, Lane] = {}
         self._limit = WINDOW
 
-    def touch(self, launch: Launch, footprint: Footprint, known: Callable[[], Clock]) -> Iterator[Race]:
+    def touch(self, launch: IssuedOp, footprint: Footprint, known: Callable[[], Clock]) -> Iterator[Race]:
         """Earlier accesses that race with this one, which is remembered."""
         actor, write = launch.actor, self.place.write
         lane = self._lanes.setdefault(actor, Lane(actor))
@@ -50,30 +50,30 @@ class _Node:
     """Nodes of one kernel whose footprints follow from the same values, as those of all layers do."""
 
     def __init__(
-        self, kernel: Kernel, places: Sequence[Place], args: Sequence[Any], named: Mapping[str, Any]
+        self, kernel: Kernel, places: Sequence[ArgumentAccess], args: Sequence[Any], named: Mapping[str, Any]
     ) -> None:
         self.call = (kernel, places, args, named)
-        self.together: dict[Place, Together] = {}
+        self.together: dict[ArgumentAccess, Together] = {}
 
-    def add(self, shadow: Shadow, place: Place) -> None:
+    def add(self, shadow: Shadow, place: ArgumentAccess) -> None:
         self.together.setdefault(place, Together(place)).shadows[shadow] = -1
 
 
-class Recording:
+class FootprintRecording:
     """Footprints that follow from values are worked out anew for each replay; the rest is one hull per storage."""
 
     def __init__(self, capture: object, declared: Declared) -> None:
         self.capture = capture
         self._declared = declared
-        self._hulls: dict[tuple[Shadow, bool], Span] = {}
+        self._hulls: dict[tuple[Shadow, bool], ByteSpan] = {}
         self._nodes: dict[object, _Node] = {}
         self._shared = False
-        self._standing: dict[int, tuple[Launch, dict[tuple[Shadow, bool], int]]] = {}  # by stream
+        self._standing: dict[int, tuple[IssuedOp, dict[tuple[Shadow, bool], int]]] = {}  # by stream
 
     def touch(self, shadow: Shadow, footprint: Footprint, *, write: bool) -> None:
-        new = footprint if type(footprint) is Span else Span(0, shadow.size)
+        new = footprint if type(footprint) is ByteSpan else ByteSpan(0, shadow.size)
         old = self._hulls.get((shadow, write), new)
-        self._hulls[shadow, write] = Span(min(old.start, new.start), max(old.end, new.end))
+        self._hulls[shadow, write] = ByteSpan(min(old.start, new.start), max(old.end, new.end))
 
     def kernel(self, kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]) -> None:
         declared, arguments = self._declared, (*args, *named.values())
@@ -102,14 +102,14 @@ class Recording:
             ),
         }
 
-    def accesses(self, launch: Launch) -> Iterator[tuple[Launch, Touched]]:
+    def accesses(self, launch: IssuedOp) -> Iterator[tuple[IssuedOp, Touched]]:
         """Of a replay. Reads of what nobody wrote since the last one are not told again: that one is renewed."""
         for (shadow, write), hull in self._hulls.items():
             if write:
                 yield launch, (shadow, hull, write)
         yield from self._reads(launch)
 
-    def scattered(self, launch: Launch, known: Callable[[], Clock]) -> Iterator[tuple[bool, Race]]:
+    def scattered(self, launch: IssuedOp, known: Callable[[], Clock]) -> Iterator[tuple[bool, Race]]:
         """Of a replay: what races with its accesses to places that follow from values, and whether those write."""
         for node in self._nodes.values():
             pieces = self._declared.pieces(*node.call)
@@ -117,7 +117,7 @@ class Recording:
                 for race in together.touch(launch, pieces[place.order], known):
                     yield place.write, race
 
-    def _reads(self, launch: Launch) -> Iterator[tuple[Launch, Touched]]:
+    def _reads(self, launch: IssuedOp) -> Iterator[tuple[IssuedOp, Touched]]:
         standing = self._standing.get(launch.actor)
         if standing is None:
             last = replace(launch, standing=True)

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..engine import Landing, Mark, Queue, Simulation
+from ..engine import EventRecording, PeerEventRecording, Queue, Simulation
 from ..runtime import Direction, Runtime
 from .clocks import Clocks
 from .memory import LastSite
 
 if TYPE_CHECKING:
-    from ...hardware import HardwareProfile
-    from ...timeline import Sink
+    from ...platform.hardware import HardwareProfile
+    from ...record.timeline import Sink
 
 
 class OrderedRuntime(Runtime):
@@ -39,7 +39,7 @@ class OrderedRuntime(Runtime):
         super().synchronize(stream, site=site)
         self._synchronized(stream)
 
-    def synchronize_event(self, stream: Queue, mark: Mark) -> None:
+    def synchronize_event(self, stream: Queue, mark: EventRecording) -> None:
         super().synchronize_event(stream, mark)
         self.clocks.synchronize(list(mark.known))
 
@@ -47,12 +47,12 @@ class OrderedRuntime(Runtime):
         super().synchronize_device()
         self.clocks.synchronize_all()
 
-    def record(self, stream: Queue) -> Mark:
+    def record(self, stream: Queue) -> EventRecording:
         mark = super().record(stream)
         mark.known = self.clocks.recorded(stream.id + 1)
         return mark
 
-    def hold(self, stream: Queue, mark: Mark) -> None:
+    def hold(self, stream: Queue, mark: EventRecording) -> None:
         super().hold(stream, mark)
         if self.capture is None:
             self.clocks.wait(stream.id + 1, list(mark.known))
@@ -61,12 +61,12 @@ class OrderedRuntime(Runtime):
         super().behind(queue)
         self.clocks.wait(queue.id + 1, self.clocks.recorded(self.stream.id + 1))
 
-    def carry(self, queue: Queue, duration: int, *, size: int, name: str) -> Mark:
+    def carry(self, queue: Queue, duration: int, *, size: int, name: str) -> EventRecording:
         mark = super().carry(queue, duration, size=size, name=name)
         mark.known = self.clocks.recorded(queue.id + 1)
         return mark
 
-    def land(self, landing: Landing) -> None:
+    def land(self, landing: PeerEventRecording) -> None:
         super().land(landing)
         self.clocks.wait(self.stream.id + 1, list(landing.known))
 
@@ -76,7 +76,7 @@ class OrderedRuntime(Runtime):
     def hear(self, known: Sequence[int]) -> None:
         self.clocks.synchronize(list(known))
 
-    def reached(self, mark: Mark) -> bool:
+    def reached(self, mark: EventRecording) -> bool:
         reached = super().reached(mark)
         if reached:
             self.clocks.synchronize(list(mark.known))

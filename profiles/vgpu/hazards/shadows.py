@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakSet, ref
 
-from ...timeline import NO_SITE
+from ...record.timeline import NO_SITE
 from .clocks import Clock
-from .footprints import Footprint, Scattered, Span, meet
+from .footprints import ByteSpan, Footprint, Scattered, meet
 
 if TYPE_CHECKING:
     from .blocks import Block
@@ -30,7 +30,7 @@ UNKNOWN = Owner("", "", NO_SITE)  # nobody has written it yet
 
 
 @dataclass(slots=True, eq=False)
-class Launch:
+class IssuedOp:
     """An operation in the order of its actor. ``clock`` is the actor's own. A standing one is renewed: it stands for
     the last of many alike."""
 
@@ -41,14 +41,14 @@ class Launch:
     site: int
     standing: bool = False
 
-    def renew(self, other: Launch) -> None:
+    def renew(self, other: IssuedOp) -> None:
         self.seq, self.site = other.seq, other.site
 
 
 class Entry(NamedTuple):
     """An access. ``freed`` is set where it was made by whoever had the block before."""
 
-    launch: Launch
+    launch: IssuedOp
     footprint: Footprint
     write: bool
     freed: Owner | None = None
@@ -63,7 +63,7 @@ class Lane:
         self.actor = actor
         self.entries: dict[tuple[Footprint, bool], Entry] = {}  # by footprint, and whether it stands for many
         self._last = 0
-        self._standing: Launch | None = None
+        self._standing: IssuedOp | None = None
 
     @property
     def last(self) -> int:
@@ -141,7 +141,7 @@ class Shadow:
                 footprint.freeze()
             self.borrowers.clear()
 
-    def unordered(self, launch: Launch, footprint: Footprint, *, write: bool) -> list[Entry]:
+    def unordered(self, launch: IssuedOp, footprint: Footprint, *, write: bool) -> list[Entry]:
         """Earlier accesses that conflict with this one and that nothing puts before it. An actor's own clock has all
         of its own launches."""
         races = _racing(self.writes, launch, footprint)
@@ -158,12 +158,12 @@ class Shadow:
             if entry.launch.seq > clock[lane.actor]
         ]
 
-    def add(self, launch: Launch, footprint: Footprint, *, write: bool) -> bool:
+    def add(self, launch: IssuedOp, footprint: Footprint, *, write: bool) -> bool:
         """An access that has been compared with those before it; whether it is time to prune. A write to all of
         it stands for them."""
         lanes = self.writes if write else self.reads
         self.changes += 1
-        if write and type(footprint) is Span and footprint.end - footprint.start >= self.size:
+        if write and type(footprint) is ByteSpan and footprint.end - footprint.start >= self.size:
             self.reads.clear()
             lanes.clear()
         lane = lanes.get(launch.actor)
@@ -178,7 +178,7 @@ class Shadow:
             lanes, actor = self.writes if entry.write else self.reads, entry.launch.actor
             lanes.setdefault(actor, Lane(actor)).add(entry)
 
-    def settled(self, launch: Launch, *, write: bool) -> bool:
+    def settled(self, launch: IssuedOp, *, write: bool) -> bool:
         """Whether all that the launch could conflict with comes before it, wherever it touches."""
         clock = launch.clock
         kinds = (self.writes, self.reads) if write else (self.writes,)
@@ -197,7 +197,7 @@ class Shadow:
         self.limit = 2 * max(len(lane.entries) for lane in lanes) + WINDOW
 
 
-def _racing(lanes: Lanes, launch: Launch, footprint: Footprint) -> list[Entry]:
+def _racing(lanes: Lanes, launch: IssuedOp, footprint: Footprint) -> list[Entry]:
     clock, races = launch.clock, []
     for lane in lanes.values():
         known = clock[lane.actor]

@@ -8,8 +8,8 @@ import pytest
 
 from schedbench.profiles.calibrate.device import device_constants
 from schedbench.profiles.calibrate.profile import Provenance, calibrated, to_yaml
-from schedbench.profiles.cuda.probes import PROBES
-from schedbench.profiles.hardware import load
+from schedbench.profiles.lab.probes import PROBES
+from schedbench.profiles.platform.hardware import load
 
 BASE = load("h200")  # torch_call 2000, launch 4000, a kernel's fixed part 1500
 SIZES = (4, 4 << 10, 64 << 10, 128 << 10, 1 << 20, 64 << 20, 1 << 30)

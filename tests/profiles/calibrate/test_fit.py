@@ -6,19 +6,19 @@ import random
 
 import pytest
 
-from schedbench.profiles.calibrate.fit import Sample, fit
+from schedbench.profiles.calibrate.fit import TimedSample, fit
 
 SIZES = (0, 1, 4, 16, 64, 256)
 
 
-def samples(a: float, b: float, *, each: int = 9, late: float = 0.0, noise: float = 0.0) -> list[Sample]:
+def samples(a: float, b: float, *, each: int = 9, late: float = 0.0, noise: float = 0.0) -> list[TimedSample]:
     """``late``: share of samples that somebody else's work made ten times as long."""
     draw = random.Random(7)
     found = []
     for n in SIZES:
         for _ in range(each):
             ns = (a + b * n) * (1 + draw.uniform(-noise, noise))
-            found.append(Sample(n, 10 * ns if draw.random() < late else ns))
+            found.append(TimedSample(n, 10 * ns if draw.random() < late else ns))
     return found
 
 
@@ -35,7 +35,7 @@ def test_a_line_is_found(a: float, b: float) -> None:
 
 def test_sizes_from_bytes_to_gigabytes_tell_both_ends() -> None:
     """A copy's call and its bandwidth: the intercept is a ten-thousandth of the longest time."""
-    line = fit([Sample(n, 1500 + n / 50) for n in (4, 4096, 65536, 1 << 20, 1 << 26, 1 << 30)])
+    line = fit([TimedSample(n, 1500 + n / 50) for n in (4, 4096, 65536, 1 << 20, 1 << 26, 1 << 30)])
     assert line.a == pytest.approx(1500, rel=0.01)
     assert line.b == pytest.approx(1 / 50, rel=1e-3)
 
@@ -57,18 +57,18 @@ def test_one_size_that_was_disturbed_throughout_hardly_matters() -> None:
 
 
 def test_of_one_size_only_the_median_is_told() -> None:
-    line = fit([Sample(8, 100), Sample(8, 110), Sample(8, 900)])
+    line = fit([TimedSample(8, 100), TimedSample(8, 110), TimedSample(8, 900)])
     assert (line.a, line.b, line.r2, line.residual) == (110, 0, None, 10)
 
 
 def test_what_grows_smaller_is_taken_to_be_constant() -> None:
-    line = fit([Sample(1, 120), Sample(2, 110), Sample(3, 100)])
+    line = fit([TimedSample(1, 120), TimedSample(2, 110), TimedSample(3, 100)])
     assert line.b == pytest.approx(0, abs=1e-6)
     assert line.a == pytest.approx(110, rel=0.02)
 
 
 def test_nothing_takes_less_than_no_time() -> None:
-    line = fit([Sample(1, 0), Sample(2, 0), Sample(4, 0)])
+    line = fit([TimedSample(1, 0), TimedSample(2, 0), TimedSample(4, 0)])
     assert line.a == pytest.approx(0, abs=1e-6)
     assert line.b == pytest.approx(0, abs=1e-6)
 

@@ -17,7 +17,7 @@ from schedbench.profiles.calibrate.host import (
     through_torch,
     without_calls,
 )
-from schedbench.profiles.hardware import load
+from schedbench.profiles.platform.hardware import load
 from schedbench.sched.batch import ScheduleBatch
 from schedbench.sched.loop import prepare
 from schedbench.sched.loop.engine import Engine

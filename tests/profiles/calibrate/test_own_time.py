@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from schedbench.profiles.calibrate.fit import Sample
+from schedbench.profiles.calibrate.fit import TimedSample
 from schedbench.profiles.calibrate.own_time import Collector, own_times
-from schedbench.profiles.timeline import Call, Range
+from schedbench.profiles.record.timeline import Call, Range
 from schedbench.sched.observe import LogicalClock, StepKind
 
 
@@ -16,23 +16,23 @@ def call(kind: str, within: str, start: int, end: int) -> Call:
     return Call(kind, kind, start, end, 0, 0, within, 1, -1)  # type: ignore[arg-type]
 
 
-def told(ranges: list[Range], calls: list[Call], through_torch: float = 0) -> dict[str, list[Sample]]:
+def told(ranges: list[Range], calls: list[Call], through_torch: float = 0) -> dict[str, list[TimedSample]]:
     phases = ("prepare", "settle", "resolve")
     return own_times(ranges, calls, phases=phases, through_torch=through_torch).phases
 
 
 def test_a_range_alone_is_its_own() -> None:
-    assert told([span("settle", 100, 400)], []) == {"settle": [Sample(4, 300)]}
+    assert told([span("settle", 100, 400)], []) == {"settle": [TimedSample(4, 300)]}
 
 
 def test_a_phase_inside_another_counts_once() -> None:
     ranges = [span("resolve", 150, 250, 2), span("prepare", 100, 400, 8)]  # they end inside out
-    assert told(ranges, []) == {"prepare": [Sample(8, 200)], "resolve": [Sample(2, 100)]}
+    assert told(ranges, []) == {"prepare": [TimedSample(8, 200)], "resolve": [TimedSample(2, 100)]}
 
 
 def test_a_range_of_no_phase_belongs_to_the_one_around_it() -> None:
     ranges = [span("resolve", 180, 200), span("conclude", 150, 250), span("settle", 100, 400)]
-    assert told(ranges, []) == {"settle": [Sample(4, 280)], "resolve": [Sample(4, 20)]}
+    assert told(ranges, []) == {"settle": [TimedSample(4, 280)], "resolve": [TimedSample(4, 20)]}
 
 
 def test_outside_of_every_phase_time_is_told_apart() -> None:
@@ -54,24 +54,24 @@ def test_device_calls_are_nobodys_and_torchs_way_to_them_neither() -> None:
         call("copy", "conclude", 200, 210),
         call("event", "conclude", 215, 215),
     ]
-    assert told(ranges, calls, through_torch=7) == {"settle": [Sample(4, 300 - 40 - 10 - 2 * 7)]}
+    assert told(ranges, calls, through_torch=7) == {"settle": [TimedSample(4, 300 - 40 - 10 - 2 * 7)]}
 
 
 def test_calls_find_the_right_range_of_a_name() -> None:
     ranges = [span("settle", 0, 100, 1), span("settle", 200, 300, 2), span("settle", 400, 500, 3)]
     calls = [call("sync", "settle", 210, 240), call("sync", "settle", 480, 500)]
-    assert told(ranges, calls)["settle"] == [Sample(1, 100), Sample(2, 70), Sample(3, 80)]
+    assert told(ranges, calls)["settle"] == [TimedSample(1, 100), TimedSample(2, 70), TimedSample(3, 80)]
 
 
 def test_ranges_that_touch_are_not_inside_each_other() -> None:
     ranges = [span("prepare", 0, 100), span("resolve", 100, 100), span("settle", 100, 150)]
-    assert told(ranges, [])["prepare"] == [Sample(4, 100)]
-    assert told(ranges, [])["settle"] == [Sample(4, 50)]
+    assert told(ranges, [])["prepare"] == [TimedSample(4, 100)]
+    assert told(ranges, [])["settle"] == [TimedSample(4, 50)]
 
 
 def test_no_phase_takes_less_than_nothing() -> None:
     found = told([span("settle", 0, 10)], [call("launch", "settle", 5, 5)], through_torch=50)
-    assert found == {"settle": [Sample(4, 0)]}
+    assert found == {"settle": [TimedSample(4, 0)]}
 
 
 def test_steps_of_a_kind_are_told_apart_by_what_was_known() -> None:
@@ -99,9 +99,9 @@ def test_steps_of_a_kind_are_told_apart_by_what_was_known() -> None:
     phases = ("prepare", "settle")
     found = own_times(ranges, [], phases=phases, through_torch=0, kind_of=collector.kind_of)
     assert found.kinds == {
-        ("prepare", "prefill"): [Sample(2, 10), Sample(4, 5)],
-        ("prepare", "mixed"): [Sample(7, 30)],
-        ("settle", "mixed"): [Sample(9, 10)],
-        ("prepare", "decode"): [Sample(4, 4)],
+        ("prepare", "prefill"): [TimedSample(2, 10), TimedSample(4, 5)],
+        ("prepare", "mixed"): [TimedSample(7, 30)],
+        ("settle", "mixed"): [TimedSample(9, 10)],
+        ("prepare", "decode"): [TimedSample(4, 4)],
     }
     assert len(found.phases["prepare"]) == 5

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from schedbench.profiles.calibrate.fit import Sample
+from schedbench.profiles.calibrate.fit import TimedSample
 from schedbench.profiles.calibrate.host import HostTimes, errands
 from schedbench.profiles.calibrate.profile import Provenance, calibrated, phase_constants, to_yaml
-from schedbench.profiles.hardware import HardwareError, load
-from schedbench.profiles.run.resolve import ask
+from schedbench.profiles.platform.hardware import HardwareError, load
+from schedbench.profiles.platform.resolve import ask
 
 BASE = load("h200")
 BY = Provenance("an Unknown CPU: 3 GHz", "2026-01-02")
 TIMES = HostTimes(
     {
-        "admit": [Sample(n, 2000 + 100 * n) for n in (0, 2, 8) for _ in range(5)],
-        "sample": [Sample(8, 700), Sample(8, 800), Sample(8, 900)],
+        "admit": [TimedSample(n, 2000 + 100 * n) for n in (0, 2, 8) for _ in range(5)],
+        "sample": [TimedSample(8, 700), TimedSample(8, 800), TimedSample(8, 900)],
     },
     through_torch=2500.0,
     outside_us=1.0,
@@ -78,10 +78,10 @@ def test_errands_are_questions_that_can_be_asked(batches: tuple[int, ...]) -> No
 
 def test_a_kinds_line_is_written_beside_the_phases_own(tmp_path: Path) -> None:
     kinds = {
-        ("sample", "decode"): [Sample(n, 500 + 10 * n) for n in (1, 4, 16)],
-        ("sample", "prefill"): [Sample(n, 9000) for n in (1, 4, 16)],
-        ("admit", "prefill"): [Sample(1, 1)],  # opens before a step's kind is known
-        ("draft", "prefill"): [Sample(1, 1)],  # no decodes to be told apart from
+        ("sample", "decode"): [TimedSample(n, 500 + 10 * n) for n in (1, 4, 16)],
+        ("sample", "prefill"): [TimedSample(n, 9000) for n in (1, 4, 16)],
+        ("admit", "prefill"): [TimedSample(1, 1)],  # opens before a step's kind is known
+        ("draft", "prefill"): [TimedSample(1, 1)],  # no decodes to be told apart from
     }
     path = tmp_path / "here.yaml"
     constants = phase_constants(BASE, TIMES._replace(kinds=kinds))  # type: ignore[arg-type]

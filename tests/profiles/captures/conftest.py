@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from schedbench.profiles.captures.files import Reader
-from schedbench.profiles.result import Result
+from schedbench.profiles.record.result import Result
 from tests.profiles.captures.exports import Export
 from tests.profiles.cuda.conftest import Trace
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from schedbench.profiles import maps
+from schedbench.profiles.captures import maps
 from schedbench.profiles.captures.files import Reader
-from schedbench.profiles.result import Abstained, Metric, Result
+from schedbench.profiles.record.result import Abstained, Metric, Result
 from tests.profiles.captures.exports import VERSIONS, Export, Version, own_loop, sglang_loop
 from tests.profiles.cuda.conftest import Trace
 

@@ -11,15 +11,15 @@ from schedbench.profiles.judge.compare import Comparison, judge
 from schedbench.profiles.judge.likeness import LikenessError
 from schedbench.profiles.judge.remote import SideError
 from schedbench.profiles.judge.sides import opened, parse
-from schedbench.profiles.judge.trial import Order
-from schedbench.profiles.judge.trials import Plan, conduct
+from schedbench.profiles.judge.trial import TrialRequest
+from schedbench.profiles.judge.trials import TrialPlan, conduct
 from schedbench.profiles.judge.verdict import Reason
 from tests.profiles.captures.exports import Export, sglang_loop
 
 
 def compared(a: Path, b: Path) -> Comparison:
-    with opened(None, parse(str(a)), parse(str(b)), Order()) as sides:
-        return judge(conduct(*sides, Plan(), lambda *_: None))
+    with opened(None, parse(str(a)), parse(str(b)), TrialRequest()) as sides:
+        return judge(conduct(*sides, TrialPlan(), lambda *_: None))
 
 
 def capture(path: Path, **more: float | bool) -> Path:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from schedbench.profiles import maps
-from schedbench.profiles.capture import Span
+from schedbench.profiles.captures import maps
+from schedbench.profiles.captures.capture import CapturedRange
+from schedbench.profiles.captures.maps import MapError, RangeMap, parse
 from schedbench.profiles.captures.steps import read_steps
-from schedbench.profiles.maps import Map, MapError, parse
-from schedbench.profiles.nvtx_ranges import DOMAIN
+from schedbench.profiles.cuda.nvtx_ranges import DOMAIN
 from schedbench.sched.observe import RANGES
 
 OTHER = """
@@ -42,12 +42,12 @@ def test_a_users_map(tmp_path):
     file.write_text(OTHER)
     meaning = maps.load(str(file))
     spans = [
-        Span("plan a", 0, 5, 1),
-        Span("step", 10, 20, 1, payload=1),
-        Span("plan b", 21, 22, 1),
-        Span("wait", 23, 29, 1),
-        Span("step", 30, 40, 1, payload=3),
-        Span("step", 50, 60, 1, payload=9),
+        CapturedRange("plan a", 0, 5, 1),
+        CapturedRange("step", 10, 20, 1, payload=1),
+        CapturedRange("plan b", 21, 22, 1),
+        CapturedRange("wait", 23, 29, 1),
+        CapturedRange("step", 30, 40, 1, payload=3),
+        CapturedRange("step", 50, 60, 1, payload=9),
     ]
     steps = read_steps(spans, meaning, epoch=0)
     assert [info.kind for info in steps.log.launched] == ["prefill", "decode", "step"]
@@ -60,10 +60,10 @@ def test_a_capture_that_begins_in_the_middle_may_be_told_so():
     """Launch and result alternate: only the map can say that a result is of the launch before the last."""
     document = OTHER.replace("number: order", "settle: result, settles: previous").replace("wait", "result")
     spans = [
-        Span("step", 0, 10, 1),
-        Span("result", 11, 20, 1),
-        Span("step", 30, 40, 1),
-        Span("result", 41, 50, 1),
+        CapturedRange("step", 0, 10, 1),
+        CapturedRange("result", 11, 20, 1),
+        CapturedRange("step", 30, 40, 1),
+        CapturedRange("result", 41, 50, 1),
     ]
     overlapped = read_steps(spans, parse(document.encode(), "m"), epoch=0)
     assert (overlapped.unseen, [info.step for info in overlapped.log.settled]) == (1, [0])
@@ -105,5 +105,5 @@ def test_an_unknown_map_names_those_that_there_are():
 
 def test_maps_are_told_apart_by_what_they_say():
     meaning = parse(OTHER.encode(), "m")
-    assert isinstance(meaning, Map)
+    assert isinstance(meaning, RangeMap)
     assert meaning.sha256 != parse(OTHER.replace("21", "22").encode(), "m").sha256

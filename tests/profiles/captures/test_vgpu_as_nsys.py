@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from schedbench.profiles.captures.files import Reader
-from schedbench.profiles.recording import FILE, Recorded, Recording, read_recording
-from schedbench.profiles.result import CopyRow, KindCounts, Result, SyncRow
-from schedbench.profiles.run.execute import Options, execute
-from schedbench.profiles.run.resolve import ask
+from schedbench.profiles.platform.resolve import ask
+from schedbench.profiles.ranks.execute import Options, execute
+from schedbench.profiles.record.recording import FILE, RecordedTimeline, TimelineRecording, read_recording
+from schedbench.profiles.record.result import CopyRow, KindCounts, Result, SyncRow
 from tests.profiles.captures.exports import Export
 
 WAYS = {"h2d": "HtoD ({} -> Device)", "d2h": "DtoH (Device -> {})", "d2d": "DtoD (Device -> Device)"}
@@ -30,15 +30,15 @@ RUNS = {
 
 
 @pytest.fixture(params=RUNS.values(), ids=RUNS)
-def run(request, tmp_path) -> tuple[Result, Recorded]:
+def run(request, tmp_path) -> tuple[Result, RecordedTimeline]:
     scenario, *more = request.param
     question = ask(scenario, (*SMALL, *more))
-    with Recording(tmp_path / FILE) as recording:
+    with TimelineRecording(tmp_path / FILE) as recording:
         outcome = execute(question, question.relays[0], Options(device="vgpu"), instrument=recording)
     return outcome.result, read_recording(tmp_path / FILE)
 
 
-def written(recorded: Recorded, path: Path) -> Path:
+def written(recorded: RecordedTimeline, path: Path) -> Path:
     """Every operation with the correlation of the call that it came from, and every record with its instant."""
     export = Export("new")
     export.domain(5, "schedbench")
@@ -86,7 +86,7 @@ def _operation(export, correlation: int, op) -> None:
         export.memcpy(correlation, way, start, end, size=op.bytes, stream=op.stream)
 
 
-def _marks(export, recorded: Recorded) -> None:
+def _marks(export, recorded: RecordedTimeline) -> None:
     """Launches and settlings in the order in which they came, each at an instant of its own."""
     at = 0
     for window in recorded.windows:

@@ -21,7 +21,7 @@ from schedbench.profiles.check.contract import (
 from schedbench.profiles.check.workbench import ROWS
 from schedbench.sched.relay import lengths, ordering, tokens
 from schedbench.sched.relay.choice import RelayChoice, choose, switches
-from schedbench.sched.relay.row import Row
+from schedbench.sched.relay.row import RelayRow
 from schedbench.sched.relay.states import states
 
 ROWS_OF_STATES = [(state, overlap) for state in states() for overlap in (True, False)]
@@ -83,7 +83,7 @@ def test_an_undeclared_defect_is_a_violation() -> None:
 
 def broken_by(**policies: object) -> dict[str, str]:
     """The promises that a changed row breaks, and where that shows first."""
-    row: Row = replace(choose("pr25945", {}).row(overlap=True), **policies)
+    row: RelayRow = replace(choose("pr25945", {}).row(overlap=True), **policies)
     return {v.promise: v.says for v in reversed(check_contract(lambda: row, overlap=True).broken)}
 
 
@@ -103,7 +103,7 @@ def test_a_device_side_left_behind_is_told() -> None:
 
 
 def test_tokens_in_another_order_are_told_with_both() -> None:
-    def reversed_mix(desk, prefill, running):  # noqa: ARG001
+    def reversed_mix(context, prefill, running):  # noqa: ARG001
         prefill.mix_running_indices = running.req_pool_indices.flip(0)
 
     told = broken_by(mix=reversed_mix)
@@ -115,11 +115,11 @@ def test_tokens_in_another_order_are_told_with_both() -> None:
 def test_a_side_that_was_filtered_in_another_order_is_told() -> None:
     """A batch that carries its own tokens and loses the wrong ones."""
 
-    def keep_first(desk, batch, keep):  # noqa: ARG001
+    def keep_first(context, batch, keep):  # noqa: ARG001
         if batch.input_ids is not None:
             batch.input_ids = batch.input_ids[: keep.shape[0]]
 
-    def conclude_with_tokens(desk, batch, result):  # noqa: ARG001
+    def conclude_with_tokens(context, batch, result):  # noqa: ARG001
         batch.input_ids = result.next_token_ids.clone()
 
     told = broken_by(filter=keep_first, conclude=conclude_with_tokens)
@@ -127,9 +127,9 @@ def test_a_side_that_was_filtered_in_another_order_is_told() -> None:
 
 
 def test_work_for_no_rows_is_told() -> None:
-    def stash_first(desk, future, token_ids):
-        desk.futures.output_tokens_buf[: token_ids.shape[0]] = token_ids
-        tokens.stash_by_row(desk, future, token_ids)
+    def stash_first(context, future, token_ids):
+        context.futures.output_tokens_buf[: token_ids.shape[0]] = token_ids
+        tokens.stash_by_row(context, future, token_ids)
 
     assert broken_by(stash=stash_first)["no rows are no work"] == (
         "a step without requests writes to output_tokens_buf"

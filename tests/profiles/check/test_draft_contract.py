@@ -74,49 +74,49 @@ def test_however_lengths_are_learnt(value: str) -> None:
 # ---- wrong answers, one for each question ------------------------------------------------------------------------
 
 
-def rotate_nothing(desk: Any, batch: Any, next_ids: Any, extend_lens: Any) -> torch.Tensor:  # noqa: ARG001
+def rotate_nothing(context: Any, batch: Any, next_ids: Any, extend_lens: Any) -> torch.Tensor:  # noqa: ARG001
     ids: torch.Tensor = batch.input_ids
     return ids
 
 
-def keep_first(desk: Any, batch: Any, rows: torch.Tensor, before: int) -> None:
-    drafts.filter_future(desk, batch, torch.arange(rows.shape[0]), before)
+def keep_first(context: Any, batch: Any, rows: torch.Tensor, before: int) -> None:
+    drafts.filter_future(context, batch, torch.arange(rows.shape[0]), before)
 
 
-def keep_first_draft(desk: Any, batch: Any, rows: torch.Tensor, before: int) -> None:
-    drafts.filter_draft(desk, batch, torch.arange(rows.shape[0]), before)
+def keep_first_draft(context: Any, batch: Any, rows: torch.Tensor, before: int) -> None:
+    drafts.filter_draft(context, batch, torch.arange(rows.shape[0]), before)
 
 
-def merge_behind(desk: Any, batch: Any, other: Any) -> None:
+def merge_behind(context: Any, batch: Any, other: Any) -> None:
     """The other's rows come first."""
     own, batch.spec_info = batch.spec_info, other.spec_info
     other.spec_info = own
-    drafts.merge_future(desk, batch, other)
+    drafts.merge_future(context, batch, other)
 
 
-def one_short(desk: Any, batch: Any, count: int) -> Any:
-    return draft_lengths.step_lens_uploaded(desk, batch, count - 1)
+def one_short(context: Any, batch: Any, count: int) -> Any:
+    return draft_lengths.step_lens_uploaded(context, batch, count - 1)
 
 
-def not_grown(desk: Any, batch: Any, count: int) -> torch.Tensor:  # noqa: ARG001
+def not_grown(context: Any, batch: Any, count: int) -> torch.Tensor:  # noqa: ARG001
     lens: torch.Tensor = batch.seq_lens
     return lens
 
 
-def lengths_before(desk: Any, batch: Any, lengths: Any) -> None:  # noqa: ARG001
+def lengths_before(context: Any, batch: Any, lengths: Any) -> None:  # noqa: ARG001
     """Those of the step before are published."""
-    draft_lengths.publish_lengths(desk, batch, batch.seq_lens)
+    draft_lengths.publish_lengths(context, batch, batch.seq_lens)
 
 
-def stash_tokens_alone(desk: Any, future: Any, draft: Any) -> None:
+def stash_tokens_alone(context: Any, future: Any, draft: Any) -> None:
     """The draft's state of the first step stays for good."""
-    if desk.drafts is None:
-        drafts.stash_by_row(desk, future, draft)
-    desk.futures.stash(future.indices, draft.bonus_tokens)
+    if context.drafts is None:
+        drafts.stash_by_row(context, future, draft)
+    context.futures.stash(future.indices, draft.bonus_tokens)
 
 
-def lag(desk: Any, batch: Any) -> None:
-    draft_lengths.lengths_gathered_and_downloaded(desk, batch)
+def lag(context: Any, batch: Any) -> None:
+    draft_lengths.lengths_gathered_and_downloaded(context, batch)
     if batch.spec_info is not None and batch.seq_lens_cpu is not None:
         batch.seq_lens_cpu = batch.seq_lens_cpu - 1
 

@@ -12,8 +12,8 @@ from schedbench.profiles.check.drafts import NAME, DraftReference, check_drafts
 from schedbench.profiles.check.examine import Examiner
 from schedbench.profiles.check.invariants import Invariants
 from schedbench.profiles.check.verdicts import Check
-from schedbench.profiles.run.execute import Options, execute
-from schedbench.profiles.run.resolve import Resolved
+from schedbench.profiles.platform.resolve import Resolved
+from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.sched.relay import draft_lengths, drafts
 from schedbench.sched.relay.draft_row import DraftRow
 from schedbench.sched.relay.faults import Fault, unchanged
@@ -97,8 +97,8 @@ def test_clients_that_go_away_are_no_difference() -> None:
 def of_a_neighbour(field: str) -> Callable[..., None]:
     """The draft's input as ``latest`` resolves it, but for one part, which comes from another row."""
 
-    def misplaced(desk: Any, prompts: Any, batch: Any) -> None:
-        drafts.resolve_on_the_forward_stream(desk, prompts, batch)
+    def misplaced(context: Any, prompts: Any, batch: Any) -> None:
+        drafts.resolve_on_the_forward_stream(context, prompts, batch)
         if batch.spec_info is not None and batch.batch_size > 1:
             part = getattr(batch.spec_info, field)
             batch.spec_info = replace(batch.spec_info, **{field: part.roll(1, 0)})
@@ -116,8 +116,8 @@ def test_another_requests_draft_state_is_told_with_its_place(field: str) -> None
 
 
 def test_a_mirror_that_lags_is_told() -> None:
-    def lagging(desk: Any, batch: Any) -> None:
-        draft_lengths.lengths_gathered_and_downloaded(desk, batch)
+    def lagging(context: Any, batch: Any) -> None:
+        draft_lengths.lengths_gathered_and_downloaded(context, batch)
         if batch.spec_info is not None and batch.seq_lens_cpu is not None:
             batch.seq_lens_cpu = batch.seq_lens_cpu - 1
 

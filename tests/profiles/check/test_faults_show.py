@@ -11,7 +11,7 @@ from schedbench.profiles.check.examine import Examiner
 from schedbench.profiles.check.probes import Probe, probe, probes
 from schedbench.profiles.check.schedules import seeds
 from schedbench.profiles.check.verdicts import Report
-from schedbench.profiles.run.resolve import Resolved
+from schedbench.profiles.platform.resolve import Resolved
 from schedbench.sched.relay.faults import Fault, faults
 
 CATCHERS = {

@@ -9,8 +9,8 @@ import pytest
 
 from schedbench.profiles.check.invariants import Invariants
 from schedbench.profiles.check.violations import Violation, Violations
-from schedbench.profiles.run.execute import Options, Outcome, execute
-from schedbench.profiles.run.machine import Machine
+from schedbench.profiles.platform.machine import Machine
+from schedbench.profiles.ranks.execute import Options, RunOutcome, execute
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Observer, Silence
 from schedbench.sched.relay.states import states
@@ -26,7 +26,7 @@ def guarded(scenario: str, *overrides: str) -> Sequence[Violation]:
     return invariants.violations()
 
 
-def run(scenario: str, *overrides: str, guard: Invariants | None = None) -> Outcome:
+def run(scenario: str, *overrides: str, guard: Invariants | None = None) -> RunOutcome:
     question = asked(scenario, *overrides)
     return execute(question, question.relays[0], Options(device="vgpu"), guard=guard)
 
@@ -117,7 +117,7 @@ def test_a_mirror_that_is_off_is_told_for_its_request() -> None:
 
 class OtherToken(Damaging):
     def damage(self, scheduler: Scheduler, machine: Machine) -> None:
-        buffer = machine.peek(scheduler.engine.relay.desk.futures.output_tokens_buf)
+        buffer = machine.peek(scheduler.engine.relay.context.futures.output_tokens_buf)
         row = scheduler.running_batch.reqs[0].req_pool_idx
         buffer[row] = (buffer[row] + 1) % scheduler.engine.config.vocab_size
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from schedbench.profiles.cuda.join import Joined, Source, join
+from schedbench.profiles.cuda.join import Joined, JoinInputs, join
 from schedbench.profiles.cuda.kineto import rows
-from schedbench.profiles.cuda.log import NO_CONTEXT, NO_PLACE, Log, Place
+from schedbench.profiles.cuda.log import NO_CONTEXT, NO_PLACE, CallRecord, Log
 from schedbench.profiles.cuda.streams import StreamTable
-from schedbench.profiles.timeline import Range
+from schedbench.profiles.record.timeline import Range
 from schedbench.sched.observe import StepInfo
 
 
@@ -120,7 +120,7 @@ class Drawn(Log):
         self.ranges.append(Range(name, step, 1, begin, stop))
 
     def calling(self, site: int, start: float, end: float, *, stream: int = -1) -> None:
-        self.places.change(round(start * 1000), Place(site, round(start * 1000), stream))
+        self.places.change(round(start * 1000), CallRecord(site, round(start * 1000), stream))
         self.places.change(round(end * 1000), NO_PLACE)
 
     def step(self, step: int, kind: str = "decode") -> None:
@@ -157,7 +157,7 @@ def streams() -> StreamTable:
 @pytest.fixture
 def joined(trace: Trace, log: Drawn, streams: StreamTable) -> Callable[[], Joined]:
     def joining() -> Joined:
-        source = Source(log, streams, frozenset({Trace.MAIN}), Trace.BASE, inline=65536)
+        source = JoinInputs(log, streams, frozenset({Trace.MAIN}), Trace.BASE, inline=65536)
         return join(rows(trace.document()), source, start=0, end=10**9)
 
     return joining

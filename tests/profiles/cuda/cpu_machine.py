@@ -10,14 +10,14 @@ from types import SimpleNamespace
 import torch
 
 from schedbench.profiles.cuda.capture import this_thread
-from schedbench.profiles.cuda.device import Device
-from schedbench.profiles.cuda.kineto import Row
+from schedbench.profiles.cuda.device import DeviceHandle
+from schedbench.profiles.cuda.kineto import KinetoRow
 from schedbench.profiles.cuda.machine import watched
 from schedbench.profiles.cuda.names import WatchedNames
-from schedbench.profiles.result import HardwarePart, Labels
-from schedbench.profiles.run.machine import Machine
-from schedbench.profiles.run.resolve import Resolved
-from schedbench.profiles.run.runner import Bench, Valve
+from schedbench.profiles.platform.machine import Machine
+from schedbench.profiles.platform.resolve import Resolved
+from schedbench.profiles.record.result import HardwarePart, Labels
+from schedbench.profiles.run.runner import GatedSink, PreparedRun
 from schedbench.sched.config import Capabilities
 
 
@@ -54,10 +54,10 @@ class Kineto:
 
 def _copy(n, held, epoch, thread):
     at = epoch + held.start
-    yield Row("cuda_runtime", "cudaMemcpyAsync", at, at + 2, thread, -1, 2 * n, 0, -1, -1)
-    yield Row("cuda_runtime", "cudaStreamSynchronize", at + 2, at + 4, thread, -1, 2 * n + 1, 0, -1, -1)
-    yield Row("cuda_sync", "Stream Sync", at + 2, at + 4, 7, 7, 2 * n + 1, 0, -1, -1)
-    yield Row("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", at + 2, at + 3, 7, 7, 2 * n, 8, -1, -1)
+    yield KinetoRow("cuda_runtime", "cudaMemcpyAsync", at, at + 2, thread, -1, 2 * n, 0, -1, -1)
+    yield KinetoRow("cuda_runtime", "cudaStreamSynchronize", at + 2, at + 4, thread, -1, 2 * n + 1, 0, -1, -1)
+    yield KinetoRow("cuda_sync", "Stream Sync", at + 2, at + 4, 7, 7, 2 * n + 1, 0, -1, -1)
+    yield KinetoRow("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", at + 2, at + 3, 7, 7, 2 * n, 8, -1, -1)
 
 
 def identified(streams, cupti, handle):
@@ -66,9 +66,9 @@ def identified(streams, cupti, handle):
 
 
 @contextmanager
-def cpu_bench(resolved: Resolved) -> Iterator[Bench]:
+def cpu_bench(resolved: Resolved) -> Iterator[PreparedRun]:
     """Warmed up."""
-    valve = Valve()
+    gate = GatedSink()
     module = SimpleNamespace(
         Event=type("Event", (Event,), {}),
         Stream=type("Stream", (), {"synchronize": lambda _: None}),
@@ -76,7 +76,7 @@ def cpu_bench(resolved: Resolved) -> Iterator[Bench]:
         synchronize=lambda: None,
     )
     held = []
-    device = Device(
+    device = DeviceHandle(
         module=module,
         type="cuda",
         synchronize=module.synchronize,
@@ -88,7 +88,7 @@ def cpu_bench(resolved: Resolved) -> Iterator[Bench]:
         threads=this_thread,
     )
     nothing = Capabilities(pinned_memory=False, side_streams=False, events=False, graphs=False)
-    with torch.no_grad(), watched(device, valve, inline=0) as (watch, clock, sites):
+    with torch.no_grad(), watched(device, gate, inline=0) as (watch, clock, sites):
         held.append(watch)
         machine = Machine(
             device=torch.device("cpu"),
@@ -105,6 +105,6 @@ def cpu_bench(resolved: Resolved) -> Iterator[Bench]:
             traced=watch.traced,
             unwatched=watch.uninstalled,
         )
-        bench = Bench(resolved, machine, resolved.relays[0], valve)
+        bench = PreparedRun(resolved, machine, resolved.relays[0], gate)
         bench.warm_up()
         yield bench

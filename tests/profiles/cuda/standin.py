@@ -13,11 +13,11 @@ import torch
 
 from schedbench import sched
 from schedbench.profiles.cuda.hazards.inside import Inside, Watched, watching
-from schedbench.profiles.cuda.hazards.machine import VOID, Steps
+from schedbench.profiles.cuda.hazards.machine import VOID, WatchedSteps
+from schedbench.profiles.platform.machine import Machine
+from schedbench.profiles.platform.resolve import Resolved
+from schedbench.profiles.record.timeline import Sink, Window
 from schedbench.profiles.run import machines
-from schedbench.profiles.run.machine import Machine
-from schedbench.profiles.run.resolve import Resolved
-from schedbench.profiles.timeline import Sink, Window
 from schedbench.profiles.vgpu.tensor import DeviceTensor, device
 from schedbench.sched.observe import Observer, StepInfo
 
@@ -39,7 +39,7 @@ class Nobody:
     def feed(self, window: Window) -> None: ...
 
 
-class Both(Steps):
+class Both(WatchedSteps):
     """The virtual GPU's observer moves its clock, by which requests arrive."""
 
     def __init__(self, inside: Inside, own: Observer) -> None:

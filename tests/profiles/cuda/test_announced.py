@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from schedbench.profiles.cuda import counted, one
 from schedbench.profiles.cuda.announced import Announced
-from schedbench.profiles.cuda.verify import verify
-from schedbench.profiles.hardware import load
-from schedbench.profiles.result import Result
+from schedbench.profiles.lab import counted, one
+from schedbench.profiles.lab.verify import verify
+from schedbench.profiles.platform.hardware import load
+from schedbench.profiles.record.result import Result
 from schedbench.profiles.vgpu import open_vgpu
 from schedbench.profiles.vgpu.sites import Sites
 from schedbench.sched.observe import StepInfo

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from schedbench.profiles.cuda import one
-from schedbench.profiles.cuda.compare_counts import compare_counts
-from schedbench.profiles.cuda.compare_counts import main as compare
-from schedbench.profiles.result import CopyRow, CountSummary, KindCounts, Result, SitePart, SyncRow
+from schedbench.profiles.lab import one
+from schedbench.profiles.lab.compare_counts import compare_counts
+from schedbench.profiles.lab.compare_counts import main as compare
+from schedbench.profiles.record.result import CopyRow, CountSummary, KindCounts, Result, SitePart, SyncRow
 
 SAMPLE = Path(__file__).parents[1] / "sample_result.json"
 

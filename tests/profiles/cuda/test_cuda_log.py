@@ -14,7 +14,7 @@ from schedbench.profiles.cuda.capture import met, supported, this_thread
 from schedbench.profiles.cuda.clock import WallClock
 from schedbench.profiles.cuda.history import History
 from schedbench.profiles.cuda.kineto import rows
-from schedbench.profiles.cuda.log import NO_CONTEXT, Log, OpenRange
+from schedbench.profiles.cuda.log import NO_CONTEXT, Log, LoggedRange
 from schedbench.profiles.cuda.machine import driver
 from schedbench.profiles.cuda.streams import StreamTable
 
@@ -32,9 +32,9 @@ def test_a_history_holds_the_last_change_before_an_instant(instants, asked):
 def test_ranges_nest_and_give_back_what_was_open(clock):
     log = Log()
     outer = NO_CONTEXT.inside("model", 1)
-    with OpenRange(log, clock, outer, 4):
+    with LoggedRange(log, clock, outer, 4):
         inner = log.contexts.current.inside("mine", 1)
-        with OpenRange(log, clock, inner, 2):
+        with LoggedRange(log, clock, inner, 2):
             assert log.contexts.current == inner
         assert log.contexts.current == outer
     assert log.contexts.current == NO_CONTEXT

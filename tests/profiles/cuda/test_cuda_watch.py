@@ -12,14 +12,14 @@ import torch
 
 from schedbench.profiles.cuda.capture import this_thread
 from schedbench.profiles.cuda.clock import WallClock
-from schedbench.profiles.cuda.device import Device
-from schedbench.profiles.cuda.kineto import Row
+from schedbench.profiles.cuda.device import DeviceHandle
+from schedbench.profiles.cuda.kineto import KinetoRow
 from schedbench.profiles.cuda.log import NO_PLACE, Log
 from schedbench.profiles.cuda.machine import watched
 from schedbench.profiles.cuda.places import CallSites
 from schedbench.profiles.cuda.spans import BATCH
 from schedbench.profiles.cuda.waits import FREE, WaitLog
-from schedbench.profiles.timeline import NO_SITE
+from schedbench.profiles.record.timeline import NO_SITE
 from schedbench.profiles.vgpu.sites import Sites
 from schedbench.sched.kernels.rows import decode_positions
 from schedbench.sched.observe import StepInfo
@@ -64,7 +64,7 @@ class Kineto:
         self.windows.append("stop")
         return self.rows
 
-    rows: ClassVar[list[Row]] = []
+    rows: ClassVar[list[KinetoRow]] = []
 
 
 def identified(streams, cupti, handle):
@@ -89,7 +89,7 @@ def kineto():
 
 @pytest.fixture
 def device(module, kineto):
-    return Device(
+    return DeviceHandle(
         module=module,
         type="meta",
         synchronize=module.synchronize,
@@ -179,8 +179,8 @@ def test_a_traced_pass_is_what_kineto_says_at_the_lines_that_called(watching, ta
         watch.observer.launched(StepInfo(1, "decode", 4, 4, True))
         middle = (before + after) // 2
         kineto.rows = [
-            Row("cuda_runtime", "cudaLaunchKernel", middle, middle + 10, thread, -1, 1, 0, -1, -1),
-            Row("kernel", "k", middle + 20, middle + 30, 0, 7, 1, 0, -1, -1),
+            KinetoRow("cuda_runtime", "cudaLaunchKernel", middle, middle + 10, thread, -1, 1, 0, -1, -1),
+            KinetoRow("kernel", "k", middle + 20, middle + 30, 0, 7, 1, 0, -1, -1),
         ]
         watch.flush()
     _, window = tape.windows

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from schedbench.profiles.cuda import gpu, one, plan, several
-from schedbench.profiles.cuda import stages as stages_module
-from schedbench.profiles.cuda.prediction import gathered
-from schedbench.profiles.cuda.probes import PROBES
-from schedbench.profiles.cuda.speed import BARRED
-from schedbench.profiles.cuda.stages import Outcome, Stage, chosen, in_process, run_all
+from schedbench.profiles.judge.prediction import gathered
+from schedbench.profiles.lab import gpu, one, plan, several
+from schedbench.profiles.lab.probes import PROBES
+from schedbench.profiles.lab.speed import BARRED
+from schedbench.profiles.run import stages as stages_module
+from schedbench.profiles.run.stages import GpuStage, StageOutcome, chosen, in_process, run_all
 from schedbench.scenarios import shipped
 from schedbench.scenarios.loader import load
 from schedbench.sched.relay.states import states
@@ -40,7 +40,7 @@ def clock():
 
 
 def stage(name, **more):
-    return Stage(name, ("-c", "pass"), **({"deadline": 10} | more))
+    return GpuStage(name, ("-c", "pass"), **({"deadline": 10} | more))
 
 
 def told(stages, clock, *, budget=100, takes=1.0, failing=()):
@@ -49,7 +49,7 @@ def told(stages, clock, *, budget=100, takes=1.0, failing=()):
     def run(stage, seconds):
         given[stage.name] = seconds
         clock.at += takes
-        return Outcome(stage.name, "failed" if stage.name in failing else "ok", takes)
+        return StageOutcome(stage.name, "failed" if stage.name in failing else "ok", takes)
 
     outcomes = list(run_all(stages, budget=budget, run=run, now=clock))
     return {o.name: (o.status, o.error) for o in outcomes}, given
@@ -84,7 +84,7 @@ def test_nobody_gets_more_than_what_is_left(clock):
     ],
 )
 def test_a_stage_is_a_process_with_a_log(tmp_path, program, status, error):
-    outcome = in_process(sys.executable, tmp_path)(Stage("s", ("-c", program), 10), 1.5)
+    outcome = in_process(sys.executable, tmp_path)(GpuStage("s", ("-c", program), 10), 1.5)
     assert outcome.status == status
     assert error in outcome.error
     assert (tmp_path / "s.log").exists()
@@ -103,7 +103,7 @@ except KeyboardInterrupt:
 
 
 def test_one_that_is_late_may_keep_what_it_has_and_leaves_nothing_running(tmp_path):
-    outcome = in_process(sys.executable, tmp_path)(Stage("s", ("-c", LATE), 60), 2.0)
+    outcome = in_process(sys.executable, tmp_path)(GpuStage("s", ("-c", LATE), 60), 2.0)
     assert (outcome.status, outcome.error.splitlines()[0]) == ("failed", "not done after 2 s: kept")
     child = int((tmp_path / "s.log").read_text().split()[0])
     end = time.monotonic() + 5  # a kill takes a moment
@@ -115,7 +115,7 @@ def test_one_that_is_late_may_keep_what_it_has_and_leaves_nothing_running(tmp_pa
 def test_one_that_will_not_be_interrupted_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(stages_module, "GRACE", 0.2)
     program = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
-    outcome = in_process(sys.executable, tmp_path)(Stage("s", ("-c", program), 60), 1.0)
+    outcome = in_process(sys.executable, tmp_path)(GpuStage("s", ("-c", program), 60), 1.0)
     assert outcome.status == "failed" and outcome.seconds < 20
 
 
@@ -134,7 +134,7 @@ def test_an_interruption_leaves_no_stage_behind(tmp_path):
     try:
         signal.setitimer(signal.ITIMER_REAL, 1.0)
         with pytest.raises(KeyboardInterrupt):
-            in_process(sys.executable, tmp_path)(Stage("s", ("-c", program), 60), 30)
+            in_process(sys.executable, tmp_path)(GpuStage("s", ("-c", program), 60), 30)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -144,7 +144,7 @@ def test_an_interruption_leaves_no_stage_behind(tmp_path):
 
 def test_a_stage_has_its_own_environment(tmp_path):
     program = "import os; print(os.environ['WORD'])"
-    in_process(sys.executable, tmp_path)(Stage("s", ("-c", program), 10, environment={"WORD": "x"}), 5)
+    in_process(sys.executable, tmp_path)(GpuStage("s", ("-c", program), 10, environment={"WORD": "x"}), 5)
     assert (tmp_path / "s.log").read_text() == "x\n"
 
 
@@ -164,7 +164,7 @@ def test_a_plan_that_is_not_says_where(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize(("failing", "code"), [("", 0), ("b", 1)])
 def test_everything_ends_up_in_one_folder(tmp_path, monkeypatch, failing, code):
-    stages = [stage("a"), Stage("b", ("-c", "1/0" if failing else "1"), 10), stage("c", needs=("z",))]
+    stages = [stage("a"), GpuStage("b", ("-c", "1/0" if failing else "1"), 10), stage("c", needs=("z",))]
     monkeypatch.setattr(gpu, "plan", lambda *_: stages)
     out = tmp_path / "results"
     assert gpu.main(["--out", str(out)]) == code
@@ -177,14 +177,14 @@ def test_everything_ends_up_in_one_folder(tmp_path, monkeypatch, failing, code):
 
 def test_the_comparison_is_in_the_summary(tmp_path):
     (tmp_path / "comparison.json").write_text(json.dumps({"equal": False, "lines": [1, 2]}))
-    told = gpu.summary([Outcome("a", "ok", 1.0)], tmp_path)
+    told = gpu.summary([StageOutcome("a", "ok", 1.0)], tmp_path)
     assert (told["counts_equal"], told["differing_lines"]) == (False, 2)
     assert (told["verified"], told["unexplained"]) == (None, None)
 
 
 def test_so_is_the_verification(tmp_path):
     (tmp_path / "verify.json").write_text(json.dumps({"agrees": False, "unexplained": [1, 2, 3]}))
-    outcomes = [Outcome("a", "ok", 1.0)]
+    outcomes = [StageOutcome("a", "ok", 1.0)]
     told = gpu.summary(outcomes, tmp_path)
     assert (told["verified"], told["unexplained"]) == (False, 3)
     assert "agree but for known differences: False" in gpu.markdown(told, outcomes)
@@ -263,7 +263,7 @@ def test_on_cuda_nothing_without_values_is_asked(monkeypatch):
 def test_what_is_not_installed_is_not_checked(tmp_path):
     (calibrate,) = (stage for stage in plan.plan(tmp_path) if stage.name == "calibrate")
     assert calibrate.packages == ("scipy",)
-    absent = Stage("a", ("-m", "no_such_package"), 10, packages=("no_such_package",))
+    absent = GpuStage("a", ("-m", "no_such_package"), 10, packages=("no_such_package",))
     assert plan.check([absent]) == []
     assert plan.check([replace(absent, packages=())])[0].startswith("a: ModuleNotFoundError")
 
@@ -338,7 +338,7 @@ def test_what_breaks_one_question_leaves_the_others(tmp_path, monkeypatch, capsy
 def test_how_fast_it_is_comes_with_the_summary(tmp_path):
     figures = {"met": 2, "missed": 1, "runs": [], "overheads": [], "missing": []}
     (tmp_path / "speed.json").write_text(json.dumps(figures))
-    outcomes = [Outcome("a", "ok", 1.0)]
+    outcomes = [StageOutcome("a", "ok", 1.0)]
     told = gpu.summary(outcomes, tmp_path)
     assert (told["speed"]["met"], told["speed"]["missed"]) == (2, 1)
     assert gpu.markdown(told, outcomes, "# Speed\n").endswith("\n# Speed\n")
@@ -357,7 +357,7 @@ def test_the_speed_stages_are_timed_only_and_of_the_barred_shape(tmp_path):
 
 def test_a_run_on_a_profile_that_a_stage_wrote(tmp_path):
     profile, output = tmp_path / "own.yaml", tmp_path / "out.json"
-    base = resources.files("schedbench.profiles.hardware").joinpath("h200.yaml").read_text()
+    base = resources.files("schedbench.profiles.platform.hardware").joinpath("h200.yaml").read_text()
     profile.write_text(base.replace("name: h200", "name: own"))
     small = ["--set", "workload.requests=2", "--set", "workload.output_tokens.max=4"]
     words = ["mixed", "--device", "vgpu", *small, "--hardware", str(profile), "--output", str(output)]

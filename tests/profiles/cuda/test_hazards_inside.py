@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedbench.profiles.check.probes import probes
-from schedbench.profiles.cuda.hazards import table
 from schedbench.profiles.cuda.hazards.inside import Inside
-from schedbench.profiles.hardware import load
-from schedbench.profiles.result import Abstained, Hazards
+from schedbench.profiles.lab import hazard_table as table
+from schedbench.profiles.platform.hardware import load
+from schedbench.profiles.platform.resolve import Resolved
+from schedbench.profiles.ranks.execute import Options, RunOutcome, execute
+from schedbench.profiles.record.result import Abstained, Hazards
 from schedbench.profiles.run import task as executing
-from schedbench.profiles.run.execute import Options, Outcome, execute
-from schedbench.profiles.run.resolve import Resolved
 from schedbench.profiles.vgpu import open_vgpu
 from schedbench.profiles.vgpu.hazards import Finding, declared, footprints
 from schedbench.profiles.vgpu.tensor import CURRENT
@@ -210,7 +210,7 @@ def shape(finding: Finding) -> tuple[object, ...]:
 # ---- whole runs --------------------------------------------------------------------------------------------
 
 
-def run(question: Resolved, device: str) -> Outcome:
+def run(question: Resolved, device: str) -> RunOutcome:
     return execute(question, question.relays[0], Options(device=device, hazards=True, save_tokens=True))  # type: ignore[arg-type]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schedbench.profiles.timeline import NO_SITE, Wait
+from schedbench.profiles.record.timeline import NO_SITE, Wait
 
 H2D_PINNED = "HtoD (Pinned -> Device)"
 H2D_PAGEABLE = "HtoD (Pageable -> Device)"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from schedbench.profiles.cuda.prediction import (
+from schedbench.profiles.judge.prediction import (
     METRICS,
     Pair,
     document,
@@ -18,8 +18,8 @@ from schedbench.profiles.cuda.prediction import (
     markdown,
     prediction,
 )
-from schedbench.profiles.definitions import DEFINITIONS
-from schedbench.profiles.result import Abstained, Metric, Result
+from schedbench.profiles.record.definitions import DEFINITIONS
+from schedbench.profiles.record.result import Abstained, Metric, Result
 
 SAMPLE = Result.from_json((Path(__file__).parents[1] / "sample_result.json").read_text())
 PLAIN = {"output_throughput", "forward_occupancy", "exposed_stall_us_per_step"}

@@ -12,22 +12,22 @@ import pytest
 import torch
 
 from schedbench.profiles.cuda.kineto import rows
-from schedbench.profiles.cuda.probes import __main__ as command
-from schedbench.profiles.cuda.probes.copies import waited
-from schedbench.profiles.cuda.probes.environment import version
-from schedbench.profiles.cuda.probes.expressions import tally
-from schedbench.profiles.cuda.probes.kernels import attends
-from schedbench.profiles.cuda.probes.kineto_rows import examples, replays
-from schedbench.profiles.cuda.probes.nsys import found
-from schedbench.profiles.cuda.probes.nsys import version as tool_version
-from schedbench.profiles.cuda.probes.sanitizer import judged
-from schedbench.profiles.cuda.probes.timing import host_ns, spread, told
+from schedbench.profiles.lab.probes import __main__ as command
+from schedbench.profiles.lab.probes.copies import waited
+from schedbench.profiles.lab.probes.environment import version
+from schedbench.profiles.lab.probes.expressions import tally
+from schedbench.profiles.lab.probes.kernels import attends
+from schedbench.profiles.lab.probes.kineto_rows import examples, replays
+from schedbench.profiles.lab.probes.nsys import found
+from schedbench.profiles.lab.probes.nsys import version as tool_version
+from schedbench.profiles.lab.probes.sanitizer import judged
+from schedbench.profiles.lab.probes.timing import host_ns, spread, told
 
 ROOT = Path(__file__).resolve().parents[3]
 
 KERNELS = """
 import torch
-from schedbench.profiles.cuda.probes.triton_kernels import add_one, gather, gather_by_pointer
+from schedbench.profiles.lab.probes.triton_kernels import add_one, gather, gather_by_pointer
 x = torch.zeros(64)
 add_one[(1,)](x, 60, width=64)
 assert x.sum() == 60
@@ -43,7 +43,7 @@ COMPILED = """
 from tests.sched.kernels.triton_compiled import compiling
 made = compiling()
 import torch
-from schedbench.profiles.cuda.probes.triton_kernels import add_one, gather, gather_by_pointer
+from schedbench.profiles.lab.probes.triton_kernels import add_one, gather, gather_by_pointer
 x, rows = torch.zeros(64), torch.tensor([3, 1, 7])
 add_one[(1,)](x, 60, width=64)
 gather[(2,)](x, rows, x, 3, width=16)

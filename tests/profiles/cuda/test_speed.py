@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from schedbench.profiles.cuda.speed import document, figures, main, markdown, over_roofline
-from schedbench.profiles.definitions import definition
-from schedbench.profiles.result import Metric, Result
+from schedbench.profiles.lab.speed import document, figures, main, markdown, over_roofline
+from schedbench.profiles.record.definitions import definition
+from schedbench.profiles.record.result import Metric, Result
 from tests.acceptance.questions import answer
 
 SAMPLE = Result.from_json((Path(__file__).parents[1] / "sample_result.json").read_text())

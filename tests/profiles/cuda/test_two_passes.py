@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from schedbench.profiles.result import Abstained, Outputs
+from schedbench.profiles.platform.resolve import resolve
+from schedbench.profiles.record.result import Abstained, Outputs
 from schedbench.profiles.run.passes import agreed, measured
-from schedbench.profiles.run.resolve import resolve
 from schedbench.profiles.run.runner import nobody
 from schedbench.scenarios.loader import load
 from tests.profiles.cuda.cpu_machine import cpu_bench

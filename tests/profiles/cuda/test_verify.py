@@ -9,23 +9,25 @@ from typing import Any
 
 import pytest
 
-from schedbench.profiles.cuda.compare_counts import Line
-from schedbench.profiles.cuda.explained import EXPLANATIONS, Difference, explanation
-from schedbench.profiles.cuda.verify import Verification, document, main, verify
-from schedbench.profiles.result import CopyRow, CountSummary, KindCounts, Result, SitePart, SyncRow
+from schedbench.profiles.lab.compare_counts import CountedLine
+from schedbench.profiles.lab.explained import EXPLANATIONS, SourceDifference, explanation
+from schedbench.profiles.lab.verify import Verification, document, main, verify
+from schedbench.profiles.record.result import CopyRow, CountSummary, KindCounts, Result, SitePart, SyncRow
 
 SAMPLE = Path(__file__).parents[1] / "sample_result.json"
-UP = Line("decode", "schedule", "prepare", "sched/x.py", "f", "x.to(device)", "h2d pinned")
-SYNC = Line("decode", "forward", "settle", "sched/x.py", "f", "done.synchronize()", "cudaEventSynchronize")
+UP = CountedLine("decode", "schedule", "prepare", "sched/x.py", "f", "x.to(device)", "h2d pinned")
+SYNC = CountedLine(
+    "decode", "forward", "settle", "sched/x.py", "f", "done.synchronize()", "cudaEventSynchronize"
+)
 
 Make = Callable[..., Result]
 
 
-def site(line: Line) -> SitePart:
+def site(line: CountedLine) -> SitePart:
     return SitePart(file=line.file, function=line.function, line=1, statement=line.statement)
 
 
-def copied(line: Line, count: int, size: int) -> CopyRow:
+def copied(line: CountedLine, count: int, size: int) -> CopyRow:
     direction, memory, *blocking = [*line.what.split(), ""][:3] if " " in line.what else (line.what, "", "")
     return CopyRow(
         site=site(line), range=line.range, kind=line.kind, stream=line.stream, direction=direction,
@@ -33,7 +35,7 @@ def copied(line: Line, count: int, size: int) -> CopyRow:
     )  # fmt: skip
 
 
-def synced(line: Line, count: int) -> SyncRow:
+def synced(line: CountedLine, count: int) -> SyncRow:
     return SyncRow(
         site=site(line), range=line.range, kind=line.kind, stream=line.stream, call=line.what, sync=True,
         count=count, steady=0, host_us=0, exposed_us=0,
@@ -169,9 +171,9 @@ def test_the_document_is_plain(result: Make, tmp_path: Path) -> None:
     assert row["statement"] == "x.to(device)"
 
 
-def difference(what: str, **counts: Any) -> Difference:
+def difference(what: str, **counts: Any) -> SourceDifference:
     given = {"predicted": 2.0, "announced": None, "recorded": 2.0} | counts
-    return Difference("decode", "forward", what, "forward", **given)
+    return SourceDifference("decode", "forward", what, "forward", **given)
 
 
 def test_what_agrees_needs_no_explanation() -> None:

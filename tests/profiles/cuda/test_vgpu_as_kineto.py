@@ -7,14 +7,14 @@ from itertools import count, pairwise
 
 import pytest
 
-from schedbench.profiles.cuda.join import Source, join
+from schedbench.profiles.cuda.join import JoinInputs, join
 from schedbench.profiles.cuda.kineto import rows
-from schedbench.profiles.cuda.log import NO_CONTEXT, NO_PLACE, Log, Place
+from schedbench.profiles.cuda.log import NO_CONTEXT, NO_PLACE, CallRecord, Log
 from schedbench.profiles.cuda.streams import StreamTable
-from schedbench.profiles.metrics.counts import CountsSink
+from schedbench.profiles.measure.counts import CountsSink
+from schedbench.profiles.platform.resolve import resolve
 from schedbench.profiles.run.machines import open_machine
-from schedbench.profiles.run.resolve import resolve
-from schedbench.profiles.run.runner import Bench, Valve, nobody
+from schedbench.profiles.run.runner import GatedSink, PreparedRun, nobody
 from schedbench.scenarios.loader import load
 
 MAIN = 4242
@@ -60,7 +60,7 @@ def tape(request):
     resolved = resolve(load("mixed", [*SMALL, *request.param]))
     tape = Tape()
     with open_machine("vgpu", resolved, tape) as machine:
-        Bench(resolved, machine, resolved.relays[0], Valve()).measure(nobody)
+        PreparedRun(resolved, machine, resolved.relays[0], GatedSink()).measure(nobody)
         tape.streams = dict(machine.names.streams)
     return tape
 
@@ -106,7 +106,7 @@ def _log(tape, calls):
     for before, call in pairwise([calls[0], *calls]):
         same = before.kind == "copy" and call.start == before.end and call.site == before.site
         number = number if same else next(numbers)
-        log.places.change(call.start, Place(call.site, number, -1))
+        log.places.change(call.start, CallRecord(call.site, number, -1))
         log.places.change(call.end, NO_PLACE)
     return log
 
@@ -129,7 +129,7 @@ def test_the_counts_are_the_same(tape):
     for number, name in tape.streams.items():
         streams.announce(name, number)
         streams.identify(number, number)
-    source = Source(log, streams, frozenset({MAIN}), 0, inline=65536)
+    source = JoinInputs(log, streams, frozenset({MAIN}), 0, inline=65536)
     joined = join(rows(document), source, start=0, end=1 << 62)
     assert joined.abstained is None
     window = joined.window

@@ -12,7 +12,7 @@ import pytest
 
 from schedbench.profiles.judge.fingerprint import StepPrint
 from schedbench.profiles.judge.trial import Sample
-from schedbench.profiles.result import Result
+from schedbench.profiles.record.result import Result
 
 SAMPLE = Path(__file__).parent.parent / "sample_result.json"
 QUESTION = {

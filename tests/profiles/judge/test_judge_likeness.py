@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from schedbench.profiles.judge.likeness import (
-    Difference,
     LikenessError,
+    ScenarioDifference,
     engine_differences,
     unlike,
     unlike_environments,
@@ -54,14 +54,14 @@ def test_capacity_may_be_what_is_compared(result):
 
 def test_what_is_compared_is_told(result):
     other = result({"scenario.expanded.engine.overlap": False, "environment.torch": "2.12"})
-    assert engine_differences(result(), other) == (Difference("engine.overlap", True, False),)
+    assert engine_differences(result(), other) == (ScenarioDifference("engine.overlap", True, False),)
     latest = engine_differences(result(), result({"relay.state": "latest", "relay.switches.barrier": "top"}))
     assert [difference.key for difference in latest] == ["relay.state", "relay.switches.barrier"]
-    assert unlike_environments(result(), other) == (Difference("torch", "2.13.0", "2.12"),)
+    assert unlike_environments(result(), other) == (ScenarioDifference("torch", "2.13.0", "2.12"),)
 
 
 def test_all_differences_are_listed():
-    error = LikenessError([Difference("a.b", 1, 2), Difference("c", "x", None)])
+    error = LikenessError([ScenarioDifference("a.b", 1, 2), ScenarioDifference("c", "x", None)])
     assert (
         str(error)
         == "A and B are not alike and cannot be compared:\n  a.b: 1 against 2\n  c: 'x' against None"

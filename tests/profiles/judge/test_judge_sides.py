@@ -17,9 +17,9 @@ from schedbench.profiles.judge.checkout import SOURCES, here, worktree
 from schedbench.profiles.judge.margins import margin
 from schedbench.profiles.judge.remote import CrashError, SideError, working
 from schedbench.profiles.judge.sides import Spec, Stored, opened, parse, split
-from schedbench.profiles.judge.trial import Order, Question, Sample, run_trial
-from schedbench.profiles.result import ResultError
-from schedbench.profiles.run.machine import MachineError
+from schedbench.profiles.judge.trial import Question, Sample, TrialRequest, run_trial
+from schedbench.profiles.platform.machine import MachineError
+from schedbench.profiles.record.result import ResultError
 from schedbench.scenarios.problems import ScenarioError
 
 ROOMS = ("cli", "profiles", "scenarios", "sched", SOURCES)
@@ -44,7 +44,7 @@ def question(tmp_path_factory) -> Question:
 
 @pytest.fixture(scope="module")
 def sample(question) -> Sample:
-    return run_trial(question, Order(device="vgpu", seed=1))
+    return run_trial(question, TrialRequest(device="vgpu", seed=1))
 
 
 # ---- how sides are written ---------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def test_stored_results_are_a_file_or_a_folder(tmp_path, result):
         result(seed=seed).write(tmp_path / f"{seed}.json")
     assert parse(str(tmp_path)).stored == (tmp_path / "1.json", tmp_path / "2.json")
     one = str(tmp_path / "1.json")
-    with opened(None, parse(str(tmp_path)), parse(one), Order()) as (a, b):
+    with opened(None, parse(str(tmp_path)), parse(one), TrialRequest()) as (a, b):
         assert (sorted(a.seeds), sorted(b.seeds), len(a.all())) == ([1, 2], [1], 2)
         assert a.run(2).seed == 2
         with pytest.raises(SideError, match="no stored result of workload seed 7"):
@@ -103,13 +103,16 @@ def test_stored_results_have_to_be_there(tmp_path, question):
         parse(str(tmp_path))
     with (
         pytest.raises(ResultError, match="No such file"),
-        opened(question, parse(str(tmp_path / "x.json")), Spec("as is"), Order()),
+        opened(question, parse(str(tmp_path / "x.json")), Spec("as is"), TrialRequest()),
     ):
         raise AssertionError
 
 
 def test_a_side_that_runs_needs_a_scenario():
-    with pytest.raises(SideError, match="scenario is needed"), opened(None, Spec("a"), Spec("b"), Order()):
+    with (
+        pytest.raises(SideError, match="scenario is needed"),
+        opened(None, Spec("a"), Spec("b"), TrialRequest()),
+    ):
         raise AssertionError
 
 
@@ -125,18 +128,18 @@ def test_a_trial_knows_its_steps_and_tokens(sample):
 
 
 def test_a_trial_repeats(question, sample):
-    again = run_trial(question, Order(device="vgpu", seed=1))
+    again = run_trial(question, TrialRequest(device="vgpu", seed=1))
     assert again.steps == sample.steps
     assert again.result.metrics == sample.result.metrics
 
 
 def test_a_side_has_one_relay(question):
     with pytest.raises(ScenarioError, match="a side has one relay"):
-        run_trial(question, Order(("engine.relays=[pr25945, latest]",)))
+        run_trial(question, TrialRequest(("engine.relays=[pr25945, latest]",)))
 
 
 def test_a_margin_is_found_by_running_again(question, sample):
-    order = Order(device="vgpu", seed=1)
+    order = TrialRequest(device="vgpu", seed=1)
     first = sample.result.requests[0].id
     margins = [margin(question, order, first, position) for position in (0, 2)]
     assert all(found is not None and found >= 0 for found in margins)
@@ -146,7 +149,7 @@ def test_a_margin_is_found_by_running_again(question, sample):
 
 
 def test_without_values_there_is_no_margin(question):
-    assert margin(question, Order(("device.values=none",), 1, "vgpu"), "r0", 0) is None
+    assert margin(question, TrialRequest(("device.values=none",), 1, "vgpu"), "r0", 0) is None
 
 
 # ---- in a worker -------------------------------------------------------------------------------------------
@@ -177,7 +180,7 @@ def started(question):
     """A fake worker's near end."""
 
     def start(text: str):
-        return working("git:x", question, Order(), sources=Path(), program=program(text))
+        return working("git:x", question, TrialRequest(), sources=Path(), program=program(text))
 
     return start
 
@@ -253,7 +256,7 @@ def trees(root: Path) -> list[Path]:
 def test_another_commit_runs_in_its_own_process_and_leaves_nothing(repository, question, sample):
     with (
         worktree(repository, "good") as tree,
-        working("git:good", question, Order(device="vgpu"), sources=tree / SOURCES) as side,
+        working("git:good", question, TrialRequest(device="vgpu"), sources=tree / SOURCES) as side,
     ):
         there = side.run(1)
     assert there.result.outputs == sample.result.outputs
@@ -266,7 +269,7 @@ def test_a_commit_that_crashes_shows_its_traceback_and_leaves_nothing(repository
     with (
         pytest.raises(CrashError, match="ZeroDivisionError: the change did this"),
         worktree(repository, "broken") as tree,
-        working("git:broken", question, Order(device="vgpu"), sources=tree / SOURCES) as side,
+        working("git:broken", question, TrialRequest(device="vgpu"), sources=tree / SOURCES) as side,
     ):
         side.run(1)
     assert not tree.exists() and trees(repository) == []

@@ -9,9 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedbench.profiles.judge.divergence import TokenSteps, first_divergence
-from schedbench.profiles.judge.engagement import Engagement, Share, engagement, from_totals, total
+from schedbench.profiles.judge.engagement import (
+    DifferingShare,
+    StepEngagement,
+    engagement,
+    from_totals,
+    total,
+)
 from schedbench.profiles.judge.fingerprint import Fingerprints, StepPrint
-from schedbench.profiles.timeline import Call, Op, Range, Site, Window
+from schedbench.profiles.record.timeline import Call, Op, Range, Site, Window
 from schedbench.sched.observe import StepInfo
 
 
@@ -126,8 +132,8 @@ def test_equal_batches_are_compared_step_by_step():
     b = [step("prefill"), *[step()] * 6, *[step(rows="other")] * 2]
     found = engagement(a, b)
     assert found.basis == "steps"
-    assert found.kinds == {"decode": Share(2, 8), "prefill": Share(0, 1)}
-    assert (found.engaged, found.percent) == (Share(2, 8), 25.0)
+    assert found.kinds == {"decode": DifferingShare(2, 8), "prefill": DifferingShare(0, 1)}
+    assert (found.engaged, found.percent) == (DifferingShare(2, 8), 25.0)
 
 
 def test_other_batches_are_compared_by_kind():
@@ -141,11 +147,13 @@ def test_other_batches_are_compared_by_kind():
 def test_what_other_batches_explain_does_not_count():
     a = [step(shape="s")] * 90 + [step(shape="t")] * 10
     b = [step(shape="s", batch=5)] * 94 + [step(shape="t", batch=5)] * 6
-    assert engagement(a, b).kinds == {"decode": Share(0, 100)}
+    assert engagement(a, b).kinds == {"decode": DifferingShare(0, 100)}
 
 
 def test_few_steps_count_when_none_of_them_is_alike():
-    assert engagement([step("mixed")], [step("mixed", shape="u", batch=5)]).kinds["mixed"] == Share(1, 1)
+    assert engagement([step("mixed")], [step("mixed", shape="u", batch=5)]).kinds["mixed"] == DifferingShare(
+        1, 1
+    )
 
 
 def test_other_batches_alone_are_no_engagement():
@@ -154,7 +162,7 @@ def test_other_batches_alone_are_no_engagement():
 
 
 def test_a_kind_that_only_one_side_has_is_all_different():
-    assert engagement([step()], [step(), step("mixed")]).kinds["mixed"] == Share(1, 1)
+    assert engagement([step()], [step(), step("mixed")]).kinds["mixed"] == DifferingShare(1, 1)
 
 
 @given(st.lists(st.sampled_from("abc")), st.lists(st.sampled_from("abc")))
@@ -167,8 +175,11 @@ def test_engagement_is_symmetric_and_a_share(left, right):
 
 
 def test_runs_add_up_and_the_weakest_basis_is_named():
-    parts = [Engagement("steps", {"decode": Share(1, 4)}), Engagement("kinds", {"decode": Share(2, 4)})]
-    assert total(parts) == Engagement("kinds", {"decode": Share(3, 8)})
+    parts = [
+        StepEngagement("steps", {"decode": DifferingShare(1, 4)}),
+        StepEngagement("kinds", {"decode": DifferingShare(2, 4)}),
+    ]
+    assert total(parts) == StepEngagement("kinds", {"decode": DifferingShare(3, 8)})
     assert total([]).percent == 0.0
 
 

@@ -7,7 +7,7 @@ import pytest
 from schedbench.profiles.judge.likeness import LikenessError
 from schedbench.profiles.judge.remote import CrashError
 from schedbench.profiles.judge.trial import Sample
-from schedbench.profiles.judge.trials import Plan, WorkloadError, conduct, run_blocks
+from schedbench.profiles.judge.trials import TrialPlan, WorkloadError, conduct, run_blocks
 
 MEASURED = {"labels.emulated": False, "labels.host": "measured"}
 OTHER_TOKENS = {"outputs.digest": "0" * 64}
@@ -29,14 +29,14 @@ def seeded(result, seeds, **changes) -> list[Sample]:
 
 def test_exact_sides_run_the_same_seeds(result, side, notice, log):
     a, b = side("a", seeded(result, range(3, 8))), side("b", seeded(result, range(3, 8)))
-    trials = conduct(a, b, Plan(seeds=5, first_seed=3), notice)
+    trials = conduct(a, b, TrialPlan(seeds=5, first_seed=3), notice)
     assert a.asked == b.asked == [3, 4, 5, 6, 7]
     assert (trials.design, trials.tokens, "".join(log)) == ("seeds", "equal", "ab" * 5)
 
 
 def test_measured_sides_run_in_abba_blocks_after_a_warm_up(result, side, notice, log):
     sample = Sample(result(MEASURED))
-    trials = conduct(side("a", [sample]), side("b", [sample]), Plan(pairs=4), notice)
+    trials = conduct(side("a", [sample]), side("b", [sample]), TrialPlan(pairs=4), notice)
     assert "".join(log) == "ab" + "abbaabba"
     assert (trials.design, len(trials.a), len(trials.b)) == ("blocks", 4, 4)
     assert trials.blocks([1, 4, 5, 8], [2, 3, 6, 7]) == [1, 2, 3, 4, 5, 6, 7, 8]
@@ -49,25 +49,25 @@ def test_blocks_are_whatever_the_runner_runs():
 def test_stored_sides_meet_at_their_common_seeds(result, side, notice):
     a = side("a", seeded(result, (1, 2)), seeds=(0, 1, 2))
     b = side("b", seeded(result, (1, 2)), seeds=(1, 2, 3))
-    conduct(a, b, Plan(), notice)
+    conduct(a, b, TrialPlan(), notice)
     assert a.asked == [1, 2]
 
 
 def test_stored_sides_without_a_common_seed_are_unlike(side, notice):
     with pytest.raises(LikenessError, match=r"measure\.seed: \[0\] against \[1\]"):
-        conduct(side("a", [], seeds=[0]), side("b", [], seeds=[1]), Plan(), notice)
+        conduct(side("a", [], seeds=[0]), side("b", [], seeds=[1]), TrialPlan(), notice)
 
 
 def test_stored_measurements_are_taken_as_they_are(result, side, notice):
     samples = [Sample(result(MEASURED)) for _ in range(8)]
-    trials = conduct(side("a", samples, seeds=[0]), side("b", samples[:6], seeds=[0]), Plan(), notice)
+    trials = conduct(side("a", samples, seeds=[0]), side("b", samples[:6], seeds=[0]), TrialPlan(), notice)
     assert (trials.design, len(trials.a), len(trials.b)) == ("stored", 8, 6)
 
 
 def test_other_tokens_end_the_comparison(result, side, notice, log):
     a = side("a", [Sample(result({"requests": rows([5, 6])}))])
     b = side("b", [Sample(result(OTHER_TOKENS | {"requests": rows([5, 7])}))])
-    trials = conduct(a, b, Plan(), notice)
+    trials = conduct(a, b, TrialPlan(), notice)
     assert "".join(log) == "ab"
     assert trials.tokens == "different"
     where = trials.divergence
@@ -77,21 +77,21 @@ def test_other_tokens_end_the_comparison(result, side, notice, log):
 
 def test_divergence_may_be_allowed(result, side, notice, log):
     a, b = side("a", [Sample(result())]), side("b", [Sample(result(OTHER_TOKENS))])
-    trials = conduct(a, b, Plan(allow_divergence=True), notice)
+    trials = conduct(a, b, TrialPlan(allow_divergence=True), notice)
     assert ("".join(log), trials.tokens) == ("ab" * 5, "different")
 
 
 def test_unlike_sides_are_refused_after_one_run_each(result, side, notice, log):
     a, b = side("a", [Sample(result())]), side("b", [Sample(result({"hardware.name": "a100"}))])
     with pytest.raises(LikenessError, match=r"hardware\.name: 'h200' against 'a100'"):
-        conduct(a, b, Plan(), notice)
+        conduct(a, b, TrialPlan(), notice)
     assert "".join(log) == "ab"
 
 
 def test_what_a_did_is_noticed_before_b_crashes(result, side, notice, log):
     a, b = side("a", [Sample(result())]), side("b", [CrashError("b", "Traceback: boom")])
     with pytest.raises(CrashError, match="boom"):
-        conduct(a, b, Plan(), notice)
+        conduct(a, b, TrialPlan(), notice)
     assert log == ["a"]
 
 
@@ -99,13 +99,13 @@ def test_a_run_in_which_nothing_finished_is_no_result(result, side, notice):
     failed = [{**rows([])[0], "status": "failed", "reason": "out of memory", "finish": None}]
     a = side("a", [Sample(result({"requests": failed}))])
     with pytest.raises(WorkloadError, match="a: no request finished; the first said: out of memory"):
-        conduct(a, a, Plan(), notice)
+        conduct(a, a, TrialPlan(), notice)
 
 
 def test_an_interrupted_run_ends_the_comparison_and_is_noticed(result, side, notice, log):
     a = side("a", [Sample(result({"run.cancelled": True}))])
     with pytest.raises(KeyboardInterrupt):
-        conduct(a, a, Plan(), notice)
+        conduct(a, a, TrialPlan(), notice)
     assert log == ["a"]
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 import yaml
 
-from schedbench.profiles.hardware import load as hardware
-from schedbench.profiles.result import Abstained, Metric, Result
-from schedbench.profiles.run.achieved import NAMES, PROMPTS, decode_load, prompt_load
-from schedbench.profiles.run.capacity import parameters
+from schedbench.profiles.measure.achieved import NAMES, PROMPTS, decode_load, prompt_load
+from schedbench.profiles.platform.capacity import parameters
+from schedbench.profiles.platform.hardware import load as hardware
+from schedbench.profiles.record.result import Abstained, Metric, Result
 from schedbench.sched.model.presets import PRESETS
 from tests.acceptance.questions import answer, value
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from schedbench.profiles.run import capacity
-from schedbench.profiles.run.machine import MachineError
-from schedbench.profiles.run.resolve import ask
+from schedbench.profiles.platform import capacity
+from schedbench.profiles.platform.machine import MachineError
+from schedbench.profiles.platform.resolve import ask
 from schedbench.sched.model.presets import PRESETS
 from schedbench.sched.model.weights import seeded_weights
 

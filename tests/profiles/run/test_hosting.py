@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from schedbench.profiles.run.capacity import needed_bytes
-from schedbench.profiles.run.machine import MachineError
+from schedbench.profiles.platform.capacity import needed_bytes
+from schedbench.profiles.platform.machine import MachineError
+from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.run.machines import chosen
-from schedbench.profiles.run.resolve import ask
 from schedbench.scenarios.problems import ScenarioError
 
 

@@ -12,15 +12,15 @@ from statistics import median
 import pytest
 
 from schedbench.profiles.judge.sides import Here
-from schedbench.profiles.judge.trial import Order, Question
-from schedbench.profiles.judge.trials import Plan, conduct
-from schedbench.profiles.result import Metric, Outputs, Result
-from schedbench.profiles.run.execute import Options, execute
+from schedbench.profiles.judge.trial import Question, TrialRequest
+from schedbench.profiles.judge.trials import TrialPlan, conduct
+from schedbench.profiles.platform.resolve import ask
+from schedbench.profiles.ranks.execute import Options, execute
+from schedbench.profiles.record.result import Metric, Outputs, Result
+from schedbench.profiles.record.timeline import Names, Window
 from schedbench.profiles.run.machines import open_machine
-from schedbench.profiles.run.passes import Measured, measured
-from schedbench.profiles.run.resolve import ask
-from schedbench.profiles.run.runner import Bench, Valve
-from schedbench.profiles.timeline import Names, Window
+from schedbench.profiles.run.passes import MeasuredRun, measured
+from schedbench.profiles.run.runner import GatedSink, PreparedRun
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Observer, Silence, StepInfo
 
@@ -87,33 +87,33 @@ def run(
     *overrides: str,
     listener: Observer = SILENCE,
     meddle: Callable[[Scheduler], None] = lambda _: None,
-) -> Measured:
+) -> MeasuredRun:
     question = ask("overlap_on", [*STEADY, *overrides])
-    valve = Valve()
-    with open_machine("vgpu", question, valve) as machine:
-        bench = Bench(question, machine, question.relays[0], valve)
+    gate = GatedSink()
+    with open_machine("vgpu", question, gate) as machine:
+        bench = PreparedRun(question, machine, question.relays[0], gate)
         meddle(bench.scheduler)
         bench.warm_up()
         return measured(bench, machine, lambda *_: nullcontext(listener), save_tokens=False)
 
 
-def value(found: Measured, name: str) -> float:
+def value(found: MeasuredRun, name: str) -> float:
     metric = found.parts.metrics[name]
     assert isinstance(metric, Metric)
     return metric.values[0]
 
 
-def median_step_us(found: Measured) -> float:
+def median_step_us(found: MeasuredRun) -> float:
     metric = found.parts.metrics["step_ms"]
     assert isinstance(metric, Metric) and isinstance(metric.p50, float)
     return 1e3 * metric.p50
 
 
 @pytest.fixture(scope="module")
-def tiny() -> dict[str, Measured]:
+def tiny() -> dict[str, MeasuredRun]:
     """Plain, with a scheduler and with a listener that take longer. Each is the quickest of some interleaved runs,
     for who else uses the machine's caches slows some down."""
-    runs: dict[str, list[Measured]] = {"plain": [], "scheduler": [], "listener": []}
+    runs: dict[str, list[MeasuredRun]] = {"plain": [], "scheduler": [], "listener": []}
     for _ in range(2):
         runs["plain"].append(run(*TINY))
         runs["scheduler"].append(run(*TINY, meddle=linger))
@@ -122,22 +122,22 @@ def tiny() -> dict[str, Measured]:
 
 
 @pytest.fixture(scope="module")
-def large() -> dict[str, list[Measured]]:
+def large() -> dict[str, list[MeasuredRun]]:
     """Some interleaved runs, plain and with a scheduler that takes longer."""
-    runs: dict[str, list[Measured]] = {"plain": [], "scheduler": []}
+    runs: dict[str, list[MeasuredRun]] = {"plain": [], "scheduler": []}
     for _ in range(2):
         runs["plain"].append(run())
         runs["scheduler"].append(run(meddle=partial(linger, ns=HIDDEN)))
     return runs
 
 
-def device_step_us(found: Measured) -> float:
+def device_step_us(found: MeasuredRun) -> float:
     """From the start of one forward to that of the next, on average."""
     return 1e3 * value(found, "forward_ms") + value(found, "forward_idle_us_per_step")
 
 
 def test_work_of_the_scheduler_is_exposed_where_the_device_has_nothing_to_do(
-    tiny: dict[str, Measured],
+    tiny: dict[str, MeasuredRun],
 ) -> None:
     plain, slow = tiny["plain"], tiny["scheduler"]
     assert 1e3 * (median_step_us(slow) - median_step_us(plain)) == pytest.approx(ADDED, rel=0.2)
@@ -145,7 +145,7 @@ def test_work_of_the_scheduler_is_exposed_where_the_device_has_nothing_to_do(
     assert 1e3 * more == pytest.approx(ADDED, rel=0.3)
 
 
-def test_work_of_the_scheduler_hides_behind_a_longer_forward(large: dict[str, list[Measured]]) -> None:
+def test_work_of_the_scheduler_hides_behind_a_longer_forward(large: dict[str, list[MeasuredRun]]) -> None:
     """Who else uses the machine makes hosts later, so that they wait less, and devices wait for them: of each number
     the least disturbed run tells."""
     exposed = min(value(found, "exposed_host_us_per_step") for found in large["scheduler"])
@@ -159,13 +159,13 @@ def test_work_of_the_scheduler_hides_behind_a_longer_forward(large: dict[str, li
     assert 1e3 * (plain - slow) == pytest.approx(HIDDEN, rel=0.3)
 
 
-def test_work_of_the_tool_is_nobodys(tiny: dict[str, Measured]) -> None:
+def test_work_of_the_tool_is_nobodys(tiny: dict[str, MeasuredRun]) -> None:
     """It leaves the scheduler's caches a little colder, no more."""
     more = median_step_us(tiny["listener"]) - median_step_us(tiny["plain"])
     assert abs(1e3 * more) < TOOL / 4
 
 
-def test_tokens_and_counts_are_those_of_modelled_time(large: dict[str, list[Measured]]) -> None:
+def test_tokens_and_counts_are_those_of_modelled_time(large: dict[str, list[MeasuredRun]]) -> None:
     plain, modelled = large["plain"][0], run("device.host=modelled")
     assert isinstance(plain.outputs, Outputs)
     assert plain.outputs == modelled.outputs
@@ -188,7 +188,7 @@ def test_numpy_flattens_prompts_faster_than_a_list() -> None:
     assert 5 * flattening_us("numpy") < flattening_us("list")
 
 
-def test_idle_time_is_accounted_for(tiny: dict[str, Measured]) -> None:
+def test_idle_time_is_accounted_for(tiny: dict[str, MeasuredRun]) -> None:
     """The identities of the waiting metrics hold on a clock that nobody declared."""
     idle = tiny["plain"].parts.idle
     assert idle.residue_us == 0
@@ -211,7 +211,8 @@ def test_measured_runs_are_marked_and_never_exact() -> None:
 def test_measured_runs_are_compared_in_interleaved_blocks() -> None:
     question = Question.of("overlap_on", [*STEADY, *TINY, "workload.output_tokens.value=8"])
     a, b = (
-        Here(name, question, Order((f"engine.overlap={name}",), device="vgpu")) for name in ("true", "false")
+        Here(name, question, TrialRequest((f"engine.overlap={name}",), device="vgpu"))
+        for name in ("true", "false")
     )
-    trials = conduct(a, b, Plan(pairs=2, varied=frozenset({"engine.overlap"})), lambda *_: None)
+    trials = conduct(a, b, TrialPlan(pairs=2, varied=frozenset({"engine.overlap"})), lambda *_: None)
     assert (trials.design, len(trials.a), len(trials.b)) == ("blocks", 2, 2)

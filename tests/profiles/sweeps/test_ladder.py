@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from schedbench.profiles.result import Result
-from schedbench.profiles.run.execute import Options
-from schedbench.profiles.run.resolve import ask
+from schedbench.profiles.platform.resolve import ask
+from schedbench.profiles.ranks.execute import Options
+from schedbench.profiles.record.result import Result
 from schedbench.profiles.sweeps.ladder import Ladder, climb
 from schedbench.profiles.sweeps.prompt_lengths import prompt_lengths
 

@@ -8,17 +8,17 @@ from typing import Literal
 
 import pytest
 
-from schedbench.profiles.judge.readings import Reading
+from schedbench.profiles.judge.readings import MetricReading
 from schedbench.profiles.judge.sides import SideError
-from schedbench.profiles.run.execute import Options
+from schedbench.profiles.ranks.execute import Options
 from schedbench.profiles.sweeps.document import document
 from schedbench.profiles.sweeps.sweep import (
     OVERLAP_PAYS,
     Axis,
     Cell,
-    Plan,
     Runs,
     SweepError,
+    SweepPlan,
     cells,
     crossings,
     planned,
@@ -35,12 +35,14 @@ FEW = (
 OPTIONS = Options(device="vgpu")
 
 
-def plan(*over: str, sides: Sequence[str] = OVERLAP_PAYS, metric: str = "throughput") -> Plan:
+def plan(*over: str, sides: Sequence[str] = OVERLAP_PAYS, metric: str = "throughput") -> SweepPlan:
     return planned("overlap_on", over, sides=sides, overrides=FEW, metric=metric)
 
 
 def cell(*place: str, a: float = 100.0, b: float, direction: Literal["higher", "lower"] = "higher") -> Cell:
-    return Cell(place, readings=(Reading(a, "tokens/s", direction), Reading(b, "tok/s", direction)))
+    return Cell(
+        place, readings=(MetricReading(a, "tokens/s", direction), MetricReading(b, "tok/s", direction))
+    )
 
 
 def test_shortened_keys_mean_the_full_ones() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from schedbench.profiles.hardware import HardwareProfile, load
-from schedbench.profiles.timeline import Call, Op, Range, Wait, Window
+from schedbench.profiles.platform.hardware import HardwareProfile, load
+from schedbench.profiles.record.timeline import Call, Op, Range, Wait, Window
 from schedbench.profiles.vgpu import VirtualGpu, open_vgpu
 from schedbench.profiles.vgpu.hazards import Finding
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from schedbench.profiles.hardware import load
+from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.vgpu import open_vgpu
 from schedbench.sched.config import Capabilities
 

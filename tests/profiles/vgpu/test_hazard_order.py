@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedbench.profiles.vgpu.hazards.clocks import HOST, Clock, Clocks
-from schedbench.profiles.vgpu.hazards.footprints import Grid, Lines, Pieces, Scattered, Span, meet, span
+from schedbench.profiles.vgpu.hazards.footprints import (
+    ByteSpan,
+    Grid,
+    Pieces,
+    RowSelection,
+    Scattered,
+    meet,
+    span,
+)
 
 STREAMS = (1, 2, 3)
 
@@ -77,11 +85,11 @@ def test_a_stream_that_appears_late_knows_what_the_host_knows() -> None:
     assert clocks.of(7)[1] == seq
 
 
-spans = st.tuples(st.integers(0, 30), st.integers(1, 12)).map(lambda x: Span(x[0], x[0] + x[1]))
+spans = st.tuples(st.integers(0, 30), st.integers(1, 12)).map(lambda x: ByteSpan(x[0], x[0] + x[1]))
 
 
 @given(st.lists(spans, max_size=6), st.lists(spans, max_size=6))
-def test_pieces_meet_where_bytes_are_shared(ours: list[Span], theirs: list[Span]) -> None:
+def test_pieces_meet_where_bytes_are_shared(ours: list[ByteSpan], theirs: list[ByteSpan]) -> None:
     shared = {k for s in ours for k in range(*s)} & {k for s in theirs for k in range(*s)}
     assert meet(scattered(ours), scattered(theirs)) == bool(shared)
     if len(theirs) == 1:
@@ -89,11 +97,11 @@ def test_pieces_meet_where_bytes_are_shared(ours: list[Span], theirs: list[Span]
 
 
 @given(spans, spans)
-def test_spans_meet_where_bytes_are_shared(a: Span, b: Span) -> None:
+def test_spans_meet_where_bytes_are_shared(a: ByteSpan, b: ByteSpan) -> None:
     assert meet(a, b) == bool(set(range(*a)) & set(range(*b)))
 
 
-def scattered(parts: list[Span]) -> Scattered:
+def scattered(parts: list[ByteSpan]) -> Scattered:
     starts = np.array([part.start for part in parts], np.int64)
     ends = np.array([part.end for part in parts], np.int64)
     return Scattered(Given(Pieces.of(starts, ends)))
@@ -134,24 +142,24 @@ def test_an_index_leads_to_the_bytes_it_selects(data: st.DataObject) -> None:
 
 def test_rows_are_cut_to_their_lengths() -> None:
     table = torch.zeros(4, 10, dtype=torch.int32)
-    pieces = Grid.of(table).rows(Lines(torch.tensor([2, 0]), torch.tensor([3, 10]), None))
+    pieces = Grid.of(table).rows(RowSelection(torch.tensor([2, 0]), torch.tensor([3, 10]), None))
     assert pieces.starts.tolist() == [0, 80] and pieces.ends.tolist() == [40, 92]
 
 
 def test_of_lines_of_rows_only_so_many_are_meant() -> None:
     table = torch.zeros(4, 10, dtype=torch.int32)
-    lines = Lines(torch.tensor([[2, 0], [1, 3]]), None, torch.tensor([2, 1]))
+    lines = RowSelection(torch.tensor([[2, 0], [1, 3]]), None, torch.tensor([2, 1]))
     assert Grid.of(table).rows(lines).starts.tolist() == [0, 40, 80]
 
 
 def test_lines_of_nothing_meet_nothing() -> None:
-    lines = Lines(torch.tensor([1]), torch.tensor([0]), None)
+    lines = RowSelection(torch.tensor([1]), torch.tensor([0]), None)
     nothing = Grid.of(torch.zeros(4, 10, dtype=torch.int32)).rows(lines)
     assert not nothing.starts.tolist()
 
 
 def test_a_span_reaches_from_the_first_byte_to_the_last() -> None:
     table = torch.zeros(4, 10, dtype=torch.int32)
-    assert span(table[1, 2:5]) == Span(48, 60)
-    assert span(table[:, 0]) == Span(0, 124)
-    assert span(table[:0]) == Span(0, 0)
+    assert span(table[1, 2:5]) == ByteSpan(48, 60)
+    assert span(table[:, 0]) == ByteSpan(0, 124)
+    assert span(table[:0]) == ByteSpan(0, 0)

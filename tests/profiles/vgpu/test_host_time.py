@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from schedbench.profiles.hardware import HardwareProfile
+from schedbench.profiles.platform.hardware import HardwareProfile
 from schedbench.profiles.vgpu import VirtualGpu, open_vgpu
 from schedbench.profiles.vgpu.executor import EagerExecutor
-from schedbench.profiles.vgpu.host_time import Stopwatch, measured, without_own_time
+from schedbench.profiles.vgpu.host_time import HostStopwatch, measured, without_own_time
 from schedbench.profiles.vgpu.streams import Event
 from schedbench.profiles.vgpu.tensor import DeviceTensor
 
@@ -33,7 +33,7 @@ def busy(ns: int) -> None:
 @dataclass
 class Host:
     gpu: VirtualGpu
-    stopwatch: Stopwatch
+    stopwatch: HostStopwatch
 
     def time(self, body: Callable[[], Any]) -> int:
         """ns on the host's clock."""
@@ -218,7 +218,7 @@ class Listener:
 
 def test_listeners_are_off_the_clock_and_what_they_open(host: Host) -> None:
     listener = Listener()
-    aside = host.stopwatch.aside(listener)
+    aside = host.stopwatch.excluded(listener)
 
     def body() -> None:
         with aside.range("step"):
@@ -231,7 +231,7 @@ def test_listeners_are_off_the_clock_and_what_they_open(host: Host) -> None:
 
 def test_a_listener_may_change_its_mind(host: Host) -> None:
     listener = Listener()
-    aside = host.stopwatch.aside(listener)
+    aside = host.stopwatch.excluded(listener)
     aside.tokens("r0")
     listener.tokens = listener.heard.append  # type: ignore[method-assign]
     aside.tokens("again")

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from schedbench.profiles.hardware import load
-from schedbench.profiles.timeline import Window
+from schedbench.profiles.platform.hardware import load
+from schedbench.profiles.record.timeline import Window
 from schedbench.profiles.vgpu import open_vgpu
 
 

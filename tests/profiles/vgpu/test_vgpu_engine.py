@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedbench.profiles.vgpu.engine import COMPUTE, D2H, FOREVER, H2D, Mark, Queue, Simulation
+from schedbench.profiles.vgpu.engine import COMPUTE, D2H, FOREVER, H2D, EventRecording, Queue, Simulation
 
 GAP, GRAPH_GAP = 10, 5
 
@@ -38,7 +38,7 @@ def simulate(actions: list[Action], *, node_trace: bool, settles: bool) -> Outco
     """The simulation under test. ``settles`` off leaves out the settling that must not matter."""
     simulation, outcome, now = Simulation(gap=GAP), Outcome(), 0
     queues = [simulation.queue() for _ in range(3)]
-    marks: list[Mark] = []
+    marks: list[EventRecording] = []
     for serial, action in enumerate(actions):
         now += action.delay
         queue = queues[action.queue]

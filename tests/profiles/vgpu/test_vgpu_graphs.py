@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from schedbench.profiles.vgpu import CaptureError
+from schedbench.profiles.vgpu import GraphCaptureError
 from schedbench.sched.kernels.registry import Work, kernel
 
 calls = {"varying": 0}
@@ -173,7 +173,7 @@ def test_equal_kernels_share_one_cost(bench: Any) -> None:
 def test_what_waits_cannot_be_captured(bench: Any, expression: str) -> None:
     x, module = torch.ones(4, device=bench.gpu.device), torch.get_device_module("vgpu")
     g, _ = capture(lambda: x.neg_())
-    with pytest.raises(CaptureError, match="not permitted when stream is capturing"):
+    with pytest.raises(GraphCaptureError, match="not permitted when stream is capturing"):
         capture(lambda: eval(expression, {"x": x, "torch": torch, "module": module, "g": g}))
     assert (x + 1).sum().item() == 8.0, "the device works on after a failed capture"
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from schedbench.profiles.hardware import load
+from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.vgpu import open_vgpu
 from schedbench.profiles.vgpu.registration import register
 from schedbench.sched.kernels.registry import Work, kernel

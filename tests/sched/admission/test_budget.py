@@ -10,9 +10,9 @@ import torch
 
 from schedbench.sched.admission.budget import (
     CLIP_MAX_NEW_TOKENS,
+    AdmissionVerdict,
     Limits,
     PrefillBudget,
-    Verdict,
     future_growth,
 )
 from schedbench.sched.config import SamplingParams
@@ -82,24 +82,26 @@ def test_prompts_of_a_round_share_what_is_left_of_the_device(prompt: int, taken:
     round_ = budget(Pool(free=1000, unclaimed=90, buffer=30))
     verdicts = [round_.try_add(waiting(prompt)) for _ in range(4)]
     assert len(round_.plan().requests) == taken
-    assert verdicts[taken] is Verdict.NO_TOKEN and round_.out_of_kv
+    assert verdicts[taken] is AdmissionVerdict.NO_TOKEN and round_.out_of_kv
 
 
 def test_a_request_reserves_its_prompt_and_its_limit() -> None:
     round_ = budget(Pool(200), growth=30.5)
     assert round_.rem_total == 169.5 and round_.cur_rem == 200
-    assert round_.try_add(waiting(50, 20)) is Verdict.CONTINUE
+    assert round_.try_add(waiting(50, 20)) is AdmissionVerdict.CONTINUE
     assert round_.rem_total == 169.5 - 50 - 20
     assert round_.cur_rem == 200 - 50
     assert round_.rem_input == 1000 - 50
 
 
-@pytest.mark.parametrize(("free", "verdict"), [(61, Verdict.NO_TOKEN), (62, Verdict.CONTINUE)])
-def test_a_request_needs_a_page_beyond_what_it_may_use(free: int, verdict: Verdict) -> None:
+@pytest.mark.parametrize(
+    ("free", "verdict"), [(61, AdmissionVerdict.NO_TOKEN), (62, AdmissionVerdict.CONTINUE)]
+)
+def test_a_request_needs_a_page_beyond_what_it_may_use(free: int, verdict: AdmissionVerdict) -> None:
     round_ = budget(Pool(free))
     assert round_.try_add(waiting(50, 10)) is verdict  # 50 + 10 + 1 < free
-    assert round_.plan().out_of_kv == (verdict is Verdict.NO_TOKEN)
-    assert len(round_.plan().requests) == (verdict is Verdict.CONTINUE)
+    assert round_.plan().out_of_kv == (verdict is AdmissionVerdict.NO_TOKEN)
+    assert len(round_.plan().requests) == (verdict is AdmissionVerdict.CONTINUE)
 
 
 def test_limits_beyond_the_clip_reserve_the_clip() -> None:
@@ -121,7 +123,7 @@ def test_a_prefix_is_evictable_until_it_is_locked() -> None:
     """Before the lock 100 tokens seem enough for 30 + 10 + 1; after it 40 are left."""
     pool = Pool(40, evictable=60)
     round_ = budget(pool)
-    assert round_.try_add(waiting(90, 10, cached=60, node="head")) is Verdict.NO_TOKEN
+    assert round_.try_add(waiting(90, 10, cached=60, node="head")) is AdmissionVerdict.NO_TOKEN
     assert pool.locks == {"head": 0} and pool.evictable == 60
     assert not round_.plan().requests
 
@@ -129,14 +131,14 @@ def test_a_prefix_is_evictable_until_it_is_locked() -> None:
 def test_a_taken_request_keeps_its_lock_and_pays_only_for_the_rest() -> None:
     pool = Pool(60, evictable=60)
     round_ = budget(pool)
-    assert round_.try_add(waiting(90, 10, cached=60, node="head")) is Verdict.CONTINUE
+    assert round_.try_add(waiting(90, 10, cached=60, node="head")) is AdmissionVerdict.CONTINUE
     assert pool.locks == {"head": 1}
     assert round_.rem_total == 60 - 30 - 10
 
 
 def test_lengths_count_in_whole_pages() -> None:
     round_ = budget(Pool(320), page_size=16, chunked_prefill_size=96)
-    assert round_.try_add(waiting(33, 10)) is Verdict.CONTINUE
+    assert round_.try_add(waiting(33, 10)) is AdmissionVerdict.CONTINUE
     assert (round_.rem_total, round_.cur_rem) == (320 - 48 - 10, 320 - 48)
     assert (round_.rem_input, round_.rem_chunk) == (1000 - 48, 96 - 48)
 
@@ -148,7 +150,7 @@ def test_lengths_count_in_whole_pages() -> None:
 def test_a_chunk_is_cut_to_whole_pages(page_size: int, chunk: int, first: int) -> None:
     req = waiting(100)
     round_ = budget(Pool(500), page_size=page_size, chunked_prefill_size=chunk)
-    assert round_.try_add(req) in (Verdict.FULL, Verdict.CONTINUE)
+    assert round_.try_add(req) in (AdmissionVerdict.FULL, AdmissionVerdict.CONTINUE)
     plan = round_.plan()
     assert (req.extend_input_len, req.fill_len) == (first, first)
     assert plan.requests == (req,) and plan.chunked is req
@@ -170,8 +172,8 @@ def test_only_one_prompt_is_cut_in_a_round() -> None:
     pool = Pool(1000, evictable=10)
     first, second = waiting(50), waiting(60, cached=10, node="head")
     round_ = budget(pool, chunked_prefill_size=64)
-    assert round_.try_add(first) is Verdict.CONTINUE
-    assert round_.try_add(second) is Verdict.FULL
+    assert round_.try_add(first) is AdmissionVerdict.CONTINUE
+    assert round_.try_add(second) is AdmissionVerdict.FULL
     plan = round_.plan()
     assert plan.requests == (first, second) and plan.chunked is second
     assert (second.extend_input_len, second.fill_len) == (14, 24)
@@ -181,28 +183,30 @@ def test_only_one_prompt_is_cut_in_a_round() -> None:
 def test_behind_a_cut_prompt_only_whole_ones_join() -> None:
     cut, small, large = waiting(100), waiting(8), waiting(9)
     round_ = budget(Pool(1000), page_size=16, chunked_prefill_size=40)
-    assert round_.try_add(cut) is Verdict.CONTINUE  # two pages; 8 tokens of the chunk are left
-    assert round_.try_add(large) is Verdict.FULL
-    assert round_.try_add(small) is Verdict.FULL
+    assert round_.try_add(cut) is AdmissionVerdict.CONTINUE  # two pages; 8 tokens of the chunk are left
+    assert round_.try_add(large) is AdmissionVerdict.FULL
+    assert round_.try_add(small) is AdmissionVerdict.FULL
     assert round_.plan() == ((cut, small), cut, False)
     assert large.extend_input_len == 9
 
 
 def test_less_than_a_page_of_chunk_takes_nobody() -> None:
     round_ = budget(Pool(1000), page_size=16, chunked_prefill_size=40)
-    assert round_.try_add(waiting(30)) is Verdict.CONTINUE  # two pages; 8 tokens of the chunk are left
+    assert (
+        round_.try_add(waiting(30)) is AdmissionVerdict.CONTINUE
+    )  # two pages; 8 tokens of the chunk are left
     other = waiting(100)
-    assert round_.try_add(other) is Verdict.FULL
+    assert round_.try_add(other) is AdmissionVerdict.FULL
     assert round_.plan().requests == (round_.taken[0],) and other.extend_input_len == 100
 
 
 def test_input_tokens_of_a_round_are_bounded_but_for_the_first() -> None:
     round_ = budget(Pool(10_000), max_prefill_tokens=100)
-    assert round_.try_add(waiting(40)) is Verdict.CONTINUE
-    assert round_.try_add(waiting(60)) is Verdict.FULL
-    assert round_.try_add(waiting(59)) is Verdict.CONTINUE
+    assert round_.try_add(waiting(40)) is AdmissionVerdict.CONTINUE
+    assert round_.try_add(waiting(60)) is AdmissionVerdict.FULL
+    assert round_.try_add(waiting(59)) is AdmissionVerdict.CONTINUE
     alone = budget(Pool(10_000), max_prefill_tokens=100)
-    assert alone.try_add(waiting(300)) is Verdict.FULL
+    assert alone.try_add(waiting(300)) is AdmissionVerdict.FULL
     assert len(alone.plan().requests) == 1
 
 

@@ -12,7 +12,7 @@ import torch
 
 from schedbench.sched.batch import ForwardBatch, ForwardMode
 from schedbench.sched.data_parallel.mlp import WIDTH, SharedMLP, most_ranks, sharded, split_columns
-from schedbench.sched.data_parallel.share import Share
+from schedbench.sched.data_parallel.share import RankShare
 from schedbench.sched.kernels.activation import silu_and_mul
 from schedbench.sched.kernels.linear import linear
 from schedbench.sched.model.presets import PRESETS
@@ -69,7 +69,7 @@ def test_every_bit_is_that_of_a_whole_one(preset: str, counts: tuple[int, ...], 
     expected = linear(silu_and_mul(linear(hidden, layer.gate_up, None, dtype)), layer.down, None, dtype)
 
     def run(rank: int, rows: torch.Tensor) -> torch.Tensor:
-        share = Share(rank, ranks)
+        share = RankShare(rank, ranks)
         mlp = SharedMLP(wires.end(rank), config, share)  # type: ignore[arg-type]
         return mlp(rows, sharded(whole, config, share).layers[1], rows_of(counts))
 
@@ -88,7 +88,7 @@ def test_columns_are_split_once_and_in_whole_blocks() -> None:
 
 def test_a_rank_has_its_share_of_the_weights() -> None:
     config, whole = PRESETS["tiny-llama"], weights("tiny-llama", torch.float32)
-    parts = [sharded(whole, config, Share(rank, 4)).layers[0] for rank in range(4)]
+    parts = [sharded(whole, config, RankShare(rank, 4)).layers[0] for rank in range(4)]
     assert {tuple(part.gate_up.shape) for part in parts} == {(128, 128)}
     assert {tuple(part.down.shape) for part in parts} == {(256, 32)}
     assert all(torch.equal(part.qkv, whole.layers[0].qkv) for part in parts)

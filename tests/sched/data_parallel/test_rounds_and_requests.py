@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.data_parallel.requests import Dealt
 from schedbench.sched.data_parallel.rounds import End, Round, Word
-from schedbench.sched.data_parallel.share import Share
+from schedbench.sched.data_parallel.share import RankShare
 from schedbench.sched.request import Request
 
 RANKS = 3
@@ -43,7 +43,7 @@ def request(index: int, at: int) -> Request:
 
 def ranks(arrivals: Sequence[int], most: int = 0) -> tuple[list[Clients], list[Dealt]]:
     sources = [Clients(arrivals, most) for _ in range(RANKS)]
-    return sources, [Dealt(source, Share(rank, RANKS)) for rank, source in enumerate(sources)]
+    return sources, [Dealt(source, RankShare(rank, RANKS)) for rank, source in enumerate(sources)]
 
 
 def met(dealt: Sequence[Dealt]) -> Round:

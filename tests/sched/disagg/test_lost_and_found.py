@@ -12,11 +12,11 @@ import torch
 
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.disagg.inbox import Inbox, _Receiver
-from schedbench.sched.disagg.kv import Span
+from schedbench.sched.disagg.kv import PageTableSpan
 from schedbench.sched.disagg.messages import HANDSHAKE, KV, Chunk, Failed, Metadata, Preallocated
 from schedbench.sched.disagg.outbox import Outbox, _Leaving, _Sender
-from schedbench.sched.disagg.parts import Parts
-from schedbench.sched.disagg.place import Place
+from schedbench.sched.disagg.parts import DisaggComponents
+from schedbench.sched.disagg.place import RankLayout
 from schedbench.sched.link import Message
 from schedbench.sched.observe import Silence
 from schedbench.sched.request import Request
@@ -49,7 +49,7 @@ class Port:
     def __init__(self) -> None:
         self.written: list[list[int]] = []
 
-    def scatter(self, span: Span, values: Sequence[torch.Tensor]) -> None:  # noqa: ARG002
+    def scatter(self, span: PageTableSpan, values: Sequence[torch.Tensor]) -> None:  # noqa: ARG002
         self.written.append(span.slots.tolist())
 
 
@@ -57,11 +57,11 @@ class Event:
     def record(self) -> None: ...
 
 
-def parts(wire: Wire, port: Port, rank: int) -> Parts:
+def parts(wire: Wire, port: Port, rank: int) -> DisaggComponents:
     module = SimpleNamespace(Stream=lambda: SimpleNamespace(stream_id=9), Event=Event)
     streams = SimpleNamespace(module=module, on=lambda _: nullcontext())
-    place = Place(rank, prefill=2, decode=1)
-    return Parts(place, wire, port, None, streams)  # type: ignore[arg-type]
+    place = RankLayout(rank, prefill=2, decode=1)
+    return DisaggComponents(place, wire, port, None, streams)  # type: ignore[arg-type]
 
 
 def request(index: int) -> Request:

@@ -12,7 +12,7 @@ import torch
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.disagg.fake import FakeLink
 from schedbench.sched.disagg.messages import ENDED, HANDSHAKE, KV, REQUEST, Dropped, Preallocated
-from schedbench.sched.disagg.place import Place
+from schedbench.sched.disagg.place import RankLayout
 from schedbench.sched.disagg.requests import Routed, run_router
 from schedbench.sched.link import LinkError, Message
 from schedbench.sched.observe import LogicalClock
@@ -84,20 +84,20 @@ def request(index: int) -> Request:
 
 
 def test_all_pairs_of_workers_meet() -> None:
-    place = Place(0, prefill=2, decode=3)
+    place = RankLayout(0, prefill=2, decode=3)
     pairs = [(place.prefill_of(index), place.decode_of(index)) for index in range(6)]
     assert len(set(pairs)) == 6
     assert {decode for _, decode in pairs} == {2, 3, 4}
 
 
 def test_ranks_have_names() -> None:
-    names = [Place(rank, prefill=2, decode=1).name for rank in range(4)]
+    names = [RankLayout(rank, prefill=2, decode=1).name for rank in range(4)]
     assert names == ["prefill 0", "prefill 1", "decode 0", "router"]
 
 
 def test_the_router_tells_both_workers_and_then_that_all_is_over() -> None:
     wire, client = Wire(), Client(2)
-    run_router(client, wire, LogicalClock(), Place(2, prefill=1, decode=1))
+    run_router(client, wire, LogicalClock(), RankLayout(2, prefill=1, decode=1))
     assert client.ends == ["r0", "r1"]
     told = [(to, value and value.id) for to, _, value in wire.sent]
     assert told == [(0, "r0"), (1, "r0"), (0, "r1"), (1, "r1"), (0, None), (1, None)]
@@ -107,7 +107,7 @@ def test_the_router_tells_both_workers_and_then_that_all_is_over() -> None:
 def test_requests_of_workers_that_are_gone_fail_and_are_sent_to_nobody(rank: int, name: str) -> None:
     wire, client = Wire(), Client(3)
     wire.lost = {rank: "it broke"}
-    failed = run_router(client, wire, LogicalClock(), Place(2, prefill=1, decode=1))
+    failed = run_router(client, wire, LogicalClock(), RankLayout(2, prefill=1, decode=1))
     assert client.ends == [req.id for req in failed] == ["r0", "r1", "r2"]
     assert {req.reason for req in failed} == {f"{name} is gone: it broke"}
     assert [value for _, _, value in wire.sent] == [None, None]
@@ -115,7 +115,7 @@ def test_requests_of_workers_that_are_gone_fail_and_are_sent_to_nobody(rank: int
 
 def test_the_router_does_not_wait_for_ever() -> None:
     client = Client(1)
-    [failed] = run_router(client, Silent(), LogicalClock(), Place(2, prefill=1, decode=1))
+    [failed] = run_router(client, Silent(), LogicalClock(), RankLayout(2, prefill=1, decode=1))
     assert (failed.status.value, client.ends) == ("failed", ["r0"])
     assert failed.reason == "decode 0 never said that it ended: nothing comes, 6 times"
 
@@ -124,7 +124,7 @@ def test_the_router_does_not_wait_for_ever() -> None:
 def test_a_prefill_workers_part_is_one_token(rank: int, most: int) -> None:
     wire = Wire()
     wire.heard = [(REQUEST, request(0)), (REQUEST, None)]
-    source = Routed(wire, Place(rank, prefill=1, decode=1))
+    source = Routed(wire, RankLayout(rank, prefill=1, decode=1))
     [found] = source.due(0)
     assert found.sampling.max_new_tokens == most
     source.ended(found, 0)
@@ -135,12 +135,12 @@ def test_a_prefill_workers_part_is_one_token(rank: int, most: int) -> None:
 def test_where_nothing_is_sent_the_other_side_has_answered_already() -> None:
     wire = Wire()
     wire.heard = [(REQUEST, request(0))]
-    prefill = FakeLink(wire, Place(0, prefill=1, decode=1))
+    prefill = FakeLink(wire, RankLayout(0, prefill=1, decode=1))
     assert prefill.poll(HANDSHAKE) is None
     assert prefill.poll(REQUEST) is not None
     said = prefill.poll(HANDSHAKE)
     assert said is not None and said.value == Preallocated("r0", ())
-    decode = FakeLink(wire, Place(1, prefill=1, decode=1))
+    decode = FakeLink(wire, RankLayout(1, prefill=1, decode=1))
     decode.send(0, HANDSHAKE, Preallocated("r0", (1, 2)))
     decode.send(0, HANDSHAKE, Dropped("r1", preallocated=False))
     came = decode.poll(KV)

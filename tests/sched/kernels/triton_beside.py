@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from schedbench.profiles.run.execute import Options, execute
-from schedbench.profiles.run.resolve import resolve
+from schedbench.profiles.platform.resolve import resolve
+from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.scenarios.loader import load
 from schedbench.sched.kernels import registry
 from schedbench.sched.kernels.on_cuda import triton_kernel

@@ -12,7 +12,7 @@ import torch
 
 from schedbench.sched.batch import ForwardBatch, ModelOutput
 from schedbench.sched.config import Capabilities, EngineConfig, SamplingParams
-from schedbench.sched.hisparse.tier import OnDevice
+from schedbench.sched.hisparse.tier import DeviceTier
 from schedbench.sched.loop.engine import Engine, Runner
 from schedbench.sched.loop.overlapped import run_overlapped
 from schedbench.sched.loop.scheduler import Scheduler
@@ -29,7 +29,7 @@ from schedbench.sched.model.sampler import Sampler
 from schedbench.sched.model.weights import seeded_weights
 from schedbench.sched.observe import Observer, Silence, StepInfo
 from schedbench.sched.relay.choice import choose
-from schedbench.sched.relay.desk import Streams
+from schedbench.sched.relay.context import Streams
 from schedbench.sched.relay.futures import UNSTASHED, FutureMap, FutureRing
 from schedbench.sched.relay.row import Relay
 from schedbench.sched.request import Request
@@ -184,15 +184,15 @@ class Room:
             observer=self.observer,
             req_to_token=slots.req_to_token,
         )
-        if not isinstance(relay.desk.futures, FutureRing):
-            slots.futures = relay.desk.futures
+        if not isinstance(relay.context.futures, FutureRing):
+            slots.futures = relay.context.futures
         return Engine(
             config=config,
             slots=slots,
             allocator=allocator,
             cache=(RadixCache if config.radix_cache else ChunkCache)(slots, allocator),
-            tier=OnDevice(allocator),
-            runner=self._runner(relay.desk.pages),
+            tier=DeviceTier(allocator),
+            runner=self._runner(relay.context.pages),
             sampler=Sampler(),
             grammars=GrammarCache(config.vocab_size, config.eos_token_ids),
             relay=relay,

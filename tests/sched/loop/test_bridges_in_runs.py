@@ -50,7 +50,7 @@ class Stashes:
         self.seen: list[list[int]] = []
 
     def __call__(self, scheduler: Scheduler) -> None:
-        self.seen.append(scheduler.engine.relay.desk.futures.output_tokens_buf.tolist())
+        self.seen.append(scheduler.engine.relay.context.futures.output_tokens_buf.tolist())
 
 
 @LOOPS

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from schedbench.profiles.hardware import load
-from schedbench.profiles.timeline import Window
+from schedbench.profiles.platform.hardware import load
+from schedbench.profiles.record.timeline import Window
 from schedbench.profiles.vgpu import VirtualGpu, open_vgpu
 from schedbench.sched.kernels.allocation import upload_prefix_pointers, write_cache_indices
 from schedbench.sched.memory.allocation import alloc_for_decode, alloc_for_extend

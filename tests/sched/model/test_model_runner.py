@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from schedbench.profiles.hardware import load
-from schedbench.profiles.timeline import Window
+from schedbench.profiles.platform.hardware import load
+from schedbench.profiles.record.timeline import Window
 from schedbench.profiles.vgpu import VirtualGpu, open_vgpu
 from schedbench.sched.batch import ForwardBatch, ForwardMode, ModelOutput
 from schedbench.sched.config import Capabilities, EngineConfig

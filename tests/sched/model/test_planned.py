@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from schedbench.profiles.run import attention as choosing
+from schedbench.profiles.platform import attention as choosing
+from schedbench.profiles.platform.machine import MachineError
+from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.run import machines
-from schedbench.profiles.run.execute import Options, execute
-from schedbench.profiles.run.machine import MachineError
 from schedbench.sched.batch import ForwardBatch, ForwardMode
 from schedbench.sched.kernels.attention import attention
 from schedbench.sched.model.planned import FlashInfer

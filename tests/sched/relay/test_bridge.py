@@ -12,7 +12,7 @@ from schedbench.sched.batch import ForwardMode, ScheduleBatch, StepResult
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.model.sampling_info import SamplingInfo
 from schedbench.sched.relay.choice import choose
-from schedbench.sched.relay.desk import Streams
+from schedbench.sched.relay.context import Streams
 from schedbench.sched.relay.futures import UNSTASHED, FutureMap
 from schedbench.sched.relay.row import Relay
 from schedbench.sched.request import Request
@@ -182,7 +182,7 @@ class TestLengths:
     def test_dead_publish_writes_the_next_length(self) -> None:
         relay = made("pr25945")
         relay.publish(batch([2, 1], lens=[5, 7]))
-        assert relay.desk.futures.new_seq_lens_buf[:3].tolist() == [UNSTASHED, 8, 6]
+        assert relay.context.futures.new_seq_lens_buf[:3].tolist() == [UNSTASHED, 8, 6]
 
     def test_before_the_mirror_rows_are_downloaded(self) -> None:
         some = batch([2, 1])
@@ -261,7 +261,7 @@ class TestIsolation:
         batches = [batch([row]) for row in (1, 2, 3)]
         for some in batches:
             relay.keep_alive(some, StepResult(next_token_ids=None, extra_keep_alive_refs=["extra"]))
-        held = [entry[0] for entry in relay.desk.ring]
+        held = [entry[0] for entry in relay.context.ring]
         assert sorted(map(batches.index, held)) == [1, 2]
-        for entry in relay.desk.ring:
+        for entry in relay.context.ring:
             assert any(item is entry[0].seq_lens for item in entry) and "extra" in entry

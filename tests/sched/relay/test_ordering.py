@@ -14,7 +14,7 @@ from schedbench.sched.batch import ScheduleBatch
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.model.sampling_info import SamplingInfo
 from schedbench.sched.relay.choice import choose
-from schedbench.sched.relay.desk import Streams
+from schedbench.sched.relay.context import Streams
 from schedbench.sched.relay.row import Relay
 from tests.sched.loop.engine_room import PLAIN, Memoirs, config, request
 from tests.sched.relay.test_bridge import batch
@@ -65,7 +65,7 @@ def launch(relay: Relay) -> ScheduleBatch:
     some.sampling_info = SamplingInfo.from_requests(some.reqs, config=config())
     relay.barrier()
     with relay.isolate(some):
-        relay.desk.streams.schedule.append("forward runs")
+        relay.context.streams.schedule.append("forward runs")
     relay.reads_done(some)
     return some
 
@@ -90,7 +90,7 @@ def test_what_the_schedule_waits_for(streams: Streams, state: str, barrier: str,
 def test_behind_the_mark_a_forward_reads_its_own_pages(streams: Streams, state: str) -> None:
     relay = made(streams, state, barrier="read-done")
     launch(relay)
-    pages, table = relay.desk.pages, relay.desk.req_to_token
+    pages, table = relay.context.pages, relay.context.req_to_token
     assert pages is not table
     assert torch.equal(pages[4, :10], table[4, :10]) and torch.equal(pages[2, :3], table[2, :3])
 
@@ -98,12 +98,12 @@ def test_behind_the_mark_a_forward_reads_its_own_pages(streams: Streams, state: 
 @pytest.mark.parametrize("barrier", ["off", "top", "after-launch"])
 def test_else_it_reads_the_schedules(streams: Streams, barrier: str) -> None:
     relay = made(streams, "latest", barrier=barrier)
-    assert relay.desk.pages is relay.desk.req_to_token
+    assert relay.context.pages is relay.context.req_to_token
 
 
 def test_without_events_the_whole_forward_is_waited_for(streams: Streams) -> None:
     relay = made(streams, "latest")
-    relay.desk.config = config(capabilities=replace(PLAIN, events=False))
+    relay.context.config = config(capabilities=replace(PLAIN, events=False))
     launch(relay)
     assert streams.schedule == ["forward runs", "waits for forward"]
 

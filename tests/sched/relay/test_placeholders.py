@@ -78,7 +78,7 @@ class TestCarrying:
         """Upstream's defect: a token of -3 becomes what place 3 holds."""
         relay, prefill = made(state), batch([1])
         prefill.forward_mode = ForwardMode.EXTEND
-        relay.desk.futures.output_tokens_buf[3] = 77
+        relay.context.futures.output_tokens_buf[3] = 77
         relay.stage_prompt(prefill, [array("q", [5, -3])])
         relay.resolve(prefill)
         assert prefill.input_ids is not None and prefill.input_ids.tolist() == [5, 77]
@@ -205,4 +205,4 @@ class TestRing:
     def test_place_zero_is_nobodys(self) -> None:
         relay = made("pr25774")
         launch(relay, [1, 2], [70, 71])
-        assert relay.desk.futures.output_tokens_buf[0] == UNSTASHED
+        assert relay.context.futures.output_tokens_buf[0] == UNSTASHED

@@ -8,10 +8,10 @@ import pytest
 
 from schedbench.sched.relay import lengths, ordering, pages, penalties, placeholders, prompt, rejoin, tokens
 from schedbench.sched.relay.choice import RelayError, choose, difference, switches
-from schedbench.sched.relay.row import Row
+from schedbench.sched.relay.row import RelayRow
 from schedbench.sched.relay.states import ALIASES, State, states
 
-QUESTIONS = [field.name for field in fields(Row)]
+QUESTIONS = [field.name for field in fields(RelayRow)]
 STATES = pytest.mark.parametrize("state", states().values(), ids=states().keys())
 WORDS = {"sampling_tensors": ("pageable", "pinned", "packed"), "preparation": ("split", "fused")}
 

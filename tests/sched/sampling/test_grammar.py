@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedbench.sched.kernels.sampling import row_seed, sample
-from schedbench.sched.model.grammar import Grammar, GrammarCache, GrammarError, vocab_mask_words
+from schedbench.sched.model.grammar import GrammarCache, GrammarError, GrammarState, vocab_mask_words
 
 VOCAB, EOS = 300, (299, 256)
 
@@ -24,14 +24,14 @@ def cache() -> GrammarCache:
     return GrammarCache(VOCAB, EOS)
 
 
-def allowed(grammar: Grammar, vocab_size: int = VOCAB) -> set[int]:
+def allowed(grammar: GrammarState, vocab_size: int = VOCAB) -> set[int]:
     row = np.full(vocab_mask_words(vocab_size), -1, np.int32)
     grammar.fill_vocab_mask(row)
     return set(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist())
 
 
 def random_walk(
-    grammar: Grammar, rng: random.Random, *, ascii_only: bool = False, limit: int = 60
+    grammar: GrammarState, rng: random.Random, *, ascii_only: bool = False, limit: int = 60
 ) -> list[int]:
     """Tokens until the end, or ``limit`` of them; ends as soon as it may beyond a third of that."""
     tokens: list[int] = []

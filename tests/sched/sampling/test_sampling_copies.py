@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from schedbench.profiles.hardware import load
-from schedbench.profiles.timeline import Window
+from schedbench.profiles.platform.hardware import load
+from schedbench.profiles.record.timeline import Window
 from schedbench.profiles.vgpu import VirtualGpu, open_vgpu
 from schedbench.sched.batch import ModelOutput
 from schedbench.sched.config import EngineConfig, SamplingParams

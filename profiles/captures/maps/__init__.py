@@ -1,0 +1,154 @@
+"""Maps: what the ranges of an engine mean. Which are schedule and which forward, and what makes a step.
+
+A map is a YAML file of this folder or of the user's. It knows nothing of the tool that recorded the ranges.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from ....scenarios.document import MAX_BYTES, Document, read
+from ....scenarios.problems import ScenarioError, dotted, unknown
+
+T = TypeVar("T")
+
+
+class MapError(ValueError):
+    """A map that does not exist or does not say what it must."""
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+    return text
+
+
+def _sequence(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+Pattern = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(_pattern)]
+Name = Annotated[str, Field(min_length=1, max_length=60)]
+"""A regular expression that the whole name of a range has to match."""
+
+
+class MapModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class RangeRule(MapModel):
+    """Ranges of one meaning. ``of`` is the step that they belong to: the next one to be launched, their own (the last
+    one launched), the one that is being settled, or none."""
+
+    match: Pattern
+    name: Name
+    category: Literal["schedule", "forward", "copy", "idle"]
+    of: Literal["next", "own", "settled", "none"] = "own"
+
+
+class StepRule(MapModel):
+    """One step per range or mark that matches ``launch``. Its number is the range's ``payload``, which its other ranges
+    then carry too; or it follows from the ``order`` of launches. Ranges that match ``settle`` settle the ``oldest``
+    step that was launched and not settled; ``previous``: the capture begins in the middle of an overlapped loop, so
+    that the first of them settles one that is not in it. ``loop`` begins each round of the loop: a round that launches
+    nothing and settles nothing had no work."""
+
+    launch: Pattern
+    number: Literal["order", "payload"] = "order"
+    settle: Pattern | None = None
+    settles: Literal["oldest", "previous"] = "oldest"
+    loop: Pattern | None = None
+
+
+class KindRule(MapModel):
+    """Steps are of the first kind of which a range inside them, or the launch itself, matches. ``size``: where its
+    name has the batch size."""
+
+    match: Pattern
+    kind: Name
+    payload: Annotated[tuple[int, ...], BeforeValidator(_sequence)] | None = None
+    size: Pattern | None = None
+
+
+class StreamRule(MapModel):
+    """``forward``: forward operations are those on this stream only; a number or a name of the capture's, or the stream
+    that is ``busiest`` with kernels inside forward ranges. Without one, they are all that forward ranges launched."""
+
+    forward: int | str | None = None
+    schedule: int | str | None = None
+
+
+class RangeMap(MapModel):
+    name: Name
+    about: str = Field(max_length=2000)
+    domain: str | None = Field(default=None, max_length=200)  # of NVTX; any without one
+    steps: StepRule
+    ranges: Annotated[tuple[RangeRule, ...], BeforeValidator(_sequence)] = Field(min_length=1, max_length=200)
+    kinds: Annotated[tuple[KindRule, ...], BeforeValidator(_sequence)] = Field(default=(), max_length=200)
+    streams: StreamRule = StreamRule()
+
+    @property
+    def tells_idle(self) -> bool:
+        """Whether time without work is told from late work."""
+        return self.steps.loop is not None or any(rule.category == "idle" for rule in self.ranges)
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+
+def names() -> list[str]:
+    """Of the maps that come with the package."""
+    entries = (entry.name for entry in resources.files(__package__).iterdir())
+    return sorted(name.removesuffix(".yaml") for name in entries if name.endswith(".yaml"))
+
+
+def load(path_or_name: str) -> RangeMap:
+    """A shipped map, or a file. Raises MapError with everything that is wrong with it."""
+    if path_or_name in names():
+        return parse(resources.files(__package__).joinpath(f"{path_or_name}.yaml").read_bytes(), path_or_name)
+    try:
+        with Path(path_or_name).open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise MapError(f"{path_or_name}: no such file, {unknown('map', path_or_name, names())}") from None
+    except (OSError, ValueError) as error:
+        raise MapError(
+            f"{path_or_name}: cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from None
+    return parse(content, path_or_name)
+
+
+def parse(content: bytes, file: str) -> RangeMap:
+    """Raises MapError with everything that is wrong, each with its line."""
+    try:
+        document = read(content, file)
+    except ScenarioError as error:
+        raise MapError(str(error)) from None
+    problems = [str(problem) for problem in document.problems]
+    found = _tried(lambda: RangeMap.model_validate(document.data), document, problems)
+    if found is None or problems:
+        raise MapError("\n".join(problems))
+    return found
+
+
+def _tried(make: Callable[[], T], document: Document, problems: list[str]) -> T | None:
+    try:
+        return make()
+    except ValidationError as error:
+        for fault in error.errors(include_url=False, include_input=False):
+            path = tuple(part for part in fault["loc"] if not str(part).startswith("function-"))
+            known = path
+            while known not in document.places:
+                known = known[:-1]
+            problems.append(f"{document.places[known]}: {dotted(path)}: {fault['msg']}")
+        return None

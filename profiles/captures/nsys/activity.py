@@ -1,0 +1,118 @@
+"""Calls and operations of an export, as the rows that Kineto's traces become: one way on from there."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ...cuda.kineto import SYNC, WAIT_EVENT, KinetoRow, without_suffix
+from .memory import MemoryKinds
+from .tables import Tables, number, whole
+
+CALLS: Final = "CUPTI_ACTIVITY_KIND_RUNTIME"
+KERNELS: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
+COPIES: Final = "CUPTI_ACTIVITY_KIND_MEMCPY"
+MEMSETS: Final = "CUPTI_ACTIVITY_KIND_MEMSET"
+GRAPHS: Final = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+SYNCS: Final = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
+RECORDS: Final = "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
+OPERATIONS: Final = (KERNELS, COPIES, MEMSETS, GRAPHS)
+
+_DRIVER: Final = 1  # eventClass
+_SYNC_NAMES: Final = {1: "Event Sync", 2: WAIT_EVENT, 3: "Stream Sync", 4: "Context Sync"}
+_PLACE: Final = ("start", "end", "streamId", "correlationId")
+_NONE: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What one process did. ``process`` is the upper bits of its threads' numbers, which its operations carry."""
+
+    tables: Tables
+    strings: Mapping[int, str]
+    process: int
+    _records: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+
+    def rows(self) -> list[KinetoRow]:
+        """In order of time. Raises CaptureError where a cell holds what cannot be there."""
+        self._read_records()
+        found = [*self._calls(), *self._kernels(), *self._copies(), *self._others(), *self._syncs()]
+        return sorted(found, key=lambda row: (row.start, row.end))
+
+    def _calls(self) -> Iterator[KinetoRow]:
+        columns = ("start", "end", "correlationId", "globalTid", "nameId", "eventClass")
+        for start, end, correlation, thread, name, kind in self.tables.rows(CALLS, columns):
+            if number(thread) & ~0xFFFFFF == self.process:
+                category = "cuda_driver" if kind == _DRIVER else "cuda_runtime"
+                text = without_suffix(self.strings.get(name, ""))
+                yield self._row(CALLS, category, text, start, end, correlation, thread=number(thread))
+
+    def _kernels(self) -> Iterator[KinetoRow]:
+        for *place, short, demangled in self._of(KERNELS, (*_PLACE, "shortName", "demangledName")):
+            name = self.strings.get(short) or self.strings.get(demangled) or "kernel"
+            yield self._operation(KERNELS, "kernel", name, place)
+
+    def _copies(self) -> Iterator[KinetoRow]:
+        kinds = MemoryKinds.of(self.tables, COPIES)
+        columns = (*_PLACE, "bytes", "copyKind", "srcKind", "dstKind")
+        for *place, size, kind, source, target in self._of(COPIES, columns):
+            name = f"Memcpy {kinds.direction(kind)} ({kinds.memory(source)} -> {kinds.memory(target)})"
+            yield self._operation(COPIES, "gpu_memcpy", name, place, size=size)
+
+    def _others(self) -> Iterator[KinetoRow]:
+        for *place, size in self._of(MEMSETS, (*_PLACE, "bytes")):
+            yield self._operation(MEMSETS, "gpu_memset", "Memset", place, size=size)
+        for *place, graph in self._of(GRAPHS, (*_PLACE, "graphId")):
+            yield self._operation(GRAPHS, "kernel", f"graph {number(graph)}", place)
+
+    def _syncs(self) -> Iterator[KinetoRow]:
+        for *place, kind, event in self._of(SYNCS, (*_PLACE, "syncType", "eventId")):
+            name = _SYNC_NAMES.get(number(kind), "Sync")
+            row = self._operation(SYNCS, SYNC, name, place)
+            source, record = self._record_before(number(event), row.correlation)
+            on_stream = row.stream if name in (WAIT_EVENT, "Stream Sync") else _NONE
+            yield row._replace(stream=on_stream, source=source, waits_for=record)
+
+    def _read_records(self) -> None:
+        """When events were recorded, in the order of their calls: the table has no times."""
+        for event, stream, correlation in self._of(RECORDS, ("eventId", "streamId", "correlationId")):
+            self._records[number(event)].append((number(correlation), number(stream)))
+        for records in self._records.values():
+            records.sort()
+
+    def _record_before(self, event: int, correlation: int) -> tuple[int, int]:
+        """Stream and call of the last record of an event before a call that waits for it."""
+        records = self._records.get(event, []) if event >= 0 else []
+        at = bisect_left(records, (correlation, _NONE))
+        return (records[at - 1][1], records[at - 1][0]) if at else (_NONE, _NONE)
+
+    def _of(self, table: str, columns: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
+        return self.tables.rows(table, columns, {"globalPid": self.process})
+
+    def _operation(
+        self, table: str, category: str, name: str, place: list[Any], *, size: object = 0
+    ) -> KinetoRow:
+        start, end, stream, correlation = place
+        return self._row(
+            table, category, name, start, end, correlation, stream=number(stream), size=max(number(size), 0)
+        )
+
+    def _row(
+        self,
+        table: str,
+        category: str,
+        name: str,
+        start: object,
+        end: object,
+        correlation: object,
+        *,
+        thread: int = _NONE,
+        stream: int = _NONE,
+        size: int = 0,
+    ) -> KinetoRow:
+        begin = whole(start, f"{table}.start")
+        stop = max(whole(end, f"{table}.end"), begin)
+        return KinetoRow(category, name, begin, stop, thread, stream, number(correlation), size, _NONE, _NONE)

@@ -1,0 +1,117 @@
+"""Tables of an export, whatever its version: a column that a version lacks reads as None.
+
+Tables appear only when they have rows, have no indexes, and gain and lose columns between versions; the order of
+their rows means nothing.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from ....scenarios.problems import show
+from ..capture import CaptureFileError
+
+STRINGS: Final = "StringIds"
+MAGIC: Final = b"SQLite format 3\x00"
+_LARGEST: Final = 2**62  # ns or a number of anything; sqlite's own integers end at 2**63
+
+
+class Tables:
+    """An open export."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        self._columns = {name: self._columns_of(name) for (name,) in names if isinstance(name, str)}
+
+    def __contains__(self, table: str) -> bool:
+        return table in self._columns
+
+    def has(self, table: str, *columns: str) -> bool:
+        return set(columns) <= self._columns.get(table, frozenset())
+
+    def names(self, *, beginning: str) -> list[str]:
+        return sorted(name for name in self._columns if name.startswith(beginning))
+
+    def rows(
+        self, table: str, columns: Sequence[str], where: Mapping[str, int] | None = None
+    ) -> Iterator[tuple[Any, ...]]:
+        """Rows with the given values in the columns of ``where``, as far as the table has these."""
+        known = self._columns.get(table)
+        if not known:
+            return iter(())
+        wanted = ", ".join(quoted(column) if column in known else "NULL" for column in columns)
+        kept = {column: value for column, value in (where or {}).items() if column in known}
+        condition = " AND ".join(f"{quoted(column)} = ?" for column in kept)
+        query = f"SELECT {wanted} FROM {quoted(table)}" + (f" WHERE {condition}" if kept else "")
+        return self._connection.execute(query, tuple(kept.values()))
+
+    def any(self, table: str, column: str) -> bool:
+        """Whether some row has a value other than 0 there."""
+        return self.has(table, column) and any(value for (value,) in self.rows(table, (column,)))
+
+    def strings(self) -> dict[int, str]:
+        return {
+            key: value
+            for key, value in self.rows(STRINGS, ("id", "value"))
+            if isinstance(key, int) and isinstance(value, str)
+        }
+
+    def labels(self, table: str) -> dict[int, str]:
+        """Of an enumeration: what its numbers mean, in the exporter's words; empty where it has no such table."""
+        return {
+            key: str(label or name or "").lower()
+            for key, name, label in self.rows(table, ("id", "name", "label"))
+            if isinstance(key, int)
+        }
+
+    def _columns_of(self, table: str) -> frozenset[str]:
+        found = self._connection.execute(f"PRAGMA table_info({quoted(table)})").fetchall()
+        return frozenset(str(column[1]) for column in found)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Tables]:
+    """Read only. Raises CaptureError for what sqlite cannot read, also while it is being read; OSError."""
+    with readable(path) as connection:
+        yield Tables(connection)
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[sqlite3.Connection]:
+    """As ``opened``, without looking at the tables."""
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise CaptureFileError(f"{path}: not an sqlite file")
+    try:
+        uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
+        with closing(sqlite3.connect(uri, uri=True)) as connection:
+            connection.text_factory = _text
+            connection.execute("PRAGMA trusted_schema = OFF")
+            yield connection
+    except sqlite3.Error as error:
+        raise CaptureFileError(f"{path}: sqlite cannot read it: {error}") from None
+
+
+def whole(value: object, what: str) -> int:
+    """``value`` as an integer. Raises CaptureError, naming ``what`` it should have been."""
+    if isinstance(value, bool) or not isinstance(value, int) or not -_LARGEST < value < _LARGEST:
+        raise CaptureFileError(f"{what}: expected a whole number, got {show(value)}")
+    return value
+
+
+def number(value: object) -> int:
+    """-1 for what is missing or no integer, as Kineto's rows have it."""
+    return value if isinstance(value, int) else -1
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")

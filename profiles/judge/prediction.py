@@ -1,0 +1,234 @@
+"""How far emulated times are from measured ones: metric by metric, and whether both say the same of a change.
+
+Pure: pairs of results in, a document out. Runs are single ones, so a difference between two states is one that either
+side calls only beyond ``CALLED``; statistics over repeats are ``compare``'s.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+from ..record.files import write_whole
+from ..record.result import Metric, Result, read
+
+METRICS: Final = (
+    "step_ms",
+    "output_throughput",
+    "ttft_ms",
+    "tpot_ms",
+    "forward_occupancy",
+    "exposed_stall_us_per_step",
+)
+GOAL: Final = 0.05  # of the median error
+CALLED: Final = 0.02  # a relative difference that is taken for one
+# Of the longer one: what is near zero on both sides is not far apart.
+_NOISE: Final = {"exposed_stall_us_per_step": 1.0}
+
+
+class Pair(NamedTuple):
+    """One scenario with one relay state, on the virtual GPU and on a real one."""
+
+    scenario: str
+    state: str
+    emulated: Result
+    measured: Result
+
+
+class Error(NamedTuple):
+    """``error``: (emulated - measured) / measured; None where either side says nothing, or both next to nothing."""
+
+    scenario: str
+    state: str
+    metric: str
+    unit: str
+    emulated: float | None
+    measured: float | None
+    error: float | None
+
+
+class Change(NamedTuple):
+    """From one state to the next, relative. ``agree``: the signs; None where not both call a difference."""
+
+    scenario: str
+    before: str
+    after: str
+    metric: str
+    emulated: float
+    measured: float
+    agree: bool | None
+
+
+class Prediction(NamedTuple):
+    errors: tuple[Error, ...]
+    changes: tuple[Change, ...]
+
+    @property
+    def median_error(self) -> float | None:
+        """Of the absolute ones."""
+        known = [abs(row.error) for row in self.errors if row.error is not None]
+        return median(known) if known else None
+
+    @property
+    def by_scenario(self) -> dict[str, float]:
+        """The median of each one's absolute errors; of those that have any."""
+        known: defaultdict[str, list[float]] = defaultdict(list)
+        for row in self.errors:
+            if row.error is not None:
+                known[row.scenario].append(abs(row.error))
+        return {scenario: median(errors) for scenario, errors in known.items()}
+
+    @property
+    def worst(self) -> Error | None:
+        known = [row for row in self.errors if row.error is not None]
+        return max(known, key=lambda row: abs(row.error or 0), default=None)
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether the goal is; None where nothing was compared."""
+        error = self.median_error
+        return None if error is None else error < GOAL and all(row.agree is not False for row in self.changes)
+
+
+def prediction(pairs: Iterable[Pair]) -> Prediction:
+    """``pairs`` in the order of the ladder: a change is from one to the next of the same scenario."""
+    pairs = list(pairs)
+    errors = tuple(_error(pair, name) for pair in pairs for name in METRICS)
+    changes = (
+        change
+        for before, after in pairwise(pairs)
+        if before.scenario == after.scenario
+        for change in _changes(before, after)
+    )
+    return Prediction(errors, tuple(changes))
+
+
+def _error(pair: Pair, name: str) -> Error:
+    emulated, measured = _value(pair.emulated, name), _value(pair.measured, name)
+    found = None
+    if emulated is not None and measured and max(emulated, measured) > _NOISE.get(name, 0):
+        found = (emulated - measured) / measured
+    metric = pair.emulated.metrics.get(name)
+    unit = metric.unit if isinstance(metric, Metric) else ""
+    return Error(pair.scenario, pair.state, name, unit, emulated, measured, found)
+
+
+def _value(result: Result, name: str) -> float | None:
+    """The median of a distribution, the value of what is a single one."""
+    metric = result.metrics.get(name)
+    if not isinstance(metric, Metric):
+        return None
+    return metric.p50 if isinstance(metric.p50, (int, float)) else median(metric.values)
+
+
+def _changes(before: Pair, after: Pair) -> Iterator[Change]:
+    for name in METRICS:
+        sides = [
+            (_value(getattr(before, side), name), _value(getattr(after, side), name))
+            for side in ("emulated", "measured")
+        ]
+        if any(not x or y is None for x, y in sides):
+            continue
+        emulated, measured = ((y - x) / x for x, y in sides if x and y is not None)
+        called = min(abs(emulated), abs(measured)) >= CALLED
+        agree = (emulated > 0) == (measured > 0) if called else None
+        yield Change(after.scenario, before.state, after.state, name, emulated, measured, agree)
+
+
+def document(found: Prediction, *, missing: Sequence[str] = ()) -> dict[str, Any]:
+    """Plain dicts and lists. ``missing``: pairs that there are no two runs of."""
+    worst = found.worst
+    return {
+        "median_error": found.median_error,
+        "by_scenario": found.by_scenario,
+        "goal": GOAL,
+        "reached": found.reached,
+        "worst": worst and worst._asdict(),
+        "called_from": CALLED,
+        "signs": {
+            "agree": sum(row.agree is True for row in found.changes),
+            "differ": sum(row.agree is False for row in found.changes),
+            "not_called": sum(row.agree is None for row in found.changes),
+        },
+        "missing": list(missing),
+        "errors": [row._asdict() for row in found.errors],
+        "changes": [row._asdict() for row in found.changes],
+    }
+
+
+def markdown(told: dict[str, Any], *, machine: str, date: str) -> str:
+    """The table to be kept, with its date and machine."""
+    signs = told["signs"]
+    head = [
+        f"# Prediction error · {machine} · {date}",
+        "",
+        f"median error {_percent(told['median_error'])} (goal: below {_percent(told['goal'])}); of changes that both "
+        f"call, {signs['agree']} signs agree and {signs['differ']} differ ({signs['not_called']} not called)",
+        "",
+        *(f"- {scenario}: {_percent(error)}" for scenario, error in told["by_scenario"].items()),
+        "",
+        "| scenario | state | metric | unit | emulated | measured | error |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    rows = [
+        f"| {row['scenario']} | {row['state']} | {row['metric']} | {row['unit']} | {_figure(row['emulated'])} "
+        f"| {_figure(row['measured'])} | {_percent(row['error'])} |"
+        for row in told["errors"]
+    ]
+    wrong = [
+        f"- the signs differ: {row['scenario']}, {row['before']} to {row['after']}, {row['metric']}: emulated "
+        f"{_percent(row['emulated'])}, measured {_percent(row['measured'])}"
+        for row in told["changes"]
+        if row["agree"] is False
+    ]
+    absent = [f"- not run: {name}" for name in told["missing"]]
+    return "\n".join([*head, *rows, *([""] if wrong or absent else []), *wrong, *absent, ""])
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+def _percent(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{100 * ratio:+.1f} %" if ratio < 0 else f"{100 * ratio:.1f} %"
+
+
+def file(scenario: str, state: str, side: str) -> str:
+    """The name of a run's result, less its ending; ``side`` is emulated or measured."""
+    return f"prediction-{scenario}-{state}-{side}"
+
+
+def gathered(folder: Path, wanted: Iterable[tuple[str, str]]) -> tuple[list[Pair], list[str]]:
+    """The pairs whose two runs lie in ``folder``, and the names of those that do not."""
+    pairs, missing = [], []
+    for scenario, state in wanted:
+        paths = [folder / f"{file(scenario, state, side)}.json" for side in ("emulated", "measured")]
+        if all(path.exists() for path in paths):
+            pairs.append(Pair(scenario, state, *map(read, paths)))
+        else:
+            missing.append(f"{scenario} {state}")
+    return pairs, missing
+
+
+def main(arguments: Sequence[str]) -> int:
+    """``FOLDER SCENARIO:STATE...``: writes prediction.json and prediction.md; a large error is no failure."""
+    folder, names = Path(arguments[0]), arguments[1:]
+    wanted = [(scenario, state) for scenario, _, state in (name.partition(":") for name in names)]
+    pairs, missing = gathered(folder, wanted)
+    told = document(prediction(pairs), missing=missing)
+    environment = pairs[0].measured.environment if pairs else {}
+    machine = f"{environment.get('gpu', 'no GPU')}, {environment.get('cpu', 'unknown')}"
+    date = pairs[0].measured.run.started[:10] if pairs else "not run"
+    write_whole(folder / "prediction.json", json.dumps(told, indent=1) + "\n")
+    write_whole(folder / "prediction.md", markdown(told, machine=machine, date=date))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,159 @@
+"""Two runs' counts side by side, line by line: what the virtual GPU said, and what CUPTI saw.
+
+Lines are matched by file, function and statement, range, and how they behaved. Kernels are not compared, nor what is
+copied within the device during a forward: torch's stand-ins for fused kernels launch several of both.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ...sched.observe import RANGES
+from ..measure.steps import OUTSIDE
+from ..record.files import write_whole
+from ..record.result import CopyRow, Result, SitePart, SyncRow, read
+
+COMPARED: Final = ("h2d", "d2h", "sync")
+
+
+class CountedLine(NamedTuple):
+    """``what`` is ``h2d pageable blocking`` for copies, the call's name for syncs."""
+
+    kind: str
+    stream: str
+    range: str
+    file: str
+    function: str
+    statement: str
+    what: str
+
+
+class CountDifference(NamedTuple):
+    """``a`` and ``b`` count over the whole run, or per step where the runs have not the same steps."""
+
+    line: CountedLine
+    a: float
+    b: float
+
+
+class StepDifference(NamedTuple):
+    """``a`` and ``b`` are (median, max) per step of the kind; zeros where a run has none."""
+
+    kind: str
+    stream: str
+    counter: str
+    a: tuple[float, int]
+    b: tuple[float, int]
+
+
+class CountComparison(NamedTuple):
+    """``steps`` has both runs' steps of each kind that differ; then lines are compared per step."""
+
+    lines: tuple[CountDifference, ...]
+    per_step: tuple[StepDifference, ...]
+    steps: dict[str, tuple[int, int]]
+    compared: int  # lines that either run has
+
+    @property
+    def equal(self) -> bool:
+        return not (self.lines or self.per_step or self.steps)
+
+    def document(self) -> dict[str, Any]:
+        """Plain dicts and lists."""
+        return {
+            "equal": self.equal,
+            "compared": self.compared,
+            "steps": self.steps,
+            "lines": [{**d.line._asdict(), "a": d.a, "b": d.b} for d in self.lines],
+            "per_step": [d._asdict() for d in self.per_step],
+        }
+
+
+def compare_counts(a: Result, b: Result) -> CountComparison:
+    """Kinds that neither run counted, and what belongs to no step, are left out."""
+    steps_a, steps_b = _steps(a), _steps(b)
+    unlike = {
+        kind: (steps_a.get(kind, 0), steps_b.get(kind, 0))
+        for kind in sorted({*steps_a, *steps_b})
+        if steps_a.get(kind, 0) != steps_b.get(kind, 0)
+    }
+    lines_a, lines_b = _lines(a), _lines(b)
+    if unlike:
+        lines_a, lines_b = _per_step(lines_a, steps_a), _per_step(lines_b, steps_b)
+    known = sorted({*lines_a, *lines_b})
+    lines = (CountDifference(line, lines_a.get(line, 0), lines_b.get(line, 0)) for line in known)
+    return CountComparison(
+        lines=tuple(difference for difference in lines if difference.a != difference.b),
+        per_step=tuple(_step_differences(a, b)),
+        steps=unlike,
+        compared=len(known),
+    )
+
+
+def _steps(result: Result) -> dict[str, int]:
+    return {kind: counts.steps for kind, counts in result.per_step.items()}
+
+
+def _lines(result: Result) -> dict[CountedLine, float]:
+    """Counts over the whole run, lines of step kinds only."""
+    found: Counter[CountedLine] = Counter()
+    for copy in result.copies:
+        if copy.kind != OUTSIDE and _comparable(copy):
+            found[copy_line(copy)] += copy.count
+    for sync in result.syncs:
+        if sync.kind != OUTSIDE and sync.sync:
+            found[line_of(sync, sync.call)] += sync.count
+    return dict(found)
+
+
+def _comparable(row: CopyRow) -> bool:
+    return row.direction in COMPARED or (row.direction == "d2d" and RANGES.get(row.range) != "forward")
+
+
+def copy_line(row: CopyRow) -> CountedLine:
+    words = (row.direction, row.host_memory, "blocking" if row.blocking else "")
+    return line_of(row, " ".join(word for word in words if word))
+
+
+def line_of(row: CopyRow | SyncRow, what: str) -> CountedLine:
+    site = row.site or SitePart(file="", function="", line=0, statement="")
+    return CountedLine(row.kind, row.stream, row.range, site.file, site.function, site.statement, what)
+
+
+def _per_step(lines: Mapping[CountedLine, float], steps: Mapping[str, int]) -> dict[CountedLine, float]:
+    return {line: round(count / steps[line.kind], 6) for line, count in lines.items() if line.kind in steps}
+
+
+def _step_differences(a: Result, b: Result) -> Iterator[StepDifference]:
+    tallies_a, tallies_b = _tallies(a), _tallies(b)
+    for place in sorted({*tallies_a, *tallies_b}):
+        x, y = tallies_a.get(place, (0.0, 0)), tallies_b.get(place, (0.0, 0))
+        if x != y:
+            yield StepDifference(*place, x, y)
+
+
+def _tallies(result: Result) -> dict[tuple[str, str, str], tuple[float, int]]:
+    return {
+        (kind, stream, counter): (tally.median, tally.max)
+        for kind, counts in result.per_step.items()
+        for stream, counters in counts.streams.items()
+        for counter, tally in counters.items()
+        if counter in COMPARED
+    }
+
+
+def main(arguments: Sequence[str]) -> int:
+    """``A.json B.json OUTPUT.json``: differences are written, and are no failure."""
+    a, b, output = map(Path, arguments)
+    comparison = compare_counts(read(a), read(b))
+    write_whole(output, json.dumps(comparison.document(), indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

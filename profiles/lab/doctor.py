@@ -1,0 +1,85 @@
+"""What this machine can do, tried rather than guessed.
+
+CUDA is not initialised: the virtual GPU never lives beside it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from ..captures.nsys.find import find
+from ..platform import hardware
+from ..platform.machine import MachineError
+from ..record.environment import environment
+from ..vgpu import open_vgpu
+
+
+class DoctorCheck(NamedTuple):
+    """``runs``: with this alone a scenario can be run."""
+
+    name: str
+    ok: bool
+    detail: str
+    runs: bool = False
+
+
+def checkup() -> list[DoctorCheck]:
+    facts = environment()
+    return [
+        DoctorCheck("python", True, f"{facts['python']} on {facts['platform']}, {facts['cpu']}"),
+        _package("torch"),
+        _tried("virtual GPU", _emulate, runs=True),
+        DoctorCheck("CUDA", torch.cuda.is_available(), _cuda(), runs=True),
+        _package("triton"),
+        _package("nvtx"),
+        _package("flashinfer-python"),
+        _nsys(),
+    ]
+
+
+def _package(name: str) -> DoctorCheck:
+    try:
+        return DoctorCheck(name, True, metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return DoctorCheck(name, False, "not installed")
+
+
+def _nsys() -> DoctorCheck:
+    """The one that profile and report would take."""
+    try:
+        found = find(None, os.environ)
+    except MachineError as error:
+        return DoctorCheck("nsys", False, str(error))
+    return DoctorCheck("nsys", True, f"{found.version}, {found.path}")
+
+
+def _cuda() -> str:
+    if torch.cuda.is_available():
+        return f"{torch.cuda.device_count()} device(s), CUDA {torch.version.cuda}"
+    return f"no device; torch is built {f'for CUDA {torch.version.cuda}' if torch.version.cuda else 'without CUDA'}"
+
+
+def _tried(name: str, attempt: Callable[[], str], *, runs: bool) -> DoctorCheck:
+    try:
+        return DoctorCheck(name, True, attempt(), runs)
+    except Exception as error:
+        return DoctorCheck(name, False, f"{type(error).__name__}: {error}", runs)
+
+
+def _emulate() -> str:
+    """A round trip through the emulated device."""
+    profiles: Sequence[str] = hardware.names()
+    profile = hardware.load(profiles[0])
+    with open_vgpu(
+        profile, values="real", capabilities=profile.capabilities, sink=None, watch=[Path(__file__).parent]
+    ) as gpu:
+        total = int(torch.ones(4, dtype=torch.int64, device=gpu.device).sum().item())
+    if total != 4:
+        raise ArithmeticError(f"1 + 1 + 1 + 1 gave {total}")
+    return f"works; hardware {', '.join(profiles)}"

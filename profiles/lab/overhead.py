@@ -1,0 +1,96 @@
+"""What measuring costs: one workload run by turns with and without an instrument, in one process.
+
+``python -m schedbench.profiles.lab.overhead SCENARIO --device D --sides bare timed --output FILE``. Sides:
+
+    bare    nobody listens, torch's calls are torch's own; the wall clock is read before and after
+    timed   as every timed pass: observers, two events per step, a clock around calls that wait
+    nvtx    the same, and NVTX ranges, where a tool takes them: nvtx makes none otherwise
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from ...scenarios.loader import load
+from ..cuda.nvtx_ranges import NvtxRanges, listening
+from ..judge.pairs import abba, estimate, paired
+from ..platform.resolve import resolve
+from ..record.files import write_whole
+from ..run.machines import open_machine
+from ..run.runner import GatedSink, PreparedRun
+
+SIDES: Final[Mapping[str, Callable[[PreparedRun], float]]] = {
+    "bare": lambda bench: bench.clocked(watched=False),
+    "timed": lambda bench: bench.clocked(),
+    "nvtx": lambda bench: bench.clocked(NvtxRanges()),
+}
+BARS: Final = {"timed": 1.0, "nvtx": 2.0}  # percent that the second side may take, of steps of a millisecond
+
+UNHEARD: Final = "no tool takes NVTX ranges from this process"
+
+
+def compared(bench: PreparedRun, sides: tuple[str, str], pairs: int) -> dict[str, Any]:
+    """Two sides by turns, ``pairs`` blocks of each, after one that nobody looks at. The second one counts steps."""
+    for side in sides:
+        SIDES[side](bench)
+    steps = 0 if bench.gate.answers is None else len(bench.gate.answers.periods.periods) + 1
+    order = [sides[which == "b"] for which in abba(pairs)]
+    seconds = [SIDES[side](bench) for side in order]
+    by_side = {side: [s for name, s in zip(order, seconds, strict=True) if name == side] for side in sides}
+    return told(sides, seconds, by_side, steps)
+
+
+def told(
+    sides: tuple[str, str], seconds: Sequence[float], by_side: Mapping[str, Sequence[float]], steps: int
+) -> dict[str, Any]:
+    """``seconds`` in the order of ``abba``."""
+    effect, bar = estimate(paired(seconds)), BARS[sides[1]]
+    before, after = (median(by_side[side]) for side in sides)
+    return {
+        "sides": list(sides),
+        "pairs": len(seconds) // 2,
+        "steps": steps,
+        "step_ms": 1e3 * before / steps if steps else None,
+        "percent": effect.median,
+        "interval": list(effect.interval),
+        "us_per_step": 1e6 * (after - before) / steps if steps else None,
+        "bar_percent": bar,
+        "met": True if effect.interval.high < bar else False if effect.interval.low > bar else None,
+        "seconds": {side: list(values) for side, values in by_side.items()},
+    }
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Run one workload by turns with and without an instrument.")
+    parser.add_argument("scenario")
+    parser.add_argument("--device", choices=("cuda", "vgpu"), required=True)
+    parser.add_argument("--sides", nargs=2, choices=tuple(SIDES), required=True)
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--output", type=Path, required=True)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    given, gate = parse(arguments), GatedSink()
+    if "nvtx" in given.sides and not listening():
+        write_whole(given.output, json.dumps({"sides": given.sides, "abstained": UNHEARD}) + "\n")
+        return 0
+    resolved = resolve(load(given.scenario, given.set))
+    with open_machine(given.device, resolved, gate) as machine:
+        bench = PreparedRun(resolved, machine, resolved.relays[0], gate)
+        bench.warm_up()
+        found = compared(bench, (given.sides[0], given.sides[1]), given.pairs)
+        label = {"device": machine.hardware.name, "emulated": machine.labels.emulated}
+    write_whole(given.output, json.dumps({**label, **found}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,220 @@
+"""How fast the machine's GPU runs, beside what it could do: tokens/s, bandwidth and FLOP/s of decodes, their
+roofline.
+
+Pure: results in, a document out. Bars are those of an 8B model with 64 requests running, and for measured runs only:
+what is emulated is told without a verdict. ``python -m schedbench.profiles.lab.speed FOLDER NAME...`` writes
+speed.json and speed.md of ``NAME.json`` there, and of what ``overhead`` left.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ..platform.hardware import HardwareError
+from ..platform.hardware import load as hardware_profile
+from ..record.files import write_whole
+from ..record.result import Metric, Result, read
+
+OVERHEADS: Final = ("overhead", "overhead-nvtx")
+BARRED: Final = ("llama-3-8b", 64)  # the model, and the most that may run
+
+
+class Bar(NamedTuple):
+    limit: float
+    below: bool  # which side of it is good
+
+    def met(self, value: float) -> bool:
+        return value < self.limit if self.below else value > self.limit
+
+    def __str__(self) -> str:
+        return f"{'<' if self.below else '>'} {self.limit:g}"
+
+
+class Figure(NamedTuple):
+    """``value`` is None where the run does not say; ``met`` where there is no bar, or no verdict to be had."""
+
+    name: str
+    unit: str
+    value: float | None
+    bar: str = ""
+    met: bool | None = None
+
+
+Value = Callable[[Result], float | None]
+
+
+def _mean(name: str, scale: float = 1) -> Value:
+    """The value of what is a single one, the mean of a distribution."""
+
+    def of(result: Result) -> float | None:
+        metric = result.metrics.get(name)
+        return scale * metric.values[0] if isinstance(metric, Metric) else None
+
+    return of
+
+
+def _quantile(name: str, quantile: str, scale: float = 1) -> Value:
+    def of(result: Result) -> float | None:
+        metric = result.metrics.get(name)
+        found = getattr(metric, quantile) if isinstance(metric, Metric) else None
+        return scale * found if isinstance(found, (int, float)) else None
+
+    return of
+
+
+def over_roofline(result: Result) -> float | None:
+    """What a decode takes, the idle in front of a step included, over its roofline; means of the run."""
+    names = ("forward_ms.decode", "idle_ms", "decode_roofline_ms")
+    forward, idle, roofline = (_mean(name)(result) for name in names)
+    if forward is None or idle is None or not roofline:
+        return None
+    return (forward + idle) / roofline
+
+
+_FIGURES: Final[Sequence[tuple[str, str, Value, Bar | None]]] = (
+    ("output throughput", "tokens/s", _mean("output_throughput"), None),
+    ("input throughput", "tokens/s", _mean("input_throughput"), None),
+    ("steady output throughput", "tokens/s", _mean("steady_output_throughput"), None),
+    ("requests in a decode", "requests", _mean("decode_batch_size"), None),
+    ("step p50", "ms", _quantile("step_ms", "p50"), None),
+    ("decode forward p50", "ms", _quantile("forward_ms.decode", "p50"), None),
+    ("decode forward", "ms", _mean("forward_ms.decode"), None),
+    ("decode roofline", "ms", _mean("decode_roofline_ms"), None),
+    ("decode step over roofline", "ratio", over_roofline, Bar(1.15, below=True)),
+    ("decode bandwidth", "GB/s", _mean("decode_bandwidth"), None),
+    ("decode FLOP/s", "TFLOP/s", _mean("decode_flops"), None),
+    ("prefill FLOP/s", "TFLOP/s", _mean("prefill_flops"), None),
+    ("forward occupancy", "%", _mean("forward_occupancy", 100), Bar(99.4, below=False)),
+    ("idle between steps p50", "us", _quantile("idle_ms", "p50", 1e3), Bar(20, below=True)),
+    ("idle between steps p99", "us", _quantile("idle_ms", "p99", 1e3), None),
+)
+
+
+def figures(result: Result) -> list[Figure]:
+    barred = _barred(result)
+    return [
+        _figure(name, unit, value(result), bar if barred else None, verdict=not result.labels.emulated)
+        for name, unit, value, bar in _FIGURES
+    ]
+
+
+def _figure(name: str, unit: str, value: float | None, bar: Bar | None, *, verdict: bool) -> Figure:
+    if bar is None:
+        return Figure(name, unit, value)
+    return Figure(name, unit, value, str(bar), bar.met(value) if verdict and value is not None else None)
+
+
+def _barred(result: Result) -> bool:
+    """Whether it is a run that there are bars for."""
+    model, engine = (result.scenario.expanded.get(part) for part in ("model", "engine"))
+    if not isinstance(model, dict) or not isinstance(engine, dict):
+        return False
+    return (model.get("preset"), engine.get("max_running_requests")) == BARRED
+
+
+def run_document(name: str, result: Result) -> dict[str, Any]:
+    """Plain dicts and lists."""
+    return {
+        "name": name,
+        "evidence": _evidence(result),
+        "relay": result.relay.state,
+        "roofline": _origin(result),
+        "figures": [figure._asdict() for figure in figures(result)],
+    }
+
+
+def _evidence(result: Result) -> str:
+    how = "emulated" if result.labels.emulated else "measured"
+    return f"{how} on {result.hardware.name}{', cancelled: partial' if result.run.cancelled else ''}"
+
+
+def _origin(result: Result) -> str:
+    """Where the bandwidth of the roofline is from."""
+    device = result.scenario.expanded.get("device")
+    name = str(device.get("hardware")) if isinstance(device, dict) else ""
+    try:
+        bandwidth = hardware_profile(name).kernels.memory_bandwidth
+    except HardwareError:
+        return f"hardware profile {name}, which is not here"
+    return f"{bandwidth.value / 1e9:,.0f} GB/s of hardware profile {name}: {bandwidth.origin}"
+
+
+def document(
+    runs: Iterable[tuple[str, Result]], overheads: Iterable[dict[str, Any]], *, missing: Sequence[str] = ()
+) -> dict[str, Any]:
+    """``overheads`` as ``overhead`` writes them; ``missing``: runs that there is no result of."""
+    told = [run_document(name, result) for name, result in runs]
+    costs = [{**cost, "met": None if cost.get("emulated") else cost.get("met")} for cost in overheads]
+    verdicts = [figure["met"] for run in told for figure in run["figures"]] + [cost["met"] for cost in costs]
+    return {
+        "met": sum(verdict is True for verdict in verdicts),
+        "missed": sum(verdict is False for verdict in verdicts),
+        "runs": told,
+        "overheads": costs,
+        "missing": list(missing),
+    }
+
+
+def markdown(told: dict[str, Any]) -> str:
+    lines = [f"# Speed · bars met {told['met']}, missed {told['missed']}", ""]
+    for run in told["runs"]:
+        lines += [f"## {run['name']} · {run['evidence']} · relay {run['relay']}", ""]
+        lines += ["| figure | value | unit | bar | met |", "|---|---|---|---|---|"]
+        lines += [_row(Figure(**figure)) for figure in run["figures"]]
+        lines += ["", f"roofline: {run['roofline']}", ""]
+    lines += [f"- {_cost(cost)}" for cost in told["overheads"]]
+    lines += [f"- not run: {name}" for name in told["missing"]]
+    return "\n".join([*lines, ""])
+
+
+def _row(figure: Figure) -> str:
+    value = (
+        "–"
+        if figure.value is None
+        else f"{figure.value:,.4g}"
+        if figure.value < 1e4
+        else f"{figure.value:,.0f}"
+    )
+    return f"| {figure.name} | {value} | {figure.unit} | {figure.bar} | {_verdict(figure)} |"
+
+
+def _verdict(figure: Figure) -> str:
+    if figure.met is None:
+        return "no verdict" if figure.bar else ""
+    return "yes" if figure.met else "no"
+
+
+def _cost(cost: dict[str, Any]) -> str:
+    what = " against ".join(reversed(cost["sides"]))
+    if "abstained" in cost:
+        return f"{what}: {cost['abstained']}"
+    low, high = cost["interval"]
+    where = f"{'emulated' if cost['emulated'] else 'measured'} on {cost['device']}"
+    verdict = {True: "met", False: "missed", None: "no verdict"}[cost["met"]]
+    return (
+        f"{what}, {where}: {cost['percent']:+.2f} % [{low:+.2f}, {high:+.2f}] of steps of {cost['step_ms']:.2f} ms, "
+        f"{cost['us_per_step']:+.1f} us a step, {cost['pairs']} pairs; bar < {cost['bar_percent']:g} %: {verdict}"
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """A bar that is missed is no failure."""
+    folder, names = Path(arguments[0]), arguments[1:]
+    there = [name for name in names if (folder / f"{name}.json").exists()]
+    costs = [path for name in OVERHEADS if (path := folder / f"{name}.json").exists()]
+    told = document(
+        [(name, read(folder / f"{name}.json")) for name in there],
+        [json.loads(path.read_text(encoding="utf-8")) for path in costs],
+        missing=[name for name in names if name not in there],
+    )
+    write_whole(folder / "speed.json", json.dumps(told, indent=1) + "\n")
+    write_whole(folder / "speed.md", markdown(told))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

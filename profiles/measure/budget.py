@@ -1,0 +1,98 @@
+"""Budgets: the most that any single step of a kind may do on a stream. Judges results, fresh or stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ValidationError
+
+from ..record.result import CopyRow, CountSummary, Result, SitePart, SyncRow
+from .steps import STEADY
+
+# kind -> stream -> counter -> allowed per step
+Budget = Mapping[Any, Mapping[Any, Mapping[Any, int]]]
+
+
+class _Stored(BaseModel):
+    expect: dict[str, dict[str, dict[str, int]]] = {}
+
+
+def stored(result: Result) -> Budget:
+    """The budget that a stored result was run under; none where it has no sound one."""
+    try:
+        return _Stored.model_validate(result.scenario.expanded).expect
+    except ValidationError:
+        return {}
+
+
+class Offender(NamedTuple):
+    """A source line that made some of what was counted, ``times`` over all steps of the kind."""
+
+    site: SitePart | None
+    range: str
+    times: int
+
+
+class Breach(NamedTuple):
+    kind: str
+    stream: str
+    counter: str
+    allowed: int
+    seen: int  # in the worst step
+    steps_with: int  # steps that had any at all
+    offenders: tuple[Offender, ...]  # most frequent first
+
+
+def breaches(budget: Budget, result: Result) -> list[Breach]:
+    """What was broken, in the budget's order. A kind without steps breaks nothing: see ``untested``."""
+    broken = []
+    for kind, stream, counter, allowed in _entries(budget):
+        tallies = _tallies(result, kind=kind, stream=stream, counter=counter)
+        seen = max((tally.max for tally in tallies), default=0)
+        if seen > allowed:
+            offenders = _offenders(result, kind=kind, stream=stream, counter=counter)
+            steps_with = sum(tally.steps_with for tally in tallies)
+            broken.append(Breach(kind, stream, counter, allowed, seen, steps_with, offenders))
+    return broken
+
+
+def untested(budget: Budget, result: Result) -> list[str]:
+    """Kinds of the budget that no step had, so that keeping it means nothing."""
+    return [kind for kind in budget if kind not in result.per_step]
+
+
+def _entries(budget: Budget) -> Iterator[tuple[str, str, str, int]]:
+    for kind, streams in budget.items():
+        for stream, counters in streams.items():
+            for counter, allowed in counters.items():
+                yield kind, stream, counter, allowed
+
+
+def _tallies(result: Result, *, kind: str, stream: str, counter: str) -> list[CountSummary]:
+    """One per worker that ever counted it."""
+    kinds = [per_step[kind].streams for per_step in result.told if kind in per_step]
+    return [streams[stream][counter] for streams in kinds if counter in streams.get(stream, {})]
+
+
+def _offenders(result: Result, *, kind: str, stream: str, counter: str) -> tuple[Offender, ...]:
+    """Kernels are not kept by source line, so theirs are unknown."""
+    found: dict[tuple[SitePart | None, str], int] = {}
+    base = kind.removesuffix(STEADY)
+    rows: tuple[CopyRow | SyncRow, ...] = (*result.copies, *result.syncs)
+    for row in rows:
+        if row.kind == base and row.stream == stream and _counted(row, counter):
+            times = row.count if kind == base else row.steady
+            found[row.site, row.range] = found.get((row.site, row.range), 0) + times
+    offenders = (Offender(site, where, times) for (site, where), times in found.items() if times)
+    return tuple(sorted(offenders, key=lambda offender: (-offender.times, str(offender))))
+
+
+def _counted(row: CopyRow | SyncRow, counter: str) -> bool:
+    if isinstance(row, SyncRow):
+        return counter == "sync" and row.sync
+    direction, _, quality = counter.partition("_")
+    return (
+        row.direction == direction != "kernel"
+        and (not quality or quality == row.host_memory or (quality == "blocking" and row.blocking))
+    )  # fmt: skip

@@ -1,0 +1,89 @@
+"""Counts and source lines with their names: sites and streams resolved, rows in a stable order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from ..record.result import CopyRow, CountSummary, KindCounts, SitePart, SyncRow
+from ..record.timeline import Names
+from .counts import CounterKey, CountsPerStep
+from .lines import CallLine, CopyLine, Cost
+from .steps import STEADY
+
+Line = TypeVar("Line", CopyLine, CallLine)
+
+
+def stream_name(names: Names, stream: int) -> str:
+    return names.streams.get(stream, f"stream {stream}")
+
+
+def per_step(
+    steps: Mapping[str, int], tallies: Mapping[CounterKey, CountsPerStep], names: Names
+) -> dict[str, KindCounts]:
+    streams: dict[str, dict[str, dict[str, CountSummary]]] = {kind: {} for kind in sorted(steps)}
+    for place, tally in tallies.items():
+        counters = streams[place.kind].setdefault(stream_name(names, place.stream), {})
+        counters[place.counter] = CountSummary(**tally._asdict())
+    return {kind: KindCounts.model_validate({"steps": steps[kind], **streams[kind]}) for kind in streams}
+
+
+def copy_rows(lines: Mapping[CopyLine, Cost], names: Names) -> tuple[CopyRow, ...]:
+    """Most exposed first, then longest waited for, then most frequent."""
+    rows = [
+        CopyRow(
+            site=site_part(names, line.site),
+            range=line.range,
+            kind=line.kind,
+            stream=stream_name(names, line.stream),
+            direction=line.direction,
+            host_memory=line.host_memory,
+            blocking=line.blocking,
+            count=cost.count,
+            steady=steady,
+            bytes=cost.bytes,
+            host_us=cost.host_ns / 1e3,
+            exposed_us=cost.exposed_ns / 1e3,
+        )
+        for line, (cost, steady) in _without_steady(lines).items()
+    ]
+    return tuple(sorted(rows, key=_weight))
+
+
+def sync_rows(lines: Mapping[CallLine, Cost], names: Names) -> tuple[SyncRow, ...]:
+    """In the order of ``copy_rows``."""
+    rows = [
+        SyncRow(
+            site=site_part(names, line.site),
+            range=line.range,
+            kind=line.kind,
+            stream=stream_name(names, line.stream),
+            call=line.call,
+            sync=line.sync,
+            count=cost.count,
+            steady=steady,
+            host_us=cost.host_ns / 1e3,
+            exposed_us=cost.exposed_ns / 1e3,
+        )
+        for line, (cost, steady) in _without_steady(lines).items()
+    ]
+    return tuple(sorted(rows, key=_weight))
+
+
+def site_part(names: Names, site: int) -> SitePart | None:
+    return SitePart(**names.sites[site]._asdict()) if site >= 0 else None
+
+
+def _without_steady(lines: Mapping[Line, Cost]) -> dict[Line, tuple[Cost, int]]:
+    """Steady decodes are decodes: their lines are added to those of the kind, with how many they were."""
+    merged: dict[Line, tuple[Cost, int]] = {}
+    for line, cost in lines.items():
+        kind = line.kind.removesuffix(STEADY)
+        whole, steady = merged.get(line._replace(kind=kind), (Cost(), 0))
+        whole.add(cost)
+        merged[line._replace(kind=kind)] = whole, steady + (cost.count if kind != line.kind else 0)
+    return merged
+
+
+def _weight(row: CopyRow | SyncRow) -> tuple[float, float, int, str]:
+    return -row.exposed_us, -row.host_us, -row.count, row.model_dump_json()

@@ -1,0 +1,75 @@
+"""When is a step complete? Its records may arrive in later windows than its StepInfo."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from operator import attrgetter
+
+from ...sched.observe import StepInfo
+from ..record.timeline import Window
+
+STEADY = ".steady"
+# Kinds of steps that are launched together with one of another kind: no iterations of their own.
+PARTS = frozenset(("draft", "draft_extend"))
+OUTSIDE = "none"  # kind of what belongs to no launched step
+
+
+class TimelineError(RuntimeError):
+    """A source delivered records that contradict the order promised by ``profiles.timeline``."""
+
+
+def labels(info: StepInfo) -> tuple[str, ...]:
+    """The kinds that a step counts for: its own and, for a steady decode, ``decode.steady``."""
+    if info.kind == "decode" and info.steady:
+        return info.kind, info.kind + STEADY
+    return (info.kind,)
+
+
+_number = attrgetter("step")
+
+
+class StepGate:
+    """Lets a step pass once ``lag`` others have settled since, the lowest number first::
+
+    settled:   k ...... k+1 ...... k+lag
+               ^ StepInfo known    ^ records of k are complete: k passes
+
+    A prebuilt batch settles at once, before the forward that was launched ahead of it.
+    """
+
+    def __init__(self, lag: int) -> None:
+        self._lag = lag
+        self._launched: dict[int, StepInfo] = {}
+        self._settled: deque[StepInfo] = deque()
+        self.passed = -1  # highest step that was let through
+
+    def feed(self, window: Window) -> list[StepInfo]:
+        """Steps that this window completes."""
+        for info in window.launched:
+            self._launched[info.step] = info
+        for info in window.settled:
+            self._launched.pop(info.step, None)
+            self._settled.append(info)
+        return [self._pass() for _ in range(len(self._settled) - self._lag)]
+
+    def finish(self) -> list[StepInfo]:
+        """The rest: settled steps, then those that a cancelled run launched and never settled."""
+        self._settled.extend(self._launched.values())
+        self._launched.clear()
+        return [self._pass() for _ in range(len(self._settled))]
+
+    def _pass(self) -> StepInfo:
+        info = min(self._settled, key=_number)
+        self._settled.remove(info)
+        self.passed = max(self.passed, info.step)
+        return info
+
+    def reject_late(self, steps: Iterable[int], *, what: str) -> None:
+        """Raises TimelineError if a record of a step arrives after the step has passed."""
+        late = [step for step in steps if 0 <= step <= self.passed]
+        if late:
+            raise TimelineError(
+                f"{what} of step {min(late)} arrived after step {self.passed} was complete "
+                f"({self._lag} later steps had settled)"
+            )

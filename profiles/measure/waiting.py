@@ -1,0 +1,223 @@
+"""Where the GPU waited, and how much of the host's waiting showed.
+
+Between two spans of forward kernels lies forward idle::
+
+    last forward kernel ends                          next forward kernel starts
+    |<------------------------- forward idle ------------------------->|
+    |  host asleep  |  stalled  |  working  | held     | launch latency |
+    |   no work     |<----- exposed ------->| dependency, other kernels |
+                                            ^ its first op is enqueued
+
+When the op was enqueued before the idle began, the host is innocent: what is not held is a kernel gap.
+
+Sleeps, stalls and work are measured on records of their own: ranges called sleep, the waits of calls, and all other
+ranges with the calls between them. Host time that no record tells of is work, for the host has one thread, but unnamed;
+time that two records claim is the residue. After the enqueue no record tells launch latency or kernel gap from what
+nothing held.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Final, NamedTuple
+
+from ..record.timeline import Call, Op, Range, Wait, Window
+from .distribution import Distribution
+from .intervals import Track, Union, covered
+from .steps import OUTSIDE, PARTS, StepGate
+
+SLEEP: Final = "sleep"  # range that is open while the scheduler has nothing to do until a known instant
+LAG: Final = 4
+
+
+class Waiting(NamedTuple):
+    """Totals in ns over the forward window: first to last forward kernel of the run."""
+
+    steps: int = 0  # that ran forward kernels; a verify's drafts are no steps of the loop
+    window: int = 0
+    forward: int = 0  # union of step spans
+    inside: int = 0  # of it, without a forward kernel
+    busy: int = 0  # union of kernels of every stream
+    stall: int = 0  # host time inside calls that wait, whole run
+    exposed_stall: int = 0
+    exposed_host: int = 0
+    unnamed_host: int = 0  # of exposed_host, outside any range or call
+    launch_latency: int = 0
+    dependency: int = 0
+    kernel_gap: int = 0
+    no_work: int = 0
+
+    @property
+    def idle(self) -> int:
+        return self.window - self.forward
+
+    @property
+    def host_late(self) -> int:
+        return self.exposed_stall + self.exposed_host + self.launch_latency
+
+    @property
+    def residue(self) -> int:
+        """What the parts leave over; below 0 where records contradict each other, as a stall during sleep."""
+        return self.idle - self.host_late - self.dependency - self.kernel_gap - self.no_work
+
+
+class _StepSpan:
+    """First to last forward kernel of one step, and how the first one was enqueued."""
+
+    __slots__ = ("end", "launched", "start", "stream")
+
+    def __init__(self, op: Op) -> None:
+        self.start, self.end, self.launched, self.stream = op.start, op.end, op.launched, op.stream
+
+    def extend(self, op: Op) -> None:
+        if op.start < self.start:
+            self.start, self.launched, self.stream = op.start, op.launched, op.stream
+        if op.end > self.end:
+            self.end = op.end
+
+
+class WaitingSink:
+    """Folds windows into ``Waiting`` and tells for each waiting call how much of it was exposed."""
+
+    def __init__(self) -> None:
+        self._gate = StepGate(LAG)
+        self._spans: dict[int, _StepSpan] = {}
+        self._origin: int | None = None
+        self._cursor = 0  # end of the spans folded so far
+        self.forwards: defaultdict[str, Distribution] = defaultdict(Distribution)  # spans by kind of step, ns
+        self.requests: Counter[str] = Counter()  # of all those steps' batches, by kind
+        self.idle = Distribution()  # in front of each step but the first, without sleep, ns
+        self._sleeps: Track[str] = Track()
+        self._work: Track[str] = Track()
+        self._stalls: Track[int] = Track()
+        self._waits: Track[int] = Track()
+        self._others: Track[tuple[bool, int]] = Track()  # ops that can hold a forward op: (kernel?, stream)
+        self._kernels = Union()
+        self._forward_kernels = Union()
+        self._totals: Counter[str] = Counter()
+        self._exposed: Counter[int] = Counter()
+
+    def feed(self, window: Window) -> None:
+        """Raises TimelineError if a forward kernel arrives after its step is complete."""
+        self._take_ops(window.ops)
+        self._take_calls(window.calls)
+        self._take_waits(window.waits)
+        self._take_ranges(window.ranges)
+        self._gate.reject_late(self._spans, what="a forward kernel")
+        for info in self._gate.feed(window):
+            self._fold(info.step, info.kind, info.batch_size)
+        self._settle_kernels()
+
+    def finish(self) -> Waiting:
+        """Totals of the run; nothing may be fed afterwards."""
+        for info in self._gate.finish():
+            self._fold(info.step, info.kind, info.batch_size)
+        for step in sorted(self._spans):
+            self._fold(step, OUTSIDE, 0)
+        self._settle_kernels()
+        origin = self._cursor if self._origin is None else self._origin
+        return Waiting(
+            window=self._cursor - origin,
+            busy=self._kernels.length,
+            inside=self._totals["forward"] - self._forward_kernels.length,
+            **self._totals,
+        )
+
+    def take_exposed(self, call: Call) -> int:
+        """Exposed part of a call's stall, ns; given out once, after the spans around it were folded."""
+        return self._exposed.pop(call.end, 0)
+
+    def _take_ops(self, ops: list[Op]) -> None:
+        spans = self._spans
+        others: list[tuple[int, int, tuple[bool, int]]] = []
+        forwards: list[tuple[int, int]] = []
+        for op in ops:
+            kernel = op.kind == "kernel"
+            if not (kernel and op.forward and op.step >= 0):
+                others.append((op.start, op.end, (kernel, op.stream)))
+                continue
+            forwards.append((op.start, op.end))
+            if op.step in spans:
+                spans[op.step].extend(op)
+            else:
+                spans[op.step] = _StepSpan(op)
+        self._others.add(others)
+        self._forward_kernels.add(forwards)
+        self._kernels.add([(op.start, op.end) for op in ops if op.kind == "kernel"])
+
+    def _take_calls(self, calls: list[Call]) -> None:
+        stalls = [(call.end - call.waited, call.end, call.end) for call in calls if call.waited]
+        self._totals["stall"] += sum(end - start for start, end, _ in stalls)
+        self._stalls.add(stalls)
+        self._work.add([(call.start, call.end, call.name) for call in calls if not call.range])
+
+    def _take_ranges(self, ranges: list[Range]) -> None:
+        self._sleeps.add([(r.start, r.end, SLEEP) for r in ranges if r.name == SLEEP])
+        self._work.add([(r.start, r.end, r.name) for r in ranges if r.name != SLEEP])
+
+    def _take_waits(self, waits: list[Wait]) -> None:
+        self._waits.add([(wait.start, wait.end, wait.stream) for wait in waits])
+
+    def _fold(self, step: int, kind: str, requests: int) -> None:
+        span = self._spans.pop(step, None)
+        if span is None:
+            return
+        if self._origin is None:
+            self._origin = self._cursor = span.start
+        else:
+            self.idle.add(self._split_idle(span) if span.start > self._cursor else 0)
+        start = max(span.start, self._cursor)
+        if span.end > start:
+            self._totals["forward"] += span.end - start
+            self._cursor = span.end
+        self._totals["steps"] += kind not in PARTS
+        self.forwards[kind].add(span.end - span.start)
+        self.requests[kind] += requests
+        self._forget()
+
+    def _forget(self) -> None:
+        for track in (self._sleeps, self._work, self._stalls, self._waits, self._others):
+            track.forget(self._cursor)
+
+    def _split_idle(self, span: _StepSpan) -> int:
+        """The idle from the cursor to the span's start, split at the instant its first op was enqueued; how much of it
+        had work."""
+        begin, end = self._cursor, span.start
+        enqueued = min(max(span.launched, begin), end)
+        asleep = self._split_host(begin, enqueued)
+        held = self._held(span.stream, start=enqueued, end=end)
+        self._totals["dependency"] += held
+        self._totals["launch_latency" if enqueued > begin else "kernel_gap"] += end - enqueued - held
+        return end - begin - asleep
+
+    def _split_host(self, begin: int, enqueued: int) -> int:
+        """What the host did meanwhile: asleep, stalled, or at work, named or not. How long it slept."""
+        stalled = self._stalls.overlaps(begin, enqueued)
+        for lo, hi, call_end in stalled:
+            self._exposed[call_end] += hi - lo
+        waiting = [(lo, hi) for lo, hi, _ in stalled]
+        asleep = [(lo, hi) for lo, hi, _ in self._sleeps.overlaps(begin, enqueued)]
+        slept = covered(asleep)
+        work = [(lo, hi) for lo, hi, _ in self._work.overlaps(begin, enqueued)]
+        totals = self._totals
+        totals["no_work"] += slept
+        totals["exposed_stall"] += covered(waiting)
+        totals["exposed_host"] += enqueued - begin - covered(waiting + asleep)
+        totals["unnamed_host"] += enqueued - begin - covered(work + waiting + asleep)
+        return slept
+
+    def _held(self, stream: int, *, start: int, end: int) -> int:
+        """Time in [start, end) in which an op of ``stream`` waits for an event, for its own stream, or
+        for a kernel of another stream."""
+        if start >= end:
+            return 0
+        holders = [(lo, hi) for lo, hi, held in self._waits.overlaps(start, end) if held == stream]
+        for lo, hi, (kernel, on) in self._others.overlaps(start, end):
+            if kernel or on == stream:
+                holders.append((lo, hi))
+        return covered(holders)
+
+    def _settle_kernels(self) -> None:
+        if self._origin is not None:
+            self._kernels.settle(self._origin, self._cursor)
+            self._forward_kernels.settle(self._origin, self._cursor)

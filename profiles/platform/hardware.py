@@ -1,0 +1,226 @@
+"""Hardware profiles: what a device and its host cost, each number with its origin.
+
+A profile is a YAML file of this folder or of the user's. It knows nothing of the virtual GPU that reads it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ...scenarios.document import MAX_BYTES, Document, read
+from ...scenarios.problems import ScenarioError, show
+from ...sched.observe import StepKind
+
+if TYPE_CHECKING:
+    from ...sched.config import Capabilities
+
+
+class HardwareError(ValueError):
+    """A profile that does not exist or does not say what it must."""
+
+
+class ProfileModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Quantity(ProfileModel):
+    """A constant of the machine. ``origin`` says where it comes from: measured, datasheet or estimate, and how.
+
+    Bounds are far from any machine's, and close enough for a run's instants to stay 64-bit integers of ns."""
+
+    origin: str = Field(min_length=1)
+
+
+class Nanoseconds(Quantity):
+    value: float = Field(ge=0, le=1e9)
+    unit: Literal["ns"]
+
+
+class Bytes(Quantity):
+    value: float = Field(ge=0, le=2**40)
+    unit: Literal["B"]
+
+
+class BytesPerSecond(Quantity):
+    value: float = Field(ge=1e6, le=1e18)
+    unit: Literal["B/s"]
+
+
+class FlopsPerSecond(Quantity):
+    value: float = Field(ge=1e9, le=1e24)
+    unit: Literal["FLOP/s"]
+
+
+class Ratio(Quantity):
+    value: float = Field(ge=1e-3, le=1)
+    unit: Literal["1"]
+
+
+class GemmRates(ProfileModel):
+    """Peak rate by element type."""
+
+    bfloat16: FlopsPerSecond
+    float16: FlopsPerSecond
+    float32: FlopsPerSecond
+    float64: FlopsPerSecond
+
+
+class Efficiency(ProfileModel):
+    """Share of a peak that a kernel of each unit reaches: of the bandwidth for memory, else of the rate."""
+
+    memory: Ratio
+    gemm: Ratio
+    attention: Ratio
+
+
+class Kernels(ProfileModel):
+    memory_bandwidth: BytesPerSecond
+    gemm_rates: GemmRates
+    efficiency: Efficiency
+    fixed: Nanoseconds  # what the shortest kernel takes
+    gap: Nanoseconds  # between two kernels of one stream, the queue being full
+    graph_gap: Nanoseconds  # the same inside a graph
+
+
+class CopyRates(ProfileModel):
+    h2d_pinned: BytesPerSecond
+    d2h_pinned: BytesPerSecond
+    h2d_pageable: BytesPerSecond
+    d2h_pageable: BytesPerSecond
+    host_memcpy: BytesPerSecond
+    fixed: Nanoseconds
+    pageable_inline: Bytes  # a pageable source up to this size is taken inside the call
+
+
+class LinkProfile(ProfileModel):
+    """A connection between two ranks. The host's messages take a way of their own."""
+
+    bandwidth: BytesPerSecond  # of one rank's sends
+    latency: Nanoseconds  # from the last byte's leaving to its landing
+    call: Nanoseconds  # the host's part of one send
+    host_latency: Nanoseconds  # of a message between hosts
+
+
+LinkName = Literal["nvlink", "pcie", "rdma"]
+
+
+class HostCalls(ProfileModel):
+    """Host time of one call, whatever it waits for excluded."""
+
+    torch_call: Nanoseconds
+    launch: Nanoseconds
+    event_record: Nanoseconds
+    event_wait: Nanoseconds
+    copy_call: Nanoseconds
+    sync_return: Nanoseconds
+    graph_launch: Nanoseconds
+    pin_memory: Nanoseconds
+
+
+class PhaseLine(ProfileModel):
+    """a + b * n, device calls excluded."""
+
+    a: Nanoseconds
+    b: Nanoseconds
+
+
+class Phase(PhaseLine):
+    """Host time of a phase of the scheduler. ``kinds``: of steps of a kind for which it is another; the kind is known
+    from a step's preparation on."""
+
+    kinds: dict[StepKind, PhaseLine] = {}
+
+
+class Available(ProfileModel):
+    pinned_memory: bool
+    side_streams: bool
+    events: bool
+    graphs: bool
+
+
+class _Written(ProfileModel):
+    """A profile as it stands in its file."""
+
+    name: str
+    about: str
+    kernels: Kernels
+    copies: CopyRates
+    host: HostCalls
+    phases: dict[str, Phase]
+    available: Available
+    links: dict[LinkName, LinkProfile] = {}  # where several ranks are to be joined
+
+
+class HardwareProfile(_Written):
+    sha256: str
+
+    @property
+    def capabilities(self) -> Capabilities:
+        from ...sched.config import Capabilities  # here, so that listing profiles does not import torch
+
+        return Capabilities(**self.available.model_dump())
+
+
+def names() -> Sequence[str]:
+    """The shipped profiles, in alphabetical order."""
+    return sorted(p.name.removesuffix(".yaml") for p in _folder().iterdir() if p.name.endswith(".yaml"))
+
+
+def load(name_or_path: str | Path) -> HardwareProfile:
+    """The profile shipped under that name, or the one in that file.
+
+    Raises HardwareError when there is none, or with every fault of the file at once.
+    """
+    return _parsed(_read(name_or_path), str(name_or_path))
+
+
+@lru_cache(maxsize=8)  # many questions are of one machine
+def _parsed(raw: bytes, source: str) -> HardwareProfile:
+    try:
+        document = read(raw, source)
+    except ScenarioError as error:
+        raise HardwareError(str(error)) from None
+    if not isinstance(document.data, dict):
+        raise HardwareError(f"{source}: expected a mapping, got {show(document.data)}")
+    return _validated(document, source=source, sha256=hashlib.sha256(raw).hexdigest())
+
+
+def _folder() -> Any:
+    return resources.files("schedbench.profiles.platform.hardware")
+
+
+def _read(name_or_path: str | Path) -> bytes:
+    if str(name_or_path) in names():
+        shipped: bytes = (_folder() / f"{name_or_path}.yaml").read_bytes()
+        return shipped
+    path = Path(name_or_path)
+    try:
+        if path.is_file():
+            with path.open("rb") as file:
+                return file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise HardwareError(f"{show(str(path))}: cannot be read: {error.strerror or error}") from None
+    near = difflib.get_close_matches(str(name_or_path), names(), n=1)
+    hint = f", did you mean {near[0]!r}?" if near else ""
+    raise HardwareError(f"no hardware profile {str(name_or_path)!r}{hint} (available: {', '.join(names())})")
+
+
+def _validated(document: Document, *, source: str, sha256: str) -> HardwareProfile:
+    faults = list(map(str, document.problems))
+    try:
+        profile = _Written.model_validate(document.data)
+    except ValidationError as error:
+        faults += [
+            f"{source}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()
+        ]
+    if faults:
+        raise HardwareError("; ".join(faults))
+    return HardwareProfile(**dict(profile), sha256=sha256)

@@ -1,0 +1,202 @@
+"""What a scenario names outside itself: model, hardware, relays, grammar. Found, or refused all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from ...scenarios.loader import load
+from ...scenarios.problems import KeyPath, Problem, ScenarioError, either, show, touches, unknown
+from ...scenarios.schema import ModelSection, RelaySection, Scenario
+from ...scenarios.workload import params
+from ...sched.data_parallel.mlp import most_ranks
+from ...sched.model import checkpoint
+from ...sched.model.config import ModelConfig
+from ...sched.model.draft import read_draft_config
+from ...sched.model.grammar import GrammarCache, GrammarError
+from ...sched.model.presets import PRESETS
+from ...sched.relay.choice import RelayChoice, choose, refusals, switches
+from ...sched.relay.states import ALIASES, states
+from ..record.definitions import DEFINITIONS
+from .hardware import HardwareError, HardwareProfile
+from .hardware import load as hardware_profile
+from .hosting import unhosted
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    scenario: Scenario
+    model: ModelConfig
+    draft: ModelConfig | None  # of a scenario that speculates
+    hardware: HardwareProfile
+    relays: tuple[RelayChoice, ...]
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The directory that the weights come from; None for a preset."""
+        path = self.scenario.model.path
+        return None if path is None else self.scenario.source.locate(("model", "path"), path)
+
+    @property
+    def draft_checkpoint(self) -> Path | None:
+        """The directory that the draft's weights come from; None for one made of the target's first layer."""
+        path = self.scenario.engine.speculative.draft
+        key = ("engine", "speculative", "draft")
+        return None if path is None else self.scenario.source.locate(key, path)
+
+
+def ask(name: str, overrides: Sequence[str] = ()) -> Resolved:
+    """The scenario of that name or file, resolved. Raises ScenarioError with everything that is wrong with it."""
+    try:
+        return resolve(load(name, overrides))
+    except ScenarioError as error:
+        if error.rest is None:
+            raise
+        raise ScenarioError([*error.problems, *_unresolved(error.rest, error.problems)]) from None
+
+
+def _unresolved(rest: Scenario, problems: Sequence[Problem]) -> list[Problem]:
+    """What else is wrong with a scenario whose broken keys were left out."""
+    try:
+        resolve(rest)
+    except ScenarioError as error:
+        return [problem for problem in error.problems if not touches(problem, problems)]
+    return []
+
+
+def resolve(scenario: Scenario) -> Resolved:
+    """Raises ScenarioError with every name that leads nowhere."""
+    problems: list[Problem] = []
+    model = _attempt(problems, scenario, _named(scenario.model), lambda: _model(scenario))
+    draft = _attempt(
+        problems, scenario, ("engine", "speculative", "draft"), lambda: model and _draft(scenario, model)
+    )
+    _attempt(problems, scenario, ("engine", "pipeline", "stages"), lambda: model and _stages(scenario, model))
+    _attempt(
+        problems,
+        scenario,
+        ("engine", "data_parallel", "ranks"),
+        lambda: model and _data_ranks(scenario, model),
+    )
+    hardware = _attempt(
+        problems, scenario, ("device", "hardware"), lambda: hardware_profile(scenario.device.hardware)
+    )
+    misnamed = (*_misnamed(scenario), *_unmeasured(scenario), *unhosted(scenario, model, hardware))
+    problems += [scenario.source.problem(path, text) for path, text in misnamed]
+    _attempt(problems, scenario, ("workload", "trace"), lambda: _trace(scenario))
+    vocabulary = model or PRESETS["tiny-llama"]  # a broken pattern is broken in any vocabulary
+    _attempt(problems, scenario, ("workload", "sampling", "grammar"), lambda: _grammar(scenario, vocabulary))
+    if problems:
+        raise ScenarioError(problems)
+    assert model is not None and hardware is not None
+    return Resolved(scenario, model, draft, hardware, tuple(map(_relay, scenario.relays)))
+
+
+def _attempt(problems: list[Problem], scenario: Scenario, path: KeyPath, find: Callable[[], T]) -> T | None:
+    try:
+        return find()
+    except (HardwareError, GrammarError, checkpoint.CheckpointError, LookupError) as error:
+        problems.append(scenario.source.problem(path, str(error.args[0])))
+    return None
+
+
+def _named(model: ModelSection) -> KeyPath:
+    """The key that says which model it is; the section when it says nothing."""
+    return ("model", *(key for key in ("preset", "path") if getattr(model, key) is not None))
+
+
+def _model(scenario: Scenario) -> ModelConfig:
+    wanted = scenario.model
+    if wanted.preset is None:
+        if wanted.path is None:
+            raise LookupError("required, but not given")
+        found = checkpoint.read_config(scenario.source.locate(("model", "path"), wanted.path))
+    elif wanted.preset in PRESETS:
+        found = PRESETS[wanted.preset]
+    else:
+        raise LookupError(unknown("preset", wanted.preset, sorted(PRESETS)))
+    if wanted.deeper_scale is not None:
+        found = replace(found, deeper_scale=wanted.deeper_scale)
+    return found if wanted.dtype == "auto" else replace(found, dtype=getattr(torch, wanted.dtype))
+
+
+def _draft(scenario: Scenario, model: ModelConfig) -> ModelConfig | None:
+    spec = scenario.engine.speculative
+    if spec.algorithm == "none":
+        return None
+    if spec.draft is None:
+        return replace(model, num_layers=1)
+    return read_draft_config(scenario.source.locate(("engine", "speculative", "draft"), spec.draft), model)
+
+
+def _stages(scenario: Scenario, model: ModelConfig) -> int:
+    stages = scenario.engine.pipeline.stages
+    if stages > model.num_layers:
+        raise LookupError(f"expected at most the model's {model.num_layers} layers, got {stages}")
+    return stages
+
+
+def _data_ranks(scenario: Scenario, model: ModelConfig) -> int:
+    wanted = scenario.engine.data_parallel
+    most = most_ranks(model)
+    if wanted.mlp == "shared" and wanted.ranks > most:
+        raise LookupError(
+            f"expected at most {most}, which share the columns of {model.name}, got {wanted.ranks}"
+        )
+    return wanted.ranks
+
+
+def _misnamed(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    """States, switches and settings of relays that do not exist: the key to blame, and what is wrong."""
+    at = ("engine", "relays" if scenario.engine.relays else "relay")
+    for relay in scenario.relays:
+        if relay.state not in (*states(), *ALIASES):
+            yield at, unknown("relay state", relay.state, [*states(), *ALIASES])
+        for switch, value in relay.switches.items():
+            settings = switches().get(switch, ())
+            if not settings:
+                yield (*at, switch), unknown("relay switch", switch, list(switches()))
+            elif _word(value) not in settings:
+                yield (*at, switch), f"expected {either(settings)}, got {show(value)}"
+            else:
+                yield from (((*at, switch), why) for why in refusals(relay.state, {switch: _word(value)}))
+
+
+def _unmeasured(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    case = scenario.case
+    if case is not None and case.metric not in DEFINITIONS:
+        yield ("case", "metric"), unknown("metric", case.metric, list(DEFINITIONS))
+
+
+def _relay(relay: RelaySection) -> RelayChoice:
+    return choose(relay.state, {name: _word(value) for name, value in relay.switches.items()})
+
+
+def _word(value: bool | int | float | str) -> str:
+    """YAML reads a bare ``off`` as a boolean; switches are words."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
+
+
+def _trace(scenario: Scenario) -> None:
+    trace = scenario.workload.trace
+    if trace is not None:
+        path = scenario.source.locate(("workload", "trace"), trace)
+        try:
+            path.stat()
+        except (OSError, ValueError) as error:
+            raise LookupError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _grammar(scenario: Scenario, model: ModelConfig) -> None:
+    sampling = scenario.workload.sampling
+    spec = params(sampling, max_new_tokens=1).grammar
+    if spec is not None:
+        GrammarCache(model.vocab_size, model.eos_token_ids).start(spec)

@@ -1,0 +1,30 @@
+"""A device whose streams may wait for those of other ranks' devices."""
+
+from __future__ import annotations
+
+from ..vgpu.engine import EventRecording, Simulation
+from .rank_threads import AwaitedMark, Member
+
+QUEUES = 32  # more than any rank has
+
+
+class SharedSimulation(Simulation):
+    """Advanced only together with the other ranks' devices, and no further than any host that could still launch."""
+
+    def __init__(self, *, gap: int, member: Member) -> None:
+        super().__init__(gap=gap, first=member.rank * QUEUES)
+        self._member = member
+
+    def settle(self, now: int) -> None:
+        self._member.settle(now)
+
+    def wait(self, mark: EventRecording) -> int:
+        if mark.time is None:
+            self._member.wait(AwaitedMark(mark))
+        assert mark.time is not None, "what is waited for has been launched"
+        return mark.time
+
+    def drain(self) -> int:
+        for mark in [self.record(queue, 0) for queue in self._queues]:
+            self.wait(mark)
+        return max((queue.tail for queue in self._queues), default=0)

@@ -1,0 +1,32 @@
+"""A run under Nsight Systems: ``python -m schedbench.profiles.ranks.recorded_child SCENARIO --device D``.
+
+One pass, without CUPTI: only one tool at a time may listen to it. Its numbers are nobody's; what counts is the capture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from ..platform.resolve import ask
+from .execute import Options, execute
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Run one scenario once, for whoever watches.")
+    parser.add_argument("scenario")
+    parser.add_argument("--device", choices=("cuda", "vgpu"), required=True)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    given = parse(arguments)
+    resolved = ask(given.scenario, given.set)
+    execute(resolved, resolved.relays[0], Options(device=given.device, traced=False))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,66 @@
+"""The machine and the program that a result was made with. Names no user, host or folder."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ... import __version__
+from .result import Tool
+
+_PACKAGES = ("torch", "triton", "nvtx", "numpy")
+
+
+def tool() -> Tool:
+    sha, dirty = _git()
+    return Tool(version=__version__, git_sha=sha, dirty=dirty)
+
+
+def environment() -> dict[str, Any]:
+    """Versions and processor; what a device adds is the machine's to say."""
+    return {
+        "python": platform.python_version(),
+        "platform": f"{platform.system()}-{platform.machine()}",
+        "cpu": _cpu(),
+        **{name: version for name in _PACKAGES if (version := _version(name))},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown"
+    )
+
+
+def _git() -> tuple[str | None, bool | None]:
+    """Commit and dirtiness of the checkout that this runs from; nothing when installed as a package."""
+    root = Path(__file__).resolve().parents[1]
+    if not (root / ".git").exists():
+        return None, None
+    sha = _run_git(root, "rev-parse", "HEAD")
+    status = _run_git(root, "status", "--porcelain")
+    return (sha.strip() or None if sha is not None else None), (bool(status) if status is not None else None)
+
+
+def _run_git(root: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout

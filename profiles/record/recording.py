@@ -1,0 +1,159 @@
+"""A run's timeline on disk, beside its result: what a picture of it takes. Windows are written as they come.
+
+A gzipped file of JSON lines: a head, one line per window with its records as arrays, and a foot with the names behind
+their small numbers. A long run's file ends early and says so.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Literal, Self, cast
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from .files import packed_whole
+from .result import ResultError
+from .timeline import Names, Site, Window
+
+FILE: Final = "timeline.jsonl.gz"
+RESULT: Final = "result.json"  # what it lies beside
+_OF_RANK: Final = "timeline.{}.jsonl.gz"
+_NAMED: Final = re.compile(r"timeline(\.\d+)?\.jsonl\.gz$")
+MOST: Final = 2_000_000  # records; a hundred megabytes or so of a picture
+MAX_LINE: Final = 2**28
+MANY_RANKS: Final = 256
+
+_WINDOW: Final = TypeAdapter(Window)
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Head(_Line):
+    schema_version: Literal["1.0"] = "1.0"
+    timeline: Literal["schedbench"] = "schedbench"
+
+
+class _Foot(_Line):
+    sites: tuple[Site, ...]
+    streams: dict[int, str]
+    left_out: int
+
+
+class TimelineRecording:
+    """An instrument. The file appears when the run is over, whole; of several passes it has the last."""
+
+    def __init__(self, path: Path, *, most: int = MOST) -> None:
+        self._path, self._most = path, most
+        self._pass = ExitStack()
+        self._file: BinaryIO | None = None
+        self._count = self._left_out = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._drop()
+
+    def begin(self) -> None:
+        self._drop()
+        self._file = self._pass.enter_context(packed_whole(self._path, level=1))
+        self._count = self._left_out = 0
+        self._write(_Head().model_dump_json().encode())
+
+    def feed(self, window: Window) -> None:
+        size = len(window.ranges) + len(window.ops) + len(window.calls) + len(window.waits)
+        if self._left_out or self._count + size > self._most:
+            self._left_out += size
+        else:
+            self._count += size
+            self._write(_WINDOW.dump_json(window))
+
+    def finish(self, names: Names) -> None:
+        foot = _Foot(sites=tuple(names.sites), streams=dict(names.streams), left_out=self._left_out)
+        self._write(foot.model_dump_json().encode())
+        self._file = None
+        self._pass.close()
+
+    def _write(self, line: bytes) -> None:
+        assert self._file is not None
+        self._file.write(line + b"\n")
+
+    def _drop(self) -> None:
+        """Leave nothing of a pass that has not been finished."""
+        if self._file is not None:
+            self._file = None
+            with suppress(_DroppedError):
+                self._pass.__exit__(_DroppedError, _DroppedError(), None)
+
+
+class _DroppedError(Exception):
+    """Nobody wants the pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTimeline:
+    """``left_out`` records were too many. Has the names of its own records."""
+
+    windows: Sequence[Window]
+    sites: Sequence[Site]
+    streams: dict[int, str]
+    left_out: int = 0
+
+
+def file_of(rank: int) -> str:
+    """The name of a rank's file; of one alone it is the first one's."""
+    return _OF_RANK.format(rank) if rank else FILE
+
+
+def is_recording(name: str) -> bool:
+    """Whether a file that is called so is one rank's."""
+    return _NAMED.search(name) is not None
+
+
+def read_ranks(folder: Path) -> dict[int, RecordedTimeline]:
+    """Every rank's timeline in a folder, by rank. Raises as ``read_recording``."""
+    return {
+        rank: read_recording(folder / file_of(rank))
+        for rank in range(MANY_RANKS)
+        if (folder / file_of(rank)).is_file()
+    }
+
+
+def read_recording(path: Path) -> RecordedTimeline:
+    """Raises ResultError for what is no recording, OSError."""
+    windows: list[Window] = []
+    foot: _Foot | None = None
+    try:
+        with _lines(path) as lines:
+            _Head.model_validate_json(next(lines, ""))
+            for line in lines:
+                if line.startswith('{"start"'):
+                    windows.append(_WINDOW.validate_json(line))
+                else:
+                    foot = _Foot.model_validate_json(line)
+    except (ValidationError, ValueError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ResultError(f"{path}: no timeline of a run: {_why(error)}") from None
+    if foot is None:
+        raise ResultError(f"{path}: no timeline of a run: it ends early")
+    return RecordedTimeline(windows, foot.sites, foot.streams, foot.left_out)
+
+
+@contextmanager
+def _lines(path: Path) -> Iterator[Iterator[str]]:
+    with gzip.open(path) as file, TextIOWrapper(cast(Any, file), encoding="utf-8") as text:
+        yield iter(lambda: text.readline(MAX_LINE), "")
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        return error.errors(include_url=False, include_input=False)[0]["msg"]
+    return str(error)

@@ -1,0 +1,428 @@
+"""The result document: one run's numbers, immutable, versioned, unambiguous.
+
+Everything outside ``run`` and ``environment`` is a function of the scenario and the program, so an emulated
+run repeats byte for byte. Knows nothing of how the numbers were found or how they are shown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import stat
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
+from pydantic_core import from_json
+
+from ...scenarios.problems import dotted, show
+from .definitions import Direction
+from .files import write_whole
+
+# History: 1.0 the first.
+SCHEMA_VERSION: Final = "1.0"
+
+
+OWN_CLOCKS: Final = "the ranks' clocks are their own: no link was emulated"
+
+
+class ResultError(ValueError):
+    """A file is no result document, or one of a version that is not understood."""
+
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Number = Annotated[float, Field(ge=-1e150, le=1e150)]  # can be squared
+Instant = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # ns
+
+
+class ResultModel(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Abstained(ResultModel):
+    """A number that was not earned, and why."""
+
+    value: None = None
+    abstained: str
+
+
+class Metric(ResultModel):
+    """``values`` has one entry per repeat: the value, or the mean of a distribution. The rest describes the
+    pooled distribution of ``n`` samples and is absent for plain values."""
+
+    unit: str
+    direction: Direction
+    exact: bool  # repeats byte for byte; compared without statistics
+    values: tuple[Number, ...]
+    n: Count | None = None
+    min: Number | None = None
+    max: Number | None = None
+    p50: Number | Abstained | None = None
+    p90: Number | Abstained | None = None
+    p95: Number | Abstained | None = None
+    p99: Number | Abstained | None = None
+
+
+class Tool(ResultModel):
+    name: str = "schedbench"
+    version: str
+    git_sha: str | None = None
+    dirty: bool | None = None
+
+
+class RunPart(ResultModel):
+    id: str
+    command: str
+    started: str  # ISO 8601, UTC
+    wall_s: Number
+    emulation_speed: Number | None = None  # virtual seconds per second of wall time
+    cancelled: bool = False
+    failure: str | None = None  # ranks that were lost, and what became of the others
+    missed: tuple[str, ...] = ()  # entries of the scenario's faults that it did not come to
+    hazards_s: Number | None = None  # of wall_s, what watching for hazards took
+
+
+class Labels(ResultModel):
+    emulated: bool
+    profiled: bool = False
+    acceptance: Literal["measured", "simulated"] | None = None  # of drafts, where the run speculates
+    host: Literal["modelled", "measured"]
+    capture: Literal["nsys", "torch"] | None = (
+        None  # the tool, where no run of ours but a file of its was read
+    )
+    world: Literal["virtual", "distributed"] | None = None  # of several ranks; None: one, or an old document
+
+
+class ScenarioPart(ResultModel):
+    expanded: dict[str, JsonValue]
+    sha256: str
+
+    @property
+    def seed(self) -> int | None:
+        """Of the workload; None where the scenario leaves it open."""
+        return _seed(self.expanded)
+
+    @field_validator("expanded")
+    @classmethod
+    def _has_a_seed_that_can_be_one(cls, expanded: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        _seed(expanded)
+        return expanded
+
+
+def _seed(expanded: dict[str, JsonValue]) -> int | None:
+    measure = expanded.get("measure", {})
+    seed = measure.get("seed") if isinstance(measure, dict) else measure
+    if isinstance(seed, bool) or not isinstance(seed, int | None):
+        raise ValueError("measure.seed: expected a whole number")
+    return seed
+
+
+class RelayPart(ResultModel):
+    """``loop`` is the one that ran: where the scenario says ``overlap: auto``, what that chose."""
+
+    state: str
+    loop: Literal["overlapped", "serial", "pipelined"] | None = None  # None: written before loops were told
+    policies: dict[str, str] = {}
+    switches: Mapping[str, JsonValue] = {}
+    faults: tuple[str, ...] = ()  # what was broken on purpose
+
+
+class HardwarePart(ResultModel):
+    name: str
+    sha256: str | None = None
+
+
+class CountSummary(ResultModel):
+    """Counts per step over all steps of a kind."""
+
+    median: Number
+    mean: Number
+    max: Count
+    steps_with: Count
+
+
+class KindCounts(ResultModel):
+    """Steps of a kind and, by stream, the counts of h2d, d2h, d2d, memset, sync and kernel, and of the finer
+    h2d_pinned, h2d_pageable, h2d_blocking and their d2h likes. What never happened is left out."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="allow")
+    __pydantic_extra__: dict[str, dict[str, CountSummary]] = Field(init=False)
+
+    steps: Count
+
+    @property
+    def streams(self) -> dict[str, dict[str, CountSummary]]:
+        return self.__pydantic_extra__
+
+
+class SitePart(ResultModel):
+    file: str
+    function: str
+    line: Count
+    statement: str
+
+
+class CopyRow(ResultModel):
+    """Copies of one source line that are alike. ``kind`` is the step's kind, ``none`` outside of steps;
+    direction ``kernel`` is a kernel that touched pinned host memory."""
+
+    site: SitePart | None
+    range: str
+    kind: str
+    stream: str
+    direction: str
+    host_memory: str
+    blocking: bool
+    count: Count
+    steady: Count  # of count, those in steady decodes
+    bytes: Count
+    host_us: Number  # its calls waited for the device
+    exposed_us: Number
+
+
+class SyncRow(ResultModel):
+    """Syncs, and other calls that waited, of one source line."""
+
+    site: SitePart | None
+    range: str
+    kind: str
+    stream: str
+    call: str
+    sync: bool  # its purpose is to wait
+    count: Count
+    steady: Count  # of count, those in steady decodes
+    host_us: Number
+    exposed_us: Number
+
+
+class IdlePart(ResultModel):
+    """Forward idle in total and its parts: host late, dependency, kernel gap, no work, residue."""
+
+    host_late_us: Number
+    launch_latency_us: Number  # of host late
+    unnamed_host_us: Number  # of host late, in no range
+    dependency_us: Number
+    kernel_gap_us: Number
+    no_work_us: Number
+    residue_us: Number
+
+
+class EngagementPart(ResultModel):
+    taken: Count
+    eligible: Count
+
+
+class RankPart(ResultModel):
+    name: str
+    role: str
+    per_step: dict[str, KindCounts]
+    idle: IdlePart | Abstained
+    metrics: dict[str, Metric | Abstained]
+
+
+class SummaryPart(ResultModel):
+    """Of token counts."""
+
+    mean: Number
+    p50: Number
+    p95: Number
+
+
+class LengthsPart(ResultModel):
+    """``requested`` is what the distribution has; a trace requests nothing."""
+
+    requested: SummaryPart | None
+    achieved: SummaryPart
+
+
+class WorkloadPart(ResultModel):
+    """What was drawn, or found in a trace, before the run: where that broke off or was interrupted, the whole plan.
+    ``clipped`` requests were shortened to fit the model's context."""
+
+    requests: Count
+    prompt_tokens: LengthsPart
+    output_tokens: LengthsPart
+    clipped: Count
+
+
+class RequestRow(ResultModel):
+    """Instants are ns of the run's clock."""
+
+    id: str
+    arrival: Instant
+    first_token: Instant | None
+    finish: Instant | None
+    prompt_tokens: Count
+    output_tokens: Count
+    status: Literal["finished", "refused", "aborted", "failed", "cancelled"]
+    reason: str
+    token_ids: tuple[Count, ...] | None = None
+
+
+class Outputs(ResultModel):
+    digest: str
+
+
+class HazardAccess(ResultModel):
+    """``stream`` is "host" where the host itself touched pinned memory."""
+
+    op: str
+    site: SitePart | None
+    stream: str
+
+
+class HazardFinding(ResultModel):
+    """Two accesses that nothing orders; or one, the last of many, that is for nothing."""
+
+    resource: str
+    first: HazardAccess
+    second: HazardAccess | None
+    missing: str
+
+
+class Hazards(ResultModel):
+    """``known``: those that the relay state declares and this run showed; ``findings`` are all others."""
+
+    known: tuple[str, ...] = ()
+    findings: tuple[HazardFinding, ...] = ()
+
+
+class Result(ResultModel):
+    schema_version: Literal["1.0"] = SCHEMA_VERSION
+    tool: Tool
+    run: RunPart
+    environment: dict[str, JsonValue]
+    labels: Labels
+    scenario: ScenarioPart
+    workload: WorkloadPart | Abstained
+    relay: RelayPart
+    hardware: HardwarePart
+    metrics: dict[str, Metric | Abstained]
+    per_step: dict[str, KindCounts]
+    copies: tuple[CopyRow, ...]
+    syncs: tuple[SyncRow, ...]
+    idle: IdlePart | Abstained
+    engagement: dict[str, EngagementPart] = {}
+    ranks: tuple[RankPart, ...] = ()
+    requests: tuple[RequestRow, ...]
+    outputs: Outputs | Abstained
+    hazards: Hazards | Abstained
+
+    @property
+    def one_clock(self) -> bool:
+        """Whether an instant of one rank's can stand beside another's."""
+        return not (isinstance(self.idle, Abstained) and self.idle.abstained == OWN_CLOCKS)
+
+    @property
+    def told(self) -> tuple[dict[str, KindCounts], ...]:
+        """Whose steps ``copies`` and ``syncs`` are of: all ranks'."""
+        return tuple(rank.per_step for rank in self.ranks) or (self.per_step,)
+
+    @property
+    def unrecorded(self) -> str | None:
+        """Why no source line is told, where that is no finding: nobody took its times, or nobody counted."""
+        nothing = not self.copies and not self.syncs
+        return self.idle.abstained if nothing and isinstance(self.idle, Abstained) else None
+
+    def steps(self) -> Counter[str]:
+        """Of every kind, those that ``copies`` and ``syncs`` are of."""
+        kinds: Counter[str] = Counter()
+        for part in self.told:
+            kinds.update({kind: counts.steps for kind, counts in part.items()})
+        return kinds
+
+    def document(self) -> dict[str, Any]:
+        """Plain dicts, lists and scalars, as they stand in the file; what is absent is left out."""
+        document: dict[str, Any] = self.model_dump(mode="json")
+        for label in ("acceptance", "capture", "world"):
+            if document["labels"][label] is None:
+                del document["labels"][label]
+        for told in ("failure", "missed"):
+            if not document["run"][told]:
+                del document["run"][told]
+        if self.relay.loop is None:
+            del document["relay"]["loop"]
+        for request in document["requests"]:
+            if request["token_ids"] is None:
+                del request["token_ids"]
+        for metric in document["metrics"].values():
+            for name in [name for name, value in metric.items() if value is None and name != "value"]:
+                del metric[name]
+        return document
+
+    def to_json(self) -> str:
+        return canonical(self.document())
+
+    def write(self, path: Path) -> None:
+        write_whole(path, self.to_json())
+
+    @classmethod
+    def from_json(cls, text: str | bytes, *, name: str = "result") -> Self:
+        """Raises ResultError, naming ``name`` and the first thing that is wrong."""
+        try:
+            document = from_json(text, allow_inf_nan=False)
+        except ValueError as error:
+            raise ResultError(f"{name}: not JSON: {error}") from None
+        return cls.from_document(document, name=name)
+
+    @classmethod
+    def from_document(cls, document: object, *, name: str = "result") -> Self:
+        """As ``from_json``, of what was read already."""
+        if not isinstance(document, dict) or "schema_version" not in document:
+            raise ResultError(f"{name}: not a schedbench result: no schema_version")
+        if document["schema_version"] != SCHEMA_VERSION:
+            raise ResultError(
+                f"{name}: schema_version {show(document['schema_version'])} is not understood; "
+                f"this schedbench reads {SCHEMA_VERSION}"
+            )
+        try:
+            return cls.model_validate(document)
+        except ValidationError as error:
+            raise ResultError(f"{name}: {_first(error)}") from None
+
+
+def read(path: Path) -> Result:
+    """Raises ResultError when the file is missing, unreadable, junk, or of an unknown version."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ResultError(f"{path}: not a regular file")
+        content = path.read_bytes()
+    except OSError as error:
+        raise ResultError(f"{path}: {error.strerror or error}") from None
+    return Result.from_json(content, name=str(path))
+
+
+def canonical(document: dict[str, Any]) -> str:
+    """JSON with sorted keys; a line per top-level entry and per row of a list, so that files diff well. What is no
+    text, such as a byte of a file's name, becomes a question mark."""
+    entries = (f"{_dump(key)}: {_rows(document[key])}" for key in sorted(document))
+    text = "{\n" + ",\n".join(entries) + "\n}\n"
+    return text.encode("utf-8", "replace").decode()
+
+
+def _rows(value: object) -> str:
+    if not isinstance(value, list) or not value:
+        return _dump(value)
+    return "[\n " + ",\n ".join(map(_dump, value)) + "\n]"
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
+
+
+def _first(error: ValidationError) -> str:
+    first, *others = error.errors(include_url=False)
+    where = dotted(first["loc"])
+    more = f" (and {len(others)} more)" if others else ""
+    return f"{where}: {first['msg']}{more}"
+
+
+def digest(outputs: Iterable[tuple[str, Sequence[int]]]) -> str:
+    """sha256 over (request id, output token ids) in request order. Same digest, same tokens."""
+    running = hashlib.sha256()
+    for request, tokens in outputs:
+        running.update(json.dumps([request, list(tokens)], separators=(",", ":")).encode())
+        running.update(b"\n")
+    return running.hexdigest()

@@ -1,0 +1,112 @@
+"""One record model for what happened, whatever watched: the vgpu's ledger, Kineto, Nsight Systems.
+
+All instants are integer nanoseconds on one clock. Records refer to ranges by name and step, to source lines by
+an index into ``Timeline.sites``, to streams by a small integer named in ``Timeline.streams``.
+
+A timeline is delivered as windows in time order. A window holds every record that *ended* in [start, end) of the
+window; whatever is still under way comes in a later one. A short run is a single window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+
+from ...sched.observe import StepInfo
+
+OpKind = Literal["kernel", "h2d", "d2h", "d2d", "memset", "send"]
+CallKind = Literal["sync", "copy", "launch", "event", "graph", "link"]
+HostMemory = Literal["pinned", "pageable", ""]
+
+NO_SITE = -1
+
+
+class Site(NamedTuple):
+    """A source line of the scheduler. Matched between refs by file, function and statement; lines move."""
+
+    file: str
+    function: str
+    line: int
+    statement: str
+
+
+class Range(NamedTuple):
+    """A named piece of host work. ``step`` is the step that it belongs to."""
+
+    name: str
+    step: int
+    size: int
+    start: int
+    end: int
+
+
+class Op(NamedTuple):
+    """Something the device executed."""
+
+    kind: OpKind
+    name: str
+    stream: int
+    start: int
+    end: int
+    bytes: int  # copied, for copies; 0 for kernels
+    host_bytes: int  # pinned host memory touched by a kernel ("kernel copy"); 0 otherwise
+    host_memory: HostMemory
+    blocking: bool  # the host waited for it
+    range: str  # innermost open range, "" if none
+    forward: bool  # opened inside a range of category forward
+    step: int
+    site: int
+    launched: int  # when the host enqueued it
+    kernels: int = 1  # kernels in it: more than one for what a replayed graph ran without a break
+
+
+class Call(NamedTuple):
+    """A host call into the device's API. ``waited`` of its duration was spent waiting for the device."""
+
+    kind: CallKind
+    name: str
+    start: int
+    end: int
+    waited: int  # ns, at the end of the call
+    stream: int
+    range: str
+    step: int
+    site: int
+
+
+class Wait(NamedTuple):
+    """A stream held by an event of another stream: work behind it was enqueued but could not start."""
+
+    stream: int
+    start: int
+    end: int
+    step: int
+
+
+@dataclass(slots=True)
+class Window:
+    start: int
+    end: int
+    ranges: list[Range] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    waits: list[Wait] = field(default_factory=list)
+    launched: list[StepInfo] = field(default_factory=list)  # steps whose forward was enqueued
+    settled: list[StepInfo] = field(default_factory=list)
+
+
+class Sink(Protocol):
+    """Takes windows in time order; metrics, traces and reports are sinks."""
+
+    def feed(self, window: Window) -> None: ...
+
+
+class Names(Protocol):
+    """Resolves the small integers of records once a run is over."""
+
+    @property
+    def sites(self) -> Sequence[Site]: ...
+
+    @property
+    def streams(self) -> dict[int, str]: ...

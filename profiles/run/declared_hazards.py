@@ -1,0 +1,119 @@
+"""What a run's findings mean: hazards that its relay state declares, by name, and all others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ...sched.loop.engine import Engine
+from ...sched.relay import known
+from ..platform.machine import Machine
+from ..record.result import Abstained, HazardAccess, Hazards, SitePart
+from ..record.result import HazardFinding as FindingPart
+from ..record.timeline import Site
+from ..vgpu.hazards.findings import Finding, Kind, Touch
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """How a declared hazard shows: its kind, and words of the two statements that meet."""
+
+    kind: Kind
+    resource: str = ""
+    first: str = ""
+    second: str = ""
+
+    def fits(self, finding: Finding) -> bool:
+        return (
+            finding.kind == self.kind
+            and self.resource in finding.resource
+            and self.first in _statement(finding.first)
+            and self.second in _statement(finding.second)
+        )
+
+
+# By the names that states of the relay declare them under.
+SIGNS: Mapping[str, tuple[Sign, ...]] = {
+    known.SLOT_REUSE: (
+        Sign("race", "req_to_token", second="_write_cache_indices("),
+        Sign("race", "req_to_token", second="req_to_token["),
+        Sign("race", "req_to_token", second="place_extend("),
+        Sign("race", "req_to_token", second="place_decode("),
+        Sign("race", "output_tokens_buf"),
+    ),
+    known.PAGE_TABLE_REWRITE: (Sign("race", "req_to_token", second="match.device_indices["),),
+    known.STAGED_LATE: (Sign("freed", first="output_tokens_buf[rows]"),),
+    known.PENALTY_STATE: (
+        Sign("race", "sched/model/penalties.py"),
+        Sign("freed", "sched/model/penalties.py"),
+    ),
+    known.DRAFT_LENGTHS: (Sign("race", first="batch.seq_lens = context.futures", second="batch.seq_lens["),),
+    known.CHUNK_REWRITE: tuple(
+        Sign("race", "req_to_token", second=statement)
+        for statement in ("write_cache_indices(", "place_extend(", "match.device_indices[")
+    ),
+    known.ROUND_TRIP: (Sign("freed", "result of receive"), Sign("freed", "result of _to_copy")),
+    known.DEAD_STASH: (Sign("unread", "output_tokens_buf"),),
+    known.DEAD_PUBLISH: (Sign("unread", "new_seq_lens_buf"),),
+}
+
+
+def hazards(machine: Machine, declared: Sequence[str], *, decoded: bool) -> Hazards | Abstained:
+    """Of everything that ran on the machine so far. ``decoded``: there were decodes or verifies, which read what steps
+    hand on."""
+    if machine.hazards is None:
+        where = (
+            "hazards were not watched for"
+            if machine.labels.emulated
+            else "a timed run on CUDA is not watched for hazards: check --device cuda"
+        )
+        return Abstained(abstained=where)
+    names = machine.names.sites, machine.names.streams
+    found = machine.hazards.found(*names) + (machine.hazards.unread(*names) if decoded else ())
+    return sorted_out(found, declared)
+
+
+def name_pools(machine: Machine, engine: Engine) -> None:
+    """What findings call the tensors that steps share."""
+    if machine.hazards is not None:
+        machine.hazards.name(engine.slots.req_to_token, "req_to_token")
+        for name, value in vars(engine.relay.context.futures).items():
+            if isinstance(value, torch.Tensor):
+                machine.hazards.name(value, name)
+        for name, value in engine.tier.tables().items():
+            machine.hazards.name(value, name)
+
+
+def sorted_out(found: Sequence[Finding], declared: Sequence[str]) -> Hazards:
+    shown = {
+        name: [finding for finding in found if any(sign.fits(finding) for sign in SIGNS[name])]
+        for name in declared
+    }
+    attributed = {id(finding) for findings in shown.values() for finding in findings}
+    return Hazards(
+        known=tuple(name for name, findings in shown.items() if findings),
+        findings=tuple(_part(finding) for finding in found if id(finding) not in attributed),
+    )
+
+
+def _part(finding: Finding) -> FindingPart:
+    return FindingPart(
+        resource=finding.resource,
+        first=_access(finding.first),
+        second=None if finding.second is None else _access(finding.second),
+        missing=finding.missing,
+    )
+
+
+def _access(touch: Touch) -> HazardAccess:
+    return HazardAccess(op=touch.op, site=_site(touch.site), stream=touch.stream)
+
+
+def _site(site: Site | None) -> SitePart | None:
+    return None if site is None else SitePart(**site._asdict())
+
+
+def _statement(touch: Touch | None) -> str:
+    return touch.site.statement if touch and touch.site else ""

@@ -1,0 +1,99 @@
+"""A rank's place among others: its link, and its part of the work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ...sched.data_parallel.requests import Dealt
+from ...sched.data_parallel.share import RankShare
+from ...sched.disagg.place import RankLayout
+from ...sched.disagg.requests import Routed
+from ...sched.link import Link
+from ...sched.model.config import ModelConfig
+from ...sched.model.replay import Input
+from ...sched.model.tags import TagPool
+from ...sched.observe import Clock
+from ...sched.pipeline.requests import Following, Leading, RequestSource
+from ...sched.pipeline.stages import Stage
+from .fault_injector import FaultInjector
+
+ALIGN = "align"
+_SLACK = 1_000_000  # ns, in which every rank hears of the instant
+_TOKENS = torch.int64
+
+
+class RankContext(NamedTuple):
+    """``link`` where there are others; ``stage`` where the ranks are a pipeline, ``place`` where prompts and decodes
+    have workers of their own, ``share`` where each has a part of the requests; ``fault_injector`` where the
+    scenario scripts a failure of the rank."""
+
+    link: Link | None = None
+    stage: Stage | None = None
+    place: RankLayout | None = None
+    share: RankShare | None = None
+    fault_injector: FaultInjector | None = None
+
+    @property
+    def rank(self) -> int:
+        return 0 if self.link is None else self.link.rank
+
+    def layers(self, model: ModelConfig) -> range:
+        """Of the whole model, those that this rank has."""
+        return range(model.num_layers) if self.stage is None else self.stage.layers
+
+    def source(self, source: RequestSource) -> RequestSource:
+        """Where the rank's requests come from."""
+        if self.place is not None and self.link is not None:
+            return Routed(self.link, self.place)
+        if self.share is not None:
+            return Dealt(source, self.share)
+        if self.stage is None or self.link is None:
+            return source
+        place = self.link, self.stage
+        return Leading(source, *place) if self.stage.is_first else Following(*place)
+
+    @property
+    def tells(self) -> bool:
+        """Whether requests end here for their clients."""
+        if self.share is not None:
+            return True
+        return self.rank == 0 if self.place is None else self.place.ends
+
+    @property
+    def decodes(self) -> bool:
+        return self.place is None or self.place.role == "decode"
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """A decode worker's prompts are another's: it has none to share."""
+        return self.place is None or self.place.role != "decode"
+
+    def proxies(self, model: ModelConfig, tags: TagPool | None) -> Sequence[Input]:
+        """What the rank's forwards take from the stage before; where tags are kept, the tokens themselves too."""
+        if self.stage is None or self.stage.is_first:
+            return ()
+        hidden = Input((model.hidden_size,), model.dtype)
+        return (hidden, hidden, *(() if tags is None else (Input((), _TOKENS),)))
+
+
+ALONE = RankContext()
+
+
+def align(rank_context: RankContext, clock: Clock) -> int:
+    """Bring all ranks' clocks to the latest one; the instant."""
+    link = rank_context.link
+    if link is None:
+        return clock.now()
+    if link.rank:
+        link.send(0, ALIGN, clock.now())
+        at: int = link.receive(0, ALIGN).value
+    else:
+        others = range(1, link.size)
+        at = max(clock.now(), *(link.receive(rank, ALIGN).value for rank in others)) + _SLACK
+        for rank in others:
+            link.send(rank, ALIGN, at)
+    clock.sleep_until(at)
+    return at

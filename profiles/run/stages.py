@@ -1,0 +1,149 @@
+"""Stages of a long errand, each a process of its own with a deadline: one that fails or hangs stops no other."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+Status = Literal["ok", "failed", "skipped"]
+
+LEAST = 5.0  # seconds; with less left a stage is not begun
+GRACE = 10.0  # seconds that a stage has to keep what there is, once it is interrupted
+TAIL = 2000  # characters of output that are kept of a failure
+
+
+@dataclass(frozen=True, slots=True)
+class GpuStage:
+    """``arguments`` are Python's; ``needs`` names stages that must have succeeded, ``uses`` others whose results it
+    takes where there are any, ``packages`` what must be there. ``kept``: time is kept for it, whatever runs before.
+    ``writes``: files besides ``NAME.json`` and ``NAME.md``."""
+
+    name: str
+    arguments: tuple[str, ...]
+    deadline: float  # seconds
+    needs: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    kept: bool = False
+    writes: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (f"{self.name}.json", f"{self.name}.md", *self.writes)
+
+
+class StageOutcome(NamedTuple):
+    name: str
+    status: Status
+    seconds: float
+    error: str = ""
+
+
+def run_all(
+    stages: Sequence[GpuStage],
+    *,
+    budget: float,
+    run: Callable[[GpuStage, float], StageOutcome],
+    now: Callable[[], float] = time.monotonic,
+) -> Iterator[StageOutcome]:
+    """Each stage in order, within ``budget`` seconds together. ``run`` gets the stage and its seconds, less than its
+    deadline where the budget, or what is kept for others, leaves no more."""
+    end = now() + budget
+    done: dict[str, StageOutcome] = {}
+    for place, stage in enumerate(stages):
+        kept = sum(later.deadline for later in stages[place + 1 :] if later.kept)
+        rest = end - now() - kept
+        why = _obstacle(stage, done) or ("no time left" if rest < LEAST else "")
+        outcome = (
+            StageOutcome(stage.name, "skipped", 0.0, why) if why else run(stage, min(stage.deadline, rest))
+        )
+        done[stage.name] = outcome
+        yield outcome
+
+
+def chosen(stages: Sequence[GpuStage], prefixes: Sequence[str]) -> list[GpuStage]:
+    """Those whose names begin so, and what they need or use, in their order."""
+    wanted: set[str] = set()
+    for stage in reversed(stages):  # what a stage needs comes before it
+        if stage.name in wanted or stage.name.startswith(tuple(prefixes)):
+            wanted |= {stage.name, *stage.needs, *stage.uses}
+    return [stage for stage in stages if stage.name in wanted]
+
+
+def _obstacle(stage: GpuStage, done: Mapping[str, StageOutcome]) -> str:
+    unmet = [name for name in stage.needs if name not in done or done[name].status != "ok"]
+    if unmet:
+        return f"needs {', '.join(unmet)}"
+    missing = absent(stage)
+    return f"not installed: {', '.join(missing)}" if missing else ""
+
+
+def absent(stage: GpuStage) -> list[str]:
+    """Packages that it must have and that are not there."""
+    return [name for name in stage.packages if importlib.util.find_spec(name) is None]
+
+
+def in_process(python: str, folder: Path) -> Callable[[GpuStage, float], StageOutcome]:
+    """Runs a stage with that Python; its output goes to ``NAME.log`` in the folder."""
+
+    def run(stage: GpuStage, seconds: float) -> StageOutcome:
+        begin = time.monotonic()
+        path = folder / f"{stage.name}.log"
+        with path.open("w", encoding="utf-8") as log:
+            process = subprocess.Popen(
+                [python, *stage.arguments],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **stage.environment},
+                start_new_session=True,
+            )
+            error = _waited(process, seconds)
+        took = time.monotonic() - begin
+        if error:
+            tail = path.read_text(encoding="utf-8", errors="replace")[-TAIL:].strip()
+            return StageOutcome(stage.name, "failed", took, _told(error, tail))
+        return StageOutcome(stage.name, "ok", took)
+
+    return run
+
+
+def _told(error: str, tail: str) -> str:
+    """On the first line the gist: a traceback's last line says what it was."""
+    return f"{error}: {tail.splitlines()[-1]}\n{tail}" if tail else error
+
+
+def _waited(process: subprocess.Popen[bytes], seconds: float) -> str:
+    """What went wrong; a process that is late is interrupted, and ended with all that it started."""
+    try:
+        code = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        _end(process)
+        return f"not done after {seconds:.0f} s"
+    except KeyboardInterrupt:
+        _end(process)
+        raise
+    return f"exit code {code}" if code else ""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    os.killpg(process.pid, signal.SIGINT)
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE)
+    finally:
+        _kill_group(process.pid)
+        process.wait()
+
+
+def _kill_group(group: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)

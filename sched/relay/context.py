@@ -1,0 +1,101 @@
+"""What the policies of one run share: streams, buffers, and the ring of references that outlive a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..batch import DraftInput, ScheduleBatch
+from ..config import EngineConfig
+from ..observe import Observer
+from .draft_buffers import DraftBuffers
+from .futures import FutureMap
+from .isolation import sampling_isolated
+
+
+@dataclass(slots=True)
+class Streams:
+    """The schedule stream runs everything but forwards; the forward stream runs forwards and what they hand on.
+    On a device without side streams both are the same."""
+
+    schedule: Any
+    forward: Any
+    copy: Any
+    module: Any  # torch.cuda or its like
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> Streams:
+        module: Any = torch.get_device_module(config.device)
+        if not config.capabilities.side_streams:
+            only = module.current_stream()
+            return cls(only, only, only, module)
+        return cls(module.Stream(), module.Stream(), module.Stream(), module)
+
+    def on(self, stream: Any) -> AbstractContextManager[object]:
+        """Make ``stream`` the current one."""
+        entered: AbstractContextManager[object] = self.module.stream(stream)
+        return entered
+
+    def wait(self, waiting: Any, awaited: Any) -> None:
+        """Whatever ``waiting`` runs from now on comes after all that ``awaited`` has been given so far."""
+        if waiting is not awaited:
+            waiting.wait_stream(awaited)
+
+    def record(self, tensor: torch.Tensor, stream: Any) -> None:
+        """A tensor of the schedule stream is read on ``stream``: its block is not re-issued before that has run."""
+        if stream is not self.schedule:
+            tensor.record_stream(stream)
+
+
+@dataclass(slots=True)
+class RelayContext:
+    config: EngineConfig
+    streams: Streams
+    futures: FutureMap
+    observer: Observer
+    req_to_token: torch.Tensor  # [rows, context_len] int32, the schedule's page table
+    pages: torch.Tensor  # the table that forwards read: the same one, or a copy of their own
+    read_done: Any = None  # event after which the last forward reads nothing that the schedule changes
+    # Two launches' worth of references: a tensor of the schedule stream must not be re-issued by the caching
+    # allocator before the forward that reads it has run.
+    ring: list[list[object]] = field(default_factory=lambda: [[], []])
+    launches: int = 0
+    # What a forward may not change of its batch.
+    isolated: Callable[[ScheduleBatch], AbstractContextManager[None]] = sampling_isolated
+    publish_ready: Any = None  # event behind which the lengths that were published last may be read
+    drafts: DraftBuffers | None = None
+    private: Any = None  # stream that brings published lengths to the host
+    lengths_pinned: torch.Tensor | None = None  # [rows] int64, where it brings them
+
+    @property
+    def device(self) -> torch.device:
+        return self.config.device
+
+    def private_stream(self) -> Any:
+        """Made when first asked for."""
+        if self.private is None:
+            self.private = self.streams.module.Stream()
+            self.observer.stream("lengths", self.private)
+        return self.private
+
+    def pinned_lengths(self) -> torch.Tensor:
+        """[rows] int64 of the host."""
+        if self.lengths_pinned is None:
+            self.lengths_pinned = torch.zeros(
+                self.futures.new_seq_lens_buf.shape, dtype=torch.int64, pin_memory=True
+            )
+        return self.lengths_pinned
+
+    def draft_buffers(self, first: DraftInput) -> DraftBuffers:
+        """Made on the current stream when something is there to be stored."""
+        if self.drafts is None:
+            self.drafts = DraftBuffers(self.futures.output_tokens_buf.shape[0], first)
+        return self.drafts
+
+    @property
+    def pinned(self) -> bool:
+        return self.config.capabilities.pinned_memory

@@ -1,0 +1,41 @@
+"""Where Nsight Systems is installed: one real capture on this machine, imported and reported."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from schedbench.profiles.captures.nsys.find import Nsys, find
+from schedbench.profiles.captures.nsys.record import RecordingRequest
+from schedbench.profiles.captures.record import recorded
+from schedbench.profiles.platform.machine import MachineError
+from tests.acceptance.questions import answer
+
+FEW = ("workload.requests=6", "workload.arrival=burst", "measure.warmup_requests=2")
+
+
+@pytest.fixture
+def nsys() -> Nsys:
+    try:
+        return find(None, os.environ)
+    except MachineError as error:
+        pytest.skip(str(error))
+
+
+def test_ranges_of_a_run_arrive_and_tell_its_steps(nsys, tmp_path):
+    """Without a GPU: the scheduler's ranges, from the measured workload and from nothing else."""
+    order = RecordingRequest(["mixed", *(f"--set={text}" for text in FEW)], "vgpu")
+    try:
+        captured, report = recorded(nsys, order, tmp_path, {**os.environ, "MY_API_KEY": "hunter2"})
+    except MachineError as error:
+        if "hears nothing of nvtx" not in str(error):
+            raise
+        pytest.skip(str(error))
+    expected = answer("mixed", *FEW).per_step
+    found = {kind: counts.steps for kind, counts in captured.per_step.items()}
+    assert found == {kind: counts.steps for kind, counts in expected.items()}
+    assert report.is_file()
+    assert b"hunter2" not in (tmp_path / "capture.sqlite").read_bytes()
+    capture = captured.environment["capture"]
+    assert isinstance(capture, dict) and capture["versions"]

@@ -1,0 +1,192 @@
+"""The command that records, what its program is given, and what must have come of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from schedbench.cli.app import app, main
+from schedbench.profiles.captures.capture import CaptureFileError
+from schedbench.profiles.captures.files import Reader
+from schedbench.profiles.captures.nsys.find import Nsys, find
+from schedbench.profiles.captures.nsys.record import RecordingRequest, command, environment
+from schedbench.profiles.captures.nsys.scrub import scrub
+from schedbench.profiles.captures.record import recorded
+from schedbench.profiles.record.result import read
+from tests.profiles.captures.exports import VERSIONS, Export, sglang_loop
+
+ORDER = RecordingRequest(["mixed", "--set=workload.requests=8"], "vgpu")
+
+
+def code(monkeypatch, *arguments) -> int:
+    monkeypatch.setattr(sys, "argv", ["schedbench", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return end.value.code or 0
+
+
+def test_the_command_captures_the_measured_workload_and_lets_the_program_end(tmp_path):
+    words = command(Nsys(tmp_path / "nsys", "2025.1"), ORDER, tmp_path / "capture", "s")
+    told, program = words[: words.index(sys.executable)], words[words.index(sys.executable) :]
+    assert {
+        "--capture-range=nvtx",
+        "--nvtx-capture=measure@schedbench",
+        "--capture-range-end=stop",
+        "--kill=none",
+    } <= {*told}
+    assert program[1:3] == ["-m", "schedbench.profiles.ranks.recorded_child"]
+    assert program[3:] == ["mixed", "--set=workload.requests=8", "--device", "vgpu"]
+    assert "--trace=nvtx" in told and not any("graph" in word for word in told)
+
+
+@pytest.mark.parametrize("graphs", ["node", "graph"])
+def test_on_a_gpu_the_mode_of_graphs_is_stated(tmp_path, graphs):
+    words = command(
+        Nsys(tmp_path / "nsys", "2025.1"), RecordingRequest(["mixed"], "cuda", graphs), tmp_path / "x", "s"
+    )
+    assert "--trace=cuda,nvtx,osrt" in words and f"--cuda-graph-trace={graphs}" in words
+
+
+def test_a_program_is_given_what_it_needs_and_nobodys_keys():
+    given = environment(
+        {
+            "PATH": "p",
+            "HOME": "h",
+            "CUDA_VISIBLE_DEVICES": "0",
+            "LC_ALL": "C",
+            "API_KEY": "x",
+            "CUDA_TOKEN": "y",
+            "X": "z",
+        }
+    )
+    assert sorted(given) == ["CUDA_VISIBLE_DEVICES", "HOME", "LC_ALL", "PATH"]
+
+
+def test_a_capture_is_exported_scrubbed_and_reported(fake, tmp_path):
+    nsys = find(str(fake()), {})
+    result, report = recorded(nsys, ORDER, tmp_path, {**os.environ, "API_KEY": "hunter2"})
+    assert {kind: found.steps for kind, found in result.per_step.items()} == {
+        "prefill": 1, "decode": 5, "decode.steady": 3,
+    }  # fmt: skip
+    assert report.is_file()
+    assert "hunter2" not in (tmp_path / "environment").read_text()
+    assert b"hunter2" not in (tmp_path / "capture.sqlite").read_bytes()
+    assert b"hunter2" in (tmp_path / "made-up.sqlite").read_bytes()
+
+
+def test_the_command_line_prints_and_keeps_it(fake, tmp_path):
+    done = CliRunner().invoke(
+        app,
+        [
+            "profile",
+            "mixed",
+            "--device",
+            "vgpu",
+            "--nsys",
+            str(fake()),
+            "--output-dir",
+            str(tmp_path / "kept"),
+        ],
+    )
+    assert done.exit_code == 0 and "host ranges, ms" in done.output
+    assert "wall-clock" in done.stderr and "scrubbed" in done.stderr
+    kept = read(tmp_path / "kept" / "result.json")
+    assert kept.labels.profiled and kept.run.command
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == [
+        "capture.nsys-rep", "capture.sqlite", "result.json",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "expected", "message"),
+    [
+        ({"profile": "echo out of luck >&2; exit 7"}, 4, "it ended with 7 and said: out of luck"),
+        ({"profile": "exit 0"}, 3, "its range never began: .* hears nothing of nvtx"),
+        ({"ranges": False}, 3, "has none of our ranges"),
+        (
+            {"export": "echo no licence; exit 3"},
+            2,
+            "could not export it: it ended with 3 and said: no licence",
+        ),
+        ({"export": "true"}, 2, "could not export it"),
+    ],
+)
+def test_what_can_go_wrong_is_told(fake, tmp_path, monkeypatch, capsys, behaviour, expected, message):
+    nsys, kept = fake(**behaviour), tmp_path / "kept"
+    arguments = ("profile", "mixed", "--device", "vgpu", "--nsys", nsys, "--output-dir", kept)
+    assert code(monkeypatch, *arguments) == expected
+    assert re.search(message, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("device", ["auto", "vgpu"])
+def test_torchs_profiler_needs_a_gpu(monkeypatch, capsys, tmp_path, device):
+    arguments = ("profile", "mixed", "--tool", "torch", "--device", device, "--output-dir", tmp_path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert code(monkeypatch, *arguments) == 3
+    assert ("no CUDA device" if device == "auto" else "nothing of the virtual GPU") in capsys.readouterr().err
+
+
+def test_a_report_made_elsewhere_is_exported_for_reading(fake, tmp_path):
+    (tmp_path / "x.nsys-rep").write_bytes(b"")
+    found = Reader(nsys=str(fake())).read(tmp_path / "x.nsys-rep")
+    assert found.per_step["decode"].steps == 5
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_scrubbed_export_reads_like_the_whole_one(tmp_path, version):
+    export = Export(version)
+    sglang_loop(export, model=True)
+    export.put("PROFILER_OVERHEAD", start=0, end=500, globalTid=1, nameId=export.string("flush"))
+    export.string("nobody points here: SECRET=hunter3")
+    whole = export.write(tmp_path / "capture.sqlite")
+    other = tmp_path / "scrubbed"
+    other.mkdir()
+    scrub(whole, other / "capture.sqlite")
+    assert Reader().read(other / "capture.sqlite").metrics == Reader().read(whole).metrics
+    assert Reader().read(other / "capture.sqlite").environment == Reader().read(whole).environment
+    content = (other / "capture.sqlite").read_bytes()
+    assert b"hunter" not in content and b"somebodys-machine" not in content
+    with sqlite3.connect(other / "capture.sqlite") as connection:
+        assert connection.execute("SELECT name FROM META_DATA_EXPORT").fetchall() == [
+            ("EXPORT_SCHEMA_VERSION",)
+        ]
+
+
+def test_report_writes_a_scrubbed_copy(tmp_path):
+    export = Export()
+    sglang_loop(export)
+    source, shared = export.write(tmp_path / "x.sqlite"), tmp_path / "shared.sqlite"
+    done = CliRunner().invoke(app, ["report", str(source), "--scrubbed", str(shared)])
+    assert done.exit_code == 0 and b"hunter2" not in shared.read_bytes()
+    again = CliRunner().invoke(app, ["report", str(source), "--scrubbed", str(source)])
+    assert isinstance(again.exception, CaptureFileError) and source.is_file()
+
+
+def test_an_interrupted_recording_is_shut_down(fake, tmp_path, monkeypatch):
+    """The tool's daemon and the program would run on."""
+    nsys = find(str(fake()), {})
+    run = subprocess.run
+
+    def interrupted(words, **more):
+        if "profile" in words:
+            raise KeyboardInterrupt
+        return run(words, **more)
+
+    monkeypatch.setattr(subprocess, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        recorded(nsys, ORDER, tmp_path, os.environ)
+    told = (tmp_path / "told").read_text().splitlines()
+    assert told[-1] == f"shutdown --session=schedbench-{os.getpid()} --kill=sigkill"
+
+
+def test_doctor_tells_which_one_is_taken(fake):
+    told = CliRunner(env={"SCHEDBENCH_NSYS": str(fake(version="2025.1.1.1"))}).invoke(app, ["doctor"])
+    assert f"2025.1.1.1, {fake()}" in told.output
+    none = CliRunner(env={"SCHEDBENCH_NSYS": "/nowhere"}).invoke(app, ["doctor"])
+    assert "/nowhere is no nsys that runs: install Nsight Systems" in none.output

@@ -1,0 +1,187 @@
+"""Copies, syncs and kernels per step and by source line, with known answers."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedbench.profiles.measure.counts import CounterKey, CountsPerStep, CountsSink
+from schedbench.profiles.measure.lines import CallLine, CopyLine, Cost
+from schedbench.profiles.measure.steps import TimelineError
+from schedbench.profiles.measure.waiting import WaitingSink
+
+SCHEDULE, FORWARD, COPY = 0, 1, 2
+
+
+def count(drawing, cuts=()) -> CountsSink:
+    waiting = WaitingSink()
+    counts = CountsSink(waiting.take_exposed)
+    for window in drawing.windows(cuts):
+        waiting.feed(window)
+        counts.feed(window)
+    waiting.finish()
+    counts.finish()
+    return counts
+
+
+def decodes(drawing, steps, *, steady=()):
+    for step in range(steps):
+        drawing.forward(10 * step, 10 * step + 8, step=step)
+        drawing.step(step, launched=10 * step, settled=10 * step + 9, steady=step in steady)
+
+
+def test_median_mean_max_and_steps_with(drawing):
+    decodes(drawing, 4)
+    for step, copies in enumerate([0, 1, 1, 4]):
+        for _ in range(copies):
+            drawing.op(10 * step, 10 * step + 1, step=step, kind="h2d", bytes=8, host_memory="pinned")
+    tallies = count(drawing).tallies()
+    assert tallies[CounterKey("decode", SCHEDULE, "h2d")] == CountsPerStep(
+        median=1.0, mean=1.5, max=4, steps_with=3
+    )
+    assert tallies[CounterKey("decode", FORWARD, "kernel")] == CountsPerStep(1.0, 1.0, 1, 4)
+    assert CounterKey("decode", SCHEDULE, "d2h") not in tallies
+
+
+def test_a_replayed_graph_counts_as_its_kernels(drawing):
+    decodes(drawing, 1)
+    drawing.op(0, 8, step=0, stream=FORWARD, kind="kernel", forward=True, kernels=300)
+    assert count(drawing).tallies()[CounterKey("decode", FORWARD, "kernel")].max == 301
+
+
+def test_median_of_an_even_number_of_steps_lies_between(drawing):
+    decodes(drawing, 2)
+    drawing.op(0, 1, step=0, stream=COPY, kind="d2h", bytes=8)
+    assert count(drawing).tallies()[CounterKey("decode", COPY, "d2h")] == CountsPerStep(0.5, 0.5, 1, 1)
+
+
+def test_steady_steps_are_counted_in_both_kinds(drawing):
+    decodes(drawing, 3, steady={1, 2})
+    drawing.call(0, 1, step=0)
+    drawing.call(10, 11, step=1)
+    counts = count(drawing)
+    assert counts.steps == {"decode": 3, "decode.steady": 2}
+    assert counts.tallies()[CounterKey("decode", SCHEDULE, "sync")].steps_with == 2
+    assert counts.tallies()[CounterKey("decode.steady", SCHEDULE, "sync")] == CountsPerStep(0.5, 0.5, 1, 1)
+
+
+def test_memory_kind_and_blocking_have_counters_of_their_own(drawing):
+    decodes(drawing, 1)
+    drawing.op(0, 1, step=0, kind="h2d", bytes=8, host_memory="pageable", blocking=True)
+    drawing.op(1, 2, step=0, kind="h2d", bytes=8, host_memory="pinned")
+    tallies = count(drawing).tallies()
+    per_counter = {place.counter: tally.max for place, tally in tallies.items() if place.stream == SCHEDULE}
+    assert per_counter == {"h2d": 2, "h2d_pageable": 1, "h2d_pinned": 1, "h2d_blocking": 1}
+
+
+def test_ops_belong_to_their_step_wherever_they_ran(drawing):
+    """The settling of step 0 falls between the launches of steps 1 and 2."""
+    decodes(drawing, 3)
+    drawing.op(25, 26, step=0, stream=COPY, kind="d2h", bytes=4)
+    assert count(drawing).tallies()[CounterKey("decode", COPY, "d2h")].steps_with == 1
+
+
+def test_copies_by_source_line(drawing):
+    decodes(drawing, 2)
+    for step in (0, 1):
+        at = 10 * step + 6
+        copy = {"kind": "h2d", "bytes": 100, "host_memory": "pageable", "blocking": True, "launched": at}
+        drawing.op(at, at + 1, step=step, site=5, range="prepare", **copy)
+        drawing.call(at, at + 3, step=step, waited=2, kind="copy", site=5, range="prepare")
+    line = CopyLine(5, "prepare", "decode", SCHEDULE, "h2d", "pageable", True)
+    assert count(drawing).lines.copies == {line: Cost(count=2, bytes=200, host_ns=4000, exposed_ns=1000)}
+    assert count(drawing).lines.calls == {}
+
+
+def test_syncs_by_source_line_exposed_and_hidden(drawing):
+    drawing.forward(0, 10, step=0)
+    drawing.forward(16, 20, step=1, launched=15)
+    drawing.step(0, launched=0, settled=15)
+    drawing.step(1, launched=15, settled=21)
+    drawing.call(2, 14, step=0, waited=11, site=9)
+    counts = count(drawing)
+    line = CallLine(9, "settle", "decode", SCHEDULE, "synchronize", True)
+    assert counts.lines.calls == {line: Cost(count=1, host_ns=11_000, exposed_ns=4_000)}
+
+
+def test_a_launch_that_waited_is_listed_but_is_no_sync(drawing):
+    decodes(drawing, 1)
+    drawing.call(0, 5, step=0, waited=4, kind="launch", name="launch")
+    drawing.call(5, 6, step=0, kind="launch", name="launch")
+    counts = count(drawing)
+    assert [(line.call, cost.count) for line, cost in counts.lines.calls.items()] == [("launch", 1)]
+    assert CounterKey("decode", SCHEDULE, "sync") not in counts.tallies()
+
+
+def test_kernel_copies_are_kernels_with_bytes_listed_apart(drawing):
+    decodes(drawing, 1)
+    drawing.op(1, 2, step=0, host_bytes=4096, site=3)
+    counts = count(drawing)
+    assert counts.tallies()[CounterKey("decode", SCHEDULE, "kernel")].max == 1
+    line = CopyLine(3, "", "decode", SCHEDULE, "kernel", "pinned", False)
+    assert counts.lines.copies == {line: Cost(count=1, bytes=4096)}
+
+
+def test_what_belongs_to_no_launched_step_stands_outside(drawing):
+    decodes(drawing, 1)
+    drawing.op(0, 1, step=-1, kind="h2d", bytes=1, site=1)
+    drawing.op(0, 1, step=4, kind="h2d", bytes=2, site=1)
+    counts = count(drawing)
+    assert [(line.kind, cost.bytes) for line, cost in counts.lines.copies.items()] == [("none", 3)]
+    assert CounterKey("none", SCHEDULE, "h2d") not in counts.tallies()
+
+
+def test_a_copy_after_its_step_is_an_error(drawing):
+    decodes(drawing, 12)
+    drawing.op(200, 201, step=2, kind="h2d", bytes=1)
+    with pytest.raises(TimelineError, match="a record of step 2 arrived after step 3 was complete"):
+        count(drawing, cuts=[150_000])
+
+
+def test_memory_does_not_grow_with_steps(play):
+    """Nothing but sums is left of folded steps."""
+    waiting = WaitingSink()
+    counts = CountsSink(waiting.take_exposed)
+    most = 0
+    for window in play(Random(0), 600).windows(range(0, 40_000, 100)):
+        waiting.feed(window)
+        counts.feed(window)
+        tracks = (waiting._sleeps, waiting._stalls, waiting._waits, waiting._others)
+        most = max(
+            most, len(counts._pending), len(waiting._exposed), *(len(track._items) for track in tracks)
+        )
+    assert most < 100
+
+
+def facts(counts: CountsSink) -> tuple:
+    return counts.steps, counts.tallies(), counts.lines.copies, counts.lines.calls
+
+
+@given(random=st.randoms(use_true_random=False), cuts=st.lists(st.integers(0, 1500), max_size=40))
+@settings(max_examples=60, deadline=None)
+def test_any_cutting_into_windows_counts_the_same(play, random, cuts):
+    drawing = play(random, 30)
+    assert facts(count(drawing, cuts)) == facts(count(drawing))
+
+
+@given(random=st.randoms(use_true_random=False))
+@settings(max_examples=40, deadline=None)
+def test_lines_sum_to_the_whole(play, random):
+    drawing = play(random, 25)
+    (window,) = drawing.windows()
+    waiting = WaitingSink()
+    counts = CountsSink(waiting.take_exposed)
+    waiting.feed(window)
+    counts.feed(window)
+    total = waiting.finish()
+    counts.finish()
+    costs = [*counts.lines.copies.values(), *counts.lines.calls.values()]
+    assert sum(cost.host_ns for cost in costs) == total.stall
+    assert sum(cost.exposed_ns for cost in costs) == total.exposed_stall
+    assert sum(cost.bytes for cost in costs) == sum(op.bytes + op.host_bytes for op in window.ops)
+    assert sum(cost.count for cost in counts.lines.copies.values()) == sum(
+        op.kind in ("h2d", "d2h") for op in window.ops
+    )

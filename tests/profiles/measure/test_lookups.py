@@ -1,0 +1,58 @@
+"""Lookups are counted from where somebody began to, behind the device's back."""
+
+from __future__ import annotations
+
+import torch
+
+from schedbench.profiles.measure.collector import RunCollector, Swaps
+from schedbench.profiles.measure.lookups import LookupCount, Lookups
+from schedbench.profiles.record.result import Abstained, Metric
+from schedbench.sched.observe import LogicalClock
+
+
+class Buffers:
+    def __init__(self) -> None:
+        self.lookups = torch.tensor([100, 40])
+
+
+def as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def test_what_was_before_does_not_count() -> None:
+    buffers = Buffers()
+    count = LookupCount(buffers, as_it_is)
+    buffers.lookups += torch.tensor([20, 5])
+    assert count.found() == Lookups(20, 5)
+    assert count.found().hit_ratio == 0.75
+
+
+def test_nobody_who_was_asked_hit_nothing() -> None:
+    assert LookupCount(Buffers(), as_it_is).found().hit_ratio is None
+
+
+def test_metrics_are_there_only_with_hot_buffers() -> None:
+    class Names:
+        sites = ()
+        streams: dict[int, str] = {}  # noqa: RUF012
+
+    plain = RunCollector(LogicalClock()).finish(Names(), exact=True).metrics
+    assert not any(name.startswith("hisparse") for name in plain)
+    buffers = Buffers()
+    answers = RunCollector(LogicalClock(), Swaps(LookupCount(buffers, as_it_is), token_bytes=8))
+    buffers.lookups += torch.tensor([4, 1])
+    answers.counts.steps["decode"] = 2
+    found = answers.finish(Names(), exact=True).metrics
+    ratio, fetched = found["hisparse_hit_ratio"], found["hisparse_swap_in_bytes_per_step"]
+    assert isinstance(ratio, Metric) and ratio.values == (0.75,)
+    assert isinstance(fetched, Metric) and fetched.values == (4.0,)
+
+
+def test_without_a_long_request_they_abstain() -> None:
+    class Names:
+        sites = ()
+        streams: dict[int, str] = {}  # noqa: RUF012
+
+    answers = RunCollector(LogicalClock(), Swaps(LookupCount(Buffers(), as_it_is), token_bytes=8))
+    found = answers.finish(Names(), exact=True).metrics["hisparse_hit_ratio"]
+    assert found == Abstained(abstained="no decoding request was longer than its hot buffer")

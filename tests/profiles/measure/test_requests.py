@@ -1,0 +1,201 @@
+"""Latency, throughput and usage of requests whose lives are written down by hand."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schedbench.profiles.measure import latency
+from schedbench.profiles.measure.distribution import Distribution, needed
+from schedbench.profiles.measure.periods import StepPeriods, VisibleSleep
+from schedbench.profiles.measure.requests import Production, RequestLog, RequestRecord
+from schedbench.profiles.measure.throughput import (
+    TimeSpan,
+    full_window,
+    steady_throughput,
+    steady_window,
+    throughput,
+)
+from schedbench.sched.config import SamplingParams
+from schedbench.sched.observe import LogicalClock, Silence, StepInfo
+from schedbench.sched.request import Request, Status
+
+S = 1_000_000_000
+
+
+def record(
+    index, *, arrival, scheduled, first, finish, prompt=10, output=5, status="finished"
+) -> RequestRecord:
+    return RequestRecord(
+        id=f"r{index}",
+        index=index,
+        arrival=arrival,
+        first_scheduled=scheduled,
+        first_token=first,
+        finish=finish,
+        prompt_tokens=prompt,
+        cached_tokens=0,
+        output_ids=array("q", range(output)),
+        status=status,
+        reason="length",
+    )
+
+
+@pytest.fixture
+def records() -> list[RequestRecord]:
+    return [
+        record(0, arrival=0, scheduled=1 * S, first=2 * S, finish=6 * S),
+        record(1, arrival=1 * S, scheduled=2 * S, first=5 * S, finish=5 * S, output=1),
+        record(2, arrival=2 * S, scheduled=None, first=None, finish=2 * S, output=0, status="refused"),
+    ]
+
+
+@pytest.fixture
+def clock() -> LogicalClock:
+    return LogicalClock()
+
+
+@pytest.fixture
+def request_of_three() -> Request:
+    return Request("a", array("q", range(8)), SamplingParams(), arrival=0, cached_tokens=4)
+
+
+def test_latencies_of_finished_requests(records):
+    assert latency.ttft(records).mean == 3 * S
+    assert latency.queueing(records).mean == 1 * S
+    assert latency.e2e(records).max == 6 * S
+    assert (len(latency.tpot(records)), latency.tpot(records).mean) == (1, 1 * S)
+
+
+def test_throughput_over_the_full_window(records):
+    production = Production()
+    production.add(5 * S, 6)
+    rates = throughput(records, production)
+    assert (rates.output, rates.input, rates.requests) == (1.0, 20 / 6, 2 / 6)
+    assert rates.total == pytest.approx(26 / 6)
+
+
+def test_no_time_no_throughput():
+    assert full_window([]) is None
+    assert throughput([record(0, arrival=3, scheduled=3, first=3, finish=3)], Production()) is None
+    assert steady_window([]) is None
+    assert steady_throughput([], Production()) is None
+
+
+def test_steady_window_is_the_longest_above_half_of_the_peak():
+    """Running: 1 from 0, 2 from 10, 4 at 11..12, 1 from 12, 2 from 20 to 90, 1 to 100. Half of the peak is 2."""
+    lives = [(0, 90), (10, 12), (11, 12), (11, 12), (20, 100)]
+    records = [record(i, arrival=0, scheduled=a, first=a, finish=b) for i, (a, b) in enumerate(lives)]
+    assert steady_window(records) == TimeSpan(20, 90)
+
+
+def test_steady_window_prefers_the_earlier_of_equals():
+    lives = [(0, 10), (20, 30)]
+    records = [record(i, arrival=0, scheduled=a, first=a, finish=b) for i, (a, b) in enumerate(lives)]
+    assert steady_window(records) == TimeSpan(0, 10)
+
+
+def test_steady_throughput_counts_what_was_made_inside():
+    records = [record(0, arrival=0, scheduled=S, first=S, finish=3 * S)]
+    production = Production()
+    for second, tokens in ((1, 7), (2, 10), (3, 20), (4, 40)):
+        production.add(second * S, tokens)
+    assert steady_throughput(records, production) == (15.0, 0.5)
+
+
+def test_production_merges_equal_instants():
+    production = Production()
+    for instant, count in ((5, 1), (5, 2), (7, 4)):
+        production.add(instant, count)
+    assert (production.total, production.within(0, 5), production.within(5, 7)) == (7, 3, 4)
+
+
+def test_itl_is_a_gap_between_events_whatever_they_carry(clock, request_of_three):
+    log = RequestLog(clock)
+    for instant, count in ((10, 1), (14, 3), (20, 1)):
+        clock.sleep_until(instant)
+        log.tokens(request_of_three, count)
+    request_of_three.status = Status.FINISHED
+    log.ended(request_of_three)
+    assert (len(log.account.gaps), log.account.gaps.min, log.account.gaps.max) == (2, 4, 6)
+    assert log.account.production.total == 5
+
+
+@pytest.mark.parametrize("status", [Status.ABORTED, Status.FAILED, Status.CANCELLED])
+def test_itl_is_of_finished_requests_as_the_other_latencies(clock, request_of_three, status):
+    log = RequestLog(clock)
+    for instant in (10, 14):
+        clock.sleep_until(instant)
+        log.tokens(request_of_three, 1)
+    request_of_three.status = status
+    log.ended(request_of_three)
+    assert (len(log.account.gaps), log.account.production.total) == (0, 2)
+
+
+def test_requests_are_logged_when_they_end(clock, request_of_three):
+    log = RequestLog(clock)
+    request_of_three.status, request_of_three.finished_at = Status.FINISHED, 30
+    log.ended(request_of_three)
+    log.ended(Request("b", array("q"), SamplingParams(), arrival=5, index=-1, status=Status.REFUSED))
+    log.retracted(request_of_three)
+    for used in (10, 40, 20):
+        log.kv_usage(used)
+    assert [entry.id for entry in log.account.in_order()] == ["b", "a"]
+    assert [entry.finished for entry in log.account.records] == [True, False]
+    assert (log.account.retractions, log.account.peak_kv_tokens, log.account.records[0].cached_tokens) == (
+        1,
+        40,
+        4,
+    )
+
+
+def test_step_periods_without_sleep(clock):
+    periods = StepPeriods(clock)
+    sleepy = VisibleSleep(clock, periods)
+    for instant, kind in ((0, "prefill"), (10, "decode"), (13, "decode")):
+        clock.sleep_until(instant)
+        periods.launched(StepInfo(0, kind, 1, 1, False))
+    sleepy.sleep_until(1000)
+    periods.launched(StepInfo(0, "decode", 1, 1, False))
+    assert (len(periods.periods), periods.periods.min, periods.periods.max) == (2, 3, 10)
+    assert sleepy.now() == 1000
+
+
+def test_sleep_is_announced_as_a_range(clock):
+    class Ears(Silence):
+        def __init__(self):
+            self.heard = []
+
+        def range(self, name, step, size):
+            self.heard.append((name, step, size))
+            return super().range(name, step, size)
+
+    ears = Ears()
+    VisibleSleep(clock, ears).sleep_until(7)
+    assert (ears.heard, clock.now()) == ([("sleep", -1, 0)], 7)
+
+
+@pytest.mark.parametrize(("quantile", "n"), [(0.5, 2), (0.9, 10), (0.95, 20), (0.99, 100)])
+def test_quantiles_are_refused_below_the_samples_that_support_them(quantile, n):
+    assert needed(quantile) == n
+    assert Distribution(range(n - 1)).quantile(quantile) is None
+    assert Distribution(range(n)).quantile(quantile) is not None
+
+
+@given(st.lists(st.integers(0, 10**12), min_size=100, max_size=300), st.sampled_from([0.5, 0.9, 0.95, 0.99]))
+def test_quantiles_agree_with_numpy(samples, quantile):
+    mine = Distribution(samples)
+    assert mine.quantile(quantile) == pytest.approx(
+        float(numpy.quantile(samples, quantile)), rel=1e-9, abs=1e-3
+    )
+    assert (mine.min, mine.max, len(mine)) == (min(samples), max(samples), len(samples))
+    assert mine.mean == pytest.approx(sum(samples) / len(samples))
+
+
+@given(st.lists(st.integers(0, 5), min_size=100, max_size=120))
+def test_quantiles_of_few_distinct_samples_agree_with_numpy(samples):
+    assert Distribution(samples).quantile(0.9) == pytest.approx(float(numpy.quantile(samples, 0.9)))

@@ -1,0 +1,68 @@
+"""Two processes with little patience: ``python -m tests.profiles.ranks.talking RANK PORT``. The second one says nothing
+for longer than that, then a word, and then hangs; the first one prints what it hears."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from schedbench.profiles.ranks.carriers import ByMessage
+from schedbench.profiles.ranks.ports import DevicePorts
+from schedbench.profiles.ranks.process_link import ProcessLink
+from schedbench.sched.link import FOREVER, LinkError
+
+PATIENCE = 2.0  # seconds
+
+
+class Clock:
+    def now(self) -> int:
+        return time.monotonic_ns()
+
+    def sleep_until(self, at: int) -> None: ...
+
+
+def met(rank: int, port: int) -> ProcessLink:
+    """Once both are there: starting takes as long as it takes."""
+    store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timedelta(seconds=60))
+    store.set(f"there {rank}", "yes")
+    store.wait(["there 0", "there 1"])
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=PATIENCE))
+    return ProcessLink(
+        ("the one", "the other"),
+        DevicePorts(torch.device("cpu")),
+        Clock(),
+        patience=PATIENCE,
+        carrier=ByMessage(),
+    )
+
+
+def listen(link: ProcessLink) -> None:
+    while (message := link.poll("word")) is None:
+        link.wait(("word",), FOREVER)
+    print(message.value, message.tensors[0].tolist(), flush=True)
+    try:
+        while True:
+            link.wait(("word",), FOREVER)
+    except LinkError as error:
+        print(error, flush=True)
+
+
+def main(rank: int, port: int) -> None:
+    link = met(rank, port)
+    if rank:
+        time.sleep(2 * PATIENCE)
+        link.send(0, "word", "late", [torch.arange(3)])
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    listen(link)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,137 @@
+"""Ranks take turns by (time, rank), and a device never runs past what could still reach it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from schedbench.profiles.ranks.device import SharedSimulation
+from schedbench.profiles.ranks.joint import advance
+from schedbench.profiles.ranks.rank_threads import AwaitedInstant, AwaitedMark, Member, run_ranks
+from schedbench.profiles.vgpu.engine import (
+    COMPUTE,
+    FOREVER,
+    LINK,
+    EventRecording,
+    PeerEventRecording,
+    Simulation,
+)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0
+
+
+def joined(member: Member) -> Clock:
+    clock = Clock()
+    member.attach(SharedSimulation(gap=0, member=member), lambda: clock.now)
+    return clock
+
+
+def test_the_lowest_time_goes_first_and_ties_go_to_the_lowest_rank() -> None:
+    order: list[tuple[int, int]] = []
+
+    def rank(member: Member) -> None:
+        clock = joined(member)
+        member.give_way()
+        for step in (3, 5, 5, 7) if member.rank else (5, 5, 10):
+            order.append((clock.now, member.rank))
+            clock.now += step
+            member.give_way()
+
+    run_ranks(3, rank)
+    assert order == sorted(order)
+    assert order[:3] == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_who_sleeps_lets_the_others_go_on() -> None:
+    seen: list[str] = []
+
+    def rank(member: Member) -> None:
+        clock = joined(member)
+        if member.rank == 0:
+            clock.now = member.wait(AwaitedInstant(100))
+            seen.append("sleeper")
+            return
+        for _ in range(4):
+            clock.now += 20
+            member.give_way()
+            seen.append(f"at {clock.now}")
+
+    run_ranks(2, rank)
+    assert seen == ["at 20", "at 40", "at 60", "at 80", "sleeper"]
+
+
+def test_what_nobody_brings_ends_at_the_deadline() -> None:
+    def rank(member: Member) -> int:
+        joined(member)
+        return member.wait(AwaitedMark(EventRecording()), 50 + member.rank)
+
+    assert run_ranks(2, rank) == [50, 51]
+
+
+def test_the_first_failure_is_raised_and_stops_the_others() -> None:
+    def rank(member: Member) -> None:
+        clock = joined(member)
+        while True:
+            clock.now += 1
+            if member.rank == 1 and clock.now == 5:
+                raise ValueError("rank 1 has failed")
+            member.give_way()
+
+    with pytest.raises(ValueError, match="rank 1 has failed"):
+        run_ranks(3, rank)
+
+
+def test_a_host_waits_for_another_device() -> None:
+    """Rank 1's stream is held until what rank 0 sends has landed; its own later work is served after that."""
+    marks: list[EventRecording] = []
+
+    def rank(member: Member) -> int:
+        clock = joined(member)
+        device = member.simulation
+        assert device is not None
+        queue = device.queue()
+        if member.rank == 0:
+            device.submit(queue, COMPUTE, now=0, duration=100, row=("work",))
+            device.submit(queue, LINK, now=0, duration=30, row=("send",))
+            marks.append(device.record(queue, 0))
+            member.give_way()
+            return device.wait(marks[0])
+        member.give_way()
+        device.hold(queue, PeerEventRecording(marks[0], 7))
+        device.submit(queue, COMPUTE, now=clock.now, duration=10, row=("after",))
+        return device.wait(device.record(queue, clock.now))
+
+    assert run_ranks(2, rank) == [130, 147]
+
+
+def chained(seed: int, *, joint: bool) -> list[list[tuple[str, int, int]]]:
+    """Random work on three devices with sends between them; everything is launched before anything runs. ``joint``:
+    advanced in steps of random length; else in one go."""
+    dice = random.Random(seed)
+    devices = [Simulation(gap=dice.choice([0, 3])) for _ in range(3)]
+    queues = [[device.queue(), device.queue()] for device in devices]
+    for number in range(60):
+        place, lane = dice.randrange(3), dice.randrange(2)
+        device, queue, now = devices[place], queues[place][lane], number * 2
+        if dice.random() < 0.3:
+            other = dice.randrange(3)
+            device.submit(queue, LINK, now=now, duration=dice.randrange(1, 40), row=(f"send {number}",))
+            mark = device.record(queue, now)
+            devices[other].hold(queues[other][dice.randrange(2)], PeerEventRecording(mark, 5))
+        else:
+            device.submit(queue, COMPUTE, now=now, duration=dice.randrange(1, 25), row=(f"k {number}",))
+    bound = 0
+    while joint and bound < 3000:
+        bound += dice.randrange(1, 60)
+        advance(devices, bound, ())
+    advance(devices, FOREVER, ())
+    return [sorted((row[0], start, end) for row, start, end in device.served) for device in devices]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_result_does_not_depend_on_how_far_one_looks_at_a_time(seed: int) -> None:
+    assert chained(seed, joint=True) == chained(seed, joint=False)

@@ -1,0 +1,87 @@
+"""Tensors from device to device between processes, as far as gloo and the host's memory can show it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schedbench.profiles.ranks.direct import joined, place_of
+from schedbench.profiles.ranks.processes import here
+from tests.profiles.ranks.joined import PIECE, PIECES
+
+pytestmark = pytest.mark.xdist_group("direct")  # three processes once
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    """By rank; the last one has no device."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.profiles.ranks.joined", str(place.rank), str(place.port)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for place in here(3)
+    ]
+    try:
+        said = [process.communicate(timeout=90)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    return [json.loads(text) for text in said]
+
+
+def test_two_that_send_before_they_receive_do_not_wait_for_each_other(found: list[dict[str, Any]]) -> None:
+    assert [rank["both"] for rank in found] == [[2, 3], [1, 3], [1, 2]]
+
+
+def test_tensors_arrive_as_they_were_and_in_order(found: list[dict[str, Any]]) -> None:
+    """Doubled by the sender behind each send."""
+    values = [
+        [number, [[2, 3, [[0, f, 2 * f], [3 * f, 4 * f, 5 * f]]], [7 * f], [1, [True]], [0, 4, []]]]
+        for number, f in enumerate((1, 2, 4))
+    ]
+    assert found[1]["in_order"] == values
+
+
+def test_what_is_polled_is_there(found: list[dict[str, Any]]) -> None:
+    assert found[1]["whole"] is True
+
+
+def test_all_exchange_with_all_also_who_has_no_device(found: list[dict[str, Any]]) -> None:
+    assert [rank["exchanged"] for rank in found] == [[[0, to], [1, to], [2, to]] for to in range(3)]
+
+
+@pytest.mark.parametrize("way", ["direct_growth", "message_growth"])
+def test_what_has_been_sent_is_let_go(found: list[dict[str, Any]], way: str) -> None:
+    assert found[0][way] < PIECES * PIECE / 4
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks"),
+    [
+        (["a 0", "a 1"], (0, 1)),
+        (["a 0", "b 0", None], (0, 1)),
+        (["a 0", "a 0"], ()),
+        (["a 0", "a 1", "a 0"], ()),
+        (["a 0", None], ()),
+    ],
+)
+def test_ranks_are_joined_where_no_two_share_a_gpu(gpus: list[str | None], ranks: tuple[int, ...]) -> None:
+    assert joined(gpus) == ranks
+
+
+def test_ranks_of_a_machine_take_its_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert [place_of(rank, 2) for rank in range(3)] == [0, 1, 0]
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert place_of(5, 4) == 1

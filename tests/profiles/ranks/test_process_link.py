@@ -1,0 +1,32 @@
+"""Links between processes: a peer that has nothing to say is there, one that does not answer is gone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from schedbench.profiles.ranks.processes import here
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_silence_is_not_the_end_and_a_process_that_hangs_is() -> None:
+    talkers = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.profiles.ranks.talking", str(place.rank), str(place.port)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for place in here(2)
+    ]
+    try:
+        said, _ = talkers[0].communicate(timeout=60)
+    finally:
+        for process in talkers:
+            process.kill()
+            process.communicate()
+    word, end = said.splitlines()
+    assert word == "late [0, 1, 2]"
+    assert end.startswith("the one waited for any of word, and the other is gone: it does not answer")
