@@ -25,7 +25,7 @@ EXIT_CODES: Final = MappingProxyType(
         "schedbench.profiles.check.faults.FaultError": USAGE,
         "schedbench.profiles.platform.hardware.HardwareError": USAGE,
         "schedbench.profiles.record.result.ResultError": USAGE,
-        "schedbench.profiles.captures.capture.CaptureError": USAGE,
+        "schedbench.profiles.captures.capture.CaptureFileError": USAGE,
         "schedbench.profiles.captures.maps.MapError": USAGE,
         "schedbench.profiles.judge.gates.GateError": USAGE,
         "schedbench.profiles.judge.likeness.LikenessError": USAGE,

@@ -194,7 +194,7 @@ def _parsed(raw: bytes, source: str) -> HardwareProfile:
 
 
 def _folder() -> Any:
-    return resources.files("schedbench.profiles.platform.hardware")
+    return resources.files("schedbench.profiles.hardware")
 
 
 def _read(name_or_path: str | Path) -> bytes:
