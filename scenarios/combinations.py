@@ -45,7 +45,6 @@ MODES: dict[str, Mode] = {
     "pages": Mode(("engine", "page_size"), lambda s: s.engine.page_size > 1),
     "graphs": Mode(("engine", "cuda_graph"), lambda s: s.engine.cuda_graph),
     "hisparse": Mode(("engine", "hisparse"), lambda s: s.engine.hisparse.enabled),
-    "flashinfer": Mode(("engine", "attention"), lambda s: s.engine.attention == "flashinfer"),
     "pipeline": Mode(("engine", "pipeline"), lambda s: s.engine.pipeline.stages > 1),
     "dynamic chunks": Mode(
         ("engine", "pipeline", "dynamic_chunks"), lambda s: s.engine.pipeline.dynamic_chunks
@@ -97,8 +96,6 @@ RULES: tuple[Rule, ...] = (
         "refused",
         "a hot buffer has one place for the newest token, a verify step has several",
     ),
-    Rule("flashinfer", "hisparse", "refused", "sparse attention has kernels of its own"),
-    Rule("flashinfer", "values none", "refused", "its kernels know nothing of tags"),
     Rule("overlap", "pipeline", "refused", "each stage runs the serial loop, stages overlap one another"),
     Rule("pipeline", "speculation", "refused", "upstream has no known working form"),
     Rule("pipeline", "hisparse", "refused", "upstream's pipeline loop does not stage prompts"),

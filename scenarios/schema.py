@@ -167,8 +167,7 @@ class DataParallel(Section):
 
 class EngineSection(Section):
     """Defaults are those of the engine's own configuration; ``auto`` overlaps wherever the modes allow it.
-    ``replicas``: engines behind one router, which share nothing.
-    ``attention`` is by our own kernels, or on CUDA by flashinfer's, whose decodes are not captured as graphs."""
+    ``replicas``: engines behind one router, which share nothing."""
 
     overlap: Switch | Literal["auto"] = "auto"
     relay: Annotated[RelaySection, BeforeValidator(_state)] = RelaySection()
@@ -183,7 +182,6 @@ class EngineSection(Section):
     max_prefill_tokens: Positive = 16384
     schedule_conservativeness: Rate = 1.0
     cuda_graph: Switch = True
-    attention: Literal["auto", "flashinfer"] = "auto"
     speculative: Annotated[Speculative, BeforeValidator(_algorithm)] = Speculative()
     hisparse: HiSparse = HiSparse()
     pipeline: Pipeline = Pipeline()

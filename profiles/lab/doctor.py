@@ -38,7 +38,6 @@ def checkup() -> list[DoctorCheck]:
         DoctorCheck("CUDA", torch.cuda.is_available(), _cuda(), runs=True),
         _package("triton"),
         _package("nvtx"),
-        _package("flashinfer-python"),
         _nsys(),
     ]
 

@@ -39,7 +39,6 @@ _QWEN: Final = (
     "model.dtype=bfloat16",
     "workload.requests=8",
 )
-_FLASHINFER: Final = ("model.dtype=bfloat16", "engine.attention=flashinfer", "workload.requests=16")
 _REAL: Final = ("device.values=real",)
 # The bars' question: at most 64 at once, and room for as many of the longest.
 _EIGHT_BILLION: Final = (
@@ -86,7 +85,6 @@ def _stages(folder: Path, *, every: bool) -> list[GpuStage]:
         _run("cuda-mixed", folder, "cuda", (), 90),
         _run("cuda-bfloat16", folder, "cuda", ("model.dtype=bfloat16",), 90),
         _run("cuda-qwen3-0.6b", folder, "cuda", _QWEN, 120),
-        replace(_run("cuda-flashinfer", folder, "cuda", _FLASHINFER, 120), packages=("flashinfer",)),
         GpuStage(
             "speed",
             ("-m", f"{_PACKAGE}.speed", str(folder), "speed-8b", "speed-0.6b"),

@@ -34,7 +34,6 @@ from ...sched.relay.choice import RelayChoice
 from ...sched.relay.context import Streams
 from ...sched.relay.row import Relay, RelayRow
 from ...sched.speculate.worker import Worker
-from ..platform.attention import planned
 from ..platform.machine import Machine
 from ..platform.resolve import Resolved
 from ..platform.speculation import draft_worker, kv_pool, speculative_config
@@ -99,7 +98,7 @@ def engine_config(resolved: Resolved, machine: Machine, rank_context: RankContex
         context_len=model.max_positions,
         max_prefill_tokens=engine.max_prefill_tokens,
         schedule_conservativeness=engine.schedule_conservativeness,
-        cuda_graph=engine.cuda_graph and engine.attention == "auto",  # a plan cannot be captured
+        cuda_graph=engine.cuda_graph,
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         seed=scenario.measure.seed,
@@ -277,8 +276,7 @@ def _model(
     index = index_pool(config, model)
     sparse = sparse_attention(model, weights, kv, index=index, host=host, pages=pages, reuse=reuse)
     mlp = _mlp(resolved, rank_context)
-    attention = planned(scenario, model, pages)
-    whole = Decoder(model, weights, kv=kv, req_to_token=pages, sparse=sparse, planned=attention, mlp=mlp)
+    whole = Decoder(model, weights, kv=kv, req_to_token=pages, sparse=sparse, mlp=mlp)
     decoder = whole if rank_context.stage is None else StageDecoder(whole, rank_context.stage)
     if tags is None:
         return decoder, None, host, KVPort(kv, None, index=index)

@@ -17,7 +17,6 @@ from ..cuda.clock import WallClock
 from ..cuda.hazards.machine import open_watched
 from ..cuda.machine import open_cuda
 from ..platform import capacity
-from ..platform.attention import obstacle
 from ..platform.machine import ByItself, HostTime, Machine, MachineError
 from ..platform.resolve import Resolved
 from ..ranks.device import QUEUES, SharedSimulation
@@ -44,9 +43,6 @@ def chosen(kind: Kind, scenario: Scenario) -> Chosen:
         raise MachineError(
             "no CUDA device here (torch.cuda.is_available() is False); --device vgpu emulates one"
         )
-    without = obstacle(scenario, cuda=kind != "vgpu" and available)
-    if without:
-        raise MachineError(without)
     if kind == "auto":
         return "cuda" if available and not emulated_only else "vgpu"
     if kind == "cuda" and emulated_only:

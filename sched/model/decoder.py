@@ -19,7 +19,6 @@ from ..kernels.rows import embedding, last_tokens
 from ..kernels.tree_attention import tree_attention
 from ..memory.kv import KVPool
 from .config import ModelConfig
-from .planned import PlannedAttention
 from .sparse import SparseAttention
 from .weights import LayerWeights, Weights
 
@@ -37,8 +36,8 @@ class FeedForward(Protocol):
 
 
 class Decoder:
-    """Attention is dense, by ``planned`` where there is one, or what ``sparse`` makes of it; the MLP is the rank's own,
-    or ``mlp``."""
+    """The layers of a model. Attention is dense unless ``sparse`` is given; the MLP is the rank's own unless ``mlp`` is
+    given."""
 
     def __init__(
         self,
@@ -49,7 +48,6 @@ class Decoder:
         req_to_token: torch.Tensor,
         sparse: SparseAttention | None = None,
         mlp: FeedForward | None = None,
-        planned: PlannedAttention | None = None,
     ) -> None:
         self.config = config
         self.weights = weights
@@ -57,7 +55,6 @@ class Decoder:
         self._req_to_token = req_to_token
         self._sparse = sparse
         self._mlp = mlp or self._own_mlp
-        self._planned = planned
         self._logits_dtype = torch.float64 if config.dtype == torch.float64 else torch.float32
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
@@ -88,8 +85,6 @@ class Decoder:
         """All layers on the first one's normalised input [T, hidden]; the last one's output, which has not been added
         to the residual stream yet."""
         eps = self.config.rms_norm_eps
-        if self._planned is not None and batch.branches is None:
-            self._planned.plan(batch)
         for index, layer in enumerate(self.weights.layers):
             if index:
                 hidden = add_rms_norm(hidden, residual, layer.input_norm, eps)
@@ -135,8 +130,6 @@ class Decoder:
     def _attended(
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: ForwardBatch
     ) -> torch.Tensor:
-        if self._planned is not None and batch.branches is None:
-            return self._planned(q, k_cache, v_cache)
         scale = self.config.head_dim**-0.5
         pages = (q, k_cache, v_cache, self._req_to_token, batch.req_pool_indices, batch.seq_lens)
         if batch.branches is None:

@@ -21,7 +21,6 @@ ON: dict[str, dict[str, Any]] = {
     "draft trees": {"engine": {"speculative": {"algorithm": "eagle", "mode": "v1", "topk": 4}}},
     "pages": {"engine": {"page_size": 16}},
     "hisparse": {"engine": {"hisparse": {"enabled": True}}},
-    "flashinfer": {"engine": {"attention": "flashinfer"}},
     "pipeline": {"engine": {"pipeline": {"stages": 2}}},
     "dynamic chunks": {"engine": {"pipeline": {"stages": 2, "dynamic_chunks": True}}},
     "replicas": {"engine": {"replicas": 2}},
