@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..profiles.judge.sides import Spec
     from ..profiles.judge.trial import Question, Sample
     from ..profiles.judge.trials import Notice, TrialPlan, Trials
-    from ..scenarios.case import Case
+    from ..scenarios.schema import Case
 
 _Sides = Literal["a", "b"]
 _SIDE = "key=value,... or git:REF or a stored result.json, a capture, or a folder of either."

@@ -7,7 +7,7 @@ from typing import Final
 
 from rich.table import Table
 
-from .frames import KINDS, Document, framed, ordered
+from .frames import Document, framed, ordered_kinds
 from .numbers import MISSING, number, percent, whole
 
 _METRICS: Final = (
@@ -71,7 +71,7 @@ def _table(rows: list[tuple[str, str, list[str]]], columns: list[list[str]], sho
 
 def _rows(ranks: list[Document]) -> Iterator[tuple[str, str, list[str]]]:
     yield "role", "", [rank["role"] for rank in ranks]
-    for kind in ordered({kind for rank in ranks for kind in rank["per_step"]}, KINDS):
+    for kind in ordered_kinds({kind for rank in ranks for kind in rank["per_step"]}):
         steps = [rank["per_step"].get(kind, {}).get("steps") for rank in ranks]
         yield f"{kind} steps", "", [number(count) if count else MISSING for count in steps]
     requests = () if any(rank["role"] == "pipeline" for rank in ranks) else _REQUESTS

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from .frames import KINDS, Document, framed, ordered
+from .frames import Document, framed, ordered_kinds
 from .numbers import MISSING, cut_left, cut_right, number, size
 
 _LINES = 40  # source lines shown in a table
@@ -38,7 +38,7 @@ def _over_kinds(rows: Sequence[Document], alike: Sequence[str]) -> list[Document
         for name in _SUMMED & row.keys():
             joined[key][name] += row[name]
         joined[key]["kind"].append(row["kind"])
-    return [row | {"kind": ", ".join(ordered(row["kind"], KINDS))} for row in joined.values()]
+    return [row | {"kind": ", ".join(ordered_kinds(row["kind"]))} for row in joined.values()]
 
 
 def _copy(row: Document) -> str:

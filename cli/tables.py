@@ -8,24 +8,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..scenarios.schema import Stream
 from . import hazards, ranks
 from .capture_page import headline as capture_headline
 from .capture_page import is_capture, ranges, untold
 from .capture_page import labels as capture_labels
-from .frames import KINDS, Document, framed, ordered
+from .frames import Document, framed, ordered, ordered_kinds
 from .numbers import MISSING, cut_right, number, percent, whole
 from .source_lines import copies, host_waits
 
 if TYPE_CHECKING:
     from ..profiles.measure.budget import Breach, Offender
 
-_STREAMS = ("schedule", "forward", "copy", "staging", "backup", "transfer", "link")
+_STREAMS = get_args(Stream)
 _COUNTERS = ("h2d", "d2h", "d2d", "sync", "kernel")
 _PLAIN = (
     "output_throughput",
@@ -271,7 +272,7 @@ def counts(result: Document) -> Table:
     table.padding = (0, 1, 0, 0) if sends else table.padding  # one more column on 80
     for counter in counters:
         table.add_column(counter, justify="right")
-    for kind in ordered(per_step, KINDS):
+    for kind in ordered_kinds(per_step):
         for row, stream in enumerate(streams):
             first = (kind, number(per_step[kind]["steps"])) if row == 0 else ("", "")
             tallies = per_step[kind].get(stream, {})

@@ -9,8 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from .problems import KeyPath, Problem, either, meant, show, unknown
-from .source import ScenarioSource
+from .problems import KeyPath, Problem, ScenarioSource, either, meant, show, unknown
 
 _MISSING = "required, but not given"
 _WANTED = {

@@ -12,11 +12,29 @@ from . import checks, combinations, shipped
 from .diagnosis import diagnose
 from .document import MAX_BYTES, Document, Value, read
 from .overrides import override, split
-from .problems import KeyPath, Problem, ScenarioError, SourceLocation, dotted, meant, show, touches, unknown
+from .problems import (
+    KeyPath,
+    Problem,
+    ScenarioError,
+    ScenarioSource,
+    SourceLocation,
+    dotted,
+    meant,
+    show,
+    touches,
+    unknown,
+)
 from .schema import Scenario
-from .source import ScenarioSource
 
 _PLACEHOLDER = re.compile(r"<([A-Z_]+)>")
+
+
+class PartialScenarioError(ScenarioError):
+    """``rest`` is the scenario without its broken keys. The caller can look for further problems in it."""
+
+    def __init__(self, problems: Iterable[Problem], rest: Scenario) -> None:
+        super().__init__(problems)
+        self.rest = rest
 
 
 def load(path_or_name: str, overrides: Sequence[str] = ()) -> Scenario:
@@ -51,10 +69,11 @@ def _validated(document: Document, source: ScenarioSource) -> Scenario:
         scenario = _salvaged(document.data, source, faulty=broken)
     judged = _judged(scenario, source, broken=tuple(faults))
     problems += [problem for problem in judged if not touches(problem, problems)]
-    if scenario is not None:
-        scenario._source = source
-    if scenario is None or problems:
-        raise ScenarioError(problems, rest=scenario)
+    if scenario is None:
+        raise ScenarioError(problems)
+    scenario._source = source
+    if problems:
+        raise PartialScenarioError(problems, scenario)
     return scenario
 
 

@@ -1,14 +1,13 @@
-"""What is wrong with a scenario, in words: where, what was expected, what stands there, what was meant."""
+"""Where the keys of a scenario were written, and what is wrong with them, in words."""
 
 from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from .schema import Scenario
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
 KeyPath = tuple[str | int, ...]
 
@@ -33,17 +32,42 @@ class Problem(NamedTuple):
 
 
 class ScenarioError(Exception):
-    """A scenario that cannot be run, with every problem that was found in it, in the order of its lines. ``rest`` is
-    what remains without the broken keys, for whoever can find more."""
+    """A scenario cannot be run. ``problems`` holds every problem that was found, in the order of its lines."""
 
-    def __init__(self, problems: Iterable[Problem], rest: Scenario | None = None) -> None:
+    def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(sorted(problems, key=lambda problem: problem.place.line or sys.maxsize))
-        self.rest = rest
         super().__init__("\n".join(map(str, self.problems)))
 
 
+@dataclass(frozen=True, slots=True)
+class ScenarioSource:
+    """Where the keys of a scenario were written. ``folder`` holds the scenario file: relative paths in the file start
+    there, paths in overrides start at the working directory."""
+
+    places: Mapping[KeyPath, SourceLocation] = field(default_factory=lambda: {(): SourceLocation("scenario")})
+    folder: Path = Path()
+    overridden: frozenset[KeyPath] = frozenset()
+
+    def place(self, path: KeyPath) -> SourceLocation:
+        """Where ``path`` is written, or the nearest section around it."""
+        while path not in self.places:
+            path = path[:-1]
+        return self.places[path]
+
+    def problem(self, path: KeyPath, message: str) -> Problem:
+        return Problem(self.place(path), dotted(path), message)
+
+    def refuse(self, path: KeyPath, message: str) -> ScenarioError:
+        """The error to raise when a well-formed value turns out to be impossible."""
+        return ScenarioError([self.problem(path, message)])
+
+    def locate(self, path: KeyPath, text: str) -> Path:
+        """The file that ``text``, written at ``path``, names."""
+        return Path(text) if path in self.overridden else self.folder / text
+
+
 def touches(problem: Problem, others: Iterable[Problem]) -> bool:
-    """Whether another problem is about the same key, its section, or a key within it."""
+    """Whether one of ``others`` is about the same key, its section, or a key within it."""
     path = f"{problem.path}."
     return any(path.startswith(f"{other.path}.") or f"{other.path}.".startswith(path) for other in others)
 
@@ -58,19 +82,19 @@ def _plain(part: str | int) -> str:
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
-    """The name that ``word`` was probably meant to be; None when nothing is near."""
+    """The name that is most similar to ``word``; None when none is similar."""
     close = difflib.get_close_matches(word[:60], list(names), n=1)
     return close[0] if close else None
 
 
 def meant(word: object, names: Iterable[str]) -> str:
-    """A clause to end a message with: the nearest name, or nothing."""
+    """The end of a message: a question with the most similar name, or nothing."""
     name = nearest(word, names) if isinstance(word, str) else None
     return f", did you mean '{name}'?" if name and name != word else ""
 
 
 def unknown(what: str, word: str, names: Sequence[str]) -> str:
-    """``what`` is not among ``names``: the nearest of them, or all when none is near."""
+    """A message: ``what`` is not among ``names``, with the most similar of them, or all when none is similar."""
     known = f", known: {', '.join(names)}" if names else ""
     return f"unknown {what}{meant(word, names) or known}"
 
@@ -81,7 +105,7 @@ def either(choices: Sequence[str]) -> str:
 
 
 def show(value: object) -> str:
-    """The value as its writer would recognise it, never long and always printable."""
+    """The value as it is written in YAML, shortened and always printable."""
     match value:
         case None:
             return "nothing"

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr
 
-from .case import Case
+from ..sched.observe import StepKind
 from .failure_schema import Failure
 from .fields import (
     Count,
@@ -28,12 +28,10 @@ from .fields import (
     Several,
     Switch,
 )
-from .source import ScenarioSource
+from .problems import ScenarioSource
 from .workload_schema import WorkloadSection
 
-Kind = Literal[
-    "prefill", "decode", "mixed", "idle", "verify", "draft", "draft_extend", "prebuilt", "decode.steady"
-]
+Kind = Literal[StepKind, "decode.steady"]
 Stream = Literal["schedule", "forward", "copy", "staging", "backup", "transfer", "link"]
 Counter = Literal[
     "h2d",
@@ -202,6 +200,19 @@ class Measure(Section):
     warmup_requests: Requests = 0
     repeat: Positive = 1
     seed: Seed = 0
+
+
+class Case(Section):
+    """A reported change, and what a comparison should find. ``source`` reported ``reported`` of the step from side A to
+    side B. The sides are written as for ``compare``; from A to B, ``metric`` should change as ``expect`` says. A run
+    ignores this section."""
+
+    source: str
+    a: str
+    b: str
+    expect: Literal["better", "worse", "no change"]
+    metric: str
+    reported: str
 
 
 class Scenario(Section):

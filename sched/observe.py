@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from .request import Request
 
 Category = Literal["schedule", "forward", "copy"]
-StepKind = Literal["prefill", "decode", "mixed", "idle", "verify", "draft", "draft_extend", "prebuilt"]
+# In the order in which reports show them.
+StepKind = Literal["prefill", "mixed", "decode", "draft", "verify", "draft_extend", "prebuilt", "idle"]
 
 # Range names and their category. A relay policy may open a range of its own name.
 RANGES: dict[str, Category] = {

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ...scenarios.case import Case
+from ...scenarios.schema import Case
 from ..record.environment import environment, tool
 from ..record.result import Abstained, Result, canonical
 from .compare import Comparison, Judged

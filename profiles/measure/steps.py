@@ -26,6 +26,11 @@ def labels(info: StepInfo) -> tuple[str, ...]:
     return (info.kind,)
 
 
+def is_iteration(kind: str) -> bool:
+    """Whether each step of this kind is an iteration of the loop that no other kind counts."""
+    return kind not in PARTS and not kind.endswith(STEADY)
+
+
 _number = attrgetter("step")
 
 

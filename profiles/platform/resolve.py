@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from ...scenarios.loader import load
+from ...scenarios.loader import PartialScenarioError, load
 from ...scenarios.problems import KeyPath, Problem, ScenarioError, either, show, touches, unknown
 from ...scenarios.schema import ModelSection, RelaySection, Scenario
 from ...scenarios.workload import params
@@ -54,11 +54,10 @@ class Resolved:
 def ask(name: str, overrides: Sequence[str] = ()) -> Resolved:
     """The scenario of that name or file, resolved. Raises ScenarioError with everything that is wrong with it."""
     try:
-        return resolve(load(name, overrides))
-    except ScenarioError as error:
-        if error.rest is None:
-            raise
+        scenario = load(name, overrides)
+    except PartialScenarioError as error:
         raise ScenarioError([*error.problems, *_unresolved(error.rest, error.problems)]) from None
+    return resolve(scenario)
 
 
 def _unresolved(rest: Scenario, problems: Sequence[Problem]) -> list[Problem]:

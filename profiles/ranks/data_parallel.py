@@ -9,6 +9,7 @@ from ...sched.data_parallel.share import RankShare
 from ...sched.link import Link
 from ..measure.collector import plain
 from ..measure.requests import Account
+from ..measure.steps import is_iteration
 from ..platform.resolve import Resolved
 from ..platform.speculation import speculation_depth
 from ..record.result import Abstained, Metric, RankPart, Result
@@ -27,8 +28,6 @@ from .pairs import (
     void,
 )
 from .ranks import Assembly, all_hazards, failure
-
-_PARTS: Final = ("decode.steady", "draft", "draft_extend")  # of steps that are counted as others
 
 
 def _seat(resolved: Resolved, link: Link) -> RankContext:
@@ -86,7 +85,7 @@ def _part(index: int, heard: WorkerReport) -> RankPart:
 
 def _idle_steps(result: Result) -> Metric | Abstained:
     """The share of steps in which the rank had nothing of its own."""
-    steps = {kind: counts.steps for kind, counts in result.per_step.items() if kind not in _PARTS}
+    steps = {kind: counts.steps for kind, counts in result.per_step.items() if is_iteration(kind)}
     total = sum(steps.values())
     share = steps.get("idle", 0) / total if total else None
     return plain("idle_step_share", share, exact=exact_of(result), why="no step was counted")

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
+
+from ...sched.observe import StepKind
 
 Direction = Literal["higher", "lower", "none"]
 
@@ -384,7 +386,7 @@ _TABLE = (
     *_PARTS,
 )
 
-KINDS = ("prefill", "decode", "mixed", "idle", "verify", "draft", "draft_extend", "prebuilt")  # of steps
+KINDS: tuple[str, ...] = get_args(StepKind)
 PERCENTILES = ("p50", "p90", "p95", "p99")
 _BY_KIND = ("forward_ms",)
 _BY_POSITION = ("position_acceptance",)

@@ -13,9 +13,8 @@ from schedbench.profiles.judge.compare import Comparison, Rules, judge
 from schedbench.profiles.judge.sides import opened, parse
 from schedbench.profiles.judge.trial import Question, TrialRequest
 from schedbench.profiles.judge.trials import TrialPlan, conduct
-from schedbench.scenarios.case import Case
 from schedbench.scenarios.loader import load
-from schedbench.scenarios.schema import AcceptanceSection
+from schedbench.scenarios.schema import AcceptanceSection, Case
 from schedbench.scenarios.shipped import case_names
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cases.md"

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from schedbench.profiles.record.definitions import DEFINITIONS, KINDS, definition
+from schedbench.profiles.record.definitions import DEFINITIONS, definition
 from schedbench.profiles.record.result import Result, ResultError, canonical, digest, read
-from schedbench.sched.observe import StepKind
 
 SAMPLE = Path(__file__).parent / "sample_result.json"
 
@@ -152,7 +150,3 @@ def test_kinds_and_percentiles_are_defined_with_their_metric(name):
 def test_what_is_no_metric_is_not_defined(name):
     with pytest.raises(KeyError):
         definition(name)
-
-
-def test_kinds_are_those_of_steps():
-    assert get_args(StepKind) == KINDS
