@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -11,9 +11,9 @@ import torch
 
 from ...sched.config import Capabilities
 from ...sched.observe import Clock, Observer
+from ..record.hazards import FoundHazard
 from ..record.result import HardwarePart, Labels
-from ..record.timeline import Names
-from ..vgpu.watcher import Watcher
+from ..record.timeline import Names, Site
 
 T = TypeVar("T")
 
@@ -40,6 +40,26 @@ class ByItself:
 
     def excluded(self, part: T) -> T:
         return part
+
+
+class HazardWatcher(Protocol):
+    """Follows every access to device and pinned memory and reports those that nothing orders.
+
+    ``sites`` and ``streams`` are the source lines and the stream names by number that the reports refer to.
+    """
+
+    @property
+    def spent(self) -> int:
+        """Nanoseconds of this process's time that watching has taken so far."""
+
+    def name(self, tensor: torch.Tensor, name: str) -> None:
+        """Name the tensor's memory in all later reports, and report it if it is written and never read."""
+
+    def found(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[FoundHazard, ...]:
+        """Accesses that nothing orders."""
+
+    def unread(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[FoundHazard, ...]:
+        """Named memory that was written and never read."""
 
 
 @dataclass(slots=True)
@@ -71,6 +91,6 @@ class Machine:
     environment: dict[str, Any]
     traced: Callable[[], AbstractContextManager[Counting]] | None = None
     host: HostTime = field(default_factory=ByItself)
-    hazards: Watcher | None = None
+    hazards: HazardWatcher | None = None
     untimed: str = ""
     unwatched: Callable[[], AbstractContextManager[None]] = nullcontext

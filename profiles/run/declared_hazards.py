@@ -10,22 +10,21 @@ import torch
 from ...sched.loop.engine import Engine
 from ...sched.relay import known
 from ..platform.machine import Machine
-from ..record.result import Abstained, HazardAccess, Hazards, SitePart
-from ..record.result import HazardFinding as FindingPart
+from ..record.hazards import FoundAccess, FoundHazard, HazardKind
+from ..record.result import Abstained, HazardAccess, HazardFinding, Hazards, SitePart
 from ..record.timeline import Site
-from ..vgpu.hazards.findings import Finding, Kind, Touch
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
     """How a declared hazard shows: its kind, and words of the two statements that meet."""
 
-    kind: Kind
+    kind: HazardKind
     resource: str = ""
     first: str = ""
     second: str = ""
 
-    def fits(self, finding: Finding) -> bool:
+    def fits(self, finding: FoundHazard) -> bool:
         return (
             finding.kind == self.kind
             and self.resource in finding.resource
@@ -86,7 +85,7 @@ def name_pools(machine: Machine, engine: Engine) -> None:
             machine.hazards.name(value, name)
 
 
-def sorted_out(found: Sequence[Finding], declared: Sequence[str]) -> Hazards:
+def sorted_out(found: Sequence[FoundHazard], declared: Sequence[str]) -> Hazards:
     shown = {
         name: [finding for finding in found if any(sign.fits(finding) for sign in SIGNS[name])]
         for name in declared
@@ -98,8 +97,8 @@ def sorted_out(found: Sequence[Finding], declared: Sequence[str]) -> Hazards:
     )
 
 
-def _part(finding: Finding) -> FindingPart:
-    return FindingPart(
+def _part(finding: FoundHazard) -> HazardFinding:
+    return HazardFinding(
         resource=finding.resource,
         first=_access(finding.first),
         second=None if finding.second is None else _access(finding.second),
@@ -107,13 +106,13 @@ def _part(finding: Finding) -> FindingPart:
     )
 
 
-def _access(touch: Touch) -> HazardAccess:
-    return HazardAccess(op=touch.op, site=_site(touch.site), stream=touch.stream)
+def _access(access: FoundAccess) -> HazardAccess:
+    return HazardAccess(op=access.op, site=_site(access.site), stream=access.stream)
 
 
 def _site(site: Site | None) -> SitePart | None:
     return None if site is None else SitePart(**site._asdict())
 
 
-def _statement(touch: Touch | None) -> str:
-    return touch.site.statement if touch and touch.site else ""
+def _statement(access: FoundAccess | None) -> str:
+    return access.site.statement if access and access.site else ""

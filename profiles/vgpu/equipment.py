@@ -22,7 +22,7 @@ from .hazards.runtime import OrderedRuntime
 from .observer import HostObserver
 from .runtime import Runtime
 from .skipping import SkippingExecutor
-from .watcher import NoWatcher, Watcher
+from .watcher import Watcher
 
 if TYPE_CHECKING:
     from ..platform.hardware import HardwareProfile
@@ -51,7 +51,7 @@ def plain(
 ) -> Equipment:
     runtime = Runtime(hardware, sink=sink, watch=watch, simulation=simulation)
     observer = HostObserver(runtime, hardware)
-    return Equipment(runtime, observer, _immediate(values), NoWatcher(), CopyHandlers, Handlers)
+    return Equipment(runtime, observer, _immediate(values), Watcher(), CopyHandlers, Handlers)
 
 
 def watched(

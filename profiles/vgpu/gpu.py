@@ -12,6 +12,7 @@ import torch
 from ... import sched
 from ...sched.config import Capabilities
 from ..platform.hardware import HardwareProfile
+from ..record.hazards import FoundHazard
 from ..record.timeline import Sink, Site
 from .equipment import Equipment, Values, adversarial, plain, watched
 from .hazards.host import watched as host_watched
@@ -25,7 +26,6 @@ from .tensor import CURRENT, DeviceTensor, device
 if TYPE_CHECKING:
     from .engine import Simulation
     from .graph import GraphCapture
-    from .hazards import Finding
     from .watcher import Watcher
 
 GraphTrace = Literal["graph", "node"]
@@ -67,7 +67,7 @@ class VirtualGpu:
         self.runtime.flush()
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[FoundHazard, ...]:
         """Accesses that nothing orders, so far, if anybody watches for them."""
         return self.watcher.found(self.sites, {self.runtime.simulation.first - 1: "host", **self.streams})
 

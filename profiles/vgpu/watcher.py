@@ -1,85 +1,60 @@
-"""Who is told of memory: of what dispatch alone does not show. A hazard checker listens; usually nobody does."""
+"""What happens to memory and does not show in dispatch: the calls that a watcher of the virtual GPU receives."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Protocol
+from typing import ClassVar
 
 import torch
 
+from ..record.hazards import FoundHazard
 from ..record.timeline import Site
 
-if TYPE_CHECKING:
-    from .graph import GraphCapture
-    from .hazards.findings import Finding
-    from .tensor import DeviceTensor
 
+class Watcher:
+    """Ignores every call. Subclasses follow memory: the hazard checker, and the adversary's re-use of freed blocks.
 
-class Watcher(Protocol):
-    @property
-    def spent(self) -> int:
-        """Nanoseconds of this process's time that watching took so far."""
+    ``spent`` is the time in ns of this process that watching has taken so far.
+    """
+
+    _NOTHING: ClassVar[AbstractContextManager[None]] = nullcontext()
+
+    spent = 0
 
     def listening(self) -> AbstractContextManager[None]:
-        """Around everything that happens on the virtual GPU."""
+        """Surrounds everything that happens on the virtual GPU."""
+        return self._NOTHING
 
-    def made(self, tensor: DeviceTensor) -> None:
-        """New memory, or a view, and nothing launched."""
+    def made(self, tensor: torch.Tensor) -> None:
+        """``tensor`` is new memory, or a view, and nothing was launched."""
 
     def host_access(self, op: str, tensor: torch.Tensor, *, write: bool) -> None:
-        """The host itself looks at, or changes, pinned memory."""
+        """The host itself reads or writes pinned memory."""
 
-    def sent(self, tensor: DeviceTensor) -> None:
-        """A link takes the values on the current stream."""
+    def sent(self, tensor: torch.Tensor) -> None:
+        """A link reads the values on the current stream."""
 
-    def generated(self, op: str, tensor: DeviceTensor) -> None:
+    def generated(self, op: str, tensor: torch.Tensor) -> None:
         """``op`` launched a kernel that writes new memory."""
 
     def name(self, tensor: torch.Tensor, name: str) -> None:
-        """Call the tensor's memory so from now on."""
+        """Name the tensor's memory in all later reports."""
 
-    def record_stream(self, tensor: DeviceTensor, queue: int) -> None: ...
+    def record_stream(self, tensor: torch.Tensor, queue: int) -> None:
+        """Once freed, the tensor's memory is not re-issued before that stream has done its present work."""
 
-    def capturing(self, capture: GraphCapture | None) -> None:
-        """From now on operations are nodes of that graph; None: they are operations again."""
+    def capturing(self, capture: object | None) -> None:
+        """Operations become nodes of that graph from now on; with None they are executed again."""
 
-    def replaying(self, capture: GraphCapture) -> AbstractContextManager[None]:
-        """Around the computation of a graph that is launched."""
+    def replaying(self, capture: object) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Surrounds the computation of a graph that is launched."""
+        return self._NOTHING
 
-    def found(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[Finding, ...]:
+    def found(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[FoundHazard, ...]:  # noqa: ARG002
         """Accesses that nothing orders."""
-
-    def unread(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[Finding, ...]:
-        """Named memory that was written and never read."""
-
-
-class NoWatcher:
-    spent = 0
-    _nothing: AbstractContextManager[None] = nullcontext()
-
-    def listening(self) -> AbstractContextManager[None]:
-        return self._nothing
-
-    def made(self, tensor: DeviceTensor) -> None: ...
-
-    def host_access(self, op: str, tensor: torch.Tensor, *, write: bool) -> None: ...
-
-    def sent(self, tensor: DeviceTensor) -> None: ...
-
-    def generated(self, op: str, tensor: DeviceTensor) -> None: ...
-
-    def name(self, tensor: torch.Tensor, name: str) -> None: ...
-
-    def record_stream(self, tensor: DeviceTensor, queue: int) -> None: ...
-
-    def capturing(self, capture: GraphCapture | None) -> None: ...
-
-    def replaying(self, capture: GraphCapture) -> AbstractContextManager[None]:  # noqa: ARG002
-        return self._nothing
-
-    def found(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[Finding, ...]:  # noqa: ARG002
         return ()
 
-    def unread(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[Finding, ...]:  # noqa: ARG002
+    def unread(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[FoundHazard, ...]:  # noqa: ARG002
+        """Named memory that was written and never read."""
         return ()

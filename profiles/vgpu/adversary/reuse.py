@@ -7,7 +7,6 @@ hazards, where the heap's layout would decide who gets it, the worst is assumed:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -16,13 +15,12 @@ import torch
 
 from ..handlers import Handler, Handlers
 from ..tensor import DeviceTensor
-from ..watcher import NoWatcher
+from ..watcher import Watcher
 from .executor import poisoned
 from .order import DeferredTask
 
 if TYPE_CHECKING:
     from ..gpu import VirtualGpu
-    from ..graph import GraphCapture
     from .runtime import DeferredRuntime
 
 _BLOCK = "_vgpu_issued"  # on a storage's Python object, which lives as long as the storage
@@ -47,7 +45,7 @@ class Issued:
             self._reuse.freed(self)
 
 
-class Reuse(NoWatcher):
+class Reuse(Watcher):
     """Follows memory from its allocation to its end."""
 
     def __init__(self, runtime: DeferredRuntime) -> None:
@@ -56,7 +54,8 @@ class Reuse(NoWatcher):
         self._capturing = False
         self._open = True
 
-    def made(self, tensor: DeviceTensor) -> None:
+    def made(self, tensor: torch.Tensor) -> None:
+        assert isinstance(tensor, DeviceTensor)
         storage = tensor.held.untyped_storage()
         known: ref[Issued] | None = getattr(storage, _BLOCK, None)
         block = known() if known is not None else None
@@ -64,20 +63,18 @@ class Reuse(NoWatcher):
             block = self._issue(storage)
         tensor.issued = block
 
-    def generated(self, op: str, tensor: DeviceTensor) -> None:  # noqa: ARG002
+    def generated(self, op: str, tensor: torch.Tensor) -> None:  # noqa: ARG002
         self.made(tensor)
 
-    def record_stream(self, tensor: DeviceTensor, queue: int) -> None:  # noqa: ARG002
+    def record_stream(self, tensor: torch.Tensor, queue: int) -> None:  # noqa: ARG002
         """Waiting for the streams named is one way of doing it; never is another."""
+        assert isinstance(tensor, DeviceTensor)
         self.made(tensor)
         tensor.issued.keep()
 
-    def capturing(self, capture: GraphCapture | None) -> None:
+    def capturing(self, capture: object | None) -> None:
         """A graph's own memory is never re-issued."""
         self._capturing = capture is not None
-
-    def listening(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def freed(self, block: Issued) -> None:
         storage = block.storage()

@@ -1,6 +1,5 @@
 """Which accesses to memory nothing orders: vector clocks over host and streams, footprints, freed blocks."""
 
 from .checker import Checker
-from .findings import Finding
 
-__all__ = ["Checker", "Finding"]
+__all__ = ["Checker"]

@@ -10,10 +10,12 @@ from weakref import WeakSet, ref
 
 import torch
 
+from ...record.hazards import FoundHazard
 from ...record.timeline import Site
+from ..watcher import Watcher
 from .blocks import Block, FreeBlocks
 from .declared import Declared
-from .findings import Finding, Findings
+from .findings import Findings
 from .footprints import ByteSpan, Footprint, Grid, Indexed, Scattered, span
 from .memory import Memory, Program
 from .pools import Pool, unread
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 _SHADOW = "_vgpu_shadow"  # on a storage's Python object, which lives as long as the storage
 
 
-class Checker:
+class Checker(Watcher):
     """Told of every operation, in the order in which the host issues them."""
 
     def __init__(self, runtime: Program, memory: Memory) -> None:
@@ -241,10 +243,10 @@ class Checker:
 
     # ---- the end -------------------------------------------------------------------------------------------
 
-    def found(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[Finding, ...]:
+    def found(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[FoundHazard, ...]:
         return self._findings.named(sites, streams)
 
-    def unread(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[Finding, ...]:
+    def unread(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[FoundHazard, ...]:
         return unread(self._pools, sites, streams)
 
     @contextmanager

@@ -4,37 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from ...record.hazards import FoundAccess, FoundHazard, HazardKind
 from ...record.timeline import NO_SITE, Site
 from .clocks import HOST
 from .shadows import Entry, IssuedOp, Owner, Shadow
 
-Kind = Literal["race", "pinned", "freed", "unread"]
-
-
-class Touch(NamedTuple):
-    """One of the two accesses; ``stream`` is "host" where it is the host's own."""
-
-    op: str
-    write: bool
-    site: Site | None
-    stream: str
-
-
-class Finding(NamedTuple):
-    """``first`` was issued before ``second`` and nothing orders the two; where there is no second, something else is
-    missing."""
-
-    kind: Kind
-    resource: str
-    first: Touch
-    second: Touch | None
-    missing: str
-
 
 class _Raw(NamedTuple):
-    kind: Kind
+    kind: HazardKind
     owner: Owner
     first: IssuedOp
     first_writes: bool
@@ -49,14 +28,14 @@ class Findings:
         self._found: dict[object, _Raw] = {}
 
     def add(self, shadow: Shadow, entry: Entry, launch: IssuedOp, *, write: bool) -> None:
-        kind: Kind = "freed" if entry.freed else "pinned" if shadow.pinned else "race"
+        kind: HazardKind = "freed" if entry.freed else "pinned" if shadow.pinned else "race"
         raw = _Raw(kind, entry.freed or shadow.owner, entry.launch, entry.write, launch, write)
         self._found.setdefault(_alike(raw), raw)
 
     def __len__(self) -> int:
         return len(self._found)
 
-    def named(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[Finding, ...]:
+    def named(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[FoundHazard, ...]:
         return tuple(_finding(raw, sites, streams) for raw in self._found.values())
 
 
@@ -72,28 +51,30 @@ def _alike(raw: _Raw) -> object:
     )
 
 
-def _finding(raw: _Raw, sites: Sequence[Site], streams: Mapping[int, str]) -> Finding:
+def _finding(raw: _Raw, sites: Sequence[Site], streams: Mapping[int, str]) -> FoundHazard:
     first = touched(raw.first, sites, streams, write=raw.first_writes)
     second = touched(raw.second, sites, streams, write=raw.second_writes)
     owner = raw.owner
     resource = owner.name or f"result of {owner.op}{_at(_site(owner.site, sites))}"
     if raw.kind == "freed":
         resource = f"freed block of {resource}"
-    return Finding(raw.kind, resource, first, second, _missing(raw.kind, first, second))
+    return FoundHazard(raw.kind, resource, first, second, _missing(raw.kind, first, second))
 
 
-def touched(launch: IssuedOp, sites: Sequence[Site], streams: Mapping[int, str], *, write: bool) -> Touch:
+def touched(
+    launch: IssuedOp, sites: Sequence[Site], streams: Mapping[int, str], *, write: bool
+) -> FoundAccess:
     """An access by its names."""
     actor = launch.actor
     stream = streams.get(actor - 1, "host" if actor == HOST else f"stream {actor - 1}")
-    return Touch(launch.op, write, _site(launch.site, sites), stream)
+    return FoundAccess(launch.op, write, _site(launch.site, sites), stream)
 
 
 def _site(index: int, sites: Sequence[Site]) -> Site | None:
     return None if index == NO_SITE else sites[index]
 
 
-def _missing(kind: Kind, first: Touch, second: Touch) -> str:
+def _missing(kind: HazardKind, first: FoundAccess, second: FoundAccess) -> str:
     earlier, later = told(first), told(second)
     if kind == "freed":
         return (
@@ -105,7 +86,7 @@ def _missing(kind: Kind, first: Touch, second: Touch) -> str:
     return f"{earlier} must come before {later}: no wait_stream or event between them"
 
 
-def told(touch: Touch) -> str:
+def told(touch: FoundAccess) -> str:
     """An access in words."""
     who = "the host" if touch.stream == "host" else f"the {touch.stream} stream"
     return f"{who}'s {'write' if touch.write else 'read'} ({touch.op}{_at(touch.site)})"

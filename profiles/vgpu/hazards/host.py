@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from ..patches import replace
+from ..watcher import Watcher
 from .memory import Memory
 
 _READS = (
@@ -62,12 +63,8 @@ _READS = (
 _WRITES = ("copy_", "fill_", "zero_", "add_", "sub_", "mul_", "__setitem__")
 
 
-class Listener(Protocol):
-    def host_access(self, op: str, tensor: torch.Tensor, *, write: bool) -> None: ...
-
-
 @contextmanager
-def watched(listener: Callable[[], Listener | None], memory: Memory) -> Iterator[None]:
+def watched(listener: Callable[[], Watcher | None], memory: Memory) -> Iterator[None]:
     """Torch's tensor methods heard by whoever listens at the time, for the duration of the block."""
 
     def told(name: str) -> Callable[..., Any]:
@@ -82,7 +79,7 @@ def watched(listener: Callable[[], Listener | None], memory: Memory) -> Iterator
 
 
 def _told(
-    name: str, method: Callable[..., Any], listener: Callable[[], Listener | None], memory: Memory
+    name: str, method: Callable[..., Any], listener: Callable[[], Watcher | None], memory: Memory
 ) -> Callable[..., Any]:
     op = name.strip("_") if name.startswith("__") else name
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ...record.hazards import FoundHazard
 from ...record.timeline import Site
-from .findings import Finding, told, touched
+from .findings import told, touched
 from .shadows import IssuedOp
 
 
@@ -27,7 +28,9 @@ class Pool:
             self.is_read = True
 
 
-def unread(pools: Iterable[Pool], sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[Finding, ...]:
+def unread(
+    pools: Iterable[Pool], sites: Sequence[Site], streams: Mapping[int, str]
+) -> tuple[FoundHazard, ...]:
     """Pools that were written and never read."""
     return tuple(
         _finding(pool, pool.last, sites, streams)
@@ -36,9 +39,9 @@ def unread(pools: Iterable[Pool], sites: Sequence[Site], streams: Mapping[int, s
     )
 
 
-def _finding(pool: Pool, last: IssuedOp, sites: Sequence[Site], streams: Mapping[int, str]) -> Finding:
+def _finding(pool: Pool, last: IssuedOp, sites: Sequence[Site], streams: Mapping[int, str]) -> FoundHazard:
     touch = touched(last, sites, streams, write=True)
-    return Finding(
+    return FoundHazard(
         "unread",
         pool.name,
         touch,

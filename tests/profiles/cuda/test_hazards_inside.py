@@ -18,10 +18,11 @@ from schedbench.profiles.lab import hazard_table as table
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.platform.resolve import Resolved
 from schedbench.profiles.ranks.execute import Options, RunOutcome, execute
+from schedbench.profiles.record.hazards import FoundHazard
 from schedbench.profiles.record.result import Abstained, Hazards
 from schedbench.profiles.run import task as executing
 from schedbench.profiles.vgpu import open_vgpu
-from schedbench.profiles.vgpu.hazards import Finding, declared, footprints
+from schedbench.profiles.vgpu.hazards import declared, footprints
 from schedbench.profiles.vgpu.tensor import CURRENT
 from schedbench.sched.relay.faults import faults
 from schedbench.sched.relay.states import states
@@ -45,7 +46,7 @@ class Seen(Scene):
         inside.announce("forward", self.forward)
 
     @property
-    def found(self) -> list[Finding]:
+    def found(self) -> list[FoundHazard]:
         inside = self.inside
         return list(inside.checker.found(inside.sites, inside.streams))
 
@@ -62,7 +63,7 @@ def seen() -> Iterator[Seen]:
         yield scene
 
 
-def own(program: Callable[[Scene], object]) -> list[Finding]:
+def own(program: Callable[[Scene], object]) -> list[FoundHazard]:
     with open_vgpu(load("h200"), hazards=True, watch=LINES) as gpu:
         scene = Scene(gpu)
         program(scene)
@@ -201,7 +202,7 @@ def test_programs_that_nobody_thought_of(program: list[Step]) -> None:
     assert sorted(map(shape, found)) == sorted(map(shape, expected))
 
 
-def shape(finding: Finding) -> tuple[object, ...]:
+def shape(finding: FoundHazard) -> tuple[object, ...]:
     """Streams have no names here."""
     touches = (finding.first, finding.second)
     return finding.kind, *((t.op, t.write, t.site and t.site.line) for t in touches if t)

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from schedbench.profiles.platform.hardware import HardwareProfile, load
+from schedbench.profiles.record.hazards import FoundHazard
 from schedbench.profiles.record.timeline import Call, Op, Range, Wait, Window
 from schedbench.profiles.vgpu import VirtualGpu, open_vgpu
-from schedbench.profiles.vgpu.hazards import Finding
 
 
 class Tape:
@@ -87,7 +87,7 @@ class Scene:
         return made
 
     @property
-    def found(self) -> list[Finding]:
+    def found(self) -> list[FoundHazard]:
         return list(self.gpu.findings)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from schedbench.profiles.vgpu.hazards import Finding
+from schedbench.profiles.record.hazards import FoundHazard
 from tests.profiles.vgpu.conftest import Scene
 
 
@@ -18,7 +18,7 @@ def scene(opened: Any) -> Iterator[Scene]:
         yield Scene(bench.gpu)
 
 
-def one(scene: Scene) -> Finding:
+def one(scene: Scene) -> FoundHazard:
     assert len(scene.found) == 1, [finding.missing for finding in scene.found]
     return scene.found[0]
 
