@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
+
+from schedbench.cli.app import main
 
 # Of a marker: what its tests need, and whether that is here.
 NEEDS: Mapping[str, tuple[str, Callable[[], bool]]] = {
@@ -46,3 +51,27 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+class CommandResult(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+RunCommand = Callable[..., CommandResult]
+
+
+@pytest.fixture
+def run_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunCommand:
+    """Runs ``schedbench`` with arguments in this process; an error without an exit code passes through."""
+
+    def run(*arguments: str | Path) -> CommandResult:
+        monkeypatch.setattr(sys, "argv", ["schedbench", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        code = end.value.code
+        assert code is None or isinstance(code, int)
+        return CommandResult(code or 0, *capsys.readouterr())
+
+    return run

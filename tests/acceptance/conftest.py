@@ -1,47 +1,20 @@
-"""A small checkpoint on disk, and the command line inside this process."""
+"""A small checkpoint on disk, and runs of small traces."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from schedbench.cli.app import main
 from schedbench.profiles.record.result import Result
 from tests.acceptance.cells import Ask
-from tests.acceptance.questions import answer
+from tests.acceptance.runs import result_of
 
 HIDDEN, INNER, VOCAB = 16, 24, 300
-
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Typed = Callable[..., Said]
-
-
-@pytest.fixture
-def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
-    """``schedbench`` with arguments; an error that nobody foresaw passes through."""
-
-    def run(*arguments: str | Path) -> Said:
-        monkeypatch.setattr(sys, "argv", ["schedbench", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        code = end.value.code
-        assert code is None or isinstance(code, int)
-        return Said(code or 0, *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture
@@ -105,6 +78,6 @@ def ask(tmp_path: Path) -> Ask:
             "engine: {relay: pr25945, chunked_prefill_size: 256, max_running_requests: 8, kv_tokens: 4096}\n"
             "workload: {trace: trace.jsonl, format: jsonl}\n"
         )
-        return answer(scenario, *overrides)
+        return result_of(scenario, *overrides)
 
     return run

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.conftest import Typed
-from tests.acceptance.questions import schedbench
+from tests.acceptance.runs import schedbench
+from tests.conftest import RunCommand
 
 EVERYTHING_WRONG = """\
 name: wrong
@@ -89,26 +89,28 @@ ONE_MISTAKE = {
 }
 
 
-def test_every_mistake_at_once(tmp_path: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_mistake_at_once(
+    tmp_path: Path, run_command: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "wrong.yaml").write_text(EVERYTHING_WRONG)
-    said = typed("run", "wrong.yaml")
+    said = run_command("run", "wrong.yaml")
     assert (said.code, said.out) == (2, "")
     assert said.err.removeprefix("schedbench: ").splitlines() == ALL_MISTAKES.splitlines()
 
 
 @pytest.mark.parametrize("mistake", ONE_MISTAKE)
-def test_one_mistake_is_one_line(typed: Typed, mistake: str) -> None:
+def test_one_mistake_is_one_line(run_command: RunCommand, mistake: str) -> None:
     arguments, message = ONE_MISTAKE[mistake]
-    said = typed("run", "mixed", *arguments)
+    said = run_command("run", "mixed", *arguments)
     assert (said.code, said.out) == (2, "")
     assert len(said.err.splitlines()) == 1
     assert said.err.startswith(f"schedbench: {arguments[0]}: ")
     assert message in said.err
 
 
-def test_several_overrides_are_judged_together(typed: Typed) -> None:
-    said = typed(
+def test_several_overrides_are_judged_together(run_command: RunCommand) -> None:
+    said = run_command(
         "run", "mixed", "--set", "engine.kv_tokens=0", "--relay", "pr", "--set", "model.preset=llama"
     )
     assert said.code == 2
@@ -116,33 +118,33 @@ def test_several_overrides_are_judged_together(typed: Typed) -> None:
 
 
 @pytest.mark.parametrize("name", ["mixd", "nowhere/mixd.yaml"])
-def test_a_scenario_that_is_not_there(typed: Typed, name: str) -> None:
-    said = typed("run", name)
+def test_a_scenario_that_is_not_there(run_command: RunCommand, name: str) -> None:
+    said = run_command("run", name)
     assert said.code == 2
     assert said.err.startswith(f"schedbench: {name}: no such file")
     assert said.err.endswith("did you mean 'mixed'?\n")
 
 
-def test_a_scenario_that_is_no_yaml(tmp_path: Path, typed: Typed) -> None:
+def test_a_scenario_that_is_no_yaml(tmp_path: Path, run_command: RunCommand) -> None:
     file = tmp_path / "torn.yaml"
     file.write_text("name: torn\nmodel: {preset: tiny-llama\n")
-    said = typed("run", file)
+    said = run_command("run", file)
     assert said.code == 2
     assert said.err.startswith(f"schedbench: {file}:")
     assert len(said.err.splitlines()) == 1
 
 
-def test_a_placeholder_asks_to_be_given(typed: Typed) -> None:
-    said = typed("run", "trace_mooncake")
+def test_a_placeholder_asks_to_be_given(run_command: RunCommand) -> None:
+    said = run_command("run", "trace_mooncake")
     assert said.code == 2
     assert "workload.trace: has to be given: --set workload.trace=FILE" in said.err
 
 
-def test_a_malformed_trace_line(tmp_path: Path, typed: Typed) -> None:
+def test_a_malformed_trace_line(tmp_path: Path, run_command: RunCommand) -> None:
     trace = tmp_path / "trace.jsonl"
     good = {"timestamp": 1, "input_length": 10, "output_length": 3, "hash_ids": [1]}
     trace.write_text(json.dumps(good) + "\n" + json.dumps(good | {"input_length": "ten"}) + "\n")
-    said = typed("run", "trace_mooncake", "--set", f"workload.trace={trace}")
+    said = run_command("run", "trace_mooncake", "--set", f"workload.trace={trace}")
     assert (said.code, said.out) == (2, "")
     assert said.err == (
         f"schedbench: {trace}:2: input_length: expected a whole number of tokens from 1 to 16777216, got 'ten'\n"
@@ -150,25 +152,25 @@ def test_a_malformed_trace_line(tmp_path: Path, typed: Typed) -> None:
 
 
 class TestCheckpoint:
-    def test_torn_config(self, typed: Typed, checkpoint: Path) -> None:
+    def test_torn_config(self, run_command: RunCommand, checkpoint: Path) -> None:
         (checkpoint / "config.json").write_text('{"architectures": [')
-        said = typed("run", "checkpoint", "--set", f"model.path={checkpoint}")
+        said = run_command("run", "checkpoint", "--set", f"model.path={checkpoint}")
         assert (said.code, said.out) == (2, "")
         assert said.err.startswith(f"schedbench: --set: model.path: {checkpoint}/config.json: not JSON")
 
     @pytest.mark.parametrize("kept", [0, 20, 200, 5000])
-    def test_torn_weights(self, typed: Typed, checkpoint: Path, kept: int) -> None:
+    def test_torn_weights(self, run_command: RunCommand, checkpoint: Path, kept: int) -> None:
         weights = checkpoint / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:kept])
-        said = typed("run", "checkpoint", "--set", f"model.path={checkpoint}")
+        said = run_command("run", "checkpoint", "--set", f"model.path={checkpoint}")
         assert (said.code, said.out) == (2, "")
         assert said.err.startswith(f"schedbench: {weights}: ")
         assert len(said.err.splitlines()) == 1
 
-    def test_weights_of_another_shape(self, typed: Typed, checkpoint: Path) -> None:
+    def test_weights_of_another_shape(self, run_command: RunCommand, checkpoint: Path) -> None:
         config = json.loads((checkpoint / "config.json").read_text())
         (checkpoint / "config.json").write_text(json.dumps(config | {"intermediate_size": 32}))
-        said = typed("run", "checkpoint", "--set", f"model.path={checkpoint}")
+        said = run_command("run", "checkpoint", "--set", f"model.path={checkpoint}")
         assert said.code == 2
         assert "gate_proj" in said.err
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.acceptance.questions import answer, digest_of, value
+from tests.acceptance.runs import digest_of, result_of, value
 
 FEW = ("workload.requests=10", "workload.prompt_tokens={dist: uniform, min: 90, max: 200}")
 CHUNKS, WHOLE = "engine.chunked_prefill_size=64", "engine.chunked_prefill_size=none"
@@ -12,8 +12,8 @@ CHUNKS, WHOLE = "engine.chunked_prefill_size=64", "engine.chunked_prefill_size=n
 
 @pytest.mark.parametrize("scenario", ["spec_v2", pytest.param("spec_v1", marks=pytest.mark.wide)])
 def test_with_latest_a_chunked_prompt_is_taught_like_a_whole_one(scenario: str) -> None:
-    chunks, whole = (answer(scenario, *FEW, "engine.relay=latest", size) for size in (CHUNKS, WHOLE))
-    upstream = answer(scenario, *FEW, "engine.relay=pr25945", CHUNKS)
+    chunks, whole = (result_of(scenario, *FEW, "engine.relay=latest", size) for size in (CHUNKS, WHOLE))
+    upstream = result_of(scenario, *FEW, "engine.relay=pr25945", CHUNKS)
     assert digest_of(chunks) == digest_of(whole) == digest_of(upstream)
     assert value(chunks, "accept_length") == value(whole, "accept_length")
     assert value(upstream, "accept_length") < value(whole, "accept_length")

@@ -33,7 +33,7 @@ from tests.acceptance.cells import (
     waits,
     waits_of,
 )
-from tests.acceptance.questions import answer
+from tests.acceptance.runs import result_of
 
 
 class TestPrefill:
@@ -129,7 +129,7 @@ class TestMixed:
 
 @pytest.fixture(scope="module")
 def steady() -> Result:
-    result = answer("overlap_on", "workload.requests=16", "workload.output_tokens=32")
+    result = result_of("overlap_on", "workload.requests=16", "workload.output_tokens=32")
     assert steps(result, "decode.steady") > 20
     return result
 

@@ -11,8 +11,8 @@ from schedbench.sched.disagg.inbox import Inbox
 from schedbench.sched.loop.decoding import DecodeWorker
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.request import Request
-from tests.acceptance.leaving import Leaving, left, only_one_is_gone
-from tests.acceptance.questions import SMALL, asked
+from tests.acceptance.client_aborts import Leaving, left, only_one_is_gone
+from tests.acceptance.runs import SMALL, resolved
 
 FEW = (*SMALL, "workload.requests=12", "device.values=none")
 TIGHT = ("engine.disaggregation={mode: pair, reserved_decode_tokens: 4}", "engine.kv_tokens=1600")
@@ -36,6 +36,6 @@ def test_in_every_phase_it_ends_once_and_the_others_go_on(phase: str) -> None:
             return None
         return Leaving("barrier", lambda: PHASES[phase](scheduler, inbox), DecodeWorker(scheduler).abort)
 
-    question = asked("mixed", *FEW, *TIGHT)
+    question = resolved("mixed", *FEW, *TIGHT)
     whole = execute(question, question.relays[0], Options(device="vgpu", save_tokens=True)).result
     only_one_is_gone(left(question, leaves), whole)

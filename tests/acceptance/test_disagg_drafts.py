@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from tests.acceptance.cells import SCHEDULE, Ask, Copies, Copy, copies, steps, times
-from tests.acceptance.questions import answer, digest, digest_of, statuses, value
+from tests.acceptance.runs import digest, digest_of, result_of, statuses, value
 from tests.acceptance.test_disagg_cells import PREBUILT, everywhere
 
 PAIR = "engine.disaggregation={mode: pair, reserved_decode_tokens: 8}"
@@ -21,7 +21,7 @@ PARTS: Copies = {Copy("upload", SCHEDULE, "h2d", "pageable B"): 3}
 
 @cache
 def reference(mode: str) -> tuple[str, float]:
-    result = answer(f"spec_{mode}", *FEW)
+    result = result_of(f"spec_{mode}", *FEW)
     return digest_of(result), value(result, "accept_length")
 
 
@@ -38,13 +38,13 @@ def reference(mode: str) -> tuple[str, float]:
 )
 def test_no_token_and_no_draft_is_another(mode: str, way: tuple[str, ...]) -> None:
     """Nor is one more or less of them accepted."""
-    result = answer(f"spec_{mode}", *FEW, PAIR, *way)
+    result = result_of(f"spec_{mode}", *FEW, PAIR, *way)
     assert statuses(result) == {"finished"}
     assert (digest_of(result), value(result, "accept_length")) == reference(mode)
 
 
 def test_who_comes_back_from_the_host_loses_drafts_at_most() -> None:
-    result = answer("spec_v2", *FEW, PAIR, "engine.kv_tokens=560")
+    result = result_of("spec_v2", *FEW, PAIR, "engine.kv_tokens=560")
     assert value(result, "retractions") > 0
     assert digest_of(result) == reference("v2")[0]
 
@@ -52,8 +52,8 @@ def test_who_comes_back_from_the_host_loses_drafts_at_most() -> None:
 @pytest.mark.wide
 def test_drafts_accepted_by_lot_are_the_same_lots() -> None:
     lots = ("device.values=none", "engine.speculative.acceptance={mean: 2.5}")
-    assert value(answer("spec_v2", *FEW, PAIR, *lots), "accept_length") == value(
-        answer("spec_v2", *FEW, *lots), "accept_length"
+    assert value(result_of("spec_v2", *FEW, PAIR, *lots), "accept_length") == value(
+        result_of("spec_v2", *FEW, *lots), "accept_length"
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from schedbench.profiles.record.result import Result
 from schedbench.sched.relay.states import states
 from tests.acceptance.cells import SCHEDULE, Ask, copies, place, steps, times, waits, waits_of
-from tests.acceptance.questions import answer, digest_of, statuses, value
+from tests.acceptance.runs import digest_of, result_of, statuses, value
 from tests.acceptance.test_disagg_cells import LATEST, PREBUILT
 from tests.acceptance.test_hisparse_cells import TOKEN
 
@@ -33,7 +33,9 @@ wide = pytest.mark.wide
 @cache
 def dense(*overrides: str) -> Result:
     """One worker, all KV on the device."""
-    return answer("hisparse", *SMALL, *overrides, "engine.hisparse={enabled: false}", "engine.relay=latest")
+    return result_of(
+        "hisparse", *SMALL, *overrides, "engine.hisparse={enabled: false}", "engine.relay=latest"
+    )
 
 
 def plain(way: tuple[str, ...]) -> tuple[str, ...]:
@@ -57,7 +59,7 @@ def plain(way: tuple[str, ...]) -> tuple[str, ...]:
     ],
 )
 def test_the_tokens_are_those_of_one_worker_with_all_kv_on_the_device(way: tuple[str, ...]) -> None:
-    result = answer("hisparse", *SMALL, PAIR, *way)
+    result = result_of("hisparse", *SMALL, PAIR, *way)
     assert statuses(result) == {"finished"}
     assert value(result, "retractions") == 0
     assert digest_of(result) == digest_of(dense(*plain(way)))
@@ -65,21 +67,21 @@ def test_the_tokens_are_those_of_one_worker_with_all_kv_on_the_device(way: tuple
 
 @wide
 def test_the_shipped_scenario_and_several_of_each() -> None:
-    one, four = (answer("disagg_hisparse", *SMALL, *way) for way in ((), (FOUR,)))
+    one, four = (result_of("disagg_hisparse", *SMALL, *way) for way in ((), (FOUR,)))
     assert digest_of(one) == digest_of(four) == digest_of(dense())
 
 
 @pytest.mark.parametrize("hosted", ["true", "false"])
 def test_the_keys_of_the_indexer_travel(hosted: str) -> None:
     """Without them a decode would choose other tokens, wherever KV is."""
-    result = answer("hisparse", *SMALL, PAIR, f"engine.hisparse.enabled={hosted}", "engine.overlap=false")
+    result = result_of("hisparse", *SMALL, PAIR, f"engine.hisparse.enabled={hosted}", "engine.overlap=false")
     assert digest_of(result) == digest_of(dense())
 
 
 @pytest.mark.parametrize("after", [0, pytest.param(3, marks=wide)])
 def test_who_goes_away_gives_everything_back(after: int) -> None:
     abort = f"workload.abort={{fraction: 0.5, after_tokens: {after}}}"
-    result, alone = answer("disagg_hisparse", *SMALL, abort), dense(abort)
+    result, alone = result_of("disagg_hisparse", *SMALL, abort), dense(abort)
     assert statuses(result) == {"finished", "aborted"}
     assert [(row.id, row.status, row.token_ids) for row in result.requests] == [
         (row.id, row.status, row.token_ids) for row in alone.requests

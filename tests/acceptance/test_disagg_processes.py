@@ -14,7 +14,7 @@ from schedbench.profiles.platform.machine import MachineError
 from schedbench.profiles.ranks import carriers
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Abstained, Hazards, Metric, Result
-from tests.acceptance.questions import answer, asked, digest, digest_of, statuses, surroundings
+from tests.acceptance.runs import digest, digest_of, plain_environment, resolved, result_of, statuses
 
 PAIR = "engine.disaggregation={mode: pair}"
 FOUR = "engine.disaggregation={mode: pair, prefill: 2, decode: 2}"
@@ -30,7 +30,7 @@ wide = pytest.mark.wide
 
 
 def processes(scenario: str, *overrides: str) -> Result:
-    question = asked(scenario, *FEW, *overrides)
+    question = resolved(scenario, *FEW, *overrides)
     options = Options(device="vgpu", world="distributed", hazards=True, save_tokens=True)
     return execute(question, question.relays[0], options).result
 
@@ -73,7 +73,7 @@ def test_what_is_never_sent_needs_no_link() -> None:
 def test_between_machines_pages_take_longer_and_tokens_are_the_same() -> None:
     """In the virtual world: by the network in place of NVLink."""
     near, far = (
-        answer("mixed", *FEW, f"engine.disaggregation={{mode: pair, transfer: {transfer}}}")
+        result_of("mixed", *FEW, f"engine.disaggregation={{mode: pair, transfer: {transfer}}}")
         for transfer in ("local", "distributed")
     )
     assert digest_of(far) == digest_of(near) == alone("mixed")
@@ -89,7 +89,7 @@ def test_one_process_cannot_be_several() -> None:
 
 def test_hardware_without_links_joins_nobody() -> None:
     with pytest.raises(MachineError, match="mlx-like has no link 'nvlink'"):
-        answer("mixed", *FEW, PAIR, "device.hardware=mlx-like")
+        result_of("mixed", *FEW, PAIR, "device.hardware=mlx-like")
 
 
 def test_nixl_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_nixl_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) 
 def test_nixl_needs_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(carriers, "find_spec", lambda _: "there")
     with pytest.raises(MachineError, match="--world distributed"):
-        answer("mixed", *FEW, NIXL)
+        result_of("mixed", *FEW, NIXL)
 
 
 def torchrun(count: int, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -110,7 +110,7 @@ def torchrun(count: int, *arguments: str) -> subprocess.CompletedProcess[str]:
         [*launcher, "schedbench", "run", *arguments],
         capture_output=True,
         text=True,
-        env=surroundings({"OMP_NUM_THREADS": "1"}),
+        env=plain_environment({"OMP_NUM_THREADS": "1"}),
         timeout=100,
         check=False,
     )

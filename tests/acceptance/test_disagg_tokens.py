@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from schedbench.profiles.record.result import Abstained, Metric, Result
-from tests.acceptance.questions import SMALL, answer, digest, digest_of, statuses, value
+from tests.acceptance.runs import SMALL, digest, digest_of, result_of, statuses, value
 
 PAIR = "engine.disaggregation={mode: pair}"
 FOUR = "engine.disaggregation={mode: pair, prefill: 2, decode: 2}"
@@ -59,7 +59,7 @@ def wide(name: str, later: Sequence[str]) -> Any:
 @pytest.mark.parametrize("way", [wide(way, LATER) for way in WAYS])
 def test_the_tokens_are_those_of_one_worker(way: str) -> None:
     plain = (NONE,) if NONE in WAYS[way] else ()
-    result = answer("mixed", *FEWER, *WAYS[way])
+    result = result_of("mixed", *FEWER, *WAYS[way])
     assert statuses(result) == {"finished"}
     assert digest_of(result) == reference(*plain)
 
@@ -82,7 +82,7 @@ def test_every_state_brings_its_own_way_to_join(state: str, overlap: str) -> Non
 )
 def test_what_a_decode_worker_has_no_room_for_waits_on_the_host(way: tuple[str, ...]) -> None:
     plain = (NONE,) if NONE in way else ()
-    result = answer("mixed", *SMALL, *TIGHT, *way)
+    result = result_of("mixed", *SMALL, *TIGHT, *way)
     assert value(result, "retractions") > 0
     assert digest_of(result) == digest("mixed", *SMALL, *plain)
 
@@ -90,7 +90,7 @@ def test_what_a_decode_worker_has_no_room_for_waits_on_the_host(way: tuple[str, 
 @pytest.mark.parametrize("after", [0, 3])
 def test_aborted_requests_end_where_they_end_with_one_worker(after: int) -> None:
     abort = f"workload.abort={{fraction: 0.5, after_tokens: {after}}}"
-    result, alone = answer("mixed", *FEWER, PAIR, abort), answer("mixed", *FEWER, abort)
+    result, alone = result_of("mixed", *FEWER, PAIR, abort), result_of("mixed", *FEWER, abort)
     assert statuses(result) == {"finished", "aborted"}
     assert [(row.id, row.status, row.reason, row.token_ids) for row in result.requests] == [
         (row.id, row.status, row.reason, row.token_ids) for row in alone.requests
@@ -99,7 +99,7 @@ def test_aborted_requests_end_where_they_end_with_one_worker(after: int) -> None
 
 def test_what_can_never_run_is_refused_by_the_worker_that_would_decode_it() -> None:
     tight = ("engine.kv_tokens=128", "workload.prompt_tokens={dist: uniform, min: 16, max: 120}")
-    result, alone = answer("mixed", *FEWER, PAIR, *tight), answer("mixed", *FEWER, *tight)
+    result, alone = result_of("mixed", *FEWER, PAIR, *tight), result_of("mixed", *FEWER, *tight)
     assert "refused" in statuses(result)
     assert [(row.status, row.reason) for row in result.requests] == [
         (row.status, row.reason) for row in alone.requests
@@ -119,14 +119,14 @@ def mean(result: Result, name: str) -> float:
 
 
 def test_the_parts_of_the_time_to_first_token_add_up() -> None:
-    result = answer("mixed", *FEWER, FOUR, NONE)
+    result = result_of("mixed", *FEWER, FOUR, NONE)
     parts = ("queue_ms", "prefill_ms", "transfer_ms", "decode_queue_ms")
     assert sum(mean(result, name) for name in parts) == pytest.approx(mean(result, "ttft_ms"), abs=1e-6)
     assert all(mean(result, name) > 0 for name in parts)
 
 
 def test_every_worker_has_a_part_of_the_result() -> None:
-    result = answer("mixed", *FEWER, FOUR, NONE)
+    result = result_of("mixed", *FEWER, FOUR, NONE)
     assert [(rank.name, rank.role) for rank in result.ranks] == [
         ("prefill 0", "prefill"),
         ("prefill 1", "prefill"),
@@ -142,7 +142,7 @@ def test_every_worker_has_a_part_of_the_result() -> None:
 @pytest.mark.parametrize("way", [(), ("engine.overlap=false", NONE)])
 def test_what_is_never_sent_says_nothing_of_tokens(way: tuple[str, ...]) -> None:
     fake = "engine.disaggregation={mode: pair, decode: 2, transfer: fake}"
-    result = answer("mixed", *FEWER, fake, *way)
+    result = result_of("mixed", *FEWER, fake, *way)
     assert statuses(result) == {"finished"} and len(result.requests) == 12
     assert result.outputs == Abstained(abstained="KV was never sent, the tokens mean nothing")
     assert not [row for row in result.copies if row.stream == "transfer"]

@@ -12,8 +12,8 @@ import pytest
 from schedbench.profiles.record.result import Hazards, Metric, RankPart, Result
 from schedbench.sched.relay.choice import choose
 from schedbench.sched.relay.states import states
-from tests.acceptance.conftest import Typed
-from tests.acceptance.questions import answer, asked
+from tests.acceptance.runs import resolved, result_of
+from tests.conftest import RunCommand
 
 IDLING = "faults/idling"
 EAGER = "engine.cuda_graph=false"
@@ -23,7 +23,7 @@ LAYERS = 2
 
 @cache
 def run(*overrides: str) -> Result:
-    return answer(IDLING, *overrides)
+    return result_of(IDLING, *overrides)
 
 
 def idle(result: Result) -> dict[str, dict[str, set[float]]]:
@@ -91,7 +91,7 @@ def test_a_state_shows_the_hazards_that_it_declares(state: str, launches: tuple[
         "workload.arrival=burst",
         "workload.output_tokens={dist: uniform, min: 4, max: 40}",
     )
-    found = answer(IDLING, *crowd, f"engine.relay={state}", *launches).hazards
+    found = result_of(IDLING, *crowd, f"engine.relay={state}", *launches).hazards
     assert isinstance(found, Hazards) and not found.findings
     unmixed = [name for name in choose(state, {}).known_hazards() if not name.startswith("mixed steps")]
     assert list(found.known) == unmixed
@@ -107,12 +107,12 @@ def test_what_a_rank_tells_of_itself() -> None:
         assert share.values == (steps(rank)["idle"] / sum(steps(rank).values()),)
 
 
-def test_every_rank_has_a_column_and_a_picture(typed: Typed, tmp_path: Path) -> None:
-    said = typed("run", IDLING, "--output-dir", tmp_path)
+def test_every_rank_has_a_column_and_a_picture(run_command: RunCommand, tmp_path: Path) -> None:
+    said = run_command("run", IDLING, "--output-dir", tmp_path)
     assert said.code == 0
     [row] = [line.split() for line in said.out.splitlines() if line.startswith("idle step share")]
     assert len(row) == 6 and all(float(cell) > 0 for cell in row[4:])
-    assert typed("trace", tmp_path).code == 0
+    assert run_command("trace", tmp_path).code == 0
     events = json.loads(gzip.decompress((tmp_path / "perfetto.json.gz").read_bytes()))["traceEvents"]
     names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert {"rank 0: host", "rank 1: host"} <= names
@@ -128,17 +128,17 @@ def test_nobody_spins_while_nobody_has_anything() -> None:
     assert 0 < rounds < 4 * sum(sum(steps(rank).values()) for rank in result.ranks)
 
 
-def test_a_shared_mlp_has_no_more_ranks_than_columns(typed: Typed) -> None:
-    said = typed(
+def test_a_shared_mlp_has_no_more_ranks_than_columns(run_command: RunCommand) -> None:
+    said = run_command(
         "run", IDLING, *(w for knob in (*SHARED, "engine.data_parallel.ranks=9") for w in ("--set", knob))
     )
     assert said.code == 2 and "expected at most 8, which share the columns of tiny-llama, got 9" in said.err
 
 
-def test_one_rank_shares_with_nobody(typed: Typed) -> None:
-    said = typed("run", "mixed", "--set", "engine.data_parallel.mlp=shared")
+def test_one_rank_shares_with_nobody(run_command: RunCommand) -> None:
+    said = run_command("run", "mixed", "--set", "engine.data_parallel.mlp=shared")
     assert said.code == 2 and "engine.data_parallel.mlp: means something only with several ranks" in said.err
 
 
 def test_a_question_knows_its_ranks() -> None:
-    assert asked(IDLING).scenario.engine.ranks == 2
+    assert resolved(IDLING).scenario.engine.ranks == 2

@@ -7,8 +7,8 @@ from functools import cache
 import pytest
 
 from schedbench.sched.relay.states import states
-from tests.acceptance.conftest import Typed
-from tests.acceptance.questions import answer, digest_of, statuses, value
+from tests.acceptance.runs import digest_of, result_of, statuses, value
+from tests.conftest import RunCommand
 
 FEW = (
     "workload.requests=4",
@@ -23,7 +23,7 @@ SOON = ("pr25774-before", "pr25944", "pr25945", "latest")
 
 @cache
 def reference(mode: str) -> tuple[str, float]:
-    result = answer(f"spec_{mode}", *FEW, *ALONE)
+    result = result_of(f"spec_{mode}", *FEW, *ALONE)
     return digest_of(result), value(result, "accept_length")
 
 
@@ -41,7 +41,7 @@ def reference(mode: str) -> tuple[str, float]:
 def test_no_token_and_no_draft_is_another(state: str, mode: str, overlap: str) -> None:
     """Nor is one more or less of them accepted."""
     loop = (f"engine.relay={state}", f"engine.overlap={overlap}")
-    result = answer(f"spec_{mode}", *FEW, *ALONE, TWO, *loop)
+    result = result_of(f"spec_{mode}", *FEW, *ALONE, TWO, *loop)
     assert statuses(result) == {"finished"}
     assert (digest_of(result), value(result, "accept_length")) == reference(mode)
     assert any("idle" in rank.per_step for rank in result.ranks)
@@ -50,14 +50,14 @@ def test_no_token_and_no_draft_is_another(state: str, mode: str, overlap: str) -
 @pytest.mark.parametrize("state", SOON)
 def test_an_idle_step_drafts_nothing(state: str) -> None:
     """No kernel, no copy: publish and stash of no rows leave no trace, and no buffer is made for them."""
-    result = answer("spec_v2", *FEW, *ALONE, TWO, f"engine.relay={state}")
+    result = result_of("spec_v2", *FEW, *ALONE, TWO, f"engine.relay={state}")
     idle = [rank.per_step["idle"] for rank in result.ranks if "idle" in rank.per_step]
     assert idle
     for counts in idle:
         assert {stream: set(tallies) for stream, tallies in counts.streams.items()} == {"forward": {"sync"}}
 
 
-def test_a_shared_mlp_is_refused(typed: Typed) -> None:
+def test_a_shared_mlp_is_refused(run_command: RunCommand) -> None:
     shared = ("engine.data_parallel={ranks: 2, mlp: shared}", "engine.cuda_graph=false")
-    said = typed("run", "spec_v2", *(word for knob in shared for word in ("--set", knob)))
+    said = run_command("run", "spec_v2", *(word for knob in shared for word in ("--set", knob)))
     assert said.code == 2 and "shared MLP cannot be combined with speculation" in said.err

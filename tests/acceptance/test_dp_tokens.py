@@ -8,7 +8,7 @@ import pytest
 
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.sched.relay.states import states
-from tests.acceptance.questions import answer, asked, digest, digest_of, statuses, value
+from tests.acceptance.runs import digest, digest_of, resolved, result_of, statuses, value
 
 SMALL = (
     "model.preset=tiny-deep",
@@ -104,13 +104,13 @@ def test_retracted_requests_come_back_with_the_same_tokens() -> None:
         "workload.output_tokens={dist: uniform, min: 20, max: 50}",
     )
     tight = ("engine.kv_tokens=96", "engine.schedule_conservativeness=0.01", "engine.radix_cache=false")
-    result = answer("mixed", *SMALL, *tight, *growing, TWO)
+    result = result_of("mixed", *SMALL, *tight, *growing, TWO)
     assert value(result, "retractions") > 0 and statuses(result) == {"finished"}
     assert digest_of(result) == alone(*growing)
 
 
 def test_a_client_that_leaves_ends_once_with_its_rank() -> None:
-    result = answer("mixed", *SMALL, TWO, "workload.abort={fraction: 0.5, after_tokens: 2}")
+    result = result_of("mixed", *SMALL, TWO, "workload.abort={fraction: 0.5, after_tokens: 2}")
     assert statuses(result) == {"finished", "aborted"}
     assert [request.id for request in result.requests] == [f"r{k}" for k in range(6)]
 
@@ -118,7 +118,7 @@ def test_a_client_that_leaves_ends_once_with_its_rank() -> None:
 def test_more_ranks_than_requests() -> None:
     """Ranks that never have any have a part in the others' steps all the same."""
     two = ("workload.requests=2", "measure.warmup_requests=0")
-    result = answer("mixed", *SMALL, FOUR, *two, *SHARED)
+    result = result_of("mixed", *SMALL, FOUR, *two, *SHARED)
     assert digest_of(result) == alone(*two)
     assert [set(rank.per_step) for rank in result.ranks[2:]] == [{"idle"}, {"idle"}]
 
@@ -127,8 +127,8 @@ def test_more_ranks_than_requests() -> None:
 def test_processes_give_the_same_tokens_and_counts(launches: str) -> None:
     """Over gloo: the same ranks, each in a process of its own."""
     knobs = (*SMALL, TWO, *LAUNCHES[launches])
-    question = asked("mixed", *knobs)
+    question = resolved("mixed", *knobs)
     apart = execute(question, question.relays[0], Options(device="vgpu", world="distributed")).result
-    together = answer("mixed", *knobs)
+    together = result_of("mixed", *knobs)
     assert digest_of(apart) == digest_of(together) == alone()
     assert [rank.per_step for rank in apart.ranks] == [rank.per_step for rank in together.ranks]

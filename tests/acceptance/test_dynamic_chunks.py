@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from schedbench.profiles.record.result import Result
-from tests.acceptance.questions import answer, digest_of, schedbench, value
+from tests.acceptance.runs import digest_of, result_of, schedbench, value
 
 LONG = (
     "engine.pipeline.stages=4",
@@ -22,7 +22,7 @@ DYNAMIC = "engine.pipeline.dynamic_chunks=true"
 
 @cache
 def run(*overrides: str) -> Result:
-    return answer("cases/pp-chunked", *LONG, *overrides)
+    return result_of("cases/pp-chunked", *LONG, *overrides)
 
 
 def test_the_tokens_are_those_of_equal_sizes_and_come_sooner() -> None:
@@ -52,7 +52,7 @@ def test_trying_out_leaves_nothing_behind(state: str) -> None:
         f"engine.relay={state}",
     )
     stages = ("engine.pipeline.stages=2", DYNAMIC)
-    assert digest_of(answer("mixed", *small, *stages)) == digest_of(answer("mixed", *small))
+    assert digest_of(result_of("mixed", *small, *stages)) == digest_of(result_of("mixed", *small))
 
 
 @pytest.mark.wide

@@ -13,7 +13,7 @@ from schedbench.profiles.record.result import RequestRow, Result
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Observer, Silence
 from schedbench.sched.request import Request, Status
-from tests.acceptance.questions import SMALL, answer, asked, digest_heard, statuses
+from tests.acceptance.runs import SMALL, digest_observed, resolved, result_of, statuses
 
 LOOPS = ("engine.overlap=true", "engine.overlap=false")
 VALUES = ("device.values=real", "device.values=none")
@@ -39,7 +39,7 @@ class TestTooLong:
     def test_is_refused_with_its_reason_and_the_run_goes_on(
         self, scenario: Path, loop: str, page: str
     ) -> None:
-        result = answer(scenario, loop, page)
+        result = result_of(scenario, loop, page)
         assert [row.status for row in result.requests] == [
             "finished",
             "refused",
@@ -54,8 +54,8 @@ class TestTooLong:
         assert all(row.output_tokens == 0 for row in result.requests if row.status == "refused")
 
     def test_others_answer_as_if_it_had_not_asked(self, scenario: Path) -> None:
-        tight = answer(scenario)
-        roomy = answer(scenario, "engine.kv_tokens=4096")
+        tight = result_of(scenario)
+        roomy = result_of(scenario, "engine.kv_tokens=4096")
         assert statuses(roomy) == {"finished"}
         for refused_or_not, row in zip(tight.requests, roomy.requests, strict=True):
             assert refused_or_not.token_ids == (row.token_ids if refused_or_not.status == "finished" else ())
@@ -84,8 +84,8 @@ class TestAbort:
     @pytest.mark.parametrize("values", VALUES)
     @pytest.mark.parametrize("after", [0, 1, 9])
     def test_aborted_requests_have_said_the_same_until_then(self, loop: str, values: str, after: int) -> None:
-        whole = {row.id: row for row in answer("mixed", *SMALL, values, loop).requests}
-        result = answer("mixed", *aborting(after), values, loop)
+        whole = {row.id: row for row in result_of("mixed", *SMALL, values, loop).requests}
+        result = result_of("mixed", *aborting(after), values, loop)
         aborted, finished = by_status(result, "aborted"), by_status(result, "finished")
         assert (len(aborted), len(finished)) == (8, 8)
         for row in aborted.values():
@@ -96,7 +96,7 @@ class TestAbort:
             assert row.token_ids == whole[row.id].token_ids
 
     def test_those_named_are_aborted(self) -> None:
-        result = answer("mixed", *SMALL, "workload.abort={requests: [r3, r5], after_tokens: 4}")
+        result = result_of("mixed", *SMALL, "workload.abort={requests: [r3, r5], after_tokens: 4}")
         assert set(by_status(result, "aborted")) == {"r3", "r5"}
 
     @pytest.mark.parametrize("loop", LOOPS)
@@ -106,7 +106,7 @@ class TestAbort:
         def listener(machine: Machine, scheduler: Scheduler) -> Observer:  # noqa: ARG001
             return diary
 
-        digest_heard(asked("mixed", *aborting(3), loop), listener)
+        digest_observed(resolved("mixed", *aborting(3), loop), listener)
         ids = [request for request, _ in diary.endings]
         assert sorted(ids) == sorted(f"r{index}" for index in range(16))
         assert [status for _, status in diary.endings].count(Status.ABORTED) == 8

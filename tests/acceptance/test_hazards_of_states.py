@@ -33,15 +33,15 @@ from schedbench.sched.relay.known import (
 )
 from schedbench.sched.relay.row import Relay, Step
 from schedbench.sched.relay.states import states
-from tests.acceptance.conftest import Typed
-from tests.acceptance.questions import SMALL, asked
+from tests.acceptance.runs import SMALL, resolved
+from tests.conftest import RunCommand
 
 LATEST = "engine.relay=latest"
 PAGED = "engine.page_size=16"
 
 
 def watched(scenario: str, *overrides: str, hazards: bool = True) -> RunOutcome:
-    question = asked(scenario, *overrides)
+    question = resolved(scenario, *overrides)
     return execute(question, question.relays[0], Options(device="vgpu", hazards=hazards))
 
 
@@ -108,7 +108,7 @@ def test_preparing_in_one_kernel_shows_them_under_the_same_names(relay: str, dea
 @pytest.mark.parametrize("values", ["real", "none"])
 def test_publishing_for_nobody_shows_by_its_line(values: str) -> None:
     publishing = broken("latest", publish=tokens.publish_next_lengths)
-    question = asked("mixed", *SMALL, f"device.values={values}")
+    question = resolved("mixed", *SMALL, f"device.values={values}")
     [finding] = found(execute(question, publishing, Options(device="vgpu", hazards=True))).findings
     assert (finding.resource, finding.second) == ("new_seq_lens_buf", None)
     assert finding.first.site and finding.first.site.statement.startswith("self.new_seq_lens_buf[rows] =")
@@ -185,7 +185,7 @@ def broken(state: str = "pr25945", /, **policies: Any) -> RelayChoice:
 
 
 def run_with(choice: RelayChoice) -> Hazards:
-    return found(execute(asked("mixed", *SMALL), choice, Options(device="vgpu", hazards=True)))
+    return found(execute(resolved("mixed", *SMALL), choice, Options(device="vgpu", hazards=True)))
 
 
 def test_references_that_nobody_keeps_show_as_freed_blocks() -> None:
@@ -265,18 +265,18 @@ def test_upstreams_running_indices_may_be_reissued_under_their_gather() -> None:
 # ---- the command -------------------------------------------------------------------------------------------
 
 
-def test_declared_hazards_are_told_by_name(typed: Typed, tmp_path: Path) -> None:
+def test_declared_hazards_are_told_by_name(run_command: RunCommand, tmp_path: Path) -> None:
     sets = [part for override in SMALL for part in ("--set", override)]
-    said = typed("run", "mixed", *sets, "--hazards", "on", "--output-dir", tmp_path)
+    said = run_command("run", "mixed", *sets, "--hazards", "on", "--output-dir", tmp_path)
     assert said.code == 0 and "page-table rewrite" in said.out
     document = json.loads((tmp_path / "result.json").read_text())
     assert document["hazards"] == {"known": [PAGE_TABLE_REWRITE, DEAD_PUBLISH], "findings": []}
     assert document["run"]["hazards_s"] > 0
 
 
-def test_hazards_off_says_that_nobody_looked(typed: Typed) -> None:
+def test_hazards_off_says_that_nobody_looked(run_command: RunCommand) -> None:
     sets = [part for override in SMALL for part in ("--set", override)]
-    said = typed("run", "mixed", *sets, "--hazards", "off", "--format", "json")
+    said = run_command("run", "mixed", *sets, "--hazards", "off", "--format", "json")
     document = json.loads(said.out)
     assert said.code == 0 and "abstained" in document["hazards"] and document["run"]["hazards_s"] is None
 
@@ -295,7 +295,7 @@ def test_watching_costs_less_than_the_run_itself() -> None:
 
 def seconds(hazards: bool) -> float:
     """Of this process, without what loading modules takes."""
-    question = asked("mixed", *SMALL, LATEST)
+    question = resolved("mixed", *SMALL, LATEST)
     begin = time.process_time()
     execute(question, question.relays[0], Options(device="vgpu", hazards=hazards))
     return time.process_time() - begin

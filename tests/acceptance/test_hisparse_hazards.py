@@ -12,7 +12,7 @@ from schedbench.profiles.record.result import HazardFinding, Hazards
 from schedbench.sched.hisparse.coordinator import Coordinator
 from schedbench.sched.relay.known import SLOT_REUSE
 from schedbench.sched.relay.states import states
-from tests.acceptance.questions import asked
+from tests.acceptance.runs import resolved
 
 pytestmark = pytest.mark.wide
 
@@ -28,7 +28,7 @@ SMALL = (
 
 
 def seen(*overrides: str) -> Hazards:
-    question = asked("hisparse", *SMALL, *overrides)
+    question = resolved("hisparse", *SMALL, *overrides)
     found = execute(question, question.relays[0], Options(device="vgpu", hazards=True)).result.hazards
     assert isinstance(found, Hazards)
     return found

@@ -13,7 +13,7 @@ from schedbench.sched.hisparse.coordinator import Coordinator
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.request import Request
 from tests.acceptance.cells import Ask
-from tests.acceptance.questions import answer, asked, digest_of, statuses, value
+from tests.acceptance.runs import digest_of, resolved, result_of, statuses, value
 
 SMALL = (
     "workload.requests=8",
@@ -29,7 +29,7 @@ LOOPS = pytest.mark.parametrize("loop", ["engine.overlap=true", "engine.overlap=
 
 
 def run(*overrides: str) -> Result:
-    question, guard = asked("hisparse", *SMALL, *overrides), Invariants()
+    question, guard = resolved("hisparse", *SMALL, *overrides), Invariants()
     options = Options(device="vgpu", hazards=True, save_tokens=True)
     result = execute(question, question.relays[0], options, guard=guard).result
     assert [violation.says for violation in guard.violations()] == []
@@ -39,7 +39,7 @@ def run(*overrides: str) -> Result:
 
 def plain(*overrides: str) -> Result:
     device = ("engine.hisparse={enabled: false}", "engine.kv_tokens=8192", "engine.overlap=false")
-    return answer("hisparse", *SMALL, *overrides, *device)
+    return result_of("hisparse", *SMALL, *overrides, *device)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 
 from schedbench.profiles.record.result import Result
-from tests.acceptance.questions import answer, value
+from tests.acceptance.runs import result_of, value
 
 BIG = (
     "model={preset: sparse-14b, dtype: bfloat16}",
@@ -33,7 +33,7 @@ ROWS, NAMES = "indices_downloaded", "name_by_upload"
 @cache
 def run(state: str, barrier: str, named: str) -> Result:
     relay = f"engine.relay={{state: {state}, barrier: {barrier}, backup_indices: {named}}}"
-    return answer("hisparse", *BIG, relay)
+    return result_of("hisparse", *BIG, relay)
 
 
 def waits(result: Result) -> dict[str, tuple[float, float]]:

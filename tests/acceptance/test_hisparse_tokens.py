@@ -11,7 +11,7 @@ from schedbench.profiles.check.invariants import Invariants
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Result
 from schedbench.sched.relay.states import states
-from tests.acceptance.questions import answer, asked, digest_of, statuses, value
+from tests.acceptance.runs import digest_of, resolved, result_of, statuses, value
 
 pytestmark = pytest.mark.wide
 
@@ -62,7 +62,7 @@ SINGLE = [option for options in AXES.values() for option in options]
 @cache
 def run(*overrides: str) -> Result:
     """Watched from inside: mirrors, rows, pages of both sides, and where each newest token goes."""
-    question, guard = asked("hisparse", *SMALL, *overrides), Invariants()
+    question, guard = resolved("hisparse", *SMALL, *overrides), Invariants()
     result = execute(question, question.relays[0], Options(device="vgpu"), guard=guard).result
     assert [violation.says for violation in guard.violations()] == []
     assert statuses(result) == {"finished"}
@@ -71,7 +71,7 @@ def run(*overrides: str) -> Result:
 
 @cache
 def reference(mode: str) -> str:
-    return digest_of(answer("hisparse", *SMALL, mode, *ON_THE_DEVICE))
+    return digest_of(result_of("hisparse", *SMALL, mode, *ON_THE_DEVICE))
 
 
 @pytest.mark.parametrize("option", SINGLE, ids=" ".join)
@@ -100,24 +100,24 @@ def test_no_combination_of_knobs_changes_a_token(seed: int) -> None:
 def test_retracted_requests_come_back_with_the_same_tokens(mode: str, loop: str, state: str) -> None:
     result = run(mode, loop, *LONG, *TIGHT, f"engine.relay={state}", "engine.kv_tokens=336")
     assert value(result, "retractions") > 0
-    assert digest_of(result) == digest_of(answer("hisparse", *SMALL, *LONG, mode, *ON_THE_DEVICE))
+    assert digest_of(result) == digest_of(result_of("hisparse", *SMALL, *LONG, mode, *ON_THE_DEVICE))
 
 
 @pytest.mark.parametrize("state", ["pr26425", "latest"])
 def test_exact_penalties_know_what_was_sampled_before_staging(state: str) -> None:
     penalised = ("workload.sampling.frequency_penalty=0.7", "workload.sampling.repetition_penalty=1.3")
     relay = f"engine.relay={{state: {state}, penalties: exact}}"
-    plain = digest_of(answer("hisparse", *SMALL, *penalised, *ON_THE_DEVICE))
+    plain = digest_of(result_of("hisparse", *SMALL, *penalised, *ON_THE_DEVICE))
     assert digest_of(run(*penalised, relay)) == plain != reference(MODES[0])
 
 
 def test_grammars_go_on_after_staging() -> None:
     spelled = ("workload.sampling.grammar={regex: '[0-9]{1,30}'}", "workload.sampling.ignore_eos=false")
-    assert digest_of(run(*spelled)) == digest_of(answer("hisparse", *SMALL, *spelled, *ON_THE_DEVICE))
+    assert digest_of(run(*spelled)) == digest_of(result_of("hisparse", *SMALL, *spelled, *ON_THE_DEVICE))
 
 
 def test_what_was_chosen_matters() -> None:
     """Were the choice always the same, a wrong place would hardly show."""
-    more = answer("hisparse", *SMALL, *ON_THE_DEVICE, "model.seed=1")
+    more = result_of("hisparse", *SMALL, *ON_THE_DEVICE, "model.seed=1")
     assert digest_of(more) != reference(MODES[0])
     assert 0.05 < value(run(MODES[0]), "hisparse_hit_ratio") < 0.95

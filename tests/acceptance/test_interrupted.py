@@ -18,7 +18,7 @@ from threading import Thread
 import pytest
 
 from schedbench.profiles.record.result import Abstained, Result, read
-from tests.acceptance.questions import command, surroundings
+from tests.acceptance.runs import command_line, plain_environment
 
 # Minutes of work; requests arrive one after the other for as long.
 LONG = ("mixed", "--set", "workload.requests=20000", "--set", "workload.arrival.rate=400")
@@ -36,10 +36,10 @@ class Interrupted:
     ) -> None:
         self._screen, stderr = pty.openpty()
         process = subprocess.Popen(
-            command("run", *arguments),
+            command_line("run", *arguments),
             stdout=subprocess.PIPE,
             stderr=stderr,
-            env=surroundings({"TERM": "xterm"}),
+            env=plain_environment({"TERM": "xterm"}),
             text=True,
         )
         os.close(stderr)

@@ -8,7 +8,7 @@ import pytest
 
 from schedbench.profiles.record.result import Result
 from schedbench.sched.relay.states import states
-from tests.acceptance.questions import SMALL, answer, digest_of, value
+from tests.acceptance.runs import SMALL, digest_of, result_of, value
 
 pytestmark = pytest.mark.wide
 
@@ -23,7 +23,7 @@ EXPOSED = ("exposed_stall_us_per_step", "exposed_host_us_per_step")
 
 @cache
 def digest(state: str, *overrides: str) -> str:
-    result = answer("mixed", *SMALL, *overrides, f"engine.relay={state}")
+    result = result_of("mixed", *SMALL, *overrides, f"engine.relay={state}")
     assert TIGHT[0] not in overrides or value(result, "retractions") > 0
     return digest_of(result)
 
@@ -37,7 +37,7 @@ def test_no_state_changes_a_token(state: str, values: str) -> None:
 @pytest.mark.parametrize("state", states())
 def test_nor_where_grammars_delay_the_samples(state: str) -> None:
     few = ("workload.requests=6", "workload.output_tokens.max=24")
-    results = (answer("grammar", *few, f"engine.relay={name}") for name in (state, "latest"))
+    results = (result_of("grammar", *few, f"engine.relay={name}") for name in (state, "latest"))
     assert len({digest_of(result) for result in results}) == 1
 
 
@@ -50,14 +50,14 @@ class TestPenalties:
     def test_upstreams_are_the_same_in_every_state(self, overlap: str) -> None:
         named = [name for name in states() if name != "latest"]
         results = [
-            answer("penalties", *self.few, f"engine.relay={name}", f"engine.overlap={overlap}")
+            result_of("penalties", *self.few, f"engine.relay={name}", f"engine.overlap={overlap}")
             for name in named
         ]
         assert len({digest_of(result) for result in results}) == 1
 
     def test_exact_ones_are_the_same_in_every_state_and_loop(self) -> None:
         results = [
-            answer(
+            result_of(
                 "penalties",
                 *self.few,
                 f"engine.relay={{state: {name}, penalties: exact}}",
@@ -75,7 +75,7 @@ class TestLatest:
     @staticmethod
     def both(scenario: str, *overrides: str) -> tuple[Result, Result]:
         before, after = (
-            answer(scenario, *overrides, f"engine.relay={state}") for state in ("pr25945", "latest")
+            result_of(scenario, *overrides, f"engine.relay={state}") for state in ("pr25945", "latest")
         )
         return before, after
 

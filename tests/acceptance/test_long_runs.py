@@ -7,7 +7,7 @@ import tracemalloc
 from contextlib import nullcontext
 
 from schedbench.sched.observe import Silence, StepInfo
-from tests.acceptance.questions import asked, bench
+from tests.acceptance.runs import prepared_run, resolved
 
 STEPS = 600
 EVERY = 50
@@ -32,7 +32,7 @@ def test_memory_does_not_grow_with_the_steps() -> None:
     few = ("workload.requests=4", "workload.arrival=burst", f"workload.output_tokens={STEPS}")
     tracemalloc.start()
     try:
-        with bench(asked("decode_heavy", *few)) as (_, composed):
+        with prepared_run(resolved("decode_heavy", *few)) as (_, composed):
             composed.measure(lambda *_: nullcontext(log))
     finally:
         tracemalloc.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schedbench.cli.tables import labels
-from tests.acceptance.questions import answer, digest
+from tests.acceptance.runs import digest, result_of
 
 FEW = ("workload.requests=6", "measure.warmup_requests=0")
 PLAIN = {
@@ -25,7 +25,7 @@ def test_a_mode_loses_no_token(scenario: str, relay: str) -> None:
 
 @pytest.mark.parametrize(("scenario", "loop"), [("spec_v1", "serial"), ("spec_grammar", "overlapped")])
 def test_auto_records_the_loop_that_it_chose(scenario: str, loop: str) -> None:
-    result = answer(scenario, *FEW)
+    result = result_of(scenario, *FEW)
     assert result.scenario.expanded["engine"]["overlap"] == "auto"
     assert result.relay.loop == loop
     assert f"relay pr25945, {loop}" in labels(result.document())

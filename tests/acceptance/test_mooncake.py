@@ -11,7 +11,7 @@ import pytest
 
 from schedbench.profiles.judge.readings import readings
 from schedbench.profiles.record.result import Result
-from tests.acceptance.questions import answer, digest_of, value
+from tests.acceptance.runs import digest_of, result_of, value
 
 BLOCK = 512  # prompt tokens of one hash id
 RECORDED = Path(__file__).parents[3] / "shared/data/mooncake_conversation_head1500.jsonl"
@@ -43,12 +43,12 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def result(trace: Path) -> Result:
-    return answer("trace_mooncake", f"workload.trace={trace}")
+    return result_of("trace_mooncake", f"workload.trace={trace}")
 
 
 @pytest.fixture(scope="module")
 def uncached(trace: Path) -> Result:
-    return answer("trace_mooncake", f"workload.trace={trace}", "engine.radix_cache=false")
+    return result_of("trace_mooncake", f"workload.trace={trace}", "engine.radix_cache=false")
 
 
 def test_requests_finish(result: Result) -> None:
@@ -78,7 +78,7 @@ def test_prefixes_from_the_cache_save_time_and_change_nothing(result: Result, un
 @pytest.mark.slow
 def test_the_recorded_head() -> None:
     """A thousand requests of a real service; run where the recording lies beside the repository."""
-    recorded = answer("trace_mooncake", f"workload.trace={RECORDED}", "workload.requests=1000")
+    recorded = result_of("trace_mooncake", f"workload.trace={RECORDED}", "workload.requests=1000")
     finished = sum(row.status == "finished" for row in recorded.requests)
     assert finished >= 0.99 * len(recorded.requests)
     assert value(recorded, "cache_hit_ratio") > 0
@@ -90,7 +90,7 @@ def test_two_gpus_that_share_the_work_by_phase_win_where_there_is_more_of_it() -
     interrupt."""
 
     def slowest(rate: str, how: str) -> float:
-        found = answer(
+        found = result_of(
             "trace_mooncake",
             f"workload.trace={RECORDED}",
             "workload.requests=100",

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from tests.acceptance.questions import SMALL, answer, digest, digest_of, statuses, value
+from tests.acceptance.runs import SMALL, digest, digest_of, result_of, statuses, value
 
 MODES = ("model.dtype=float32", "model.dtype=float64", "device.values=none")
 TIGHT = ("engine.kv_tokens=1920", "engine.schedule_conservativeness=0.01")
@@ -58,7 +58,7 @@ def test_no_combination_of_knobs_changes_a_token(mode: str, seed: int) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("loop", ["engine.overlap=true", "engine.overlap=false"])
 def test_retracted_requests_come_back_with_the_same_tokens(mode: str, loop: str) -> None:
-    result = answer("mixed", *SMALL, *TIGHT, mode, loop)
+    result = result_of("mixed", *SMALL, *TIGHT, mode, loop)
     assert value(result, "retractions") > 0
     assert digest_of(result) == reference(mode)
 
@@ -69,7 +69,7 @@ def test_hashes_are_other_tokens_than_the_models() -> None:
 
 @pytest.mark.wide
 def test_the_whole_of_mixed_has_the_same_tokens_in_both_loops() -> None:
-    overlapped = answer("mixed")
+    overlapped = result_of("mixed")
     assert statuses(overlapped) == {"finished"}
     assert len(overlapped.requests) == 64
     assert digest("mixed", "engine.overlap=false", "engine.relay=latest") == digest_of(overlapped)

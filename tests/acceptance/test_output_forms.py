@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from schedbench.profiles.record.result import Metric, Outputs, Result
-from tests.acceptance.conftest import Typed
-from tests.acceptance.questions import command, surroundings
+from tests.acceptance.runs import command_line, plain_environment
+from tests.conftest import RunCommand
 
 FORMS = ("table", "json", "md", "csv", "html")
 BRIEF = ("run", "mixed", "--set", "workload.requests=4", "--set", "device.values=none")
@@ -27,9 +27,9 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*(3[0-7]|9[0-7]|38;)[0-9;]*m")
 
 
 @pytest.fixture
-def printed(typed: Typed) -> Callable[..., str]:
+def printed(run_command: RunCommand) -> Callable[..., str]:
     def form(name: str, *more: str) -> str:
-        said = typed(*BRIEF, "--format", name, *more)
+        said = run_command(*BRIEF, "--format", name, *more)
         assert (said.code, said.err) == (0, "")
         return said.out
 
@@ -88,10 +88,10 @@ def test_csv_rows_say_which_run_and_what_of_it(printed: Printed) -> None:
 
 
 @pytest.mark.parametrize("scenario", ["pp2", "disagg", "dp_idle"])
-def test_csv_has_rows_of_every_rank(typed: Typed, tmp_path: Path, scenario: str) -> None:
+def test_csv_has_rows_of_every_rank(run_command: RunCommand, tmp_path: Path, scenario: str) -> None:
     knobs = ("workload.requests=8", "workload.output_tokens=8", "device.values=none")
     small = [word for knob in knobs for word in ("--set", knob)]
-    said = typed("run", scenario, *small, "--format", "csv", "--output-dir", tmp_path)
+    said = run_command("run", scenario, *small, "--format", "csv", "--output-dir", tmp_path)
     assert (said.code, said.err) == (0, "")
     result = Result.from_json((tmp_path / "result.json").read_text())
     rows = list(csv.DictReader(io.StringIO(said.out)))
@@ -154,21 +154,21 @@ class Page(HTMLParser):
             self.title += data
 
 
-def test_a_broken_budget_is_told_beside_the_document(typed: Typed) -> None:
-    said = typed(*BRIEF, "--format", "json", "--expect", "decode.steady.forward.d2h=0")
+def test_a_broken_budget_is_told_beside_the_document(run_command: RunCommand) -> None:
+    said = run_command(*BRIEF, "--format", "json", "--expect", "decode.steady.forward.d2h=0")
     assert said.code == 1
     assert "d2h" in said.err
     assert Result.from_json(said.out).per_step["decode.steady"].steps > 0
 
 
-def test_a_broken_budget_is_a_table_among_tables(typed: Typed) -> None:
-    said = typed(*BRIEF, "--expect", "decode.steady.forward.d2h=0")
+def test_a_broken_budget_is_a_table_among_tables(run_command: RunCommand) -> None:
+    said = run_command(*BRIEF, "--expect", "decode.steady.forward.d2h=0")
     assert (said.code, said.err) == (1, "")
     assert "decode.steady" in said.out.splitlines()[-2]
 
 
-def test_a_budget_that_holds_is_not_mentioned(typed: Typed) -> None:
-    said = typed(*BRIEF, "--format", "json", "--expect", "decode.steady.forward.d2h=1")
+def test_a_budget_that_holds_is_not_mentioned(run_command: RunCommand) -> None:
+    said = run_command(*BRIEF, "--format", "json", "--expect", "decode.steady.forward.d2h=1")
     assert (said.code, said.err) == (0, "")
 
 
@@ -182,7 +182,7 @@ def on_a_terminal(*arguments: str, env: dict[str, str] | None = None) -> str:
     screen, out = pty.openpty()
     seen = b""
     with subprocess.Popen(
-        command(*arguments), stdout=out, env=surroundings({"TERM": "xterm-256color", **(env or {})})
+        command_line(*arguments), stdout=out, env=plain_environment({"TERM": "xterm-256color", **(env or {})})
     ) as process:
         os.close(out)
         with suppress(OSError):  # the other end is closed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schedbench.profiles.record.result import IdlePart, Result
-from tests.acceptance.questions import answer, digest_of, value
+from tests.acceptance.runs import digest_of, result_of, value
 
 # What all of them look at is made once.
 pytestmark = pytest.mark.xdist_group("overlap pays")
@@ -20,12 +20,12 @@ LESS = (
 
 @pytest.fixture(scope="module")
 def overlapped() -> Result:
-    return answer("overlap_on", *LESS)
+    return result_of("overlap_on", *LESS)
 
 
 @pytest.fixture(scope="module")
 def serial() -> Result:
-    return answer("overlap_off", *LESS)
+    return result_of("overlap_off", *LESS)
 
 
 def idle(result: Result) -> IdlePart:

@@ -8,9 +8,9 @@ import pytest
 
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.request import Request
-from tests.acceptance.leaving import Leaving, left, only_one_is_gone
-from tests.acceptance.questions import asked
-from tests.robustness.breaking import FEW, whole
+from tests.acceptance.client_aborts import Leaving, left, only_one_is_gone
+from tests.acceptance.runs import resolved
+from tests.robustness.fault_runs import FEW, whole
 
 FOUR = ("engine.pipeline.stages=4", "workload.prompt_tokens.max=200", "engine.max_running_requests=4")
 
@@ -35,6 +35,6 @@ def test_in_every_phase_it_ends_once_and_the_others_go_on(phase: str) -> None:
     def leaves(scheduler: Scheduler) -> Leaving:
         return Leaving("receive", lambda: PHASES[phase](scheduler), scheduler.abort)
 
-    result = left(asked("mixed", *FEW, *FOUR), leaves)
+    result = left(resolved("mixed", *FEW, *FOUR), leaves)
     assert result.run.failure is None
     only_one_is_gone(result, whole(*FOUR))

@@ -10,7 +10,7 @@ from schedbench.profiles.ranks.pairs import APART
 from schedbench.profiles.record.result import Abstained, Metric, RankPart, Result
 from schedbench.sched.relay.states import states
 from tests.acceptance.cells import Copy, copies, steps, waits
-from tests.acceptance.questions import answer
+from tests.acceptance.runs import result_of
 
 STAGES = 3
 SCENARIO = (
@@ -30,7 +30,7 @@ OWN = ("step_ms", "forward_ms", "forward_occupancy", "gpu_busy", "host_stall_us_
 
 @cache
 def run(state: str) -> Result:
-    return answer(*SCENARIO, f"engine.relay={state}")
+    return result_of(*SCENARIO, f"engine.relay={state}")
 
 
 def tallies(rank: RankPart, kind: str, stream: str) -> dict[str, set[float]]:
@@ -94,7 +94,7 @@ def test_a_lone_chunk_sends_no_token_round() -> None:
     """A prompt of three chunks of 16: with the switch only the last one's token travels."""
     asked = (*SCENARIO, "engine.chunked_prefill_size=16", "workload.requests=1", "workload.prompt_tokens=40")
     plain, skipping = (
-        answer(*asked, f"engine.pipeline.skip_chunk_outputs={switch}") for switch in ("false", "true")
+        result_of(*asked, f"engine.pipeline.skip_chunk_outputs={switch}") for switch in ("false", "true")
     )
     assert plain.outputs == skipping.outputs
     sends = [result.ranks[-1].per_step["prefill"].streams["link"]["send"] for result in (plain, skipping)]

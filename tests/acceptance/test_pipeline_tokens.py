@@ -15,12 +15,12 @@ from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Hazards
 from schedbench.sched.relay.faults import faults
 from schedbench.sched.relay.states import states
-from tests.acceptance.questions import (
-    answer,
-    asked,
+from tests.acceptance.runs import (
     digest,
     digest_of,
-    outcome,
+    outcome_of,
+    resolved,
+    result_of,
     schedbench,
     statuses,
     value,
@@ -100,19 +100,19 @@ def test_retracted_requests_come_back_with_the_same_tokens(stages: str) -> None:
         "workload.prompt_tokens.max=40",
         "workload.output_tokens={dist: uniform, min: 20, max: 60}",
     )
-    result = answer("mixed", *SMALL, *TIGHT, *growing, stages)
+    result = result_of("mixed", *SMALL, *TIGHT, *growing, stages)
     assert value(result, "retractions") > 0 and statuses(result) == {"finished"}
     assert digest_of(result) == alone(*growing)
 
 
 def test_a_client_that_leaves_is_ended_on_every_stage() -> None:
-    result = answer("mixed", *SMALL, TWO, "workload.abort={fraction: 0.5, after_tokens: 2}")
+    result = result_of("mixed", *SMALL, TWO, "workload.abort={fraction: 0.5, after_tokens: 2}")
     assert statuses(result) == {"finished", "aborted"}
 
 
 def test_the_shipped_pipelines_run() -> None:
     for name in ("pp2", "pp4_mixed"):
-        found = outcome(name, "workload.requests=8").result
+        found = outcome_of(name, "workload.requests=8").result
         assert statuses(found) == {"finished"} and found.hazards == Hazards()
         assert found.labels.world == "virtual" and not found.unrecorded
         assert [rank.name for rank in found.ranks] == [f"stage {k}" for k in range(len(found.ranks))]
@@ -121,7 +121,7 @@ def test_the_shipped_pipelines_run() -> None:
 @pytest.mark.parametrize("stages", [2, pytest.param(4, marks=pytest.mark.wide)])
 def test_processes_give_the_same_tokens(stages: int) -> None:
     """Over gloo: the same ranks, each in a process of its own."""
-    question = asked("mixed", *SMALL, f"engine.pipeline.stages={stages}")
+    question = resolved("mixed", *SMALL, f"engine.pipeline.stages={stages}")
     options = Options(device="vgpu", world="distributed", hazards=True)
     found = execute(question, question.relays[0], options).result
     assert digest_of(found) == alone()
@@ -144,7 +144,7 @@ def test_a_race_between_processes_is_the_one_of_the_virtual_world() -> None:
 
 
 def test_counts_do_not_depend_on_the_world() -> None:
-    question = asked("mixed", *SMALL, TWO, "workload.arrival=burst")
+    question = resolved("mixed", *SMALL, TWO, "workload.arrival=burst")
     worlds = [
         execute(question, question.relays[0], Options(device="vgpu", world=world)).result
         for world in ("virtual", "distributed")

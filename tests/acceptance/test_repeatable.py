@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.acceptance.questions import SMALL, schedbench
+from tests.acceptance.runs import SMALL, schedbench
 
 NONE = ("overlap_on", "--set", "workload.requests=16", "--set", "workload.output_tokens=16")
 

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from schedbench.profiles.record.result import Abstained
-from tests.acceptance.questions import SMALL, answer, digest, digest_of, statuses, value
+from tests.acceptance.runs import SMALL, digest, digest_of, result_of, statuses, value
 
 NONE = "device.values=none"
 FEWER = (*SMALL, "workload.requests=10", "workload.output_tokens={dist: uniform, min: 1, max: 24}")
@@ -25,7 +25,7 @@ def reference(*overrides: str) -> str:
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("overlap", ["true", "false"])
 def test_the_tokens_are_those_of_one_engine(count: int, overlap: str) -> None:
-    result = answer("mixed", *FEWER, NONE, replicas(count), f"engine.overlap={overlap}")
+    result = result_of("mixed", *FEWER, NONE, replicas(count), f"engine.overlap={overlap}")
     assert statuses(result) == {"finished"}
     assert digest_of(result) == reference(NONE)
 
@@ -36,27 +36,29 @@ def test_real_values_a_warm_up_and_pages_change_nothing() -> None:
 
 
 def test_a_client_that_waits_for_its_answer_is_served_by_all_in_turn() -> None:
-    result = answer("mixed", *FEWER, NONE, replicas(2), "workload.arrival={process: closed, concurrency: 1}")
+    result = result_of(
+        "mixed", *FEWER, NONE, replicas(2), "workload.arrival={process: closed, concurrency: 1}"
+    )
     assert digest_of(result) == reference(NONE)
     assert [rank.role for rank in result.ranks] == ["replica", "replica"]
     assert all(rank.per_step["prefill"].steps >= 5 for rank in result.ranks)
 
 
 def test_a_replica_without_requests_only_waits() -> None:
-    result = answer("mixed", *FEWER, NONE, replicas(3), "workload.requests=2")
+    result = result_of("mixed", *FEWER, NONE, replicas(3), "workload.requests=2")
     assert [bool(rank.per_step) for rank in result.ranks] == [True, True, False]
 
 
 def test_clients_that_go_away_do_so_once() -> None:
     gone = ("workload.abort={fraction: 0.5, after_tokens: 3}", "workload.output_tokens=12")
-    result = answer("mixed", *FEWER, *gone, NONE, replicas(2))
+    result = result_of("mixed", *FEWER, *gone, NONE, replicas(2))
     assert statuses(result) == {"aborted", "finished"}
     assert len({row.id for row in result.requests}) == 10
 
 
 def test_half_the_requests_wait_less_and_nothing_is_sent() -> None:
-    one = answer("mixed", *FEWER, NONE)
-    two = answer("mixed", *FEWER, NONE, replicas(2))
+    one = result_of("mixed", *FEWER, NONE)
+    two = result_of("mixed", *FEWER, NONE, replicas(2))
     assert value(two, "ttft_ms") < value(one, "ttft_ms")
     assert "transfer_ms" not in two.metrics
     assert isinstance(two.metrics["forward_occupancy"], Abstained)

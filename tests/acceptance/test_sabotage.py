@@ -12,7 +12,7 @@ from schedbench.profiles.platform.machine import Machine
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Observer, Silence
 from schedbench.sched.request import Request
-from tests.acceptance.questions import SMALL, asked, digest, digest_heard
+from tests.acceptance.runs import SMALL, digest, digest_observed, resolved
 
 VALUES = ("device.values=real", "device.values=none")
 STEPS = (3, 17, 30)  # of the decodes that qualify
@@ -97,7 +97,7 @@ def damaged(values: str, damage: Damage, name: str, nth: int) -> str:
         saboteurs.append(Saboteur(machine, scheduler, damage, name, nth))
         return saboteurs[0]
 
-    found = digest_heard(asked("mixed", *SMALL, values), listener)
+    found = digest_observed(resolved("mixed", *SMALL, values), listener)
     assert saboteurs[0].done
     return found
 

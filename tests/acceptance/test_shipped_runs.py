@@ -11,7 +11,7 @@ import pytest
 from schedbench.profiles.record.result import RequestRow, Result
 from schedbench.scenarios import shipped
 from schedbench.sched.observe import Silence, StepInfo
-from tests.acceptance.questions import answer, asked, digest_heard, digest_of, statuses, value
+from tests.acceptance.runs import digest_observed, digest_of, resolved, result_of, statuses, value
 
 # What needs a file of somebody's is run elsewhere, on a file that the test writes.
 ON_FILES = {"checkpoint", "trace_mooncake"}
@@ -42,7 +42,7 @@ BEGUN_NUMBER = re.compile(rb"-?[0-9]{0,12}|-?[0-9]{1,12}\.[0-9]{0,6}")
 
 @cache
 def run(name: str, *overrides: str) -> Result:
-    return answer(name, *SHORTER.get(name, ()), *overrides)
+    return result_of(name, *SHORTER.get(name, ()), *overrides)
 
 
 # What takes longest, each beside one of its kind that does not.
@@ -75,7 +75,7 @@ def test_another_checkpoint_says_something_else(checkpoint: Path) -> None:
     config = checkpoint / "config.json"
     before = digest_of(run("checkpoint", f"model.path={checkpoint}"))
     config.write_text(config.read_text().replace('"rms_norm_eps": 1e-05', '"rms_norm_eps": 3.0'))
-    assert digest_of(answer("checkpoint", f"model.path={checkpoint}")) != before
+    assert digest_of(result_of("checkpoint", f"model.path={checkpoint}")) != before
 
 
 class TestGrammar:
@@ -129,7 +129,7 @@ class TestSpeculationWithGrammar:
     def under_way(*overrides: str) -> set[int]:
         """Parts of steps that had not been settled when a verify was launched."""
         counts = Launches()
-        digest_heard(asked("spec_grammar", *overrides), lambda *_: counts)
+        digest_observed(resolved("spec_grammar", *overrides), lambda *_: counts)
         return counts.before_a_verify
 
 

@@ -11,7 +11,7 @@ from schedbench.profiles.record.result import Abstained, Result
 from schedbench.scenarios.problems import ScenarioError
 from schedbench.sched.observe import Silence
 from schedbench.sched.request import Request
-from tests.acceptance.questions import answer, asked, bench, statuses, value
+from tests.acceptance.runs import prepared_run, resolved, result_of, statuses, value
 
 pytestmark = pytest.mark.wide
 
@@ -41,7 +41,7 @@ class Lengths(Silence):
 
 def lengths(*overrides: str) -> dict[str, list[int]]:
     heard = Lengths()
-    with bench(asked("spec_v2", *overrides)) as (_, composed):
+    with prepared_run(resolved("spec_v2", *overrides)) as (_, composed):
         composed.measure(lambda *_: nullcontext(heard))
     return heard.of
 
@@ -60,14 +60,14 @@ def test_a_request_that_comes_back_goes_on_with_its_lots() -> None:
     short = ("workload.prompt_tokens=24", "workload.output_tokens=90")
     retracted = lengths(*lots("v1", *short, *tight))
     plain = lengths(*lots("v1", *short))
-    assert value(answer("spec_v2", *lots("v1", *short, *tight)), "retractions") > 0
+    assert value(result_of("spec_v2", *lots("v1", *short, *tight)), "retractions") > 0
     assert all(own == plain[name][: len(own)] for name, own in retracted.items())
 
 
 @pytest.mark.parametrize("values", [(), NONE], ids=["real", "none"])
 @pytest.mark.parametrize("mode", WORKERS)
 def test_tokens_abstain_and_the_result_is_stamped(mode: str, values: tuple[str, ...]) -> None:
-    result = answer("spec_v2", *lots(mode), *values)
+    result = result_of("spec_v2", *lots(mode), *values)
     assert result.outputs == Abstained(abstained="drafts were accepted by lot, the tokens mean nothing")
     assert result.labels.acceptance == "simulated"
     assert result.document()["labels"]["acceptance"] == "simulated"
@@ -76,8 +76,8 @@ def test_tokens_abstain_and_the_result_is_stamped(mode: str, values: tuple[str, 
 
 
 def test_measured_acceptance_is_stamped_as_such_and_its_absence_is_none() -> None:
-    assert answer("spec_v2", *SMALL).labels.acceptance == "measured"
-    plain = answer("decode_heavy", "workload.requests=4", "workload.output_tokens=8")
+    assert result_of("spec_v2", *SMALL).labels.acceptance == "measured"
+    plain = result_of("decode_heavy", "workload.requests=4", "workload.output_tokens=8")
     assert "acceptance" not in plain.document()["labels"]
     assert not [name for name in plain.metrics if "accept" in name]
 
@@ -85,7 +85,7 @@ def test_measured_acceptance_is_stamped_as_such_and_its_absence_is_none() -> Non
 @pytest.mark.parametrize("method", ["match-expected", "multinomial"])
 @pytest.mark.parametrize("per", ["request", "batch"])
 def test_every_way_to_draw_has_its_mean(method: str, per: str) -> None:
-    result = answer(
+    result = result_of(
         "spec_v2", *lots("v2", *NONE, more=f", method: {method}, per: {per}"), "workload.requests=24"
     )
     few = 0.3 if per == "batch" else 0.12  # a lot for each step, not for each request
@@ -107,19 +107,19 @@ def test_one_lot_for_a_batch_is_the_same_for_all_in_it() -> None:
 
 @pytest.mark.parametrize("mean", [1.0, 4.0])
 def test_the_ends_of_what_can_be_accepted(mean: float) -> None:
-    assert value(answer("spec_v2", *lots("v2", *NONE, mean=mean)), "accept_length") == mean
+    assert value(result_of("spec_v2", *lots("v2", *NONE, mean=mean)), "accept_length") == mean
 
 
 def test_prefills_are_no_verifies() -> None:
     """Every token but a request's first comes from a verify; ends cut some."""
-    result = answer("spec_v2", *lots("v2", *NONE, mean=1.0))
+    result = result_of("spec_v2", *lots("v2", *NONE, mean=1.0))
     tokens = sum(request.output_tokens for request in result.requests)
     verifies = sum(len(own) for own in lengths(*lots("v2", *NONE, mean=1.0)).values())
     assert verifies == tokens - len(result.requests)
 
 
 def test_emulated_runs_repeat() -> None:
-    one, two = (answer("spec_v2", *lots("v2")).document() for _ in range(2))
+    one, two = (result_of("spec_v2", *lots("v2")).document() for _ in range(2))
     for part in ("run", "environment"):
         del one[part], two[part]
     assert one == two
@@ -152,13 +152,13 @@ REFUSED = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_makes_no_sense_is_refused(reason: str) -> None:
     with pytest.raises(ScenarioError) as refused:
-        asked("spec_v2", *REFUSED[reason])
+        resolved("spec_v2", *REFUSED[reason])
     assert reason in str(refused.value)
 
 
 def test_auto_overlaps_v2_and_not_v1() -> None:
     def overlapped(mode: str) -> Result:
-        question = asked(
+        question = resolved(
             "spec_v2",
             *SMALL,
             "engine.overlap=auto",

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from schedbench.sched.relay.states import states
-from tests.acceptance.questions import answer, digest_of, statuses, value
+from tests.acceptance.runs import digest_of, result_of, statuses, value
 
 pytestmark = pytest.mark.wide
 
@@ -49,7 +49,7 @@ KNOBS = (
 @cache
 def reference(*overrides: str, sized: tuple[str, ...] = SMALL) -> str:
     """Without speculation."""
-    return digest_of(answer("mixed", *sized, *overrides))
+    return digest_of(result_of("mixed", *sized, *overrides))
 
 
 # The serial worker's answers change with these states only.
@@ -60,7 +60,7 @@ V1_STATES = ("pr25774-before", "pr25774", "pr25944-before", "pr25945", "latest")
     ("worker", "state"), [*((V1, state) for state in V1_STATES), *((V2, state) for state in states())]
 )
 def test_in_every_state(worker: tuple[str, ...], state: str) -> None:
-    result = answer("mixed", *SMALL, *worker, f"engine.relay={state}")
+    result = result_of("mixed", *SMALL, *worker, f"engine.relay={state}")
     assert digest_of(result) == reference()
     assert statuses(result) == {"finished"}
     assert value(result, "accept_length") > 2
@@ -69,7 +69,7 @@ def test_in_every_state(worker: tuple[str, ...], state: str) -> None:
 @WORKERS
 @pytest.mark.parametrize("knob", KNOBS, ids=" ".join)
 def test_no_knob_changes_a_token(worker: tuple[str, ...], knob: tuple[str, ...]) -> None:
-    assert digest_of(answer("mixed", *SMALL, *worker, *knob)) == reference()
+    assert digest_of(result_of("mixed", *SMALL, *worker, *knob)) == reference()
 
 
 @pytest.mark.parametrize(
@@ -87,27 +87,27 @@ def test_no_knob_changes_a_token(worker: tuple[str, ...], knob: tuple[str, ...])
 def test_retracted_requests_come_back_with_the_same_tokens(
     worker: tuple[str, ...], state: str, page: int
 ) -> None:
-    result = answer("mixed", *SHORT, *worker, *TIGHT, f"engine.relay={state}", f"engine.page_size={page}")
+    result = result_of("mixed", *SHORT, *worker, *TIGHT, f"engine.relay={state}", f"engine.page_size={page}")
     assert value(result, "retractions") > 0
     assert digest_of(result) == reference(sized=SHORT)
 
 
 @pytest.mark.parametrize("state", ["pr25774", "pr25944-before", "pr26425", "latest"])
 def test_the_overlapped_worker_runs_in_the_serial_loop_too(state: str) -> None:
-    serial = answer("mixed", *SMALL, *V2, "engine.overlap=false", f"engine.relay={state}")
+    serial = result_of("mixed", *SMALL, *V2, "engine.overlap=false", f"engine.relay={state}")
     assert digest_of(serial) == reference()
 
 
 @pytest.mark.parametrize("value", ["blocking", "private", "bound"])
 def test_however_the_host_learns_the_lengths(value: str) -> None:
     relay = f"engine.relay={{state: pr25945, seq_lens_cpu: {value}}}"
-    assert digest_of(answer("mixed", *SMALL, *V2, relay)) == reference()
+    assert digest_of(result_of("mixed", *SMALL, *V2, relay)) == reference()
 
 
 @pytest.mark.parametrize("tokens", [2, 5, 16])
 def test_trees(tokens: int) -> None:
     tree = f"engine.speculative={{algorithm: eagle, mode: v1, topk: 3, draft_tokens: {tokens}}}"
-    assert digest_of(answer("mixed", *SMALL, "engine.overlap=false", tree)) == reference()
+    assert digest_of(result_of("mixed", *SMALL, "engine.overlap=false", tree)) == reference()
 
 
 EXACT = "engine.relay={state: pr25945, penalties: exact}"
@@ -124,7 +124,7 @@ def test_no_combination_of_knobs_changes_a_token(seed: int) -> None:
     sampling = dice.choice([(), (PENALISED,)])
     relay = f"engine.relay={{state: {dice.choice(list(states()))}, penalties: exact}}"
     room = dice.choice([(), TIGHT])
-    result = answer("mixed", *SHORT, *worker, relay, *sampling, *room, *knobs)
+    result = result_of("mixed", *SHORT, *worker, relay, *sampling, *room, *knobs)
     assert statuses(result) == {"finished"}
     assert digest_of(result) == reference(*sampling, *((EXACT,) if sampling else ()), sized=SHORT)
 
@@ -147,12 +147,12 @@ SAMPLING = {
 @pytest.mark.parametrize("worker", [V1, V2, TREE], ids=["v1", "v2", "tree"])
 @pytest.mark.parametrize("kind", SAMPLING)
 def test_however_tokens_are_chosen(worker: tuple[str, ...], kind: str) -> None:
-    assert digest_of(answer("mixed", *SMALL, *worker, *SAMPLING[kind])) == reference(*SAMPLING[kind])
+    assert digest_of(result_of("mixed", *SMALL, *worker, *SAMPLING[kind])) == reference(*SAMPLING[kind])
 
 
 def test_retraction_under_exact_penalties() -> None:
     """A request that comes back is penalised for what it had already."""
-    result = answer("mixed", *SHORT, *V2, *SAMPLING["penalties"], *TIGHT)
+    result = result_of("mixed", *SHORT, *V2, *SAMPLING["penalties"], *TIGHT)
     assert value(result, "retractions") > 0
     assert digest_of(result) == reference(*SAMPLING["penalties"], sized=SHORT)
 
@@ -161,7 +161,7 @@ def test_a_worse_draft_costs_acceptance_and_no_token() -> None:
     accepted = []
     for scale in (0.0, 0.1, 1.0):
         other = (f"model={{preset: tiny-llama-eagle, deeper_scale: {scale}}}",)
-        result = answer("mixed", *SMALL, *V2, *other)
+        result = result_of("mixed", *SMALL, *V2, *other)
         assert digest_of(result) == reference(*other)
         accepted.append(value(result, "accept_length"))
     assert accepted == sorted(accepted, reverse=True)

@@ -9,7 +9,7 @@ from schedbench.profiles.check.schedules import seeds
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Hazards
 from schedbench.sched.relay.states import states
-from tests.acceptance.questions import asked
+from tests.acceptance.runs import resolved
 
 pytestmark = pytest.mark.wide
 
@@ -28,7 +28,7 @@ V2 = ("engine.speculative={algorithm: eagle, mode: v2}",)
 
 
 def found(*overrides: str) -> Hazards:
-    question = asked("mixed", *SMALL, *overrides)
+    question = resolved("mixed", *SMALL, *overrides)
     hazards = execute(question, question.relays[0], Options(device="vgpu", hazards=True)).result.hazards
     assert isinstance(hazards, Hazards)
     return hazards
@@ -71,7 +71,7 @@ def test_however_lengths_are_learnt(seq_lens_cpu: str) -> None:
 @pytest.mark.parametrize("state", ["pr25774-before", "pr25944", "pr25945", "latest"])
 def test_every_check_passes(state: str) -> None:
     """Invariants, tokens against a run without speculation, hazards, and every strategy of the adversary."""
-    question = asked("mixed", *SMALL, *V2, f"engine.relay={state}", "workload.requests=5")
+    question = resolved("mixed", *SMALL, *V2, f"engine.relay={state}", "workload.requests=5")
     [relay] = question.relays
     checks = Examiner(question, seeds(1)).examine(relay).checks
     assert {check.name: check.verdict for check in checks if check.verdict == "failed"} == {}

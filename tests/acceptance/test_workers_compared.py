@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.acceptance.questions import answer, value
+from tests.acceptance.runs import result_of, value
 
 CASE = "cases/eagle-v1-vs-naive-v2"
 V1 = ("engine.overlap=false", "engine.speculative.mode=v1")
@@ -13,7 +13,7 @@ V2 = ("engine.overlap=true", "engine.speculative.mode=v2")
 
 def gain(*overrides: str) -> float:
     """What v2 adds to v1's output throughput, as a share."""
-    v1, v2 = (answer(CASE, *worker, *overrides) for worker in (V1, V2))
+    v1, v2 = (result_of(CASE, *worker, *overrides) for worker in (V1, V2))
     assert value(v1, "accept_length") == pytest.approx(value(v2, "accept_length"), rel=1e-3)
     return value(v2, "output_throughput") / value(v1, "output_throughput") - 1
 

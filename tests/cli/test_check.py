@@ -11,10 +11,8 @@ import pytest
 from schedbench.cli import verdicts
 from schedbench.profiles.check import all_faults
 from schedbench.profiles.check.probes import Probe, probes
-from tests.acceptance.conftest import Typed, typed
-from tests.profiles.cuda import standin
-
-__all__ = ["typed"]
+from tests.conftest import RunCommand
+from tests.profiles.cuda import vgpu_as_cuda
 
 SMALL = ("faults/mixing", "--seeds", "0")
 
@@ -24,15 +22,15 @@ def reports(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_all_checks_of_a_sound_scenario_pass(typed: Typed) -> None:
-    said = typed("check", *SMALL, "--relay", "latest")
+def test_all_checks_of_a_sound_scenario_pass(run_command: RunCommand) -> None:
+    said = run_command("check", *SMALL, "--relay", "latest")
     assert said.code == 0 and said.out.rstrip().endswith("all passed")
     for name in ("run", "invariants", "contract", "tokens", "hazards", "budget", "adversary"):
         assert any(line.startswith(name) for line in said.out.splitlines())
 
 
-def test_a_document_has_every_check_with_its_verdict(typed: Typed, tmp_path: Path) -> None:
-    said = typed("check", *SMALL, "--relay", "latest", "--format", "json", "--output-dir", tmp_path)
+def test_a_document_has_every_check_with_its_verdict(run_command: RunCommand, tmp_path: Path) -> None:
+    said = run_command("check", *SMALL, "--relay", "latest", "--format", "json", "--output-dir", tmp_path)
     [report] = reports(said.out)
     assert (tmp_path / "check.json").read_text() == said.out
     assert report["relay"] == {"state": "latest", "switches": {}, "faults": []}
@@ -40,61 +38,61 @@ def test_a_document_has_every_check_with_its_verdict(typed: Typed, tmp_path: Pat
     assert report["hazards_s"] > 0 and len(report["outputs"]["digest"]) == 64
 
 
-def test_a_hazard_is_told_with_both_lines(typed: Typed) -> None:
-    said = typed("check", *SMALL, "--relay", "pr25945", "--fault", "no-barrier")
+def test_a_hazard_is_told_with_both_lines(run_command: RunCommand) -> None:
+    said = run_command("check", *SMALL, "--relay", "pr25945", "--fault", "no-barrier")
     assert said.code == 1 and said.out.rstrip().endswith("FAILED")
     assert "must come before the schedule stream's write" in " ".join(said.out.split())
     assert "sched/model/decoder.py:" in said.out and "sched/kernels/allocation.py:" in said.out
 
 
-def test_an_adversary_is_told_with_the_first_wrong_token(typed: Typed) -> None:
-    said = typed("check", "faults/mixing", "--adversarial", "0", "--fault", "staging-refilled")
+def test_an_adversary_is_told_with_the_first_wrong_token(run_command: RunCommand) -> None:
+    said = run_command("check", "faults/mixing", "--adversarial", "0", "--fault", "staging-refilled")
     text = " ".join(said.out.split())
     assert said.code == 1
     assert "adversary 0 (all work as late as possible): request r" in text and "instead of" in text
 
 
-def test_a_broken_budget_fails_with_the_lines_that_broke_it(typed: Typed) -> None:
-    said = typed("check", *SMALL, "--expect", "prefill.schedule.h2d=0")
+def test_a_broken_budget_fails_with_the_lines_that_broke_it(run_command: RunCommand) -> None:
+    said = run_command("check", *SMALL, "--expect", "prefill.schedule.h2d=0")
     text = " ".join(said.out.split())
     assert said.code == 1
     assert "budget: prefill.schedule.h2d:" in text and "0 allowed" in text and "sched/loop/split.py:" in text
 
 
-def test_a_budget_that_no_step_tests_is_not_passed(typed: Typed) -> None:
-    said = typed("check", *SMALL, "--expect", "idle.schedule.h2d=0", "--format", "json")
+def test_a_budget_that_no_step_tests_is_not_passed(run_command: RunCommand) -> None:
+    said = run_command("check", *SMALL, "--expect", "idle.schedule.h2d=0", "--format", "json")
     [budget] = [check for check in reports(said.out)[0]["checks"] if check["name"] == "budget"]
     assert budget["verdict"] == "not applicable" and "idle" in budget["about"]
 
 
-def test_one_untested_kind_hides_no_kept_budget(typed: Typed) -> None:
+def test_one_untested_kind_hides_no_kept_budget(run_command: RunCommand) -> None:
     both = ("--expect", "idle.schedule.h2d=0", "--expect", "decode.schedule.d2h=9")
-    said = typed("check", *SMALL, *both, "--format", "json")
+    said = run_command("check", *SMALL, *both, "--format", "json")
     [budget] = [check for check in reports(said.out)[0]["checks"] if check["name"] == "budget"]
     assert budget["verdict"] == "passed" and "no step was of kind idle" in budget["about"]
 
 
-def test_a_run_that_breaks_down_is_a_failed_check(typed: Typed) -> None:
-    said = typed("check", *SMALL, "--fault", "never-resolve", "--format", "json")
+def test_a_run_that_breaks_down_is_a_failed_check(run_command: RunCommand) -> None:
+    said = run_command("check", *SMALL, "--fault", "never-resolve", "--format", "json")
     verdicts = {check["name"]: check["verdict"] for check in reports(said.out)[0]["checks"]}
     assert said.code == 1 and verdicts["run"] == "failed" and verdicts["tokens"] == "not applicable"
 
 
-def test_upstreams_lagging_penalties_promise_no_tokens(typed: Typed) -> None:
+def test_upstreams_lagging_penalties_promise_no_tokens(run_command: RunCommand) -> None:
     penalised = ("--set", "workload.sampling.presence_penalty=0.5")
-    said = typed("check", *SMALL, "--relay", "pr25945", *penalised, "--format", "json")
+    said = run_command("check", *SMALL, "--relay", "pr25945", *penalised, "--format", "json")
     [tokens] = [check for check in reports(said.out)[0]["checks"] if check["name"] == "tokens"]
     assert said.code == 0 and tokens["verdict"] == "not applicable" and "penalties" in tokens["about"]
 
 
-def test_every_relay_of_a_ladder_is_checked(typed: Typed) -> None:
+def test_every_relay_of_a_ladder_is_checked(run_command: RunCommand) -> None:
     relays = "engine.relays=[{state: pr26425}, {state: latest}]"
-    said = typed("check", *SMALL, "--set", relays, "--format", "json")
+    said = run_command("check", *SMALL, "--set", relays, "--format", "json")
     assert [report["relay"]["state"] for report in reports(said.out)] == ["pr26425", "latest"]
 
 
-def test_markdown_has_a_table_and_the_evidence(typed: Typed) -> None:
-    said = typed("check", *SMALL, "--fault", "never-resolve", "--format", "md")
+def test_markdown_has_a_table_and_the_evidence(run_command: RunCommand) -> None:
+    said = run_command("check", *SMALL, "--fault", "never-resolve", "--format", "md")
     assert "| run | failed |" in said.out and "has no input ids" in said.out
 
 
@@ -111,27 +109,29 @@ def test_markdown_has_a_table_and_the_evidence(typed: Typed) -> None:
         (("mixed", "--expect", "decode.steady.schedule.snyc=0"), "sync"),
     ],
 )
-def test_what_makes_no_sense_is_refused(typed: Typed, arguments: tuple[str, ...], words: str) -> None:
-    said = typed("check", *arguments)
+def test_what_makes_no_sense_is_refused(
+    run_command: RunCommand, arguments: tuple[str, ...], words: str
+) -> None:
+    said = run_command("check", *arguments)
     assert said.code == 2 and words in said.err
 
 
-def test_a_run_under_an_adversary_says_that_times_mean_nothing(typed: Typed) -> None:
-    said = typed("run", "faults/mixing", "--adversarial", "1")
+def test_a_run_under_an_adversary_says_that_times_mean_nothing(run_command: RunCommand) -> None:
+    said = run_command("run", "faults/mixing", "--adversarial", "1")
     assert said.code == 0 and "times mean nothing" in " ".join(said.out.split())
     assert "TTFT" not in said.out and "copies & syncs per step" in said.out
 
 
-def test_hazards_and_an_adversary_are_one_or_the_other(typed: Typed) -> None:
-    said = typed("run", "faults/mixing", "--adversarial", "1", "--hazards", "on")
+def test_hazards_and_an_adversary_are_one_or_the_other(run_command: RunCommand) -> None:
+    said = run_command("run", "faults/mixing", "--adversarial", "1", "--hazards", "on")
     assert said.code == 2 and "program order" in said.err
 
 
-def test_all_faults_are_asked_off_and_on(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_faults_are_asked_off_and_on(run_command: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all faults one, in processes of their own as ever."""
     one = {"never-resolve": probes()["never-resolve"]}
     monkeypatch.setattr(all_faults, "probes", lambda: one)
-    said = typed("check", "--all-faults", "--seeds", "0", "--format", "json")
+    said = run_command("check", "--all-faults", "--seeds", "0", "--format", "json")
     document = json.loads(said.out)
     [fault] = document["faults"]
     assert said.code == 0 and document["passed"] and fault["clean"]
@@ -143,12 +143,12 @@ def test_all_faults_are_asked_off_and_on(typed: Typed, monkeypatch: pytest.Monke
     assert "has no input ids: its relay was not resolved" in page
 
 
-def test_a_fault_that_nothing_catches_fails(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_that_nothing_catches_fails(run_command: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is harmless here: stashing before sampling where nothing is delayed."""
     fault = probes()["stash-before-sampling"]
     harmless = Probe(fault.fault, fault.scenario, fault.overrides[:2])
     monkeypatch.setattr(all_faults, "probes", lambda: {harmless.fault.name: harmless})
-    said = typed("check", "--all-faults", "--seeds", "0")
+    said = run_command("check", "--all-faults", "--seeds", "0")
     assert said.err == "1 of 1: stash-before-sampling caught by NOTHING\n"
     assert said.code == 1 and "NOTHING" in said.out and said.out.rstrip().endswith("FAILED")
 
@@ -156,34 +156,36 @@ def test_a_fault_that_nothing_catches_fails(typed: Typed, monkeypatch: pytest.Mo
 # ---- on CUDA -----------------------------------------------------------------------------------------------
 
 
-def test_without_a_gpu_it_says_what_to_do_instead(typed: Typed) -> None:
-    said = typed("check", "faults/mixing", "--device", "cuda")
+def test_without_a_gpu_it_says_what_to_do_instead(run_command: RunCommand) -> None:
+    said = run_command("check", "faults/mixing", "--device", "cuda")
     assert said.code == 3 and "no CUDA device here" in said.err and "check --device vgpu" in said.err
 
 
 @pytest.mark.parametrize("more", [("--adversarial", "0"), ("--seeds", "4")])
-def test_a_real_device_has_no_adversaries(typed: Typed, more: tuple[str, ...]) -> None:
-    said = typed("check", "faults/mixing", "--device", "cuda", *more)
+def test_a_real_device_has_no_adversaries(run_command: RunCommand, more: tuple[str, ...]) -> None:
+    said = run_command("check", "faults/mixing", "--device", "cuda", *more)
     assert said.code == 2 and "a real device does so itself" in said.err
 
 
-def test_nor_all_faults(typed: Typed) -> None:
-    assert typed("check", "--all-faults", "--device", "cuda").code == 2
+def test_nor_all_faults(run_command: RunCommand) -> None:
+    assert run_command("check", "--all-faults", "--device", "cuda").code == 2
 
 
-def test_several_ranks_are_not_watched_on_one_device(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
-    standin.install(monkeypatch)
-    said = typed("check", "faults/staging", "--device", "cuda")
+def test_several_ranks_are_not_watched_on_one_device(
+    run_command: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vgpu_as_cuda.install(monkeypatch)
+    said = run_command("check", "faults/staging", "--device", "cuda")
     assert said.code == 3 and "several ranks" in said.err
 
 
 @pytest.mark.parametrize(("fault", "code"), [((), 0), (("--fault", "no-barrier"), 1)])
 def test_what_is_asked_on_cuda(
-    typed: Typed, monkeypatch: pytest.MonkeyPatch, fault: tuple[str, ...], code: int
+    run_command: RunCommand, monkeypatch: pytest.MonkeyPatch, fault: tuple[str, ...], code: int
 ) -> None:
     """With a virtual GPU in CUDA's place."""
-    standin.install(monkeypatch)
-    said = typed(
+    vgpu_as_cuda.install(monkeypatch)
+    said = run_command(
         "check", "faults/mixing", "--relay", "pr25945", "--device", "cuda", "--format", "json", *fault
     )
     [report] = reports(said.out)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from schedbench.cli.app import app, main
 from schedbench.cli.errors import EXIT_CODES, UsageError, exit_code, message
 from schedbench.profiles.record.definitions import DEFINITIONS
-from tests.acceptance.questions import command, schedbench, surroundings
+from tests.acceptance.runs import command_line, plain_environment, schedbench
 
 HEAVY = ("torch", "numpy", "triton", "pydantic", "yaml", "rich.table", "rich.progress")
 
@@ -107,8 +107,8 @@ def test_a_wrong_word_is_a_usage_error_without_traceback(cli):
 
 
 def test_doctor_says_what_runs():
-    command = [sys.executable, "-m", "schedbench", "doctor", "--format", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    arguments = [sys.executable, "-m", "schedbench", "doctor", "--format", "json"]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     checks = {check["name"]: check for check in json.loads(done.stdout)}
     assert checks["virtual GPU"]["ok"], checks["virtual GPU"]["detail"]
     assert {"python", "torch", "CUDA", "triton", "nvtx", "nsys"} <= checks.keys()
@@ -157,7 +157,11 @@ def test_an_output_that_nobody_reads_is_no_failed_gate(arguments: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        command(*arguments.split()), stdout=writer, stderr=subprocess.PIPE, env=surroundings(None), timeout=60
+        command_line(*arguments.split()),
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        env=plain_environment(None),
+        timeout=60,
     )
     os.close(writer)
     assert done.returncode == 141

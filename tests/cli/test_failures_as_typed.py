@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.conftest import Typed, typed
-
-__all__ = ["typed"]
+from tests.conftest import RunCommand
 
 DEATH = "faults=[{rank: decode 0, dies: {phase: transfer, nth: 5}}]"
 SMALL = ("--set", "workload.requests=8", "--set", "engine.disaggregation={mode: pair, prefill: 2}")
 NEVER = "faults=[{link: [prefill 0, decode 0], tag: kv, does: drop, nth: 99}]"
 
 
-def test_a_run_that_loses_a_rank_says_so_and_keeps_what_there_is(typed: Typed, tmp_path: Path) -> None:
-    said = typed("run", "disagg", *SMALL, "--set", DEATH, "--output-dir", tmp_path)
+def test_a_run_that_loses_a_rank_says_so_and_keeps_what_there_is(
+    run_command: RunCommand, tmp_path: Path
+) -> None:
+    said = run_command("run", "disagg", *SMALL, "--set", DEATH, "--output-dir", tmp_path)
     assert said.code == 4
     lines = said.err.splitlines()
     assert "broke off: partial" in " ".join(said.out.split())
@@ -31,20 +31,20 @@ def test_a_run_that_loses_a_rank_says_so_and_keeps_what_there_is(typed: Typed, t
     assert {row["status"] for row in document["requests"]} <= {"finished", "failed"}
 
 
-def test_a_request_that_fails_by_script_is_a_workload_that_failed(typed: Typed) -> None:
+def test_a_request_that_fails_by_script_is_a_workload_that_failed(run_command: RunCommand) -> None:
     dropped = NEVER.replace("99", "2")
-    said = typed("run", "disagg", *SMALL, "--set", dropped)
+    said = run_command("run", "disagg", *SMALL, "--set", dropped)
     assert said.code == 4
     assert "1 failed: not all of its KV came from prefill 0: decode 0 waited 600 s" in said.err
     assert "tokens – 1 of 8 requests were lost: not all of its KV came from prefill 0" in said.out
 
 
-def test_requests_that_fail_by_what_they_ask_for_are_in_the_digest(typed: Typed) -> None:
+def test_requests_that_fail_by_what_they_ask_for_are_in_the_digest(run_command: RunCommand) -> None:
     """A grammar that is at its end, and an end that is forbidden yet."""
     sampling = "workload.sampling={grammar: {choice: [a, b]}, min_new_tokens: 4, ignore_eos: false}"
     settings = ("--set", sampling, "--set", "workload.requests=2", "--format", "json")
     pair, alone = (
-        typed("run", "disagg", *settings, "--set", f"engine.disaggregation={mode}")
+        run_command("run", "disagg", *settings, "--set", f"engine.disaggregation={mode}")
         for mode in ("{mode: pair}", "{mode: none}")
     )
     assert pair.code == alone.code == 4 and "2 failed: the grammar does not allow" in pair.err
@@ -52,35 +52,35 @@ def test_requests_that_fail_by_what_they_ask_for_are_in_the_digest(typed: Typed)
     assert len(json.loads(pair.out)["outputs"]["digest"]) == 64
 
 
-def test_the_workload_of_a_run_that_broke_off_is_its_plan(typed: Typed) -> None:
+def test_the_workload_of_a_run_that_broke_off_is_its_plan(run_command: RunCommand) -> None:
     """Rank 1 dies before the later clients' requests were sent."""
     death = "faults=[{rank: rank 1, dies: {phase: exchange, nth: 20}}]"
-    said = typed("run", "dp_idle", "--set", "workload.requests=16", "--set", death)
+    said = run_command("run", "dp_idle", "--set", "workload.requests=16", "--set", death)
     assert said.code == 4
     assert "prompt planned" in said.out and "output planned" in said.out and "achieved" not in said.out
     assert "the plan of all 16; 2 came" in said.out
 
 
-def test_what_never_came_is_told(typed: Typed) -> None:
-    said = typed("run", "disagg", *SMALL, "--set", NEVER)
+def test_what_never_came_is_told(run_command: RunCommand) -> None:
+    said = run_command("run", "disagg", *SMALL, "--set", NEVER)
     assert (said.code, said.err) == (0, "never came: prefill 0 to decode 0: drop of kv 99\n")
 
 
-def test_a_warm_up_is_left_alone(typed: Typed) -> None:
+def test_a_warm_up_is_left_alone(run_command: RunCommand) -> None:
     settings = ("--set", "measure.warmup_requests=4", "--set", DEATH.replace("nth: 5", "nth: 1"))
-    said = typed("run", "disagg", *SMALL, *settings, "--format", "json")
+    said = run_command("run", "disagg", *SMALL, *settings, "--format", "json")
     assert len(json.loads(said.out)["requests"]) == 8
 
 
 @pytest.mark.parametrize("script", [DEATH, NEVER.replace("99", "2")])
-def test_check_takes_them(typed: Typed, script: str) -> None:
-    said = typed("check", "faults/parting", "--seeds", "0", "--relay", "latest", "--set", script)
+def test_check_takes_them(run_command: RunCommand, script: str) -> None:
+    said = run_command("check", "faults/parting", "--seeds", "0", "--relay", "latest", "--set", script)
     assert said.code == 0, said.out
     assert "adversary    not applicable" in said.out
 
 
-def test_check_does_not_pass_what_it_did_not_see(typed: Typed) -> None:
-    said = typed("check", "faults/parting", "--seeds", "0", "--relay", "latest", "--set", NEVER)
+def test_check_does_not_pass_what_it_did_not_see(run_command: RunCommand) -> None:
+    said = run_command("check", "faults/parting", "--seeds", "0", "--relay", "latest", "--set", NEVER)
     assert said.code == 1
     assert "run: never came: prefill 0 to decode 0: drop of kv 99" in " ".join(said.out.split())
 
@@ -94,8 +94,8 @@ def test_check_does_not_pass_what_it_did_not_see(typed: Typed) -> None:
         (("run", "disagg", "--set", "engine.disaggregation.mode=none"), "ranks and links break where"),
     ],
 )  # fmt: skip
-def test_others_do_not(typed: Typed, arguments: tuple[str, ...], why: str) -> None:
-    said = typed(*arguments, "--set", DEATH)
+def test_others_do_not(run_command: RunCommand, arguments: tuple[str, ...], why: str) -> None:
+    said = run_command(*arguments, "--set", DEATH)
     assert said.code == 2
     assert why in said.err
 
@@ -107,14 +107,16 @@ def test_others_do_not(typed: Typed, arguments: tuple[str, ...], why: str) -> No
         ("{rank: stage 0, dies: forward}", "stage 0 is the command itself"),
     ],
 )
-def test_processes_have_links_and_a_first_rank_of_their_own(typed: Typed, entry: str, why: str) -> None:
-    said = typed("run", "pp2", "--world", "distributed", "--set", f"faults=[{entry}]")
+def test_processes_have_links_and_a_first_rank_of_their_own(
+    run_command: RunCommand, entry: str, why: str
+) -> None:
+    said = run_command("run", "pp2", "--world", "distributed", "--set", f"faults=[{entry}]")
     assert (said.code, said.out) == (2, "")
     assert "faults.0: with --world distributed" in said.err and why in said.err
 
 
-def test_more_processes_than_memory_are_not_begun(typed: Typed) -> None:
-    said = typed(
+def test_more_processes_than_memory_are_not_begun(run_command: RunCommand) -> None:
+    said = run_command(
         "run",
         "mixed",
         "--world",

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from schedbench.cli import ladder as shown
-from tests.acceptance.questions import schedbench
+from tests.acceptance.runs import schedbench
 
 
 def rung(state: str, digest: str = "ab" * 32, **switches: str) -> dict[str, Any]:

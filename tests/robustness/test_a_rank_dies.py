@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.questions import command, schedbench, surroundings
+from tests.acceptance.runs import command_line, plain_environment, schedbench
 
 PATIENCE = 90.0  # seconds
 PAIR = "engine.disaggregation={mode: pair}"
@@ -30,10 +30,10 @@ def started(
     asked = (*settings, "workload.requests=4000", "measure.warmup_requests=0")
     overrides = [word for each in asked for word in ("--set", each)]
     process = subprocess.Popen(
-        command("run", scenario, "--world", "distributed", "--output-dir", folder, *overrides),
+        command_line("run", scenario, "--world", "distributed", "--output-dir", folder, *overrides),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=surroundings(),
+        env=plain_environment(),
         text=True,
     )
     deadline = time.monotonic() + PATIENCE

@@ -11,8 +11,8 @@ import pytest
 from schedbench.profiles.record.result import Abstained
 from schedbench.scenarios.failures import TRANSFER, rank_names, role_of, tags
 from schedbench.sched.disagg.place import RankLayout
-from tests.acceptance.questions import asked, statuses
-from tests.robustness.breaking import FEW, WORLDS, Death, broken, deaths, unbroken, whole
+from tests.acceptance.runs import resolved, statuses
+from tests.robustness.fault_runs import FEW, WORLDS, Death, broken, deaths, unbroken, whole
 
 KEPT = {"delay": ", ms: 3", "repeat": "", "reorder": ", ms: 3"}  # effects that cost no token
 LOST = ("drop", "stall")
@@ -26,7 +26,7 @@ def everywhere(*counts: int, worlds: tuple[str, ...]) -> list[tuple[str, Death]]
 
 def failing(world: str) -> Iterator[tuple[str, str, str, str]]:
     """Every link with each of its tags, and all that can befall it."""
-    scenario = asked("mixed", *FEW, *WORLDS[world]).scenario
+    scenario = resolved("mixed", *FEW, *WORLDS[world]).scenario
     for sender, receiver in permutations(rank_names(scenario), 2):
         for tag in tags(scenario, sender, receiver):
             for does in (*KEPT, *LOST):
@@ -46,7 +46,7 @@ def dies(world: str, death: Death) -> None:
     first, *others = str(result.run.failure).split("; ")
     assert first == f"{death.rank} was killed by script in {death.phase} {death.nth}"
     alone = role_of(death.rank) in ("replica", "prefill", "decode")  # of workers the others go on
-    survivors = len(rank_names(asked("mixed", *FEW, *WORLDS[world]).scenario)) - 1
+    survivors = len(rank_names(resolved("mixed", *FEW, *WORLDS[world]).scenario)) - 1
     assert len(others) == (0 if alone else survivors)
     assert all(" waited for " in other and death.rank in other for other in others)
 

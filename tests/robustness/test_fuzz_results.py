@@ -27,7 +27,7 @@ from schedbench.profiles.judge.trial import TrialRequest
 from schedbench.profiles.judge.trials import TrialPlan, WorkloadError, conduct
 from schedbench.profiles.record.result import Result, ResultError, read
 from schedbench.scenarios.problems import ScenarioError
-from tests.acceptance.questions import outcome
+from tests.acceptance.runs import outcome_of
 from tests.profiles.cuda.conftest import Trace
 from tests.robustness.hostile import VALUES, as_json, mutated, promised, rounds, spliced
 
@@ -45,7 +45,7 @@ REFUSALS = (ResultError, SideError, LikenessError, WorkloadError)
 
 @pytest.fixture(scope="module")
 def sound() -> dict[str, Any]:
-    return outcome("mixed", *FEW).result.document()
+    return outcome_of("mixed", *FEW).result.document()
 
 
 @rounds(150)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from schedbench.profiles.record.files import write_whole
 from schedbench.profiles.record.result import canonical, read
-from tests.acceptance.questions import command, schedbench, surroundings
+from tests.acceptance.runs import command_line, plain_environment, schedbench
 from tests.robustness.hostile import rounds
 
 FEW = ("--set", "workload.requests=60", "--set", "device.values=none")
@@ -56,7 +56,7 @@ def killed(arguments: Sequence[str | Path], number: Signals, after: float) -> in
         list(map(str, arguments)),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        env=surroundings(),
+        env=plain_environment(),
         text=True,
     )
     until_it_listens(process)
@@ -90,7 +90,7 @@ def documents(folder: Path) -> Iterator[Path]:
 @example(name="run", number=Signals.SIGTERM, after=2.5)
 @example(name="sweep", number=Signals.SIGKILL, after=2.5)
 def test_results_are_whole(folder: Path, name: str, number: Signals, after: float) -> None:
-    arguments = command(*COMMANDS[name], "--output-dir", folder / name)
+    arguments = command_line(*COMMANDS[name], "--output-dir", folder / name)
     assert killed(arguments, number, after) in (0, ENDS[number])
     for path in documents(folder):
         if path.name in ("sweep.json", "compare.json"):

@@ -19,7 +19,7 @@ from schedbench.sched.relay.draft_row import DraftRow
 from schedbench.sched.relay.faults import Fault, unchanged
 from schedbench.sched.relay.states import states
 from schedbench.sched.speculate.drafter import Drafter
-from tests.acceptance.questions import asked
+from tests.acceptance.runs import resolved
 
 EAGLE = ("model.preset=tiny-llama-eagle", "engine.mixed_chunk=false")
 V2 = "engine.speculative={algorithm: eagle, mode: v2}"
@@ -36,7 +36,7 @@ Change = Callable[[DraftRow], DraftRow]
 
 
 def question(*overrides: str, state: str = "latest", worker: str = "v2") -> Resolved:
-    return asked("faults/mixing", *EAGLE, *WORKERS[worker], f"engine.relay={state}", *overrides)
+    return resolved("faults/mixing", *EAGLE, *WORKERS[worker], f"engine.relay={state}", *overrides)
 
 
 def checked(resolved: Resolved) -> Check:

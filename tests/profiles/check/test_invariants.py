@@ -15,7 +15,7 @@ from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Observer, Silence
 from schedbench.sched.relay.states import states
 from schedbench.sched.request import Request
-from tests.acceptance.questions import asked
+from tests.acceptance.runs import resolved
 
 MIXING, JOINING = "faults/mixing", "faults/joining"
 
@@ -27,7 +27,7 @@ def guarded(scenario: str, *overrides: str) -> Sequence[Violation]:
 
 
 def run(scenario: str, *overrides: str, guard: Invariants | None = None) -> RunOutcome:
-    question = asked(scenario, *overrides)
+    question = resolved(scenario, *overrides)
     return execute(question, question.relays[0], Options(device="vgpu"), guard=guard)
 
 

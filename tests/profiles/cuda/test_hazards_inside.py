@@ -26,8 +26,8 @@ from schedbench.profiles.vgpu.hazards import declared, footprints
 from schedbench.profiles.vgpu.tensor import CURRENT
 from schedbench.sched.relay.faults import faults
 from schedbench.sched.relay.states import states
-from tests.acceptance.questions import SMALL, asked
-from tests.profiles.cuda import standin
+from tests.acceptance.runs import SMALL, resolved
+from tests.profiles.cuda import vgpu_as_cuda
 from tests.profiles.vgpu import test_hazards as programs
 from tests.profiles.vgpu.conftest import Scene
 from tests.profiles.vgpu.test_adversary import Step, interpret, steps
@@ -53,7 +53,7 @@ class Seen(Scene):
 
 @contextmanager
 def opened() -> Iterator[Seen]:
-    with open_vgpu(load("h200")) as gpu, standin.inside(LINES) as inside:
+    with open_vgpu(load("h200")) as gpu, vgpu_as_cuda.inside(LINES) as inside:
         yield Seen(gpu, inside)
 
 
@@ -169,8 +169,8 @@ def test_nothing_is_read_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPat
 
     for module, name in ((footprints, "copied"), (declared, "copied"), (declared, "_places")):
         monkeypatch.setattr(module, name, outside(getattr(module, name)))
-    standin.install(monkeypatch)
-    question = asked("faults/mixing", "engine.relay=latest", "engine.cuda_graph=true")
+    vgpu_as_cuda.install(monkeypatch)
+    question = resolved("faults/mixing", "engine.relay=latest", "engine.cuda_graph=true")
     assert run(question, "cuda").result.hazards == Hazards()
     with opened() as scene:
         table, rows, graph = scene.zeros(8, 4), scene.zeros(2), scene.module.CUDAGraph()
@@ -184,7 +184,7 @@ def test_torch_is_as_it_was(seen: Seen) -> None:  # noqa: ARG001
 
 
 def test_and_is_so_again_afterwards() -> None:
-    with open_vgpu(load("h200")), standin.inside(LINES):
+    with open_vgpu(load("h200")), vgpu_as_cuda.inside(LINES):
         pass
     assert torch.Tensor.tolist is torch._C.TensorBase.tolist
 
@@ -194,7 +194,7 @@ def test_and_is_so_again_afterwards() -> None:
 def test_programs_that_nobody_thought_of(program: list[Step]) -> None:
     with open_vgpu(load("h200"), hazards=True, watch=LINES) as gpu:
         values, expected = interpret(program, gpu), gpu.findings
-    with open_vgpu(load("h200"), watch=LINES) as gpu, standin.inside(LINES) as inside:
+    with open_vgpu(load("h200"), watch=LINES) as gpu, vgpu_as_cuda.inside(LINES) as inside:
         inside.announce("default", torch.get_device_module(gpu.device).current_stream())
         again = interpret(program, gpu)
         found = inside.checker.found(inside.sites, {})
@@ -219,7 +219,7 @@ def both(question: Resolved, monkeypatch: pytest.MonkeyPatch) -> tuple[Hazards, 
     """The virtual GPU's own findings and those from inside. Every one, declared or not."""
     monkeypatch.setattr(executing, "_known", lambda *_: ())
     expected = run(question, "vgpu").result
-    standin.install(monkeypatch)
+    vgpu_as_cuda.install(monkeypatch)
     found = run(question, "cuda").result
     assert found.outputs == expected.outputs
     assert isinstance(expected.hazards, Hazards) and isinstance(found.hazards, Hazards)
@@ -233,7 +233,7 @@ IN_TIME = ("pr25774-before", "pr25945", "latest")
     "state", [pytest.param(s, marks=[] if s in IN_TIME else [pytest.mark.wide]) for s in sorted(states())]
 )
 def test_every_state_shows_the_same(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, found = both(asked("mixed", *SMALL, f"engine.relay={state}"), monkeypatch)
+    expected, found = both(resolved("mixed", *SMALL, f"engine.relay={state}"), monkeypatch)
     assert found == expected
     assert bool(found.findings) == (state != "latest")
 
@@ -254,7 +254,7 @@ def test_every_state_shows_the_same(state: str, monkeypatch: pytest.MonkeyPatch)
 def test_and_so_does_every_feature(
     scenario: str, more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected, found = both(asked(scenario, *more), monkeypatch)
+    expected, found = both(resolved(scenario, *more), monkeypatch)
     assert found == expected
 
 
@@ -280,8 +280,8 @@ def test_a_fault_shows_by_the_same_findings(name: str, monkeypatch: pytest.Monke
 
 
 def test_times_and_counts_of_such_a_run_are_void(monkeypatch: pytest.MonkeyPatch) -> None:
-    standin.install(monkeypatch)
-    result = run(asked("mixed", *SMALL), "cuda").result
+    vgpu_as_cuda.install(monkeypatch)
+    result = run(resolved("mixed", *SMALL), "cuda").result
     assert all(isinstance(metric, Abstained) for metric in result.metrics.values())
     assert isinstance(result.idle, Abstained) and (result.per_step, result.copies, result.syncs) == (
         {},
@@ -312,7 +312,7 @@ def test_both_devices_are_asked_the_same(tmp_path: Path, monkeypatch: pytest.Mon
     ]
     monkeypatch.setattr(table, "cases", lambda: few)
     assert table.main(["vgpu", str(tmp_path)]) == 0
-    standin.install(monkeypatch)
+    vgpu_as_cuda.install(monkeypatch)
     monkeypatch.setattr(table, "sanitized", lambda _: {"exit_code": 0, "found": False, "text": ""})
     assert table.main(["cuda", str(tmp_path)]) == 0
     told = json.loads((tmp_path / "hazards.json").read_text())
@@ -333,9 +333,9 @@ def test_where_the_checker_says_something_else_the_table_says_so() -> None:
 
 
 def test_the_checker_is_asked_of_all_before_the_sanitizer_and_each_answer_is_kept() -> None:
-    asked = list(table.cases())[:2]
+    cases = list(table.cases())[:2]
     accounts = {name: lambda _, name=name: {"by": name} for name in ("cuda", "sanitizer")}
-    kept = [json.dumps(found) for found in table.answered(asked, accounts)]
-    assert json.loads(kept[0]).keys() == {asked[0].name}
-    assert json.loads(kept[1]) == {case.name: {"cuda": {"by": "cuda"}} for case in asked}
+    kept = [json.dumps(found) for found in table.answered(cases, accounts)]
+    assert json.loads(kept[0]).keys() == {cases[0].name}
+    assert json.loads(kept[1]) == {case.name: {"cuda": {"by": "cuda"}} for case in cases}
     assert len(kept) == 4 and "sanitizer" not in kept[1]

@@ -11,7 +11,7 @@ import pytest
 from schedbench.profiles.lab.speed import document, figures, main, markdown, over_roofline
 from schedbench.profiles.record.definitions import definition
 from schedbench.profiles.record.result import Metric, Result
-from tests.acceptance.questions import answer
+from tests.acceptance.runs import result_of
 
 SAMPLE = Result.from_json((Path(__file__).parents[1] / "sample_result.json").read_text())
 GOOD = {
@@ -123,7 +123,7 @@ def test_an_overhead_without_a_gpu_has_no_verdict_nor_one_that_was_not_measured(
 
 def test_a_run_of_the_virtual_gpu_says_all_of_it(tmp_path: Path) -> None:
     fewer = ("workload.requests=16", "workload.prompt_tokens=16", "workload.output_tokens=128")
-    answer("throughput", *fewer, "measure.warmup_requests=0").write(tmp_path / "speed-0.6b.json")
+    result_of("throughput", *fewer, "measure.warmup_requests=0").write(tmp_path / "speed-0.6b.json")
     (tmp_path / "overhead.json").write_text(json.dumps(COST))
     assert main([str(tmp_path), "speed-8b", "speed-0.6b"]) == 0
     told = json.loads((tmp_path / "speed.json").read_text())

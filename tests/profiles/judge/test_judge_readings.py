@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from schedbench.profiles.judge.readings import readings
-from tests.acceptance.questions import answer
+from tests.acceptance.runs import result_of
 
 
 def test_rarer_percentiles_are_read_where_somebody_asks() -> None:
-    result = answer("overlap_on", "workload.requests=12", "workload.output_tokens=4")
+    result = result_of("overlap_on", "workload.requests=12", "workload.output_tokens=4")
     unasked, asked = readings(result), readings(result, ("e2e_ms.p90",))
     assert {"e2e_ms", "e2e_ms.p50"} <= unasked.keys()
     assert asked.keys() - unasked.keys() == {"e2e_ms.p90"}

@@ -12,7 +12,7 @@ import pytest
 
 from schedbench.profiles.ranks.direct import joined, place_of
 from schedbench.profiles.ranks.processes import here
-from tests.profiles.ranks.joined import PIECE, PIECES
+from tests.profiles.ranks.device_group_process import PIECE, PIECES
 
 pytestmark = pytest.mark.xdist_group("direct")  # three processes once
 
@@ -24,7 +24,13 @@ def found() -> list[dict[str, Any]]:
     """By rank; the last one has no device."""
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.profiles.ranks.joined", str(place.rank), str(place.port)],
+            [
+                sys.executable,
+                "-m",
+                "tests.profiles.ranks.device_group_process",
+                str(place.rank),
+                str(place.port),
+            ],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,

@@ -14,7 +14,13 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_silence_is_not_the_end_and_a_process_that_hangs_is() -> None:
     talkers = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.profiles.ranks.talking", str(place.rank), str(place.port)],
+            [
+                sys.executable,
+                "-m",
+                "tests.profiles.ranks.slow_peer_process",
+                str(place.rank),
+                str(place.port),
+            ],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,

@@ -15,7 +15,7 @@ from schedbench.profiles.platform.capacity import parameters
 from schedbench.profiles.platform.hardware import load as hardware
 from schedbench.profiles.record.result import Abstained, Metric, Result
 from schedbench.sched.model.presets import PRESETS
-from tests.acceptance.questions import answer, value
+from tests.acceptance.runs import result_of, value
 
 UNITS = ("gemm", "attention", "memory")
 SMALL = (
@@ -73,7 +73,7 @@ def ideal(path: Path, *, computes: bool = False) -> Path:
 def test_a_device_that_only_moves_bytes_is_at_its_roofline(tmp_path: Path) -> None:
     """The emulator sums the same costs batch by batch as it runs; what else a step launches is little."""
     profile = ideal(tmp_path / "ideal.yaml")
-    result = answer("mixed", *SMALL, f"device.hardware={profile}", "engine.cuda_graph=false")
+    result = result_of("mixed", *SMALL, f"device.hardware={profile}", "engine.cuda_graph=false")
     roofline = value(result, "decode_roofline_ms")
     assert roofline <= value(result, "forward_ms.decode")
     assert roofline == pytest.approx(value(result, "forward_ms.decode"), rel=0.05)
@@ -87,29 +87,29 @@ def test_a_device_that_only_computes_is_at_its_rate(tmp_path: Path) -> None:
     profile = ideal(tmp_path / "ideal.yaml", computes=True)
     for prefix in ("null", "{groups: 2, tokens: 64}"):
         shared = (f"workload.shared_prefix={prefix}", "engine.policy=fcfs")
-        result = answer("mixed", *SMALL, *shared, f"device.hardware={profile}")
+        result = result_of("mixed", *SMALL, *shared, f"device.hardware={profile}")
         assert value(result, PROMPTS) == pytest.approx(1e-3, rel=0.02)  # TFLOP/s
 
 
 def test_prompts_in_steps_of_decodes_are_not_told_of() -> None:
-    mixed = answer("mixed", *SMALL, "engine.mixed_chunk=true").metrics[PROMPTS]
+    mixed = result_of("mixed", *SMALL, "engine.mixed_chunk=true").metrics[PROMPTS]
     assert mixed == Abstained(abstained="mixed with decodes")
 
 
 def test_what_is_no_plain_decode_is_not_told_of() -> None:
-    drafted = answer(
+    drafted = result_of(
         "spec_v2", "workload.requests=2", "workload.output_tokens={dist: uniform, min: 4, max: 8}"
     )
     assert not set(NAMES) & drafted.metrics.keys()
 
 
 def test_without_a_decode_nothing_is_said() -> None:
-    result: Result = answer("mixed", *SMALL, "workload.output_tokens={dist: fixed, value: 1}")
+    result: Result = result_of("mixed", *SMALL, "workload.output_tokens={dist: fixed, value: 1}")
     assert all(isinstance(result.metrics[name], Abstained) for name in NAMES)
 
 
 def test_between_steps_there_is_idle_of_its_own_kind() -> None:
-    result = answer("mixed", *SMALL)
+    result = result_of("mixed", *SMALL)
     idle, per_step = result.metrics["idle_ms"], value(result, "forward_idle_us_per_step")
     assert isinstance(idle, Metric) and idle.n is not None
     steps = idle.n + 1  # the first has nothing before it

@@ -11,7 +11,7 @@ from schedbench.sched.loop.launch import make_forward_batch
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.relay.futures import UNSTASHED
 from schedbench.sched.request import Status
-from tests.sched.loop.engine_room import Memoirs, Room, config, outputs, recalled_answer, request, requests
+from tests.sched.loop.cpu_engine import Memoirs, Room, config, outputs, recalled_answer, request, requests
 
 LOOPS = pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "serial"])
 

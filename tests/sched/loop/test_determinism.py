@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from schedbench.sched.loop.scheduler import Scheduler
-from tests.sched.loop.engine_room import GREEDY, Memoirs, Room, config, outputs, request, requests
+from tests.sched.loop.cpu_engine import GREEDY, Memoirs, Room, config, outputs, request, requests
 
 Trace = list[tuple[int, str, tuple[str, ...]]]
 

@@ -10,7 +10,7 @@ import pytest
 
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.request import Request, Status
-from tests.sched.loop.engine_room import GREEDY, Memoirs, Room, config, outputs, requests
+from tests.sched.loop.cpu_engine import GREEDY, Memoirs, Room, config, outputs, requests
 
 DRAWN = SamplingParams(temperature=0.8, top_k=40, top_p=0.9, min_p=0.02)
 PENALISED = SamplingParams(

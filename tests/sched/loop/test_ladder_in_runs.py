@@ -7,7 +7,7 @@ import pytest
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.relay.states import states
 from schedbench.sched.request import Status
-from tests.sched.loop.engine_room import Memoirs, Room, config, outputs, recalled_answer, request, requests
+from tests.sched.loop.cpu_engine import Memoirs, Room, config, outputs, recalled_answer, request, requests
 
 STATES = pytest.mark.parametrize("state", states())
 LOOPS = pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "serial"])

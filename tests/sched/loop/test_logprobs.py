@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schedbench.sched.config import SamplingParams
-from tests.sched.loop.engine_room import Room, config, requests
+from tests.sched.loop.cpu_engine import Room, config, requests
 
 SETUPS = [
     {},

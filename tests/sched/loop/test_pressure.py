@@ -6,7 +6,7 @@ import pytest
 
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.request import Request
-from tests.sched.loop.engine_room import Memoirs, Room, config, recalled_answer, request
+from tests.sched.loop.cpu_engine import Memoirs, Room, config, recalled_answer, request
 
 LOOPS = pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "serial"])
 CARELESS = 0.02  # so little is expected of running requests that the pool is overbooked

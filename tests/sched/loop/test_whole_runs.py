@@ -16,7 +16,7 @@ from schedbench.sched.config import EngineConfig, SamplingParams
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.memory.invariants import check
 from schedbench.sched.request import Request, Status
-from tests.sched.loop.engine_room import EOS, VOCAB, Room, config, recalled_answer, request
+from tests.sched.loop.cpu_engine import EOS, VOCAB, Room, config, recalled_answer, request
 
 CONTEXT = 192
 # A token in eight is a stop token for those who stop.

@@ -22,7 +22,7 @@ from schedbench.sched.model.draft import (
 )
 from schedbench.sched.model.presets import PRESETS
 from schedbench.sched.model.weights import Weights, seeded_weights
-from tests.acceptance.questions import answer, digest_of, value
+from tests.acceptance.runs import digest_of, result_of, value
 
 TARGET = PRESETS["tiny-llama-eagle"]
 CPU = torch.device("cpu")
@@ -132,11 +132,11 @@ def test_runs_with_a_draft_from_a_folder(tmp_path: Path, target: Weights) -> Non
     derived = tensors(derived_weights(TARGET, target))
     generator = torch.Generator().manual_seed(0)
     strange = {name: torch.randn(t.shape, generator=generator) / 8 for name, t in derived.items()}
-    results = [answer("spec_v2", *SMALL)]
+    results = [result_of("spec_v2", *SMALL)]
     for name, weights in (("same", derived), ("strange", strange)):
         folder = written(tmp_path / name, weights)
         speculative = f"engine.speculative={{algorithm: eagle, draft: {folder}}}"
-        results.append(answer("spec_v2", *SMALL, speculative))
+        results.append(result_of("spec_v2", *SMALL, speculative))
 
     plain, same, other = results
     assert digest_of(plain) == digest_of(same) == digest_of(other)

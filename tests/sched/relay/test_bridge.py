@@ -16,7 +16,7 @@ from schedbench.sched.relay.context import Streams
 from schedbench.sched.relay.futures import UNSTASHED, FutureMap
 from schedbench.sched.relay.row import Relay
 from schedbench.sched.request import Request
-from tests.sched.loop.engine_room import CPU, Memoirs, config, request
+from tests.sched.loop.cpu_engine import CPU, Memoirs, config, request
 
 
 @pytest.fixture(params=["latest", "pr25945"])

@@ -16,7 +16,7 @@ from schedbench.sched.model.sampling_info import SamplingInfo
 from schedbench.sched.relay.choice import choose
 from schedbench.sched.relay.context import Streams
 from schedbench.sched.relay.row import Relay
-from tests.sched.loop.engine_room import PLAIN, Memoirs, config, request
+from tests.sched.loop.cpu_engine import PLAIN, Memoirs, config, request
 from tests.sched.relay.test_bridge import batch
 
 

@@ -13,7 +13,7 @@ from schedbench.sched.batch import ForwardMode, StepResult
 from schedbench.sched.kernels.bridge import assert_all, resolve_negative
 from schedbench.sched.relay.futures import UNSTASHED, FutureRing, ringed
 from schedbench.sched.relay.row import Relay
-from tests.sched.loop.engine_room import CPU, config
+from tests.sched.loop.cpu_engine import CPU, config
 from tests.sched.relay.test_bridge import batch, ids, made
 
 EARLY = ["pr25774-before", "pr25774", "pr25944-before", "pr25944", "pr26020", "pr26425", "pr25945-before"]

@@ -10,7 +10,7 @@ from schedbench.profiles.captures.nsys.find import Nsys, find
 from schedbench.profiles.captures.nsys.record import RecordingRequest
 from schedbench.profiles.captures.record import recorded
 from schedbench.profiles.platform.machine import MachineError
-from tests.acceptance.questions import answer
+from tests.acceptance.runs import result_of
 
 FEW = ("workload.requests=6", "workload.arrival=burst", "measure.warmup_requests=2")
 
@@ -32,7 +32,7 @@ def test_ranges_of_a_run_arrive_and_tell_its_steps(nsys, tmp_path):
         if "hears nothing of nvtx" not in str(error):
             raise
         pytest.skip(str(error))
-    expected = answer("mixed", *FEW).per_step
+    expected = result_of("mixed", *FEW).per_step
     found = {kind: counts.steps for kind, counts in captured.per_step.items()}
     assert found == {kind: counts.steps for kind, counts in expected.items()}
     assert report.is_file()

@@ -34,13 +34,13 @@ Listener = Callable[[Machine, Scheduler], Observer]
 """Makes an observer that may look into the machine and the scheduler."""
 
 
-def asked(scenario: str | Path, *overrides: str) -> Resolved:
+def resolved(scenario: str | Path, *overrides: str) -> Resolved:
     return ask(str(scenario), overrides)
 
 
-def outcome(scenario: str | Path, *overrides: str) -> RunOutcome:
+def outcome_of(scenario: str | Path, *overrides: str) -> RunOutcome:
     """Of a run under watch: no test's run may race or break an invariant, whatever the test is about."""
-    question, guard = asked(scenario, *overrides), Invariants()
+    question, guard = resolved(scenario, *overrides), Invariants()
     options = Options(device="vgpu", save_tokens=True, hazards=True)
     found = execute(question, question.relays[0], options, guard=guard)
     assert not guard.violations()
@@ -48,12 +48,12 @@ def outcome(scenario: str | Path, *overrides: str) -> RunOutcome:
     return found
 
 
-def answer(scenario: str | Path, *overrides: str) -> Result:
-    return outcome(scenario, *overrides).result
+def result_of(scenario: str | Path, *overrides: str) -> Result:
+    return outcome_of(scenario, *overrides).result
 
 
 def digest(scenario: str | Path, *overrides: str) -> str:
-    return digest_of(answer(scenario, *overrides))
+    return digest_of(result_of(scenario, *overrides))
 
 
 def digest_of(result: Result) -> str:
@@ -71,9 +71,9 @@ def statuses(result: Result) -> set[str]:
     return {request.status for request in result.requests}
 
 
-def digest_heard(question: Resolved, listener: Listener) -> str:
+def digest_observed(question: Resolved, listener: Listener) -> str:
     """The digest of a run that ``listener`` interferes with."""
-    with bench(question) as (machine, composed):
+    with prepared_run(question) as (machine, composed):
         done = composed.measure(lambda *_: nullcontext(listener(machine, composed.scheduler)))
     outputs = outputs_of(done)
     assert isinstance(outputs, Outputs)
@@ -81,7 +81,7 @@ def digest_heard(question: Resolved, listener: Listener) -> str:
 
 
 @contextmanager
-def bench(question: Resolved) -> Iterator[tuple[Machine, PreparedRun]]:
+def prepared_run(question: Resolved) -> Iterator[tuple[Machine, PreparedRun]]:
     """A composed scheduler on the virtual GPU, not warmed up."""
     gate = GatedSink()
     opened: AbstractContextManager[Machine] = open_machine("vgpu", question, gate)
@@ -92,15 +92,20 @@ def bench(question: Resolved) -> Iterator[tuple[Machine, PreparedRun]]:
 def schedbench(*arguments: str | Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """The command line, as a process of its own."""
     return subprocess.run(
-        command(*arguments), capture_output=True, text=True, env=surroundings(env), timeout=120, check=False
+        command_line(*arguments),
+        capture_output=True,
+        text=True,
+        env=plain_environment(env),
+        timeout=120,
+        check=False,
     )
 
 
-def command(*arguments: str | Path) -> list[str]:
+def command_line(*arguments: str | Path) -> list[str]:
     return [str(Path(sys.executable).with_name("schedbench")), *map(str, arguments)]
 
 
-def surroundings(env: dict[str, str] | None = None) -> dict[str, str]:
+def plain_environment(env: dict[str, str] | None = None) -> dict[str, str]:
     """This process's environment without what decides how output is painted."""
     painted = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "TERM")
     return {name: value for name, value in os.environ.items() if name not in painted} | (env or {})

@@ -1,5 +1,6 @@
-"""Three processes, the first two joined from device to device: ``python -m tests.profiles.ranks.joined RANK PORT``.
-Prints as JSON what the rank found.
+"""One of three ranks, of which the first two share a device group; prints what the rank measured as JSON.
+
+Started as ``python -m tests.profiles.ranks.device_group_process RANK PORT``.
 
 Gloo stands in NCCL's place, and the host's memory in a GPU's.
 """
@@ -22,7 +23,7 @@ from schedbench.profiles.ranks.direct import Direct
 from schedbench.profiles.ranks.ports import DevicePorts
 from schedbench.profiles.ranks.process_link import ProcessLink
 from schedbench.sched.link import FOREVER
-from tests.profiles.ranks.talking import Clock
+from tests.profiles.ranks.slow_peer_process import Clock
 
 JOINED = (0, 1)
 SLOWNESS = 0.4  # seconds

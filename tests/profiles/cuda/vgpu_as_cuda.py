@@ -63,7 +63,7 @@ class Both(WatchedSteps):
 
 
 @contextmanager
-def open_standin(resolved: Resolved, sink: Sink) -> Iterator[Machine]:
+def open_vgpu_as_cuda(resolved: Resolved, sink: Sink) -> Iterator[Machine]:
     """In place of ``open_watched``."""
     folders = [Path(folder) for folder in sched.__path__]
     with machines.open_machine("vgpu", resolved, Nobody()) as machine, inside(folders) as seen:
@@ -82,4 +82,4 @@ def open_standin(resolved: Resolved, sink: Sink) -> Iterator[Machine]:
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on ``--device cuda`` is the stand-in, where it is watched."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(machines, "open_watched", open_standin)
+    monkeypatch.setattr(machines, "open_watched", open_vgpu_as_cuda)

@@ -1,5 +1,8 @@
-"""Two processes with little patience: ``python -m tests.profiles.ranks.talking RANK PORT``. The second one says nothing
-for longer than that, then a word, and then hangs; the first one prints what it hears."""
+"""One of two ranks with a short time-out: the second sends one late message and hangs, the first
+prints what it receives.
+
+Started as ``python -m tests.profiles.ranks.slow_peer_process RANK PORT``.
+"""
 
 from __future__ import annotations
 

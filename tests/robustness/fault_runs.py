@@ -10,7 +10,7 @@ from schedbench.profiles.check.invariants import Invariants
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Outputs, Result
 from schedbench.scenarios.failures import phases, rank_names
-from tests.acceptance.questions import asked
+from tests.acceptance.runs import resolved
 
 FEW = (
     "model.preset=tiny-deep",
@@ -49,7 +49,7 @@ class Death(NamedTuple):
 
 def deaths(world: str, *counts: int) -> Iterator[Death]:
     """Every rank, in each of its phases, so many times into it."""
-    scenario = asked("mixed", *FEW, *WORLDS[world]).scenario
+    scenario = resolved("mixed", *FEW, *WORLDS[world]).scenario
     for rank in rank_names(scenario):
         for phase in phases(scenario, rank):
             yield from (Death(rank, phase, nth) for nth in counts)
@@ -58,14 +58,14 @@ def deaths(world: str, *counts: int) -> Iterator[Death]:
 @cache
 def whole(*overrides: str) -> Result:
     """The same run when nothing breaks."""
-    question = asked("mixed", *FEW, *overrides)
+    question = resolved("mixed", *FEW, *overrides)
     return execute(question, question.relays[0], Options(device="vgpu", save_tokens=True)).result
 
 
 def broken(script: str, *overrides: str) -> Result:
     """A run with faults: whatever they are, every request ends once, those that finish with the tokens that they
     should have; nothing is left over on ranks that live, and nothing raced."""
-    question, guard = asked("mixed", *FEW, *overrides, script), Invariants()
+    question, guard = resolved("mixed", *FEW, *overrides, script), Invariants()
     options = Options(device="vgpu", save_tokens=True, hazards=True)
     found = execute(question, question.relays[0], options, guard=guard)
     assert not guard.violations()
