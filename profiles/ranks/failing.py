@@ -93,5 +93,5 @@ class FailingPost(Post):
 
 
 def _later(parcel: MessageInFlight, ns: int) -> MessageInFlight:
-    landing = None if parcel.landing is None else parcel.landing.later(ns)
+    landing = None if parcel.landing is None else parcel.landing.delayed(ns)
     return parcel._replace(at=parcel.at + ns, landing=landing)

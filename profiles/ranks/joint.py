@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..vgpu.engine import EventRecording, Known, Simulation
+from ..vgpu.engine import EventRecording, EventTime, Simulation
 
 
 class _Any:
     """Known as soon as one of the marks is."""
 
-    def __init__(self, marks: Sequence[Known]) -> None:
+    def __init__(self, marks: Sequence[EventTime]) -> None:
         self._marks = marks
 
     @property
@@ -39,5 +39,5 @@ def advance(devices: Sequence[Simulation], bound: int, awaited: Sequence[EventRe
         if not starts:
             return
         limit = min(bound, starts[1][0]) if len(starts) > 1 else bound
-        held = [mark for device in devices for mark in device.held_by()]
+        held = [mark for device in devices for mark in device.awaited()]
         devices[starts[0][1]].run(limit, _Any([*unknown, *held]))

@@ -50,22 +50,22 @@ class VirtualPorts:
     def out(self, tensors: Sequence[torch.Tensor], name: str) -> tuple[Sequence[torch.Tensor], Stamp]:
         runtime = self._gpu.runtime
         if not tensors:
-            return (), Stamp(runtime.now, runtime.now, runtime.host_knows())
+            return (), Stamp(runtime.now, runtime.now, runtime.host_clock())
         values, mark = send(self._gpu, self._queue, tensors, 0, name=name)
         self._leaving.setdefault(name, []).append(mark)
         sent = runtime.now
-        return values, Stamp(sent, runtime.simulation.wait(mark), runtime.host_knows(), mark.known)
+        return values, Stamp(sent, runtime.simulation.wait(mark), runtime.host_clock(), mark.clock)
 
     def flush(self, name: str) -> None:
         for mark in self._leaving.pop(name, ()):
-            self._gpu.runtime.hold(self._gpu.runtime.stream, mark)
+            self._gpu.runtime.wait_event(self._gpu.runtime.stream, mark)
 
     def into(self, values: Sequence[torch.Tensor], stamp: Stamp | None) -> tuple[torch.Tensor, ...]:
         assert stamp is not None
         runtime, left = self._gpu.runtime, EventRecording()
         runtime.now = max(runtime.now, stamp.sent)
-        left.time, left.known = stamp.left, stamp.known
-        runtime.hear(stamp.host_knows)
+        left.time, left.clock = stamp.left, stamp.known
+        runtime.join_host_clock(stamp.host_knows)
         return receive(self._gpu, values, PeerEventRecording(left, 0) if values else None)
 
     def seconds(self, ns: int) -> float:  # noqa: ARG002

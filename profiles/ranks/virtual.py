@@ -17,7 +17,7 @@ import torch
 from ...sched.link import LinkError, Message
 from ..platform.hardware import LinkProfile
 from ..vgpu import VirtualGpu
-from ..vgpu.engine import EventRecording, PeerEventRecording, Queue
+from ..vgpu.engine import EventRecording, PeerEventRecording, StreamQueue
 from ..vgpu.peer_copy import receive, send
 from ..vgpu.tensor import DeviceTensor
 from .rank_threads import AwaitedInstant, Member
@@ -146,7 +146,7 @@ class _AwaitedAny:
 
     def marks(self) -> Sequence[EventRecording]:
         landings = [parcel.landing for parcel, _ in self._inbox.heads(self._tags)]
-        return [landing.mark for landing in landings if landing is not None and landing.time is None]
+        return [landing.recording for landing in landings if landing is not None and landing.time is None]
 
 
 class VirtualLink:
@@ -170,7 +170,7 @@ class VirtualLink:
         self._root = ""  # of what this one waited for in vain
         self._profile = profile
         self._patience = patience
-        self._queue: Queue | None = None
+        self._queue: StreamQueue | None = None
         self._leaving: dict[str, list[tuple[EventRecording, Sequence[torch.Tensor]]]] = {}
         self._serial = 0
 
@@ -181,16 +181,16 @@ class VirtualLink:
         landing = None
         if tensors:
             values, landing = self._departed(tag, tensors)
-            self._leaving.setdefault(tag, []).append((landing.mark, tensors))
+            self._leaving.setdefault(tag, []).append((landing.recording, tensors))
         runtime.now += round(profile.call.value)
         self._serial += 1
         at = runtime.now + round(profile.host_latency.value)
-        parcel = MessageInFlight(self.rank, self._serial, at, payload, values, landing, runtime.host_knows())
+        parcel = MessageInFlight(self.rank, self._serial, at, payload, values, landing, runtime.host_clock())
         self._post.put(to, tag, parcel)
 
     def flush(self, tag: str) -> None:
         for mark, _ in self._leaving.pop(tag, ()):
-            self._gpu.runtime.hold(self._gpu.runtime.stream, mark)
+            self._gpu.runtime.wait_event(self._gpu.runtime.stream, mark)
 
     def receive(self, source: int, tag: str) -> Message:
         self._await_head(source, tag)
@@ -203,7 +203,7 @@ class VirtualLink:
             if rank != self.rank:
                 self._give(rank, tag, tensor)
         for mark, _ in self._leaving.pop(tag, ()):
-            runtime.hold(runtime.stream, mark)
+            runtime.wait_event(runtime.stream, mark)
         return [
             tensor if rank == self.rank else self._taken(rank, tag) for rank, tensor in enumerate(tensors)
         ]
@@ -214,7 +214,7 @@ class VirtualLink:
         values, landing = [tensor.held], None
         if tensor.numel():
             values, landing = self._departed(tag, (tensor,))
-            self._leaving.setdefault(tag, []).append((landing.mark, (tensor,)))
+            self._leaving.setdefault(tag, []).append((landing.recording, (tensor,)))
         self._serial += 1
         parcel = MessageInFlight(self.rank, self._serial, self._gpu.runtime.now, b"", values, landing, ())
         self._post.put(to, tag, parcel)
@@ -241,7 +241,7 @@ class VirtualLink:
             return
         deadline = runtime.now + self._patience
         reached = self._member.wait(_AwaitedHead(self._inbox, source, tag), deadline)
-        runtime.stand(reached, f"receive {tag}", runtime.stream)
+        runtime.wait_for_host(reached, f"receive {tag}", runtime.stream)
         parcel = self._inbox.head(source, tag)
         if parcel is None or parcel.at > reached:
             raise LinkError(self._in_vain(source, tag, reached))
@@ -302,12 +302,12 @@ class VirtualLink:
 
     def _open(self, source: int, tag: str) -> Message:
         parcel = self._inbox.take(source, tag)
-        self._gpu.runtime.hear(parcel.known)
+        self._gpu.runtime.join_host_clock(parcel.known)
         return Message(
             source, pickle.loads(parcel.payload), receive(self._gpu, parcel.values, parcel.landing)
         )
 
-    def _egress(self) -> Queue:
+    def _egress(self) -> StreamQueue:
         """Made when something is first sent."""
         if self._queue is None:
             self._queue = self._gpu.runtime.simulation.queue()

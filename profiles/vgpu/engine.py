@@ -27,45 +27,45 @@ Times = np.ndarray[Any, np.dtype[np.int64]]
 class EventRecording:
     """One recording of an event: the time at which its stream reached it, once that is known.
 
-    ``known`` is what whoever waits for it comes after, where somebody keeps account of that.
+    ``clock`` is what whoever waits for it comes after, where somebody keeps account of that.
     """
 
-    __slots__ = ("known", "time")
+    __slots__ = ("clock", "time")
 
     def __init__(self) -> None:
-        self.known: Sequence[int] = ()
+        self.clock: Sequence[int] = ()
         self.time: int | None = None
 
 
 class PeerEventRecording:
-    """A mark of another device, seen from here: a link's latency later."""
+    """A recording of another device, seen from here: a link's latency later."""
 
-    def __init__(self, mark: EventRecording, latency: int) -> None:
-        self.mark = mark
+    def __init__(self, recording: EventRecording, latency: int) -> None:
+        self.recording = recording
         self._latency = latency
 
-    def later(self, time: int) -> PeerEventRecording:
+    def delayed(self, time: int) -> PeerEventRecording:
         """The same, but for a link that takes ``time`` longer."""
-        return PeerEventRecording(self.mark, self._latency + time)
+        return PeerEventRecording(self.recording, self._latency + time)
 
     @property
-    def known(self) -> Sequence[int]:
-        return self.mark.known
+    def clock(self) -> Sequence[int]:
+        return self.recording.clock
 
     @property
     def time(self) -> int | None:
-        return None if self.mark.time is None else self.mark.time + self._latency
+        return None if self.recording.time is None else self.recording.time + self._latency
 
 
-class Known(Protocol):
+class EventTime(Protocol):
     """Something whose time may be known."""
 
     @property
     def time(self) -> int | None: ...
 
 
-class Held(NamedTuple):
-    """A queue waited for another one's mark while ``row`` was enqueued behind the wait."""
+class QueueWait(NamedTuple):
+    """A queue waited for another one's recording while ``row`` was enqueued behind the wait."""
 
     queue: int
     start: int
@@ -114,36 +114,36 @@ class ReplayEntry(LaunchEntry):
 
 
 class RecordEntry:
-    __slots__ = ("launched", "mark")
+    __slots__ = ("launched", "recording")
 
-    def __init__(self, mark: EventRecording, launched: int) -> None:
-        self.mark = mark
+    def __init__(self, recording: EventRecording, launched: int) -> None:
+        self.recording = recording
         self.launched = launched
 
 
 class WaitEntry:
-    __slots__ = ("mark",)
+    __slots__ = ("recording",)
 
-    def __init__(self, mark: Known) -> None:
-        self.mark = mark
+    def __init__(self, recording: EventTime) -> None:
+        self.recording = recording
 
 
-class Queue:
+class StreamQueue:
     """A stream: what is enqueued, when its last operation ended, and when its next one may start."""
 
-    __slots__ = ("held_since", "id", "items", "ready", "tail")
+    __slots__ = ("id", "items", "ready", "ready_before_wait", "tail")
 
     def __init__(self, id: int) -> None:
         self.id = id
         self.items: deque[LaunchEntry | RecordEntry | WaitEntry] = deque()
         self.tail = 0
-        self.ready = 0  # tail plus the gap between kernels, or the mark that was waited for
-        self.held_since: int | None = None  # what ready was before a wait raised it
+        self.ready = 0  # tail plus the gap between kernels, or the recording that was waited for
+        self.ready_before_wait: int | None = None  # what ready was before a wait raised it
 
-    def lift(self, time: int) -> None:
+    def delay_until(self, time: int) -> None:
         if time > self.ready:
-            if self.held_since is None:
-                self.held_since = self.ready
+            if self.ready_before_wait is None:
+                self.ready_before_wait = self.ready
             self.ready = time
         self.tail = max(self.tail, time)
 
@@ -155,22 +155,22 @@ class Queue:
             if isinstance(head, LaunchEntry):
                 break
             if isinstance(head, RecordEntry):
-                head.mark.time = max(self.tail, head.launched)
+                head.recording.time = max(self.tail, head.launched)
             else:
-                time = head.mark.time
+                time = head.recording.time
                 if time is None:
                     break
-                self.lift(time)
+                self.delay_until(time)
             items.popleft()
             moved = True
         return moved
 
 
-class _First(NamedTuple):
+class _Candidate(NamedTuple):
     start: int
     ready: int
     serial: int
-    queue: Queue
+    queue: StreamQueue
     launch: LaunchEntry
 
 
@@ -178,7 +178,7 @@ class _DeviceView(NamedTuple):
     """What an observer of the device sees: when its next operation starts, and whom its queues wait for."""
 
     start: int | None
-    waits: list[Known]
+    waits: list[EventTime]
 
 
 class Simulation:
@@ -188,25 +188,25 @@ class Simulation:
     def __init__(self, *, gap: int, first: int = 0) -> None:
         self.first = first
         self.served: list[Served] = []
-        self.held: list[Held] = []
+        self.waits: list[QueueWait] = []
         self.pending = 0
         self._gap = gap
         self._free = [0] * 5
-        self._queues: list[Queue] = []
+        self._queues: list[StreamQueue] = []
         self._serial = 0
         self._bound = PENDING
-        self._outlook: _DeviceView | None = None  # None where something has been done since
+        self._view: _DeviceView | None = None  # None where something has been done since
 
-    def queue(self) -> Queue:
-        queue = Queue(self.first + len(self._queues))
+    def queue(self) -> StreamQueue:
+        queue = StreamQueue(self.first + len(self._queues))
         self._queues.append(queue)
         return queue
 
-    def submit(self, queue: Queue, engine: int, *, now: int, duration: int, row: Row) -> None:
+    def submit(self, queue: StreamQueue, engine: int, *, now: int, duration: int, row: Row) -> None:
         """Enqueue an operation at the host's time ``now``."""
         free = self._free
         if not self.pending and queue.ready <= now and free[engine] <= now and not queue.items:
-            queue.held_since = None
+            queue.ready_before_wait = None
             free[engine] = queue.tail = end = now + duration
             queue.ready = end + self._gap if engine == COMPUTE else end
             self.served.append((row, now, end))
@@ -216,7 +216,7 @@ class Simulation:
 
     def submit_replay(
         self,
-        queue: Queue,
+        queue: StreamQueue,
         *,
         now: int,
         begins: Times,
@@ -229,29 +229,29 @@ class Simulation:
         replay = ReplayEntry(self._serial, now, begins=begins, ends=ends, row=row, rows=rows)
         self._enqueue(queue, replay, now)
 
-    def record(self, queue: Queue, now: int) -> EventRecording:
-        mark = EventRecording()
+    def record(self, queue: StreamQueue, now: int) -> EventRecording:
+        recording = EventRecording()
         if queue.items:
-            queue.items.append(RecordEntry(mark, now))
+            queue.items.append(RecordEntry(recording, now))
         else:
-            mark.time = max(queue.tail, now)
-        return mark
+            recording.time = max(queue.tail, now)
+        return recording
 
-    def hold(self, queue: Queue, mark: Known) -> None:
-        """Nothing behind this in the queue starts before the mark."""
-        time = mark.time
+    def wait_event(self, queue: StreamQueue, recording: EventTime) -> None:
+        """Nothing behind this in the queue starts before the recording."""
+        time = recording.time
         if time is not None and not queue.items:
-            queue.lift(time)
+            queue.delay_until(time)
         else:
-            queue.items.append(WaitEntry(mark))
-            self._outlook = None
+            queue.items.append(WaitEntry(recording))
+            self._view = None
 
-    def wait(self, mark: EventRecording) -> int:
-        """The mark's time; the host is standing still."""
-        if mark.time is None:
-            self.run(FOREVER, until=mark)
-        assert mark.time is not None, "a mark is always recorded before anyone can wait for it"
-        return mark.time
+    def wait(self, recording: EventRecording) -> int:
+        """The recording's time; the host is standing still."""
+        if recording.time is None:
+            self.run(FOREVER, until=recording)
+        assert recording.time is not None, "a recording is always recorded before anyone can wait for it"
+        return recording.time
 
     def drain(self) -> int:
         """Serve everything; the time at which the device falls idle."""
@@ -264,25 +264,25 @@ class Simulation:
 
     def next_start(self) -> int | None:
         """When the next operation starts; None when nothing is enqueued, or all of it is held."""
-        return self._looked().start
+        return self._current_view().start
 
-    def held_by(self) -> list[Known]:
-        """What queues wait for whose head is a wait: marks of other devices, once this one's own markers are passed."""
-        return self._looked().waits
+    def awaited(self) -> list[EventTime]:
+        """The recordings that block queues: those of other devices, since this device's own are passed first."""
+        return self._current_view().waits
 
-    def _looked(self) -> _DeviceView:
+    def _current_view(self) -> _DeviceView:
         """It stays as it is until something is done here, or somebody else does what a queue waits for."""
-        seen = self._outlook
-        if seen is None or any(mark.time is not None for mark in seen.waits):
+        seen = self._view
+        if seen is None or any(recording.time is not None for recording in seen.waits):
             busy = self._settled()
             first, heads = self._first(busy), [queue.items[0] for queue in busy]
-            waits = [head.mark for head in heads if isinstance(head, WaitEntry)]
-            seen = self._outlook = _DeviceView(None if first is None else first.start, waits)
+            waits = [head.recording for head in heads if isinstance(head, WaitEntry)]
+            seen = self._view = _DeviceView(None if first is None else first.start, waits)
         return seen
 
-    def run(self, horizon: int, until: Known | None = None) -> None:
+    def run(self, horizon: int, until: EventTime | None = None) -> None:
         """Serve what starts no later than the horizon, or until that is known."""
-        self._outlook = None
+        self._view = None
         while True:
             busy = self._settled()
             if not busy or (until is not None and until.time is not None):
@@ -293,15 +293,15 @@ class Simulation:
             if not self._serve_first(busy, horizon):
                 return
 
-    def _enqueue(self, queue: Queue, launch: LaunchEntry, now: int) -> None:
+    def _enqueue(self, queue: StreamQueue, launch: LaunchEntry, now: int) -> None:
         queue.items.append(launch)
-        self._outlook = None
+        self._view = None
         self.pending += 1
         if self.pending > self._bound:
             self.settle(now)
             self._bound = self.pending + PENDING
 
-    def _settled(self) -> list[Queue]:
+    def _settled(self) -> list[StreamQueue]:
         """The queues that still hold something, after all markers that can be passed were."""
         busy = [queue for queue in self._queues if queue.items]
         moved = True
@@ -311,7 +311,7 @@ class Simulation:
                 moved |= queue.settle_markers()
         return [queue for queue in busy if queue.items]
 
-    def _drain(self, queue: Queue, horizon: int, until: Known | None) -> None:
+    def _drain(self, queue: StreamQueue, horizon: int, until: EventTime | None) -> None:
         """``run`` while no other queue holds anything: nothing to choose, nothing to be displaced by."""
         items = queue.items
         while items:
@@ -326,7 +326,7 @@ class Simulation:
                 return
             self._serve(queue, head, start, horizon)
 
-    def _serve_first(self, busy: Sequence[Queue], horizon: int) -> bool:
+    def _serve_first(self, busy: Sequence[StreamQueue], horizon: int) -> bool:
         """Serve the operation that starts first; False when it lies beyond the horizon or all are held."""
         first = self._first(busy)
         if first is None or first.start > horizon:
@@ -342,10 +342,10 @@ class Simulation:
         self._serve(first.queue, first.launch, first.start, limit)
         return True
 
-    def _first(self, busy: Sequence[Queue]) -> _First | None:
+    def _first(self, busy: Sequence[StreamQueue]) -> _Candidate | None:
         """The operation that starts first; None when all are held. An engine takes its candidates by (ready, serial),
         whenever it falls free."""
-        heads: dict[int, tuple[int, int, Queue, LaunchEntry]] = {}
+        heads: dict[int, tuple[int, int, StreamQueue, LaunchEntry]] = {}
         for queue in busy:
             head = queue.items[0]
             if isinstance(head, LaunchEntry):
@@ -357,7 +357,7 @@ class Simulation:
             return None
         free = self._free
         starts = [
-            _First(max(free[e], ready), ready, serial, queue, head)
+            _Candidate(max(free[e], ready), ready, serial, queue, head)
             for e, (ready, serial, queue, head) in heads.items()
         ]
         return min(starts, key=lambda c: c[:3])
@@ -376,22 +376,22 @@ class Simulation:
                 limit = min(limit, max(ready, self._free[launch.engine]))
         return limit
 
-    def _serve(self, queue: Queue, launch: LaunchEntry, start: int, limit: int) -> None:
-        if queue.held_since is not None:
-            self._note_hold(queue, launch)
+    def _serve(self, queue: StreamQueue, launch: LaunchEntry, start: int, limit: int) -> None:
+        if queue.ready_before_wait is not None:
+            self._note_wait(queue, launch)
         if isinstance(launch, ReplayEntry):
             self._serve_nodes(queue, launch, start, limit)
             return
         self._finish(queue, launch.engine, start + launch.duration)
         self.served.append((launch.row, start, queue.tail))
 
-    def _finish(self, queue: Queue, engine: int, end: int) -> None:
+    def _finish(self, queue: StreamQueue, engine: int, end: int) -> None:
         self._free[engine] = queue.tail = end
         queue.ready = end + self._gap if engine == COMPUTE else end
         queue.items.popleft()
         self.pending -= 1
 
-    def _serve_nodes(self, queue: Queue, replay: ReplayEntry, start: int, limit: int) -> None:
+    def _serve_nodes(self, queue: StreamQueue, replay: ReplayEntry, start: int, limit: int) -> None:
         """Serve the next node and all that begin undisturbed after it."""
         first, begins, ends = replay.index, replay.begins, replay.ends
         if not first:
@@ -412,9 +412,9 @@ class Simulation:
         self._free[COMPUTE] = queue.tail = end
         queue.ready = origin + int(begins[last])
 
-    def _note_hold(self, queue: Queue, launch: LaunchEntry) -> None:
-        since, queue.held_since = queue.held_since, None
+    def _note_wait(self, queue: StreamQueue, launch: LaunchEntry) -> None:
+        since, queue.ready_before_wait = queue.ready_before_wait, None
         assert since is not None
         begin = max(since, launch.launched)
         if begin < queue.ready:
-            self.held.append(Held(queue.id, begin, queue.ready, launch.row))
+            self.waits.append(QueueWait(queue.id, begin, queue.ready, launch.row))

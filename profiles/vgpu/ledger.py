@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ...sched.observe import StepInfo
 from ..record.timeline import Call, Op, Range, Sink, Wait, Window
-from .engine import Held, Row, Served
+from .engine import QueueWait, Row, Served
 
 STEPS = 64
 RECORDS = 10_000  # calls, after which the next settled step ends a window
@@ -35,14 +35,14 @@ NO_CONTEXT = LedgerContext("", -1, False)
 class Ledger:
     """Gathers one device's records and feeds them to a sink."""
 
-    def __init__(self, sink: Sink | None, *, served: list[Served], held: list[Held]) -> None:
+    def __init__(self, sink: Sink | None, *, served: list[Served], waits: list[QueueWait]) -> None:
         self.calls: list[Row] = []  # (kind, name, start, end, waited, stream, context, site)
         self.ranges: list[Range] = []
         self._launched: list[StepInfo] = []
         self._settled: list[StepInfo] = []
         self._sink = sink
         self._served = served
-        self._held = held
+        self._waits = waits
         self._start = 0
         self._steps = 0
 
@@ -89,7 +89,7 @@ class Ledger:
             ranges=[r for r in self.ranges if r.end < at],
             ops=list(_ops(s for s in self._served if s[2] < at)),
             calls=list(_calls(c for c in self.calls if c[3] < at)),
-            waits=[Wait(h.queue, h.start, h.end, h.row[7].step) for h in self._held if h.end < at],
+            waits=[Wait(h.queue, h.start, h.end, h.row[7].step) for h in self._waits if h.end < at],
             launched=self._launched,
             settled=self._settled,
         )
@@ -98,7 +98,7 @@ class Ledger:
         self.ranges[:] = [r for r in self.ranges if r.end >= at]
         self.calls[:] = [c for c in self.calls if c[3] >= at]
         self._served[:] = [s for s in self._served if s[2] >= at]
-        self._held[:] = [h for h in self._held if h.end >= at]
+        self._waits[:] = [h for h in self._waits if h.end >= at]
 
 
 def _ops(served: Iterable[Served]) -> Iterable[Op]:

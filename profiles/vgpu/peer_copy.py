@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .bindings import clone
-from .engine import EventRecording, PeerEventRecording, Queue
+from .engine import EventRecording, PeerEventRecording, StreamQueue
 from .factories import new
 from .tensor import DeviceTensor
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 def send(
-    gpu: VirtualGpu, queue: Queue, tensors: Sequence[torch.Tensor], duration: int, *, name: str
+    gpu: VirtualGpu, queue: StreamQueue, tensors: Sequence[torch.Tensor], duration: int, *, name: str
 ) -> tuple[list[torch.Tensor], EventRecording]:
     """Send tensors of the device on a link's queue: their values, and when they have left."""
     runtime = gpu.runtime
-    runtime.behind(queue)
+    runtime.order_after_current(queue)
     values, size = [], 0
     for tensor in tensors:
         assert isinstance(tensor, DeviceTensor)
@@ -37,15 +37,15 @@ def send(
             gpu.watcher.sent(tensor)
         finally:
             runtime.stream = before
-    return values, runtime.carry(queue, duration, size=size, name=name)
+    return values, runtime.send(queue, duration, size=size, name=name)
 
 
 def receive(
-    gpu: VirtualGpu, values: Sequence[torch.Tensor], landing: PeerEventRecording | None
+    gpu: VirtualGpu, values: Sequence[torch.Tensor], arrival: PeerEventRecording | None
 ) -> tuple[torch.Tensor, ...]:
     """The values in memory of this device; the current stream goes on when they have landed."""
-    if landing is not None:
-        gpu.runtime.land(landing)
+    if arrival is not None:
+        gpu.runtime.wait_peer_event(arrival)
     return tuple(_placed(gpu, value) for value in values)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from ..record.timeline import CallKind, HostMemory, OpKind, Sink
 from .cost import Costs
-from .engine import COMPUTE, D2H, H2D, LINK, EventRecording, PeerEventRecording, Queue, Simulation
+from .engine import COMPUTE, D2H, H2D, LINK, EventRecording, PeerEventRecording, Simulation, StreamQueue
 from .ledger import NO_CONTEXT, OVERFLOW, Ledger, LedgerContext
 from .sites import Sites
 
@@ -62,7 +62,7 @@ class Runtime:
         self.simulation = simulation or Simulation(gap=self.costs.gap)
         self.default = self.stream = self.simulation.queue()
         self.sites = Sites(watch)
-        self.ledger = Ledger(sink, served=self.simulation.served, held=self.simulation.held)
+        self.ledger = Ledger(sink, served=self.simulation.served, waits=self.simulation.waits)
         self.capture: LaunchRecorder | None = None
         host = hardware.host
         self.torch_call = round(host.torch_call.value)
@@ -123,46 +123,48 @@ class Runtime:
         row = (direction, name, stream.id, size, 0, memory, waits, self.context, site, self.now, 1)
         duration = self.costs.copy(direction, size, pinned=pinned or inline)
         self.simulation.submit(stream, _ENGINES[direction], now=self.now, duration=duration, row=row)
-        waited = self._stand_still(self._mark(stream)) if holds else 0
+        waited = self._wait(self._record_now(stream)) if holds else 0
         self._call("copy", MEMCPY, start, waited, site)
         if blocking:
             self.synchronize(stream, site=site)
         return waits
 
-    def synchronize(self, stream: Queue, *, site: int | None = None) -> None:
+    def synchronize(self, stream: StreamQueue, *, site: int | None = None) -> None:
         """Wait for everything enqueued on the stream."""
-        self._sync(STREAM_SYNC, stream, self._mark(stream), self.sites.here() if site is None else site)
+        self._sync(STREAM_SYNC, stream, self._record_now(stream), self.sites.here() if site is None else site)
 
-    def synchronize_event(self, stream: Queue, mark: EventRecording) -> None:
-        """Wait for the mark, which was recorded on the stream."""
-        self._sync("cudaEventSynchronize", stream, mark, self.sites.here())
+    def synchronize_event(self, stream: StreamQueue, recording: EventRecording) -> None:
+        """Wait for the recording, which was recorded on the stream."""
+        self._sync("cudaEventSynchronize", stream, recording, self.sites.here())
 
     def synchronize_device(self) -> None:
         self._refuse_in_capture("cudaDeviceSynchronize")
-        start, mark = self.now, EventRecording()
-        mark.time = self.simulation.drain()
-        self._call("sync", "cudaDeviceSynchronize", start, self._return(mark), self.sites.here())
+        start, recording = self.now, EventRecording()
+        recording.time = self.simulation.drain()
+        self._call(
+            "sync", "cudaDeviceSynchronize", start, self._wait_and_return(recording), self.sites.here()
+        )
 
-    def record(self, stream: Queue) -> EventRecording:
+    def record(self, stream: StreamQueue) -> EventRecording:
         """Record an event on the stream. Under capture, program order says all there is to say."""
         if self.capture is None:
             start, self.now = self.now, self.now + self._event_record
             self._call("event", "cudaEventRecord", start, 0, self.sites.here(), stream)
         return self.simulation.record(stream, self.now)
 
-    def hold(self, stream: Queue, mark: EventRecording) -> None:
-        """Make the stream wait for the mark."""
+    def wait_event(self, stream: StreamQueue, recording: EventRecording) -> None:
+        """Make the stream wait for the recording."""
         if self.capture is not None:
             return
         start, self.now = self.now, self.now + self._event_wait
         self._call("event", "cudaStreamWaitEvent", start, 0, self.sites.here(), stream)
-        self.simulation.hold(stream, mark)
+        self.simulation.wait_event(stream, recording)
 
-    def behind(self, queue: Queue) -> None:
+    def order_after_current(self, queue: StreamQueue) -> None:
         """What the queue does from now on comes after what the current stream has been given; no call of the host's."""
-        self.simulation.hold(queue, self.simulation.record(self.stream, self.now))
+        self.simulation.wait_event(queue, self.simulation.record(self.stream, self.now))
 
-    def carry(self, queue: Queue, duration: int, *, size: int, name: str) -> EventRecording:
+    def send(self, queue: StreamQueue, duration: int, *, size: int, name: str) -> EventRecording:
         """Send ``size`` bytes over a link, by its own queue, which has been brought ``behind`` the current stream; when
         they have left."""
         self._refuse_in_capture(name)
@@ -173,31 +175,31 @@ class Runtime:
         self._call("launch", name, start, 0, site, queue)
         return self.simulation.record(queue, self.now)
 
-    def land(self, landing: PeerEventRecording) -> None:
+    def wait_peer_event(self, recording: PeerEventRecording) -> None:
         """Nothing behind this on the current stream starts before what another device sends has landed."""
         start, self.now = self.now, self.now + self._event_wait
         self._call("event", "cudaStreamWaitEvent", start, 0, self.sites.here())
-        self.simulation.hold(self.stream, landing)
+        self.simulation.wait_event(self.stream, recording)
 
-    def host_knows(self) -> Sequence[int]:
+    def host_clock(self) -> Sequence[int]:
         """What the host comes after, for another device's host; empty where nobody keeps account."""
         return ()
 
-    def hear(self, known: Sequence[int]) -> None:
+    def join_host_clock(self, clock: Sequence[int]) -> None:
         """Another device's host has told this one."""
 
-    def stand(self, until: int, name: str, stream: Queue) -> None:
+    def wait_for_host(self, until: int, name: str, stream: StreamQueue) -> None:
         """The host waits for another rank's host."""
         start = self.now
         self.now = max(start, until)
         self._call("link", name, start, self.now - start, self.sites.here(), stream)
 
-    def reached(self, mark: EventRecording) -> bool:
-        """Whether the device has passed the mark by now."""
+    def reached(self, recording: EventRecording) -> bool:
+        """Whether the device has passed the recording by now."""
         self.simulation.settle(self.now)
-        return mark.time is not None and mark.time <= self.now
+        return recording.time is not None and recording.time <= self.now
 
-    def idle(self, stream: Queue) -> bool:
+    def idle(self, stream: StreamQueue) -> bool:
         """Whether everything enqueued on the stream has ended by now."""
         return self.reached(self.simulation.record(stream, self.now))
 
@@ -233,28 +235,28 @@ class Runtime:
         duration = self.costs.copy(direction, size, pinned=True)
         self.capture.node(direction, _COPIES[direction, "pinned"], duration, size=size)
 
-    def _mark(self, stream: Queue) -> EventRecording:
+    def _record_now(self, stream: StreamQueue) -> EventRecording:
         self._refuse_in_capture(STREAM_SYNC)
         return self.simulation.record(stream, self.now)
 
-    def _sync(self, name: str, stream: Queue, mark: EventRecording, site: int) -> None:
+    def _sync(self, name: str, stream: StreamQueue, recording: EventRecording, site: int) -> None:
         self._refuse_in_capture(name)
         start = self.now
-        self._call("sync", name, start, self._return(mark), site, stream)
+        self._call("sync", name, start, self._wait_and_return(recording), site, stream)
 
-    def _return(self, mark: EventRecording) -> int:
-        """Wait for the mark, come back late; what was waited. A call that need not wait only costs its time."""
-        before, waited = self.now, self._stand_still(mark)
+    def _wait_and_return(self, recording: EventRecording) -> int:
+        """Wait for the recording, come back late; what was waited. A call that need not wait only costs its time."""
+        before, waited = self.now, self._wait(recording)
         self.now += self._sync_return
         return self.now - before if waited else 0
 
-    def _stand_still(self, mark: EventRecording) -> int:
+    def _wait(self, recording: EventRecording) -> int:
         before = self.now
-        self.now = max(before, self.simulation.wait(mark))
+        self.now = max(before, self.simulation.wait(recording))
         return self.now - before
 
     def _call(
-        self, kind: CallKind, name: str, start: int, waited: int, site: int, stream: Queue | None = None
+        self, kind: CallKind, name: str, start: int, waited: int, site: int, stream: StreamQueue | None = None
     ) -> None:
         on = (stream or self.stream).id
         self.ledger.calls.append((kind, name, start, self.now, waited, on, self.context, site))

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from .engine import EventRecording, Queue
+from .engine import EventRecording, StreamQueue
 from .tensor import CURRENT, device
 
 
 class Stream:
     """A queue of the device. ``priority`` is accepted and has no effect."""
 
-    def __init__(self, device: Any = None, priority: int = 0, *, queue: Queue | None = None) -> None:  # noqa: ARG002
+    def __init__(self, device: Any = None, priority: int = 0, *, queue: StreamQueue | None = None) -> None:  # noqa: ARG002
         gpu = CURRENT.get()
         if queue is None and not gpu.capabilities.side_streams:
             raise RuntimeError("this device has one queue: side streams are not available")
@@ -69,24 +69,24 @@ class Event:
         if not CURRENT.get().capabilities.events:
             raise RuntimeError("this device has one queue: events are not available")
         self._timed = enable_timing
-        self._mark: EventRecording | None = None
+        self._recording: EventRecording | None = None
 
     def record(self, stream: Stream | None = None) -> None:
         runtime = CURRENT.get().runtime
         self._queue = stream.queue if stream else runtime.stream
-        self._mark = runtime.record(self._queue)
+        self._recording = runtime.record(self._queue)
 
     def wait(self, stream: Stream | None = None) -> None:
         runtime = CURRENT.get().runtime
-        if self._mark is not None:
-            runtime.hold(stream.queue if stream else runtime.stream, self._mark)
+        if self._recording is not None:
+            runtime.wait_event(stream.queue if stream else runtime.stream, self._recording)
 
     def query(self) -> bool:
-        return self._mark is None or CURRENT.get().runtime.reached(self._mark)
+        return self._recording is None or CURRENT.get().runtime.reached(self._recording)
 
     def synchronize(self) -> None:
-        if self._mark is not None:
-            CURRENT.get().runtime.synchronize_event(self._queue, self._mark)
+        if self._recording is not None:
+            CURRENT.get().runtime.synchronize_event(self._queue, self._recording)
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds from this event to ``end``; both were made with enable_timing and have been reached."""
@@ -94,8 +94,13 @@ class Event:
             raise ValueError("both events must be created with enable_timing=True")
         if not (self.query() and end.query()):
             raise RuntimeError("both events must be completed before calculating elapsed time")
-        assert self._mark and end._mark and self._mark.time is not None and end._mark.time is not None
-        return (end._mark.time - self._mark.time) / 1e6
+        assert (
+            self._recording
+            and end._recording
+            and self._recording.time is not None
+            and end._recording.time is not None
+        )
+        return (end._recording.time - self._recording.time) / 1e6
 
 
 class StreamContext:

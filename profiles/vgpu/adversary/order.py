@@ -23,11 +23,11 @@ class DeferredTask(NamedTuple):
 
 
 class DeferredRecord(NamedTuple):
-    mark: EventRecording
+    recording: EventRecording
 
 
 class DeferredWait(NamedTuple):
-    mark: EventRecording
+    recording: EventRecording
 
 
 Item = DeferredTask | DeferredRecord | DeferredWait
@@ -45,7 +45,7 @@ class DeferredOrder:
         self._queues: dict[int, deque[Item]] = {}
         self._pending: dict[
             EventRecording, int
-        ] = {}  # marks that their stream has not reached, with that stream
+        ] = {}  # recordings that their stream has not reached, with that stream
 
     @property
     def idle(self) -> bool:
@@ -56,14 +56,14 @@ class DeferredOrder:
     def launch(self, stream: int, task: DeferredTask) -> None:
         self._enqueue(stream, task)
 
-    def record(self, stream: int, mark: EventRecording) -> None:
+    def record(self, stream: int, recording: EventRecording) -> None:
         if self._queues.get(stream):
-            self._pending[mark] = stream
-            self._enqueue(stream, DeferredRecord(mark))
+            self._pending[recording] = stream
+            self._enqueue(stream, DeferredRecord(recording))
 
-    def wait(self, stream: int, mark: EventRecording) -> None:
-        if mark in self._pending and self._pending[mark] != stream:
-            self._enqueue(stream, DeferredWait(mark))
+    def wait(self, stream: int, recording: EventRecording) -> None:
+        if recording in self._pending and self._pending[recording] != stream:
+            self._enqueue(stream, DeferredWait(recording))
 
     def _enqueue(self, stream: int, item: Item) -> None:
         self._queues.setdefault(stream, deque()).append(item)
@@ -82,17 +82,17 @@ class DeferredOrder:
             for stream in list(self._queues):
                 self.finish(stream)
 
-    def reach(self, mark: EventRecording) -> None:
-        """The mark's stream up to the mark."""
-        while mark in self._pending:
-            self._step(self._pending[mark])
+    def reach(self, recording: EventRecording) -> None:
+        """The recording's stream up to the recording."""
+        while recording in self._pending:
+            self._step(self._pending[recording])
 
     def _step(self, stream: int) -> None:
         """What the stream's next item waits for, or that item; then whoever is in a hurry."""
         queue = self._queues[stream]
         head = queue[0]
-        if isinstance(head, DeferredWait) and head.mark in self._pending:
-            self._step(self._pending[head.mark])
+        if isinstance(head, DeferredWait) and head.recording in self._pending:
+            self._step(self._pending[head.recording])
             return
         self._do(queue.popleft())
         self._hurry()
@@ -106,12 +106,12 @@ class DeferredOrder:
     def _ready(self) -> Iterator[int]:
         """Streams whose next item waits for nothing."""
         for stream, queue in self._queues.items():
-            if queue and not (isinstance(queue[0], DeferredWait) and queue[0].mark in self._pending):
+            if queue and not (isinstance(queue[0], DeferredWait) and queue[0].recording in self._pending):
                 yield stream
 
     def _do(self, item: Item) -> None:
         if isinstance(item, DeferredRecord):
-            del self._pending[item.mark]
+            del self._pending[item.recording]
         elif isinstance(item, DeferredTask):
             try:
                 item.work()

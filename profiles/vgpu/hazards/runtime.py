@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..engine import EventRecording, PeerEventRecording, Queue, Simulation
+from ..engine import EventRecording, PeerEventRecording, Simulation, StreamQueue
 from ..runtime import Direction, Runtime
 from .clocks import Clocks
 from .memory import LastSite
@@ -35,58 +35,58 @@ class OrderedRuntime(Runtime):
             self._synchronized(self.stream)
         return waits
 
-    def synchronize(self, stream: Queue, *, site: int | None = None) -> None:
+    def synchronize(self, stream: StreamQueue, *, site: int | None = None) -> None:
         super().synchronize(stream, site=site)
         self._synchronized(stream)
 
-    def synchronize_event(self, stream: Queue, mark: EventRecording) -> None:
-        super().synchronize_event(stream, mark)
-        self.clocks.synchronize(list(mark.known))
+    def synchronize_event(self, stream: StreamQueue, recording: EventRecording) -> None:
+        super().synchronize_event(stream, recording)
+        self.clocks.synchronize(list(recording.clock))
 
     def synchronize_device(self) -> None:
         super().synchronize_device()
         self.clocks.synchronize_all()
 
-    def record(self, stream: Queue) -> EventRecording:
-        mark = super().record(stream)
-        mark.known = self.clocks.recorded(stream.id + 1)
-        return mark
+    def record(self, stream: StreamQueue) -> EventRecording:
+        recording = super().record(stream)
+        recording.clock = self.clocks.recorded(stream.id + 1)
+        return recording
 
-    def hold(self, stream: Queue, mark: EventRecording) -> None:
-        super().hold(stream, mark)
+    def wait_event(self, stream: StreamQueue, recording: EventRecording) -> None:
+        super().wait_event(stream, recording)
         if self.capture is None:
-            self.clocks.wait(stream.id + 1, list(mark.known))
+            self.clocks.wait(stream.id + 1, list(recording.clock))
 
-    def behind(self, queue: Queue) -> None:
-        super().behind(queue)
+    def order_after_current(self, queue: StreamQueue) -> None:
+        super().order_after_current(queue)
         self.clocks.wait(queue.id + 1, self.clocks.recorded(self.stream.id + 1))
 
-    def carry(self, queue: Queue, duration: int, *, size: int, name: str) -> EventRecording:
-        mark = super().carry(queue, duration, size=size, name=name)
-        mark.known = self.clocks.recorded(queue.id + 1)
-        return mark
+    def send(self, queue: StreamQueue, duration: int, *, size: int, name: str) -> EventRecording:
+        recording = super().send(queue, duration, size=size, name=name)
+        recording.clock = self.clocks.recorded(queue.id + 1)
+        return recording
 
-    def land(self, landing: PeerEventRecording) -> None:
-        super().land(landing)
-        self.clocks.wait(self.stream.id + 1, list(landing.known))
+    def wait_peer_event(self, recording: PeerEventRecording) -> None:
+        super().wait_peer_event(recording)
+        self.clocks.wait(self.stream.id + 1, list(recording.clock))
 
-    def host_knows(self) -> Sequence[int]:
+    def host_clock(self) -> Sequence[int]:
         return self.clocks.recorded(self.clocks.host)
 
-    def hear(self, known: Sequence[int]) -> None:
-        self.clocks.synchronize(list(known))
+    def join_host_clock(self, clock: Sequence[int]) -> None:
+        self.clocks.synchronize(list(clock))
 
-    def reached(self, mark: EventRecording) -> bool:
-        reached = super().reached(mark)
+    def reached(self, recording: EventRecording) -> bool:
+        reached = super().reached(recording)
         if reached:
-            self.clocks.synchronize(list(mark.known))
+            self.clocks.synchronize(list(recording.clock))
         return reached
 
-    def idle(self, stream: Queue) -> bool:
+    def idle(self, stream: StreamQueue) -> bool:
         idle = super().idle(stream)
         if idle:
             self._synchronized(stream)
         return idle
 
-    def _synchronized(self, stream: Queue) -> None:
+    def _synchronized(self, stream: StreamQueue) -> None:
         self.clocks.synchronize(self.clocks.recorded(stream.id + 1))

@@ -101,7 +101,7 @@ def test_a_host_waits_for_another_device() -> None:
             member.give_way()
             return device.wait(marks[0])
         member.give_way()
-        device.hold(queue, PeerEventRecording(marks[0], 7))
+        device.wait_event(queue, PeerEventRecording(marks[0], 7))
         device.submit(queue, COMPUTE, now=clock.now, duration=10, row=("after",))
         return device.wait(device.record(queue, clock.now))
 
@@ -121,7 +121,7 @@ def chained(seed: int, *, joint: bool) -> list[list[tuple[str, int, int]]]:
             other = dice.randrange(3)
             device.submit(queue, LINK, now=now, duration=dice.randrange(1, 40), row=(f"send {number}",))
             mark = device.record(queue, now)
-            devices[other].hold(queues[other][dice.randrange(2)], PeerEventRecording(mark, 5))
+            devices[other].wait_event(queues[other][dice.randrange(2)], PeerEventRecording(mark, 5))
         else:
             device.submit(queue, COMPUTE, now=now, duration=dice.randrange(1, 25), row=(f"k {number}",))
     bound = 0

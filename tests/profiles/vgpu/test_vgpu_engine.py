@@ -9,7 +9,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedbench.profiles.vgpu.engine import COMPUTE, D2H, FOREVER, H2D, EventRecording, Queue, Simulation
+from schedbench.profiles.vgpu.engine import (
+    COMPUTE,
+    D2H,
+    FOREVER,
+    H2D,
+    EventRecording,
+    Simulation,
+    StreamQueue,
+)
 
 GAP, GRAPH_GAP = 10, 5
 
@@ -50,7 +58,7 @@ def simulate(actions: list[Action], *, node_trace: bool, settles: bool) -> Outco
         elif action.kind == "record":
             marks.append(simulation.record(queue, now))
         elif action.kind == "wait" and marks:
-            simulation.hold(queue, marks[-1 - action.event % len(marks)])
+            simulation.wait_event(queue, marks[-1 - action.event % len(marks)])
         elif action.kind == "settle" and settles:
             simulation.run(now)
         elif action.kind == "sync":
@@ -69,7 +77,7 @@ def simulate(actions: list[Action], *, node_trace: bool, settles: bool) -> Outco
 
 def submit_graph(
     simulation: Simulation,
-    queue: Queue,
+    queue: StreamQueue,
     now: int,
     serial: int,
     durations: tuple[int, ...],
@@ -248,22 +256,22 @@ def test_a_held_queue_does_not_hold_its_engine() -> None:
     simulation = Simulation(gap=0)
     slow, held, free = simulation.queue(), simulation.queue(), simulation.queue()
     simulation.submit(slow, H2D, now=0, duration=100, row=("copy",))
-    simulation.hold(held, simulation.record(slow, 1))
+    simulation.wait_event(held, simulation.record(slow, 1))
     simulation.submit(held, COMPUTE, now=2, duration=10, row=("held",))
     simulation.submit(free, COMPUTE, now=3, duration=10, row=("free",))
     simulation.drain()
     assert {row[0]: start for row, start, _ in simulation.served} == {"copy": 0, "free": 3, "held": 100}
-    assert [(h.queue, h.start, h.end) for h in simulation.held] == [(1, 2, 100)]
+    assert [(h.queue, h.start, h.end) for h in simulation.waits] == [(1, 2, 100)]
 
 
 def test_an_operation_enqueued_after_the_mark_was_reached_was_not_held() -> None:
     simulation = Simulation(gap=0)
     other, queue = simulation.queue(), simulation.queue()
     simulation.submit(other, COMPUTE, now=0, duration=50, row=("first",))
-    simulation.hold(queue, simulation.record(other, 1))
+    simulation.wait_event(queue, simulation.record(other, 1))
     simulation.submit(queue, COMPUTE, now=80, duration=10, row=("second",))
     simulation.drain()
-    assert not simulation.held
+    assert not simulation.waits
 
 
 def test_pending_operations_stay_bounded_while_the_device_keeps_up() -> None:
@@ -279,7 +287,7 @@ def test_settling_serves_all_that_has_started_although_an_older_operation_waits_
     first, second, third = (simulation.queue() for _ in range(3))
     simulation.submit(first, COMPUTE, now=0, duration=100, row=("busy",))
     simulation.submit(second, COMPUTE, now=1, duration=10, row=("waits",))
-    simulation.hold(third, simulation.record(third, 2))
+    simulation.wait_event(third, simulation.record(third, 2))
     simulation.submit(third, H2D, now=2, duration=10, row=("starts",))
     simulation.run(50)
     assert [row for row, _, _ in simulation.served] == [("busy",), ("starts",)]
@@ -290,7 +298,7 @@ def test_a_mark_behind_a_wait_is_not_earlier_than_what_was_waited_for() -> None:
     other, queue = simulation.queue(), simulation.queue()
     simulation.submit(other, COMPUTE, now=0, duration=50, row=("before",))
     simulation.submit(other, COMPUTE, now=0, duration=50, row=("work",))
-    simulation.hold(queue, simulation.record(other, 1))
+    simulation.wait_event(queue, simulation.record(other, 1))
     assert simulation.wait(simulation.record(queue, 2)) == 100
 
 
