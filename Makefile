@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 SCENARIO ?= scenarios/mixed.yaml
 OUT ?= gpu-results
 
-.PHONY: run test wide mooncake fuzz soak mutations check lint types arrows format bench gpu wheel clean
+.PHONY: run test wide mooncake fuzz soak mutations documents check lint types arrows format bench gpu wheel clean
 
 run: $(READY)
 	$(BIN)/schedbench run $(SCENARIO)
@@ -41,6 +41,11 @@ SEED ?= 2026
 COUNT ?= 18
 mutations: $(READY)
 	$(BIN)/python tests/mutations/draw.py --seed $(SEED) --count $(COUNT)
+
+# Result documents of all shipped scenarios, here and at an earlier commit: equal but for wording.
+BASE ?= HEAD~1
+documents: $(READY)
+	$(BIN)/python tests/documents/same.py --base $(BASE) $(if $(RENAMED),--renamed $(RENAMED))
 
 check: lint types arrows
 
