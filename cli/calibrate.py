@@ -82,11 +82,11 @@ def _tell(words: str) -> None:
 
 
 def _judged(document: dict[str, Any]) -> dict[str, Any]:
-    from ..profiles.calibrate import judged
+    from ..profiles.calibrate import accuracy
     from ..profiles.judge import prediction
 
-    hardware = judged.of_this_machine(document["profile"], document["through_torch_ns"])
-    return prediction.document(judged.judged(hardware, judged.ASKED, tell=_tell))
+    hardware = accuracy.of_this_machine(document["profile"], document["through_torch_ns"])
+    return prediction.document(accuracy.judged(hardware, accuracy.ASKED, tell=_tell))
 
 
 def _plan(batch_sizes: str, prompt_tokens: str) -> list[Errand]:

@@ -100,11 +100,11 @@ def check(
 
 def _on_vgpu(seeds: int | None, only: int | None) -> _Asking:
     def examined(question: Resolved, clock: Stopwatch, told: Callable[[str], None]) -> dict[str, Any]:
-        from ..profiles.check import schedules
-        from ..profiles.check.document import document
+        from ..profiles.check import adversaries
         from ..profiles.check.examine import Examiner
+        from ..profiles.check.report import document
 
-        numbers = schedules.seeds(SEEDS if seeds is None else seeds) if only is None else (only,)
+        numbers = adversaries.seeds(SEEDS if seeds is None else seeds) if only is None else (only,)
         examiner = Examiner(question, numbers, told)
         reports = [examiner.examine(relay) for relay in question.relays]
         return document(question, reports, run=clock.run())
@@ -113,21 +113,21 @@ def _on_vgpu(seeds: int | None, only: int | None) -> _Asking:
 
 
 def _on_cuda(question: Resolved, clock: Stopwatch, told: Callable[[str], None]) -> dict[str, Any]:
-    from ..profiles.check.document import document
     from ..profiles.check.on_cuda import examine_all
+    from ..profiles.check.report import document
 
     return document(question, examine_all(question, told), run=clock.run())
 
 
 def _all_faults(seeds: int, clock: Stopwatch, told: Callable[[str], None]) -> dict[str, Any]:
+    from ..profiles.check.adversaries import seeds as numbers
     from ..profiles.check.all_faults import catch_all, faults_document
-    from ..profiles.check.schedules import seeds as numbers
 
     return faults_document(catch_all(numbers(seeds), told), run=clock.run())
 
 
 def _show(content: dict[str, Any], output_dir: Path | None, form: _Form) -> None:
-    from ..profiles.check.document import to_json
+    from ..profiles.check.report import to_json
     from ..profiles.record.files import write_whole
     from . import verdicts
     from .console import results

@@ -36,7 +36,7 @@ EXIT_CODES: Final = MappingProxyType(
         "schedbench.profiles.sweeps.sweep.SweepError": USAGE,
         "schedbench.profiles.ranks.processes.PlacesError": USAGE,
         "schedbench.profiles.captures.nsys.record.RecordingError": WORKLOAD_FAILED,
-        "schedbench.profiles.lab.verifying.VerificationError": WORKLOAD_FAILED,
+        "schedbench.profiles.lab.verification_runs.VerificationError": WORKLOAD_FAILED,
         "schedbench.profiles.platform.machine.MachineError": UNABLE,
         "builtins.MemoryError": UNABLE,
         "schedbench.sched.memory.allocation.OutOfKVMemoryError": WORKLOAD_FAILED,

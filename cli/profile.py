@@ -89,9 +89,8 @@ def _with_nsys(
     graphs: Graphs,
     nsys: str | None,
 ) -> RunOutcome:
-    from ..profiles.captures.nsys.find import find
-    from ..profiles.captures.nsys.record import RecordingRequest
-    from ..profiles.captures.record import recorded
+    from ..profiles.captures.nsys.record import RecordingRequest, recorded
+    from ..profiles.captures.nsys.tool import find
     from ..profiles.ranks.execute import RunOutcome
     from ..profiles.run.machines import chosen
 

@@ -46,18 +46,18 @@ def verify(
     Exit codes: 0 they agree; 1 a difference that nothing explains; 2 usage or scenario; 3 no CUDA here;
     4 a run failed; 130 interrupted.
     """
-    from ..profiles.lab import verify as comparison
-    from ..profiles.lab import verifying
+    from ..profiles.lab import verification as comparison
+    from ..profiles.lab import verification_runs
 
-    wanted = [*verifying.PLAIN, *(overrides or [])]
+    wanted = [*verification_runs.PLAIN, *(overrides or [])]
     question = asked(scenario, wanted, relay=relay)
-    verifying.require_cuda(question)
+    verification_runs.require_cuda(question)
     folder(output_dir)
     settings = [*wanted, *([] if relay is None else [f"engine.relay={relay}"])]
     with _place(output_dir) as place:
-        plan = verifying.stages(scenario, settings, Path(place))
+        plan = verification_runs.stages(scenario, settings, Path(place))
         try:
-            found = verifying.conduct(plan, Path(place), lambda words: typer.echo(words, err=True))
+            found = verification_runs.conduct(plan, Path(place), lambda words: typer.echo(words, err=True))
         except KeyboardInterrupt:
             typer.echo("schedbench: interrupted before there was anything to compare", err=True)
             raise typer.Exit(INTERRUPTED) from None
@@ -142,7 +142,7 @@ def _tally(tally: dict[str, float] | None) -> str:
 
 
 def _reasons(document: Document) -> list[tuple[str, str]]:
-    from ..profiles.lab.explained import EXPLANATIONS
+    from ..profiles.lab.verification import EXPLANATIONS
 
     met = {row["why"] for row in document["explained"]}
     return [(one.name, one.reason) for one in EXPLANATIONS if one.name in met]

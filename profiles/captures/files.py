@@ -18,11 +18,10 @@ from .capture import CaptureFileError, ProfilerCapture
 from .chrome_trace import TRACE, open_trace, read_json
 from .maps import RangeMap
 from .measure import reading, result
-from .nsys import find
-from .nsys.capture import open_export
-from .nsys.export import exported
+from .nsys.reader import open_export
 from .nsys.scrub import scrub
 from .nsys.tables import MAGIC
+from .nsys.tool import exported, find
 from .steps import launching_threads
 
 REPORT: Final = ".nsys-rep"
@@ -63,7 +62,7 @@ class Reader:
     def scrubbed(self, path: Path, output: Path) -> None:
         """Write what is read of a capture of Nsight Systems, and nothing else of it. Raises as ``read`` does."""
         if path.suffix in (REPORT, OLD_REPORT):
-            with exported(find.find(self.nsys, os.environ), path) as found:
+            with exported(find(self.nsys, os.environ), path) as found:
                 scrub(found, output)
         elif _beginning(path).startswith(MAGIC):
             scrub(path, output)
@@ -81,7 +80,7 @@ class Reader:
             if beginning.startswith(MAGIC):
                 yield stack.enter_context(open_export(path))
             elif path.suffix in (REPORT, OLD_REPORT):
-                found = stack.enter_context(exported(find.find(self.nsys, os.environ), path))
+                found = stack.enter_context(exported(find(self.nsys, os.environ), path))
                 yield stack.enter_context(open_export(found))
             else:
                 yield self._json(path, stack)

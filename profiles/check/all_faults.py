@@ -11,12 +11,10 @@ from ...scenarios.combinations import overlaps
 from ...sched.relay.faults import awaited_faults
 from ..platform.resolve import ask
 from ..record.environment import environment, tool
-from .document import SCHEMA_VERSION, Document, check_part
 from .examine import Examiner
-from .faults import broken
-from .probes import Probe, probes
-from .verdicts import Check
-from .workers import pool
+from .faults import Probe, broken, probes
+from .report import SCHEMA_VERSION, Check, Document, check_part
+from .runs import pool
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from ...sched.relay.draft_row import Speculation
 from ...sched.relay.known import NEGATIVE_IDS, ONE_SIDED_MERGE
 from ...sched.relay.row import Relay, RelayRow
 from ..run.crash import crash_of
-from .forwards import PROMPTS
-from .hand_drafts import Speculating, token_of
+from .forward_invariants import PROMPTS
+from .scripted_drafts import Speculating, token_of
+from .scripted_engine import CHUNK, Workbench
 from .violations import Violation, Violations
-from .workbench import CHUNK, Workbench
 
 Verb = Literal["prefill", "chunks", "decode", "mix", "leave", "retract", "idle"]
 

@@ -17,11 +17,11 @@ from ..platform.speculation import speculation
 from ..ranks.execute import Options
 from ..record.result import Metric
 from ..run.crash import Crash
-from .attempt import attempt
-from .drafting import Start
+from .draft_invariants import Start
 from .invariants import Invariants
+from .report import Check, Evidence, judged, skipped
+from .runs import attempt
 from .tokens import promised
-from .verdicts import Check, Evidence, judged, skipped
 
 NAME = "drafts"
 SHOWN = 3  # requests of those that differ

@@ -15,12 +15,12 @@ from ..platform.speculation import speculation
 from ..ranks.execute import Options, RunOutcome
 from ..record.result import Hazards, Result
 from ..run.crash import Crash
-from . import drafts, schedules, tokens
-from .attempt import attempt
+from . import adversaries, drafts, tokens
 from .contract import check_contract, speculating
 from .drafts import DraftReference
 from .invariants import Invariants
-from .verdicts import Check, Evidence, Report, judged, skipped
+from .report import Check, Evidence, Report, judged, skipped
+from .runs import attempt
 
 Notice = Callable[[str], None]
 
@@ -79,7 +79,7 @@ class Examiner:
                 *((drafts.NAME,) if speculates else ()),
                 "hazards",
                 "budget",
-                schedules.NAME,
+                adversaries.NAME,
             )
             for name in named:
                 yield skipped(name, "the run broke down")
@@ -92,10 +92,10 @@ class Examiner:
         yield hazards(outcome.result)
         yield budget(outcome, kinds=len(self.resolved.scenario.expect))
         if self.resolved.scenario.faults:
-            yield skipped(schedules.NAME, "at other times something else would break")
+            yield skipped(adversaries.NAME, "at other times something else would break")
             return
         self.notice(f"{relay.state.name}: adversaries")
-        yield schedules.check_schedules(self.resolved, relay, outcome.result, self.adversaries)
+        yield adversaries.check_schedules(self.resolved, relay, outcome.result, self.adversaries)
 
     @property
     def reference(self) -> Result | Crash:

@@ -25,9 +25,9 @@ from ...sched.relay.row import RelayRow, Step
 from ...sched.request import Request, Status
 from ...sched.speculate.worker import Worker
 from ..platform.machine import Machine
-from .batches import Peek, keeps_lengths, mirrors, row_counts, untouched
-from .drafting import DraftWatch, Start
-from .forwards import Forward, Token, violations
+from .batch_invariants import Peek, keeps_lengths, mirrors, row_counts, untouched
+from .draft_invariants import DraftWatch, Start
+from .forward_invariants import Forward, Token, violations
 from .violations import Violation, Violations
 
 PAGES_PER_STEP = 4096

@@ -12,11 +12,11 @@ from ..platform.resolve import Resolved
 from ..platform.speculation import speculation
 from ..ranks.execute import Options
 from ..run.crash import Crash
-from . import drafts, schedules, tokens
-from .attempt import attempt
+from . import adversaries, drafts, tokens
 from .examine import Notice, came_to_its_end, hazards, kept, silence
 from .invariants import Invariants
-from .verdicts import Check, Report, skipped
+from .report import Check, Report, skipped
+from .runs import attempt
 
 # Those that are asked elsewhere, and why.
 ELSEWHERE: Mapping[str, str] = MappingProxyType(
@@ -25,7 +25,7 @@ ELSEWHERE: Mapping[str, str] = MappingProxyType(
         tokens.NAME: "a GPU rounds as its batches fall: check on the virtual GPU",
         drafts.NAME: "a GPU rounds as its batches fall: check on the virtual GPU",
         "budget": "a pass that is watched for hazards counts nothing: run counts",
-        schedules.NAME: "a real device decides itself when work is done",
+        adversaries.NAME: "a real device decides itself when work is done",
     }
 )
 

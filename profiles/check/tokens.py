@@ -17,8 +17,8 @@ from ..platform.speculation import speculation
 from ..ranks.execute import Options
 from ..record.result import Abstained, Result
 from ..run.crash import Crash
-from .attempt import attempt
-from .verdicts import Check, Evidence, judged, skipped
+from .report import Check, Evidence, judged, skipped
+from .runs import attempt
 
 NAME = "tokens"
 SHOWN = 3  # requests of those that differ

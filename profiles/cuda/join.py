@@ -12,9 +12,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ..record.timeline import Call, Op, Wait, Window
-from .holds import holds
 from .kineto import API, GPU, STREAM_SYNC, SYNC, KinetoRow, call_kind, op_kind
 from .log import NO_CONTEXT, NO_PLACE, CallRecord, Log, LogContext
+from .stream_waits import holds
 from .streams import StreamTable
 
 NOWHERE = -1  # number of a stream that nothing tells

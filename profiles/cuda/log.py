@@ -1,18 +1,35 @@
-"""The run's own log: ranges, steps, and which line was calling torch, all on the host's clock.
-
-Records of the device are joined with it by time: a call belongs to what was open on the scheduler's thread when
-it was made. That needs no annotation in the trace and works for every source of records.
-"""
+"""What held when: a value that changes at instants, looked up later."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from ...sched.observe import RANGES, Clock, StepInfo
 from ..record.timeline import NO_SITE, Range
-from .history import History
+
+T = TypeVar("T")
+
+
+class History(Generic[T]):
+    """Piecewise constant. Changes come in order of time; of several at one instant the last holds."""
+
+    def __init__(self, first: T) -> None:
+        self.current = first
+        self._first = first
+        self._instants: list[int] = []
+        self._values: list[T] = []
+
+    def change(self, at: int, value: T) -> None:
+        self.current = value
+        self._instants.append(at)
+        self._values.append(value)
+
+    def at(self, instant: int) -> T:
+        index = bisect_right(self._instants, instant)
+        return self._values[index - 1] if index else self._first
 
 
 class LogContext(NamedTuple):

@@ -16,11 +16,10 @@ from ..platform.resolve import Resolved
 from ..record.result import HardwarePart, Labels
 from ..record.timeline import Sink
 from ..vgpu.sites import Sites
-from .capture import KinetoWindow, identify, this_thread
 from .clock import WallClock
-from .device import DeviceHandle
-from .names import WatchedNames
-from .watch import Watch
+from .kineto_window import KinetoWindow, identify, this_thread
+from .streams import WatchedNames
+from .watch import DeviceHandle, Watch
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...sched.observe import Clock, Silence, StepInfo
 from .log import Log, LogContext, LoggedRange
-from .spans import StepSpans
+from .step_spans import StepSpans
 from .streams import StreamTable
 
 # Ranges behind which a step has no forward op. The latest one counts.

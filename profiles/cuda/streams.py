@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..record.timeline import Site
+from ..vgpu.sites import Sites
+
 DEFAULT = "default"
 _UNNAMED = 1000  # numbers of streams that only CUPTI knows start here
 
@@ -35,3 +41,17 @@ class StreamTable:
         number = self._by_cupti.setdefault(cupti, _UNNAMED + cupti)
         self.names.setdefault(number, f"stream {cupti}")
         return number
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedNames:
+    lines: Sites
+    table: StreamTable
+
+    @property
+    def sites(self) -> Sequence[Site]:
+        return self.lines.resolved()
+
+    @property
+    def streams(self) -> dict[int, str]:
+        return self.table.names

@@ -1,12 +1,8 @@
-"""The two ways to watch a pass.
-
-timed   two events per step, and a clock around the calls that wait. Throughput, latency, stalls, occupancy.
-traced  Kineto and the source line of every call. Counts. Slower on the host, so none of its times are kept.
-"""
+"""What watching needs of torch.cuda, named, so that a test can be without it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,15 +10,38 @@ from typing import Any, Protocol
 from ..platform.machine import Counting
 from ..record.timeline import Sink, Window
 from ..vgpu.sites import Sites
+from .blocking_calls import WaitLog
+from .call_sites import CallSites
 from .clock import WallClock
-from .device import DeviceHandle
 from .join import JoinInputs, join
+from .kineto import KinetoRow
 from .log import Log
 from .observer import CudaObserver
-from .places import CallSites
-from .spans import StepSpans
+from .step_spans import StepSpans, TimingEvent
 from .streams import StreamTable
-from .waits import WaitLog
+
+
+class KinetoRecorder(Protocol):
+    """A window of Kineto."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> list[KinetoRow]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHandle:
+    """A device module and how to ask it."""
+
+    module: Any  # torch.cuda or its like
+    type: str
+    synchronize: Callable[[], None]  # taken before calls that wait are replaced: ours are nobody's stall
+    event: Callable[[], TimingEvent]
+    handle: Callable[[Any], int]  # of a stream
+    current: Callable[[], int]  # handle of the current stream
+    recorder: Callable[[], KinetoRecorder]
+    identify: Callable[[StreamTable], frozenset[int]]  # finds CUPTI's streams, returns numbers of this thread
+    threads: Callable[[], frozenset[int]]
 
 
 class _Period(Protocol):

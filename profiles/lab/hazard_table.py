@@ -15,14 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from ..check.attempt import attempt
-from ..check.probes import probes
+from ..check.faults import probes
+from ..check.runs import attempt
 from ..platform.resolve import Resolved, ask
 from ..ranks.execute import Options
 from ..record.files import write_whole
 from ..record.result import Abstained, HazardAccess, HazardFinding, Hazards
 from ..run.crash import Crash
-from .probes.sanitizer import judged
 
 # Faults that hazards show on one device, and what is sound.
 FAULTS: Final = (
@@ -86,11 +85,17 @@ def sanitized(question: Resolved) -> Document:  # cuda-only
     """By torch, which stops at the first race. A sanitizer that is over hears on, and says nothing any more."""
     from torch.cuda import _sanitizer  # which listens to CUDA from its import on
 
-    said, mode = io.StringIO(), _sanitizer.CUDASanitizerDispatchMode()
-    with redirect_stderr(said), mode:
+    printed, mode = io.StringIO(), _sanitizer.CUDASanitizerDispatchMode()
+    with redirect_stderr(printed), mode:
         outcome = attempt(question, question.relays[0], Options(device="cuda", traced=False))
-    broke = isinstance(outcome, Crash)
-    return judged(int(broke), f"{said.getvalue()}{outcome if broke else ''}")
+    crashed = isinstance(outcome, Crash)
+    return sanitizer_verdict(int(crashed), f"{printed.getvalue()}{outcome if crashed else ''}")
+
+
+def sanitizer_verdict(code: int, text: str) -> Document:
+    """``text`` is what the sanitizer printed: it prints a race before it raises."""
+    found = "CSAN" in text or "data race" in text.lower()
+    return {"exit_code": code, "found": found, "text": text[-1500:] if code or found else ""}
 
 
 def answered(

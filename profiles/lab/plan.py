@@ -1,4 +1,4 @@
-"""What ``make gpu`` runs, in order, and whether it can be run: everything about it that needs no GPU."""
+"""The stages of ``make gpu``, in order, and the checks of them that need no GPU."""
 
 from __future__ import annotations
 
@@ -8,26 +8,34 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 from ...scenarios.loader import load
 from ..cuda.nvtx_ranges import INJECTED
-from ..judge.prediction import file
+from ..judge import prediction
 from ..platform.resolve import resolve
 from ..run.stages import GpuStage, absent, chosen
-from . import overhead, several
-from .one import parse, question
-from .probes import PROBES
-from .questions import LARGE, TINY, PredictionQuestion, asked, ladder
+from . import (
+    compare_counts,
+    counted_run,
+    hazard_table,
+    overhead,
+    prediction_runs,
+    probes,
+    single_run,
+    speed,
+    verification,
+)
+from .prediction_runs import LARGE, TINY, PredictionQuestion, ladder
 
 BUDGET: Final = 460.0  # seconds
-# CUPTI stops recording when Kineto's buffers are full, and a graph's kernels are each recorded. The most there is: the
-# Kineto of torch 2.11 counts bytes in 32 bits with a sign, and makes none of 4096.
+# CUPTI stops recording when Kineto's buffers are full, and each kernel of a graph is recorded. This is the largest
+# size: Kineto of torch 2.11 counts bytes in a signed 32-bit integer, and accepts no 4096.
 KINETO: Final = "ACTIVITIES_MAX_GPU_BUFFER_SIZE_MB=2047\n"
 
-_PACKAGE: Final = "schedbench.profiles.cuda"
-# All requests at once, and no token ends one: what is scheduled depends neither on the machine's speed nor on its
-# rounding, so counts can be compared.
+# All requests arrive at once and no token ends one, so that the schedule depends neither on the machine's speed nor on
+# its rounding, and counts can be compared.
 _BURST: Final = (
     "workload.arrival=burst",
     "workload.requests=16",
@@ -40,7 +48,7 @@ _QWEN: Final = (
     "workload.requests=8",
 )
 _REAL: Final = ("device.values=real",)
-# The bars' question: at most 64 at once, and room for as many of the longest.
+# The shape that the limits of ``speed`` are for: at most 64 requests at once, with room for 64 of the longest.
 _EIGHT_BILLION: Final = (
     *_REAL,
     "model.preset=llama-3-8b",
@@ -48,9 +56,9 @@ _EIGHT_BILLION: Final = (
     "engine.kv_tokens=131072",
     "measure.warmup_requests=64",
 )
-# As many as may run at once: products of a new shape load their kernels at the first one, and the device waits.
+# The warm-up has as many requests as may run at once: the first product of a new shape loads its kernel.
 _HALF_BILLION: Final = (*_REAL, "measure.warmup_requests=256")
-# Decodes of a millisecond or so, again and again.
+# Many decodes of about a millisecond.
 _DECODES: Final = (
     *_REAL,
     "workload.requests=64",
@@ -59,14 +67,13 @@ _DECODES: Final = (
     "engine.max_running_requests=64",
     "engine.kv_tokens=16384",
 )
-# What a calibration is made of.
-_CALIBRATED: Final = ("costs", "copies", "kernels")
-_WORKERS: Final = 12  # processes that emulate, at most
+_CALIBRATING: Final = ("costs", "copies", "kernels")  # probes that a hardware profile is fitted to
+_WORKERS: Final = 12  # at most this many processes emulate at once
 
 
 def plan(folder: Path, only: Sequence[str] = ()) -> list[GpuStage]:
-    """What is run, in order; the least important last. ``only``: stages whose names begin so, with what they need, and
-    predictions of every scenario instead of one."""
+    """All stages, the least important last. With ``only``: the stages whose names start with one of its entries, the
+    stages that these need, and predictions of every scenario instead of one."""
     return chosen(_stages(folder, every=True), only) if only else _stages(folder, every=False)
 
 
@@ -77,17 +84,16 @@ def _stages(folder: Path, *, every: bool) -> list[GpuStage]:
         *_tests(),
         *_speed(folder),
         *_verification(folder),
-        *(_probe(name, folder, 45) for name in _CALIBRATED),
+        *(_probe(name, folder, 45) for name in _CALIBRATING),
         *_predictions(folder, every=every),
         *_hazards(folder),
         _overhead("overhead-nvtx", folder, "timed", "nvtx"),
-        *(_probe(name, folder, 45) for name in PROBES if name not in ("environment", *_CALIBRATED)),
         _run("cuda-mixed", folder, "cuda", (), 90),
         _run("cuda-bfloat16", folder, "cuda", ("model.dtype=bfloat16",), 90),
         _run("cuda-qwen3-0.6b", folder, "cuda", _QWEN, 120),
         GpuStage(
             "speed",
-            ("-m", f"{_PACKAGE}.speed", str(folder), "speed-8b", "speed-0.6b"),
+            (*_module(speed), str(folder), "speed-8b", "speed-0.6b"),
             15,
             uses=("speed-8b", "speed-0.6b", "overhead", "overhead-nvtx"),
             kept=True,
@@ -95,8 +101,12 @@ def _stages(folder: Path, *, every: bool) -> list[GpuStage]:
     ]
 
 
+def _module(module: ModuleType) -> tuple[str, str]:
+    return "-m", module.__name__
+
+
 def _tests() -> Iterator[GpuStage]:
-    """Kernels apart: what they have compiled, runs find in Triton's cache."""
+    """The kernels' tests run first, in a stage of their own: later runs find the compiled kernels in Triton's cache."""
     pytest = ("-m", "pytest", "-q", "-m", "cuda", "-p", "no:cacheprovider")
     kernels = "tests/cuda/test_triton_kernels.py"
     yield GpuStage("tests-kernels", (*pytest, kernels), 120, packages=("pytest",))
@@ -104,21 +114,21 @@ def _tests() -> Iterator[GpuStage]:
 
 
 def _counts(folder: Path) -> Iterator[GpuStage]:
-    """The same on both devices, line by line."""
+    """One run on both devices, and their counts compared line by line."""
     files = (f"{folder / 'cuda.json'}", f"{folder / 'vgpu.json'}", f"{folder / 'comparison.json'}")
     yield _run("cuda", folder, "cuda", _BURST, 120)
     yield _run("vgpu", folder, "vgpu", _BURST, 60)
-    yield GpuStage("comparison", ("-m", f"{_PACKAGE}.compare_counts", *files), 30, needs=("cuda", "vgpu"))
+    yield GpuStage("comparison", (*_module(compare_counts), *files), 30, needs=("cuda", "vgpu"))
 
 
 def _verification(folder: Path) -> Iterator[GpuStage]:
     files = [f"{folder / name}.json" for name in ("vgpu", "counted", "cuda", "verify")]
-    yield _run("counted", folder, "cuda", _BURST, 90, module="counted")
-    yield GpuStage("verify", ("-m", f"{_PACKAGE}.verify", *files), 30, needs=("cuda", "vgpu", "counted"))
+    yield _run("counted", folder, "cuda", _BURST, 90, module=counted_run)
+    yield GpuStage("verify", (*_module(verification), *files), 30, needs=("cuda", "vgpu", "counted"))
 
 
 def _speed(folder: Path) -> Iterator[GpuStage]:
-    """Timed only: a trace of thousands of graphs would not fit."""
+    """Timed passes only: a trace of thousands of graphs would not fit."""
     for name, overrides, deadline in (("speed-8b", _EIGHT_BILLION, 150), ("speed-0.6b", _HALF_BILLION, 75)):
         stage = _run(name, folder, "cuda", overrides, deadline, scenario="throughput")
         yield replace(stage, arguments=(*stage.arguments, "--timed"))
@@ -126,15 +136,15 @@ def _speed(folder: Path) -> Iterator[GpuStage]:
 
 
 def _overhead(name: str, folder: Path, before: str, after: str) -> GpuStage:
-    """Ranges are taken by CUPTI, where it is found: it is a tool as Nsight Systems is."""
+    """CUPTI, where it is found, receives the NVTX ranges, as Nsight Systems would."""
     tool = {INJECTED: str(path)} if after == "nvtx" and (path := cupti(_libraries())) else {}
     words = ("throughput", "--device", "cuda", "--sides", before, after, *_sets(_DECODES))
     output = ("--output", str(folder / f"{name}.json"))
-    return GpuStage(name, ("-m", f"{_PACKAGE}.overhead", *words, *output), 60, environment=tool)
+    return GpuStage(name, (*_module(overhead), *words, *output), 60, environment=tool)
 
 
 def cupti(folders: Iterable[Path]) -> Path | None:
-    """The library, which takes NVTX ranges where the process is told of it before nvtx is loaded."""
+    """CUPTI's library, which receives NVTX ranges if its path is in the environment before nvtx is loaded."""
     return next((path for folder in folders for path in sorted(folder.glob("libcupti.so*"))), None)
 
 
@@ -150,35 +160,35 @@ def _libraries() -> list[Path]:
 
 
 def _hazards(folder: Path) -> Iterator[GpuStage]:
-    """The same questions to the checker on both devices, and to torch's sanitizer."""
-    module = ("-m", f"{_PACKAGE}.hazards.table")
+    """The same cases for the checker on both devices, and for torch's sanitizer."""
+    module = _module(hazard_table)
     yield GpuStage("hazards-vgpu", (*module, "vgpu", str(folder)), 45)
     yield GpuStage("hazards-cuda", (*module, "cuda", str(folder)), 90, writes=("hazards.json", "hazards.md"))
 
 
 def _predictions(folder: Path, *, every: bool) -> Iterator[GpuStage]:
-    """The machine's own profile, questions on it and on the GPU, and how far they are apart. Emulation comes first: it
-    shares the processors among many, which measuring must not."""
+    """The machine's hardware profile, runs on it and on the GPU, and their differences. The emulation runs first: it
+    uses many processes, which must not run beside a measurement."""
     profile = folder / "calibrated.yaml"
     places = ("--probes", str(folder), "--output", str(profile))
-    probes = tuple(f"probe-{name}" for name in ("environment", *_CALIBRATED))
-    fit = ("-m", "schedbench.profiles.calibrate.calibration", *places)
-    yield GpuStage("calibrate", fit, 90, uses=probes, packages=("scipy",), writes=(profile.name,))
+    probed = tuple(f"probe-{name}" for name in ("environment", *_CALIBRATING))
+    fit = ("-m", "schedbench.profiles.calibrate.calibration", *places)  # by name: its import needs scipy
+    yield GpuStage("calibrate", fit, 90, uses=probed, packages=("scipy",), writes=(profile.name,))
     questions = predicted(every=every)
-    emulated = _several("prediction-emulated", questions, folder, "vgpu", "emulated", 120)
+    emulated = _prediction_runs("prediction-emulated", questions, folder, "vgpu", "emulated", 120)
     on_profile = ("--hardware", str(profile), "--workers", str(_workers()))
     yield replace(emulated, arguments=(*emulated.arguments, *on_profile), needs=("calibrate",))
     tiny = [question for question in questions if question.scenario in TINY]
     large = [question for question in questions if question.scenario in LARGE]
-    yield _several("prediction-measured", tiny, folder, "cuda", "measured", 150)
+    yield _prediction_runs("prediction-measured", tiny, folder, "cuda", "measured", 150)
     if large:
-        yield _several("prediction-measured-large", large, folder, "cuda", "measured", 240)
+        yield _prediction_runs("prediction-measured-large", large, folder, "cuda", "measured", 240)
     names = map(str, questions)
-    yield GpuStage("prediction", ("-m", f"{_PACKAGE}.prediction", str(folder), *names), 15, kept=True)
+    yield GpuStage("prediction", (*_module(prediction), str(folder), *names), 15, kept=True)
 
 
 def predicted(*, every: bool) -> list[PredictionQuestion]:
-    """In the order in which they are asked."""
+    """The questions in the order in which they are run."""
     return ladder(*TINY, *LARGE) if every else ladder("mixed")
 
 
@@ -186,13 +196,13 @@ def _workers() -> int:
     return max(1, min((os.cpu_count() or 1) - 2, _WORKERS))
 
 
-def _several(
-    name: str, questions: Iterable[PredictionQuestion], folder: Path, device: str, side: str, deadline: float
+def _prediction_runs(
+    name: str, questions: Sequence[PredictionQuestion], folder: Path, device: str, side: str, deadline: float
 ) -> GpuStage:
     where = ("--device", device, "--side", side, "--folder", str(folder))
-    asked = list(questions)
-    files = tuple(f"{file(*question, side)}.json" for question in asked)
-    return GpuStage(name, ("-m", f"{_PACKAGE}.several", *map(str, asked), *where), deadline, writes=files)
+    files = tuple(f"{prediction.file(*question, side)}.json" for question in questions)
+    arguments = (*_module(prediction_runs), *map(str, questions), *where)
+    return GpuStage(name, arguments, deadline, writes=files)
 
 
 def _run(
@@ -202,11 +212,11 @@ def _run(
     overrides: Iterable[str],
     deadline: float,
     *,
-    module: str = "one",
+    module: ModuleType = single_run,
     scenario: str = "mixed",
 ) -> GpuStage:
     output = ("--output", str(folder / f"{name}.json"))
-    arguments = ("-m", f"{_PACKAGE}.{module}", scenario, "--device", device, *_sets(overrides), *output)
+    arguments = (*_module(module), scenario, "--device", device, *_sets(overrides), *output)
     return GpuStage(name, arguments, deadline, environment={"KINETO_CONFIG": str(folder / "kineto.conf")})
 
 
@@ -216,40 +226,41 @@ def _sets(overrides: Iterable[str]) -> list[str]:
 
 def _probe(name: str, folder: Path, deadline: float) -> GpuStage:
     output = str(folder / f"probe-{name}.json")
-    return GpuStage(f"probe-{name}", ("-m", f"{_PACKAGE}.probes", name, output), deadline)
+    return GpuStage(f"probe-{name}", (*_module(probes), name, output), deadline)
 
 
 def check(stages: Iterable[GpuStage]) -> list[str]:
-    """What is wrong with a plan that can be known without a GPU: its modules import, its scenarios resolve, and what is
-    asked of CUDA has values."""
+    """What is wrong with a plan, as far as it shows without a GPU: a module that cannot be imported, a scenario that
+    does not resolve, or a run on CUDA without values. Stages whose packages are missing are not checked."""
     wrong = []
     for stage in stages:
         if absent(stage):
-            continue  # nor would it be run
+            continue
         try:
-            _construct(stage)
+            _check_stage(stage)
         except Exception as error:
             wrong.append(f"{stage.name}: {type(error).__name__}: {error}")
     return wrong
 
 
-def _construct(stage: GpuStage) -> None:
+def _check_stage(stage: GpuStage) -> None:
     _, module, *arguments = stage.arguments
     importlib.import_module(module)
-    if module in (f"{_PACKAGE}.one", f"{_PACKAGE}.counted"):
-        given = parse(arguments)
-        _computed(question(given).scenario.device.values, given.device)
-    elif module == f"{_PACKAGE}.several":
-        given = several.parse(arguments)
-        for one in given.questions:
-            _computed(asked(one, given.device).scenario.device.values, given.device)
-    elif module == f"{_PACKAGE}.overhead":
+    if module in (single_run.__name__, counted_run.__name__):
+        given = single_run.parse(arguments)
+        _require_values(single_run.resolved(given).scenario.device.values, given.device)
+    elif module == prediction_runs.__name__:
+        given = prediction_runs.parse(arguments)
+        for question in given.questions:
+            resolved = prediction_runs.resolved(question, given.device)
+            _require_values(resolved.scenario.device.values, given.device)
+    elif module == overhead.__name__:
         given = overhead.parse(arguments)
-        _computed(resolve(load(given.scenario, given.set)).scenario.device.values, given.device)
-    elif module == f"{_PACKAGE}.probes":
-        importlib.import_module(PROBES[arguments[0]])
+        _require_values(resolve(load(given.scenario, given.set)).scenario.device.values, given.device)
+    elif module == probes.__name__:
+        importlib.import_module(probes.PROBES[arguments[0]])
 
 
-def _computed(values: str, device: str) -> None:
+def _require_values(values: str, device: str) -> None:
     if device == "cuda" and values == "none":
         raise ValueError("on CUDA values are real")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from schedbench.cli.tables import every
-from schedbench.profiles.check.probes import probe
+from schedbench.profiles.check.faults import probe
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Hazards
 from schedbench.sched.relay.faults import faults

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from schedbench.profiles.check.adversaries import seeds
 from schedbench.profiles.check.examine import Examiner
-from schedbench.profiles.check.schedules import seeds
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Hazards
 from schedbench.sched.relay.states import states

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from schedbench.cli.app import app, main
 from schedbench.cli.calibrate import render
-from schedbench.profiles.calibrate import host, judged
+from schedbench.profiles.calibrate import accuracy, host
 from schedbench.profiles.judge import prediction
 
 # What all of them look at is made once.
@@ -103,9 +103,9 @@ def test_kinds_of_steps_have_lines_of_their_own(calibrated):
 
 
 def test_the_lines_can_be_judged_at_once(monkeypatch):
-    few = judged.ASKED[0]
+    few = accuracy.ASKED[0]
     small = few._replace(overrides=(*few.overrides, "workload.requests=2"), states=("pr25945", "latest"))
-    monkeypatch.setattr(judged, "ASKED", (small,))
+    monkeypatch.setattr(accuracy, "ASKED", (small,))
     arguments = ["--host-only", "--batch-sizes", "2", "--prompt-tokens", "32", "--rounds", "1", "--judge"]
     done = CliRunner().invoke(app, ["calibrate", *arguments, "--format", "json"])
     assert done.exit_code == 0, done.stderr

@@ -10,7 +10,7 @@ import pytest
 
 from schedbench.cli import verdicts
 from schedbench.profiles.check import all_faults
-from schedbench.profiles.check.probes import Probe, probes
+from schedbench.profiles.check.faults import Probe, probes
 from tests.conftest import RunCommand
 from tests.profiles.cuda import vgpu_as_cuda
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from schedbench.cli.app import app, main
 from schedbench.cli.verify import markdown, render, verdict
-from schedbench.profiles.lab import verifying
+from schedbench.profiles.lab import verification_runs
 from schedbench.profiles.run.stages import GpuStage
 
 SMALL = ("--set", "workload.requests=2", "--set", "workload.output_tokens.max=4")
@@ -100,8 +100,8 @@ def test_a_broken_question_is_refused_first(monkeypatch, capsys):
 @pytest.fixture
 def emulated(monkeypatch):
     """A virtual GPU in CUDA's place: everything is real but the records."""
-    monkeypatch.setattr(verifying, "require_cuda", lambda _: None)
-    monkeypatch.setattr(verifying, "stages", partial(verifying.stages, device="vgpu"))
+    monkeypatch.setattr(verification_runs, "require_cuda", lambda _: None)
+    monkeypatch.setattr(verification_runs, "stages", partial(verification_runs.stages, device="vgpu"))
 
 
 @pytest.mark.usefixtures("emulated")
@@ -122,8 +122,8 @@ def test_three_processes_agree(tmp_path):
 
 
 def test_a_run_that_fails_says_which(monkeypatch, capsys):
-    monkeypatch.setattr(verifying, "require_cuda", lambda _: None)
-    monkeypatch.setattr(verifying, "stages", lambda *_: [GpuStage("announced", ("-c", "1/0"), 10)])
+    monkeypatch.setattr(verification_runs, "require_cuda", lambda _: None)
+    monkeypatch.setattr(verification_runs, "stages", lambda *_: [GpuStage("announced", ("-c", "1/0"), 10)])
     assert run_main(monkeypatch, "verify", "mixed") == 4
     assert "the announced run failed: exit code 1: ZeroDivisionError" in capsys.readouterr().err
 
@@ -132,7 +132,7 @@ def test_interrupted_it_compares_nothing(monkeypatch, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(verifying, "require_cuda", lambda _: None)
-    monkeypatch.setattr(verifying, "conduct", interrupted)
+    monkeypatch.setattr(verification_runs, "require_cuda", lambda _: None)
+    monkeypatch.setattr(verification_runs, "conduct", interrupted)
     assert run_main(monkeypatch, "verify", "mixed") == 130
     assert "interrupted before there was anything to compare" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ...cuda.kineto import SYNC, WAIT_EVENT, KinetoRow, without_suffix
-from .memory import MemoryKinds
+from .memory_kinds import MemoryKinds
 from .tables import Tables, number, whole
 
 CALLS: Final = "CUPTI_ACTIVITY_KIND_RUNTIME"

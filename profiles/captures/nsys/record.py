@@ -16,9 +16,13 @@ from typing import Final, Literal
 
 from ...cuda.nvtx_ranges import DOMAIN, MEASURE
 from ...platform.machine import MachineError
+from ...record.result import Result, RunPart
+from .. import maps
 from ..capture import ProfilerCapture
-from .export import said
-from .find import Nsys
+from ..measure import result
+from .reader import open_export
+from .scrub import scrub
+from .tool import Nsys, exported, said
 
 Graphs = Literal["graph", "node"]
 NAME: Final = "capture"
@@ -119,3 +123,23 @@ def unheard(nsys: Nsys) -> str:
         f"nsys {nsys.version} hears nothing of nvtx {metadata.version('nvtx')}; "
         "a newer Nsight Systems does, or nvtx 0.2.11 (pip install nvtx==0.2.11)"
     )
+
+
+MAP = "schedbench"
+
+
+def recorded(
+    nsys: Nsys, order: RecordingRequest, folder: Path, surroundings: Mapping[str, str]
+) -> tuple[Result, Path]:
+    """The capture's document, and the report that lies in ``folder``, beside a scrubbed export of it.
+
+    Raises RecordingError, CaptureError, and MachineError where the tool wrote nothing or heard nothing of us."""
+    report = record(nsys, order, folder, surroundings)
+    shared = report.with_suffix(".sqlite")
+    with exported(nsys, report) as found:
+        scrub(found, shared)
+    with open_export(shared) as capture:
+        check(capture, nsys)
+        name = Path(order.arguments[0]).stem
+        run = RunPart(id="", command="", started="", wall_s=0.0)
+        return result(capture, maps.load(MAP), name=name, run=run), report

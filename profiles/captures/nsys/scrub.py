@@ -14,8 +14,8 @@ from typing import Final
 
 from ..capture import CaptureFileError
 from . import activity
-from .capture import METADATA, is_version
 from .ranges import EVENTS
+from .reader import METADATA, is_version
 from .tables import STRINGS, quoted, readable
 
 _WHOLE: Final = (

@@ -18,7 +18,7 @@ from ...record.result import HardwarePart, Labels
 from ...record.timeline import Sink, Window
 from ..clock import WallClock
 from ..machine import facts
-from .inside import Inside, Watched, watching
+from .watch import Inside, Watched, watching
 
 VOID: Final = (
     "hazards were watched for from inside the process, which makes the host wait: times mean nothing"

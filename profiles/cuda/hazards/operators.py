@@ -15,7 +15,7 @@ from ...vgpu.hazards.checker import Checker
 from ...vgpu.hazards.copies import side
 from ...vgpu.hazards.ops import accounted
 from ...vgpu.hazards.shadows import IssuedOp
-from ..announced import Sees, copies_of
+from ..dispatch_counts import Sees, copies_of
 from .order import ProgramOrder
 
 # Kernels that fill new memory, by the factory's name less like or new; others are a kernel of their own name.

@@ -1,6 +1,7 @@
-"""Questions to a machine, each answered by a small experiment in a process of its own.
+"""Probes: small measurements of a machine with a GPU, each run in a process of its own.
 
-A probe reports what it found and judges nothing. Each is a module with ``probe() -> dict``.
+A probe is a module with ``probe() -> dict``, which returns what was measured and draws no conclusions.
+``schedbench calibrate`` fits a hardware profile to ``copies``, ``costs`` and ``kernels``.
 """
 
 from __future__ import annotations
@@ -8,23 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-# In the order in which they are run: what everything else rests on comes first.
+# Modules by name, in the order in which they run.
 PROBES: Mapping[str, str] = MappingProxyType(
-    {
-        name: f"{__name__}.{name.replace('-', '_')}"
-        for name in (
-            "environment",
-            "permission",
-            "kineto-rows",
-            "copies",
-            "costs",
-            "kernels",
-            "expressions",
-            "counters",
-            "host-memory",
-            "host-reads",
-            "sanitizer",
-            "nsys",
-        )
-    }
+    {name: f"{__name__}.{name}" for name in ("environment", "copies", "costs", "kernels")}
 )

@@ -1,4 +1,4 @@
-"""``python -m schedbench.profiles.lab.probes NAME OUTPUT.json``"""
+"""Runs one probe: ``python -m schedbench.profiles.lab.probes NAME OUTPUT.json``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from . import PROBES
 
 
 def main(name: str, output: str) -> int:
-    answer = importlib.import_module(PROBES[name]).probe()
-    write_whole(Path(output), json.dumps(answer, indent=1, sort_keys=True) + "\n")
+    measured = importlib.import_module(PROBES[name]).probe()
+    write_whole(Path(output), json.dumps(measured, indent=1, sort_keys=True) + "\n")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What copies cost by size, direction and host memory, and whether the call waits behind a busy stream."""
+"""Time of copies by size, direction and kind of host memory, and whether the call waits for a busy stream."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _row(size: int, *, pinned: bool, up: bool) -> dict[str, Any]:  # cuda-only
 
 
 def _behind_busy() -> list[dict[str, Any]]:  # cuda-only
-    """A call that takes about as long as the stream is busy has waited for it."""
+    """Whether a non-blocking copy returns while its stream is busy."""
     rows = []
     for size in BEHIND_BUSY:
         for pinned, up in ((False, True), (False, False), (True, True), (True, False)):
@@ -57,6 +57,7 @@ def _behind_busy() -> list[dict[str, Any]]:  # cuda-only
 
 
 def waited(call_ns: float) -> bool:
+    """Whether a call behind a busy stream took long enough to have waited for it."""
     return call_ns > BUSY_MS * 1e6 / 4
 
 
@@ -66,7 +67,7 @@ def _busy_from_now() -> None:  # cuda-only
 
 
 def _sides(size: int, *, pinned: bool, up: bool) -> tuple[torch.Tensor, torch.Tensor]:  # cuda-only
-    """(source, target). The host's pages are touched, so that no page fault is measured."""
+    """(source, target). The host's pages are written first, so that page faults are not measured."""
     host = torch.zeros(size // 4, dtype=torch.int32, pin_memory=pinned).fill_(1)
     device = torch.zeros(size // 4, dtype=torch.int32, device="cuda")
     return (host, device) if up else (device, host)

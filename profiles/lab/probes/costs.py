@@ -1,4 +1,4 @@
-"""What calls cost the host: launches, graphs, events, reads of single values, pinned blocks."""
+"""Host time of calls: launches, graphs, events, reads of single values, pinned blocks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from .timing import device_ns, host_ns, keep_busy, told
+from .timing import device_ns, host_ns, keep_busy, measured
 
 NODES: Final = (10, 100, 500)
 
@@ -23,7 +23,7 @@ def probe() -> dict[str, Any]:  # cuda-only
         "reads": _reads,
         "pinned": _pinned,
     }
-    return {name: told(partial(group, small)) for name, group in groups.items()}
+    return {name: measured(partial(group, small)) for name, group in groups.items()}
 
 
 def _launch(small: torch.Tensor) -> dict[str, Any]:  # cuda-only

@@ -1,4 +1,4 @@
-"""Where this runs."""
+"""The machine, its GPU, and the versions of packages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def probe() -> dict[str, Any]:  # cuda-only
 
 
 def version(package: str) -> str | None:
-    """None for what is not installed."""
+    """The installed version of a package, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What kernels take by shape: products and attention as a model has them, and a copy within the device."""
+"""Device time of kernels by shape: matrix products and attention of a model, and a copy within the device."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ from typing import Any, Final
 import torch
 
 from ....sched.kernels.attention import attention
-from .timing import device_ns, told
+from .timing import device_ns, measured
 
 ROWS: Final = (1, 4, 16, 64, 256, 1024, 4096)  # tokens of a forward
 SHAPES: Final = ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096))  # (k, n) of an 8B layer's products
-PEAK: Final = 8192  # of a cube whose rate is taken for the peak
+PEAK: Final = 8192  # side of the cubic product whose rate is taken as the peak
 MOVED: Final = 1 << 30  # bytes
 DTYPES: Final = ("bfloat16", "float16", "float32")
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128  # of an 8B layer
-# (requests, new tokens of each, tokens before them): decodes, whose bytes decide, and prompts, whose flops do
-ATTENDED: Final = ((1, 1, 4096), (64, 1, 1024), (64, 1, 4096), (1, 2048, 0), (4, 2048, 0), (4, 512, 2048))
+# (requests, new tokens of each, tokens before them): decodes are bound by bytes, prompts by flops
+ATTENTION_SHAPES: Final = (
+    (1, 1, 4096),
+    (64, 1, 1024),
+    (64, 1, 4096),
+    (1, 2048, 0),
+    (4, 2048, 0),
+    (4, 512, 2048),
+)
 
 
 def probe() -> dict[str, Any]:  # cuda-only
@@ -25,14 +32,14 @@ def probe() -> dict[str, Any]:  # cuda-only
         "copy": _copy(),
         "peak": [_product(PEAK, PEAK, PEAK, dtype) for dtype in DTYPES],
         "gemm": [_product(m, n, k, "bfloat16") for m in ROWS for k, n in SHAPES],
-        "attention": told(_attended),
+        "attention": measured(_attention_rows),
     }
 
 
-def attends(
+def attention_call(
     requests: int, new: int, before: int, *, device: str, dtype: torch.dtype
 ) -> partial[torch.Tensor]:
-    """One layer's attention of that many requests, each with pages of its own."""
+    """One layer's attention of ``requests`` requests, each with its own pages."""
     length, slots = before + new, requests * (before + new)
     q = torch.randn(requests * new, HEADS, HEAD_DIM, dtype=dtype, device=device)
     keys, values = torch.randn(2, slots, KV_HEADS, HEAD_DIM, dtype=dtype, device=device)
@@ -43,10 +50,10 @@ def attends(
     return partial(attention, q, keys, values, pages, rows, lens, added, HEAD_DIM**-0.5, length, new)
 
 
-def _attended() -> list[dict[str, Any]]:  # cuda-only
+def _attention_rows() -> list[dict[str, Any]]:  # cuda-only
     rows = []
-    for requests, new, before in ATTENDED:
-        action = attends(requests, new, before, device="cuda", dtype=torch.bfloat16)
+    for requests, new, before in ATTENTION_SHAPES:
+        action = attention_call(requests, new, before, device="cuda", dtype=torch.bfloat16)
         action()  # compiles
         torch.cuda.synchronize()
         shape = {"requests": requests, "new": new, "before": before, "dtype": "bfloat16"}
@@ -62,7 +69,7 @@ def _copy() -> dict[str, Any]:  # cuda-only
 
 
 def _product(m: int, n: int, k: int, dtype: str) -> dict[str, Any]:  # cuda-only
-    """``weight`` is transposed as a linear layer's is."""
+    """A product with a transposed weight, as in a linear layer."""
     kind = getattr(torch, dtype)
     x, weight = torch.randn(m, k, dtype=kind, device="cuda"), torch.randn(n, k, dtype=kind, device="cuda")
     action = partial(torch.nn.functional.linear, x, weight)

@@ -1,4 +1,4 @@
-"""Times of small things: on the host with a clock around them, on the device with two events around many."""
+"""Timing of short operations: on the host by the clock, on the device by two events around many repetitions."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-CYCLES_PER_MS = 2_000_000  # of a clock of about 2 GHz: a busy stream need not be busy for an exact time
+CYCLES_PER_MS = 2_000_000  # at about 2 GHz; how long a stream is kept busy need not be exact
 
 Action = Callable[[], object]
 
 
-def told(group: Callable[[], Any]) -> Any:
-    """A group that fails says why; the others are measured all the same."""
+def measured(group: Callable[[], Any]) -> Any:
+    """The result of a group of measurements, or its error, so that other groups still run."""
     try:
         return group()
     except Exception as error:
@@ -23,7 +23,7 @@ def told(group: Callable[[], Any]) -> Any:
 
 
 def spread(samples: Sequence[float]) -> dict[str, float]:
-    """Of at least one sample."""
+    """Quantiles of at least one sample."""
     ordered = sorted(samples)
     last = len(ordered) - 1
     return {
@@ -36,7 +36,7 @@ def spread(samples: Sequence[float]) -> dict[str, float]:
 
 
 def host_ns(action: Action, *, repeat: int = 50, before: Action | None = None) -> dict[str, float]:
-    """How long the host is inside ``action``; ``before`` runs each time, unmeasured."""
+    """ns that the host spends in ``action``. ``before`` runs before each call and is not measured."""
     samples = []
     for _ in range(repeat):
         if before is not None:
@@ -48,12 +48,13 @@ def host_ns(action: Action, *, repeat: int = 50, before: Action | None = None) -
 
 
 def keep_busy(milliseconds: float) -> None:  # cuda-only
-    """Give the current stream work of about that length."""
+    """Queue work of about that length on the current stream."""
     torch.cuda._sleep(round(milliseconds * CYCLES_PER_MS))
 
 
 def device_ns(action: Action, *, repeat: int = 20) -> float:  # cuda-only
-    """Of one ``action`` on the current stream: many are queued behind a busy stream, so launching is not in it."""
+    """ns of one ``action`` on the current stream. Repetitions are queued while the stream is busy, so that their
+    launches are not part of the time."""
     module: Any = torch.cuda
     start, end = module.Event(enable_timing=True), module.Event(enable_timing=True)
     torch.cuda.synchronize()

@@ -18,7 +18,7 @@ from schedbench.profiles.check.contract import (
     check_contract,
     follow,
 )
-from schedbench.profiles.check.workbench import ROWS
+from schedbench.profiles.check.scripted_engine import ROWS
 from schedbench.sched.relay import lengths, ordering, tokens
 from schedbench.sched.relay.choice import RelayChoice, choose, switches
 from schedbench.sched.relay.row import RelayRow

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedbench.profiles.check.contract import DECODE, IDLE, Act, Kept, check_contract, follow, speculating
-from schedbench.profiles.check.drafting import LEFT, LENGTHS
-from schedbench.profiles.check.forwards import PROMPTS
-from schedbench.profiles.check.hand_drafts import TAUGHT, VERIFIED, Speculating
-from schedbench.profiles.check.workbench import ROWS
+from schedbench.profiles.check.draft_invariants import LEFT, LENGTHS
+from schedbench.profiles.check.forward_invariants import PROMPTS
+from schedbench.profiles.check.scripted_drafts import TAUGHT, VERIFIED, Speculating
+from schedbench.profiles.check.scripted_engine import ROWS
 from schedbench.sched.relay import draft_lengths, drafts
 from schedbench.sched.relay.choice import RelayChoice, choose
 from schedbench.sched.relay.draft_row import Speculation

@@ -11,7 +11,7 @@ import pytest
 from schedbench.profiles.check.drafts import NAME, DraftReference, check_drafts
 from schedbench.profiles.check.examine import Examiner
 from schedbench.profiles.check.invariants import Invariants
-from schedbench.profiles.check.verdicts import Check
+from schedbench.profiles.check.report import Check
 from schedbench.profiles.platform.resolve import Resolved
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.sched.relay import draft_lengths, drafts

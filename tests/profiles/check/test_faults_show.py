@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from schedbench.profiles.check.adversaries import seeds
 from schedbench.profiles.check.contract import check_contract
 from schedbench.profiles.check.examine import Examiner
-from schedbench.profiles.check.probes import Probe, probe, probes
-from schedbench.profiles.check.schedules import seeds
-from schedbench.profiles.check.verdicts import Report
+from schedbench.profiles.check.faults import Probe, probe, probes
+from schedbench.profiles.check.report import Report
 from schedbench.profiles.platform.resolve import Resolved
 from schedbench.sched.relay.faults import Fault, faults
 

@@ -10,11 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedbench.profiles.cuda.capture import met, supported, this_thread
 from schedbench.profiles.cuda.clock import WallClock
-from schedbench.profiles.cuda.history import History
 from schedbench.profiles.cuda.kineto import rows
-from schedbench.profiles.cuda.log import NO_CONTEXT, Log, LoggedRange
+from schedbench.profiles.cuda.kineto_window import met, supported, this_thread
+from schedbench.profiles.cuda.log import NO_CONTEXT, History, Log, LoggedRange
 from schedbench.profiles.cuda.machine import driver
 from schedbench.profiles.cuda.streams import StreamTable
 

@@ -10,15 +10,15 @@ from typing import ClassVar
 import pytest
 import torch
 
-from schedbench.profiles.cuda.capture import this_thread
+from schedbench.profiles.cuda.blocking_calls import FREE, WaitLog
+from schedbench.profiles.cuda.call_sites import CallSites
 from schedbench.profiles.cuda.clock import WallClock
-from schedbench.profiles.cuda.device import DeviceHandle
 from schedbench.profiles.cuda.kineto import KinetoRow
+from schedbench.profiles.cuda.kineto_window import this_thread
 from schedbench.profiles.cuda.log import NO_PLACE, Log
 from schedbench.profiles.cuda.machine import watched
-from schedbench.profiles.cuda.places import CallSites
-from schedbench.profiles.cuda.spans import BATCH
-from schedbench.profiles.cuda.waits import FREE, WaitLog
+from schedbench.profiles.cuda.step_spans import BATCH
+from schedbench.profiles.cuda.watch import DeviceHandle
 from schedbench.profiles.record.timeline import NO_SITE
 from schedbench.profiles.vgpu.sites import Sites
 from schedbench.sched.kernels.rows import decode_positions

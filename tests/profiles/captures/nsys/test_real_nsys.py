@@ -6,9 +6,8 @@ import os
 
 import pytest
 
-from schedbench.profiles.captures.nsys.find import Nsys, find
-from schedbench.profiles.captures.nsys.record import RecordingRequest
-from schedbench.profiles.captures.record import recorded
+from schedbench.profiles.captures.nsys.record import RecordingRequest, recorded
+from schedbench.profiles.captures.nsys.tool import Nsys, find
 from schedbench.profiles.platform.machine import MachineError
 from tests.acceptance.runs import result_of
 

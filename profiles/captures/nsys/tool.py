@@ -1,0 +1,124 @@
+"""Where Nsight Systems is: as told, on the PATH, or in the usual folders; and which one it is."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final, NamedTuple
+
+from ...platform.machine import MachineError
+from ..capture import CaptureFileError
+
+VARIABLE: Final = "SCHEDBENCH_NSYS"
+PLACES: Final = (
+    "/opt/nvidia/nsight-systems/*/bin/nsys",
+    "/opt/nvidia/nsight-systems-cli/*/bin/nsys",
+    "/opt/nvidia/nsight-systems/*/target-linux-x64/nsys",
+    "/usr/local/cuda*/bin/nsys",
+    "/usr/lib/nsight-systems/bin/nsys",
+    "/usr/lib/nsight-systems/*/nsys",
+)
+HOW_TO_GET: Final = (
+    "install Nsight Systems (developer.nvidia.com/nsight-systems, or on Debian the non-free package nsight-systems),"
+    f" or name its nsys with --nsys or {VARIABLE}"
+)
+_VERSION_SECONDS: Final = 30
+_VERSION: Final = re.compile(r"\d+(\.\d+)+[\w.\-]*")
+
+
+class Nsys(NamedTuple):
+    path: Path
+    version: str
+
+
+def find(told: str | None, surroundings: Mapping[str, str], *, root: Path = Path("/")) -> Nsys:
+    """The one that was named, else the first that works: of the environment variable, the PATH, the usual folders.
+
+    Raises MachineError, which says what to install.
+    """
+    named = told or surroundings.get(VARIABLE)
+    if named:
+        return _tried(Path(named)) or _refused(named)
+    candidates = list(_candidates(surroundings, root))
+    found = next((nsys for path in candidates if (nsys := _tried(path))), None)
+    if found is None:
+        tried = f" ({', '.join(map(str, candidates))} would not run)" if candidates else ""
+        raise MachineError(f"no Nsight Systems on this machine{tried}: {HOW_TO_GET}")
+    return found
+
+
+def _refused(named: str) -> Nsys:
+    raise MachineError(f"{named} is no nsys that runs: {HOW_TO_GET}")
+
+
+def _candidates(surroundings: Mapping[str, str], root: Path) -> Iterator[Path]:
+    """The newest of a folder's versions first."""
+    on_path = shutil.which("nsys", path=surroundings.get("PATH", ""))
+    if on_path:
+        yield Path(on_path)
+    for pattern in PLACES:
+        yield from sorted(root.glob(pattern.removeprefix("/")), reverse=True)
+
+
+def _tried(path: Path) -> Nsys | None:
+    try:
+        done = subprocess.run(
+            [str(path), "--version"], capture_output=True, text=True, timeout=_VERSION_SECONDS, check=False
+        )
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    words = done.stdout or done.stderr
+    match = _VERSION.search(words)
+    itself = done.returncode == 0 and "nsight systems" in words.lower()
+    return Nsys(path, match[0]) if itself and match else None
+
+
+_EXPORT_SECONDS: Final = 1800
+_LONGEST: Final = 600  # letters of the tool's own words
+
+
+@contextmanager
+def exported(nsys: Nsys, report: Path) -> Iterator[Path]:
+    """An export of ``report`` that is gone after the block: it holds what nobody should see. Raises CaptureError."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "export.sqlite"
+        export(nsys, report, path)
+        yield path
+
+
+def export(nsys: Nsys, report: Path, output: Path) -> None:
+    """Write ``report`` as sqlite. Raises CaptureError with the tool's own words where it does not."""
+    arguments = [
+        "export",
+        "--type",
+        "sqlite",
+        "--force-overwrite",
+        "true",
+        "--output",
+        str(output),
+        str(report),
+    ]
+    try:
+        done = subprocess.run(
+            [str(nsys.path), *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_EXPORT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise CaptureFileError(f"{report}: nsys {nsys.version} could not export it: {error}") from None
+    if done.returncode or not output.is_file():
+        raise CaptureFileError(f"{report}: nsys {nsys.version} could not export it: {said(done)}")
+
+
+def said(done: subprocess.CompletedProcess[str]) -> str:
+    """The end of what a tool wrote, in one line."""
+    words = " ".join((done.stderr.strip() or done.stdout.strip() or "nothing").split())
+    return f"it ended with {done.returncode} and said: {words[-_LONGEST:]}"

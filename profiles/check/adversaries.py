@@ -1,0 +1,91 @@
+"""The same workload under adversaries: whatever order the streams allow, the tokens are to be the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from ...sched.relay.choice import RelayChoice
+from ..platform.resolve import Resolved
+from ..ranks.execute import Options
+from ..record.result import Abstained, Metric, Result
+from ..run.crash import Crash
+from ..vgpu.adversary.strategies import ALWAYS, FAVOURED, STRATEGIES, described
+from .report import Check, Evidence, judged, skipped
+from .runs import MapFunction, attempt, pool, processors
+from .tokens import differences
+
+NAME = "adversary"
+WORTH_PROCESSES_S = 12.0
+
+
+def seeds(random: int) -> Sequence[int]:
+    """Every strategy, then so many random ones."""
+    return range(len(STRATEGIES) + random)
+
+
+def check_schedules(resolved: Resolved, relay: RelayChoice, result: Result, chosen: Sequence[int]) -> Check:
+    """``result`` is of the same run in program order."""
+    if isinstance(result.outputs, Abstained):
+        return skipped(NAME, result.outputs.abstained)
+    chosen = [seed for seed in chosen if concerns(seed, result)]
+    found: list[Evidence] = []
+    with _spread(result.run.wall_s, len(chosen)) as each:
+        for evidence in each(partial(_against, resolved, relay, result), chosen):
+            found += evidence
+    return judged(NAME, found, about=f"the same tokens under {_counted(chosen)}")
+
+
+def concerns(seed: int, result: Result) -> bool:
+    """Whether the run has the stream that the strategy favours."""
+    if not ALWAYS <= seed < len(STRATEGIES):
+        return True
+    named = {stream for counts in result.per_step.values() for stream in counts.streams}
+    copied = {row.stream for row in result.copies} | {row.stream for row in result.syncs}
+    return FAVOURED[seed - 1] in named | copied
+
+
+@contextmanager
+def _spread(seconds: float, tasks: int) -> Iterator[MapFunction]:
+    """Runs that take a while are spread over processes, each of which takes a few seconds to start."""
+    if seconds * tasks < WORTH_PROCESSES_S or processors() == 1:
+        yield map
+        return
+    with pool(tasks) as each:
+        yield each
+
+
+def _against(resolved: Resolved, relay: RelayChoice, expected: Result, seed: int) -> list[Evidence]:
+    """What differs from ``expected`` under that adversary."""
+    outcome = attempt(resolved, relay, Options(device="vgpu", save_tokens=True, adversary=seed))
+    where = f"adversary {seed} ({described(seed)})"
+    if isinstance(outcome, Crash):
+        return [Evidence(f"{where}: {outcome}")]
+    apart = [*differences(outcome.result, expected), *_drafts_apart(outcome.result, expected)]
+    return [Evidence(f"{where}: {evidence.says}") for evidence in apart[:1]]
+
+
+def _drafts_apart(found: Result, expected: Result) -> Iterator[Evidence]:
+    """Wrong drafts cost no token, only acceptance. A retracted request drafts anew, and then differs rightly."""
+    lengths = [_value(result, "accept_length") for result in (found, expected)]
+    retracted = _value(expected, "retractions")
+    if None not in lengths and lengths[0] != lengths[1] and not retracted:
+        yield Evidence(f"drafts: {lengths[0]:.3f} tokens accepted per verify instead of {lengths[1]:.3f}")
+
+
+def _value(result: Result, name: str) -> float | None:
+    metric = result.metrics.get(name)
+    return metric.values[0] if isinstance(metric, Metric) else None
+
+
+def _counted(chosen: Sequence[int]) -> str:
+    strategies = sum(seed < len(STRATEGIES) for seed in chosen)
+    parts = [_some(strategies, "strategy", "strategies")] if strategies else []
+    others = len(chosen) - strategies
+    parts += [_some(others, "random order", "random orders")] if others else []
+    return " and ".join(parts)
+
+
+def _some(count: int, one: str, more: str) -> str:
+    return f"{count} {one if count == 1 else more}"

@@ -1,0 +1,175 @@
+"""What drafts start from, looked at behind the workers' backs: it has to be what the last extend left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from ...sched.batch import DraftInput, ForwardBatch, ScheduleBatch
+from ...sched.relay.draft_prebuilt import DraftParts
+from ...sched.request import Request, Status
+from ...sched.speculate.drafter import Extended, Tree
+from ...sched.speculate.worker import Drafts, Worker
+from .batch_invariants import Peek
+from .violations import Violation
+
+LEFT = "drafts start from what the last extend left"
+LENGTHS = "the host's lengths of a verify are the device's"
+BOUND = "no verify reaches beyond its bound"
+
+_PARTS = ("topk_p", "topk_index", "hidden_states")
+
+
+class Start(NamedTuple):
+    """Of one request: the token at ``length`` and what the draft model said behind it."""
+
+    length: int
+    bonus: int
+    parts: tuple[torch.Tensor, ...]  # as in _PARTS; none where floating-point work is skipped
+
+    def unlike(self, other: Start) -> list[str]:
+        """What differs, by name."""
+        parts = zip(_PARTS, self.parts, other.parts, strict=False)
+        apart = [name for name, own, its in parts if not torch.equal(own, its)]
+        return apart if self.bonus == other.bonus else ["bonus_tokens", *apart]
+
+
+# Called with the requests' starts before they are drafted for.
+Heard = Callable[[ScheduleBatch, list[Start]], None]
+
+
+class DraftWatch:
+    """One worker's drafts. ``launching`` is the batch that is under way; told are violations."""
+
+    def __init__(
+        self,
+        peek: Peek,
+        launching: Callable[[], ScheduleBatch],
+        heard: Heard,
+        told: Callable[[Iterator[Violation]], None],
+    ) -> None:
+        self._peek = peek
+        self.launching = launching
+        self._heard = heard
+        self._told = told
+        self._left: dict[int, tuple[int, tuple[torch.Tensor, ...]]] = {}  # by row
+
+    def worker(self, worker: Worker) -> Worker:
+        """The same, which shows what it drafts from."""
+        return replace(worker, drafter=_WatchedDrafts(worker.drafter, self))
+
+    def starting(self, start: DraftInput, rows: torch.Tensor, seq_lens: torch.Tensor, longest: int) -> None:
+        batch, peek = self.launching(), self._peek
+        assert start.bonus_tokens is not None
+        lens, parts = peek(seq_lens).tolist(), _held(start, peek)
+        bonus = peek(start.bonus_tokens).tolist()
+        starts = [
+            Start(length, token, tuple(part[i] for part in parts))
+            for i, (length, token) in enumerate(zip(lens, bonus, strict=True))
+        ]
+        self._told(_mirrored(batch, lens, longest))
+        self._told(self._unlike(batch, peek(rows).tolist(), starts))
+        self._heard(batch, starts)
+
+    def extended(self, rows: torch.Tensor, lens: list[int], made: Extended) -> None:
+        """Rows [b] have KV up to ``lens`` now, and what was ``made`` is for the drafts behind it."""
+        peek = self._peek
+        parts = _held(DraftInput(None, *made), peek)
+        for i, (row, length) in enumerate(zip(peek(rows).tolist(), lens, strict=True)):
+            self._left[row] = length, tuple(part[i] for part in parts)
+
+    def seeded(self, batch: ScheduleBatch, parts: DraftParts) -> None:
+        """Another rank's last extend of these requests has come, by the host's memory."""
+        for i, req in enumerate(batch.reqs):
+            assert req.req_pool_idx is not None
+            self._left[req.req_pool_idx] = req.kv_committed_len, tuple(part[i] for part in parts)
+
+    def values(self, tensor: torch.Tensor) -> list[int]:
+        found: list[int] = self._peek(tensor).tolist()
+        return found
+
+    def _unlike(self, batch: ScheduleBatch, rows: list[int], starts: list[Start]) -> Iterator[Violation]:
+        for req, row, start in zip(batch.reqs, rows, starts, strict=True):
+            length, parts = self._left.get(row, (None, ()))
+            if (
+                req.status is not Status.RUNNING
+            ):  # it ended when the batch was made already; its drafts are nobody's
+                continue
+            where = f"step {batch.step}, request {req.id}: its draft starts"
+            if row != req.req_pool_idx:
+                text = f"{where} in row {row}, and the request's is {req.req_pool_idx}"
+                yield Violation(LEFT, "req_pool_indices", text, batch.step, req.id)
+            elif length != start.length:
+                text = f"{where} at length {start.length}, and its last extend ended at {length}"
+                yield Violation(LEFT, "seq_lens", text, batch.step, req.id)
+            else:
+                yield from _stale(batch, req, start, parts)
+
+
+class _WatchedDrafts:
+    def __init__(self, drafts: Drafts, watch: DraftWatch) -> None:
+        self._drafts = drafts
+        self._watch = watch
+
+    def chain(self, start: DraftInput, rows: torch.Tensor, seq_lens: torch.Tensor, longest: int) -> Tree:
+        self._watch.starting(start, rows, seq_lens, longest)
+        return self._drafts.chain(start, rows, seq_lens, longest)
+
+    def tree(self, start: DraftInput, rows: torch.Tensor, seq_lens: torch.Tensor, longest: int) -> Tree:
+        self._watch.starting(start, rows, seq_lens, longest)
+        return self._drafts.tree(start, rows, seq_lens, longest)
+
+    def extend(self, batch: ForwardBatch, hidden_states: torch.Tensor) -> Extended:
+        made = self._drafts.extend(batch, hidden_states)
+        self._watch.extended(batch.req_pool_indices, self._watch.values(batch.seq_lens), made)
+        return made
+
+    def extend_chain(
+        self,
+        predict: torch.Tensor,
+        hidden_states: torch.Tensor,
+        accept_lens: torch.Tensor,
+        rows: torch.Tensor,
+        ends: torch.Tensor,
+        lens: tuple[torch.Tensor, torch.Tensor],
+        longest: int,
+    ) -> Extended:
+        made = self._drafts.extend_chain(predict, hidden_states, accept_lens, rows, ends, lens, longest)
+        behind = predict.shape[0] // rows.shape[0]
+        counts = zip(self._watch.values(ends), self._watch.values(accept_lens), strict=True)
+        self._watch.extended(rows, [end - behind + accepted for end, accepted in counts], made)
+        return made
+
+
+def _held(draft: DraftInput, peek: Peek) -> list[torch.Tensor]:
+    """The parts that have values, as they are now."""
+    parts = [peek(part) for part in (getattr(draft, name) for name in _PARTS) if part is not None]
+    return [part.clone() for part in parts if part.device.type != "meta"]
+
+
+def _stale(
+    batch: ScheduleBatch, req: Request, start: Start, left: tuple[torch.Tensor, ...]
+) -> Iterator[Violation]:
+    if len(start.parts) != len(left):  # floating-point work is skipped, and what came for it means nothing
+        return
+    for name, part, meant in zip(_PARTS, start.parts, left, strict=False):
+        if not torch.equal(part, meant):
+            text = (
+                f"step {batch.step}, request {req.id}, length {start.length}: its draft starts from {name} "
+                f"that its last extend did not leave"
+            )
+            yield Violation(LEFT, name, text, batch.step, req.id)
+
+
+def _mirrored(batch: ScheduleBatch, lens: list[int], longest: int) -> Iterator[Violation]:
+    mirror = [None] * len(lens) if batch.seq_lens_cpu is None else batch.seq_lens_cpu.tolist()
+    for req, length, told in zip(batch.reqs, lens, mirror, strict=True):
+        where = f"step {batch.step}, request {req.id}: its verify starts at length {length}"
+        if told is not None and told != length:
+            text = f"{where} on the device and {told} in seq_lens_cpu"
+            yield Violation(LENGTHS, "seq_lens_cpu", text, batch.step, req.id)
+        if length > longest:
+            yield Violation(BOUND, "longest", f"{where}, and its bound is {longest}", batch.step, req.id)

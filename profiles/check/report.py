@@ -1,0 +1,111 @@
+"""What a check says: whether it passed, and what a reader needs to act on if it did not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple
+
+from ...sched.relay.choice import RelayChoice
+from ..platform.resolve import Resolved
+from ..record.environment import environment, tool
+from ..record.result import Result, SitePart, canonical
+
+Verdict = Literal["passed", "failed", "not applicable"]
+
+
+class Evidence(NamedTuple):
+    """One sentence, and the source lines that it is about, or the ``field`` of a batch or buffer."""
+
+    says: str
+    sites: tuple[SitePart, ...] = ()
+    field: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """``about`` says in a few words what passed, or why there was nothing to check."""
+
+    name: str
+    verdict: Verdict
+    about: str
+    evidence: tuple[Evidence, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All checks of one relay. ``result`` is the watched run's; None where it broke down."""
+
+    relay: RelayChoice
+    checks: tuple[Check, ...]
+    result: Result | None
+    wall_s: float
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        return tuple(check for check in self.checks if check.verdict == "failed")
+
+
+def judged(name: str, evidence: Sequence[Evidence], *, about: str) -> Check:
+    """Failed if there is evidence; ``about`` is what passed otherwise."""
+    if evidence:
+        return Check(name, "failed", f"{len(evidence)} found", tuple(evidence))
+    return Check(name, "passed", about)
+
+
+def skipped(name: str, why: str) -> Check:
+    return Check(name, "not applicable", why)
+
+
+# History: 1.0 the first.
+SCHEMA_VERSION: Final = "1.0"
+
+Document = dict[str, Any]
+
+
+def document(resolved: Resolved, reports: Sequence[Report], *, run: Document) -> Document:
+    """``run`` is as in a result document. Every check of every relay, with its evidence."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "tool": tool().model_dump(mode="json"),
+        "run": run,
+        "environment": environment(),
+        "scenario": {"expanded": resolved.scenario.expanded(), "sha256": resolved.scenario.sha256},
+        "passed": not any(report.failed for report in reports),
+        "reports": [_report(report) for report in reports],
+    }
+
+
+def _report(report: Report) -> Document:
+    relay = report.relay
+    return {
+        "relay": {
+            "state": relay.state.name,
+            "switches": dict(relay.overrides),
+            "faults": [fault.name for fault in relay.faults],
+        },
+        "outputs": report.result.outputs.model_dump(mode="json") if report.result else None,
+        "hazards_s": report.result.run.hazards_s if report.result else None,
+        "wall_s": report.wall_s,
+        "checks": [check_part(check) for check in report.checks],
+    }
+
+
+def check_part(check: Check) -> Document:
+    return {
+        "name": check.name,
+        "verdict": check.verdict,
+        "about": check.about,
+        "evidence": [
+            {
+                "says": evidence.says,
+                "sites": [site.model_dump(mode="json") for site in evidence.sites],
+                "field": evidence.field,
+            }
+            for evidence in check.evidence
+        ],
+    }
+
+
+def to_json(content: Document) -> str:
+    return canonical(content)

@@ -1,0 +1,199 @@
+"""Draft and target of the workbench: no models, but tokens and states that follow from request and position.
+
+So each call's arguments can be looked at: a relay that hands on something else, or in another order, is caught there.
+Some drafts are right and some are not, so that requests of a batch advance by different counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from ...sched.batch import DraftInput, ForwardBatch, ModelOutput, ScheduleBatch
+from ...sched.config import SpeculativeConfig
+from ...sched.model.sampling_info import SamplingInfo
+from ...sched.relay.draft_row import DraftRow, Speculation
+from ...sched.request import Request
+from ...sched.speculate.drafter import Extended, Tree
+from ...sched.speculate.verifier import DraftVerdict
+from .forward_invariants import PROMPTS
+from .violations import Violation
+
+TAUGHT = "a draft is taught what the target has accepted"
+VERIFIED = "a verify starts where the last one ended"
+
+VOCABULARY = 997
+STEPS = 2
+
+
+class Speculating(NamedTuple):
+    """A worker, and what the relay answers it."""
+
+    mode: Speculation
+    row: DraftRow
+
+    @property
+    def config(self) -> SpeculativeConfig:
+        return SpeculativeConfig(self.mode, steps=STEPS, topk=1, draft_tokens=STEPS + 1)
+
+
+def token_of(request: Request, position: int) -> int:
+    """What is sampled for that place of the request's tokens."""
+    return (31 * request.index + 7 * position + 5) % VOCABULARY
+
+
+def hidden_of(request: Request, position: int) -> list[float]:
+    """The target's state there; a draft's own has a 1 at the end."""
+    return [float(request.index), float(position), 0.0]
+
+
+def _guess(request: Request, length: int, nth: int) -> int:
+    """The draft's ``nth`` guess behind the token at ``length``: right for some, up to a point."""
+    right = nth < (request.index + length) % (STEPS + 1)
+    return (token_of(request, length + 1 + nth) + (0 if right else 1)) % VOCABULARY
+
+
+class HandDrafts:
+    """In the place of ``Drafter``. ``lengths`` has what each request's KV covers, as the target has decided."""
+
+    def __init__(self, launching: Callable[[], ScheduleBatch], told: Callable[[Violation], None]) -> None:
+        self._launching = launching
+        self._told = told
+        self.lengths: dict[Request, int] = {}
+
+    def chain(self, start: DraftInput, rows: torch.Tensor, seq_lens: torch.Tensor, longest: int) -> Tree:  # noqa: ARG002
+        assert start.bonus_tokens is not None
+        reqs = self.requests(rows)
+        for req, length, token in zip(reqs, seq_lens.tolist(), start.bonus_tokens.tolist(), strict=True):
+            self._expect(VERIFIED, "seq_lens", req, length, self.lengths.get(req), "starts at length")
+            self._expect(TAUGHT, "bonus_tokens", req, token, token_of(req, length), "starts from token")
+        drafts = [[_guess(req, self.lengths[req], nth) for nth in range(STEPS)] for req in reqs]
+        return Tree(torch.cat([start.bonus_tokens.unsqueeze(1), torch.tensor(drafts)], 1), None)
+
+    def tree(self, start: DraftInput, rows: torch.Tensor, seq_lens: torch.Tensor, longest: int) -> Tree:
+        """The workbench drafts chains only."""
+        return self.chain(start, rows, seq_lens, longest)
+
+    def extend(self, batch: ForwardBatch, hidden_states: torch.Tensor) -> Extended:
+        assert batch.extend_lens is not None and batch.extend_prefix_lens is not None
+        reqs, ends = self.requests(batch.req_pool_indices), batch.seq_lens.tolist()
+        extend, prefix = batch.extend_lens.tolist(), batch.extend_prefix_lens.tolist()
+        ids, states = batch.input_ids.tolist(), hidden_states.tolist()
+        place = 0
+        for req, end, count, before in zip(reqs, ends, extend, prefix, strict=True):
+            begin = self._begin(req)
+            self._expect(TAUGHT, "extend_lens", req, before, begin, "is taught from position")
+            self._expect(TAUGHT, "extend_lens", req, before + count, end, "is taught up to position")
+            self._taught(req, begin, ids[place : place + count], states[place : place + count])
+            self.lengths[req] = end
+            place += count
+        return self._extended(reqs)
+
+    def extend_chain(
+        self,
+        predict: torch.Tensor,
+        hidden_states: torch.Tensor,
+        accept_lens: torch.Tensor,
+        rows: torch.Tensor,
+        ends: torch.Tensor,
+        lens: tuple[torch.Tensor, torch.Tensor],
+        longest: int,  # noqa: ARG002
+    ) -> Extended:
+        reqs, d = self.requests(rows), STEPS + 1
+        extend, prefix = (part.tolist() for part in lens)
+        ids, states = predict.view(-1, d).tolist(), hidden_states.view(-1, d, 3).tolist()
+        for i, (req, end, accepted) in enumerate(zip(reqs, ends.tolist(), accept_lens.tolist(), strict=True)):
+            begin = self.lengths[req]
+            self._expect(TAUGHT, "extend_lens", req, extend[i], d, "is taught a number of tokens")
+            self._expect(TAUGHT, "extend_lens", req, prefix[i], begin, "is taught from position")
+            self._expect(TAUGHT, "seq_lens", req, end, begin + d, "is taught up to position")
+            self._taught(req, begin, ids[i][:accepted], states[i][:accepted])
+            self.lengths[req] = begin + accepted
+        return self._extended(reqs)
+
+    # ---- helpers -------------------------------------------------------------------------------------------
+
+    def requests(self, rows: torch.Tensor) -> list[Request]:
+        """Of a batch's rows, or of some of them. A row that is nobody's breaks the step down."""
+        owners = {req.req_pool_idx: req for req in self._launching().reqs}
+        return [owners[row] for row in rows.tolist()]
+
+    def _begin(self, req: Request) -> int:
+        """Where the tokens begin that an extend teaches: a prompt's part, or what a serial verify has accepted."""
+        batch = self._launching()
+        if not batch.forward_mode.is_extend:
+            return self.lengths[req]
+        return batch.prefix_lens[batch.reqs.index(req)]
+
+    def _taught(
+        self, req: Request, begin: int, ids: Sequence[int], states: Sequence[Sequence[float]]
+    ) -> None:
+        """The draft is given the token behind each position. Behind an unfinished chunk that one means nothing."""
+        prompt = req.origin_input_ids
+        for position, (value, state) in enumerate(zip(ids, states, strict=True), begin):
+            promise, meant = TAUGHT, token_of(req, position + 1)
+            if position + 1 < len(prompt):
+                promise, meant = PROMPTS, prompt[position + 1]
+            unfinished = position + 1 == begin + len(ids) < len(prompt)
+            if not unfinished:
+                self._expect(promise, "input_ids", req, value, meant, f"is taught at position {position}")
+            self._expect(TAUGHT, "hidden_states", req, state, hidden_of(req, position), "is taught the state")
+
+    def _expect(
+        self, promise: str, field: str, req: Request, value: object, meant: object, doing: str
+    ) -> None:
+        if value != meant:
+            step = self._launching().step
+            text = f"step {step}, request {req.id}: its draft {doing} {value}, not {meant}"
+            self._told(Violation(promise, field, text, step, req.id))
+
+    def _extended(self, reqs: Sequence[Request]) -> Extended:
+        ends = [(req, self.lengths[req]) for req in reqs]
+        return Extended(
+            torch.tensor([[float(length)] for _, length in ends]),
+            torch.tensor([[_guess(req, length, 0)] for req, length in ends]),
+            torch.tensor([[*hidden_of(req, length)[:2], 1.0] for req, length in ends]),
+        )
+
+
+class HandVerdict:
+    """In the place of ``Verifier``."""
+
+    def __init__(self, drafts: HandDrafts) -> None:
+        self._drafts = drafts
+
+    def forward(
+        self,
+        tree: Tree,
+        rows: torch.Tensor,
+        seq_lens: torch.Tensor,  # noqa: ARG002
+        slots: torch.Tensor | None,  # noqa: ARG002
+        longest: int,  # noqa: ARG002
+    ) -> ModelOutput:
+        places = list(self._places(self._drafts.requests(rows), tree.tokens.shape[1]))
+        logits = torch.tensor([[float(token_of(req, position + 1))] for req, position in places])
+        states = torch.tensor([hidden_of(req, position) for req, position in places])
+        return ModelOutput(logits, hidden_states=states)
+
+    def predict(
+        self,
+        tree: Tree,  # noqa: ARG002
+        output: ModelOutput,
+        info: SamplingInfo,  # noqa: ARG002
+        seq_lens: torch.Tensor,  # noqa: ARG002
+    ) -> DraftVerdict:
+        assert output.hidden_states is not None
+        return DraftVerdict(output.logits[:, 0].to(torch.int64), output.hidden_states, None)
+
+    def _places(self, reqs: Sequence[Request], count: int) -> Iterator[tuple[Request, int]]:
+        for req in reqs:
+            for nth in range(count):
+                yield req, self._drafts.lengths[req] + nth
+
+
+def prompt_states(batch: ScheduleBatch) -> torch.Tensor:
+    """[T, 3] of an extend batch's tokens."""
+    parts = zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True)
+    return torch.tensor([hidden_of(req, begin + nth) for req, begin, count in parts for nth in range(count)])

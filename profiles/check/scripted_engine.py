@@ -1,0 +1,315 @@
+"""A relay with batches and no model: whatever a script does to them, each step is shown what a model would be given.
+
+The engine is the real one but for its model, whose next token follows from request and position: so the right input
+of every later step is known.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ...sched.batch import ForwardBatch, ModelOutput, ScheduleBatch, StepResult
+from ...sched.config import Capabilities, EngineConfig, SamplingParams, SpeculativeConfig
+from ...sched.hisparse.tier import DeviceTier
+from ...sched.loop.engine import Engine
+from ...sched.loop.idle import idle_batch
+from ...sched.loop.launch import launch_overlapped, launch_serial
+from ...sched.loop.prepare import (
+    filter_rows,
+    merge_rows,
+    mix_with_running,
+    prepare_for_decode,
+    prepare_for_extend,
+)
+from ...sched.loop.settle_drafts import settle_verify
+from ...sched.loop.speculative import launch_drafts_overlapped, launch_drafts_serial
+from ...sched.memory.chunk import ChunkCache
+from ...sched.memory.invariants import as_it_is
+from ...sched.memory.release import release_kv_cache
+from ...sched.memory.slots import ReqToTokenPool
+from ...sched.memory.tokens import TokenAllocator
+from ...sched.model.sampler import Sampler
+from ...sched.observe import LogicalClock, Silence
+from ...sched.relay.context import Streams
+from ...sched.relay.row import Relay, RelayRow
+from ...sched.request import Request, Status
+from ...sched.speculate.acceptance import TargetAcceptance
+from ...sched.speculate.worker import Worker
+from .batch_invariants import keeps_lengths, mirrors, row_counts
+from .draft_invariants import DraftWatch
+from .forward_invariants import Forward, violations
+from .scripted_drafts import VOCABULARY, HandDrafts, HandVerdict, Speculating, prompt_states, token_of
+from .violations import Violation
+
+ROWS = 8
+CHUNK = 16
+SURE = 10.0  # of a logit: no penalty changes which is the greatest
+CONFIG = EngineConfig(
+    device=torch.device("cpu"),
+    capabilities=Capabilities(pinned_memory=False, side_streams=False, events=False, graphs=False),
+    chunked_prefill_size=CHUNK,
+    mixed_chunk=True,
+    max_running_requests=ROWS,
+    kv_tokens=1024,
+    context_len=4 * CHUNK,
+    vocab_size=VOCABULARY,
+    cuda_graph=False,
+)
+
+
+class Workbench:
+    """``running`` decodes, ``last`` was prefilled and has not joined it; ``found`` has what was wrong so far. A request
+    whose tokens would not fit its row any more ends."""
+
+    def __init__(self, row: RelayRow, *, overlap: bool, drafts: Speculating | None = None) -> None:
+        self.found: list[Violation] = []
+        self.running = ScheduleBatch.empty()
+        self.last: ScheduleBatch | None = None
+        self._drafts = drafts
+        self.engine = _engine(row, self, overlap=overlap, drafts=drafts)
+        # The overlapped worker's batch has the lengths of its last verify, or sentinels.
+        self._settled = drafts is None or drafts.mode == "v1"
+        self._lengths = keeps_lengths(row) and self._settled
+        self._under_way: Request | None = None
+        self._unsettled: list[tuple[ScheduleBatch, StepResult]] = []
+        self._launching = self.running
+        self._steps = self._made = 0
+
+    @property
+    def free_rows(self) -> int:
+        return self.engine.slots.available_size()
+
+    # ---- what a script can do ------------------------------------------------------------------------------
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> None:
+        """As many of the prompts as there are rows for."""
+        self.join()
+        reqs = [self._started(self._request(prompt)) for prompt in prompts[: self.free_rows]]
+        if reqs:
+            self.last = prepare_for_extend(self.engine, reqs, self._steps)
+            self._launch(self.last)
+
+    def chunks(self, prompt: Sequence[int]) -> None:
+        """A long prompt, chunk by chunk, a step for each."""
+        if not self.free_rows:
+            return
+        self._under_way = req = self._request(prompt)
+        while self._under_way is not None:
+            self.join()
+            self._started(req)
+            req.fill_len = min(req.prefix_len + CHUNK, req.seqlen)
+            req.extend_input_len = req.fill_len - (
+                0 if req.prefix_indices is None else len(req.prefix_indices)
+            )
+            self.last = prepare_for_extend(self.engine, [req], self._steps)
+            self._launch(self.last)
+            if req.fill_len == req.seqlen:
+                self._under_way = None
+
+    def decode(self) -> None:
+        self.join()
+        filter_rows(self.engine, self.running)
+        if not self.running.is_empty:
+            prepare_for_decode(self.engine, self.running, self._steps)
+            self._launch(self.running)
+
+    def idle(self) -> None:
+        """A step of nobody, while others wait."""
+        self.join()
+        self._launch(idle_batch(self.engine, self._steps))
+
+    def mix(self, prompts: Sequence[Sequence[int]]) -> None:
+        """The running requests decode behind new prompts."""
+        self.join()
+        filter_rows(self.engine, self.running)
+        reqs = [self._started(self._request(prompt)) for prompt in prompts[: self.free_rows]]
+        if not reqs or self.running.is_empty:
+            return
+        self.last = prepare_for_extend(self.engine, reqs, self._steps)
+        prepare_for_decode(self.engine, self.running, self._steps)
+        mix_with_running(self.engine, self.last, self.running)
+        self.running = ScheduleBatch.empty()
+        self._launch(self.last)
+
+    def leave(self, places: Sequence[int]) -> None:
+        """Requests end, of those that run or were just prefilled."""
+        alive = [
+            req
+            for batch in (self.running, self.last)
+            if batch is not None
+            for req in batch.reqs
+            if req.status is Status.RUNNING and req is not self._under_way
+        ]
+        for place in {place % len(alive) for place in places} if alive else ():
+            self._end(alive[place])
+        self._look()
+
+    def retract(self, order: Sequence[int]) -> None:
+        """The running requests at these places stay, in that order; the others lose their KV."""
+        self.join()
+        filter_rows(self.engine, self.running)
+        size = self.running.batch_size
+        keep = list(dict.fromkeys(place % size for place in order)) if size else []
+        if not keep or len(keep) == size:
+            return
+        for place in set(range(size)) - set(keep):
+            self._end(self.running.reqs[place])
+        filter_rows(self.engine, self.running, keep=keep)
+        self._look()
+
+    def join(self) -> None:
+        """What was prefilled last joins those who run."""
+        engine, last = self.engine, self.last
+        self.last = None
+        under_way = self._under_way
+        if under_way is not None and under_way.req_pool_idx is not None:
+            engine.cache.cache_unfinished_req(under_way)
+        if last is None:
+            return
+        filter_rows(engine, last, without=() if under_way is None else (under_way,))
+        if not engine.relay.joins(last):
+            return
+        if self.running.is_empty:
+            self.running = last
+        else:
+            merge_rows(engine, self.running, last)
+        self._look()
+
+    # ---- what the engine asks for --------------------------------------------------------------------------
+
+    def forward(self, view: ForwardBatch) -> ModelOutput:
+        context = self.engine.relay.context
+        batch = self._launching
+        odd = list(row_counts(batch, f"the batch of step {batch.step}"))
+        forward = Forward(batch, view, context.config, context.pages, as_it_is)
+        self.found += odd or [*violations(forward), *_misfed(forward)]
+        next_ids = [token_of(req, req.kv_committed_len) for req in batch.reqs]
+        logits = torch.nn.functional.one_hot(torch.tensor(next_ids, dtype=torch.int64), VOCABULARY)
+        states = prompt_states(batch) if view.capture_hidden else None
+        return ModelOutput(SURE * logits.to(torch.float32), hidden_states=states)
+
+    def worker(self, spec: SpeculativeConfig, cache: ChunkCache) -> Worker:
+        """One that knows no model, and is watched."""
+        made = HandDrafts(lambda: self._launching, self.found.append)
+        watch = DraftWatch(as_it_is, lambda: self._launching, lambda *_: None, self.found.extend)
+        accepts = TargetAcceptance(spec.most_accepted)
+        return watch.worker(Worker(spec, made, HandVerdict(made), accepts, cache, Silence()))
+
+    # ---- helpers -------------------------------------------------------------------------------------------
+
+    def _request(self, prompt: Sequence[int]) -> Request:
+        index, self._made = self._made, self._made + 1
+        penalty = 0.5 if index % 3 == 0 else 0.0
+        # Some requests that speculate end in the middle of what was accepted.
+        most = 6 if self._drafts is not None and index % 4 == 3 else 128
+        sampling = SamplingParams(presence_penalty=penalty, ignore_eos=True, max_new_tokens=most)
+        return Request(f"r{index}", array("q", prompt), sampling, arrival=0, index=index)
+
+    def _started(self, req: Request) -> Request:
+        cached = 0 if req.prefix_indices is None else req.prefix_indices.shape[0]
+        if req.prefix_indices is None:
+            req.prefix_indices = self.engine.cache.match_prefix(req.origin_input_ids).device_indices
+        req.fill_len, req.extend_input_len = req.seqlen, req.seqlen - cached
+        return req
+
+    def _launch(self, batch: ScheduleBatch) -> None:
+        self._launching = batch
+        self._steps += 1
+        overlap = self.engine.config.overlap
+        result = _LAUNCH[overlap, self._drafts is not None](self.engine, batch)
+        self._unsettled.append((batch.copy(), result))
+        if len(self._unsettled) > overlap:
+            self._settle(*self._unsettled.pop(0))
+        self._look()
+
+    def _settle(self, batch: ScheduleBatch, result: StepResult) -> None:
+        if self._drafts is not None and batch.forward_mode.is_decode:
+            settle_verify(self.engine, batch, result)
+        else:
+            self._append(batch, result)
+        for req in batch.reqs:
+            full = req.kv_committed_len + 2 > self.engine.config.context_len
+            if full and req.status is Status.RUNNING and req is not self._under_way:
+                self._end(req)
+
+    def _append(self, batch: ScheduleBatch, result: StepResult) -> None:
+        assert result.next_token_ids is not None
+        for req, token in zip(batch.reqs, result.next_token_ids.tolist(), strict=True):
+            if req.status is Status.RUNNING and req is not self._under_way:
+                req.output_ids.append(token)
+
+    def _end(self, req: Request) -> None:
+        release_kv_cache(req, self.engine.cache, is_insert=False, speculative=self._drafts is not None)
+        req.status = Status.FINISHED
+
+    def _look(self) -> None:
+        for name, batch in (("running", self.running), ("prefilled", self.last)):
+            if batch is not None:
+                told = f"the {name} batch after step {batch.step}"
+                self.found += row_counts(batch, told)
+                self.found += mirrors(batch, told, as_it_is, lengths=self._lengths, settled=self._settled)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Nothing arrives."""
+
+    def due(self, now: int) -> Sequence[Request]:  # noqa: ARG002
+        return ()
+
+    def next_at(self) -> int | None:
+        return None
+
+    def ended(self, request: Request, now: int) -> None: ...
+
+
+def _engine(row: RelayRow, bench: Workbench, *, overlap: bool, drafts: Speculating | None) -> Engine:
+    spec = None if drafts is None else drafts.config
+    config = replace(CONFIG, overlap=overlap, mixed_chunk=spec is None, speculative=spec)
+    width = config.context_len + (0 if spec is None else spec.overhang)
+    slots = ReqToTokenPool(ROWS, width, device=config.device)
+    allocator = TokenAllocator(config.kv_tokens, config.device)
+    cache = ChunkCache(slots, allocator)
+    return Engine(
+        config=config,
+        slots=slots,
+        allocator=allocator,
+        cache=cache,
+        tier=DeviceTier(allocator),
+        runner=bench,
+        sampler=Sampler(),
+        grammars=None,
+        relay=Relay.of(
+            row,
+            config,
+            streams=Streams.of(config),
+            observer=Silence(),
+            req_to_token=slots.req_to_token,
+            drafts=None if drafts is None else drafts.row,
+        ),
+        source=_Source(),
+        clock=LogicalClock(),
+        observer=Silence(),
+        worker=None if spec is None else bench.worker(spec, cache),
+    )
+
+
+# By whether it overlaps and whether it speculates.
+_LAUNCH = {
+    (True, False): launch_overlapped,
+    (False, False): launch_serial,
+    (True, True): launch_drafts_overlapped,
+    (False, True): launch_drafts_serial,
+}
+
+
+def _misfed(forward: Forward) -> Iterator[Violation]:
+    for token, value in zip(forward.tokens(), forward.input_ids(), strict=True):
+        meant = token_of(token.request, token.position)
+        if not token.prompt and value != meant:
+            text = f"row {token.row} of the relay gave token {value}, but {meant} was sampled for it"
+            yield forward.say("a step is fed the tokens that were sampled", "input_ids", token, text)

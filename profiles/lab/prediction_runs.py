@@ -1,0 +1,160 @@
+"""Timed runs of many prediction questions in one process: ``python -m schedbench.profiles.lab.prediction_runs``.
+
+A prediction question is a shipped scenario on one device, with fewer requests, under one state of the relay; it is run
+both emulated and on a GPU. Scenarios that need a file of the user's are left out. One process starts up and compiles
+once for all questions. Emulated questions may be spread over several processes, which changes none of their times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import multiprocessing
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+import torch
+
+from ...scenarios.loader import load
+from ...sched.relay.states import states
+from ..judge.prediction import file
+from ..platform.resolve import Resolved, resolve
+from ..ranks.execute import Options, execute
+from .single_run import hardware_override
+
+Device = Literal["cuda", "vgpu"]
+
+
+class PredictionQuestion(NamedTuple):
+    """Written ``scenario:state``."""
+
+    scenario: str
+    state: str
+
+    def __str__(self) -> str:
+        return f"{self.scenario}:{self.state}"
+
+    @classmethod
+    def of(cls, text: str) -> PredictionQuestion:
+        scenario, _, state = text.partition(":")
+        return cls(scenario, state)
+
+
+# Overrides by scenario. Tiny models take about a second each on a GPU. The most important scenario is first.
+TINY: Final[Mapping[str, Sequence[str]]] = {
+    "mixed": ("workload.requests=24",),
+    "penalties": ("workload.requests=16",),
+    "retraction": (),
+    "shared_prefix": ("workload.requests=32",),
+    "spec_v2": ("workload.requests=12",),
+    "spec_v1": ("workload.requests=12",),
+    "hisparse": ("workload.requests=16",),
+    "grammar": ("workload.requests=16",),
+    "spec_grammar": ("workload.requests=8",),
+}
+_CLOSED: Final = (
+    "workload.requests=48",
+    "workload.arrival.concurrency=24",
+    "workload.output_tokens={dist: uniform, min: 32, max: 96}",
+    "engine.kv_tokens=65536",
+)
+# Models of billions of parameters take some seconds each, most of them for weights and graphs.
+LARGE: Final[Mapping[str, Sequence[str]]] = {
+    "overlap_on": _CLOSED,
+    "overlap_off": _CLOSED,
+    "ladder": (),
+    "throughput": (
+        "workload.requests=64",
+        "workload.output_tokens={dist: uniform, min: 64, max: 192}",
+        "engine.kv_tokens=131072",
+    ),
+    "decode_heavy": (
+        "workload.requests=64",
+        "workload.arrival.concurrency=32",
+        "workload.output_tokens={dist: uniform, min: 64, max: 128}",
+        "engine.kv_tokens=65536",
+    ),
+    "prompt_staging": (),
+    "prefill_heavy": ("workload.requests=12", "workload.arrival.rate=12", "engine.kv_tokens=131072"),
+}
+
+
+def ladder(*scenarios: str) -> list[PredictionQuestion]:
+    """Each scenario under every state of the relay, in the ladder's order."""
+    return [PredictionQuestion(scenario, state) for scenario in scenarios for state in states()]
+
+
+def resolved(question: PredictionQuestion, device: Device, more: Sequence[str] = ()) -> Resolved:
+    """The question's scenario with its overrides and ``more``. On CUDA values are real, with random weights where the
+    scenario skips values. Raises ScenarioError."""
+    fewer = {**TINY, **LARGE}[question.scenario]
+    real = ("device.values=real",) if device == "cuda" else ()
+    return resolve(load(question.scenario, [*fewer, *real, f"engine.relay={question.state}", *more]))
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Run scenarios under states of the relay.")
+    parser.add_argument("questions", nargs="+", metavar="SCENARIO:STATE", type=PredictionQuestion.of)
+    parser.add_argument("--device", choices=("cuda", "vgpu"), required=True)
+    parser.add_argument("--side", choices=("measured", "emulated"), required=True)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--hardware", type=Path, help="a hardware profile that an earlier stage writes")
+    parser.add_argument("--workers", type=int, default=1, help="processes; virtual GPU only")
+    parser.add_argument("--folder", type=Path, required=True)
+    return parser.parse_args(arguments)
+
+
+class Failure(NamedTuple):
+    """Why a question has no result; empty where it has one. ``last``: no later question can be run."""
+
+    reason: str
+    last: bool = False
+
+
+def run(question: PredictionQuestion, given: argparse.Namespace) -> Failure:
+    """Run one question and write its result. An exception is reported and leaves later questions unaffected, except
+    for an error of the accelerator: after one, every later call of CUDA in this process fails."""
+    options = Options(device=given.device, traced=False, command=f"prediction_runs {question}")
+    try:
+        asked = resolved(question, given.device, [*given.set, *hardware_override(given.hardware)])
+        result = execute(asked, asked.relays[0], options).result
+    except Exception as error:
+        broken = isinstance(error.__cause__ or error, torch.AcceleratorError)
+        return Failure(f"{question}: {type(error).__name__}: {error}", last=broken)
+    if result.run.cancelled:
+        return Failure(f"{question}: interrupted", last=True)
+    result.write(given.folder / f"{file(*question, given.side)}.json")
+    return Failure("")
+
+
+def run_all(given: argparse.Namespace) -> Iterator[str]:
+    """Run every question; yields why it has no result, or an empty string."""
+    if given.workers == 1:
+        for question in given.questions:
+            failure = run(question, given)
+            yield failure.reason
+            if failure.last:
+                return
+            gc.collect()  # a scheduler is a reference cycle that holds a model and its KV on the device
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(given.workers, mp_context=context) as pool:
+        for future in as_completed([pool.submit(run, question, given) for question in given.questions]):
+            yield future.result().reason
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns 1 if some question has no result."""
+    given = parse(arguments)
+    failed = 0
+    for reason in run_all(given):
+        failed += bool(reason)
+        print(reason, end="\n" if reason else "", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

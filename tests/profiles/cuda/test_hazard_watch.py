@@ -1,0 +1,341 @@
+"""The checker fed from inside the program finds what it finds where the virtual GPU itself feeds it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedbench.profiles.check.faults import probes
+from schedbench.profiles.cuda.hazards.watch import Inside
+from schedbench.profiles.lab import hazard_table as table
+from schedbench.profiles.platform.hardware import load
+from schedbench.profiles.platform.resolve import Resolved
+from schedbench.profiles.ranks.execute import Options, RunOutcome, execute
+from schedbench.profiles.record.hazards import FoundHazard
+from schedbench.profiles.record.result import Abstained, Hazards
+from schedbench.profiles.run import task as executing
+from schedbench.profiles.vgpu import open_vgpu
+from schedbench.profiles.vgpu.hazards import declared, footprints
+from schedbench.profiles.vgpu.tensor import CURRENT
+from schedbench.sched.relay.faults import faults
+from schedbench.sched.relay.states import states
+from tests.acceptance.runs import SMALL, resolved
+from tests.profiles.cuda import vgpu_as_cuda
+from tests.profiles.vgpu import test_hazards as programs
+from tests.profiles.vgpu.conftest import Scene
+from tests.profiles.vgpu.test_adversary import Step, interpret, steps
+
+HERE = Path(__file__).parent
+LINES = [HERE.parent / "vgpu"]
+
+
+class Seen(Scene):
+    """Two named streams of a virtual GPU that is watched from inside."""
+
+    def __init__(self, gpu: object, inside: Inside) -> None:
+        super().__init__(gpu)  # type: ignore[arg-type]
+        self.inside = inside
+        inside.announce("schedule", self.schedule)
+        inside.announce("forward", self.forward)
+
+    @property
+    def found(self) -> list[FoundHazard]:
+        inside = self.inside
+        return list(inside.checker.found(inside.sites, inside.streams))
+
+
+@contextmanager
+def opened() -> Iterator[Seen]:
+    with open_vgpu(load("h200")) as gpu, vgpu_as_cuda.inside(LINES) as inside:
+        yield Seen(gpu, inside)
+
+
+@pytest.fixture
+def seen() -> Iterator[Seen]:
+    with opened() as scene:
+        yield scene
+
+
+def own(program: Callable[[Scene], object]) -> list[FoundHazard]:
+    with open_vgpu(load("h200"), hazards=True, watch=LINES) as gpu:
+        scene = Scene(gpu)
+        program(scene)
+        return scene.found
+
+
+ALL = [*programs.BETWEEN_STREAMS, *programs.AT_THE_HOST, *programs.FREED]
+
+
+@pytest.mark.parametrize("program", ALL)
+def test_a_missing_edge_is_the_same_finding(program: programs.Program) -> None:
+    with opened() as scene:
+        program(scene, False)
+        found = scene.found
+    assert len(found) == 1
+    assert found == own(lambda scene: program(scene, False))
+
+
+@pytest.mark.parametrize("program", ALL)
+def test_an_edge_that_is_there_is_none(seen: Seen, program: programs.Program) -> None:
+    program(seen, True)
+    assert seen.found == []
+
+
+SCENES = [
+    programs.test_order_is_transitive,
+    programs.test_an_event_stands_for_what_came_before_its_record,
+    programs.test_what_the_host_waited_for_is_known_to_all_that_it_launches_later,
+    programs.test_what_a_graph_reads_again_is_not_hidden_by_a_read_in_between,
+    programs.test_reads_do_not_race,
+    programs.test_the_host_may_look_at_what_a_copy_only_reads,
+    programs.test_a_block_goes_back_to_its_own_stream_only,
+    programs.test_a_race_is_told_once,
+]
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_what_holds_of_the_virtual_gpus_own_holds(seen: Seen, scene: Callable[[Scene], None]) -> None:
+    scene(seen)
+
+
+WAITS = [
+    lambda t: t[t > 0],
+    lambda t: t.nonzero(),
+    lambda t: t[[0, 1]],
+    lambda t: t.tolist(),
+    lambda t: torch.unique(t),
+    lambda t: t.to("cpu", non_blocking=True),
+    lambda t: torch.tensor([1, 2], device=t.device),
+    lambda t: t.copy_(torch.zeros(4, dtype=torch.int64)),
+    lambda t: t.masked_fill_(t > 0, 1),
+]
+
+
+@pytest.mark.parametrize("waits", WAITS)
+def test_where_the_host_waits_inside_an_operator(waits: Callable[[torch.Tensor], object]) -> None:
+    """What is launched elsewhere behind that comes after it, and after nothing else."""
+
+    def program(scene: Scene) -> None:
+        buffer = scene.zeros(4)
+        with scene.on(scene.forward):
+            buffer.add_(1)
+            waits(buffer)
+        with scene.on(scene.schedule):
+            buffer.fill_(1)
+
+    with opened() as scene:
+        program(scene)
+        found = scene.found
+    assert [shape(finding) for finding in found] == [shape(finding) for finding in own(program)]
+
+
+def test_what_the_tool_reads_for_itself_is_nobodys(seen: Seen) -> None:
+    buffer = seen.zeros(4)
+    with seen.on(seen.forward):
+        buffer.add_(1)
+    assert seen.inside.peek(buffer).tolist() == [1, 1, 1, 1]
+    with seen.on(seen.schedule):
+        buffer.add_(1)
+    assert [finding.first.op for finding in seen.found] == ["add_"]
+
+
+def test_a_capture_that_fails_is_over(seen: Seen) -> None:
+    buffer, graph = seen.zeros(4), seen.module.CUDAGraph()
+    with pytest.raises(ZeroDivisionError), seen.module.graph(graph, stream=seen.forward):
+        raise ZeroDivisionError
+    with seen.on(seen.forward):
+        buffer.add_(1)
+    with seen.on(seen.schedule):
+        buffer.add_(1)
+    assert len(seen.found) == 1
+
+
+def test_nothing_is_read_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA a capture forbids it."""
+
+    def outside(function: Callable[..., object]) -> Callable[..., object]:
+        def checked(*args: object) -> object:
+            assert CURRENT.get().capture is None
+            return function(*args)
+
+        return checked
+
+    for module, name in ((footprints, "copied"), (declared, "copied"), (declared, "_places")):
+        monkeypatch.setattr(module, name, outside(getattr(module, name)))
+    vgpu_as_cuda.install(monkeypatch)
+    question = resolved("faults/mixing", "engine.relay=latest", "engine.cuda_graph=true")
+    assert run(question, "cuda").result.hazards == Hazards()
+    with opened() as scene:
+        table, rows, graph = scene.zeros(8, 4), scene.zeros(2), scene.module.CUDAGraph()
+        with scene.module.graph(graph, stream=scene.forward):
+            _ = table[rows]
+        graph.replay()
+
+
+def test_torch_is_as_it_was(seen: Seen) -> None:  # noqa: ARG001
+    assert torch.Tensor.tolist is not torch._C.TensorBase.tolist
+
+
+def test_and_is_so_again_afterwards() -> None:
+    with open_vgpu(load("h200")), vgpu_as_cuda.inside(LINES):
+        pass
+    assert torch.Tensor.tolist is torch._C.TensorBase.tolist
+
+
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(program=st.lists(steps, min_size=2, max_size=14))
+def test_programs_that_nobody_thought_of(program: list[Step]) -> None:
+    with open_vgpu(load("h200"), hazards=True, watch=LINES) as gpu:
+        values, expected = interpret(program, gpu), gpu.findings
+    with open_vgpu(load("h200"), watch=LINES) as gpu, vgpu_as_cuda.inside(LINES) as inside:
+        inside.announce("default", torch.get_device_module(gpu.device).current_stream())
+        again = interpret(program, gpu)
+        found = inside.checker.found(inside.sites, {})
+    assert again == values
+    assert sorted(map(shape, found)) == sorted(map(shape, expected))
+
+
+def shape(finding: FoundHazard) -> tuple[object, ...]:
+    """Streams have no names here."""
+    touches = (finding.first, finding.second)
+    return finding.kind, *((t.op, t.write, t.site and t.site.line) for t in touches if t)
+
+
+# ---- whole runs --------------------------------------------------------------------------------------------
+
+
+def run(question: Resolved, device: str) -> RunOutcome:
+    return execute(question, question.relays[0], Options(device=device, hazards=True, save_tokens=True))  # type: ignore[arg-type]
+
+
+def both(question: Resolved, monkeypatch: pytest.MonkeyPatch) -> tuple[Hazards, Hazards]:
+    """The virtual GPU's own findings and those from inside. Every one, declared or not."""
+    monkeypatch.setattr(executing, "_known", lambda *_: ())
+    expected = run(question, "vgpu").result
+    vgpu_as_cuda.install(monkeypatch)
+    found = run(question, "cuda").result
+    assert found.outputs == expected.outputs
+    assert isinstance(expected.hazards, Hazards) and isinstance(found.hazards, Hazards)
+    return expected.hazards, found.hazards
+
+
+IN_TIME = ("pr25774-before", "pr25945", "latest")
+
+
+@pytest.mark.parametrize(
+    "state", [pytest.param(s, marks=[] if s in IN_TIME else [pytest.mark.wide]) for s in sorted(states())]
+)
+def test_every_state_shows_the_same(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, found = both(resolved("mixed", *SMALL, f"engine.relay={state}"), monkeypatch)
+    assert found == expected
+    assert bool(found.findings) == (state != "latest")
+
+
+@pytest.mark.parametrize(
+    ("scenario", "more"),
+    [
+        pytest.param(
+            "penalties",
+            ("engine.relay={state: pr25945, barrier: off}", "workload.requests=12"),
+            marks=pytest.mark.wide,
+        ),
+        pytest.param("hisparse", ("workload.requests=6",), marks=pytest.mark.wide),
+        ("faults/mixing", ("engine.relay={state: latest, barrier: off}", "engine.cuda_graph=false")),
+        ("faults/mixing", ("engine.relay=pr25945", "engine.page_size=16", "engine.radix_cache=false")),
+    ],
+)
+def test_and_so_does_every_feature(
+    scenario: str, more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, found = both(resolved(scenario, *more), monkeypatch)
+    assert found == expected
+
+
+# What hazards catch on one device, by the fault's name: docs/check.md.
+CAUGHT = (
+    "no-barrier",
+    "nothing-kept-alive",
+    "staging-refilled",
+    "one-launch-kept-alive",
+    "advance-in-place",
+    "dead-publish",
+    "worker-extras-not-kept",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [*CAUGHT[:3], *(pytest.param(n, marks=pytest.mark.wide) for n in CAUGHT[3:])]
+)
+def test_a_fault_shows_by_the_same_findings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = probes()[name]
+    expected, found = both(probe.broken(), monkeypatch)
+    assert found == expected and found.findings
+
+
+def test_times_and_counts_of_such_a_run_are_void(monkeypatch: pytest.MonkeyPatch) -> None:
+    vgpu_as_cuda.install(monkeypatch)
+    result = run(resolved("mixed", *SMALL), "cuda").result
+    assert all(isinstance(metric, Abstained) for metric in result.metrics.values())
+    assert isinstance(result.idle, Abstained) and (result.per_step, result.copies, result.syncs) == (
+        {},
+        (),
+        (),
+    )
+
+
+def test_every_fault_that_hazards_catch_is_asked() -> None:
+    page = (HERE.parents[2] / "docs" / "check.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    by_hazards = {row[0].strip("`") for row in rows if len(row) > 3 and "hazards" in row[3].split(", ")}
+    several = {name for name in by_hazards if probes()[name].broken().scenario.engine.ranks > 1}
+    assert by_hazards - several == set(CAUGHT) and by_hazards <= set(faults())
+
+
+# ---- the table of accounts ---------------------------------------------------------------------------------
+
+
+def test_the_table_is_of_faults_that_hazards_catch() -> None:
+    assert set(table.FAULTS) <= set(CAUGHT)
+    assert all(case.question.scenario.engine.ranks == 1 for case in table.cases())
+
+
+def test_both_devices_are_asked_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = [
+        case for case in table.cases() if case.name in ("faults/mixing pr25774-before", "staging-refilled")
+    ]
+    monkeypatch.setattr(table, "cases", lambda: few)
+    assert table.main(["vgpu", str(tmp_path)]) == 0
+    vgpu_as_cuda.install(monkeypatch)
+    monkeypatch.setattr(table, "sanitized", lambda _: {"exit_code": 0, "found": False, "text": ""})
+    assert table.main(["cuda", str(tmp_path)]) == 0
+    told = json.loads((tmp_path / "hazards.json").read_text())
+    assert told["agrees"] is True
+    assert (tmp_path / "hazards.md").read_text().splitlines()[-2:] == [
+        "| faults/mixing pr25774-before | 0 found, 2 declared | 0 found, 2 declared | nothing |",
+        "| staging-refilled | 1 found, 2 declared | 1 found, 2 declared | nothing |",
+    ]
+
+
+def test_where_the_checker_says_something_else_the_table_says_so() -> None:
+    one: dict[str, object] = {"known": [], "findings": ["x"], "says": ["x"]}
+    said = {"exit_code": 1, "found": True, "text": "CSAN"}
+    told = table.joined({"a": {"vgpu": one}}, {"a": {"cuda": {"broke_down": "why"}, "sanitizer": said}})
+    assert told["agrees"] is False
+    assert table.markdown(told).splitlines()[-1] == "| a | 1 found | broke down | found |"
+    assert table.joined({}, {"a": {}})["agrees"] is None
+
+
+def test_the_checker_is_asked_of_all_before_the_sanitizer_and_each_answer_is_kept() -> None:
+    cases = list(table.cases())[:2]
+    accounts = {name: lambda _, name=name: {"by": name} for name in ("cuda", "sanitizer")}
+    kept = [json.dumps(found) for found in table.answered(cases, accounts)]
+    assert json.loads(kept[0]).keys() == {cases[0].name}
+    assert json.loads(kept[1]) == {case.name: {"cuda": {"by": "cuda"}} for case in cases}
+    assert len(kept) == 4 and "sanitizer" not in kept[1]

@@ -1,0 +1,399 @@
+"""The long errand: stages apart from each other, within their time; its plan is sound without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+import pytest
+import torch
+
+from schedbench.profiles.judge.prediction import gathered
+from schedbench.profiles.lab import gpu, plan, prediction_runs, single_run
+from schedbench.profiles.lab.probes import PROBES
+from schedbench.profiles.lab.speed import BARRED
+from schedbench.profiles.run import stages as stages_module
+from schedbench.profiles.run.stages import GpuStage, StageOutcome, chosen, in_process, run_all
+from schedbench.scenarios import shipped
+from schedbench.scenarios.loader import load
+from schedbench.sched.relay.states import states
+
+
+class Clock:
+    def __init__(self):
+        self.at = 0.0
+
+    def __call__(self):
+        return self.at
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def stage(name, **more):
+    return GpuStage(name, ("-c", "pass"), **({"deadline": 10} | more))
+
+
+def told(stages, clock, *, budget=100, takes=1.0, failing=()):
+    given = {}
+
+    def run(stage, seconds):
+        given[stage.name] = seconds
+        clock.at += takes
+        return StageOutcome(stage.name, "failed" if stage.name in failing else "ok", takes)
+
+    outcomes = list(run_all(stages, budget=budget, run=run, now=clock))
+    return {o.name: (o.status, o.error) for o in outcomes}, given
+
+
+def test_one_that_fails_stops_only_those_that_need_it(clock):
+    stages = [stage("a"), stage("b"), stage("c", needs=("a", "b")), stage("d")]
+    statuses, _ = told(stages, clock, failing=("a",))
+    assert statuses == {"a": ("failed", ""), "b": ("ok", ""), "c": ("skipped", "needs a"), "d": ("ok", "")}
+
+
+def test_what_is_skipped_fails_who_needs_it(clock):
+    statuses, _ = told([stage("a", packages=("no_such_package",)), stage("b", needs=("a",))], clock)
+    assert statuses["a"] == ("skipped", "not installed: no_such_package")
+    assert statuses["b"] == ("skipped", "needs a")
+
+
+def test_nobody_gets_more_than_what_is_left(clock):
+    stages = [stage(name, deadline=40) for name in "abcd"]
+    statuses, given = told(stages, clock, budget=100, takes=38)
+    assert given == {"a": 40, "b": 40, "c": 24}
+    assert statuses["d"] == ("skipped", "no time left")
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "error"),
+    [
+        ("print('fine')", "ok", ""),
+        ("import sys; print('a word'); sys.exit(3)", "failed", "exit code 3: a word\na word"),
+        ("raise ValueError('why')", "failed", "exit code 1: ValueError: why\n"),
+        ("import time; time.sleep(60)", "failed", "not done after"),
+    ],
+)
+def test_a_stage_is_a_process_with_a_log(tmp_path, program, status, error):
+    outcome = in_process(sys.executable, tmp_path)(GpuStage("s", ("-c", program), 10), 1.5)
+    assert outcome.status == status
+    assert error in outcome.error
+    assert (tmp_path / "s.log").exists()
+
+
+LATE = """
+import os, signal, subprocess, sys, time
+program = "import signal, time; signal.signal(2, signal.SIG_IGN); time.sleep(60)"
+child = subprocess.Popen([sys.executable, "-c", program])
+print(child.pid, flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("kept", flush=True)
+"""
+
+
+def test_one_that_is_late_may_keep_what_it_has_and_leaves_nothing_running(tmp_path):
+    outcome = in_process(sys.executable, tmp_path)(GpuStage("s", ("-c", LATE), 60), 2.0)
+    assert (outcome.status, outcome.error.splitlines()[0]) == ("failed", "not done after 2 s: kept")
+    child = int((tmp_path / "s.log").read_text().split()[0])
+    end = time.monotonic() + 5  # a kill takes a moment
+    while alive(child):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_one_that_will_not_be_interrupted_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(stages_module, "GRACE", 0.2)
+    program = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
+    outcome = in_process(sys.executable, tmp_path)(GpuStage("s", ("-c", program), 60), 1.0)
+    assert outcome.status == "failed" and outcome.seconds < 20
+
+
+def alive(pid):
+    """Whether it runs: one that ended and that nobody has asked about yet does not."""
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] not in "ZX"
+
+
+def test_an_interruption_leaves_no_stage_behind(tmp_path):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    program = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1.0)
+        with pytest.raises(KeyboardInterrupt):
+            in_process(sys.executable, tmp_path)(GpuStage("s", ("-c", program), 60), 30)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "s.log").read_text().split()[0]), 0)
+
+
+def test_a_stage_has_its_own_environment(tmp_path):
+    program = "import os; print(os.environ['WORD'])"
+    in_process(sys.executable, tmp_path)(GpuStage("s", ("-c", program), 10, environment={"WORD": "x"}), 5)
+    assert (tmp_path / "s.log").read_text() == "x\n"
+
+
+def test_the_plan_is_sound_and_within_eight_minutes(capsys):
+    assert gpu.main(["--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "probe-environment" in out.splitlines()[0]
+    assert all(f"probe-{name}" in out for name in PROBES)
+    assert plan.BUDGET < 480
+
+
+def test_a_plan_that_is_not_says_where(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(plan, "_QWEN", ("model.preset=nobody",))
+    assert gpu.main(["--dry-run", "--out", str(tmp_path)]) == 1
+    assert "cuda-qwen3-0.6b: ScenarioError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("failing", "code"), [("", 0), ("b", 1)])
+def test_everything_ends_up_in_one_folder(tmp_path, monkeypatch, failing, code):
+    stages = [stage("a"), GpuStage("b", ("-c", "1/0" if failing else "1"), 10), stage("c", needs=("z",))]
+    monkeypatch.setattr(gpu, "plan", lambda *_: stages)
+    out = tmp_path / "results"
+    assert gpu.main(["--out", str(out)]) == code
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["ok"] is (code == 0)
+    assert [s["status"] for s in summary["stages"]] == ["ok", "failed" if failing else "ok", "skipped"]
+    assert summary["counts_equal"] is None
+    assert "| c | skipped | 0.0 | needs z |" in (out / "summary.md").read_text()
+
+
+def test_the_comparison_is_in_the_summary(tmp_path):
+    (tmp_path / "comparison.json").write_text(json.dumps({"equal": False, "lines": [1, 2]}))
+    told = gpu.summary([StageOutcome("a", "ok", 1.0)], tmp_path)
+    assert (told["counts_equal"], told["differing_lines"]) == (False, 2)
+    assert (told["verified"], told["unexplained"]) == (None, None)
+
+
+def test_so_is_the_verification(tmp_path):
+    (tmp_path / "verify.json").write_text(json.dumps({"agrees": False, "unexplained": [1, 2, 3]}))
+    outcomes = [StageOutcome("a", "ok", 1.0)]
+    told = gpu.summary(outcomes, tmp_path)
+    assert (told["verified"], told["unexplained"]) == (False, 3)
+    assert "agree but for known differences: False" in gpu.markdown(told, outcomes)
+
+
+def test_the_verification_needs_all_three_runs(tmp_path):
+    stages = {stage.name: stage for stage in plan.plan(tmp_path)}
+    assert set(stages["verify"].needs) == {"vgpu", "counted", "cuda"}
+    outputs = {name: stages[name].arguments[-1] for name in stages["verify"].needs}
+    assert set(outputs.values()) < set(stages["verify"].arguments)
+    settings = [stages[name].arguments[5:-2] for name in stages["verify"].needs]
+    assert settings[0] == settings[1] == settings[2]
+
+
+def test_what_is_named_is_run_with_what_it_needs_and_uses():
+    stages = [stage("a"), stage("b-1"), stage("b-2", needs=("a",)), stage("c", uses=("b-1",)), stage("d")]
+    assert [s.name for s in chosen(stages, ("b",))] == ["a", "b-1", "b-2"]
+    assert [s.name for s in chosen(stages, ("c", "d"))] == ["b-1", "c", "d"]
+    assert chosen(stages, ("e",)) == []
+
+
+def test_time_is_kept_for_those_that_sum_up(clock):
+    stages = [stage("a", deadline=90), stage("b", deadline=50), stage("sum", deadline=20, kept=True)]
+    statuses, given = told(stages, clock, budget=100, takes=38)
+    assert given == {"a": 80, "b": 42, "sum": 20}
+    assert statuses["sum"] == ("ok", "")
+
+
+@pytest.mark.parametrize("only", [[], ["prediction"]])
+def test_predictions_are_made_on_the_machines_own_profile(tmp_path, only):
+    stages = {stage.name: stage for stage in plan.plan(tmp_path, only)}
+    names = list(stages)
+    profile = stages["calibrate"].arguments[-1]
+    emulated = stages["prediction-emulated"]
+    where = emulated.arguments.index("--hardware")
+    assert emulated.arguments[where + 1] == profile
+    assert emulated.needs == ("calibrate",)
+    asked = [
+        prediction_runs.parse(stages[name].arguments[2:]) for name in names if name.startswith("prediction-")
+    ]
+    assert {(one.device, one.side) for one in asked} == {("vgpu", "emulated"), ("cuda", "measured")}
+    questions = asked[0].questions
+    assert questions == [question for one in asked[1:] for question in one.questions]
+    assert stages["prediction"].arguments[3:] == tuple(map(str, questions))
+    assert stages["prediction"].kept and names.index("prediction") > names.index("prediction-measured")
+    assert names.index("probe-kernels") < names.index("calibrate")
+
+
+def test_one_scenario_is_predicted_and_where_it_is_asked_for_every_one():
+    """Of one device, but for those that need somebody's file."""
+    assert {question.scenario for question in plan.predicted(every=False)} == {"mixed"}
+    every = plan.predicted(every=True)
+    files = {"checkpoint", "trace_mooncake"}
+    single = {name for name in set(shipped.names()) - files if load(name).engine.ranks == 1}
+    assert {question.scenario for question in every} == single
+    assert len(every) == len(single) * len(states())
+
+
+def test_a_part_is_sound_too_and_runs_nothing_else(capsys):
+    assert gpu.main(["--dry-run", "--only", "prediction"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    probes = [f"probe-{name}" for name in ("environment", "costs", "copies", "kernels")]
+    predictions = ["prediction-emulated", "prediction-measured", "prediction-measured-large", "prediction"]
+    assert names == [*probes, "calibrate", *predictions]
+
+
+def test_a_part_that_is_none_is_refused(tmp_path):
+    with pytest.raises(SystemExit, match="no stage begins with spede"):
+        gpu.main(["--only", "spede", "--out", str(tmp_path)])
+
+
+def test_on_cuda_nothing_without_values_is_asked(monkeypatch):
+    monkeypatch.setattr(plan, "_HALF_BILLION", ())
+    wrong = plan.check(stage for stage in plan.plan(Path("x")) if stage.name == "speed-0.6b")
+    assert wrong == ["speed-0.6b: ValueError: on CUDA values are real"]
+
+
+def test_what_is_not_installed_is_not_checked(tmp_path):
+    (calibrate,) = (stage for stage in plan.plan(tmp_path) if stage.name == "calibrate")
+    assert calibrate.packages == ("scipy",)
+    absent = GpuStage("a", ("-m", "no_such_package"), 10, packages=("no_such_package",))
+    assert plan.check([absent]) == []
+    assert plan.check([replace(absent, packages=())])[0].startswith("a: ModuleNotFoundError")
+
+
+def test_old_results_are_none_of_a_new_run(tmp_path):
+    """And those of others, whose names begin alike, stay."""
+    measured = [f"prediction-{each}-latest-measured.json" for each in ("mixed", "overlap_on")]
+    others = {measured[1], "cuda-mixed.json", "other.json"}
+    for name in (measured[0], "prediction.md", "cuda.json", "calibrated.yaml", *others):
+        (tmp_path / name).write_text("{}")
+    asked = {"cuda", "calibrate", "prediction", "prediction-measured"}
+    gpu.forget([stage for stage in plan.plan(tmp_path) if stage.name in asked], tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == others
+
+
+def test_a_device_that_broke_is_asked_nothing_more(tmp_path, monkeypatch, capsys):
+    """Nor is anything once the process is told to end; what breaks by itself leaves the others."""
+    errors = iter(
+        [ValueError("a wrong shape"), torch.AcceleratorError("an illegal access"), ValueError("never")]
+    )
+
+    def broken(*_: object, **__: object) -> None:
+        raise next(errors)
+
+    monkeypatch.setattr(prediction_runs, "execute", broken)
+    where = ["--device", "vgpu", "--side", "measured", "--folder", str(tmp_path)]
+    assert prediction_runs.main(["mixed:latest", "penalties:latest", "retraction:latest", *where]) == 1
+    assert [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines()] == [
+        "ValueError: a wrong shape",
+        "AcceleratorError: an illegal access",
+    ]
+
+
+def test_ranges_are_taken_by_cupti_where_it_is_found(tmp_path, monkeypatch):
+    assert plan.cupti([tmp_path / "absent", tmp_path]) is None
+    library = tmp_path / "libcupti.so.13"
+    library.touch()
+    assert plan.cupti([tmp_path / "absent", tmp_path]) == library
+    monkeypatch.setattr(plan, "_libraries", lambda: [tmp_path])
+    stages = {stage.name: stage for stage in plan.plan(tmp_path)}
+    assert stages["overhead-nvtx"].environment == {"NVTX_INJECTION64_PATH": str(library)}
+    assert not stages["overhead"].environment
+
+
+SMALL = ["--set", "workload.requests=2", "--set", "workload.output_tokens={dist: uniform, min: 2, max: 4}"]
+
+
+def test_questions_can_be_answered_in_processes_of_their_own(tmp_path):
+    words = ["--device", "vgpu", "--side", "emulated", "--workers", "2", "--folder", str(tmp_path), *SMALL]
+    assert prediction_runs.main(["mixed:pr25945", *words]) == 0
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {"prediction-mixed-pr25945-emulated.json"}
+    pairs, missing = gathered(tmp_path, [("mixed", "pr25945")])
+    assert (pairs, missing) == ([], ["mixed pr25945"])
+
+
+def test_what_breaks_one_question_leaves_the_others(tmp_path, monkeypatch, capsys):
+    own = prediction_runs.execute
+
+    def broken(resolved, relay, options):
+        if resolved.scenario.name == "grammar":
+            raise MemoryError("out of memory")
+        return own(resolved, relay, options)
+
+    monkeypatch.setattr(prediction_runs, "execute", broken)
+    words = ["--device", "vgpu", "--side", "emulated", "--folder", str(tmp_path), *SMALL]
+    assert prediction_runs.main(["grammar:latest", "mixed:latest", *words]) == 1
+    assert capsys.readouterr().out == "grammar:latest: MemoryError: out of memory\n"
+    assert (tmp_path / "prediction-mixed-latest-emulated.json").exists()
+
+
+def test_how_fast_it_is_comes_with_the_summary(tmp_path):
+    figures = {"met": 2, "missed": 1, "runs": [], "overheads": [], "missing": []}
+    (tmp_path / "speed.json").write_text(json.dumps(figures))
+    outcomes = [StageOutcome("a", "ok", 1.0)]
+    told = gpu.summary(outcomes, tmp_path)
+    assert (told["speed"]["met"], told["speed"]["missed"]) == (2, 1)
+    assert gpu.markdown(told, outcomes, "# Speed\n").endswith("\n# Speed\n")
+
+
+def test_the_speed_stages_are_timed_only_and_of_the_barred_shape(tmp_path):
+    stages = {stage.name: stage for stage in plan.plan(tmp_path)}
+    given = single_run.parse(stages["speed-8b"].arguments[2:])
+    assert given.timed and single_run.parse(stages["speed-0.6b"].arguments[2:]).timed
+    scenario = single_run.resolved(given).scenario
+    assert (scenario.model.preset, scenario.engine.max_running_requests) == BARRED
+    assert (scenario.workload.requests, scenario.engine.relay.state) == (256, "latest")
+    assert scenario.engine.kv_tokens >= 64 * (1024 + 1024)
+    assert stages["speed"].kept and list(stages)[-1] == "speed"
+
+
+def test_a_run_on_a_profile_that_a_stage_wrote(tmp_path):
+    profile, output = tmp_path / "own.yaml", tmp_path / "out.json"
+    base = resources.files("schedbench.profiles.hardware").joinpath("h200.yaml").read_text()
+    profile.write_text(base.replace("name: h200", "name: own"))
+    small = ["--set", "workload.requests=2", "--set", "workload.output_tokens.max=4"]
+    words = ["mixed", "--device", "vgpu", *small, "--hardware", str(profile), "--output", str(output)]
+    assert single_run.main(words) == 0
+    assert json.loads(output.read_text())["hardware"]["name"] == "own"
+
+
+def test_kineto_understands_the_size_of_its_buffers(tmp_path):
+    conf = tmp_path / "kineto.conf"
+    conf.write_text(plan.KINETO)
+    program = (
+        "from torch.profiler import ProfilerActivity as Of, profile\nwith profile(activities=[Of.CPU]): pass"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "KINETO_CONFIG": str(conf), "KINETO_LOG_LEVEL": "0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    wanted = int(plan.KINETO.partition("=")[2])
+    assert wanted << 20 < 1 << 31, "torch 2.11 counts in an int"
+    assert f"Max GPU buffer size: {wanted}MB" in done.stdout + done.stderr
+
+
+def test_where_nothing_is_installed_the_callers_folders_are_searched_too(tmp_path):
+    root = Path(__file__).resolve().parents[3]
+    asked = ["make", "-s", "gpu", "VENV=", "PYTHON=printenv PYTHONPATH #"]
+    done = subprocess.run(
+        asked,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [f".typing:{tmp_path}"]

@@ -1,0 +1,112 @@
+"""Probes as far as they go without a GPU: what they make of what they see."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from schedbench.profiles.lab.hazard_table import sanitizer_verdict
+from schedbench.profiles.lab.probes import __main__ as command
+from schedbench.profiles.lab.probes import environment
+from schedbench.profiles.lab.probes.copies import waited
+from schedbench.profiles.lab.probes.environment import version
+from schedbench.profiles.lab.probes.kernels import attention_call
+from schedbench.profiles.lab.probes.timing import host_ns, measured, spread
+
+ROOT = Path(__file__).resolve().parents[3]
+
+KERNELS = """
+import torch
+from schedbench.profiles.lab.probes.triton_kernels import add_one
+x = torch.zeros(64)
+add_one[(1,)](x, 60, width=64)
+assert x.sum() == 60
+"""
+
+
+COMPILED = """
+from tests.sched.kernels.triton_compiled import compiling
+made = compiling()
+import torch
+from schedbench.profiles.lab.probes.triton_kernels import add_one
+add_one[(1,)](torch.zeros(64), 60, width=64)
+assert len(made) == 1
+"""
+
+
+@pytest.mark.parametrize(("program", "interpreted"), [(KERNELS, "1"), (COMPILED, "0")])
+def test_kernels_compute_what_they_say_and_compile(program, interpreted, tmp_path):
+    changes = {"TRITON_INTERPRET": interpreted, "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **changes},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_group_that_fails_says_why():
+    def failing(small):
+        raise RuntimeError(f"no kernel for {small.device}")
+
+    assert measured(lambda: failing(torch.zeros(1))) == {"error": "RuntimeError: no kernel for cpu"}
+    assert measured(lambda: {"n": 3}) == {"n": 3}
+
+
+def test_a_call_as_long_as_the_stream_is_busy_waited():
+    assert waited(19e6)
+    assert not waited(30e3)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "found"), [("CSAN detected a possible data race", 1, True), ("", 0, False)]
+)
+def test_the_sanitizer_is_judged_by_its_words(text, code, found):
+    assert sanitizer_verdict(code, text)["found"] is found
+
+
+def test_samples_are_summed_up():
+    assert spread([3, 1, 2]) == {"n": 3, "min": 1, "p10": 1, "median": 2, "p90": 3}
+
+
+def test_the_host_is_timed_apart_from_what_comes_before():
+    before = []
+    assert host_ns(lambda: None, repeat=4, before=lambda: before.append(1))["n"] == 4
+    assert len(before) == 4
+
+
+def test_versions_of_what_is_installed():
+    assert version("no-such-package") is None
+    assert version("pytest")
+
+
+@pytest.mark.parametrize(("new", "before"), [(1, 40), (24, 0), (8, 16)])
+def test_what_is_timed_of_attention_is_attention(new: int, before: int) -> None:
+    """Each request attends to pages of its own, causally."""
+    torch.manual_seed(5)
+    action = attention_call(2, new, before, device="cpu", dtype=torch.float32)
+    q, keys, values = action.args[:3]
+    whole = [
+        t.view(2, before + new, 8, 128).repeat_interleave(4, dim=2).transpose(1, 2) for t in (keys, values)
+    ]
+    mask = torch.ones(new, before + new, dtype=torch.bool).tril(before)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q.view(2, new, 32, 128).transpose(1, 2), *whole, attn_mask=mask
+    )
+    assert torch.allclose(action().view(2, new, 32, 128).transpose(1, 2), expected, atol=1e-5)
+
+
+def test_a_probe_writes_what_it_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(environment, "facts", lambda device: {"gpu": str(device)})
+    output = tmp_path / "environment.json"
+    assert command.main("environment", str(output)) == 0
+    assert json.loads(output.read_text())["gpu"] == "cuda:0"

@@ -1,0 +1,199 @@
+"""Three counts of one run, of made-up documents: what agrees, what is explained, what is a finding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schedbench.profiles.lab.compare_counts import CountedLine
+from schedbench.profiles.lab.verification import (
+    EXPLANATIONS,
+    SourceDifference,
+    Verification,
+    document,
+    explanation,
+    main,
+    verify,
+)
+from schedbench.profiles.record.result import CopyRow, CountSummary, KindCounts, Result, SitePart, SyncRow
+
+SAMPLE = Path(__file__).parents[1] / "sample_result.json"
+UP = CountedLine("decode", "schedule", "prepare", "sched/x.py", "f", "x.to(device)", "h2d pinned")
+SYNC = CountedLine(
+    "decode", "forward", "settle", "sched/x.py", "f", "done.synchronize()", "cudaEventSynchronize"
+)
+
+Make = Callable[..., Result]
+
+
+def site(line: CountedLine) -> SitePart:
+    return SitePart(file=line.file, function=line.function, line=1, statement=line.statement)
+
+
+def copied(line: CountedLine, count: int, size: int) -> CopyRow:
+    direction, memory, *blocking = [*line.what.split(), ""][:3] if " " in line.what else (line.what, "", "")
+    return CopyRow(
+        site=site(line), range=line.range, kind=line.kind, stream=line.stream, direction=direction,
+        host_memory=memory, blocking=any(blocking), count=count, steady=0, bytes=size, host_us=0, exposed_us=0,
+    )  # fmt: skip
+
+
+def synced(line: CountedLine, count: int) -> SyncRow:
+    return SyncRow(
+        site=site(line), range=line.range, kind=line.kind, stream=line.stream, call=line.what, sync=True,
+        count=count, steady=0, host_us=0, exposed_us=0,
+    )  # fmt: skip
+
+
+def kinds(steps: int, **streams: dict[str, float]) -> dict[str, Any]:
+    tallies = {
+        stream: {
+            name: CountSummary(median=mean, mean=mean, max=round(mean), steps_with=steps)
+            for name, mean in counters.items()
+        }
+        for stream, counters in streams.items()
+    }
+    return {"decode": KindCounts.model_validate({"steps": steps, **tallies})}
+
+
+@pytest.fixture
+def result() -> Make:
+    sample = Result.from_json(SAMPLE.read_text())
+
+    def make(*, up: int = 6, size: int = 48, waits: int = 3, per_step: Any = None, more: Any = ()) -> Result:
+        copies = (*((copied(UP, up, size),) if up else ()), *more)
+        update = {
+            "copies": copies,
+            "syncs": (synced(SYNC, waits),),
+            "per_step": kinds(3) if per_step is None else per_step,
+            "run": sample.run.model_copy(update={"cancelled": False}),
+        }
+        return sample.model_copy(update=update)
+
+    return make
+
+
+def counts(*, up: int = 6, size: int = 48, waits: int = 3, steps: int = 3) -> dict[str, Any]:
+    rows = [(UP, up, size), (SYNC, waits, 0)]
+    told = [{**line._asdict(), "count": count, "bytes": held} for line, count, held in rows if count]
+    return {"steps": {"decode": steps}, "rows": told}
+
+
+def lines(found: Verification) -> list[tuple[str, float, float | None, float]]:
+    return [
+        (row.line.what, row.predicted.times, row.announced and row.announced.times, row.recorded.times)
+        for row in found.unexplained
+    ]
+
+
+def test_three_alike_agree(result: Make) -> None:
+    found = verify(result(), counts(), result())
+    assert found.agrees
+    assert len(found.rows) == 2
+    assert found.explained == found.unexplained == ()
+
+
+@pytest.mark.parametrize(
+    ("predicted", "announced", "recorded", "told"),
+    [
+        ({"up": 7}, {}, {}, (7, 6, 6)),
+        ({}, {"up": 7}, {}, (6, 7, 6)),
+        ({}, {}, {"up": 7}, (6, 6, 7)),
+        ({"up": 0}, {}, {}, (0, 6, 6)),
+        ({}, {"up": 0}, {}, (6, 0, 6)),
+        ({}, {}, {"up": 0}, (6, 6, 0)),
+    ],
+)
+def test_whoever_counts_differently_is_seen(
+    result: Make, predicted: Any, announced: Any, recorded: Any, told: Any
+) -> None:
+    found = verify(result(**predicted), counts(**announced), result(**recorded))
+    assert lines(found) == [("h2d pinned", *told)]
+    assert not found.agrees
+
+
+def test_bytes_are_compared_too(result: Make) -> None:
+    found = verify(result(), counts(), result(size=96))
+    assert lines(found) == [("h2d pinned", 6, 6, 6)]
+
+
+def test_syncs_are_compared(result: Make) -> None:
+    assert lines(verify(result(waits=4), counts(), result())) == [("cudaEventSynchronize", 4, 3, 3)]
+
+
+def test_an_op_may_be_several_kernels_but_not_none(result: Make) -> None:
+    few, many = kinds(3, forward={"kernel": 20.0}), kinds(3, forward={"kernel": 31.5})
+    found = verify(result(per_step=few), counts(), result(per_step=many))
+    assert found.agrees
+    (row,) = found.explained
+    assert (row.why, row.line.what, row.announced) == ("kernels of one op", "kernel per step", None)
+    other = verify(result(per_step=many), counts(), result(per_step=few))
+    assert lines(other) == [("kernel per step", 31.5, None, 20.0)]
+
+
+def test_copies_within_the_device_are_explained_inside_a_forward_only(result: Make) -> None:
+    more = kinds(3, forward={"d2d": 2.0})
+    assert verify(result(per_step=kinds(3)), counts(), result(per_step=more)).agrees
+    within = copied(UP._replace(what="d2d"), 3, 24)
+    found = verify(result(), counts(), result(more=(within,)))
+    assert lines(found) == [("d2d", 0, None, 3)]
+
+
+def test_unlike_steps_are_a_difference(result: Make) -> None:
+    found = verify(result(), counts(steps=4), result())
+    assert found.unlike == {"decode": (3, 4, 3)}
+    assert not found.agrees
+
+
+def test_a_trace_that_is_not_whole_agrees_with_nothing(result: Make) -> None:
+    broken = result(per_step={}).model_copy(
+        update={"environment": {"passes": {"abstained": "buffers ran full"}}}
+    )
+    found = verify(result(), counts(), broken)
+    assert found.trouble == ("the recorded run counted nothing: buffers ran full",)
+    assert not found.agrees
+
+
+def test_an_interrupted_run_agrees_with_nothing(result: Make) -> None:
+    run = result().run.model_copy(update={"cancelled": True})
+    found = verify(result().model_copy(update={"run": run}), counts(), result())
+    assert found.trouble == ("the predicted run was interrupted",)
+
+
+def test_the_document_is_plain(result: Make, tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("p.json", "a.json", "r.json", "out.json")]
+    result().write(files[0])
+    files[1].write_text(json.dumps(counts(up=7)))
+    result().write(files[2])
+    assert main([str(path) for path in files]) == 0
+    told = json.loads(files[3].read_text())
+    assert told == document(verify(result(), counts(up=7), result()))
+    assert (told["agrees"], told["compared"], told["steps"]) == (False, 2, {"decode": [3, 3, 3]})
+    (row,) = told["unexplained"]
+    assert row["announced"] == {"count": 7, "bytes": 48}
+    assert row["statement"] == "x.to(device)"
+
+
+def difference(what: str, **counts: Any) -> SourceDifference:
+    given = {"predicted": 2.0, "announced": None, "recorded": 2.0} | counts
+    return SourceDifference("decode", "forward", what, "forward", **given)
+
+
+def test_what_agrees_needs_no_explanation() -> None:
+    assert explanation(difference("kernel per step")) is None
+
+
+def test_copies_and_syncs_have_no_excuse() -> None:
+    for what in ("h2d pinned", "d2h pageable blocking", "cudaStreamSynchronize", "cudaEventSynchronize"):
+        for source in ("predicted", "announced", "recorded"):
+            counts = {"announced": 2.0, source: 1.0}
+            assert explanation(difference(what, **counts)) is None
+
+
+def test_every_explanation_has_a_name_of_its_own_and_a_reason() -> None:
+    assert len({one.name for one in EXPLANATIONS}) == len(EXPLANATIONS)
+    assert all(len(one.reason) > 40 for one in EXPLANATIONS)
