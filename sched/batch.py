@@ -6,9 +6,10 @@ Field names are upstream's (SGLang ``ScheduleBatch``, ``ForwardBatch``).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, Self
 
 import torch
 
@@ -105,6 +106,10 @@ class ForwardBatch:
     graph_rows: int | None = None  # of the graph that those ranks replay together; 0: none can
 
 
+class UnsetFieldError(AttributeError):
+    """A field of a batch is read before the step that sets it, or after it was unset."""
+
+
 @dataclass(slots=True, eq=False)
 class ScheduleBatch:
     """The requests of one step and their rows, as the schedule side carries them from step to step.
@@ -113,8 +118,9 @@ class ScheduleBatch:
     lengths are replaced, never changed, while forwards are in flight. ``*_cpu`` fields are host mirrors: equal
     to the device values wherever schedule code may read them.
 
-    Between steps ``input_ids`` holds whatever the relay's bridge is (nothing, from #25945 on); before #25774 the
-    bridge is ``output_ids``.
+    Fields without a default are unset until the batch is prepared: reading one earlier raises UnsetFieldError. The
+    optional tensors are None wherever a relay state hands the value on in another way: between steps ``input_ids``
+    holds whatever the relay's bridge is (nothing, from #25945 on); before #25774 the bridge is ``output_ids``.
     """
 
     reqs: list[Request]
@@ -125,14 +131,14 @@ class ScheduleBatch:
     positions: torch.Tensor | None = None  # [T] int64, where the relay makes them with the input
     prefill_input_ids_cpu: torch.Tensor | None = None  # [prompt tokens] int64, on the host
     mix_running_indices: torch.Tensor | None = None  # [running] int64, rows whose token the relay holds
-    req_pool_indices: torch.Tensor | None = None  # [b] int64
-    req_pool_indices_cpu: torch.Tensor | None = None  # [b] int64
-    seq_lens: torch.Tensor | None = None  # [b] int64
-    seq_lens_cpu: torch.Tensor | None = None  # [b] int64
-    orig_seq_lens: torch.Tensor | None = None  # [b] int32
+    req_pool_indices: torch.Tensor = field(init=False, repr=False)  # [b] int64
+    req_pool_indices_cpu: torch.Tensor = field(init=False, repr=False)  # [b] int64
+    seq_lens: torch.Tensor = field(init=False, repr=False)  # [b] int64
+    seq_lens_cpu: torch.Tensor = field(init=False, repr=False)  # [b] int64; unset if the device alone has it
+    orig_seq_lens: torch.Tensor = field(init=False, repr=False)  # [b] int32
     extend_rows: torch.Tensor | None = None  # [2, b] int32, extend and prefix lengths
-    out_cache_loc: torch.Tensor | None = None  # [T] int64
-    sampling_info: RowState | None = None
+    out_cache_loc: torch.Tensor = field(init=False, repr=False)  # [T] int64; unset when rows leave or join
+    sampling_info: RowState = field(init=False, repr=False)
     spec_info: DraftInput | None = None
     prefix_lens: list[int] = field(default_factory=list)
     extend_lens: list[int] = field(default_factory=list)
@@ -146,6 +152,11 @@ class ScheduleBatch:
     longest: int = 0  # host bound on the positions that a speculative step touches
     penalised: bool = False  # of a launched batch's record: some request has penalties
 
+    if not TYPE_CHECKING:  # a type checker would take any name for a field
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise UnsetFieldError(f"step {self.step}: the batch has no {name}")
+
     @property
     def batch_size(self) -> int:
         return len(self.reqs)
@@ -158,8 +169,23 @@ class ScheduleBatch:
     def num_tokens(self) -> int:
         return self.extend_num_tokens if self.forward_mode.is_extend else len(self.reqs)
 
+    @property
+    def has_host_lengths(self) -> bool:
+        """Whether ``seq_lens_cpu`` is set."""
+        return hasattr(self, "seq_lens_cpu")
+
+    def set_fields(self) -> dict[str, Any]:
+        """Every field that is set, by name."""
+        return {name: getattr(self, name) for name in self.__slots__ if hasattr(self, name)}
+
+    def unset(self, *names: str) -> None:
+        """Unset these fields, whether or not they are set."""
+        for name in names:
+            with suppress(AttributeError):
+                delattr(self, name)
+
     def copy(self) -> ScheduleBatch:
-        """What settling needs of the batch one iteration later; no device tensor is kept by it."""
+        """The host's part of the batch, for settling it one iteration later. The copy keeps no device tensor alive."""
         return ScheduleBatch(
             reqs=self.reqs.copy(),
             forward_mode=self.forward_mode,
@@ -200,7 +226,7 @@ class StepResult:
 
     # [b] int64 on the device, [b · draft_tokens] of a verify; None while sampling is delayed
     next_token_ids: torch.Tensor | None
-    future_indices: FutureIndices | None = None  # where the relay keeps them
+    future_indices: FutureIndices  # where the relay keeps them
     next_token_ids_cpu: torch.Tensor | None = None  # pinned, readable after copy_done
     next_token_logprobs: torch.Tensor | None = None  # [b] float32 on the device
     next_token_logprobs_cpu: torch.Tensor | None = None

@@ -27,7 +27,7 @@ def row_counts(batch: ScheduleBatch, name: str) -> Iterator[Violation]:
     """A batch of nobody may keep stale rows: it must not be merged, and then nobody sees them."""
     if batch.is_empty:
         return
-    tensors = {field: getattr(batch, field) for field in _ROWS}
+    tensors = {field: getattr(batch, field, None) for field in _ROWS}
     odd = {f: len(t) for f, t in tensors.items() if t is not None and len(t) != batch.batch_size}
     if odd:
         rows = ", ".join(f"{field}: {count}" for field, count in odd.items())
@@ -42,7 +42,7 @@ def mirrors(
     the device's lengths are lengths just now; ``settled``: the host's are those of the requests."""
     if batch.is_empty or any(True for _ in row_counts(batch, name)):
         return
-    rows, lens = batch.req_pool_indices_cpu, batch.seq_lens_cpu
+    rows, lens = getattr(batch, "req_pool_indices_cpu", None), getattr(batch, "seq_lens_cpu", None)
     if rows is None:
         field = "req_pool_indices_cpu"
         yield Violation("mirrors equal device values", field, f"{name} has no {field}", batch.step)
@@ -59,7 +59,7 @@ def mirrors(
 
 def untouched(batch: ScheduleBatch, before: torch.Tensor | None) -> Iterator[Violation]:
     """After a speculative forward: the batch is what it was, and a prompt that was uploaded is no longer staged."""
-    after = batch.seq_lens_cpu
+    after = getattr(batch, "seq_lens_cpu", None)
     if before is not None and after is not None and not torch.equal(before, after):
         text = f"the forward of step {batch.step} left lengths {after.tolist()} of {before.tolist()}"
         yield Violation("a forward leaves its batch's lengths alone", "seq_lens_cpu", text, batch.step)
@@ -77,7 +77,7 @@ def _running(batch: ScheduleBatch, rows: torch.Tensor) -> Iterator[tuple[Request
 def _apart(
     batch: ScheduleBatch, name: str, field: str, mirror: torch.Tensor, peek: Peek
 ) -> Iterator[Violation]:
-    device = getattr(batch, field)
+    device = getattr(batch, field, None)
     if device is None:
         return
     pairs = zip(batch.reqs, peek(device).tolist(), mirror.tolist(), strict=True)

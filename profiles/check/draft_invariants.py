@@ -165,7 +165,7 @@ def _stale(
 
 
 def _mirrored(batch: ScheduleBatch, lens: list[int], longest: int) -> Iterator[Violation]:
-    mirror = [None] * len(lens) if batch.seq_lens_cpu is None else batch.seq_lens_cpu.tolist()
+    mirror = batch.seq_lens_cpu.tolist() if batch.has_host_lengths else [None] * len(lens)
     for req, length, told in zip(batch.reqs, lens, mirror, strict=True):
         where = f"step {batch.step}, request {req.id}: its verify starts at length {length}"
         if told is not None and told != length:

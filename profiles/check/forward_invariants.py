@@ -40,7 +40,6 @@ class Forward:
     def tokens(self) -> Sequence[Token]:
         """In input order."""
         batch = self.batch
-        assert batch.req_pool_indices_cpu is not None and batch.seq_lens_cpu is not None
         rows, lens = batch.req_pool_indices_cpu.tolist(), batch.seq_lens_cpu.tolist()
         new = batch.extend_lens if batch.forward_mode.is_extend else [1] * batch.batch_size
         decoding = set(map(id, batch.decoding_reqs if batch.forward_mode.is_extend else batch.reqs))
@@ -83,7 +82,6 @@ def _token_counts(forward: Forward, count: int) -> Iterator[Violation]:
 def _lengths(forward: Forward) -> Iterator[Violation]:
     """The model's lengths are the host's: also where the relay made them again."""
     batch, view = forward.batch, forward.view
-    assert batch.seq_lens_cpu is not None and batch.req_pool_indices_cpu is not None
     for field, mirror in (("seq_lens", batch.seq_lens_cpu), ("req_pool_indices", batch.req_pool_indices_cpu)):
         given = forward.peek(getattr(view, field)).tolist()
         for req, value, meant in zip(batch.reqs, given, mirror.tolist(), strict=True):

@@ -71,7 +71,7 @@ class Invariants:
     def _left_alone(
         self, isolation: AbstractContextManager[None], batch: ScheduleBatch, context: RelayContext
     ) -> Iterator[None]:
-        before = batch.seq_lens_cpu
+        before = getattr(batch, "seq_lens_cpu", None)
         with isolation:
             yield
         spec = context.config.speculative
@@ -221,7 +221,6 @@ class _Listener(Silence):
 
     def drafted(self, batch: ScheduleBatch, starts: Sequence[Start]) -> None:
         """The same of what drafts start from."""
-        assert batch.req_pool_indices_cpu is not None
         rows = batch.req_pool_indices_cpu.tolist()
         for req, row, start in zip(batch.reqs, rows, starts, strict=True):
             if req.status is not Status.RUNNING:

@@ -206,7 +206,6 @@ class Coordinator:
     def place_tokens(self, batch: ScheduleBatch, view: HostView) -> None:
         """Upstream ``map_last_loc_to_buffer``: save the previous tokens, grow buffers, and lead the new tokens' logical
         slots to their places."""
-        assert batch.seq_lens_cpu is not None and batch.req_pool_indices is not None
         rows: list[int] = view.host_indices(batch).tolist()
         lens: list[int] = batch.seq_lens_cpu.tolist()
         on_device = _OnDevice(batch.req_pool_indices, view.buffer_lengths(batch))

@@ -49,7 +49,6 @@ def _place_packed(engine: Engine, batch: ScheduleBatch, starts: torch.Tensor, en
     host = torch.stack([starts, ends])
     there = (host.pin_memory() if engine.pinned else host).to(engine.config.device, non_blocking=True)
     size = engine.config.page_size
-    assert batch.req_pool_indices is not None
     place_ahead(
         engine.slots.req_to_token,
         batch.req_pool_indices,
@@ -69,7 +68,6 @@ def _allocated(
     host: tuple[torch.Tensor, torch.Tensor],
     there: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
-    assert batch.req_pool_indices is not None
     return alloc_ahead(
         engine.cache,
         req_pool_indices=batch.req_pool_indices,
@@ -83,5 +81,4 @@ def _allocated(
 def _write(
     engine: Engine, batch: ScheduleBatch, starts: torch.Tensor, ends: torch.Tensor, slots: torch.Tensor
 ) -> None:
-    assert batch.req_pool_indices is not None
     write_rows(engine.slots.req_to_token, batch.req_pool_indices, starts, ends - starts, slots)

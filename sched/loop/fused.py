@@ -18,9 +18,6 @@ from .split import orig_seq_lens
 def place_prompts(engine: Engine, batch: ScheduleBatch) -> torch.Tensor | None:
     """As ``split.place_prompts``. Returns the sampling parameters [b, 6] int32 if they came along."""
     prefix_lens, words = _upload(engine, batch)
-    assert (
-        batch.req_pool_indices is not None and batch.seq_lens is not None and batch.seq_lens_cpu is not None
-    )
     size = engine.config.page_size
     batch.out_cache_loc = place_extend(
         engine.slots.req_to_token,
@@ -37,7 +34,6 @@ def place_prompts(engine: Engine, batch: ScheduleBatch) -> torch.Tensor | None:
 
 def place_tokens(engine: Engine, batch: ScheduleBatch) -> None:
     """As ``split.place_tokens``."""
-    assert batch.seq_lens_cpu is not None
     size = engine.config.page_size
     pages = batch.batch_size if size == 1 else int((batch.seq_lens_cpu % size == 0).sum())
     batch.out_cache_loc, batch.seq_lens, batch.orig_seq_lens = place_decode(
@@ -59,7 +55,6 @@ def _upload(engine: Engine, batch: ScheduleBatch) -> tuple[torch.Tensor, torch.T
 
     Returns the prefix lengths [b] int64 and the sampling parameters.
     """
-    assert batch.seq_lens_cpu is not None and batch.req_pool_indices_cpu is not None
     b = batch.batch_size
     wide = np.stack([batch.seq_lens_cpu.numpy(), batch.req_pool_indices_cpu.numpy(), batch.prefix_lens])
     words = _sampling_words(engine, batch)

@@ -16,18 +16,11 @@ def idle_batch(engine: Engine, step: int) -> ScheduleBatch:
     def nobody(dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.empty(0, dtype=dtype, device=device)
 
-    return ScheduleBatch(
-        reqs=[],
-        forward_mode=ForwardMode.IDLE,
-        step=step,
-        input_ids=nobody(),
-        output_ids=None,
-        positions=nobody(),
-        req_pool_indices=nobody(),
-        req_pool_indices_cpu=torch.empty(0, dtype=torch.int64),
-        seq_lens=nobody(),
-        seq_lens_cpu=torch.empty(0, dtype=torch.int64),
-        orig_seq_lens=nobody(torch.int32),
-        out_cache_loc=nobody(),
-        sampling_info=SamplingInfo.of_nobody(engine.config),
-    )
+    batch = ScheduleBatch(reqs=[], forward_mode=ForwardMode.IDLE, step=step)
+    batch.input_ids, batch.positions = nobody(), nobody()
+    batch.req_pool_indices, batch.req_pool_indices_cpu = nobody(), torch.empty(0, dtype=torch.int64)
+    batch.seq_lens, batch.seq_lens_cpu = nobody(), torch.empty(0, dtype=torch.int64)
+    batch.orig_seq_lens = nobody(torch.int32)
+    batch.out_cache_loc = nobody()
+    batch.sampling_info = SamplingInfo.of_nobody(engine.config)
+    return batch

@@ -10,8 +10,8 @@ import torch
 
 from ..batch import ForwardBatch, ModelOutput, ScheduleBatch, StepResult
 from ..kernels.rows import decode_positions, extend_positions
+from ..model.sampling_info import sampling_of
 from .engine import Engine
-from .prepare import sampling_of
 
 if TYPE_CHECKING:
     from ..model.sampling_info import SamplingInfo
@@ -105,8 +105,6 @@ def make_forward_batch(engine: Engine, batch: ScheduleBatch) -> ForwardBatch:
     """The model's view of a batch (upstream ``ForwardBatch.init_new``): aliases its tensors, adds positions."""
     if batch.input_ids is None:
         raise ValueError(f"step {batch.step} has no input ids: its relay was not resolved")
-    assert batch.req_pool_indices is not None and batch.out_cache_loc is not None
-    assert batch.seq_lens is not None and batch.seq_lens_cpu is not None
     extend_lens = extend_prefix_lens = None
     if batch.forward_mode.is_extend:
         extend_lens, extend_prefix_lens = _extend_rows(engine, batch)
@@ -166,7 +164,6 @@ def _forward(engine: Engine, batch: ScheduleBatch, proxies: tuple[torch.Tensor, 
 
 
 def _sampling(batch: ScheduleBatch, output: ModelOutput) -> _Sampling:
-    assert batch.seq_lens is not None
     return _Sampling(
         step=batch.step,
         reqs=batch.reqs,
@@ -193,7 +190,6 @@ def _sample(engine: Engine, sampling: _Sampling) -> Sampled:
 
 def _hand_on(engine: Engine, sampled: Sampled, result: StepResult) -> None:
     """Leave the tokens for the next step on the device and start their way to the host."""
-    assert result.future_indices is not None
     engine.relay.stash(result.future_indices, sampled.token_ids)
     result.next_token_ids, result.next_token_logprobs = sampled
     if sampled.logprobs is not None:

@@ -131,7 +131,6 @@ def _settle(scheduler: Scheduler, slot: Microbatch) -> None:
             )
             result.next_token_ids = tokens.to(torch.int64)
             result.next_token_logprobs = scores[0] if scores else None
-            assert result.future_indices is not None
             engine.relay.stash(result.future_indices, result.next_token_ids)
             engine.relay.conclude(batch, result)
             arrived = streams.module.Event()

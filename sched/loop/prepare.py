@@ -11,7 +11,7 @@ import torch
 
 from ..batch import ForwardMode, ScheduleBatch
 from ..disagg.inbox import Ready
-from ..model.sampling_info import SamplingInfo
+from ..model.sampling_info import SamplingInfo, sampling_of
 from ..request import Request, Status
 from ..speculate.worker import Worker
 from . import fused, split
@@ -20,12 +20,6 @@ from .engine import Engine
 
 _PLACE_PROMPTS = {"split": split.place_prompts, "fused": fused.place_prompts}
 _PLACE_TOKENS = {"split": split.place_tokens, "fused": fused.place_tokens}
-
-
-def sampling_of(batch: ScheduleBatch) -> SamplingInfo:
-    info = batch.sampling_info
-    assert isinstance(info, SamplingInfo), "a batch with rows has sampling state"
-    return info
 
 
 def prepare_for_extend(engine: Engine, reqs: Sequence[Request], step: int) -> ScheduleBatch:
@@ -67,7 +61,7 @@ def prebuild(engine: Engine, ready: Sequence[Ready], step: int) -> ScheduleBatch
     for req in batch.reqs:
         engine.tier.admit_direct(req)
     if engine.worker is not None:
-        assert engine.relay.drafts is not None and batch.req_pool_indices is not None
+        assert engine.relay.drafts is not None
         parts = [torch.stack(part) for part in zip(*(entry.draft for entry in ready), strict=True)]
         engine.relay.drafts.seed(batch, parts)
         _begin_lots(engine, engine.worker, batch.req_pool_indices, batch.reqs)
@@ -126,8 +120,6 @@ _PREPARE_DRAFTS = {"v1": _prepare_v1, "v2": prepare_ahead}
 
 def mix_with_running(engine: Engine, prefill: ScheduleBatch, running: ScheduleBatch) -> None:
     """Let the decodes of ``running``, already prepared, ride along behind the prompts of ``prefill``."""
-    assert running.seq_lens_cpu is not None and prefill.out_cache_loc is not None
-    assert running.out_cache_loc is not None
     prefill.forward_mode = ForwardMode.MIXED
     for req in running.reqs:
         req.fill_len = req.seqlen
@@ -203,19 +195,19 @@ def _enter(req: Request, now: int) -> None:
 
 
 def _index_rows(batch: ScheduleBatch, rows: torch.Tensor, keep: list[int]) -> None:
-    assert batch.req_pool_indices is not None and batch.req_pool_indices_cpu is not None
-    assert batch.seq_lens is not None and batch.orig_seq_lens is not None
     batch.req_pool_indices = batch.req_pool_indices[rows]
     batch.req_pool_indices_cpu = batch.req_pool_indices_cpu[keep]
     batch.seq_lens = batch.seq_lens[rows]
-    if batch.seq_lens_cpu is not None:  # speculation may do without
+    if batch.has_host_lengths:  # speculation may do without
         batch.seq_lens_cpu = batch.seq_lens_cpu[keep]
     batch.orig_seq_lens = batch.orig_seq_lens[rows]
-    batch.out_cache_loc = None
+    batch.unset("out_cache_loc")
 
 
 def _append_rows(batch: ScheduleBatch, other: ScheduleBatch) -> None:
     for name in ("req_pool_indices", "req_pool_indices_cpu", "seq_lens", "seq_lens_cpu", "orig_seq_lens"):
-        sides = getattr(batch, name), getattr(other, name)
-        setattr(batch, name, None if any(side is None for side in sides) else torch.cat(sides))
-    batch.out_cache_loc = None
+        if hasattr(batch, name) and hasattr(other, name):
+            setattr(batch, name, torch.cat([getattr(batch, name), getattr(other, name)]))
+        else:
+            batch.unset(name)
+    batch.unset("out_cache_loc")

@@ -12,6 +12,7 @@ from ..admission.refusal import refusal, start_grammar
 from ..admission.retraction import NewTokenRatio
 from ..admission.rounds import begin_round, continue_round
 from ..batch import ScheduleBatch, StepResult
+from ..model.sampling_info import sampling_of
 from ..pipeline.chunking import ChunkSizes
 from ..request import Request, Status
 from ..speculate.steps import FIRST, STRIDE
@@ -23,7 +24,6 @@ from .prepare import (
     prepare_for_decode,
     prepare_for_extend,
     rejoin,
-    sampling_of,
 )
 from .retract import decode_fits, retract
 from .settle import close, drop, finish, settle

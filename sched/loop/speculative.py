@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ..batch import DraftInput, ScheduleBatch, StepResult, Taken
+from ..model.sampling_info import sampling_of
 from ..relay.draft_row import DraftRelay
 from ..request import Request
 from ..speculate import v1, v2
@@ -50,10 +51,8 @@ def launch_drafts_serial(engine: Engine, batch: ScheduleBatch) -> StepResult:
 
 def awaits_grammar(batch: ScheduleBatch) -> bool:
     """A verify masks by what the step before has sampled: that has to be settled first."""
-    info = batch.sampling_info
-    return (
-        batch.forward_mode.is_decode and batch.spec_info is not None and getattr(info, "has_grammar", False)
-    )
+    verifies = batch.forward_mode.is_decode and batch.spec_info is not None
+    return verifies and sampling_of(batch).has_grammar
 
 
 def drafts_of(engine: Engine) -> DraftRelay:
@@ -80,7 +79,7 @@ def _run(engine: Engine, drafts: DraftRelay, batch: ScheduleBatch, result: StepR
 
 def _idle(drafts: DraftRelay, batch: ScheduleBatch, result: StepResult) -> None:
     """Nobody drafts, and nothing is verified."""
-    assert batch.seq_lens is not None and batch.input_ids is not None
+    assert batch.input_ids is not None
     drafts.publish(batch, batch.seq_lens)
     result.next_token_ids = batch.input_ids
     result.next_draft_input = DraftInput(bonus_tokens=batch.input_ids)
@@ -89,7 +88,6 @@ def _idle(drafts: DraftRelay, batch: ScheduleBatch, result: StepResult) -> None:
 def _prefill(
     engine: Engine, worker: Worker, drafts: DraftRelay, batch: ScheduleBatch, result: StepResult
 ) -> None:
-    assert batch.seq_lens is not None
     with engine.observer.range("model", batch.step, batch.num_tokens):
         forward = make_forward_batch(engine, batch)
         forward.capture_hidden = True
@@ -135,7 +133,6 @@ def _verify_serially(
 
 def _stash(engine: Engine, drafts: DraftRelay, batch: ScheduleBatch, result: StepResult) -> None:
     """What the next draft starts from, as the draft extend has left it."""
-    assert result.future_indices is not None
     with engine.observer.range("publish", extend_step(batch.step), batch.batch_size):
         if result.next_draft_input is not None:  # a serial verify after which nobody goes on has none
             drafts.stash(result.future_indices, result.next_draft_input)

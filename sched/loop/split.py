@@ -35,9 +35,7 @@ def place_prompts(engine: Engine, batch: ScheduleBatch) -> torch.Tensor | None:
     extend_lens_cpu = torch.tensor(batch.extend_lens, dtype=torch.int64)
     prefix_lens = prefix_lens_cpu.to(device, non_blocking=True)
     extend_lens = extend_lens_cpu.to(device, non_blocking=True)
-    assert batch.req_pool_indices_cpu is not None
     batch.req_pool_indices = batch.req_pool_indices_cpu.to(device, non_blocking=True)
-    assert batch.seq_lens is not None and batch.seq_lens_cpu is not None
     batch.out_cache_loc = allocation.alloc_for_extend(
         engine.cache,
         prefix_tensors=prefix_tensors,
@@ -62,7 +60,6 @@ def place_prompts(engine: Engine, batch: ScheduleBatch) -> torch.Tensor | None:
 
 def place_tokens(engine: Engine, batch: ScheduleBatch) -> None:
     """One slot per request at position seq_len, then the lengths advance."""
-    assert batch.req_pool_indices is not None and batch.seq_lens_cpu is not None
     seq_lens = engine.relay.allocation_lengths(batch)
     batch.out_cache_loc = allocation.alloc_for_decode(
         engine.cache,

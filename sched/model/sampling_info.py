@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 import numpy as np
 import torch
 
+from ..batch import ScheduleBatch
 from ..config import EngineConfig, SamplingParams
 from ..kernels.sampling import row_seed
 from ..request import Request
@@ -203,6 +204,13 @@ class SamplingInfo:
             if grammar is not None:
                 grammar.fill_vocab_mask(row)
         self.vocab_mask = mask.to(self.config.device, non_blocking=pinned)
+
+
+def sampling_of(batch: ScheduleBatch) -> SamplingInfo:
+    """A batch's own sampling state; ``ScheduleBatch`` knows it only as rows that are kept and joined."""
+    info = batch.sampling_info
+    assert isinstance(info, SamplingInfo)
+    return info
 
 
 def host_rows(requests: Sequence[Request], config: EngineConfig) -> np.ndarray[Any, np.dtype[np.void]]:

@@ -48,7 +48,7 @@ def without_mirror(
 
     def unmirrored(context: RelayContext, batch: ScheduleBatch) -> None:
         bootstrap(context, batch)
-        batch.req_pool_indices_cpu = None
+        batch.unset("req_pool_indices_cpu")
 
     return unmirrored
 
@@ -57,7 +57,6 @@ def resolve_ids_first(context: RelayContext, batch: ScheduleBatch) -> None:
     """Lengths are looked up by their sentinel, which may be the tensor of ids that was just resolved in place."""
     placeholders.resolve_placeholders(context, batch)
     if batch.forward_mode.is_decode:
-        assert batch.seq_lens is not None
         batch.seq_lens = context.futures.new_seq_lens_buf[-batch.seq_lens]
         assert_all((batch.seq_lens > 0).all())
 
@@ -107,7 +106,7 @@ def join_always(context: RelayContext, batch: ScheduleBatch) -> bool:  # noqa: A
 
 def stash_accepted(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
     """By row, as where every request has one token."""
-    assert batch.req_pool_indices is not None and result.next_token_ids is not None
+    assert result.next_token_ids is not None
     context.futures.stash(batch.req_pool_indices, result.next_token_ids)
     drafts.conclude_in_input_ids(context, batch, result)
 
@@ -115,7 +114,7 @@ def stash_accepted(context: RelayContext, batch: ScheduleBatch, result: StepResu
 def filter_host_lengths(context: RelayContext, batch: ScheduleBatch, rows: torch.Tensor, before: int) -> None:
     """Host lengths are filtered like all other rows, whether or not there are any."""
     drafts.filter_future(context, batch, rows, before)
-    batch.seq_lens_cpu = batch.seq_lens_cpu[rows.cpu()]  # type: ignore[index]
+    batch.seq_lens_cpu = batch.seq_lens_cpu[rows.cpu()]
 
 
 def keep_no_lengths(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:

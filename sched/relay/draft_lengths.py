@@ -24,7 +24,6 @@ def wait_verify_done(context: RelayContext, batch: ScheduleBatch) -> None:
 def lengths_downloaded_early(context: RelayContext, batch: ScheduleBatch) -> None:
     """While a decode is prepared: wait for the verify, then read its lengths back."""
     wait_verify_done(context, batch)
-    assert batch.seq_lens is not None
     batch.seq_lens_cpu = batch.seq_lens.cpu()
 
 
@@ -40,7 +39,6 @@ def mark_verified(context: RelayContext, batch: ScheduleBatch, lengths: torch.Te
 
 def publish_lengths(context: RelayContext, batch: ScheduleBatch, lengths: torch.Tensor) -> None:
     """What the schedule may read before the forward is over."""
-    assert batch.req_pool_indices is not None
     context.futures.publish(batch.req_pool_indices, lengths)
     if context.config.capabilities.events:
         if context.publish_ready is None:
@@ -50,7 +48,6 @@ def publish_lengths(context: RelayContext, batch: ScheduleBatch, lengths: torch.
 
 def publish_for_forwards(context: RelayContext, batch: ScheduleBatch, lengths: torch.Tensor) -> None:
     """For the next forward alone, which comes after this one on the same stream: no event."""
-    assert batch.req_pool_indices is not None
     context.futures.publish(batch.req_pool_indices, lengths)
 
 
@@ -97,13 +94,13 @@ def lengths_bounded(context: RelayContext, batch: ScheduleBatch) -> None:
     draft = _between_steps(batch)
     if draft is not None:
         batch.seq_lens = _gathered(context, draft)
-        batch.seq_lens_cpu = None
+        batch.unset("seq_lens_cpu")
 
 
 def lengths_left_on_the_device(context: RelayContext, batch: ScheduleBatch) -> None:  # noqa: ARG001
     """Nor does the schedule look at them on the device: ``resolve`` gathers them on the forward stream."""
     if _between_steps(batch) is not None:
-        batch.seq_lens_cpu = None
+        batch.unset("seq_lens_cpu")
 
 
 def _between_steps(batch: ScheduleBatch) -> DraftInput | None:
@@ -148,29 +145,25 @@ def prompt_lens_shared(context: RelayContext, batch: ScheduleBatch, lens: Lens) 
 
 
 def step_lens_uploaded(context: RelayContext, batch: ScheduleBatch, count: int) -> Lens:
-    assert batch.seq_lens_cpu is not None
     return lens_uploaded(context, [count] * batch.batch_size, batch.seq_lens_cpu.tolist())
 
 
 def step_lens_made_there(context: RelayContext, batch: ScheduleBatch, count: int) -> Lens:
     """Where the host does not know the lengths (#26128)."""
-    assert batch.seq_lens is not None
     extend_lens = torch.full((batch.batch_size,), count, dtype=torch.int32, device=context.device)
     return extend_lens, batch.seq_lens.to(torch.int32)
 
 
 def draft_lengths_in_the_batch(context: RelayContext, batch: ScheduleBatch, count: int) -> torch.Tensor:  # noqa: ARG001
     """The batch itself grows by what was verified; only isolation brings its lengths back (before #26020)."""
-    assert batch.seq_lens is not None
     batch.seq_lens = batch.seq_lens + count
-    if batch.seq_lens_cpu is not None:
+    if batch.has_host_lengths:
         batch.seq_lens_cpu = batch.seq_lens_cpu + count
     return batch.seq_lens
 
 
 def draft_lengths_of_the_forward(context: RelayContext, batch: ScheduleBatch, count: int) -> torch.Tensor:  # noqa: ARG001
     """Only the forward's view grows (#26020)."""
-    assert batch.seq_lens is not None
     return batch.seq_lens + count
 
 

@@ -55,7 +55,6 @@ def seed_relay_packed(
 
 
 def _seed(context: RelayContext, relay: DraftRelay, batch: ScheduleBatch, draft: DraftInput) -> None:
-    assert batch.req_pool_indices is not None and batch.seq_lens is not None
     future: FutureIndices = context.futures.take(batch.req_pool_indices)
     relay.publish(batch, batch.seq_lens)
     relay.stash(future, draft)

@@ -12,7 +12,6 @@ from ..batch import ScheduleBatch
 def sampling_isolated(batch: ScheduleBatch) -> Iterator[None]:
     """The forward samples with a copy of the sampling state."""
     kept = batch.sampling_info
-    assert kept is not None
     batch.sampling_info = kept.copy_for_forward()
     try:
         yield
@@ -23,10 +22,11 @@ def sampling_isolated(batch: ScheduleBatch) -> Iterator[None]:
 @contextmanager
 def fields_isolated(batch: ScheduleBatch) -> Iterator[None]:
     """Whatever a speculative worker makes of the batch's fields, they are what they were afterwards."""
-    kept = {name: getattr(batch, name) for name in ScheduleBatch.__slots__}
+    kept = batch.set_fields()
     try:
         with sampling_isolated(batch):
             yield
     finally:
+        batch.unset(*batch.set_fields().keys() - kept.keys())
         for name, value in kept.items():
             setattr(batch, name, value)

@@ -11,7 +11,6 @@ from .context import RelayContext
 
 def advance_in_place(context: RelayContext, batch: ScheduleBatch) -> None:  # noqa: ARG001
     """One token longer; nothing is in flight that could still read the old lengths."""
-    assert batch.seq_lens is not None and batch.seq_lens_cpu is not None and batch.orig_seq_lens is not None
     batch.seq_lens.add_(1)
     batch.seq_lens_cpu.add_(1)
     batch.orig_seq_lens.add_(1)
@@ -19,38 +18,32 @@ def advance_in_place(context: RelayContext, batch: ScheduleBatch) -> None:  # no
 
 def advance_new_tensor(context: RelayContext, batch: ScheduleBatch) -> None:
     """One token longer, in new tensors: a queued forward still reads the old ones (#26020)."""
-    assert batch.seq_lens is not None
     batch.seq_lens = batch.seq_lens + 1
     advance_host_side(context, batch)
 
 
 def advance_host_side(context: RelayContext, batch: ScheduleBatch) -> None:  # noqa: ARG001
     """One token longer to the host; the device's lengths come from the last forward, by ``resolve`` (#25944)."""
-    assert batch.seq_lens_cpu is not None and batch.orig_seq_lens is not None
     batch.seq_lens_cpu = batch.seq_lens_cpu + 1
     batch.orig_seq_lens = batch.orig_seq_lens + 1
 
 
 def allocate_by_batch_lengths(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:  # noqa: ARG001
-    assert batch.seq_lens is not None
     return batch.seq_lens
 
 
 def allocate_by_mirror(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:
     """Between forwards the batch's own lengths are sentinels: upload the host's (#25944)."""
-    assert batch.seq_lens_cpu is not None
     return batch.seq_lens_cpu.to(context.device, non_blocking=True)
 
 
 def lengths_of_batch(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:  # noqa: ARG001
     """What places tokens in hot buffers: the batch's own lengths, the new token counted."""
-    assert batch.seq_lens is not None
     return batch.seq_lens
 
 
 def lengths_from_mirror(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:
     """The same where the batch's own are sentinels: upload the host's (ours; #25944 took the sentinels)."""
-    assert batch.seq_lens_cpu is not None
     return batch.seq_lens_cpu.to(context.device, non_blocking=True)
 
 
@@ -60,12 +53,9 @@ def lengths_mirrored(context: RelayContext, batch: ScheduleBatch) -> None:
 
 def indices_downloaded(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:  # noqa: ARG001
     """Row numbers on the host: a blocking copy for each use (before #26425)."""
-    assert batch.req_pool_indices is not None
     return batch.req_pool_indices.cpu()
 
 
 def indices_mirrored(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:  # noqa: ARG001
     """Row numbers on the host, from the mirror (#26425)."""
-    if batch.req_pool_indices_cpu is None:
-        raise TypeError(f"step {batch.step}: the batch has no host mirror of its rows")
     return batch.req_pool_indices_cpu

@@ -5,16 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from operator import attrgetter
 
 import torch
 
 from ..batch import ScheduleBatch, StepResult
 from ..speculate.steps import draft_step
 from .context import RelayContext
-
-_fields = attrgetter(*ScheduleBatch.__slots__)
-
 
 Step = Callable[[ScheduleBatch], None]
 
@@ -110,7 +106,7 @@ def keep_in_ring(context: RelayContext, batch: ScheduleBatch, result: StepResult
     context.launches += 1
     context.ring[context.launches % len(context.ring)] = [
         batch,
-        *_fields(batch),
+        *batch.set_fields().values(),
         *result.extra_keep_alive_refs,
     ]
 

@@ -25,7 +25,6 @@ def copy_tables(context: RelayContext, batch: ScheduleBatch) -> None:
     if batch.spec_info is not None:
         copy_rows_ahead(context, batch)
     elif not batch.is_empty:
-        assert batch.seq_lens_cpu is not None
         longest = int(batch.seq_lens_cpu.max())
         copy_pages(context.pages, context.req_to_token, batch.req_pool_indices, batch.seq_lens, longest)
     mark_read(context, batch)
@@ -34,7 +33,7 @@ def copy_tables(context: RelayContext, batch: ScheduleBatch) -> None:
 def copy_rows_ahead(context: RelayContext, batch: ScheduleBatch) -> None:
     """Rows with all slots that a speculative step may write."""
     spec = context.config.speculative
-    assert spec is not None and batch.seq_lens is not None
+    assert spec is not None
     lens = batch.seq_lens + spec.overhang
     copy_pages(context.pages, context.req_to_token, batch.req_pool_indices, lens, batch.longest)
 

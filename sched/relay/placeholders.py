@@ -12,7 +12,6 @@ from .context import RelayContext
 
 def open_ring(context: RelayContext, batch: ScheduleBatch) -> FutureIndices:
     """Take the step's slots; a kernel of the schedule stream numbers them."""
-    assert batch.req_pool_indices is not None
     with context.observer.range("open", batch.step, batch.batch_size):
         return context.futures.take(batch.req_pool_indices)
 
@@ -38,7 +37,6 @@ def resolve_lengths_too(context: RelayContext, batch: ScheduleBatch) -> None:
     """A decode's lengths come from the last forward (#25944). Lengths first: both fields may be one tensor, and the ids
     are resolved in place."""
     if batch.forward_mode.is_decode:
-        assert batch.req_pool_indices is not None
         batch.seq_lens = context.futures.new_seq_lens_buf[batch.req_pool_indices]
         assert_all((batch.seq_lens > 0).all())
     resolve_placeholders(context, batch)
@@ -76,7 +74,6 @@ def conclude_input_ids(context: RelayContext, batch: ScheduleBatch, result: Step
 
 
 def _placeholders(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> torch.Tensor:
-    assert result.future_indices is not None
     with context.observer.range("conclude", batch.step, batch.batch_size):
         return -result.future_indices.indices
 
@@ -97,7 +94,6 @@ def mix_twice(context: RelayContext, prefill: ScheduleBatch, running: ScheduleBa
 
 def mix_restoring_lengths(context: RelayContext, prefill: ScheduleBatch, running: ScheduleBatch) -> None:
     """A mixed step's lengths are not resolved: the running part's come from the host (#25944)."""
-    assert running.seq_lens_cpu is not None
     running.seq_lens = running.seq_lens_cpu.to(context.device, non_blocking=True)
     mix_twice(context, prefill, running)
 
@@ -116,7 +112,6 @@ def filter_input_summing(context: RelayContext, batch: ScheduleBatch, keep: torc
 
 def _sum_lengths(batch: ScheduleBatch) -> None:
     """Upstream kept the sum on the host, read back from the device whenever rows left (before #25818)."""
-    assert batch.seq_lens is not None
     batch.seq_lens.sum().item()
 
 

@@ -28,7 +28,7 @@ def prebuild_input(context: RelayContext, batch: ScheduleBatch) -> None:
 def prebuild_publishing(context: RelayContext, batch: ScheduleBatch) -> None:
     """A decode's lengths come from the relay, where no forward of this worker has put them (#25944)."""
     prebuild_input(context, batch)
-    assert batch.req_pool_indices is not None and batch.seq_lens is not None and batch.input_ids is not None
+    assert batch.input_ids is not None
     context.futures.publish(batch.req_pool_indices, batch.seq_lens + 1)
     context.futures.stash(batch.req_pool_indices, batch.input_ids)
 

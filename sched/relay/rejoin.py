@@ -31,7 +31,6 @@ def rejoin_input(context: RelayContext, batch: ScheduleBatch) -> None:
 def rejoin_stash(context: RelayContext, batch: ScheduleBatch) -> None:
     """The tokens go into the relay, from where they are gathered as after any forward (#25945)."""
     _upload_rows(context, batch)
-    assert batch.req_pool_indices is not None
     context.futures.stash(batch.req_pool_indices, _last_tokens(context, batch))
 
 

@@ -11,7 +11,6 @@ from .context import RelayContext
 
 
 def open_rows(context: RelayContext, batch: ScheduleBatch) -> FutureIndices:
-    assert batch.req_pool_indices is not None
     return context.futures.take(batch.req_pool_indices)
 
 
@@ -39,7 +38,6 @@ def resolve_fused(context: RelayContext, batch: ScheduleBatch) -> None:
         _append_running(context, batch, batch.mix_running_indices)
         batch.mix_running_indices = None
     elif batch.input_ids is None:
-        assert batch.seq_lens_cpu is not None
         batch.input_ids, batch.positions = decode_inputs(
             context.futures.output_tokens_buf,
             batch.req_pool_indices,
@@ -58,7 +56,6 @@ def _append_running(context: RelayContext, batch: ScheduleBatch, rows: torch.Ten
 def publish_next_lengths(context: RelayContext, batch: ScheduleBatch) -> None:
     """Length of each request's next step. Without speculation nobody reads it since #26020: a dead write, kept
     because upstream makes it."""
-    assert batch.req_pool_indices is not None and batch.seq_lens is not None
     context.futures.publish(batch.req_pool_indices, batch.seq_lens + 1)
 
 

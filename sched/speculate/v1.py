@@ -11,12 +11,13 @@ import torch
 from ..batch import DraftInput, ScheduleBatch
 from ..kernels.drafts import write_rows
 from ..memory.allocation import alloc_ahead, evict_from_tree_cache
+from ..model.sampling_info import sampling_of
 from ..request import Request
 from .acceptance import Accepted
 from .drafter import Tree, extend_batch
 from .steps import draft_step, extend_step
 from .verifier import DraftVerdict
-from .worker import Worker, count_accepted, sampling_of
+from .worker import Worker, count_accepted
 
 # Gives a request its tokens; returns how many it took, and whether it goes on.
 Take = Callable[[Request, Sequence[int], Sequence[float]], tuple[int, bool]]
@@ -63,7 +64,6 @@ def verify(worker: Worker, batch: ScheduleBatch, take: Take, lens_of: Lens) -> S
 
 
 def _rows_of(batch: ScheduleBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    assert batch.req_pool_indices is not None and batch.seq_lens is not None
     return batch.req_pool_indices, batch.seq_lens
 
 
@@ -84,7 +84,6 @@ def _draft(worker: Worker, batch: ScheduleBatch) -> Tree:
 def _place(worker: Worker, batch: ScheduleBatch, count: int) -> torch.Tensor:
     """Slots [b · count] int64 behind each request's length, written to its row."""
     rows, lens = _rows_of(batch)
-    assert batch.seq_lens_cpu is not None
     slots = alloc_ahead(
         worker.cache,
         req_pool_indices=rows,
@@ -100,7 +99,6 @@ def _place(worker: Worker, batch: ScheduleBatch, count: int) -> torch.Tensor:
 
 def _take(batch: ScheduleBatch, verdict: DraftVerdict, accepted: Accepted, take: Take) -> _Taken:
     """Bring the verdict to the host and give every request its tokens, as far as it wants them."""
-    assert batch.seq_lens_cpu is not None
     index: list[list[int]] = accepted.places.tolist()
     predict: list[int] = verdict.predict.tolist()
     accept_lens: list[int] = accepted.lens.cpu().tolist()
@@ -125,7 +123,6 @@ def _compact(
 ) -> None:
     """Free the slots of what was not accepted, close the gaps in the rows, and let the lengths grow."""
     rows, lens = _rows_of(batch)
-    assert batch.seq_lens_cpu is not None
     kept = (accepted.places != -1).sum(1)
     worker.cache.token_to_kv_pool_allocator.free(slots[_evicted(worker, lens, kept, taken.index)])
     table = worker.cache.req_to_token_pool.req_to_token

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import torch
 
 from ..batch import DraftInput, ScheduleBatch
+from ..model.sampling_info import sampling_of
 from .steps import draft_step, extend_step
-from .worker import Worker, count_accepted, sampling_of
+from .worker import Worker, count_accepted
 
 
 class OverlappedVerified(NamedTuple):

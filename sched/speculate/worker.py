@@ -95,12 +95,6 @@ class Worker:
         return last
 
 
-def sampling_of(batch: ScheduleBatch) -> SamplingInfo:
-    info = batch.sampling_info
-    assert isinstance(info, SamplingInfo)
-    return info
-
-
 def count_accepted(info: SamplingInfo, predict: torch.Tensor, index: torch.Tensor) -> None:
     """Let exact penalties know the tokens ``predict`` [b · d] at the places ``index`` [b, most]."""
     orchestrator = info.penalizer_orchestrator

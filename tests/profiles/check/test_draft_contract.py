@@ -117,7 +117,7 @@ def stash_tokens_alone(context: Any, future: Any, draft: Any) -> None:
 
 def lag(context: Any, batch: Any) -> None:
     draft_lengths.lengths_gathered_and_downloaded(context, batch)
-    if batch.spec_info is not None and batch.seq_lens_cpu is not None:
+    if batch.spec_info is not None and batch.has_host_lengths:
         batch.seq_lens_cpu = batch.seq_lens_cpu - 1
 
 

@@ -118,7 +118,7 @@ def test_another_requests_draft_state_is_told_with_its_place(field: str) -> None
 def test_a_mirror_that_lags_is_told() -> None:
     def lagging(context: Any, batch: Any) -> None:
         draft_lengths.lengths_gathered_and_downloaded(context, batch)
-        if batch.spec_info is not None and batch.seq_lens_cpu is not None:
+        if batch.spec_info is not None and batch.has_host_lengths:
             batch.seq_lens_cpu = batch.seq_lens_cpu - 1
 
     wrong = broken(question(state="pr26425"), lambda row: replace(row, host_lengths=lagging))

@@ -48,16 +48,12 @@ def batch(
     rows: Sequence[int], *, input_ids: Sequence[int] | None = None, lens: Sequence[int] = ()
 ) -> ScheduleBatch:
     lens = lens or [10 * row for row in rows]
-    return ScheduleBatch(
-        reqs=[request(f"r{row}", range(row, row + 3)) for row in rows],
-        forward_mode=ForwardMode.DECODE,
-        input_ids=None if input_ids is None else ids(input_ids),
-        req_pool_indices=ids(rows),
-        req_pool_indices_cpu=ids(rows),
-        seq_lens=ids(lens),
-        seq_lens_cpu=ids(lens),
-        orig_seq_lens=ids(lens).to(torch.int32),
-    )
+    reqs = [request(f"r{row}", range(row, row + 3)) for row in rows]
+    made = ScheduleBatch(reqs, ForwardMode.DECODE, input_ids=None if input_ids is None else ids(input_ids))
+    made.req_pool_indices, made.req_pool_indices_cpu = ids(rows), ids(rows)
+    made.seq_lens, made.seq_lens_cpu = ids(lens), ids(lens)
+    made.orig_seq_lens = ids(lens).to(torch.int32)
+    return made
 
 
 class TestFutureMap:
@@ -157,7 +153,7 @@ class TestResolving:
 
     def test_conclude_drops_the_input(self, relay: Relay) -> None:
         some = batch([1], input_ids=[8])
-        relay.conclude(some, StepResult(next_token_ids=ids([9])))
+        relay.conclude(some, StepResult(ids([9]), relay.open(some)))
         assert some.input_ids is None
 
 
@@ -260,7 +256,7 @@ class TestIsolation:
     def test_two_launches_are_kept_alive(self, relay: Relay) -> None:
         batches = [batch([row]) for row in (1, 2, 3)]
         for some in batches:
-            relay.keep_alive(some, StepResult(next_token_ids=None, extra_keep_alive_refs=["extra"]))
+            relay.keep_alive(some, StepResult(None, relay.open(some), extra_keep_alive_refs=["extra"]))
         held = [entry[0] for entry in relay.context.ring]
         assert sorted(map(batches.index, held)) == [1, 2]
         for entry in relay.context.ring:

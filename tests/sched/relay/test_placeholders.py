@@ -117,7 +117,7 @@ class TestSentinelLengths:
         some = batch([4, 2], input_ids=[1, 1], lens=[7, 9])
         relay.publish(some)
         relay.conclude(some, StepResult(ids([44, 22]), relay.open(some)))
-        assert some.input_ids is some.seq_lens and some.seq_lens is not None
+        assert some.input_ids is some.seq_lens
         assert some.seq_lens.tolist() == [-4, -2]
 
     def test_resolving_brings_both_back(self) -> None:
@@ -129,7 +129,7 @@ class TestSentinelLengths:
         relay.conclude(some, StepResult(ids([44, 22]), future))
         relay.advance(some)
         relay.resolve(some)
-        assert some.seq_lens is not None and some.input_ids is not None and some.seq_lens_cpu is not None
+        assert some.input_ids is not None
         assert some.seq_lens.tolist() == some.seq_lens_cpu.tolist() == [8, 10]
         assert some.input_ids.tolist() == [44, 22]
 
@@ -141,7 +141,7 @@ class TestSentinelLengths:
         relay, some = made("pr25944"), batch([4], input_ids=[5], lens=[7])
         some.forward_mode = ForwardMode.MIXED
         relay.resolve(some)
-        assert some.seq_lens is not None and some.seq_lens.tolist() == [7]
+        assert some.seq_lens.tolist() == [7]
 
     def test_the_allocator_takes_the_mirror(self) -> None:
         relay, some = made("pr25944"), batch([4], lens=[7])
