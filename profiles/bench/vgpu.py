@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from ...sched.kernels.registry import Work, kernel, kernels
+from ...sched.kernels.declare import kernel, meta_like, nbytes
+from ...sched.kernels.registry import Work, kernels
 from ...sched.observe import StepInfo
 from ..platform.hardware import load
 from ..record.timeline import Window
@@ -155,13 +156,8 @@ def _layer() -> Callable[[torch.Tensor], torch.Tensor]:
     if known:
         return known[0]
 
-    @kernel(
-        f"{name}(Tensor x) -> Tensor",
-        meta=lambda x: torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta"),
-        cost=lambda x: Work(bytes=2 * x.nbytes),
-        footprint=lambda x: (),  # noqa: ARG005
-    )
-    def layer(x: torch.Tensor) -> torch.Tensor:
+    @kernel(meta=lambda x: meta_like(x), cost=lambda x: Work(2 * nbytes(x)), footprint=lambda: ())
+    def bench_layer(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
-    return layer
+    return bench_layer

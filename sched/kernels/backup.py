@@ -3,62 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
-import torch
+from torch import Tensor
 
-from .declare import declared, nbytes, reads
+from .declare import kernel, nbytes, reads
 from .indexer import ABSENT
 from .registry import Access, Work
 from .sparse import PADDING
 from .swap import token_bytes
 
 
-class _AllLayers(NamedTuple):
-    """``to_host``: whether the host's side is the one that is written. Nothing that comes back is ABSENT."""
+class _Sides(NamedTuple):
+    """The KV of n tokens in all layers, on the device and on the host."""
 
-    k_cache: Sequence[torch.Tensor]
-    v_cache: Sequence[torch.Tensor]
-    host: torch.Tensor
-    slots: torch.Tensor
-    host_slots: torch.Tensor
-    to_host: bool
+    k_cache: Sequence[Tensor]  # [slots, kv_heads, d] for each layer
+    v_cache: Sequence[Tensor]
+    host: Tensor  # [host slots, layers, 2, kv_heads, d], pinned
+    slots: Tensor  # [n] int64, ABSENT for a token that is left out
+    host_slots: Tensor  # [n] int64
 
-    def meta(self) -> None:
-        """Nothing is returned."""
-
-    def cost(self) -> Work:
-        tokens = int((self.slots > ABSENT).sum()) if self.to_host else self.slots.shape[0]
+    def cost(self, tokens: int) -> Work:
         moved = tokens * token_bytes(self.k_cache[0]) * len(self.k_cache)
         return Work(nbytes(self.slots, self.host_slots) + moved, host_bytes=moved, beside=True)
 
-    def footprint(self) -> tuple[Access, ...]:
-        kept, to_host = self.slots > ABSENT, self.to_host
+    def footprint(self, *, to_host: bool) -> tuple[Access, ...]:
+        kept = self.slots > ABSENT
         device = [Access(c, write=not to_host, rows=self.slots[kept]) for c in (*self.k_cache, *self.v_cache)]
         host = Access(self.host, write=to_host, rows=self.host_slots[kept])
-        moved = (*device, host) if to_host else (host, *device)
-        return (*reads(self.slots, self.host_slots), *moved)
+        return (*reads(self.slots, self.host_slots), *((*device, host) if to_host else (host, *device)))
 
 
-@declared(
-    "back_up(Tensor[] k_cache, Tensor[] v_cache, Tensor(a!) host, Tensor slots, Tensor host_slots) -> ()",
-    partial(_AllLayers, to_host=True),
+@kernel(
+    mutates=("host",),
+    cost=lambda sides: sides.cost(int((sides.slots > ABSENT).sum())),
+    footprint=lambda sides: sides.footprint(to_host=True),
     fixed_cost=False,
     triton="swap",
 )
-def back_up(
-    k_cache: Sequence[torch.Tensor],
-    v_cache: Sequence[torch.Tensor],
-    host: torch.Tensor,
-    slots: torch.Tensor,
-    host_slots: torch.Tensor,
-) -> None:
-    """Copies the KV of all layers from device ``slots`` [n] int64 to ``host_slots`` [n] int64 of pinned memory.
-
-    Caches are one [slots, kv_heads, d] per layer, ``host`` is [host slots, layers, 2, kv_heads, d]. A slot that is
-    ABSENT is left out: what it holds goes to the host's padding.
-    """
+def back_up(sides: _Sides) -> None:
+    """Copies the KV from the device to the host. What an ABSENT slot holds goes to the host's padding."""
+    k_cache, v_cache, host, slots, host_slots = sides
     source = slots.clamp(min=0)
     target = host_slots.where(slots > ABSENT, PADDING).to(host.device)
     for layer, caches in enumerate(zip(k_cache, v_cache, strict=True)):
@@ -66,18 +51,14 @@ def back_up(
             host[:, layer, part].index_copy_(0, target, cache.index_select(0, source).to(host.device))
 
 
-@declared(
-    "preload(Tensor(a!)[] k_cache, Tensor(b!)[] v_cache, Tensor host, Tensor slots, Tensor host_slots) -> ()",
-    partial(_AllLayers, to_host=False),
+@kernel(
+    mutates=("k_cache", "v_cache"),
+    cost=lambda sides: sides.cost(sides.slots.shape[0]),
+    footprint=lambda sides: sides.footprint(to_host=False),
 )
-def preload(
-    k_cache: Sequence[torch.Tensor],
-    v_cache: Sequence[torch.Tensor],
-    host: torch.Tensor,
-    slots: torch.Tensor,
-    host_slots: torch.Tensor,
-) -> None:
-    """The way back, of tokens that are all there."""
+def preload(sides: _Sides) -> None:
+    """Copies the KV of tokens, none of them ABSENT, from the host to the device."""
+    k_cache, v_cache, host, slots, host_slots = sides
     kv = host[host_slots.to(host.device)].to(k_cache[0].device)
     for layer, caches in enumerate(zip(k_cache, v_cache, strict=True)):
         for part, cache in enumerate(caches):

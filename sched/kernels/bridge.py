@@ -2,106 +2,69 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
+from torch import Tensor
 
-from .declare import declared, nbytes, nothing, reads
+from .declare import INT64, kernel, meta_tensor, nbytes, reads
 from .placement import copy_rows, page_bytes
-from .registry import Access, Work, kernel
-
-INT64 = 8  # bytes
+from .registry import Access, Work
 
 
-class _ResolveNegative(NamedTuple):
-    input_ids: torch.Tensor
-    tokens: torch.Tensor
-
-    def meta(self) -> None:
-        """Nothing is returned."""
-
-    def cost(self) -> Work:
-        return Work(2 * nbytes(self.input_ids))
-
-    def footprint(self) -> tuple[Access, ...]:
-        ids = self.input_ids
-        return Access(ids, write=True), Access(self.tokens, write=False, rows=-ids[ids < 0])
-
-
-@declared(
-    "resolve_negative(Tensor(a!) input_ids, Tensor tokens) -> ()",
-    _ResolveNegative,
+@kernel(
+    mutates=("input_ids",),
+    cost=lambda input_ids: Work(2 * nbytes(input_ids)),
+    footprint=lambda input_ids, tokens: (
+        Access(input_ids, write=True),
+        Access(tokens, write=False, rows=-input_ids[input_ids < 0]),
+    ),
     integer=True,
     triton="rows",
 )
-def resolve_negative(input_ids: torch.Tensor, tokens: torch.Tensor) -> None:
+def resolve_negative(input_ids: Tensor, tokens: Tensor) -> None:
     """Replace every v < 0 of input_ids [T] int64 by ``tokens[-v]``, in place; looks at all T of them."""
     input_ids.copy_(torch.where(input_ids < 0, tokens[(-input_ids).clamp_(min=0)], input_ids))
 
 
-class _AssertAll(NamedTuple):
-    condition: torch.Tensor
-
-    def meta(self) -> None:
-        """Nothing is returned."""
-
-    def cost(self) -> Work:
-        return Work(nbytes(self.condition))
-
-    def footprint(self) -> tuple[Access, ...]:
-        return reads(self.condition)
-
-
-@declared("assert_all(Tensor condition) -> ()", _AssertAll, integer=True)
-def assert_all(condition: torch.Tensor) -> None:
+@kernel(cost=lambda condition: Work(nbytes(condition)), integer=True)
+def assert_all(condition: Tensor) -> None:
     """Fail on the device unless ``condition`` [] bool holds. The host does not wait for it."""
     torch._assert_async(condition)
 
 
-class _DecodeInputs(NamedTuple):
-    tokens: torch.Tensor
-    req_pool_indices: torch.Tensor
-    seq_lens: torch.Tensor
-    req_to_token: torch.Tensor
-    pages: torch.Tensor | None
-    max_seq_len: int
+def _inputs_cost(
+    req_pool_indices: Tensor, seq_lens: Tensor, req_to_token: Tensor, pages: Tensor | None
+) -> Work:
+    copied = 0 if pages is None else page_bytes(req_to_token, seq_lens)
+    return Work(nbytes(req_pool_indices, seq_lens) + 3 * INT64 * seq_lens.shape[0] + copied)
 
-    def meta(self) -> tuple[torch.Tensor, torch.Tensor]:
-        b = self.seq_lens.shape[0]
-        return nothing(b, dtype=torch.int64), nothing(b, dtype=torch.int64)
 
-    def cost(self) -> Work:
-        copied = 0 if self.pages is None else page_bytes(self.req_to_token, self.seq_lens)
-        lens = nbytes(self.req_pool_indices, self.seq_lens)
-        return Work(lens + 3 * INT64 * self.seq_lens.shape[0] + copied)
-
-    def footprint(self) -> tuple[Access, ...]:
-        rows = self.req_pool_indices
-        gathered = (*reads(rows, self.seq_lens), Access(self.tokens, write=False, rows=rows))
-        if self.pages is None:
-            return gathered
-        table = Access(self.req_to_token, write=False, rows=rows)
-        return (*gathered, table, Access(self.pages, write=True, rows=rows))
+def _inputs_footprint(
+    tokens: Tensor, req_pool_indices: Tensor, seq_lens: Tensor, req_to_token: Tensor, pages: Tensor | None
+) -> tuple[Access, ...]:
+    rows = req_pool_indices
+    gathered = (*reads(rows, seq_lens), Access(tokens, write=False, rows=rows))
+    if pages is None:
+        return gathered
+    return (*gathered, Access(req_to_token, write=False, rows=rows), Access(pages, write=True, rows=rows))
 
 
 @kernel(
-    "decode_inputs(Tensor tokens, Tensor req_pool_indices, Tensor seq_lens, Tensor req_to_token, "
-    "Tensor(a!)? pages, int max_seq_len) -> (Tensor, Tensor)",
-    meta=lambda *args: _DecodeInputs(*args).meta(),
-    cost=lambda *args: _DecodeInputs(*args).cost(),
-    footprint=lambda *args: _DecodeInputs(*args).footprint(),
+    mutates=("pages",),
+    meta=lambda seq_lens: (meta_tensor(seq_lens.shape[0]), meta_tensor(seq_lens.shape[0])),
+    cost=_inputs_cost,
+    footprint=_inputs_footprint,
     integer=True,
     fixed_cost=False,
     triton="placement",
 )
 def decode_inputs(
-    tokens: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    seq_lens: torch.Tensor,
-    req_to_token: torch.Tensor,
-    pages: torch.Tensor | None,
+    tokens: Tensor,
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
+    req_to_token: Tensor,
+    pages: Tensor | None,
     max_seq_len: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """All that a decode reads and the schedule may change, in one launch: input_ids ``tokens[req_pool_indices]`` and
     positions ``seq_lens - 1``, [b] int64 each, and, with ``pages``, the rows of the page table (``copy_pages``)."""
     if pages is not None:

@@ -6,43 +6,29 @@ KV of one lies, 0 for nowhere.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
+from torch import Tensor
 
-from .declare import declared, nbytes, nothing, reads
+from .declare import INT64, kernel, meta_tensor, nbytes, reads
 from .indexer import ABSENT
-from .registry import Access, Work, kernel
-
-INT64 = 8  # bytes
+from .registry import Access, Work
 
 
-class _MapPrompt(NamedTuple):
-    mapping: torch.Tensor
-    out_cache_loc: torch.Tensor
-    free_pages: torch.Tensor
-    page_size: int
-
-    def meta(self) -> None:
-        """Nothing is returned."""
-
-    def cost(self) -> Work:
-        return Work(2 * nbytes(self.out_cache_loc) + INT64 * self.out_cache_loc.shape[0] // self.page_size)
-
-    def footprint(self) -> tuple[Access, ...]:
-        written = Access(self.mapping, write=True, rows=self.out_cache_loc)
-        return (written, *reads(self.out_cache_loc, self.free_pages))
+def _map_cost(out_cache_loc: Tensor, page_size: int) -> Work:
+    return Work(2 * nbytes(out_cache_loc) + INT64 * out_cache_loc.shape[0] // page_size)
 
 
-@declared(
-    "map_prompt(Tensor(a!) mapping, Tensor out_cache_loc, Tensor free_pages, int page_size) -> ()",
-    _MapPrompt,
+@kernel(
+    mutates=("mapping",),
+    cost=_map_cost,
+    footprint=lambda mapping, out_cache_loc, free_pages: (
+        Access(mapping, write=True, rows=out_cache_loc),
+        *reads(out_cache_loc, free_pages),
+    ),
     integer=True,
     triton="buffers",
 )
-def map_prompt(
-    mapping: torch.Tensor, out_cache_loc: torch.Tensor, free_pages: torch.Tensor, page_size: int
-) -> None:
+def map_prompt(mapping: Tensor, out_cache_loc: Tensor, free_pages: Tensor, page_size: int) -> None:
     """Gives each new logical slot [T] a device slot, in pages from the front of ``free_pages``.
 
     A request's new slots begin with a page: it has no cached prefix but its own chunks, and those are whole pages.
@@ -52,48 +38,26 @@ def map_prompt(
     mapping[out_cache_loc] = free_pages[page] * page_size + offset
 
 
-class _Translate(NamedTuple):
-    mapping: torch.Tensor
-    slots: torch.Tensor
-
-    def meta(self) -> torch.Tensor:
-        return nothing(self.slots.shape[0], dtype=torch.int64)
-
-    def cost(self) -> Work:
-        return Work(3 * nbytes(self.slots))
-
-    def footprint(self) -> tuple[Access, ...]:
-        return (Access(self.mapping, write=False, rows=self.slots), *reads(self.slots))
-
-
-@declared("translate(Tensor mapping, Tensor slots) -> Tensor", _Translate, integer=True)
-def translate(mapping: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+@kernel(
+    meta=lambda slots: meta_tensor(slots.shape[0]),
+    cost=lambda slots: Work(3 * nbytes(slots)),
+    footprint=lambda mapping, slots: (Access(mapping, write=False, rows=slots), *reads(slots)),
+    integer=True,
+)
+def translate(mapping: Tensor, slots: Tensor) -> Tensor:
     """Device slots [n] int64 of logical ``slots`` [n]."""
     return mapping[slots.to(torch.int64)]
 
 
-class _Unmap(NamedTuple):
-    mapping: torch.Tensor
-    slots: torch.Tensor
-    page_size: int
-
-    def meta(self) -> torch.Tensor:
-        return nothing(-(-self.slots.shape[0] // self.page_size) * self.page_size, dtype=torch.int64)
-
-    def cost(self) -> Work:
-        return Work(nbytes(self.slots) + 3 * INT64 * self.slots.shape[0])
-
-    def footprint(self) -> tuple[Access, ...]:
-        return (Access(self.mapping, write=True, rows=self.slots), *reads(self.slots))
-
-
-@declared(
-    "unmap(Tensor(a!) mapping, Tensor slots, int page_size) -> Tensor",
-    _Unmap,
+@kernel(
+    mutates=("mapping",),
+    meta=lambda slots, page_size: meta_tensor(-(-slots.shape[0] // page_size) * page_size),
+    cost=lambda slots: Work(nbytes(slots) + 3 * INT64 * slots.shape[0]),
+    footprint=lambda mapping, slots: (Access(mapping, write=True, rows=slots), *reads(slots)),
     integer=True,
     triton="buffers",
 )
-def unmap(mapping: torch.Tensor, slots: torch.Tensor, page_size: int) -> torch.Tensor:
+def unmap(mapping: Tensor, slots: Tensor, page_size: int) -> Tensor:
     """The device slots of a request's logical ``slots`` [n] int32, whose mapping is cleared; the rest of the last page
     included: [n rounded up to pages] int64."""
     logical = slots.to(torch.int64)
@@ -102,44 +66,33 @@ def unmap(mapping: torch.Tensor, slots: torch.Tensor, page_size: int) -> torch.T
     return pages.flatten()
 
 
-class _MapNewest(NamedTuple):
-    mapping: torch.Tensor
-    out_cache_loc: torch.Tensor
-    device_buffer: torch.Tensor
-    req_pool_indices: torch.Tensor
-    seq_lens: torch.Tensor
-    size: int
-
-    def meta(self) -> None:
-        """Nothing is returned."""
-
-    def cost(self) -> Work:
-        inputs = nbytes(self.out_cache_loc, self.req_pool_indices, self.seq_lens)
-        return Work(inputs + 2 * INT64 * self.seq_lens.shape[0])
-
-    def footprint(self) -> tuple[Access, ...]:
-        rows = self.req_pool_indices
-        held = self.seq_lens.clamp(min=0, max=self.size + 1)
-        return (
-            Access(self.mapping, write=True, rows=self.out_cache_loc),
-            *reads(self.out_cache_loc, rows, self.seq_lens),
-            Access(self.device_buffer, write=False, rows=rows, lens=held),
-        )
+def _newest_cost(out_cache_loc: Tensor, req_pool_indices: Tensor, seq_lens: Tensor) -> Work:
+    return Work(nbytes(out_cache_loc, req_pool_indices, seq_lens) + 2 * INT64 * seq_lens.shape[0])
 
 
-@declared(
-    "map_newest(Tensor(a!) mapping, Tensor out_cache_loc, Tensor device_buffer, Tensor req_pool_indices, "
-    "Tensor seq_lens, int size) -> ()",
-    _MapNewest,
-    integer=True,
-    triton="buffers",
-)
+def _newest_footprint(
+    mapping: Tensor,
+    out_cache_loc: Tensor,
+    device_buffer: Tensor,
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
+    size: int,
+) -> tuple[Access, ...]:
+    held = seq_lens.clamp(min=0, max=size + 1)
+    return (
+        Access(mapping, write=True, rows=out_cache_loc),
+        *reads(out_cache_loc, req_pool_indices, seq_lens),
+        Access(device_buffer, write=False, rows=req_pool_indices, lens=held),
+    )
+
+
+@kernel(mutates=("mapping",), cost=_newest_cost, footprint=_newest_footprint, integer=True, triton="buffers")
 def map_newest(
-    mapping: torch.Tensor,
-    out_cache_loc: torch.Tensor,
-    device_buffer: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    seq_lens: torch.Tensor,
+    mapping: Tensor,
+    out_cache_loc: Tensor,
+    device_buffer: Tensor,
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
     size: int,
 ) -> None:
     """The new token's logical slot [b] leads to its place in the request's buffer: its position, at most ``size``.
@@ -148,51 +101,43 @@ def map_newest(
     mapping[out_cache_loc] = device_buffer[req_pool_indices, place]
 
 
-class _PreviousTokens(NamedTuple):
-    device_buffer: torch.Tensor
-    host_slots: torch.Tensor
-    staged_lens: torch.Tensor
-    req_pool_indices: torch.Tensor
-    seq_lens: torch.Tensor
-    size: int
-
-    def meta(self) -> tuple[torch.Tensor, torch.Tensor]:
-        b = self.seq_lens.shape[0]
-        return nothing(b, dtype=torch.int64), nothing(b, dtype=torch.int64)
-
-    def cost(self) -> Work:
-        return Work(nbytes(self.req_pool_indices, self.seq_lens) + 5 * INT64 * self.seq_lens.shape[0])
-
-    def footprint(self) -> tuple[Access, ...]:
-        rows, held = self.req_pool_indices, (self.seq_lens - 1).clamp(min=0)
-        return (
-            *reads(rows, self.seq_lens),
-            Access(self.staged_lens, write=False, rows=rows),
-            Access(self.device_buffer, write=False, rows=rows, lens=held.clamp(max=self.size + 1)),
-            Access(self.host_slots, write=False, rows=rows, lens=held),
-        )
+def _previous_footprint(
+    device_buffer: Tensor,
+    host_slots: Tensor,
+    staged_lens: Tensor,
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
+    size: int,
+) -> tuple[Access, ...]:
+    rows, held = req_pool_indices, (seq_lens - 1).clamp(min=0)
+    return (
+        *reads(rows, seq_lens),
+        Access(staged_lens, write=False, rows=rows),
+        Access(device_buffer, write=False, rows=rows, lens=held.clamp(max=size + 1)),
+        Access(host_slots, write=False, rows=rows, lens=held),
+    )
 
 
 @kernel(
-    "previous_tokens(Tensor device_buffer, Tensor host_slots, Tensor staged_lens, Tensor req_pool_indices, "
-    "Tensor seq_lens, int size) -> (Tensor, Tensor)",
-    meta=lambda *args: _PreviousTokens(*args).meta(),
-    cost=lambda *args: _PreviousTokens(*args).cost(),
-    footprint=lambda *args: _PreviousTokens(*args).footprint(),
+    meta=lambda seq_lens: (meta_tensor(seq_lens.shape[0]), meta_tensor(seq_lens.shape[0])),
+    cost=lambda req_pool_indices, seq_lens: Work(
+        nbytes(req_pool_indices, seq_lens) + 5 * INT64 * seq_lens.shape[0]
+    ),
+    footprint=_previous_footprint,
     integer=True,
     triton="buffers",
 )
 def previous_tokens(
-    device_buffer: torch.Tensor,
-    host_slots: torch.Tensor,
-    staged_lens: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    seq_lens: torch.Tensor,
+    device_buffer: Tensor,
+    host_slots: Tensor,
+    staged_lens: Tensor,
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
     size: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Where the token before the new one lies on the device and where it belongs on the host, [n] int64 each; the
     former is ABSENT for a token that was staged with its prompt (position below ``staged_lens`` [rows])."""
     position = seq_lens - 2
     slots = device_buffer[req_pool_indices, position.clamp(max=size)]
-    there = position < staged_lens[req_pool_indices]
-    return slots.masked_fill(there, ABSENT), host_slots[req_pool_indices, position]
+    staged = position < staged_lens[req_pool_indices]
+    return slots.masked_fill(staged, ABSENT), host_slots[req_pool_indices, position]

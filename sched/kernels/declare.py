@@ -1,48 +1,105 @@
-"""How a kernel is declared: its arguments as a tuple that knows its outputs, its cost and its footprint."""
+"""How a kernel is declared: one decorator on its torch implementation, and the words that costs and footprints use.
+
+The op's schema, its place of each argument and, where nothing else is said, its outputs and its footprint follow from
+the signature of the implementation::
+
+    @kernel(
+        mutates=("residual",),
+        meta=lambda x: meta_like(x),
+        cost=lambda x, residual, weight: Work(2 * nbytes(x, residual) + nbytes(weight)),
+    )
+    def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+
+``meta``, ``cost`` and ``footprint`` take those of the op's arguments that they name, or groups of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from .registry import Access, Work, kernel
+from .on_cuda import on_cuda
+from .registry import Access, Kernel, Work, register
+from .signature import Signature
 
+NAMESPACE = "schedbench"
+INT32, INT64 = 4, 8  # bytes
 
-class Arguments(Protocol):
-    """An op's arguments, in the order of its schema; usually a NamedTuple."""
-
-    def meta(self) -> torch.Tensor | None: ...
-
-    def cost(self) -> Work: ...
-
-    def footprint(self) -> tuple[Access, ...]: ...
+_LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
 
-def declared(
-    schema: str,
-    arguments: Callable[..., Arguments],
+def kernel(
     *,
+    cost: Callable[..., Work] | None,
+    meta: Callable[..., Tensor | tuple[Tensor, ...] | None] | None = None,
+    footprint: Callable[..., tuple[Access, ...]] | None = None,
+    mutates: Collection[str] = (),
     integer: bool = False,
     fixed_cost: bool = True,
     triton: str = "",
     strided: Collection[str] = (),
 ) -> Callable[[Callable[..., Any]], torch._ops.OpOverload]:
-    """``registry.kernel`` for a kernel whose ``arguments`` answer for it."""
-    return kernel(
-        schema,
-        meta=lambda *args: arguments(*args).meta(),
-        cost=lambda *args: arguments(*args).cost(),
-        footprint=lambda *args: arguments(*args).footprint(),
-        integer=integer,
-        fixed_cost=fixed_cost,
-        triton=triton,
-        strided=strided,
-    )
+    """Register the decorated torch implementation as an op of its name, a leading underscore left out.
+
+    The name becomes the op itself, so that calling it goes through torch's dispatcher. ``mutates`` are the tensors
+    that it writes to. Without ``meta`` it returns nothing; without ``footprint`` it reads the other tensors as a whole
+    and then writes those. ``strided`` are the tensors that its Triton kernel takes with gaps. For the rest see
+    ``registry.Kernel``. Raises TypeError where something names an argument that the op does not have.
+    """
+
+    def declare(implementation: Callable[..., Any]) -> torch._ops.OpOverload:
+        signature = Signature(implementation)
+        name = implementation.__name__.lstrip("_")
+        if (meta is None) != (signature.returns is type(None)):
+            raise TypeError(f"{name} returns something exactly if its meta does")
+        _LIBRARY.define(signature.schema(name, mutates))
+        read = [tensor for tensor in signature.tensors() if tensor not in mutates]
+        declared = Kernel(
+            name,
+            op=getattr(getattr(torch.ops, NAMESPACE), name).default,
+            signature=signature,
+            impl=signature.bind(implementation),
+            meta=_nothing if meta is None else signature.bind(meta),
+            cost=None if cost is None else signature.bind(cost),
+            footprint=_whole(signature, read, mutates) if footprint is None else signature.bind(footprint),
+            integer=integer,
+            fixed_cost=fixed_cost,
+            triton=triton,
+            dense=frozenset(signature.places(set(read) - set(strided))),
+        )
+        _LIBRARY.impl(name, declared.impl, "CPU")
+        _LIBRARY.impl(name, on_cuda(declared) if triton else declared.impl, "CUDA")
+        _LIBRARY.impl(name, declared.meta, "Meta")
+        register(declared)
+        return declared.op
+
+    return declare
 
 
-def nothing(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+def _nothing(*_: object) -> None:
+    return None
+
+
+def _whole(
+    signature: Signature, read: Collection[str], written: Collection[str]
+) -> Callable[..., tuple[Access, ...]]:
+    if Sequence[Tensor] in signature.types.values():
+        raise TypeError("a kernel of lists of tensors has to declare its footprint")
+    reading, writing = signature.places(read), signature.places(written)
+
+    def footprint(*args: Any) -> tuple[Access, ...]:
+        return (
+            *(Access(args[place], write=False) for place in reading if args[place] is not None),
+            *(Access(args[place], write=True) for place in writing if args[place] is not None),
+        )
+
+    return footprint
+
+
+def meta_tensor(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
     """A contiguous tensor of ``shape`` on the meta device, made without running an op there."""
     strides = [1] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
@@ -50,11 +107,16 @@ def nothing(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
 
-def nbytes(*tensors: torch.Tensor | None) -> int:
-    """Bytes of all elements; the absent count nothing."""
+def meta_like(tensor: Tensor) -> Tensor:
+    """``meta_tensor`` of the same shape and dtype."""
+    return meta_tensor(*tensor.shape, dtype=tensor.dtype)
+
+
+def nbytes(*tensors: Tensor | None) -> int:
+    """Bytes of all elements; those that are None count nothing."""
     return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
 
-def reads(*tensors: torch.Tensor | None) -> tuple[Access, ...]:
-    """Each tensor that is there, read as a whole."""
+def reads(*tensors: Tensor | None) -> tuple[Access, ...]:
+    """Each tensor that is not None, read as a whole."""
     return tuple(Access(t, write=False) for t in tensors if t is not None)

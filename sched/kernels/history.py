@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
+from torch import Tensor
 
-from .declare import declared, nbytes, nothing, reads
-from .registry import Access, Work
-
-
-class _PathTokens(NamedTuple):
-    tokens: torch.Tensor
-    paths: torch.Tensor
-
-    def meta(self) -> torch.Tensor:
-        b, d, depth = self.paths.shape
-        return nothing(b * d, depth - 1, dtype=torch.int64)
-
-    def cost(self) -> Work:
-        return Work(nbytes(self.tokens) + 2 * nbytes(self.paths))
-
-    def footprint(self) -> tuple[Access, ...]:
-        return reads(*self)
+from .declare import kernel, meta_tensor, nbytes
+from .registry import Work
 
 
-@declared("path_tokens(Tensor tokens, Tensor paths) -> Tensor", _PathTokens, integer=True)
-def path_tokens(tokens: torch.Tensor, paths: torch.Tensor) -> torch.Tensor:
+def _path_meta(paths: Tensor) -> Tensor:
+    b, d, depth = paths.shape
+    return meta_tensor(b * d, depth - 1)
+
+
+@kernel(meta=_path_meta, cost=lambda tokens, paths: Work(nbytes(tokens) + 2 * nbytes(paths)), integer=True)
+def path_tokens(tokens: Tensor, paths: Tensor) -> Tensor:
     """Drafts on the way to each node, the root left out, since it is no draft: [b · d, depth - 1] int64, -1 behind
     the last. ``tokens`` [b, d], ``paths`` [b, d, depth] as ``verify.tree_paths`` has them."""
     b, d, depth = paths.shape
@@ -35,7 +24,7 @@ def path_tokens(tokens: torch.Tensor, paths: torch.Tensor) -> torch.Tensor:
     return torch.where(drafts.reshape(b * d, depth - 1) >= 0, picked, -1)
 
 
-def _count(state: torch.Tensor, values: torch.Tensor, tokens: torch.Tensor, *, adds: bool) -> None:
+def _count(state: Tensor, values: Tensor, tokens: Tensor, *, adds: bool) -> None:
     """Column by column, so that sums are those of tokens that came one by one."""
     if not state.shape[0]:
         return
@@ -49,25 +38,15 @@ def _count(state: torch.Tensor, values: torch.Tensor, tokens: torch.Tensor, *, a
     state.copy_(wide[:, :-1])
 
 
-class _AlongPaths(NamedTuple):
-    state: torch.Tensor
-    values: torch.Tensor
-    paths: torch.Tensor
-    adds: bool
-
-    def meta(self) -> torch.Tensor:
-        return nothing(self.paths.shape[0], self.state.shape[1], dtype=self.state.dtype)
-
-    def cost(self) -> Work:
-        rows = self.paths.shape[0] * self.state.shape[1] * self.state.element_size()
-        return Work(nbytes(self.state, self.values, self.paths) + rows)
-
-    def footprint(self) -> tuple[Access, ...]:
-        return reads(self.state, self.values, self.paths)
+def _along_cost(state: Tensor, values: Tensor, paths: Tensor) -> Work:
+    rows = paths.shape[0] * state.shape[1] * state.element_size()
+    return Work(nbytes(state, values, paths) + rows)
 
 
-@declared("along_paths(Tensor state, Tensor values, Tensor paths, bool adds) -> Tensor", _AlongPaths)
-def along_paths(state: torch.Tensor, values: torch.Tensor, paths: torch.Tensor, adds: bool) -> torch.Tensor:
+@kernel(
+    meta=lambda state, paths: meta_tensor(paths.shape[0], state.shape[1], dtype=state.dtype), cost=_along_cost
+)
+def along_paths(state: Tensor, values: Tensor, paths: Tensor, adds: bool) -> Tensor:
     """A penalizer's ``state`` [b, vocab] as it would be at each node: [b · d, vocab]. ``values`` [b, 1] is what a
     token adds, or sets; ``paths`` [b · d, depth] int64 are the node's drafts, -1 behind the last."""
     each = paths.shape[0] // state.shape[0]
@@ -76,23 +55,7 @@ def along_paths(state: torch.Tensor, values: torch.Tensor, paths: torch.Tensor, 
     return out
 
 
-class _CountAccepted(NamedTuple):
-    state: torch.Tensor
-    values: torch.Tensor
-    accepted: torch.Tensor
-    adds: bool
-
-    def meta(self) -> None:
-        """Nothing is returned."""
-
-    def cost(self) -> Work:
-        return Work(nbytes(self.values) + 3 * nbytes(self.accepted))
-
-    def footprint(self) -> tuple[Access, ...]:
-        return (*reads(self.values, self.accepted), Access(self.state, write=True))
-
-
-@declared("count_accepted(Tensor(a!) state, Tensor values, Tensor accepted, bool adds) -> ()", _CountAccepted)
-def count_accepted(state: torch.Tensor, values: torch.Tensor, accepted: torch.Tensor, adds: bool) -> None:
+@kernel(mutates=("state",), cost=lambda values, accepted: Work(nbytes(values) + 3 * nbytes(accepted)))
+def count_accepted(state: Tensor, values: Tensor, accepted: Tensor, adds: bool) -> None:
     """Count the tokens ``accepted`` [b, n] int64, -1 where there is none, in ``state`` [b, vocab], in their order."""
     _count(state, values, accepted, adds=adds)

@@ -9,56 +9,57 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from .declare import declared, nbytes, nothing, reads
+from .declare import INT32, kernel, meta_tensor, nbytes, reads
 from .invariant import TILE, ceil_to, halving_sum, widened
-from .registry import Access, Work, kernel
+from .registry import Access, Work
 from .tiles import BLOCK, ragged
 
 # Elements of K in the pairs of a token and a block that are scored at once.
 _SLAB = 1 << 20
 ABSENT = -1  # where a row of chosen positions has fewer than it could hold
 _LAST = 1 << 30  # later than any position
-INT32 = 4  # bytes
 
 
 class Index(NamedTuple):
     """What positions of a batch's requests are scored by, and the way to it."""
 
-    cache: torch.Tensor  # [slots, d], one key per token
-    req_to_token: torch.Tensor  # [rows, context] int32
-    rows: torch.Tensor  # [b], the requests' rows
+    cache: Tensor  # [slots, d], one key per token
+    req_to_token: Tensor  # [rows, context] int32
+    rows: Tensor  # [b], the requests' rows
 
 
-class _IndexAndStore(NamedTuple):
-    projected: torch.Tensor
-    out_cache_loc: torch.Tensor
-    index_cache: torch.Tensor
-    heads: int
+class Scored(NamedTuple):
+    """A new token of each of b requests, and the cached tokens that it is compared with."""
 
-    def meta(self) -> tuple[torch.Tensor, torch.Tensor]:
-        rows, dtype = self.projected.shape[0], self.projected.dtype
-        q = nothing(rows, self.heads, self.index_cache.shape[1], dtype=dtype)
-        return q, nothing(rows, self.heads, dtype=dtype)
+    q: Tensor  # [b, heads, d]
+    weights: Tensor  # [b, heads]
+    index_cache: Tensor  # [slots, d], one key per token
+    req_to_token: Tensor  # [rows, context] int32
+    req_pool_indices: Tensor  # [b]
+    seq_lens: Tensor  # [b], the new token included
 
-    def cost(self) -> Work:
-        return Work(2 * nbytes(self.projected) + nbytes(self.out_cache_loc))
 
-    def footprint(self) -> tuple[Access, ...]:
-        written = Access(self.index_cache, write=True, rows=self.out_cache_loc)
-        return (*reads(self.projected, self.out_cache_loc), written)
+def _store_meta(projected: Tensor, index_cache: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    rows, dtype = projected.shape[0], projected.dtype
+    q = meta_tensor(rows, heads, index_cache.shape[1], dtype=dtype)
+    return q, meta_tensor(rows, heads, dtype=dtype)
 
 
 @kernel(
-    "index_and_store(Tensor projected, Tensor out_cache_loc, Tensor(a!) index_cache, int heads) -> (Tensor, Tensor)",
-    meta=lambda *args: _IndexAndStore(*args).meta(),
-    cost=lambda *args: _IndexAndStore(*args).cost(),
-    footprint=lambda *args: _IndexAndStore(*args).footprint(),
+    mutates=("index_cache",),
+    meta=_store_meta,
+    cost=lambda projected, out_cache_loc: Work(2 * nbytes(projected) + nbytes(out_cache_loc)),
+    footprint=lambda projected, out_cache_loc, index_cache: (
+        *reads(projected, out_cache_loc),
+        Access(index_cache, write=True, rows=out_cache_loc),
+    ),
     triton="indexer",
 )
 def index_and_store(
-    projected: torch.Tensor, out_cache_loc: torch.Tensor, index_cache: torch.Tensor, heads: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+    projected: Tensor, out_cache_loc: Tensor, index_cache: Tensor, heads: int
+) -> tuple[Tensor, Tensor]:
     """Splits projected [T, (heads + 1) · d + heads] into queries [T, heads, d], one key each, stored in slot
     ``out_cache_loc[t]`` of ``index_cache`` [slots, d], and the heads' weights [T, heads]."""
     d = index_cache.shape[1]
@@ -67,9 +68,7 @@ def index_and_store(
     return q.reshape(-1, heads, d).clone(), weights.clone()
 
 
-def scores(
-    q: torch.Tensor, weights: torch.Tensor, index: Index, positions: torch.Tensor, *, most: int, exact: bool
-) -> torch.Tensor:
+def scores(q: Tensor, weights: Tensor, index: Index, positions: Tensor, *, most: int, exact: bool) -> Tensor:
     """[T, at least ``most``] scores of all positions up to each token's own, -inf behind it.
 
     q [T, heads, d], weights [T, heads]; ``index.rows`` and ``positions`` are [T] here; ``most`` is a bound on
@@ -86,11 +85,11 @@ def scores(
 
 
 def _score(
-    q: torch.Tensor,
-    weights: torch.Tensor,
+    q: Tensor,
+    weights: Tensor,
     index: Index,
-    positions: torch.Tensor,
-    out: torch.Tensor,
+    positions: Tensor,
+    out: Tensor,
     *,
     exact: bool,
 ) -> None:
@@ -110,7 +109,7 @@ def _score(
     out[token, block] = summed.masked_fill(hidden, float("-inf"))
 
 
-def chosen(scored: torch.Tensor, lens: torch.Tensor, top_k: int) -> torch.Tensor:
+def chosen(scored: Tensor, lens: Tensor, top_k: int) -> Tensor:
     """The ``top_k`` best positions of each row of scores in ascending order, [T, top_k] int32, ABSENT behind them
     where ``lens`` [T], the number of positions, is smaller."""
     width = min(top_k, scored.shape[1])
@@ -122,118 +121,65 @@ def chosen(scored: torch.Tensor, lens: torch.Tensor, top_k: int) -> torch.Tensor
     return out
 
 
-def index_work(
-    q: torch.Tensor, index_cache: torch.Tensor, req_to_token: torch.Tensor, *, cached: int, pairs: int
-) -> Work:
+def index_work(q: Tensor, index_cache: Tensor, req_to_token: Tensor, *, cached: int, pairs: int) -> Work:
     """Scoring ``pairs`` of a new token and a cached one; each of the ``cached`` keys is read once."""
     key = index_cache.shape[1] * index_cache.element_size() + req_to_token.element_size()
     return Work(nbytes(q) + cached * key, 2 * q.shape[1] * q.shape[2] * pairs, "attention")
 
 
-class _SelectTopK(NamedTuple):
-    q: torch.Tensor
-    weights: torch.Tensor
-    index_cache: torch.Tensor
-    req_to_token: torch.Tensor
-    req_pool_indices: torch.Tensor
-    seq_lens: torch.Tensor
-    top_k: int
-    max_seq_len: int
-
-    def meta(self) -> torch.Tensor:
-        return nothing(self.q.shape[0], self.top_k, dtype=torch.int32)
-
-    def cost(self) -> Work:
-        cached = int(self.seq_lens.numpy().sum())
-        work = index_work(self.q, self.index_cache, self.req_to_token, cached=cached, pairs=cached)
-        written = INT32 * self.top_k * self.q.shape[0]
-        return work._replace(bytes=work.bytes + nbytes(self.weights) + written)
-
-    def footprint(self) -> tuple[Access, ...]:
-        request, position = ragged(self.seq_lens, self.max_seq_len, exact=True)
-        slots = self.req_to_token[self.req_pool_indices[request], position]
-        return (
-            *reads(self.q, self.weights, self.req_pool_indices, self.seq_lens),
-            Access(self.req_to_token, write=False, rows=self.req_pool_indices, lens=self.seq_lens),
-            Access(self.index_cache, write=False, rows=slots),
-        )
+def _select_cost(scored: Scored, top_k: int) -> Work:
+    cached = int(scored.seq_lens.numpy().sum())
+    work = index_work(scored.q, scored.index_cache, scored.req_to_token, cached=cached, pairs=cached)
+    written = INT32 * top_k * scored.q.shape[0]
+    return work._replace(bytes=work.bytes + nbytes(scored.weights) + written)
 
 
-@declared(
-    "select_top_k(Tensor q, Tensor weights, Tensor index_cache, Tensor req_to_token, Tensor req_pool_indices, "
-    "Tensor seq_lens, int top_k, int max_seq_len) -> Tensor",
-    _SelectTopK,
+def _select_footprint(scored: Scored, max_seq_len: int) -> tuple[Access, ...]:
+    q, weights, index_cache, req_to_token, rows, seq_lens = scored
+    request, position = ragged(seq_lens, max_seq_len, exact=True)
+    slots = req_to_token[rows[request], position]
+    return (
+        *reads(q, weights, rows, seq_lens),
+        Access(req_to_token, write=False, rows=rows, lens=seq_lens),
+        Access(index_cache, write=False, rows=slots),
+    )
+
+
+@kernel(
+    meta=lambda q, top_k: meta_tensor(q.shape[0], top_k, dtype=torch.int32),
+    cost=_select_cost,
+    footprint=_select_footprint,
     fixed_cost=False,
     triton="indexer",
 )
-def select_top_k(
-    q: torch.Tensor,
-    weights: torch.Tensor,
-    index_cache: torch.Tensor,
-    req_to_token: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    seq_lens: torch.Tensor,
-    top_k: int,
-    max_seq_len: int,
-) -> torch.Tensor:
-    """One new token per request, the last of its ``seq_lens`` [b]: the positions that it attends to, [b, top_k] int32,
-    ascending, ABSENT behind them."""
+def select_top_k(scored: Scored, top_k: int, max_seq_len: int) -> Tensor:
+    """The positions that each new token attends to, [b, top_k] int32, ascending, ABSENT behind them."""
+    q, weights, index_cache, req_to_token, rows, seq_lens = scored
     exact = q.device.type == "cpu"
     most = int(seq_lens.max()) if exact else max_seq_len
-    index = Index(index_cache, req_to_token, req_pool_indices)
-    scored = scores(q, weights, index, (seq_lens - 1).clamp(min=0), most=most, exact=exact)
-    return chosen(scored, seq_lens, top_k)
-
-
-class _SelectByLot(NamedTuple):
-    q: torch.Tensor
-    weights: torch.Tensor
-    index_cache: torch.Tensor
-    req_to_token: torch.Tensor
-    req_pool_indices: torch.Tensor
-    seq_lens: torch.Tensor
-    top_k: int
-    reuse: float
-
-    def scored(self) -> _SelectTopK:
-        return _SelectTopK(*self[:-1], max_seq_len=0)
-
-    def meta(self) -> torch.Tensor:
-        return self.scored().meta()
-
-    def cost(self) -> Work:
-        return self.scored().cost()
-
-    def footprint(self) -> tuple[Access, ...]:
-        return reads(self.seq_lens)
+    index = Index(index_cache, req_to_token, rows)
+    found = scores(q, weights, index, (seq_lens - 1).clamp(min=0), most=most, exact=exact)
+    return chosen(found, seq_lens, top_k)
 
 
 _LANE, _EPOCH, _GRID = 0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35
 _GRIDS = 16  # how finely a sequence's growth changes the stretches: by a sixteenth of its length, or less
 
 
-@declared(
-    "select_by_lot(Tensor q, Tensor weights, Tensor index_cache, Tensor req_to_token, Tensor req_pool_indices, "
-    "Tensor seq_lens, int top_k, float reuse) -> Tensor",
-    _SelectByLot,
+@kernel(
+    meta=lambda q, top_k: meta_tensor(q.shape[0], top_k, dtype=torch.int32),
+    cost=_select_cost,
+    footprint=lambda seq_lens: reads(seq_lens),
     integer=True,
     fixed_cost=False,
 )
-def select_by_lot(
-    q: torch.Tensor,  # noqa: ARG001
-    weights: torch.Tensor,  # noqa: ARG001
-    index_cache: torch.Tensor,  # noqa: ARG001
-    req_to_token: torch.Tensor,  # noqa: ARG001
-    req_pool_indices: torch.Tensor,  # noqa: ARG001
-    seq_lens: torch.Tensor,
-    top_k: int,
-    reuse: float,
-) -> torch.Tensor:
+def select_by_lot(scored: Scored, top_k: int, reuse: float) -> Tensor:
     """``select_top_k`` where there are no scores: the cost is the same, the choice a function of the length.
 
     The newest token is always chosen. The other top_k - 1 are drawn one from each of as many equal stretches of the
     sequence; with each step of a request the share 1 - ``reuse`` of them is drawn anew.
     """
+    seq_lens = scored.seq_lens
     length, lanes = seq_lens.unsqueeze(1), torch.arange(top_k - 1, device=seq_lens.device)
     span = _span(length, top_k - 1)
     begin, end = lanes * span // (top_k - 1), (lanes + 1) * span // (top_k - 1)
@@ -246,14 +192,14 @@ def select_by_lot(
     return long.where(length > top_k, short).to(torch.int32)
 
 
-def _span(length: torch.Tensor, stretches: int) -> torch.Tensor:
+def _span(length: Tensor, stretches: int) -> Tensor:
     """How many of the tokens before the newest of ``length`` are cut into stretches. It grows in steps: with it all of
     them are drawn anew."""
     quantum = torch.exp2((length.to(torch.float64) / _GRIDS).clamp(min=1).log2().floor()).to(torch.int64)
     return (length // quantum * quantum - 1).clamp(min=stretches)
 
 
-def _mixed(x: torch.Tensor) -> torch.Tensor:
+def _mixed(x: Tensor) -> Tensor:
     """32 bits without structure (the finaliser of MurmurHash3), as int64."""
     x = x & 0xFFFFFFFF
     x = ((x ^ (x >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 TILE = 16  # rows of every product
 
 
-def widened(x: torch.Tensor) -> torch.Tensor:
+def widened(x: Tensor) -> Tensor:
     """``x`` in the precision reductions are done in: float32, or float64 if it is that already."""
     return x if x.dtype == torch.float64 else x.float()
 
@@ -22,7 +23,7 @@ def ceil_to(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
 
-def tiled_matmul(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def tiled_matmul(x: Tensor, weight: Tensor) -> Tensor:
     """[rows, k] x [k, m] → [rows, m]."""
     rows, k = x.shape
     tiles = ceil_to(rows, TILE) // TILE
@@ -31,7 +32,7 @@ def tiled_matmul(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return product.view(tiles * TILE, weight.shape[1])[:rows]
 
 
-def halving_sum(x: torch.Tensor) -> torch.Tensor:
+def halving_sum(x: Tensor) -> Tensor:
     """Sum over the last dimension, kept as 1: the second half onto the first until one is left.
 
     The tree depends on the width, so use it only where that is fixed.
@@ -44,7 +45,7 @@ def halving_sum(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def pairwise_sum(x: torch.Tensor) -> torch.Tensor:
+def pairwise_sum(x: Tensor) -> Tensor:
     """Sum over dimension 1: neighbours are added until one is left. Zeros at the end change nothing."""
     while x.shape[1] > 1:
         even, odd = x[:, 0::2], x[:, 1::2]
@@ -52,10 +53,10 @@ def pairwise_sum(x: torch.Tensor) -> torch.Tensor:
     return x[:, 0]
 
 
-def _with_zero(x: torch.Tensor) -> torch.Tensor:
+def _with_zero(x: Tensor) -> Tensor:
     return torch.cat([x, x.new_zeros(x.shape[0], 1, *x.shape[2:])], dim=1)
 
 
-def silu(x: torch.Tensor) -> torch.Tensor:
+def silu(x: Tensor) -> Tensor:
     """x · sigmoid(x). torch's own uses another exponential in the tail of a vector loop than in its body."""
     return x / (1 + torch.exp(-x))

@@ -1,20 +1,18 @@
-"""Custom ops of the engine: one declaration gives torch the op and a device its cost and footprint.
+"""The custom ops of the engine, each with its cost and its footprint for a device that emulates or checks it.
 
-A kernel is one launch on a device. ``torch.ops.schedbench.<name>`` runs the torch implementation on CPU, on CUDA
-the Triton kernel where there is one; on a virtual GPU it arrives whole, as one op.
+A kernel is one launch on a device. ``torch.ops.schedbench.<name>`` runs the torch implementation on the CPU, and on
+CUDA the Triton kernel where there is one; on a virtual GPU it arrives whole, as one op.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
 
-from .on_cuda import on_cuda
-
-NAMESPACE = "schedbench"
+from .signature import Signature
 
 Unit = Literal["memory", "gemm", "attention"]
 
@@ -42,15 +40,17 @@ class Access(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """``impl`` computes on real tensors; ``meta`` returns outputs of the right shape from arguments of any
-    device, without running torch's own Meta kernels. ``cost`` and ``footprint`` take the op's arguments,
-    ``cost`` is None for the emulator's own bookkeeping, which no real device would run. ``triton`` is the
-    module of ``triton/`` that has the op too, under its own name; empty where none has. It is given tensors without
-    gaps at the places ``dense``, which are those it reads and does not name in ``strided``.
+    """An op and what is declared of it. All functions take the op's arguments by position.
+
+    ``impl`` computes on real tensors; ``meta`` returns outputs of the right shape from arguments of any device,
+    without running torch's own Meta kernels. ``cost`` is None for the emulator's own bookkeeping, which no real device
+    would run. ``triton`` is the module of ``triton/`` that has the op too, under its own name; empty where none has.
+    It is given tensors without gaps at the places ``dense``.
     """
 
     name: str
     op: torch._ops.OpOverload
+    signature: Signature
     impl: Callable[..., Any]
     meta: Callable[..., Any]
     cost: Callable[..., Work] | None
@@ -61,48 +61,11 @@ class Kernel:
     dense: frozenset[int]
 
 
-_LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 _KERNELS: dict[torch._ops.OpOverload, Kernel] = {}
 
 
-def kernel(
-    schema: str,
-    *,
-    meta: Callable[..., Any],
-    cost: Callable[..., Work] | None,
-    footprint: Callable[..., tuple[Access, ...]],
-    integer: bool = False,
-    fixed_cost: bool = True,
-    triton: str = "",
-    strided: Collection[str] = (),
-) -> Callable[[Callable[..., Any]], torch._ops.OpOverload]:
-    """Register the decorated torch implementation under ``schema`` (torch's schema language).
-
-    The name becomes the op itself, so that calling it goes through torch's dispatcher.
-    """
-
-    def register(impl: Callable[..., Any]) -> torch._ops.OpOverload:
-        name = _LIBRARY.define(schema)
-        op: torch._ops.OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
-        dense = _read_whole(op, strided)
-        _LIBRARY.impl(name, impl, "CPU")
-        _LIBRARY.impl(name, on_cuda(name, triton, impl, dense) if triton else impl, "CUDA")
-        _LIBRARY.impl(name, meta, "Meta")
-        _KERNELS[op] = Kernel(name, op, impl, meta, cost, footprint, integer, fixed_cost, triton, dense)
-        return op
-
-    return register
-
-
-def _read_whole(op: torch._ops.OpOverload, strided: Collection[str]) -> frozenset[int]:
-    """Places of the tensors that are read only and may have no gaps."""
-    return frozenset(
-        place
-        for place, argument in enumerate(op._schema.arguments)
-        if str(argument.type) in ("Tensor", "Optional[Tensor]")
-        and argument.alias_info is None
-        and argument.name not in strided
-    )
+def register(kernel: Kernel) -> None:
+    _KERNELS[kernel.op] = kernel
 
 
 def kernels() -> Mapping[torch._ops.OpOverload, Kernel]:

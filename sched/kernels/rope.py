@@ -2,68 +2,61 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
+from torch import Tensor
 
-from .declare import declared, nbytes, nothing, reads
+from .declare import kernel, meta_tensor, nbytes, reads
 from .norm import normalised
 from .registry import Access, Work
 
 
-class _RopeAndStoreKv(NamedTuple):
-    qkv: torch.Tensor
-    positions: torch.Tensor
-    cos_sin: torch.Tensor
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
-    eps: float
-    out_cache_loc: torch.Tensor
-    k_cache: torch.Tensor
-    v_cache: torch.Tensor
-
-    def meta(self) -> torch.Tensor:
-        _, kv_heads, head_dim = self.k_cache.shape
-        heads = self.qkv.shape[1] // head_dim - 2 * kv_heads
-        return nothing(self.qkv.shape[0], heads, head_dim, dtype=self.qkv.dtype)
-
-    def cost(self) -> Work:
-        angles = self.positions.shape[0] * self.cos_sin.shape[1] * self.cos_sin.element_size()
-        rest = nbytes(self.positions, self.out_cache_loc, self.q_norm, self.k_norm)
-        return Work(2 * nbytes(self.qkv) + angles + rest)
-
-    def footprint(self) -> tuple[Access, ...]:
-        return (
-            *reads(self.qkv, self.positions, self.out_cache_loc, self.q_norm, self.k_norm),
-            Access(self.cos_sin, write=False, rows=self.positions),
-            Access(self.k_cache, write=True, rows=self.out_cache_loc),
-            Access(self.v_cache, write=True, rows=self.out_cache_loc),
-        )
+def _meta(qkv: Tensor, k_cache: Tensor) -> Tensor:
+    _, kv_heads, head_dim = k_cache.shape
+    heads = qkv.shape[1] // head_dim - 2 * kv_heads
+    return meta_tensor(qkv.shape[0], heads, head_dim, dtype=qkv.dtype)
 
 
-def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _cost(
+    qkv: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    out_cache_loc: Tensor,
+) -> Work:
+    angles = positions.shape[0] * cos_sin.shape[1] * cos_sin.element_size()
+    return Work(2 * nbytes(qkv) + angles + nbytes(positions, out_cache_loc, q_norm, k_norm))
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [T, heads, d]; element i turns together with element i + d/2 (arXiv 2104.09864, in halves)."""
     first, second = x.to(cos.dtype).chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
-@declared(
-    "rope_and_store_kv(Tensor qkv, Tensor positions, Tensor cos_sin, Tensor? q_norm, Tensor? k_norm, "
-    "float eps, Tensor out_cache_loc, Tensor(a!) k_cache, Tensor(b!) v_cache) -> Tensor",
-    _RopeAndStoreKv,
+@kernel(
+    mutates=("k_cache", "v_cache"),
+    meta=_meta,
+    cost=_cost,
+    footprint=lambda qkv, positions, cos_sin, q_norm, k_norm, out_cache_loc, k_cache, v_cache: (
+        *reads(qkv, positions, out_cache_loc, q_norm, k_norm),
+        Access(cos_sin, write=False, rows=positions),
+        Access(k_cache, write=True, rows=out_cache_loc),
+        Access(v_cache, write=True, rows=out_cache_loc),
+    ),
     triton="rope",
 )
 def rope_and_store_kv(
-    qkv: torch.Tensor,
-    positions: torch.Tensor,
-    cos_sin: torch.Tensor,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
+    qkv: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
     eps: float,
-    out_cache_loc: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-) -> torch.Tensor:
+    out_cache_loc: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+) -> Tensor:
     """Splits qkv [T, (heads + 2 kv_heads) · d], normalises and rotates q and k, stores k and v.
 
     ``cos_sin`` [positions, d] holds the cosines of d/2 angles, then their sines. Caches are

@@ -2,76 +2,50 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
+from torch import Tensor
 
-from .declare import declared, nbytes, nothing, reads
+from .declare import INT64, kernel, meta_tensor, nbytes, reads
 from .registry import Access, Work
 
 
-class _Embedding(NamedTuple):
-    input_ids: torch.Tensor
-    table: torch.Tensor
-
-    def meta(self) -> torch.Tensor:
-        return nothing(self.input_ids.shape[0], self.table.shape[1], dtype=self.table.dtype)
-
-    def cost(self) -> Work:
-        row = self.table.shape[1] * self.table.element_size()
-        return Work(nbytes(self.input_ids) + 2 * self.input_ids.shape[0] * row)
-
-    def footprint(self) -> tuple[Access, ...]:
-        return (*reads(self.input_ids), Access(self.table, write=False, rows=self.input_ids))
+def _rows_meta(ids: Tensor, table: Tensor) -> Tensor:
+    return meta_tensor(ids.shape[0], table.shape[1], dtype=table.dtype)
 
 
-@declared("embedding(Tensor input_ids, Tensor table) -> Tensor", _Embedding)
-def embedding(input_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+def _rows_work(ids: Tensor, table: Tensor) -> Work:
+    """One row of the ``table`` is read and written for each of ``ids``."""
+    return Work(nbytes(ids) + 2 * ids.shape[0] * table.shape[1] * table.element_size())
+
+
+@kernel(
+    meta=lambda input_ids, table: _rows_meta(input_ids, table),
+    cost=lambda input_ids, table: _rows_work(input_ids, table),
+    footprint=lambda input_ids, table: (*reads(input_ids), Access(table, write=False, rows=input_ids)),
+)
+def embedding(input_ids: Tensor, table: Tensor) -> Tensor:
     """input_ids [T] int64, table [vocab, n] → [T, n]."""
     return table.index_select(0, input_ids)
 
 
-class _DecodePositions(NamedTuple):
-    seq_lens: torch.Tensor
-
-    def meta(self) -> torch.Tensor:
-        return nothing(self.seq_lens.shape[0], dtype=torch.int64)
-
-    def cost(self) -> Work:
-        return Work(nbytes(self.seq_lens) + 8 * self.seq_lens.shape[0])
-
-    def footprint(self) -> tuple[Access, ...]:
-        return reads(self.seq_lens)
-
-
-@declared("decode_positions(Tensor seq_lens) -> Tensor", _DecodePositions, integer=True, triton="rows")
-def decode_positions(seq_lens: torch.Tensor) -> torch.Tensor:
+@kernel(
+    meta=lambda seq_lens: meta_tensor(seq_lens.shape[0]),
+    cost=lambda seq_lens: Work(nbytes(seq_lens) + INT64 * seq_lens.shape[0]),
+    integer=True,
+    triton="rows",
+)
+def decode_positions(seq_lens: Tensor) -> Tensor:
     """Position of each request's newest token: seq_lens [b] → [b] int64, never negative."""
     return (seq_lens.to(torch.int64) - 1).clamp_(min=0)
 
 
-class _ExtendPositions(NamedTuple):
-    seq_lens: torch.Tensor
-    extend_lens: torch.Tensor
-    num_tokens: int
-
-    def meta(self) -> torch.Tensor:
-        return nothing(self.num_tokens, dtype=torch.int64)
-
-    def cost(self) -> Work:
-        return Work(nbytes(self.seq_lens, self.extend_lens) + 8 * self.num_tokens)
-
-    def footprint(self) -> tuple[Access, ...]:
-        return reads(self.seq_lens, self.extend_lens)
-
-
-@declared(
-    "extend_positions(Tensor seq_lens, Tensor extend_lens, int num_tokens) -> Tensor",
-    _ExtendPositions,
+@kernel(
+    meta=lambda num_tokens: meta_tensor(num_tokens),
+    cost=lambda seq_lens, extend_lens, num_tokens: Work(nbytes(seq_lens, extend_lens) + INT64 * num_tokens),
     integer=True,
     triton="rows",
 )
-def extend_positions(seq_lens: torch.Tensor, extend_lens: torch.Tensor, num_tokens: int) -> torch.Tensor:
+def extend_positions(seq_lens: Tensor, extend_lens: Tensor, num_tokens: int) -> Tensor:
     """Positions of the last ``extend_lens`` [b] tokens of each request, one request after the other.
 
     ``num_tokens`` is the sum of ``extend_lens``, as the host knows it → [num_tokens] int64.
@@ -81,22 +55,11 @@ def extend_positions(seq_lens: torch.Tensor, extend_lens: torch.Tensor, num_toke
     return shifts.repeat_interleave(extend_lens, output_size=num_tokens) + index
 
 
-class _LastTokens(NamedTuple):
-    hidden: torch.Tensor
-    extend_lens: torch.Tensor
-
-    def meta(self) -> torch.Tensor:
-        return nothing(self.extend_lens.shape[0], self.hidden.shape[1], dtype=self.hidden.dtype)
-
-    def cost(self) -> Work:
-        row = self.hidden.shape[1] * self.hidden.element_size()
-        return Work(nbytes(self.extend_lens) + 2 * self.extend_lens.shape[0] * row)
-
-    def footprint(self) -> tuple[Access, ...]:
-        return reads(self.hidden, self.extend_lens)
-
-
-@declared("last_tokens(Tensor hidden, Tensor extend_lens) -> Tensor", _LastTokens, triton="rows")
-def last_tokens(hidden: torch.Tensor, extend_lens: torch.Tensor) -> torch.Tensor:
+@kernel(
+    meta=lambda hidden, extend_lens: _rows_meta(extend_lens, hidden),
+    cost=lambda hidden, extend_lens: _rows_work(extend_lens, hidden),
+    triton="rows",
+)
+def last_tokens(hidden: Tensor, extend_lens: Tensor) -> Tensor:
     """hidden [T, n], extend_lens [b] → [b, n]: the row of each request's last token."""
     return hidden.index_select(0, torch.cumsum(extend_lens, 0) - 1)

@@ -18,12 +18,13 @@ A row's seed is ``row_seed(seed of the run, index of the request)``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from .registry import Access, Work, kernel
+from .declare import INT64, kernel, meta_tensor, nbytes, reads
+from .registry import Access, Work
 
 GOLDEN64 = -7046029254386353131  # 0x9e3779b97f4a7c15
 _MIX64 = (-4658895280553007687, -7723592293110705685)  # 0xbf58476d1ce4e5b9, 0x94d049bb133111eb
@@ -38,21 +39,16 @@ _FILTERED_PASSES = 3
 class Draw(NamedTuple):
     """The arguments of a keyed draw, in the order of the kernels. b rows over a vocabulary of v."""
 
-    logits: torch.Tensor  # [b, v]
-    temperatures: torch.Tensor  # [b, 1] float32, 0 for greedy rows
-    top_ks: torch.Tensor  # [b] int32, v for no limit
-    top_ps: torch.Tensor  # [b] float32
-    min_ps: torch.Tensor  # [b] float32
-    seeds: torch.Tensor  # [b] int64, of ``row_seed``
-    positions: torch.Tensor  # [b] int64, where the drawn token will stand in its request
-    vocab_mask: torch.Tensor | None  # [b, ceil(v / 32)] int32, at least one bit set in each row
+    logits: Tensor  # [b, v]
+    temperatures: Tensor  # [b, 1] float32, 0 for greedy rows
+    top_ks: Tensor  # [b] int32, v for no limit
+    top_ps: Tensor  # [b] float32
+    min_ps: Tensor  # [b] float32
+    seeds: Tensor  # [b] int64, of ``row_seed``
+    positions: Tensor  # [b] int64, where the drawn token will stand in its request
+    vocab_mask: Tensor | None  # [b, ceil(v / 32)] int32, at least one bit set in each row
     filtered: bool  # some row has a top-k, top-p or min-p
 
-
-_DRAW = (
-    "Tensor logits, Tensor temperatures, Tensor top_ks, Tensor top_ps, Tensor min_ps,"
-    " Tensor seeds, Tensor positions, Tensor? vocab_mask, bool filtered"
-)
 
 # A request's parameters may be columns of one upload.
 _COLUMNS = ("temperatures", "top_ks", "top_ps", "min_ps", "seeds", "positions")
@@ -70,24 +66,24 @@ def _mix64_int(word: int) -> int:
     return word ^ (word >> 31)
 
 
-def mix64(words: torch.Tensor) -> torch.Tensor:
+def mix64(words: Tensor) -> Tensor:
     """splitmix64's finaliser on int64 words; shifts are logical, products wrap."""
     words = (words ^ _shift(words, 30, 64)) * _MIX64[0]
     words = (words ^ _shift(words, 27, 64)) * _MIX64[1]
     return words ^ _shift(words, 31, 64)
 
 
-def _mix32(words: torch.Tensor) -> torch.Tensor:
+def _mix32(words: Tensor) -> Tensor:
     words = (words ^ _shift(words, 16, 32)) * _MIX32[0]
     words = (words ^ _shift(words, 15, 32)) * _MIX32[1]
     return words ^ _shift(words, 16, 32)
 
 
-def _shift(words: torch.Tensor, bits: int, width: int) -> torch.Tensor:
+def _shift(words: Tensor, bits: int, width: int) -> Tensor:
     return (words >> bits) & ((1 << (width - bits)) - 1)
 
 
-def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
+def gumbel_noise(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     """Noise [b, vocab_size] float32 of rows keyed by seeds [b] and positions [b], both int64."""
     keys = mix64(seeds + (positions + 1) * GOLDEN64).unsqueeze(1)
     low, high = keys.to(torch.int32), (keys >> 32).to(torch.int32)
@@ -97,28 +93,28 @@ def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) 
     return -torch.log(-torch.log1p(-uniform))
 
 
-def unpack_mask(vocab_mask: torch.Tensor, vocab_size: int) -> torch.Tensor:
+def unpack_mask(vocab_mask: Tensor, vocab_size: int) -> Tensor:
     """[b, vocab_size] bool from words [b, ceil(vocab_size / 32)] int32; bit i of word w is id 32 w + i."""
     bits = torch.arange(32, dtype=torch.int32, device=vocab_mask.device)
     return ((vocab_mask.unsqueeze(2) >> bits) & 1).bool().flatten(1)[:, :vocab_size]
 
 
-def _masked(logits: torch.Tensor, vocab_mask: torch.Tensor | None) -> torch.Tensor:
+def _masked(logits: Tensor, vocab_mask: Tensor | None) -> Tensor:
     if vocab_mask is None:
         return logits
     return logits.masked_fill(~unpack_mask(vocab_mask, logits.shape[1]), -torch.inf)
 
 
-def _scaled(draw: Draw) -> torch.Tensor:
+def _scaled(draw: Draw) -> Tensor:
     """Allowed logits over temperature; a greedy row's stay as they are."""
     return _masked(draw.logits, draw.vocab_mask) / _unit(draw.temperatures)
 
 
-def _unit(temperatures: torch.Tensor) -> torch.Tensor:
+def _unit(temperatures: Tensor) -> Tensor:
     return torch.where(temperatures > 0, temperatures, 1.0)
 
 
-def _kept(scaled: torch.Tensor, draw: Draw) -> torch.Tensor:
+def _kept(scaled: Tensor, draw: Draw) -> Tensor:
     """[b, v] bool: ids that pass all three filters; the first of the most likely ids always does.
 
     The filters act on the same distribution. top-p keeps the smallest set of most likely ids whose
@@ -135,7 +131,7 @@ def _kept(scaled: torch.Tensor, draw: Draw) -> torch.Tensor:
     return torch.empty_like(kept).scatter_(1, order, kept | (rank == 0))
 
 
-def _scores(draw: Draw) -> torch.Tensor:
+def _scores(draw: Draw) -> Tensor:
     """What the argmax is taken of. A greedy row's scores are its logits."""
     scaled = _scaled(draw)
     noise = gumbel_noise(draw.seeds, draw.positions, scaled.shape[1])
@@ -143,9 +139,7 @@ def _scores(draw: Draw) -> torch.Tensor:
     return scores.masked_fill(~_kept(scaled, draw), -torch.inf) if draw.filtered else scores
 
 
-def _tagged_ids(
-    logits: torch.Tensor, vocab_mask: torch.Tensor | None, fingerprint: torch.Tensor
-) -> torch.Tensor:
+def _tagged_ids(logits: Tensor, vocab_mask: Tensor | None, fingerprint: Tensor) -> Tensor:
     """The (h mod n)-th of the n allowed ids, h a hash of the fingerprint. Only the logits' shape is used."""
     words = mix64(fingerprint) & (_WORD64 >> 1)
     if vocab_mask is None:
@@ -154,141 +148,84 @@ def _tagged_ids(
     return torch.searchsorted(allowed, (words.unsqueeze(1) % allowed[:, -1:]) + 1).squeeze(1)
 
 
-def _meta(dtype: torch.dtype, logits: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided((logits.shape[0],), (1,), dtype=dtype, device="meta")
+def _ids_meta(logits: Tensor) -> Tensor:
+    return meta_tensor(logits.shape[0])
 
 
-def _ids_meta(logits: torch.Tensor, *_: object) -> torch.Tensor:
-    return _meta(torch.int64, logits)
+def _greedy_cost(logits: Tensor, vocab_mask: Tensor | None) -> Work:
+    return Work(nbytes(logits, vocab_mask) + INT64 * logits.shape[0])
 
 
-def _scores_meta(logits: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
-    return _meta(torch.float32, logits), _meta(torch.float32, logits)
+def _draw_cost(draw: Draw) -> Work:
+    tensors = nbytes(*(value for value in draw if isinstance(value, Tensor)))
+    again = (_FILTERED_PASSES - 1) * nbytes(draw.logits) if draw.filtered else 0
+    return Work(tensors + again + INT64 * draw.logits.shape[0])
 
 
-def _nbytes(values: Iterable[object]) -> int:
-    return sum(x.numel() * x.element_size() for x in values if isinstance(x, torch.Tensor))
-
-
-def _reads(*args: object) -> tuple[Access, ...]:
-    return tuple(Access(x, write=False) for x in args if isinstance(x, torch.Tensor))
-
-
-def _greedy_cost(logits: torch.Tensor, vocab_mask: torch.Tensor | None, *_: object) -> Work:
-    return Work(bytes=_nbytes((logits, vocab_mask)) + 8 * logits.shape[0])
-
-
-def _draw_cost(*args: Any) -> Work:
-    draw = Draw(*args[: len(Draw._fields)])
-    again = (_FILTERED_PASSES - 1) * _nbytes((draw.logits,)) if draw.filtered else 0
-    return Work(bytes=_nbytes(draw) + again + 8 * draw.logits.shape[0])
-
-
-@kernel(
-    "sample_greedy(Tensor logits, Tensor? vocab_mask) -> Tensor",
-    meta=_ids_meta,
-    cost=_greedy_cost,
-    footprint=_reads,
-    triton="sampling",
-)
-def sample_greedy(logits: torch.Tensor, vocab_mask: torch.Tensor | None) -> torch.Tensor:
+@kernel(meta=_ids_meta, cost=_greedy_cost, triton="sampling")
+def sample_greedy(logits: Tensor, vocab_mask: Tensor | None) -> Tensor:
     """ids [b] int64 of the largest of logits [b, v] that vocab_mask allows; of equals the lowest id."""
     return _masked(logits, vocab_mask).argmax(1)
 
 
-@kernel(
-    "sample_greedy_tagged(Tensor logits, Tensor? vocab_mask, Tensor fingerprint) -> Tensor",
-    meta=_ids_meta,
-    cost=_greedy_cost,
-    footprint=_reads,
-    integer=True,
-)
-def sample_greedy_tagged(
-    logits: torch.Tensor, vocab_mask: torch.Tensor | None, fingerprint: torch.Tensor
-) -> torch.Tensor:
+@kernel(meta=_ids_meta, cost=_greedy_cost, integer=True)
+def sample_greedy_tagged(logits: Tensor, vocab_mask: Tensor | None, fingerprint: Tensor) -> Tensor:
     """As ``sample_greedy`` in cost; the id is a hash of fingerprint [b] int64 and no logit is read."""
     return _tagged_ids(logits, vocab_mask, fingerprint)
 
 
-@kernel(
-    f"sample({_DRAW}) -> Tensor",
-    meta=_ids_meta,
-    cost=_draw_cost,
-    footprint=_reads,
-    triton="sampling",
-    strided=_COLUMNS,
-)
-def sample(*args: Any) -> torch.Tensor:
-    """ids [b] int64 of a ``Draw`` with keyed noise; a row of temperature 0 takes its largest logit."""
-    return _scores(Draw(*args)).argmax(1)
+@kernel(meta=_ids_meta, cost=_draw_cost, triton="sampling", strided=_COLUMNS)
+def sample(draw: Draw) -> Tensor:
+    """ids [b] int64 drawn with keyed noise; a row of temperature 0 takes its largest logit."""
+    return _scores(draw).argmax(1)
 
 
-@kernel(
-    f"sample_tagged({_DRAW}, Tensor fingerprint) -> Tensor",
-    meta=_ids_meta,
-    cost=_draw_cost,
-    footprint=_reads,
-    integer=True,
-)
-def sample_tagged(*args: Any) -> torch.Tensor:
+@kernel(meta=_ids_meta, cost=_draw_cost, integer=True)
+def sample_tagged(draw: Draw, fingerprint: Tensor) -> Tensor:
     """As ``sample`` in cost; the id is a hash of fingerprint [b] int64 and no logit is read."""
-    draw, fingerprint = Draw(*args[:-1]), args[-1]
     return _tagged_ids(draw.logits, draw.vocab_mask, fingerprint)
 
 
-@kernel(
-    f"score_tokens({_DRAW}, Tensor ids) -> (Tensor, Tensor)",
-    meta=_scores_meta,
-    cost=_draw_cost,
-    footprint=_reads,
-    triton="sampling",
-    strided=_COLUMNS,
-)
-def score_tokens(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _scores_meta(logits: Tensor) -> tuple[Tensor, Tensor]:
+    b = logits.shape[0]
+    return meta_tensor(b, dtype=torch.float32), meta_tensor(b, dtype=torch.float32)
+
+
+@kernel(meta=_scores_meta, cost=_draw_cost, triton="sampling", strided=_COLUMNS)
+def score_tokens(draw: Draw, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probability and margin, [b] float32 each, of the ids [b] that ``sample`` drew from the same draw.
 
     The probability is that under mask and temperature (1 for greedy rows), before the filters. The margin is
     how far the best score is ahead of the second, in units of the logits; it says nothing about how
     near a token was to a filter's edge.
     """
-    draw, ids = Draw(*args[:-1]), args[-1]
     logprobs = _scaled(draw).double().log_softmax(1).gather(1, ids.unsqueeze(1)).squeeze(1)
     best, second = _scores(draw).topk(2, dim=1).values.unbind(1)
     return logprobs.float(), ((best - second) * _unit(draw.temperatures).squeeze(1)).float()
 
 
-def _updates(target: torch.Tensor, *inputs: torch.Tensor) -> tuple[Access, ...]:
-    return Access(target, write=False), Access(target, write=True), *_reads(*inputs)
-
-
-def _update_cost(target: torch.Tensor, *inputs: torch.Tensor) -> Work:
-    return Work(bytes=2 * _nbytes((target,)) + _nbytes(inputs))
-
-
-def _nothing(*_: object) -> None:
-    return None
-
-
 @kernel(
-    "scale_repeated(Tensor(a!) logits, Tensor scaling) -> ()",
-    meta=_nothing,
-    cost=_update_cost,
-    footprint=_updates,
+    mutates=("logits",),
+    cost=lambda logits, scaling: Work(2 * nbytes(logits) + nbytes(scaling)),
+    footprint=lambda logits, scaling: (*reads(logits), Access(logits, write=True), *reads(scaling)),
 )
-def scale_repeated(logits: torch.Tensor, scaling: torch.Tensor) -> None:
+def scale_repeated(logits: Tensor, scaling: Tensor) -> None:
     """Divide positive logits [b, v] by scaling [b, v] and multiply the others (arXiv 1909.05858)."""
     logits.copy_(torch.where(logits > 0, logits / scaling, logits * scaling))
 
 
 @kernel(
-    "withhold_stops(Tensor(a!) target, Tensor stops, Tensor output_lens, Tensor min_new_tokens) -> ()",
-    meta=_nothing,
-    cost=_update_cost,
-    footprint=_updates,
+    mutates=("target",),
+    cost=lambda target, stops, output_lens, min_new_tokens: Work(
+        2 * nbytes(target) + nbytes(stops, output_lens, min_new_tokens)
+    ),
+    footprint=lambda target, stops, output_lens, min_new_tokens: (
+        *reads(target),
+        Access(target, write=True),
+        *reads(stops, output_lens, min_new_tokens),
+    ),
 )
-def withhold_stops(
-    target: torch.Tensor, stops: torch.Tensor, output_lens: torch.Tensor, min_new_tokens: torch.Tensor
-) -> None:
+def withhold_stops(target: Tensor, stops: Tensor, output_lens: Tensor, min_new_tokens: Tensor) -> None:
     """Subtract stops [b, v] (inf at stop tokens, else 0) from target [b, v] in rows whose output_lens [b, 1]
     is below min_new_tokens [b, 1]."""
     target.sub_(torch.where(output_lens < min_new_tokens, stops, 0.0))

@@ -6,98 +6,59 @@ so that the result does not depend on the place.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
+from torch import Tensor
 
-from .declare import declared, nbytes, nothing, reads
-from .indexer import ABSENT, INT32, Index, chosen, index_work, scores
+from .attention import attention_output, attention_work
+from .declare import INT32, kernel, meta_tensor, nbytes, reads
+from .indexer import ABSENT, Index, chosen, index_work, scores
 from .registry import Access, Work
 from .tiles import Bounds, Pages, paged_attention, ragged
 
 PADDING = 0  # the slot that stands where there is no token
 
 
-class _PageLookup(NamedTuple):
-    positions: torch.Tensor
-    req_to_token: torch.Tensor
-    req_pool_indices: torch.Tensor
-
-    def meta(self) -> torch.Tensor:
-        return nothing(*self.positions.shape, dtype=torch.int32)
-
-    def cost(self) -> Work:
-        return Work(3 * nbytes(self.positions) + nbytes(self.req_pool_indices))
-
-    def footprint(self) -> tuple[Access, ...]:
-        table = Access(self.req_to_token, write=False, rows=self.req_pool_indices, lens=self._reach())
-        return (*reads(self.positions, self.req_pool_indices), table)
-
-    def _reach(self) -> torch.Tensor:
-        return self.positions.amax(1) + 1
-
-
-@declared(
-    "page_lookup(Tensor positions, Tensor req_to_token, Tensor req_pool_indices) -> Tensor",
-    _PageLookup,
+@kernel(
+    meta=lambda positions: meta_tensor(*positions.shape, dtype=torch.int32),
+    cost=lambda positions, req_pool_indices: Work(3 * nbytes(positions) + nbytes(req_pool_indices)),
+    footprint=lambda positions, req_to_token, req_pool_indices: (
+        *reads(positions, req_pool_indices),
+        Access(req_to_token, write=False, rows=req_pool_indices, lens=positions.amax(1) + 1),
+    ),
     integer=True,
     triton="indexer",
 )
-def page_lookup(
-    positions: torch.Tensor, req_to_token: torch.Tensor, req_pool_indices: torch.Tensor
-) -> torch.Tensor:
+def page_lookup(positions: Tensor, req_to_token: Tensor, req_pool_indices: Tensor) -> Tensor:
     """Slots [b, k] int32 of positions [b, k] int32 of the requests in rows [b]; padding where a position is absent."""
     rows = req_pool_indices.unsqueeze(1)
     return req_to_token[rows, positions.clamp(min=0)].where(positions > ABSENT, PADDING)
 
 
-class _SparseAttention(NamedTuple):
-    q: torch.Tensor
-    k_cache: torch.Tensor
-    v_cache: torch.Tensor
-    locations: torch.Tensor
-    seq_lens: torch.Tensor
-    scale: float
-
-    def meta(self) -> torch.Tensor:
-        num_tokens, heads, head_dim = self.q.shape
-        return nothing(num_tokens, heads * head_dim, dtype=self.q.dtype)
-
-    def cost(self) -> Work:
-        attended = int(self.seq_lens.clamp(max=self.locations.shape[1]).sum())
-        return attention_work(self.q, self.k_cache, attended, pairs=attended)
-
-    def footprint(self) -> tuple[Access, ...]:
-        slots = self.locations.flatten()
-        return (
-            *reads(self.q, self.locations, self.seq_lens),
-            Access(self.k_cache, write=False, rows=slots),
-            Access(self.v_cache, write=False, rows=slots),
-        )
+def _cost(q: Tensor, k_cache: Tensor, locations: Tensor, seq_lens: Tensor) -> Work:
+    pairs = int(seq_lens.clamp(max=locations.shape[1]).sum())
+    return attention_work(q, k_cache, slot_bytes=INT32, cached=pairs, pairs=pairs)
 
 
-def attention_work(q: torch.Tensor, k_cache: torch.Tensor, gathered: int, *, pairs: int) -> Work:
-    """Attention over ``pairs`` of a token and a chosen one, with ``gathered`` slots of both caches read."""
-    _, kv_heads, head_dim = k_cache.shape
-    per_position = 2 * kv_heads * head_dim * k_cache.element_size() + INT32
-    return Work(2 * nbytes(q) + gathered * per_position, 4 * q.shape[1] * head_dim * pairs, "attention")
+def _footprint(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor, seq_lens: Tensor
+) -> tuple[Access, ...]:
+    slots = locations.flatten()
+    return (
+        *reads(q, locations, seq_lens),
+        Access(k_cache, write=False, rows=slots),
+        Access(v_cache, write=False, rows=slots),
+    )
 
 
-@declared(
-    "sparse_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor locations, Tensor seq_lens, float scale) "
-    "-> Tensor",
-    _SparseAttention,
-    fixed_cost=False,
-    triton="attention",
-)
+@kernel(meta=attention_output, cost=_cost, footprint=_footprint, fixed_cost=False, triton="attention")
 def sparse_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    locations: torch.Tensor,
-    seq_lens: torch.Tensor,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    locations: Tensor,
+    seq_lens: Tensor,
     scale: float,
-) -> torch.Tensor:
+) -> Tensor:
     """q [b, heads, d] of one token per request → [b, heads · d]. Token i attends to the first
     min(seq_lens[i], k) of the slots ``locations[i]`` [k] int32."""
     counts = seq_lens.clamp(max=locations.shape[1])
@@ -105,13 +66,13 @@ def sparse_attention(
 
 
 def _attended(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    locations: torch.Tensor,
-    counts: torch.Tensor,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    locations: Tensor,
+    counts: Tensor,
     scale: float,
-) -> torch.Tensor:
+) -> Tensor:
     """Every token is a request of its own to dense attention, and its chosen slots are its page table."""
     rows = torch.arange(q.shape[0], device=q.device)
     bounds = Bounds(locations.shape[1], 1, exact=q.device.type == "cpu")
@@ -119,79 +80,77 @@ def _attended(
     return paged_attention(q, pages, counts, torch.ones_like(counts), bounds, scale=scale)
 
 
-class _SparseExtend(NamedTuple):
-    q: torch.Tensor
-    k_cache: torch.Tensor
-    v_cache: torch.Tensor
-    index_q: torch.Tensor
-    index_weights: torch.Tensor
-    index_cache: torch.Tensor
-    req_to_token: torch.Tensor
-    mapping: torch.Tensor | None
-    req_pool_indices: torch.Tensor
-    positions: torch.Tensor
-    seq_lens: torch.Tensor
-    extend_lens: torch.Tensor
-    scale: float
-    top_k: int
-    max_seq_len: int
-
-    def meta(self) -> torch.Tensor:
-        num_tokens, heads, head_dim = self.q.shape
-        return nothing(num_tokens, heads * head_dim, dtype=self.q.dtype)
-
-    def cost(self) -> Work:
-        """Two passes in one launch: all pairs are scored, then each token attends to its chosen ones."""
-        seen = self.positions.numpy().astype("int64") + 1
-        cached = int(self.seq_lens.sum())
-        scored = index_work(
-            self.index_q, self.index_cache, self.req_to_token, cached=cached, pairs=int(seen.sum())
-        )
-        pairs = int(seen.clip(max=self.top_k).sum())
-        attended = attention_work(self.q, self.k_cache, min(cached, pairs), pairs=pairs)
-        return Work(scored.bytes + attended.bytes, scored.flops + attended.flops, "attention")
-
-    def footprint(self) -> tuple[Access, ...]:
-        request, position = ragged(self.seq_lens, self.max_seq_len, exact=True)
-        slots = self.req_to_token[self.req_pool_indices[request], position].to(torch.int64)
-        places = slots if self.mapping is None else self.mapping[slots]
-        translated = () if self.mapping is None else (Access(self.mapping, write=False, rows=slots),)
-        return (
-            *reads(self.q, self.index_q, self.index_weights, self.req_pool_indices, self.positions),
-            *reads(self.seq_lens, self.extend_lens),
-            *translated,
-            Access(self.req_to_token, write=False, rows=self.req_pool_indices, lens=self.seq_lens),
-            Access(self.index_cache, write=False, rows=slots),
-            Access(self.k_cache, write=False, rows=places),
-            Access(self.v_cache, write=False, rows=places),
-        )
+def _extend_cost(
+    q: Tensor,
+    k_cache: Tensor,
+    index_q: Tensor,
+    index_cache: Tensor,
+    req_to_token: Tensor,
+    positions: Tensor,
+    seq_lens: Tensor,
+    top_k: int,
+) -> Work:
+    """Two passes in one launch: all pairs are scored, then each token attends to its chosen ones."""
+    seen = positions.numpy().astype("int64") + 1
+    cached, pairs = int(seq_lens.sum()), int(seen.clip(max=top_k).sum())
+    scored = index_work(index_q, index_cache, req_to_token, cached=cached, pairs=int(seen.sum()))
+    attended = attention_work(q, k_cache, slot_bytes=INT32, cached=min(cached, pairs), pairs=pairs)
+    return Work(scored.bytes + attended.bytes, scored.flops + attended.flops, "attention")
 
 
-@declared(
-    "sparse_extend(Tensor q, Tensor k_cache, Tensor v_cache, Tensor index_q, Tensor index_weights, "
-    "Tensor index_cache, Tensor req_to_token, Tensor? mapping, Tensor req_pool_indices, Tensor positions, "
-    "Tensor seq_lens, Tensor extend_lens, float scale, int top_k, int max_seq_len) -> Tensor",
-    _SparseExtend,
+def _extend_footprint(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    index_q: Tensor,
+    index_weights: Tensor,
+    index_cache: Tensor,
+    req_to_token: Tensor,
+    mapping: Tensor | None,
+    req_pool_indices: Tensor,
+    positions: Tensor,
+    seq_lens: Tensor,
+    extend_lens: Tensor,
+    max_seq_len: int,
+) -> tuple[Access, ...]:
+    request, position = ragged(seq_lens, max_seq_len, exact=True)
+    slots = req_to_token[req_pool_indices[request], position].to(torch.int64)
+    places = slots if mapping is None else mapping[slots]
+    translated = () if mapping is None else (Access(mapping, write=False, rows=slots),)
+    return (
+        *reads(q, index_q, index_weights, req_pool_indices, positions, seq_lens, extend_lens),
+        *translated,
+        Access(req_to_token, write=False, rows=req_pool_indices, lens=seq_lens),
+        Access(index_cache, write=False, rows=slots),
+        Access(k_cache, write=False, rows=places),
+        Access(v_cache, write=False, rows=places),
+    )
+
+
+@kernel(
+    meta=attention_output,
+    cost=_extend_cost,
+    footprint=_extend_footprint,
     fixed_cost=False,
     triton="attention",
 )
 def sparse_extend(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    index_q: torch.Tensor,
-    index_weights: torch.Tensor,
-    index_cache: torch.Tensor,
-    req_to_token: torch.Tensor,
-    mapping: torch.Tensor | None,
-    req_pool_indices: torch.Tensor,
-    positions: torch.Tensor,
-    seq_lens: torch.Tensor,
-    extend_lens: torch.Tensor,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    index_q: Tensor,
+    index_weights: Tensor,
+    index_cache: Tensor,
+    req_to_token: Tensor,
+    mapping: Tensor | None,
+    req_pool_indices: Tensor,
+    positions: Tensor,
+    seq_lens: Tensor,
+    extend_lens: Tensor,
     scale: float,
     top_k: int,
     max_seq_len: int,
-) -> torch.Tensor:
+) -> Tensor:
     """``select_top_k`` and ``sparse_attention`` for many tokens of each request, [T, heads · d], without leaving the
     chosen positions behind.
 

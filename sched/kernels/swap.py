@@ -10,85 +10,78 @@ A short one, of at most B tokens, has token p in slot p.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from .declare import declared, nbytes, nothing, reads
+from .declare import kernel, meta_tensor, nbytes, reads
 from .indexer import ABSENT
-from .registry import Access, Work, kernel
+from .registry import Access, Work
 from .sparse import PADDING
 
 
 class SwapPlan(NamedTuple):
     """Where a decode's chosen tokens lie, once those that are missing have come in."""
 
-    locations: torch.Tensor  # [b, k] int32, device slots; padding where a position is absent
-    missing: torch.Tensor  # [b, k] int32, positions to fetch, ABSENT where there is none
-    targets: torch.Tensor  # [b, k] int32, the device slots they go to; padding where there is none
+    locations: Tensor  # [b, k] int32, device slots; padding where a position is absent
+    missing: Tensor  # [b, k] int32, positions to fetch, ABSENT where there is none
+    targets: Tensor  # [b, k] int32, the device slots they go to; padding where there is none
 
 
-class _PlanSwapIn(NamedTuple):
-    positions: torch.Tensor
-    req_pool_indices: torch.Tensor
-    seq_lens: torch.Tensor
-    device_buffer: torch.Tensor
-    tokens: torch.Tensor
-    lru: torch.Tensor
-    lookups: torch.Tensor
+class Lookup(NamedTuple):
+    """The chosen positions of b requests, and the hot buffers that they are looked for in."""
+
+    positions: Tensor  # [b, k] int32, ascending, ABSENT behind them
+    req_pool_indices: Tensor  # [b]
+    seq_lens: Tensor  # [b], the newest token included
+    device_buffer: Tensor  # [rows, B + page] int64, the device slots of each buffer
+    tokens: Tensor  # [rows, B] int32, what lies in them
+    lru: Tensor  # [rows, B] int16, their order, the least recently used in front
+    lookups: (
+        Tensor  # [2] int64, counts the tokens looked for in buffers of long requests, and those not found
+    )
     max_seq_len: int
 
-    def meta(self) -> SwapPlan:
-        return SwapPlan(*(nothing(*self.positions.shape, dtype=torch.int32) for _ in range(3)))
 
-    def cost(self) -> Work:
-        """The whole buffer of each request is looked through; its order is written anew."""
-        per_row = self.tokens.shape[1] * (self.tokens.element_size() + 2 * self.lru.element_size())
-        rows = self.req_pool_indices.shape[0]
-        lens = nbytes(self.req_pool_indices, self.seq_lens)
-        return Work(rows * per_row + 8 * nbytes(self.positions) + lens)
+def _plan_meta(positions: Tensor) -> tuple[Tensor, ...]:
+    return tuple(meta_tensor(*positions.shape, dtype=torch.int32) for _ in range(3))
 
-    def footprint(self) -> tuple[Access, ...]:
-        rows = self.req_pool_indices
-        held = self.seq_lens.clamp(max=self.lru.shape[1] + 1)
-        return (
-            *reads(self.positions, rows, self.seq_lens),
-            Access(self.device_buffer, write=False, rows=rows, lens=held),
-            *(Access(table, write, rows) for table in (self.tokens, self.lru) for write in (False, True)),
-            Access(self.lookups, write=True),
-        )
+
+def _plan_cost(lookup: Lookup) -> Work:
+    """The whole buffer of each request is looked through; its order is written anew."""
+    per_row = lookup.tokens.shape[1] * (lookup.tokens.element_size() + 2 * lookup.lru.element_size())
+    lens = nbytes(lookup.req_pool_indices, lookup.seq_lens)
+    return Work(lookup.req_pool_indices.shape[0] * per_row + 8 * nbytes(lookup.positions) + lens)
+
+
+def _plan_footprint(lookup: Lookup) -> tuple[Access, ...]:
+    positions, rows, seq_lens, device_buffer, tokens, lru, lookups, _ = lookup
+    held = seq_lens.clamp(max=lru.shape[1] + 1)
+    return (
+        *reads(positions, rows, seq_lens),
+        Access(device_buffer, write=False, rows=rows, lens=held),
+        *(Access(table, write, rows) for table in (tokens, lru) for write in (False, True)),
+        Access(lookups, write=True),
+    )
 
 
 @kernel(
-    "plan_swap_in(Tensor positions, Tensor req_pool_indices, Tensor seq_lens, Tensor device_buffer, "
-    "Tensor(a!) tokens, Tensor(b!) lru, Tensor(c!) lookups, int max_seq_len) -> (Tensor, Tensor, Tensor)",
-    meta=lambda *args: _PlanSwapIn(*args).meta(),
-    cost=lambda *args: _PlanSwapIn(*args).cost(),
-    footprint=lambda *args: _PlanSwapIn(*args).footprint(),
+    mutates=("tokens", "lru", "lookups"),
+    meta=_plan_meta,
+    cost=_plan_cost,
+    footprint=_plan_footprint,
     integer=True,
     triton="plan",
 )
-def plan_swap_in(
-    positions: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    seq_lens: torch.Tensor,
-    device_buffer: torch.Tensor,
-    tokens: torch.Tensor,
-    lru: torch.Tensor,
-    lookups: torch.Tensor,
-    max_seq_len: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A ``SwapPlan`` for the chosen ``positions`` [b, k] of requests with ``seq_lens`` [b], the newest token included:
-    ascending, ABSENT behind them.
+def plan_swap_in(lookup: Lookup) -> tuple[Tensor, Tensor, Tensor]:
+    """A ``SwapPlan`` for the chosen positions.
 
-    ``device_buffer`` [rows, B + page] int64 are the device slots of each buffer, ``tokens`` [rows, B] int32 what lies
-    in them, ``lru`` [rows, B] int16 their order, the least recently used in front; ``lookups`` [2] int64 counts
-    the tokens looked for in buffers of long requests, and those not found.
-
-    The i-th missing token takes the i-th slot of that order that is not asked for. Afterwards the order is: slots not
-    asked for, slots just filled, slots that were hit.
+    The i-th missing token takes the i-th slot of the buffer's order that is not asked for. Afterwards the order is:
+    slots not asked for, slots just filled, slots that were hit.
     """
-    rows, size = req_pool_indices, lru.shape[1]
+    positions, rows, seq_lens, device_buffer, tokens, lru, lookups, max_seq_len = lookup
+    size = lru.shape[1]
     present = positions > ABSENT
     where, newest = positions.clamp(min=0).to(torch.int64), (seq_lens - 1).unsqueeze(1)
     look = present & (seq_lens > size).unsqueeze(1) & (where != newest)
@@ -105,28 +98,27 @@ def plan_swap_in(
 
 
 @kernel(
-    "plan_unseen(Tensor positions, Tensor req_pool_indices, Tensor seq_lens, Tensor device_buffer, "
-    "Tensor(a!) tokens, Tensor(b!) lru, Tensor(c!) lookups, int max_seq_len) -> (Tensor, Tensor, Tensor)",
-    meta=lambda *args: _PlanSwapIn(*args).meta(),
-    cost=lambda *args: _PlanSwapIn(*args).cost(),
-    footprint=lambda *args: _PlanSwapIn(*args).footprint(),
+    mutates=("tokens", "lru", "lookups"),
+    meta=_plan_meta,
+    cost=_plan_cost,
+    footprint=_plan_footprint,
     integer=True,
 )
-def plan_unseen(positions: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The launch of a ``plan_swap_in`` whose plan nobody looks at, and nothing of what it does: for layers that choose
+def plan_unseen(lookup: Lookup) -> tuple[Tensor, Tensor, Tensor]:
+    """The launch of a ``plan_swap_in`` whose plan is not used, and nothing of what it does: for layers that choose
     what the first one has chosen. Only where floats are skipped."""
-    nobody = torch.zeros_like(positions)
-    return nobody, nobody.clone(), nobody.clone()
+    unused = torch.zeros_like(lookup.positions)
+    return unused, unused.clone(), unused.clone()
 
 
-def _width(seq_lens: torch.Tensor, bound: int) -> int:
+def _width(seq_lens: Tensor, bound: int) -> int:
     return int(seq_lens.max()) if seq_lens.device.type == "cpu" else bound
 
 
-def _slots_of(where: torch.Tensor, tokens: torch.Tensor, width: int) -> torch.Tensor:
+def _slots_of(where: Tensor, tokens: Tensor, width: int) -> Tensor:
     """The buffer slot [b, k] int64 that holds each position, or ABSENT.
 
-    Where ``width``, a bound on the lengths, is below the buffer's size nobody is long and the answer is not used.
+    Where ``width``, a bound on the lengths, is below the buffer's size no request is long and the result is not used.
     """
     table = torch.full((where.shape[0], width), ABSENT, dtype=torch.int16, device=where.device)
     slots = torch.arange(tokens.shape[1], dtype=torch.int16, device=where.device).expand_as(tokens)
@@ -134,7 +126,7 @@ def _slots_of(where: torch.Tensor, tokens: torch.Tensor, width: int) -> torch.Te
     return table.gather(1, where.clamp(max=width - 1)).to(torch.int64)
 
 
-def _turned(order: torch.Tensor, hit: torch.Tensor, miss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _turned(order: Tensor, hit: Tensor, miss: Tensor) -> tuple[Tensor, Tensor]:
     """The slot [b, k] for each missing token, and the buffer's ``order`` [b, B] afterwards. ``hit`` [b, k] are the
     slots that were hit, B where none was."""
     b, size = order.shape
@@ -151,63 +143,59 @@ def _turned(order: torch.Tensor, hit: torch.Tensor, miss: torch.Tensor) -> tuple
     return filled, torch.empty_like(order).scatter_(1, place, order)
 
 
-def _written(tokens: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Buffers [b, B] with ``positions`` [b, k] in ``slots`` [b, k]; slot B is nobody's."""
+def _written(tokens: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+    """Buffers [b, B] with ``positions`` [b, k] in ``slots`` [b, k]; what goes to slot B is left out."""
     padded = torch.cat([tokens, tokens[:, :1]], dim=1)
     return padded.scatter_(1, slots, positions)[:, :-1]
 
 
-class _SwapIn(NamedTuple):
-    k_cache: torch.Tensor
-    v_cache: torch.Tensor
-    host: torch.Tensor
-    host_slots: torch.Tensor
-    req_pool_indices: torch.Tensor
-    missing: torch.Tensor
-    targets: torch.Tensor
-
-    def meta(self) -> None:
-        """Nothing is returned."""
-
-    def cost(self) -> Work:
-        fetched = int((self.missing > ABSENT).sum()) * token_bytes(self.k_cache)
-        return Work(nbytes(self.missing, self.targets) + fetched, host_bytes=fetched)
-
-    def footprint(self) -> tuple[Access, ...]:
-        fetched = self.missing > ABSENT
-        request, _ = fetched.nonzero(as_tuple=True)
-        rows = self.host_slots[self.req_pool_indices[request], self.missing[fetched]]
-        targets = self.targets[fetched]
-        return (
-            *reads(self.req_pool_indices, self.missing, self.targets),
-            Access(self.host_slots, write=False, rows=self.req_pool_indices, lens=self.missing.amax(1) + 1),
-            Access(self.host, write=False, rows=rows),
-            Access(self.k_cache, write=True, rows=targets),
-            Access(self.v_cache, write=True, rows=targets),
-        )
-
-
-def token_bytes(cache: torch.Tensor) -> int:
+def token_bytes(cache: Tensor) -> int:
     """Of one token's keys and values in one layer; ``cache`` [slots, kv_heads, d] is either."""
     return 2 * cache.shape[1] * cache.shape[2] * cache.element_size()
 
 
-@declared(
-    "swap_in(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor host, Tensor host_slots, Tensor req_pool_indices, "
-    "Tensor missing, Tensor targets) -> ()",
-    _SwapIn,
+def _swap_cost(k_cache: Tensor, missing: Tensor, targets: Tensor) -> Work:
+    fetched = int((missing > ABSENT).sum()) * token_bytes(k_cache)
+    return Work(nbytes(missing, targets) + fetched, host_bytes=fetched)
+
+
+def _swap_footprint(
+    k_cache: Tensor,
+    v_cache: Tensor,
+    host: Tensor,
+    host_slots: Tensor,
+    req_pool_indices: Tensor,
+    missing: Tensor,
+    targets: Tensor,
+) -> tuple[Access, ...]:
+    fetched = missing > ABSENT
+    request, _ = fetched.nonzero(as_tuple=True)
+    rows, slots = host_slots[req_pool_indices[request], missing[fetched]], targets[fetched]
+    return (
+        *reads(req_pool_indices, missing, targets),
+        Access(host_slots, write=False, rows=req_pool_indices, lens=missing.amax(1) + 1),
+        Access(host, write=False, rows=rows),
+        Access(k_cache, write=True, rows=slots),
+        Access(v_cache, write=True, rows=slots),
+    )
+
+
+@kernel(
+    mutates=("k_cache", "v_cache"),
+    cost=_swap_cost,
+    footprint=_swap_footprint,
     fixed_cost=False,
     triton="swap",
     strided=("host",),
 )
 def swap_in(
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    host: torch.Tensor,
-    host_slots: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    missing: torch.Tensor,
-    targets: torch.Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    host: Tensor,
+    host_slots: Tensor,
+    req_pool_indices: Tensor,
+    missing: Tensor,
+    targets: Tensor,
 ) -> None:
     """Gathers one layer's KV of the ``missing`` positions [b, k] int32 from pinned memory into the device slots
     ``targets`` [b, k] int32.

@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from .declare import nothing, reads
-from .registry import Access, kernel
+from .declare import kernel, meta_tensor
 
 Words = NDArray[np.uint64]
 
@@ -43,13 +43,13 @@ def mixed(x: Words) -> Words:
     return x
 
 
-def position_weights(count: int) -> torch.Tensor:
+def position_weights(count: int) -> Tensor:
     """[count] int64: what each position's tag weighs. Odd, so that no bit of a tag is lost."""
     weights = mixed(np.arange(1, count + 1, dtype=np.uint64) * _DRIFT) | np.uint64(1)
     return torch.from_numpy(weights.view(np.int64))
 
 
-def gathered(tags: torch.Tensor, weights: torch.Tensor, slots: torch.Tensor) -> int:
+def gathered(tags: Tensor, weights: Tensor, slots: Tensor) -> int:
     """Weighted sum modulo 2^64 of the tags in ``slots`` [n], which are those of positions 0 to n-1."""
     return int(_gathered(_words(tags), _words(weights), slots.numpy()))
 
@@ -59,7 +59,7 @@ def _gathered(tags: Words, weights: Words, slots: NDArray[np.integer]) -> np.uin
     return total
 
 
-def _words(x: torch.Tensor) -> Words:
+def _words(x: Tensor) -> Words:
     return x.numpy().view(np.uint64)
 
 
@@ -71,7 +71,7 @@ class _Extents(NamedTuple):
     start: NDArray[np.int64]  # [b], index of the first in the batch
 
     @classmethod
-    def of(cls, seq_lens: NDArray[np.int64], extend_lens: torch.Tensor | None) -> _Extents:
+    def of(cls, seq_lens: NDArray[np.int64], extend_lens: Tensor | None) -> _Extents:
         if extend_lens is None:
             return cls(seq_lens - 1, np.ones_like(seq_lens), np.arange(len(seq_lens)))
         new = extend_lens.numpy().astype(np.int64)
@@ -92,35 +92,23 @@ class _Extents(NamedTuple):
         return sums + np.repeat(base, self.new)
 
 
-def _meta(*args: torch.Tensor) -> torch.Tensor:
-    return nothing(args[5].shape[0], dtype=torch.int64)
-
-
-def _footprint(
-    tags: torch.Tensor, sums: torch.Tensor, weights: torch.Tensor, *rest: torch.Tensor | None
-) -> tuple[Access, ...]:
-    return *reads(weights, *rest), Access(tags, write=True), Access(sums, write=True)
-
-
 @kernel(
-    "kv_tags(Tensor(a!) tags, Tensor(b!) sums, Tensor weights, Tensor input_ids, Tensor req_to_token, "
-    "Tensor req_pool_indices, Tensor seq_lens, Tensor? extend_lens, Tensor out_cache_loc) -> Tensor",
-    meta=_meta,
+    mutates=("tags", "sums"),
+    meta=lambda req_pool_indices: meta_tensor(req_pool_indices.shape[0]),
     cost=None,
-    footprint=_footprint,
     integer=True,
 )
 def kv_tags(
-    tags: torch.Tensor,
-    sums: torch.Tensor,
-    weights: torch.Tensor,
-    input_ids: torch.Tensor,
-    req_to_token: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    seq_lens: torch.Tensor,
-    extend_lens: torch.Tensor | None,
-    out_cache_loc: torch.Tensor,
-) -> torch.Tensor:
+    tags: Tensor,
+    sums: Tensor,
+    weights: Tensor,
+    input_ids: Tensor,
+    req_to_token: Tensor,
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
+    extend_lens: Tensor | None,
+    out_cache_loc: Tensor,
+) -> Tensor:
     """Writes the new tokens' tags and sums and returns each request's fingerprint, [b] int64.
 
     ``tags`` and ``sums`` are [slots] int64, ``weights`` [context] int64; the rest is a ForwardBatch's. A
@@ -140,7 +128,7 @@ def kv_tags(
     before = flat.take(line + extents.first, mode="clip")
     positions = extents.positions(len(input_ids))
 
-    # An offset, lest token 0 at position 0 leave 0, as in a slot that nobody wrote.
+    # An offset, lest token 0 at position 0 leave 0, as in a slot that was never written.
     terms = mixed(_words(input_ids) * _TOKEN + positions.view(np.uint64) * _POSITION + _TOKEN)
     new_tags = extents.running(terms, tag.take(before, mode="clip") * grown)
     terms = new_tags * weight.take(positions, mode="clip")

@@ -7,22 +7,18 @@ whatever moves KV moves them, and a wrong place shows as a difference of the two
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from .declare import reads
+from .declare import kernel, reads
 from .indexer import ABSENT
-from .registry import Access, kernel
+from .registry import Access
 from .sparse import PADDING
 
 _DRIFT = -0x61C8864680B583EB  # odd, as an int64
 
 
-def _nothing(*_: object) -> None:
-    return None
-
-
 @kernel(
-    "move_tags(Tensor(a!) target, Tensor target_slots, Tensor source, Tensor source_slots) -> ()",
-    meta=_nothing,
+    mutates=("target",),
     cost=None,
     footprint=lambda target, target_slots, source, source_slots: (
         *reads(target_slots, source_slots),
@@ -31,9 +27,7 @@ def _nothing(*_: object) -> None:
     ),
     integer=True,
 )
-def move_tags(
-    target: torch.Tensor, target_slots: torch.Tensor, source: torch.Tensor, source_slots: torch.Tensor
-) -> None:
+def move_tags(target: Tensor, target_slots: Tensor, source: Tensor, source_slots: Tensor) -> None:
     """``target[target_slots] = source[source_slots]``; a source slot that is ABSENT goes to the padding."""
     absent = source_slots == ABSENT
     slots = target_slots.where(~absent, PADDING).flatten().to(torch.int64)
@@ -41,59 +35,63 @@ def move_tags(
 
 
 @kernel(
-    "fetch_tags(Tensor(a!) device_tags, Tensor host_tags, Tensor host_slots, Tensor req_pool_indices, "
-    "Tensor missing, Tensor targets) -> ()",
-    meta=_nothing,
+    mutates=("device_tags",),
     cost=None,
-    footprint=lambda device_tags, host_tags, host_slots, rows, missing, targets: (
-        *reads(rows, missing, targets),
-        Access(host_slots, write=False, rows=rows, lens=missing.amax(1) + 1),
-        Access(host_tags, write=False, rows=_places(host_slots, rows, missing)),
+    footprint=lambda device_tags, host_tags, host_slots, req_pool_indices, missing, targets: (
+        *reads(req_pool_indices, missing, targets),
+        Access(host_slots, write=False, rows=req_pool_indices, lens=missing.amax(1) + 1),
+        Access(host_tags, write=False, rows=_places(host_slots, req_pool_indices, missing)),
         Access(device_tags, write=True, rows=targets.flatten()),
     ),
     integer=True,
 )
 def fetch_tags(
-    device_tags: torch.Tensor,
-    host_tags: torch.Tensor,
-    host_slots: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    missing: torch.Tensor,
-    targets: torch.Tensor,
+    device_tags: Tensor,
+    host_tags: Tensor,
+    host_slots: Tensor,
+    req_pool_indices: Tensor,
+    missing: Tensor,
+    targets: Tensor,
 ) -> None:
     """What ``swap_in`` does to KV, done to tags."""
     places = _places(host_slots, req_pool_indices, missing)
     device_tags.index_copy_(0, targets.flatten().to(torch.int64), host_tags[places])
 
 
-def _places(host_slots: torch.Tensor, rows: torch.Tensor, missing: torch.Tensor) -> torch.Tensor:
+def _places(host_slots: Tensor, rows: Tensor, missing: Tensor) -> Tensor:
     """Host slots [b · k] of the missing positions; padding where there is none."""
     slots = host_slots[rows.unsqueeze(1), missing.clamp(min=0)]
     return slots.where(missing > ABSENT, PADDING).flatten()
 
 
-@kernel(
-    "misplaced(Tensor(a!) fingerprint, Tensor device_tags, Tensor tags, Tensor weights, Tensor req_to_token, "
-    "Tensor req_pool_indices, Tensor positions, Tensor locations) -> ()",
-    meta=_nothing,
-    cost=None,
-    footprint=lambda fingerprint, device_tags, tags, weights, table, rows, positions, locations: (
-        *reads(tags, weights, rows, positions, locations),
-        Access(table, write=False, rows=rows, lens=positions.amax(1) + 1),
+def _misplaced_footprint(
+    fingerprint: Tensor,
+    device_tags: Tensor,
+    tags: Tensor,
+    weights: Tensor,
+    req_to_token: Tensor,
+    req_pool_indices: Tensor,
+    positions: Tensor,
+    locations: Tensor,
+) -> tuple[Access, ...]:
+    return (
+        *reads(tags, weights, req_pool_indices, positions, locations),
+        Access(req_to_token, write=False, rows=req_pool_indices, lens=positions.amax(1) + 1),
         Access(device_tags, write=False, rows=locations.flatten()),
         Access(fingerprint, write=True),
-    ),
-    integer=True,
-)
+    )
+
+
+@kernel(mutates=("fingerprint",), cost=None, footprint=_misplaced_footprint, integer=True)
 def misplaced(
-    fingerprint: torch.Tensor,
-    device_tags: torch.Tensor,
-    tags: torch.Tensor,
-    weights: torch.Tensor,
-    req_to_token: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    positions: torch.Tensor,
-    locations: torch.Tensor,
+    fingerprint: Tensor,
+    device_tags: Tensor,
+    tags: Tensor,
+    weights: Tensor,
+    req_to_token: Tensor,
+    req_pool_indices: Tensor,
+    positions: Tensor,
+    locations: Tensor,
 ) -> None:
     """Changes a request's fingerprint [b] int64 if one of the ``locations`` [b, k] that it attends to holds another tag
     than the chosen position [b, k] has by the page table; each counts by the position's weight."""

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from .invariant import TILE, ceil_to, halving_sum, pairwise_sum, widened
 
@@ -30,20 +31,20 @@ NOTHING_SEEN = -1e30  # top of a block whose positions are all masked; its weigh
 class Pages(NamedTuple):
     """The cache of a batch and the way to it."""
 
-    k_cache: torch.Tensor  # [slots, kv_heads, d]
-    v_cache: torch.Tensor  # [slots, kv_heads, d]
-    req_to_token: torch.Tensor  # [rows, context] int32, slot of each position
-    rows: torch.Tensor  # [b], the requests' rows in req_to_token
+    k_cache: Tensor  # [slots, kv_heads, d]
+    v_cache: Tensor  # [slots, kv_heads, d]
+    req_to_token: Tensor  # [rows, context] int32, slot of each position
+    rows: Tensor  # [b], the requests' rows in req_to_token
     branches: Branches | None = None
 
 
 class Branches(NamedTuple):
     """The end of each request that is no part of its row: a branch of a tree."""
 
-    starts: torch.Tensor  # [b], the first position that is looked up here
-    slots: torch.Tensor  # [b, depth] int64
+    starts: Tensor  # [b], the first position that is looked up here
+    slots: Tensor  # [b, depth] int64
 
-    def of(self, slots: torch.Tensor, request: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    def of(self, slots: Tensor, request: Tensor, seen: Tensor) -> Tensor:
         """``slots`` [M, 64] of the positions ``seen``, corrected; ``request`` [M] are places in the batch."""
         nth = seen - self.starts[request].unsqueeze(1)
         mine = self.slots[request].gather(1, nth.clamp(0, self.slots.shape[1] - 1))
@@ -61,12 +62,12 @@ class Bounds(NamedTuple):
 class Tiles(NamedTuple):
     """N tiles of S tokens each."""
 
-    request: torch.Tensor  # [N], index into the batch
-    tokens: torch.Tensor  # [N, S], rows of q; one past the last where the tile has no such token
-    positions: torch.Tensor  # [N, S]; 0 where the tile has no such token
+    request: Tensor  # [N], index into the batch
+    tokens: Tensor  # [N, S], rows of q; one past the last where the tile has no such token
+    positions: Tensor  # [N, S]; 0 where the tile has no such token
 
     @property
-    def blocks(self) -> torch.Tensor:
+    def blocks(self) -> Tensor:
         return self.positions.amax(1) // BLOCK + 1
 
     def slab(self, part: slice) -> Tiles:
@@ -76,13 +77,13 @@ class Tiles(NamedTuple):
 class Scratch:
     """Memory for the large intermediates of one call, used again by each slab: new pages cost more than the sums."""
 
-    def __init__(self, like: torch.Tensor, pairs: int) -> None:
+    def __init__(self, like: Tensor, pairs: int) -> None:
         """``pairs`` of a tile and a block, each with kv_heads, at most."""
         self._like = like
         self._pairs = pairs
-        self._flat: dict[str, torch.Tensor] = {}
+        self._flat: dict[str, Tensor] = {}
 
-    def take(self, name: str, pairs: int, *shape: int) -> torch.Tensor:
+    def take(self, name: str, pairs: int, *shape: int) -> Tensor:
         """[pairs, *shape] of anything."""
         size = math.prod(shape)
         if name not in self._flat:
@@ -93,12 +94,12 @@ class Scratch:
 class Partials(NamedTuple):
     """Attention of M pairs of tile and block, R rows each."""
 
-    top: torch.Tensor  # [M, kv_heads, R, 1], largest score
-    weight: torch.Tensor  # [M, kv_heads, R, 1], sum of exp(score - top)
-    value: torch.Tensor  # [M, kv_heads, R, d], sum of exp(score - top) · v
+    top: Tensor  # [M, kv_heads, R, 1], largest score
+    weight: Tensor  # [M, kv_heads, R, 1], sum of exp(score - top)
+    value: Tensor  # [M, kv_heads, R, d], sum of exp(score - top) · v
 
 
-def ragged(counts: torch.Tensor, bound: int, *, exact: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def ragged(counts: Tensor, bound: int, *, exact: bool) -> tuple[Tensor, Tensor]:
     """All (i, j) with j < counts[i], in order, as two tensors.
 
     ``exact`` reads the counts, for which a device would have to be waited for. Else j runs to ``bound`` for
@@ -112,9 +113,7 @@ def ragged(counts: torch.Tensor, bound: int, *, exact: bool) -> tuple[torch.Tens
     return owner, torch.arange(owner.shape[0], device=device) - (counts.cumsum(0) - counts)[owner]
 
 
-def _tiles(
-    seq_lens: torch.Tensor, extend_lens: torch.Tensor, bounds: Bounds, *, span: int, num_tokens: int
-) -> Tiles:
+def _tiles(seq_lens: Tensor, extend_lens: Tensor, bounds: Bounds, *, span: int, num_tokens: int) -> Tiles:
     """Cuts each request's new tokens into tiles of ``span``."""
     most = -(-bounds.max_extend_len // span)
     request, nth = ragged((extend_lens + span - 1) // span, most, exact=bounds.exact)
@@ -127,7 +126,7 @@ def _tiles(
     return Tiles(request, (starts + offset).where(real, num_tokens), positions)
 
 
-def _queries(q: torch.Tensor, tokens: torch.Tensor, *, kv_heads: int, scale: float) -> torch.Tensor:
+def _queries(q: Tensor, tokens: Tensor, *, kv_heads: int, scale: float) -> Tensor:
     """[N, kv_heads, 16·n, d] contiguous: a row per (token, head of the group), zeros behind them."""
     num_tokens, heads, head_dim = q.shape
     n, span = tokens.shape
@@ -139,7 +138,7 @@ def _queries(q: torch.Tensor, tokens: torch.Tensor, *, kv_heads: int, scale: flo
     return rows
 
 
-def _gathered(cache: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+def _gathered(cache: Tensor, slots: Tensor, out: Tensor) -> Tensor:
     """Slots [M, 64] of a cache [slots, kv_heads, d] → ``out`` [M · kv_heads, 64, d]."""
     _, kv_heads, head_dim = cache.shape
     index = slots.unsqueeze(1) * kv_heads + torch.arange(kv_heads, device=slots.device).unsqueeze(1)
@@ -148,10 +147,10 @@ def _gathered(cache: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> to
 
 
 def _partials(
-    queries: torch.Tensor,
-    positions: torch.Tensor,
-    slots: torch.Tensor,
-    seen: torch.Tensor,
+    queries: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    seen: Tensor,
     pages: Pages,
     scratch: Scratch,
 ) -> Partials:
@@ -178,9 +177,7 @@ def _partials(
     return Partials(top, halving_sum(weights), value)
 
 
-def _joined(
-    partials: Partials, tile: torch.Tensor, block: torch.Tensor, shape: tuple[int, int]
-) -> torch.Tensor:
+def _joined(partials: Partials, tile: Tensor, block: Tensor, shape: tuple[int, int]) -> Tensor:
     """Softmax over all blocks of each tile → [N, kv_heads, R, d]; ``shape`` is (N, most blocks)."""
     if shape[1] == 1:
         return partials.value / partials.weight
@@ -195,7 +192,7 @@ def _joined(
 
 
 def _attend(
-    q: torch.Tensor,
+    q: Tensor,
     tiles: Tiles,
     pages: Pages,
     scratch: Scratch,
@@ -203,7 +200,7 @@ def _attend(
     scale: float,
     most_blocks: int,
     exact: bool,
-) -> torch.Tensor:
+) -> Tensor:
     """The tiles' rows of the result, [N · S, heads · d]."""
     context = pages.req_to_token.shape[1]
     kv_heads = pages.k_cache.shape[1]
@@ -237,14 +234,14 @@ def _slabs(blocks: Sequence[int], capacity: int) -> Iterator[slice]:
 
 
 def paged_attention(
-    q: torch.Tensor,
+    q: Tensor,
     pages: Pages,
-    seq_lens: torch.Tensor,
-    extend_lens: torch.Tensor,
+    seq_lens: Tensor,
+    extend_lens: Tensor,
     bounds: Bounds,
     *,
     scale: float,
-) -> torch.Tensor:
+) -> Tensor:
     """q [T, heads, d] of the last ``extend_lens`` [b] of ``seq_lens`` [b] positions → [T, heads · d]."""
     num_tokens, heads, head_dim = q.shape
     kv_heads = pages.k_cache.shape[1]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from .declare import nbytes, nothing, reads
-from .registry import Access, Work, kernel
+from .declare import INT32, INT64, kernel, meta_tensor, nbytes, reads
+from .registry import Access, Work
 from .sampling import GOLDEN64, mix64
 
 NONE = -1  # no node, no token
@@ -16,35 +16,19 @@ NONE = -1  # no node, no token
 SIMULATED_TOKEN = 100
 
 
-class _BuildTree(NamedTuple):
-    scores: torch.Tensor
-    tokens: torch.Tensor
-    parents: torch.Tensor
-    bonus: torch.Tensor
-    draft_tokens: int
-
-    def meta(self) -> tuple[torch.Tensor, torch.Tensor]:
-        shape = (self.tokens.shape[0], self.draft_tokens)
-        return nothing(*shape, dtype=torch.int64), nothing(*shape, dtype=torch.int64)
-
-    def cost(self) -> Work:
-        return Work(nbytes(*self[:4]) + 16 * self.tokens.shape[0] * self.draft_tokens)
-
-    def footprint(self) -> tuple[Access, ...]:
-        return reads(*self[:4])
+def _tree_meta(tokens: Tensor, draft_tokens: int) -> tuple[Tensor, Tensor]:
+    b = tokens.shape[0]
+    return meta_tensor(b, draft_tokens), meta_tensor(b, draft_tokens)
 
 
-@kernel(
-    "build_tree(Tensor scores, Tensor tokens, Tensor parents, Tensor bonus, int draft_tokens)"
-    " -> (Tensor, Tensor)",
-    meta=lambda *args: _BuildTree(*args).meta(),
-    cost=lambda *args: _BuildTree(*args).cost(),
-    footprint=lambda *args: _BuildTree(*args).footprint(),
-    triton="verify",
-)
+def _tree_cost(scores: Tensor, tokens: Tensor, parents: Tensor, bonus: Tensor, draft_tokens: int) -> Work:
+    return Work(nbytes(scores, tokens, parents, bonus) + 2 * INT64 * tokens.shape[0] * draft_tokens)
+
+
+@kernel(meta=_tree_meta, cost=_tree_cost, triton="verify")
 def build_tree(
-    scores: torch.Tensor, tokens: torch.Tensor, parents: torch.Tensor, bonus: torch.Tensor, draft_tokens: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+    scores: Tensor, tokens: Tensor, parents: Tensor, bonus: Tensor, draft_tokens: int
+) -> tuple[Tensor, Tensor]:
     """The best ``draft_tokens - 1`` of n candidates behind the root ``bonus`` [b].
 
     ``scores`` [b, n] float32 never grow from a candidate to its children, ``parents`` [b, n] int64 are candidates
@@ -64,30 +48,13 @@ def build_tree(
     )
 
 
-class _TreePaths(NamedTuple):
-    parents: torch.Tensor
-    depth: int
-
-    def meta(self) -> tuple[torch.Tensor, torch.Tensor]:
-        b, d = self.parents.shape
-        return nothing(b, d, self.depth, dtype=torch.int64), nothing(b, d, dtype=torch.int64)
-
-    def cost(self) -> Work:
-        return Work(nbytes(self.parents) * (2 + self.depth))
-
-    def footprint(self) -> tuple[Access, ...]:
-        return reads(self.parents)
-
-
 @kernel(
-    "tree_paths(Tensor parents, int depth) -> (Tensor, Tensor)",
-    meta=lambda *args: _TreePaths(*args).meta(),
-    cost=lambda *args: _TreePaths(*args).cost(),
-    footprint=lambda *args: _TreePaths(*args).footprint(),
+    meta=lambda parents, depth: (meta_tensor(*parents.shape, depth), meta_tensor(*parents.shape)),
+    cost=lambda parents, depth: Work(nbytes(parents) * (2 + depth)),
     integer=True,
     triton="verify",
 )
-def tree_paths(parents: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+def tree_paths(parents: Tensor, depth: int) -> tuple[Tensor, Tensor]:
     """Of each node of ``parents`` [b, d]: its ancestors from the root to itself, [b, d, depth] int64, NONE behind them,
     and how many there are, [b, d] int64."""
     b, d = parents.shape
@@ -103,28 +70,12 @@ def tree_paths(parents: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.T
     return torch.where(index >= 0, downward, NONE), count
 
 
-class _TreeLinks(NamedTuple):
-    parents: torch.Tensor
-
-    def meta(self) -> tuple[torch.Tensor, torch.Tensor]:
-        shape = self.parents.shape
-        return nothing(*shape, dtype=torch.int64), nothing(*shape, dtype=torch.int64)
-
-    def cost(self) -> Work:
-        return Work(3 * nbytes(self.parents))
-
-    def footprint(self) -> tuple[Access, ...]:
-        return reads(self.parents)
-
-
 @kernel(
-    "tree_links(Tensor parents) -> (Tensor, Tensor)",
-    meta=lambda *args: _TreeLinks(*args).meta(),
-    cost=lambda *args: _TreeLinks(*args).cost(),
-    footprint=lambda *args: _TreeLinks(*args).footprint(),
+    meta=lambda parents: (meta_tensor(*parents.shape), meta_tensor(*parents.shape)),
+    cost=lambda parents: Work(3 * nbytes(parents)),
     integer=True,
 )
-def tree_links(parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def tree_links(parents: Tensor) -> tuple[Tensor, Tensor]:
     """Each node's first child and next sibling, [b, d] int64 each, NONE where there is none."""
     d = parents.shape[1]
     node = torch.arange(d, device=parents.device)
@@ -136,35 +87,24 @@ def tree_links(parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return first, following
 
 
-class _AcceptDrafts(NamedTuple):
-    tokens: torch.Tensor
-    parents: torch.Tensor | None
-    predict: torch.Tensor
-    most: int
+def _accepted_meta(requests: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    b = requests.shape[0]
+    return meta_tensor(b, most, dtype=torch.int32), meta_tensor(b, dtype=torch.int32)
 
-    def meta(self) -> tuple[torch.Tensor, torch.Tensor]:
-        b = self.tokens.shape[0]
-        return nothing(b, self.most, dtype=torch.int32), nothing(b, dtype=torch.int32)
 
-    def cost(self) -> Work:
-        index = 4 * self.tokens.shape[0] * (self.most + 1)
-        return Work(nbytes(self.tokens, self.parents, self.predict) + index)
-
-    def footprint(self) -> tuple[Access, ...]:
-        return reads(self.tokens, self.parents, self.predict)
+def _accept_cost(tokens: Tensor, parents: Tensor | None, predict: Tensor, most: int) -> Work:
+    return Work(nbytes(tokens, parents, predict) + INT32 * tokens.shape[0] * (most + 1))
 
 
 @kernel(
-    "accept_drafts(Tensor tokens, Tensor? parents, Tensor predict, int most) -> (Tensor, Tensor)",
-    meta=lambda *args: _AcceptDrafts(*args).meta(),
-    cost=lambda *args: _AcceptDrafts(*args).cost(),
-    footprint=lambda *args: _AcceptDrafts(*args).footprint(),
+    meta=lambda tokens, most: _accepted_meta(tokens, most),
+    cost=_accept_cost,
     integer=True,
     triton="verify",
 )
 def accept_drafts(
-    tokens: torch.Tensor, parents: torch.Tensor | None, predict: torch.Tensor, most: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens: Tensor, parents: Tensor | None, predict: Tensor, most: int
+) -> tuple[Tensor, Tensor]:
     """Walk from the root along drafts that are what the target predicts at their parent.
 
     ``tokens`` [b, d], ``parents`` [b, d] (None for a chain), ``predict`` [b · d] the target's next token behind each
@@ -187,46 +127,29 @@ def accept_drafts(
     return index, (index >= 0).sum(1).to(torch.int32)
 
 
-class _AcceptByLot(NamedTuple):
-    counters: torch.Tensor
-    req_pool_indices: torch.Tensor
-    seeds: torch.Tensor
-    predict: torch.Tensor
-    most: int
-    mean: float
-    rounded: bool
-    fixed: int
-
-    def meta(self) -> tuple[torch.Tensor, torch.Tensor]:
-        b = self.seeds.shape[0]
-        return nothing(b, self.most, dtype=torch.int32), nothing(b, dtype=torch.int32)
-
-    def cost(self) -> Work:
-        return Work(nbytes(self.req_pool_indices, self.seeds, self.predict) + 4 * len(self.seeds) * self.most)
-
-    def footprint(self) -> tuple[Access, ...]:
-        rows = Access(self.counters, write=True, rows=self.req_pool_indices)
-        return (*reads(self.req_pool_indices, self.seeds), rows, Access(self.predict, write=True))
-
-
 @kernel(
-    "accept_by_lot(Tensor(a!) counters, Tensor req_pool_indices, Tensor seeds, Tensor(b!) predict, int most, "
-    "float mean, bool rounded, int fixed) -> (Tensor, Tensor)",
-    meta=lambda *args: _AcceptByLot(*args).meta(),
-    cost=lambda *args: _AcceptByLot(*args).cost(),
-    footprint=lambda *args: _AcceptByLot(*args).footprint(),
+    mutates=("counters", "predict"),
+    meta=lambda seeds, most: _accepted_meta(seeds, most),
+    cost=lambda req_pool_indices, seeds, predict, most: Work(
+        nbytes(req_pool_indices, seeds, predict) + INT32 * seeds.shape[0] * most
+    ),
+    footprint=lambda counters, req_pool_indices, seeds, predict: (
+        *reads(req_pool_indices, seeds),
+        Access(counters, write=True, rows=req_pool_indices),
+        Access(predict, write=True),
+    ),
     integer=True,
 )
 def accept_by_lot(
-    counters: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    seeds: torch.Tensor,
-    predict: torch.Tensor,
+    counters: Tensor,
+    req_pool_indices: Tensor,
+    seeds: Tensor,
+    predict: Tensor,
     most: int,
     mean: float,
     rounded: bool,
     fixed: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """As ``accept_drafts``, but the first nodes of each request, as many as a lot says.
 
     The lot is a hash of the request's seed [b] and of how many verifies it has had, counted in ``counters`` [rows];
@@ -247,7 +170,7 @@ def accept_by_lot(
     return torch.where(step < lens.unsqueeze(1), index, NONE).to(torch.int32), lens.to(torch.int32)
 
 
-def lots(seeds: torch.Tensor, ordinals: torch.Tensor, mean: float, *, rounded: bool) -> torch.Tensor:
+def lots(seeds: Tensor, ordinals: Tensor, mean: float, *, rounded: bool) -> Tensor:
     """Lengths [b] int64 keyed by seeds [b] and ordinals [b], not yet limited."""
     first, second = (_uniform(seeds, 2 * ordinals + draw) for draw in (0, 1))
     if rounded:  # Box and Muller's normal
@@ -256,6 +179,6 @@ def lots(seeds: torch.Tensor, ordinals: torch.Tensor, mean: float, *, rounded: b
     return math.floor(mean) + (first < mean - math.floor(mean)).to(torch.int64)
 
 
-def _uniform(seeds: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+def _uniform(seeds: Tensor, draws: Tensor) -> Tensor:
     """[b] float64 in [0, 1)."""
     return (mix64(seeds + (draws + 1) * GOLDEN64) >> 11 & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 _BLOCK = 1024
 
@@ -21,7 +22,7 @@ def _silu_and_mul(gate_up: tl.tensor, out: tl.tensor, width: tl.constexpr, block
     tl.store(out + row * width + at, (silu * up).to(dtype), mask=there)
 
 
-def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+def silu_and_mul(gate_up: Tensor) -> Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     if rows:

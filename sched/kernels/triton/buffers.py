@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 _BLOCK = 1024
 
@@ -29,9 +30,7 @@ def _map_prompt(
         tl.store(mapping + slot, page * page_size + slot % page_size, mask=there)
 
 
-def map_prompt(
-    mapping: torch.Tensor, out_cache_loc: torch.Tensor, free_pages: torch.Tensor, page_size: int
-) -> None:
+def map_prompt(mapping: Tensor, out_cache_loc: Tensor, free_pages: Tensor, page_size: int) -> None:
     """One program: it counts the pages that the tokens open."""
     if tokens := out_cache_loc.shape[0]:
         _map_prompt[(1,)](mapping, out_cache_loc, free_pages, tokens, page_size, _BLOCK, num_warps=8)
@@ -62,7 +61,7 @@ def _unmap(
         at += block
 
 
-def unmap(mapping: torch.Tensor, slots: torch.Tensor, page_size: int) -> torch.Tensor:
+def unmap(mapping: Tensor, slots: Tensor, page_size: int) -> Tensor:
     pages = triton.cdiv(slots.shape[0], page_size)
     out = torch.empty(pages * page_size, dtype=torch.int64, device=mapping.device)
     if pages:
@@ -93,11 +92,11 @@ def _map_newest(
 
 
 def map_newest(
-    mapping: torch.Tensor,
-    out_cache_loc: torch.Tensor,
-    device_buffer: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    seq_lens: torch.Tensor,
+    mapping: Tensor,
+    out_cache_loc: Tensor,
+    device_buffer: Tensor,
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
     size: int,
 ) -> None:
     if b := seq_lens.shape[0]:
@@ -134,13 +133,13 @@ def _previous_tokens(
 
 
 def previous_tokens(
-    device_buffer: torch.Tensor,
-    host_slots: torch.Tensor,
-    staged_lens: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    seq_lens: torch.Tensor,
+    device_buffer: Tensor,
+    host_slots: Tensor,
+    staged_lens: Tensor,
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
     size: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     b = seq_lens.shape[0]
     slots, targets = torch.empty((2, b), dtype=torch.int64, device=seq_lens.device).unbind()
     if b:

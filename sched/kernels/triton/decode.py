@@ -8,9 +8,12 @@ what there is and no more::
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from .softmax import LOG2_E, attend, begin, block_of, padded
 
@@ -138,15 +141,15 @@ def _combine(
 
 
 def decode_attention(
-    q: torch.Tensor,
-    caches: tuple[torch.Tensor, torch.Tensor],
-    table: torch.Tensor,
-    rows: torch.Tensor | None,
-    seq_lens: torch.Tensor,
+    q: Tensor,
+    caches: Sequence[Tensor],
+    table: Tensor,
+    rows: Tensor | None,
+    seq_lens: Tensor,
     *,
     scale: float,
-    branches: tuple[torch.Tensor, torch.Tensor] | tuple[None, None] = (None, None),
-) -> torch.Tensor:
+    branches: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),
+) -> Tensor:
     """q [b, heads, d] → [b, heads · d]. Request i has row ``rows[i]`` of the ``table`` of slots, or row i without
     ``rows``, and sees its first ``seq_lens[i]`` positions; ``branches`` are those of ``tree_attention``."""
     b, heads, width = q.shape

@@ -7,6 +7,7 @@ import math
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from .extend import sum_before
 from .placement import pages_before
@@ -28,7 +29,7 @@ def _rotate_ids(
         tl.store(out + start + at, tl.where(at < new - 1, moved, follows), mask=at < new)
 
 
-def rotate_ids(input_ids: torch.Tensor, next_ids: torch.Tensor, extend_lens: torch.Tensor) -> torch.Tensor:
+def rotate_ids(input_ids: Tensor, next_ids: Tensor, extend_lens: Tensor) -> Tensor:
     out = torch.empty_like(input_ids)
     if b := extend_lens.shape[0]:
         _rotate_ids[(b, _PIECES)](input_ids, next_ids, extend_lens, out, _PIECE)
@@ -59,8 +60,8 @@ def _draft_places(
 
 
 def draft_places(
-    table: torch.Tensor, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, each: int, width: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+    table: Tensor, req_pool_indices: Tensor, seq_lens: Tensor, each: int, width: int
+) -> tuple[Tensor, Tensor]:
     count = seq_lens.shape[0] * each
     positions, slots = torch.empty((2, count), dtype=torch.int64, device=seq_lens.device).unbind()
     if count:
@@ -89,11 +90,11 @@ def _write_rows(
 
 
 def write_rows(
-    table: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    starts: torch.Tensor,
-    lens: torch.Tensor,
-    slots: torch.Tensor,
+    table: Tensor,
+    req_pool_indices: Tensor,
+    starts: Tensor,
+    lens: Tensor,
+    slots: Tensor,
     width: int,
 ) -> None:
     if b := lens.shape[0]:
@@ -131,13 +132,12 @@ def _place_ahead(
 
 
 def place_ahead(
-    table: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    starts: torch.Tensor,
-    ends: torch.Tensor,
-    free_pages: torch.Tensor,
+    table: Tensor,
+    req_pool_indices: Tensor,
+    starts: Tensor,
+    ends: Tensor,
+    free_pages: Tensor,
     page_size: int,
-    num_tokens: int,  # noqa: ARG001
     width: int,
 ) -> None:
     """One program for each request: it reads the slot before the first that it writes."""
@@ -161,7 +161,7 @@ def _pick(
     tl.store(out + request * width + at, tl.load(rows + row * width + at, mask=at < width), mask=at < width)
 
 
-def _picked(rows: torch.Tensor, accept_lens: torch.Tensor) -> torch.Tensor:
+def _picked(rows: Tensor, accept_lens: Tensor) -> Tensor:
     b, width = accept_lens.shape[0], math.prod(rows.shape[1:])
     out = torch.empty((b, *rows.shape[1:]), dtype=rows.dtype, device=rows.device)
     if b:
@@ -171,9 +171,9 @@ def _picked(rows: torch.Tensor, accept_lens: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def pick_accepted(rows: torch.Tensor, accept_lens: torch.Tensor) -> torch.Tensor:
+def pick_accepted(rows: Tensor, accept_lens: Tensor) -> Tensor:
     return _picked(rows, accept_lens)
 
 
-def pick_bonus(rows: torch.Tensor, accept_lens: torch.Tensor) -> torch.Tensor:
+def pick_bonus(rows: Tensor, accept_lens: Tensor) -> Tensor:
     return _picked(rows, accept_lens)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from ..attention import PagedQueries
 from .softmax import LOG2_E, attend, begin, block_of, padded
 
 
@@ -74,37 +76,21 @@ def _extend(
 
 
 def extend_attention(
-    q: torch.Tensor,
-    caches: tuple[torch.Tensor, torch.Tensor],
-    table: torch.Tensor,
-    rows: torch.Tensor,
-    seq_lens: torch.Tensor,
-    extend_lens: torch.Tensor,
-    *,
-    scale: float,
-    max_extend_len: int,
-) -> torch.Tensor:
-    """q [T, heads, d] → [T, heads · d]."""
+    paged: PagedQueries, extend_lens: Tensor, *, scale: float, max_extend_len: int
+) -> Tensor:
+    """[T, heads · d] of the queries of each request's last ``extend_lens`` [b] tokens."""
+    q, k_cache, req_to_token = paged.q, paged.k_cache, paged.req_to_token
     tokens, heads, width = q.shape
-    kv_heads = caches[0].shape[1]
+    kv_heads = k_cache.shape[1]
     group = heads // kv_heads
     # Zeros: what pads a graph has tokens that are no request's, and later kernels compute with them.
     out = torch.zeros((tokens, heads * width), dtype=q.dtype, device=q.device)
     if not tokens:
         return out
-    members = (
-        128 if q.element_size() == 2 else 32
-    )  # float32 has no tensor cores: its tiles are held in registers
-    grid = (triton.cdiv(max_extend_len * group, members), kv_heads, seq_lens.shape[0])
-    tensors = (q, *caches, table, rows, seq_lens, extend_lens, out)
-    sizes = (
-        kv_heads,
-        group,
-        width,
-        members,
-        padded(width),
-        block_of(caches[0]),
-        triton.knobs.runtime.interpret,
-    )
-    _extend[grid](*tensors, scale * LOG2_E, table.shape[1], *sizes, num_warps=8 if members == 128 else 4)
+    # float32 has no tensor cores: its tiles are held in registers.
+    members = 128 if q.element_size() == 2 else 32
+    grid = (triton.cdiv(max_extend_len * group, members), kv_heads, paged.seq_lens.shape[0])
+    tiles = (members, padded(width), block_of(k_cache), triton.knobs.runtime.interpret)
+    sizes = (req_to_token.shape[1], kv_heads, group, width, *tiles)
+    _extend[grid](*paged, extend_lens, out, scale * LOG2_E, *sizes, num_warps=8 if members == 128 else 4)
     return out

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from ..indexer import Scored
 from .filters import BLOCK, order
 from .softmax import padded
 
@@ -15,17 +15,6 @@ _PROGRAMS = 1024
 _POSITIONS = 64  # of one block of scores
 _SLAB = 1 << 26  # scores held at once
 _PLACES = tl.constexpr(16)
-
-
-class Scored(NamedTuple):
-    """What the positions of n tokens are scored by: a token has the first ``lens`` [n] of its row."""
-
-    q: torch.Tensor  # [n, heads, d]
-    weights: torch.Tensor  # [n, heads]
-    cache: torch.Tensor  # [slots, d]
-    req_to_token: torch.Tensor  # [rows, context]
-    rows: torch.Tensor  # [n]
-    lens: torch.Tensor  # [n]
 
 
 @triton.jit(do_not_specialize=["context", "most"], do_not_specialize_on_alignment=["rows", "lens"])
@@ -91,7 +80,7 @@ def _bar(scores: tl.tensor, length: tl.tensor, top_k: tl.constexpr) -> tl.tensor
 
 @triton.jit(do_not_specialize=["most"], do_not_specialize_on_alignment=["lens", "out"])
 def _choose(scores: tl.tensor, lens: tl.tensor, out: tl.tensor, most: tl.tensor, top_k: tl.constexpr) -> None:
-    """Whoever has no more than ``top_k`` positions is given them all."""
+    """A token that has no more than ``top_k`` positions is given them all."""
     token = tl.program_id(0).to(tl.int64)
     length = tl.minimum(tl.load(lens + token), most)
     scores += token * most
@@ -117,39 +106,26 @@ def _choose(scores: tl.tensor, lens: tl.tensor, out: tl.tensor, most: tl.tensor,
         tl.store(out + at, tl.full([BLOCK], -1, tl.int32), mask=(at >= taken) & (at < top_k))
 
 
-def chosen(scored: Scored, top_k: int, most: int) -> torch.Tensor:
-    """[n, top_k] int32: the positions of each token's best scores, ascending, ABSENT behind them. ``most`` is the
-    host's bound on the lengths; no more is looked at than they say."""
+def chosen(scored: Scored, top_k: int, most: int) -> Tensor:
+    """[n, top_k] int32: the positions of each token's best scores, ascending, ABSENT behind them. A token has the first
+    ``seq_lens`` of its row. ``most`` is the host's bound on these; no more is looked at than they say."""
     n, heads, width = scored.q.shape
     out = torch.empty((n, top_k), dtype=torch.int32, device=scored.q.device)
     sizes = (heads, width, max(16, triton.next_power_of_2(heads)), padded(width), _POSITIONS)
     for start in range(0, n, per_slab := max(1, _SLAB // max(most, 1))):
         part = slice(start, start + per_slab)
-        q, weights, rows, lens = (
-            tensor[part] for tensor in (scored.q, scored.weights, scored.rows, scored.lens)
-        )
+        q, weights, cache, table, rows, lens = scored
+        q, weights, rows, lens = q[part], weights[part], rows[part], lens[part]
         scores = torch.empty((q.shape[0], most), dtype=torch.float32, device=q.device)
         pieces = min(max(_PROGRAMS // q.shape[0], 1), triton.cdiv(most, _POSITIONS))
-        tensors = (q, weights, scored.cache, scored.req_to_token, rows, lens, scores)
-        bounds = (scored.req_to_token.shape[1], most)
-        _score[(q.shape[0], pieces)](*tensors, *bounds, *sizes, triton.knobs.runtime.interpret)
+        tensors = (q, weights, cache, table, rows, lens, scores)
+        _score[(q.shape[0], pieces)](*tensors, table.shape[1], most, *sizes, triton.knobs.runtime.interpret)
         _choose[(q.shape[0],)](scores, lens, out[part], most, top_k, num_warps=8)
     return out
 
 
-def select_top_k(
-    q: torch.Tensor,
-    weights: torch.Tensor,
-    index_cache: torch.Tensor,
-    req_to_token: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    seq_lens: torch.Tensor,
-    top_k: int,
-    max_seq_len: int,
-) -> torch.Tensor:
-    return chosen(
-        Scored(q, weights, index_cache, req_to_token, req_pool_indices, seq_lens), top_k, max_seq_len
-    )
+def select_top_k(scored: Scored, top_k: int, max_seq_len: int) -> Tensor:
+    return chosen(scored, top_k, max_seq_len)
 
 
 @triton.jit(do_not_specialize_on_alignment=["out_cache_loc"])
@@ -177,8 +153,8 @@ def _index_and_store(
 
 
 def index_and_store(
-    projected: torch.Tensor, out_cache_loc: torch.Tensor, index_cache: torch.Tensor, heads: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+    projected: Tensor, out_cache_loc: Tensor, index_cache: Tensor, heads: int
+) -> tuple[Tensor, Tensor]:
     tokens, width = projected.shape[0], index_cache.shape[1]
     q = torch.empty((tokens, heads, width), dtype=projected.dtype, device=projected.device)
     weights = torch.empty((tokens, heads), dtype=projected.dtype, device=projected.device)
@@ -211,9 +187,7 @@ def _page_lookup(
     tl.store(out + token * k + at, slot, mask=at < k)
 
 
-def located(
-    positions: torch.Tensor, req_to_token: torch.Tensor, rows: torch.Tensor, mapping: torch.Tensor | None
-) -> torch.Tensor:
+def located(positions: Tensor, req_to_token: Tensor, rows: Tensor, mapping: Tensor | None) -> Tensor:
     """[n, k] int32 slots of ``positions`` [n, k], or where ``mapping`` says that these lie."""
     n, k = positions.shape
     out = torch.empty((n, k), dtype=torch.int32, device=positions.device)
@@ -223,7 +197,5 @@ def located(
     return out
 
 
-def page_lookup(
-    positions: torch.Tensor, req_to_token: torch.Tensor, req_pool_indices: torch.Tensor
-) -> torch.Tensor:
+def page_lookup(positions: Tensor, req_to_token: Tensor, req_pool_indices: Tensor) -> Tensor:
     return located(positions, req_to_token, req_pool_indices, None)

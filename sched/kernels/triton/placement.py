@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from .extend import sum_before
 
@@ -51,28 +52,19 @@ def _place_decode(
 
 
 def place_decode(
-    req_to_token: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    seq_lens: torch.Tensor,
-    orig_seq_lens: torch.Tensor,
-    free_pages: torch.Tensor,
+    req_to_token: Tensor,
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
+    orig_seq_lens: Tensor,
+    free_pages: Tensor,
     page_size: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     b = seq_lens.shape[0]
     slots = torch.empty(b, dtype=torch.int64, device=seq_lens.device)
     longer, orig_longer = torch.empty_like(slots), torch.empty_like(orig_seq_lens)
-    tensors = (
-        req_to_token,
-        req_pool_indices,
-        seq_lens,
-        orig_seq_lens,
-        free_pages,
-        slots,
-        longer,
-        orig_longer,
-    )
+    tensors = (req_to_token, req_pool_indices, seq_lens, orig_seq_lens, free_pages)
     sizes = (b, req_to_token.shape[1], free_pages.shape[0], page_size, _BATCH)
-    _place_decode[(1,)](*tensors, *sizes)
+    _place_decode[(1,)](*tensors, slots, longer, orig_longer, *sizes)
     return slots, longer, orig_longer
 
 
@@ -133,15 +125,15 @@ def _place_extend(
 
 
 def place_extend(
-    req_to_token: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    prefix: torch.Tensor,
-    prefix_lens: torch.Tensor,
-    seq_lens: torch.Tensor,
-    free_pages: torch.Tensor,
+    req_to_token: Tensor,
+    req_pool_indices: Tensor,
+    prefix: Tensor,
+    prefix_lens: Tensor,
+    seq_lens: Tensor,
+    free_pages: Tensor,
     page_size: int,
     num_tokens: int,
-) -> torch.Tensor:
+) -> Tensor:
     slots = torch.empty(num_tokens, dtype=torch.int64, device=seq_lens.device)
     tensors = (req_to_token, req_pool_indices, prefix, prefix_lens, seq_lens, free_pages, slots)
     sizes = (req_to_token.shape[1], free_pages.shape[0], page_size, _PIECE)
@@ -174,26 +166,15 @@ def _copy_rows(
             tl.store(pages + row * width + at, entries, mask=at < length)
 
 
-def copy_pages(
-    pages: torch.Tensor,
-    req_to_token: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    seq_lens: torch.Tensor,
-    max_seq_len: int,  # noqa: ARG001
-) -> None:
+def copy_pages(pages: Tensor, req_to_token: Tensor, req_pool_indices: Tensor, seq_lens: Tensor) -> None:
     if b := seq_lens.shape[0]:
         tensors = (None, req_pool_indices, seq_lens, req_to_token, pages, None, None)
         _copy_rows[(b, _PIECES)](*tensors, req_to_token.shape[1], _PIECE)
 
 
 def decode_inputs(
-    tokens: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    seq_lens: torch.Tensor,
-    req_to_token: torch.Tensor,
-    pages: torch.Tensor | None,
-    max_seq_len: int,  # noqa: ARG001
-) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens: Tensor, req_pool_indices: Tensor, seq_lens: Tensor, req_to_token: Tensor, pages: Tensor | None
+) -> tuple[Tensor, Tensor]:
     b = seq_lens.shape[0]
     input_ids, positions = torch.empty((2, b), dtype=torch.int64, device=seq_lens.device).unbind()
     if b:

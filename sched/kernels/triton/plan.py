@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from ..swap import Lookup
 
 _BLOCK = 1024  # slots of a buffer looked at together
 
@@ -193,23 +196,14 @@ def _plan(
     )
 
 
-def plan_swap_in(
-    positions: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    seq_lens: torch.Tensor,
-    device_buffer: torch.Tensor,
-    tokens: torch.Tensor,
-    lru: torch.Tensor,
-    lookups: torch.Tensor,
-    max_seq_len: int,  # noqa: ARG001
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    (b, k), size, device = positions.shape, lru.shape[1], positions.device
+def plan_swap_in(lookup: Lookup) -> tuple[Tensor, Tensor, Tensor]:
+    *tables, _ = lookup
+    (b, k), size, device = lookup.positions.shape, lookup.lru.shape[1], lookup.positions.device
     locations, missing, targets, held, freed = torch.empty((5, b, k), dtype=torch.int32, device=device)
     flags = torch.empty((b, size), dtype=torch.int8, device=device)
     turned = torch.empty((b, size), dtype=torch.int16, device=device)
     plan = (locations, missing, targets)
     if b:
-        tables = (positions, req_pool_indices, seq_lens, device_buffer, tokens, lru, lookups)
-        sizes = (k, device_buffer.shape[1], size, k.bit_length() + 1, _BLOCK)
+        sizes = (k, lookup.device_buffer.shape[1], size, k.bit_length() + 1, _BLOCK)
         _plan[(b,)](*tables, *plan, held, freed, flags, turned, *sizes, num_warps=8)
     return plan

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 _HEADS = 8  # of one program
 
@@ -95,16 +96,16 @@ def _rope_and_store_kv(
 
 
 def rope_and_store_kv(
-    qkv: torch.Tensor,
-    positions: torch.Tensor,
-    cos_sin: torch.Tensor,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
+    qkv: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
     eps: float,
-    out_cache_loc: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-) -> torch.Tensor:
+    out_cache_loc: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+) -> Tensor:
     _, kv_heads, head_dim = k_cache.shape
     tokens, heads = qkv.shape[0], qkv.shape[1] // head_dim - 2 * kv_heads
     out = torch.empty((tokens, heads, head_dim), dtype=qkv.dtype, device=qkv.device)

@@ -7,6 +7,7 @@ import math
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from .extend import sum_before
 
@@ -20,7 +21,7 @@ def _decode_positions(seq_lens: tl.tensor, out: tl.tensor, b: tl.tensor, block: 
     tl.store(out + at, tl.maximum(length - 1, 0), mask=at < b)
 
 
-def decode_positions(seq_lens: torch.Tensor) -> torch.Tensor:
+def decode_positions(seq_lens: Tensor) -> Tensor:
     b = seq_lens.shape[0]
     out = torch.empty(b, dtype=torch.int64, device=seq_lens.device)
     if b:
@@ -41,7 +42,7 @@ def _extend_positions(
         tl.store(out + at, start + at, mask=at < new)
 
 
-def extend_positions(seq_lens: torch.Tensor, extend_lens: torch.Tensor, num_tokens: int) -> torch.Tensor:
+def extend_positions(seq_lens: Tensor, extend_lens: Tensor, num_tokens: int) -> Tensor:
     out = torch.empty(num_tokens, dtype=torch.int64, device=seq_lens.device)
     if num_tokens:
         _extend_positions[(seq_lens.shape[0], 8)](seq_lens, extend_lens, out, _BLOCK)
@@ -59,7 +60,7 @@ def _last_tokens(
     tl.store(out + request * width + at, row, mask=at < width)
 
 
-def last_tokens(hidden: torch.Tensor, extend_lens: torch.Tensor) -> torch.Tensor:
+def last_tokens(hidden: Tensor, extend_lens: Tensor) -> Tensor:
     b, width = extend_lens.shape[0], hidden.shape[1]
     out = torch.empty((b, width), dtype=hidden.dtype, device=hidden.device)
     if b:
@@ -100,12 +101,12 @@ def _stage_decode(
 
 
 def stage_decode(
-    static: torch.Tensor,
-    input_ids: torch.Tensor,
-    positions: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    seq_lens: torch.Tensor,
-    out_cache_loc: torch.Tensor,
+    static: Tensor,
+    input_ids: Tensor,
+    positions: Tensor,
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
+    out_cache_loc: Tensor,
     padded: int,
 ) -> None:
     tensors = (static, input_ids, positions, req_pool_indices, seq_lens, out_cache_loc)
@@ -121,7 +122,7 @@ def _stage_rows(
     _stage_row(static, source, at, there, padded, 0)
 
 
-def stage_rows(static: torch.Tensor, source: torch.Tensor, padded: int) -> None:
+def stage_rows(static: Tensor, source: Tensor, padded: int) -> None:
     each = math.prod(static.shape[1:])
     if total := padded * each:
         source = source
@@ -135,6 +136,6 @@ def _resolve_negative(input_ids: tl.tensor, tokens: tl.tensor, count: tl.tensor,
     tl.store(input_ids + at, tl.load(tokens - ids, mask=ids < 0, other=0), mask=ids < 0)
 
 
-def resolve_negative(input_ids: torch.Tensor, tokens: torch.Tensor) -> None:
+def resolve_negative(input_ids: Tensor, tokens: Tensor) -> None:
     if count := input_ids.shape[0]:
         _resolve_negative[(triton.cdiv(count, _BLOCK),)](input_ids, tokens, count, _BLOCK)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from ..sampling import Draw
 from .filters import BLOCK, find_bars, order, scaled_logits
@@ -19,19 +20,19 @@ MOST_SPLITS = 64  # splits
 class _Bars(NamedTuple):
     """What ``find_bars`` finds of b rows."""
 
-    bars: torch.Tensor  # [b] int32
-    lasts: torch.Tensor  # [b] int32
-    tops: torch.Tensor  # [b] float32
+    bars: Tensor  # [b] int32
+    lasts: Tensor  # [b] int32
+    tops: Tensor  # [b] float32
 
 
 class _Best(NamedTuple):
     """Of each split of b rows, [b, splits] each; ``seconds``, ``tops`` and ``masses`` are asked for by scores only."""
 
-    scores: torch.Tensor  # float32, the best
-    ids: torch.Tensor  # int32
-    seconds: torch.Tensor | None  # float32, the best but one
-    tops: torch.Tensor | None  # float32, the largest scaled logit, filters or not
-    masses: torch.Tensor | None  # float32, sum of exp(scaled logit - top)
+    scores: Tensor  # float32, the best
+    ids: Tensor  # int32
+    seconds: Tensor | None  # float32, the best but one
+    tops: Tensor | None  # float32, the largest scaled logit, filters or not
+    masses: Tensor | None  # float32, sum of exp(scaled logit - top)
 
 
 @triton.jit
@@ -209,11 +210,11 @@ def _bars(draw: Draw) -> _Bars | tuple[None, None, None]:
     return found
 
 
-def _words(mask: torch.Tensor | None) -> int:
+def _words(mask: Tensor | None) -> int:
     return 0 if mask is None else mask.shape[1]
 
 
-def splits_of(logits: torch.Tensor) -> tuple[int, int]:
+def splits_of(logits: Tensor) -> tuple[int, int]:
     """How many splits a row has, and ids in each."""
     b, vocab = logits.shape
     blocks = triton.cdiv(vocab, BLOCK.value)
@@ -221,16 +222,14 @@ def splits_of(logits: torch.Tensor) -> tuple[int, int]:
     return triton.cdiv(blocks, each), each * BLOCK.value
 
 
-def _searched(
-    logits: torch.Tensor, mask: torch.Tensor | None, draw: Draw | None, *, scored: bool = False
-) -> _Best:
+def _searched(logits: Tensor, mask: Tensor | None, draw: Draw | None, *, scored: bool = False) -> _Best:
     """The best of each split, greedy without a ``draw``."""
     b, vocab = logits.shape
     splits, size = splits_of(logits)
     floats = torch.empty((4, b, splits), dtype=torch.float32, device=logits.device)
     ids = torch.empty((b, splits), dtype=torch.int32, device=logits.device)
     best = _Best(floats[0], ids, *(floats[1:] if scored else (None, None, None)))
-    keys: tuple[torch.Tensor | None, ...] = (None,) * 7
+    keys: tuple[Tensor | None, ...] = (None,) * 7
     strides: tuple[int, ...] = (0, 0, 0, 0)
     if draw is not None:
         rows = (draw.temperatures, draw.seeds, draw.positions, draw.min_ps)
@@ -239,62 +238,32 @@ def _searched(
     return best
 
 
-def _taken(best: _Best) -> torch.Tensor:
+def _taken(best: _Best) -> Tensor:
     b, splits = best.scores.shape
     out = torch.empty(b, dtype=torch.int64, device=best.scores.device)
     _take[(b,)](best.scores, best.ids, out, splits, MOST_SPLITS, num_warps=1)
     return out
 
 
-def sample_greedy(logits: torch.Tensor, vocab_mask: torch.Tensor | None) -> torch.Tensor:
+def sample_greedy(logits: Tensor, vocab_mask: Tensor | None) -> Tensor:
     if not logits.shape[0]:
         return torch.empty(0, dtype=torch.int64, device=logits.device)
     return _taken(_searched(logits, vocab_mask, None))
 
 
-def sample(
-    logits: torch.Tensor,
-    temperatures: torch.Tensor,
-    top_ks: torch.Tensor,
-    top_ps: torch.Tensor,
-    min_ps: torch.Tensor,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
-    vocab_mask: torch.Tensor | None,
-    filtered: bool,
-) -> torch.Tensor:
-    if not logits.shape[0]:
-        return torch.empty(0, dtype=torch.int64, device=logits.device)
-    draw = Draw(logits, temperatures, top_ks, top_ps, min_ps, seeds, positions, vocab_mask, filtered=filtered)
-    return _taken(_searched(logits, vocab_mask, draw))
+def sample(draw: Draw) -> Tensor:
+    if not draw.logits.shape[0]:
+        return torch.empty(0, dtype=torch.int64, device=draw.logits.device)
+    return _taken(_searched(draw.logits, draw.vocab_mask, draw))
 
 
-def score_tokens(
-    logits: torch.Tensor,
-    temperatures: torch.Tensor,
-    top_ks: torch.Tensor,
-    top_ps: torch.Tensor,
-    min_ps: torch.Tensor,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
-    vocab_mask: torch.Tensor | None,
-    filtered: bool,
-    ids: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def score_tokens(draw: Draw, ids: Tensor) -> tuple[Tensor, Tensor]:
+    logits, mask, temperatures = draw.logits, draw.vocab_mask, draw.temperatures
     b, vocab = logits.shape
     logprobs, margins = torch.empty((2, b), dtype=torch.float32, device=logits.device).unbind()
     if b:
-        draw = Draw(
-            logits, temperatures, top_ks, top_ps, min_ps, seeds, positions, vocab_mask, filtered=filtered
-        )
-        best = _searched(logits, vocab_mask, draw, scored=True)
-        sizes = (
-            best.scores.shape[1],
-            temperatures.stride(0),
-            logits.stride(0),
-            _words(vocab_mask),
-            vocab,
-            MOST_SPLITS,
-        )
-        _score[(b,)](logits, vocab_mask, temperatures, ids, *best, logprobs, margins, *sizes, num_warps=1)
+        best = _searched(logits, mask, draw, scored=True)
+        strides = (temperatures.stride(0), logits.stride(0), _words(mask))
+        sizes = (best.scores.shape[1], *strides, vocab, MOST_SPLITS)
+        _score[(b,)](logits, mask, temperatures, ids, *best, logprobs, margins, *sizes, num_warps=1)
     return logprobs, margins

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 LOG2_E = 1.4426950408889634
 
@@ -57,7 +57,7 @@ def padded(head_dim: int) -> int:
     return max(16, int(triton.next_power_of_2(head_dim)))
 
 
-def block_of(cache: torch.Tensor) -> int:
+def block_of(cache: Tensor) -> int:
     """Positions of one block: 16 KiB of keys and as much of values, which the loop holds several times over."""
     size = 16384 // (padded(cache.shape[2]) * cache.element_size())
     return min(max(size, 16), 128)

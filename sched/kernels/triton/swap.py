@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 _BLOCK = 1024  # elements of a token moved together, at most
 _FETCHERS = 256  # programs that wait for the bus at once, at least
@@ -48,13 +48,13 @@ def _swap_in(
 
 
 def swap_in(
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    host: torch.Tensor,
-    host_slots: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    missing: torch.Tensor,
-    targets: torch.Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    host: Tensor,
+    host_slots: Tensor,
+    req_pool_indices: Tensor,
+    missing: Tensor,
+    targets: Tensor,
 ) -> None:
     b, k = missing.shape
     if not b:
@@ -87,11 +87,7 @@ def _back_up(
 
 
 def back_up(
-    k_cache: Sequence[torch.Tensor],
-    v_cache: Sequence[torch.Tensor],
-    host: torch.Tensor,
-    slots: torch.Tensor,
-    host_slots: torch.Tensor,
+    k_cache: Sequence[Tensor], v_cache: Sequence[Tensor], host: Tensor, slots: Tensor, host_slots: Tensor
 ) -> None:
     """All layers in one launch: their addresses are arguments of the kernel."""
     if n := slots.shape[0]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 
 @triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["above"])
@@ -44,8 +45,8 @@ def _build_tree(
 
 
 def build_tree(
-    scores: torch.Tensor, tokens: torch.Tensor, parents: torch.Tensor, bonus: torch.Tensor, draft_tokens: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+    scores: Tensor, tokens: Tensor, parents: Tensor, bonus: Tensor, draft_tokens: int
+) -> tuple[Tensor, Tensor]:
     b, n = tokens.shape
     nodes, above = torch.empty((2, b, draft_tokens), dtype=torch.int64, device=tokens.device).unbind()
     if b:
@@ -89,7 +90,7 @@ def _tree_paths(
         node = _up(parents, node)
 
 
-def tree_paths(parents: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+def tree_paths(parents: Tensor, depth: int) -> tuple[Tensor, Tensor]:
     b, nodes = parents.shape
     paths = torch.empty((b, nodes, depth), dtype=torch.int64, device=parents.device)
     counts = torch.empty((b, nodes), dtype=torch.int64, device=parents.device)
@@ -130,8 +131,8 @@ def _accept_drafts(
 
 
 def accept_drafts(
-    tokens: torch.Tensor, parents: torch.Tensor | None, predict: torch.Tensor, most: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens: Tensor, parents: Tensor | None, predict: Tensor, most: int
+) -> tuple[Tensor, Tensor]:
     b, nodes = tokens.shape
     index = torch.empty((b, most), dtype=torch.int32, device=tokens.device)
     lens = torch.empty(b, dtype=torch.int32, device=tokens.device)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from schedbench.sched.kernels.registry import Work, kernel
+from schedbench.sched.kernels.declare import kernel, meta_like
+from schedbench.sched.kernels.registry import Work
 
 EXPRESSIONS = [
     "f + 1",
@@ -109,26 +110,16 @@ def test_large_shapes_hold_no_memory(bench_none: Any) -> None:
 
 
 @kernel(
-    "none_test_mixed(Tensor x, Tensor ids) -> (Tensor, Tensor)",
-    meta=lambda x, ids: (
-        torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta"),
-        torch.empty_strided(ids.size(), ids.stride(), dtype=ids.dtype, device="meta"),
-    ),
+    meta=lambda x, ids: (meta_like(x), meta_like(ids)),
     cost=lambda x, ids: Work(bytes=2 * x.nbytes + ids.nbytes),
-    footprint=lambda *_: (),
+    footprint=lambda: (),
 )
-def mixed(x: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def none_test_mixed(x: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return x * 2, ids + 1
 
 
-@kernel(
-    "none_test_integer(Tensor(a!) ids, Tensor x) -> Tensor",
-    meta=lambda ids, x: torch.empty_strided(ids.size(), ids.stride(), dtype=ids.dtype, device="meta"),  # noqa: ARG005
-    cost=None,
-    footprint=lambda *_: (),
-    integer=True,
-)
-def integer(ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
+@kernel(mutates=("ids",), meta=lambda ids: meta_like(ids), cost=None, footprint=lambda: (), integer=True)
+def none_test_integer(ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
     ids.add_(1)
     return ids * 10
 
@@ -136,14 +127,14 @@ def integer(ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
 def test_custom_kernels(bench_none: Any) -> None:
     device = bench_none.gpu.device
     x, ids = torch.ones(3, device=device), torch.tensor([1, 2], device=device)
-    doubled, skipped = mixed(x, ids)
+    doubled, skipped = none_test_mixed(x, ids)
     assert doubled.held.is_meta and skipped.tolist() == [0, 0]
-    assert integer(ids, x).tolist() == [20, 30] and ids.tolist() == [2, 3]
+    assert none_test_integer(ids, x).tolist() == [20, 30] and ids.tolist() == [2, 3]
 
 
 def test_a_kernel_without_cost_leaves_no_trace(bench_none: Any) -> None:
     device, clock = bench_none.gpu.device, bench_none.gpu.clock
     x, ids = torch.ones(3, device=device), torch.tensor([1, 2], device=device)
     before = clock.now()
-    tape = bench_none.observe(lambda: integer(ids, x))
+    tape = bench_none.observe(lambda: none_test_integer(ids, x))
     assert not tape.windows and clock.now() == before

@@ -10,24 +10,19 @@ import pytest
 import torch
 
 from schedbench.profiles.vgpu import GraphCaptureError
-from schedbench.sched.kernels.registry import Work, kernel
+from schedbench.sched.kernels.declare import kernel, meta_like
+from schedbench.sched.kernels.registry import Work
 
 calls = {"varying": 0}
 
 
-def _varying_cost(lens: torch.Tensor, x: torch.Tensor, layer: int) -> Work:  # noqa: ARG001
+def _varying_cost(lens: torch.Tensor) -> Work:
     calls["varying"] += 1
     return Work(bytes=int(lens.sum()) * 1_000_000)
 
 
-@kernel(
-    "graph_test_varying(Tensor lens, Tensor x, int layer) -> Tensor",
-    meta=lambda lens, x, layer: torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta"),  # noqa: ARG005
-    cost=_varying_cost,
-    footprint=lambda *_: (),
-    fixed_cost=False,
-)
-def varying(lens: torch.Tensor, x: torch.Tensor, layer: int) -> torch.Tensor:
+@kernel(meta=lambda x: meta_like(x), cost=_varying_cost, footprint=lambda: (), fixed_cost=False)
+def graph_test_varying(lens: torch.Tensor, x: torch.Tensor, layer: int) -> torch.Tensor:
     return x * lens.sum() + layer
 
 
@@ -136,7 +131,7 @@ def test_a_varying_cost_is_that_of_the_values_at_the_replay(bench: Any) -> None:
     def body() -> torch.Tensor:
         hidden = x
         for layer in range(4):
-            hidden = varying(lens, hidden, layer)
+            hidden = graph_test_varying(lens, hidden, layer)
         return hidden
 
     graph, out = capture(body)
@@ -153,7 +148,7 @@ def test_a_varying_cost_is_that_of_the_values_at_the_replay(bench: Any) -> None:
 def test_equal_kernels_share_one_cost(bench: Any) -> None:
     device = bench.gpu.device
     lens, x = torch.tensor([1, 2], device=device), torch.ones(2, device=device)
-    graph, _ = capture(lambda: [varying(lens, x + k, 0) for k in range(5)])
+    graph, _ = capture(lambda: [graph_test_varying(lens, x + k, 0) for k in range(5)])
     calls["varying"] = 0
     graph.replay()
     assert calls["varying"] == 1
@@ -221,14 +216,8 @@ def _moved_cost(counts: torch.Tensor) -> Work:
     return Work(bytes=0, host_bytes=int(counts.sum()))
 
 
-@kernel(
-    "graph_test_moved(Tensor counts) -> ()",
-    meta=lambda counts: None,  # noqa: ARG005
-    cost=_moved_cost,
-    footprint=lambda *_: (),
-    fixed_cost=False,
-)
-def moved(counts: torch.Tensor) -> None:
+@kernel(cost=_moved_cost, footprint=lambda: (), fixed_cost=False)
+def graph_test_moved(counts: torch.Tensor) -> None:
     """As many bytes from the host as ``counts`` says."""
 
 
@@ -236,7 +225,7 @@ def moved(counts: torch.Tensor) -> None:
 def test_what_a_replay_moves_by_kernels_follows_from_its_values(opened: Any, trace: str) -> None:
     with opened(graph_trace=trace) as bench:
         counts = torch.tensor([3, 4], device=bench.gpu.device)
-        graph, _ = capture(lambda: [counts.add_(1), moved(counts), moved(counts)])
+        graph, _ = capture(lambda: [counts.add_(1), graph_test_moved(counts), graph_test_moved(counts)])
 
         def replay() -> None:
             graph.replay()

@@ -17,7 +17,8 @@ import torch
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.vgpu import open_vgpu
 from schedbench.profiles.vgpu.registration import register
-from schedbench.sched.kernels.registry import Work, kernel
+from schedbench.sched.kernels.declare import kernel
+from schedbench.sched.kernels.registry import Work
 from schedbench.sched.observe import StepInfo
 
 
@@ -314,18 +315,17 @@ def test_the_scheduler_is_watched_by_default() -> None:
 
 
 @kernel(
-    "session_test_scale(Tensor(a!) x, Tensor host, int by) -> ()",
-    meta=lambda x, host, by: None,  # noqa: ARG005
+    mutates=("x",),
     cost=lambda x, host, by: Work(bytes=x.nbytes, host_bytes=host.nbytes, flops=by),
-    footprint=lambda *_: (),
+    footprint=lambda: (),
 )
-def scale(x: torch.Tensor, host: torch.Tensor, by: int) -> None:  # noqa: ARG001
+def session_test_scale(x: torch.Tensor, host: torch.Tensor, by: int) -> None:  # noqa: ARG001
     x.mul_(by)
 
 
 def test_a_custom_kernel_is_one_launch_with_its_own_cost(bench: Any) -> None:
     x, pinned = torch.ones(8, device=bench.gpu.device), torch.zeros(1 << 20, pin_memory=True)
-    tape = bench.observe(lambda: scale(x, pinned, 3))
+    tape = bench.observe(lambda: session_test_scale(x, pinned, 3))
     [op] = tape.ops
     assert (op.kind, op.name, op.host_bytes) == ("kernel", "session_test_scale", pinned.nbytes)
     assert op.end - op.start == pytest.approx(pinned.nbytes / 5.0e10 * 1e9 + 1500, abs=2)
@@ -343,8 +343,8 @@ def test_an_op_of_nothing_is_no_launch(bench: Any) -> None:
 def test_a_custom_kernel_refuses_pageable_host_memory(bench: Any, make: Callable[[], torch.Tensor]) -> None:
     x = torch.ones(8, device=bench.gpu.device)
     with pytest.raises(RuntimeError, match="same device"):
-        scale(x, make(), 3)
-    scale(x, torch.zeros(0), 3)
+        session_test_scale(x, make(), 3)
+    session_test_scale(x, torch.zeros(0), 3)
 
 
 def test_seeding_and_modules_work_on_the_device(bench: Any) -> None:

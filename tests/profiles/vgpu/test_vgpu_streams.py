@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from schedbench.sched.kernels.registry import Work, kernel
+from schedbench.sched.kernels.declare import kernel
+from schedbench.sched.kernels.registry import Work
 
 FORWARD_NODES = 300
 
@@ -185,17 +186,12 @@ def test_a_sync_belongs_to_the_stream_that_is_waited_for(bench: Any) -> None:
     assert syncs == [side.stream_id, side.stream_id, 0]
 
 
-def _beside_cost(x: torch.Tensor) -> Work:  # noqa: ARG001
+def _beside_cost() -> Work:
     return Work(bytes=0, host_bytes=50_000_000, beside=True)
 
 
-@kernel(
-    "streams_test_beside(Tensor x) -> ()",
-    meta=lambda x: None,  # noqa: ARG005
-    cost=_beside_cost,
-    footprint=lambda *_: (),
-)
-def beside(x: torch.Tensor) -> None:
+@kernel(cost=_beside_cost, footprint=lambda: ())
+def streams_test_beside(x: torch.Tensor) -> None:
     """A millisecond of the bus."""
 
 
@@ -205,8 +201,8 @@ def test_a_kernel_of_few_multiprocessors_leaves_the_others_and_the_copies_alone(
 
     def body() -> None:
         with module.stream(side):
-            beside(x)
-            beside(x)
+            streams_test_beside(x)
+            streams_test_beside(x)
         x.neg_()
         host.copy_(x, non_blocking=True)
 

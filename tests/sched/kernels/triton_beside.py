@@ -55,7 +55,7 @@ def differ(found: torch.Tensor | None, expected: torch.Tensor | None, *, padded:
 
 
 def beside(entry: registry.Kernel, calls: Counter[str], wrong: Counter[str]) -> Callable[..., Any]:
-    launch = triton_kernel(entry.name, entry.triton, entry.dense)
+    launch = triton_kernel(entry)
 
     def impl(*args: Any) -> Any:
         calls[entry.name] += 1

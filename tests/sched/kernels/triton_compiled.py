@@ -80,7 +80,7 @@ def main() -> None:
     for name, op, arguments in launches():
         made.clear()
         try:
-            triton_kernel(op, entries[op].triton, entries[op].dense)(*arguments)
+            triton_kernel(entries[op])(*arguments)
             shared = max((kernel.metadata.shared for kernel in made), default=0)
             found[name] = "" if shared <= SHARED else f"{shared} bytes of shared memory"
         except Exception:

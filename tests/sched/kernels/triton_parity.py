@@ -84,9 +84,7 @@ def main() -> None:
     for name, dtype in names(every=False):
         entry = kernels()[CASES[name].op]
         try:
-            found[f"{name} {dtype}"] = wrong(
-                name, dtype, triton_kernel(entry.name, entry.triton, entry.dense)
-            )
+            found[f"{name} {dtype}"] = wrong(name, dtype, triton_kernel(entry))
         except Exception:
             found[f"{name} {dtype}"] = traceback.format_exc(limit=-6)
     json.dump(found, sys.stdout)
