@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ...sched.batch import DraftInput, ForwardBatch, ScheduleBatch
-from ...sched.relay.draft_prebuilt import DraftParts
+from ...sched.relay.draft_row import DraftParts
 from ...sched.request import Request, Status
 from ...sched.speculate.drafter import Extended, Tree
 from ...sched.speculate.worker import Drafts, Worker

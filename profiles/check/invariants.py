@@ -18,10 +18,9 @@ from ...sched.loop.scheduler import Scheduler
 from ...sched.memory.invariants import MemoryInvariantError
 from ...sched.memory.invariants import check as check_memory
 from ...sched.observe import Observer, Silence, StepInfo
-from ...sched.relay.context import RelayContext
-from ...sched.relay.draft_prebuilt import DraftParts
-from ...sched.relay.draft_row import DraftRelay
-from ...sched.relay.row import RelayRow, Step
+from ...sched.relay.context import RelayContext, Step
+from ...sched.relay.draft_row import DraftParts, DraftRelay, DraftRow
+from ...sched.relay.row import RelayRow
 from ...sched.request import Request, Status
 from ...sched.speculate.worker import Worker
 from ..platform.machine import Machine
@@ -67,6 +66,16 @@ class Invariants:
 
         return replace(row, isolate=isolate)
 
+    def draft_row(self, row: DraftRow) -> DraftRow:
+        """The same row, which reports the drafts that start from another rank's last extend."""
+
+        def seed(context: RelayContext, relay: DraftRelay, batch: ScheduleBatch, parts: DraftParts) -> None:
+            if self._drafts is not None:
+                self._drafts.seeded(batch, parts)
+            row.seed(context, relay, batch, parts)
+
+        return replace(row, seed=seed)
+
     @contextmanager
     def _left_alone(
         self, isolation: AbstractContextManager[None], batch: ScheduleBatch, context: RelayContext
@@ -111,8 +120,7 @@ class Invariants:
     def watching(self, scheduler: Scheduler, machine: Machine) -> Iterator[Observer]:
         """Around one workload."""
         self._listener = _Listener(scheduler, machine.peek, self._found, lengths=self._lengths)
-        with _seeds(scheduler.engine.relay.drafts, self._drafts):
-            yield self._listener
+        yield self._listener
         self._found.add(self._listener.left_over())
 
     def launched(self, view: ForwardBatch) -> None:
@@ -126,25 +134,6 @@ class Invariants:
         if not odd:
             self._found.add(mirrors(batch, name, self._listener.peek, lengths=True))
             self._listener.fed(forward)
-
-
-@contextmanager
-def _seeds(relay: DraftRelay | None, watch: DraftWatch | None) -> Iterator[None]:
-    """Inside, drafts that start from another rank's last extend say so."""
-    if relay is None or watch is None:
-        yield
-        return
-    seed = relay.seed
-
-    def seeding(batch: ScheduleBatch, parts: DraftParts) -> None:
-        watch.seeded(batch, parts)
-        seed(batch, parts)
-
-    relay.seed = seeding  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        relay.seed = seed
 
 
 class _WatchedRunner:

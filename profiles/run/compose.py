@@ -32,6 +32,7 @@ from ...sched.observe import Clock, Observer
 from ...sched.pipeline.decoder import StageDecoder
 from ...sched.relay.choice import RelayChoice
 from ...sched.relay.context import Streams
+from ...sched.relay.draft_row import DraftRow
 from ...sched.relay.row import Relay, RelayRow
 from ...sched.speculate.worker import Worker
 from ..platform.machine import Machine
@@ -64,6 +65,8 @@ class Guard(Protocol):
         """Who looks at that rank, where there are several."""
 
     def row(self, row: RelayRow) -> RelayRow: ...
+
+    def draft_row(self, row: DraftRow) -> DraftRow: ...
 
     def runner(self, runner: Runner) -> Runner: ...
 
@@ -208,13 +211,14 @@ def _relay(
 ) -> Relay:
     mode = None if config.speculative is None else config.speculative.mode
     row = choice.row(overlap=config.overlap, speculation=mode, staged=config.stages > 1)
+    drafts = choice.draft_row(mode)
     return Relay.of(
         row if guard is None else guard.row(row),
         config,
         streams=streams,
         observer=observer,
         req_to_token=req_to_token,
-        drafts=choice.draft_row(mode),
+        drafts=drafts if guard is None or drafts is None else guard.draft_row(drafts),
     )
 
 

@@ -17,7 +17,7 @@ def prepare_ahead(engine: Engine, batch: ScheduleBatch) -> None:
     engine.relay.drafts.prepare_lengths(batch)
     starts = torch.tensor([req.kv_allocated_len for req in batch.reqs], dtype=torch.int64)
     ends = torch.tensor([end_ahead(req, engine.config.speculative) for req in batch.reqs], dtype=torch.int64)
-    _PLACE[engine.relay.drafts.ends](engine, batch, starts, ends)
+    _PLACE[engine.relay.drafts.row.ends](engine, batch, starts, ends)
     for req, end in zip(batch.reqs, ends.tolist(), strict=True):
         req.kv_allocated_len = end
         req.kv_committed_len += 1

@@ -72,7 +72,7 @@ def _upload(engine: Engine, batch: ScheduleBatch) -> tuple[torch.Tensor, torch.T
 
 
 def _sampling_words(engine: Engine, batch: ScheduleBatch) -> np.ndarray[Any, np.dtype[np.int32]]:
-    if engine.relay.sampling_tensors != "packed" or not engine.pinned:
+    if engine.relay.row.sampling_tensors != "packed" or not engine.pinned:
         return np.empty(0, np.int32)
     return packed_words(host_rows(batch.reqs, engine.config))
 

@@ -138,7 +138,7 @@ def _extend_rows(engine: Engine, batch: ScheduleBatch) -> tuple[torch.Tensor, to
         extend_lens, prefix_lens = batch.extend_rows.unbind()
         return extend_lens, prefix_lens
     device = engine.config.device
-    if engine.relay.preparation == "fused":
+    if engine.relay.row.preparation == "fused":
         rows = torch.tensor(
             [batch.extend_lens, batch.prefix_lens], dtype=torch.int32, pin_memory=engine.pinned
         )

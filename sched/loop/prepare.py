@@ -32,14 +32,14 @@ def prepare_for_extend(engine: Engine, reqs: Sequence[Request], step: int) -> Sc
     engine.relay.stage_prompt(batch, parts)
     batch.seq_lens_cpu = torch.tensor([req.fill_len for req in reqs], dtype=torch.int64)
     split.take_rows(engine, batch)
-    rows = _PLACE_PROMPTS[engine.relay.preparation](engine, batch)
+    rows = _PLACE_PROMPTS[engine.relay.row.preparation](engine, batch)
     engine.tier.place_prompts(batch)
     for req in reqs:
         _enter(req, engine.clock.now())
     batch.sampling_info = SamplingInfo.from_requests(
         reqs,
         config=engine.config,
-        how=engine.relay.sampling_tensors,
+        how=engine.relay.row.sampling_tensors,
         exact=engine.relay.penalty_tokens.exact,
         rows=rows,
     )
@@ -84,7 +84,7 @@ def _ready(engine: Engine, batch: ScheduleBatch) -> ScheduleBatch:
     batch.sampling_info = SamplingInfo.from_requests(
         batch.reqs,
         config=engine.config,
-        how=engine.relay.sampling_tensors,
+        how=engine.relay.row.sampling_tensors,
         exact=engine.relay.penalty_tokens.exact,
     )
     batch.rows_changed = True
@@ -102,7 +102,7 @@ def prepare_for_decode(engine: Engine, batch: ScheduleBatch, step: int) -> None:
     if spec is not None:
         _PREPARE_DRAFTS[spec.mode](engine, batch)
         return
-    _PLACE_TOKENS[relay.preparation](engine, batch)
+    _PLACE_TOKENS[relay.row.preparation](engine, batch)
     engine.tier.place_tokens(batch, relay)
     for req in batch.reqs:
         req.kv_committed_len += 1

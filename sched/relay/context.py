@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any, TypeVarTuple
 
 import torch
 
@@ -15,6 +16,10 @@ from ..observe import Observer
 from .draft_buffers import DraftBuffers
 from .futures import FutureMap
 from .isolation import sampling_isolated
+
+Step = Callable[[ScheduleBatch], None]
+Context = TypeVarTuple("Context")
+"""What a policy takes before the arguments of its question: a RelayContext in a row, nothing once it is bound."""
 
 
 @dataclass(slots=True)
@@ -99,3 +104,8 @@ class RelayContext:
     @property
     def pinned(self) -> bool:
         return self.config.capabilities.pinned_memory
+
+
+def bind(policies: type, row: object, context: RelayContext) -> dict[str, Any]:
+    """The answers of ``row`` to the questions of the dataclass ``policies``, by name, each bound to ``context``."""
+    return {question.name: partial(getattr(row, question.name), context) for question in fields(policies)}

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 
 from ..batch import DraftInput, FutureIndices, ScheduleBatch
 from ..model.upload import Upload, upload
 from .context import RelayContext
-
-if TYPE_CHECKING:
-    from .draft_row import DraftRelay
-
-# Of the requests together: topk_p and topk_index [b, topk], hidden states [b, hidden].
-DraftParts = Sequence[torch.Tensor]
+from .draft_row import DraftParts, DraftRelay
 
 
 def seed_batch(context: RelayContext, relay: DraftRelay, batch: ScheduleBatch, parts: DraftParts) -> None:  # noqa: ARG001
@@ -80,6 +72,3 @@ def _bonus(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:
     if batch.input_ids is not None:
         return batch.input_ids
     return context.futures.output_tokens_buf[batch.req_pool_indices]
-
-
-Seed = Callable[[RelayContext, "DraftRelay", ScheduleBatch, DraftParts], None]

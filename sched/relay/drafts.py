@@ -11,8 +11,7 @@ import torch
 from ..batch import DraftInput, FutureIndices, ScheduleBatch, StepResult
 from ..kernels.bridge import assert_all
 from ..kernels.drafts import rotate_ids
-from .context import RelayContext
-from .draft_row import Step
+from .context import RelayContext, Step
 from .pages import copy_rows_ahead
 
 # ---- resolve ---------------------------------------------------------------------------------------------------

@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
 
 from ..batch import ScheduleBatch, StepResult
 from ..speculate.steps import draft_step
-from .context import RelayContext
-
-Step = Callable[[ScheduleBatch], None]
+from .context import RelayContext, Step
 
 
 def no_barrier(context: RelayContext) -> None:

@@ -19,7 +19,22 @@ if TYPE_CHECKING:
 Latest = Callable[[RelayContext, ScheduleBatch], torch.Tensor]
 
 
-class BeforeDecode:
+class PenaltyTokens:
+    """When and with which tokens penalties are counted. The hooks do nothing unless a subclass says otherwise."""
+
+    exact: bool  # promises the same tokens in every loop
+
+    def before_decode(self, batch: ScheduleBatch, info: SamplingInfo) -> None:
+        """Called on the schedule stream while a decode is prepared."""
+
+    def before_rows_change(self, info: SamplingInfo) -> None:
+        """Called on the schedule stream before rows of ``info`` are taken or appended."""
+
+    def after_sampling(self, info: SamplingInfo, token_ids: torch.Tensor) -> None:
+        """Called on the stream that sampled; ``info`` is what it sampled with."""
+
+
+class BeforeDecode(PenaltyTokens):
     """Upstream's rule: while a decode is prepared, count the ``latest`` token of each request."""
 
     exact = False
@@ -32,20 +47,14 @@ class BeforeDecode:
         if orchestrator is not None:
             orchestrator.cumulate_output_tokens(self._latest(batch))
 
-    def before_rows_change(self, info: SamplingInfo) -> None: ...
 
-    def after_sampling(self, info: SamplingInfo, token_ids: torch.Tensor) -> None: ...
-
-
-class AfterSampling:
+class AfterSampling(PenaltyTokens):
     """Count each token where it is sampled: every step has seen all tokens before it, in both loops."""
 
     exact = True
 
     def __init__(self, context: RelayContext) -> None:
         self._streams = context.streams
-
-    def before_decode(self, batch: ScheduleBatch, info: SamplingInfo) -> None: ...
 
     def before_rows_change(self, info: SamplingInfo) -> None:
         """The forward counts into the state that rows are taken from."""

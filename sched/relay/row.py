@@ -6,120 +6,82 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Generic, Literal, Self
 
 import torch
 
 from ..batch import FutureIndices, ScheduleBatch, StepResult
 from ..config import EngineConfig
-from ..model.sampling_info import SamplingInfo
 from ..model.upload import Upload
 from ..observe import Observer
-from .context import RelayContext, Streams
+from .context import Context, RelayContext, Step, Streams, bind
 from .draft_row import DraftRelay, DraftRow
 from .futures import FutureMap
+from .penalties import PenaltyTokens
 from .prompt import Parts
 
-Step = Callable[[ScheduleBatch], None]
 Preparation = Literal["split", "fused"]
 
 
-class PenaltyTokens(Protocol):
-    exact: bool  # promises the same tokens in every loop
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RelayPolicies(Generic[*Context]):
+    """The questions that the loops ask in every step. Each field is a question, and its type is the policy's signature
+    behind ``*Context``: a RelayContext in a row, nothing in a relay, whose policies are bound to one."""
 
-    def before_decode(self, batch: ScheduleBatch, info: SamplingInfo) -> None:
-        """Schedule stream, while a decode is prepared."""
+    barrier: Callable[[*Context], None]
+    prepare_input: Callable[[*Context, ScheduleBatch], None]
+    advance: Callable[[*Context, ScheduleBatch], None]
+    allocation_lengths: Callable[[*Context, ScheduleBatch], torch.Tensor]
+    mix: Callable[[*Context, ScheduleBatch, ScheduleBatch], None]
+    open: Callable[[*Context, ScheduleBatch], FutureIndices]
+    host_lengths: Callable[[*Context, ScheduleBatch], None]
+    host_indices: Callable[[*Context, ScheduleBatch], torch.Tensor]
+    resolve: Callable[[*Context, ScheduleBatch], None]
+    read_tables: Callable[[*Context, ScheduleBatch], None]
+    publish: Callable[[*Context, ScheduleBatch], None]
+    stash: Callable[[*Context, FutureIndices, torch.Tensor], None]
+    keep_alive: Callable[[*Context, ScheduleBatch, StepResult], None]
+    reads_done: Callable[[*Context, ScheduleBatch], None]
+    conclude: Callable[[*Context, ScheduleBatch, StepResult], None]
+    await_tokens: Callable[[*Context, torch.Event], None]
+    filter: Callable[[*Context, ScheduleBatch, torch.Tensor], None]
+    joins: Callable[[*Context, ScheduleBatch], bool]
+    merge: Callable[[*Context, ScheduleBatch, ScheduleBatch], None]
+    bootstrap: Callable[[*Context, ScheduleBatch], None]
+    prebuild: Callable[[*Context, ScheduleBatch], None]
+    before_transfer: Callable[[*Context, Any], None]
+    has_left: Callable[[*Context, Any], bool]
+    buffer_lengths: Callable[[*Context, ScheduleBatch], torch.Tensor]
+    backup_indices: Callable[[*Context, Sequence[int]], torch.Tensor | None]
 
-    def before_rows_change(self, info: SamplingInfo) -> None:
-        """Schedule stream, before rows of ``info`` are taken or appended."""
 
-    def after_sampling(self, info: SamplingInfo, token_ids: torch.Tensor) -> None:
-        """On the stream that sampled; ``info`` is what it sampled with."""
-
-
-@dataclass(frozen=True, slots=True)
-class RelayRow:
-    """The answers of one state for one loop. Each field is a question of the relay, in the order of a step."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RelayRow(RelayPolicies[RelayContext]):
+    """The answers of one state for one loop: to the questions of every step, and to those that ``Relay`` puts together
+    itself."""
 
     futures: Callable[[EngineConfig], FutureMap]
     pages: Callable[[torch.Tensor], torch.Tensor]
-    barrier: Callable[[RelayContext], None]
     flatten: Callable[[RelayContext, ScheduleBatch, Parts], torch.Tensor]
     staging: Callable[[RelayContext, torch.Tensor], torch.Tensor]
     stage_prompt: Callable[[RelayContext, ScheduleBatch, torch.Tensor], None]
     preparation: Preparation
-    prepare_input: Callable[[RelayContext, ScheduleBatch], None]
-    advance: Callable[[RelayContext, ScheduleBatch], None]
     penalty_tokens: Callable[[RelayContext], PenaltyTokens]
     sampling_tensors: Upload
-    allocation_lengths: Callable[[RelayContext, ScheduleBatch], torch.Tensor]
-    mix: Callable[[RelayContext, ScheduleBatch, ScheduleBatch], None]
-    open: Callable[[RelayContext, ScheduleBatch], FutureIndices]
-    host_lengths: Callable[[RelayContext, ScheduleBatch], None]
-    host_indices: Callable[[RelayContext, ScheduleBatch], torch.Tensor]
     isolate: Callable[[RelayContext, Step, Step, ScheduleBatch], AbstractContextManager[None]]
-    resolve: Callable[[RelayContext, ScheduleBatch], None]
-    read_tables: Callable[[RelayContext, ScheduleBatch], None]
-    publish: Callable[[RelayContext, ScheduleBatch], None]
-    stash: Callable[[RelayContext, FutureIndices, torch.Tensor], None]
-    keep_alive: Callable[[RelayContext, ScheduleBatch, StepResult], None]
-    reads_done: Callable[[RelayContext, ScheduleBatch], None]
-    conclude: Callable[[RelayContext, ScheduleBatch, StepResult], None]
-    await_tokens: Callable[[RelayContext, torch.Event], None]
-    filter: Callable[[RelayContext, ScheduleBatch, torch.Tensor], None]
-    joins: Callable[[RelayContext, ScheduleBatch], bool]
-    merge: Callable[[RelayContext, ScheduleBatch, ScheduleBatch], None]
-    bootstrap: Callable[[RelayContext, ScheduleBatch], None]
-    prebuild: Callable[[RelayContext, ScheduleBatch], None]
-    before_transfer: Callable[[RelayContext, Any], None]
-    has_left: Callable[[RelayContext, Any], bool]
-    buffer_lengths: Callable[[RelayContext, ScheduleBatch], torch.Tensor]
-    backup_indices: Callable[[RelayContext, Sequence[int]], torch.Tensor | None]
 
 
-class Relay:
-    """What one step hands to the next: asks the row's policies, on one context.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Relay(RelayPolicies[()]):
+    """What one step hands to the next: the policies of ``row``, bound to one run's context.
 
-    Called from the loops at the places that ``RelayRow``'s order shows; streams are the caller's unless a policy says
-    otherwise.
+    The loops ask in the order of ``RelayPolicies``; a policy runs on the caller's stream unless it says otherwise.
     """
 
-    def __init__(self, row: RelayRow, context: RelayContext, drafts: DraftRow | None = None) -> None:
-        self.context = context
-        self.drafts = None if drafts is None else DraftRelay(drafts, context)
-        self._flatten = partial(row.flatten, context)
-        self._staging = partial(row.staging, context)
-        self._stage_prompt = partial(row.stage_prompt, context)
-        self.barrier = partial(row.barrier, context)
-        self.preparation = row.preparation
-        self.prepare_input = partial(row.prepare_input, context)
-        self.advance = partial(row.advance, context)
-        self.penalty_tokens = row.penalty_tokens(context)
-        self.sampling_tensors = row.sampling_tensors
-        self.allocation_lengths = partial(row.allocation_lengths, context)
-        self.mix = partial(row.mix, context)
-        self.open = partial(row.open, context)
-        self.host_lengths = partial(row.host_lengths, context)
-        self.host_indices = partial(row.host_indices, context)
-        self.resolve: Step = partial(row.resolve, context)
-        if self.drafts is not None:
-            self.resolve = partial(self.drafts.resolve, self.resolve)
-        self.isolate = partial(row.isolate, context, self.resolve, partial(row.read_tables, context))
-        self.publish = partial(row.publish, context)
-        self.stash = partial(row.stash, context)
-        self.keep_alive = partial(row.keep_alive, context)
-        self.reads_done = partial(row.reads_done, context)
-        self.conclude = partial(row.conclude, context)
-        self.await_tokens = partial(row.await_tokens, context)
-        self.filter = partial(row.filter, context)
-        self.joins = partial(row.joins, context)
-        self.merge = partial(row.merge, context)
-        self.bootstrap = partial(row.bootstrap, context)
-        self.prebuild = partial(row.prebuild, context)
-        self.before_transfer = partial(row.before_transfer, context)
-        self.has_left = partial(row.has_left, context)
-        self.buffer_lengths = partial(row.buffer_lengths, context)
-        self.backup_indices = partial(row.backup_indices, context)
+    row: RelayRow
+    context: RelayContext
+    penalty_tokens: PenaltyTokens
+    drafts: DraftRelay | None  # where the run speculates
 
     @classmethod
     def of(
@@ -132,13 +94,24 @@ class Relay:
         req_to_token: torch.Tensor,
         drafts: DraftRow | None = None,
     ) -> Self:
-        """The relay of a run, with its buffers made on the current stream; ``drafts`` where it speculates."""
+        """The relay of a run; its buffers are made on the current stream. ``drafts`` is the row of a run that
+        speculates."""
         pages = row.pages(req_to_token)
         context = RelayContext(config, streams, row.futures(config), observer, req_to_token, pages)
+        policies = bind(RelayPolicies, row, context)
+        draft_relay = None
         if drafts is not None:
             context.isolated = drafts.isolated
-        return cls(row, context, drafts)
+            draft_relay = DraftRelay.of(drafts, context)
+            policies["resolve"] = partial(draft_relay.resolve, policies["resolve"])
+        penalty_tokens = row.penalty_tokens(context)
+        return cls(row=row, context=context, penalty_tokens=penalty_tokens, drafts=draft_relay, **policies)
 
     def stage_prompt(self, batch: ScheduleBatch, parts: Parts) -> None:
-        """The prompts' tokens, flat, on their way to the device."""
-        self._stage_prompt(batch, self._staging(self._flatten(batch, parts)))
+        """Bring the prompts' tokens, flat, on their way to the device."""
+        row, context = self.row, self.context
+        row.stage_prompt(context, batch, row.staging(context, row.flatten(context, batch, parts)))
+
+    def isolate(self, batch: ScheduleBatch) -> AbstractContextManager[None]:
+        """Resolve the batch and read its page table, then keep the forward inside from changing it."""
+        return self.row.isolate(self.context, self.resolve, self.read_tables, batch)

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from statistics import median
 
@@ -57,7 +58,7 @@ def linger(scheduler: Scheduler, ns: int = ADDED) -> None:
         busy(ns)
         barrier()
 
-    relay.barrier = late_barrier
+    scheduler.engine = replace(scheduler.engine, relay=replace(relay, barrier=late_barrier))
 
 
 class BusyListener(Silence):

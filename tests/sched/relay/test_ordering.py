@@ -61,7 +61,7 @@ def made(streams: Streams, state: str, **switches: str) -> Relay:
 def launch(relay: Relay) -> ScheduleBatch:
     """One decode, asked in the loop's order. At the end stands what a forward would read."""
     some = batch([4, 2], input_ids=None, lens=[10, 3])
-    some.input_ids = None if relay.preparation == "fused" else torch.tensor([1, 1])
+    some.input_ids = None if relay.row.preparation == "fused" else torch.tensor([1, 1])
     some.sampling_info = SamplingInfo.from_requests(some.reqs, config=config())
     relay.barrier()
     with relay.isolate(some):
