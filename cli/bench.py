@@ -1,4 +1,4 @@
-"""``schedbench bench``: what the tool itself costs on this machine."""
+"""``schedbench bench``: the cost of schedbench itself on this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def bench(
     trace: Annotated[Path | None, typer.Option(help="A Mooncake trace; its head of 1,500 is run.")] = None,
     form: Annotated[Literal["table", "json"], typer.Option("--format")] = "table",
 ) -> None:
-    """Time the tool itself: its start, an emulated op, a scheduler step, whole runs."""
+    """Time schedbench itself: its start, an emulated op, a scheduler step, whole runs."""
     from ..profiles.bench.bench import stages
 
     rows = []
@@ -31,13 +31,11 @@ def bench(
 
 
 def _show(rows: list[BenchFigure]) -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
     from .console import results
     from .numbers import MISSING, number
+    from .page import Page, framed, print_page
 
-    table = Table(title="what schedbench itself costs here", title_justify="left", box=None, pad_edge=False)
+    table = framed("cost of schedbench itself on this machine")
     table.add_column("figure")
     for heading in ("value", "aim"):
         table.add_column(heading, justify="right")
@@ -46,5 +44,5 @@ def _show(rows: list[BenchFigure]) -> None:
     for row in rows:
         aim = MISSING if row.aim is None else f"{'≤' if row.lower else '≥'} {number(row.aim)}"
         verdict = {None: "", True: "met", False: "missed"}[row.met]
-        table.add_row(escape(row.name), number(row.value), aim, row.unit, verdict)
-    results().print(table)
+        table.add_row(row.name, number(row.value), aim, row.unit, verdict)
+    print_page(Page("bench", [table]), results())

@@ -1,18 +1,15 @@
-"""``schedbench check``: tokens, hazards, adversaries, invariants, budgets. Knows nothing of how they are found."""
+"""``schedbench check``: check tokens, hazards, invariants and budgets of a scenario."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from .errors import GATE_FAILED, INTERRUPTED, UsageError
-from .question import asked, folder
+from .scenario_arguments import Budgets, Faults, Overrides, Relay, make_output_dir, resolved
 from .stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -20,7 +17,8 @@ if TYPE_CHECKING:
 
 _Form = Literal["table", "json", "md"]
 
-_Asking = Callable[["Resolved", Stopwatch, Callable[[str], None]], dict[str, Any]]
+_Report = Callable[[str], None]
+_Examination = Callable[["Resolved", Stopwatch, _Report], dict[str, Any]]
 SEEDS = 4
 
 Device = Annotated[
@@ -43,22 +41,19 @@ def check(
     scenario: Annotated[
         str | None, typer.Argument(help="A scenario file, or the name of a shipped one.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key.")
-    ] = None,
-    relay: Annotated[str | None, typer.Option(help="A relay state instead of the scenario's.")] = None,
-    fault: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Break something on purpose (list faults).")
-    ] = None,
-    expect: Annotated[
-        list[str] | None,
-        typer.Option(metavar="BUDGET", help="A budget, e.g. decode.steady.schedule.sync=0."),
-    ] = None,
+    overrides: Overrides = None,
+    relay: Relay = None,
+    fault: Faults = None,
+    expect: Budgets = None,
     device: Device = "vgpu",
     seeds: Seeds = None,
     adversarial: Adversarial = None,
     all_faults: Annotated[
-        bool, typer.Option("--all-faults", help="Check that every known bug is caught, each where it shows.")
+        bool,
+        typer.Option(
+            "--all-faults",
+            help="Check that every known bug is caught, each in the scenario in which it shows.",
+        ),
     ] = False,
     output_dir: Annotated[Path | None, typer.Option(help="Write check.json into this folder.")] = None,
     form: Annotated[_Form, typer.Option("--format", help="What to print on stdout.")] = "table",
@@ -70,84 +65,70 @@ def check(
     3 this machine cannot; 130 interrupted, 143 terminated.
     """
     if scenario is None and not all_faults:
-        raise UsageError("check wants a scenario, or --all-faults")
+        raise UsageError("check needs a scenario, or --all-faults")
     if device == "cuda" and (seeds, adversarial) != (None, None):
-        raise UsageError("--device cuda: adversaries choose when work is done, a real device does so itself")
+        raise UsageError(
+            "--device cuda: adversaries choose when work is done, which a real device does not allow"
+        )
     if all_faults and (
         device == "cuda" or (scenario, overrides, relay, fault, expect, adversarial) != (None,) * 6
     ):
         raise UsageError(
             "--all-faults has scenarios of its own: it takes --seeds, --format and --output-dir only"
         )
-    folder(output_dir)
+    from .console import status
+
+    make_output_dir(output_dir)
     clock = Stopwatch()
     try:
-        with _progress(lines=all_faults) as told:
+        with status(lines=all_faults) as report:
             if all_faults:
-                content = _all_faults(SEEDS if seeds is None else seeds, clock, told)
+                content = _all_faults(SEEDS if seeds is None else seeds, clock, report)
             else:
                 assert scenario is not None
-                question = asked(
-                    scenario, overrides or [], relay=relay, expect=expect or [], faults=fault or []
-                )
-                asking = _on_cuda if device == "cuda" else _on_vgpu(seeds, adversarial)
-                content = asking(question, clock, told)
+                question = resolved(scenario, overrides, relay=relay, budgets=expect, faults=fault)
+                examine = _on_cuda if device == "cuda" else _on_vgpu(seeds, adversarial)
+                content = examine(question, clock, report)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     _show(content, output_dir, form)
     raise typer.Exit(0 if content["passed"] else GATE_FAILED)
 
 
-def _on_vgpu(seeds: int | None, only: int | None) -> _Asking:
-    def examined(question: Resolved, clock: Stopwatch, told: Callable[[str], None]) -> dict[str, Any]:
+def _on_vgpu(seeds: int | None, only: int | None) -> _Examination:
+    def examine(question: Resolved, clock: Stopwatch, report: _Report) -> dict[str, Any]:
         from ..profiles.check import adversaries
         from ..profiles.check.examine import Examiner
         from ..profiles.check.report import document
 
         numbers = adversaries.seeds(SEEDS if seeds is None else seeds) if only is None else (only,)
-        examiner = Examiner(question, numbers, told)
+        examiner = Examiner(question, numbers, report)
         reports = [examiner.examine(relay) for relay in question.relays]
         return document(question, reports, run=clock.run())
 
-    return examined
+    return examine
 
 
-def _on_cuda(question: Resolved, clock: Stopwatch, told: Callable[[str], None]) -> dict[str, Any]:
+def _on_cuda(question: Resolved, clock: Stopwatch, report: _Report) -> dict[str, Any]:
     from ..profiles.check.on_cuda import examine_all
     from ..profiles.check.report import document
 
-    return document(question, examine_all(question, told), run=clock.run())
+    return document(question, examine_all(question, report), run=clock.run())
 
 
-def _all_faults(seeds: int, clock: Stopwatch, told: Callable[[str], None]) -> dict[str, Any]:
+def _all_faults(seeds: int, clock: Stopwatch, report: _Report) -> dict[str, Any]:
     from ..profiles.check.adversaries import seeds as numbers
     from ..profiles.check.all_faults import catch_all, faults_document
 
-    return faults_document(catch_all(numbers(seeds), told), run=clock.run())
+    return faults_document(catch_all(numbers(seeds), report), run=clock.run())
 
 
 def _show(content: dict[str, Any], output_dir: Path | None, form: _Form) -> None:
     from ..profiles.check.report import to_json
     from ..profiles.record.files import write_whole
-    from . import verdicts
-    from .console import results
+    from . import check_page
+    from .page import show
 
     if output_dir is not None:
         write_whole(output_dir / "check.json", to_json(content))
-    if form == "table":
-        verdicts.render(content, results())
-    else:
-        sys.stdout.write(to_json(content) if form == "json" else verdicts.markdown(content))
-
-
-@contextmanager
-def _progress(*, lines: bool) -> Iterator[Callable[[str], None]]:
-    """A line on stderr that changes, where somebody looks; elsewhere ``lines``, or nothing."""
-    from .console import progress
-
-    console = progress()
-    if lines and not console.is_terminal:
-        yield partial(typer.echo, err=True)
-        return
-    with console.status("") as status:
-        yield status.update
+    show(form, lambda _: check_page.page(content), json=lambda: to_json(content))

@@ -1,10 +1,8 @@
-"""``schedbench compare``: two sides, one verdict, and the evidence. Knows no statistics."""
+"""``schedbench compare``: compare two sides, and print the verdict and its evidence."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,6 +10,7 @@ import typer
 
 from .errors import GATE_FAILED, INTERRUPTED, UsageError
 from .report import Meaning, Tool
+from .scenario_arguments import Device
 from .stopwatch import Stopwatch, command_line
 
 if TYPE_CHECKING:
@@ -35,14 +34,16 @@ B = Annotated[str, typer.Option("--b", metavar="SIDE", help="The candidate, in t
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key on both sides.")
 ]
-Device = Annotated[
-    Literal["auto", "cuda", "vgpu"], typer.Option("--device", help="auto takes CUDA where there is one.")
-]
 Seeds = Annotated[int, typer.Option(min=1, help="Workload seeds where times are emulated: 5 for a verdict.")]
 Pairs = Annotated[int, typer.Option(min=1, help="Pairs of interleaved blocks where times are measured.")]
-MinEffect = Annotated[float, typer.Option(min=0, metavar="PCT", help="Smaller effects are none.")]
+MinEffect = Annotated[
+    float, typer.Option(min=0, metavar="PCT", help="Effects smaller than this count as no change.")
+]
 MinEngagement = Annotated[
-    float, typer.Option(min=0, max=100, metavar="PCT", help="Share of steps that a change has to reach.")
+    float,
+    typer.Option(
+        min=0, max=100, metavar="PCT", help="The least share of steps that the change has to affect."
+    ),
 ]
 Gates = Annotated[
     list[str] | None,
@@ -88,6 +89,7 @@ def compare(
     from ..profiles.judge.document import document
     from ..profiles.judge.gates import parse as parsed
     from ..profiles.judge.trials import TrialPlan
+    from .console import status
 
     scenario, a, b = _named(names or [], a, b)
     case = None if a or b or scenario is None else _case(scenario, overrides or [])
@@ -98,8 +100,8 @@ def compare(
     question, first = _question(scenario, overrides or [], spec_a, spec_b)
     plan = TrialPlan(seeds, pairs, first, spec_a.varied | spec_b.varied, allow_divergence)
     clock = Stopwatch()
-    with _progress() as told:
-        trials = _conduct(question, spec_a, spec_b, plan, device=device, notice=_kept(output_dir, told))
+    with status("0 runs") as update:
+        trials = _conduct(question, spec_a, spec_b, plan, device=device, notice=_kept(output_dir, update))
     found = judge(trials, rules)
     content = document(found, a=spec_a.label, b=spec_b.label, run=clock.run(), case=case)
     _show(content, output_dir=output_dir, form=form)
@@ -114,7 +116,7 @@ def _case(scenario: str, overrides: list[str]) -> Case | None:
 
 
 def _named(names: Sequence[str], a: str, b: str) -> tuple[str | None, str, str]:
-    """The scenario, if one was typed, and the sides."""
+    """The scenario, if there is one, and the sides."""
     if len(names) < 2:
         return (names[0] if names else None), a, b
     if len(names) > 2 or a or b:
@@ -135,7 +137,7 @@ def _specs(a: str, b: str, reader: Reader) -> tuple[Spec, Spec]:
 
 
 def _question(name: str | None, overrides: list[str], a: Spec, b: Spec) -> tuple[Question | None, int]:
-    """What is asked, and the first workload seed. Sides that ask different questions are refused before any run."""
+    """The question, and the first workload seed. Raises LikenessError where the sides differ in more than they vary."""
     if a.stored and b.stored:
         return None, 0
     if name is None:
@@ -174,8 +176,8 @@ def _conduct(
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _kept(output_dir: Path | None, told: Callable[[str], None]) -> Notice:
-    """Write each run's result as it ends: a crash of B costs nothing of A's."""
+def _kept(output_dir: Path | None, update: Callable[[str], None]) -> Notice:
+    """Writes the result of each run as it ends, so that a crash of one side does not lose the runs of the other."""
     counts = {"a": 0, "b": 0}
     for folder in [output_dir / side for side in counts] if output_dir is not None else ():
         folder.mkdir(parents=True, exist_ok=True)
@@ -185,7 +187,7 @@ def _kept(output_dir: Path | None, told: Callable[[str], None]) -> Notice:
     def keep(side: _Sides, sample: Sample) -> None:
         number = counts[side]
         counts[side] += 1
-        told(f"{counts['a']} runs of A, {counts['b']} of B")
+        update(f"{counts['a']} runs of A, {counts['b']} of B")
         if output_dir is not None:
             warm_up = number == 0 and not sample.exact
             name = f"{side}-warm-up.json" if warm_up else f"{side}/run-{number:03d}.json"
@@ -194,24 +196,13 @@ def _kept(output_dir: Path | None, told: Callable[[str], None]) -> Notice:
     return keep
 
 
-def _show(content: dict[str, Any], *, output_dir: Path | None, form: str) -> None:
+def _show(content: dict[str, Any], *, output_dir: Path | None, form: Literal["table", "json", "md"]) -> None:
     from ..profiles.judge.document import to_json
     from ..profiles.record.files import write_whole
-    from . import comparison
-    from .console import results
+    from . import compare_page
+    from .page import show
 
+    text = to_json(content)
     if output_dir is not None:
-        write_whole(output_dir / "compare.json", to_json(content))
-    if form == "table":
-        comparison.render(content, results())
-    else:
-        sys.stdout.write(to_json(content) if form == "json" else comparison.markdown(content))
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """A line on stderr, where somebody looks."""
-    from .console import progress
-
-    with progress().status("0 runs") as status:
-        yield status.update
+        write_whole(output_dir / "compare.json", text)
+    show(form, lambda width: compare_page.page(content, width), json=lambda: text)

@@ -1,23 +1,35 @@
-"""Consoles: results on stdout, progress on stderr, plain text when nobody looks."""
+"""Consoles: results on stdout, progress on stderr, plain text where the output is not a terminal."""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 
-PIPED_WIDTH = 120  # a file has no width; COLUMNS says otherwise
+PIPED_WIDTH = 120  # of files and pipes, unless COLUMNS is set
 
 
 def results() -> Console:
-    return _sized(Console(highlight=False))
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPED_WIDTH
+    return console
 
 
 def progress() -> Console:
     return Console(stderr=True, highlight=False)
 
 
-def _sized(console: Console) -> Console:
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = PIPED_WIDTH
-    return console
+@contextmanager
+def status(text: str = "", *, lines: bool = False) -> Iterator[Callable[[str], None]]:
+    """A status line on stderr, and the function that changes it. Where stderr is not a terminal, each change is
+    printed as a line if ``lines`` is set, and nothing otherwise."""
+    console = progress()
+    if lines and not console.is_terminal:
+        yield lambda words: print(words, file=sys.stderr)
+        return
+    with console.status(text) as line:
+        yield line.update

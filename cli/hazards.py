@@ -1,18 +1,15 @@
-"""Hazards of a run as a table: whose memory, the two accesses, and the edge that is missing."""
+"""Hazards of a run: the resource, the two accesses, and the ordering that is missing between them."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
-Document = dict[str, Any]
+from .page import Document, framed
 
 
 def count(hazards: Document) -> str:
-    """In a few words; nothing where nobody looked."""
+    """A summary in a few words; empty where hazards were not watched for."""
     if "abstained" in hazards:
         return ""
     parts = [f"{len(hazards['findings'])} undeclared"] if hazards["findings"] else []
@@ -22,21 +19,14 @@ def count(hazards: Document) -> str:
 
 def table(hazards: Document) -> Table:
     """Undeclared findings."""
-    table = Table(
-        title="undeclared hazards",
-        title_justify="left",
-        title_style="bold red",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        show_edge=False,
-    )
+    table = framed("undeclared hazards", title_style="bold red")
     for heading in ("resource", "first", "second", "missing"):
         table.add_column(heading, overflow="fold")
     for finding in hazards["findings"]:
         table.add_row(
             Text(finding["resource"]),
             _access(finding["first"]),
-            _access(finding["second"]) if finding["second"] else Text("nobody"),
+            _access(finding["second"]) if finding["second"] else Text("none"),
             Text(finding["missing"]),
         )
     return table

@@ -1,4 +1,4 @@
-"""``schedbench profile``: a capture of one run by a tool of NVIDIA's or torch's, and our report of it."""
+"""``schedbench profile``: record one run with Nsight Systems or torch.profiler, and report the capture."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from .question import asked, folder
 from .report import Tool
+from .scenario_arguments import Device, Name, Overrides, Relay, make_output_dir, resolved
 from .stopwatch import Stopwatch, command_line
 
 if TYPE_CHECKING:
@@ -21,18 +21,13 @@ Graphs = Literal["graph", "node"]
 
 
 def profile(
-    scenario: Annotated[str, typer.Argument(help="A scenario file, or the name of a shipped one.")],
+    scenario: Name,
     tool: Annotated[
         Literal["nsys", "torch"], typer.Option(help="Nsight Systems, or torch.profiler.")
     ] = "nsys",
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override any key, e.g. engine.overlap=false."),
-    ] = None,
-    relay: Annotated[str | None, typer.Option(help="A relay state instead of the scenario's.")] = None,
-    device: Annotated[
-        Literal["auto", "cuda", "vgpu"], typer.Option(help="auto takes CUDA if there is one.")
-    ] = "auto",
+    overrides: Overrides = None,
+    relay: Relay = None,
+    device: Device = "auto",
     graph_trace: Annotated[
         Graphs, typer.Option(help="Replayed CUDA graphs kernel by kernel (node), or whole: cheaper (graph).")
     ] = "node",
@@ -42,27 +37,29 @@ def profile(
     ),
     form: Annotated[Format, typer.Option("--format", help="What to print on stdout.")] = "table",
 ) -> None:
-    """Run a scenario once under a profiler and report what that saw. Such times hold the profiler's own: compare them
-    with each other only.
+    """Run a scenario once under a profiler and report the capture. Its times include the profiler's overhead: compare
+    them with each other only.
 
     Without a GPU Nsight Systems still records the scheduler's ranges, in wall-clock time on the virtual GPU.
 
     Exit codes: 0 done; 2 usage or scenario; 3 no such tool here, or it recorded nothing; 4 the run failed.
     """
-    question = asked(scenario, overrides or [], relay=relay)
-    folder(output_dir)
+    from .outcome import show
+
+    question = resolved(scenario, overrides, relay=relay)
+    make_output_dir(output_dir)
     if tool == "torch":
         outcome = _with_torch(question, output_dir, device)
     else:
         arguments = [scenario, *(f"--set={text}" for text in overrides or [])]
         arguments += [] if relay is None else [f"--set=engine.relay={relay}"]
         outcome = _with_nsys(question, arguments, output_dir, device=device, graphs=graph_trace, nsys=nsys)
-    _show(outcome, form)
+    show(outcome, form)
     outcome.result.write(output_dir / "result.json")
 
 
-def _with_torch(question: Resolved, output_dir: Path, device: Literal["auto", "cuda", "vgpu"]) -> RunOutcome:
-    """The two passes of a run on CUDA; the second one's trace is kept."""
+def _with_torch(question: Resolved, output_dir: Path, device: Device) -> RunOutcome:
+    """Runs the two passes of a run on CUDA, and keeps the trace of the second one."""
     from ..profiles.platform.machine import MachineError
     from ..profiles.ranks.execute import Options, execute
     from ..profiles.record.recording import FILE, TimelineRecording
@@ -85,7 +82,7 @@ def _with_nsys(
     arguments: list[str],
     output_dir: Path,
     *,
-    device: Literal["auto", "cuda", "vgpu"],
+    device: Device,
     graphs: Graphs,
     nsys: str | None,
 ) -> RunOutcome:
@@ -109,10 +106,3 @@ def _with_nsys(
     )
     run = result.run.model_copy(update={**clock.run(), "wall_s": result.run.wall_s})
     return RunOutcome(result.model_copy(update={"run": run}), (), ())
-
-
-def _show(outcome: RunOutcome, form: Format) -> None:
-    from .console import results
-    from .render import show
-
-    show(outcome, results(), form)

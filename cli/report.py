@@ -1,4 +1,4 @@
-"""``schedbench report``: files of numbers, ours or of other tools, as tables."""
+"""``schedbench report``: print stored results, and captures made by other tools."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Meaning = Annotated[
     typer.Option(
         "--map",
         metavar="FILE",
-        help="What a capture's ranges mean: sglang, schedbench, or a file; else what fits (docs/captures.md).",
+        help="The map of a capture's ranges: sglang, schedbench, or a file; else the one that fits (docs/captures.md).",
     ),
 ]
 Tool = Annotated[
@@ -42,15 +42,14 @@ def report(
         Path | None,
         typer.Option(
             metavar="FILE.sqlite",
-            help="Write what is read of one nsys capture, and nothing else: no environment variables.",
+            help="Write the part of one nsys capture that schedbench reads, without environment variables.",
         ),
     ] = None,
     form: Annotated[Format, typer.Option("--format", help="What to print on stdout.")] = "table",
 ) -> None:
-    """Print stored results, and captures made elsewhere, as run prints its own.
+    """Print stored results and captures in the same way as run prints its result.
 
-    Exit codes: 0 done; 2 a file that is none of these, or a map that means nothing; 3 an .nsys-rep and no nsys to
-    export it with.
+    Exit codes: 0 done; 2 a file of another kind, or an invalid map; 3 an .nsys-rep and no nsys to export it with.
     """
     from ..profiles.captures.files import Reader
 
@@ -66,16 +65,14 @@ def report(
 def _show(found: list[Result], form: Format) -> None:
     from ..profiles.measure.budget import breaches, stored
     from ..profiles.ranks.execute import RunOutcome
-    from .console import results
-    from .render import csv_of, show, text
+    from .outcome import csv_of, show
 
-    outcomes = [RunOutcome(result, tuple(breaches(stored(result), result)), ()) for result in found]
     if form == "csv":
         sys.stdout.write(csv_of([result.document() for result in found]))
     elif form == "json" and len(found) > 1:
-        sys.stdout.write("[\n" + ",\n".join(text(outcome, form) for outcome in outcomes) + "]\n")
+        sys.stdout.write("[\n" + ",\n".join(result.to_json() for result in found) + "]\n")
     else:
-        for number, outcome in enumerate(outcomes):
+        for number, result in enumerate(found):
             if number:
                 sys.stdout.write("\n")
-            show(outcome, results(), form)
+            show(RunOutcome(result, tuple(breaches(stored(result), result)), ()), form)

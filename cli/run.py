@@ -1,8 +1,7 @@
-"""``schedbench run``: one scenario, one document, one set of tables. Knows no measuring."""
+"""``schedbench run``: run one scenario and print its result."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from .errors import GATE_FAILED, INTERRUPTED, WORKLOAD_FAILED, UsageError
-from .question import asked, folder
+from .scenario_arguments import Budgets, Device, Faults, Name, Overrides, Relay, make_output_dir, resolved
 from .stopwatch import command_line
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from ..sched.observe import Clock
     from .progress import RunProgress
 
-Device = Literal["auto", "cuda", "vgpu"]
 Format = Literal["table", "json", "md", "csv", "html"]
 Switch = Literal["on", "off"]
 World = Literal["virtual", "distributed"]
@@ -29,26 +27,17 @@ _SEVERAL = "see engine.pipeline, engine.disaggregation, engine.data_parallel, en
 
 
 def run(
-    scenario: Annotated[str, typer.Argument(help="A scenario file, or the name of a shipped one.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override any key, e.g. engine.overlap=false."),
-    ] = None,
-    device: Annotated[Device, typer.Option(help="auto takes CUDA where there is one.")] = "auto",
-    relay: Annotated[str | None, typer.Option(help="A relay state instead of the scenario's.")] = None,
-    fault: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Break the relay as upstream had it broken; see list faults."),
-    ] = None,
-    expect: Annotated[
-        list[str] | None,
-        typer.Option(metavar="BUDGET", help="A budget, e.g. decode.steady.schedule.sync=0."),
-    ] = None,
+    scenario: Name,
+    overrides: Overrides = None,
+    device: Device = "auto",
+    relay: Relay = None,
+    fault: Faults = None,
+    expect: Budgets = None,
     save_tokens: Annotated[
         bool, typer.Option("--save-tokens", help="Keep every request's tokens in the result.")
     ] = False,
     hazards: Annotated[
-        Switch, typer.Option(help="Watch for accesses that nothing orders; on CUDA instead of measuring.")
+        Switch, typer.Option(help="Watch for unordered accesses to memory; on CUDA instead of measuring.")
     ] = "off",
     adversarial: Annotated[
         int | None,
@@ -69,13 +58,13 @@ def run(
     2 usage or scenario; 3 this machine cannot; 4 the workload failed; 130 interrupted, or 143
     terminated, what there is was kept.
     """
-    question = asked(scenario, overrides or [], relay=relay, expect=expect or [], faults=fault or [])
+    question = resolved(scenario, overrides, relay=relay, budgets=expect, faults=fault)
     if world == "distributed" and question.scenario.engine.ranks == 1:
         raise UsageError(f"--world: distributed takes several ranks, and the scenario has one: {_SEVERAL}")
     if world == "virtual":
-        _alone()
+        _refuse_torchrun()
     options = _options(device, hazards, adversarial, world, save_tokens=save_tokens)
-    folder(output_dir)
+    make_output_dir(output_dir)
     try:
         if len(question.relays) > 1:
             raise typer.Exit(_climb(question, options, output_dir, form))
@@ -89,8 +78,8 @@ def run(
     raise typer.Exit(_exit_code(outcome))
 
 
-def _alone() -> None:
-    """Raises UsageError where torchrun started this process and others, which would all run the same."""
+def _refuse_torchrun() -> None:
+    """Raises UsageError where torchrun started several processes, all of which would run the whole scenario."""
     from ..profiles.ranks.processes import launched
 
     place = launched()
@@ -124,52 +113,53 @@ def _watch(clock: Clock, total: int) -> RunProgress:
     return RunProgress(progress(), total=total, clock=clock)
 
 
-def _execute(resolved: Resolved, options: Options, output_dir: Path | None) -> RunOutcome:
+def _execute(question: Resolved, options: Options, output_dir: Path | None) -> RunOutcome:
     from dataclasses import replace
 
     from ..profiles.ranks.execute import execute
 
-    return execute(resolved, resolved.relays[0], replace(options, record=output_dir), watch=_watch)
+    return execute(question, question.relays[0], replace(options, record=output_dir), watch=_watch)
 
 
-def _climb(resolved: Resolved, options: Options, output_dir: Path | None, form: Format) -> int:
-    """Every relay of the scenario; the worst exit code of all."""
+def _climb(question: Resolved, options: Options, output_dir: Path | None, form: Format) -> int:
+    """Run every relay of the scenario. Returns the worst of their exit codes."""
     from ..profiles.record.files import write_whole
     from ..profiles.sweeps.ladder import climb
-    from . import ladder
-    from .console import results
+    from . import ladder_page
+    from .page import show
 
-    found = climb(resolved, options, watch=_watch)
+    found = climb(question, options, watch=_watch)
+    document = found.document()
     if output_dir is not None:
         write_whole(output_dir / "ladder.json", found.to_json())
-    if form == "table":
-        ladder.render(found.document(), results())
-    else:
-        forms = {"md": ladder.markdown, "csv": ladder.to_csv, "html": ladder.html}
-        sys.stdout.write(found.to_json() if form == "json" else forms[form](found.document()))
+    show(
+        form,
+        lambda _: ladder_page.page(document),
+        json=found.to_json,
+        csv=lambda: ladder_page.as_csv(document),
+    )
     codes = [_exit_code(rung.outcome) for rung in found.rungs]
     return max(*codes, 0 if found.tokens_agree else GATE_FAILED)
 
 
 def _show(outcome: RunOutcome, form: Format) -> None:
-    from .console import results
-    from .render import show
+    from .outcome import show
 
-    show(outcome, results(), form)
-    for line in (*_unfinished(outcome.result), *_broken_off(outcome.result)):
+    show(outcome, form)
+    for line in (*_unfinished(outcome.result), *_failures(outcome.result)):
         typer.echo(line, err=True)
 
 
 def _unfinished(result: Result) -> list[str]:
-    """Why requests did not finish, the most frequent reason first."""
+    """The most frequent reasons for which requests did not finish."""
     reasons = Counter(
         (row.status, row.reason) for row in result.requests if row.status in ("refused", "failed")
     )
     return [f"{count} {status}: {reason}" for (status, reason), count in reasons.most_common(3)]
 
 
-def _broken_off(result: Result) -> list[str]:
-    """Which ranks were lost, and what of the script of failures the run did not come to."""
+def _failures(result: Result) -> list[str]:
+    """The ranks that were lost, and the scripted faults that did not occur."""
     missed = [f"never came: {fault}" for fault in result.run.missed]
     return [f"broke off: {result.run.failure}", *missed] if result.run.failure else missed
 
@@ -178,12 +168,12 @@ def _exit_code(outcome: RunOutcome) -> int:
     result = outcome.result
     if result.run.cancelled:
         return INTERRUPTED
-    if result.run.failure or _went_nowhere(result) or _failed_by_script(result):
+    if result.run.failure or _finished_nothing(result) or _failed_by_script(result):
         return WORKLOAD_FAILED
     return GATE_FAILED if outcome.breaches or outcome.undeclared else 0
 
 
-def _went_nowhere(result: Result) -> bool:
+def _finished_nothing(result: Result) -> bool:
     return bool(result.requests) and not any(r.status in ("finished", "aborted") for r in result.requests)
 
 

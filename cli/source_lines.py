@@ -1,4 +1,4 @@
-"""What was copied from which source line, and which lines the host waited in."""
+"""Copies and host waits by source line."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from .frames import Document, framed, ordered_kinds
 from .numbers import MISSING, cut_left, cut_right, number, size
+from .page import Document, framed, ordered_kinds
 
 _LINES = 40  # source lines shown in a table
 _SUMMED = {"count", "steady", "bytes", "host_us", "exposed_us"}
@@ -16,7 +16,7 @@ _FIGURES = 31  # columns that a table of source lines needs beside them
 
 
 def copies(result: Document, *, width: int) -> Table:
-    """By source line, the kinds of steps together; kernel copies among them, with direction ``kernel``."""
+    """All kinds of steps together. Includes kernel copies, whose direction is ``kernel``."""
     rows = _over_kinds(result["copies"], ("stream", "direction", "host_memory", "blocking"))
     rows.sort(key=lambda row: (-row["count"], -row["bytes"]))
     table = _lines("copies by source line", rows, width=width)
@@ -28,7 +28,7 @@ def copies(result: Document, *, width: int) -> Table:
 
 
 def _over_kinds(rows: Sequence[Document], alike: Sequence[str]) -> list[Document]:
-    """Rows of one source line that differ only in the kind of step, as one row that names the kinds."""
+    """Joins rows that differ only in the kind of step. ``kind`` of a joined row lists the kinds."""
     joined: dict[tuple[object, ...], Document] = {}
     for row in rows:
         site = row["site"]
@@ -48,7 +48,7 @@ def _copy(row: Document) -> str:
 
 
 def host_waits(result: Document, *, width: int) -> Table:
-    """Calls that waited for the device: exposed while the GPU had no forward to run, else hidden."""
+    """Calls that waited for the device. A wait is exposed while the GPU had no forward to run, else hidden."""
     steps = _steps(result)
     copied = _over_kinds(result["copies"], ("stream", "direction", "host_memory", "blocking"))
     rows = [(row, _copy(row)) for row in copied]
@@ -66,9 +66,9 @@ def host_waits(result: Document, *, width: int) -> Table:
 
 
 def _steps(result: Document) -> int:
-    """Those that the lines are of: all ranks'."""
-    told = [rank["per_step"] for rank in result.get("ranks", ())] or [result["per_step"]]
-    return sum(kind["steps"] for part in told for name, kind in part.items() if "." not in name)
+    """The steps of all ranks, which the source lines are of."""
+    parts = [rank["per_step"] for rank in result.get("ranks", ())] or [result["per_step"]]
+    return sum(kind["steps"] for part in parts for name, kind in part.items() if "." not in name)
 
 
 def _lines(title: str, rows: Sequence[object], *, width: int) -> Table:
@@ -98,5 +98,5 @@ def _room(width: int) -> int:
 
 
 def _what(width: int) -> int:
-    """Columns for what a source line did, where and in steps of what kind: more on a wide page."""
+    """Width of the second column: operation, stream, range and kinds of steps."""
     return 25 + min(max(width - 98, 0) // 2, 20)

@@ -1,14 +1,14 @@
-"""``schedbench sweep``: a grid of runs, and where one side stops being the better one. Knows no measuring."""
+"""``schedbench sweep``: run a grid of scenarios, and print where one side stops being the better one."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from .errors import INTERRUPTED, UsageError
+from .scenario_arguments import Device, Name
 from .stopwatch import Stopwatch, command_line
 
 if TYPE_CHECKING:
@@ -19,10 +19,12 @@ _SIDE = "key=value,..."
 
 
 def sweep(
-    scenario: Annotated[str, typer.Argument(help="A scenario file, or the name of a shipped one.")],
+    scenario: Name,
     over: Annotated[
         list[str],
-        typer.Option(metavar="KEY=V1,V2", help="An axis; the first runs across, its sign changes are told."),
+        typer.Option(
+            metavar="KEY=V1,V2", help="An axis. The first one runs across; its sign changes are reported."
+        ),
     ],
     a: Annotated[
         str | None,
@@ -30,15 +32,13 @@ def sweep(
     ] = None,
     b: Annotated[str | None, typer.Option("--b", metavar=_SIDE, help="The candidate; overlap=true.")] = None,
     alone: Annotated[
-        bool, typer.Option("--alone", help="No sides: the metric itself, one run per cell.")
+        bool, typer.Option("--alone", help="The metric itself instead of a comparison; one run per cell.")
     ] = False,
     metric: Annotated[str, typer.Option(help="throughput, ttft.p99, ...")] = "output_throughput",
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key in every cell.")
     ] = None,
-    device: Annotated[
-        Literal["auto", "cuda", "vgpu"], typer.Option(help="auto takes CUDA where there is one.")
-    ] = "auto",
+    device: Device = "auto",
     output_dir: Annotated[Path | None, typer.Option(help="Keep sweep.json and every result here.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Reuse results in --output-dir.")] = False,
     form: Annotated[Format, typer.Option("--format", help="What to print on stdout.")] = "table",
@@ -75,14 +75,14 @@ def _sides(a: str | None, b: str | None, *, alone: bool) -> tuple[str, ...]:
 
 
 def _found(plan: SweepPlan, runs: Runs) -> tuple[list[Cell], bool]:
-    """The cells, and whether the user stopped before the last."""
+    """The cells, and whether the user interrupted the sweep."""
     from ..profiles.sweeps.sweep import SweepError, cells
-    from .console import progress
+    from .console import status
 
     found: list[Cell] = []
     try:
-        with progress().status("starting") as status:
-            found.extend(cells(plan, runs, status.update))
+        with status("starting") as update:
+            found.extend(cells(plan, runs, update))
     except KeyboardInterrupt:
         return found, True
     if not any(cell.readings for cell in found):
@@ -96,13 +96,11 @@ def _show(
     from ..profiles.record.files import write_whole
     from ..profiles.record.result import canonical
     from ..profiles.sweeps.document import document
-    from . import grid
-    from .console import results
+    from . import sweep_page
+    from .page import show
 
     content = document(plan, found, run=run)
+    text = canonical(content)
     if output_dir is not None:
-        write_whole(output_dir / "sweep.json", canonical(content))
-    if form == "table":
-        grid.render(content, results())
-    else:
-        sys.stdout.write(canonical(content) if form == "json" else grid.TEXTS[form](content))
+        write_whole(output_dir / "sweep.json", text)
+    show(form, lambda _: sweep_page.page(content), json=lambda: text, csv=lambda: sweep_page.as_csv(content))

@@ -6,15 +6,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import median
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from ..measure.steps import OUTSIDE
-from ..record.result import Abstained, CopyRow, Metric, Result, SitePart, SyncRow
+from ..record.result import IDLE_PARTS, Abstained, CopyRow, Metric, Result, SitePart, SyncRow
 
 Change = Literal["fewer", "more", "equal", "moved", "no steps"]
 Results = Sequence[Result]
-
-_PARTS: Final = ("host_late", "dependency", "kernel_gap", "no_work", "residue")
 
 
 class StepCounts(NamedTuple):
@@ -171,7 +169,7 @@ def _what(row: CopyRow | SyncRow) -> str:
 
 def idle(a: Results, b: Results) -> list[Idle]:
     """Forward idle and its parts, of one metric's steps: host late is split as the metrics split it."""
-    names = (*_PARTS, "exposed_stall", "exposed_host", "forward_idle")
+    names = (*IDLE_PARTS, "exposed_stall", "exposed_host", "forward_idle")
     return [Idle(name, _mean_part(a, name), _mean_part(b, name)) for name in names]
 
 
@@ -181,12 +179,12 @@ def _mean_part(results: Results, name: str) -> float | None:
 
 
 def _part(result: Result, name: str) -> float | None:
-    if name not in _PARTS:
+    if name not in IDLE_PARTS:
         return _metric(result, f"{name}_us_per_step")
     total = _metric(result, "forward_idle_us_per_step")
     if total is None or isinstance(result.idle, Abstained):
         return None
-    whole = sum(getattr(result.idle, f"{part}_us") for part in _PARTS)
+    whole = sum(getattr(result.idle, f"{part}_us") for part in IDLE_PARTS)
     part: float = getattr(result.idle, f"{name}_us")
     return total * part / whole if whole else 0.0
 

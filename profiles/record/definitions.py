@@ -1,21 +1,35 @@
-"""What every number of a result means: one table, read by ``explain``, the tables and the result.
+"""Every metric of a result: its name, unit, better direction and meaning, and the tables that show it.
 
-Knows how numbers are named and defined, not how they are computed. Light: imports nothing of ours.
+A new metric is a Definition here and a computation in ``profiles.measure`` (see ``measure.registry``). The table of
+definitions is read by ``explain``, by the reports and by the computations. Imports nothing but the kinds of steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple, get_args
 
 from ...sched.observe import StepKind
 
 Direction = Literal["higher", "lower", "none"]
+ReportTable = Literal[
+    "summary",
+    "latency",
+    "counts",
+    "step kinds",  # rows of counts
+    "copies",
+    "host waits",
+    "gpu waits",
+    "host ranges",  # of a capture
+    "rank requests",  # rows of the table by rank, where each rank has requests of its own
+    "rank device",
+]
 
 
 class Definition(NamedTuple):
-    """``direction`` is the better one, ``source`` what the number is computed from."""
+    """``direction`` is the better one, ``source`` names what the number is computed from. ``tables`` show it.
+    ``variants``: what a suffix of the name selects, as in ``forward_ms.decode``."""
 
     name: str
     unit: str
@@ -23,6 +37,8 @@ class Definition(NamedTuple):
     about: str
     formula: str
     source: str
+    tables: tuple[ReportTable, ...]
+    variants: Literal["", "kind", "position", "name"] = ""
 
 
 _REQUESTS = "the run's clock, at the scheduler's announcements"
@@ -34,33 +50,39 @@ _THROUGHPUT = (
         "Generated tokens that became known to the host, over the full window: from the first arrival to "
         "the last request's end.",
         "output tokens / (last finish - first arrival)", _REQUESTS,
+        ("summary",),
     ),
     Definition(
         "input_throughput", "tokens/s", "higher",
         "Prompt tokens of finished requests over the full window, those served from the prefix cache "
         "included.",
         "prompt tokens of finished requests / full window", _REQUESTS,
+        ("summary",),
     ),
     Definition(
         "total_throughput", "tokens/s", "higher",
         "Prompt and generated tokens over the full window.",
         "(input + output tokens) / full window", _REQUESTS,
+        ("summary",),
     ),
     Definition(
         "request_throughput", "requests/s", "higher",
         "Finished requests over the full window. Refused, aborted and failed ones do not count.",
         "finished requests / full window", _REQUESTS,
+        ("summary",),
     ),
     Definition(
         "steady_output_throughput", "tokens/s", "higher",
         "Generated tokens inside the steady window: the longest stretch in which at least half as many "
         "requests run (first scheduled, not ended) as at the peak. Start-up and drain stay outside.",
         "output tokens in the steady window / its length", _REQUESTS,
+        ("summary",),
     ),
     Definition(
         "steady_request_throughput", "requests/s", "higher",
         "Requests that finished inside the steady window (see steady_output_throughput).",
         "finishes in the steady window / its length", _REQUESTS,
+        ("summary",),
     ),
 )  # fmt: skip
 
@@ -70,17 +92,20 @@ _LATENCY = (
         "Time to first token, from arrival: queueing included. Percentiles are over finished requests, and"
         " are refused when fewer than 1/(1-q) samples support them (p99 needs 100).",
         "first token - arrival", _REQUESTS,
+        ("latency", "rank requests"),
     ),
     Definition(
         "queue_ms", "ms", "lower",
         "The part of the time to first token that a request spent waiting for its first admission.",
         "first scheduled - arrival", _REQUESTS,
+        ("latency", "rank requests"),
     ),
     Definition(
         "prefill_ms", "ms", "lower",
         "With workers of their own for prompts: from a request's first admission until its prefill worker has "
         "computed the whole prompt. Queue, prefill, transfer and decode queue make up the time to first token.",
         "prompt computed - first scheduled", _REQUESTS,
+        ("latency", "rank requests"),
     ),
     Definition(
         "transfer_ms", "ms", "lower",
@@ -88,28 +113,33 @@ _LATENCY = (
         "knows that all KV has come. "
         "Chunks that were sent before are not waited for.",
         "KV there - prompt computed", _REQUESTS,
+        ("latency", "rank requests"),
     ),
     Definition(
         "decode_queue_ms", "ms", "lower",
         "With workers of their own for prompts: from when all KV has come until the request has joined the "
         "decode worker's batch and its first token is known there.",
         "first token - KV there", _REQUESTS,
+        ("latency", "rank requests"),
     ),
     Definition(
         "tpot_ms", "ms", "lower",
         "Time per output token after the first. Absent for requests with a single token.",
         "(E2E - TTFT) / (output tokens - 1)", _REQUESTS,
+        ("latency",),
     ),
     Definition(
         "itl_ms", "ms", "lower",
         "Inter-token latency: the gap between two events at which tokens of one finished request became "
         "known. An event may carry several tokens; gaps are not divided by them.",
         "event k - event k-1, per finished request", _REQUESTS,
+        ("latency",),
     ),
     Definition(
         "e2e_ms", "ms", "lower",
         "From a request's arrival to its last token.",
         "finish - arrival", _REQUESTS,
+        ("latency",),
     ),
     Definition(
         "step_ms", "ms", "lower",
@@ -117,6 +147,7 @@ _LATENCY = (
         "the GPU, so that a period belongs to no kind of step: see forward_ms. Periods in which the "
         "scheduler slept for lack of work are left out.",
         "launch k+1 - launch k", _REQUESTS,
+        ("latency", "rank device"),
     ),
 )  # fmt: skip
 
@@ -125,6 +156,7 @@ _FORWARD = Definition(
     "A step's span on the GPU: from its first to its last forward kernel, whatever the gaps between them; "
     "over all steps, and by their kind (forward_ms.decode, ...).",
     "end of the last forward kernel - start of the first, per step", _TIMELINE,
+    ("latency", "rank device"), variants="kind",
 )  # fmt: skip
 
 _IDLE = Definition(
@@ -132,6 +164,7 @@ _IDLE = Definition(
     "Between steps: forward idle in front of one step's forward, without that in which the scheduler slept; 0 where "
     "forwards follow each other without a gap. The first step has nothing before it.",
     "start of a step's span - end of the spans before - sleep, per step", _TIMELINE,
+    ("latency",),
 )  # fmt: skip
 
 _ACHIEVED = (
@@ -139,6 +172,7 @@ _ACHIEVED = (
         "decode_batch_size", "requests/step", "none",
         "Requests in a decode step, on average.",
         "sum over decode steps of the batch / decode steps", _TIMELINE,
+        ("summary",),
     ),
     Definition(
         "decode_bandwidth", "GB/s", "higher",
@@ -146,23 +180,27 @@ _ACHIEVED = (
         "request's KV, and activations, as the kernels declare them; sampling is left out. Positions attended "
         "to are the mean of all decoded tokens.",
         "bytes that the decoder's kernels declare for the batches that ran / sum of forward_ms.decode", _TIMELINE,
+        ("summary",),
     ),
     Definition(
         "decode_flops", "TFLOP/s", "higher",
         "Arithmetic of decode forwards by their span on the device: products with the weights, and attention.",
         "floating-point operations that the decoder's kernels declare / sum of forward_ms.decode", _TIMELINE,
+        ("summary",),
     ),
     Definition(
         "prefill_flops", "TFLOP/s", "higher",
         "Arithmetic of prompts' forwards by their span on the device: products with the weights for each token that "
         "was not cached, and attention. Not known where prompts are mixed with decodes or computed twice.",
         "floating-point operations that the decoder's kernels declare / sum of forward_ms.prefill", _TIMELINE,
+        ("summary",),
     ),
     Definition(
         "decode_roofline_ms", "ms", "none",
         "What a decode forward would take if it did nothing but move its bytes at the memory bandwidth of the "
         "hardware profile. Compare with forward_ms.decode.",
         "bytes as in decode_bandwidth / memory bandwidth / decode steps", _TIMELINE,
+        ("summary",),
     ),
 )  # fmt: skip
 
@@ -171,6 +209,7 @@ _RANGE = Definition(
     "Host time inside a named range of a capture, waits included, by the range's name under the map "
     "(range_ms.prepare, ...). Nested ranges count in each other.",
     "end of the range - its start", "NVTX or record_function ranges of a capture",
+    ("host ranges",), variants="name",
 )  # fmt: skip
 
 _WAITING = (
@@ -181,12 +220,14 @@ _WAITING = (
         "forward range, on whatever stream. Occupancy says nothing of how fast the kernels are: read it "
         "with throughput.",
         "sum of step spans / forward window; overlapping spans count once", _TIMELINE,
+        ("summary", "rank device"),
     ),
     Definition(
         "gpu_busy", "ratio", "higher",
         "Share of the forward window in which at least one kernel ran, on any stream. Copies are never "
         "busy time.",
         "union of kernels / forward window", _TIMELINE,
+        ("summary", "rank device"),
     ),
     Definition(
         "forward_idle_us_per_step", "us/step", "lower",
@@ -194,6 +235,7 @@ _WAITING = (
         " event or stream, kernel gap and no work; the parts sum to the whole and the residue is printed. "
         "What the GPU waits inside spans is apart: forward_gap_us_per_step.",
         "(forward window - sum of step spans) / steps", _TIMELINE,
+        ("gpu waits", "rank device"),
     ),
     Definition(
         "forward_gap_us_per_step", "us/step", "lower",
@@ -201,6 +243,7 @@ _WAITING = (
         "waiting within a step, as for a sample that is delayed until a grammar's mask is there. No part "
         "of forward idle.",
         "(sum of step spans - union of forward kernels) / steps; overlapping spans count once", _TIMELINE,
+        ("gpu waits", "rank device"),
     ),
     Definition(
         "host_stall_us_per_step", "us/step", "lower",
@@ -208,12 +251,14 @@ _WAITING = (
         "next forward. The rest is hidden: it was not itself the reason the GPU was idle; what the host "
         "could have done meanwhile is another question.",
         "sum of waited time / steps", _TIMELINE,
+        ("host waits", "rank device"),
     ),
     Definition(
         "exposed_stall_us_per_step", "us/step", "lower",
         "Host stall during forward idle, before the next step's first forward op was enqueued and not "
         "while the scheduler slept. With exposed_host and launch latency it makes up host late.",
         "host stall within (host-late forward idle) / steps", _TIMELINE,
+        ("gpu waits", "rank device"),
     ),
     Definition(
         "exposed_host_us_per_step", "us/step", "lower",
@@ -221,20 +266,35 @@ _WAITING = (
         "neither waited for the device nor slept. Work outside of any range is included, and told apart as "
         "unnamed_host_us.",
         "time before the enqueue, outside sleep and waits, within forward idle / steps", _TIMELINE,
+        ("gpu waits", "rank device"),
     ),
 )  # fmt: skip
 
 _USAGE = (
     Definition(
+        "bubble_pct", "%", "lower",
+        "Of a pipeline: the share of all stages' time in which their device computed nothing.",
+        "100 x (1 - sum of the stages' busy times / (stages x window)); busy: union of kernels", _REQUESTS,
+        ("summary", "rank device"),
+    ),
+    Definition(
+        "idle_step_share", "ratio", "none",
+        "Of a data-parallel rank: the share of its steps in which it had no tokens and others had.",
+        "idle steps / steps", _REQUESTS,
+        ("rank requests",),
+    ),
+    Definition(
         "cache_hit_ratio", "ratio", "higher",
         "Share of prompt tokens served from the prefix cache at a request's first admission.",
         "cached prompt tokens / prompt tokens", _REQUESTS,
+        ("summary", "rank requests"),
     ),
     Definition(
         "hisparse_hit_ratio", "ratio", "higher",
         "Share of the chosen tokens that decodes found in the hot buffer, over all layers, where KV is on the host. "
         "Requests that fit into their buffer are not counted, nor is a step's newest token.",
         "1 - tokens fetched / tokens looked for", "a counter of the swap-in kernel, on the device",
+        ("summary",),
     ),
     Definition(
         "hisparse_swap_in_bytes_per_step", "bytes/step", "lower",
@@ -242,26 +302,19 @@ _USAGE = (
         "kernel_copy.",
         "tokens fetched in all layers x bytes of a token in one / decode steps",
         "a counter of the swap-in kernel, on the device",
+        ("summary",),
     ),
     Definition(
         "retractions", "count", "lower",
         "How often a running request lost its KV to make room and went back to the queue.",
         "number of retractions", _REQUESTS,
-    ),
-    Definition(
-        "bubble_pct", "%", "lower",
-        "Of a pipeline: the share of all stages' time in which their device computed nothing.",
-        "100 x (1 - sum of the stages' busy times / (stages x window)); busy: union of kernels", _REQUESTS,
-    ),
-    Definition(
-        "idle_step_share", "ratio", "none",
-        "Of a data-parallel rank: the share of its steps in which it had no tokens and others had.",
-        "idle steps / steps", _REQUESTS,
+        ("summary", "rank requests"),
     ),
     Definition(
         "peak_kv_tokens", "tokens", "none",
         "Most KV tokens in use (neither free nor evictable) after a step was prepared.",
         "max over steps", _REQUESTS,
+        ("summary", "rank requests"),
     ),
 )  # fmt: skip
 
@@ -272,12 +325,14 @@ _SPECULATION = (
         "What was verified counts, also where a request's end then cut it; verifies of requests that had "
         "ended before do not.",
         "accepted tokens / verifies of requests", _REQUESTS,
+        ("summary",),
     ),
     Definition(
         "position_acceptance", "ratio", "higher",
         "Share of a request's verifies in which the draft at that position was accepted, and with it all "
         "before it: position_acceptance.1 is the first draft behind the bonus token.",
         "verifies with more than k tokens / verifies of requests", _REQUESTS,
+        ("summary",), variants="position",
     ),
 )  # fmt: skip
 
@@ -287,32 +342,38 @@ _COUNTERS = (
         "Copies from host to device. Pageable and blocking ones are also counted apart, as h2d_pageable, "
         "h2d_pinned and h2d_blocking; budgets may name those.",
         "copies owned by a step; median, mean and max over all steps of a kind", _TIMELINE,
+        ("counts",),
     ),
     Definition(
         "d2h", "copies/step", "lower",
         "Copies from device to host (also d2h_pageable, d2h_pinned, d2h_blocking).",
         "as h2d", _TIMELINE,
+        ("counts",),
     ),
     Definition(
         "d2d", "copies/step", "lower",
         "Copies inside the device's memory.",
         "as h2d", _TIMELINE,
+        ("counts",),
     ),
     Definition(
         "sync", "calls/step", "lower",
         "Host calls whose purpose is to wait: stream, event and device synchronisation.",
         "as h2d", _TIMELINE,
+        ("counts",),
     ),
     Definition(
         "kernel", "kernels/step", "none",
         "Kernels, those of a replayed graph included.",
         "as h2d", _TIMELINE,
+        ("counts",),
     ),
     Definition(
         "kernel_copy", "bytes", "lower",
         "A kernel that reads or writes pinned host memory. No copy counter ever sees it, so its declared "
         "bytes are listed apart, with direction `kernel`.",
         "host bytes declared by the kernel", _TIMELINE,
+        ("copies",),
     ),
 )  # fmt: skip
 
@@ -322,40 +383,47 @@ _PARTS = (
         "Forward idle until the next forward op was enqueued, and its launch latency. An identity: host "
         "late = exposed stall + exposed host + launch latency.",
         "idle before the enqueue, without sleep, + start - enqueue where nothing held the op", _TIMELINE,
+        ("gpu waits",),
     ),
     Definition(
         "launch_latency_us", "us", "lower",
         "Part of host late: from the enqueue of a forward's first op, during idle, to its start, as far as "
         "nothing held the op.",
         "start - enqueue - dependency, where the enqueue lies in forward idle", _TIMELINE,
+        ("gpu waits",),
     ),
     Definition(
         "unnamed_host_us", "us", "lower",
         "Part of host late: exposed host work outside of any range or call. It is 0 where host time is "
         "modelled; elsewhere it is the Python between the scheduler's ranges.",
         "exposed host work - (ranges and calls, without waits and sleep)", _TIMELINE,
+        ("gpu waits",),
     ),
     Definition(
         "dependency_us", "us", "lower",
         "Forward idle while the next forward op was enqueued but held: by an event of another stream, by "
         "earlier work on its own stream, or by a kernel of another stream.",
         "idle after the enqueue within waits, same-stream ops and other kernels", _TIMELINE,
+        ("gpu waits",),
     ),
     Definition(
         "kernel_gap_us", "us", "lower",
         "Forward idle although the next forward op was enqueued before the idle began and nothing held it.",
         "idle after the enqueue that is neither dependency nor launch latency", _TIMELINE,
+        ("gpu waits",),
     ),
     Definition(
         "no_work_us", "us", "none",
         "Forward idle while the scheduler slept until the next arrival.",
         "idle within sleep", _TIMELINE,
+        ("gpu waits",),
     ),
     Definition(
         "residue_us", "us", "none",
         "What the four parts of forward idle leave over. It is 0 unless records claim the same time twice, as"
         " a stall during sleep does; then it is below 0.",
         "forward idle - host late - dependency - kernel gap - no work", _TIMELINE,
+        ("gpu waits",),
     ),
     Definition(
         "hidden", "us/step", "none",
@@ -363,12 +431,14 @@ _PARTS = (
         "already enqueued. It was not itself the reason the GPU was idle; what the host could have done "
         "meanwhile is another question.",
         "(host stall - exposed stall) / steps", _TIMELINE,
+        ("host waits",),
     ),
     Definition(
         "decode.steady", "steps", "none",
         "Decode steps in which no request finished, joined or was penalised: the loop at its plainest. "
         "They count as decode steps too.",
         "steps announced as steady", _TIMELINE,
+        ("step kinds",),
     ),
 )  # fmt: skip
 
@@ -388,15 +458,12 @@ _TABLE = (
 
 KINDS: tuple[str, ...] = get_args(StepKind)
 PERCENTILES = ("p50", "p90", "p95", "p99")
-_BY_KIND = ("forward_ms",)
-_BY_POSITION = ("position_acceptance",)
-_BY_NAME = ("range_ms",)
 
 DEFINITIONS: Mapping[str, Definition] = MappingProxyType({entry.name: entry for entry in _TABLE})
 
 
 def definition(metric: str) -> Definition:
-    """Of a metric, or of the metric that one of its kinds, names, positions or percentiles belongs to
+    """The definition of a metric, or of the metric that a kind, position, name or percentile is a variant of
     (``forward_ms.decode.p99``).
 
     Raises KeyError if there is none.
@@ -405,14 +472,32 @@ def definition(metric: str) -> Definition:
         return DEFINITIONS[metric]
     name, *rest = metric.split(".")
     entry = DEFINITIONS[name]
-    if rest and name in _BY_KIND and rest[0] in KINDS:
-        rest = rest[1:]
-    if rest and name in _BY_POSITION and rest[0].isdecimal() and rest[0] != "0":
-        rest = rest[1:]
-    if rest and name in _BY_NAME and rest[0] not in ("", *PERCENTILES):
+    if rest and _is_variant(entry, rest[0]):
         rest = rest[1:]
     if rest and entry.unit == "ms" and rest[0] in PERCENTILES:
         rest = rest[1:]
     if rest:
         raise KeyError(metric)
     return entry
+
+
+def _is_variant(entry: Definition, suffix: str) -> bool:
+    match entry.variants:
+        case "kind":
+            return suffix in KINDS
+        case "position":
+            return suffix.isdecimal() and suffix != "0"
+        case "name":
+            return suffix not in ("", *PERCENTILES)
+    return False
+
+
+def shown_in(table: ReportTable, metrics: Iterable[str]) -> list[str]:
+    """Those of ``metrics`` that a table shows, in the order of the definitions, followed by their variants."""
+    order = {name: place for place, name in enumerate(DEFINITIONS) if table in DEFINITIONS[name].tables}
+    found = [
+        (bool(dot), order[name], f"{name}{dot}{rest}")
+        for name, dot, rest in (m.partition(".") for m in metrics)
+        if name in order
+    ]
+    return [metric for _, _, metric in sorted(found)]

@@ -48,7 +48,7 @@ def _cpu() -> str:
 
 def _git() -> tuple[str | None, bool | None]:
     """Commit and dirtiness of the checkout that this runs from; nothing when installed as a package."""
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None, None
     sha = _run_git(root, "rev-parse", "HEAD")

@@ -197,8 +197,11 @@ class SyncRow(ResultModel):
     exposed_us: Number
 
 
+IDLE_PARTS: Final = ("host_late", "dependency", "kernel_gap", "no_work", "residue")
+
+
 class IdlePart(ResultModel):
-    """Forward idle in total and its parts: host late, dependency, kernel gap, no work, residue."""
+    """The time between forwards, split into ``IDLE_PARTS``."""
 
     host_late_us: Number
     launch_latency_us: Number  # of host late

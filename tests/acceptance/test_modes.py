@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schedbench.cli.tables import labels
+from schedbench.cli.result_page import labels
 from tests.acceptance.runs import digest, result_of
 
 FEW = ("workload.requests=6", "measure.warmup_requests=0")

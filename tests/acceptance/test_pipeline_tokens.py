@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from schedbench.cli.tables import every
+from schedbench.cli.result_page import tables
 from schedbench.profiles.check.faults import probe
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Hazards
@@ -139,7 +139,7 @@ def test_a_race_between_processes_is_the_one_of_the_virtual_world() -> None:
     ]
     assert isinstance(results[0].hazards, Hazards) and results[0].hazards.findings
     assert set(results[1].hazards.findings) == set(results[0].hazards.findings)
-    titles = [table.title for table in every(results[1].document(), width=100)]
+    titles = [table.title for table in tables(results[1].document(), width=100)]
     assert "undeclared hazards" in titles
 
 

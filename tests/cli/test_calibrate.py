@@ -14,7 +14,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from schedbench.cli.app import app, main
-from schedbench.cli.calibrate import render
+from schedbench.cli.calibrate_page import page
+from schedbench.cli.page import print_page
 from schedbench.profiles.calibrate import accuracy, host
 from schedbench.profiles.judge import prediction
 
@@ -80,7 +81,7 @@ def test_the_table_has_what_was_and_what_is():
         "device": [device], "missing": ["events: [no] events"],
     }  # fmt: skip
     console = Console(width=120, record=True, file=io.StringIO())
-    render(document, console)
+    print_page(page(document), console)
     rows = [line.split() for line in console.export_text().splitlines()]
     figures = ["2,500", "31.5", "40", "4", "120.0"]
     assert ["admit", *figures, "0.99", "x", "1.25", "8", "20,000", "500.0"] in rows
@@ -98,7 +99,7 @@ def test_kinds_of_steps_have_lines_of_their_own(calibrated):
     assert f"{kinds['prefill']['samples']} samples" in written["a"]["origin"]
     assert document["phases"]["receive"]["kinds"] == {}
     console = Console(width=160, record=True, file=io.StringIO())
-    render(document, console)
+    print_page(page(document), console)
     assert "  prefill" in console.export_text()
 
 
@@ -117,7 +118,7 @@ def test_the_lines_can_be_judged_at_once(monkeypatch):
     assert 0 <= told["median_error"] < 2
     assert {row["metric"] for row in told["changes"]} <= set(prediction.METRICS)
     console = Console(width=160, record=True, file=io.StringIO())
-    render(document, console)
+    print_page(page(document), console)
     assert "declared host times against this machine's" in console.export_text()
 
 

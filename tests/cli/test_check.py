@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from schedbench.cli import verdicts
+from schedbench.cli import check_page
+from schedbench.cli.page import markdown
 from schedbench.profiles.check import all_faults
 from schedbench.profiles.check.faults import Probe, probes
 from tests.conftest import RunCommand
@@ -138,7 +139,7 @@ def test_all_faults_are_asked_off_and_on(run_command: RunCommand, monkeypatch: p
     assert fault["caught_by"] == ["run", "contract"]
     assert said.err == "1 of 1: never-resolve caught by run, contract\n"
     assert {waiting["feature"] for waiting in document["awaited"]} >= {"onebatch"}
-    page = verdicts.markdown(document)
+    page = markdown(check_page.page(document))
     assert "| never-resolve | pr25945 | passed | clear crash, contract | sched/loop/launch.py:" in page
     assert "has no input ids: its relay was not resolved" in page
 

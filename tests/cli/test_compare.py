@@ -11,8 +11,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from schedbench.cli import compare_page
 from schedbench.cli.app import app, main
-from schedbench.cli.comparison import markdown, render
+from schedbench.cli.page import markdown, print_page
 
 # What all of them look at is made once.
 pytestmark = pytest.mark.xdist_group("compare")
@@ -59,7 +60,7 @@ def document(kept) -> dict:
 
 def page(document, *, width=120) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    render(document, console)
+    print_page(compare_page.page(document, width), console)
     return console.file.getvalue()
 
 
@@ -174,7 +175,7 @@ def test_a_page_has_all_its_parts(document):
 
 
 def test_markdown_is_ready_for_a_pull_request(document):
-    text = markdown(document)
+    text = markdown(compare_page.page(document, 160))
     assert text.startswith(f"**{document['comparison']['conclusion']}**\n")
     assert f"`{document['run']['command']}`" in text
     assert "torch" in text.splitlines()[-1]

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from schedbench.cli import ladder as shown
+from schedbench.cli import ladder_page as shown
+from schedbench.cli.page import markdown, print_page, to_html
 from tests.acceptance.runs import schedbench
 
 
@@ -52,7 +53,7 @@ def ladder() -> dict[str, Any]:
 def printed(ladder: dict[str, Any]) -> str:
     console = Console(width=120, record=True, color_system=None)
     with console.capture() as captured:
-        shown.render(ladder, console)
+        print_page(shown.page(ladder), console)
     return captured.get()
 
 
@@ -78,14 +79,14 @@ def test_relays_that_differ_are_called_out(ladder: dict[str, Any]) -> None:
 
 
 def test_other_forms_have_the_same_rows(ladder: dict[str, Any]) -> None:
-    table = [line for line in shown.markdown(ladder).splitlines() if line.startswith("|")]
+    table = [line for line in markdown(shown.page(ladder)).splitlines() if line.startswith("|")]
     assert len(table) == 2 + 3
-    rows = shown.to_csv(ladder).splitlines()
+    rows = shown.as_csv(ladder).splitlines()
     assert len(rows) == 1 + 3
     assert rows[0].startswith("relay,switches,decode.steady.schedule.h2d,")
     assert rows[1].split(",")[:3] == ["first", "barrier=off", "1.0"]
-    assert "ababab" in shown.html(ladder)
-    assert "<title>" in shown.html(ladder)
+    assert "ababab" in to_html(shown.page(ladder))
+    assert "<title>" in to_html(shown.page(ladder))
 
 
 def test_the_ladder_runs_from_the_command_line() -> None:

@@ -12,9 +12,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from schedbench.cli import grid
+from schedbench.cli import sweep_page
 from schedbench.cli.app import app
 from schedbench.cli.errors import UsageError
+from schedbench.cli.page import print_page
 from schedbench.profiles.sweeps.sweep import SweepError
 
 # What all of them look at is made once.
@@ -89,7 +90,7 @@ def made_up(rows: dict[str, tuple[float, ...]], **sweep: Any) -> dict[str, Any]:
 
 def page(document: dict[str, Any]) -> list[str]:
     console = Console(file=io.StringIO(), width=120, highlight=False)
-    grid.render(document, console)
+    print_page(sweep_page.page(document), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
 

@@ -13,8 +13,9 @@ from rich.console import Console
 
 from schedbench.cli.console import results
 from schedbench.cli.numbers import cut_left, cut_right, number, percent, size, whole
+from schedbench.cli.page import print_page
+from schedbench.cli.result_page import page as result_page
 from schedbench.cli.source_lines import copies, host_waits
-from schedbench.cli.tables import render
 from schedbench.profiles.measure.budget import breaches
 from schedbench.profiles.record.result import read
 
@@ -25,7 +26,7 @@ BUDGET = {"decode": {"schedule": {"d2h": 0}}, "mixed": {"copy": {"sync": 0}}}
 
 def page(document, *, width, broken=()) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    render(document, console, breaches=broken)
+    print_page(result_page(document, width, breaches=broken), console)
     text = console.file.getvalue()
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 

@@ -13,7 +13,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from schedbench.cli.app import app, main
-from schedbench.cli.verify import markdown, render, verdict
+from schedbench.cli.page import markdown, print_page
+from schedbench.cli.verify_page import page, verdict
 from schedbench.profiles.lab import verification_runs
 from schedbench.profiles.run.stages import GpuStage
 
@@ -49,7 +50,7 @@ def told(**more):
 
 def shown(document) -> str:
     console = Console(width=150, record=True, file=io.StringIO())
-    render(document, console)
+    print_page(page(document), console)
     return console.export_text()
 
 
@@ -71,8 +72,8 @@ def test_the_tables_have_all_three_and_reasons():
 
 
 def test_markdown_has_the_same_with_its_bars_escaped():
-    text = markdown(told())
-    assert text.startswith("# DISAGREE: 50 counts")
+    text = markdown(page(told()))
+    assert text.startswith("DISAGREE: 50 counts")
     assert "y[a\\|b]" in text
     assert "|  | schedule · prepare · decode | kernel per step | 20 | – | 31.5 | kernels of one op |" in text
 

@@ -13,7 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from schedbench.cli import comparison
+from schedbench.cli import compare_page
+from schedbench.cli.page import markdown, print_page
 from schedbench.profiles.cuda.kineto import call_kind, op_kind, rows
 from schedbench.profiles.judge.compare import HEADLINE, Rules, judge
 from schedbench.profiles.judge.document import document as compared
@@ -71,8 +72,9 @@ def verdict(a: str, b: str) -> None:
         found = judge(conduct(baseline, candidate, TrialPlan(), lambda *_: None), rules)
         content = compared(found, a=a, b=b, run=RUN)
         to_json(content)
-        comparison.render(content, Console(file=StringIO()))
-        comparison.markdown(content)
+        page = compare_page.page(content, 80)
+        print_page(page, Console(file=StringIO()))
+        markdown(page)
 
 
 @rounds(60)

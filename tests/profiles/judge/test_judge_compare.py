@@ -8,7 +8,8 @@ import json
 import pytest
 from rich.console import Console
 
-from schedbench.cli.comparison import render
+from schedbench.cli import compare_page
+from schedbench.cli.page import print_page
 from schedbench.profiles.judge.compare import Rules, judge, overall
 from schedbench.profiles.judge.conclusion import conclusion
 from schedbench.profiles.judge.document import document, to_json
@@ -155,7 +156,7 @@ def test_a_noisy_measurement_says_what_would_help(blocks, result):
     )
     found = judge(Trials("blocks", trials.a, side_b))
     judged = found.metrics["output_throughput"].judgement
-    hint = document(found, a="a", b="b", run={})["comparison"]["hint"]
+    hint = document(found, a="a", b="b", run={"command": "schedbench compare x y"})["comparison"]["hint"]
     assert judged.reasons == (Reason.LOW_N,) and judged.needed is not None
     assert hint.startswith(f"{judged.needed - 20} more pairs, about ")
     assert hint.endswith(" minutes, would resolve 1 %")
@@ -197,7 +198,7 @@ def test_a_side_without_source_lines_makes_up_no_engagement(trials):
     assert Reason.NOT_ENGAGED not in found.reasons
     text = conclusion(found, a="x", b="y")
     assert "which steps differ is not known, source lines were not recorded" in text and "engaged" not in text
-    content = document(found, a="x", b="y", run={})
+    content = document(found, a="x", b="y", run={"command": "schedbench compare x y"})
     assert content["comparison"]["lines"] == []
     assert content["comparison"]["candidate"]["unrecorded"] == "clocks"
     shown = " ".join(page(content).split())
@@ -209,7 +210,7 @@ def test_kinds_of_steps_that_one_side_lacks_are_told_and_not_judged(trials):
     tally = {"median": 1.0, "mean": 1.0, "max": 1, "steps_with": 10}
     more = {"per_step.prebuilt": {"steps": 10, "schedule": {"h2d": tally}}}
     found = judge(trials(b=more))
-    shown = page(document(found, a="x", b="y", run={}))
+    shown = page(document(found, a="x", b="y", run={"command": "schedbench compare x y"}))
     (row,) = [line.split() for line in shown.splitlines() if line.startswith("prebuilt ") and " h2d " in line]
     assert row == ["prebuilt", "schedule", "h2d", "–", "1.00", "/", "1", "–"]
     assert "A has no prebuilt steps" in shown and "0 / 0" not in shown
@@ -218,13 +219,15 @@ def test_kinds_of_steps_that_one_side_lacks_are_told_and_not_judged(trials):
 
 def test_the_page_says_why_nobody_knows_where_the_gpu_waited(trials):
     each = {"idle": {"abstained": "each rank has its own: see ranks"}}
-    shown = page(document(judge(trials(a=each, b=each)), a="x", b="y", run={}))
+    shown = page(
+        document(judge(trials(a=each, b=each)), a="x", b="y", run={"command": "schedbench compare x y"})
+    )
     assert "each rank has its own: see ranks" in " ".join(shown.split())
     assert "kernel gap" not in shown
 
 
 def test_no_figure_of_a_source_line_is_cut_on_a_narrow_page(trials):
-    content = document(judge(trials()), a="x", b="y", run={})
+    content = document(judge(trials()), a="x", b="y", run={"command": "schedbench compare x y"})
     line = {
         "site": None,
         "range": "prepare",
@@ -240,7 +243,7 @@ def test_no_figure_of_a_source_line_is_cut_on_a_narrow_page(trials):
 
 def page(content, *, width: int = 120) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    render(content, console)
+    print_page(compare_page.page(content, width), console)
     return console.file.getvalue()
 
 

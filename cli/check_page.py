@@ -1,17 +1,15 @@
-"""What ``check`` found, for people: a line per check, then everything a failed one has to say."""
+"""The page of ``check``: one row for each check, then the evidence of those that failed."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .frames import Document, framed
 from .numbers import MISSING
-from .render import markdown_rows
+from .page import Document, Lines, Page, framed
 
 _STYLES = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
 _LINE = re.compile(r"sched/[\w/]+\.py:\d+")
@@ -19,24 +17,14 @@ _CATCHERS = {"run": "clear crash", "tokens": "equality"}
 _INDENT = "    "
 
 
-def render(content: Document, console: Console) -> None:
-    """Of a scenario's relays, or of all faults."""
-    for table in tables(content):
-        console.print(table)
-        console.print()
-    for line in told(content):
-        site = line.plain.startswith(_INDENT)
-        console.print(line, no_wrap=site, overflow="ellipsis" if site else "fold")
-    console.print(Text("all passed" if content["passed"] else "FAILED", style=_overall(content)))
-
-
-def markdown(content: Document) -> str:
-    parts: list[str] = []
-    for table in tables(content):
-        parts += [f"**{table.title}**", "", *markdown_rows(table), ""]
-    lines = [line.plain for line in told(content)]
-    parts += ["```", *lines, "```", ""] if lines else []
-    return "\n".join([*parts, f"`{content['run']['command']}`", ""])
+def page(content: Document) -> Page:
+    """Of the relays of a scenario, or of all faults."""
+    verdict = Text("all passed" if content["passed"] else "FAILED", style=_overall(content))
+    return Page(
+        "check",
+        [*tables(content), Lines([Text(), *evidence(content)]), verdict],
+        footer=(f"`{content['run']['command']}`",),
+    )
 
 
 def tables(content: Document) -> Iterator[Table]:
@@ -46,11 +34,11 @@ def tables(content: Document) -> Iterator[Table]:
         yield from (checks(report, content) for report in content["reports"])
 
 
-def told(content: Document) -> Iterator[Text]:
-    """The evidence, sentence by sentence, with the lines that it is about."""
+def evidence(content: Document) -> Iterator[Text]:
+    """What was found, sentence by sentence, with the source lines that it is about."""
     if "faults" in content:
         for fault in content["faults"]:
-            for item in _said(fault)[:1]:
+            for item in _findings(fault)[:1]:
                 yield Text.assemble((f"{fault['name']}: ", "bold"), item["says"])
             for check in _failed(fault["sound"]):
                 yield from _evidence(f"{fault['name']} off: {check['name']}", check["evidence"])
@@ -77,7 +65,7 @@ def checks(report: Document, content: Document) -> Table:
 
 
 def faults(content: Document) -> Table:
-    """A line per known bug: whether all is well with it off, what catches it on, and where that points."""
+    """One row per known bug: the checks without it, the checks that catch it, and the line that they point at."""
     features = sorted({fault["feature"] for fault in content["awaited"]})
     waiting = f"{len(content['awaited'])} more wait for {', '.join(features)}" if features else ""
     table = framed("known bugs", caption=waiting)
@@ -100,16 +88,16 @@ def faults(content: Document) -> Table:
 
 
 def _where(fault: Document) -> str:
-    """The line that the first evidence names last, or else the field."""
-    for item in _said(fault):
+    """The last line that the first evidence names, or else its field."""
+    for item in _findings(fault):
         lines = [f"{site['file']}:{site['line']}" for site in item["sites"]] or _LINE.findall(item["says"])
         if lines or item["field"]:
             return lines[-1] if lines else str(item["field"])
     return MISSING
 
 
-def _said(fault: Document) -> list[Document]:
-    """All evidence; how a run broke down says least."""
+def _findings(fault: Document) -> list[Document]:
+    """All evidence, least specific last: how the run broke down."""
     failed = sorted(_failed(fault["broken"]), key=lambda check: check["name"] == "run")
     return [item for check in failed for item in check["evidence"]]
 
@@ -122,7 +110,8 @@ def _evidence(name: str, evidence: list[Document]) -> Iterator[Text]:
     for item in evidence:
         yield Text.assemble((f"{name}: ", "bold"), item["says"])
         for site in item["sites"]:
-            yield Text(f"{_INDENT}{site['file']}:{site['line']}  {site['statement']}", style="dim")
+            where = f"{_INDENT}{site['file']}:{site['line']}  {site['statement']}"
+            yield Text(where, style="dim", no_wrap=True, overflow="ellipsis")
         yield Text()
 
 

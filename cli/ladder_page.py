@@ -1,21 +1,16 @@
-"""A ladder for people: one row per relay, so that a column shows what each changed. Works on the document."""
+"""The page of a ladder: one row per relay, so that a column shows what each relay changes."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
-from rich import box
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from .numbers import MISSING, number, percent, whole
-from .render import WIDE, markdown_rows, page
-
-Document = dict[str, Any]
+from .page import Document, Lines, Page, framed, to_csv
+from .result_page import mean_value
 
 _KINDS = ("decode.steady", "prefill", "mixed")
 _STREAMS = ("schedule", "forward")
@@ -24,43 +19,29 @@ _EXPOSED = ("exposed_stall_us_per_step", "exposed_host_us_per_step")
 _DIGITS = 6  # of a digest
 
 
-def render(ladder: Document, console: Console) -> None:
-    console.print(setting(ladder))
-    console.print()
-    console.print(table(ladder))
-    console.print(verdict(ladder))
+def page(ladder: Document) -> Page:
+    lines = setting(ladder).splitlines()
+    return Page(
+        " · ".join(lines), [Lines([Text(line) for line in lines]), table(ladder), Text(verdict(ladder))]
+    )
 
 
-def markdown(ladder: Document) -> str:
-    parts = [setting(ladder), "", *markdown_rows(table(ladder)), "", verdict(ladder), ""]
-    return "\n".join(parts)
-
-
-def html(ladder: Document) -> str:
-    console = Console(record=True, width=WIDE, file=io.StringIO(), color_system="truecolor")
-    render(ladder, console)
-    return page(console, title=" · ".join(setting(ladder).splitlines()))
-
-
-def to_csv(ladder: Document) -> str:
+def as_csv(ladder: Document) -> str:
     """One row per rung; counts are medians per step."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     places = [
         (kind, stream, counter) for kind in _kinds(ladder) for stream in _STREAMS for counter in _COUNTERS
     ]
     metrics = (*_EXPOSED, "forward_idle_us_per_step", "forward_occupancy", "output_throughput")
-    writer.writerow(["relay", "switches", *(".".join(place) for place in places), *metrics, "digest"])
+    rows = []
     for rung in ladder["rungs"]:
         result = rung["result"]
         switches = " ".join(f"{name}={value}" for name, value in result["relay"]["switches"].items())
         counts = [repr(_median(result, *place)) for place in places]
-        values = [
-            "" if value is None else repr(value) for value in (_value(result, name) for name in metrics)
-        ]
+        values = [mean_value(result, name) for name in metrics]
+        figures = ["" if value is None else repr(value) for value in values]
         digest = result["outputs"].get("digest", "")
-        writer.writerow([result["relay"]["state"], switches, *counts, *values, digest])
-    return out.getvalue()
+        rows.append([result["relay"]["state"], switches, *counts, *figures, digest])
+    return to_csv(["relay", "switches", *map(".".join, places), *metrics, "digest"], rows)
 
 
 def setting(ladder: Document) -> str:
@@ -80,18 +61,9 @@ def verdict(ladder: Document) -> str:
 
 
 def table(ladder: Document) -> Table:
-    found = Table(
-        title="the ladder",
-        title_justify="left",
-        title_style="bold",
-        caption="per step, median: "
-        + " / ".join(_COUNTERS)
-        + "; S the schedule stream, F the forward stream",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        show_edge=False,
-    )
+    counters = " / ".join(_COUNTERS)
+    caption = f"per step, median: {counters}; S the schedule stream, F the forward stream"
+    found = framed("the ladder", caption=caption)
     found.add_column("relay, barrier", overflow="fold")
     found.add_column("")
     for kind in _kinds(ladder):
@@ -104,8 +76,7 @@ def table(ladder: Document) -> Table:
 
 
 def labels(ladder: Document) -> list[str]:
-    """Each state with its barrier where streams have one, and the other switches of those that could not be told apart
-    without."""
+    """Each state with its barrier, and with further switches where several rungs would have the same label."""
     relays = [rung["result"]["relay"] for rung in ladder["rungs"]]
     plain = [f"{relay['state']}, {relay['switches'].get('barrier', MISSING)}" for relay in relays]
     same = Counter(plain)
@@ -123,13 +94,13 @@ def _apart(relay: Document, relays: Sequence[Document]) -> str:
 
 def _cells(ladder: Document, result: Document) -> list[str]:
     counts = ["\n".join(_counts(result, kind, stream) for stream in _STREAMS) for kind in _kinds(ladder)]
-    exposed = [_value(result, name) for name in _EXPOSED]
+    exposed = [mean_value(result, name) for name in _EXPOSED]
     return [
         *counts,
         number(None if None in exposed else sum(value or 0.0 for value in exposed)),
-        number(_value(result, "forward_idle_us_per_step")),
-        percent(_value(result, "forward_occupancy")),
-        number(_value(result, "output_throughput")),
+        number(mean_value(result, "forward_idle_us_per_step")),
+        percent(mean_value(result, "forward_occupancy")),
+        number(mean_value(result, "output_throughput")),
         result["outputs"].get("digest", MISSING)[:_DIGITS],
     ]
 
@@ -141,15 +112,10 @@ def _counts(result: Document, kind: str, stream: str) -> str:
 
 
 def _kinds(ladder: Document) -> list[str]:
-    """The kinds that some rung has steps of."""
+    """The kinds of steps that at least one rung has."""
     return [kind for kind in _KINDS if any(kind in rung["result"]["per_step"] for rung in ladder["rungs"])]
 
 
 def _median(result: Document, kind: str, stream: str, counter: str) -> float:
     tally = result["per_step"].get(kind, {}).get(stream, {}).get(counter)
     return float(tally["median"]) if tally else 0.0
-
-
-def _value(result: Document, metric: str) -> float | None:
-    values = result["metrics"].get(metric, {}).get("values")
-    return sum(values) / len(values) if values else None

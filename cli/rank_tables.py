@@ -1,4 +1,4 @@
-"""What each rank of a run did, a column each."""
+"""Tables with one column for each rank of a run."""
 
 from __future__ import annotations
 
@@ -7,38 +7,16 @@ from typing import Final
 
 from rich.table import Table
 
-from .frames import Document, framed, ordered_kinds
+from ..profiles.record.definitions import ReportTable, shown_in
+from ..profiles.record.result import IDLE_PARTS
 from .numbers import MISSING, number, percent, whole
+from .page import Document, framed, ordered_kinds
 
-_METRICS: Final = (
-    "step_ms",
-    "forward_ms",
-    "forward_occupancy",
-    "gpu_busy",
-    "forward_idle_us_per_step",
-    "forward_gap_us_per_step",
-    "host_stall_us_per_step",
-    "exposed_stall_us_per_step",
-    "exposed_host_us_per_step",
-)
-# Of workers that have a part of the requests each.
-_REQUESTS: Final = (
-    "idle_step_share",
-    "ttft_ms",
-    "queue_ms",
-    "prefill_ms",
-    "transfer_ms",
-    "decode_queue_ms",
-    "cache_hit_ratio",
-    "peak_kv_tokens",
-    "retractions",
-)
 _GAP: Final = 3  # between two columns
-_IDLE: Final = ("host_late", "dependency", "kernel_gap", "no_work")
 
 
 def tables(result: Document, *, width: int) -> list[Table]:
-    """Rows that no rank has a number for are left out; as many tables as columns of all ranks need."""
+    """As many tables as the columns of all ranks need. Rows without a number for any rank are left out."""
     rows = [row for row in _rows(result["ranks"]) if any(cell != MISSING for cell in row[2])]
     columns = [[rank["name"], *(cells[at] for *_, cells in rows)] for at, rank in enumerate(result["ranks"])]
     taken = sum(max(len(row[at]) for row in rows) + _GAP for at in (0, 1))
@@ -46,7 +24,7 @@ def tables(result: Document, *, width: int) -> list[Table]:
 
 
 def _shares(columns: list[list[str]], room: int) -> Iterator[range]:
-    """Of the ranks, in order, as many to a table as there is room for, and one at least."""
+    """The ranks of each table, in order: as many as there is room for, and at least one."""
     first, used = 0, 0
     for at, column in enumerate(columns):
         needed = max(map(len, column)) + _GAP
@@ -74,16 +52,14 @@ def _rows(ranks: list[Document]) -> Iterator[tuple[str, str, list[str]]]:
     for kind in ordered_kinds({kind for rank in ranks for kind in rank["per_step"]}):
         steps = [rank["per_step"].get(kind, {}).get("steps") for rank in ranks]
         yield f"{kind} steps", "", [number(count) if count else MISSING for count in steps]
-    requests = () if any(rank["role"] == "pipeline" for rank in ranks) else _REQUESTS
-    for name in (*requests, *_METRICS, *_bubbles(ranks)):
+    names = {name for rank in ranks for name in rank["metrics"]}
+    staged = any(rank["role"] == "pipeline" for rank in ranks)  # all stages run the same requests
+    groups: tuple[ReportTable, ...] = ("rank device",) if staged else ("rank requests", "rank device")
+    for name in (name for group in groups for name in shown_in(group, names)):
         yield _label(name), _unit(ranks, name), [_cell(rank["metrics"].get(name)) for rank in ranks]
-    for part in _IDLE:
-        yield f"idle: {part.replace('_', ' ')}", "ms", [_idle(rank["idle"], part) for rank in ranks]
-
-
-def _bubbles(ranks: list[Document]) -> list[str]:
-    """A pipeline's, and its parts."""
-    return sorted({name for rank in ranks for name in rank["metrics"] if name.startswith("bubble_pct")})
+    for part in IDLE_PARTS:
+        if part != "residue":
+            yield f"idle: {part.replace('_', ' ')}", "ms", [_idle(rank["idle"], part) for rank in ranks]
 
 
 def _label(name: str) -> str:

@@ -1,89 +1,60 @@
-"""A result for people: what it is, how fast, what was copied from which line, who waited for whom.
+"""The page of one run: its headline and its tables.
 
-Works on the document as it stands in the file, so that fresh and stored results look alike. Computes
-nothing but sums and shares.
+Works on the document as it is stored, so that fresh and stored results look alike. Computes only sums and shares.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, get_args
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final, get_args
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..profiles.record.definitions import DEFINITIONS, shown_in
+from ..profiles.record.result import IDLE_PARTS
 from ..scenarios.schema import Stream
-from . import hazards, ranks
-from .capture_page import headline as capture_headline
-from .capture_page import is_capture, ranges, untold
+from . import hazards, rank_tables
+from .capture_page import capture_notes, is_capture, ranges, steps_without_device
 from .capture_page import labels as capture_labels
-from .frames import Document, framed, ordered, ordered_kinds
 from .numbers import MISSING, cut_right, number, percent, whole
+from .page import Document, Lines, Page, framed, ordered, ordered_kinds
 from .source_lines import copies, host_waits
 
 if TYPE_CHECKING:
     from ..profiles.measure.budget import Breach, Offender
 
+_COUNTERS: Final = shown_in("counts", DEFINITIONS)
 _STREAMS = get_args(Stream)
-_COUNTERS = ("h2d", "d2h", "d2d", "sync", "kernel")
-_PLAIN = (
-    "output_throughput",
-    "input_throughput",
-    "total_throughput",
-    "request_throughput",
-    "steady_output_throughput",
-    "steady_request_throughput",
-    "decode_batch_size",
-    "decode_bandwidth",
-    "decode_flops",
-    "prefill_flops",
-    "forward_occupancy",
-    "gpu_busy",
-    "bubble_pct",
-    "cache_hit_ratio",
-    "hisparse_hit_ratio",
-    "hisparse_swap_in_bytes_per_step",
-    "retractions",
-    "peak_kv_tokens",
-    "accept_length",
-)
 _DRAFTS = ("accept_length", "position_acceptance.")
-_TRANSFER = ("prefill_ms", "transfer_ms", "decode_queue_ms")  # of workers of their own for prompts
-_OF_DEVICES = ("step_ms", "forward_ms", "idle_ms")  # where there are several, each tells its own
-_TIMES = (
-    "ttft_ms",
-    "queue_ms",
-    *_TRANSFER,
-    "tpot_ms",
-    "itl_ms",
-    "e2e_ms",
-    *_OF_DEVICES,
-)
-_IN_WORDS = ("queue", "prefill", "transfer", "decode", "step", "forward", "idle")
-_IDLE = ("host_late", "dependency", "kernel_gap", "no_work", "residue")
+_OF_DEVICES = (
+    "step_ms",
+    "forward_ms",
+    "idle_ms",
+)  # not in the latencies of several ranks: each rank has its own
+_ACRONYMS = ("ttft", "tpot", "itl", "e2e")
 
 
-def render(result: Document, console: Console, *, breaches: Sequence[Breach] = ()) -> None:
-    """Everything there is to see of one run."""
-    console.print(headline(result))
-    for table in every(result, width=console.width):
-        console.print()
-        console.print(table)
-    if breaches:
-        console.print()
-        console.print(budget(breaches, width=console.width))
+def page(result: Document, width: int, *, breaches: Sequence[Breach] = ()) -> Page:
+    """Everything that is shown of one run."""
+    name = str(result["scenario"]["expanded"].get("name", ""))
+    broken = [Lines([Text(), *budget(breaches, width=width)])] if breaches else []
+    return Page(
+        f"{name} · {labels(result)}",
+        [Lines(headline(result)), *tables(result, width=width), *broken],
+        footer=(f"`{result['run']['command']}`",),
+    )
 
 
-def every(result: Document, *, width: int) -> tuple[Table, ...]:
-    """The tables of a run, for a page of ``width`` columns. A run whose times mean nothing has none of times."""
+def tables(result: Document, *, width: int) -> tuple[Table, ...]:
+    """The tables of a run, for a page of ``width`` columns. A run without meaningful times has no tables of times."""
     if is_capture(result):
-        return _of_capture(result, width=width)
-    by_rank = ranks.tables(result, width=width) if result.get("ranks") else ()
+        return _capture_tables(result, width=width)
+    by_rank = rank_tables.tables(result, width=width) if result.get("ranks") else ()
     found = (hazards.table(result["hazards"]),) if result["hazards"].get("findings") else ()
-    if _void(result):
-        drafts = (summary(result),) if _told(result) else ()
+    if _has_no_times(result):
+        drafts = (summary(result),) if _with_values(result) else ()
         return *drafts, workload(result), counts(result), *by_rank, *found
     return (
         summary(result),
@@ -98,16 +69,16 @@ def every(result: Document, *, width: int) -> tuple[Table, ...]:
     )
 
 
-def _of_capture(result: Document, *, width: int) -> tuple[Table, ...]:
-    """Requests are told by none of them, the device only where there was one."""
+def _capture_tables(result: Document, *, width: int) -> tuple[Table, ...]:
+    """A capture has no tables of requests, and tables of the device only where it recorded one."""
     if "abstained" in result["idle"] and not result["copies"]:
-        return summary(result), latency(result), ranges(result), untold(result)
+        return summary(result), latency(result), ranges(result), steps_without_device(result)
     device = (counts(result), copies(result, width=width), host_waits(result, width=width), gpu_waits(result))
     return summary(result), latency(result), ranges(result), *device
 
 
-def _void(result: Document) -> bool:
-    """Whether every time abstains, for one and the same reason; how many drafts were accepted is no time."""
+def _has_no_times(result: Document) -> bool:
+    """Whether all times abstain for one and the same reason. The acceptance of drafts is not a time."""
     why = result["idle"].get("abstained")
     metrics = result["metrics"].items()
     return why is not None and all(
@@ -115,36 +86,32 @@ def _void(result: Document) -> bool:
     )
 
 
-def _partial(result: Document) -> bool:
-    """Whether it ended before its requests had."""
+def _is_partial(result: Document) -> bool:
+    """Whether the run ended before its requests had."""
     return bool(result["run"]["cancelled"] or result["run"].get("failure"))
 
 
-def _told(result: Document) -> dict[str, Document]:
-    """Metrics that have a value."""
+def _with_values(result: Document) -> dict[str, Document]:
     return {name: metric for name, metric in result["metrics"].items() if "abstained" not in metric}
 
 
-def headline(result: Document) -> Text:
-    if is_capture(result):
-        return capture_headline(result, labels(result))
+def headline(result: Document) -> list[Text]:
+    """The name of the run, what kind of numbers these are, and what became of the requests."""
     scenario = result["scenario"]["expanded"]
+    name, about = str(scenario.get("name", "run")), scenario.get("about", "")
+    lines = [Text.assemble((name, "bold"), f"  {about}".rstrip()), Text(labels(result))]
+    if is_capture(result):
+        return [*lines, *capture_notes(result)]
+    count = len(result["requests"])
     statuses = Counter(request["status"] for request in result["requests"])
-    ended = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
-    digest = result["outputs"].get("digest")
-    text = Text.assemble(
-        (str(scenario.get("name", "run")), "bold"), f"  {scenario.get('about', '')}".rstrip()
-    )
-    text.append(f"\n{labels(result)}")
-    asked = len(result["requests"])
-    text.append(f"\n{asked} {'request' if asked == 1 else 'requests'}: {ended or 'none'}")
-    text.append("".join(f"; {shortfall}" for shortfall in _shortfalls(result)))
-    text.append(
-        f"\ntokens {digest[:16]}" if digest else f"\ntokens {MISSING} {result['outputs']['abstained']}"
-    )
+    ended = ", ".join(f"{n} {status}" for status, n in sorted(statuses.items()))
+    shortfalls = "".join(f"; {shortfall}" for shortfall in _shortfalls(result))
+    lines.append(Text(f"{count} {'request' if count == 1 else 'requests'}: {ended or 'none'}{shortfalls}"))
+    outputs = result["outputs"]
+    tokens = outputs["digest"][:16] if outputs.get("digest") else f"{MISSING} {outputs['abstained']}"
+    lines.append(Text(f"tokens {tokens}"))
     found = hazards.count(result["hazards"])
-    text.append(f"\nhazards {found}" if found else "")
-    return text
+    return [*lines, *([Text(f"hazards {found}")] if found else [])]
 
 
 def labels(result: Document) -> str:
@@ -160,7 +127,7 @@ def labels(result: Document) -> str:
         parts += [relay(result["relay"]), f"host time {label['host']}"]
     parts += ["drafts accepted by lot"] if label.get("acceptance") == "simulated" else []
     parts += ["profiled: not for timing"] if label["profiled"] else []
-    parts += [result["idle"]["abstained"]] if _void(result) else []
+    parts += [result["idle"]["abstained"]] if _has_no_times(result) else []
     parts += ["cancelled: partial"] if result["run"]["cancelled"] else []
     parts += ["broke off: partial"] if result["run"].get("failure") else []
     return " · ".join(parts)
@@ -177,10 +144,8 @@ def summary(result: Document) -> Table:
     table.add_column("metric")
     table.add_column("unit")
     table.add_column("value", justify="right")
-    metrics = _told(result) if _void(result) else result["metrics"]
-    positions = sorted(name for name in metrics if name.startswith("position_acceptance."))
-    known = [(name, metrics.get(name)) for name in (*_PLAIN, *positions)]
-    rows = [_plain(name, metric) for name, metric in known if metric is not None]
+    metrics = _with_values(result) if _has_no_times(result) else result["metrics"]
+    rows = [_plain(name, metrics[name]) for name in shown_in("summary", metrics)]
     remarks = any(remark for *_, remark in rows)
     if remarks:
         table.add_column("")
@@ -190,7 +155,7 @@ def summary(result: Document) -> Table:
 
 
 def _plain(name: str, metric: Document) -> tuple[str, str, str, str]:
-    label = name.removesuffix("_pct").replace("_", " ").replace(".", " ")
+    label = name.removesuffix("_pct").removesuffix("_ms").replace("_", " ").replace(".", " ")
     if "abstained" in metric:
         return label, "", MISSING, metric["abstained"]
     values = metric["values"]
@@ -202,17 +167,17 @@ def _plain(name: str, metric: Document) -> tuple[str, str, str, str]:
 
 
 def workload(result: Document) -> Table:
-    """Lengths as the scenario asks for them, and as they were drawn or found in the trace: the plan, where a run did
-    not come to its end."""
-    told, partial = result["workload"], _partial(result)
-    came = f"the plan of all {number(told['requests'])}; {number(len(result['requests']))} came"
-    table = framed("workload, tokens", caption=came if partial else "")
+    """Lengths as the scenario requests them, and as they were drawn or found in the trace. For a run that was cut
+    short the latter are those of the plan."""
+    lengths, partial = result["workload"], _is_partial(result)
+    plan = f"the plan of all {number(lengths['requests'])}; {number(len(result['requests']))} came"
+    table = framed("workload, tokens", caption=plan if partial else "")
     table.add_column("")
     for heading in ("mean", "p50", "p95"):
         table.add_column(heading, justify="right")
     for label in ("prompt", "output"):
         for which in ("requested", "achieved"):
-            summary = told[f"{label}_tokens"][which]
+            summary = lengths[f"{label}_tokens"][which]
             if summary is not None:
                 figures = (number(whole(round(summary[name], 1))) for name in ("mean", "p50", "p95"))
                 planned = partial and which == "achieved"
@@ -221,11 +186,14 @@ def workload(result: Document) -> Table:
 
 
 def _shortfalls(result: Document) -> list[str]:
-    """What the scenario asked for and did not get."""
-    told, asked = result["workload"], result["scenario"]["expanded"].get("workload", {}).get("requests")
-    short = asked is not None and told["requests"] < asked
-    words = [f"the trace has {number(told['requests'])} of {number(asked)}"] if short else []
-    return words + ([f"{number(told['clipped'])} clipped to the context"] if told["clipped"] else [])
+    """What the scenario requested and the workload did not have."""
+    workload, requested = (
+        result["workload"],
+        result["scenario"]["expanded"].get("workload", {}).get("requests"),
+    )
+    short = requested is not None and workload["requests"] < requested
+    words = [f"the trace has {number(workload['requests'])} of {number(requested)}"] if short else []
+    return words + ([f"{number(workload['clipped'])} clipped to the context"] if workload["clipped"] else [])
 
 
 def latency(result: Document) -> Table:
@@ -233,16 +201,13 @@ def latency(result: Document) -> Table:
     table.add_column("")
     for heading in ("n", "mean", "p50", "p90", "p95", "p99", "max"):
         table.add_column(heading, justify="right")
-    metrics = result["metrics"]
-    kinds = sorted(name for name in metrics if name.startswith("forward_ms."))
     apart = _OF_DEVICES if result.get("ranks") else ()
-    for name in (*_TIMES, *kinds):
-        if name in metrics and name not in apart:
-            label = name.replace("_ms", "").replace("_", " ").replace(".", " ")
-            table.add_row(
-                label if label.startswith(_IN_WORDS) else label.upper(),
-                *_times(metrics[name]),
-            )
+    for name in shown_in("latency", result["metrics"]):
+        if name not in apart:
+            base, *variant = name.split(".")
+            label = base.removesuffix("_ms").replace("_", " ")
+            words = [label.upper() if label in _ACRONYMS else label, *variant]
+            table.add_row(" ".join(words), *_times(result["metrics"][name]))
     return table
 
 
@@ -258,7 +223,7 @@ def _times(metric: Document) -> list[str]:
 def counts(result: Document) -> Table:
     table = framed(
         "copies & syncs per step",
-        caption=f"median / max over the steps of a kind; one number where they agree{_whose(result)}",
+        caption=f"median / max over the steps of a kind; one number where they agree{_which_rank(result)}",
     )
     per_step = result["per_step"]
     streams = ordered(
@@ -280,8 +245,8 @@ def counts(result: Document) -> Table:
     return table
 
 
-def _whose(result: Document) -> str:
-    """Of several ranks one is shown: the others are in the file."""
+def _which_rank(result: Document) -> str:
+    """The counts shown are of one rank; those of the others are in the document."""
     return "; of each kind, the first rank that had any" if result.get("ranks") else ""
 
 
@@ -293,12 +258,12 @@ def _tally(tally: Document | None) -> str:
 
 
 def gpu_waits(result: Document) -> Table:
-    """Forward idle, split without remainder, and apart from it what was idle inside forwards."""
+    """Forward idle and its parts, which add up to it, and the idle time inside forwards."""
     table = framed("where the GPU waited")
     table.add_column("between forwards")
     table.add_column("µs/step", justify="right")
     table.add_column("share, %", justify="right")
-    idle, total = result["idle"], _value(result, "forward_idle_us_per_step")
+    idle, total = result["idle"], mean_value(result, "forward_idle_us_per_step")
     if "abstained" in idle or total is None:
         table.add_row("forward idle", MISSING, MISSING)
         return table
@@ -306,16 +271,16 @@ def gpu_waits(result: Document) -> Table:
         share = us / total if total else None
         table.add_row(label, number(round(us, 6)), percent(share), end_section=label == "residue")
     table.add_section()
-    table.add_row("inside forwards", number(_value(result, "forward_gap_us_per_step")), "")
+    table.add_row("inside forwards", number(mean_value(result, "forward_gap_us_per_step")), "")
     return table
 
 
 def _idle_rows(result: Document, total: float) -> list[tuple[str, float]]:
-    """us per step; ``total`` is all of forward idle."""
+    """Us per step of each part; ``total`` is all of forward idle."""
     idle = result["idle"]
-    whole = sum(idle[f"{name}_us"] for name in _IDLE)
+    whole = sum(idle[f"{name}_us"] for name in IDLE_PARTS)
     part = {name.removesuffix("_us"): total * us / whole if whole else 0.0 for name, us in idle.items()}
-    stall, work = (_value(result, f"exposed_{what}_us_per_step") or 0.0 for what in ("stall", "host"))
+    stall, work = (mean_value(result, f"exposed_{what}_us_per_step") or 0.0 for what in ("stall", "host"))
     unnamed = [("    outside any range", part["unnamed_host"])] if part["unnamed_host"] else []
     return [
         ("host late", part["host_late"]),
@@ -331,22 +296,22 @@ def _idle_rows(result: Document, total: float) -> list[tuple[str, float]]:
     ]
 
 
-def _value(result: Document, metric: str) -> float | None:
+def mean_value(result: Document, metric: str) -> float | None:
+    """The mean over all repeats; None where the metric abstains."""
     values = result["metrics"].get(metric, {}).get("values")
     return sum(values) / len(values) if values else None
 
 
-def budget(breaches: Sequence[Breach], *, width: int) -> Text:
-    """What was allowed, what was seen, and which lines did it."""
-    text = Text.assemble(("budget broken", "bold red"))
+def budget(breaches: Sequence[Breach], *, width: int) -> Iterator[Text]:
+    """For each broken budget: the limit, the count in the worst step, and the source lines that caused it."""
+    yield Text("budget broken", style="bold red")
     for breach in breaches:
-        text.append(
-            f"\n✗ {breach.kind} {breach.stream} {breach.counter}: {number(breach.seen)} in the worst step, "
+        yield Text(
+            f"✗ {breach.kind} {breach.stream} {breach.counter}: {number(breach.seen)} in the worst step, "
             f"{number(breach.allowed)} allowed ({number(breach.steps_with)} steps had any)"
         )
         for offender in breach.offenders:
-            text.append("\n" + cut_right(_offender(offender), width))
-    return text
+            yield Text(cut_right(_offender(offender), width))
 
 
 def _offender(offender: Offender) -> str:

@@ -1,61 +1,42 @@
-"""A sweep for people: a grid over two axes, a list over more, and where the sign changes.
-
-Works on the document, like ``tables``; the terminal and Markdown show the same tables.
-"""
+"""The page of a sweep: a grid over two axes or a list over more, and where the sign changes."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, Final
-
-from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from .numbers import MISSING, number
-from .render import markdown_rows
-
-Document = dict[str, Any]
+from .page import Document, Page, framed, to_csv
 
 _COLORS = {"better": "green", "worse": "red"}
 _NEVER = {"better": "always better", "worse": "always worse"}
 
 
-def render(document: Document, console: Console) -> None:
-    console.print(Text(headline(document), style="bold"))
-    console.print(setting(document))
-    console.print()
-    console.print(table(document))
-    for note in notes(document):
-        console.print(Text(note))
-
-
-def markdown(document: Document) -> str:
-    parts = [f"**{headline(document)}**", "", setting(document), "", *markdown_rows(table(document))]
-    return "\n".join(
-        [*parts, *(f"\n{note}" for note in notes(document)), "", f"`{document['run']['command']}`", ""]
+def page(document: Document) -> Page:
+    title = headline(document)
+    return Page(
+        title,
+        [
+            Text(title, style="bold"),
+            Text(setting(document)),
+            table(document),
+            *map(Text, notes(document)),
+        ],
+        footer=(f"`{document['run']['command']}`",),
     )
 
 
 def as_csv(document: Document) -> str:
     """One row per cell."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     sides = ["a", "b"] if _compares(document) else ["value"]
-    writer.writerow([*_keys(document), *sides, "delta_pct", "candidate", "tokens", "refused"])
+    rows = []
     for cell in document["cells"]:
         values = [repr(value) for value in cell["values"]] or [""] * len(sides)
         delta = "" if cell["delta_pct"] is None else repr(cell["delta_pct"])
-        words = [cell["candidate"] or "", cell["tokens"], cell["refused"] or ""]
-        writer.writerow([*cell["at"], *values, delta, *words])
-    return out.getvalue()
-
-
-TEXTS: Final[Mapping[str, Callable[[Document], str]]] = MappingProxyType({"md": markdown, "csv": as_csv})
+        rows.append(
+            [*cell["at"], *values, delta, cell["candidate"] or "", cell["tokens"], cell["refused"] or ""]
+        )
+    return to_csv([*_keys(document), *sides, "delta_pct", "candidate", "tokens", "refused"], rows)
 
 
 def headline(document: Document) -> str:
@@ -78,12 +59,12 @@ def setting(document: Document) -> str:
 
 
 def table(document: Document) -> Table:
-    """Two axes cross; a third one makes a list."""
+    """A grid over one or two axes, a list over more."""
     return _grid(document) if len(_keys(document)) <= 2 else _list(document)
 
 
 def notes(document: Document) -> list[str]:
-    """Reasons of refusals, doubts, and whether one run per side is enough."""
+    """The reasons of refused cells, differing tokens, and whether one run per side is enough."""
     marks = _marks(document)
     remarks = [f"{mark} {reason}" for reason, mark in marks.items()]
     if any(cell["tokens"] == "different" for cell in document["cells"]):
@@ -97,7 +78,7 @@ def _grid(document: Document) -> Table:
     """The first axis across, the second down."""
     first, *others = document["sweep"]["axes"]
     cells = {tuple(cell["at"]): cell for cell in document["cells"]}
-    found = _table()
+    found = framed("")
     found.add_column(" / ".join(axis["key"] for axis in (*others, first)))
     for value in first["values"]:
         found.add_column(value, justify="right")
@@ -111,8 +92,8 @@ def _grid(document: Document) -> Table:
 
 
 def _list(document: Document) -> Table:
-    """The first axis fastest, so that a change of sign is between neighbours."""
-    found = _table()
+    """The first axis varies fastest, so that a change of sign lies between neighbouring rows."""
+    found = framed("")
     for key in _keys(document):
         found.add_column(key)
     found.add_column("Δ %" if _compares(document) else document["sweep"]["unit"] or "", justify="right")
@@ -145,22 +126,22 @@ def _figure(cell: Document | None, document: Document) -> Text:
 
 
 def _break_even(document: Document, row: tuple[str, ...]) -> str:
-    """Between which values of the first axis the candidate changes sides."""
+    """The values of the first axis between which the candidate turns from better to worse, or back."""
     found = [entry for entry in document["break_even"] if tuple(entry["at"].values()) == row]
     if found:
         return ", ".join(
             f"{entry['between'][0]} … {entry['between'][1]}: {entry['beyond']}" for entry in found
         )
     seen = [cell["candidate"] for cell in document["cells"] if tuple(cell["at"][1:]) == row]
-    judged, asked = sum(tone is not None for tone in seen), len(document["sweep"]["axes"][0]["values"])
+    judged, planned = sum(tone is not None for tone in seen), len(document["sweep"]["axes"][0]["values"])
     tones = set(seen) & set(_NEVER)
-    if judged < asked:
-        return f"{judged} of {asked} cells: not judged" if tones else MISSING
+    if judged < planned:
+        return f"{judged} of {planned} cells: not judged" if tones else MISSING
     return _NEVER[tones.pop()] if tones else MISSING
 
 
 def _marks(document: Document) -> dict[str, str]:
-    """A footnote's number for each reason of refusal."""
+    """The number of the footnote for each reason of refusal."""
     reasons = dict.fromkeys(cell["refused"] for cell in document["cells"] if cell["refused"])
     return {reason: f"[{number}]" for number, reason in enumerate(reasons, start=1)}
 
@@ -171,7 +152,3 @@ def _keys(document: Document) -> list[str]:
 
 def _compares(document: Document) -> bool:
     return len(document["sweep"]["sides"]) == 2
-
-
-def _table() -> Table:
-    return Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)

@@ -1,23 +1,18 @@
-"""A comparison for people: the conclusion in one line, then metrics, copies and syncs, and where the GPU waited.
-
-Works on the document, like ``tables``; the terminal and Markdown show the same tables.
-"""
+"""The page of a comparison: the conclusion, metrics, copies and syncs, and where the GPU waited."""
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .frames import Document, framed
 from .numbers import MISSING, cut_left, cut_right, number, percent
-from .render import WIDE, markdown_rows
-from .tables import relay
+from .page import Document, Page, framed
+from .result_page import relay
 
 _LINES = 24
 _COMPARED = ("engine.", "relay.")
 _MARKS = {"better": "green", "worse": "red", "failed": "red", "passed": "green"}
-_FIRST = ("gates", "headline", "copies & syncs per step", "where the GPU waited")  # the rest folds away
+_UNFOLDED = ("gates", "headline", "copies & syncs per step", "where the GPU waited")  # in Markdown
 _PARTS = (
     ("host_late", "host late"),
     ("exposed_stall", "  exposed stall"),
@@ -30,30 +25,25 @@ _PARTS = (
 )
 
 
-def render(document: Document, console: Console) -> None:
-    console.print(Text(document["comparison"]["conclusion"], style="bold"))
-    console.print(setting(document))
-    for note in notes(document["comparison"]):
-        console.print(note)
-    for table in every(document["comparison"], width=console.width):
-        console.print()
-        console.print(table)
-
-
-def markdown(document: Document) -> str:
-    """Ready to be pasted into a pull request."""
+def page(document: Document, width: int) -> Page:
+    """In Markdown it can be pasted into a pull request."""
     found = document["comparison"]
-    parts = [f"**{found['conclusion']}**", "", setting(document), *(f"\n{note}" for note in notes(found))]
-    for table in every(found, width=WIDE):
-        shown = table.title in _FIRST
-        parts += ["", f"**{table.title}**" if shown else f"<details><summary>{table.title}</summary>", ""]
-        parts += [*markdown_rows(table), *(["", f"_{table.caption}_"] if table.caption else [])]
-        parts += [] if shown else ["", "</details>"]
-    return "\n".join([*parts, "", *_provenance(document), ""])
+    tables = every(found, width=width)
+    return Page(
+        found["conclusion"],
+        [
+            Text(found["conclusion"], style="bold"),
+            Text(setting(document)),
+            *map(Text, notes(found)),
+            *tables,
+        ],
+        footer=_provenance(document),
+        folded=[str(table.title) for table in tables if table.title not in _UNFOLDED],
+    )
 
 
 def setting(document: Document) -> str:
-    """What kind of numbers these are, and of which two programs."""
+    """What kind of numbers these are, and the two sides."""
     label, found = document["labels"], document["comparison"]
     parts = [
         "emulated" if label["emulated"] else "measured",
@@ -75,7 +65,7 @@ def _program(side: Document) -> str:
 
 
 def notes(found: Document) -> list[str]:
-    """Remarks that belong beside the verdict."""
+    """Remarks that qualify the verdict."""
     differences = found["comparability"]["differences"]
     compared = [_difference(d) for d in differences if d["key"].startswith(_COMPARED)]
     others = [_difference(d) for d in differences if not d["key"].startswith(_COMPARED)]
@@ -98,7 +88,7 @@ def notes(found: Document) -> list[str]:
 
 
 def _lacking(found: Document) -> list[tuple[str, str]]:
-    """Of each side, the kinds of steps that only the other one has."""
+    """For each side, the kinds of steps that only the other side has."""
     alone = [(side, count["kind"]) for count in found["counts"] for side in ("a", "b") if count[side] is None]
     return [
         (side.upper(), ", ".join(sorted({kind for s, kind in alone if s == side}))) for side in ("a", "b")
@@ -106,11 +96,11 @@ def _lacking(found: Document) -> list[tuple[str, str]]:
 
 
 def _of_captures(found: Document) -> list[str]:
-    """What such a comparison cannot say, and each side's gaps."""
+    """The limits of a comparison of captures, and the notes of each capture."""
     remarks = ["counts are exact for what was captured; times include the tool's own, on both sides"]
     if found["pairs"] == 1:
         remarks.append(
-            "one capture each says nothing of noise: for a verdict on times give folders of six or more"
+            "one capture each does not show the noise: for a verdict on times give folders of six or more"
         )
     gaps = {side: found[name]["capture"]["notes"] for side, name in (("A", "baseline"), ("B", "candidate"))}
     both = [note for note in gaps["A"] if note in gaps["B"]]
@@ -119,7 +109,7 @@ def _of_captures(found: Document) -> list[str]:
 
 
 def _case(case: Document, verdict: str) -> str:
-    """What was reported beside what was found."""
+    """The reported change beside the one that was found."""
     agreement = "as expected" if verdict == case["expect"] else f"expected {case['expect']}"
     return f"case of {case['source']}: {case['reported']}; {case['metric']} {verdict} here, {agreement}"
 
@@ -143,7 +133,7 @@ def every(found: Document, *, width: int) -> list[Table]:
 
 
 def metrics(found: Document, *, headline: bool) -> Table:
-    """Those that the verdict is about, or all others."""
+    """The metrics that the verdict is about, or all others."""
     table = framed("headline" if headline else "other metrics", caption=_basis(found))
     table.add_column("metric")
     table.add_column("unit")
@@ -245,7 +235,7 @@ def gpu_waits(found: Document) -> Table:
 
 
 def stalls(exposed: list[Document], *, width: int) -> Table:
-    """Lines at which the host waited while the GPU had nothing to run."""
+    """Source lines at which the host waited while the GPU had no forward to run."""
     table = _sites(
         "where the host's waiting showed", "µs per step of the kind", shown=len(exposed), width=width
     )
@@ -279,7 +269,7 @@ def _sites(title: str, caption: str, *, shown: int, width: int) -> Table:
 
 
 def _room(width: int) -> int:
-    """Letters of a source line that the other columns leave."""
+    """Width that the other columns leave for a source line."""
     return min(max(width - 64, 24), 80)
 
 
@@ -297,8 +287,4 @@ def _site(line: Document, width: int) -> tuple[Text, Text]:
 def _provenance(document: Document) -> list[str]:
     tool, environment = document["tool"], document["environment"]
     known = ", ".join(f"{name} {value}" for name, value in environment.items() if isinstance(value, str))
-    return [
-        f"`{document['run']['command']}`",
-        "",
-        f"{tool['name']} {tool['version']}; {known}",
-    ]
+    return [f"`{document['run']['command']}`", f"{tool['name']} {tool['version']}; {known}"]

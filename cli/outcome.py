@@ -1,0 +1,88 @@
+"""The outcome of a run in the format that the user chose, and results as CSV."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from . import hazards, result_page
+from .console import results
+from .page import Document, Format, to_csv
+from .page import show as show_page
+
+if TYPE_CHECKING:
+    from ..profiles.ranks.execute import RunOutcome
+
+_RUN = ("scenario", "relay", "label", "host", "digest")
+_RANK = ("rank", "role")  # empty in rows of the whole run
+_FIGURES = (
+    *("metric", "unit", "value", "p50", "p90", "p95", "p99"),
+    *("median", "mean", "max", "steps_with", "abstained"),
+)
+
+
+def show(outcome: RunOutcome, form: Format) -> None:
+    """Print the outcome on stdout. Broken budgets and hazards also go to stderr where stdout is a document."""
+    document = outcome.result.document()
+    page = partial(result_page.page, document, breaches=outcome.breaches)
+    show_page(form, page, json=outcome.result.to_json, csv=lambda: csv_of([document]))
+    if form != "table":
+        if outcome.breaches:
+            for line in result_page.budget(outcome.breaches, width=results().width):
+                print(line.plain, file=sys.stderr)
+        if outcome.undeclared:
+            print(hazards.listed(document["hazards"]), file=sys.stderr)
+    for kind in outcome.untested:
+        print(f"expect: no step was of kind {kind}; its budget is untested", file=sys.stderr)
+
+
+def csv_of(documents: Sequence[Document]) -> str:
+    """One row per metric, and per count of a kind and stream, of the run and then of each rank. Each row says which run
+    it is of, so that files of many runs can be joined. ``value`` is a distribution's mean and a count's median."""
+    header = (*_RUN, *_RANK, *_FIGURES)
+    rows = (row for document in documents for row in _rows(document))
+    return to_csv(header, ([row.get(name, "") for name in header] for row in rows))
+
+
+def _rows(document: Document) -> Iterator[dict[str, str]]:
+    run = dict(zip(_RUN, _which(document), strict=True))
+    for part in (document, *document.get("ranks", ())):
+        rank = {} if part is document else {"rank": part["name"], "role": part["role"]}
+        for row in (*_metric_rows(part), *_count_rows(part)):
+            yield run | rank | row
+
+
+def _which(document: Document) -> tuple[str, ...]:
+    label, scenario = document["labels"], document["scenario"]["expanded"]
+    return (
+        str(scenario.get("name", "")),
+        document["relay"]["state"],
+        "emulated" if label["emulated"] else "measured",
+        label["host"],
+        document["outputs"].get("digest", ""),
+    )
+
+
+def _metric_rows(part: Document) -> Iterator[dict[str, str]]:
+    for name, metric in part["metrics"].items():
+        values = metric.get("values")
+        figures = {figure: metric.get(figure) for figure in ("p50", "p90", "p95", "p99", "max")}
+        yield {
+            "metric": name,
+            "unit": metric.get("unit", ""),
+            "value": repr(sum(values) / len(values)) if values else "",
+            "abstained": metric.get("abstained", ""),
+            **{figure: repr(value) for figure, value in figures.items() if isinstance(value, float | int)},
+        }
+
+
+def _count_rows(part: Document) -> Iterator[dict[str, str]]:
+    for kind, streams in part["per_step"].items():
+        for stream, counters in streams.items():
+            if stream != "steps":
+                for counter, tally in counters.items():
+                    figures = {figure: repr(value) for figure, value in tally.items()}
+                    median = {"unit": "median/step", "value": figures["median"]}
+                    yield {"metric": f"{kind}.{stream}.{counter}", **median, **figures}

@@ -1,0 +1,166 @@
+"""Pages: the paragraphs and tables that a command prints, and one writer for each format."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Final, Literal, NamedTuple, get_args
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..sched.observe import StepKind
+from .console import results
+
+Document = dict[str, Any]
+Format = Literal["table", "json", "md", "csv", "html"]
+
+WIDE: Final = 160  # columns of a page in a file, which no terminal limits
+_KINDS: Final = get_args(StepKind)
+_HTML: Final = """<!DOCTYPE html>
+<html>
+<head>
+<meta charset="UTF-8">
+<title>TITLE</title>
+<style>
+{stylesheet}
+body {{ color: {foreground}; background-color: {background}; }}
+pre {{ font-family: Menlo, "DejaVu Sans Mono", Consolas, monospace; }}
+</style>
+</head>
+<body>
+<pre><code>{code}</code></pre>
+</body>
+</html>
+"""
+
+
+class Lines(NamedTuple):
+    """Lines whose breaks matter: a code block in Markdown."""
+
+    lines: Sequence[Text]
+
+
+class Page(NamedTuple):
+    """``blocks`` are shown in every format. Markdown also has the ``footer``, and folds the tables whose titles are in
+    ``folded``. ``title`` is that of the HTML page."""
+
+    title: str
+    blocks: Sequence[Text | Lines | Table]
+    footer: Sequence[str] = ()
+    folded: Collection[str] = ()
+
+
+def framed(title: str, *, caption: str = "", title_style: str = "bold") -> Table:
+    """An empty table in the one frame that all tables have."""
+    return Table(
+        title=title or None,
+        title_justify="left",
+        title_style=title_style,
+        caption=caption or None,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+    )
+
+
+def ordered(names: Iterable[str], known: Sequence[str]) -> list[str]:
+    """In the order of ``known``, then all others by name."""
+    return sorted(names, key=lambda name: (known.index(name) if name in known else len(known), name))
+
+
+def ordered_kinds(kinds: Iterable[str]) -> list[str]:
+    """Kinds of steps in the order of ``StepKind``, ``decode.steady`` after ``decode``."""
+    return sorted(kinds, key=lambda kind: (_place(kind.partition(".")[0]), kind))
+
+
+def _place(kind: str) -> int:
+    return _KINDS.index(kind) if kind in _KINDS else len(_KINDS)
+
+
+def show(
+    form: Format,
+    page: Callable[[int], Page],
+    *,
+    json: Callable[[], str],
+    csv: Callable[[], str] | None = None,
+) -> None:
+    """Print a document on stdout in the format that the user chose. ``page`` makes its page for a width in columns."""
+    console = results()
+    match form:
+        case "table":
+            print_page(page(console.width), console)
+        case "md":
+            sys.stdout.write(markdown(page(WIDE)))
+        case "html":
+            sys.stdout.write(to_html(page(WIDE)))
+        case "json":
+            sys.stdout.write(json())
+        case "csv":
+            assert csv is not None
+            sys.stdout.write(csv())
+
+
+def print_page(page: Page, console: Console) -> None:
+    """For terminals. An empty line separates a table from what is above it."""
+    for number, block in enumerate(page.blocks):
+        if isinstance(block, Table) and number:
+            console.print()
+        for part in block.lines if isinstance(block, Lines) else (block,):
+            console.print(part, markup=False)
+
+
+def markdown(page: Page) -> str:
+    parts = [part for block in page.blocks if (part := _markdown_block(block, page.folded))]
+    return "\n\n".join((*parts, *page.footer)) + "\n"
+
+
+def _markdown_block(block: Text | Lines | Table, folded: Collection[str]) -> str:
+    if isinstance(block, Table):
+        return _markdown_table(block, folded=str(block.title) in folded)
+    if isinstance(block, Lines):
+        lines = "\n".join(line.plain for line in block.lines).strip("\n")
+        return f"```\n{lines}\n```" if lines else ""
+    return f"**{block.plain}**" if block.style == "bold" else block.plain
+
+
+def _markdown_table(table: Table, *, folded: bool) -> str:
+    caption = f"\n\n_{table.caption}_" if table.caption else ""
+    body = "\n".join(markdown_rows(table)) + caption
+    if folded:
+        return f"<details><summary>{table.title}</summary>\n\n{body}\n\n</details>"
+    return f"**{table.title}**\n\n{body}" if table.title else body
+
+
+def markdown_rows(table: Table) -> list[str]:
+    headings = [_cell(column.header) for column in table.columns]
+    ruler = ["---:" if column.justify == "right" else "---" for column in table.columns]
+    rows = zip(*(list(column.cells) for column in table.columns), strict=True)
+    cells = (headings, ruler, *([_cell(cell) for cell in row] for row in rows))
+    return [f"| {' | '.join(row)} |" for row in cells]
+
+
+def _cell(cell: object) -> str:
+    return str(cell).replace("\n", " ").replace("|", "\\|")
+
+
+def to_html(page: Page) -> str:
+    """The page as a wide terminal would show it."""
+    console = Console(record=True, width=WIDE, file=io.StringIO(), color_system="truecolor")
+    print_page(page, console)
+    title = html.escape(page.title).replace("{", "{{").replace("}", "}}")
+    return console.export_html(code_format=_HTML.replace("TITLE", title))
+
+
+def to_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return out.getvalue()

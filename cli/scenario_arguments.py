@@ -1,0 +1,95 @@
+"""The arguments of all commands that run a scenario, and the scenario that they describe.
+
+Errors name the option that was typed, not the key that it stands for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    from ..profiles.platform.resolve import Resolved
+    from ..scenarios.problems import Problem
+
+Name = Annotated[str, typer.Argument(help="A scenario file, or the name of a shipped one.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override any key, e.g. engine.overlap=false."),
+]
+Device = Annotated[
+    Literal["auto", "cuda", "vgpu"], typer.Option("--device", help="auto takes CUDA where there is one.")
+]
+Relay = Annotated[str | None, typer.Option(help="A relay state instead of the scenario's.")]
+Faults = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fault", metavar="NAME", help="Break the relay as upstream had it broken; see list faults."
+    ),
+]
+Budgets = Annotated[
+    list[str] | None,
+    typer.Option("--expect", metavar="BUDGET", help="A budget, e.g. decode.steady.schedule.sync=0."),
+]
+
+
+def resolved(
+    name: str,
+    overrides: Sequence[str] | None,
+    *,
+    relay: str | None = None,
+    budgets: Sequence[str] | None = None,
+    faults: Sequence[str] | None = None,
+) -> Resolved:
+    """Raises UsageError, ScenarioError, FaultError and RelayError."""
+    from ..profiles.check.faults import broken
+
+    return broken(_resolved(name, overrides or (), relay, budgets or ()), faults or ())
+
+
+def make_output_dir(path: Path | None) -> None:
+    """Created before the run, so that a long run cannot fail for it at its end. Raises UsageError."""
+    if path is None:
+        return
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--output-dir {path}: {error.strerror}") from None
+    if not os.access(path, os.W_OK):
+        raise UsageError(f"--output-dir {path}: not writable")
+
+
+def _resolved(name: str, overrides: Sequence[str], relay: str | None, budgets: Sequence[str]) -> Resolved:
+    from ..profiles.platform.resolve import ask
+    from ..scenarios.problems import ScenarioError
+
+    for budget in budgets:
+        if "=" not in budget:
+            raise UsageError(
+                f"--expect: expected KIND.STREAM.COUNTER=N, e.g. decode.steady.schedule.sync=0, got {budget!r}"
+            )
+    given = [*overrides, *(f"expect.{budget}" for budget in budgets)]
+    if relay is not None:
+        given.append(f"engine.relay={relay}")
+    options = {
+        "--relay": "engine.relay" if relay is not None else None,
+        "--expect": "expect" if budgets else None,
+    }
+    try:
+        return ask(name, given)
+    except ScenarioError as error:
+        raise ScenarioError([_as_typed(problem, options) for problem in error.problems]) from None
+
+
+def _as_typed(problem: Problem, options: dict[str, str | None]) -> Problem:
+    """Names the option that was typed, not the key that it stands for."""
+    for option, key in options.items():
+        if key is not None and problem.place.file == "--set" and problem.path.startswith(key):
+            return problem._replace(place=problem.place._replace(file=option))
+    return problem

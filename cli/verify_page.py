@@ -1,0 +1,76 @@
+"""The page of ``verify``: the verdict, the steps, and the differences without and with a known reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.table import Table
+from rich.text import Text
+
+from .numbers import MISSING, number, size, whole
+from .page import Document, Page, framed
+
+_SOURCES = ("predicted", "announced", "recorded")
+_HEADINGS = ("source line", "of", "what", *_SOURCES, "why")
+LINES = 60  # rows of a table on a terminal
+
+
+def verdict(document: Document) -> str:
+    """One line."""
+    differ = len(document["unexplained"])
+    known = len(document["explained"])
+    unlike = ", ".join(kind for kind, counts in document["steps"].items() if len(set(counts)) > 1)
+    parts = [
+        f"{document['compared']} counts compared",
+        f"{differ} differ and nothing explains it" if differ else "none differs without a reason",
+        f"{known} differ as they should",
+        *([f"not the same steps: {unlike}"] if unlike else ()),
+        *document["trouble"],
+    ]
+    return f"{'agree' if document['agrees'] else 'DISAGREE'}: {'; '.join(parts)}"
+
+
+def page(document: Document, *, limit: int | None = None) -> Page:
+    """Tables have at most ``limit`` rows."""
+    title = verdict(document)
+    reasons = [Text(f"{name}: {reason}") for name, reason in _reasons(document)]
+    return Page(title, [Text(title), *_tables(document, limit), *reasons])
+
+
+def _tables(document: Document, limit: int | None) -> Iterator[Table]:
+    steps = [["", kind, "steps", *map(str, counts), ""] for kind, counts in document["steps"].items()]
+    yield _table("steps of each kind", steps, limit)
+    for title, name in (("differences without a reason", "unexplained"), ("known differences", "explained")):
+        if document[name]:
+            yield _table(title, [_cells(row) for row in document[name]], limit)
+
+
+def _table(title: str, rows: list[list[str]], limit: int | None) -> Table:
+    shown = rows[:limit]
+    hidden = len(rows) - len(shown)
+    table = framed(title, caption=f"and {hidden} more" if hidden else "")
+    for heading in _HEADINGS:
+        table.add_column(heading, justify="right" if heading in _SOURCES else "left")
+    for row in shown:
+        table.add_row(*row)
+    return table
+
+
+def _cells(row: Document) -> list[str]:
+    where = f"{row['file']}: {row['statement']}" if row["file"] else ""
+    of = " · ".join(word for word in (row["stream"], row["range"], row["kind"]) if word)
+    return [where, of, row["what"], *(_tally(row[name]) for name in _SOURCES), row["why"]]
+
+
+def _tally(tally: dict[str, float] | None) -> str:
+    if tally is None:
+        return MISSING
+    count = number(whole(tally["count"]))
+    return f"{count} ({size(int(tally['bytes']))})" if tally["bytes"] else count
+
+
+def _reasons(document: Document) -> list[tuple[str, str]]:
+    from ..profiles.lab.verification import EXPLANATIONS
+
+    met = {row["why"] for row in document["explained"]}
+    return [(one.name, one.reason) for one in EXPLANATIONS if one.name in met]
