@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -43,6 +44,20 @@ def interruptible() -> None:
     """Processes that tests start can be interrupted, even where whoever started the tests ignores it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cheap_garbage_collection() -> Iterator[None]:
+    """Every run begins with a full collection, which would mostly walk the objects of imported modules.
+
+    They are frozen once for all tests; runs do not freeze and unfreeze the heap themselves.
+    """
+    gc.collect()
+    gc.freeze()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "freeze", lambda: None)
+        patch.setattr(gc, "unfreeze", lambda: None)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

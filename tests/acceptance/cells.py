@@ -9,6 +9,8 @@ from typing import NamedTuple
 from schedbench.profiles.record.result import Result, SitePart
 
 Ask = Callable[..., Result]
+Requests = Sequence[tuple[int, int, int]]
+"""Prompt tokens, output tokens and arrival in ms of each request."""
 
 
 class Copy(NamedTuple):

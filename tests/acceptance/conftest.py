@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -60,24 +61,47 @@ def _shapes() -> dict[str, tuple[int, ...]]:
     }
 
 
+def _run_trace(
+    folder: Path, requests: Sequence[tuple[int, int, int]], *overrides: str, **sampling: float
+) -> Result:
+    trace = folder / "trace.jsonl"
+    lines = [
+        {"input_length": prompt, "output_length": output, "timestamp": at, "sampling": sampling}
+        for prompt, output, at in requests
+    ]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    scenario = folder / "steps.yaml"
+    scenario.write_text(
+        "name: steps\n"
+        "model: {preset: tiny-llama}\n"
+        "engine: {relay: pr25945, chunked_prefill_size: 256, max_running_requests: 8, kv_tokens: 4096}\n"
+        "workload: {trace: trace.jsonl, format: jsonl}\n"
+    )
+    return result_of(scenario, *overrides)
+
+
 @pytest.fixture
-def ask(tmp_path: Path) -> Ask:
+def ask_anew(tmp_path: Path) -> Ask:
     """Runs a trace of (input_length, output_length, timestamp in ms) on a tiny model."""
+    return lambda requests, *overrides, **sampling: _run_trace(tmp_path, requests, *overrides, **sampling)
 
-    def run(requests: Sequence[tuple[int, int, int]], *overrides: str, **sampling: float) -> Result:
-        trace = tmp_path / "trace.jsonl"
-        lines = [
-            {"input_length": prompt, "output_length": output, "timestamp": at, "sampling": sampling}
-            for prompt, output, at in requests
-        ]
-        trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        scenario = tmp_path / "steps.yaml"
-        scenario.write_text(
-            "name: steps\n"
-            "model: {preset: tiny-llama}\n"
-            "engine: {relay: pr25945, chunked_prefill_size: 256, max_running_requests: 8, kv_tokens: 4096}\n"
-            "workload: {trace: trace.jsonl, format: jsonl}\n"
-        )
-        return result_of(scenario, *overrides)
 
-    return run
+@pytest.fixture(scope="session")
+def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
+    """Like ``ask_anew``, but equal questions of all tests of a process share one run.
+
+    A test that replaces parts of the program uses ``ask_anew``.
+    """
+    folder = tmp_path_factory.mktemp("traces")
+
+    @cache
+    def run(
+        requests: tuple[tuple[int, int, int], ...],
+        overrides: tuple[str, ...],
+        sampling: tuple[tuple[str, float], ...],
+    ) -> Result:
+        return _run_trace(folder, requests, *overrides, **dict(sampling))
+
+    return lambda requests, *overrides, **sampling: run(
+        tuple(requests), overrides, tuple(sorted(sampling.items()))
+    )

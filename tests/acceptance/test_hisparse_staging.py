@@ -61,7 +61,7 @@ def test_a_slow_copy_changes_no_token(slow: None, loop: str) -> None:  # noqa: A
 
 @LOOPS
 def test_a_request_that_waits_is_retracted_for_the_last_one_that_decodes(
-    monkeypatch: pytest.MonkeyPatch, ask: Ask, loop: str
+    monkeypatch: pytest.MonkeyPatch, ask_anew: Ask, loop: str
 ) -> None:
     """Whose copy is not heard of before nobody decodes."""
     look, release, waited = Coordinator.collect_ready_reqs, Coordinator.release, []
@@ -82,10 +82,10 @@ def test_a_request_that_waits_is_retracted_for_the_last_one_that_decodes(
         "engine.schedule_conservativeness=0.01",
     )
     growing = [(20, 100, 0), (60, 20, 1)]
-    result = ask(growing, *model, *hosted)
+    result = ask_anew(growing, *model, *hosted)
     assert waited == [True, False, False] and value(result, "retractions") == 1
     assert statuses(result) == {"finished"}
-    assert digest_of(result) == digest_of(ask(growing, *model))
+    assert digest_of(result) == digest_of(ask_anew(growing, *model))
 
 
 @LOOPS

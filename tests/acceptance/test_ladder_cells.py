@@ -7,9 +7,11 @@ that only stand between two pull requests.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pytest
 
+from schedbench.profiles.record.result import Result
 from tests.acceptance.cells import (
     EXTEND_LENS,
     FORWARD,
@@ -27,6 +29,7 @@ from tests.acceptance.cells import (
     Ask,
     Copies,
     Copy,
+    Requests,
     copies,
     on_one_stream,
     steps,
@@ -82,100 +85,87 @@ SERIAL_DECODE = everywhere({READ: 1})
 SERIAL_PENALTIES: Table = {**SERIAL_DECODE, LATEST_TOKENS: "0 0 0 0 0 0 1 . 0 0"}
 
 
+@dataclass(frozen=True)
+class StateRuns:
+    """Small traces under one state; copies do not depend on values."""
+
+    ask: Ask
+    state: str
+
+    def run(self, requests: Requests, *overrides: str, **sampling: float) -> Result:
+        fixed = (f"engine.relay={self.state}", "engine.cuda_graph=false", "device.values=none")
+        return self.ask(requests, *fixed, *overrides, **sampling)
+
+    def column(self, table: Table) -> Copies:
+        return column(table, self.state)
+
+
 @pytest.fixture(params=COLUMNS)
-def state(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
+def runs(ask: Ask, request: pytest.FixtureRequest) -> StateRuns:
+    return StateRuns(ask, request.param)
 
 
-@pytest.fixture
-def ask_state(ask: Ask, state: str) -> Ask:
-    return lambda requests, *overrides, **sampling: ask(
-        requests, f"engine.relay={state}", "engine.cuda_graph=false", *overrides, **sampling
-    )
+def has_copies_and_their_waits(result: Result, kind: str, expected: Copies) -> None:
+    assert copies(result, kind) == expected
+    assert waits(result, kind) == waits_of(expected)
 
 
-class TestPrefill:
-    def test_page_1(self, ask_state: Ask, state: str) -> None:
-        result = ask_state(THREE)
-        expected = column(PREFILL, state)
-        assert steps(result, "prefill") == 1
-        assert copies(result, "prefill") == expected
-        assert waits(result, "prefill") == waits_of(expected)
-
-    def test_pages(self, ask_state: Ask, state: str) -> None:
-        result = ask_state(THREE, "engine.page_size=16")
-        expected = column(PREFILL, state) | {LAST_LOC: 3}
-        assert copies(result, "prefill") == expected
-        assert waits(result, "prefill") == waits_of(expected)
-
-    def test_serial(self, ask_state: Ask, state: str) -> None:
-        result = ask_state(THREE, "engine.overlap=false")
-        expected = column(SERIAL_PREFILL, state)
-        assert copies(result, "prefill") == expected
-        assert waits(result, "prefill") == waits_of(expected)
+def test_prefill_and_decode(runs: StateRuns) -> None:
+    """Of three requests two leave others behind; after the third no row is kept."""
+    result = runs.run(STAGGERED)
+    decodes = steps(result, "decode")
+    assert steps(result, "prefill") == 1
+    has_copies_and_their_waits(result, "prefill", runs.column(PREFILL))
+    leaving = times(2, runs.column(LEAVING))
+    has_copies_and_their_waits(result, "decode", times(decodes, runs.column(DECODE)) | leaving)
 
 
-class TestDecode:
-    def test_steady(self, ask_state: Ask, state: str) -> None:
-        result = ask_state(THREE)
-        expected = times(steps(result, "decode"), column(DECODE, state))
-        assert copies(result, "decode") == expected
-        assert waits(result, "decode") == waits_of(expected)
-
-    def test_requests_that_finish(self, ask_state: Ask, state: str) -> None:
-        """Two leave others behind; after the third there is nobody to keep."""
-        result = ask_state(STAGGERED)
-        decodes = steps(result, "decode")
-        expected = times(decodes, column(DECODE, state)) | times(2, column(LEAVING, state))
-        assert copies(result, "decode") == expected
-        assert waits(result, "decode") == waits_of(expected)
-
-    def test_requests_that_finish_with_pages(self, ask_state: Ask, state: str) -> None:
-        result = ask_state(STAGGERED, "engine.page_size=16")
-        decodes = steps(result, "decode")
-        expected = times(decodes, column(DECODE, state)) | times(2, column(LEAVING, state)) | {FREED_PAGES: 3}
-        assert copies(result, "decode") == expected
-        assert waits(result, "decode") == waits_of(expected)
-
-    def test_penalties(self, ask_state: Ask, state: str) -> None:
-        result = ask_state(THREE, frequency_penalty=0.5)
-        expected = times(steps(result, "decode"), column(DECODE, state) | {LATEST_TOKENS: 1})
-        assert copies(result, "decode") == expected
-        assert waits(result, "decode") == waits_of(expected)
-
-    @pytest.mark.parametrize("penalised", [False, True], ids=["plain", "penalised"])
-    def test_serial(self, ask_state: Ask, state: str, penalised: bool) -> None:
-        result = ask_state(THREE, "engine.overlap=false", **({"frequency_penalty": 0.5} if penalised else {}))
-        cells = SERIAL_PENALTIES if penalised else SERIAL_DECODE
-        expected = times(steps(result, "decode"), column(cells, state))
-        assert copies(result, "decode") == expected
-        assert waits(result, "decode") == waits_of(expected)
-
-    def test_serial_requests_that_finish(self, ask_state: Ask, state: str) -> None:
-        result = ask_state(STAGGERED, "engine.overlap=false")
-        decodes = steps(result, "decode")
-        expected = times(decodes, column(SERIAL_DECODE, state)) | times(2, column(LEAVING, state))
-        assert copies(result, "decode") == expected
+def test_prefill_and_decode_with_pages(runs: StateRuns) -> None:
+    """Each request leaves a page that is not full, which the cache does not take."""
+    result = runs.run(STAGGERED, "engine.page_size=16")
+    decodes = times(steps(result, "decode"), runs.column(DECODE))
+    has_copies_and_their_waits(result, "prefill", runs.column(PREFILL) | {LAST_LOC: 3})
+    leaving = times(2, runs.column(LEAVING)) | {FREED_PAGES: 3}
+    has_copies_and_their_waits(result, "decode", decodes | leaving)
 
 
-class TestMixed:
-    """One request decodes while the prompt of another takes three chunks. Behind the first and the second of
-    them the prompt's request leaves the running part, whose rows stay."""
+def test_penalties(runs: StateRuns) -> None:
+    result = runs.run(THREE, frequency_penalty=0.5)
+    assert copies(result, "prefill") == runs.column(PREFILL) | {PENALTIES: 1}
+    penalised = runs.column(DECODE) | {LATEST_TOKENS: 1}
+    has_copies_and_their_waits(result, "decode", times(steps(result, "decode"), penalised))
 
-    requests = ((40, 60, 0), (600, 4, 4))
 
-    def test_prefill_and_decode_together(self, ask_state: Ask, state: str) -> None:
-        result = ask_state(self.requests, "engine.mixed_chunk=true")
-        assert (steps(result, "prefill"), steps(result, "mixed")) == (1, 3)
-        expected = times(3, column(MIXED, state)) | times(2, column(LEAVING, state))
-        assert copies(result, "mixed") == expected
-        assert waits(result, "mixed") == waits_of(expected)
+def test_serial(runs: StateRuns) -> None:
+    result = runs.run(STAGGERED, "engine.overlap=false")
+    has_copies_and_their_waits(result, "prefill", runs.column(SERIAL_PREFILL))
+    decodes = times(steps(result, "decode"), runs.column(SERIAL_DECODE))
+    has_copies_and_their_waits(result, "decode", decodes | times(2, runs.column(LEAVING)))
 
-    def test_penalties_of_both_parts(self, ask_state: Ask, state: str) -> None:
-        result = ask_state(self.requests, "engine.mixed_chunk=true", frequency_penalty=0.5)
-        penalised = column(MIXED, state) | {PENALTIES: 1, LATEST_TOKENS: 1}
-        assert copies(result, "mixed") == times(3, penalised) | times(2, column(LEAVING, state))
+
+def test_serial_penalties(runs: StateRuns) -> None:
+    result = runs.run(THREE, "engine.overlap=false", frequency_penalty=0.5)
+    expected = times(steps(result, "decode"), runs.column(SERIAL_PENALTIES))
+    has_copies_and_their_waits(result, "decode", expected)
+
+
+# One request decodes while the prompt of another takes three chunks. Behind the first and the second of them the
+# prompt's request leaves the running part, whose rows stay.
+CHUNKED_BESIDE_A_DECODE = ((40, 60, 0), (600, 4, 4))
+
+
+def test_mixed(runs: StateRuns) -> None:
+    result = runs.run(CHUNKED_BESIDE_A_DECODE, "engine.mixed_chunk=true")
+    assert (steps(result, "prefill"), steps(result, "mixed")) == (1, 3)
+    expected = times(3, runs.column(MIXED)) | times(2, runs.column(LEAVING))
+    has_copies_and_their_waits(result, "mixed", expected)
+
+
+def test_mixed_penalties(runs: StateRuns) -> None:
+    """Of both parts of a step."""
+    result = runs.run(CHUNKED_BESIDE_A_DECODE, "engine.mixed_chunk=true", frequency_penalty=0.5)
+    penalised = runs.column(MIXED) | {PENALTIES: 1, LATEST_TOKENS: 1}
+    assert copies(result, "mixed") == times(3, penalised) | times(2, runs.column(LEAVING))
 
 
 # Kernels and device copies of a steady decode. Schedule: the slot's cast and its write to the page table, both
@@ -203,13 +193,16 @@ SAME_FORWARD = 3 + 2 * 9 + 3  # positions, staging, sampling; two layers; embedd
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_of_a_steady_decode(ask: Ask, name: str) -> None:
-    streams = ask([(40, 20, 0)] * 3, f"engine.relay={name}").per_step["decode.steady"].streams
+    streams = (
+        ask([(40, 20, 0)] * 3, f"engine.relay={name}", "device.values=none").per_step["decode.steady"].streams
+    )
     schedule, forward, moved = KERNELS[name]
     assert streams[SCHEDULE]["kernel"].median == schedule
     assert streams[FORWARD]["kernel"].median - SAME_FORWARD == forward
     assert (streams[FORWARD]["d2d"].median if "d2d" in streams[FORWARD] else 0) == moved
 
 
+LATEST = ("engine.relay=latest", "device.values=none")
 LATEST_PREFILL: Copies = {
     PROMPT_NOW: 1,
     Copy("_sent", SCHEDULE, "h2d", "pinned nb"): 1,
@@ -225,32 +218,32 @@ class TestLatest:
 
     @pytest.mark.parametrize("page", [1, 16])
     def test_prefill(self, ask: Ask, page: int) -> None:
-        result = ask(THREE, "engine.relay=latest", f"engine.page_size={page}")
+        result = ask(THREE, *LATEST, f"engine.page_size={page}")
         assert copies(result, "prefill") == LATEST_PREFILL
         assert waits(result, "prefill") == waits_of(RESULT)
 
     @pytest.mark.parametrize("penalised", [False, True], ids=["plain", "penalised"])
     def test_decode(self, ask: Ask, penalised: bool) -> None:
-        result = ask(THREE, "engine.relay=latest", **({"frequency_penalty": 0.5} if penalised else {}))
+        result = ask(THREE, *LATEST, **({"frequency_penalty": 0.5} if penalised else {}))
         assert copies(result, "decode") == times(steps(result, "decode"), RESULT)
         assert waits(result, "decode") == waits_of(copies(result, "decode"))
 
     def test_requests_that_finish(self, ask: Ask) -> None:
-        result = ask(STAGGERED, "engine.relay=latest")
+        result = ask(STAGGERED, *LATEST)
         assert copies(result, "decode") == times(steps(result, "decode"), RESULT) | {KEEP: 2}
 
     def test_mixed(self, ask: Ask) -> None:
-        result = ask(TestMixed.requests, "engine.relay=latest", "engine.mixed_chunk=true")
+        result = ask(CHUNKED_BESIDE_A_DECODE, *LATEST, "engine.mixed_chunk=true")
         expected = times(3, LATEST_PREFILL | {self.extend_lens: 1}) | {KEEP: 2}
         assert copies(result, "mixed") == expected
         assert waits(result, "mixed") == waits_of(times(3, RESULT))
 
     def test_penalties_come_in_one_upload(self, ask: Ask) -> None:
-        result = ask(THREE, "engine.relay=latest", frequency_penalty=0.5, presence_penalty=0.5)
+        result = ask(THREE, *LATEST, frequency_penalty=0.5, presence_penalty=0.5)
         assert copies(result, "prefill") == LATEST_PREFILL | {self.penalties: 1}
 
     def test_serial(self, ask: Ask) -> None:
-        result = ask(THREE, "engine.relay=latest", "engine.overlap=false")
+        result = ask(THREE, *LATEST, "engine.overlap=false")
         uploads = {copy: count for copy, count in LATEST_PREFILL.items() if copy not in RESULT}
         assert copies(result, "prefill") == uploads | {READ: 1}
         assert copies(result, "decode") == times(steps(result, "decode"), {READ: 1})

@@ -1,4 +1,4 @@
-"""One question has one answer, whatever the scheduler does on the way: the tokens of ``mixed`` across engines."""
+"""The tokens of ``mixed`` are the same with every engine setting."""
 
 from __future__ import annotations
 
@@ -9,33 +9,41 @@ import pytest
 
 from tests.acceptance.runs import SMALL, digest, digest_of, result_of, statuses, value
 
-MODES = ("model.dtype=float32", "model.dtype=float64", "device.values=none")
+FLOAT32, FLOAT64, NONE = "model.dtype=float32", "model.dtype=float64", "device.values=none"
 TIGHT = ("engine.kv_tokens=1920", "engine.schedule_conservativeness=0.01")
 
-# What may stand instead of the scenario's own setting, which is the one left out.
+# The alternatives to the scenario's own setting, which comes first.
 AXES: dict[str, tuple[tuple[str, ...], ...]] = {
-    "loop": (("engine.overlap=false",),),
-    "relay": (("engine.relay=latest",),),
+    "loop": ((), ("engine.overlap=false",)),
+    "relay": ((), ("engine.relay=latest",)),
     "chunk": (
+        (),
         ("engine.chunked_prefill_size=64",),
         ("engine.chunked_prefill_size=64", "engine.mixed_chunk=false"),
         ("engine.mixed_chunk=false",),
         ("engine.chunked_prefill_size=none", "engine.mixed_chunk=false"),
     ),
-    "page": (("engine.page_size=16",),),
-    "radix": (("engine.radix_cache=false",),),
-    "running": (("engine.max_running_requests=2",),),
-    "graph": (("engine.cuda_graph=false",),),
-    "kv": (TIGHT,),
-    "device": (("device.hardware=mlx-like",),),
+    "page": ((), ("engine.page_size=16",)),
+    "radix": ((), ("engine.radix_cache=false",)),
+    "running": ((), ("engine.max_running_requests=2",)),
+    "graph": ((), ("engine.cuda_graph=false",)),
+    "kv": ((), TIGHT),
+    "device": ((), ("device.hardware=mlx-like",)),
 }
-SINGLE = [option for options in AXES.values() for option in options]
+SINGLE = [setting for settings in AXES.values() for setting in settings[1:]]
+COVERING = max(map(len, AXES.values()))
+"""So many combinations contain every setting."""
+
+
+def covering(number: int) -> list[str]:
+    """The settings of a combination; each setting is in one of the first ``COVERING``."""
+    chosen = (settings[(number + place) % len(settings)] for place, settings in enumerate(AXES.values()))
+    return [override for setting in chosen for override in setting]
 
 
 def drawn(seed: int) -> list[str]:
-    """One setting of every axis, its own included."""
     dice = random.Random(seed)
-    return [override for options in AXES.values() for override in dice.choice([(), *options])]
+    return [override for settings in AXES.values() for override in dice.choice(settings)]
 
 
 @cache
@@ -43,19 +51,32 @@ def reference(mode: str) -> str:
     return digest("mixed", *SMALL, mode)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("option", SINGLE, ids=" ".join)
-def test_no_single_knob_changes_a_token(mode: str, option: tuple[str, ...]) -> None:
-    assert digest("mixed", *SMALL, mode, *option) == reference(mode)
+def in_modes(*soon: str) -> list[object]:
+    """These modes in ``make test``, the others in ``make wide``."""
+    modes = (FLOAT32, FLOAT64, NONE)
+    return [mode if mode in soon else pytest.param(mode, marks=pytest.mark.wide) for mode in modes]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", in_modes(NONE))
+@pytest.mark.parametrize("setting", SINGLE, ids=" ".join)
+def test_no_single_setting_changes_a_token(mode: str, setting: tuple[str, ...]) -> None:
+    assert digest("mixed", *SMALL, mode, *setting) == reference(mode)
+
+
+@pytest.mark.parametrize("mode", in_modes(FLOAT32))
+@pytest.mark.parametrize("number", range(COVERING))
+def test_no_covering_combination_of_settings_changes_a_token(mode: str, number: int) -> None:
+    assert digest("mixed", *SMALL, mode, *covering(number)) == reference(mode)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("mode", [FLOAT32, FLOAT64, NONE])
 @pytest.mark.parametrize("seed", range(5))
-def test_no_combination_of_knobs_changes_a_token(mode: str, seed: int) -> None:
+def test_no_drawn_combination_of_settings_changes_a_token(mode: str, seed: int) -> None:
     assert digest("mixed", *SMALL, mode, *drawn(seed)) == reference(mode)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", in_modes(NONE))
 @pytest.mark.parametrize("loop", ["engine.overlap=true", "engine.overlap=false"])
 def test_retracted_requests_come_back_with_the_same_tokens(mode: str, loop: str) -> None:
     result = result_of("mixed", *SMALL, *TIGHT, mode, loop)
@@ -64,7 +85,7 @@ def test_retracted_requests_come_back_with_the_same_tokens(mode: str, loop: str)
 
 
 def test_hashes_are_other_tokens_than_the_models() -> None:
-    assert reference("device.values=none") != reference("model.dtype=float32")
+    assert reference(NONE) != reference(FLOAT32)
 
 
 @pytest.mark.wide
