@@ -14,9 +14,9 @@ def doctor(
     form: Annotated[Literal["table", "json"], typer.Option("--format", help="A table, or JSON.")] = "table",
 ) -> None:
     """Check what this machine can do; exit code 3 if it can run nothing."""
-    from ..profiles.lab.doctor import checkup
+    from ..profiles.lab.doctor import run_checks
 
-    checks = checkup()
+    checks = run_checks()
     if form == "json":
         typer.echo(json.dumps([check._asdict() for check in checks], indent=1))
     else:

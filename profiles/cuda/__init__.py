@@ -1,1 +1,1 @@
-"""Real CUDA: a timed pass that watches little, a traced pass that sees everything, and probes of the machine."""
+"""The CUDA device of a run: a timed pass with two events per step, a traced pass with Kineto, and hazard checking."""

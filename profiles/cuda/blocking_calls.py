@@ -1,7 +1,6 @@
-"""Calls of the timed pass in which the host may wait for the device, timed one by one.
+"""Times the Python calls of the timed pass in which the host may wait for the device.
 
-Only Python's own calls are seen: a sync that torch makes inside an operator (a boolean mask, ``unique``) is not. The
-traced pass counts all of them.
+A sync that torch makes inside an operator (a boolean mask, ``unique``) is not seen here; the traced pass counts it.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from .log import Log
 from .patching import Function, Target, replaced
 
 MEMCPY: Final = "cudaMemcpyAsync"
-# ns: what a call costs that does not wait. Estimates, to be replaced by measured ones.
-FREE: Final[dict[CallKind, int]] = {"sync": 5_000, "copy": 20_000}
+# ns; a shorter call did not wait. Estimates: no GPU has measured them.
+NO_WAIT_BELOW: Final[dict[CallKind, int]] = {"sync": 5_000, "copy": 20_000}
 
 _READS = ("item", "tolist", "cpu", "__bool__", "__int__", "__float__", "__index__")
 _READERS = tuple(Target(torch.Tensor, name, MEMCPY) for name in _READS)
 _MOVERS = (Target(torch.Tensor, "to", MEMCPY), Target(torch, "tensor", MEMCPY))
 
 
-def syncs(device_module: Any) -> tuple[Target, ...]:
-    """Calls whose purpose is to wait."""
+def sync_calls(device_module: Any) -> tuple[Target, ...]:
+    """The calls whose purpose is to wait."""
     return (
         Target(device_module.Event, "synchronize", "cudaEventSynchronize"),
         Target(device_module.Stream, "synchronize", "cudaStreamSynchronize"),
@@ -38,8 +37,8 @@ def syncs(device_module: Any) -> tuple[Target, ...]:
 
 
 @dataclass(slots=True)
-class WaitLog:
-    """Gathers the waiting calls of one pass. ``stream`` numbers the stream that is current."""
+class BlockingCalls:
+    """The possibly waiting calls of one pass. ``stream`` returns the number of the current stream."""
 
     clock: Clock
     log: Log
@@ -48,15 +47,15 @@ class WaitLog:
     calls: list[Call] = field(default_factory=list)
 
     def begin(self, log: Log) -> Log:
-        """Forget what was gathered; contexts are from ``log`` from now on."""
+        """Drop the calls so far, and take contexts from ``log`` from now on."""
         self.log, self.calls = log, []
         return log
 
     @contextmanager
     def installed(self, device_module: Any) -> Iterator[None]:
-        """``device_module`` is ``torch.cuda`` or its like."""
+        """``device_module`` is ``torch.cuda`` or a module like it."""
         with (
-            replaced(syncs(device_module), self._sync),
+            replaced(sync_calls(device_module), self._sync),
             replaced(_READERS, self._read),
             replaced(_MOVERS, self._move),
         ):
@@ -67,7 +66,7 @@ class WaitLog:
         def timed(*args: Any, **kwargs: Any) -> Any:
             start = self.clock.now()
             result = function(*args, **kwargs)
-            self._note("sync", target.call, start)
+            self._record("sync", target.call, start)
             return result
 
         return timed
@@ -79,7 +78,7 @@ class WaitLog:
                 return function(tensor, *args, **kwargs)
             start = self.clock.now()
             result = function(tensor, *args, **kwargs)
-            self._note("copy", target.call, start)
+            self._record("copy", target.call, start)
             return result
 
         return timed
@@ -90,7 +89,7 @@ class WaitLog:
             start = self.clock.now()
             result = function(source, *args, **kwargs)
             if self._on_device(source) != self._on_device(result):
-                self._note("copy", target.call, start)
+                self._record("copy", target.call, start)
             return result
 
         return timed
@@ -98,7 +97,7 @@ class WaitLog:
     def _on_device(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and value.device.type == self.device_type
 
-    def _note(self, kind: CallKind, name: str, start: int) -> None:
+    def _record(self, kind: CallKind, name: str, start: int) -> None:
         end = self.clock.now()
         duration = end - start
         context = self.log.contexts.current
@@ -108,7 +107,7 @@ class WaitLog:
                 name=name,
                 start=start,
                 end=end,
-                waited=duration if duration >= FREE[kind] else 0,
+                waited=duration if duration >= NO_WAIT_BELOW[kind] else 0,
                 stream=self.stream(),
                 range=context.range,
                 step=context.step,

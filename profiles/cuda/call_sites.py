@@ -1,8 +1,8 @@
-"""Which line called torch, for the traced pass: Kineto has no Python lines without the host's own activities.
+"""Logs the source line of each call into torch, for the traced pass: Kineto's rows of CUDA have no Python lines.
 
-Every call from Python into torch is logged with its source line, by a function mode; methods of streams and events,
-which are no torch functions, by replacing them. It costs about two microseconds per call and makes the traced
-pass slower on the host, never on the device: counts are as they were, times are not.
+Torch functions are logged by a function mode; methods of streams, events and graphs, which are no torch functions, are
+replaced. Each logged call takes about two microseconds more on the host: this changes times of the traced pass, but no
+counts.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from ..vgpu.sites import Sites
 from .log import CallRecord, Log
 from .patching import Function, Target, replaced
 
-_ATTRIBUTES = frozenset({"__get__", "__set__"})  # .shape and its like never reach the device
+_ATTRIBUTES = frozenset({"__get__", "__set__"})  # .shape and other attributes, which do not reach the device
 
 
 class CallSites:
-    """Logs each outermost call's place. ``stream`` numbers a stream, the current one for None."""
+    """Logs each outermost call. ``stream`` returns the number of a stream, or of the current one for None."""
 
     def __init__(self, log: Log, clock: Clock, sites: Sites, stream: Callable[[Any], int]) -> None:
-        self._places = log.places
+        self._log = log.calls
         self._clock = clock
         self._sites = sites
         self._stream = stream
-        self._calls = 0
-        self._recorded: dict[int, int] = {}  # stream by id of the event that was recorded on it last
+        self._count = 0
+        self._recorded: dict[int, int] = {}  # stream of the last record, by id of the event
 
     @contextmanager
     def installed(self, device_module: Any) -> Iterator[None]:
-        """On this thread, for the duration of the block. ``device_module`` is ``torch.cuda`` or its like."""
+        """Log the calls of this thread in this block. ``device_module`` is ``torch.cuda`` or a module like it."""
         event = device_module.Event
-        others = (
+        targets = (
             Target(event, "wait", "cudaStreamWaitEvent"),
             Target(device_module.Stream, "synchronize", "cudaStreamSynchronize"),
             Target(device_module, "synchronize", "cudaDeviceSynchronize"),
             Target(device_module.CUDAGraph, "replay", "cudaGraphLaunch"),
         )
         with (
-            replaced(others, self._logged),
+            replaced(targets, self._logged),
             replaced([Target(event, "record", "cudaEventRecord")], self._recording),
             replaced([Target(event, "synchronize", "cudaEventSynchronize")], self._awaiting),
             _CallSiteMode(self),
@@ -52,14 +52,14 @@ class CallSites:
             yield
 
     def enter(self, stream: int = -1) -> CallRecord:
-        """Log the call of the caller's caller; returns what to go back to."""
-        before = self._places.current
-        self._calls += 1
-        self._places.change(self._clock.now(), CallRecord(self._sites.here(), self._calls, stream))
+        """Log a call from the caller's caller. Returns the enclosing call, for ``leave``."""
+        before = self._log.current
+        self._count += 1
+        self._log.change(self._clock.now(), CallRecord(self._sites.here(), self._count, stream))
         return before
 
     def leave(self, before: CallRecord) -> None:
-        self._places.change(self._clock.now(), before)
+        self._log.change(self._clock.now(), before)
 
     def _logged(self, target: Target, function: Function) -> Function:  # noqa: ARG002
         @wraps(function)

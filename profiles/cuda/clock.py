@@ -1,14 +1,14 @@
-"""The host's clock: integer nanoseconds from when the machine was opened."""
+"""The host's clock: integer nanoseconds since the machine was opened."""
 
 from __future__ import annotations
 
 import time
 
-SPIN = 100_000  # ns; a sleep wakes tens of microseconds late, so its end is spun
+SPIN = 100_000  # ns; time.sleep returns tens of microseconds late, so the end of a wait is spun
 
 
 class WallClock:
-    """``epoch`` is what to add to an instant of this clock to get nanoseconds since 1970, as CUPTI's records count."""
+    """``epoch`` plus an instant of this clock is in ns since 1970, as in CUPTI's records."""
 
     def __init__(self) -> None:
         self._origin = time.perf_counter_ns()

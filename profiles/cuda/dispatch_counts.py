@@ -1,8 +1,8 @@
-"""Counts from inside the process: the copies and syncs that torch's calls announce, by the rules of its source.
+"""Counts of copies and syncs from inside the process, at torch's dispatch, by the rules of torch's source.
 
-A second opinion beside CUPTI's records and the virtual GPU's: it sees every operator with its operands and result,
-and knows nothing of what the driver makes of it. Not seen are kernels, the nodes of replayed graphs, and what an
-operator of ours does inside itself.
+``schedbench verify`` calls them the announced counts, and compares them with CUPTI's records and with the virtual
+GPU's prediction. Every operator is seen with its operands and its result. Not seen are kernels, the nodes of replayed
+graphs, and what a custom op does inside.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from ...sched.observe import Silence, StepInfo
 from ..record.timeline import Site
 from ..vgpu.reads import COUNT_BYTES, READS
 from ..vgpu.sites import Sites
-from .blocking_calls import syncs
+from .blocking_calls import sync_calls
 from .patching import Function, Target, replaced
 
 STREAM_SYNC: Final = "cudaStreamSynchronize"
 _MASKS: Final = frozenset((torch.bool, torch.uint8))
 _INDEXED: Final = frozenset(("index", "index_put_", "index_put"))
-_READ: Final = "d2h pinned blocking"  # of single numbers: torch has a pinned buffer for them
+_READ: Final = "d2h pinned blocking"  # a single number, which torch reads through a pinned buffer
 
 OpCopies = Iterator[tuple[str, int]]  # (what, bytes)
 
 
-class Sees(NamedTuple):
-    """What an operator's copies follow from besides its operands: the device's ``type``, and how many bytes a pageable
-    upload may have without waiting."""
+class CopyRules(NamedTuple):
+    """What an operator's copies depend on besides its operands. ``type`` is the device's; ``inline`` is the most bytes
+    that a pageable upload may have without waiting."""
 
     type: str
     inline: int
@@ -41,8 +41,8 @@ class Sees(NamedTuple):
         return isinstance(value, torch.Tensor) and value.device.type == self.type
 
 
-class Announcement(NamedTuple):
-    """``what`` as in ``compare_counts.Line``; ``stream`` is its identity, not its name."""
+class DispatchCount(NamedTuple):
+    """``what`` is as in ``compare_counts.CountedLine``; ``stream`` is torch's id of it."""
 
     step: int
     range: str
@@ -51,18 +51,18 @@ class Announcement(NamedTuple):
     what: str
 
 
-class Announced(Silence):
-    """Gathers announcements while it listens."""
+class DispatchCounter(Silence):
+    """An observer that counts while it is ``installed``. ``kinds`` are the launched steps' kinds."""
 
     def __init__(self, module: Any, device_type: str, sites: Sites, *, inline: int) -> None:
-        self.counts: Counter[Announcement] = Counter()
-        self.bytes: Counter[Announcement] = Counter()
+        self.counts: Counter[DispatchCount] = Counter()
+        self.bytes: Counter[DispatchCount] = Counter()
         self.kinds: dict[int, str] = {}
-        self.sees = Sees(device_type, inline)
+        self.rules = CopyRules(device_type, inline)
         self._module = module
         self._sites = sites
         self._open: list[tuple[str, int]] = [("", -1)]
-        self._recorded: dict[int, int] = {}  # stream by id of the event that was recorded on it last
+        self._recorded: dict[int, int] = {}  # stream of the last record, by id of the event
 
     @property
     def sites(self) -> Sequence[Site]:
@@ -81,34 +81,34 @@ class Announced(Silence):
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Operators and waits are heard of in this block, on this thread."""
+        """Count the operators and waits of this thread in this block."""
         event = self._module.Event
         with (
-            replaced(syncs(self._module), self._waiting),
+            replaced(sync_calls(self._module), self._waiting),
             replaced([Target(event, "record", "cudaEventRecord")], self._recording),
-            _AnnouncingMode(self),
+            _CountingMode(self),
         ):
             yield
 
-    def note(self, what: str, size: int = 0, stream: int | None = None) -> None:
+    def count(self, what: str, size: int = 0, stream: int | None = None) -> None:
         name, step = self._open[-1]
         where = self._current() if stream is None else stream
-        announcement = Announcement(step, name, where, self._sites.here(), what)
-        self.counts[announcement] += 1
-        self.bytes[announcement] += size
+        key = DispatchCount(step, name, where, self._sites.here(), what)
+        self.counts[key] += 1
+        self.bytes[key] += size
 
     def _current(self) -> int:
         return int(self._module.current_stream().stream_id)
 
     def _waiting(self, target: Target, function: Function) -> Function:
         def waiting(*args: Any, **kwargs: Any) -> Any:
-            self.note(target.call, stream=self._awaited(args))
+            self.count(target.call, stream=self._awaited(args))
             return function(*args, **kwargs)
 
         return waiting
 
     def _awaited(self, args: Sequence[Any]) -> int | None:
-        """The stream that is waited for: an event's own, or the stream itself."""
+        """The stream that a call waits for: itself, or the one that an event was recorded on."""
         if args and hasattr(args[0], "stream_id"):
             return int(args[0].stream_id)
         return self._recorded.get(id(args[0])) if args else None
@@ -121,32 +121,34 @@ class Announced(Silence):
         return recording
 
 
-class _AnnouncingMode(TorchDispatchMode):
-    def __init__(self, announced: Announced) -> None:
+class _CountingMode(TorchDispatchMode):
+    def __init__(self, counter: DispatchCounter) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._announced = announced
+        self._counter = counter
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:  # fmt: skip
-        known = kwargs or {}
-        result = func(*args, **known)
-        sees = self._announced.sees
-        for what, size in copies_of(sees, func._opname, args, known, result):
-            self._announced.note(what, size)
-            if what.endswith(" blocking") and not _held(what, size, args, known, sees.inline):
-                self._announced.note(STREAM_SYNC)
+        named = kwargs or {}
+        result = func(*args, **named)
+        rules = self._counter.rules
+        for what, size in copies_of(rules, func._opname, args, named, result):
+            self._counter.count(what, size)
+            if what.endswith(" blocking") and not _driver_waits(what, size, args, named, rules.inline):
+                self._counter.count(STREAM_SYNC)
         return result
 
 
-def copies_of(sees: Sees, op: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> OpCopies:
-    """What an operator copies between host and device."""
-    on_device: Callable[[object], bool] = sees.on_device
+def copies_of(
+    rules: CopyRules, op: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+) -> OpCopies:
+    """The copies of an operator between host and device."""
+    on_device: Callable[[object], bool] = rules.on_device
     if op == "_to_copy":
-        yield from _moved(sees, result, args[0], non_blocking=bool(kwargs.get("non_blocking")))
+        yield from _transfer(rules, result, args[0], non_blocking=bool(kwargs.get("non_blocking")))
     elif op == "copy_":
         non_blocking = bool(args[2]) if len(args) > 2 else bool(kwargs.get("non_blocking"))
-        yield from _moved(sees, args[0], args[1], non_blocking=non_blocking)
+        yield from _transfer(rules, args[0], args[1], non_blocking=non_blocking)
     elif op == "_local_scalar_dense" and on_device(args[0]):
         yield _READ, args[0].itemsize
     elif op == "lift_fresh" and on_device(args[0]) and args[0].numel():
@@ -154,46 +156,47 @@ def copies_of(sees: Sees, op: str, args: Sequence[Any], kwargs: Mapping[str, Any
     elif op in READS and any(map(on_device, args)) and kwargs.get("output_size") is None:
         yield from ((_READ, size) for size in READS[op])
     elif op in _INDEXED and on_device(args[0]):
-        yield from _indices(sees, op, args)
+        yield from _indices(rules, op, args)
 
 
-def _moved(sees: Sees, target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> OpCopies:
-    up, down = sees.on_device(target), sees.on_device(source)
+def _transfer(
+    rules: CopyRules, target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool
+) -> OpCopies:
+    up, down = rules.on_device(target), rules.on_device(source)
     if up == down or not target.numel():
         return
     converts = target.dtype != source.dtype
     host, device = (source, target) if up else (target, source)
     direct = host.is_contiguous() and (non_blocking or not converts) and host.size() == device.size()
     pinned = direct and host.is_pinned()
-    converted = (
-        converts and non_blocking
-    )  # on the device: then the source's bytes go up, the target's come down
-    carried = (source if converted else target) if up else (target if converted else source)
+    # Converted on the device, the source's bytes go up, or the target's come down; converted on the host, the reverse.
+    on_device = converts and non_blocking
+    carried = (source if on_device else target) if up else (target if on_device else source)
     size = target.numel() * carried.itemsize
-    held = not pinned and (not up or size > sees.inline)
-    yield _words("h2d" if up else "d2h", pinned=pinned, blocking=held or not non_blocking), size
+    waits = not pinned and (not up or size > rules.inline)
+    yield _copy_name("h2d" if up else "d2h", pinned=pinned, blocking=waits or not non_blocking), size
 
 
-def _words(direction: str, *, pinned: bool, blocking: bool) -> str:
+def _copy_name(direction: str, *, pinned: bool, blocking: bool) -> str:
     return f"{direction} {'pinned' if pinned else 'pageable'}{' blocking' if blocking else ''}"
 
 
-def _indices(sees: Sees, op: str, args: Sequence[Any]) -> OpCopies:
-    """A mask's elements have to be counted, but for a fill with one value; indices of the host are brought over."""
+def _indices(rules: CopyRules, op: str, args: Sequence[Any]) -> OpCopies:
+    """A mask's elements are counted on the host, except for a fill with one value; indices of the host are uploaded."""
     fills = op != "index" and len(args[1]) == 1 and args[2].numel() == 1
     for index in args[1]:
         if index is None:
             continue
-        if not sees.on_device(index):
+        if not rules.on_device(index):
             yield "h2d pageable blocking", index.nbytes
         elif index.dtype in _MASKS and not fills:
             yield _READ, COUNT_BYTES
-    if op != "index" and not sees.on_device(args[2]) and not fills:
+    if op != "index" and not rules.on_device(args[2]) and not fills:
         yield "h2d pageable blocking", args[2].nbytes
 
 
-def _held(what: str, size: int, args: Sequence[Any], kwargs: Mapping[str, Any], inline: int) -> bool:
-    """Whether the driver holds the call by itself: no sync of torch's then."""
+def _driver_waits(what: str, size: int, args: Sequence[Any], kwargs: Mapping[str, Any], inline: int) -> bool:
+    """Whether the driver itself waits in the call, so that torch makes no sync."""
     non_blocking = bool(kwargs.get("non_blocking")) or (len(args) > 2 and args[2] is True)
     return non_blocking and (
         what.startswith("d2h pageable") or (what.startswith("h2d pageable") and size > inline)

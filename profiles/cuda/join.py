@@ -1,7 +1,7 @@
-"""From Kineto's rows and the run's log to a window of the timeline.
+"""Joins Kineto's rows with the run's log into a window of the timeline.
 
-Every operation has the correlation of the call that enqueued it, and that call was made inside some range and some
-line of ours. A replayed graph's kernels all share the replay's correlation. Pure: rows and log in, window out.
+An operation has the correlation of the call that enqueued it, and the log says in which range and on which line that
+call was made. All kernels of a replayed graph have the replay's correlation.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import NamedTuple
 
 from ..record.timeline import Call, Op, Wait, Window
 from .kineto import API, GPU, STREAM_SYNC, SYNC, KinetoRow, call_kind, op_kind
-from .log import NO_CONTEXT, NO_PLACE, CallRecord, Log, LogContext
-from .stream_waits import holds
+from .log import NO_CALL, NO_CONTEXT, CallRecord, Log, LogContext
+from .stream_waits import stream_waits
 from .streams import StreamTable
 
-NOWHERE = -1  # number of a stream that nothing tells
+NOWHERE = -1  # number of an unknown stream
 NO_WAIT = 5_000  # ns; a call shorter than this did not wait for the device
-TOGETHER = 5_000  # ns between a copy and a sync that one call of torch's makes; an estimate
+TOGETHER = 5_000  # ns; at most this lies between a copy and a sync of one call of torch's (an estimate)
 
 
 class Joined(NamedTuple):
-    """``abstained`` says why the window must not be counted, ``notes`` what could not be placed."""
+    """``abstained`` says why the window must not be counted; ``notes`` counts rows, and those without a place."""
 
     window: Window
     abstained: str | None
@@ -32,8 +32,8 @@ class Joined(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JoinInputs:
-    """What rows are joined with. ``threads``: the scheduler's thread as Kineto may number it; ``epoch``: the clock's;
-    ``inline``: the largest pageable source, in bytes, that the driver takes inside the call."""
+    """``threads`` are the numbers that Kineto may have for the scheduler's thread; ``epoch`` is the clock's; ``inline``
+    is the largest pageable source, in bytes, that the driver takes inside the call."""
 
     log: Log
     streams: StreamTable
@@ -43,11 +43,11 @@ class JoinInputs:
 
 
 def join(rows: Sequence[KinetoRow], source: JoinInputs, *, start: int, end: int) -> Joined:
-    """All that was asked for between two instants of the clock. ``rows`` are in order of time.
+    """The calls between two instants of the clock, and their operations. ``rows`` are in order of time.
 
-    What started and stopped the trace lies outside of them, and is left out.
+    The calls that start and stop the trace lie outside, and are left out.
     """
-    joining = _Joining(_between(rows, start + source.epoch, end + source.epoch), source)
+    joining = _Join(_between(rows, start + source.epoch, end + source.epoch), source)
     log, ops = source.log, list(joining.ops())
     window = Window(
         start,
@@ -59,31 +59,31 @@ def join(rows: Sequence[KinetoRow], source: JoinInputs, *, start: int, end: int)
         launched=log.launched,
         settled=log.settled,
     )
-    return Joined(window, _unfit(window), joining.notes())
+    return Joined(window, _why_incomplete(window), joining.notes())
 
 
 def _between(rows: Sequence[KinetoRow], start: int, end: int) -> list[KinetoRow]:
-    """Without calls outside [start, end), and what they set going."""
+    """Without the calls outside [start, end) and their operations."""
     others = {row.correlation for row in rows if row.category in API and not start <= row.start < end}
     return [row for row in rows if row.correlation not in others]
 
 
 @dataclass(slots=True)
-class _Joining:
+class _Join:
     rows: Sequence[KinetoRow]
     source: JoinInputs
     _call_of: dict[int, KinetoRow] = field(init=False)  # by correlation
     _op_of: dict[int, KinetoRow] = field(init=False)  # the first, where a graph has many
     _sync_of: dict[int, KinetoRow] = field(init=False)
-    _blocking: dict[int, KinetoRow] = field(
-        init=False
-    )  # copies, by their own correlation and that of their sync
+    _blocking: dict[int, KinetoRow] = field(init=False)  # copies, by their and their sync's correlation
 
     def __post_init__(self) -> None:
         self._call_of = self._first(API)
         self._op_of = self._first(GPU)
         self._sync_of = self._first((SYNC,))
-        self._blocking = {key: copy for copy, sync in self._followed_by_sync() for key in _ids(copy, sync)}
+        self._blocking = {
+            row.correlation: copy for copy, sync in self._blocking_copies() for row in (copy, sync)
+        }
 
     def ops(self) -> Iterator[Op]:
         for row in self.rows:
@@ -91,47 +91,47 @@ class _Joining:
                 yield op
 
     def calls(self) -> Iterator[Call]:
-        return (call for row in self._mine() if (call := self._call(row)) is not None)
+        return (call for row in self._own_calls() if (call := self._call(row)) is not None)
 
     def waits(self) -> Iterator[Wait]:
         source = self.source
-        for hold in holds(self.rows, self._call_of):
-            context, _ = self._around(hold.call)
-            stream = source.streams.by_cupti(hold.stream)
-            yield Wait(stream, hold.start - source.epoch, hold.end - source.epoch, context.step)
+        for wait in stream_waits(self.rows, self._call_of):
+            context, _ = self._logged(wait.call)
+            stream = source.streams.by_cupti(wait.stream)
+            yield Wait(stream, wait.start - source.epoch, wait.end - source.epoch, context.step)
 
     def notes(self) -> dict[str, int]:
         api = [row for row in self.rows if row.category in API]
         gpu = [row for row in self.rows if row.category in GPU]
         return {
             "calls": len(api),
-            "calls_of_other_threads": len(api) - len(self._mine()),
+            "calls_of_other_threads": len(api) - len(self._own_calls()),
             "operations": len(gpu),
             "operations_without_call": sum(row.correlation not in self._call_of for row in gpu),
         }
 
     def _first(self, categories: Sequence[str]) -> dict[int, KinetoRow]:
-        """Rows by correlation; of several the earliest."""
+        """Rows by correlation; of several rows the earliest."""
         return {row.correlation: row for row in reversed(self.rows) if row.category in categories}
 
-    def _mine(self) -> list[KinetoRow]:
+    def _own_calls(self) -> list[KinetoRow]:
         threads = self.source.threads
         return [row for row in self.rows if row.category in API and row.thread in threads]
 
-    def _followed_by_sync(self) -> Iterator[tuple[KinetoRow, KinetoRow]]:
-        """Copies whose torch call went on to synchronise the stream: torch's blocking copy is these two calls."""
-        telling = [row for row in self._mine() if call_kind(row.name) is not None]
-        for copy, then in pairwise(telling):
+    def _blocking_copies(self) -> Iterator[tuple[KinetoRow, KinetoRow]]:
+        """Copies with the sync of the same call of torch's: its blocking copy makes these two calls."""
+        calls = [row for row in self._own_calls() if call_kind(row.name) is not None]
+        for copy, then in pairwise(calls):
             if call_kind(copy.name) == "copy" and then.name == STREAM_SYNC:
                 streams = {self._cupti_stream(copy), self._cupti_stream(then)} - {-1}
                 if len(streams) <= 1 and self._same_call(copy, then):
                     yield copy, then
 
     def _same_call(self, copy: KinetoRow, then: KinetoRow) -> bool:
-        """Whether one call of torch's made both. Where nobody watched those: in one range, and too close together
-        for Python to have come between."""
-        (context, place), (later, next_place) = self._around(copy), self._around(then)
-        if place != NO_PLACE or next_place != NO_PLACE:
+        """Whether one call of torch's made both. Where calls were not logged: whether they are in one range, and too
+        close together for Python code in between."""
+        (context, place), (later, next_place) = self._logged(copy), self._logged(then)
+        if place != NO_CALL or next_place != NO_CALL:
             return place.call == next_place.call
         return context == later and then.start - copy.end <= TOGETHER
 
@@ -141,11 +141,11 @@ class _Joining:
             return None
         kind, memory = what
         call = self._call_of.get(row.correlation)
-        context, place = self._around(call)
+        context, place = self._logged(call)
         epoch = self.source.epoch
         start = row.start - epoch
-        # Both sides count alike: torch synced, or the driver could not let the host go on.
-        held = memory == "pageable" and (kind == "d2h" or row.bytes > self.source.inline)
+        # As on the virtual GPU: torch made a sync, or the driver waited in the call.
+        waits = memory == "pageable" and (kind == "d2h" or row.bytes > self.source.inline)
         return Op(
             kind=kind,
             name=row.name,
@@ -155,12 +155,12 @@ class _Joining:
             bytes=row.bytes,
             host_bytes=0,
             host_memory=memory,
-            blocking=memory != "" and (held or row.correlation in self._blocking),
+            blocking=memory != "" and (waits or row.correlation in self._blocking),
             range=context.range,
             forward=context.forward,
             step=context.step,
             site=place.site,
-            # A short kernel may begin before the call that launched it has returned.
+            # A short kernel may start before its launch returns.
             launched=start if call is None else min(call.end - epoch, start),
         )
 
@@ -168,7 +168,7 @@ class _Joining:
         kind = call_kind(row.name)
         if kind is None:
             return None
-        context, place = self._around(row)
+        context, place = self._logged(row)
         epoch, duration = self.source.epoch, row.end - row.start
         waits = duration >= NO_WAIT and (kind in ("sync", "memory") or self._touches_pageable(row))
         return Call(
@@ -183,13 +183,13 @@ class _Joining:
             site=place.site,
         )
 
-    def _around(self, call: KinetoRow | None) -> tuple[LogContext, CallRecord]:
-        """What was open on the scheduler's thread in the middle of a call."""
+    def _logged(self, call: KinetoRow | None) -> tuple[LogContext, CallRecord]:
+        """What the log has for the middle of a call of the scheduler's thread."""
         source = self.source
         if call is None or call.thread not in source.threads:
-            return NO_CONTEXT, NO_PLACE
+            return NO_CONTEXT, NO_CALL
         middle = (call.start + call.end) // 2 - source.epoch
-        return source.log.contexts.at(middle), source.log.places.at(middle)
+        return source.log.contexts.at(middle), source.log.calls.at(middle)
 
     def _touches_pageable(self, call: KinetoRow) -> bool:
         op = self._op_of.get(call.correlation)
@@ -201,7 +201,8 @@ class _Joining:
         return -1 if known is None else known.stream
 
     def _stream(self, call: KinetoRow, place: CallRecord) -> int:
-        """Of the operation, the sync record, or the copy that blocks by it; for an event, where it was recorded."""
+        """The stream of the call's operation, of its sync record, or of the copy that blocks by it; for an event, the
+        stream that it was recorded on."""
         if place.stream >= 0:
             return place.stream
         cupti = self._cupti_stream(call)
@@ -212,12 +213,8 @@ class _Joining:
         return self.source.streams.by_cupti(cupti) if cupti >= 0 else NOWHERE
 
 
-def _ids(*calls: KinetoRow) -> Iterator[int]:
-    return (call.correlation for call in calls)
-
-
-def _unfit(window: Window) -> str | None:
-    """Why a window is not whole: CUPTI stops recording when its buffers are full, and may be forbidden to begin."""
+def _why_incomplete(window: Window) -> str | None:
+    """Why a window is incomplete, if it is: CUPTI stops when its buffers are full, and may lack permission to start."""
     if not window.launched:
         return None
     if not window.ops:

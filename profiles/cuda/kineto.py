@@ -1,7 +1,7 @@
 """Rows of a Kineto trace, from the Chrome trace that torch.profiler writes.
 
-That file is the surface that torch 2.11 and 2.13 share: their in-process event objects differ. Nothing here needs
-a GPU, or torch. Names and fields: pytorch/kineto, libkineto/src/CuptiActivity.cpp.
+The trace file is the same in torch 2.11 and 2.13, while their in-process event objects differ. Nothing here needs a GPU
+or torch. Names and fields: pytorch/kineto, libkineto/src/CuptiActivity.cpp.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ..record.timeline import CallKind, HostMemory, OpKind
 API: Final = ("cuda_runtime", "cuda_driver")
 GPU: Final = ("kernel", "gpu_memcpy", "gpu_memset")
 SYNC: Final = "cuda_sync"
-_KEPT: Final = frozenset((*API, *GPU, SYNC))  # gpu_user_annotation would count a stream as always busy
+_KEPT: Final = frozenset((*API, *GPU, SYNC))  # not gpu_user_annotation: streams would seem always busy
 
 WAIT_EVENT: Final = "Stream Wait Event"
 _LAST_US: Final = 2.0**53  # microseconds; two centuries and a half
 STREAM_SYNC: Final = "cudaStreamSynchronize"
 
 _MEMCPY = re.compile(r"Memcpy (\w+) \((.+) -> (.+)\)")
-# nsys writes cudaMemcpyAsync_v3020, builds with per-thread streams cudaMemcpyAsync_ptsz
+# Nsight Systems writes cudaMemcpyAsync_v3020; builds with per-thread streams have cudaMemcpyAsync_ptsz
 _SUFFIX = re.compile(r"(_ptsz|_ptds)?(_v\d+)?$")
 _DIRECTIONS: Final[Mapping[str, OpKind]] = {"HtoD": "h2d", "DtoH": "d2h", "DtoD": "d2d", "PtoP": "d2d"}
 _CALLS: Final[tuple[tuple[str, CallKind], ...]] = (
@@ -41,12 +41,12 @@ _CALLS: Final[tuple[tuple[str, CallKind], ...]] = (
     ("cudaEventRecord", "event"),
     ("cudaStreamWaitEvent", "event"),
 )
-# Calls for memory wait for the device where they have to ask the driver; torch's allocators exist to avoid them.
+# These calls may wait for the device; torch's allocators exist to avoid them.
 _MEMORY: Final = ("cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaHostRegister", "cudaHostUnregister")
 
 
 class KinetoRow(NamedTuple):
-    """``start`` and ``end`` in ns since 1970. ``stream`` is CUPTI's; -1 where a row has none. ``waits_for`` is
+    """``start`` and ``end`` are in ns since 1970. ``stream`` is CUPTI's number, -1 if there is none. ``waits_for`` is
     the correlation of the event record that a wait waits for, -1 if unknown."""
 
     category: str
@@ -62,7 +62,7 @@ class KinetoRow(NamedTuple):
 
 
 def rows(trace: Mapping[str, Any]) -> list[KinetoRow]:
-    """What CUPTI reported, in order of time. Raises ValueError for what is no trace."""
+    """CUPTI's rows in order of time. Raises ValueError if ``trace`` is not a Chrome trace."""
     events = trace.get("traceEvents")
     if not isinstance(events, list):
         raise ValueError("not a Chrome trace: no list of traceEvents")
@@ -81,9 +81,9 @@ def _is_kept(event: Any) -> bool:
 
 
 def _row(event: Mapping[str, Any], base: int) -> KinetoRow:
-    more, name = event.get("args", {}), event.get("name")
-    if not isinstance(more, dict) or not isinstance(name, str):
-        raise ValueError(f"not a Chrome trace: an event has the name {show(name)} and the args {show(more)}")
+    args, name = event.get("args", {}), event.get("name")
+    if not isinstance(args, dict) or not isinstance(name, str):
+        raise ValueError(f"not a Chrome trace: an event has the name {show(name)} and the args {show(args)}")
     start = base + nanoseconds(event, "ts")
     return KinetoRow(
         category=event["cat"],
@@ -91,21 +91,21 @@ def _row(event: Mapping[str, Any], base: int) -> KinetoRow:
         start=start,
         end=start + nanoseconds(event, "dur"),
         thread=number_of(event.get("tid")),
-        stream=number_of(more.get("stream")),
-        correlation=number_of(more.get("correlation")),
-        bytes=max(number_of(more.get("bytes")), 0),
-        source=number_of(more.get("wait_on_stream")),
-        waits_for=number_of(more.get("wait_on_cuda_event_record_corr_id")),
+        stream=number_of(args.get("stream")),
+        correlation=number_of(args.get("correlation")),
+        bytes=max(number_of(args.get("bytes")), 0),
+        source=number_of(args.get("wait_on_stream")),
+        waits_for=number_of(args.get("wait_on_cuda_event_record_corr_id")),
     )
 
 
 def without_suffix(name: str) -> str:
-    """A call's name without the version that Nsight Systems puts behind it, and without the kind of its streams."""
+    """A call's name without Nsight Systems' version suffix and without the suffix of per-thread streams."""
     return _SUFFIX.sub("", name)
 
 
 def nanoseconds(event: Mapping[str, Any], key: str) -> int:
-    """Chrome counts microseconds. Only a duration may be left out."""
+    """The field ``key`` of an event, which is in microseconds. Only a duration may be missing."""
     value = event.get(key, 0 if key == "dur" else None)
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _LAST_US:
         raise ValueError(f"not a Chrome trace: {key} of an event is {show(value)}")
@@ -113,7 +113,7 @@ def nanoseconds(event: Mapping[str, Any], key: str) -> int:
 
 
 def number_of(value: object) -> int:
-    """-1 for what is missing or no number, as CUPTI's own invalid value."""
+    """The value as an integer; -1, CUPTI's invalid value, for what is missing or not a number."""
     try:
         return int(cast(Any, value))
     except (TypeError, ValueError, OverflowError):
@@ -121,7 +121,7 @@ def number_of(value: object) -> int:
 
 
 def call_kind(name: str) -> CallKind | Literal["memory"] | None:
-    """What a call of the runtime or driver is for; None for queries and the like."""
+    """The kind of a call of the runtime or driver; None for queries and other calls that no count is made of."""
     for prefix, kind in _CALLS:
         if name.startswith(prefix):
             return kind
@@ -129,7 +129,7 @@ def call_kind(name: str) -> CallKind | Literal["memory"] | None:
 
 
 def op_kind(row: KinetoRow) -> tuple[OpKind, HostMemory] | None:
-    """What a GPU row did, and for a copy which kind of host memory it touched; None for host-to-host copies."""
+    """The kind of a GPU row, and the host memory of a copy; None for copies within the host."""
     if row.category == "kernel":
         return "kernel", ""
     if row.category == "gpu_memset":

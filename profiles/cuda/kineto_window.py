@@ -1,4 +1,4 @@
-"""A window of Kineto: what CUPTI saw between start and stop, as the rows of its Chrome trace."""
+"""A window of Kineto: CUPTI's rows between start and stop, from torch.profiler's Chrome trace."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _OPTIONS = ("enable_cuda_sync_events", "expose_kineto_event_metadata")
 
 
 class KinetoWindow:  # cuda-only
-    """One window, whose trace ``keep`` names a file for. The device is idle at both ends: work begun before the window
-    is lost, work after it is not."""
+    """One window; its trace is kept in the file ``keep``, if given. The device is idle at both ends, because work that
+    began before the window is lost."""
 
     def __init__(self, keep: Path | None = None) -> None:
         self._keep = keep
@@ -31,7 +31,7 @@ class KinetoWindow:  # cuda-only
         self.profile: Any = profile(
             activities=[ProfilerActivity.CUDA],
             experimental_config=options(),
-            acc_events=True,  # there is one cycle; without, torch 2.11 warns that others would be lost
+            acc_events=True,  # there is one cycle; without this, torch 2.11 warns that others would be lost
         )
         self.profile.__enter__()
 
@@ -39,7 +39,7 @@ class KinetoWindow:  # cuda-only
         return rows(self.trace())
 
     def trace(self) -> dict[str, Any]:
-        """End the window; its Chrome trace."""
+        """End the window and return its Chrome trace."""
         torch.cuda.synchronize()
         self.profile.__exit__(None, None, None)
         with TemporaryDirectory() as folder:
@@ -54,7 +54,7 @@ class KinetoWindow:  # cuda-only
 
 
 def options() -> Any:
-    """Kineto's options as far as this torch has them: sync events are off by default."""
+    """Kineto's options, as far as this torch has them. Sync events are off by default."""
     make: Any = torch._C._profiler._ExperimentalConfig
     return make(**supported(make))
 
@@ -68,15 +68,15 @@ def _takes(make: Callable[..., object], name: str) -> bool:
     try:
         make(**{name: True})
     except TypeError:
-        return False  # an older torch
+        return False  # not in this version of torch
     return True
 
 
 def identify(streams: StreamTable) -> frozenset[int]:  # cuda-only
-    """Find CUPTI's numbers of the named streams: one small operation on each, one after the other.
+    """Find CUPTI's numbers of the named streams, by one small operation on each in turn.
 
-    Returns the numbers under which this thread's calls were listed. The window also pays for CUPTI's start,
-    hundreds of milliseconds, which then fall into no measured one.
+    Returns the numbers under which this thread's calls were listed. This window also contains CUPTI's start, which
+    takes hundreds of milliseconds, so that no measured window does.
     """
     handles = streams.handles()
     external: Any = torch.cuda.ExternalStream
@@ -87,20 +87,18 @@ def identify(streams: StreamTable) -> frozenset[int]:  # cuda-only
             torch.zeros(1, device="cuda")
         torch.cuda.synchronize()
     found = capture.stop()
-    for cupti, handle in zip(met(found), handles, strict=False):
+    for cupti, handle in zip(streams_in_order(found), handles, strict=False):
         streams.identify(cupti, handle)
     return frozenset(row.thread for row in found if row.category in API)
 
 
-def met(found: Iterable[KinetoRow]) -> list[int]:
-    """CUPTI's numbers of the streams that did something, in the order in which they were first used."""
+def streams_in_order(found: Iterable[KinetoRow]) -> list[int]:
+    """CUPTI's numbers of the streams with operations, in order of first use."""
     return list(dict.fromkeys(row.stream for row in found if row.category in GPU))
 
 
 def this_thread() -> frozenset[int]:
-    """Numbers under which Kineto may list calls of this thread.
-
-    The kernel's, or the low word of the C library's, with its sign or without.
-    """
+    """Numbers under which Kineto may list calls of this thread: the kernel's thread id, or the low word of the C
+    library's, signed or unsigned."""
     low = threading.get_ident() & 0xFFFFFFFF
     return frozenset({threading.get_native_id(), low, low - (1 << 32), (1 << 32) - low})

@@ -1,4 +1,8 @@
-"""What held when: a value that changes at instants, looked up later."""
+"""The log of one pass: ranges, steps, and the source line of each call into torch, on the host's clock.
+
+Records of the device are joined with the log by time: a call belongs to the range and the line that were open on the
+scheduler's thread when it was made. This needs no annotations in the trace, and works for every source of records.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ T = TypeVar("T")
 
 
 class History(Generic[T]):
-    """Piecewise constant. Changes come in order of time; of several at one instant the last holds."""
+    """A piecewise constant value. Changes are given in order of time; of several at one instant the last one counts."""
 
     def __init__(self, first: T) -> None:
         self.current = first
@@ -33,7 +37,7 @@ class History(Generic[T]):
 
 
 class LogContext(NamedTuple):
-    """The innermost open range. One of unknown name belongs to the category of the one around it."""
+    """The innermost open range. A range of unknown name has the category of the enclosing range."""
 
     range: str
     step: int
@@ -45,8 +49,8 @@ class LogContext(NamedTuple):
 
 
 class CallRecord(NamedTuple):
-    """A call into torch that is under way: its source line, its serial number and, for a wait for an event, the
-    stream that the event was recorded on."""
+    """A call into torch in progress: its source line, its serial number and, if it waits for an event, the stream that
+    the event was recorded on."""
 
     site: int
     call: int
@@ -54,31 +58,31 @@ class CallRecord(NamedTuple):
 
 
 NO_CONTEXT = LogContext("", -1, False)
-NO_PLACE = CallRecord(NO_SITE, -1, -1)
+NO_CALL = CallRecord(NO_SITE, -1, -1)
 
 
 @dataclass(slots=True)
 class Log:
-    """One pass. ``places`` stays empty where nobody asks for source lines."""
+    """``calls`` stays empty where source lines are not recorded."""
 
     ranges: list[Range] = field(default_factory=list)
     launched: list[StepInfo] = field(default_factory=list)
     settled: list[StepInfo] = field(default_factory=list)
     contexts: History[LogContext] = field(default_factory=lambda: History(NO_CONTEXT))
-    places: History[CallRecord] = field(default_factory=lambda: History(NO_PLACE))
+    calls: History[CallRecord] = field(default_factory=lambda: History(NO_CALL))
 
 
 class LoggedRange:
-    """A range of the scheduler while it is open."""
+    """A range of the scheduler, logged when it closes."""
 
-    __slots__ = ("_around", "_clock", "_context", "_log", "_size", "_start")
+    __slots__ = ("_clock", "_context", "_enclosing", "_log", "_size", "_start")
 
     def __init__(self, log: Log, clock: Clock, context: LogContext, size: int) -> None:
         self._log, self._clock, self._context, self._size = log, clock, context, size
 
     def __enter__(self) -> None:
         contexts = self._log.contexts
-        self._around = contexts.current
+        self._enclosing = contexts.current
         self._start = now = self._clock.now()
         contexts.change(now, self._context)
 
@@ -86,6 +90,6 @@ class LoggedRange:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         now = self._clock.now()
-        self._log.contexts.change(now, self._around)
+        self._log.contexts.change(now, self._enclosing)
         name, step, _ = self._context
         self._log.ranges.append(Range(name, step, self._size, self._start, now))

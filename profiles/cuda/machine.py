@@ -1,4 +1,4 @@
-"""CUDA as a machine of a run."""
+"""A CUDA device as the machine of a run."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ from .streams import WatchedNames
 from .watch import DeviceHandle, Watch
 
 
+def require_cuda(consequence: str = "") -> None:
+    """Raises MachineError, with what follows for the user, if there is no CUDA device."""
+    if not torch.cuda.is_available():
+        reason = "no CUDA device here (torch.cuda.is_available() is False)"
+        raise MachineError(f"{reason}: {consequence}" if consequence else reason)
+
+
 @contextmanager
 def open_cuda(resolved: Resolved, sink: Sink, keep_trace: Path | None) -> Iterator[Machine]:  # cuda-only
-    """The current CUDA device until the block ends, timed from the start; without gradients. The trace of the last
-    counting pass is kept where ``keep_trace`` says.
-
-    Raises MachineError when there is none.
-    """
-    if not torch.cuda.is_available():
-        raise MachineError("no CUDA device here (torch.cuda.is_available() is False)")
+    """The current CUDA device, without gradients, until the block ends. The trace of the last traced pass is kept in
+    ``keep_trace``. Raises MachineError if there is no CUDA device."""
+    require_cuda()
     device = torch.device("cuda", torch.cuda.current_device())
     inline = round(resolved.hardware.copies.pageable_inline.value)
     with torch.no_grad(), watched(cuda(keep_trace), sink, inline=inline) as (watch, clock, sites):
@@ -53,7 +56,7 @@ def open_cuda(resolved: Resolved, sink: Sink, keep_trace: Path | None) -> Iterat
 
 @contextmanager
 def watched(device: DeviceHandle, sink: Sink, *, inline: int) -> Iterator[tuple[Watch, WallClock, Sites]]:
-    """A watch over a device, timed from the start. Lines of the scheduler are recorded."""
+    """A watch of the device. The source lines that it records are those of sched/."""
     clock, sites = WallClock(), Sites([Path(folder) for folder in sched.__path__])
     watch = Watch(device, clock, sink=sink, sites=sites, inline=inline)
     with watch.installed():
@@ -76,7 +79,7 @@ def cuda(keep_trace: Path | None = None) -> DeviceHandle:  # cuda-only
 
 
 def facts(device: torch.device) -> dict[str, Any]:  # cuda-only
-    """Of the GPU, its driver and torch's CUDA."""
+    """Facts of the GPU, its driver and torch's CUDA."""
     properties = torch.cuda.get_device_properties(device)
     return {
         "gpu": properties.name,
@@ -90,7 +93,7 @@ def facts(device: torch.device) -> dict[str, Any]:  # cuda-only
 
 
 def driver(version: Path = Path("/proc/driver/nvidia/version")) -> str:
-    """Of the kernel module, as it reports itself."""
+    """The version of the driver's kernel module, as it reports it."""
     try:
         words = version.read_text(encoding="utf-8").split("\n", 1)[0].split()
     except OSError:

@@ -1,7 +1,8 @@
-"""The scheduler's ranges as NVTX ranges: domain ``schedbench``, one category each for schedule, forward and copy.
+"""The scheduler's ranges as NVTX ranges: domain ``schedbench``, with the categories schedule, forward and copy.
 
-Without a tool attached NVIDIA's library hands back a dummy domain, and this listener is not installed at all. nvtx
-0.2.11, the last one that asks no tool whether it listens, is what Nsight Systems 2023 hears; its domains have no verbs.
+Without a tool attached, nvtx returns a dummy domain, and no observer is installed. Nsight Systems 2023 receives ranges
+of nvtx up to 0.2.11 only: later versions ask the tool whether it is attached, which it does not answer. The domains of
+0.2.11 have no methods to push and pop ranges; ``_DomainFunctions`` stands in for them.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from ...sched.observe import RANGES, Silence, StepInfo
 
 DOMAIN = "schedbench"
 INJECTED = "NVTX_INJECTION64_PATH"
-MEASURE = "measure"  # range around the measured workload, which a tool may begin and end with
+MEASURE = "measure"  # range of the measured workload; a tool can start and stop its capture with it
 
 
 def listening() -> bool:
-    """Whether a tool takes NVTX ranges from this process; an nvtx that cannot know is told by the tool's variable."""
+    """Whether a tool receives NVTX ranges of this process. For nvtx 0.2.11, the tool's environment variable decides."""
     found = nvtx.get_domain(DOMAIN)
-    return type(found).__name__ != "DummyDomain" and (_has_verbs(found) or INJECTED in os.environ)
+    return type(found).__name__ != "DummyDomain" and (_has_methods(found) or INJECTED in os.environ)
 
 
 @contextmanager
 def measuring() -> Iterator[None]:
-    """Around the measured workload."""
+    """Push the range of the measured workload for this block, if a tool is attached."""
     if not listening():
         yield
         return
@@ -43,15 +44,15 @@ def measuring() -> Iterator[None]:
 
 def _domain() -> Any:
     found = nvtx.get_domain(DOMAIN)
-    return found if _has_verbs(found) else _Functions()
+    return found if _has_methods(found) else _DomainFunctions()
 
 
-def _has_verbs(domain: object) -> bool:
+def _has_methods(domain: object) -> bool:
     return hasattr(domain, "push_range")
 
 
-class _Functions:
-    """nvtx's plain functions, in the shape of a domain."""
+class _DomainFunctions:
+    """A domain made of nvtx's module functions."""
 
     def get_event_attributes(self, **attributes: Any) -> SimpleNamespace:
         return SimpleNamespace(domain=DOMAIN, **attributes)
@@ -67,8 +68,8 @@ class _Functions:
 
 
 class NvtxRanges(Silence):
-    """Pushes ranges under stable names with the step as payload; marks name each step's kind and size when it is
-    launched, and its kind when it is settled."""
+    """Pushes a range for each of the scheduler's, with the step as payload, and makes a mark with the step's kind and
+    size when it is launched, and with its kind when it is settled."""
 
     def __init__(self) -> None:
         self._domain = _domain()

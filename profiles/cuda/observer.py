@@ -1,4 +1,4 @@
-"""The scheduler's announcements, written into the log of the window under way."""
+"""Writes what the scheduler reports to its observer into the log of the current window."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .log import Log, LogContext, LoggedRange
 from .step_spans import StepSpans
 from .streams import StreamTable
 
-# Ranges behind which a step has no forward op. The latest one counts.
-LAST = frozenset(("publish", "draft"))
+# Ranges that end a step's forward. Of several, the latest counts.
+LAST_RANGES = frozenset(("publish", "draft"))
 
 
 class CudaObserver(Silence):
-    """Ranges, steps and streams of the pass under way, and its spans where it is timed."""
+    """Logs the ranges, steps and streams of the current pass, and its forward spans if the pass is timed."""
 
     def __init__(self, clock: Clock, streams: StreamTable, handle: Callable[[Any], int]) -> None:
         self.log = Log()
@@ -48,7 +48,7 @@ class CudaObserver(Silence):
 
 
 class _SpannedRange(LoggedRange):
-    """A forward range of a timed pass: the first of a step begins its span, and every one may end it."""
+    """A forward range of a timed pass: a step's first one begins its span, and one of ``LAST_RANGES`` ends it."""
 
     __slots__ = ("_spans",)
 
@@ -61,6 +61,6 @@ class _SpannedRange(LoggedRange):
         self._spans.open(self._context.step)
 
     def __exit__(self, *raised: Any) -> None:
-        if self._context.range in LAST:
+        if self._context.range in LAST_RANGES:
             self._spans.close(self._context.step)
         super().__exit__(*raised)

@@ -1,4 +1,4 @@
-"""Replacing calls of torch's Python API for the duration of a pass."""
+"""Replaces functions and methods of torch's Python API for the duration of a pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Function = Callable[..., Any]
 
 
 class Target(NamedTuple):
-    """``owner.name``, a function or method; ``call`` names it as the CUDA runtime would."""
+    """``owner.name`` is a function or method; ``call`` is its name in the CUDA runtime."""
 
     owner: Any
     name: str
@@ -19,7 +19,7 @@ class Target(NamedTuple):
 
 @contextmanager
 def replaced(targets: Iterable[Target], wrap: Callable[[Target, Function], Function]) -> Iterator[None]:
-    """Each target replaced by ``wrap(target, what it was)``; all are as before when the block ends."""
+    """Replace each target by ``wrap(target, original)``; all are restored when the block ends."""
     with ExitStack() as undo:
         for target in targets:
             undo.enter_context(_replaced(target, wrap))
@@ -38,4 +38,4 @@ def _replaced(target: Target, wrap: Callable[[Target, Function], Function]) -> I
         if own:
             setattr(owner, name, before)
         else:
-            delattr(owner, name)  # inherited again
+            delattr(owner, name)  # the inherited attribute shows again

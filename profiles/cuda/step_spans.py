@@ -1,7 +1,7 @@
-"""Each step's forward as one span, from two CUDA events: the timed pass's only burden on the device.
+"""One span per step's forward, from two CUDA events: all that the timed pass adds to the device's work.
 
-An event recorded on an idle stream completes at once, so the first is recorded when the step's first forward range
-opens, directly before its first kernel, and not where the step begins.
+An event that is recorded on an idle stream completes at once. So the first event is recorded when the step's first
+forward range opens, directly before its first kernel, and not where the step begins.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import NamedTuple, Protocol
 from ...sched.observe import Clock
 from ..record.timeline import NO_SITE, Op
 
-BATCH = 128  # settled steps between two readings of events
-BEHIND = 2  # a step's events are read once this many later ones have settled: they have completed then
+BATCH = 128  # events are read each time that so many steps have settled
+BEHIND = 2  # a step's events have completed when this many later steps have settled
 
 
 class TimingEvent(Protocol):
     def record(self) -> None:
-        """On the current stream."""
+        """Record on the current stream."""
 
     def elapsed_time(self, end: TimingEvent) -> float:
-        """Milliseconds to ``end``; both have completed."""
+        """Milliseconds until ``end``; both events have completed."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,8 @@ class _DeviceSpan(NamedTuple):
 
 @dataclass(slots=True)
 class StepSpans:
-    """One pass; begun by ``anchor``. ``event`` makes a timing event, ``stream`` numbers the current stream."""
+    """The spans of one pass, which ``anchor`` begins. ``event`` makes a timing event, ``stream`` returns the number of
+    the current stream."""
 
     event: Callable[[], TimingEvent]
     stream: Callable[[], int]
@@ -60,7 +61,7 @@ class StepSpans:
     _settled: int = 0
 
     def anchor(self) -> None:
-        """Read both clocks at one instant, as near as a sync returns."""
+        """Read both clocks at one instant, as precisely as a sync returns."""
         self.synchronize()
         event = self._recorded()
         self.synchronize()
@@ -73,7 +74,7 @@ class StepSpans:
             self._steps[step] = _Step(start, self.clock.now(), self.stream())
 
     def close(self, step: int) -> None:
-        """The latest end counts: sampling may have been delayed."""
+        """End the step's span. The last call counts, because sampling may have been delayed."""
         if step in self._steps:
             self._steps[step].end = self._recorded()
 
@@ -83,13 +84,13 @@ class StepSpans:
             self._read(step - BEHIND)
 
     def ops(self) -> list[Op]:
-        """All spans on the host's clock, once it was anchored again."""
+        """All spans on the host's clock, after a second ``anchor``."""
         self._read(max(self._steps, default=-1))
         return [self._op(span) for span in self._spans]
 
     @property
     def drift(self) -> int:
-        """ns that the device's clock has gained on the host's between the anchors."""
+        """ns by which the device's clock ran ahead of the host's between the anchors."""
         (host0, device0), (host1, device1) = self._anchors[0], self._anchors[-1]
         return (device1 - device0) - (host1 - host0)
 
@@ -106,7 +107,7 @@ class StepSpans:
                 self._spans.append(_DeviceSpan(step, start, end, held.launched, held.stream))
 
     def _time(self, event: TimingEvent) -> int:
-        """From event to event, not from the first: elapsed_time is a float32 of milliseconds."""
+        """ns since the first event, summed from event to event: elapsed_time is a float32 of milliseconds."""
         if self._last is not None:
             self._last_at += round(self._last.elapsed_time(event) * 1e6)
             self._idle.append(self._last)
@@ -133,7 +134,7 @@ class StepSpans:
         )
 
     def _host(self, device: int) -> int:
-        """The clocks drift apart by parts per million: between the anchors one is a line over the other."""
+        """The host's instant. Between the anchors the drift of the clocks, parts per million, is taken to be even."""
         (host0, device0), (host1, device1) = self._anchors[0], self._anchors[-1]
         if device1 == device0:
             return host0 + device - device0

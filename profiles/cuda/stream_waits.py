@@ -1,10 +1,10 @@
 """When a stream stood still for an event of another stream.
 
-A wait is recorded where the host asked for it. What it did to the stream follows from the operations around it::
+CUPTI records when the host asked for a wait. How long the stream waited follows from the operations around it::
 
     awaited stream    |--- last op before the record ---|
     waiting stream    |- last op before the wait -|     |- next
-                                                  |hold |
+                                                  |wait |
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import NamedTuple
 from .kineto import GPU, SYNC, WAIT_EVENT, KinetoRow
 
 
-class StreamHold(NamedTuple):
-    """``stream`` is CUPTI's, instants are the rows'; ``call`` asked for the wait."""
+class StreamWait(NamedTuple):
+    """``stream`` is CUPTI's number, instants are as in the rows; ``call`` asked for the wait."""
 
     stream: int
     start: int
@@ -27,8 +27,8 @@ class StreamHold(NamedTuple):
     call: KinetoRow
 
 
-def holds(rows: Sequence[KinetoRow], calls: Mapping[int, KinetoRow]) -> Iterator[StreamHold]:
-    """``calls`` by correlation. A wait whose event's record is unknown is left out."""
+def stream_waits(rows: Sequence[KinetoRow], calls: Mapping[int, KinetoRow]) -> Iterator[StreamWait]:
+    """``calls`` by correlation. A wait for an event whose record is unknown is left out."""
     finish = _Finish(rows, calls)
     for row in rows:
         if row.category != SYNC or row.name != WAIT_EVENT:
@@ -39,11 +39,11 @@ def holds(rows: Sequence[KinetoRow], calls: Mapping[int, KinetoRow]) -> Iterator
         start = max(call.end, finish.before(row.stream, call.start))
         end = finish.before(row.source, record.start)
         if end > start:
-            yield StreamHold(row.stream, start, end, call)
+            yield StreamWait(row.stream, start, end, call)
 
 
 class _Finish:
-    """When all that a stream had been given before some instant was done."""
+    """When all operations that a stream had been given by some instant were done."""
 
     def __init__(self, rows: Sequence[KinetoRow], calls: Mapping[int, KinetoRow]) -> None:
         given: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -58,6 +58,6 @@ class _Finish:
             self._done[stream] = list(accumulate((end for _, end in pairs), max))
 
     def before(self, stream: int, instant: int) -> int:
-        """0 when the stream had been given nothing."""
+        """0 if the stream had been given no operation."""
         index = bisect_left(self._launched.get(stream, []), instant)
         return self._done[stream][index - 1] if index else 0

@@ -1,4 +1,4 @@
-"""Streams under their names: torch knows them by handle, CUPTI by numbers of its own."""
+"""Names of streams. Torch identifies a stream by its CUDA handle, CUPTI by a number of its own."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ..record.timeline import Site
 from ..vgpu.sites import Sites
 
 DEFAULT = "default"
-_UNNAMED = 1000  # numbers of streams that only CUPTI knows start here
+_UNNAMED = 1000  # first number of the streams that are known from CUPTI only
 
 
 class StreamTable:
-    """Small numbers, as records carry them. The last name given to a stream stays."""
+    """The small number and the name of each stream, as records have them. The last name given to a stream counts."""
 
     def __init__(self) -> None:
         self.names: dict[int, str] = {}
@@ -22,22 +22,22 @@ class StreamTable:
         self.announce(DEFAULT, 0)
 
     def announce(self, name: str, handle: int) -> None:
-        """The stream of this CUDA handle is known as ``name``."""
+        """Name the stream of this CUDA handle."""
         self.names[self.by_handle(handle)] = name
 
     def by_handle(self, handle: int) -> int:
         return self._by_handle.setdefault(handle, len(self._by_handle))
 
     def handles(self) -> list[int]:
-        """Of every stream with a name, the default stream's 0 included."""
+        """The handles of all named streams; the default stream's is 0."""
         return [handle for handle, number in self._by_handle.items() if number in self.names]
 
     def identify(self, cupti: int, handle: int) -> None:
-        """CUPTI's number for the stream of this handle, found by experiment."""
+        """Set CUPTI's number of the stream of this handle."""
         self._by_cupti[cupti] = self.by_handle(handle)
 
     def by_cupti(self, cupti: int) -> int:
-        """A stream that nobody announced is named by CUPTI's number."""
+        """A stream that was never named gets its name from CUPTI's number."""
         number = self._by_cupti.setdefault(cupti, _UNNAMED + cupti)
         self.names.setdefault(number, f"stream {cupti}")
         return number
@@ -45,6 +45,8 @@ class StreamTable:
 
 @dataclass(frozen=True, slots=True)
 class WatchedNames:
+    """The names behind the small integers of a CUDA run's records."""
+
     lines: Sites
     table: StreamTable
 

@@ -1,4 +1,8 @@
-"""What watching needs of torch.cuda, named, so that a test can be without it."""
+"""The two kinds of passes.
+
+timed   two events per step, and the clock around calls that may wait: throughput, latency, stalls, occupancy.
+traced  Kineto, and the source line of every call: counts. The host is slower, so no times are kept.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from typing import Any, Protocol
 from ..platform.machine import Counting
 from ..record.timeline import Sink, Window
 from ..vgpu.sites import Sites
-from .blocking_calls import WaitLog
+from .blocking_calls import BlockingCalls
 from .call_sites import CallSites
 from .clock import WallClock
 from .join import JoinInputs, join
@@ -22,7 +26,7 @@ from .streams import StreamTable
 
 
 class KinetoRecorder(Protocol):
-    """A window of Kineto."""
+    """A window of Kineto; a test has one of its own."""
 
     def start(self) -> None: ...
 
@@ -31,31 +35,31 @@ class KinetoRecorder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeviceHandle:
-    """A device module and how to ask it."""
+    """What a watch needs of torch.cuda, so that a test can replace it."""
 
-    module: Any  # torch.cuda or its like
+    module: Any  # torch.cuda or a module like it
     type: str
-    synchronize: Callable[[], None]  # taken before calls that wait are replaced: ours are nobody's stall
+    synchronize: Callable[[], None]  # the original function: the tool's own syncs are not timed as stalls
     event: Callable[[], TimingEvent]
     handle: Callable[[Any], int]  # of a stream
     current: Callable[[], int]  # handle of the current stream
     recorder: Callable[[], KinetoRecorder]
-    identify: Callable[[StreamTable], frozenset[int]]  # finds CUPTI's streams, returns numbers of this thread
+    identify: Callable[[StreamTable], frozenset[int]]  # see kineto_window.identify
     threads: Callable[[], frozenset[int]]
 
 
 class _Period(Protocol):
-    """From one flush to the next."""
+    """The part of a pass from one flush to the next."""
 
     def deliver(self, end: int) -> None:
-        """To the sink; ``end`` is when the flush was asked for, and the device is idle by now."""
+        """Feed the sink. ``end`` is when the flush was asked for; the device is idle now."""
 
     def drop(self) -> None:
-        """Nobody wants it."""
+        """Discard the period."""
 
 
 class Watch:
-    """The watcher of one machine: timed until told otherwise."""
+    """Watches one machine; passes are timed unless they run inside ``traced``."""
 
     def __init__(
         self, device: DeviceHandle, clock: WallClock, *, sink: Sink, sites: Sites, inline: int
@@ -68,20 +72,20 @@ class Watch:
         self.threads: frozenset[int] = frozenset()
         self.streams = StreamTable()
         self.observer = CudaObserver(clock, self.streams, device.handle)
-        self._waits = WaitLog(clock, Log(), device.type, self._current)
+        self._waits = BlockingCalls(clock, Log(), device.type, self._current)
         self._period = self._timed()
         self._replaced = ExitStack()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Calls that wait are timed in this block."""
+        """Time calls that may wait in this block."""
         with self._replaced:
             self._install()
             yield
 
     @contextmanager
     def uninstalled(self) -> Iterator[None]:
-        """Inside ``installed``: calls are torch's own in this block."""
+        """Inside ``installed``, restore torch's own calls in this block."""
         self._replaced.close()
         try:
             yield
@@ -93,7 +97,7 @@ class Watch:
 
     @contextmanager
     def traced(self) -> Iterator[Counting]:
-        """Periods are traced in this block; what follows its last flush is lost."""
+        """Trace the periods of this block. What follows the last flush in it is lost."""
         counting = Counting()
         self.threads = self.device.threads() | self.device.identify(self.streams)
         self._period.drop()
@@ -105,7 +109,7 @@ class Watch:
             self._period = self._timed()
 
     def flush(self) -> None:
-        """Let the device finish, deliver the period that ends here, and begin another of its kind."""
+        """Wait for the device, deliver the current period, and begin another of the same kind."""
         end = self.clock.now()
         self.device.synchronize()
         period = self._period
@@ -113,7 +117,7 @@ class Watch:
         self._period = _Traced(self, period.counting) if isinstance(period, _Traced) else self._timed()
 
     def number(self, stream: Any) -> int:
-        """Of a stream, or for None of the current one."""
+        """The number of a stream, or of the current one for None."""
         return self._current() if stream is None else self.streams.by_handle(self.device.handle(stream))
 
     def _current(self) -> int:
@@ -129,7 +133,7 @@ class Watch:
 class _Timed:
     watch: Watch
     spans: StepSpans
-    waits: WaitLog
+    waits: BlockingCalls
     log: Log
     start: int = 0
 
@@ -137,7 +141,7 @@ class _Timed:
         self.start = self.watch.clock.now()
         self.spans.anchor()
 
-    def deliver(self, end: int) -> None:  # noqa: ARG002 - what ended by now belongs to it
+    def deliver(self, end: int) -> None:  # noqa: ARG002 - all that has ended belongs to it
         self.spans.anchor()
         log = self.log
         self.watch.sink.feed(

@@ -1,7 +1,7 @@
-"""Two runs' counts side by side, line by line: what the virtual GPU said, and what CUPTI saw.
+"""Compares two runs' counts line by line: the virtual GPU's and CUPTI's.
 
-Lines are matched by file, function and statement, range, and how they behaved. Kernels are not compared, nor what is
-copied within the device during a forward: torch's stand-ins for fused kernels launch several of both.
+Lines are matched by file, function and statement, range, and kind of call. Kernels are not compared, nor are copies
+within the device during a forward: where a fused kernel is missing, torch launches several of both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COMPARED: Final = ("h2d", "d2h", "sync")
 
 
 class CountedLine(NamedTuple):
-    """``what`` is ``h2d pageable blocking`` for copies, the call's name for syncs."""
+    """``what`` is like ``h2d pageable blocking`` for copies, and the call's name for syncs."""
 
     kind: str
     stream: str
@@ -33,8 +33,13 @@ class CountedLine(NamedTuple):
     what: str
 
 
+class CountAndBytes(NamedTuple):
+    times: float
+    bytes: float
+
+
 class CountDifference(NamedTuple):
-    """``a`` and ``b`` count over the whole run, or per step where the runs have not the same steps."""
+    """``a`` and ``b`` are counts of the whole run, or per step if the runs have different numbers of steps."""
 
     line: CountedLine
     a: float
@@ -42,7 +47,7 @@ class CountDifference(NamedTuple):
 
 
 class StepDifference(NamedTuple):
-    """``a`` and ``b`` are (median, max) per step of the kind; zeros where a run has none."""
+    """``a`` and ``b`` are (median, max) per step of the kind; zeros if a run has no such step."""
 
     kind: str
     stream: str
@@ -52,7 +57,8 @@ class StepDifference(NamedTuple):
 
 
 class CountComparison(NamedTuple):
-    """``steps`` has both runs' steps of each kind that differ; then lines are compared per step."""
+    """``steps`` are the kinds whose numbers of steps differ, as (a, b); if there are any, lines are compared per
+    step."""
 
     lines: tuple[CountDifference, ...]
     per_step: tuple[StepDifference, ...]
@@ -75,23 +81,23 @@ class CountComparison(NamedTuple):
 
 
 def compare_counts(a: Result, b: Result) -> CountComparison:
-    """Kinds that neither run counted, and what belongs to no step, are left out."""
+    """Counts that belong to no step are left out."""
     steps_a, steps_b = _steps(a), _steps(b)
     unlike = {
         kind: (steps_a.get(kind, 0), steps_b.get(kind, 0))
         for kind in sorted({*steps_a, *steps_b})
         if steps_a.get(kind, 0) != steps_b.get(kind, 0)
     }
-    lines_a, lines_b = _lines(a), _lines(b)
+    lines_a, lines_b = _counts(a), _counts(b)
     if unlike:
         lines_a, lines_b = _per_step(lines_a, steps_a), _per_step(lines_b, steps_b)
-    known = sorted({*lines_a, *lines_b})
-    lines = (CountDifference(line, lines_a.get(line, 0), lines_b.get(line, 0)) for line in known)
+    lines = sorted({*lines_a, *lines_b})
+    differences = (CountDifference(line, lines_a.get(line, 0), lines_b.get(line, 0)) for line in lines)
     return CountComparison(
-        lines=tuple(difference for difference in lines if difference.a != difference.b),
+        lines=tuple(difference for difference in differences if difference.a != difference.b),
         per_step=tuple(_step_differences(a, b)),
         steps=unlike,
-        compared=len(known),
+        compared=len(lines),
     )
 
 
@@ -99,30 +105,30 @@ def _steps(result: Result) -> dict[str, int]:
     return {kind: counts.steps for kind, counts in result.per_step.items()}
 
 
-def _lines(result: Result) -> dict[CountedLine, float]:
-    """Counts over the whole run, lines of step kinds only."""
-    found: Counter[CountedLine] = Counter()
+def counted_lines(result: Result) -> dict[CountedLine, CountAndBytes]:
+    """Copies and syncs of the whole run that belong to a step, without copies within the device during forwards."""
+    counts: Counter[CountedLine] = Counter()
+    sizes: Counter[CountedLine] = Counter()
     for copy in result.copies:
-        if copy.kind != OUTSIDE and _comparable(copy):
-            found[copy_line(copy)] += copy.count
+        outside_forward = copy.direction == "d2d" and RANGES.get(copy.range) != "forward"
+        if copy.kind != OUTSIDE and (copy.direction in COMPARED or outside_forward):
+            words = (copy.direction, copy.host_memory, "blocking" if copy.blocking else "")
+            line = _line(copy, " ".join(word for word in words if word))
+            counts[line] += copy.count
+            sizes[line] += copy.bytes
     for sync in result.syncs:
         if sync.kind != OUTSIDE and sync.sync:
-            found[line_of(sync, sync.call)] += sync.count
-    return dict(found)
+            counts[_line(sync, sync.call)] += sync.count
+    return {line: CountAndBytes(count, sizes[line]) for line, count in counts.items()}
 
 
-def _comparable(row: CopyRow) -> bool:
-    return row.direction in COMPARED or (row.direction == "d2d" and RANGES.get(row.range) != "forward")
-
-
-def copy_line(row: CopyRow) -> CountedLine:
-    words = (row.direction, row.host_memory, "blocking" if row.blocking else "")
-    return line_of(row, " ".join(word for word in words if word))
-
-
-def line_of(row: CopyRow | SyncRow, what: str) -> CountedLine:
+def _line(row: CopyRow | SyncRow, what: str) -> CountedLine:
     site = row.site or SitePart(file="", function="", line=0, statement="")
     return CountedLine(row.kind, row.stream, row.range, site.file, site.function, site.statement, what)
+
+
+def _counts(result: Result) -> dict[CountedLine, float]:
+    return {line: tally.times for line, tally in counted_lines(result).items()}
 
 
 def _per_step(lines: Mapping[CountedLine, float], steps: Mapping[str, int]) -> dict[CountedLine, float]:
@@ -148,7 +154,7 @@ def _tallies(result: Result) -> dict[tuple[str, str, str], tuple[float, int]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``A.json B.json OUTPUT.json``: differences are written, and are no failure."""
+    """``A.json B.json OUTPUT.json``. Returns 0 whether or not the counts differ."""
     a, b, output = map(Path, arguments)
     comparison = compare_counts(read(a), read(b))
     write_whole(output, json.dumps(comparison.document(), indent=1) + "\n")

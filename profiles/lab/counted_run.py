@@ -1,4 +1,4 @@
-"""One run that is counted from inside the process: ``python -m schedbench.profiles.lab.counted_run SCENARIO ...``.
+"""One run that is counted from inside the process: ``python -m schedrun.profiles.lab.counted_run SCENARIO ...``.
 
 As ``one``, with the same options; what is written are counts by source line, and nothing of times or tokens.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ... import sched
-from ..cuda.dispatch_counts import Announced
+from ..cuda.dispatch_counts import DispatchCounter
 from ..measure.steps import OUTSIDE
 from ..platform.resolve import Resolved
 from ..record.files import write_whole
@@ -31,39 +31,39 @@ _STREAMS = ("schedule", "forward", "copy")
 
 
 def counted(question: Resolved, device: str) -> dict[str, Any]:
-    """The document: rows of counts and bytes, and how many steps of each kind there were."""
+    """A document with rows of counts and bytes, and the number of steps of each kind."""
     gate = GatedSink()
     kind = chosen("cuda" if device == "cuda" else "vgpu", question.scenario)
     with open_machine(kind, question, gate) as machine:
-        bench = PreparedRun(question, machine, question.relays[0], gate)
-        bench.warm_up()
+        run = PreparedRun(question, machine, question.relays[0], gate)
+        run.warm_up()
         module: Any = torch.get_device_module(machine.device)
         sites = Sites([Path(folder) for folder in sched.__path__])
         inline = round(question.hardware.copies.pageable_inline.value)
-        announced = Announced(module, machine.device.type, sites, inline=inline)
-        with announced.installed():
-            bench.measure(lambda *_: nullcontext(announced))
-        streams = bench.scheduler.engine.streams
+        counter = DispatchCounter(module, machine.device.type, sites, inline=inline)
+        with counter.installed():
+            run.measure(lambda *_: nullcontext(counter))
+        streams = run.scheduler.engine.streams
         names = {int(getattr(streams, name).stream_id): name for name in reversed(_STREAMS)}
-    return document(announced, names)
+    return document(counter, names)
 
 
-def document(announced: Announced, streams: dict[int, str]) -> dict[str, Any]:
-    """Plain dicts and lists; what belongs to no step is left out."""
+def document(counter: DispatchCounter, streams: dict[int, str]) -> dict[str, Any]:
+    """Plain dicts and lists. Calls that belong to no step are left out."""
     rows: dict[CountedLine, list[int]] = {}
-    sites = announced.sites
-    for one, count in announced.counts.items():
-        kind = announced.kinds.get(one.step, OUTSIDE)
+    sites = counter.sites
+    for key, count in counter.counts.items():
+        kind = counter.kinds.get(key.step, OUTSIDE)
         if kind == OUTSIDE:
             continue
-        site = _NOWHERE if one.site == NO_SITE else sites[one.site]
-        stream = streams.get(one.stream, "default")
-        line = CountedLine(kind, stream, one.range, site.file, site.function, site.statement, one.what)
+        site = _NOWHERE if key.site == NO_SITE else sites[key.site]
+        stream = streams.get(key.stream, "default")
+        line = CountedLine(kind, stream, key.range, site.file, site.function, site.statement, key.what)
         row = rows.setdefault(line, [0, 0])
         row[0] += count
-        row[1] += announced.bytes[one]
+        row[1] += counter.bytes[key]
     steps: dict[str, int] = {}
-    for kind in announced.kinds.values():
+    for kind in counter.kinds.values():
         steps[kind] = steps.get(kind, 0) + 1
     return {
         "steps": dict(sorted(steps.items())),

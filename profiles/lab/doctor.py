@@ -1,6 +1,6 @@
-"""What this machine can do, tried rather than guessed.
+"""What this machine can do, found by trying it.
 
-CUDA is not initialised: the virtual GPU never lives beside it.
+CUDA is not initialised, because the virtual GPU cannot share a process with it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..vgpu import open_vgpu
 
 
 class DoctorCheck(NamedTuple):
-    """``runs``: with this alone a scenario can be run."""
+    """``runs``: whether this alone is enough to run a scenario."""
 
     name: str
     ok: bool
@@ -29,7 +29,7 @@ class DoctorCheck(NamedTuple):
     runs: bool = False
 
 
-def checkup() -> list[DoctorCheck]:
+def run_checks() -> list[DoctorCheck]:
     facts = environment()
     return [
         DoctorCheck("python", True, f"{facts['python']} on {facts['platform']}, {facts['cpu']}"),
@@ -50,7 +50,7 @@ def _package(name: str) -> DoctorCheck:
 
 
 def _nsys() -> DoctorCheck:
-    """The one that profile and report would take."""
+    """The nsys that profile and report use."""
     try:
         found = find(None, os.environ)
     except MachineError as error:
@@ -72,7 +72,7 @@ def _tried(name: str, attempt: Callable[[], str], *, runs: bool) -> DoctorCheck:
 
 
 def _emulate() -> str:
-    """A round trip through the emulated device."""
+    """Compute a sum on the virtual GPU."""
     profiles: Sequence[str] = hardware.names()
     profile = hardware.load(profiles[0])
     with open_vgpu(

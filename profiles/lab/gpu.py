@@ -1,8 +1,8 @@
-"""First light on a machine with a GPU: ``python -m schedbench.profiles.lab.gpu --out FOLDER [--only STAGE...]``.
+"""All measurements of a machine with a GPU: ``python -m schedbench.profiles.lab.gpu --out FOLDER [--only STAGE...]``.
 
-Under eight minutes: runs on CUDA, the virtual GPU's run of the same and their comparison, the tests that need a GPU,
-how fast it is, and the probes; or those parts that are named. Everything goes into one folder, with ``summary.json``
-and ``summary.md`` on top.
+In less than eight minutes: runs on CUDA and on the virtual GPU and their comparison, the tests that need a GPU, speed,
+and the probes; or only the stages that are named. All output goes into one folder, summarised in ``summary.json`` and
+``summary.md``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from .plan import BUDGET, KINETO, check, plan
 
 
 def summary(outcomes: Sequence[StageOutcome], folder: Path) -> dict[str, object]:
-    """The stages, and what the comparisons said."""
-    found, verified = _left(folder, "comparison.json"), _left(folder, "verify.json")
-    predicted, hazards = _left(folder, "prediction.json"), _left(folder, "hazards.json")
-    speed = _left(folder, "speed.json")
+    """The stages, and the results of the comparisons."""
+    found, verified = _written(folder, "comparison.json"), _written(folder, "verify.json")
+    predicted, hazards = _written(folder, "prediction.json"), _written(folder, "hazards.json")
+    speed = _written(folder, "speed.json")
     return {
         "ok": all(outcome.status != "failed" for outcome in outcomes),
         "stages": [outcome._asdict() for outcome in outcomes],
@@ -40,25 +40,25 @@ def summary(outcomes: Sequence[StageOutcome], folder: Path) -> dict[str, object]
     }
 
 
-def _left(folder: Path, name: str) -> Any:
-    """What a stage has written; None if it has not."""
+def _written(folder: Path, name: str) -> Any:
+    """The document that a stage wrote; None if it wrote none."""
     path = folder / name
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
-def markdown(told: dict[str, object], outcomes: Sequence[StageOutcome], speed: str = "") -> str:
-    """``speed``: the page about it, where there is one."""
+def markdown(found: dict[str, object], outcomes: Sequence[StageOutcome], speed: str = "") -> str:
+    """``speed`` is the content of speed.md, if there is one."""
     rows = [f"| {o.name} | {o.status} | {o.seconds:.1f} | {_first_line(o.error)} |" for o in outcomes]
     head = [
-        "# First light",
+        "# make gpu",
         "",
-        f"counts equal to the virtual GPU's: {told['counts_equal']}",
+        f"counts equal to the virtual GPU's: {found['counts_equal']}",
         "",
-        f"predicted, announced and recorded counts agree but for known differences: {told['verified']}",
+        f"predicted, announced and recorded counts agree but for known differences: {found['verified']}",
         "",
-        f"hazards found on CUDA are those found on the virtual GPU: {told['hazards_agree']}",
+        f"hazards found on CUDA are those found on the virtual GPU: {found['hazards_agree']}",
         "",
-        f"median error of emulated times on this machine's own profile: {told['median_prediction_error']}",
+        f"median error of emulated times on this machine's own profile: {found['median_prediction_error']}",
         "",
     ]
     return "\n".join([*head, "| stage | status | s | error |", "|---|---|---|---|", *rows, "", speed])
@@ -71,21 +71,23 @@ def _first_line(text: str) -> str:
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure and probe the machine's GPU.")
     parser.add_argument("--out", type=Path, default=Path("gpu-results"))
-    parser.add_argument("--only", nargs="+", default=[], metavar="STAGE", help="stages whose names begin so")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="STAGE", help="stages whose names start with one of these"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the plan and check it; needs no GPU")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 when no stage failed."""
+    """Returns 0 if no stage failed."""
     given = _parsed(arguments)
     stages = plan(given.out, given.only)
     if not stages:
-        sys.exit(f"no stage begins with {' or '.join(given.only)}; --dry-run prints them all")
+        sys.exit(f"no stage's name starts with {' or '.join(given.only)}; --dry-run prints all names")
     if given.dry_run:
         return dry_run(stages)
     given.out.mkdir(parents=True, exist_ok=True)
-    forget(stages, given.out)
+    remove_results(stages, given.out)
     write_whole(given.out / "kineto.conf", KINETO)
     outcomes = []
     for outcome in run_all(stages, budget=BUDGET, run=in_process(sys.executable, given.out)):
@@ -94,16 +96,16 @@ def main(arguments: Sequence[str]) -> int:
             f"{outcome.name:24} {outcome.status:8} {outcome.seconds:6.1f} s  {_first_line(outcome.error)}",
             flush=True,
         )
-    told = summary(outcomes, given.out)
-    write_whole(given.out / "summary.json", json.dumps(told, indent=1) + "\n")
+    found = summary(outcomes, given.out)
+    write_whole(given.out / "summary.json", json.dumps(found, indent=1) + "\n")
     page = given.out / "speed.md"
     speed = page.read_text(encoding="utf-8") if page.exists() else ""
-    write_whole(given.out / "summary.md", markdown(told, outcomes, speed))
-    return 0 if told["ok"] else 1
+    write_whole(given.out / "summary.md", markdown(found, outcomes, speed))
+    return 0 if found["ok"] else 1
 
 
-def forget(stages: Sequence[GpuStage], folder: Path) -> None:
-    """Remove what these stages left there before: old results are none of the new run."""
+def remove_results(stages: Sequence[GpuStage], folder: Path) -> None:
+    """Remove what an earlier run of these stages wrote."""
     for stage in stages:
         for name in stage.files:
             (folder / name).unlink(missing_ok=True)

@@ -1,7 +1,8 @@
-"""Which account finds what: the virtual GPU's checker, the same one on CUDA, and torch's own sanitizer.
+"""Which hazards are found by the checker on the virtual GPU, by the checker on CUDA, and by torch's own sanitizer.
 
-``python -m schedbench.profiles.lab.hazard_table vgpu|cuda FOLDER`` gives ``hazards-vgpu.json``, which needs a process
-of its own, or ``hazards-cuda.json`` and, beside the former, ``hazards.json`` and ``hazards.md``.
+``python -m schedbench.profiles.lab.hazard_table vgpu|cuda FOLDER`` writes ``hazards-vgpu.json`` or
+``hazards-cuda.json``. With the former in the folder, the latter run also writes ``hazards.json`` and ``hazards.md``.
+The two devices need a process each.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from ..check.runs import attempt
 from ..platform.resolve import Resolved, ask
 from ..ranks.execute import Options
 from ..record.files import write_whole
-from ..record.result import Abstained, HazardAccess, HazardFinding, Hazards
+from ..record.result import Abstained, HazardAccess, HazardFinding
 from ..run.crash import Crash
 
-# Faults that hazards show on one device, and what is sound.
+# Faults that the checker finds on one device.
 FAULTS: Final = (
     "no-barrier",
     "nothing-kept-alive",
@@ -35,7 +36,7 @@ FAULTS: Final = (
 _SOUND: Final = (("faults/mixing", "latest"), ("faults/mixing", "pr25774-before"))
 
 Document = dict[str, Any]
-Answer = Callable[[Resolved], Document]
+Detector = Callable[[Resolved], Document]
 
 
 class DetectionCase(NamedTuple):
@@ -51,39 +52,36 @@ def cases() -> Iterator[DetectionCase]:
 
 
 def watched(question: Resolved, *, device: Literal["vgpu", "cuda"]) -> Document:
-    """By the checker."""
+    """The checker's findings in a run."""
     outcome = attempt(question, question.relays[0], Options(device=device, hazards=True))
     if isinstance(outcome, Crash):
         return {"broke_down": str(outcome)}
     if outcome.result.run.cancelled:
-        raise KeyboardInterrupt  # which is no answer
+        raise KeyboardInterrupt
     hazards = outcome.result.hazards
     if isinstance(hazards, Abstained):
         return {"broke_down": hazards.abstained}
-    return _told(hazards)
-
-
-def _told(hazards: Hazards) -> Document:
     return {
         "known": list(hazards.known),
-        "findings": sorted({_place(finding) for finding in hazards.findings}),
+        "findings": sorted({_sites(finding) for finding in hazards.findings}),
         "says": [f"{finding.resource}: {finding.missing}" for finding in hazards.findings],
     }
 
 
-def _place(finding: HazardFinding) -> str:
-    """Both lines with their streams: what is the same on every device."""
-    return " / ".join(_touch(touch) for touch in (finding.first, finding.second) if touch is not None)
+def _sites(finding: HazardFinding) -> str:
+    """Both accesses' lines with their streams, which are the same on every device."""
+    return " / ".join(_site(access) for access in (finding.first, finding.second) if access is not None)
 
 
-def _touch(touch: HazardAccess) -> str:
-    where = f"{touch.site.file}:{touch.site.line}" if touch.site else "nowhere"
-    return f"{touch.stream} {where}"
+def _site(access: HazardAccess) -> str:
+    where = f"{access.site.file}:{access.site.line}" if access.site else "nowhere"
+    return f"{access.stream} {where}"
 
 
 def sanitized(question: Resolved) -> Document:  # cuda-only
-    """By torch, which stops at the first race. A sanitizer that is over hears on, and says nothing any more."""
-    from torch.cuda import _sanitizer  # which listens to CUDA from its import on
+    """The findings of torch's sanitizer, which stops at the first race. After that its callbacks stay registered, and
+    report nothing."""
+    from torch.cuda import _sanitizer  # registers callbacks with CUDA when it is imported
 
     printed, mode = io.StringIO(), _sanitizer.CUDASanitizerDispatchMode()
     with redirect_stderr(printed), mode:
@@ -98,82 +96,82 @@ def sanitizer_verdict(code: int, text: str) -> Document:
     return {"exit_code": code, "found": found, "text": text[-1500:] if code or found else ""}
 
 
-def answered(
-    questions: Sequence[DetectionCase], accounts: Mapping[str, Answer]
+def detections(
+    asked: Sequence[DetectionCase], detectors: Mapping[str, Detector]
 ) -> Iterator[dict[str, Document]]:
-    """By case and account, after each answer. One account after the other: a run that breaks CUDA in this process takes
-    along what comes after it, and torch's sanitizer, which does not wait, is the likelier one to have such a run."""
+    """The documents so far by case and detector, after each run. The detectors run one after the other: a run that
+    breaks CUDA breaks all later ones of this process, and with torch's sanitizer, the last, that is most likely."""
     found: dict[str, Document] = {}
-    for account, answer in accounts.items():
-        for case in questions:
-            found.setdefault(case.name, {})[account] = answer(case.question)
+    for name, detector in detectors.items():
+        for case in asked:
+            found.setdefault(case.name, {})[name] = detector(case.question)
             yield found
 
 
 def joined(emulated: dict[str, Document], real: dict[str, Document]) -> Document:
-    """``agrees``: the checker says the same on both devices, wherever both were asked."""
+    """``agrees``: whether the checker found the same on both devices in all cases that ran on both."""
     names = [name for name in real if name in emulated]
     rows = {name: {**emulated[name], **real[name]} for name in names}
     same = [_findings(row.get("vgpu")) == _findings(row.get("cuda")) for row in rows.values()]
     return {"agrees": all(same) if same else None, "rows": rows}
 
 
-def _findings(answer: Document | None) -> object:
-    return answer and (answer.get("known"), answer.get("findings"), "broke_down" in answer)
+def _findings(found: Document | None) -> object:
+    return found and (found.get("known"), found.get("findings"), "broke_down" in found)
 
 
-def markdown(told: Document) -> str:
+def markdown(table: Document) -> str:
     head = [
-        "# Which account finds which hazard",
+        "# Hazards found by each detector",
         "",
-        f"the checker on CUDA and on the virtual GPU agree: {told['agrees']}",
+        f"the checker on CUDA and on the virtual GPU agree: {table['agrees']}",
         "",
         "| case | virtual GPU | checker on CUDA | torch's sanitizer |",
         "|---|---|---|---|",
     ]
     rows = [
         f"| {name} | {_words(row.get('vgpu'))} | {_words(row.get('cuda'))} | {_verdict(row.get('sanitizer'))} |"
-        for name, row in told["rows"].items()
+        for name, row in table["rows"].items()
     ]
     return "\n".join([*head, *rows, ""])
 
 
-def _words(answer: Document | None) -> str:
-    if answer is None:
+def _words(found: Document | None) -> str:
+    if found is None:
         return "not run"
-    if "broke_down" in answer:
+    if "broke_down" in found:
         return "broke down"
-    declared = f", {len(answer['known'])} declared" if answer["known"] else ""
-    return f"{len(answer['findings'])} found{declared}"
+    declared = f", {len(found['known'])} declared" if found["known"] else ""
+    return f"{len(found['findings'])} found{declared}"
 
 
-def _verdict(answer: Document | None) -> str:
-    if answer is None:
+def _verdict(found: Document | None) -> str:
+    if found is None:
         return "not run"
-    return "found" if answer["found"] else "broke down" if answer["exit_code"] else "nothing"
+    return "found" if found["found"] else "broke down" if found["exit_code"] else "nothing"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """What is found is no failure."""
+    """Returns 0 whatever is found."""
     device, folder = arguments[0], Path(arguments[1])
-    accounts: dict[str, Answer] = {"vgpu": partial(watched, device="vgpu")}
+    detectors: dict[str, Detector] = {"vgpu": partial(watched, device="vgpu")}
     if device == "cuda":
-        accounts = {"cuda": partial(watched, device="cuda"), "sanitizer": sanitized}
-    for found in answered(list(cases()), accounts):  # what is late is cut short
-        _keep(device, folder, found)
+        detectors = {"cuda": partial(watched, device="cuda"), "sanitizer": sanitized}
+    for found in detections(list(cases()), detectors):  # written after each run: the stage may be interrupted
+        _write(device, folder, found)
     return 0
 
 
-def _keep(device: str, folder: Path, found: dict[str, Document]) -> None:
-    _write(folder / f"hazards-{device}.json", found)
+def _write(device: str, folder: Path, found: dict[str, Document]) -> None:
+    _write_json(folder / f"hazards-{device}.json", found)
     emulated = folder / "hazards-vgpu.json"
     if device == "cuda" and emulated.exists():
-        told = joined(json.loads(emulated.read_text(encoding="utf-8")), found)
-        _write(folder / "hazards.json", told)
-        write_whole(folder / "hazards.md", markdown(told))
+        table = joined(json.loads(emulated.read_text(encoding="utf-8")), found)
+        _write_json(folder / "hazards.json", table)
+        write_whole(folder / "hazards.md", markdown(table))
 
 
-def _write(path: Path, content: Document) -> None:
+def _write_json(path: Path, content: Document) -> None:
     write_whole(path, json.dumps(content, indent=1) + "\n")
 
 

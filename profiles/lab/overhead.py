@@ -1,10 +1,10 @@
-"""What measuring costs: one workload run by turns with and without an instrument, in one process.
+"""The cost of measuring: one workload, run alternately with and without an instrument in one process.
 
 ``python -m schedbench.profiles.lab.overhead SCENARIO --device D --sides bare timed --output FILE``. Sides:
 
-    bare    nobody listens, torch's calls are torch's own; the wall clock is read before and after
-    timed   as every timed pass: observers, two events per step, a clock around calls that wait
-    nvtx    the same, and NVTX ranges, where a tool takes them: nvtx makes none otherwise
+    bare    no observers, torch's calls not replaced; the wall clock is read before and after
+    timed   a timed pass: observers, two events per step, the clock around calls that may wait
+    nvtx    a timed pass with NVTX ranges, which nvtx makes only if a tool receives them
 """
 
 from __future__ import annotations
@@ -26,31 +26,34 @@ from ..run.machines import open_machine
 from ..run.runner import GatedSink, PreparedRun
 
 SIDES: Final[Mapping[str, Callable[[PreparedRun], float]]] = {
-    "bare": lambda bench: bench.clocked(watched=False),
-    "timed": lambda bench: bench.clocked(),
-    "nvtx": lambda bench: bench.clocked(NvtxRanges()),
+    "bare": lambda run: run.clocked(watched=False),
+    "timed": lambda run: run.clocked(),
+    "nvtx": lambda run: run.clocked(NvtxRanges()),
 }
-BARS: Final = {"timed": 1.0, "nvtx": 2.0}  # percent that the second side may take, of steps of a millisecond
+LIMITS: Final = {
+    "timed": 1.0,
+    "nvtx": 2.0,
+}  # percent that the second side may take, with steps of a millisecond
 
-UNHEARD: Final = "no tool takes NVTX ranges from this process"
+NO_TOOL: Final = "no tool takes NVTX ranges from this process"
 
 
-def compared(bench: PreparedRun, sides: tuple[str, str], pairs: int) -> dict[str, Any]:
-    """Two sides by turns, ``pairs`` blocks of each, after one that nobody looks at. The second one counts steps."""
+def compared(run: PreparedRun, sides: tuple[str, str], pairs: int) -> dict[str, Any]:
+    """Run two sides alternately, ``pairs`` blocks of each, after one warm-up of each."""
     for side in sides:
-        SIDES[side](bench)
-    steps = 0 if bench.gate.answers is None else len(bench.gate.answers.periods.periods) + 1
+        SIDES[side](run)
+    steps = 0 if run.gate.answers is None else len(run.gate.answers.periods.periods) + 1
     order = [sides[which == "b"] for which in abba(pairs)]
-    seconds = [SIDES[side](bench) for side in order]
+    seconds = [SIDES[side](run) for side in order]
     by_side = {side: [s for name, s in zip(order, seconds, strict=True) if name == side] for side in sides}
-    return told(sides, seconds, by_side, steps)
+    return overhead(sides, seconds, by_side, steps)
 
 
-def told(
+def overhead(
     sides: tuple[str, str], seconds: Sequence[float], by_side: Mapping[str, Sequence[float]], steps: int
 ) -> dict[str, Any]:
-    """``seconds`` in the order of ``abba``."""
-    effect, bar = estimate(paired(seconds)), BARS[sides[1]]
+    """The document of a comparison. ``seconds`` are in the order of ``abba``."""
+    effect, limit = estimate(paired(seconds)), LIMITS[sides[1]]
     before, after = (median(by_side[side]) for side in sides)
     return {
         "sides": list(sides),
@@ -60,14 +63,16 @@ def told(
         "percent": effect.median,
         "interval": list(effect.interval),
         "us_per_step": 1e6 * (after - before) / steps if steps else None,
-        "bar_percent": bar,
-        "met": True if effect.interval.high < bar else False if effect.interval.low > bar else None,
+        "bar_percent": limit,
+        "met": True if effect.interval.high < limit else False if effect.interval.low > limit else None,
         "seconds": {side: list(values) for side, values in by_side.items()},
     }
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Run one workload by turns with and without an instrument.")
+    parser = argparse.ArgumentParser(
+        description="Run one workload alternately with and without an instrument."
+    )
     parser.add_argument("scenario")
     parser.add_argument("--device", choices=("cuda", "vgpu"), required=True)
     parser.add_argument("--sides", nargs=2, choices=tuple(SIDES), required=True)
@@ -80,13 +85,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     given, gate = parse(arguments), GatedSink()
     if "nvtx" in given.sides and not listening():
-        write_whole(given.output, json.dumps({"sides": given.sides, "abstained": UNHEARD}) + "\n")
+        write_whole(given.output, json.dumps({"sides": given.sides, "abstained": NO_TOOL}) + "\n")
         return 0
     resolved = resolve(load(given.scenario, given.set))
     with open_machine(given.device, resolved, gate) as machine:
-        bench = PreparedRun(resolved, machine, resolved.relays[0], gate)
-        bench.warm_up()
-        found = compared(bench, (given.sides[0], given.sides[1]), given.pairs)
+        run = PreparedRun(resolved, machine, resolved.relays[0], gate)
+        run.warm_up()
+        found = compared(run, (given.sides[0], given.sides[1]), given.pairs)
         label = {"device": machine.hardware.name, "emulated": machine.labels.emulated}
     write_whole(given.output, json.dumps({**label, **found}, indent=1) + "\n")
     return 0

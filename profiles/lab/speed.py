@@ -1,9 +1,8 @@
-"""How fast the machine's GPU runs, beside what it could do: tokens/s, bandwidth and FLOP/s of decodes, their
-roofline.
+"""How fast the GPU runs: tokens/s, bandwidth and FLOP/s, and the distance of decodes from their roofline.
 
-Pure: results in, a document out. Bars are those of an 8B model with 64 requests running, and for measured runs only:
-what is emulated is told without a verdict. ``python -m schedbench.profiles.lab.speed FOLDER NAME...`` writes
-speed.json and speed.md of ``NAME.json`` there, and of what ``overhead`` left.
+Limits hold for an 8B model with 64 running requests; emulated runs are shown without a verdict.
+``python -m schedbench.profiles.lab.speed FOLDER NAME...`` writes speed.json and speed.md there, from each
+``NAME.json`` and from the documents of ``overhead``.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ from ..record.files import write_whole
 from ..record.result import Metric, Result, read
 
 OVERHEADS: Final = ("overhead", "overhead-nvtx")
-BARRED: Final = ("llama-3-8b", 64)  # the model, and the most that may run
+LIMITED: Final = ("llama-3-8b", 64)  # the model and max_running_requests that the limits are for
 
 
-class Bar(NamedTuple):
-    limit: float
-    below: bool  # which side of it is good
+class Limit(NamedTuple):
+    value: float
+    below: bool  # whether figures should be below it
 
     def met(self, value: float) -> bool:
-        return value < self.limit if self.below else value > self.limit
+        return value < self.value if self.below else value > self.value
 
     def __str__(self) -> str:
-        return f"{'<' if self.below else '>'} {self.limit:g}"
+        return f"{'<' if self.below else '>'} {self.value:g}"
 
 
 class Figure(NamedTuple):
-    """``value`` is None where the run does not say; ``met`` where there is no bar, or no verdict to be had."""
+    """``value`` is None if the run does not have it; ``met`` if there is no limit, or no verdict."""
 
     name: str
     unit: str
@@ -48,7 +47,7 @@ Value = Callable[[Result], float | None]
 
 
 def _mean(name: str, scale: float = 1) -> Value:
-    """The value of what is a single one, the mean of a distribution."""
+    """The value of a metric with a single one, the mean of a distribution."""
 
     def of(result: Result) -> float | None:
         metric = result.metrics.get(name)
@@ -67,7 +66,7 @@ def _quantile(name: str, quantile: str, scale: float = 1) -> Value:
 
 
 def over_roofline(result: Result) -> float | None:
-    """What a decode takes, the idle in front of a step included, over its roofline; means of the run."""
+    """The time of a decode with the idle before it, over its roofline; means of the run."""
     names = ("forward_ms.decode", "idle_ms", "decode_roofline_ms")
     forward, idle, roofline = (_mean(name)(result) for name in names)
     if forward is None or idle is None or not roofline:
@@ -75,7 +74,7 @@ def over_roofline(result: Result) -> float | None:
     return (forward + idle) / roofline
 
 
-_FIGURES: Final[Sequence[tuple[str, str, Value, Bar | None]]] = (
+_FIGURES: Final[Sequence[tuple[str, str, Value, Limit | None]]] = (
     ("output throughput", "tokens/s", _mean("output_throughput"), None),
     ("input throughput", "tokens/s", _mean("input_throughput"), None),
     ("steady output throughput", "tokens/s", _mean("steady_output_throughput"), None),
@@ -84,36 +83,35 @@ _FIGURES: Final[Sequence[tuple[str, str, Value, Bar | None]]] = (
     ("decode forward p50", "ms", _quantile("forward_ms.decode", "p50"), None),
     ("decode forward", "ms", _mean("forward_ms.decode"), None),
     ("decode roofline", "ms", _mean("decode_roofline_ms"), None),
-    ("decode step over roofline", "ratio", over_roofline, Bar(1.15, below=True)),
+    ("decode step over roofline", "ratio", over_roofline, Limit(1.15, below=True)),
     ("decode bandwidth", "GB/s", _mean("decode_bandwidth"), None),
     ("decode FLOP/s", "TFLOP/s", _mean("decode_flops"), None),
     ("prefill FLOP/s", "TFLOP/s", _mean("prefill_flops"), None),
-    ("forward occupancy", "%", _mean("forward_occupancy", 100), Bar(99.4, below=False)),
-    ("idle between steps p50", "us", _quantile("idle_ms", "p50", 1e3), Bar(20, below=True)),
+    ("forward occupancy", "%", _mean("forward_occupancy", 100), Limit(99.4, below=False)),
+    ("idle between steps p50", "us", _quantile("idle_ms", "p50", 1e3), Limit(20, below=True)),
     ("idle between steps p99", "us", _quantile("idle_ms", "p99", 1e3), None),
 )
 
 
 def figures(result: Result) -> list[Figure]:
-    barred = _barred(result)
+    limited = _is_limited(result)
     return [
-        _figure(name, unit, value(result), bar if barred else None, verdict=not result.labels.emulated)
-        for name, unit, value, bar in _FIGURES
+        _figure(name, unit, value(result), limit if limited else None, verdict=not result.labels.emulated)
+        for name, unit, value, limit in _FIGURES
     ]
 
 
-def _figure(name: str, unit: str, value: float | None, bar: Bar | None, *, verdict: bool) -> Figure:
-    if bar is None:
+def _figure(name: str, unit: str, value: float | None, limit: Limit | None, *, verdict: bool) -> Figure:
+    if limit is None:
         return Figure(name, unit, value)
-    return Figure(name, unit, value, str(bar), bar.met(value) if verdict and value is not None else None)
+    return Figure(name, unit, value, str(limit), limit.met(value) if verdict and value is not None else None)
 
 
-def _barred(result: Result) -> bool:
-    """Whether it is a run that there are bars for."""
+def _is_limited(result: Result) -> bool:
     model, engine = (result.scenario.expanded.get(part) for part in ("model", "engine"))
     if not isinstance(model, dict) or not isinstance(engine, dict):
         return False
-    return (model.get("preset"), engine.get("max_running_requests")) == BARRED
+    return (model.get("preset"), engine.get("max_running_requests")) == LIMITED
 
 
 def run_document(name: str, result: Result) -> dict[str, Any]:
@@ -133,7 +131,7 @@ def _evidence(result: Result) -> str:
 
 
 def _origin(result: Result) -> str:
-    """Where the bandwidth of the roofline is from."""
+    """The origin of the roofline's bandwidth."""
     device = result.scenario.expanded.get("device")
     name = str(device.get("hardware")) if isinstance(device, dict) else ""
     try:
@@ -146,39 +144,35 @@ def _origin(result: Result) -> str:
 def document(
     runs: Iterable[tuple[str, Result]], overheads: Iterable[dict[str, Any]], *, missing: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """``overheads`` as ``overhead`` writes them; ``missing``: runs that there is no result of."""
-    told = [run_document(name, result) for name, result in runs]
+    """``overheads`` are documents of ``overhead``, ``missing`` the runs without a result."""
+    documents = [run_document(name, result) for name, result in runs]
     costs = [{**cost, "met": None if cost.get("emulated") else cost.get("met")} for cost in overheads]
-    verdicts = [figure["met"] for run in told for figure in run["figures"]] + [cost["met"] for cost in costs]
+    verdicts = [figure["met"] for run in documents for figure in run["figures"]] + [
+        cost["met"] for cost in costs
+    ]
     return {
         "met": sum(verdict is True for verdict in verdicts),
         "missed": sum(verdict is False for verdict in verdicts),
-        "runs": told,
+        "runs": documents,
         "overheads": costs,
         "missing": list(missing),
     }
 
 
-def markdown(told: dict[str, Any]) -> str:
-    lines = [f"# Speed · bars met {told['met']}, missed {told['missed']}", ""]
-    for run in told["runs"]:
+def markdown(found: dict[str, Any]) -> str:
+    lines = [f"# Speed · limits met {found['met']}, missed {found['missed']}", ""]
+    for run in found["runs"]:
         lines += [f"## {run['name']} · {run['evidence']} · relay {run['relay']}", ""]
-        lines += ["| figure | value | unit | bar | met |", "|---|---|---|---|---|"]
+        lines += ["| figure | value | unit | limit | met |", "|---|---|---|---|---|"]
         lines += [_row(Figure(**figure)) for figure in run["figures"]]
         lines += ["", f"roofline: {run['roofline']}", ""]
-    lines += [f"- {_cost(cost)}" for cost in told["overheads"]]
-    lines += [f"- not run: {name}" for name in told["missing"]]
+    lines += [f"- {_cost(cost)}" for cost in found["overheads"]]
+    lines += [f"- not run: {name}" for name in found["missing"]]
     return "\n".join([*lines, ""])
 
 
 def _row(figure: Figure) -> str:
-    value = (
-        "–"
-        if figure.value is None
-        else f"{figure.value:,.4g}"
-        if figure.value < 1e4
-        else f"{figure.value:,.0f}"
-    )
+    value = "–" if figure.value is None else format(figure.value, ",.4g" if figure.value < 1e4 else ",.0f")
     return f"| {figure.name} | {value} | {figure.unit} | {figure.bar} | {_verdict(figure)} |"
 
 
@@ -197,22 +191,22 @@ def _cost(cost: dict[str, Any]) -> str:
     verdict = {True: "met", False: "missed", None: "no verdict"}[cost["met"]]
     return (
         f"{what}, {where}: {cost['percent']:+.2f} % [{low:+.2f}, {high:+.2f}] of steps of {cost['step_ms']:.2f} ms, "
-        f"{cost['us_per_step']:+.1f} us a step, {cost['pairs']} pairs; bar < {cost['bar_percent']:g} %: {verdict}"
+        f"{cost['us_per_step']:+.1f} us a step, {cost['pairs']} pairs; limit < {cost['bar_percent']:g} %: {verdict}"
     )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """A bar that is missed is no failure."""
+    """Returns 0 whether or not the limits are met."""
     folder, names = Path(arguments[0]), arguments[1:]
     there = [name for name in names if (folder / f"{name}.json").exists()]
     costs = [path for name in OVERHEADS if (path := folder / f"{name}.json").exists()]
-    told = document(
+    found = document(
         [(name, read(folder / f"{name}.json")) for name in there],
         [json.loads(path.read_text(encoding="utf-8")) for path in costs],
         missing=[name for name in names if name not in there],
     )
-    write_whole(folder / "speed.json", json.dumps(told, indent=1) + "\n")
-    write_whole(folder / "speed.md", markdown(told))
+    write_whole(folder / "speed.json", json.dumps(found, indent=1) + "\n")
+    write_whole(folder / "speed.md", markdown(found))
     return 0
 
 

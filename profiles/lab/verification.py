@@ -1,99 +1,27 @@
-"""Differences between prediction, in-process counters and CUPTI that are known, each with its reason.
+"""Compares three counts of one run: the virtual GPU's prediction, the process's own, and CUPTI's records.
 
-A difference that no row explains makes ``verify`` fail. A row says where it applies by fields that are compared as they
-stand; None fits everything. ``missing`` names the sources that may have less than the others.
+Copies, their bytes and syncs are compared line by line; kernels and copies within the device per step of each kind.
+A difference that no entry of ``EXPLANATIONS`` covers is a finding.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from ...sched.observe import RANGES
-from ..measure.steps import OUTSIDE, STEADY
+from ..measure.steps import STEADY
 from ..record.files import write_whole
 from ..record.result import Result, read
-from .compare_counts import CountedLine, copy_line, line_of
+from .compare_counts import CountAndBytes, CountedLine, counted_lines
 
 Source = Literal["predicted", "announced", "recorded"]
-
-
-@dataclass(frozen=True, slots=True)
-class SourceDifference:
-    """One line or counter that the sources disagree about; None from a source that does not count such things."""
-
-    kind: str  # of step
-    stream: str
-    what: str  # its first word is the direction, sync call or counter
-    category: str  # of the range: schedule, forward, copy; "" for counters per step
-    predicted: float | None
-    announced: float | None
-    recorded: float | None
-
-    def of(self, source: Source) -> float | None:
-        value: float | None = getattr(self, source)
-        return value
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    name: str
-    reason: str
-    what: str
-    missing: frozenset[Source]
-    category: str | None = None
-
-    def covers(self, difference: SourceDifference) -> bool:
-        """Whether this is such a difference: of that kind, and with the sources that may have less having it."""
-        if difference.what.partition(" ")[0] != self.what:
-            return False
-        if self.category is not None and difference.category != self.category:
-            return False
-        told = {name: difference.of(name) for name in ("predicted", "announced", "recorded")}
-        counts = {value for value in told.values() if value is not None}
-        most = max(counts)
-        return len(counts) > 1 and all(
-            value in (None, most) or name in self.missing for name, value in told.items()
-        )
-
-
-EXPLANATIONS: Final[Sequence[Explanation]] = (
-    Explanation(
-        "kernels of one op",
-        "the virtual GPU counts an op once; on CUDA sampling, split decodes, a draft's candidates and the indexer's "
-        "choice are two or three kernels, and an op without one of its own is torch's many",
-        what="kernel",
-        missing=frozenset(("predicted",)),
-    ),
-    Explanation(
-        "copies inside a forward",
-        "an op without a kernel of its own copies within the device as torch's stand-ins do; fused, it copies nothing",
-        what="d2d",
-        category="forward",
-        missing=frozenset(("predicted",)),
-    ),
-)
-
-
-def explanation(difference: SourceDifference) -> Explanation | None:
-    return next((one for one in EXPLANATIONS if one.covers(difference)), None)
-
-
-_DIRECTIONS: Final = ("h2d", "d2h")  # that the process itself announces
-
-
-class CountAndBytes(NamedTuple):
-    times: float
-    bytes: float
-
-
+SOURCES: Final[Sequence[Source]] = ("predicted", "announced", "recorded")
 NOTHING: Final = CountAndBytes(0, 0)
-Lines = Mapping[CountedLine, CountAndBytes]
 
 
 class VerifiedRow(NamedTuple):
@@ -103,16 +31,63 @@ class VerifiedRow(NamedTuple):
     predicted: CountAndBytes
     announced: CountAndBytes | None
     recorded: CountAndBytes
-    why: str
+    why: str = ""
 
     @property
     def agrees(self) -> bool:
         return self.predicted == self.recorded and self.announced in (None, self.predicted)
 
 
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A known difference between the sources. ``what`` is the direction or counter that it is about, ``category`` that
+    of the range, or None for any; the sources in ``missing`` may count less than the others."""
+
+    name: str
+    reason: str
+    what: str
+    missing: frozenset[Source]
+    category: str | None = None
+
+    def covers(self, row: VerifiedRow) -> bool:
+        if row.line.what.partition(" ")[0] != self.what:
+            return False
+        if self.category is not None and RANGES.get(row.line.range, "") != self.category:
+            return False
+        tallies = ((name, getattr(row, name)) for name in SOURCES)
+        counts = {name: tally.times for name, tally in tallies if tally is not None}
+        most = max(counts.values())
+        return len(set(counts.values())) > 1 and all(
+            count == most or name in self.missing for name, count in counts.items()
+        )
+
+
+EXPLANATIONS: Final[Sequence[Explanation]] = (
+    Explanation(
+        "kernels of one op",
+        "the virtual GPU counts an op once; on CUDA sampling, split decodes, a draft's candidates and the indexer's "
+        "choice are two or three kernels, and an op without a kernel of its own is many of torch's",
+        what="kernel",
+        missing=frozenset(("predicted",)),
+    ),
+    Explanation(
+        "copies inside a forward",
+        "an op without a kernel of its own is computed by torch's ops, which copy within the device; a fused kernel "
+        "makes no copies",
+        what="d2d",
+        category="forward",
+        missing=frozenset(("predicted",)),
+    ),
+)
+
+
+def explanation(row: VerifiedRow) -> Explanation | None:
+    return next((known for known in EXPLANATIONS if known.covers(row)), None)
+
+
 class Verification(NamedTuple):
-    """``steps``: of each kind, as (predicted, announced, recorded). ``trouble``: why the comparison as a whole does not
-    hold, whatever the rows say."""
+    """``steps`` are numbers of steps by kind, in the order of ``SOURCES``. ``trouble`` says why the comparison as a
+    whole does not hold, whatever the rows are."""
 
     rows: tuple[VerifiedRow, ...]
     steps: dict[str, tuple[int, int, int]]
@@ -128,74 +103,53 @@ class Verification(NamedTuple):
 
     @property
     def unlike(self) -> dict[str, tuple[int, int, int]]:
-        """Kinds of which the runs had not the same number of steps."""
+        """The kinds of which the runs had different numbers of steps."""
         return {kind: counts for kind, counts in self.steps.items() if len(set(counts)) > 1}
 
     @property
     def agrees(self) -> bool:
-        """Nothing is left that is not explained."""
+        """Whether every difference is explained."""
         return not (self.unexplained or self.unlike or self.trouble)
 
 
 def verify(predicted: Result, announced: Mapping[str, Any], recorded: Result) -> Verification:
-    """``announced``: the document of ``counted``."""
-    p, r = _lines(predicted), _lines(recorded)
+    """``announced`` is a document of ``counted_run``."""
+    p, r = counted_lines(predicted), counted_lines(recorded)
     a = {
         CountedLine(*(row[name] for name in CountedLine._fields)): CountAndBytes(row["count"], row["bytes"])
         for row in announced["rows"]
     }
     rows = [
-        _row(
+        VerifiedRow(
             line,
             p.get(line, NOTHING),
-            a.get(line, NOTHING) if _announces(line) else None,
+            a.get(line, NOTHING) if _announced(line) else None,
             r.get(line, NOTHING),
         )
         for line in sorted({*p, *a, *r})
     ]
-    rows += [_row(line, x, None, y) for line, x, y in _per_step(predicted, recorded)]
+    rows += [VerifiedRow(line, x, None, y) for line, x, y in _per_step(predicted, recorded)]
     return Verification(
-        tuple(rows), _steps(predicted, announced, recorded), tuple(_trouble(predicted, recorded))
+        tuple(map(_explained, rows)),
+        _steps(predicted, announced, recorded),
+        tuple(_trouble(predicted, recorded)),
     )
 
 
-def _row(
-    line: CountedLine, predicted: CountAndBytes, announced: CountAndBytes | None, recorded: CountAndBytes
-) -> VerifiedRow:
-    row = VerifiedRow(line, predicted, announced, recorded, "")
-    if row.agrees:
-        return row
-    counts = (tally if tally is None else tally.times for tally in (predicted, announced, recorded))
-    found = explanation(
-        SourceDifference(line.kind, line.stream, line.what, RANGES.get(line.range, ""), *counts)
-    )
+def _explained(row: VerifiedRow) -> VerifiedRow:
+    found = None if row.agrees else explanation(row)
     return row if found is None else row._replace(why=found.name)
 
 
-def _announces(line: CountedLine) -> bool:
-    """Whether the process itself counts such things: not what stays within the device."""
+def _announced(line: CountedLine) -> bool:
+    """Whether the process itself counts such calls, which it does not within the device."""
     return line.what.partition(" ")[0] not in ("d2d", "memset")
-
-
-def _lines(result: Result) -> Lines:
-    """Over the whole run, of step kinds only. Copies within the device during forwards are counted per step."""
-    counts: Counter[CountedLine] = Counter()
-    sizes: Counter[CountedLine] = Counter()
-    for copy in result.copies:
-        inside = copy.direction == "d2d" and RANGES.get(copy.range) != "forward"
-        if copy.kind != OUTSIDE and (copy.direction in _DIRECTIONS or inside):
-            counts[copy_line(copy)] += copy.count
-            sizes[copy_line(copy)] += copy.bytes
-    for sync in result.syncs:
-        if sync.kind != OUTSIDE and sync.sync:
-            counts[line_of(sync, sync.call)] += sync.count
-    return {line: CountAndBytes(count, sizes[line]) for line, count in counts.items()}
 
 
 def _per_step(
     predicted: Result, recorded: Result
 ) -> Iterator[tuple[CountedLine, CountAndBytes, CountAndBytes]]:
-    """Kernels, and copies within the device on the forward stream: means per step of a kind, no source line."""
+    """Means per step of a kind of kernels, and of copies within the device on the forward stream."""
     p, r = _means(predicted), _means(recorded)
     for place in sorted({*p, *r}):
         kind, stream, counter = place
@@ -227,7 +181,7 @@ def _steps(
 
 
 def _trouble(predicted: Result, recorded: Result) -> Iterator[str]:
-    """What makes two runs no pair."""
+    """Why two runs cannot be compared."""
     for name, result in (("predicted", predicted), ("recorded", recorded)):
         if result.run.cancelled:
             yield f"the {name} run was interrupted"
@@ -238,7 +192,7 @@ def _trouble(predicted: Result, recorded: Result) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``PREDICTED.json ANNOUNCED.json RECORDED.json OUTPUT.json``: differences are written, and are no failure."""
+    """``PREDICTED.json ANNOUNCED.json RECORDED.json OUTPUT.json``. Returns 0 whether or not the counts agree."""
     predicted, announced, recorded, output = map(Path, arguments)
     counts = json.loads(announced.read_text(encoding="utf-8"))
     found = document(verify(read(predicted), counts, read(recorded)))
@@ -260,14 +214,12 @@ def document(found: Verification) -> dict[str, Any]:
 
 
 def _plain(row: VerifiedRow) -> dict[str, Any]:
-    tallies: Sequence[tuple[str, CountAndBytes | None]] = (
-        ("predicted", row.predicted), ("announced", row.announced), ("recorded", row.recorded),
-    )  # fmt: skip
-    told = {
+    tallies = ((name, getattr(row, name)) for name in SOURCES)
+    counts: dict[str, Any] = {
         name: None if tally is None else {"count": tally.times, "bytes": tally.bytes}
         for name, tally in tallies
     }
-    return {**row.line._asdict(), **told, "agrees": row.agrees, "why": row.why}
+    return {**row.line._asdict(), **counts, "agrees": row.agrees, "why": row.why}
 
 
 if __name__ == "__main__":

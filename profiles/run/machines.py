@@ -14,7 +14,7 @@ import torch
 from ...scenarios.schema import Scenario
 from ...sched.observe import Clock
 from ..cuda.clock import WallClock
-from ..cuda.hazards.machine import open_watched
+from ..cuda.hazards.machine import open_cuda_with_hazards
 from ..cuda.machine import open_cuda
 from ..platform import capacity
 from ..platform.machine import ByItself, HostTime, Machine, MachineError
@@ -80,7 +80,7 @@ def open_machine(
         return _virtual(resolved, sink, hazards=hazards, adversary=adversary)
     if adversary is not None:
         raise MachineError("an adversary decides when work is done; a real device does so itself")
-    return open_watched(resolved, sink) if hazards else open_cuda(resolved, sink, keep_trace)
+    return open_cuda_with_hazards(resolved, sink) if hazards else open_cuda(resolved, sink, keep_trace)
 
 
 @contextmanager

@@ -115,12 +115,12 @@ def test_doctor_says_what_runs():
 
 
 def test_doctor_exits_with_3_when_nothing_runs(cli, monkeypatch):
-    checkup = importlib.import_module("schedbench.profiles.lab.doctor")
+    run_checks = importlib.import_module("schedbench.profiles.lab.doctor")
     nothing = [
-        checkup.DoctorCheck("CUDA", False, "no device", runs=True),
-        checkup.DoctorCheck("python", True, "3"),
+        run_checks.DoctorCheck("CUDA", False, "no device", runs=True),
+        run_checks.DoctorCheck("python", True, "3"),
     ]
-    monkeypatch.setattr(checkup, "checkup", lambda: nothing)
+    monkeypatch.setattr(run_checks, "run_checks", lambda: nothing)
     shown = cli.invoke(app, ["doctor"])
     assert (shown.exit_code, shown.output) == (3, "–   CUDA    no device\nok  python  3\n")
 

@@ -81,7 +81,7 @@ def test_markdown_has_the_same_with_its_bars_escaped():
 def test_without_cuda_there_is_nothing_to_verify_against(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert run_main(monkeypatch, "verify", "mixed") == 3
-    assert "nothing to hold the prediction against" in capsys.readouterr().err
+    assert "the prediction has nothing to be compared with" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

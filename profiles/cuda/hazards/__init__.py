@@ -1,1 +1,1 @@
-"""Which accesses nothing orders, found from inside the program on a device that cannot be asked."""
+"""Finds accesses that nothing orders on a CUDA device, from inside the process."""

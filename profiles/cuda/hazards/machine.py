@@ -1,4 +1,4 @@
-"""A machine whose runs are watched from inside for accesses that nothing orders."""
+"""A CUDA device as the machine of a run whose accesses are checked for hazards from inside the process."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from ...platform.resolve import Resolved
 from ...record.result import HardwarePart, Labels
 from ...record.timeline import Sink, Window
 from ..clock import WallClock
-from ..machine import facts
-from .watch import Inside, Watched, watching
+from ..machine import facts, require_cuda
+from .watch import HazardWatch, WatchedDevice, watching
 
 VOID: Final = (
     "hazards were watched for from inside the process, which makes the host wait: times mean nothing"
 )
 
 
-class WatchedSteps(Silence):
-    """Which steps there were and what streams are called: all that such a run knows of itself."""
+class StepRecorder(Silence):
+    """Records the steps and the names of streams, which is all that such a run measures."""
 
-    def __init__(self, inside: Inside) -> None:
-        self._inside = inside
+    def __init__(self, hazards: HazardWatch) -> None:
+        self._hazards = hazards
         self._launched: list[StepInfo] = []
         self._settled: list[StepInfo] = []
 
     def stream(self, name: str, stream: Any) -> None:
-        self._inside.announce(name, stream)
+        self._hazards.announce(name, stream)
 
     def launched(self, info: StepInfo) -> None:
         self._launched.append(info)
@@ -50,38 +50,35 @@ class WatchedSteps(Silence):
 
 
 def require_one_device(resolved: Resolved) -> None:
-    """Raises MachineError where there is no CUDA, or the scenario is none for one real device."""
-    if not torch.cuda.is_available():
-        raise MachineError(
-            "no CUDA device here (torch.cuda.is_available() is False): nothing can be watched on one; "
-            "check --device vgpu watches a virtual one"
-        )
+    """Raises MachineError if there is no CUDA device, or if the scenario needs more than one."""
+    require_cuda(
+        "hazards of a real one cannot be checked; check --device vgpu checks those of the virtual GPU"
+    )
     if resolved.scenario.engine.ranks > 1:
-        raise MachineError("the scenario has several ranks: what is watched is one device")
+        raise MachineError("the scenario has several ranks: hazards are checked on one device only")
 
 
 @contextmanager
-def open_watched(resolved: Resolved, sink: Sink) -> Iterator[Machine]:  # cuda-only
-    """The current CUDA device until the block ends, without gradients. Raises MachineError when there is none."""
-    if not torch.cuda.is_available():
-        raise MachineError("no CUDA device here (torch.cuda.is_available() is False)")
+def open_cuda_with_hazards(resolved: Resolved, sink: Sink) -> Iterator[Machine]:  # cuda-only
+    """The current CUDA device, without gradients, until the block ends. Raises MachineError if there is none."""
+    require_cuda()
     device = torch.device("cuda", torch.cuda.current_device())
     inline = round(resolved.hardware.copies.pageable_inline.value)
-    seen = Watched(torch.cuda, device.type, inline)
-    with torch.no_grad(), watching(seen, [Path(folder) for folder in sched.__path__]) as inside:
-        clock, steps = WallClock(), WatchedSteps(inside)
+    watched = WatchedDevice(torch.cuda, device.type, inline)
+    with torch.no_grad(), watching(watched, [Path(folder) for folder in sched.__path__]) as hazards:
+        clock, steps = WallClock(), StepRecorder(hazards)
         yield Machine(
             device=device,
             capabilities=Capabilities(),
             clock=clock,
             observer=steps,
-            names=inside,
+            names=hazards,
             labels=Labels(emulated=False, host="measured"),
             hardware=HardwarePart(name=torch.cuda.get_device_name(device)),
             exact=False,
             flush=lambda: steps.deliver(sink, 0, clock.now()),
-            peek=inside.peek,
+            peek=hazards.peek,
             environment={name: fact for name, fact in facts(device).items() if name != "source_of_counts"},
-            hazards=inside.checker,
+            hazards=hazards.checker,
             untimed=VOID,
         )

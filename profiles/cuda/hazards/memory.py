@@ -1,4 +1,4 @@
-"""A real device's tensors as the checker looks at them: a storage is a block, and dies with the last tensor on it."""
+"""A real device's memory for the hazard checker: a storage is a block, freed with the last tensor on it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from ...vgpu.hazards.blocks import Block
 from ...vgpu.hazards.footprints import ByteSpan, span
 
-_BLOCK = "_schedbench_block"  # on a storage's Python object, which lives as long as the storage
+_BLOCK = "_schedbench_block"  # attribute of a storage's Python object, which exists as long as the storage
 
 
 def itself(tensor: torch.Tensor) -> torch.Tensor:
@@ -19,8 +19,8 @@ def itself(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class StorageMemory:
-    """Tensors of the device type ``type``. Values are looked at when they are asked for, since a reference that is kept
-    would keep a block from being freed. ``real`` is the tensor that has a storage, where that is another one."""
+    """Tensors of the device type ``type``. No references to tensors are kept, since they would keep blocks from being
+    freed. ``real`` returns the tensor that has the storage, if that is another one."""
 
     type: str
     real: Callable[[torch.Tensor], torch.Tensor] = itself

@@ -1,4 +1,4 @@
-"""Operators as torch dispatches them: what each reads and writes by its schema, and where the host waits inside one."""
+"""Operators at torch's dispatch: what each reads and writes by its schema, and whether the host waits in it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ...vgpu.hazards.checker import Checker
 from ...vgpu.hazards.copies import side
 from ...vgpu.hazards.ops import accounted
 from ...vgpu.hazards.shadows import IssuedOp
-from ..dispatch_counts import Sees, copies_of
+from ..dispatch_counts import CopyRules, copies_of
 from .order import ProgramOrder
 
-# Kernels that fill new memory, by the factory's name less like or new; others are a kernel of their own name.
+# Kernels that fill new memory, by the factory's name without like or new. Other factories' kernels have their names.
 _FILLS: Final = {
     "zeros": "zero_",
     "ones": "fill_",
@@ -27,19 +27,19 @@ _FILLS: Final = {
     "rand": "uniform_",
     "randn": "normal_",
 }
-_UNSEEN: Final = frozenset({"record_stream", "is_pinned"})  # told elsewhere, or nothing
+_UNSEEN: Final = frozenset({"record_stream", "is_pinned"})  # handled elsewhere, or without an access
 
 
 class Operators(TorchDispatchMode):
-    """Tells the checker of every operator on this thread that touches the device, but for the checker's own."""
+    """Reports to the checker each operator of this thread that accesses the device, except for the checker's own."""
 
-    def __init__(self, checker: Checker, order: ProgramOrder, sees: Sees) -> None:
+    def __init__(self, checker: Checker, order: ProgramOrder, rules: CopyRules) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._checker = checker
         self._order = order
-        self._sees = sees
-        self._aside = False
-        self._known: dict[Any, Handler] = {}
+        self._rules = rules
+        self._excluded = False
+        self._handlers: dict[Any, Handler] = {}
         self._named: Mapping[str, Callable[[Any], Handler]] = {
             "copy_": self._copying,
             "_to_copy": self._moving,
@@ -49,28 +49,28 @@ class Operators(TorchDispatchMode):
 
     @contextmanager
     def excluded(self) -> Iterator[None]:
-        """What is done in this block is the tool's, not the program's."""
-        before, self._aside = self._aside, True
+        """Ignore the operators of this block, which are the tool's."""
+        before, self._excluded = self._excluded, True
         try:
             yield
         finally:
-            self._aside = before
+            self._excluded = before
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:  # fmt: skip
         named = kwargs or {}
-        if self._aside:
+        if self._excluded:
             return func(*args, **named)
         self._order.sites.here()
-        handler = self._known.get(func)
+        handler = self._handlers.get(func)
         if handler is None:
-            handler = self._known[func] = self._meet(func)
-        if any(map(self._touches, args)) or any(map(self._touches, named.values())):
+            handler = self._handlers[func] = self._handler(func)
+        if any(map(self._on_device, args)) or any(map(self._on_device, named.values())):
             return handler(args, named)
-        return self._made(func, args, named)
+        return self._without_operands(func, args, named)
 
-    def _meet(self, func: Any) -> Handler:
+    def _handler(self, func: Any) -> Handler:
         name = func._opname
         if name in _UNSEEN:
             return self._computing(func)
@@ -79,9 +79,9 @@ class Operators(TorchDispatchMode):
         handler = accounted(self._checker, func, self._computing(func))
         return self._filling(name, handler) if name in LIKES else handler
 
-    def _touches(self, value: object) -> bool:
+    def _on_device(self, value: object) -> bool:
         if isinstance(value, (list, tuple)):
-            return any(map(self._touches, value))
+            return any(map(self._on_device, value))
         return self._checker.memory.mine(value)
 
     def _computing(self, func: Any) -> Handler:
@@ -93,16 +93,16 @@ class Operators(TorchDispatchMode):
         return compute
 
     def _waiting(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
-        copies = copies_of(self._sees, func._opname, args, kwargs, out)
+        copies = copies_of(self._rules, func._opname, args, kwargs, out)
         if any(what.endswith(" blocking") for what, _ in copies):
             self._order.waited()
 
     # ---- new memory ----------------------------------------------------------------------------------------
 
-    def _made(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Of an operator that is given nothing of the device: an upload, a factory, or nobody's business."""
+    def _without_operands(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run an operator without operands on the device: an upload, a factory, or one of the host."""
         if func._opname == "_to_copy":
-            return self._known[func](args, kwargs)
+            return self._handlers[func](args, kwargs)
         out = func(*args, **kwargs)
         if self._checker.memory.mine(out):
             self._filled(func._opname, out)
@@ -134,7 +134,7 @@ class Operators(TorchDispatchMode):
             if checker.memory.mine(target):
                 checker.announce(target)
             side(checker, launch, target, write=True)
-            return self._at_work(func, args, kwargs)
+            return self._compute_at_work(func, args, kwargs)
 
         return copy
 
@@ -143,12 +143,12 @@ class Operators(TorchDispatchMode):
             checker, source = self._checker, args[0]
             device = checker.memory.mine(source)
             place = kwargs.get("device")
-            if not device and (place is None or place.type != self._sees.type):
+            if not device and (place is None or place.type != self._rules.type):
                 return func(*args, **kwargs)  # from host to host
             name = "_to_copy" if device and place is None else "copy d2h" if device else "copy h2d"
             launch = checker.launch(name)
             side(checker, launch, source, write=False)
-            out = self._at_work(func, args, kwargs)
+            out = self._compute_at_work(func, args, kwargs)
             side(checker, launch, out, write=True)
             return out
 
@@ -165,7 +165,7 @@ class Operators(TorchDispatchMode):
         return clone
 
     def _lifting(self, func: Any) -> Handler:
-        """``torch.tensor(..., device=)``: the host's values have been brought over by now."""
+        """``torch.tensor(..., device=)``, whose values have been uploaded before this operator."""
 
         def lift(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             side(self._checker, self._checker.launch("copy h2d"), args[0], write=True)
@@ -179,6 +179,6 @@ class Operators(TorchDispatchMode):
         up, down = (not self._checker.memory.mine(source), not self._checker.memory.mine(target))
         return self._checker.launch("copy h2d" if up else "copy d2h" if down else "copy d2d")
 
-    def _at_work(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _compute_at_work(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         with self._checker.device_at_work():
             return self._computing(func)(args, kwargs)

@@ -1,6 +1,6 @@
-"""What orders what, heard from the calls of streams, events and graphs themselves.
+"""The order of operations, from the calls of streams, events and graphs.
 
-A capture has an order of its own, which a replay keeps: what is waited for inside one orders nothing outside.
+A graph keeps the order inside its capture: a wait inside a capture orders nothing outside it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Current(NamedTuple):
 
 
 class ProgramOrder:
-    """The clocks of a program on that device module, and its streams by small numbers."""
+    """The vector clocks of a program on a device module, and small numbers for its streams."""
 
     def __init__(self, module: Any, watch: Sequence[Path]) -> None:
         self.clocks = Clocks()
@@ -30,7 +30,9 @@ class ProgramOrder:
         self.capturing = False
         self._module = module
         self._numbers: dict[int, int] = {}
-        self._events: dict[int, tuple[weakref.ref[Any], Clock]] = {}  # what each stands for, by its id
+        self._events: dict[
+            int, tuple[weakref.ref[Any], Clock]
+        ] = {}  # an event and its clock, by the event's id
 
     @property
     def stream(self) -> Current:
@@ -40,7 +42,7 @@ class ProgramOrder:
         return self._numbers.setdefault(int(stream.stream_id), len(self._numbers))
 
     def waited(self) -> None:
-        """The host has waited for everything on the current stream."""
+        """The host has waited for all operations of the current stream."""
         self._synchronized(self.stream.id)
 
     def waited_for_all(self) -> None:
@@ -48,8 +50,8 @@ class ProgramOrder:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Streams and events are heard in this block."""
-        with replaced(list(self._targets()), self._heard):
+        """Follow the calls of streams and events in this block."""
+        with replaced(list(self._targets()), self._wrap):
             yield
 
     def _targets(self) -> Iterator[Target]:
@@ -61,10 +63,10 @@ class ProgramOrder:
         yield Target(module, "synchronize", "device synchronize")
         yield Target(module.graph, "__enter__", "capture")  # torch's waits for the device first
 
-    def _heard(self, target: Target, function: Function) -> Function:
-        tell: Callable[[Sequence[Any], Any], None] = {
+    def _wrap(self, target: Target, function: Function) -> Function:
+        update: Callable[[Sequence[Any], Any], None] = {
             "event record": lambda args, _: self._recorded(*args),
-            "event wait": lambda args, _: self._held(*args),
+            "event wait": lambda args, _: self._awaited(*args),
             "event query": lambda args, done: self._reached(args[0]) if done else None,
             "event synchronize": lambda args, _: self._reached(args[0]),
             "stream query": lambda args, done: self._synchronized(self.number(args[0])) if done else None,
@@ -73,18 +75,18 @@ class ProgramOrder:
             "capture": lambda *_: self.waited_for_all(),
         }[target.call]
 
-        def hearing(*args: Any, **kwargs: Any) -> Any:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
             result = function(*args, **kwargs)
-            tell((*args, *kwargs.values()), result)
+            update((*args, *kwargs.values()), result)
             return result
 
-        return hearing
+        return wrapped
 
     def _recorded(self, event: Any, stream: Any = None) -> None:
         known = self.clocks.recorded(self._actor(stream))
         self._events[id(event)] = weakref.ref(event), known
 
-    def _held(self, event: Any, stream: Any = None) -> None:
+    def _awaited(self, event: Any, stream: Any = None) -> None:
         if not self.capturing:
             self.clocks.wait(self._actor(stream), self._known(event))
 
@@ -95,9 +97,9 @@ class ProgramOrder:
         self.clocks.synchronize(self.clocks.recorded(stream + 1))
 
     def _known(self, event: Any) -> Clock:
-        """A copy; an event that was never recorded stands for nothing."""
-        whose, known = self._events.get(id(event), (None, []))
-        return [*known] if whose is not None and whose() is event else []
+        """A copy of the event's clock; empty for an event that was never recorded."""
+        owner, known = self._events.get(id(event), (None, []))
+        return [*known] if owner is not None and owner() is event else []
 
     def _actor(self, stream: Any) -> int:
         return (self.stream.id if stream is None else self.number(stream)) + 1

@@ -1,4 +1,4 @@
-"""A checker that is fed from inside the program: torch's dispatch, and the calls of streams, events and graphs."""
+"""Feeds the hazard checker from torch's dispatch and from the calls of streams, events and graphs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from ...record.timeline import Site
 from ...vgpu.hazards.checker import Checker
 from ...vgpu.hazards.host import watched as host_watched
-from ..dispatch_counts import Sees
+from ..dispatch_counts import CopyRules
 from ..patching import Function, Target, replaced
 from .memory import StorageMemory, itself
 from .operators import Operators
@@ -21,19 +21,20 @@ from .order import ProgramOrder
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
-    """A device as the program knows it. ``inline``: bytes that a pageable upload may have without waiting."""
+class WatchedDevice:
+    """``inline`` is the most bytes that a pageable upload may have without waiting. ``real`` returns the tensor that
+    has the storage of a tensor."""
 
-    module: Any  # torch.cuda or its like
+    module: Any  # torch.cuda or a module like it
     type: str
     inline: int
-    tensors: Any = torch.Tensor  # the class whose record_stream is called
+    tensors: Any = torch.Tensor  # the class that has record_stream
     real: Callable[[torch.Tensor], torch.Tensor] = itself
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
-    """What is known so far. Names of records, as a run asks for them."""
+class HazardWatch:
+    """A checker, and the names behind the small integers of its records."""
 
     checker: Checker
     order: ProgramOrder
@@ -51,43 +52,43 @@ class Inside:
         self.order.streams[self.order.number(stream)] = name
 
     def peek(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Its values on the host, unnoticed."""
+        """The tensor's values on the host, hidden from the checker."""
         with self.operators.excluded():
             return tensor.cpu()
 
 
 @contextmanager
-def watching(device: Watched, watch: Sequence[Path]) -> Iterator[Inside]:
-    """Everything that this thread does on the device is followed in this block; lines of ``watch`` are recorded. What
-    the checker reads for itself makes the host wait: times mean nothing."""
+def watching(device: WatchedDevice, watch: Sequence[Path]) -> Iterator[HazardWatch]:
+    """Check all that this thread does on the device in this block. Source lines of ``watch`` are recorded. The
+    checker's own reads make the host wait, so times mean nothing."""
     order = ProgramOrder(device.module, watch)
     checker = Checker(order, StorageMemory(device.type, device.real))
-    operators = Operators(checker, order, Sees(device.type, device.inline))
+    operators = Operators(checker, order, CopyRules(device.type, device.inline))
     calls = _Calls(checker, order, operators)
     with (
         checker.listening(),
         order.installed(),
-        replaced(list(calls.targets(device)), calls.heard),
+        replaced(list(calls.targets(device)), calls.wrap),
         host_watched(lambda: checker, checker.memory),
         operators,
     ):
-        yield Inside(checker, order, operators)
+        yield HazardWatch(checker, order, operators)
 
 
 @dataclass(frozen=True, slots=True)
 class _Calls:
-    """Calls that are neither an operator's nor about order."""
+    """The calls that are neither operators nor order streams."""
 
     checker: Checker
     order: ProgramOrder
     operators: Operators
 
-    def targets(self, device: Watched) -> Iterator[Target]:
+    def targets(self, device: WatchedDevice) -> Iterator[Target]:
         yield Target(device.tensors, "record_stream", "record_stream")
         for name in ("capture_begin", "capture_end", "replay"):
             yield Target(device.module.CUDAGraph, name, name)
 
-    def heard(self, target: Target, function: Function) -> Function:
+    def wrap(self, target: Target, function: Function) -> Function:
         make: Callable[[Function], Function] = getattr(self, f"_{target.call}")
         return make(function)
 

@@ -9,7 +9,7 @@ import pytest
 
 from schedbench.profiles.cuda.join import Joined, JoinInputs, join
 from schedbench.profiles.cuda.kineto import rows
-from schedbench.profiles.cuda.log import NO_CONTEXT, NO_PLACE, CallRecord, Log
+from schedbench.profiles.cuda.log import NO_CALL, NO_CONTEXT, CallRecord, Log
 from schedbench.profiles.cuda.streams import StreamTable
 from schedbench.profiles.record.timeline import Range
 from schedbench.sched.observe import StepInfo
@@ -120,8 +120,8 @@ class Drawn(Log):
         self.ranges.append(Range(name, step, 1, begin, stop))
 
     def calling(self, site: int, start: float, end: float, *, stream: int = -1) -> None:
-        self.places.change(round(start * 1000), CallRecord(site, round(start * 1000), stream))
-        self.places.change(round(end * 1000), NO_PLACE)
+        self.calls.change(round(start * 1000), CallRecord(site, round(start * 1000), stream))
+        self.calls.change(round(end * 1000), NO_CALL)
 
     def step(self, step: int, kind: str = "decode") -> None:
         info = StepInfo(step, kind, 4, 4, True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from schedbench.profiles.cuda.clock import WallClock
 from schedbench.profiles.cuda.kineto import rows
-from schedbench.profiles.cuda.kineto_window import met, supported, this_thread
+from schedbench.profiles.cuda.kineto_window import streams_in_order, supported, this_thread
 from schedbench.profiles.cuda.log import NO_CONTEXT, History, Log, LoggedRange
 from schedbench.profiles.cuda.machine import driver
 from schedbench.profiles.cuda.streams import StreamTable
@@ -62,7 +62,7 @@ def test_an_unnamed_stream_keeps_its_number_of_cupti():
 def test_streams_are_met_in_the_order_of_their_first_use(trace):
     for stream, at in ((13, 10), (7, 0), (13, 20), (21, 15)):
         trace.launch(at, stream=stream)
-    assert met(rows(trace.document())) == [7, 13, 21]
+    assert streams_in_order(rows(trace.document())) == [7, 13, 21]
 
 
 def test_the_clock_counts_from_its_start_and_knows_the_epoch():

@@ -10,12 +10,12 @@ from typing import ClassVar
 import pytest
 import torch
 
-from schedbench.profiles.cuda.blocking_calls import FREE, WaitLog
+from schedbench.profiles.cuda.blocking_calls import NO_WAIT_BELOW, BlockingCalls
 from schedbench.profiles.cuda.call_sites import CallSites
 from schedbench.profiles.cuda.clock import WallClock
 from schedbench.profiles.cuda.kineto import KinetoRow
 from schedbench.profiles.cuda.kineto_window import this_thread
-from schedbench.profiles.cuda.log import NO_PLACE, Log
+from schedbench.profiles.cuda.log import NO_CALL, Log
 from schedbench.profiles.cuda.machine import watched
 from schedbench.profiles.cuda.step_spans import BATCH
 from schedbench.profiles.cuda.watch import DeviceHandle
@@ -147,7 +147,7 @@ def test_a_timed_pass_is_a_span_per_step_and_the_calls_that_waited(watching, tap
     assert (op.kind, op.step, op.forward) == ("kernel", 1, True)
     (call,) = window.calls
     assert (call.kind, call.name, call.range, call.step) == ("sync", "cudaEventSynchronize", "settle", 1)
-    assert call.waited == call.end - call.start >= FREE["sync"]
+    assert call.waited == call.end - call.start >= NO_WAIT_BELOW["sync"]
     assert {r.name for r in window.ranges} >= {"prepare", "model", "publish"}
     assert [info.step for info in window.launched] == [info.step for info in window.settled] == [1]
     assert watch.streams.names[op.stream] == "schedule"
@@ -246,7 +246,7 @@ class Slow:
 
 @pytest.fixture
 def wait_log(module):
-    log = WaitLog(Slow(30_000), Log(), "meta", lambda: 3)
+    log = BlockingCalls(Slow(30_000), Log(), "meta", lambda: 3)
     with log.installed(module):
         yield log
 
@@ -274,7 +274,7 @@ def test_a_read_that_fails_is_nobodys_wait(wait_log):
 
 
 def test_a_short_call_did_not_wait(module):
-    log = WaitLog(Slow(4_000), Log(), "meta", lambda: 3)
+    log = BlockingCalls(Slow(4_000), Log(), "meta", lambda: 3)
     with log.installed(module):
         module.Stream().synchronize()
         module.synchronize()
@@ -292,14 +292,14 @@ def calls(module):
     log = Log()
     here = Sites([Path(__file__)])
     with CallSites(log, Slow(1), here, lambda _: 9).installed(module):
-        yield lambda: [(place, here.resolved()) for place in log.places._values]
+        yield lambda: [(place, here.resolved()) for place in log.calls._values]
 
 
 def statements(changes):
     return [
         sites[place.site].statement
         for place, sites in changes
-        if place is not NO_PLACE and place.site != NO_SITE
+        if place is not NO_CALL and place.site != NO_SITE
     ]
 
 
@@ -328,7 +328,7 @@ def test_events_streams_and_graphs_are_logged(calls, module):
     module.Stream().synchronize()
     module.synchronize()
     module.CUDAGraph().replay()
-    entered = [place for place, _ in calls() if place is not NO_PLACE]
+    entered = [place for place, _ in calls() if place is not NO_CALL]
     assert len({place.call for place in entered}) == len(entered) == 4
 
 
@@ -337,7 +337,7 @@ def test_a_wait_for_an_event_knows_the_stream_it_was_recorded_on(calls, module):
     event.record()
     event.synchronize()
     module.Event().synchronize()
-    streams = [place.stream for place, _ in calls() if place is not NO_PLACE]
+    streams = [place.stream for place, _ in calls() if place is not NO_CALL]
     assert streams == [-1, 9, -1]
 
 
@@ -346,11 +346,11 @@ def test_calls_nest_and_come_back(calls):
         pass
 
     torch.arange(3).as_subclass(Outer).sum()
-    assert calls()[-1][0] is NO_PLACE
+    assert calls()[-1][0] is NO_CALL
 
 
 def test_the_wall_clock_serves(module):
     log = Log()
     with CallSites(log, WallClock(), Sites([Path(__file__)]), lambda _: 0).installed(module):
         torch.arange(3)
-    assert log.places.current is NO_PLACE
+    assert log.calls.current is NO_CALL

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from schedbench.profiles.cuda.dispatch_counts import Announced
+from schedbench.profiles.cuda.dispatch_counts import DispatchCounter
 from schedbench.profiles.lab import counted_run, single_run
 from schedbench.profiles.lab.verification import verify
 from schedbench.profiles.platform.hardware import load
@@ -35,7 +35,7 @@ def heard(action: Callable[[Tensors], object], elements: int = 16) -> dict[str, 
     with open_vgpu(load("h200")) as gpu:
         module: Any = torch.get_device_module(gpu.device)
         tensors = Tensors(torch.zeros(elements), torch.zeros(elements, device=gpu.device))
-        listener = Announced(module, "vgpu", Sites([Path(__file__)]), inline=INLINE)
+        listener = DispatchCounter(module, "vgpu", Sites([Path(__file__)]), inline=INLINE)
         with listener.installed(), listener.range("prepare", 3, 1):
             action(tensors)
     found: dict[str, tuple[int, int]] = {}
@@ -86,7 +86,7 @@ def test_waits_are_told_with_the_stream_that_is_waited_for() -> None:
     with open_vgpu(load("h200")) as gpu:
         module: Any = torch.get_device_module(gpu.device)
         side, event = module.Stream(), module.Event()
-        listener = Announced(module, "vgpu", Sites([Path(__file__)]), inline=INLINE)
+        listener = DispatchCounter(module, "vgpu", Sites([Path(__file__)]), inline=INLINE)
         with listener.installed():
             event.record(side)
             event.synchronize()
@@ -104,7 +104,7 @@ def test_waits_are_told_with_the_stream_that_is_waited_for() -> None:
 def test_rows_say_step_range_stream_and_line() -> None:
     with open_vgpu(load("h200")) as gpu:
         module: Any = torch.get_device_module(gpu.device)
-        listener = Announced(module, "vgpu", Sites([Path(__file__)]), inline=INLINE)
+        listener = DispatchCounter(module, "vgpu", Sites([Path(__file__)]), inline=INLINE)
         with listener.installed(), listener.range("prepare", 3, 1):
             torch.zeros(2).to(gpu.device)
         with listener.installed(), listener.range("prepare", 4, 1):  # of no step that was launched

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedbench.profiles.check.faults import probes
-from schedbench.profiles.cuda.hazards.watch import Inside
+from schedbench.profiles.cuda.hazards.watch import HazardWatch
 from schedbench.profiles.lab import hazard_table as table
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.platform.resolve import Resolved
@@ -39,22 +39,22 @@ LINES = [HERE.parent / "vgpu"]
 class Seen(Scene):
     """Two named streams of a virtual GPU that is watched from inside."""
 
-    def __init__(self, gpu: object, inside: Inside) -> None:
+    def __init__(self, gpu: object, hazards: HazardWatch) -> None:
         super().__init__(gpu)  # type: ignore[arg-type]
-        self.inside = inside
-        inside.announce("schedule", self.schedule)
-        inside.announce("forward", self.forward)
+        self.hazards = hazards
+        hazards.announce("schedule", self.schedule)
+        hazards.announce("forward", self.forward)
 
     @property
     def found(self) -> list[FoundHazard]:
-        inside = self.inside
-        return list(inside.checker.found(inside.sites, inside.streams))
+        hazards = self.hazards
+        return list(hazards.checker.found(hazards.sites, hazards.streams))
 
 
 @contextmanager
 def opened() -> Iterator[Seen]:
-    with open_vgpu(load("h200")) as gpu, vgpu_as_cuda.inside(LINES) as inside:
-        yield Seen(gpu, inside)
+    with open_vgpu(load("h200")) as gpu, vgpu_as_cuda.watched(LINES) as hazards:
+        yield Seen(gpu, hazards)
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_what_the_tool_reads_for_itself_is_nobodys(seen: Seen) -> None:
     buffer = seen.zeros(4)
     with seen.on(seen.forward):
         buffer.add_(1)
-    assert seen.inside.peek(buffer).tolist() == [1, 1, 1, 1]
+    assert seen.hazards.peek(buffer).tolist() == [1, 1, 1, 1]
     with seen.on(seen.schedule):
         buffer.add_(1)
     assert [finding.first.op for finding in seen.found] == ["add_"]
@@ -184,7 +184,7 @@ def test_torch_is_as_it_was(seen: Seen) -> None:  # noqa: ARG001
 
 
 def test_and_is_so_again_afterwards() -> None:
-    with open_vgpu(load("h200")), vgpu_as_cuda.inside(LINES):
+    with open_vgpu(load("h200")), vgpu_as_cuda.watched(LINES):
         pass
     assert torch.Tensor.tolist is torch._C.TensorBase.tolist
 
@@ -194,10 +194,10 @@ def test_and_is_so_again_afterwards() -> None:
 def test_programs_that_nobody_thought_of(program: list[Step]) -> None:
     with open_vgpu(load("h200"), hazards=True, watch=LINES) as gpu:
         values, expected = interpret(program, gpu), gpu.findings
-    with open_vgpu(load("h200"), watch=LINES) as gpu, vgpu_as_cuda.inside(LINES) as inside:
-        inside.announce("default", torch.get_device_module(gpu.device).current_stream())
+    with open_vgpu(load("h200"), watch=LINES) as gpu, vgpu_as_cuda.watched(LINES) as hazards:
+        hazards.announce("default", torch.get_device_module(gpu.device).current_stream())
         again = interpret(program, gpu)
-        found = inside.checker.found(inside.sites, {})
+        found = hazards.checker.found(hazards.sites, {})
     assert again == values
     assert sorted(map(shape, found)) == sorted(map(shape, expected))
 
@@ -335,7 +335,7 @@ def test_where_the_checker_says_something_else_the_table_says_so() -> None:
 def test_the_checker_is_asked_of_all_before_the_sanitizer_and_each_answer_is_kept() -> None:
     cases = list(table.cases())[:2]
     accounts = {name: lambda _, name=name: {"by": name} for name in ("cuda", "sanitizer")}
-    kept = [json.dumps(found) for found in table.answered(cases, accounts)]
+    kept = [json.dumps(found) for found in table.detections(cases, accounts)]
     assert json.loads(kept[0]).keys() == {cases[0].name}
     assert json.loads(kept[1]) == {case.name: {"cuda": {"by": "cuda"}} for case in cases}
     assert len(kept) == 4 and "sanitizer" not in kept[1]

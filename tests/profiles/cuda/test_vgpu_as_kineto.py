@@ -9,7 +9,7 @@ import pytest
 
 from schedbench.profiles.cuda.join import JoinInputs, join
 from schedbench.profiles.cuda.kineto import rows
-from schedbench.profiles.cuda.log import NO_CONTEXT, NO_PLACE, CallRecord, Log
+from schedbench.profiles.cuda.log import NO_CALL, NO_CONTEXT, CallRecord, Log
 from schedbench.profiles.cuda.streams import StreamTable
 from schedbench.profiles.measure.counts import CountsSink
 from schedbench.profiles.platform.resolve import resolve
@@ -106,8 +106,8 @@ def _log(tape, calls):
     for before, call in pairwise([calls[0], *calls]):
         same = before.kind == "copy" and call.start == before.end and call.site == before.site
         number = number if same else next(numbers)
-        log.places.change(call.start, CallRecord(call.site, number, -1))
-        log.places.change(call.end, NO_PLACE)
+        log.calls.change(call.start, CallRecord(call.site, number, -1))
+        log.calls.change(call.end, NO_CALL)
     return log
 
 

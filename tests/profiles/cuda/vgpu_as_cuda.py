@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from schedbench import sched
-from schedbench.profiles.cuda.hazards.machine import VOID, WatchedSteps
-from schedbench.profiles.cuda.hazards.watch import Inside, Watched, watching
+from schedbench.profiles.cuda.hazards.machine import VOID, StepRecorder
+from schedbench.profiles.cuda.hazards.watch import HazardWatch, WatchedDevice, watching
 from schedbench.profiles.platform.machine import Machine
 from schedbench.profiles.platform.resolve import Resolved
 from schedbench.profiles.record.timeline import Sink, Window
@@ -29,21 +29,21 @@ def held(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.held
 
 
-def inside(watch: Sequence[Path]) -> AbstractContextManager[Inside]:
+def watched(watch: Sequence[Path]) -> AbstractContextManager[HazardWatch]:
     """Of the virtual GPU that is open."""
     module: Any = torch.get_device_module(device())
-    return watching(Watched(module, "vgpu", INLINE, tensors=DeviceTensor, real=held), watch)
+    return watching(WatchedDevice(module, "vgpu", INLINE, tensors=DeviceTensor, real=held), watch)
 
 
 class Nobody:
     def feed(self, window: Window) -> None: ...
 
 
-class Both(WatchedSteps):
+class Both(StepRecorder):
     """The virtual GPU's observer moves its clock, by which requests arrive."""
 
-    def __init__(self, inside: Inside, own: Observer) -> None:
-        super().__init__(inside)
+    def __init__(self, hazards: HazardWatch, own: Observer) -> None:
+        super().__init__(hazards)
         self._own = own
 
     def range(self, name: str, step: int, size: int) -> AbstractContextManager[Any]:
@@ -64,9 +64,9 @@ class Both(WatchedSteps):
 
 @contextmanager
 def open_vgpu_as_cuda(resolved: Resolved, sink: Sink) -> Iterator[Machine]:
-    """In place of ``open_watched``."""
+    """In place of ``open_cuda_with_hazards``."""
     folders = [Path(folder) for folder in sched.__path__]
-    with machines.open_machine("vgpu", resolved, Nobody()) as machine, inside(folders) as seen:
+    with machines.open_machine("vgpu", resolved, Nobody()) as machine, watched(folders) as seen:
         steps = Both(seen, machine.observer)
         yield replace(
             machine,
@@ -82,4 +82,4 @@ def open_vgpu_as_cuda(resolved: Resolved, sink: Sink) -> Iterator[Machine]:
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on ``--device cuda`` is the stand-in, where it is watched."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(machines, "open_watched", open_vgpu_as_cuda)
+    monkeypatch.setattr(machines, "open_cuda_with_hazards", open_vgpu_as_cuda)

@@ -18,7 +18,7 @@ import torch
 from schedbench.profiles.judge.prediction import gathered
 from schedbench.profiles.lab import gpu, plan, prediction_runs, single_run
 from schedbench.profiles.lab.probes import PROBES
-from schedbench.profiles.lab.speed import BARRED
+from schedbench.profiles.lab.speed import LIMITED
 from schedbench.profiles.run import stages as stages_module
 from schedbench.profiles.run.stages import GpuStage, StageOutcome, chosen, in_process, run_all
 from schedbench.scenarios import shipped
@@ -252,7 +252,7 @@ def test_a_part_is_sound_too_and_runs_nothing_else(capsys):
 
 
 def test_a_part_that_is_none_is_refused(tmp_path):
-    with pytest.raises(SystemExit, match="no stage begins with spede"):
+    with pytest.raises(SystemExit, match="no stage's name starts with spede"):
         gpu.main(["--only", "spede", "--out", str(tmp_path)])
 
 
@@ -277,7 +277,7 @@ def test_old_results_are_none_of_a_new_run(tmp_path):
     for name in (measured[0], "prediction.md", "cuda.json", "calibrated.yaml", *others):
         (tmp_path / name).write_text("{}")
     asked = {"cuda", "calibrate", "prediction", "prediction-measured"}
-    gpu.forget([stage for stage in plan.plan(tmp_path) if stage.name in asked], tmp_path)
+    gpu.remove_results([stage for stage in plan.plan(tmp_path) if stage.name in asked], tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == others
 
 
@@ -351,7 +351,7 @@ def test_the_speed_stages_are_timed_only_and_of_the_barred_shape(tmp_path):
     given = single_run.parse(stages["speed-8b"].arguments[2:])
     assert given.timed and single_run.parse(stages["speed-0.6b"].arguments[2:]).timed
     scenario = single_run.resolved(given).scenario
-    assert (scenario.model.preset, scenario.engine.max_running_requests) == BARRED
+    assert (scenario.model.preset, scenario.engine.max_running_requests) == LIMITED
     assert (scenario.workload.requests, scenario.engine.relay.state) == (256, "latest")
     assert scenario.engine.kv_tokens >= 64 * (1024 + 1024)
     assert stages["speed"].kept and list(stages)[-1] == "speed"

@@ -82,7 +82,7 @@ def test_a_known_cost_is_found_and_judged(factor, met):
     sides = ("bare", "timed")
     blocks = [1.0, factor, factor, 1.0] * 5
     by_side = {"bare": [1.0] * 10, "timed": [factor] * 10}
-    found = overhead.told(sides, blocks, by_side, steps=1000)
+    found = overhead.overhead(sides, blocks, by_side, steps=1000)
     assert found["percent"] == pytest.approx(100 * (factor - 1))
     assert found["us_per_step"] == pytest.approx(1e3 * (factor - 1))
     assert found["met"] is met
@@ -90,7 +90,7 @@ def test_a_known_cost_is_found_and_judged(factor, met):
 
 def test_what_is_too_noisy_meets_nothing_and_misses_nothing():
     blocks = [1.0, 1.2, 0.8, 1.0, 1.0, 0.9, 1.15, 1.0]
-    found = overhead.told(("bare", "timed"), blocks, {"bare": blocks, "timed": blocks}, steps=0)
+    found = overhead.overhead(("bare", "timed"), blocks, {"bare": blocks, "timed": blocks}, steps=0)
     assert (found["met"], found["us_per_step"]) == (None, None)
 
 
@@ -109,7 +109,7 @@ def test_it_says_what_it_ran_on(tmp_path):
 
 
 def test_ranges_that_no_tool_takes_cost_nothing_and_are_not_measured(tmp_path, monkeypatch):
-    assert asked(tmp_path, "timed", "nvtx") == {"sides": ["timed", "nvtx"], "abstained": overhead.UNHEARD}
+    assert asked(tmp_path, "timed", "nvtx") == {"sides": ["timed", "nvtx"], "abstained": overhead.NO_TOOL}
     pushed = []
 
     class Ranges(Silence):

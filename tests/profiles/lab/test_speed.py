@@ -117,7 +117,7 @@ def test_an_overhead_without_a_gpu_has_no_verdict_nor_one_that_was_not_measured(
     unheard = {"sides": ["timed", "nvtx"], "abstained": "no tool"}
     told = document([], [COST | {"emulated": True}, unheard])
     assert (told["met"], told["missed"]) == (0, 0)
-    assert "bar < 1 %: no verdict" in markdown(told)
+    assert "limit < 1 %: no verdict" in markdown(told)
     assert "- nvtx against timed: no tool" in markdown(told)
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from schedbench.profiles.lab.compare_counts import CountedLine
+from schedbench.profiles.lab.compare_counts import CountAndBytes, CountedLine
 from schedbench.profiles.lab.verification import (
     EXPLANATIONS,
-    SourceDifference,
     Verification,
+    VerifiedRow,
     document,
     explanation,
     main,
@@ -173,25 +173,28 @@ def test_the_document_is_plain(result: Make, tmp_path: Path) -> None:
     told = json.loads(files[3].read_text())
     assert told == document(verify(result(), counts(up=7), result()))
     assert (told["agrees"], told["compared"], told["steps"]) == (False, 2, {"decode": [3, 3, 3]})
-    (row,) = told["unexplained"]
-    assert row["announced"] == {"count": 7, "bytes": 48}
-    assert row["statement"] == "x.to(device)"
+    (differing,) = told["unexplained"]
+    assert differing["announced"] == {"count": 7, "bytes": 48}
+    assert differing["statement"] == "x.to(device)"
 
 
-def difference(what: str, **counts: Any) -> SourceDifference:
-    given = {"predicted": 2.0, "announced": None, "recorded": 2.0} | counts
-    return SourceDifference("decode", "forward", what, "forward", **given)
+def row(what: str, **counts: float) -> VerifiedRow:
+    line = CountedLine("decode", "forward", "model", "", "", "", what)
+    tallies = {"announced": None, **{name: CountAndBytes(count, 0) for name, count in counts.items()}}
+    return VerifiedRow(
+        line, **({"predicted": CountAndBytes(2, 0), "recorded": CountAndBytes(2, 0)} | tallies)
+    )
 
 
 def test_what_agrees_needs_no_explanation() -> None:
-    assert explanation(difference("kernel per step")) is None
+    assert explanation(row("kernel per step")) is None
 
 
 def test_copies_and_syncs_have_no_excuse() -> None:
     for what in ("h2d pinned", "d2h pageable blocking", "cudaStreamSynchronize", "cudaEventSynchronize"):
         for source in ("predicted", "announced", "recorded"):
             counts = {"announced": 2.0, source: 1.0}
-            assert explanation(difference(what, **counts)) is None
+            assert explanation(row(what, **counts)) is None
 
 
 def test_every_explanation_has_a_name_of_its_own_and_a_reason() -> None:
