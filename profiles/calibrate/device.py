@@ -16,6 +16,7 @@ from .profile import FittedConstant
 
 PROBES: Final = ("costs", "copies", "kernels")
 NODES: Final = 300  # of the graph whose launch is the constant: an 8B decode's
+SPREAD: Final = 0.1  # by how much a probe's median may differ when a machine is asked again
 _LARGE: Final = 1 << 20  # bytes from which on a copy's size is all that matters
 _COMPUTE: Final = 128  # rows of a product from which on its rate decides
 
@@ -51,7 +52,10 @@ def device_constants(base: HardwareProfile, probes: Mapping[str, Document]) -> D
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
             missing.append(f"{what}: the probe {probe} does not say ({type(error).__name__}: {error})")
         else:
-            constants += [FittedConstant(key, value, basis, _old(told, key)) for key, value, basis in found]
+            constants += [
+                FittedConstant(key, value, SPREAD * value, basis, _old(told, key))
+                for key, value, basis in found
+            ]
     return DeviceConstants(constants, missing)
 
 

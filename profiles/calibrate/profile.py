@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,14 +13,18 @@ from .fit import FittedLine
 from .host import HostTimes, fit_kinds, fit_phases
 
 _DIGITS = 4  # significant ones; no machine repeats itself better
+_LEAST = {"ns": 0.0, "B": 0.0, "B/s": 1e6, "FLOP/s": 1e9, "1": 1e-3}
+_MOST = {"1": 1.0}
 
 
 class FittedConstant(NamedTuple):
-    """A measured value of the profile. ``key``: its path, as ``("phases", "admit", "b")``. ``basis``: what it was
-    found from; ``old``: what the base says, None for a phase that the base has not."""
+    """A measured value of the profile. ``key`` is its path, as ``("phases", "admit", "b")``. ``spread`` is the
+    half-width of its range, in the value's unit. ``basis`` says what it was found from; ``old`` is what the base says,
+    None for a phase that the base does not have."""
 
     key: tuple[str, ...]
     value: float
+    spread: float
     basis: str
     old: float | None
 
@@ -44,10 +49,11 @@ def phase_constants(base: HardwareProfile, times: HostTimes) -> list[FittedConst
 
 
 def _of_line(key: tuple[str, ...], line: FittedLine, old: PhaseLine | None) -> list[FittedConstant]:
-    basis = _basis(line)
+    """Return the line's constants; a sample's usual distance from the line is the spread of either part."""
+    basis, share = _basis(line), line.residual / max(line.at(line.worst_n), line.residual, 1.0)
     return [
-        FittedConstant((*key, "a"), line.a, basis, old.a.value if old else None),
-        FittedConstant((*key, "b"), line.b, basis, old.b.value if old else None),
+        FittedConstant((*key, "a"), line.a, line.residual, basis, old.a.value if old else None),
+        FittedConstant((*key, "b"), line.b, share * line.b, basis, old.b.value if old else None),
     ]
 
 
@@ -65,8 +71,17 @@ def calibrated(
     constants = list(constants)
     for constant in constants:
         quantity = _found(document, constant.key)
-        quantity |= {"value": _rounded(constant.value), "origin": provenance.origin(constant.basis)}
-        quantity.setdefault("unit", "ns")  # of a line that the base has not
+        value, unit = (
+            _rounded(constant.value),
+            quantity.get("unit", "ns"),
+        )  # a line that the base has not is a time
+        quantity |= {
+            "value": value,
+            "low": min(value, max(_LEAST[unit], _rounded(value - constant.spread))),
+            "high": max(value, min(_MOST.get(unit, math.inf), _rounded(value + constant.spread))),
+            "unit": unit,
+            "origin": provenance.origin(constant.basis),
+        }
     document["name"] = name
     document["about"] = f"{base.name} with {len(constants)} constants measured on {provenance.machine}"
     return document

@@ -1,6 +1,6 @@
-"""Hardware profiles: what a device and its host cost, each number with its origin.
+"""Hardware profiles: what a device and its host cost, each number with its range and its origin.
 
-A profile is a YAML file of this folder or of the user's. It knows nothing of the virtual GPU that reads it.
+A profile is a YAML file of ``profiles/hardware`` or of the user's.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ...scenarios.document import MAX_BYTES, Document, read
 from ...scenarios.problems import ScenarioError, show
@@ -21,6 +21,13 @@ from ...sched.observe import StepKind
 
 if TYPE_CHECKING:
     from ...sched.config import Capabilities
+
+
+_NANOSECONDS: Final = Field(ge=0, le=1e9)
+_BYTES: Final = Field(ge=0, le=2**40)
+_BANDWIDTH: Final = Field(ge=1e6, le=1e18)
+_RATE: Final = Field(ge=1e9, le=1e24)
+_RATIO: Final = Field(ge=1e-3, le=1)
 
 
 class HardwareError(ValueError):
@@ -32,35 +39,59 @@ class ProfileModel(BaseModel):
 
 
 class Quantity(ProfileModel):
-    """A constant of the machine. ``origin`` says where it comes from: measured, datasheet or estimate, and how.
+    """A constant of the machine. Its true value is taken to lie between ``low`` and ``high``; ``origin`` says where it
+    comes from: measured, published, datasheet or estimate, and how. Verdicts on emulated times are asked again under
+    draws from these ranges.
 
-    Bounds are far from any machine's, and close enough for a run's instants to stay 64-bit integers of ns."""
+    Each unit's bounds are far from any machine's and keep a run's instants within 64-bit integers of ns.
+    """
 
+    value: float
+    low: float
+    high: float
     origin: str = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _within_its_range(self) -> Self:
+        if not self.low <= self.value <= self.high:
+            raise ValueError(
+                f"expected low <= value <= high, got {self.low:g}, {self.value:g}, {self.high:g}"
+            )
+        return self
 
 
 class Nanoseconds(Quantity):
-    value: float = Field(ge=0, le=1e9)
+    value: Annotated[float, _NANOSECONDS]
+    low: Annotated[float, _NANOSECONDS]
+    high: Annotated[float, _NANOSECONDS]
     unit: Literal["ns"]
 
 
 class Bytes(Quantity):
-    value: float = Field(ge=0, le=2**40)
+    value: Annotated[float, _BYTES]
+    low: Annotated[float, _BYTES]
+    high: Annotated[float, _BYTES]
     unit: Literal["B"]
 
 
 class BytesPerSecond(Quantity):
-    value: float = Field(ge=1e6, le=1e18)
+    value: Annotated[float, _BANDWIDTH]
+    low: Annotated[float, _BANDWIDTH]
+    high: Annotated[float, _BANDWIDTH]
     unit: Literal["B/s"]
 
 
 class FlopsPerSecond(Quantity):
-    value: float = Field(ge=1e9, le=1e24)
+    value: Annotated[float, _RATE]
+    low: Annotated[float, _RATE]
+    high: Annotated[float, _RATE]
     unit: Literal["FLOP/s"]
 
 
 class Ratio(Quantity):
-    value: float = Field(ge=1e-3, le=1)
+    value: Annotated[float, _RATIO]
+    low: Annotated[float, _RATIO]
+    high: Annotated[float, _RATIO]
     unit: Literal["1"]
 
 

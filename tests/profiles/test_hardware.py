@@ -42,7 +42,7 @@ def test_shipped_profiles(name: str) -> None:
     assert all(origin.split()[0].rstrip(":") in _KINDS for origin in origins)
 
 
-_KINDS = {"measured", "datasheet", "estimate", "assumed", "folklore,", "the", "no"}
+_KINDS = {"measured", "published", "datasheet", "estimate", "assumed", "folklore,", "the", "not"}
 
 
 def test_names_and_capabilities() -> None:
@@ -55,7 +55,7 @@ def test_names_and_capabilities() -> None:
 def test_a_profile_of_ones_own(tmp_path: Path) -> None:
     document = _document()
     document["name"] = "mine"
-    document["copies"]["fixed"]["value"] = 3000
+    document["copies"]["fixed"] |= {"value": 3000, "high": 4000}
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(document))
     assert load(path).name == "mine" and load(str(path)).copies.fixed.value == 3000
@@ -79,12 +79,31 @@ def test_broken_files(tmp_path: Path, content: str, message: str) -> None:
         load(path)
 
 
+def test_a_value_lies_within_its_range(tmp_path: Path) -> None:
+    document = _document()
+    document["copies"]["fixed"] |= {"low": 1600}
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(document))
+    with pytest.raises(
+        HardwareError, match=r"copies.fixed: .*expected low <= value <= high, got 1600, 1500, 3000"
+    ):
+        load(path)
+
+
+@pytest.mark.parametrize("name", names())
+def test_an_estimate_says_how_it_was_made_and_has_a_range(name: str) -> None:
+    """No constant refers to another one's origin, and only what is exact or not used has no range."""
+    for quantity in _quantities(load(name)):
+        assert "see above" not in quantity.origin
+        assert quantity.low < quantity.high or quantity.value == 0
+
+
 def test_all_faults_of_a_file_at_once(tmp_path: Path) -> None:
     document = _document()
     document["kernels"]["fixed"]["unit"] = "us"
     del document["host"]["launch"]["origin"]
     document["copies"]["fixd"] = dict(document["copies"]["fixed"])
-    document["kernels"]["memory_bandwidth"]["value"] = 0
+    document["kernels"]["memory_bandwidth"] |= {"value": 0, "low": 0}
     path = tmp_path / "broken.yaml"
     path.write_text(yaml.safe_dump(document))
     with pytest.raises(HardwareError) as caught:

@@ -57,15 +57,20 @@ def test_a_prompt_is_so_many_tokens_and_pairs() -> None:
     assert load.pair == 4 * model.num_layers * model.num_heads * model.head_dim
 
 
+def _exactly(value: float) -> dict[str, float]:
+    return {"value": value, "low": value, "high": value}
+
+
 def ideal(path: Path, *, computes: bool = False) -> Path:
     """A profile whose kernels move bytes, or compute, and do nothing else."""
     data: dict[str, Any] = hardware("h200").model_dump(exclude={"sha256"})
+    kernels = data["kernels"]
     for name in ("fixed", "gap", "graph_gap"):
-        data["kernels"][name]["value"] = 0.0
-    for rate in data["kernels"]["gemm_rates"].values():
-        rate["value"] = 1e9 if computes else 1e24
-    data["kernels"]["memory_bandwidth"]["value"] = 1e18 if computes else 1e9
-    data["kernels"]["efficiency"] |= {name: {"value": 1.0, "unit": "1", "origin": "ideal"} for name in UNITS}
+        kernels[name] |= _exactly(0.0)
+    for rate in kernels["gemm_rates"].values():
+        rate |= _exactly(1e9 if computes else 1e24)
+    kernels["memory_bandwidth"] |= _exactly(1e18 if computes else 1e9)
+    kernels["efficiency"] |= {name: {**_exactly(1.0), "unit": "1", "origin": "ideal"} for name in UNITS}
     path.write_text(yaml.safe_dump(data))
     return path
 

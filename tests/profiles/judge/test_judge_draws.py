@@ -1,0 +1,56 @@
+"""Draws of a hardware profile's constants, and what they say of an effect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from schedbench.profiles.judge.draws import document, draws, firmness, uncertain
+from schedbench.profiles.platform.hardware import load
+
+H200 = load("h200")
+
+
+def test_every_slice_of_every_range_is_drawn_once() -> None:
+    drawn = draws(H200, 8)
+    for path, quantity in uncertain(H200).items():
+        values = sorted(draw[path] for draw in drawn)
+        assert all(quantity.low <= value <= quantity.high for value in values)
+        assert values[3] <= quantity.value <= values[4]
+
+
+def test_draws_repeat_and_differ_by_seed() -> None:
+    assert draws(H200, 4, seed=1) == draws(H200, 4, seed=1)
+    assert draws(H200, 4, seed=1) != draws(H200, 4, seed=2)
+
+
+def test_a_draw_is_a_profile_without_ranges(tmp_path: Path) -> None:
+    [draw, *_] = draws(H200, 2)
+    path = tmp_path / "draw.yaml"
+    path.write_text(yaml.safe_dump(document(H200, draw)))
+    drawn = load(path)
+    assert drawn.host.launch.value == draw["host.launch"] != H200.host.launch.value
+    assert uncertain(drawn) == {} and draws(drawn) == []
+    assert drawn.name == "h200" and drawn.available == H200.available
+
+
+@pytest.mark.parametrize("path", ["host.launch", "phases.settle.b", "links.nvlink.latency"])
+def test_the_constant_that_an_effect_depends_on_is_named(path: str) -> None:
+    """An effect that changes its sign with one constant alone, beside a hundred that it does not depend on."""
+    drawn, middle = draws(H200, 16), uncertain(H200)[path].value
+    found = firmness(1.0, [draw[path] - middle for draw in drawn], drawn)
+    assert found.flips and found.constant == path and found.correlation == pytest.approx(1.0)
+    assert found.holding == 8 and found.draws == 16
+
+
+def test_an_effect_of_one_sign_stands() -> None:
+    drawn = draws(H200, 4)
+    found = firmness(-2.0, [-1.0, -2.0, -3.0, -0.5], drawn)
+    assert not found.flips and found.holding == 4 and (found.low, found.high) == (-3.0, -0.5)
+
+
+def test_an_effect_that_no_constant_changes_names_none() -> None:
+    found = firmness(0.0, [0.0, 0.0], draws(H200, 2))
+    assert (found.constant, found.correlation, found.holding, found.flips) == ("", 0.0, 2, False)
