@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from ..sched.observe import Clock, Silence, StepInfo
+from ..sched.observe import Clock, Observer, StepInfo
 
 if TYPE_CHECKING:
     from ..sched.request import Request
@@ -19,7 +19,7 @@ PATIENCE_S: Final = 1.0  # shorter runs are over before anybody wonders
 REFRESH_S: Final = 0.1
 
 
-class RunProgress(Silence):
+class RunProgress(Observer):
     """A listener that draws requests done, the run's own time, steps per second and time left.
 
     ``now`` is wall time in seconds; ``clock`` the run's. Between refreshes a step costs one comparison.

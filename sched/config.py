@@ -13,6 +13,9 @@ import torch
 
 Policy = Literal["fcfs", "lpm", "lof", "random"]
 
+# A running request is expected to need at most this many more tokens, whatever its limit is (upstream's constant).
+CLIP_MAX_NEW_TOKENS = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:

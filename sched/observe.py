@@ -1,4 +1,4 @@
-"""What the scheduler announces, and the clock it is given. Silence costs one lookup.
+"""What the scheduler announces, and the clock it is given. Observer costs one lookup.
 
 The scheduler never asks who listens. Whoever composes a run passes an ``Observer``:
 NVTX ranges, the run's log, the host-time model and the metrics are all listeners.
@@ -38,12 +38,12 @@ RANGES: dict[str, Category] = {
 }
 
 
-SLEEP = "sleep"  # range that is open while the scheduler has nothing to do
-NO_STEP = -1  # of a range whose work is for no batch in particular
+SLEEP = "sleep"  # the range in which the scheduler has nothing to do
+NO_STEP = -1  # the step of a range that belongs to no batch
 
 
 class StepInfo(NamedTuple):
-    """One forward batch: announced when launched and, completed, when its result is settled."""
+    """One step: announced when it is launched and, with the final value of ``steady``, when it is settled."""
 
     step: int
     kind: StepKind
@@ -52,68 +52,47 @@ class StepInfo(NamedTuple):
     steady: bool  # nothing finished, joined or was penalised in this step
 
 
-class Observer(Protocol):
-    """Listener for what a scheduler does. All methods are called on the scheduler's thread."""
+class Observer:
+    """Receives what a scheduler does; the methods of this base class do nothing. All methods are called on the
+    scheduler's thread."""
 
-    def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:
-        """A named piece of work for ``step``; ``size`` is the n of the phase's cost a + b*n
-        (requests, or tokens where prompts are flattened)."""
+    _no_range = nullcontext()
+
+    def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:  # noqa: ARG002
+        """A named piece of work for ``step``; ``size`` is the n of the phase's cost a + b*n (requests, or tokens where
+        prompts are flattened)."""
+        return self._no_range
 
     def stream(self, name: str, stream: torch.Stream) -> None:
-        """``stream`` is known as ``name`` (schedule, forward, copy, staging, backup) from now on."""
+        """``stream`` is called ``name`` (schedule, forward, copy, staging, backup, ...) from now on."""
 
     def planned(self, step: int, kind: StepKind) -> None:
-        """A batch is about to be prepared as ``step``; a prefill may yet become mixed, which is told again."""
+        """A batch is about to be prepared as ``step``. A prefill that becomes mixed is announced again."""
 
-    def launched(self, info: StepInfo) -> None: ...
+    def launched(self, info: StepInfo) -> None:
+        """The forward of a step has been enqueued."""
 
-    def settled(self, info: StepInfo) -> None: ...
+    def settled(self, info: StepInfo) -> None:
+        """The result of a step has been read and applied to its requests."""
 
     def tokens(self, request: Request, count: int) -> None:
-        """``count`` new tokens of ``request`` have just become known to the host."""
+        """``count`` new tokens of ``request`` have been read on the host."""
 
     def verified(self, request: Request, accepted: int) -> None:
-        """A verify step has given ``request`` ``accepted`` tokens, the bonus included; an ending may cut them."""
+        """A verify step has accepted ``accepted`` tokens of ``request``, the bonus included. If the request ends among
+        them, fewer are kept."""
 
     def ending(self, request: Request) -> None:
         """``request`` has its last token; its KV has not been released yet."""
 
     def ended(self, request: Request) -> None:
-        """``request`` reached a terminal status."""
+        """``request`` has reached a terminal status."""
 
-    def retracted(self, request: Request) -> None: ...
+    def retracted(self, request: Request) -> None:
+        """The KV of ``request`` has been released; the request waits again."""
 
     def kv_usage(self, used_tokens: int) -> None:
         """KV tokens in use (not free, not evictable) after a step was prepared."""
-
-
-class Silence:
-    """The observer of a run that nobody watches."""
-
-    _nothing = nullcontext()
-
-    def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:  # noqa: ARG002
-        return self._nothing
-
-    def stream(self, name: str, stream: torch.Stream) -> None: ...
-
-    def planned(self, step: int, kind: StepKind) -> None: ...
-
-    def launched(self, info: StepInfo) -> None: ...
-
-    def settled(self, info: StepInfo) -> None: ...
-
-    def tokens(self, request: Request, count: int) -> None: ...
-
-    def verified(self, request: Request, accepted: int) -> None: ...
-
-    def ending(self, request: Request) -> None: ...
-
-    def ended(self, request: Request) -> None: ...
-
-    def retracted(self, request: Request) -> None: ...
-
-    def kv_usage(self, used_tokens: int) -> None: ...
 
 
 class Clock(Protocol):
@@ -125,7 +104,7 @@ class Clock(Protocol):
 
 
 class LogicalClock:
-    """A clock that only moves when someone sleeps; for tests and pure bookkeeping."""
+    """A clock that moves only in ``sleep_until``; for tests and runs without time."""
 
     def __init__(self) -> None:
         self._now = 0

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ...scenarios.loader import load
 from ...scenarios.schema import Scenario
-from ...sched.observe import Silence, StepInfo
+from ...sched.observe import Observer, StepInfo
 from ..platform.resolve import resolve
 from ..ranks.execute import Options, execute
 from . import host as bench_host
@@ -90,7 +90,7 @@ def _mooncake(trace: Path) -> Iterator[BenchFigure]:
     yield from _run("Mooncake head", scenario, speed_aim=10)
 
 
-class _Steps(Silence):
+class _Steps(Observer):
     def __init__(self) -> None:
         self.count = 0
         self.first = self.last = 0.0

@@ -16,7 +16,7 @@ import torch
 
 from ...sched.batch import ForwardBatch, ModelOutput
 from ...sched.config import Capabilities, EngineConfig, SamplingParams
-from ...sched.hisparse.tier import DeviceTier
+from ...sched.hisparse.tier import KVTier
 from ...sched.loop.engine import Engine
 from ...sched.loop.overlapped import run_overlapped
 from ...sched.loop.scheduler import Scheduler
@@ -25,11 +25,11 @@ from ...sched.memory.slots import ReqToTokenPool
 from ...sched.memory.tokens import TokenAllocator
 from ...sched.model.sampler import TokenScores
 from ...sched.model.sampling_info import SamplingInfo
-from ...sched.observe import LogicalClock, Silence
+from ...sched.observe import LogicalClock, Observer
 from ...sched.relay.choice import choose
-from ...sched.relay.context import Streams
 from ...sched.relay.row import Relay
 from ...sched.request import Request
+from ...sched.streams import Streams
 
 CPU = torch.device("cpu")
 # Microseconds at so many running requests, and per admitted prompt.
@@ -143,7 +143,7 @@ def _engine(most: int, tokens: int, source: _Burst) -> Engine:
     )
     slots = ReqToTokenPool(most, tokens, device=CPU)
     allocator = TokenAllocator(config.kv_tokens, CPU)
-    model, observer = _NullModel(most), Silence()
+    model, observer = _NullModel(most), Observer()
     relay = Relay.of(
         choose("latest", {}).row(overlap=True),
         config,
@@ -156,7 +156,7 @@ def _engine(most: int, tokens: int, source: _Burst) -> Engine:
         slots=slots,
         allocator=allocator,
         cache=RadixCache(slots, allocator),
-        tier=DeviceTier(allocator),
+        tier=KVTier(allocator),
         runner=model,
         sampler=model,
         grammars=None,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Self
 
-from ...sched.observe import Clock, Silence, StepKind
+from ...sched.observe import Clock, Observer, StepKind
 from ..record.timeline import Call, Names, Range, Window
 from .fit import TimedSample
 
@@ -30,7 +30,7 @@ class OwnTimes(NamedTuple):
     kinds: dict[tuple[str, StepKind], list[TimedSample]]
 
 
-class Collector(Silence):
+class Collector(Observer):
     """Keeps a run's ranges and calls, and what was planned when."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from ...sched.loop.engine import Runner
 from ...sched.loop.scheduler import Scheduler
 from ...sched.memory.invariants import MemoryInvariantError
 from ...sched.memory.invariants import check as check_memory
-from ...sched.observe import Observer, Silence, StepInfo
+from ...sched.observe import Observer, StepInfo
 from ...sched.relay.context import RelayContext, Step
 from ...sched.relay.draft_row import DraftParts, DraftRelay, DraftRow
 from ...sched.relay.row import RelayRow
@@ -146,7 +146,7 @@ class _WatchedRunner:
         return self._runner.forward(batch)
 
 
-class _Listener(Silence):
+class _Listener(Observer):
     def __init__(self, scheduler: Scheduler, peek: Peek, found: Violations, *, lengths: bool) -> None:
         self.peek = peek
         self._scheduler = scheduler

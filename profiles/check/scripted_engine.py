@@ -14,7 +14,7 @@ import torch
 
 from ...sched.batch import ForwardBatch, ModelOutput, ScheduleBatch, StepResult
 from ...sched.config import Capabilities, EngineConfig, SamplingParams, SpeculativeConfig
-from ...sched.hisparse.tier import DeviceTier
+from ...sched.hisparse.tier import KVTier
 from ...sched.loop.engine import Engine
 from ...sched.loop.idle import idle_batch
 from ...sched.loop.launch import launch_overlapped, launch_serial
@@ -28,17 +28,17 @@ from ...sched.loop.prepare import (
 from ...sched.loop.settle_drafts import settle_verify
 from ...sched.loop.speculative import launch_drafts_overlapped, launch_drafts_serial
 from ...sched.memory.chunk import ChunkCache
-from ...sched.memory.invariants import as_it_is
+from ...sched.memory.invariants import unchanged
 from ...sched.memory.release import release_kv_cache
 from ...sched.memory.slots import ReqToTokenPool
 from ...sched.memory.tokens import TokenAllocator
 from ...sched.model.sampler import Sampler
-from ...sched.observe import LogicalClock, Silence
-from ...sched.relay.context import Streams
+from ...sched.observe import LogicalClock, Observer
 from ...sched.relay.row import Relay, RelayRow
 from ...sched.request import Request, Status
 from ...sched.speculate.acceptance import TargetAcceptance
 from ...sched.speculate.worker import Worker
+from ...sched.streams import Streams
 from .batch_invariants import keeps_lengths, mirrors, row_counts
 from .draft_invariants import DraftWatch
 from .forward_invariants import Forward, violations
@@ -185,7 +185,7 @@ class Workbench:
         context = self.engine.relay.context
         batch = self._launching
         odd = list(row_counts(batch, f"the batch of step {batch.step}"))
-        forward = Forward(batch, view, context.config, context.pages, as_it_is)
+        forward = Forward(batch, view, context.config, context.pages, unchanged)
         self.found += odd or [*violations(forward), *_misfed(forward)]
         next_ids = [token_of(req, req.kv_committed_len) for req in batch.reqs]
         logits = torch.nn.functional.one_hot(torch.tensor(next_ids, dtype=torch.int64), VOCABULARY)
@@ -195,9 +195,9 @@ class Workbench:
     def worker(self, spec: SpeculativeConfig, cache: ChunkCache) -> Worker:
         """One that knows no model, and is watched."""
         made = HandDrafts(lambda: self._launching, self.found.append)
-        watch = DraftWatch(as_it_is, lambda: self._launching, lambda *_: None, self.found.extend)
+        watch = DraftWatch(unchanged, lambda: self._launching, lambda *_: None, self.found.extend)
         accepts = TargetAcceptance(spec.most_accepted)
-        return watch.worker(Worker(spec, made, HandVerdict(made), accepts, cache, Silence()))
+        return watch.worker(Worker(spec, made, HandVerdict(made), accepts, cache, Observer()))
 
     # ---- helpers -------------------------------------------------------------------------------------------
 
@@ -251,7 +251,7 @@ class Workbench:
             if batch is not None:
                 told = f"the {name} batch after step {batch.step}"
                 self.found += row_counts(batch, told)
-                self.found += mirrors(batch, told, as_it_is, lengths=self._lengths, settled=self._settled)
+                self.found += mirrors(batch, told, unchanged, lengths=self._lengths, settled=self._settled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +279,7 @@ def _engine(row: RelayRow, bench: Workbench, *, overlap: bool, drafts: Speculati
         slots=slots,
         allocator=allocator,
         cache=cache,
-        tier=DeviceTier(allocator),
+        tier=KVTier(allocator),
         runner=bench,
         sampler=Sampler(),
         grammars=None,
@@ -287,13 +287,13 @@ def _engine(row: RelayRow, bench: Workbench, *, overlap: bool, drafts: Speculati
             row,
             config,
             streams=Streams.of(config),
-            observer=Silence(),
+            observer=Observer(),
             req_to_token=slots.req_to_token,
             drafts=None if drafts is None else drafts.row,
         ),
         source=_Source(),
         clock=LogicalClock(),
-        observer=Silence(),
+        observer=Observer(),
         worker=None if spec is None else bench.worker(spec, cache),
     )
 

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...sched.observe import Silence, StepInfo
+from ...sched.observe import Observer, StepInfo
 from ..record.timeline import Site
 from ..vgpu.reads import COUNT_BYTES, READS
 from ..vgpu.sites import Sites
@@ -51,7 +51,7 @@ class DispatchCount(NamedTuple):
     what: str
 
 
-class DispatchCounter(Silence):
+class DispatchCounter(Observer):
     """An observer that counts while it is ``installed``. ``kinds`` are the launched steps' kinds."""
 
     def __init__(self, module: Any, device_type: str, sites: Sites, *, inline: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import nvtx
 
-from ...sched.observe import RANGES, Silence, StepInfo
+from ...sched.observe import RANGES, Observer, StepInfo
 
 DOMAIN = "schedbench"
 INJECTED = "NVTX_INJECTION64_PATH"
@@ -67,7 +67,7 @@ class _DomainFunctions:
         nvtx.mark(**vars(attributes))
 
 
-class NvtxRanges(Silence):
+class NvtxRanges(Observer):
     """Pushes a range for each of the scheduler's, with the step as payload, and makes a mark with the step's kind and
     size when it is launched, and with its kind when it is settled."""
 

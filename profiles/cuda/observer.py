@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from ...sched.observe import Clock, Silence, StepInfo
+from ...sched.observe import Clock, Observer, StepInfo
 from .log import Log, LogContext, LoggedRange
 from .step_spans import StepSpans
 from .streams import StreamTable
@@ -15,7 +15,7 @@ from .streams import StreamTable
 LAST_RANGES = frozenset(("publish", "draft"))
 
 
-class CudaObserver(Silence):
+class CudaObserver(Observer):
     """Logs the ranges, steps and streams of the current pass, and its forward spans if the pass is timed."""
 
     def __init__(self, clock: Clock, streams: StreamTable, handle: Callable[[Any], int]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...sched.observe import Silence, StepInfo
+from ...sched.observe import Observer, StepInfo
 from ..record.result import Abstained, Result
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Divergence(NamedTuple):
     margin_b: float | None = None
 
 
-class TokenSteps(Silence):
+class TokenSteps(Observer):
     """Listens for the step that made each token."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from ...sched.batch import ModelOutput
 from ...sched.config import SamplingParams
 from ...sched.model.sampler import Sampler
 from ...sched.model.sampling_info import SamplingInfo
-from ...sched.observe import Clock, Observer, Silence
+from ...sched.observe import Clock, Observer
 from ...sched.request import Request
 from ..run.machines import chosen, open_machine
 from ..run.runner import GatedSink, PreparedRun
@@ -48,7 +48,7 @@ class ScoringSampler(Sampler):
         return self._margins.get(id(params), {}).get(position)
 
 
-class _Finder(Silence):
+class _Finder(Observer):
     """Listens for one request."""
 
     def __init__(self, request: str) -> None:

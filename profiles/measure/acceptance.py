@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ...sched.observe import Silence
+from ...sched.observe import Observer
 
 if TYPE_CHECKING:
     from ...sched.request import Request
 
 
-class AcceptanceLog(Silence):
+class AcceptanceLog(Observer):
     """Counts verifies of requests by the tokens that they gave, whatever an ending cut of them."""
 
     def __init__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from ...sched.observe import Clock, Observer, Silence, StepInfo
+from ...sched.observe import Clock, Observer, StepInfo
 from .distribution import Distribution
 from .steps import PARTS
 from .waiting import SLEEP
@@ -27,7 +27,7 @@ class VisibleSleep:
             self._clock.sleep_until(at)
 
 
-class StepPeriods(Silence):
+class StepPeriods(Observer):
     """From each launch to the next, ns; periods with sleep are left out. Under overlap a period is no one step's: it
     has the settling of the step before and the preparing of the one after."""
 

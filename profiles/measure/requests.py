@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ...sched.observe import Clock, Silence
+from ...sched.observe import Clock, Observer
 from .distribution import Distribution
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Account:
         return sorted(self.records, key=lambda record: record.index)
 
 
-class RequestLog(Silence):
+class RequestLog(Observer):
     """Listens for tokens, ends, retractions and KV usage."""
 
     def __init__(self, clock: Clock) -> None:

@@ -21,7 +21,7 @@ from ...sched.model.draft import (
     empty_draft_weights,
     load_draft_weights,
 )
-from ...sched.model.replay import Input
+from ...sched.model.replay import GraphInput
 from ...sched.model.weights import Weights
 from ...sched.observe import Observer
 from ...sched.speculate.acceptance import acceptance
@@ -84,7 +84,7 @@ def draft_worker(
         return None
     kv = kv_pool(resolved.draft, config)
     draft = EagleDraft(resolved.draft, _weights(resolved, resolved.draft, weights), kv=kv, req_to_token=pages)
-    hidden = Input((resolved.model.hidden_size,), resolved.model.dtype)
+    hidden = GraphInput((resolved.model.hidden_size,), resolved.model.dtype)
     return Worker(
         spec=config.speculative,
         drafter=Drafter(draft, config, pages=pages, hidden=hidden),

@@ -59,7 +59,7 @@ def _shared(resolved: Resolved, ranks: Sequence[WorkerReport]) -> Result:
 
 def _own(heard: WorkerReport, share: RankShare) -> WorkerReport:
     """An interrupted rank ends all requests that it knows of, others' too."""
-    records = [record for record in heard.account.records if share.has(record.index)]
+    records = [record for record in heard.account.records if share.owns(record.index)]
     names = {record.id for record in records}
     account = Account(
         records,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from ...sched.disagg.place import RankLayout
+from ...sched.disagg.layout import RankLayout
 from ..measure import latency
 from ..measure.acceptance import AcceptanceLog
 from ..measure.collector import Metrics, acceptance_metrics, distributed, request_metrics

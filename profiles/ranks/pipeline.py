@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ...sched.link import Link
-from ...sched.pipeline.stages import Stage, split_layers
+from ...sched.pipeline.stage import Stage, split_layers
 from ..measure.bubble import NOBODY, StageTime, bubble
 from ..measure.collector import Metrics, plain
 from ..measure.requests import Account

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from ...scenarios.schema import EngineSection
 from ...scenarios.workload import build
 from ...sched.disagg.fake import FakeLink
-from ...sched.disagg.place import RankLayout
-from ...sched.disagg.requests import run_router
+from ...sched.disagg.layout import RankLayout
+from ...sched.disagg.router import run_router
 from ...sched.link import Link
 from ...sched.observe import Clock
 from ...sched.request import Request, Status

@@ -9,11 +9,11 @@ import torch
 
 from ...sched.memory.slots import ReqToTokenPool
 from ...sched.model.tags import TagPool, audit
-from ...sched.observe import Silence
+from ...sched.observe import Observer
 from ...sched.request import Request
 
 
-class TagAudit(Silence):
+class TagAudit(Observer):
     """Listens for endings, while the request still owns its row. ``damage`` has the ids of requests whose stored
     tags do not add up, with what they add up to; it enters the digest."""
 

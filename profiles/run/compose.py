@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,8 +14,13 @@ from ...scenarios.combinations import overlaps
 from ...sched.config import EngineConfig, HiSparseConfig
 from ...sched.data_parallel.mlp import SharedMLP, sharded
 from ...sched.disagg.kv import KVPort
+from ...sched.disagg.layout import Role
 from ...sched.hisparse.pools import HotBuffers
-from ...sched.loop.engine import Engine, RequestSource, Runner, TokenSampler
+from ...sched.loop.data_parallel import DataRank
+from ...sched.loop.decoding import DecodeWorker
+from ...sched.loop.engine import Engine, Runner, TokenSampler
+from ...sched.loop.prefilling import PrefillWorker
+from ...sched.loop.routed import Replica
 from ...sched.loop.scheduler import Scheduler
 from ...sched.memory.cache import PrefixCache
 from ...sched.memory.chunk import ChunkCache
@@ -31,10 +37,11 @@ from ...sched.model.weights import Weights, empty_weights, seeded_weights
 from ...sched.observe import Clock, Observer
 from ...sched.pipeline.decoder import StageDecoder
 from ...sched.relay.choice import RelayChoice
-from ...sched.relay.context import Streams
 from ...sched.relay.draft_row import DraftRow
 from ...sched.relay.row import Relay, RelayRow
+from ...sched.source import RequestSource
 from ...sched.speculate.worker import Worker
+from ...sched.streams import Streams
 from ..platform.machine import Machine
 from ..platform.resolve import Resolved
 from ..platform.speculation import draft_worker, kv_pool, speculative_config
@@ -184,7 +191,20 @@ def compose(
         ),
     )
     name_pools(machine, engine)
-    return Composition(Scheduler(engine), tags, None if host is None else host.buffers)
+    return Composition(_scheduler(rank_context)(engine), tags, None if host is None else host.buffers)
+
+
+_WORKERS: Mapping[Role, type[Scheduler]] = {
+    "replica": Replica,
+    "prefill": PrefillWorker,
+    "decode": DecodeWorker,
+}
+
+
+def _scheduler(rank_context: RankContext) -> type[Scheduler]:
+    if rank_context.share is not None:
+        return DataRank
+    return Scheduler if rank_context.place is None else _WORKERS[rank_context.place.role]
 
 
 def _streams(config: EngineConfig, observer: Observer) -> Streams:

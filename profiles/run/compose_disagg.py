@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TypedDict
 
 from ...scenarios.combinations import overlaps
-from ...sched.disagg.fake import NoPort
-from ...sched.disagg.inbox import Arrivals, Inbox
+from ...sched.disagg.components import DisaggComponents
+from ...sched.disagg.fake import NullPort
+from ...sched.disagg.inbox import ArrivalTier, Inbox
 from ...sched.disagg.kv import KVGateway, KVPort
 from ...sched.disagg.outbox import Outbox
-from ...sched.disagg.parts import DisaggComponents
-from ...sched.hisparse.arrivals import HostPort
+from ...sched.hisparse.host_port import HostKVPort
 from ...sched.memory.cache import PrefixCache
 from ...sched.observe import Observer
-from ...sched.relay.context import Streams
 from ...sched.speculate.worker import Worker
+from ...sched.streams import Streams
 from ..platform.resolve import Resolved
 from .compose_sparse import Host
 from .rank_context import RankContext
@@ -30,8 +30,8 @@ class DisaggTransfer(TypedDict, total=False):
 def transfer(
     resolved: Resolved,
     rank_context: RankContext,
-    port: KVPort | HostPort,
-    arrivals: Arrivals,
+    port: KVPort | HostKVPort,
+    tier: ArrivalTier,
     worker: Worker | None,
     *,
     cache: PrefixCache,
@@ -44,14 +44,14 @@ def transfer(
     scenario = resolved.scenario
     if isinstance(port, KVPort) and worker is not None and worker.kv is not None:
         port = port.with_pool(worker.kv)
-    way: KVGateway = NoPort() if scenario.engine.disaggregation.transfer == "fake" else port
-    parts = DisaggComponents(rank_context.place, rank_context.link, way, cache, streams)
+    way: KVGateway = NullPort() if scenario.engine.disaggregation.transfer == "fake" else port
+    components = DisaggComponents(rank_context.place, rank_context.link, way, cache, streams)
     if rank_context.place.role == "prefill":
-        return {"outbox": Outbox(parts, observer, overlapped=overlaps(scenario))}
+        return {"outbox": Outbox(components, observer, overlapped=overlaps(scenario))}
     reserve = scenario.engine.disaggregation.reserved_decode_tokens
-    return {"inbox": Inbox(parts, observer, arrivals=arrivals, reserve=reserve)}
+    return {"inbox": Inbox(components, observer, tier=tier, reserve=reserve)}
 
 
-def hosted(port: KVPort, host: Host | None) -> KVPort | HostPort:
+def hosted(port: KVPort, host: Host | None) -> KVPort | HostKVPort:
     """Where KV comes in: into the host's memory, if that is where it lives."""
-    return port if host is None else HostPort(port, host.buffers, host.transfer, host.tag)
+    return port if host is None else HostKVPort(port, host.buffers, host.transfer, host.tag)

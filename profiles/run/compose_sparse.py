@@ -9,21 +9,21 @@ import torch
 
 from ...sched.config import EngineConfig, HiSparseConfig
 from ...sched.hisparse.coordinator import Coordinator
+from ...sched.hisparse.locator import HotBufferLocator
 from ...sched.hisparse.pools import HostPool, HotBuffers
-from ...sched.hisparse.residence import HotResidence
-from ...sched.hisparse.tagged import PlaceTags, TaggedResidence, TaggedTransfer
-from ...sched.hisparse.tier import DeviceTier, KVTier
+from ...sched.hisparse.tagged import TaggedLocator, TaggedTransfer, TierTags
+from ...sched.hisparse.tier import KVTier
 from ...sched.hisparse.transfer import HostTransfer, KVTransfer
 from ...sched.memory.index import IndexPool
 from ...sched.memory.kv import KVPool
 from ...sched.memory.slots import ReqToTokenPool
 from ...sched.memory.tokens import KVAllocator
 from ...sched.model.config import ModelConfig
-from ...sched.model.sparse import InPageTable, Residence, SparseAttention
-from ...sched.model.tags import Places, TagPool
+from ...sched.model.sparse import KVLocator, PageTableLocator, SparseAttention
+from ...sched.model.tags import TagPool, TagResidence
 from ...sched.model.weights import Weights
 from ...sched.observe import Observer
-from ...sched.relay.context import Streams
+from ...sched.streams import Streams
 from ..vgpu.pinned import pin
 
 
@@ -34,9 +34,9 @@ class Host:
     pool: HostPool
     buffers: HotBuffers
     transfer: HostTransfer
-    residence: Residence
-    places: Places | None  # only with values none
-    tag: Callable[[torch.Tensor, torch.Tensor], None] | None  # so is it: what ``HostPort`` tells
+    residence: KVLocator
+    places: TagResidence | None  # only with values none
+    tag: Callable[[torch.Tensor, torch.Tensor], None] | None  # so is it: what ``HostKVPort`` tells
 
 
 def host_side(
@@ -56,10 +56,10 @@ def host_side(
     buffers = _buffers(config, config.hisparse, layers=model.num_layers if tags is None else 1)
     transfer = KVTransfer(kv, pool)
     if tags is None:
-        return Host(pool, buffers, transfer, HotResidence(buffers, transfer), None, None)
-    places = PlaceTags(tags, slots=kv.slots, host_slots=pool.storage.shape[0])
+        return Host(pool, buffers, transfer, HotBufferLocator(buffers, transfer), None, None)
+    places = TierTags(tags, slots=kv.slots, host_slots=pool.storage.shape[0])
     tagged = TaggedTransfer(transfer, places)
-    residence = TaggedResidence(buffers, tagged, places, pages)
+    residence = TaggedLocator(buffers, tagged, places, pages)
     return Host(pool, buffers, tagged, residence, residence, tagged.tag)
 
 
@@ -97,7 +97,7 @@ def sparse_attention(
         kv=kv,
         index=index,
         req_to_token=pages,
-        residence=InPageTable(pages) if host is None else host.residence,
+        residence=PageTableLocator(pages) if host is None else host.residence,
         reuse=reuse,
     )
 
@@ -112,7 +112,7 @@ def kv_tier(
     observer: Observer,
 ) -> KVTier:
     if host is None:
-        return DeviceTier(allocator)
+        return KVTier(allocator)
     coordinator = Coordinator(
         allocator=allocator,
         device_allocator=device_allocator,

@@ -16,8 +16,8 @@ from ...scenarios.schema import Scenario
 from ...sched.disagg.messages import ENDED, HANDSHAKE, KV, REQUEST
 from ...sched.link import Link, Message
 from ...sched.loop.pipelined import PROXY
-from ...sched.observe import Silence
-from ...sched.pipeline.requests import REQUESTS
+from ...sched.observe import Observer
+from ...sched.pipeline.source import REQUESTS
 
 
 class DiedError(Exception):
@@ -54,7 +54,7 @@ _MOMENTS: Final[Mapping[str, Mapping[str, Sequence[_Moment]]]] = {
 _FORWARDS: Final = ("model", "draft")  # ranges that a step on the device begins with
 
 
-class FaultInjector(Silence):
+class FaultInjector(Observer):
     """``kill`` is told how; it may come back, and DiedError is raised then. Nothing happens, and nothing is counted,
     before it is armed."""
 

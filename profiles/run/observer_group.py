@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
-from ...sched.observe import NO_STEP, Observer, Silence
+from ...sched.observe import NO_STEP, Observer
 
 _HOOKS = (
     "stream",
@@ -23,7 +23,7 @@ _HOOKS = (
 )
 
 
-class ObserverGroup(Silence):
+class ObserverGroup(Observer):
     """``set`` replaces the listeners; the scheduler keeps the same observer."""
 
     def __init__(self, *listeners: Observer) -> None:
@@ -39,7 +39,7 @@ class ObserverGroup(Silence):
 
 
 def _hears(listener: Observer, hook: str) -> bool:
-    return getattr(type(listener), hook) is not getattr(Silence, hook)
+    return getattr(type(listener), hook) is not getattr(Observer, hook)
 
 
 def _together(calls: list[Callable[..., None]]) -> Callable[..., None]:
@@ -53,13 +53,13 @@ def _together(calls: list[Callable[..., None]]) -> Callable[..., None]:
     return all_of_them
 
 
-_NOTHING = Silence().range("", NO_STEP, 0)  # of a listener that has nothing to do when the range ends
+_NOTHING = Observer().range("", NO_STEP, 0)  # of a listener that has nothing to do when the range ends
 Ranger = Callable[[str, int, int], AbstractContextManager[object]]
 
 
 def _nested(rangers: Sequence[Ranger]) -> Ranger:
     if not rangers:
-        return Silence().range
+        return Observer().range
     if len(rangers) == 1:
         return rangers[0]
 

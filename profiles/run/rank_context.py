@@ -7,17 +7,18 @@ from typing import NamedTuple
 
 import torch
 
-from ...sched.data_parallel.requests import Dealt
 from ...sched.data_parallel.share import RankShare
-from ...sched.disagg.place import RankLayout
-from ...sched.disagg.requests import Routed
+from ...sched.data_parallel.source import PartitionedSource
+from ...sched.disagg.layout import RankLayout
+from ...sched.disagg.router import RoutedSource
 from ...sched.link import Link
 from ...sched.model.config import ModelConfig
-from ...sched.model.replay import Input
+from ...sched.model.replay import GraphInput
 from ...sched.model.tags import TagPool
 from ...sched.observe import Clock
-from ...sched.pipeline.requests import Following, Leading, RequestSource
-from ...sched.pipeline.stages import Stage
+from ...sched.pipeline.source import FirstStageSource, ForwardedSource
+from ...sched.pipeline.stage import Stage
+from ...sched.source import RequestSource
 from .fault_injector import FaultInjector
 
 ALIGN = "align"
@@ -47,13 +48,13 @@ class RankContext(NamedTuple):
     def source(self, source: RequestSource) -> RequestSource:
         """Where the rank's requests come from."""
         if self.place is not None and self.link is not None:
-            return Routed(self.link, self.place)
+            return RoutedSource(self.link, self.place)
         if self.share is not None:
-            return Dealt(source, self.share)
+            return PartitionedSource(source, self.share)
         if self.stage is None or self.link is None:
             return source
         place = self.link, self.stage
-        return Leading(source, *place) if self.stage.is_first else Following(*place)
+        return FirstStageSource(source, *place) if self.stage.is_first else ForwardedSource(*place)
 
     @property
     def tells(self) -> bool:
@@ -71,12 +72,12 @@ class RankContext(NamedTuple):
         """A decode worker's prompts are another's: it has none to share."""
         return self.place is None or self.place.role != "decode"
 
-    def proxies(self, model: ModelConfig, tags: TagPool | None) -> Sequence[Input]:
+    def proxies(self, model: ModelConfig, tags: TagPool | None) -> Sequence[GraphInput]:
         """What the rank's forwards take from the stage before; where tags are kept, the tokens themselves too."""
         if self.stage is None or self.stage.is_first:
             return ()
-        hidden = Input((model.hidden_size,), model.dtype)
-        return (hidden, hidden, *(() if tags is None else (Input((), _TOKENS),)))
+        hidden = GraphInput((model.hidden_size,), model.dtype)
+        return (hidden, hidden, *(() if tags is None else (GraphInput((), _TOKENS),)))
 
 
 ALONE = RankContext()

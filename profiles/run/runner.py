@@ -6,27 +6,22 @@ Four doors let a caller replace the world: the machine (device and clock), the s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from ...scenarios.schema import Scenario
 from ...scenarios.workload import Achieved, Workload, build
-from ...sched.disagg.place import Role
 from ...sched.link import LinkError
 from ...sched.loop.chunk_sizes import size_chunks
-from ...sched.loop.data_parallel import DataRank
-from ...sched.loop.decoding import DecodeWorker
-from ...sched.loop.driver import LoopDriver
 from ...sched.loop.engine import TokenSampler
 from ...sched.loop.overlapped import run_overlapped
 from ...sched.loop.pipelined import run_pipelined
 from ...sched.loop.prefilling import PrefillWorker
-from ...sched.loop.replica import Replica
 from ...sched.loop.scheduler import Scheduler
 from ...sched.loop.serial import run_serial
-from ...sched.observe import Clock, Observer, Silence
+from ...sched.observe import Clock, Observer
 from ...sched.relay.choice import RelayChoice
 from ...sched.request import Request, Status
 from ..cuda.nvtx_ranges import NvtxRanges, listening, measuring
@@ -54,7 +49,7 @@ Watch = Callable[[Clock, int], AbstractContextManager[Observer]]
 
 
 def nobody(clock: Clock, total: int) -> AbstractContextManager[Observer]:  # noqa: ARG001
-    return nullcontext(Silence())
+    return nullcontext(Observer())
 
 
 class Instrument(Sink, Protocol):
@@ -123,7 +118,6 @@ class PreparedRun:
     _observers: ObserverGroup = field(init=False)
     _feed: Feed = field(init=False)
     _clock: VisibleSleep = field(init=False)
-    _turns: LoopDriver = field(init=False)
 
     def __post_init__(self) -> None:
         self._feed = Feed()
@@ -140,7 +134,6 @@ class PreparedRun:
             guard=self.guard,
             rank_context=self.rank_context,
         )
-        self._turns = _turns(self.scheduler, self.rank_context)
 
     @property
     def scenario(self) -> Scenario:
@@ -266,13 +259,13 @@ class PreparedRun:
 
     def _guarded(self) -> AbstractContextManager[Observer]:
         if self.guard is None:
-            return nullcontext(Silence())
+            return nullcontext(Observer())
         return self.guard.watching(self.scheduler, self.machine)
 
     def _aborts(self, workload: Workload) -> Sequence[Observer]:
-        if not workload.aborts or isinstance(self._turns, PrefillWorker):
+        if not workload.aborts or isinstance(self.scheduler, PrefillWorker):
             return ()
-        return (_Aborts(self._feed, self._turns),)
+        return (_Aborts(self._feed, self.scheduler),)
 
     def _built(self, scenario: Scenario, seed: int) -> Workload:
         model = self.resolved.model
@@ -294,7 +287,7 @@ class PreparedRun:
         if engine.stage is not None:
             run_pipelined(self.scheduler)
         else:
-            (run_overlapped if engine.config.overlap else run_serial)(self._turns)
+            (run_overlapped if engine.config.overlap else run_serial)(self.scheduler)
 
     def _give_up(self, answers: RunCollector, status: Status, reason: str) -> None:
         for request in self._feed.alive:
@@ -306,24 +299,10 @@ class PreparedRun:
             answers.requests.ended(request)
 
 
-_WORKERS: Mapping[Role, Callable[[Scheduler], LoopDriver]] = {
-    "replica": Replica,
-    "prefill": PrefillWorker,
-    "decode": DecodeWorker,
-}
-
-
-def _turns(scheduler: Scheduler, rank_context: RankContext) -> LoopDriver:
-    """What the loop drives."""
-    if rank_context.share is not None:
-        return DataRank(scheduler)
-    return scheduler if rank_context.place is None else _WORKERS[rank_context.place.role](scheduler)
-
-
-class _Aborts(Silence):
+class _Aborts(Observer):
     """The workload's script of clients that go away."""
 
-    def __init__(self, feed: Feed, scheduler: LoopDriver) -> None:
+    def __init__(self, feed: Feed, scheduler: Scheduler) -> None:
         self._feed = feed
         self._scheduler = scheduler
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ...sched.observe import RANGES, Silence, StepInfo, StepKind
+from ...sched.observe import RANGES, Observer, StepInfo, StepKind
 from ..record.timeline import Range
 from .ledger import LedgerContext
 
@@ -30,7 +30,7 @@ class VirtualClock:
         self._runtime.now = max(self._runtime.now, at)
 
 
-class HostObserver(Silence):
+class HostObserver(Observer):
     """Charges each phase's host cost where it opens, and names what happens inside it."""
 
     def __init__(self, runtime: Runtime, hardware: HardwareProfile) -> None:

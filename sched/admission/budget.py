@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from ..config import CLIP_MAX_NEW_TOKENS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..memory.cache import PrefixCache
     from ..request import Request
-
-# A running request is expected to need at most this many more tokens, whatever its limit says.
-CLIP_MAX_NEW_TOKENS = 4096
 
 
 class AdmissionVerdict(Enum):
@@ -27,7 +26,7 @@ class AdmissionVerdict(Enum):
     FULL = "this round's token budget is spent"
 
 
-class Room(Protocol):
+class KVCapacity(Protocol):
     """Where prompts are placed, and go on from."""
 
     def available_size(self) -> int:
@@ -62,7 +61,7 @@ class PrefillBudget:
 
     limits: Limits
     tree: PrefixCache
-    room: Room
+    room: KVCapacity
     future_tokens: float  # expected growth of the running requests
     taken: list[Request] = field(default_factory=list)
     chunked: Request | None = None
@@ -173,6 +172,25 @@ class PrefillBudget:
 
     def _floor_page(self, tokens: int) -> int:
         return tokens // self.limits.page_size * self.limits.page_size
+
+
+def init_next_round_input(req: Request, cache: PrefixCache) -> int:
+    """Match the prefix of a waiting request and set what is to be computed of it: at least one token. Returns the
+    length of the match (upstream ``init_next_round_input``)."""
+    match = cache.match_prefix(req.tokens(0, req.seqlen - 1))
+    req.prefix_indices = match.device_indices
+    req.last_node = match.last_node
+    req.cache_protected_len = match.matched
+    req.fill_len = req.seqlen
+    req.extend_input_len = req.fill_len - match.matched
+    return match.matched
+
+
+def init_next_chunk(req: Request) -> None:
+    """Set what is to be computed of a prompt that has been computed in part: everything behind its earlier chunks."""
+    assert req.prefix_indices is not None
+    req.fill_len = req.seqlen
+    req.extend_input_len = req.fill_len - req.prefix_indices.shape[0]
 
 
 def future_growth(running: Sequence[Request], new_token_ratio: float) -> float:

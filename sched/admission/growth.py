@@ -23,9 +23,9 @@ def _end(req: Request, spec: SpeculativeConfig | None) -> int:
         return req.kv_committed_len + 1
     if spec.mode == "v1":
         return req.kv_committed_len + spec.alloc_len
-    return end_ahead(req, spec)
+    return allocation_end(req, spec)
 
 
-def end_ahead(req: Request, spec: SpeculativeConfig) -> int:
+def allocation_end(req: Request, spec: SpeculativeConfig) -> int:
     """Up to where the overlapped worker has slots: two steps, for the host's committed length lags one verify."""
     return max(req.kv_allocated_len, req.kv_committed_len + 2 * spec.alloc_len)

@@ -1,4 +1,4 @@
-"""Which requests a data-parallel rank has."""
+"""Which requests belong to a data-parallel rank."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """Rank ``rank`` of ``ranks``: requests go to them in turn (upstream's round robin)."""
+    """Rank ``rank`` of ``ranks``. Requests are assigned in turn (upstream's round robin)."""
 
     rank: int
     ranks: int
 
-    def has(self, index: int) -> bool:
-        """Whether the request at that place of the workload is this rank's."""
+    def owns(self, index: int) -> bool:
+        """Whether request number ``index`` of the workload belongs to this rank."""
         return index % self.ranks == self.rank
 
     @property

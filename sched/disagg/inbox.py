@@ -1,9 +1,9 @@
 """The decode worker's side of a transfer (upstream ``DecodePreallocQueue`` and ``DecodeTransferQueue``).
 
-queued        until there is room for the prompt, in order of arrival
-transferring  a row and slots are its own, KV comes in
-ready         all of it has come: it decodes with the next batch
-parked        retracted: its KV lies in the host's memory until there is room again
+queued          until there are pages for the prompt, in order of arrival
+transferring    a row and slots are allocated, KV is being received
+ready           all KV has been received: the request joins the next batch
+offloaded       retracted: its KV is in the host's memory until there are pages again
 """
 
 from __future__ import annotations
@@ -15,43 +15,42 @@ from typing import Any, Protocol
 
 import torch
 
+from ..config import CLIP_MAX_NEW_TOKENS
 from ..memory.allocation import alloc_for_extend, evict_from_tree_cache
 from ..observe import Observer
 from ..request import Request
+from .components import DisaggComponents
 from .kv import PageTableSpan
 from .messages import HANDSHAKE, KV, Chunk, Dropped, Failed, Metadata, Preallocated
-from .parts import DisaggComponents
-from .requests import lost
-
-CLIP_MAX_NEW_TOKENS = 4096  # nobody is expected to need more
 
 
 @dataclass(slots=True)
 class _Receiver:
     req: Request
     slots: torch.Tensor  # [prompt] int64
-    pieces: dict[int, int] = field(default_factory=dict)  # chunks that have come: start to stop
+    chunks: dict[int, int] = field(default_factory=dict)  # received ones: start to stop
     last: Chunk | None = None  # the one with the metadata
-    failed: str = ""  # why no more will come
+    failed: str = ""  # why the rest will not be received
 
     @property
     def metadata(self) -> Metadata | None:
-        """Once all has come."""
-        there = sum(stop - start for start, stop in self.pieces.items())
-        return self.last.metadata if self.last is not None and self.last.stop == there else None
+        """None until all chunks have been received."""
+        received = sum(stop - start for start, stop in self.chunks.items())
+        return self.last.metadata if self.last is not None and self.last.stop == received else None
 
 
 @dataclass(slots=True)
-class _Parked:
+class _Offloaded:
     req: Request
     draft: tuple[torch.Tensor, ...]
-    values: Sequence[torch.Tensor]  # of the host, as the port gathered them
+    values: Sequence[torch.Tensor]  # on the host, as the port gathered them
 
 
 @dataclass(slots=True)
-class Ready:
-    """``arrived``: event behind which the KV may be read; ``metadata`` of a request that comes for the first time;
-    ``draft``: where it speculates, what its draft starts from: one that comes back begins as it did then, badly."""
+class ReadyRequest:
+    """A request whose KV is complete. ``arrived`` is the event behind which the KV may be read; ``metadata`` is None
+    for a request that was offloaded. ``draft`` is the first input of the draft under speculation; an offloaded request
+    reuses its old one, which guesses badly."""
 
     req: Request
     arrived: Any
@@ -59,250 +58,255 @@ class Ready:
     draft: tuple[torch.Tensor, ...]
 
 
-class Arrivals(Protocol):
-    """Where the KV of decoding requests lives."""
+class ArrivalTier(Protocol):
+    """The part of ``KVTier`` that a decode worker's inbox needs."""
 
-    parks: bool  # whether one that is retracted can be kept until there is room again
+    @property
+    def can_offload(self) -> bool: ...
 
-    def has_room(self, req: Request) -> bool:
-        """Of its own, besides the page table's, for all that ``req`` may become."""
+    def has_room(self, req: Request) -> bool: ...
 
-    def expect(self, req: Request) -> None:
-        """Its KV will come in: it has a row, and slots."""
+    def expect(self, req: Request) -> None: ...
 
 
 class Inbox:
-    """``reserve``: tokens that every active request should be able to add; where nobody can be retracted it is all that
-    the request may have."""
+    """``reserve`` is the number of tokens that every active request should be able to add. Where the tier cannot
+    offload, no request can be retracted, and room is kept for all that the active requests may add."""
 
     def __init__(
-        self, parts: DisaggComponents, observer: Observer, *, arrivals: Arrivals, reserve: int
+        self, components: DisaggComponents, observer: Observer, *, tier: ArrivalTier, reserve: int
     ) -> None:
-        self._parts = parts
-        self._arrivals = arrivals
+        self._components = components
+        self._tier = tier
         self._reserve = reserve
-        self._stream = parts.transfer_stream(observer)
+        self._stream = components.transfer_stream(observer)
         self._queued: list[Request] = []
         self._receivers: dict[str, _Receiver] = {}
-        self._parked: list[_Parked] = []
-        self._ready: list[Ready] = []
-        self._unserved: list[tuple[Request, str]] = []  # without room, and why they will not have any
-        self._drafts: dict[str, tuple[torch.Tensor, ...]] = {}  # of requests that are there, for their return
+        self._offloaded: list[_Offloaded] = []
+        self._ready: list[ReadyRequest] = []
+        self._failed: list[tuple[Request, str]] = []  # queued requests that failed, and why
+        self._drafts: dict[
+            str, tuple[torch.Tensor, ...]
+        ] = {}  # of running requests, in case they are offloaded
 
-    # ---- what is there --------------------------------------------------------------------------------------
+    # ---- state ----------------------------------------------------------------------------------------------
 
     @property
     def held(self) -> list[Request]:
-        """Requests that have a row and do not decode."""
+        """Requests that have a row and are not decoding."""
         return [
             *(receiver.req for receiver in self._receivers.values()),
             *(entry.req for entry in self._ready),
         ]
 
     @property
-    def wanting(self) -> int:
-        """Requests that wait for room."""
-        return len(self._queued) + len(self._parked)
+    def num_waiting(self) -> int:
+        """How many requests wait for pages."""
+        return len(self._queued) + len(self._offloaded)
 
     @property
     def is_empty(self) -> bool:
-        return not (self._queued or self._receivers or self._parked or self._ready)
+        return not (self._queued or self._receivers or self._offloaded or self._ready)
 
     @property
-    def awaits(self) -> bool:
-        """Whether some prefill worker has something to send."""
+    def is_receiving(self) -> bool:
+        """Whether a prefill worker has KV to send."""
         return bool(self._receivers)
 
-    # ---- requests come, and go early ------------------------------------------------------------------------
+    # ---- arrivals and aborts --------------------------------------------------------------------------------
 
-    def expect(self, req: Request) -> None:
-        """A request has come in."""
+    def enqueue(self, req: Request) -> None:
+        """Let a request that has arrived wait for pages."""
         self._queued.append(req)
 
     def refuse(self, req: Request) -> None:
-        """It has ended before it had anything: its prompt need not be computed."""
-        self._tell(req, Dropped(req.id, preallocated=False))
+        """Notify the prefill worker that the prompt of ``req``, which ended before it had pages, is not needed."""
+        self._send_to_prefill(req, Dropped(req.id, preallocated=False))
 
     def withdraw(self, req: Request) -> bool:
-        """Its client has gone: forget it if nothing is under way, and say whether that is so."""
+        """Remove an aborted request that is queued or offloaded. Returns whether it was removed."""
         if req in self._queued:
             self._queued.remove(req)
             self.refuse(req)
             return True
-        parked = [entry for entry in self._parked if entry.req is req]
-        for entry in parked:
-            self._parked.remove(entry)
+        offloaded = [entry for entry in self._offloaded if entry.req is req]
+        for entry in offloaded:
+            self._offloaded.remove(entry)
         if req.id in self._receivers:
-            self._tell(req, Dropped(req.id, preallocated=True))
-        return bool(parked)
+            self._send_to_prefill(req, Dropped(req.id, preallocated=True))
+        return bool(offloaded)
 
-    # ---- room -----------------------------------------------------------------------------------------------
+    # ---- allocation -----------------------------------------------------------------------------------------
 
     def preallocate(self, running: Sequence[Request], before_transfer: Callable[[Any], None]) -> None:
-        """Give room to those who wait for it, retracted ones first. ``before_transfer`` puts the transfer's stream
-        behind whoever may still touch what is given away."""
-        while self._parked and self._fits(self._parked[0].req, running):
-            self._resume(self._parked.pop(0), before_transfer)
-        while self._queued and not self._parked and self._fits(self._queued[0], running):
+        """Allocate rows and pages to waiting requests, offloaded ones first. ``before_transfer`` orders the transfer's
+        stream after all work that may still use what is allocated."""
+        while self._offloaded and self._fits(self._offloaded[0].req, running):
+            self._resume(self._offloaded.pop(0), before_transfer)
+        while self._queued and not self._offloaded and self._fits(self._queued[0], running):
             req = self._queued.pop(0)
-            slots = self._take(req, before_transfer)
+            slots = self._allocate(req, before_transfer)
             assert req.req_pool_idx is not None
-            pages = self._parts.page_list(req.req_pool_idx, 0, req.kv_allocated_len)
+            pages = self._components.page_list(req.req_pool_idx, 0, req.kv_allocated_len)
             self._receivers[req.id] = _Receiver(req, slots)
-            self._tell(req, Preallocated(req.id, tuple(pages)))
+            self._send_to_prefill(req, Preallocated(req.id, tuple(pages)))
 
     def _fits(self, req: Request, running: Sequence[Request]) -> bool:
-        """Room for ``req``, and behind it for what all active requests are granted, or any one of them may need."""
-        cache = self._parts.cache
-        if not cache.req_to_token_pool.available_size() or not self._arrivals.has_room(req):
+        """Whether there is room for ``req`` and, besides, for what all active requests may add: the reserve of each and
+        everything of any one of them."""
+        cache = self._components.cache
+        if not cache.req_to_token_pool.available_size() or not self._tier.has_room(req):
             return False
         active = [*running, *self.held]
         size = cache.page_size
-        needed = -(-_length(req) // size) * size
+        needed = -(-_kv_length(req) // size) * size
         free = cache.token_to_kv_pool_allocator.available_size() + cache.evictable_size() - needed
-        if not active:  # whoever could not run alone was refused
+        if not active:  # a request that cannot run alone was refused
             return True
-        if not self._arrivals.parks:
+        if not self._tier.can_offload:
             return free >= sum(_remaining(other) + size for other in (*active, req))
         rest = [min(_remaining(other), CLIP_MAX_NEW_TOKENS) + size for other in (*active, req)]
         return free >= max(max(rest), sum(min(self._reserve, each) for each in rest))
 
-    def _take(self, req: Request, before_transfer: Callable[[Any], None]) -> torch.Tensor:
-        """A row and slots for all KV that ``req`` comes with: [n] int64."""
-        parts, length = self._parts, _length(req)
-        pool = parts.cache.req_to_token_pool
+    def _allocate(self, req: Request, before_transfer: Callable[[Any], None]) -> torch.Tensor:
+        """Allocate a row, and slots for all KV that ``req`` decodes from: [n] int64."""
+        components, length = self._components, _kv_length(req)
+        pool = components.cache.req_to_token_pool
         rows = pool.alloc(1)
         assert rows is not None
         req.req_pool_idx = rows[0]
-        slots = _slots(parts, length)
-        parts.streams.record(slots, self._stream)
+        slots = _allocate_slots(components, length)
+        components.streams.record(slots, self._stream)
         pool.req_to_token[req.req_pool_idx, :length] = slots.to(torch.int32)
         req.fill_len = req.kv_committed_len = req.kv_allocated_len = length
-        self._arrivals.expect(req)
+        self._tier.expect(req)
         before_transfer(self._stream)
         return slots
 
-    # ---- KV comes -------------------------------------------------------------------------------------------
+    # ---- receiving ------------------------------------------------------------------------------------------
 
-    def land(self, now: int) -> None:
-        """Put what has come by ``now`` in its place."""
-        parts = self._parts
-        with parts.streams.on(self._stream):
-            while (message := parts.link.poll(KV)) is not None:
+    def receive_kv(self, now: int) -> None:
+        """Write the KV that has arrived by ``now`` to the pool."""
+        components = self._components
+        with components.streams.on(self._stream):
+            while (message := components.link.poll(KV)) is not None:
                 receiver = self._receivers.get(message.value.id)
                 if isinstance(message.value, Failed):
-                    self._fail(partial(_given_up, message.value))
+                    self._fail(partial(_reason_for, message.value))
                 elif receiver is not None:
-                    self._place(receiver, message.value, message.tensors, now)
+                    self._write_chunk(receiver, message.value, message.tensors, now)
 
-    def _place(self, receiver: _Receiver, value: Chunk, tensors: Sequence[torch.Tensor], now: int) -> None:
-        """In any order; what comes twice is written once."""
-        if value.start in receiver.pieces:
+    def _write_chunk(
+        self, receiver: _Receiver, chunk: Chunk, tensors: Sequence[torch.Tensor], now: int
+    ) -> None:
+        """Chunks may come in any order; one that comes twice is written once."""
+        if chunk.start in receiver.chunks:
             return
-        receiver.pieces[value.start] = value.stop
+        receiver.chunks[chunk.start] = chunk.stop
         if tensors:
             row = receiver.req.req_pool_idx
             assert row is not None
-            span = PageTableSpan(row, value.start, receiver.slots[value.start : value.stop])
-            self._parts.port.scatter(span, tensors)
-        if value.metadata is not None:
-            receiver.last = value
+            span = PageTableSpan(row, chunk.start, receiver.slots[chunk.start : chunk.stop])
+            self._components.port.scatter(span, tensors)
+        if chunk.metadata is not None:
+            receiver.last = chunk
         metadata = receiver.metadata
         if metadata is not None:
             receiver.req.transferred_at = now
             del self._receivers[receiver.req.id]
-            self._ready.append(Ready(receiver.req, self._arrival(), metadata, metadata.draft))
+            self._ready.append(ReadyRequest(receiver.req, self._arrival(), metadata, metadata.draft))
 
-    # ---- KV does not come -----------------------------------------------------------------------------------
-
-    def bereave(self, gone: Mapping[int, str]) -> None:
-        """These ranks send nothing more."""
-        place = self._parts.place
-
-        def why(req: Request) -> str:
-            rank = place.prefill_of(req.index)
-            return lost(place, rank, gone) if rank in gone else ""
-
-        self._fail(why)
-
-    def expire(self, reason: str) -> None:
-        """Nothing has come for as long as one waits."""
-        place = self._parts.place
-        for receiver in self._receivers.values():
-            source = place.name_of(place.prefill_of(receiver.req.index))
-            receiver.failed = f"not all of its KV came from {source}: {reason}"
-
-    def failed(self) -> list[tuple[Request, str]]:
-        """Requests whose prompt will not come, and why; the room of those who have some is still theirs."""
-        unserved, self._unserved = self._unserved, []
-        failed = [receiver for receiver in self._receivers.values() if receiver.failed]
-        for receiver in failed:
-            del self._receivers[receiver.req.id]
-        return [*unserved, *((receiver.req, receiver.failed) for receiver in failed)]
-
-    def surrender(self) -> list[Request]:
-        """All that are here, for good."""
-        found = [*self.held, *self._queued, *(entry.req for entry in self._parked)]
-        self._receivers.clear()
-        self._queued, self._parked, self._ready = [], [], []
-        return found
-
-    def _fail(self, why: Callable[[Request], str]) -> None:
-        """Those of whom it says why."""
-        self._unserved += [(req, why(req)) for req in self._queued if why(req)]
-        self._queued = [req for req in self._queued if not why(req)]
-        for receiver in self._receivers.values():
-            receiver.failed = receiver.failed or why(receiver.req)
-
-    def take_ready(self) -> list[Ready]:
-        """Those that can decode from now on; the current stream goes on behind their KV."""
+    def take_ready(self) -> list[ReadyRequest]:
+        """Requests that can decode from now on. The schedule stream waits for their KV."""
         ready, self._ready = self._ready, []
         for entry in ready:
-            self._parts.streams.schedule.wait_event(entry.arrived)
+            self._components.streams.schedule.wait_event(entry.arrived)
             if entry.draft:
                 self._drafts[entry.req.id] = entry.draft
         return ready
 
-    def forget(self, req: Request) -> None:
-        """It has ended."""
+    def discard_draft(self, req: Request) -> None:
+        """Drop what is kept for ``req``, which has ended."""
         self._drafts.pop(req.id, None)
 
     def _arrival(self) -> Any:
-        event = self._parts.streams.module.Event()
+        event = self._components.streams.module.Event()
         event.record()
         return event
 
-    # ---- KV goes to the host and comes back -----------------------------------------------------------------
+    # ---- failures -------------------------------------------------------------------------------------------
 
-    def park(self, req: Request) -> None:
-        """Keep the KV of a request that is about to lose it in the host's memory: a blocking copy, as upstream's."""
+    def fail_from(self, gone: Mapping[int, str]) -> None:
+        """Fail the requests whose prefill worker is among the ``gone`` ranks."""
+        layout = self._components.layout
+
+        def why(req: Request) -> str:
+            rank = layout.prefill_of(req.index)
+            return layout.gone_reason(rank, gone) if rank in gone else ""
+
+        self._fail(why)
+
+    def expire(self, reason: str) -> None:
+        """Fail the requests that are being received, because nothing has arrived in time."""
+        layout = self._components.layout
+        for receiver in self._receivers.values():
+            source = layout.name_of(layout.prefill_of(receiver.req.index))
+            receiver.failed = f"not all of its KV came from {source}: {reason}"
+
+    def take_failed(self) -> list[tuple[Request, str]]:
+        """Requests whose KV will not arrive, and why. Those that have a row and pages still hold them."""
+        queued, self._failed = self._failed, []
+        failed = [receiver for receiver in self._receivers.values() if receiver.failed]
+        for receiver in failed:
+            del self._receivers[receiver.req.id]
+        return [*queued, *((receiver.req, receiver.failed) for receiver in failed)]
+
+    def take_all(self) -> list[Request]:
+        """Remove and return all requests."""
+        found = [*self.held, *self._queued, *(entry.req for entry in self._offloaded)]
+        self._receivers.clear()
+        self._queued, self._offloaded, self._ready = [], [], []
+        return found
+
+    def _fail(self, why: Callable[[Request], str]) -> None:
+        """Fail the requests for which ``why`` returns a reason."""
+        self._failed += [(req, why(req)) for req in self._queued if why(req)]
+        self._queued = [req for req in self._queued if not why(req)]
+        for receiver in self._receivers.values():
+            receiver.failed = receiver.failed or why(receiver.req)
+
+    # ---- offloading -----------------------------------------------------------------------------------------
+
+    def offload(self, req: Request) -> None:
+        """Copy the KV of a request that is about to be retracted to the host: a blocking copy, as upstream's."""
         assert req.req_pool_idx is not None
-        row = self._parts.cache.req_to_token_pool.req_to_token[req.req_pool_idx]
-        slots = row[: _length(req)].to(torch.int64)
-        values = [tensor.cpu() for tensor in self._parts.port.gather(slots)]
-        self._parked.append(_Parked(req, self._drafts.get(req.id, ()), values))
+        row = self._components.cache.req_to_token_pool.req_to_token[req.req_pool_idx]
+        slots = row[: _kv_length(req)].to(torch.int64)
+        values = [tensor.cpu() for tensor in self._components.port.gather(slots)]
+        self._offloaded.append(_Offloaded(req, self._drafts.get(req.id, ()), values))
 
-    def _resume(self, parked: _Parked, before_transfer: Callable[[Any], None]) -> None:
-        parts, req = self._parts, parked.req
-        slots = self._take(req, before_transfer)
-        device = parts.cache.req_to_token_pool.device
+    def _resume(self, offloaded: _Offloaded, before_transfer: Callable[[Any], None]) -> None:
+        components, req = self._components, offloaded.req
+        slots = self._allocate(req, before_transfer)
+        device = components.cache.req_to_token_pool.device
         assert req.req_pool_idx is not None
-        with parts.streams.on(self._stream):
-            values = [tensor.to(device) for tensor in parked.values]
-            parts.port.scatter(PageTableSpan(req.req_pool_idx, 0, slots), values)
-            self._ready.append(Ready(req, self._arrival(), None, parked.draft))
+        with components.streams.on(self._stream):
+            values = [tensor.to(device) for tensor in offloaded.values]
+            components.port.scatter(PageTableSpan(req.req_pool_idx, 0, slots), values)
+            self._ready.append(ReadyRequest(req, self._arrival(), None, offloaded.draft))
 
-    def _tell(self, req: Request, value: Preallocated | Dropped) -> None:
-        self._parts.link.send(self._parts.place.prefill_of(req.index), HANDSHAKE, value)
-
-
-def _given_up(said: Failed, req: Request) -> str:
-    return said.reason if req.id == said.id else ""
+    def _send_to_prefill(self, req: Request, value: Preallocated | Dropped) -> None:
+        components = self._components
+        components.link.send(components.layout.prefill_of(req.index), HANDSHAKE, value)
 
 
-def _slots(parts: DisaggComponents, length: int) -> torch.Tensor:
-    """[length] int64; with pages by three small blocking uploads, as upstream's."""
-    cache = parts.cache
+def _reason_for(message: Failed, req: Request) -> str:
+    return message.reason if req.id == message.id else ""
+
+
+def _allocate_slots(components: DisaggComponents, length: int) -> torch.Tensor:
+    """[length] int64; with pages of several tokens by three small blocking uploads, as upstream's."""
+    cache = components.cache
     device = cache.req_to_token_pool.device
     if cache.page_size == 1:
         evict_from_tree_cache(cache, length)
@@ -320,8 +324,8 @@ def _slots(parts: DisaggComponents, length: int) -> torch.Tensor:
     )
 
 
-def _length(req: Request) -> int:
-    """Tokens whose KV it decodes from: the last one it was given has none yet."""
+def _kv_length(req: Request) -> int:
+    """Tokens whose KV the request decodes from: its last output token has no KV yet."""
     return len(req.origin_input_ids) + max(0, len(req.output_ids) - 1)
 
 

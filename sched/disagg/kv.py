@@ -1,4 +1,4 @@
-"""KV that leaves a pool and comes into one: a gather, and a scatter, per chunk."""
+"""Reading KV from a pool and writing it to one: a gather and a scatter per chunk."""
 
 from __future__ import annotations
 
@@ -10,17 +10,11 @@ import torch
 from ..kernels.transfer import gather_kv, gather_rows, gather_tags, scatter_kv, scatter_rows, scatter_tags
 from ..memory.index import IndexPool
 from ..memory.kv import KVPool
-
-
-class Tags(Protocol):
-    """Of KV that is not computed: ``tags`` and ``sums`` [slots] int64."""
-
-    tags: torch.Tensor
-    sums: torch.Tensor
+from ..model.tags import TagPool
 
 
 class PageTableSpan(NamedTuple):
-    """Positions from ``start`` on in a row of the page table; ``slots`` [n] int64 are theirs."""
+    """The positions from ``start`` on in a row of the page table, with their ``slots`` [n] int64."""
 
     row: int
     start: int
@@ -28,27 +22,28 @@ class PageTableSpan(NamedTuple):
 
 
 class KVGateway(Protocol):
-    """Where KV leaves and comes in. Everything runs on the current stream."""
+    """Reads KV that is sent and writes KV that is received. Everything runs on the current stream."""
 
     def gather(self, slots: torch.Tensor) -> Sequence[torch.Tensor]:
-        """What lies in ``slots`` [n] int64, in memory of its own."""
+        """The contents of ``slots`` [n] int64, in memory of their own."""
 
     def scatter(self, span: PageTableSpan, values: Sequence[torch.Tensor]) -> None:
-        """Put what ``gather`` gave where it belongs."""
+        """Write what ``gather`` has returned to ``span``."""
 
 
 class KVPort:
-    """``tags`` with values none: they travel with the KV that they stand for; ``index``: so do an indexer's keys."""
+    """The ``KVGateway`` of pools on the device. With values none ``tags`` are sent along with the KV, and so are the
+    keys of an ``index``."""
 
     def __init__(
-        self, kv: KVPool, tags: Tags | None, *others: KVPool, index: IndexPool | None = None
+        self, kv: KVPool, tags: TagPool | None, *others: KVPool, index: IndexPool | None = None
     ) -> None:
         self._pools = (kv, *others)
         self._tags = tags
         self._index = index
 
     def with_pool(self, kv: KVPool) -> KVPort:
-        """The same, and what a draft model keeps in the same slots."""
+        """This port with the pool of a draft model, which uses the same slots."""
         return KVPort(self._pools[0], self._tags, kv, index=self._index)
 
     def gather(self, slots: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -62,10 +57,10 @@ class KVPort:
     def scatter(self, span: PageTableSpan, values: Sequence[torch.Tensor]) -> None:
         for pool, value in zip(self._pools, values, strict=False):
             scatter_kv(pool.k_cache, pool.v_cache, span.slots, value)
-        self.scatter_beside(span, values[len(self._pools) :])
+        self.scatter_rest(span, values[len(self._pools) :])
 
-    def scatter_beside(self, span: PageTableSpan, values: Sequence[torch.Tensor]) -> None:
-        """What goes with KV, and lies on the device wherever that is."""
+    def scatter_rest(self, span: PageTableSpan, values: Sequence[torch.Tensor]) -> None:
+        """Write the index keys and tags, which are on the device even if the KV is not."""
         rest = list(values)
         if self._index is not None:
             scatter_rows(self._index.k_cache, span.slots, rest.pop(0))

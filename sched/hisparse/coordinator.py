@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,19 +25,10 @@ from ..memory.invariants import MemoryInvariantError, Peek, check_once
 from ..memory.slots import ReqToTokenPool
 from ..memory.tokens import KVAllocator
 from ..request import Request
+from ..streams import Streams
 from .pools import HostPool, HotBuffers
-from .tier import HostView
+from .tier import HostView, KVTier
 from .transfer import HostTransfer
-
-
-class Streams(Protocol):
-    schedule: Any
-    forward: Any
-    module: Any  # torch.cuda or its like
-
-    def on(self, stream: Any) -> AbstractContextManager[object]: ...
-
-    def wait(self, waiting: Any, awaited: Any) -> None: ...
 
 
 class _Staged(NamedTuple):
@@ -54,7 +44,7 @@ class _OnDevice(NamedTuple):
         return self if indices is None else _OnDevice(self.rows[indices], self.lens[indices])
 
 
-class Coordinator:
+class Coordinator(KVTier):
     """The ``KVTier`` of an engine whose ``allocator`` names more tokens than ``device_allocator`` has room for.
 
     Invariants, which ``check`` looks after: every device page is free, or under the mapping of a prompt, or in one hot
@@ -62,7 +52,7 @@ class Coordinator:
     """
 
     stages = True
-    parks = False
+    can_offload = False
 
     def __init__(
         self,
@@ -75,7 +65,7 @@ class Coordinator:
         transfer: HostTransfer,
         streams: Streams,
     ) -> None:
-        self._allocator = allocator
+        super().__init__(allocator)
         self.device_allocator = device_allocator
         self._slots = slots
         self.buffers = buffers

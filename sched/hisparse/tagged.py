@@ -12,12 +12,12 @@ from ..kernels.buffers import translate
 from ..kernels.swap import SwapPlan, plan_swap_in, plan_unseen
 from ..kernels.tier_tags import fetch_tags, misplaced, move_tags
 from ..model.tags import TagPool
+from .locator import asked
 from .pools import HotBuffers
-from .residence import asked
 from .transfer import HostTransfer
 
 
-class PlaceTags:
+class TierTags:
     """One tag per slot on the device and, on the device too, per slot of the host pool."""
 
     def __init__(self, pool: TagPool, *, slots: int, host_slots: int) -> None:
@@ -29,7 +29,7 @@ class PlaceTags:
 class TaggedTransfer:
     """``transfer``, and the tags with it."""
 
-    def __init__(self, transfer: HostTransfer, tags: PlaceTags) -> None:
+    def __init__(self, transfer: HostTransfer, tags: TierTags) -> None:
         self._transfer = transfer
         self._tags = tags
 
@@ -59,12 +59,12 @@ class TaggedTransfer:
             )
 
 
-class TaggedResidence:
-    """``HotResidence`` where all layers choose what the first one does: that one's buffers are the only ones that are
-    kept, and it is remembered where the forward under way wrote and read."""
+class TaggedLocator:
+    """``HotBufferLocator`` where all layers choose what the first one does: that one's buffers are the only ones that
+    are kept, and it is remembered where the forward under way wrote and read."""
 
     def __init__(
-        self, buffers: HotBuffers, transfer: HostTransfer, tags: PlaceTags, req_to_token: torch.Tensor
+        self, buffers: HotBuffers, transfer: HostTransfer, tags: TierTags, req_to_token: torch.Tensor
     ) -> None:
         self._buffers = buffers
         self._transfer = transfer

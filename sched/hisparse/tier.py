@@ -1,4 +1,4 @@
-"""Where the KV of running requests lives, as the loop asks: all of it on the device, or a part."""
+"""Where the KV of running requests is: on the device, or partly on the host."""
 
 from __future__ import annotations
 
@@ -14,133 +14,93 @@ from ..request import Request
 
 
 class HostView(Protocol):
-    """What the relay knows of a batch on the host, by its state's own ways."""
+    """What the relay provides about a decode batch, each as its state obtains it."""
 
     def host_indices(self, batch: ScheduleBatch) -> torch.Tensor:
         """The requests' rows [b] int64 on the host."""
 
     def buffer_lengths(self, batch: ScheduleBatch) -> torch.Tensor:
-        """The requests' lengths [b] int64 on the device, new tokens counted."""
+        """The requests' lengths [b] int64 on the device, including the new tokens."""
 
     def backup_indices(self, picked: Sequence[int]) -> torch.Tensor | None:
-        """The list on the device, [n] int64; None where the device need not be told."""
+        """``picked`` on the device, [n] int64; None if the device does not need it."""
 
 
-class KVTier(Protocol):
-    """The loop's side of it. Everything is called on the schedule stream unless said otherwise."""
+class KVTier:
+    """The tier of an engine whose KV is on the device, in the slots of the page table: it manages nothing.
+    ``Coordinator`` is the tier of an engine with KV on the host. All methods are called on the schedule stream unless
+    noted."""
 
-    stages: bool  # whether a prefilled request has to be staged before it can decode
-    parks: bool  # whether a retracted request, whose prompt another worker computed, can come back
-
-    @property
-    def size(self) -> int:
-        """Tokens of the longest request that could ever be prefilled alone."""
-
-    @property
-    def absent(self) -> Sequence[Request]:
-        """Requests whose prompt is launched and that neither decode nor have ended, in order of admission; a prompt of
-        which a chunk is to come is among them."""
-
-    def available_size(self) -> int:
-        """Slots of the page table that are free."""
-
-    def unclaimed_size(self) -> int:
-        """Tokens on the device that nobody has, and that nobody who is there will need. It counts only where KV moves
-        to the host: else it is 0, and so is every claim."""
-
-    def claim(self, req: Request) -> int:
-        """Tokens on the device that ``req`` will need at most: for its prompt, and then for its hot buffer."""
-
-    def fits(self, reqs: Sequence[Request]) -> bool:
-        """Whether each of the running ``reqs`` can have one more token, as far as the device's part is concerned."""
-
-    def place_prompts(self, batch: ScheduleBatch) -> None:
-        """Device memory for the new tokens of an extend batch whose slots are there."""
-
-    def place_tokens(self, batch: ScheduleBatch, view: HostView) -> None:
-        """Device memory for the new token of each request of a decode batch, whose lengths count it."""
-
-    def before_forward(self, batch: ScheduleBatch) -> None:
-        """On the stream that is about to run the batch's forward."""
-
-    def admit(self, req: Request) -> None:
-        """The whole prompt is computed, and the request goes on."""
-
-    def has_room(self, req: Request) -> bool:
-        """Whether there is device memory for all that a request may become whose prompt another worker computes."""
-
-    def expect(self, req: Request) -> None:
-        """The KV of such a request will come in; it has a row, and slots."""
-
-    def admit_direct(self, req: Request) -> None:
-        """It has come in, and the request decodes from now on."""
-
-    def collect_ready_reqs(self) -> list[Request]:
-        """Staged requests that can decode from now on, in order."""
-
-    def is_staging(self, req: Request) -> bool: ...
-
-    def tables(self) -> Mapping[str, torch.Tensor]:
-        """Device tensors that steps share, by what to call them."""
-
-    def check(self, peek: Peek) -> None:
-        """Raise MemoryInvariantError unless every page is in exactly one place. Between steps; ``peek`` gives the
-        host's view of a device tensor."""
-
-    def release(self, req: Request) -> None:
-        """Take back everything of a request, whatever it is at; its row and its slots are still its own."""
-
-
-class DeviceTier:
-    """All KV on the device, in the slots of the page table."""
-
-    stages = False
-    parks = True
-    absent: Sequence[Request] = ()
+    stages = False  # whether a prefilled request has to be staged before it can decode
+    can_offload = True  # whether a retracted request can resume if another worker computed its prompt
 
     def __init__(self, allocator: KVAllocator) -> None:
         self._allocator = allocator
 
     @property
     def size(self) -> int:
+        """Tokens of the longest request that can be prefilled alone."""
         return self._allocator.size
 
+    @property
+    def absent(self) -> Sequence[Request]:
+        """Requests whose prompt has been launched and that are not decoding and have not ended, in order of admission;
+        includes a prompt of which chunks remain."""
+        return ()
+
     def available_size(self) -> int:
+        """Free slots of the page table."""
         return self._allocator.available_size()
 
     def unclaimed_size(self) -> int:
+        """Tokens on the device that no request holds or will need. It and all claims are 0 unless KV moves to the
+        host."""
         return 0
 
     def claim(self, req: Request) -> int:  # noqa: ARG002
+        """The most tokens on the device that ``req`` will need: for its prompt, and then for its hot buffer."""
         return 0
 
     def fits(self, reqs: Sequence[Request]) -> bool:  # noqa: ARG002
+        """Whether the device has room for one more token of each of the running ``reqs``."""
         return True
 
-    def place_prompts(self, batch: ScheduleBatch) -> None: ...
+    def place_prompts(self, batch: ScheduleBatch) -> None:
+        """Allocate device memory for the new tokens of an extend batch that has its slots."""
 
-    def place_tokens(self, batch: ScheduleBatch, view: HostView) -> None: ...
+    def place_tokens(self, batch: ScheduleBatch, view: HostView) -> None:
+        """Allocate device memory for the new token of each request of a decode batch, whose lengths include it."""
 
-    def before_forward(self, batch: ScheduleBatch) -> None: ...
+    def before_forward(self, batch: ScheduleBatch) -> None:
+        """Called on the stream that is about to run the forward of ``batch``."""
 
-    def admit(self, req: Request) -> None: ...
+    def admit(self, req: Request) -> None:
+        """Called when the whole prompt has been computed and the request continues."""
 
     def has_room(self, req: Request) -> bool:  # noqa: ARG002
+        """Whether device memory suffices for ``req``, whose prompt another worker computes, until its end."""
         return True
 
-    def expect(self, req: Request) -> None: ...
+    def expect(self, req: Request) -> None:
+        """Prepare for the KV of such a request, which has a row and slots."""
 
-    def admit_direct(self, req: Request) -> None: ...
+    def admit_direct(self, req: Request) -> None:
+        """Called when that KV has been received and the request starts to decode."""
 
     def collect_ready_reqs(self) -> list[Request]:
+        """Staged requests that can decode from now on, in order."""
         return []
 
     def is_staging(self, req: Request) -> bool:  # noqa: ARG002
         return False
 
     def tables(self) -> Mapping[str, torch.Tensor]:
+        """Device tensors that steps share, by name."""
         return {}
 
-    def check(self, peek: Peek) -> None: ...
+    def check(self, peek: Peek) -> None:
+        """Raise MemoryInvariantError unless every page is in exactly one place. Called between steps; ``peek`` returns
+        the host's view of a device tensor."""
 
-    def release(self, req: Request) -> None: ...
+    def release(self, req: Request) -> None:
+        """Take back everything that ``req`` holds, in any state; its row and slots are released afterwards."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..admission.growth import end_ahead
+from ..admission.growth import allocation_end
 from ..batch import ScheduleBatch
 from ..kernels.drafts import place_ahead, write_rows
 from ..memory.allocation import alloc_ahead, claim_pages, pages_between
@@ -16,7 +16,9 @@ def prepare_ahead(engine: Engine, batch: ScheduleBatch) -> None:
     assert engine.config.speculative is not None and engine.relay.drafts is not None
     engine.relay.drafts.prepare_lengths(batch)
     starts = torch.tensor([req.kv_allocated_len for req in batch.reqs], dtype=torch.int64)
-    ends = torch.tensor([end_ahead(req, engine.config.speculative) for req in batch.reqs], dtype=torch.int64)
+    ends = torch.tensor(
+        [allocation_end(req, engine.config.speculative) for req in batch.reqs], dtype=torch.int64
+    )
     _PLACE[engine.relay.drafts.row.ends](engine, batch, starts, ends)
     for req, end in zip(batch.reqs, ends.tolist(), strict=True):
         req.kv_allocated_len = end

@@ -1,7 +1,8 @@
-"""A data-parallel rank (upstream's DP attention): it plans its own requests, and steps when any rank does.
+"""The scheduler of a data-parallel rank (upstream's DP attention): it plans its own requests, and runs a step whenever
+any rank has one.
 
-rank 0   plan | tell, hear | prefill ----------- | plan | tell, hear | decode | ...
-rank 1   plan | tell, hear | idle, or its own -- | plan | tell, hear | idle   | ...
+    rank 0   plan | exchange | prefill ----------- | plan | exchange | decode | ...
+    rank 1   plan | exchange | idle, or its own -- | plan | exchange | idle   | ...
 """
 
 from __future__ import annotations
@@ -9,53 +10,55 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..batch import ScheduleBatch
-from ..data_parallel.requests import Dealt
-from ..data_parallel.rounds import Round, Word, meet
+from ..data_parallel.source import PartitionedSource
+from ..data_parallel.sync import RankStatus, SyncRound, exchange
 from ..request import Request
-from .driver import Delegate
+from .engine import Engine
 from .idle import idle_batch
 from .scheduler import Scheduler
 
 
-class DataRank(Delegate):
-    def __init__(self, scheduler: Scheduler) -> None:
-        super().__init__(scheduler)
-        self._round = Round(())
-        self._planned: Sequence[Request] = ()  # last, and perhaps not launched
+class DataRank(Scheduler):
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self._round = SyncRound(())
+        self._planned: Sequence[Request] = ()  # in the last plan, which may not have been launched
 
     def get_next_batch_to_run(self) -> ScheduleBatch | None:
-        """This rank's own, or an idle one where only others have any."""
+        """This rank's own batch, or an idle one if only other ranks have a step."""
         engine = self.engine
         assert engine.link is not None and engine.share is not None
-        batch = self._scheduler.get_next_batch_to_run()
+        batch = super().get_next_batch_to_run()
         self._planned = () if batch is None else batch.reqs
         with engine.observer.range("exchange", self.next_step, engine.share.ranks):
-            self._round = meet(engine.link, engine.share, self._word(batch))
-        self._source.hear(self._round)
+            self._round = exchange(engine.link, engine.share, self._status(batch))
+        self._source.apply(self._round)
         if not any(self._round.num_tokens):
             return None
-        batch = batch or idle_batch(engine, self._scheduler.take_step())
+        batch = batch or idle_batch(engine, self.take_step())
         batch.global_num_tokens = self._round.num_tokens
         batch.graph_rows = self._round.graph_rows
         return batch
 
     def rest(self) -> bool:
-        """All ranks rest together: no more than the round tells decides how long."""
-        return self._round.goes_on or self._scheduler.rest()
+        """As ``Scheduler.rest``. All ranks sleep until the same instant, because it follows from the round alone."""
+        return self._round.goes_on or super().rest()
 
-    def give_up(self, launched: Iterable[ScheduleBatch], reason: str) -> None:
-        self._scheduler.give_up(launched, reason, held=self._planned)
+    def give_up(
+        self, launched: Iterable[ScheduleBatch], reason: str, *, held: Iterable[Request] = ()
+    ) -> None:
+        super().give_up(launched, reason, held=(*self._planned, *held))
 
     @property
-    def _source(self) -> Dealt:
+    def _source(self) -> PartitionedSource:
         source = self.engine.source
-        assert isinstance(source, Dealt), "a data-parallel rank has a part of the requests"
+        assert isinstance(source, PartitionedSource), "a data-parallel rank has a part of the requests"
         return source
 
-    def _word(self, batch: ScheduleBatch | None) -> Word:
+    def _status(self, batch: ScheduleBatch | None) -> RankStatus:
         source, busy = self._source, not self.running_batch.is_empty or bool(self.engine.tier.absent)
-        ended = source.news()
+        ended = source.take_ended()
         if batch is None:
-            return Word(busy=busy, next_at=source.upcoming(), ended=ended)
+            return RankStatus(busy=busy, next_at=source.local_next_at(), ended=ended)
         rows = batch.batch_size if batch.forward_mode.is_decode else None
-        return Word(batch.num_tokens, rows, busy, source.upcoming(), ended)
+        return RankStatus(batch.num_tokens, rows, busy, source.local_next_at(), ended)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,14 +18,14 @@ from ..memory.cache import PrefixCache
 from ..memory.slots import ReqToTokenPool
 from ..memory.tokens import KVAllocator
 from ..observe import Clock, Observer
-from ..pipeline.stages import Stage
+from ..pipeline.stage import Stage
 from ..relay.row import Relay
+from ..source import RequestSource
 from ..speculate.worker import Worker
 
 if TYPE_CHECKING:
     from ..model.sampler import TokenScores
     from ..model.sampling_info import SamplingInfo
-    from ..request import Request
 
 
 class Runner(Protocol):
@@ -43,19 +42,6 @@ class TokenSampler(Protocol):
         self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor, ids: torch.Tensor
     ) -> TokenScores:
         """Scores of the ids that ``sample`` has just returned for the same arguments."""
-
-
-class RequestSource(Protocol):
-    """Where requests come from. Instants are nanoseconds of the engine's clock."""
-
-    def due(self, now: int) -> Sequence[Request]:
-        """Requests that have arrived by ``now`` and were not handed out yet, in order of arrival."""
-
-    def next_at(self) -> int | None:
-        """When the next request arrives; None while that depends on others ending, or when there is none."""
-
-    def ended(self, request: Request, now: int) -> None:
-        """``request`` has ended; closed-loop workloads send the next one."""
 
 
 @dataclass(frozen=True, slots=True)

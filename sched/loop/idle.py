@@ -22,5 +22,5 @@ def idle_batch(engine: Engine, step: int) -> ScheduleBatch:
     batch.seq_lens, batch.seq_lens_cpu = nobody(), torch.empty(0, dtype=torch.int64)
     batch.orig_seq_lens = nobody(torch.int32)
     batch.out_cache_loc = nobody()
-    batch.sampling_info = SamplingInfo.of_nobody(engine.config)
+    batch.sampling_info = SamplingInfo.empty(engine.config)
     return batch

@@ -13,15 +13,15 @@ from collections import deque
 
 from ..batch import ScheduleBatch, StepResult
 from ..link import LinkError
-from .driver import LoopDriver
 from .launch import launch_delayed_sample, launch_overlapped
+from .scheduler import Scheduler
 from .speculative import awaits_grammar, launch_drafts_overlapped
 
 Results = deque[tuple[ScheduleBatch, StepResult]]
 """Of steps that were launched and have not been settled."""
 
 
-def run_overlapped(scheduler: LoopDriver) -> None:
+def run_overlapped(scheduler: Scheduler) -> None:
     """Run until every request of the source has ended. Raises LinkError when a rank is gone without which nothing goes
     on, once nothing is left here."""
     streams = scheduler.engine.streams
@@ -34,7 +34,7 @@ def run_overlapped(scheduler: LoopDriver) -> None:
             raise
 
 
-def _take_turns(scheduler: LoopDriver, results: Results) -> None:
+def _take_turns(scheduler: Scheduler, results: Results) -> None:
     engine = scheduler.engine
     launch = launch_overlapped if engine.worker is None else launch_drafts_overlapped
     while True:

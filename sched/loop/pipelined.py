@@ -17,8 +17,8 @@ import torch
 
 from ..batch import ForwardMode, ScheduleBatch, StepResult
 from ..link import Link, LinkError
-from ..pipeline.requests import Following, Leading
-from ..pipeline.stages import Stage
+from ..pipeline.source import FirstStageSource, ForwardedSource
+from ..pipeline.stage import Stage
 from .engine import Engine
 from .launch import launch_stage
 from .scheduler import Scheduler
@@ -27,7 +27,7 @@ PROXY, OUTPUT = "proxy", "output"
 
 
 @dataclass(slots=True)
-class Flight:
+class InFlightMicrobatch:
     """A launched microbatch whose tokens have not come round yet."""
 
     batch: ScheduleBatch
@@ -40,7 +40,7 @@ class Flight:
 class Microbatch:
     running: ScheduleBatch = field(default_factory=ScheduleBatch.empty)
     last: ScheduleBatch | None = None
-    flight: Flight | None = None
+    flight: InFlightMicrobatch | None = None
 
     @property
     def batches(self) -> Sequence[ScheduleBatch]:
@@ -68,7 +68,9 @@ def run_pipelined(scheduler: Scheduler) -> None:
 def _take_turns(scheduler: Scheduler, slots: Sequence[Microbatch]) -> None:
     engine = scheduler.engine
     stage, source = _stage(engine), engine.source
-    assert isinstance(source, (Leading, Following)), "a stage hears of requests through the pipeline"
+    assert isinstance(source, (FirstStageSource, ForwardedSource)), (
+        "a stage hears of requests through the pipeline"
+    )
     turn = 0
     while True:
         here, coming = slots[turn], slots[(turn + 1) % len(slots)]
@@ -96,7 +98,7 @@ def _take_turns(scheduler: Scheduler, slots: Sequence[Microbatch]) -> None:
         turn = (turn + 1) % len(slots)
 
 
-def _launch(scheduler: Scheduler, batch: ScheduleBatch) -> Flight:
+def _launch(scheduler: Scheduler, batch: ScheduleBatch) -> InFlightMicrobatch:
     """Run this stage's layers behind the one before, and send on what comes out."""
     engine = scheduler.engine
     stage, link, streams = _stage(engine), _link(engine), engine.streams
@@ -110,7 +112,7 @@ def _launch(scheduler: Scheduler, batch: ScheduleBatch) -> Flight:
             link.send(stage.following, PROXY, batch.step, sent)
         elif not silent:
             link.send(stage.following, OUTPUT, batch.step, _outputs(result))
-    return Flight(batch, scheduler.launched(batch), result, silent)
+    return InFlightMicrobatch(batch, scheduler.launched(batch), result, silent)
 
 
 def _is_chunk(batch: ScheduleBatch) -> bool:

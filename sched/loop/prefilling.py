@@ -1,7 +1,8 @@
-"""A prefill worker (upstream ``SchedulerDisaggregationPrefillMixin``): prompts are computed here, decoded elsewhere.
+"""The scheduler of a prefill worker (upstream ``SchedulerDisaggregationPrefillMixin``), which computes prompts for
+decode workers.
 
-A request waits for its decode worker, is prefilled, and goes once its KV has left. Its one token is the first one that
-its decode worker begins with. It ends for its client over there.
+A request waits until its decode worker has pages for it, is prefilled, and ends here when its KV has been sent. The one
+token that it gets here is the first token on its decode worker, where it ends for its client.
 """
 
 from __future__ import annotations
@@ -11,74 +12,74 @@ from collections.abc import Iterable, Mapping
 from ..batch import ScheduleBatch
 from ..disagg.messages import HANDSHAKE, REQUEST
 from ..disagg.outbox import Outbox
-from ..disagg.requests import lost
 from ..link import FOREVER, LinkError
 from ..observe import NO_STEP, SLEEP
 from ..request import Request, Status
-from .driver import Delegate, link_of, routed
-from .scheduler import Scheduler
+from .engine import Engine
+from .routed import RoutedScheduler
 from .settle import close, finish
 
-GLANCE = 100_000  # ns between two looks at transfers that are under way while there is nothing to run
+POLL_INTERVAL = 100_000  # ns between two checks of pending transfers while there is nothing to run
 
 
-class PrefillWorker(Delegate):
-    def __init__(self, scheduler: Scheduler) -> None:
-        super().__init__(scheduler)
-        outbox = scheduler.engine.outbox
-        assert outbox is not None
-        self._outbox: Outbox = outbox
+class PrefillWorker(RoutedScheduler):
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        assert engine.outbox is not None
+        self._outbox: Outbox = engine.outbox
 
     def receive(self) -> None:
-        """Take what has arrived; queue what its decode worker has room for; let go of what has left. Raises LinkError
-        when the router is gone."""
-        engine, outbox, gone = self.engine, self._outbox, link_of(self.engine).gone()
-        arrived = engine.source.due(engine.clock.now())
+        """Take what has arrived, queue requests whose decode workers have pages, and end requests whose KV has been
+        sent. Raises LinkError if the router is gone."""
+        engine, outbox, gone = self.engine, self._outbox, self.link.gone()
+        arrived = self.source.due(engine.clock.now())
         with engine.observer.range("receive", self.next_step, len(arrived)):
             for req in arrived:
-                outbox.expect(req)
-            for req in outbox.hear():
-                self._scheduler.enqueue(req)
+                outbox.enqueue(req)
+            for req in outbox.receive_handshakes():
+                self.enqueue(req)
             if gone:
-                self._mourn(gone)
-            for req in outbox.dropped():
+                self._fail_requests_for(gone)
+            for req in outbox.take_dropped():
                 self._drop(req, Status.ABORTED, "dropped by its decode worker")
-            for req in outbox.gone(engine.relay.has_left):
+            for req in outbox.take_sent(engine.relay.has_left):
                 finish(engine, req, Status.FINISHED, "length")
 
     def rest(self) -> bool:
-        engine, outbox, scheduler = self.engine, self._outbox, self._scheduler
-        under_way = len(scheduler.waiting_queue) + (scheduler.chunked_req is not None)
-        if not (outbox.held or outbox.waits or under_way) and routed(engine).closes():
+        engine, outbox = self.engine, self._outbox
+        under_way = len(self.waiting_queue) + (self.chunked_req is not None)
+        if not (outbox.held or outbox.is_waiting or under_way) and self.source.closes():
             outbox.close()
             return False
         assert outbox.held or not under_way, f"{under_way} requests wait and none can run"
-        until = engine.clock.now() + GLANCE if outbox.held else None if outbox.waits else FOREVER
+        until = engine.clock.now() + POLL_INTERVAL if outbox.held else None if outbox.is_waiting else FOREVER
         with engine.observer.range(SLEEP, NO_STEP, 0):
             try:
-                link_of(self.engine).wait((REQUEST, HANDSHAKE), until)
+                self.link.wait((REQUEST, HANDSHAKE), until)
             except LinkError as error:
                 for req, why in outbox.expire(str(error)):
                     close(engine, req, Status.FAILED, why)
         return True
 
-    def give_up(self, launched: Iterable[ScheduleBatch], reason: str) -> None:
-        self._scheduler.give_up(launched, reason, held=self._outbox.surrender())
+    def give_up(
+        self, launched: Iterable[ScheduleBatch], reason: str, *, held: Iterable[Request] = ()
+    ) -> None:
+        super().give_up(launched, reason, held=(*self._outbox.take_all(), *held))
 
-    def _mourn(self, gone: Mapping[int, str]) -> None:
-        """Nothing more is computed for decode workers that are gone; what is under way comes to its end."""
-        outbox, place = self._outbox, routed(self.engine).place
-        routed(self.engine).needs_router(gone)
-        for req in outbox.orphaned(gone):
-            close(self.engine, req, Status.FAILED, lost(place, place.decode_of(req.index), gone))
+    def _fail_requests_for(self, gone: Mapping[int, str]) -> None:
+        """Fail requests whose decode worker is among the ``gone`` ranks; prompts that are being computed are finished
+        first."""
+        outbox, layout = self._outbox, self.source.layout
+        self.source.require_router(gone)
+        for req in outbox.take_orphaned(gone):
+            close(self.engine, req, Status.FAILED, layout.gone_reason(layout.decode_of(req.index), gone))
         for req in outbox.sent_to(gone):
-            self._drop(req, Status.FAILED, lost(place, place.decode_of(req.index), gone))
+            self._drop(req, Status.FAILED, layout.gone_reason(layout.decode_of(req.index), gone))
 
     def _drop(self, req: Request, status: Status, reason: str) -> None:
-        """Nobody wants it any more. A prompt that is under way is finished all the same: its decode worker waits for
-        the last of it."""
-        scheduler = self._scheduler
-        if req in scheduler.waiting_queue:
-            scheduler.waiting_queue.remove(req)
+        """End a request that waits for its prefill. A prompt that is being computed is finished, because its decode
+        worker waits for the last chunk."""
+        if req in self.waiting_queue:
+            self.waiting_queue.remove(req)
             self._outbox.fail(req)
             close(self.engine, req, status, reason)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 import torch
 
 from ..batch import ForwardMode, ScheduleBatch
-from ..disagg.inbox import Ready
+from ..disagg.inbox import ReadyRequest
 from ..model.sampling_info import SamplingInfo, sampling_of
 from ..request import Request, Status
 from ..speculate.worker import Worker
@@ -54,7 +54,7 @@ def rejoin(engine: Engine, reqs: Sequence[Request]) -> ScheduleBatch:
     return _ready(engine, batch)
 
 
-def prebuild(engine: Engine, ready: Sequence[Ready], step: int) -> ScheduleBatch:
+def prebuild(engine: Engine, ready: Sequence[ReadyRequest], step: int) -> ScheduleBatch:
     """Requests whose prompt another worker has computed, as such a batch (upstream ``prepare_for_prebuilt``)."""
     batch = ScheduleBatch(reqs=[entry.req for entry in ready], forward_mode=ForwardMode.DECODE, step=step)
     engine.relay.prebuild(batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..admission.growth import next_step_tokens
-from ..admission.retraction import retraction_order
+from ..admission.retraction_policy import retraction_order
 from ..batch import ScheduleBatch
 from ..memory.allocation import evict_from_tree_cache
 from ..memory.release import release_kv_cache
@@ -51,7 +51,7 @@ def retract(engine: Engine, batch: ScheduleBatch, chunked: Request | None) -> li
 def _release(engine: Engine, req: Request) -> Request:
     engine.tier.release(req)
     if engine.inbox is not None and not req.to_finish:
-        engine.inbox.park(req)
+        engine.inbox.offload(req)
     speculative = engine.config.speculative is not None
     release_kv_cache(req, engine.cache, is_insert=False, speculative=speculative)
     req.status = Status.WAITING

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from ..admission.budget import AdmissionVerdict, Limits, PrefillBudget, PrefillPlan, future_growth
+from ..admission.budget import (
+    AdmissionVerdict,
+    Limits,
+    PrefillBudget,
+    PrefillPlan,
+    future_growth,
+    init_next_chunk,
+    init_next_round_input,
+)
 from ..admission.growth import next_step_tokens
 from ..admission.policy import WaitingOrder
 from ..admission.refusal import refusal, start_grammar
-from ..admission.retraction import NewTokenRatio
-from ..admission.rounds import begin_round, continue_round
+from ..admission.retraction_policy import NewTokenRatio
 from ..batch import ScheduleBatch, StepResult
 from ..model.sampling_info import sampling_of
 from ..pipeline.chunking import ChunkSizes
@@ -54,7 +61,7 @@ class Scheduler:
         self.next_step = 0 if config.speculative is None else FIRST
         self._chunk_launched = False
         self._ratio = NewTokenRatio(config.schedule_conservativeness)
-        match = partial(begin_round, cache=engine.cache) if config.radix_cache else None
+        match = partial(init_next_round_input, cache=engine.cache) if config.radix_cache else None
         self._order = WaitingOrder(config.policy, seed=config.seed, match=match)
 
     # ---- receive -------------------------------------------------------------------------------------------
@@ -200,7 +207,7 @@ class Scheduler:
             future_growth(self.running_batch.reqs, self._ratio.value),
         )
         if self.chunked_req is not None:
-            continue_round(self.chunked_req)
+            init_next_chunk(self.chunked_req)
             budget.continue_chunked(self.chunked_req)
             if budget.out_of_kv:
                 return budget.plan()
@@ -210,7 +217,7 @@ class Scheduler:
                 self.running_batch.batch_is_full = True
                 break
             if not matched:
-                begin_round(req, self.engine.cache)
+                init_next_round_input(req, self.engine.cache)
             if budget.try_add(req) is not AdmissionVerdict.CONTINUE:
                 break
         return budget.plan()

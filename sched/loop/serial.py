@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ..link import LinkError
-from .driver import LoopDriver
 from .launch import launch_serial
+from .scheduler import Scheduler
 from .speculative import launch_drafts_serial
 
 
-def run_serial(scheduler: LoopDriver) -> None:
+def run_serial(scheduler: Scheduler) -> None:
     """Run until every request of the source has ended. Raises LinkError when a rank is gone without which nothing goes
     on, once nothing is left here."""
     streams = scheduler.engine.streams
@@ -20,7 +20,7 @@ def run_serial(scheduler: LoopDriver) -> None:
             raise
 
 
-def _take_turns(scheduler: LoopDriver) -> None:
+def _take_turns(scheduler: Scheduler) -> None:
     engine = scheduler.engine
     launch = launch_serial if engine.worker is None else launch_drafts_serial
     while True:

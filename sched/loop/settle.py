@@ -103,10 +103,10 @@ def _hand_over(engine: Engine, req: Request, token: int, draft: tuple[torch.Tens
 def _append(engine: Engine, req: Request, token: int) -> bool:
     """One more output token; returns whether the request ended with it."""
     req.output_ids.append(token)
-    return tell(engine, req)
+    return announce_token(engine, req)
 
 
-def tell(engine: Engine, req: Request) -> bool:
+def announce_token(engine: Engine, req: Request) -> bool:
     """The host knows one more token of ``req``; returns whether the request ended with it."""
     token = req.output_ids[-1]
     if req.first_token_at is None:
@@ -172,6 +172,6 @@ def close(engine: Engine, req: Request, status: Status, reason: str) -> None:
     req.reason = reason
     req.finished_at = engine.clock.now()
     if engine.inbox is not None:
-        engine.inbox.forget(req)
+        engine.inbox.discard_draft(req)
     engine.observer.ended(req)
     engine.source.ended(req, req.finished_at)

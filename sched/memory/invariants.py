@@ -47,11 +47,11 @@ def statistics(cache: PrefixCache, requests: Iterable[Request]) -> MemoryStatist
     )
 
 
-def as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+def unchanged(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def check(cache: PrefixCache, requests: Sequence[Request], *, peek: Peek = as_it_is) -> None:
+def check(cache: PrefixCache, requests: Sequence[Request], *, peek: Peek = unchanged) -> None:
     """Raise MemoryInvariantError unless every page and row is in exactly one place. Waits for the device, unless
     ``peek`` has a way to read its tensors without."""
     check_once("row", _rows(cache, requests), cache.req_to_token_pool.size)

@@ -14,7 +14,7 @@ from ..kernels.drafts import stage_rows
 Function = Callable[..., Sequence[torch.Tensor]]
 
 
-class Input(NamedTuple):
+class GraphInput(NamedTuple):
     """One row of it per request."""
 
     shape: tuple[int, ...]
@@ -29,7 +29,7 @@ class GraphedFunction:
     """
 
     def __init__(
-        self, function: Function, inputs: Sequence[Input], config: EngineConfig, *, longest: int
+        self, function: Function, inputs: Sequence[GraphInput], config: EngineConfig, *, longest: int
     ) -> None:
         """``longest`` is the host's bound on lengths in a graph."""
         self._function = function

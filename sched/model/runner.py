@@ -12,7 +12,7 @@ from ..batch import ForwardBatch, ForwardMode, ModelOutput
 from ..config import EngineConfig
 from ..kernels.staging import INPUTS, stage_decode
 from .decoder import Model
-from .replay import Input, graph_sizes
+from .replay import GraphInput, graph_sizes
 
 
 class _Captured(NamedTuple):
@@ -28,7 +28,7 @@ class ModelRunner:
     output is valid until the next decode of any size.
     """
 
-    def __init__(self, model: Model, config: EngineConfig, proxies: Sequence[Input] = ()) -> None:
+    def __init__(self, model: Model, config: EngineConfig, proxies: Sequence[GraphInput] = ()) -> None:
         """``proxies`` are what a pipeline stage takes from the one before, per token."""
         self._model = model
         self._context_len = config.context_len

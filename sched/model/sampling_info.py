@@ -33,7 +33,7 @@ class SamplingTensors(NamedTuple):
     sampling_seeds: torch.Tensor  # [b] int64
 
 
-class Wants(NamedTuple):
+class SamplingNeeds(NamedTuple):
     """What some row of a batch asks for; ``greedy``: what all of them do."""
 
     greedy: bool
@@ -43,7 +43,7 @@ class Wants(NamedTuple):
     penalties: bool
 
     @classmethod
-    def of(cls, params: Sequence[SamplingParams], grammars: Sequence[GrammarState | None]) -> Wants:
+    def of(cls, params: Sequence[SamplingParams], grammars: Sequence[GrammarState | None]) -> SamplingNeeds:
         drawn = [p for p in params if not p.greedy]
         return cls(
             greedy=not drawn,
@@ -67,7 +67,7 @@ class SamplingInfo:
     penalizer_orchestrator: PenalizerOrchestrator | None
     acc_penalties: AccumulatedPenalties | None = None
     vocab_mask: torch.Tensor | None = None  # [b, ceil(vocab / 32)] int32
-    wants: Wants | None = None  # found when first asked for, void when rows leave or join
+    wants: SamplingNeeds | None = None  # found when first asked for, void when rows leave or join
 
     @classmethod
     def from_requests(
@@ -92,7 +92,7 @@ class SamplingInfo:
         )
 
     @classmethod
-    def of_nobody(cls, config: EngineConfig) -> Self:
+    def empty(cls, config: EngineConfig) -> Self:
         """No rows: nothing is uploaded."""
         rows = torch.empty((0, _WORDS), dtype=torch.int32, device=config.device)
         return cls(config, (), (), (rows,), None)
@@ -119,9 +119,9 @@ class SamplingInfo:
         return self._wants.penalties
 
     @property
-    def _wants(self) -> Wants:
+    def _wants(self) -> SamplingNeeds:
         if self.wants is None:
-            self.wants = Wants.of(self.params, self.grammars)
+            self.wants = SamplingNeeds.of(self.params, self.grammars)
         return self.wants
 
     @property
@@ -207,9 +207,9 @@ class SamplingInfo:
 
 
 def sampling_of(batch: ScheduleBatch) -> SamplingInfo:
-    """A batch's own sampling state; ``ScheduleBatch`` knows it only as rows that are kept and joined."""
+    """The sampling state of a batch with rows."""
     info = batch.sampling_info
-    assert isinstance(info, SamplingInfo)
+    assert isinstance(info, SamplingInfo), "a batch with rows has sampling state"
     return info
 
 

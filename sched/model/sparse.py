@@ -17,7 +17,7 @@ from .config import Indexer, ModelConfig
 from .weights import LayerWeights, Weights
 
 
-class Residence(Protocol):
+class KVLocator(Protocol):
     """Where the KV of the page table's slots lies on the device."""
 
     @property
@@ -32,7 +32,7 @@ class Residence(Protocol):
         by the time the current stream gets there."""
 
 
-class InPageTable:
+class PageTableLocator:
     """All KV in the slots of the page table."""
 
     mapping = None
@@ -63,7 +63,7 @@ class SparseAttention:
         kv: KVPool,
         index: IndexPool,
         req_to_token: torch.Tensor,
-        residence: Residence,
+        residence: KVLocator,
         reuse: float | None,
     ) -> None:
         self._config = config

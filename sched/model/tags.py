@@ -45,7 +45,7 @@ def audit(
     return (gathered(peek(pool.tags), peek(pool.weights), slots) - stored) % _WORD
 
 
-class Places(Protocol):
+class TagResidence(Protocol):
     """Tags of KV that does not lie in the slots of the page table."""
 
     def settle(self, batch: ForwardBatch, fingerprint: torch.Tensor) -> None:
@@ -57,7 +57,7 @@ class TaggedDecoder:
     """``model`` for its launches, tags for its result."""
 
     def __init__(
-        self, model: Model, *, pool: TagPool, req_to_token: torch.Tensor, places: Places | None = None
+        self, model: Model, *, pool: TagPool, req_to_token: torch.Tensor, places: TagResidence | None = None
     ) -> None:
         self._model = model
         self._pool = pool

@@ -13,7 +13,7 @@ from ..batch import ForwardBatch, ModelOutput
 from ..kernels.norm import add_rms_norm, rms_norm
 from ..kernels.rows import embedding, last_tokens
 from ..model.decoder import Decoder
-from .stages import Stage
+from .stage import Stage
 
 
 class StageDecoder:

@@ -13,6 +13,7 @@ import torch
 from ..batch import DraftInput, ScheduleBatch
 from ..config import EngineConfig
 from ..observe import Observer
+from ..streams import Streams
 from .draft_buffers import DraftBuffers
 from .futures import FutureMap
 from .isolation import sampling_isolated
@@ -20,40 +21,6 @@ from .isolation import sampling_isolated
 Step = Callable[[ScheduleBatch], None]
 Context = TypeVarTuple("Context")
 """What a policy takes before the arguments of its question: a RelayContext in a row, nothing once it is bound."""
-
-
-@dataclass(slots=True)
-class Streams:
-    """The schedule stream runs everything but forwards; the forward stream runs forwards and what they hand on.
-    On a device without side streams both are the same."""
-
-    schedule: Any
-    forward: Any
-    copy: Any
-    module: Any  # torch.cuda or its like
-
-    @classmethod
-    def of(cls, config: EngineConfig) -> Streams:
-        module: Any = torch.get_device_module(config.device)
-        if not config.capabilities.side_streams:
-            only = module.current_stream()
-            return cls(only, only, only, module)
-        return cls(module.Stream(), module.Stream(), module.Stream(), module)
-
-    def on(self, stream: Any) -> AbstractContextManager[object]:
-        """Make ``stream`` the current one."""
-        entered: AbstractContextManager[object] = self.module.stream(stream)
-        return entered
-
-    def wait(self, waiting: Any, awaited: Any) -> None:
-        """Whatever ``waiting`` runs from now on comes after all that ``awaited`` has been given so far."""
-        if waiting is not awaited:
-            waiting.wait_stream(awaited)
-
-    def record(self, tensor: torch.Tensor, stream: Any) -> None:
-        """A tensor of the schedule stream is read on ``stream``: its block is not re-issued before that has run."""
-        if stream is not self.schedule:
-            tensor.record_stream(stream)
 
 
 @dataclass(slots=True)

@@ -14,7 +14,8 @@ from ..batch import FutureIndices, ScheduleBatch, StepResult
 from ..config import EngineConfig
 from ..model.upload import Upload
 from ..observe import Observer
-from .context import Context, RelayContext, Step, Streams, bind
+from ..streams import Streams
+from .context import Context, RelayContext, Step, bind
 from .draft_row import DraftRelay, DraftRow
 from .futures import FutureMap
 from .penalties import PenaltyTokens

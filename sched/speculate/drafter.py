@@ -21,7 +21,7 @@ from ..kernels.drafts import draft_places, draft_topk, pick_accepted
 from ..kernels.rows import extend_positions, last_tokens
 from ..kernels.verify import NONE, build_tree
 from ..model.draft import EagleDraft
-from ..model.replay import GraphedFunction, Input
+from ..model.replay import GraphedFunction, GraphInput
 
 
 class Tree(NamedTuple):
@@ -61,21 +61,22 @@ class Drafter:
     """``pages`` is the page table that forwards read."""
 
     def __init__(
-        self, draft: EagleDraft, config: EngineConfig, *, pages: torch.Tensor, hidden: Input
+        self, draft: EagleDraft, config: EngineConfig, *, pages: torch.Tensor, hidden: GraphInput
     ) -> None:
         assert config.speculative is not None
         self._spec: SpeculativeConfig = config.speculative
         self._draft = draft
         self._pages = pages
         d, longest = self._spec.draft_tokens, pages.shape[1]
-        one = Input((), torch.int64)
+        one = GraphInput((), torch.int64)
         self._chain = GraphedFunction(
-            self._run_chain, [Input((1,), torch.int64), hidden, one, one], config, longest=longest
+            self._run_chain, [GraphInput((1,), torch.int64), hidden, one, one], config, longest=longest
         )
-        each = Input((d, *hidden.shape), hidden.dtype)
+        length = GraphInput((), torch.int32)
+        each = GraphInput((d, *hidden.shape), hidden.dtype)
         self._extend_chain = GraphedFunction(
             self._run_extend_chain,
-            [Input((d,), torch.int64), each, one, one, one, Input((), torch.int32), Input((), torch.int32)],
+            [GraphInput((d,), torch.int64), each, one, one, one, length, length],
             config,
             longest=longest,
         )

@@ -12,7 +12,7 @@ from ..config import EngineConfig
 from ..kernels.history import path_tokens
 from ..kernels.verify import tree_paths
 from ..model.decoder import Model
-from ..model.replay import GraphedFunction, Input, graph_sizes
+from ..model.replay import GraphedFunction, GraphInput, graph_sizes
 from .drafter import ChainPlaces, Tree, chain_batch
 from .grammar import draft_mask
 
@@ -52,9 +52,9 @@ class Verifier:
         d = self._spec.draft_tokens
         most = max(config.max_running_requests, *graph_sizes(config))  # a graph may be padded beyond
         self._lens = torch.full((most,), d, dtype=torch.int32, device=config.device)
-        one = Input((), torch.int64)
+        one = GraphInput((), torch.int64)
         self._chain = GraphedFunction(
-            self._run_chain, [Input((d,), torch.int64), one, one], config, longest=pages.shape[1]
+            self._run_chain, [GraphInput((d,), torch.int64), one, one], config, longest=pages.shape[1]
         )
 
     def forward(

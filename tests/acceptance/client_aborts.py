@@ -13,13 +13,13 @@ from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Result
 from schedbench.profiles.run.observer_group import ObserverGroup
 from schedbench.sched.loop.scheduler import Scheduler
-from schedbench.sched.observe import Observer, Silence
+from schedbench.sched.observe import Observer
 from schedbench.sched.request import Request
 
 GONE = "the client is gone"
 
 
-class Leaving(Silence):
+class Leaving(Observer):
     """The last request of those that are there is aborted, once: the first time that the loop comes to the range ``at``
     and one is."""
 

@@ -8,7 +8,6 @@ import pytest
 
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.sched.disagg.inbox import Inbox
-from schedbench.sched.loop.decoding import DecodeWorker
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.request import Request
 from tests.acceptance.client_aborts import Leaving, left, only_one_is_gone
@@ -21,7 +20,7 @@ PHASES: dict[str, Callable[[Scheduler, Inbox], Sequence[Request]]] = {
     "queued": lambda _, inbox: inbox._queued,
     "transferring": lambda _, inbox: [receiver.req for receiver in inbox._receivers.values()],
     "ready": lambda _, inbox: [entry.req for entry in inbox._ready],
-    "parked": lambda _, inbox: [entry.req for entry in inbox._parked],
+    "offloaded": lambda _, inbox: [entry.req for entry in inbox._offloaded],
     "running": lambda scheduler, _: scheduler.running_batch.reqs,
 }
 
@@ -34,7 +33,7 @@ def test_in_every_phase_it_ends_once_and_the_others_go_on(phase: str) -> None:
         inbox = scheduler.engine.inbox
         if inbox is None:
             return None
-        return Leaving("barrier", lambda: PHASES[phase](scheduler, inbox), DecodeWorker(scheduler).abort)
+        return Leaving("barrier", lambda: PHASES[phase](scheduler, inbox), scheduler.abort)
 
     question = resolved("mixed", *FEW, *TIGHT)
     whole = execute(question, question.relays[0], Options(device="vgpu", save_tokens=True)).result

@@ -11,7 +11,7 @@ import pytest
 from schedbench.profiles.platform.machine import Machine
 from schedbench.profiles.record.result import RequestRow, Result
 from schedbench.sched.loop.scheduler import Scheduler
-from schedbench.sched.observe import Observer, Silence
+from schedbench.sched.observe import Observer
 from schedbench.sched.request import Request, Status
 from tests.acceptance.runs import SMALL, digest_observed, resolved, result_of, statuses
 
@@ -61,7 +61,7 @@ class TestTooLong:
             assert refused_or_not.token_ids == (row.token_ids if refused_or_not.status == "finished" else ())
 
 
-class Diary(Silence):
+class Diary(Observer):
     """How often each request ended, and as what."""
 
     def __init__(self) -> None:

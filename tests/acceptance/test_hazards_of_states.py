@@ -20,10 +20,10 @@ from schedbench.profiles.run.declared_hazards import SIGNS, sorted_out
 from schedbench.profiles.vgpu import open_vgpu
 from schedbench.sched.batch import ForwardMode, ScheduleBatch
 from schedbench.sched.config import Capabilities, EngineConfig
-from schedbench.sched.observe import Silence
+from schedbench.sched.observe import Observer
 from schedbench.sched.relay import lengths, ordering, tokens
 from schedbench.sched.relay.choice import RelayChoice, choose, switches
-from schedbench.sched.relay.context import RelayContext, Streams
+from schedbench.sched.relay.context import RelayContext
 from schedbench.sched.relay.known import (
     DEAD_PUBLISH,
     PAGE_TABLE_REWRITE,
@@ -33,6 +33,7 @@ from schedbench.sched.relay.known import (
 )
 from schedbench.sched.relay.row import Relay, Step
 from schedbench.sched.relay.states import states
+from schedbench.sched.streams import Streams
 from tests.acceptance.runs import SMALL, resolved
 from tests.conftest import RunCommand
 
@@ -247,7 +248,7 @@ def mixed_step(resolve: Resolve) -> Hazards:
         with streams.on(streams.schedule):
             table = torch.zeros((9, 16), dtype=torch.int32, device=gpu.device)
             row = choose("pr25945", {}).row(overlap=True)
-            relay = Relay.of(row, config, streams=streams, observer=Silence(), req_to_token=table)
+            relay = Relay.of(row, config, streams=streams, observer=Observer(), req_to_token=table)
             batch = ScheduleBatch(reqs=[], forward_mode=ForwardMode.MIXED)
             batch.prefill_input_ids_cpu = torch.tensor([5, 6, 7], pin_memory=True)
             batch.mix_running_indices = torch.tensor([1, 2]).to(gpu.device)

@@ -6,14 +6,14 @@ import gc
 import tracemalloc
 from contextlib import nullcontext
 
-from schedbench.sched.observe import Silence, StepInfo
+from schedbench.sched.observe import Observer, StepInfo
 from tests.acceptance.runs import prepared_run, resolved
 
 STEPS = 600
 EVERY = 50
 
 
-class MemoryLog(Silence):
+class MemoryLog(Observer):
     """Bytes of Python's objects, every few steps."""
 
     def __init__(self) -> None:

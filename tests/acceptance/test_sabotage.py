@@ -10,7 +10,7 @@ import torch
 
 from schedbench.profiles.platform.machine import Machine
 from schedbench.sched.loop.scheduler import Scheduler
-from schedbench.sched.observe import Observer, Silence
+from schedbench.sched.observe import Observer
 from schedbench.sched.request import Request
 from tests.acceptance.runs import SMALL, digest, digest_observed, resolved
 
@@ -21,7 +21,7 @@ Damage = Callable[[Machine, Scheduler], AbstractContextManager[None]]
 """What is done to the device's memory around one range of one step."""
 
 
-class Saboteur(Silence):
+class Saboteur(Observer):
     """Does its damage once: around the range ``name`` of the ``nth`` decode of at least two requests."""
 
     def __init__(self, machine: Machine, scheduler: Scheduler, damage: Damage, name: str, nth: int) -> None:

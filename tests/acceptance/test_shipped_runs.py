@@ -10,7 +10,7 @@ import pytest
 
 from schedbench.profiles.record.result import RequestRow, Result
 from schedbench.scenarios import shipped
-from schedbench.sched.observe import Silence, StepInfo
+from schedbench.sched.observe import Observer, StepInfo
 from tests.acceptance.runs import digest_observed, digest_of, resolved, result_of, statuses, value
 
 # What needs a file of somebody's is run elsewhere, on a file that the test writes.
@@ -133,7 +133,7 @@ class TestSpeculationWithGrammar:
         return counts.before_a_verify
 
 
-class Launches(Silence):
+class Launches(Observer):
     def __init__(self) -> None:
         self.before_a_verify: set[int] = set()
         self._unsettled = 0

@@ -9,7 +9,7 @@ import pytest
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Abstained, Result
 from schedbench.scenarios.problems import ScenarioError
-from schedbench.sched.observe import Silence
+from schedbench.sched.observe import Observer
 from schedbench.sched.request import Request
 from tests.acceptance.runs import prepared_run, resolved, result_of, statuses, value
 
@@ -29,7 +29,7 @@ def lots(mode: str, *overrides: str, mean: float = 2.5, more: str = "") -> tuple
     return (*SMALL, *WORKERS[mode], speculative, *overrides)
 
 
-class Lengths(Silence):
+class Lengths(Observer):
     """What each request got from each of its verifies, in order."""
 
     def __init__(self) -> None:

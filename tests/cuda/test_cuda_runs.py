@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from schedbench.profiles.record.result import Outputs, SitePart
-from schedbench.sched.observe import Clock, Observer, Silence, StepInfo
+from schedbench.sched.observe import Clock, Observer, StepInfo
 
 pytestmark = pytest.mark.cuda
 
@@ -82,7 +82,7 @@ def test_the_timed_pass_measured_something(overlapped):
     assert not overlapped.labels.emulated
 
 
-class Strict(Silence):
+class Strict(Observer):
     """Torch raises at a blocking call once decodes alone are left. The result's event is no such call."""
 
     def launched(self, info: StepInfo) -> None:

@@ -22,7 +22,7 @@ from schedbench.profiles.run.machines import open_machine
 from schedbench.profiles.run.runner import GatedSink, PreparedRun
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.memory.invariants import check, statistics
-from schedbench.sched.observe import Silence, StepInfo
+from schedbench.sched.observe import Observer, StepInfo
 from schedbench.sched.request import Request
 
 # Prefixes are shared, evicted and cut; prompts are chunked and mixed in; requests are retracted and aborted.
@@ -42,7 +42,7 @@ BUSY = (
 READINGS = 20
 
 
-class Vitals(Silence):
+class Vitals(Observer):
     """Looks around after every so many requests."""
 
     def __init__(self, total: int) -> None:

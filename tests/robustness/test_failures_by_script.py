@@ -10,7 +10,7 @@ import pytest
 
 from schedbench.profiles.record.result import Abstained
 from schedbench.scenarios.failures import TRANSFER, rank_names, role_of, tags
-from schedbench.sched.disagg.place import RankLayout
+from schedbench.sched.disagg.layout import RankLayout
 from tests.acceptance.runs import resolved, statuses
 from tests.robustness.fault_runs import FEW, WORLDS, Death, broken, deaths, unbroken, whole
 

@@ -11,7 +11,7 @@ import torch
 
 from .... import sched
 from ....sched.config import Capabilities
-from ....sched.observe import Silence, StepInfo
+from ....sched.observe import Observer, StepInfo
 from ...platform.machine import Machine, MachineError
 from ...platform.resolve import Resolved
 from ...record.result import HardwarePart, Labels
@@ -25,7 +25,7 @@ VOID: Final = (
 )
 
 
-class StepRecorder(Silence):
+class StepRecorder(Observer):
     """Records the steps and the names of streams, which is all that such a run measures."""
 
     def __init__(self, hazards: HazardWatch) -> None:

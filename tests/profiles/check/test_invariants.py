@@ -12,7 +12,7 @@ from schedbench.profiles.check.violations import Violation, Violations
 from schedbench.profiles.platform.machine import Machine
 from schedbench.profiles.ranks.execute import Options, RunOutcome, execute
 from schedbench.sched.loop.scheduler import Scheduler
-from schedbench.sched.observe import Observer, Silence
+from schedbench.sched.observe import Observer
 from schedbench.sched.relay.states import states
 from schedbench.sched.request import Request
 from tests.acceptance.runs import resolved
@@ -80,7 +80,7 @@ class Damaging(Invariants):
         raise NotImplementedError
 
 
-class _Damaging(Silence):
+class _Damaging(Observer):
     def __init__(self, guard: Damaging, listener: Observer, scheduler: Scheduler, machine: Machine) -> None:
         self._guard = guard
         self._scheduler = scheduler
@@ -161,7 +161,7 @@ def test_a_row_that_nobody_gives_back_is_told() -> None:
     )
 
 
-class Ended(Silence):
+class Ended(Observer):
     """Hears one ending twice."""
 
     def __init__(self, listener: Observer) -> None:

@@ -10,7 +10,7 @@ import torch
 from schedbench.profiles.lab import overhead
 from schedbench.profiles.platform.resolve import resolve
 from schedbench.scenarios.loader import load
-from schedbench.sched.observe import Silence
+from schedbench.sched.observe import Observer
 from tests.profiles.cuda.cpu_machine import cpu_bench
 
 SMALL = [
@@ -28,7 +28,7 @@ def bench():
         yield bench
 
 
-class Heard(Silence):
+class Heard(Observer):
     """Whether torch's calls were torch's own meanwhile."""
 
     def __init__(self):
@@ -112,7 +112,7 @@ def test_ranges_that_no_tool_takes_cost_nothing_and_are_not_measured(tmp_path, m
     assert asked(tmp_path, "timed", "nvtx") == {"sides": ["timed", "nvtx"], "abstained": overhead.NO_TOOL}
     pushed = []
 
-    class Ranges(Silence):
+    class Ranges(Observer):
         def settled(self, info):
             pushed.append(info.step)
 

@@ -15,20 +15,20 @@ class Buffers:
         self.lookups = torch.tensor([100, 40])
 
 
-def as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+def unchanged(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
 def test_what_was_before_does_not_count() -> None:
     buffers = Buffers()
-    count = LookupCount(buffers, as_it_is)
+    count = LookupCount(buffers, unchanged)
     buffers.lookups += torch.tensor([20, 5])
     assert count.found() == Lookups(20, 5)
     assert count.found().hit_ratio == 0.75
 
 
 def test_nobody_who_was_asked_hit_nothing() -> None:
-    assert LookupCount(Buffers(), as_it_is).found().hit_ratio is None
+    assert LookupCount(Buffers(), unchanged).found().hit_ratio is None
 
 
 def test_metrics_are_there_only_with_hot_buffers() -> None:
@@ -39,7 +39,7 @@ def test_metrics_are_there_only_with_hot_buffers() -> None:
     plain = RunCollector(LogicalClock()).finish(Names(), exact=True).metrics
     assert not any(name.startswith("hisparse") for name in plain)
     buffers = Buffers()
-    answers = RunCollector(LogicalClock(), Swaps(LookupCount(buffers, as_it_is), token_bytes=8))
+    answers = RunCollector(LogicalClock(), Swaps(LookupCount(buffers, unchanged), token_bytes=8))
     buffers.lookups += torch.tensor([4, 1])
     answers.counts.steps["decode"] = 2
     found = answers.finish(Names(), exact=True).metrics
@@ -53,6 +53,6 @@ def test_without_a_long_request_they_abstain() -> None:
         sites = ()
         streams: dict[int, str] = {}  # noqa: RUF012
 
-    answers = RunCollector(LogicalClock(), Swaps(LookupCount(Buffers(), as_it_is), token_bytes=8))
+    answers = RunCollector(LogicalClock(), Swaps(LookupCount(Buffers(), unchanged), token_bytes=8))
     found = answers.finish(Names(), exact=True).metrics["hisparse_hit_ratio"]
     assert found == Abstained(abstained="no decoding request was longer than its hot buffer")

@@ -21,7 +21,7 @@ from schedbench.profiles.measure.throughput import (
     throughput,
 )
 from schedbench.sched.config import SamplingParams
-from schedbench.sched.observe import LogicalClock, Silence, StepInfo
+from schedbench.sched.observe import LogicalClock, Observer, StepInfo
 from schedbench.sched.request import Request, Status
 
 S = 1_000_000_000
@@ -166,7 +166,7 @@ def test_step_periods_without_sleep(clock):
 
 
 def test_sleep_is_announced_as_a_range(clock):
-    class Ears(Silence):
+    class Ears(Observer):
         def __init__(self):
             self.heard = []
 

@@ -23,7 +23,7 @@ from schedbench.profiles.run.machines import open_machine
 from schedbench.profiles.run.passes import MeasuredRun, measured
 from schedbench.profiles.run.runner import GatedSink, PreparedRun
 from schedbench.sched.loop.scheduler import Scheduler
-from schedbench.sched.observe import Observer, Silence, StepInfo
+from schedbench.sched.observe import Observer, StepInfo
 
 # What all of them look at is made once.
 pytestmark = pytest.mark.xdist_group("measured host")
@@ -37,7 +37,7 @@ STEADY = (
     "workload.output_tokens={dist: fixed, value: 30}",
     "measure.warmup_requests=4",
 )
-SILENCE = Silence()
+SILENCE = Observer()
 TINY = ("model={preset: tiny-llama, dtype: float32}",)
 ADDED, TOOL = 3_000_000, 5_000_000  # ns per step, far above the noise of a machine that others use
 HIDDEN = 2_000_000  # half of the large model's forward: a scheduler several times slower than usual hides too
@@ -61,7 +61,7 @@ def linger(scheduler: Scheduler, ns: int = ADDED) -> None:
     scheduler.engine = replace(scheduler.engine, relay=replace(relay, barrier=late_barrier))
 
 
-class BusyListener(Silence):
+class BusyListener(Observer):
     """Part of the tool: takes per step more than the virtual GPU takes."""
 
     def settled(self, info: StepInfo) -> None:  # noqa: ARG002

@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from schedbench.sched.admission.budget import (
-    CLIP_MAX_NEW_TOKENS,
     AdmissionVerdict,
     Limits,
     PrefillBudget,
     future_growth,
 )
-from schedbench.sched.config import SamplingParams
+from schedbench.sched.config import CLIP_MAX_NEW_TOKENS, SamplingParams
 from schedbench.sched.request import Request
 
 

@@ -6,9 +6,9 @@ from array import array
 from collections.abc import Sequence
 
 from schedbench.sched.config import SamplingParams
-from schedbench.sched.data_parallel.requests import Dealt
-from schedbench.sched.data_parallel.rounds import End, Round, Word
 from schedbench.sched.data_parallel.share import RankShare
+from schedbench.sched.data_parallel.source import PartitionedSource
+from schedbench.sched.data_parallel.sync import EndedRequest, RankStatus, SyncRound
 from schedbench.sched.request import Request
 
 RANKS = 3
@@ -41,15 +41,15 @@ def request(index: int, at: int) -> Request:
     return Request(f"r{index}", array("q", [1]), SamplingParams(), arrival=at, index=index)
 
 
-def ranks(arrivals: Sequence[int], most: int = 0) -> tuple[list[Clients], list[Dealt]]:
+def ranks(arrivals: Sequence[int], most: int = 0) -> tuple[list[Clients], list[PartitionedSource]]:
     sources = [Clients(arrivals, most) for _ in range(RANKS)]
-    return sources, [Dealt(source, RankShare(rank, RANKS)) for rank, source in enumerate(sources)]
+    return sources, [PartitionedSource(source, RankShare(rank, RANKS)) for rank, source in enumerate(sources)]
 
 
-def met(dealt: Sequence[Dealt]) -> Round:
-    told = Round([Word(next_at=each.upcoming(), ended=each.news()) for each in dealt])
+def met(dealt: Sequence[PartitionedSource]) -> SyncRound:
+    told = SyncRound([RankStatus(next_at=each.local_next_at(), ended=each.take_ended()) for each in dealt])
     for each in dealt:
-        each.hear(told)
+        each.apply(told)
     return told
 
 
@@ -95,13 +95,13 @@ def test_all_rest_until_the_first_request_of_anybody() -> None:
 
 
 def test_a_graph_is_as_large_as_the_largest_rank_and_needs_all() -> None:
-    decodes = [Word(4, graph_rows=4), Word(), Word(7, graph_rows=7)]
-    assert Round(decodes).graph_rows == 7
-    assert Round([*decodes, Word(90, graph_rows=None)]).graph_rows == 0
-    assert Round(decodes).num_tokens == (4, 0, 7)
+    decodes = [RankStatus(4, graph_rows=4), RankStatus(), RankStatus(7, graph_rows=7)]
+    assert SyncRound(decodes).graph_rows == 7
+    assert SyncRound([*decodes, RankStatus(90, graph_rows=None)]).graph_rows == 0
+    assert SyncRound(decodes).num_tokens == (4, 0, 7)
 
 
 def test_who_looks_again_and_who_has_news_keeps_all_awake() -> None:
-    assert Round([Word(), Word(busy=True)]).goes_on
-    assert Round([Word(), Word(ended=(End("r0", 0, 1),))]).goes_on
-    assert not Round([Word(), Word(next_at=3)]).goes_on
+    assert SyncRound([RankStatus(), RankStatus(busy=True)]).goes_on
+    assert SyncRound([RankStatus(), RankStatus(ended=(EndedRequest("r0", 0, 1),))]).goes_on
+    assert not SyncRound([RankStatus(), RankStatus(next_at=3)]).goes_on

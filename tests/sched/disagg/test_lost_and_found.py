@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from schedbench.sched.config import SamplingParams
+from schedbench.sched.disagg.components import DisaggComponents
 from schedbench.sched.disagg.inbox import Inbox, _Receiver
 from schedbench.sched.disagg.kv import PageTableSpan
+from schedbench.sched.disagg.layout import RankLayout
 from schedbench.sched.disagg.messages import HANDSHAKE, KV, Chunk, Failed, Metadata, Preallocated
-from schedbench.sched.disagg.outbox import Outbox, _Leaving, _Sender
-from schedbench.sched.disagg.parts import DisaggComponents
-from schedbench.sched.disagg.place import RankLayout
+from schedbench.sched.disagg.outbox import Outbox, _Sender, _Transferring
 from schedbench.sched.link import Message
-from schedbench.sched.observe import Silence
+from schedbench.sched.observe import Observer
 from schedbench.sched.request import Request
 
 METADATA = Metadata(7, (), 0, None, None)
@@ -57,7 +57,7 @@ class Event:
     def record(self) -> None: ...
 
 
-def parts(wire: Wire, port: Port, rank: int) -> DisaggComponents:
+def components(wire: Wire, port: Port, rank: int) -> DisaggComponents:
     module = SimpleNamespace(Stream=lambda: SimpleNamespace(stream_id=9), Event=Event)
     streams = SimpleNamespace(module=module, on=lambda _: nullcontext())
     place = RankLayout(rank, prefill=2, decode=1)
@@ -71,8 +71,8 @@ def request(index: int) -> Request:
 def expecting(*indices: int) -> tuple[Inbox, Wire, Port]:
     """A decode worker with room for prompts of eight tokens."""
     wire, port = Wire(), Port()
-    elsewhere: Any = SimpleNamespace(parks=True, has_room=lambda _: True, expect=lambda _: None)
-    inbox = Inbox(parts(wire, port, 2), Silence(), arrivals=elsewhere, reserve=0)
+    elsewhere: Any = SimpleNamespace(can_offload=True, has_room=lambda _: True, expect=lambda _: None)
+    inbox = Inbox(components(wire, port, 2), Observer(), tier=elsewhere, reserve=0)
     for index in indices:
         req = request(index)
         req.req_pool_idx = index
@@ -86,7 +86,7 @@ def chunk(start: int, stop: int, name: str = "r0") -> tuple[str, Chunk]:
 
 def landed(inbox: Inbox, wire: Wire, *chunks: tuple[str, Chunk]) -> list[str]:
     wire.heard += chunks
-    inbox.land(0)
+    inbox.receive_kv(0)
     return [entry.req.id for entry in inbox._ready]
 
 
@@ -110,48 +110,48 @@ def test_what_comes_for_nobody_is_written_nowhere() -> None:
 
 
 def reasons(inbox: Inbox) -> dict[str, str]:
-    return {req.id: reason for req, reason in inbox.failed()}
+    return {req.id: reason for req, reason in inbox.take_failed()}
 
 
 def test_requests_of_a_prefill_worker_that_is_gone_fail_with_room_or_without() -> None:
     inbox, wire, _ = expecting(0, 1)
     for index in (2, 3):
-        inbox.expect(request(index))
+        inbox.enqueue(request(index))
     landed(inbox, wire, chunk(0, 8, "r0"))  # all of it had come
-    inbox.bereave({0: "it broke"})
+    inbox.fail_from({0: "it broke"})
     assert reasons(inbox) == {"r2": "prefill 0 is gone: it broke"}
-    inbox.bereave({1: "it broke too"})
+    inbox.fail_from({1: "it broke too"})
     assert reasons(inbox) == {
         "r1": "prefill 1 is gone: it broke too",
         "r3": "prefill 1 is gone: it broke too",
     }
-    assert inbox.wanting == 0 and [req.id for req in inbox.held] == ["r0"]
+    assert inbox.num_waiting == 0 and [req.id for req in inbox.held] == ["r0"]
 
 
 def test_what_does_not_come_is_waited_for_no_longer() -> None:
     inbox, _, _ = expecting(1)
     inbox.expire("nothing came")
     assert reasons(inbox) == {"r1": "not all of its KV came from prefill 1: nothing came"}
-    assert not inbox.awaits
+    assert not inbox.is_receiving
 
 
 def test_a_prompt_that_was_given_up_before_there_was_room_fails() -> None:
     inbox, wire, _ = expecting()
-    inbox.expect(request(4))
+    inbox.enqueue(request(4))
     wire.heard.append((KV, Failed("r4", "why not")))
-    inbox.land(0)
+    inbox.receive_kv(0)
     assert reasons(inbox) == {"r4": "why not"}
 
 
 def sending() -> tuple[Outbox, Wire]:
     """A prefill worker with a request that waits for room, one that is sent, and one all of which is."""
     wire = Wire()
-    outbox = Outbox(parts(wire, Port(), 0), Silence(), overlapped=False)
+    outbox = Outbox(components(wire, Port(), 0), Observer(), overlapped=False)
     for index in (0, 2):
-        outbox.expect(request(index))
+        outbox.enqueue(request(index))
     wire.heard.append((HANDSHAKE, Preallocated("r2", (1,))))
-    outbox.hear()
-    outbox._leaving.append(_Leaving(_Sender(request(4), ()), None))
+    outbox.receive_handshakes()
+    outbox._transferring.append(_Transferring(_Sender(request(4), ()), None))
     return outbox, wire
 
 
@@ -161,24 +161,24 @@ def names(found: Sequence[Request]) -> list[str]:
 
 def test_requests_of_a_decode_worker_that_is_gone_are_nobodys() -> None:
     outbox, _ = sending()
-    assert names(outbox.orphaned({1: "another prefill worker"})) == names(outbox.sent_to({1})) == []
-    assert names(outbox.orphaned({2: "the decode worker"})) == ["r0"] and not outbox.waits
+    assert names(outbox.take_orphaned({1: "another prefill worker"})) == names(outbox.sent_to({1})) == []
+    assert names(outbox.take_orphaned({2: "the decode worker"})) == ["r0"] and not outbox.is_waiting
     assert names(outbox.sent_to({2})) == ["r2"]
 
 
 def test_room_is_waited_for_no_longer_and_the_other_side_hears_of_it() -> None:
     outbox, wire = sending()
     [(req, why)] = outbox.expire("nothing came")
-    assert (req.id, why) == ("r0", "decode 0 gave it no room: nothing came")
-    assert wire.sent == [(2, KV, Failed("r0", why))] and not outbox.waits
+    assert (req.id, why) == ("r0", "decode 0 allocated no pages for it: nothing came")
+    assert wire.sent == [(2, KV, Failed("r0", why))] and not outbox.is_waiting
 
 
 def test_all_that_is_there_is_surrendered() -> None:
     outbox, _ = sending()
-    assert names(outbox.surrender()) == ["r0", "r2", "r4"]
-    assert names(outbox.surrender()) == []
+    assert names(outbox.take_all()) == ["r0", "r2", "r4"]
+    assert names(outbox.take_all()) == []
     inbox, wire, _ = expecting(0, 1)
-    inbox.expect(request(2))
+    inbox.enqueue(request(2))
     landed(inbox, wire, chunk(0, 8, "r1"))
-    assert names(inbox.surrender()) == ["r0", "r1", "r2"]
+    assert names(inbox.take_all()) == ["r0", "r1", "r2"]
     assert inbox.is_empty

@@ -11,9 +11,9 @@ import torch
 
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.disagg.fake import FakeLink
+from schedbench.sched.disagg.layout import RankLayout
 from schedbench.sched.disagg.messages import ENDED, HANDSHAKE, KV, REQUEST, Dropped, Preallocated
-from schedbench.sched.disagg.place import RankLayout
-from schedbench.sched.disagg.requests import Routed, run_router
+from schedbench.sched.disagg.router import RoutedSource, run_router
 from schedbench.sched.link import LinkError, Message
 from schedbench.sched.observe import LogicalClock
 from schedbench.sched.request import Request
@@ -117,14 +117,14 @@ def test_the_router_does_not_wait_for_ever() -> None:
     client = Client(1)
     [failed] = run_router(client, Silent(), LogicalClock(), RankLayout(2, prefill=1, decode=1))
     assert (failed.status.value, client.ends) == ("failed", ["r0"])
-    assert failed.reason == "decode 0 never said that it ended: nothing comes, 6 times"
+    assert failed.reason == "decode 0 did not report its end: nothing comes, 6 times"
 
 
 @pytest.mark.parametrize(("rank", "most"), [(0, 1), (1, 9)])
 def test_a_prefill_workers_part_is_one_token(rank: int, most: int) -> None:
     wire = Wire()
     wire.heard = [(REQUEST, request(0)), (REQUEST, None)]
-    source = Routed(wire, RankLayout(rank, prefill=1, decode=1))
+    source = RoutedSource(wire, RankLayout(rank, prefill=1, decode=1))
     [found] = source.due(0)
     assert found.sampling.max_new_tokens == most
     source.ended(found, 0)

@@ -12,7 +12,7 @@ import torch
 
 from schedbench.sched.batch import ForwardBatch, ModelOutput
 from schedbench.sched.config import Capabilities, EngineConfig, SamplingParams
-from schedbench.sched.hisparse.tier import DeviceTier
+from schedbench.sched.hisparse.tier import KVTier
 from schedbench.sched.loop.engine import Engine, Runner
 from schedbench.sched.loop.overlapped import run_overlapped
 from schedbench.sched.loop.scheduler import Scheduler
@@ -27,12 +27,12 @@ from schedbench.sched.model.grammar import GrammarCache
 from schedbench.sched.model.presets import PRESETS
 from schedbench.sched.model.sampler import Sampler
 from schedbench.sched.model.weights import seeded_weights
-from schedbench.sched.observe import Observer, Silence, StepInfo
+from schedbench.sched.observe import Observer, StepInfo
 from schedbench.sched.relay.choice import choose
-from schedbench.sched.relay.context import Streams
 from schedbench.sched.relay.futures import UNSTASHED, FutureMap, FutureRing
 from schedbench.sched.relay.row import Relay
 from schedbench.sched.request import Request
+from schedbench.sched.streams import Streams
 
 CPU = torch.device("cpu")
 PLAIN = Capabilities(pinned_memory=False, side_streams=False, events=True, graphs=False)
@@ -151,7 +151,7 @@ class Room:
     config: EngineConfig
     state: str = "latest"
     switches: Mapping[str, str] = field(default_factory=dict)
-    observer: Observer = field(default_factory=Silence)
+    observer: Observer = field(default_factory=Observer)
     model: str = "tiny-llama"
     recall: bool = False
     watch: Callable[[Scheduler], None] = look_away
@@ -191,7 +191,7 @@ class Room:
             slots=slots,
             allocator=allocator,
             cache=(RadixCache if config.radix_cache else ChunkCache)(slots, allocator),
-            tier=DeviceTier(allocator),
+            tier=KVTier(allocator),
             runner=self._runner(relay.context.pages),
             sampler=Sampler(),
             grammars=GrammarCache(config.vocab_size, config.eos_token_ids),
@@ -278,7 +278,7 @@ def requests(
     return made
 
 
-class Memoirs(Silence):
+class Memoirs(Observer):
     """What happened in a run: its steps, and how often KV was taken back."""
 
     def __init__(self) -> None:

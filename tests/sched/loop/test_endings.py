@@ -8,7 +8,7 @@ import pytest
 
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.loop.scheduler import Scheduler
-from schedbench.sched.observe import Silence
+from schedbench.sched.observe import Observer
 from schedbench.sched.request import Request, Status
 from tests.sched.loop.cpu_engine import EOS, Room, config, recalled_answer, request
 
@@ -77,7 +77,7 @@ def test_a_grammar_ends_its_request(overlap: bool) -> None:
     assert bytes(list(spelled.output_ids[:-1])) in (b"no", b"perhaps")
 
 
-class Abortion(Silence):
+class Abortion(Observer):
     """Aborts when a request has ``after`` tokens, from where a client's script does: as tokens become known."""
 
     def __init__(self, after: int, victim: Request) -> None:
@@ -167,7 +167,7 @@ def test_an_abort_before_retraction_ends_with_it() -> None:
     tight = config(kv_tokens=120, schedule_conservativeness=0.02)
     seen: dict[str, int] = {}
 
-    class Ended(Silence):
+    class Ended(Observer):
         def retracted(self, request: Request) -> None:
             if not seen:
                 seen[request.id] = len(request.output_ids)

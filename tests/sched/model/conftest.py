@@ -14,7 +14,7 @@ from schedbench.sched.memory.index import IndexPool
 from schedbench.sched.memory.kv import KVPool
 from schedbench.sched.model.config import ModelConfig
 from schedbench.sched.model.decoder import Decoder, Model
-from schedbench.sched.model.sparse import InPageTable, SparseAttention
+from schedbench.sched.model.sparse import PageTableLocator, SparseAttention
 from schedbench.sched.model.weights import Weights
 
 CPU = torch.device("cpu")
@@ -137,7 +137,7 @@ def sparse_attention(
         dtype=config.dtype,
         device=CPU,
     )
-    residence = InPageTable(req_to_token)
+    residence = PageTableLocator(req_to_token)
     return SparseAttention(
         config,
         config.indexer,

@@ -12,10 +12,10 @@ from schedbench.sched.batch import ForwardMode, ScheduleBatch, StepResult
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.model.sampling_info import SamplingInfo
 from schedbench.sched.relay.choice import choose
-from schedbench.sched.relay.context import Streams
 from schedbench.sched.relay.futures import UNSTASHED, FutureMap
 from schedbench.sched.relay.row import Relay
 from schedbench.sched.request import Request
+from schedbench.sched.streams import Streams
 from tests.sched.loop.cpu_engine import CPU, Memoirs, config, request
 
 

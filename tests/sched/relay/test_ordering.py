@@ -14,8 +14,8 @@ from schedbench.sched.batch import ScheduleBatch
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.model.sampling_info import SamplingInfo
 from schedbench.sched.relay.choice import choose
-from schedbench.sched.relay.context import Streams
 from schedbench.sched.relay.row import Relay
+from schedbench.sched.streams import Streams
 from tests.sched.loop.cpu_engine import PLAIN, Memoirs, config, request
 from tests.sched.relay.test_bridge import batch
 

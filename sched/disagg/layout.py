@@ -1,8 +1,8 @@
-"""Who does what behind a router, and who works for which request."""
+"""The roles of the ranks behind a router, and the assignment of requests to workers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -11,8 +11,8 @@ Role = Literal["replica", "prefill", "decode", "router"]
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """Ranks: ``replicas`` that each do all, or the ``prefill`` workers and then the ``decode`` workers; the router,
-    which has no device to work on, comes last."""
+    """The ranks are ``replicas`` complete engines, or the ``prefill`` workers followed by the ``decode`` workers. The
+    router, which has no device, is the last rank."""
 
     rank: int
     prefill: int = 0
@@ -35,29 +35,33 @@ class RankLayout:
     def name_of(self, rank: int) -> str:
         return replace(self, rank=rank).name
 
+    def gone_reason(self, rank: int, gone: Mapping[int, str]) -> str:
+        """Why nothing comes from ``rank`` any more; ``gone`` holds the cause of each rank's loss."""
+        return f"{self.name_of(rank)} is gone: {gone[rank]}"
+
     @property
     def router(self) -> int:
         return self.replicas + self.prefill + self.decode
 
     @property
     def ends(self) -> bool:
-        """Whether requests end for their clients with what this rank does."""
+        """Whether a request ends for its client when it ends on this rank."""
         return self.role in ("replica", "decode")
 
     def workers_of(self, index: int) -> Sequence[int]:
-        """The ranks that work for the workload's request number ``index``."""
+        """The ranks that work on request number ``index`` of the workload."""
         if self.replicas:
             return (index % self.replicas,)
         return self.prefill_of(index), self.decode_of(index)
 
     def ends_at(self, index: int) -> int:
-        """Of these, the one that it ends at for its client."""
+        """The rank on which request number ``index`` ends for its client."""
         return self.workers_of(index)[-1]
 
     def prefill_of(self, index: int) -> int:
-        """The rank that computes the prompt of the workload's request number ``index``: all in turn."""
+        """The rank that computes the prompt of request number ``index``, in turn."""
         return index % self.prefill
 
     def decode_of(self, index: int) -> int:
-        """The rank that decodes it: all in turn, so that in the end every pair has met."""
+        """The rank that decodes request number ``index``, in turn such that all pairs of workers occur."""
         return self.prefill + index // self.prefill % self.decode

@@ -11,7 +11,7 @@ from .pools import HotBuffers
 from .transfer import HostTransfer
 
 
-class HotResidence:
+class HotBufferLocator:
     """Prompts lie whole on the device; a decode's chosen tokens are in the request's hot buffer, or are fetched there.
 
     Every layer has chosen other tokens, so every layer has its own buffer contents in the same slots of its own cache.

@@ -1,29 +1,24 @@
-"""How every stage comes to hear of the same requests at the same turn: the first one tells the next, and so on."""
+"""Request sources that give every stage of a pipeline the same requests in the same turn.
+
+The first stage sends the arrivals of each turn to the second stage, which forwards them to the third, and so on.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from ..link import Link, LinkError
 from ..request import Request
-from .stages import Stage
+from ..source import RequestSource
+from .stage import Stage
 
 REQUESTS = "requests"
 
 
-class RequestSource(Protocol):
-    def due(self, now: int) -> Sequence[Request]: ...
+class FirstStageSource:
+    """The first stage's source: sends every arrival along the pipeline."""
 
-    def next_at(self) -> int | None: ...
-
-    def ended(self, request: Request, now: int) -> None: ...
-
-
-class Leading:
-    """The first stage's: what it hands out goes along the pipeline too."""
-
-    over = False  # that is for the others to hear
+    over = False  # only the other stages wait for the end of the run
 
     def __init__(self, source: RequestSource, link: Link, stage: Stage) -> None:
         self._source = source
@@ -33,7 +28,7 @@ class Leading:
 
     def due(self, now: int) -> Sequence[Request]:
         arrived = self._source.due(now)
-        self._tell(list(arrived))
+        self._send(list(arrived))
         return arrived
 
     def next_at(self) -> int | None:
@@ -43,25 +38,26 @@ class Leading:
         self._source.ended(request, now)
 
     def close(self) -> None:
-        """No more turns: let the others stop."""
-        self._tell(None)
+        """Announce that no turn follows, so that the other stages stop."""
+        self._send(None)
 
-    def _tell(self, arrived: list[Request] | None) -> None:
+    def _send(self, arrived: list[Request] | None) -> None:
         self._link.send(self._stage.following, REQUESTS, (self._turn, arrived))
         self._turn += 1
 
 
-class Following:
-    """Every other stage's: waits for what the one before hands on, turn by turn."""
+class ForwardedSource:
+    """The source of every later stage: receives the requests of each turn from the preceding stage."""
 
     def __init__(self, link: Link, stage: Stage) -> None:
-        self.over = False  # there will be no more turns
+        self.over = False  # no turn follows
         self._link = link
         self._stage = stage
         self._turn = 0
 
     def due(self, now: int) -> Sequence[Request]:  # noqa: ARG002
-        """Raises LinkError, too when a turn is missing: the stages would plan different batches."""
+        """The requests of this turn. Raises LinkError, also if a turn is missing: the stages would plan different
+        batches."""
         turn, arrived = self._link.receive(self._stage.preceding, REQUESTS).value
         if turn != self._turn:
             raise LinkError(
@@ -75,11 +71,11 @@ class Following:
         return arrived or ()
 
     def next_at(self) -> int | None:
-        """Never: the next turn says."""
+        """None: the preceding stage decides when the next turn begins."""
         return None
 
     def ended(self, request: Request, now: int) -> None:
-        """The first stage's business."""
+        """Does nothing: the first stage reports endings."""
 
     def close(self) -> None:
-        """The first stage's business."""
+        """Does nothing: the first stage ends the run."""

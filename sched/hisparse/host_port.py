@@ -11,7 +11,7 @@ from .pools import HotBuffers
 from .transfer import HostTransfer
 
 
-class HostPort:
+class HostKVPort:
     """A ``Port`` into which KV only comes. ``beside`` takes what goes with it; ``tag`` is there with values none: it is
     told which host slots [n] int64 are whose logical slots [n] int64."""
 
@@ -33,6 +33,6 @@ class HostPort:
     def scatter(self, span: PageTableSpan, values: Sequence[torch.Tensor]) -> None:
         host_slots = self._buffers.host_slots[span.row, span.start : span.start + span.slots.shape[0]]
         self._transfer.land(values[0], host_slots)
-        self._beside.scatter_beside(span, values[1:])
+        self._beside.scatter_rest(span, values[1:])
         if self._tag is not None:
             self._tag(host_slots, span.slots)

@@ -1,0 +1,75 @@
+"""What data-parallel ranks exchange before each step (upstream ``prepare_mlp_sync_batch``), host to host.
+
+A round holds the status of every rank and is the same on all ranks, so all ranks decide alike from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..link import Link
+from .share import RankShare
+
+ROUND = "round"
+
+
+class EndedRequest(NamedTuple):
+    """``place`` is the request's position in the workload, ``at`` the instant at which it ended, ns."""
+
+    id: str
+    place: int
+    at: int
+
+
+class RankStatus(NamedTuple):
+    """The state of one rank. A ``busy`` rank starts the next round at once, even if no rank has tokens; ``next_at`` is
+    the arrival of its next request as far as it is known, ns."""
+
+    num_tokens: int = 0  # of the step that the rank has planned
+    graph_rows: int | None = 0  # rows of a graph that the step needs; None if it cannot run as a graph
+    busy: bool = False
+    next_at: int | None = None
+    ended: tuple[EndedRequest, ...] = ()  # since the last round
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRound:
+    statuses: Sequence[RankStatus]  # by rank
+
+    @property
+    def num_tokens(self) -> tuple[int, ...]:
+        """Of each rank's step; all zeros if no rank has one."""
+        return tuple(status.num_tokens for status in self.statuses)
+
+    @property
+    def graph_rows(self) -> int:
+        """Rows of the graph that all ranks replay together; 0 if the step of one of them cannot run as a graph."""
+        rows = [status.graph_rows for status in self.statuses]
+        return 0 if None in rows else max(count for count in rows if count is not None)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the next round follows at once, although no rank has a step."""
+        return any(status.busy or status.ended for status in self.statuses)
+
+    @property
+    def next_at(self) -> int | None:
+        """When the next request arrives on any rank, ns."""
+        return min((status.next_at for status in self.statuses if status.next_at is not None), default=None)
+
+    @property
+    def ended(self) -> Sequence[EndedRequest]:
+        """Requests that ended since the last round, in an order that is the same on every rank."""
+        ends = [end for status in self.statuses for end in status.ended]
+        return sorted(ends, key=lambda end: (end.at, end.place))
+
+
+def exchange(link: Link, share: RankShare, status: RankStatus) -> SyncRound:
+    """Send ``status`` to all other ranks and receive theirs. Raises LinkError."""
+    for rank in share.others:
+        link.send(rank, ROUND, status)
+    return SyncRound(
+        [status if rank == share.rank else link.receive(rank, ROUND).value for rank in range(share.ranks)]
+    )
