@@ -72,7 +72,7 @@ def _with_torch(question: Resolved, output_dir: Path, device: Device) -> RunOutc
     kept = output_dir / "capture.json.gz"
     options = Options(device="cuda", command=command_line(), keep_trace=kept)
     with TimelineRecording(output_dir / FILE) as recording:
-        outcome = execute(question, question.relays[0], options, instrument=recording)
+        outcome = execute(question, question.relays[0], options, extra_sink=recording)
     typer.echo(f"{kept}: the counting pass, for ui.perfetto.dev", err=True)
     return outcome
 

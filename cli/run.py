@@ -118,7 +118,7 @@ def _execute(question: Resolved, options: Options, output_dir: Path | None) -> R
 
     from ..profiles.ranks.execute import execute
 
-    return execute(question, question.relays[0], replace(options, record=output_dir), watch=_watch)
+    return execute(question, question.relays[0], replace(options, record=output_dir), observe=_watch)
 
 
 def _climb(question: Resolved, options: Options, output_dir: Path | None, form: Format) -> int:
@@ -128,7 +128,7 @@ def _climb(question: Resolved, options: Options, output_dir: Path | None, form: 
     from . import ladder_page
     from .page import show
 
-    found = climb(question, options, watch=_watch)
+    found = climb(question, options, observe=_watch)
     document = found.document()
     if output_dir is not None:
         write_whole(output_dir / "ladder.json", found.to_json())

@@ -113,7 +113,7 @@ def _run(
     resolved = resolve(scenario)
     steps = _Steps()
     outcome = execute(
-        resolved, resolved.relays[0], Options(device="vgpu", hazards=False), watch=lambda *_: steps
+        resolved, resolved.relays[0], Options(device="vgpu", hazards=False), observe=lambda *_: steps
     )
     yield BenchFigure(
         f"{name}: steps", steps.count / (steps.last - steps.first), "1/s", steps_aim, lower=False

@@ -155,7 +155,7 @@ def _run(errand: Errand, hardware: HardwareProfile) -> tuple[Collector, int]:
     question, collector = replace(_asked(errand), hardware=hardware), Collector()
     options = Options(device="vgpu")
     result = execute(
-        question, question.relays[0], options, watch=collector.watch, instrument=collector
+        question, question.relays[0], options, observe=collector.watch, extra_sink=collector
     ).result
     if result.run.cancelled:
         raise KeyboardInterrupt

@@ -114,5 +114,5 @@ def run_trial(question: Question, order: TrialRequest) -> Sample:
         yield tokens
 
     options = Options(device=order.device, save_tokens=True, command=order.command)
-    outcome = execute(resolved, resolved.relays[0], options, watch=watch, instrument=prints)
+    outcome = execute(resolved, resolved.relays[0], options, observe=watch, extra_sink=prints)
     return Sample(outcome.result, prints.steps, dict(tokens.steps))

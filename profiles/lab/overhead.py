@@ -42,7 +42,7 @@ def compared(run: PreparedRun, sides: tuple[str, str], pairs: int) -> dict[str, 
     """Run two sides alternately, ``pairs`` blocks of each, after one warm-up of each."""
     for side in sides:
         SIDES[side](run)
-    steps = 0 if run.gate.answers is None else len(run.gate.answers.periods.periods) + 1
+    steps = 0 if run.sink.collector is None else len(run.sink.collector.periods.periods) + 1
     order = [sides[which == "b"] for which in abba(pairs)]
     seconds = [SIDES[side](run) for side in order]
     by_side = {side: [s for name, s in zip(order, seconds, strict=True) if name == side] for side in sides}

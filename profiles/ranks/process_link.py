@@ -1,9 +1,8 @@
 """Links between processes: torch.distributed's point-to-point calls, over gloo.
 
-Per peer one thread receives, since a message of another tag may come first, and one sends, so that Ctrl-C does not
-come between the parts of a message, and so that a peer that hangs holds up nobody else. Whoever waits has a deadline.
-Who has nothing to say says every now and then that it is alive: a peer that is silent for as long as
-torch.distributed's timeout is gone.
+Per peer one thread receives, since a message of another tag may come first, and one thread sends, so that Ctrl-C does
+not interrupt a message, and a peer that hangs delays no other peer. Every wait has a deadline. A rank that has nothing
+to send sends a keep-alive message from time to time: a peer that is silent for torch.distributed's timeout is gone.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ import torch.distributed as dist
 
 from ...sched.link import FOREVER, LinkError, Message
 from ...sched.observe import Clock
-from .carriers import Carrier
-from .ports import Ports
-from .wire import Arrived, Head, hear, packed, shapes, speak, written
+from .staging import TensorStaging
+from .transports import NO_BYTES, TensorTransport
+from .wire import ArrivedMessage, MessageHead, encoded, packed, receive_message, send_message, shapes_of
 
 _BYE: Final = "bye"
 _ALIVE: Final = "alive"
 _ENDED: Final = "it has ended"
 _GIVEN_UP: Final = "it has given up"
-_GRACE: Final = 5.0  # seconds in which others have heard that this process gives up
+_GRACE: Final = 5.0  # seconds in which others receive that this process gives up
 _MEANINGS: Final = MappingProxyType(
     {
         "timed out": "it does not answer",
@@ -40,121 +39,127 @@ _MEANINGS: Final = MappingProxyType(
         "broken pipe": "its connection is closed",
     }
 )
-_GLANCE: Final = 1e-4  # seconds between two looks at tensors that are on their way
+_POLL_S: Final = 1e-4  # seconds between two looks at tensors that are on their way
 
 
 class _Outgoing(NamedTuple):
     head: torch.Tensor
-    along: torch.Tensor
+    inline: torch.Tensor
 
 
 class ProcessLink:
-    """``names``: of the ranks. ``patience``: seconds that one waits for a message, and after which a silent peer is
+    """``names``: of the ranks. ``patience``: seconds that a rank waits for a message, and after which a silent peer is
     gone."""
 
     def __init__(
-        self, names: Sequence[str], ports: Ports, clock: Clock, *, patience: float, carrier: Carrier
+        self,
+        names: Sequence[str],
+        staging: TensorStaging,
+        clock: Clock,
+        *,
+        patience: float,
+        transport: TensorTransport,
     ) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._names = names
-        self._carrier = carrier
-        self._ports = ports
+        self._transport = transport
+        self._staging = staging
         self._clock = clock
         self._patience = patience
         self._peers = [peer for peer in range(self.size) if peer != self.rank]
         self._outgoing: dict[int, SimpleQueue[_Outgoing | None]] = {
             peer: SimpleQueue() for peer in self._peers
         }
-        self._news = threading.Condition()
-        self._arrived: dict[tuple[int, str], deque[Arrived]] = {}
+        self._changed = threading.Condition()
+        self._arrived: dict[tuple[int, str], deque[ArrivedMessage]] = {}
         self._gone: dict[int, str] = {}
         self._threads = [
             threading.Thread(target=work, args=(peer,), daemon=True)
             for peer in self._peers
-            for work in (self._talk, self._listen)
+            for work in (self._send_queued, self._receive_all)
         ]
         for thread in self._threads:
             thread.start()
 
     def send(self, to: int, tag: str, value: Any, tensors: Sequence[torch.Tensor] = ()) -> None:
-        values, stamp = self._ports.out(tensors, f"send {tag}")
-        self._give(to, Head(tag, pickle.dumps(value), shapes(values), stamp, None), values)
+        values, times = self._staging.export(tensors, f"send {tag}")
+        self._queue(to, MessageHead(tag, pickle.dumps(value), shapes_of(values), times), values)
 
-    def _give(self, to: int, head: Head, values: Sequence[torch.Tensor]) -> None:
-        whole = packed(values)
-        told, along = self._carrier.give(to, whole)
-        self._outgoing[to].put(_Outgoing(written(head._replace(told=told)), along))
-        self._carrier.push(to, whole)
+    def _queue(self, to: int, head: MessageHead, values: Sequence[torch.Tensor]) -> None:
+        body = packed(values)
+        ticket, inline = self._transport.offer(to, body)
+        self._outgoing[to].put(_Outgoing(encoded(head._replace(ticket=ticket)), inline))
+        self._transport.push(to, body)
 
     def flush(self, tag: str) -> None:
-        self._ports.flush(f"send {tag}")
+        self._staging.flush(f"send {tag}")
 
     def receive(self, source: int, tag: str) -> Message:
         deadline = time.monotonic() + self._patience
-        with self._news:
+        with self._changed:
             while not self._arrived.get((source, tag)):
-                left = deadline - time.monotonic()
+                remaining = deadline - time.monotonic()
                 if source in self._gone:
-                    raise self._missed(f"'{tag}'", source)
-                if left <= 0:
+                    raise self._peer_gone(f"'{tag}'", source)
+                if remaining <= 0:
                     raise self._waited(f"'{tag}' of {self._names[source]}")
-                self._news.wait(min(left, 1.0))
+                self._changed.wait(min(remaining, 1.0))
             arrived = self._arrived[source, tag].popleft()
-        return self._opened(arrived)
+        return self._placed(arrived)
 
     def all_to_all(self, tag: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         for rank, tensor in enumerate(tensors):
             if rank != self.rank:
-                self._exchange(rank, tag, tensor)
+                self._send_part(rank, tag, tensor)
         self.flush(tag)
         return [
-            tensor if rank == self.rank else self._taken(rank, tag, tensor)
+            tensor if rank == self.rank else self._receive_part(rank, tag, tensor)
             for rank, tensor in enumerate(tensors)
         ]
 
-    def _exchange(self, to: int, tag: str, tensor: torch.Tensor) -> None:
-        """Nothing is sent of nothing. No host learns from it what another one knows."""
-        values, stamp = self._ports.out((tensor,) if tensor.numel() else (), f"send {tag}")
-        stamp = stamp and stamp._replace(host_knows=())
-        self._give(to, Head(tag, pickle.dumps(tensor.shape), shapes(values), stamp, None), values)
+    def _send_part(self, to: int, tag: str, tensor: torch.Tensor) -> None:
+        """An empty tensor is not copied. The part orders devices, not hosts, and has no host's vector clock."""
+        values, times = self._staging.export((tensor,) if tensor.numel() else (), f"send {tag}")
+        times = times and times._replace(host_known=())
+        self._queue(to, MessageHead(tag, pickle.dumps(tensor.shape), shapes_of(values), times), values)
 
-    def _taken(self, source: int, tag: str, like: torch.Tensor) -> torch.Tensor:
+    def _receive_part(self, source: int, tag: str, like: torch.Tensor) -> torch.Tensor:
         message = self.receive(source, tag)
         return message.tensors[0] if message.tensors else like.new_empty(message.value)
 
     def poll(self, tag: str) -> Message | None:
-        with self._news:
+        with self._changed:
             whole = next(self._whole((tag,)), None)
             if whole is None:
                 return None
             arrived = whole.popleft()
-        return self._opened(arrived)
+        return self._placed(arrived)
 
     def wait(self, tags: Sequence[str], until: int | None) -> None:
-        """Instants are of the rank's own clock; where that is a virtual one, sleeping costs no time."""
-        if self._heard(tags, self._patience_until(until)) or until == FOREVER:
+        """``until`` is of the rank's own clock; with a virtual clock, sleeping takes no real time."""
+        if self._can_poll(tags, self._seconds_until(until)) or until == FOREVER:
             return
         if until is None:
             raise self._waited(f"any of {', '.join(tags)}")
         self._clock.sleep_until(until)
 
     def gone(self) -> Mapping[int, str]:
-        """Those that have ended. One that has gone before its time leaves nothing for others to go on with: what each
-        has to tell is put together by the first one. Raises LinkError."""
-        with self._news:
+        """Ranks that have ended. Raises LinkError where one is gone before its end: the first rank needs the reports of
+        all."""
+        with self._changed:
             for peer, why in self._gone.items():
                 if why != _ENDED:
-                    raise self._missed("all others", peer)
+                    raise self._peer_gone("all others", peer)
             return dict(self._gone)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Tell the others that no more will come, and wait until they have all that was sent, and have said the same:
-        a thread that still listened when Python ends would end it with a crash."""
+        """Announce the end, and wait until the others have everything and have announced theirs: Python would crash at
+        its end in a thread that still receives."""
         if kind is None:
-            self._carrier.close()
+            self._transport.close()
         bye = _outgoing(_BYE, _ENDED if kind is None else _GIVEN_UP)
         for queue in self._outgoing.values():
             queue.put(bye)
@@ -163,48 +168,49 @@ class ProcessLink:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _patience_until(self, until: int | None) -> float:
+    def _seconds_until(self, until: int | None) -> float:
         if until is None or until == FOREVER:
             return self._patience
-        return self._ports.seconds(until - self._clock.now())
+        return self._staging.seconds(until - self._clock.now())
 
-    def _heard(self, tags: Sequence[str], patience: float) -> bool:
-        """Whether there is something to poll by then. Raises LinkError where a peer has gone before its time."""
+    def _can_poll(self, tags: Sequence[str], patience: float) -> bool:
+        """Whether there is something to poll within ``patience`` seconds. Raises LinkError where a peer is gone before
+        its end."""
         deadline = time.monotonic() + patience
-        with self._news:
+        with self._changed:
             while next(self._whole(tags), None) is None:
                 for peer, why in self._gone.items():
                     if why != _ENDED:
-                        raise self._missed(f"any of {', '.join(tags)}", peer)
-                left = deadline - time.monotonic()
-                if left <= 0:
+                        raise self._peer_gone(f"any of {', '.join(tags)}", peer)
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
                     return False
-                self._news.wait(min(left, _GLANCE if any(self._awaiting(tags)) else 1.0))
+                self._changed.wait(min(remaining, _POLL_S if any(self._queues(tags)) else 1.0))
         return True
 
-    def _whole(self, tags: Sequence[str]) -> Iterator[deque[Arrived]]:
-        """Messages of those tags, by sender, whose next one has its tensors."""
-        return (waiting for waiting in self._awaiting(tags) if waiting[0].parcel.landed())
+    def _whole(self, tags: Sequence[str]) -> Iterator[deque[ArrivedMessage]]:
+        """The queues of those tags whose first message has its tensors."""
+        return (queue for queue in self._queues(tags) if queue[0].body.arrived())
 
-    def _awaiting(self, tags: Sequence[str]) -> Iterator[deque[Arrived]]:
-        return (waiting for (_, kind), waiting in self._arrived.items() if kind in tags and waiting)
+    def _queues(self, tags: Sequence[str]) -> Iterator[deque[ArrivedMessage]]:
+        return (queue for (_, tag), queue in self._arrived.items() if tag in tags and queue)
 
-    def _missed(self, what: str, peer: int) -> LinkError:
+    def _peer_gone(self, what: str, peer: int) -> LinkError:
         own, other = self._names[self.rank], self._names[peer]
         return LinkError(f"{own} waited for {what}, and {other} is gone: {self._gone[peer]}")
 
     def _waited(self, what: str) -> LinkError:
         return LinkError(f"{self._names[self.rank]} waited {self._patience:g} s for {what}")
 
-    def _talk(self, peer: int) -> None:
-        """Until the link is left; to who is gone nothing is said."""
+    def _send_queued(self, peer: int) -> None:
+        """Send until the link is closed; messages to a peer that is gone are dropped."""
         while (message := self._next(peer)) is not None:
             if peer in self._gone:
                 continue
             try:
-                speak(peer, *message)
+                send_message(peer, *message)
             except RuntimeError as error:
-                self._lost(peer, _said(error))
+                self._mark_gone(peer, _reason(error))
 
     def _next(self, peer: int) -> _Outgoing | None:
         try:
@@ -212,41 +218,40 @@ class ProcessLink:
         except Empty:
             return _outgoing(_ALIVE, None)
 
-    def _listen(self, peer: int) -> None:
+    def _receive_all(self, peer: int) -> None:
         try:
             while True:
-                head, along = hear(peer)
+                head, inline = receive_message(peer)
                 if head.tag == _BYE:
-                    self._lost(peer, pickle.loads(head.value))
+                    self._mark_gone(peer, pickle.loads(head.value))
                     return
                 if head.tag != _ALIVE:
-                    self._put(Arrived(peer, head, self._carrier.take(peer, head.told, along)))
+                    self._put(ArrivedMessage(peer, head, self._transport.take(peer, head.ticket, inline)))
         except RuntimeError as error:
-            self._lost(peer, _said(error))
+            self._mark_gone(peer, _reason(error))
 
-    def _put(self, arrived: Arrived) -> None:
-        with self._news:
+    def _put(self, arrived: ArrivedMessage) -> None:
+        with self._changed:
             self._arrived.setdefault((arrived.source, arrived.head.tag), deque()).append(arrived)
-            self._news.notify_all()
+            self._changed.notify_all()
 
-    def _lost(self, peer: int, why: str) -> None:
-        with self._news:
+    def _mark_gone(self, peer: int, why: str) -> None:
+        with self._changed:
             self._gone.setdefault(peer, why)
-            self._news.notify_all()
+            self._changed.notify_all()
 
-    def _opened(self, arrived: Arrived) -> Message:
-        tensors = self._ports.into(arrived.tensors(), arrived.head.stamp)
+    def _placed(self, arrived: ArrivedMessage) -> Message:
+        tensors = self._staging.place(arrived.tensors(), arrived.head.times)
         return Message(arrived.source, pickle.loads(arrived.head.value), tensors)
 
 
 def _outgoing(tag: str, value: Any) -> _Outgoing:
-    """Of a message without tensors."""
-    head = Head(tag, pickle.dumps(value), (), None, None)
-    return _Outgoing(written(head), torch.empty(0, dtype=torch.uint8))
+    """A message without tensors."""
+    return _Outgoing(encoded(MessageHead(tag, pickle.dumps(value))), NO_BYTES)
 
 
-def _said(error: BaseException) -> str:
-    """Of gloo's words what happened; where they are others, without the place in its source, and without its advice."""
+def _reason(error: BaseException) -> str:
+    """What happened, by gloo's message; of a message that is not known, the text without source position and advice."""
     line = str(error).strip().splitlines()[0]
     words = line.partition("] ")[2].partition(". ")[0] if line.startswith("[") else line
-    return next((meaning for sign, meaning in _MEANINGS.items() if sign in words.lower()), words)
+    return next((meaning for phrase, meaning in _MEANINGS.items() if phrase in words.lower()), words)

@@ -1,4 +1,4 @@
-"""Ranks as processes of torch.distributed: started here on one machine, or by torchrun on as many as one likes."""
+"""Runs ranks as processes of torch.distributed: started here on one machine, or by torchrun on several."""
 
 from __future__ import annotations
 
@@ -7,31 +7,51 @@ import signal
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Semaphore
 from threading import Event, current_thread, main_thread
 from types import FrameType
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
+import torch
 import torch.distributed as dist
 
+from ...scenarios.combinations import routed
+from ...scenarios.failures import rank_names
+from ...scenarios.problems import ScenarioError
+from ...scenarios.schema import Scenario
 from ...sched.link import Link, LinkError
-from ..record.result import Result
-from ..run.machines import OpenedRank
+from ...sched.observe import Clock
+from ..cuda.clock import WallClock
+from ..cuda.machine import open_cuda
+from ..platform import capacity
+from ..platform.machine import Machine, MachineError
+from ..run.fault_injector import inject_faults
+from ..run.machines import open_machine
 from ..run.runner import GatedSink
-from .carriers import Carrier
+from ..run.task import RunTask
+from ..vgpu.engine import Simulation
+from ..vgpu.gpu import patched
+from ..vgpu.tensor import CURRENT
+from .join import Report
+from .nccl import nccl_transport, take_gpu
+from .nixl import NixlTransport, require_nixl
 from .process_link import ProcessLink
+from .shared_simulation import QUEUES
+from .specs import RankSpec, rank_specs
+from .staging import DeviceStaging, TensorStaging, VirtualStaging
+from .transports import MessageTransport, TensorTransport
 
 PATIENCE: Final = 120.0  # seconds that a rank waits for another
-RESULT: Final = "result"
+_RESULT: Final = "result"
 _LOCAL: Final = "127.0.0.1"
 _GRACE: Final = 5.0  # seconds in which a process ends by itself
-_GLANCE: Final = 0.2  # seconds between two looks at processes that are starting
+_POLL_S: Final = 0.2  # seconds between two looks at processes that are starting
 _EARLY: Final = 1  # exit code of a process that ended before its work was done
-END: Final = getattr(signal, "SIGUSR1", signal.SIGTERM)  # by which the first process tells the others to end
+_END: Final = getattr(signal, "SIGUSR1", signal.SIGTERM)  # by which the first process ends the others
 
 
 class PlacesError(ValueError):
@@ -48,195 +68,270 @@ class ProcessAddress(NamedTuple):
 
 
 def launched() -> ProcessAddress | None:
-    """What torchrun, or whoever starts processes as it does, has told this one."""
-    told = [os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")]
-    if None in told:
+    """This process's address where torchrun, or a launcher like it, has set one in the environment."""
+    values = [os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")]
+    if None in values:
         return None
-    rank, size, host, port = (str(word) for word in told)
+    rank, size, host, port = map(str, values)
     return ProcessAddress(int(rank), int(size), host, int(port))
 
 
-def here(ranks: int) -> list[ProcessAddress]:
-    """Places for that many processes of this machine."""
+def local_addresses(ranks: int) -> list[ProcessAddress]:
+    """Addresses for that many processes of this machine."""
     with socket.socket() as free:
         free.bind((_LOCAL, 0))
         port = free.getsockname()[1]
     return [ProcessAddress(rank, ranks, _LOCAL, port) for rank in range(ranks)]
 
 
-class RankGroup(Protocol):
-    """What the processes of a run do, each its part. It travels to those that are started."""
+def run_processes(task: RunTask, specs: Sequence[RankSpec]) -> list[Report]:
+    """Run one process per rank: this one is the first, or the one that torchrun made it. Only this one has the caller's
+    observer, sink and guard.
 
-    @property
-    def names(self) -> Sequence[str]:
-        """Of the ranks, one process each."""
-
-    def carrier(self, port: OpenedRank, rank: int, *, patience: float) -> Carrier:
-        """How tensors travel; all ranks ask. Raises MachineError."""
-
-    def opened(self, rank: int, gate: GatedSink) -> AbstractContextManager[OpenedRank]:
-        """What that rank works on. Raises MachineError."""
-
-    def act(self, port: OpenedRank, gate: GatedSink, link: Link) -> Any:
-        """Do a rank's part; what it has to tell, which travels to the first one."""
-
-    def whole(self, told: Sequence[Any]) -> Result:
-        """Of all that was told, by rank."""
-
-
-def process_world(rank_group: RankGroup, others: RankGroup) -> Result:
-    """One process per rank; this one is the first, or what torchrun says, and others of this machine do as ``others``
-    say.
-
-    Raises PlacesError, MachineError, LinkError; SystemExit in a process whose result another one tells.
+    Raises PlacesError, MachineError, LinkError, ScenarioError; SystemExit in a process whose report another one has.
     """
-    place = launched()
-    if place is not None:
-        return _as_launched(place, rank_group)
-    places = here(len(rank_group.names))
-    with _children(places[1:], others) as (processes, ready), _told_to_end(processes) as told:
+    address, names = launched(), [spec.name for spec in specs]
+    _check(task, started_here=address is None)
+    if address is not None:
+        return _run_launched(address, task, names)
+    addresses = local_addresses(len(specs))
+    with (
+        _children(addresses[1:], task.without_caller()) as (processes, ready),
+        _forwarding(processes) as ended,
+    ):
         try:
-            _await(processes, ready)
-            result = run_place(places[0], "tcp", rank_group)
+            _await_start(processes, ready)
+            reports = _run_rank(addresses[0], "tcp", task)
         except LinkError as error:
-            if told.is_set():  # others had nothing yet that they could have kept
+            if ended.is_set():  # the others had nothing yet to report
                 raise KeyboardInterrupt from None
-            raise LinkError(f"{error}{_fates(processes, rank_group.names)}") from None
-    assert result is not None
-    return result
+            raise LinkError(f"{error}{_crashes(processes, names)}") from None
+    assert reports is not None
+    return reports
 
 
-def _as_launched(place: ProcessAddress, rank_group: RankGroup) -> Result:
-    if place.size != len(rank_group.names):
+def _run_launched(address: ProcessAddress, task: RunTask, names: Sequence[str]) -> list[Report]:
+    if address.size != len(names):
         raise PlacesError(
-            f"{place.size} processes were started, and the scenario has {len(rank_group.names)} ranks"
-            f" ({', '.join(rank_group.names)}): torchrun --nproc-per-node {len(rank_group.names)} on one machine"
+            f"{address.size} processes were started, and the scenario has {len(names)} ranks"
+            f" ({', '.join(names)}): torchrun --nproc-per-node {len(names)} on one machine"
         )
-    result = run_place(place, "env", rank_group)
-    if result is None:
+    reports = _run_rank(address, "env", task)
+    if reports is None:
         raise SystemExit(0)
-    return result
+    return reports
 
 
-def run_place(place: ProcessAddress, meeting: str, rank_group: RankGroup) -> Result | None:
-    """This process's rank; the first one's result has everybody's."""
+def _check(task: RunTask, *, started_here: bool) -> None:
+    """Raises ScenarioError or MachineError for what processes cannot do."""
+    scenario, pair = task.resolved.scenario, task.resolved.scenario.engine.disaggregation
+    _check_faults(scenario)
+    if started_here and task.kind == "vgpu":
+        capacity.check_world(task.resolved)
+    if _uses_nixl(scenario):
+        require_nixl()
+    if pair.mode != "none" and pair.transfer == "local":
+        raise MachineError(
+            "engine.disaggregation.transfer: local stays within one process, and --world distributed has several"
+        )
+
+
+def _uses_nixl(scenario: Scenario) -> bool:
+    return routed(scenario) and scenario.engine.disaggregation.transfer == "nixl"
+
+
+def _check_faults(scenario: Scenario) -> None:
+    """A process can kill itself by script, except the first one, which reports how the run ended."""
+    problems = [
+        scenario.source.problem(("faults", index), "with --world distributed ranks die; their links are real")
+        for index, failure in enumerate(scenario.faults)
+        if failure.link
+    ]
+    problems += [
+        scenario.source.problem(
+            ("faults", index),
+            f"with --world distributed {failure.rank} is the command itself:"
+            " let another rank die, or use --world virtual",
+        )
+        for index, failure in enumerate(scenario.faults)
+        if failure.rank == rank_names(scenario)[0]
+    ]
+    if problems:
+        raise ScenarioError(problems)
+
+
+def _run_rank(address: ProcessAddress, meeting: str, task: RunTask) -> list[Report] | None:
+    """Run this process's rank; the reports of all ranks in the first process, None in the others.
+
+    Raises LinkError when the run broke off: what there is of it is not reported."""
     dist.init_process_group(
         "gloo",
-        init_method="env://" if meeting == "env" else f"tcp://{place.host}:{place.port}",
-        rank=place.rank,
-        world_size=place.size,
+        init_method="env://" if meeting == "env" else f"tcp://{address.host}:{address.port}",
+        rank=address.rank,
+        world_size=address.size,
         timeout=timedelta(seconds=PATIENCE),
     )
     try:
-        gate = GatedSink()
-        with rank_group.opened(place.rank, gate) as port, _linked(port, rank_group, place.rank) as link:
-            return _gathered(link, rank_group.act(port, gate, link), rank_group)
+        specs, sink = rank_specs(task.resolved), GatedSink()
+        spec, names = specs[address.rank], [spec.name for spec in specs]
+        with _open_rank(task, spec, address.rank, sink) as (machine, clock, staging):
+            transport = _transport(task, names, address.rank, machine)
+            with ProcessLink(names, staging, clock, patience=PATIENCE, transport=transport) as link:
+                wrapped, injector = inject_faults(task.resolved.scenario, link, _kill_process)
+                context = spec.context(wrapped, injector)
+                report: Report
+                if machine is None:
+                    report = task.route(clock, context)
+                else:
+                    report = task.run(machine, sink, context)
+                if report.failure:
+                    raise LinkError(report.failure)
+                return _gathered(link, report)
     finally:
         dist.destroy_process_group()
 
 
-def _linked(port: OpenedRank, rank_group: RankGroup, rank: int) -> ProcessLink:
-    carrier = rank_group.carrier(port, rank, patience=PATIENCE)
-    return ProcessLink(rank_group.names, port.ports, port.clock, patience=PATIENCE, carrier=carrier)
+@contextmanager
+def _open_rank(
+    task: RunTask, spec: RankSpec, rank: int, sink: GatedSink
+) -> Iterator[tuple[Machine | None, Clock, TensorStaging]]:
+    """The machine of a process's rank, its clock, and how tensors get on and off its device. A router has no machine;
+    its clock is real where the others' devices are."""
+    resolved, options = task.resolved, task.options
+    if task.kind == "cuda" and spec.is_router:
+        yield None, WallClock(), DeviceStaging(torch.device("cpu"))
+    elif task.kind == "cuda":
+        take_gpu()
+        with open_cuda(resolved, sink, None) as machine:
+            yield machine, machine.clock, DeviceStaging(machine.device)
+    else:
+        hazards = options.hazards and not spec.is_router
+        # Streams are numbered apart from other ranks', for the hazard checker.
+        simulation = Simulation(gap=round(resolved.hardware.kernels.gap.value), first=rank * QUEUES)
+        with (
+            patched(hazards=hazards),
+            open_machine(
+                "vgpu",
+                resolved,
+                sink,
+                hazards=hazards,
+                adversary=options.adversary,
+                simulation=simulation,
+            ) as machine,
+        ):
+            yield None if spec.is_router else machine, machine.clock, VirtualStaging(CURRENT.get())
 
 
-def _gathered(link: Link, own: Any, rank_group: RankGroup) -> Result | None:
+def _transport(task: RunTask, names: Sequence[str], rank: int, machine: Machine | None) -> TensorTransport:
+    """How tensors travel; all ranks call it together. Raises MachineError."""
+    if _uses_nixl(task.resolved.scenario):
+        return NixlTransport.start(names[rank], patience=PATIENCE)
+    if task.kind == "vgpu":
+        return MessageTransport()
+    return nccl_transport(None if machine is None else machine.device)
+
+
+def _gathered(link: Link, own: Report) -> list[Report] | None:
     if link.rank:
-        link.send(0, RESULT, own)
+        link.send(0, _RESULT, own)
         return None
-    return rank_group.whole([own, *(link.receive(rank, RESULT).value for rank in range(1, link.size))])
+    return [own, *(link.receive(rank, _RESULT).value for rank in range(1, link.size))]
+
+
+def _kill_process(how: str) -> None:  # noqa: ARG001
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @contextmanager
-def _told_to_end(processes: Sequence[BaseProcess]) -> Iterator[Event]:
-    """Whoever tells this process to end, tells the others: they leave Ctrl-C to it, which a terminal sends to all. Set
-    once that has happened."""
-    told = Event()
+def _forwarding(processes: Sequence[BaseProcess]) -> Iterator[Event]:
+    """Forward this process's SIGINT and SIGTERM to the others, which ignore the Ctrl-C that a terminal sends to all of
+    them. The event is set once that has happened."""
+    ended = Event()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        told.set()
+    def forward(number: int, frame: FrameType | None) -> None:
+        ended.set()
         for process in processes:
             if process.pid is not None and process.is_alive():
-                os.kill(process.pid, END)
+                os.kill(process.pid, _END)
         handler = before[signal.Signals(number)]
         assert callable(handler)
         handler(number, frame)
 
-    ours = current_thread() is main_thread()  # no other one can be told
-    heeded = [number for number, handler in before.items() if ours and callable(handler)]
+    is_main = current_thread() is main_thread()  # only there can handlers be set
+    handled = [number for number, handler in before.items() if is_main and callable(handler)]
     try:
-        for number in heeded:
-            signal.signal(number, pass_on)
-        yield told
+        for number in handled:
+            signal.signal(number, forward)
+        yield ended
     finally:
-        for number in heeded:
+        for number in handled:
             signal.signal(number, before[number])
 
 
 @contextmanager
 def _children(
-    places: Sequence[ProcessAddress], rank_group: RankGroup
+    addresses: Sequence[ProcessAddress], task: RunTask
 ) -> Iterator[tuple[list[BaseProcess], Semaphore]]:
-    """Fresh processes, each of which says once that it is ready; gone when the block ends."""
+    """Fresh processes, each of which releases the semaphore when it is ready; they are gone when the block ends."""
     context = get_context("spawn")
     ready = context.Semaphore(0)
     processes: list[BaseProcess] = [
-        context.Process(target=_child, args=(place, rank_group, ready), daemon=True) for place in places
+        context.Process(target=_run_child, args=(address, task, ready), daemon=True) for address in addresses
     ]
     for process in processes:
         process.start()
     try:
         yield processes, ready
     finally:
-        _ended(processes)
+        _join(processes)
         for process in processes:
             process.terminate()
-        _ended(processes)
+        _join(processes)
         for process in processes:
-            process.kill()  # one that is stopped, or hangs in native code, is told nothing
+            process.kill()  # a process that is stopped, or hangs in native code, handles no other signal
             process.join()
 
 
-def _ended(processes: Sequence[BaseProcess]) -> None:
-    """Once they all have, or after the grace."""
+def _join(processes: Sequence[BaseProcess]) -> None:
+    """Wait until all have ended, or for the grace period."""
     deadline = time.monotonic() + _GRACE
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))
 
 
-def _await(processes: Sequence[BaseProcess], ready: Semaphore) -> None:
-    """Until all are ready to meet: while they do, torch.distributed answers to nobody. Raises LinkError."""
+def _await_start(processes: Sequence[BaseProcess], ready: Semaphore) -> None:
+    """Wait until all are ready to meet: while they meet, torch.distributed handles no signal. Raises LinkError."""
     deadline = time.monotonic() + PATIENCE
     for _ in processes:
-        while not ready.acquire(timeout=_GLANCE):
+        while not ready.acquire(timeout=_POLL_S):
             if not all(process.is_alive() for process in processes):
                 raise LinkError("a process ended before all had started")
             if time.monotonic() > deadline:
                 raise LinkError(f"processes did not start within {PATIENCE:g} s")
 
 
-def _child(place: ProcessAddress, rank_group: RankGroup, ready: Semaphore) -> None:
-    """Whatever ends it early, the first process tells of."""
+def _run_child(address: ProcessAddress, task: RunTask, ready: Semaphore) -> None:
+    """Run the rank of a started process. The first process reports what ends it early."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(END, _interrupt)
+    signal.signal(_END, _interrupt)
     try:
         ready.release()
-        run_place(place, "tcp", rank_group)
+        _run_rank(address, "tcp", task)
     except (LinkError, KeyboardInterrupt):
-        os._exit(_EARLY)  # at once: nothing is left to be told, and threads may listen to one that hangs
+        os._exit(_EARLY)  # at once: there is nothing to report, and threads may wait for a process that hangs
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
     raise KeyboardInterrupt
 
 
-def _fates(processes: Sequence[BaseProcess], names: Sequence[str]) -> str:
-    """What became of the others, where they did not end as they should."""
-    _ended(processes)
-    told = [
+def _crashes(processes: Sequence[BaseProcess], names: Sequence[str]) -> str:
+    """How the other processes ended, where it was not as they should."""
+    _join(processes)
+    lines = [
         f"{names[rank]} ended with {signal.Signals(-code).name if code < 0 else f'code {code}'}"
         for rank, process in enumerate(processes, 1)
         if (code := process.exitcode) not in (None, 0, _EARLY)
     ]
-    return "".join(f"; {line}" for line in told)
+    return "".join(f"; {line}" for line in lines)

@@ -1,7 +1,7 @@
-"""Ranks as threads of one process, of which one runs at a time: the one whose virtual time is lowest.
+"""Ranks as threads of one process, of which one runs at a time: the rank whose virtual time is lowest.
 
-A rank keeps the baton until it waits, or makes a call of its link or clock while another rank's time is lower.
-Order: (time, rank). The ranks' loops are ordinary code, and a run is the same every time.
+A rank keeps running until it waits, or until it calls its link or clock while another rank's time is lower. Ranks are
+ordered by (time, rank), so that every run of the same ranks takes the same course.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from ..vgpu.engine import FOREVER, EventRecording, Simulation
-from .joint import advance
+from ..vgpu.engine import FOREVER, EventRecording, EventTime, Simulation
 
 T = TypeVar("T")
-_GLANCE = 0.1  # seconds between two looks for Ctrl-C
+_POLL_S = 0.1  # seconds between two looks for Ctrl-C
 
 
 class Awaited(Protocol):
-    """What a rank stands still for."""
+    """Something that a rank waits for."""
 
     def reached(self) -> int | None:
         """When it is there, ns; None while that is not known."""
 
     def marks(self) -> Sequence[EventRecording]:
-        """Marks that would tell."""
+        """Marks whose times would make it known."""
 
 
 class AwaitedMark:
@@ -54,13 +53,13 @@ class WorldStoppedError(Exception):
 
 
 class Member:
-    """One rank's place in the world: what time it is there, and what it waits for."""
+    """One rank of the world: its thread's turn, its time, and what it waits for."""
 
-    def __init__(self, baton: RankScheduler, rank: int) -> None:
+    def __init__(self, scheduler: RankScheduler, rank: int) -> None:
         self.rank = rank
         self.over = False
-        self.told = False  # of the world's end
-        self._baton = baton
+        self.stopped = False  # has raised what the world was stopped with
+        self._scheduler = scheduler
         self._turn = threading.Semaphore(0)
         self._clock: Callable[[], int] = lambda: 0
         self._awaited: Awaited | None = None
@@ -68,26 +67,26 @@ class Member:
         self.simulation: Simulation | None = None
 
     def attach(self, simulation: Simulation, clock: Callable[[], int]) -> None:
-        """The rank has a device and a clock from now on."""
+        """Give the rank its device and its clock."""
         self.simulation, self._clock = simulation, clock
 
     def give_way(self) -> None:
-        """Let ranks whose time is lower go first."""
-        self._baton.pass_on(self)
+        """Let ranks whose time is lower run first."""
+        self._scheduler.switch_from(self)
 
     def wait(self, awaited: Awaited, deadline: int = FOREVER) -> int:
-        """Stand still until it is there, or until the deadline; the time then."""
+        """Wait until it is there, or until the deadline; return the time then."""
         self._awaited, self._deadline = awaited, deadline
         try:
-            self._baton.pass_on(self)
+            self._scheduler.switch_from(self)
             return self.time
         finally:
             self._awaited = None
 
     def settle(self, now: int) -> None:
-        """Bring all devices up to this rank's clock, which is the lowest once the others had their turns."""
-        self._baton.pass_on(self)
-        advance(self._baton.devices, now, ())
+        """Bring all devices up to this rank's clock, which is the lowest once ranks with lower times have run."""
+        self._scheduler.switch_from(self)
+        advance(self._scheduler.devices, now, ())
 
     @property
     def known(self) -> bool:
@@ -109,7 +108,7 @@ class Member:
     def take_turn(self) -> None:
         self._turn.acquire()
 
-    def be_next(self) -> None:
+    def grant_turn(self) -> None:
         self._turn.release()
 
 
@@ -123,44 +122,77 @@ class RankScheduler:
         return [member.simulation for member in self.members if member.simulation is not None]
 
     def stop(self, why: type[BaseException]) -> None:
-        """Every rank that gets the baton from now on meets ``why``, once."""
+        """Every rank that runs from now on raises ``why``, once."""
         self._stop = self._stop or why
 
-    def pass_on(self, member: Member) -> None:
-        """To the rank whose time is lowest; returns when that is this one."""
+    def switch_from(self, member: Member) -> None:
+        """Run the rank whose time is lowest; returns when that is ``member``."""
         chosen = self._lowest()
         if chosen is not member:
-            chosen.be_next()
+            chosen.grant_turn()
             member.take_turn()
-        self._meet(member)
+        if self._stop is not None and not member.stopped:
+            member.stopped = True
+            raise self._stop
 
     def start(self) -> None:
-        self._lowest().be_next()
+        self._lowest().grant_turn()
 
     def leave(self, member: Member) -> None:
-        """The rank is over, for good or bad."""
+        """The rank has ended or failed."""
         member.over = True
         if any(not other.over for other in self.members):
-            self._lowest().be_next()
+            self._lowest().grant_turn()
 
     def _lowest(self) -> Member:
-        going = [member for member in self.members if not member.over]
-        unknown = [mark for member in going if not member.known for mark in member.marks]
+        running = [member for member in self.members if not member.over]
+        unknown = [mark for member in running if not member.known for mark in member.marks]
         if unknown:
-            bound = min((member.time for member in going), default=FOREVER)
+            bound = min((member.time for member in running), default=FOREVER)
             advance(self.devices, bound, unknown)
-        return min(going, key=lambda member: (member.time, member.rank))
+        return min(running, key=lambda member: (member.time, member.rank))
 
-    def _meet(self, member: Member) -> None:
-        if self._stop is not None and not member.told:
-            member.told = True
-            raise self._stop
+
+class _AnyKnown:
+    """Known as soon as one of the marks is."""
+
+    def __init__(self, marks: Sequence[EventTime]) -> None:
+        self._marks = marks
+
+    @property
+    def time(self) -> int | None:
+        return next((mark.time for mark in self._marks if mark.time is not None), None)
+
+
+def advance(devices: Sequence[Simulation], bound: int, awaited: Sequence[EventRecording]) -> None:
+    """Simulate what starts no later than ``bound``, or than the first of the ``awaited`` marks, on all devices.
+
+    A device runs as far as the next event of any other device, or until it releases another one: nothing that it waits
+    for can happen sooner.
+
+        device 0   --x-----------x----      runs to the x of device 1,
+        device 1   ------x------------      which may release device 0 or not
+    """
+    unknown = list(awaited)
+    while True:
+        bound = min([bound, *(mark.time for mark in unknown if mark.time is not None)])
+        unknown = [mark for mark in unknown if mark.time is None]
+        starts = sorted(
+            (start, index)
+            for index, device in enumerate(devices)
+            if (start := device.next_start()) is not None and start <= bound
+        )
+        if not starts:
+            return
+        limit = min(bound, starts[1][0]) if len(starts) > 1 else bound
+        held = [mark for device in devices for mark in device.awaited()]
+        devices[starts[0][1]].run(limit, _AnyKnown([*unknown, *held]))
 
 
 def run_ranks(ranks: int, body: Callable[[Member], T]) -> list[T]:
-    """``body`` once per rank; the results by rank. Ctrl-C reaches every rank. Raises what the first one to fail raised,
-    once all have stopped."""
-    baton = RankScheduler(ranks)
+    """Run ``body`` once per rank; return the results by rank. Ctrl-C reaches every rank. Raises what the first rank to
+    fail raised, once all have stopped."""
+    scheduler = RankScheduler(ranks)
     results: dict[int, T] = {}
     failures: list[BaseException] = []
 
@@ -172,27 +204,27 @@ def run_ranks(ranks: int, body: Callable[[Member], T]) -> list[T]:
             pass
         except BaseException as error:
             failures.append(error)
-            baton.stop(WorldStoppedError)
+            scheduler.stop(WorldStoppedError)
         finally:
-            baton.leave(member)
+            scheduler.leave(member)
             over[member.rank].set()
 
-    over = [threading.Event() for _ in baton.members]
-    for member in baton.members:
+    over = [threading.Event() for _ in scheduler.members]
+    for member in scheduler.members:
         threading.Thread(target=run, args=(member,), daemon=True).start()
-    baton.start()
-    _wait(over, baton)
+    scheduler.start()
+    _wait(over, scheduler)
     if failures:
         raise failures[0]
     return [results[rank] for rank in range(ranks)]
 
 
-def _wait(over: Sequence[threading.Event], baton: RankScheduler) -> None:
-    """Until all ranks are over. Not by ``Thread.join``: once it was interrupted it takes the thread for ended
+def _wait(over: Sequence[threading.Event], scheduler: RankScheduler) -> None:
+    """Wait until all ranks are over. ``Thread.join`` cannot be used: once interrupted, it takes the thread for ended
     (bpo-45274)."""
     for event in over:
         while not event.is_set():
             try:
-                event.wait(_GLANCE)
+                event.wait(_POLL_S)
             except KeyboardInterrupt:
-                baton.stop(KeyboardInterrupt)
+                scheduler.stop(KeyboardInterrupt)

@@ -90,7 +90,7 @@ class Composition:
     buffers: HotBuffers | None  # only with KV on the host
 
 
-def engine_config(resolved: Resolved, machine: Machine, rank_context: RankContext = ALONE) -> EngineConfig:
+def engine_config(resolved: Resolved, machine: Machine, context: RankContext = ALONE) -> EngineConfig:
     """The scenario's engine on that machine, with nothing left open."""
     scenario, model = resolved.scenario, resolved.model
     engine = scenario.engine
@@ -112,7 +112,7 @@ def engine_config(resolved: Resolved, machine: Machine, rank_context: RankContex
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         seed=scenario.measure.seed,
-        hisparse=_hisparse(resolved) if rank_context.decodes else None,
+        hisparse=_hisparse(resolved) if context.decodes else None,
         stages=engine.pipeline.stages,
         speculative=speculative_config(scenario.engine.speculative),
     )
@@ -128,40 +128,38 @@ def _hisparse(resolved: Resolved) -> HiSparseConfig | None:
 def compose(
     resolved: Resolved,
     *,
-    relay: RelayChoice,
+    choice: RelayChoice,
     machine: Machine,
     observer: Observer,
     clock: Clock,
     source: RequestSource,
     sampler: TokenSampler | None = None,
     guard: Guard | None = None,
-    rank_context: RankContext = ALONE,
+    context: RankContext = ALONE,
 ) -> Composition:
-    """``sampler`` replaces the scheduler's own; ``rank_context`` is this rank's, where there are several. Raises
+    """``sampler`` replaces the scheduler's own; ``context`` is this rank's, where there are several. Raises
     CheckpointError when the scenario's checkpoint cannot be read."""
-    config = engine_config(resolved, machine, rank_context)
+    config = engine_config(resolved, machine, context)
     streams = _streams(config, observer)
     # On the schedule's stream, for which every forward waits: no stream of ours waits for the default one.
     with streams.on(streams.schedule):
         slots, allocator = _slots(config), _allocator(config, config.logical_tokens)
-        handed_on = _relay(
-            relay, config, streams, observer=observer, req_to_token=slots.req_to_token, guard=guard
-        )
-        weights, pages = (
-            _own(resolved, _weights(resolved, config.device, rank_context), rank_context),
-            handed_on.context.pages,
-        )
-        decoder, tags, host, port = _model(resolved, config, weights, pages=pages, rank_context=rank_context)
+        relay = _relay(choice, config, streams, slots, observer=observer, guard=guard)
+        weights, pages = _weights(resolved, config.device, context), relay.context.pages
+        decoder, tags, host, port = _model(resolved, config, weights, pages=pages, context=context)
         on_device = _allocator(config, config.kv_tokens)
         tier = kv_tier(host, allocator, on_device, slots=slots, streams=streams, observer=observer)
-    cache = _cache(config, rank_context, slots, allocator)
+    cache = _cache(config, context, slots, allocator)
     sampler = sampler or Sampler()
     streams.wait(streams.forward, streams.schedule)
     with streams.on(streams.forward):
-        runner: Runner = ModelRunner(decoder, config, rank_context.proxies(resolved.model, tags))
+        runner: Runner = ModelRunner(decoder, config, context.proxies(resolved.model, tags))
         worker = draft_worker(
             resolved, config, decoder, weights, sampler=sampler, cache=cache, observer=observer, pages=pages
         )
+    parts = transfer(
+        resolved, context, hosted(port, host), tier, worker, cache=cache, streams=streams, observer=observer
+    )
     engine = Engine(
         config=config,
         slots=slots,
@@ -171,27 +169,18 @@ def compose(
         runner=runner if guard is None else guard.runner(runner),
         sampler=sampler,
         grammars=_Grammars(config),
-        relay=handed_on,
-        source=rank_context.source(source),
+        relay=relay,
+        source=context.source(source),
         clock=clock,
         observer=observer,
         worker=worker if guard is None or worker is None else guard.worker(worker),
-        link=rank_context.link,
-        stage=rank_context.stage,
-        share=rank_context.share,
-        **transfer(
-            resolved,
-            rank_context,
-            hosted(port, host),
-            tier,
-            worker,
-            cache=cache,
-            streams=streams,
-            observer=observer,
-        ),
+        link=context.link,
+        stage=context.stage,
+        share=context.share,
+        **parts,
     )
     name_pools(machine, engine)
-    return Composition(_scheduler(rank_context)(engine), tags, None if host is None else host.buffers)
+    return Composition(_scheduler(context)(engine), tags, None if host is None else host.buffers)
 
 
 _WORKERS: Mapping[Role, type[Scheduler]] = {
@@ -201,10 +190,10 @@ _WORKERS: Mapping[Role, type[Scheduler]] = {
 }
 
 
-def _scheduler(rank_context: RankContext) -> type[Scheduler]:
-    if rank_context.share is not None:
+def _scheduler(context: RankContext) -> type[Scheduler]:
+    if context.share is not None:
         return DataRank
-    return Scheduler if rank_context.place is None else _WORKERS[rank_context.place.role]
+    return Scheduler if context.place is None else _WORKERS[context.place.role]
 
 
 def _streams(config: EngineConfig, observer: Observer) -> Streams:
@@ -224,9 +213,9 @@ def _relay(
     choice: RelayChoice,
     config: EngineConfig,
     streams: Streams,
+    slots: ReqToTokenPool,
     *,
     observer: Observer,
-    req_to_token: torch.Tensor,
     guard: Guard | None,
 ) -> Relay:
     mode = None if config.speculative is None else config.speculative.mode
@@ -237,7 +226,7 @@ def _relay(
         config,
         streams=streams,
         observer=observer,
-        req_to_token=req_to_token,
+        req_to_token=slots.req_to_token,
         drafts=drafts if guard is None or drafts is None else guard.draft_row(drafts),
     )
 
@@ -249,15 +238,22 @@ def _allocator(config: EngineConfig, tokens: int) -> KVAllocator:
 
 
 def _cache(
-    config: EngineConfig, rank_context: RankContext, slots: ReqToTokenPool, allocator: KVAllocator
+    config: EngineConfig, context: RankContext, slots: ReqToTokenPool, allocator: KVAllocator
 ) -> PrefixCache:
-    shared = config.radix_cache and rank_context.shares_prefixes
+    shared = config.radix_cache and context.shares_prefixes
     return (RadixCache if shared else ChunkCache)(slots, allocator)
 
 
-def _weights(resolved: Resolved, device: torch.device, rank_context: RankContext) -> Weights:
+def _weights(resolved: Resolved, device: torch.device, context: RankContext) -> Weights:
+    """The weights that this rank computes with."""
+    weights = _layer_weights(resolved, device, context.layers(resolved.model))
+    if context.share is None or resolved.scenario.engine.data_parallel.mlp == "replicated":
+        return weights
+    return sharded(weights, resolved.model, context.share)
+
+
+def _layer_weights(resolved: Resolved, device: torch.device, layers: range) -> Weights:
     scenario, model = resolved.scenario, resolved.model
-    layers = rank_context.layers(model)
     if scenario.device.values == "none":
         return empty_weights(model, device=device, layers=layers)
     if resolved.checkpoint is None:
@@ -265,18 +261,11 @@ def _weights(resolved: Resolved, device: torch.device, rank_context: RankContext
     return load_weights(resolved.checkpoint, model, device=device, layers=layers)
 
 
-def _own(resolved: Resolved, weights: Weights, rank_context: RankContext) -> Weights:
-    """Those that this rank computes with."""
-    if rank_context.share is None or resolved.scenario.engine.data_parallel.mlp == "replicated":
-        return weights
-    return sharded(weights, resolved.model, rank_context.share)
-
-
-def _mlp(resolved: Resolved, rank_context: RankContext) -> SharedMLP | None:
-    if rank_context.share is None or resolved.scenario.engine.data_parallel.mlp == "replicated":
+def _mlp(resolved: Resolved, context: RankContext) -> SharedMLP | None:
+    if context.share is None or resolved.scenario.engine.data_parallel.mlp == "replicated":
         return None
-    assert rank_context.link is not None
-    return SharedMLP(rank_context.link, resolved.model, rank_context.share)
+    assert context.link is not None
+    return SharedMLP(context.link, resolved.model, context.share)
 
 
 def _model(
@@ -285,11 +274,11 @@ def _model(
     weights: Weights,
     *,
     pages: torch.Tensor,
-    rank_context: RankContext,
+    context: RankContext,
 ) -> tuple[Model, TagPool | None, Host | None, KVPort]:
     """``pages`` is the table that forwards read. Tokens that are drawn by lot leave no tags to be checked."""
     model, scenario = resolved.model, resolved.scenario
-    kv = kv_pool(replace(model, num_layers=len(rank_context.layers(model))), config)
+    kv = kv_pool(replace(model, num_layers=len(context.layers(model))), config)
     tags, reuse = None, None
     if scenario.device.values == "none" and config.speculative is None:
         logical = config.logical_tokens + config.page_size
@@ -299,9 +288,9 @@ def _model(
     host = host_side(config, model, kv, tags=tags, pages=pages)
     index = index_pool(config, model)
     sparse = sparse_attention(model, weights, kv, index=index, host=host, pages=pages, reuse=reuse)
-    mlp = _mlp(resolved, rank_context)
+    mlp = _mlp(resolved, context)
     whole = Decoder(model, weights, kv=kv, req_to_token=pages, sparse=sparse, mlp=mlp)
-    decoder = whole if rank_context.stage is None else StageDecoder(whole, rank_context.stage)
+    decoder = whole if context.stage is None else StageDecoder(whole, context.stage)
     if tags is None:
         return decoder, None, host, KVPort(kv, None, index=index)
     places = None if host is None else host.places

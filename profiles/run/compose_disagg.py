@@ -29,7 +29,7 @@ class DisaggTransfer(TypedDict, total=False):
 
 def transfer(
     resolved: Resolved,
-    rank_context: RankContext,
+    context: RankContext,
     port: KVPort | HostKVPort,
     tier: ArrivalTier,
     worker: Worker | None,
@@ -39,14 +39,14 @@ def transfer(
     observer: Observer,
 ) -> DisaggTransfer:
     """Nothing where prompts are computed and decoded by one worker."""
-    if rank_context.place is None or rank_context.link is None or rank_context.place.role == "replica":
+    if context.place is None or context.link is None or context.place.role == "replica":
         return {}
     scenario = resolved.scenario
     if isinstance(port, KVPort) and worker is not None and worker.kv is not None:
         port = port.with_pool(worker.kv)
     way: KVGateway = NullPort() if scenario.engine.disaggregation.transfer == "fake" else port
-    components = DisaggComponents(rank_context.place, rank_context.link, way, cache, streams)
-    if rank_context.place.role == "prefill":
+    components = DisaggComponents(context.place, context.link, way, cache, streams)
+    if context.place.role == "prefill":
         return {"outbox": Outbox(components, observer, overlapped=overlaps(scenario))}
     reserve = scenario.engine.disaggregation.reserved_decode_tokens
     return {"inbox": Inbox(components, observer, tier=tier, reserve=reserve)}

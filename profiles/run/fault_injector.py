@@ -1,9 +1,7 @@
-"""Deaths by script, of one rank: what listens for the moment, and what then happens. The scheduler knows nothing."""
+"""Kills a rank where the scenario scripts it: at the n-th range, send or receive of a phase."""
 
 from __future__ import annotations
 
-import os
-import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -21,104 +19,104 @@ from ...sched.pipeline.source import REQUESTS
 
 
 class DiedError(Exception):
-    """This rank has been killed, by script."""
+    """This rank was killed, as the scenario scripts it."""
 
 
-class _Moment(NamedTuple):
-    """A range that opens, a message that is about to be sent, or one that has been taken."""
+class _Trigger(NamedTuple):
+    """A range that opens, a message that is about to be sent, or a message that has been received."""
 
-    kind: Literal["range", "send", "take"]
+    kind: Literal["range", "send", "receive"]
     name: str
 
 
-_MOMENTS: Final[Mapping[str, Mapping[str, Sequence[_Moment]]]] = {
+_TRIGGERS: Final[Mapping[str, Mapping[str, Sequence[_Trigger]]]] = {
     "stage": {
-        "proxies": (_Moment("send", PROXY),),
-        "tokens": (_Moment("range", "copy"),),
+        "proxies": (_Trigger("send", PROXY),),
+        "tokens": (_Trigger("range", "copy"),),
     },
     "rank": {},
-    "replica": {"requests": (_Moment("take", REQUEST),), "ended": (_Moment("send", ENDED),)},
+    "replica": {"requests": (_Trigger("receive", REQUEST),), "ended": (_Trigger("send", ENDED),)},
     "prefill": {
-        "requests": (_Moment("take", REQUEST),),
-        "bootstrap": (_Moment("take", HANDSHAKE),),
-        "transfer": (_Moment("send", KV),),
+        "requests": (_Trigger("receive", REQUEST),),
+        "bootstrap": (_Trigger("receive", HANDSHAKE),),
+        "transfer": (_Trigger("send", KV),),
     },
     "decode": {
-        "requests": (_Moment("take", REQUEST),),
-        "bootstrap": (_Moment("send", HANDSHAKE),),
-        "transfer": (_Moment("take", KV),),
-        "ended": (_Moment("send", ENDED),),
+        "requests": (_Trigger("receive", REQUEST),),
+        "bootstrap": (_Trigger("send", HANDSHAKE),),
+        "transfer": (_Trigger("receive", KV),),
+        "ended": (_Trigger("send", ENDED),),
     },
-    "router": {"requests": (_Moment("send", REQUEST),), "ended": (_Moment("take", ENDED),)},
+    "router": {"requests": (_Trigger("send", REQUEST),), "ended": (_Trigger("receive", ENDED),)},
 }
 _FORWARDS: Final = ("model", "draft")  # ranges that a step on the device begins with
 
 
 class FaultInjector(Observer):
-    """``kill`` is told how; it may come back, and DiedError is raised then. Nothing happens, and nothing is counted,
-    before it is armed."""
+    """Calls ``kill`` with the reason, and raises DiedError if that returns. It counts triggers once it is armed."""
 
     def __init__(self, scenario: Scenario, rank: int, kill: Callable[[str], None]) -> None:
-        self.came: list[int] = []  # places in the script
+        self.armed = False
+        self.triggered: list[int] = []  # indices into the script
         self._name = rank_names(scenario)[rank]
         self._kill = kill
-        self.armed = False
         self._schedule = {
-            place: (failure.dies, _moments(self._name, failure.dies.phase))
-            for place, failure in enumerate(scenario.faults)
+            index: (failure.dies, _triggers(self._name, failure.dies.phase))
+            for index, failure in enumerate(scenario.faults)
             if failure.dies is not None and failure.rank == self._name
         }
-        self._met: Counter[int] = Counter()
+        self._counts: Counter[int] = Counter()
 
     def arm(self) -> None:
         """The measured workload begins."""
         self.armed = True
 
     def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:
-        self.meet("range", name)
+        self.check("range", name)
         return super().range(name, step, size)
 
-    def around(self, link: Link) -> Link:
-        """The same link, on which the rank may die."""
-        return _LastLink(link, self)
-
-    def meet(self, kind: Literal["range", "send", "take"], name: str) -> None:
-        """Raises DiedError when it is time."""
-        for place, (dies, moments) in self._schedule.items() if self.armed else ():
-            if (kind, name) not in moments:
+    def check(self, kind: Literal["range", "send", "receive"], name: str) -> None:
+        """Count a trigger. Raises DiedError when the script kills the rank here."""
+        for index, (dies, triggers) in self._schedule.items() if self.armed else ():
+            if (kind, name) not in triggers:
                 continue
-            self._met[place] += 1
-            if self._met[place] == dies.nth:
-                self.came.append(place)
+            self._counts[index] += 1
+            if self._counts[index] == dies.nth:
+                self.triggered.append(index)
                 how = f"killed by script in {dies.phase} {dies.nth}"
                 self._kill(how)
                 raise DiedError(f"{self._name} was {how}")
 
 
-def inject_process_deaths(scenario: Scenario, link: Link) -> tuple[Link, FaultInjector | None]:
-    """Of a process: its link, and what is to happen to it; nothing without a script."""
+def inject_faults(
+    scenario: Scenario, link: Link, kill: Callable[[str], None]
+) -> tuple[Link, FaultInjector | None]:
+    """A rank's link and its fault injector; without a script of failures, the link as it is and None."""
     if not scenario.faults:
         return link, None
-    fault_injector = FaultInjector(scenario, link.rank, lambda how: os.kill(os.getpid(), signal.SIGKILL))  # noqa: ARG005
-    return fault_injector.around(link), fault_injector
+    injector = FaultInjector(scenario, link.rank, kill)
+    return _FaultInjectingLink(link, injector), injector
 
 
-def _moments(rank: str, phase: str) -> Sequence[_Moment]:
+def _triggers(rank: str, phase: str) -> Sequence[_Trigger]:
     if phase == "forward":
-        return [_Moment("range", name) for name in _FORWARDS]
-    if (role_of(rank), phase) == ("stage", "requests"):  # the first stage has nobody to hear of them from
-        return [_Moment("send" if rank == "stage 0" else "take", REQUESTS)]
-    return _MOMENTS[role_of(rank)].get(phase) or [_Moment("range", phase)]
+        return [_Trigger("range", name) for name in _FORWARDS]
+    if (role_of(rank), phase) == (
+        "stage",
+        "requests",
+    ):  # requests enter at the first stage: it only sends them
+        return [_Trigger("send" if rank == "stage 0" else "receive", REQUESTS)]
+    return _TRIGGERS[role_of(rank)].get(phase) or [_Trigger("range", phase)]
 
 
-class _LastLink:
-    def __init__(self, link: Link, fault_injector: FaultInjector) -> None:
+class _FaultInjectingLink:
+    def __init__(self, link: Link, injector: FaultInjector) -> None:
         self.rank, self.size = link.rank, link.size
         self._link = link
-        self._perils = fault_injector
+        self._injector = injector
 
     def send(self, to: int, tag: str, value: Any, tensors: Sequence[torch.Tensor] = ()) -> None:
-        self._perils.meet("send", tag)
+        self._injector.check("send", tag)
         self._link.send(to, tag, value, tensors)
 
     def flush(self, tag: str) -> None:
@@ -126,7 +124,7 @@ class _LastLink:
 
     def receive(self, source: int, tag: str) -> Message:
         message = self._link.receive(source, tag)
-        self._perils.meet("take", tag)
+        self._injector.check("receive", tag)
         return message
 
     def all_to_all(self, tag: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -135,7 +133,7 @@ class _LastLink:
     def poll(self, tag: str) -> Message | None:
         message = self._link.poll(tag)
         if message is not None:
-            self._perils.meet("take", tag)
+            self._injector.check("receive", tag)
         return message
 
     def wait(self, tags: Sequence[str], until: int | None) -> None:

@@ -1,19 +1,45 @@
-"""A workload as the scheduler's source of requests."""
+"""Workloads of a run, and the source from which the scheduler takes their requests."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
 
-from ...scenarios.workload import Workload
+from ...scenarios.schema import Scenario
+from ...scenarios.workload import Workload, build
 from ...sched.request import Request
+from ..platform.resolve import Resolved
+
+ABORTED = "aborted by its client"
+# The warm-up's requests are drawn with a seed of their own.
+_WARMUP_SEED = 0x5EED
+
+
+def measured_workload(resolved: Resolved) -> Workload:
+    return _workload(resolved, resolved.scenario, resolved.scenario.measure.seed)
+
+
+def warmup_workload(resolved: Resolved) -> Workload | None:
+    """None where nothing is warmed up: without warm-up requests, and for a trace."""
+    scenario = resolved.scenario
+    count = scenario.measure.warmup_requests
+    if not count or scenario.workload.trace is not None:
+        return None
+    fewer = scenario.workload.model_copy(update={"requests": count})
+    scenario = scenario.model_copy(update={"workload": fewer})
+    return _workload(resolved, scenario, scenario.measure.seed ^ _WARMUP_SEED)
+
+
+def _workload(resolved: Resolved, scenario: Scenario, seed: int) -> Workload:
+    model = resolved.model
+    return build(scenario, vocab_size=model.vocab_size, context_len=model.max_positions, seed=seed)
 
 
 class Feed:
-    """Hands out one workload at a time; its instants count from when it was loaded."""
+    """The scheduler's source of requests, for one workload at a time. A workload's instants count from its loading."""
 
     def __init__(self) -> None:
-        self._arrived: deque[Request] = deque()  # replies of closed-loop clients
+        self._replies: deque[Request] = deque()  # next requests of closed-loop clients
         self._alive: dict[str, Request] = {}
         self._workload: Workload | None = None
         self._start = 0
@@ -27,7 +53,7 @@ class Feed:
 
     @property
     def alive(self) -> Sequence[Request]:
-        """Requests that were handed out and have not ended."""
+        """Requests that the scheduler has taken and that have not ended."""
         return list(self._alive.values())
 
     def due(self, now: int) -> Sequence[Request]:
@@ -35,8 +61,8 @@ class Feed:
         while self._next is not None and self._next.arrival <= now:
             due.append(self._next)
             self._advance()
-        due.extend(self._arrived)
-        self._arrived.clear()
+        due.extend(self._replies)
+        self._replies.clear()
         for request in due:
             self._alive[request.id] = request
             if self._aborts_after(request) == 0:
@@ -44,8 +70,8 @@ class Feed:
         return due
 
     def next_at(self) -> int | None:
-        if self._arrived:
-            return self._arrived[0].arrival
+        if self._replies:
+            return self._replies[0].arrival
         return None if self._next is None else self._next.arrival
 
     def ended(self, request: Request, now: int) -> None:
@@ -53,10 +79,10 @@ class Feed:
         assert self._workload is not None
         reply = self._workload.on_end(request, now)
         if reply is not None:
-            self._arrived.append(reply)
+            self._replies.append(reply)
 
     def aborts_now(self, request: Request) -> bool:
-        """Whether the script has the client of ``request`` go away at its present output."""
+        """Whether the workload has the client abort ``request`` at its present number of output tokens."""
         after = self._aborts_after(request)
         return after is not None and len(request.output_ids) >= after
 
@@ -68,6 +94,3 @@ class Feed:
         self._next = next(self._upcoming, None)
         if self._next is not None:
             self._next.arrival += self._start
-
-
-ABORTED = "aborted by its client"

@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 from ..measure.achieved import decode_load, decode_metrics, prompt_load, prompt_metrics
 from ..measure.collector import Metrics, ResultParts
 from ..measure.requests import RequestRecord
-from ..platform.machine import Counting, Machine
+from ..platform.machine import Counting
 from ..platform.speculation import speculation_depth
 from ..record.result import Abstained, Outputs, digest
-from .runner import Pass, PreparedRun, Watch, nobody
+from .runner import Pass, PreparedRun, unobserved
 
 _UNTIMED = ("accept_length", "position_acceptance")
 
 
 class MeasuredRun(NamedTuple):
-    """``done`` is the pass whose times and requests are told; ``passes`` says where each number is from."""
+    """``done`` is the pass that times and requests are of; ``passes`` says which pass each number is from."""
 
     done: Pass
     parts: ResultParts
@@ -25,44 +25,43 @@ class MeasuredRun(NamedTuple):
     passes: dict[str, Any]
 
 
-def measured(
-    bench: PreparedRun, machine: Machine, watch: Watch, *, save_tokens: bool, traced: bool = True
-) -> MeasuredRun:
-    """Run the scenario's workload; once more, ``traced``, on a machine that counts only then."""
-    done = bench.measure(watch)
-    drafts = speculation_depth(bench.scenario)
-    parts = done.answers.finish(machine.names, exact=machine.exact, drafts=drafts, save_tokens=save_tokens)
-    parts = parts._replace(metrics=parts.metrics | _achieved(bench, done))
+def measured(prepared: PreparedRun, done: Pass, *, save_tokens: bool, traced: bool = True) -> MeasuredRun:
+    """What was measured in the pass that is ``done``; where counting needs a pass of its own and is wanted, run the
+    workload again, ``traced``."""
+    machine = prepared.machine
+    drafts = speculation_depth(prepared.scenario)
+    parts = done.collector.finish(machine.names, exact=machine.exact, drafts=drafts, save_tokens=save_tokens)
+    parts = parts._replace(metrics=parts.metrics | _achieved(prepared, done))
     outputs = outputs_of(done)
     if machine.traced is None:
         return MeasuredRun(done, parts, outputs, {})
     if not traced:
-        return MeasuredRun(done, _uncounted(parts), outputs, _told(abstained="another tool counts"))
+        return MeasuredRun(done, _uncounted(parts), outputs, _passes(abstained="another tool counts"))
     if done.cancelled:
-        return MeasuredRun(done, _uncounted(parts), outputs, _told(abstained="the run was interrupted"))
-    bench.forget()
+        return MeasuredRun(done, _uncounted(parts), outputs, _passes(abstained="the run was interrupted"))
+    prepared.forget()
     with machine.traced() as counting:
-        again = bench.measure(nobody)
-    counted = again.answers.finish(machine.names, exact=machine.exact)
+        again = prepared.measure(unobserved)
+    counted = again.collector.finish(machine.names, exact=machine.exact)
     return MeasuredRun(
         done,
-        _counted(parts, counted),
+        parts._replace(per_step=counted.per_step, copies=counted.copies, syncs=counted.syncs),
         agreed(outputs, outputs_of(again)),
-        _told(**_facts(done, again, counting)),
+        _passes(**_facts(done, again, counting)),
     )
 
 
-def _achieved(bench: PreparedRun, done: Pass) -> Metrics:
-    """What its forwards did in a second; nothing of those that are not the whole decoder's, one at a time."""
-    model = bench.resolved.model
-    if bench.rank_context.link is not None or speculation_depth(bench.scenario) or model.indexer is not None:
+def _achieved(prepared: PreparedRun, done: Pass) -> Metrics:
+    """Rates that forwards achieved; none where a forward is not the whole decoder's, one at a time."""
+    model = prepared.resolved.model
+    if prepared.context.link is not None or speculation_depth(prepared.scenario) or model.indexer is not None:
         return {}
-    waiting, account = done.answers.waiting, done.answers.requests.account
-    exact, mixed = bench.machine.exact, "mixed with decodes" if "mixed" in waiting.forwards else ""
+    waiting, account = done.collector.waiting, done.collector.requests.account
+    exact, mixed = prepared.machine.exact, "mixed with decodes" if "mixed" in waiting.forwards else ""
     again = "some were computed twice" if account.retractions else ""
     decodes = decode_metrics(
         decode_load(model),
-        bench.resolved.hardware,
+        prepared.resolved.hardware,
         account.records,
         spans=waiting.forwards["decode"],
         requests=waiting.requests["decode"],
@@ -79,18 +78,18 @@ def _achieved(bench: PreparedRun, done: Pass) -> Metrics:
 
 
 def outputs_of(done: Pass) -> Outputs | Abstained:
-    """What a damaged KV slot added up to enters the digest as one more token."""
+    """The digest of the run's tokens. The sum of a request's damaged KV tags enters it as one more token."""
     if done.cancelled:
         return Abstained(abstained="the run was interrupted")
     if done.failure:
         return Abstained(abstained=f"the run broke off: {done.failure}")
     if done.simulated:
-        return Abstained(abstained="drafts were accepted by lot, the tokens mean nothing")
-    return outputs_with(done.answers.requests.account.in_order(), done.damage)
+        return Abstained(abstained="the acceptance of drafts was simulated, the tokens mean nothing")
+    return outputs_with(done.collector.requests.account.in_order(), done.damage)
 
 
 def outputs_with(records: Sequence[RequestRecord], damage: Mapping[str, int]) -> Outputs:
-    """The digest of requests that ended, and of the damage that was found in them."""
+    """The digest of requests that ended, and of the damage to their KV tags."""
     return Outputs(
         digest=digest(
             (record.id, [*record.output_ids, *([damage[record.id]] if record.id in damage else [])])
@@ -100,7 +99,7 @@ def outputs_with(records: Sequence[RequestRecord], damage: Mapping[str, int]) ->
 
 
 def agreed(timed: Outputs | Abstained, traced: Outputs | Abstained) -> Outputs | Abstained:
-    """The passes' common digest. Different tokens mean that counts and times are of different runs."""
+    """The digest that both passes have. With different tokens, counts and times are of different runs."""
     if timed == traced:
         return timed
     if isinstance(traced, Abstained):
@@ -109,7 +108,7 @@ def agreed(timed: Outputs | Abstained, traced: Outputs | Abstained) -> Outputs |
 
 
 def untimed(found: MeasuredRun, why: str) -> MeasuredRun:
-    """Tokens and counts stay; whatever is a time, or follows from one, abstains."""
+    """Keep tokens and counts; everything that is a time, or follows from one, abstains."""
     metrics: Metrics = {
         name: metric if name.startswith(_UNTIMED) else Abstained(abstained=why)
         for name, metric in found.parts.metrics.items()
@@ -119,16 +118,12 @@ def untimed(found: MeasuredRun, why: str) -> MeasuredRun:
 
 
 def uncounted(found: MeasuredRun) -> MeasuredRun:
-    """Nobody looked at what steps did."""
+    """Without anything that is counted per step."""
     return found._replace(parts=_uncounted(found.parts))
 
 
 def _uncounted(parts: ResultParts) -> ResultParts:
     return parts._replace(per_step={}, copies=(), syncs=())
-
-
-def _counted(timed: ResultParts, traced: ResultParts) -> ResultParts:
-    return timed._replace(per_step=traced.per_step, copies=traced.copies, syncs=traced.syncs)
 
 
 def _facts(done: Pass, again: Pass, counting: Counting) -> dict[str, Any]:
@@ -141,5 +136,5 @@ def _facts(done: Pass, again: Pass, counting: Counting) -> dict[str, Any]:
     }
 
 
-def _told(**facts: Any) -> dict[str, Any]:
+def _passes(**facts: Any) -> dict[str, Any]:
     return {"times": "timed pass", "counts": "traced pass", **facts}

@@ -1,4 +1,4 @@
-"""A rank's place among others: its link, and its part of the work."""
+"""What one rank of a run has: its link to the other ranks, and its part of the work."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from ...sched.source import RequestSource
 from .fault_injector import FaultInjector
 
 ALIGN = "align"
-_SLACK = 1_000_000  # ns, in which every rank hears of the instant
+_SLACK = 1_000_000  # ns, by which the common start is after the latest clock, so that it reaches every rank in time
 _TOKENS = torch.int64
 
 
 class RankContext(NamedTuple):
-    """``link`` where there are others; ``stage`` where the ranks are a pipeline, ``place`` where prompts and decodes
-    have workers of their own, ``share`` where each has a part of the requests; ``fault_injector`` where the
-    scenario scripts a failure of the rank."""
+    """``link``: to the other ranks, where there are any. ``stage``: the part of a pipeline. ``place``: the role behind
+    a router. ``share``: the requests of a data-parallel rank. ``fault_injector``: where the scenario scripts a failure
+    of the rank."""
 
     link: Link | None = None
     stage: Stage | None = None
@@ -42,7 +42,7 @@ class RankContext(NamedTuple):
         return 0 if self.link is None else self.link.rank
 
     def layers(self, model: ModelConfig) -> range:
-        """Of the whole model, those that this rank has."""
+        """The layers of the model that this rank computes."""
         return range(model.num_layers) if self.stage is None else self.stage.layers
 
     def source(self, source: RequestSource) -> RequestSource:
@@ -57,8 +57,8 @@ class RankContext(NamedTuple):
         return FirstStageSource(source, *place) if self.stage.is_first else ForwardedSource(*place)
 
     @property
-    def tells(self) -> bool:
-        """Whether requests end here for their clients."""
+    def reports_requests(self) -> bool:
+        """Whether requests end on this rank for their clients."""
         if self.share is not None:
             return True
         return self.rank == 0 if self.place is None else self.place.ends
@@ -69,11 +69,11 @@ class RankContext(NamedTuple):
 
     @property
     def shares_prefixes(self) -> bool:
-        """A decode worker's prompts are another's: it has none to share."""
+        """Whether the rank computes prompts, whose prefixes it can share: a decode worker does not."""
         return self.place is None or self.place.role != "decode"
 
     def proxies(self, model: ModelConfig, tags: TagPool | None) -> Sequence[GraphInput]:
-        """What the rank's forwards take from the stage before; where tags are kept, the tokens themselves too."""
+        """What the rank's forwards take from the previous stage; where tags are kept, the tokens too."""
         if self.stage is None or self.stage.is_first:
             return ()
         hidden = GraphInput((model.hidden_size,), model.dtype)
@@ -83,9 +83,9 @@ class RankContext(NamedTuple):
 ALONE = RankContext()
 
 
-def align(rank_context: RankContext, clock: Clock) -> int:
-    """Bring all ranks' clocks to the latest one; the instant."""
-    link = rank_context.link
+def align(context: RankContext, clock: Clock) -> int:
+    """Advance every rank's clock to one common instant, not before the latest clock; return it, in ns."""
+    link = context.link
     if link is None:
         return clock.now()
     if link.rank:

@@ -15,7 +15,7 @@ from ..platform.resolve import Resolved
 from ..platform.speculation import speculation
 from ..ranks.execute import Options, RunOutcome, execute
 from ..record.result import SCHEMA_VERSION, Outputs, canonical
-from ..run.runner import Watch, nobody
+from ..run.runner import ObserverFactory, unobserved
 
 Document = dict[str, Any]
 
@@ -103,11 +103,11 @@ def _apart(
     }
 
 
-def climb(resolved: Resolved, options: Options, *, watch: Watch = nobody) -> Ladder:
+def climb(resolved: Resolved, options: Options, *, observe: ObserverFactory = unobserved) -> Ladder:
     """Run the scenario with each of its relays. Raises as ``execute`` does."""
     rungs: list[Rung] = []
     for relay in resolved.relays:
-        rungs.append(Rung(relay, execute(resolved, relay, options, watch=watch)))
+        rungs.append(Rung(relay, execute(resolved, relay, options, observe=observe)))
         if rungs[-1].outcome.result.run.cancelled:
             break
     return Ladder(resolved, tuple(rungs))

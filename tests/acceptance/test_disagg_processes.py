@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from schedbench.profiles.platform.machine import MachineError
-from schedbench.profiles.ranks import carriers
+from schedbench.profiles.ranks import nixl
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Abstained, Hazards, Metric, Result
 from tests.acceptance.runs import digest, digest_of, plain_environment, resolved, result_of, statuses
@@ -93,13 +93,13 @@ def test_hardware_without_links_joins_nobody() -> None:
 
 
 def test_nixl_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carriers, "find_spec", lambda _: None)
+    monkeypatch.setattr(nixl, "find_spec", lambda _: None)
     with pytest.raises(MachineError, match=r"pip install 'schedbench\[nixl\]'"):
         processes("mixed", NIXL)
 
 
 def test_nixl_needs_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carriers, "find_spec", lambda _: "there")
+    monkeypatch.setattr(nixl, "find_spec", lambda _: "there")
     with pytest.raises(MachineError, match="--world distributed"):
         result_of("mixed", *FEW, NIXL)
 

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from schedbench.profiles.ranks.pairs import APART
+from schedbench.profiles.ranks.join import APART
 from schedbench.profiles.record.result import Abstained, Metric, RankPart, Result
 from schedbench.sched.relay.states import states
 from tests.acceptance.cells import Copy, copies, steps, waits

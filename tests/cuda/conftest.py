@@ -9,7 +9,7 @@ import pytest
 from schedbench.profiles.platform.resolve import resolve
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Result
-from schedbench.profiles.run.runner import Watch, nobody
+from schedbench.profiles.run.runner import ObserverFactory, unobserved
 from schedbench.scenarios.loader import load
 
 SMALL = [
@@ -25,10 +25,10 @@ SMALL = [
 def run() -> Callable[..., Result]:
     """Runs the shipped mixed scenario, made small, on CUDA."""
 
-    def running(*overrides: str, watch: Watch = nobody) -> Result:
+    def running(*overrides: str, observe: ObserverFactory = unobserved) -> Result:
         resolved = resolve(load("mixed", [*SMALL, *overrides]))
         options = Options(device="cuda", save_tokens=True)
-        return execute(resolved, resolved.relays[0], options, watch=watch).result
+        return execute(resolved, resolved.relays[0], options, observe=observe).result
 
     return running
 

@@ -99,5 +99,5 @@ def strict(clock: Clock, total: int) -> Iterator[Observer]:  # noqa: ARG001
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature:UserWarning")
 def test_decodes_make_no_blocking_call(run):
-    result = run("engine.chunked_prefill_size=2048", "engine.mixed_chunk=false", watch=strict)
+    result = run("engine.chunked_prefill_size=2048", "engine.mixed_chunk=false", observe=strict)
     assert {row.status for row in result.requests} == {"finished"}

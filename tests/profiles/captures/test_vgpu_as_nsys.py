@@ -34,7 +34,7 @@ def run(request, tmp_path) -> tuple[Result, RecordedTimeline]:
     scenario, *more = request.param
     question = ask(scenario, (*SMALL, *more))
     with TimelineRecording(tmp_path / FILE) as recording:
-        outcome = execute(question, question.relays[0], Options(device="vgpu"), instrument=recording)
+        outcome = execute(question, question.relays[0], Options(device="vgpu"), extra_sink=recording)
     return outcome.result, read_recording(tmp_path / FILE)
 
 

@@ -20,7 +20,7 @@ from schedbench.profiles.platform.resolve import Resolved
 from schedbench.profiles.ranks.execute import Options, RunOutcome, execute
 from schedbench.profiles.record.hazards import FoundHazard
 from schedbench.profiles.record.result import Abstained, Hazards
-from schedbench.profiles.run import task as executing
+from schedbench.profiles.run import document
 from schedbench.profiles.vgpu import open_vgpu
 from schedbench.profiles.vgpu.hazards import declared, footprints
 from schedbench.profiles.vgpu.tensor import CURRENT
@@ -217,7 +217,7 @@ def run(question: Resolved, device: str) -> RunOutcome:
 
 def both(question: Resolved, monkeypatch: pytest.MonkeyPatch) -> tuple[Hazards, Hazards]:
     """The virtual GPU's own findings and those from inside. Every one, declared or not."""
-    monkeypatch.setattr(executing, "_known", lambda *_: ())
+    monkeypatch.setattr(document, "_known", lambda *_: ())
     expected = run(question, "vgpu").result
     vgpu_as_cuda.install(monkeypatch)
     found = run(question, "cuda").result

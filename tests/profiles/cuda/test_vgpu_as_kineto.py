@@ -14,7 +14,7 @@ from schedbench.profiles.cuda.streams import StreamTable
 from schedbench.profiles.measure.counts import CountsSink
 from schedbench.profiles.platform.resolve import resolve
 from schedbench.profiles.run.machines import open_machine
-from schedbench.profiles.run.runner import GatedSink, PreparedRun, nobody
+from schedbench.profiles.run.runner import GatedSink, PreparedRun, unobserved
 from schedbench.scenarios.loader import load
 
 MAIN = 4242
@@ -60,7 +60,7 @@ def tape(request):
     resolved = resolve(load("mixed", [*SMALL, *request.param]))
     tape = Tape()
     with open_machine("vgpu", resolved, tape) as machine:
-        PreparedRun(resolved, machine, resolved.relays[0], GatedSink()).measure(nobody)
+        PreparedRun(resolved, machine, resolved.relays[0], GatedSink()).measure(unobserved)
         tape.streams = dict(machine.names.streams)
     return tape
 

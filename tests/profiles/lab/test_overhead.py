@@ -53,9 +53,9 @@ def test_nobody_is_told_of_a_bare_run(bench):
     heard = Heard()
     assert bench.clocked(heard, watched=False) > 0
     assert heard.item is None
-    assert len(bench.gate.answers.periods.periods) == 0
+    assert len(bench.sink.collector.periods.periods) == 0
     assert bench.clocked() > 0
-    assert len(bench.gate.answers.periods.periods) >= 5
+    assert len(bench.sink.collector.periods.periods) >= 5
 
 
 def test_each_time_it_is_the_same_work(bench):
@@ -63,7 +63,7 @@ def test_each_time_it_is_the_same_work(bench):
     steps = []
     for _ in range(2):
         bench.clocked()
-        steps.append(bench.gate.answers.waiting.requests)
+        steps.append(bench.sink.collector.waiting.requests)
     assert steps[0] == steps[1] and steps[0]["prefill"] + steps[0]["mixed"] > 0
 
 

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from schedbench.profiles.ranks.direct import Direct
-from schedbench.profiles.ranks.ports import DevicePorts
+from schedbench.profiles.ranks.nccl import DirectTransport
 from schedbench.profiles.ranks.process_link import ProcessLink
+from schedbench.profiles.ranks.staging import DeviceStaging
 from schedbench.sched.link import FOREVER
 from tests.profiles.ranks.slow_peer_process import Clock
 
@@ -45,7 +45,7 @@ class Knowing:
         self._thread.join()
 
 
-class Stand(Direct):
+class Stand(DirectTransport):
     """``pause``: seconds between what the receiver is told and the tensors."""
 
     pause = 0.0
@@ -74,7 +74,7 @@ def met(rank: int, port: int) -> tuple[ProcessLink, Stand]:
     dist.isend, dist.irecv = knowing(dist.isend), knowing(dist.irecv)
     carrier = Stand(torch.device("cpu"), JOINED, "gloo")
     return ProcessLink(
-        ("one", "two", "context"), DevicePorts(torch.device("cpu")), Clock(), patience=30, carrier=carrier
+        ("one", "two", "context"), DeviceStaging(torch.device("cpu")), Clock(), patience=30, transport=carrier
     ), carrier
 
 

@@ -15,9 +15,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from schedbench.profiles.ranks.carriers import ByMessage
-from schedbench.profiles.ranks.ports import DevicePorts
 from schedbench.profiles.ranks.process_link import ProcessLink
+from schedbench.profiles.ranks.staging import DeviceStaging
+from schedbench.profiles.ranks.transports import MessageTransport
 from schedbench.sched.link import FOREVER, LinkError
 
 PATIENCE = 2.0  # seconds
@@ -38,10 +38,10 @@ def met(rank: int, port: int) -> ProcessLink:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=PATIENCE))
     return ProcessLink(
         ("the one", "the other"),
-        DevicePorts(torch.device("cpu")),
+        DeviceStaging(torch.device("cpu")),
         Clock(),
         patience=PATIENCE,
-        carrier=ByMessage(),
+        transport=MessageTransport(),
     )
 
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from schedbench.profiles.platform.hardware import load
-from schedbench.profiles.ranks.device import SharedSimulation
+from schedbench.profiles.ranks.message_router import MessageRouter
 from schedbench.profiles.ranks.rank_threads import Member, run_ranks
-from schedbench.profiles.ranks.virtual import Post, VirtualLink
+from schedbench.profiles.ranks.shared_simulation import SharedSimulation
+from schedbench.profiles.ranks.virtual_link import VirtualLink
 from schedbench.profiles.run.machines import one_thread
 from schedbench.profiles.vgpu import VirtualGpu, open_vgpu
 from schedbench.profiles.vgpu.gpu import patched
@@ -24,13 +25,13 @@ MS = 1_000_000  # ns
 
 
 def world(ranks: int, body: Callable[[VirtualLink, VirtualGpu], T]) -> list[T]:
-    post = Post([f"rank {rank}" for rank in range(ranks)])
+    router = MessageRouter([f"rank {rank}" for rank in range(ranks)])
 
     def rank(member: Member) -> T:
         device = SharedSimulation(gap=0, member=member)
         with open_vgpu(H200, values="real", simulation=device) as gpu:
             member.attach(device, lambda: gpu.runtime.now)
-            return body(VirtualLink(member, gpu, post, NVLINK, patience=5 * MS), gpu)
+            return body(VirtualLink(member, gpu, router, NVLINK, patience=5 * MS), gpu)
 
     with one_thread(), patched(hazards=False):
         return run_ranks(ranks, rank)

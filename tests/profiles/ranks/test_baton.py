@@ -6,9 +6,8 @@ import random
 
 import pytest
 
-from schedbench.profiles.ranks.device import SharedSimulation
-from schedbench.profiles.ranks.joint import advance
-from schedbench.profiles.ranks.rank_threads import AwaitedInstant, AwaitedMark, Member, run_ranks
+from schedbench.profiles.ranks.rank_threads import AwaitedInstant, AwaitedMark, Member, advance, run_ranks
+from schedbench.profiles.ranks.shared_simulation import SharedSimulation
 from schedbench.profiles.vgpu.engine import (
     COMPUTE,
     FOREVER,

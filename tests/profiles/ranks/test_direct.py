@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from schedbench.profiles.ranks.direct import joined, place_of
-from schedbench.profiles.ranks.processes import here
+from schedbench.profiles.ranks.nccl import gpu_of, joinable
+from schedbench.profiles.ranks.processes import local_addresses
 from tests.profiles.ranks.device_group_process import PIECE, PIECES
 
 pytestmark = pytest.mark.xdist_group("direct")  # three processes once
@@ -35,7 +35,7 @@ def found() -> list[dict[str, Any]]:
             stdout=subprocess.PIPE,
             text=True,
         )
-        for place in here(3)
+        for place in local_addresses(3)
     ]
     try:
         said = [process.communicate(timeout=90)[0] for process in processes]
@@ -83,11 +83,11 @@ def test_what_has_been_sent_is_let_go(found: list[dict[str, Any]], way: str) -> 
     ],
 )
 def test_ranks_are_joined_where_no_two_share_a_gpu(gpus: list[str | None], ranks: tuple[int, ...]) -> None:
-    assert joined(gpus) == ranks
+    assert joinable(gpus) == ranks
 
 
 def test_ranks_of_a_machine_take_its_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    assert [place_of(rank, 2) for rank in range(3)] == [0, 1, 0]
+    assert [gpu_of(rank, 2) for rank in range(3)] == [0, 1, 0]
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert place_of(5, 4) == 1
+    assert gpu_of(5, 4) == 1

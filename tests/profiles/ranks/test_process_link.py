@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from schedbench.profiles.ranks.processes import here
+from schedbench.profiles.ranks.processes import local_addresses
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -25,7 +25,7 @@ def test_silence_is_not_the_end_and_a_process_that_hangs_is() -> None:
             stdout=subprocess.PIPE,
             text=True,
         )
-        for place in here(2)
+        for place in local_addresses(2)
     ]
     try:
         said, _ = talkers[0].communicate(timeout=60)

@@ -11,14 +11,14 @@ import pytest
 from schedbench.cli.errors import exit_code
 from schedbench.cli.run import run
 from schedbench.profiles.ranks import processes
-from schedbench.profiles.ranks.processes import PlacesError, here
+from schedbench.profiles.ranks.processes import PlacesError, local_addresses
 
 
 def test_one_that_is_stopped_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor would one that hangs in native code hear that it is told to end."""
     monkeypatch.setattr(processes, "_GRACE", 0.5)
     begin = 0.0
-    with processes._children(here(2)[1:], None) as ([process], ready):
+    with processes._children(local_addresses(2)[1:], None) as ([process], ready):
         assert ready.acquire(timeout=60) and process.pid is not None
         os.kill(process.pid, signal.SIGSTOP)
         begin = time.monotonic()

@@ -95,7 +95,7 @@ def run(
         bench = PreparedRun(question, machine, question.relays[0], gate)
         meddle(bench.scheduler)
         bench.warm_up()
-        return measured(bench, machine, lambda *_: nullcontext(listener), save_tokens=False)
+        return measured(bench, bench.measure(lambda *_: nullcontext(listener)), save_tokens=False)
 
 
 def value(found: MeasuredRun, name: str) -> float:
@@ -179,7 +179,7 @@ def flattening_us(how: str) -> float:
     ranges = Ranges()
     prompts = ("workload.prompt_tokens.value=2048", "workload.output_tokens.value=2", "workload.requests=16")
     question = ask("overlap_on", [*STEADY, *prompts, f"engine.relay.flatten={how}"])
-    execute(question, question.relays[0], Options(device="vgpu"), instrument=ranges)
+    execute(question, question.relays[0], Options(device="vgpu"), extra_sink=ranges)
     (took,) = (took for name, took in ranges.took.items() if name.startswith("flatten"))
     return median(took) / 1e3
 

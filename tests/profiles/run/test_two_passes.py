@@ -7,7 +7,7 @@ import pytest
 from schedbench.profiles.platform.resolve import resolve
 from schedbench.profiles.record.result import Abstained, Outputs
 from schedbench.profiles.run.passes import agreed, measured
-from schedbench.profiles.run.runner import nobody
+from schedbench.profiles.run.runner import unobserved
 from schedbench.scenarios.loader import load
 from tests.profiles.cuda.cpu_machine import cpu_bench
 
@@ -21,7 +21,7 @@ def bench():
 
 
 def test_counts_are_of_the_traced_pass_and_times_of_the_timed_one(bench):
-    found = measured(bench, bench.machine, nobody, save_tokens=True)
+    found = measured(bench, bench.measure(unobserved), save_tokens=True)
     assert isinstance(found.outputs, Outputs)
     assert found.passes["counts"] == "traced pass"
     assert found.passes["trace_overhead"] > 0
@@ -41,7 +41,7 @@ def test_counts_are_of_the_traced_pass_and_times_of_the_timed_one(bench):
 
 
 def test_where_another_tool_counts_there_is_no_second_pass(bench):
-    found = measured(bench, bench.machine, nobody, save_tokens=False, traced=False)
+    found = measured(bench, bench.measure(unobserved), save_tokens=False, traced=False)
     assert found.parts.per_step == {} and found.parts.copies == () and found.parts.syncs == ()
     assert found.passes["abstained"] == "another tool counts"
     assert isinstance(found.outputs, Outputs)
@@ -52,7 +52,7 @@ def test_a_pass_that_was_interrupted_is_not_counted(bench):
         raise KeyboardInterrupt
 
     bench.scheduler.receive = interrupted
-    found = measured(bench, bench.machine, nobody, save_tokens=False)
+    found = measured(bench, bench.measure(unobserved), save_tokens=False)
     assert found.passes["abstained"] == "the run was interrupted"
     assert found.parts.per_step == {}
     assert found.parts.copies == found.parts.syncs == ()

@@ -1,15 +1,18 @@
-"""A device whose streams may wait for those of other ranks' devices."""
+"""The simulation of a device whose streams may wait for those of other ranks' devices."""
 
 from __future__ import annotations
+
+from typing import Final
 
 from ..vgpu.engine import EventRecording, Simulation
 from .rank_threads import AwaitedMark, Member
 
-QUEUES = 32  # more than any rank has
+QUEUES: Final = 32  # of one rank; more than any rank has
 
 
 class SharedSimulation(Simulation):
-    """Advanced only together with the other ranks' devices, and no further than any host that could still launch."""
+    """The simulation of one rank's device. It is advanced only together with those of the other ranks, and no further
+    than the lowest host clock."""
 
     def __init__(self, *, gap: int, member: Member) -> None:
         super().__init__(gap=gap, first=member.rank * QUEUES)

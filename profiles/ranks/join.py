@@ -1,0 +1,334 @@
+"""One result of several ranks: pipeline stages, data-parallel ranks, or workers behind a router.
+
+Counts and source lines are summed, requests come from the ranks where they ended, and what each device or loop has of
+its own stays in ``ranks``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from ...sched.data_parallel.share import RankShare
+from ...sched.disagg.layout import RankLayout
+from ..measure import latency
+from ..measure.acceptance import AcceptanceLog
+from ..measure.bubble import NOBODY, bubble
+from ..measure.collector import Metrics, acceptance_metrics, distributed, plain, request_metrics
+from ..measure.requests import Account, RequestRecord
+from ..measure.steps import is_iteration
+from ..platform.resolve import Resolved
+from ..platform.speculation import speculation_depth
+from ..record.result import (
+    Abstained,
+    CopyRow,
+    Hazards,
+    KindCounts,
+    Metric,
+    Outputs,
+    RankPart,
+    Result,
+    SyncRow,
+)
+from ..run.passes import outputs_with
+from ..run.router import RouterReport
+from ..run.task import RankReport
+from .specs import RankSpec
+
+Report = RankReport | RouterReport
+Row = TypeVar("Row", CopyRow, SyncRow)
+
+APART: Final = "each rank has its own: see ranks"
+_SUMS: Final = ("count", "steady", "bytes", "host_us", "exposed_us")
+_AFTER_PREFILL: Final = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
+
+
+def join(
+    resolved: Resolved, specs: Sequence[RankSpec], reports: Sequence[Report], missed: tuple[str, ...]
+) -> Result:
+    """The result of a run from the reports of all its ranks, in the order of ``specs``. ``missed``: what of the script
+    of failures the run did not come to."""
+    ranks = [report for report in reports if isinstance(report, RankReport)]
+    if len(specs) == 1:
+        return ranks[0].result
+    failure = _failures(reports)
+    if isinstance(reports[-1], RouterReport):
+        result = _of_workers(resolved, specs, ranks, reports[-1], failure)
+    elif specs[0].share is not None:
+        result = _of_data_ranks(resolved, ranks, failure)
+    else:
+        result = _of_stages(specs, ranks, failure)
+    return result.model_copy(update={"run": result.run.model_copy(update={"missed": missed})})
+
+
+def _failures(reports: Sequence[Report]) -> str | None:
+    """Why the run broke off on each rank, in the order in which ranks came to their ends; None if it did not."""
+    in_order = sorted(reports, key=lambda report: report.end)
+    return "; ".join(dict.fromkeys(report.failure for report in in_order if report.failure)) or None
+
+
+def _combined(first: Result, results: Sequence[Result], failure: str | None, **parts: Any) -> Result:
+    """``first`` with what is alike for all kinds of ranks, and the ``parts`` that are not."""
+    common = {
+        "run": first.run.model_copy(update={"failure": failure}),
+        "per_step": _first_of_each_kind(results),
+        "copies": _summed(row for result in results for row in result.copies),
+        "syncs": _summed(row for result in results for row in result.syncs),
+        "idle": first.idle if isinstance(first.idle, Abstained) else Abstained(abstained=APART),
+        "hazards": _all_hazards(results),
+    }
+    return first.model_copy(update=common | parts)
+
+
+def _of_stages(specs: Sequence[RankSpec], stages: Sequence[RankReport], failure: str | None) -> Result:
+    """Requests come from the first stage: they enter there, and their tokens return to it."""
+    results = [stage.result for stage in stages]
+    first, metrics = results[0], _request_metrics(stages[0].account, results)
+    return _combined(
+        first,
+        results,
+        failure,
+        metrics=_unless_untimed(first, metrics) | {"bubble_pct": _bubble(stages)},
+        ranks=tuple(
+            _rank_part(spec.name, "pipeline", stage, {"bubble_pct": _bubble([stage]), **_bubbles(stage)})
+            for spec, stage in zip(specs, stages, strict=True)
+        ),
+        outputs=_broken_off(failure) or _agreed(results),
+    )
+
+
+def _of_data_ranks(resolved: Resolved, ranks: Sequence[RankReport], failure: str | None) -> Result:
+    """Each request comes from the rank that served it."""
+    ranks = [_own_requests(rank, RankShare(index, len(ranks))) for index, rank in enumerate(ranks)]
+    results = [rank.result for rank in ranks]
+    first, account = results[0], Account.merged([rank.account for rank in ranks])
+    rows = {row.id: row for result in results for row in result.requests}
+    records = account.in_order()
+    metrics = _request_metrics(account, results) | _acceptance_metrics(resolved, ranks)
+    return _combined(
+        first,
+        results,
+        failure,
+        metrics=_unless_untimed(first, metrics),
+        ranks=tuple(
+            _rank_part(f"rank {index}", "data", rank, {"idle_step_share": _idle_step_share(rank.result)})
+            for index, rank in enumerate(ranks)
+        ),
+        requests=tuple(rows[record.id] for record in records),
+        outputs=_broken_off(failure) or _outputs(records, ranks),
+    )
+
+
+def _of_workers(
+    resolved: Resolved,
+    specs: Sequence[RankSpec],
+    workers: Sequence[RankReport],
+    router: RouterReport,
+    failure: str | None,
+) -> Result:
+    """Requests come from the workers on which they end for their clients, and lost ones from the router."""
+    pair = resolved.scenario.engine.disaggregation
+    places = [spec.place for spec in specs if spec.place is not None and not spec.is_router]
+    results = [worker.result for worker in workers]
+    ending = [worker for place, worker in zip(places, workers, strict=True) if place.ends]
+    first, account = ending[0].result, Account.merged([worker.account for worker in ending])
+    rows = {row.id: row for worker in ending for row in worker.result.requests}
+    rows |= {row.id: row for row in router.rows if row.id not in rows or row.status == "failed"}
+    metrics, missing = (
+        _request_metrics(account, results),
+        _lost(account, router, transfers=pair.mode != "none"),
+    )
+    if pair.mode != "none":
+        metrics |= _ttft_parts(account, exact=_is_exact(results[-1]))
+    outputs = _broken_off(failure) or _unless_lost(missing, len(rows), _outputs(account.in_order(), ending))
+    if pair.mode != "none" and pair.transfer == "fake":
+        outputs = Abstained(abstained="KV was never sent, the tokens mean nothing")
+    return _combined(
+        first,
+        results,
+        failure,
+        metrics=_unless_untimed(first, metrics) | _acceptance_metrics(resolved, ending),
+        ranks=tuple(_worker_part(place, worker) for place, worker in zip(places, workers, strict=True)),
+        requests=tuple(sorted(rows.values(), key=lambda row: int(row.id[1:]))),
+        outputs=outputs,
+    )
+
+
+def _own_requests(rank: RankReport, share: RankShare) -> RankReport:
+    """The report without other ranks' requests: an interrupted rank ends all requests that it has received."""
+    account = rank.account
+    records = [record for record in account.records if share.owns(record.index)]
+    names = {record.id for record in records}
+    own = Account(records, account.gaps, account.production, account.retractions, account.peak_kv_tokens)
+    rows = tuple(row for row in rank.result.requests if row.id in names)
+    return rank._replace(account=own, result=rank.result.model_copy(update={"requests": rows}))
+
+
+def _rank_part(name: str, role: str, rank: RankReport, own: Metrics) -> RankPart:
+    result = rank.result
+    return RankPart(
+        name=name, role=role, per_step=result.per_step, idle=result.idle, metrics={**result.metrics, **own}
+    )
+
+
+def _worker_part(place: RankLayout, worker: RankReport) -> RankPart:
+    """A prefill worker has no latencies of what comes after a request's prompt."""
+    result = worker.result
+    parts = _ttft_parts(worker.account, exact=_is_exact(result)) if place.role == "decode" else {}
+    part = _rank_part(place.name, place.role, worker, _unless_untimed(result, parts))
+    if place.ends:
+        return part
+    metrics = {name: metric for name, metric in part.metrics.items() if name not in _AFTER_PREFILL}
+    return part.model_copy(update={"metrics": metrics})
+
+
+def _request_metrics(account: Account, results: Sequence[Result]) -> Metrics:
+    """Latencies and throughput of all requests; metrics of a device or a loop abstain, as each rank has its own."""
+    last = results[-1]
+    metrics: Metrics = {name: Abstained(abstained=APART) for name in last.metrics if "." not in name}
+    metrics |= request_metrics(account, exact=_is_exact(last))
+    fullest = max((result.metrics["peak_kv_tokens"] for result in results), key=_value)
+    return metrics | {"peak_kv_tokens": fullest}
+
+
+def _value(metric: Metric | Abstained) -> float:
+    return metric.values[0] if isinstance(metric, Metric) else -1.0
+
+
+def _acceptance_metrics(resolved: Resolved, ranks: Sequence[RankReport]) -> Metrics:
+    log = AcceptanceLog.merged(rank.acceptance for rank in ranks)
+    depth = speculation_depth(resolved.scenario)
+    return acceptance_metrics(log, depth, exact=_is_exact(ranks[0].result))
+
+
+def _ttft_parts(account: Account, *, exact: bool) -> Metrics:
+    """What the time to first token consists of besides the queue."""
+    parts = {
+        "prefill_ms": latency.prefilling(account.records),
+        "transfer_ms": latency.transfer(account.records),
+        "decode_queue_ms": latency.decode_queueing(account.records),
+    }
+    why = "no request ran long enough"
+    return {name: distributed(name, part, exact=exact, why=why) for name, part in parts.items()}
+
+
+def _idle_step_share(result: Result) -> Metric | Abstained:
+    """The share of steps in which the rank had no request of its own."""
+    steps = {kind: counts.steps for kind, counts in result.per_step.items() if is_iteration(kind)}
+    total = sum(steps.values())
+    share = steps.get("idle", 0) / total if total else None
+    return plain("idle_step_share", share, exact=_is_exact(result), why="no step was counted")
+
+
+def _bubble(stages: Sequence[RankReport]) -> Metric | Abstained:
+    for stage in stages:
+        busy = stage.result.metrics["gpu_busy"]
+        if isinstance(busy, Abstained):
+            return busy
+    times = [stage.stage_time for stage in stages if stage.stage_time is not None]
+    return plain("bubble_pct", bubble(times), exact=_emulated(stages))
+
+
+def _bubbles(stage: RankReport) -> Metrics:
+    """The stage's own bubble, by the microbatch that its device waited for."""
+    busy, time = stage.result.metrics["gpu_busy"], stage.stage_time
+    if time is None or isinstance(busy, Abstained):
+        return {}
+    window = time.last - time.first
+    return {
+        f"bubble_pct.{'outside' if place == NOBODY else f'mb{place}'}": plain(
+            "bubble_pct", 100 * idle / window, exact=_emulated([stage])
+        )
+        for place, idle in sorted(time.idle.items())
+    }
+
+
+def _emulated(stages: Sequence[RankReport]) -> bool:
+    labels = [stage.result.labels for stage in stages]
+    return all(label.emulated and label.host == "modelled" for label in labels)
+
+
+def _is_exact(result: Result) -> bool:
+    return all(metric.exact for metric in result.metrics.values() if isinstance(metric, Metric))
+
+
+def _unless_untimed(result: Result, metrics: Metrics) -> Metrics:
+    """All abstain where the result's times mean nothing, for the reason that it gives."""
+    idle = result.idle
+    return {name: idle if isinstance(idle, Abstained) else metric for name, metric in metrics.items()}
+
+
+def _first_of_each_kind(results: Sequence[Result]) -> dict[str, KindCounts]:
+    """Of every kind, the steps of the first rank that had any."""
+    kinds: dict[str, KindCounts] = {}
+    for result in results:
+        for kind, counts in result.per_step.items():
+            kinds.setdefault(kind, counts)
+    return dict(sorted(kinds.items()))
+
+
+def _summed(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """Rows that differ in nothing but their sums as one row, the most exposed first."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        key = row.model_copy(update={name: 0 for name in _SUMS if hasattr(row, name)}).model_dump_json()
+        before = found.get(key)
+        if before is not None:
+            sums = {name: getattr(before, name) + getattr(row, name) for name in _SUMS if hasattr(row, name)}
+            row = row.model_copy(update=sums)
+        found[key] = row
+    return tuple(
+        sorted(found.values(), key=lambda r: (-r.exposed_us, -r.host_us, -r.count, r.model_dump_json()))
+    )
+
+
+def _all_hazards(results: Sequence[Result]) -> Hazards | Abstained:
+    """The hazards of all ranks; abstained where one rank was not watched for them."""
+    parts = [result.hazards for result in results]
+    watched = [part for part in parts if isinstance(part, Hazards)]
+    if len(watched) < len(parts):
+        return parts[0]
+    known = dict.fromkeys(name for part in watched for name in part.known)
+    findings = dict.fromkeys(finding for part in watched for finding in part.findings)
+    return Hazards(known=tuple(known), findings=tuple(findings))
+
+
+def _broken_off(failure: str | None) -> Abstained | None:
+    """The digest of a run that broke off; None for one that did not."""
+    if failure is None:
+        return None
+    return Abstained(abstained=f"the run broke off: {failure.partition('; ')[0]}")
+
+
+def _agreed(results: Sequence[Result]) -> Outputs | Abstained:
+    outputs = [result.outputs for result in results]
+    if any(other != outputs[0] for other in outputs):
+        return Abstained(abstained="the stages took different tokens from the same steps")
+    return outputs[0]
+
+
+def _outputs(records: Sequence[RequestRecord], ranks: Sequence[RankReport]) -> Outputs | Abstained:
+    for rank in ranks:
+        if isinstance(rank.result.outputs, Abstained):
+            return rank.result.outputs
+    return outputs_with(records, {name: by for rank in ranks for name, by in rank.damage.items()})
+
+
+def _lost(account: Account, router: RouterReport, *, transfers: bool) -> dict[str, str]:
+    """Requests that failed because something did not arrive, and why. A request that failed by what it asked for, such
+    as a grammar that allows no further token, is part of the scenario, like one that was refused."""
+    without_worker = {row.id: row.reason for row in router.rows if row.status == "failed"}
+    without_kv = {
+        record.id: record.reason
+        for record in account.in_order()
+        if transfers and record.status == "failed" and record.transferred is None
+    }
+    return without_kv | without_worker
+
+
+def _unless_lost(missing: Mapping[str, str], total: int, outputs: Outputs | Abstained) -> Outputs | Abstained:
+    """The digest; with requests ``missing`` it would be equal to no other run's, and abstains."""
+    if not missing or isinstance(outputs, Abstained):
+        return outputs
+    first = next(iter(missing.values()))
+    return Abstained(abstained=f"{len(missing)} of {total} requests were lost: {first}")

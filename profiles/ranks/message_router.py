@@ -1,0 +1,187 @@
+"""Messages between ranks of one process: on their way, in inboxes, and under the scenario's script of failures."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from ...scenarios.failure_schema import Failure
+from ...scenarios.failures import rank_names, words
+from ...scenarios.schema import Scenario
+from ..run.fault_injector import FaultInjector
+from ..vgpu.engine import PeerEventRecording
+
+
+class MessageInFlight(NamedTuple):
+    """A message on its way. The host's part arrives at ``at``, ns; the tensors at ``landing``. ``known``: the vector
+    clock of the sender's host, where one is kept."""
+
+    source: int
+    serial: int
+    at: int
+    payload: bytes
+    values: Sequence[torch.Tensor]
+    landing: PeerEventRecording | None
+    known: Sequence[int]
+
+    @property
+    def whole_at(self) -> int | None:
+        """When all of it is there, as far as that is known."""
+        if self.landing is None:
+            return self.at
+        landed = self.landing.time
+        return None if landed is None else max(self.at, landed)
+
+
+class Departure(NamedTuple):
+    """A rank's end, which other ranks learn of at ``at``, ns. ``root``: what it was caused by first, where the rank's
+    work was not done."""
+
+    at: int
+    why: str
+    root: str
+
+
+@dataclass(slots=True)
+class RankInbox:
+    """Messages to one rank, by sender and tag, in the order in which they arrive."""
+
+    messages: dict[tuple[int, str], deque[MessageInFlight]] = field(default_factory=dict)
+    departures: dict[int, Departure] = field(default_factory=dict)  # of ranks that send no more
+
+    def queue(self, source: int, tag: str) -> deque[MessageInFlight]:
+        return self.messages.setdefault((source, tag), deque())
+
+    def silent_from(self, rank: int) -> int:
+        """When nothing more can come from a rank that has departed: not before its late messages."""
+        queues = [messages for (source, _), messages in self.messages.items() if source == rank]
+        late = (message.whole_at or 0 for messages in queues for message in messages)
+        return max([self.departures[rank].at, *late])
+
+    def heads(self, tags: Sequence[str]) -> list[tuple[MessageInFlight, str]]:
+        return [
+            (messages[0], tag) for (_, tag), messages in self.messages.items() if messages and tag in tags
+        ]
+
+    def head(self, source: int, tag: str) -> MessageInFlight | None:
+        messages = self.messages.get((source, tag))
+        return messages[0] if messages else None
+
+    def take(self, source: int, tag: str) -> MessageInFlight:
+        return self.messages[source, tag].popleft()
+
+
+class MessageRouter:
+    """Carries messages between all ranks, which have ``names``."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+        self.inboxes = [RankInbox() for _ in names]
+
+    def put(self, to: int, tag: str, message: MessageInFlight) -> None:
+        if to not in self.inboxes[message.source].departures:
+            self.inboxes[to].queue(message.source, tag).append(message)
+
+    def depart(self, rank: int, departure: Departure) -> None:
+        """Announce a rank's end to all ranks; the first announcement counts."""
+        for inbox in self.inboxes:
+            inbox.departures.setdefault(rank, departure)
+
+    def drop(self, rank: int, now: int) -> None:
+        """Drop the tensors that a rank has sent and that have not arrived, with their messages; messages of its host
+        alone have left already."""
+        for inbox in self.inboxes:
+            for (source, _), messages in inbox.messages.items():
+                if source == rank:
+                    kept = [
+                        message
+                        for message in messages
+                        if message.landing is None
+                        or (message.whole_at is not None and message.whole_at <= now)
+                    ]
+                    messages.clear()
+                    messages.extend(kept)
+
+
+class FaultInjectingRouter(MessageRouter):
+    """Drops, delays, stalls, reorders and repeats messages as the scenario scripts it, once their sender's injector is
+    armed."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(rank_names(scenario))
+        self._script = scenario.faults
+        self._failures = [(index, failure) for index, failure in enumerate(scenario.faults) if failure.link]
+        self._triggered: set[int] = set()  # indices into the script
+        self._injectors: dict[int, FaultInjector] = {}
+        self._sent: Counter[tuple[int, int, str]] = Counter()
+        self._late: set[tuple[int, int]] = set()  # source and serial of messages that others may overtake
+        self._stall_ends: dict[int, int] = {}  # by index into the script, ns
+
+    def register(self, injector: FaultInjector, rank: int) -> None:
+        """The injector of a rank; every sender needs one where the scenario scripts failures."""
+        self._injectors[rank] = injector
+
+    def put(self, to: int, tag: str, message: MessageInFlight) -> None:
+        for arriving in self._faulted(to, tag, message) if self._failures else [message]:
+            super().put(to, tag, arriving)
+            self._overtake(to, tag, arriving)
+
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """Entries of the script that the run did not come to, in words."""
+        triggered = self._triggered.union(*(injector.triggered for injector in self._injectors.values()))
+        return tuple(words(failure) for index, failure in enumerate(self._script) if index not in triggered)
+
+    def _faulted(self, to: int, tag: str, message: MessageInFlight) -> Sequence[MessageInFlight]:
+        """What arrives in place of the message."""
+        if not self._injectors[message.source].armed:
+            return [message]
+        ends, messages = [self.names[message.source], self.names[to]], [message]
+        self._sent[message.source, to, tag] += 1
+        number = self._sent[message.source, to, tag]
+        for index, failure in self._failures:
+            if [*failure.link] == ends and failure.tag == tag and number >= failure.nth:
+                messages = [x for each in messages for x in self._apply(index, failure, each, number)]
+        return messages
+
+    def _apply(
+        self, index: int, failure: Failure, message: MessageInFlight, number: int
+    ) -> Sequence[MessageInFlight]:
+        """What arrives in place of the message by one entry of the script; ``number`` is at least its nth."""
+        if number == failure.nth:
+            self._triggered.add(index)
+        elif failure.does != "stall":
+            return [message]
+        ns = round((failure.ms or 0) * 1e6)
+        if failure.does == "drop" or (failure.does == "stall" and not ns):
+            return []
+        if failure.does == "repeat":
+            return [message, message]
+        if failure.does == "stall":
+            end = self._stall_ends.setdefault(index, message.at + ns)
+            return [_delayed(message, max(0, end - message.at))]
+        if failure.does == "reorder":
+            self._late.add((message.source, message.serial))
+        return [_delayed(message, ns)]
+
+    def _overtake(self, to: int, tag: str, message: MessageInFlight) -> None:
+        """Move the message, the last of its queue, before those that it may overtake and that arrive later."""
+        queue = self.inboxes[to].queue(message.source, tag)
+        place = len(queue) - 1
+        while (
+            place > 0
+            and (message.source, queue[place - 1].serial) in self._late
+            and queue[place - 1].at > message.at
+        ):
+            place -= 1
+        if place < len(queue) - 1:
+            queue.insert(place, queue.pop())
+
+
+def _delayed(message: MessageInFlight, ns: int) -> MessageInFlight:
+    landing = None if message.landing is None else message.landing.delayed(ns)
+    return message._replace(at=message.at + ns, landing=landing)

@@ -1,0 +1,107 @@
+"""Tensors from GPU to GPU by NCCL, without the host's memory between them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+from collections.abc import Sequence
+from itertools import permutations
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from .transports import NO_BYTES, ArrivedTensors, MessageTransport, TensorTransport
+
+
+class DirectTransport:
+    """From device to device between ``ranks``, which the backend can join; between all others by messages.
+
+    There is one process group for each direction: a communicator works in the order of its calls, so that in a common
+    group two ranks that send before they receive would wait for each other. A communicator is made at its first use,
+    once both ends have called it; the receiver does so when the message arrives. The constructor is collective: every
+    rank of the default group must call it.
+    """
+
+    def __init__(self, device: torch.device, ranks: Sequence[int], backend: str) -> None:
+        self._device = device
+        self._rank = dist.get_rank()
+        self._groups = {pair: dist.new_group(pair, backend=backend) for pair in permutations(ranks, 2)}
+        self._leaving: deque[tuple[Any, torch.Tensor]] = deque()
+
+    def offer(self, to: int, body: torch.Tensor) -> tuple[int | None, torch.Tensor]:
+        return (body.numel(), NO_BYTES) if self._is_joined(to, body) else (None, body.cpu())
+
+    def push(self, to: int, body: torch.Tensor) -> None:
+        if not self._is_joined(to, body):
+            return
+        while self._leaving and self._leaving[0][0].is_completed():
+            self._leaving.popleft()
+        work = dist.isend(body, to, group=self._groups[self._rank, to])
+        self._leaving.append((work, body))
+
+    def take(
+        self, source: int, ticket: int | None, inline: torch.Tensor
+    ) -> ArrivedTensors | _TensorsInTransit:
+        if ticket is None:
+            return ArrivedTensors(inline)
+        body = torch.empty(ticket, dtype=torch.uint8, device=self._device)
+        return _TensorsInTransit(dist.irecv(body, source, group=self._groups[source, self._rank]), body)
+
+    def close(self) -> None:
+        for work, _ in self._leaving:
+            work.wait()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _is_joined(self, to: int, body: torch.Tensor) -> bool:
+        return (self._rank, to) in self._groups and body.device == self._device and bool(body.numel())
+
+
+class _TensorsInTransit(NamedTuple):
+    work: Any
+    body: torch.Tensor
+
+    def arrived(self) -> bool:
+        return bool(self.work.is_completed())
+
+    def wait(self) -> torch.Tensor:
+        self.work.wait()  # with NCCL the current stream waits, and not the host
+        if self.body.is_cuda:
+            self.body.record_stream(torch.cuda.current_stream())
+        return self.body
+
+
+def joinable(gpus: Sequence[str | None]) -> tuple[int, ...]:
+    """The ranks that NCCL can join, by the GPU of each rank: none where two share a GPU, which NCCL refuses."""
+    used = [gpu for gpu in gpus if gpu is not None]
+    if len(used) < 2 or len(set(used)) < len(used):
+        return ()
+    return tuple(rank for rank, gpu in enumerate(gpus) if gpu is not None)
+
+
+def gpu_of(rank: int, gpus: int) -> int:
+    """Which of a machine's GPUs is the rank's. torchrun sets the rank's number on its machine."""
+    return int(os.environ.get("LOCAL_RANK", rank)) % gpus
+
+
+def take_gpu() -> None:  # cuda-only
+    """Give this process the GPU of its rank: the ranks of one machine take its GPUs in turn."""
+    torch.cuda.set_device(gpu_of(dist.get_rank(), torch.cuda.device_count()))
+
+
+def nccl_transport(device: torch.device | None) -> TensorTransport:  # cuda-only
+    """By NCCL where no two ranks share a GPU, otherwise by messages. ``device`` is this rank's, None for a rank without
+    one. Collective: every rank calls it."""
+    gpus: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(gpus, None if device is None else _identity(device))
+    ranks = joinable(gpus)
+    if not ranks:
+        return MessageTransport()
+    return DirectTransport(device or torch.device("cpu"), ranks, "nccl")
+
+
+def _identity(device: torch.device) -> str:  # cuda-only
+    """The GPU's name, the same in every process."""
+    return f"{socket.gethostname()} {torch.cuda.get_device_properties(device).uuid}"

@@ -1,0 +1,133 @@
+"""Runs ranks in this process: a single engine on the calling thread, several ranks as threads in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Final
+
+from ...scenarios.combinations import routed
+from ...scenarios.schema import Scenario
+from ...sched.observe import Clock, Observer
+from ..platform import capacity
+from ..platform.hardware import LinkName, LinkProfile
+from ..platform.machine import MachineError
+from ..platform.resolve import Resolved
+from ..run.fault_injector import inject_faults
+from ..run.machines import one_thread, open_machine
+from ..run.rank_context import ALONE
+from ..run.runner import GatedSink, ObserverFactory, settled_heap
+from ..run.task import RunTask
+from ..vgpu.gpu import patched
+from ..vgpu.tensor import CURRENT
+from .join import Report
+from .message_router import FaultInjectingRouter
+from .rank_threads import Member, run_ranks
+from .shared_simulation import SharedSimulation
+from .specs import RankSpec
+from .virtual_link import VirtualLink, WorldClock
+
+PATIENCE: Final = 600 * 10**9  # ns of virtual time that a rank waits for another
+
+
+def run_alone(task: RunTask) -> Report:
+    """Run the only rank. Raises MachineError."""
+    options, sink = task.options, GatedSink()
+    with open_machine(
+        task.kind,
+        task.resolved,
+        sink,
+        hazards=options.hazards,
+        adversary=options.adversary,
+        keep_trace=options.keep_trace,
+    ) as machine:
+        return task.run(machine, sink, ALONE)
+
+
+def run_threads(task: RunTask, specs: Sequence[RankSpec]) -> tuple[list[Report], tuple[str, ...]]:
+    """Run every rank on a virtual GPU of its own. Returns their reports, and the entries of the script of failures that
+    the run did not come to. Raises MachineError."""
+    _check(task)
+    router, profile = FaultInjectingRouter(task.resolved.scenario), _link_profile(task.resolved)
+    task = replace(task, kind="vgpu", observe=SharedObserver(task.observe))
+
+    def run(member: Member) -> Report:
+        return _run_rank(task, specs[member.rank], member, router, profile)
+
+    with one_thread(), patched(hazards=task.options.hazards), settled_heap():
+        return run_ranks(len(specs), run), router.missed
+
+
+def _run_rank(
+    task: RunTask, spec: RankSpec, member: Member, router: FaultInjectingRouter, profile: LinkProfile
+) -> Report:
+    resolved, options, sink = task.resolved, task.options, GatedSink()
+    simulation = SharedSimulation(gap=round(resolved.hardware.kernels.gap.value), member=member)
+    with open_machine(
+        "vgpu",
+        resolved,
+        sink,
+        hazards=options.hazards and not spec.is_router,
+        adversary=options.adversary,
+        simulation=simulation,
+    ) as machine:
+        gpu = CURRENT.get()
+        member.attach(simulation, lambda: gpu.runtime.now)
+        clock = WorldClock(gpu, member)
+        link = VirtualLink(member, gpu, router, profile, patience=PATIENCE)
+        wrapped, injector = inject_faults(resolved.scenario, link, link.die)
+        if injector is not None:
+            router.register(injector, member.rank)
+        context = spec.context(wrapped, injector)
+        report: Report
+        if spec.is_router:
+            report = task.route(clock, context)
+        else:
+            report = task.run(replace(machine, clock=clock), sink, context)
+        link.leave(report.failure)
+        return report
+
+
+def _check(task: RunTask) -> None:
+    if task.resolved.scenario.engine.disaggregation.transfer == "nixl":
+        raise MachineError(
+            "engine.disaggregation.transfer: nixl moves KV between processes: --world distributed"
+        )
+    if task.options.device == "cuda":
+        raise MachineError("a virtual world has virtual GPUs; --world distributed puts ranks on real ones")
+    capacity.check_world(task.resolved)
+
+
+def _link_profile(resolved: Resolved) -> LinkProfile:
+    """Raises MachineError where the emulated hardware has no such link."""
+    hardware, name = resolved.hardware, _link_name(resolved.scenario)
+    if name not in hardware.links:
+        raise MachineError(f"device.hardware: {hardware.name} has no link '{name}' to join ranks by")
+    return hardware.links[name]
+
+
+def _link_name(scenario: Scenario) -> LinkName:
+    far = routed(scenario) and scenario.engine.disaggregation.transfer == "distributed"
+    return "rdma" if far else "nvlink"
+
+
+class SharedObserver:
+    """One observer of the caller's for all ranks: it is made when the first rank begins, and ends with the last one."""
+
+    def __init__(self, observe: ObserverFactory) -> None:
+        self._observe = observe
+        self._open = ExitStack()
+        self._ranks = 0
+
+    @contextmanager
+    def __call__(self, clock: Clock, total: int) -> Iterator[Observer]:
+        if not self._ranks:
+            self._observer = self._open.enter_context(self._observe(clock, total))
+        self._ranks += 1
+        try:
+            yield self._observer
+        finally:
+            self._ranks -= 1
+            if not self._ranks:
+                self._open.close()

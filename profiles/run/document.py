@@ -1,0 +1,143 @@
+"""The result document of one rank."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+from typing import Final
+
+from ...scenarios.combinations import overlaps, staged
+from ...scenarios.schema import Scenario
+from ...scenarios.workload import Achieved, Lengths
+from ...sched.relay.choice import RelayChoice, loop_of
+from ...sched.relay.draft_rows import DRAFT_SWITCHES
+from ...sched.relay.switches import OVERLAPPED_ONLY
+from ..platform.machine import Machine
+from ..platform.speculation import speculation
+from ..record.environment import environment, tool
+from ..record.result import (
+    LengthsPart,
+    RelayPart,
+    RequestRow,
+    Result,
+    RunPart,
+    ScenarioPart,
+    SummaryPart,
+    WorkloadPart,
+)
+from .declared_hazards import hazards
+from .passes import MeasuredRun
+from .runner import Pass
+
+# Kinds of steps that read what earlier steps have left in the relay.
+_HANDED_ON: Final = {"decode", "verify"}
+
+
+def result_of(
+    scenario: Scenario,
+    relay: RelayChoice,
+    machine: Machine,
+    found: MeasuredRun,
+    run: RunPart,
+    world: str | None,
+) -> Result:
+    """``world``: in which several ranks ran; None for a single engine."""
+    return Result(
+        tool=tool(),
+        run=run,
+        environment={
+            **environment(),
+            **machine.environment,
+            **({"passes": found.passes} if found.passes else {}),
+        },
+        labels=machine.labels.model_copy(
+            update={"acceptance": _acceptance(scenario, found.done), "world": world}
+        ),
+        scenario=ScenarioPart(expanded=scenario.expanded(), sha256=scenario.sha256),
+        workload=_workload(found.done.achieved),
+        relay=RelayPart(
+            state=relay.state.name,
+            loop=loop_of(overlap=overlaps(scenario), staged=staged(scenario)),
+            policies=relay.policies(
+                overlap=overlaps(scenario), speculation=speculation(scenario), staged=staged(scenario)
+            ),
+            switches=_switches(relay, scenario),
+            faults=tuple(fault.name for fault in relay.faults),
+        ),
+        hardware=machine.hardware,
+        hazards=hazards(
+            machine,
+            _known(relay, scenario),
+            decoded=bool(_HANDED_ON & found.done.collector.counts.steps.keys()),
+        ),
+        **{
+            **found.parts._asdict(),
+            "outputs": found.outputs,
+            "requests": _counted_from(found.done.start, found.parts.requests),
+        },
+    )
+
+
+def run_part(command: str, started: datetime, wall_s: float, done: Pass, machine: Machine) -> RunPart:
+    return RunPart(
+        id=uuid.uuid4().hex,
+        command=command,
+        started=started.isoformat(timespec="seconds"),
+        wall_s=wall_s,
+        emulation_speed=(done.end - done.start) / 1e9 / done.wall_s if machine.labels.emulated else None,
+        cancelled=done.cancelled,
+        failure=done.failure or None,
+        hazards_s=None if machine.hazards is None else machine.hazards.spent / 1e9,
+    )
+
+
+def _switches(relay: RelayChoice, scenario: Scenario) -> dict[str, str]:
+    """The switches that have an effect: a single stream has nothing to order, and some belong to the overlapped
+    worker."""
+    absent = set() if overlaps(scenario) else set(OVERLAPPED_ONLY)
+    if speculation(scenario) != "v2":
+        absent |= DRAFT_SWITCHES.keys()
+    return {name: value for name, value in relay.switches.items() if name not in absent}
+
+
+def _known(relay: RelayChoice, scenario: Scenario) -> tuple[str, ...]:
+    return relay.known_hazards(
+        overlap=overlaps(scenario), speculation=speculation(scenario), staged=staged(scenario)
+    )
+
+
+def _acceptance(scenario: Scenario, done: Pass) -> str | None:
+    if speculation(scenario) is None:
+        return None
+    return "simulated" if done.simulated else "measured"
+
+
+def _workload(achieved: Achieved) -> WorkloadPart:
+    return WorkloadPart(
+        requests=achieved.requests,
+        prompt_tokens=_lengths(achieved.prompt_tokens),
+        output_tokens=_lengths(achieved.output_tokens),
+        clipped=achieved.clipped,
+    )
+
+
+def _lengths(lengths: Lengths) -> LengthsPart:
+    requested = lengths.requested
+    return LengthsPart(
+        requested=SummaryPart(**requested._asdict()) if requested else None,
+        achieved=SummaryPart(**lengths.achieved._asdict()),
+    )
+
+
+def _counted_from(start: int, rows: tuple[RequestRow, ...]) -> tuple[RequestRow, ...]:
+    """The rows with instants that count from the start of the measured workload."""
+    return tuple(
+        row.model_copy(
+            update={
+                name: value - start
+                for name in ("arrival", "first_token", "finish")
+                if (value := getattr(row, name)) is not None
+            }
+        )
+        for row in rows
+    )

@@ -1,0 +1,132 @@
+"""Observers of every run: several as one, the audit of KV tags, and clients that abort."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from copy import copy
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from ...sched.loop.scheduler import Scheduler
+from ...sched.memory.slots import ReqToTokenPool
+from ...sched.model.tags import TagPool, audit
+from ...sched.observe import NO_STEP, Observer
+from ...sched.request import Request
+from .feed import ABORTED, Feed
+
+_HOOKS = (
+    "stream",
+    "planned",
+    "launched",
+    "settled",
+    "tokens",
+    "verified",
+    "ending",
+    "ended",
+    "retracted",
+    "kv_usage",
+)
+
+
+class ObserverGroup(Observer):
+    """Several observers as one. ``set`` replaces them; the scheduler keeps the same group. A hook that none of them
+    overrides costs one lookup."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self.set(*observers)
+
+    def set(self, *observers: Observer) -> None:
+        for hook in _HOOKS:
+            setattr(self, hook, _call_all([getattr(x, hook) for x in observers if _overrides(x, hook)]))
+        self._range = _nested([x.range for x in observers if _overrides(x, "range")])
+
+    def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:
+        return self._range(name, step, size)
+
+
+def _overrides(observer: Observer, hook: str) -> bool:
+    return getattr(type(observer), hook) is not getattr(Observer, hook)
+
+
+def _call_all(calls: list[Callable[..., None]]) -> Callable[..., None]:
+    if len(calls) == 1:
+        return calls[0]
+
+    def call_all(*arguments: Any) -> None:
+        for call in calls:
+            call(*arguments)
+
+    return call_all
+
+
+_NO_RANGE = Observer().range("", NO_STEP, 0)  # of an observer that does nothing when the range ends
+Ranger = Callable[[str, int, int], AbstractContextManager[object]]
+
+
+def _nested(rangers: Sequence[Ranger]) -> Ranger:
+    if not rangers:
+        return Observer().range
+    if len(rangers) == 1:
+        return rangers[0]
+
+    def nested(name: str, step: int, size: int) -> AbstractContextManager[object]:
+        managers = [m for ranger in rangers if (m := ranger(name, step, size)) is not _NO_RANGE]
+        return managers[0] if len(managers) == 1 else _Nested(managers)
+
+    return nested
+
+
+class _Nested:
+    """Context managers that are entered in order and left in reverse."""
+
+    __slots__ = ("_managers",)
+
+    def __init__(self, managers: list[AbstractContextManager[object]]) -> None:
+        self._managers = managers
+
+    def __enter__(self) -> None:
+        for manager in self._managers:
+            manager.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for manager in reversed(self._managers):
+            manager.__exit__(kind, value, traceback)
+
+
+class TagAudit(Observer):
+    """With values none: checks all KV tags of a request when it ends, while it still owns its row.
+
+    ``damage`` has the ids of requests whose stored tags do not add up, with their sum; it enters the digest."""
+
+    def __init__(
+        self, tags: TagPool, slots: ReqToTokenPool, peek: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        self.damage: dict[str, int] = {}
+        self._rows = peek(slots.req_to_token)
+        self._tags = copy(tags)
+        for name in ("tags", "sums", "weights"):
+            setattr(self._tags, name, peek(getattr(tags, name)))
+
+    def ending(self, request: Request) -> None:
+        length = request.seqlen - 1  # the last token's KV was never computed
+        assert request.req_pool_idx is not None
+        difference = audit(self._tags, self._rows[request.req_pool_idx], length)
+        if difference:
+            self.damage[request.id] = difference
+
+
+class ScriptedAborts(Observer):
+    """Aborts requests where the workload has their clients do so."""
+
+    def __init__(self, feed: Feed, scheduler: Scheduler) -> None:
+        self._feed = feed
+        self._scheduler = scheduler
+
+    def tokens(self, request: Request, count: int) -> None:  # noqa: ARG002
+        if self._feed.aborts_now(request):
+            self._scheduler.abort(request, ABORTED)
