@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -103,21 +105,27 @@ def write_rows(
     _write_rows(req_to_token.view(-1), req_pool_indices, starts, lens, slots, req_to_token.shape[1])
 
 
+class PlacesAhead(NamedTuple):
+    """The positions [start, end) of b requests, and the page table that their slots are written to."""
+
+    table: Tensor  # [rows · width], flat
+    req_pool_indices: Tensor  # [b]
+    starts: Tensor  # [b]
+    ends: Tensor  # [b]
+    free_pages: Tensor
+    page_size: int
+    num_tokens: int  # the sum of ends - starts
+    width: int
+
+
 def _ahead_cost(
     table: Tensor, req_pool_indices: Tensor, starts: Tensor, ends: Tensor, num_tokens: int
 ) -> Work:
     return Work(nbytes(req_pool_indices, starts, ends) + (INT64 + table.element_size()) * num_tokens)
 
 
-def _ahead_footprint(
-    table: Tensor,
-    req_pool_indices: Tensor,
-    starts: Tensor,
-    ends: Tensor,
-    free_pages: Tensor,
-    num_tokens: int,
-    width: int,
-) -> tuple[Access, ...]:
+def _ahead_footprint(places: PlacesAhead) -> tuple[Access, ...]:
+    table, req_pool_indices, starts, ends, free_pages, _, num_tokens, width = places
     rows = req_pool_indices * width
     return (
         Access(table, write=True, rows=runs(rows + starts, ends - starts, num_tokens)),
@@ -127,16 +135,8 @@ def _ahead_footprint(
 
 
 @kernel(mutates=("table",), cost=_ahead_cost, footprint=_ahead_footprint, integer=True, triton="drafts")
-def _place_ahead(
-    table: Tensor,
-    req_pool_indices: Tensor,
-    starts: Tensor,
-    ends: Tensor,
-    free_pages: Tensor,
-    page_size: int,
-    num_tokens: int,
-    width: int,
-) -> None:
+def _place_ahead(places: PlacesAhead) -> None:
+    table, req_pool_indices, starts, ends, free_pages, page_size, num_tokens, width = places
     rows = req_pool_indices * width
     last_loc = table[rows + (starts - 1).clamp(min=0)].to(torch.int64)
     slots = alloc_extend_slots(starts, ends, last_loc, free_pages, page_size, num_tokens)

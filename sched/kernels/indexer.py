@@ -84,15 +84,7 @@ def scores(q: Tensor, weights: Tensor, index: Index, positions: Tensor, *, most:
     return out
 
 
-def _score(
-    q: Tensor,
-    weights: Tensor,
-    index: Index,
-    positions: Tensor,
-    out: Tensor,
-    *,
-    exact: bool,
-) -> None:
+def _score(q: Tensor, weights: Tensor, index: Index, positions: Tensor, out: Tensor, *, exact: bool) -> None:
     """Writes [T, blocks, 64] scores."""
     tokens, heads, d = q.shape
     token, block = ragged(positions // BLOCK + 1, out.shape[1], exact=exact)

@@ -115,11 +115,7 @@ def page_bytes(req_to_token: Tensor, seq_lens: Tensor) -> int:
 
 
 def copy_rows(
-    pages: Tensor,
-    req_to_token: Tensor,
-    req_pool_indices: Tensor,
-    seq_lens: Tensor,
-    max_seq_len: int,
+    pages: Tensor, req_to_token: Tensor, req_pool_indices: Tensor, seq_lens: Tensor, max_seq_len: int
 ) -> None:
     """What ``copy_pages`` does, for a kernel that does it among other things."""
     if pages.device.type != "cpu":  # lengths are not known to the host: what is too much is never read
@@ -147,11 +143,7 @@ def _copy_cost(req_to_token: Tensor, req_pool_indices: Tensor, seq_lens: Tensor)
     triton="placement",
 )
 def copy_pages(
-    pages: Tensor,
-    req_to_token: Tensor,
-    req_pool_indices: Tensor,
-    seq_lens: Tensor,
-    max_seq_len: int,
+    pages: Tensor, req_to_token: Tensor, req_pool_indices: Tensor, seq_lens: Tensor, max_seq_len: int
 ) -> None:
     """Copy the first ``seq_lens`` entries of each row of the page table to the same place in ``pages``."""
     copy_rows(pages, req_to_token, req_pool_indices, seq_lens, max_seq_len)

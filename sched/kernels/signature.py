@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from operator import itemgetter
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import torch
@@ -73,24 +72,12 @@ class Signature:
             return function
         if unknown := set(names) - {*self.types, *self.groups}:
             raise TypeError(f"{self._implementation.__qualname__} has no parameters {sorted(unknown)}")
-        getters = [self._getter(name) for name in names]
-        if len(getters) == 1:
-            (only,) = getters
-            return lambda *args: function(only(args))
-        if not getters or set(names) & set(self.groups):
-            return lambda *args: function(*[get(args) for get in getters])
-        order = list(self.types)
-        several = itemgetter(*map(order.index, names))
-        return lambda *args: function(*several(args))
-
-    def _getter(self, name: str) -> Callable[[Sequence[Any]], Any]:
-        order = list(self.types)
-        if name not in self.groups:
-            return itemgetter(order.index(name))
-        group: Any = self.groups[name]
-        first = order.index(group._fields[0])
-        fields = slice(first, first + len(group._fields))
-        return lambda args: group(*args[fields])
+        fields = {name: ", ".join(group._fields) for name, group in self.groups.items()}
+        given = ", ".join(f"{name}({fields[name]})" if name in fields else name for name in names)
+        # Compiled once, since a device asks for costs and footprints at every launch.
+        source = f"lambda {', '.join(self.types)}: function({given})"
+        bound: Callable[..., T] = eval(source, {"function": function, **self.groups})
+        return bound
 
 
 def _schema_type(hint: Any) -> str:

@@ -6,6 +6,8 @@ so that the result does not depend on the place.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -52,12 +54,7 @@ def _footprint(
 
 @kernel(meta=attention_output, cost=_cost, footprint=_footprint, fixed_cost=False, triton="attention")
 def sparse_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    locations: Tensor,
-    seq_lens: Tensor,
-    scale: float,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor, seq_lens: Tensor, scale: float
 ) -> Tensor:
     """q [b, heads, d] of one token per request → [b, heads · d]. Token i attends to the first
     min(seq_lens[i], k) of the slots ``locations[i]`` [k] int32."""
@@ -66,12 +63,7 @@ def sparse_attention(
 
 
 def _attended(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    locations: Tensor,
-    counts: Tensor,
-    scale: float,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor, counts: Tensor, scale: float
 ) -> Tensor:
     """Every token is a request of its own to dense attention, and its chosen slots are its page table."""
     rows = torch.arange(q.shape[0], device=q.device)
@@ -80,47 +72,45 @@ def _attended(
     return paged_attention(q, pages, counts, torch.ones_like(counts), bounds, scale=scale)
 
 
-def _extend_cost(
-    q: Tensor,
-    k_cache: Tensor,
-    index_q: Tensor,
-    index_cache: Tensor,
-    req_to_token: Tensor,
-    positions: Tensor,
-    seq_lens: Tensor,
-    top_k: int,
-) -> Work:
+class SparseTokens(NamedTuple):
+    """The new tokens of b requests, T in all, what they are scored by, and the cached tokens that they see."""
+
+    q: Tensor  # [T, heads, d]
+    k_cache: Tensor  # [slots, kv_heads, d]
+    v_cache: Tensor  # [slots, kv_heads, d]
+    index_q: Tensor  # [T, index heads, d']
+    index_weights: Tensor  # [T, index heads]
+    index_cache: Tensor  # [slots, d']
+    req_to_token: Tensor  # [rows, context] int32
+    mapping: Tensor | None  # [slots] int64, where KV lies if not in the slots of the page table
+    req_pool_indices: Tensor  # [b]
+    positions: Tensor  # [T]
+    seq_lens: Tensor  # [b], the new tokens included
+    extend_lens: Tensor  # [b]
+
+
+def _extend_cost(tokens: SparseTokens, top_k: int) -> Work:
     """Two passes in one launch: all pairs are scored, then each token attends to its chosen ones."""
-    seen = positions.numpy().astype("int64") + 1
-    cached, pairs = int(seq_lens.sum()), int(seen.clip(max=top_k).sum())
-    scored = index_work(index_q, index_cache, req_to_token, cached=cached, pairs=int(seen.sum()))
-    attended = attention_work(q, k_cache, slot_bytes=INT32, cached=min(cached, pairs), pairs=pairs)
+    seen = tokens.positions.numpy().astype("int64") + 1
+    cached, pairs = int(tokens.seq_lens.sum()), int(seen.clip(max=top_k).sum())
+    scored = index_work(
+        tokens.index_q, tokens.index_cache, tokens.req_to_token, cached=cached, pairs=int(seen.sum())
+    )
+    gathered = min(cached, pairs)
+    attended = attention_work(tokens.q, tokens.k_cache, slot_bytes=INT32, cached=gathered, pairs=pairs)
     return Work(scored.bytes + attended.bytes, scored.flops + attended.flops, "attention")
 
 
-def _extend_footprint(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    index_q: Tensor,
-    index_weights: Tensor,
-    index_cache: Tensor,
-    req_to_token: Tensor,
-    mapping: Tensor | None,
-    req_pool_indices: Tensor,
-    positions: Tensor,
-    seq_lens: Tensor,
-    extend_lens: Tensor,
-    max_seq_len: int,
-) -> tuple[Access, ...]:
-    request, position = ragged(seq_lens, max_seq_len, exact=True)
-    slots = req_to_token[req_pool_indices[request], position].to(torch.int64)
+def _extend_footprint(tokens: SparseTokens, max_seq_len: int) -> tuple[Access, ...]:
+    q, k_cache, v_cache, *index, index_cache, req_to_token, mapping, rows, positions, lens, new = tokens
+    request, position = ragged(lens, max_seq_len, exact=True)
+    slots = req_to_token[rows[request], position].to(torch.int64)
     places = slots if mapping is None else mapping[slots]
     translated = () if mapping is None else (Access(mapping, write=False, rows=slots),)
     return (
-        *reads(q, index_q, index_weights, req_pool_indices, positions, seq_lens, extend_lens),
+        *reads(q, *index, rows, positions, lens, new),
         *translated,
-        Access(req_to_token, write=False, rows=req_pool_indices, lens=seq_lens),
+        Access(req_to_token, write=False, rows=rows, lens=lens),
         Access(index_cache, write=False, rows=slots),
         Access(k_cache, write=False, rows=places),
         Access(v_cache, write=False, rows=places),
@@ -134,36 +124,15 @@ def _extend_footprint(
     fixed_cost=False,
     triton="attention",
 )
-def sparse_extend(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    index_q: Tensor,
-    index_weights: Tensor,
-    index_cache: Tensor,
-    req_to_token: Tensor,
-    mapping: Tensor | None,
-    req_pool_indices: Tensor,
-    positions: Tensor,
-    seq_lens: Tensor,
-    extend_lens: Tensor,
-    scale: float,
-    top_k: int,
-    max_seq_len: int,
-) -> Tensor:
+def sparse_extend(tokens: SparseTokens, scale: float, top_k: int, max_seq_len: int) -> Tensor:
     """``select_top_k`` and ``sparse_attention`` for many tokens of each request, [T, heads · d], without leaving the
-    chosen positions behind.
-
-    Index queries are [T, index heads, d'], ``positions`` [T]. KV lies in the slots of the page table, or where
-    ``mapping`` [slots] says that it lies instead.
-    """
-    exact = q.device.type == "cpu"
-    rows = req_pool_indices.repeat_interleave(extend_lens, output_size=q.shape[0])
-    most = int(seq_lens.max()) if exact else max_seq_len
-    scored = scores(
-        index_q, index_weights, Index(index_cache, req_to_token, rows), positions, most=most, exact=exact
-    )
-    picked = chosen(scored, positions + 1, top_k)
+    chosen positions behind."""
+    q, k_cache, v_cache, index_q, weights, index_cache, req_to_token, mapping, *_ = tokens
+    exact, positions = q.device.type == "cpu", tokens.positions
+    rows = tokens.req_pool_indices.repeat_interleave(tokens.extend_lens, output_size=q.shape[0])
+    most = int(tokens.seq_lens.max()) if exact else max_seq_len
+    index = Index(index_cache, req_to_token, rows)
+    picked = chosen(scores(index_q, weights, index, positions, most=most, exact=exact), positions + 1, top_k)
     locations = req_to_token[rows.unsqueeze(1), picked.clamp(min=0)].where(picked > ABSENT, PADDING)
     if mapping is not None:
         locations = mapping[locations.to(torch.int64)].to(torch.int32)

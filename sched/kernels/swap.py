@@ -154,27 +154,32 @@ def token_bytes(cache: Tensor) -> int:
     return 2 * cache.shape[1] * cache.shape[2] * cache.element_size()
 
 
+class Fetch(NamedTuple):
+    """One layer's KV of the missing positions of b requests, on its way from pinned memory to the device."""
+
+    k_cache: Tensor  # [slots, kv_heads, d]
+    v_cache: Tensor  # [slots, kv_heads, d]
+    host: Tensor  # [host slots, 2, kv_heads, d], the layer's part of the host pool
+    host_slots: Tensor  # [rows, context] int64, where in it each position lies
+    req_pool_indices: Tensor  # [b]
+    missing: Tensor  # [b, k] int32
+    targets: Tensor  # [b, k] int32, the device slots
+
+
 def _swap_cost(k_cache: Tensor, missing: Tensor, targets: Tensor) -> Work:
     fetched = int((missing > ABSENT).sum()) * token_bytes(k_cache)
     return Work(nbytes(missing, targets) + fetched, host_bytes=fetched)
 
 
-def _swap_footprint(
-    k_cache: Tensor,
-    v_cache: Tensor,
-    host: Tensor,
-    host_slots: Tensor,
-    req_pool_indices: Tensor,
-    missing: Tensor,
-    targets: Tensor,
-) -> tuple[Access, ...]:
+def _swap_footprint(fetch: Fetch) -> tuple[Access, ...]:
+    k_cache, v_cache, host, host_slots, rows, missing, targets = fetch
     fetched = missing > ABSENT
     request, _ = fetched.nonzero(as_tuple=True)
-    rows, slots = host_slots[req_pool_indices[request], missing[fetched]], targets[fetched]
+    sources, slots = host_slots[rows[request], missing[fetched]], targets[fetched]
     return (
-        *reads(req_pool_indices, missing, targets),
-        Access(host_slots, write=False, rows=req_pool_indices, lens=missing.amax(1) + 1),
-        Access(host, write=False, rows=rows),
+        *reads(rows, missing, targets),
+        Access(host_slots, write=False, rows=rows, lens=missing.amax(1) + 1),
+        Access(host, write=False, rows=sources),
         Access(k_cache, write=True, rows=slots),
         Access(v_cache, write=True, rows=slots),
     )
@@ -188,21 +193,9 @@ def _swap_footprint(
     triton="swap",
     strided=("host",),
 )
-def swap_in(
-    k_cache: Tensor,
-    v_cache: Tensor,
-    host: Tensor,
-    host_slots: Tensor,
-    req_pool_indices: Tensor,
-    missing: Tensor,
-    targets: Tensor,
-) -> None:
-    """Gathers one layer's KV of the ``missing`` positions [b, k] int32 from pinned memory into the device slots
-    ``targets`` [b, k] int32.
-
-    Caches are [slots, kv_heads, d]; ``host`` [host slots, 2, kv_heads, d] is the layer's part of the host pool, of
-    which ``host_slots`` [rows, context] int64 says where each position lies. What is absent goes to the padding slot.
-    """
+def swap_in(fetch: Fetch) -> None:
+    """Gathers the missing positions' KV from pinned memory. What is absent goes to the padding slot."""
+    k_cache, v_cache, host, host_slots, req_pool_indices, missing, targets = fetch
     rows = host_slots[req_pool_indices.unsqueeze(1), missing.clamp(min=0)].where(missing > ABSENT, PADDING)
     kv = host[rows.flatten().to(host.device)].to(k_cache.device)
     slots = targets.flatten().to(torch.int64)

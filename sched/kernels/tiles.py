@@ -147,12 +147,7 @@ def _gathered(cache: Tensor, slots: Tensor, out: Tensor) -> Tensor:
 
 
 def _partials(
-    queries: Tensor,
-    positions: Tensor,
-    slots: Tensor,
-    seen: Tensor,
-    pages: Pages,
-    scratch: Scratch,
+    queries: Tensor, positions: Tensor, slots: Tensor, seen: Tensor, pages: Pages, scratch: Scratch
 ) -> Partials:
     """``queries`` [M, kv_heads, 16·n, d] against the 64 ``slots`` [M, 64] of one block each.
 
@@ -192,14 +187,7 @@ def _joined(partials: Partials, tile: Tensor, block: Tensor, shape: tuple[int, i
 
 
 def _attend(
-    q: Tensor,
-    tiles: Tiles,
-    pages: Pages,
-    scratch: Scratch,
-    *,
-    scale: float,
-    most_blocks: int,
-    exact: bool,
+    q: Tensor, tiles: Tiles, pages: Pages, scratch: Scratch, *, scale: float, most_blocks: int, exact: bool
 ) -> Tensor:
     """The tiles' rows of the result, [N · S, heads · d]."""
     context = pages.req_to_token.shape[1]
@@ -234,13 +222,7 @@ def _slabs(blocks: Sequence[int], capacity: int) -> Iterator[slice]:
 
 
 def paged_attention(
-    q: Tensor,
-    pages: Pages,
-    seq_lens: Tensor,
-    extend_lens: Tensor,
-    bounds: Bounds,
-    *,
-    scale: float,
+    q: Tensor, pages: Pages, seq_lens: Tensor, extend_lens: Tensor, bounds: Bounds, *, scale: float
 ) -> Tensor:
     """q [T, heads, d] of the last ``extend_lens`` [b] of ``seq_lens`` [b] positions → [T, heads · d]."""
     num_tokens, heads, head_dim = q.shape

@@ -97,10 +97,7 @@ def _accept_cost(tokens: Tensor, parents: Tensor | None, predict: Tensor, most: 
 
 
 @kernel(
-    meta=lambda tokens, most: _accepted_meta(tokens, most),
-    cost=_accept_cost,
-    integer=True,
-    triton="verify",
+    meta=lambda tokens, most: _accepted_meta(tokens, most), cost=_accept_cost, integer=True, triton="verify"
 )
 def accept_drafts(
     tokens: Tensor, parents: Tensor | None, predict: Tensor, most: int

@@ -11,7 +11,7 @@ _BLOCK = 1024
 
 
 @triton.jit
-def _silu_and_mul(gate_up: tl.tensor, out: tl.tensor, width: tl.constexpr, block: tl.constexpr) -> None:
+def _silu_and_mul(gate_up, out, width: tl.constexpr, block: tl.constexpr) -> None:
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * block + tl.arange(0, block)
     there = at < width

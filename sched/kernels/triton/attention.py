@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ..attention import PagedQueries
 from ..indexer import Scored
+from ..sparse import SparseTokens
 from .decode import decode_attention
 from .extend import extend_attention
 from .indexer import chosen, located
@@ -30,24 +31,10 @@ def sparse_attention(
     return decode_attention(q, (k_cache, v_cache), locations, None, seq_lens, scale=scale)
 
 
-def sparse_extend(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    index_q: Tensor,
-    index_weights: Tensor,
-    index_cache: Tensor,
-    req_to_token: Tensor,
-    mapping: Tensor | None,
-    req_pool_indices: Tensor,
-    positions: Tensor,
-    extend_lens: Tensor,
-    scale: float,
-    top_k: int,
-    max_seq_len: int,
-) -> Tensor:
+def sparse_extend(tokens: SparseTokens, scale: float, top_k: int, max_seq_len: int) -> Tensor:
     """Every token is a request of its own, as in a decode."""
-    rows = req_pool_indices.repeat_interleave(extend_lens, output_size=q.shape[0])
+    q, *caches, index_q, index_weights, index_cache, req_to_token, mapping, rows, positions, _, new = tokens
+    rows = rows.repeat_interleave(new, output_size=q.shape[0])
     scored = Scored(index_q, index_weights, index_cache, req_to_token, rows, positions + 1)
     locations = located(chosen(scored, top_k, max_seq_len), req_to_token, rows, mapping)
-    return decode_attention(q, (k_cache, v_cache), locations, None, positions + 1, scale=scale)
+    return decode_attention(q, caches, locations, None, positions + 1, scale=scale)

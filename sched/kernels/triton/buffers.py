@@ -12,12 +12,7 @@ _BLOCK = 1024
 
 @triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["out_cache_loc", "free_pages"])
 def _map_prompt(
-    mapping: tl.tensor,
-    out_cache_loc: tl.tensor,
-    free_pages: tl.tensor,
-    tokens: tl.tensor,
-    page_size: tl.constexpr,
-    block: tl.constexpr,
+    mapping, out_cache_loc, free_pages, tokens, page_size: tl.constexpr, block: tl.constexpr
 ) -> None:
     opened = tl.full([], 0, tl.int32)
     for first in range(0, tokens, block):
@@ -37,14 +32,7 @@ def map_prompt(mapping: Tensor, out_cache_loc: Tensor, free_pages: Tensor, page_
 
 
 @triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["slots"])
-def _unmap(
-    mapping: tl.tensor,
-    slots: tl.tensor,
-    out: tl.tensor,
-    tokens: tl.tensor,
-    page_size: tl.constexpr,
-    block: tl.constexpr,
-) -> None:
+def _unmap(mapping, slots, out, tokens, page_size: tl.constexpr, block: tl.constexpr) -> None:
     """A program has whole pages: it reads their places before it clears them."""
     at = tl.program_id(0) * block * page_size + tl.arange(0, block)
     for _ in range(page_size):
@@ -73,15 +61,7 @@ def unmap(mapping: Tensor, slots: Tensor, page_size: int) -> Tensor:
     do_not_specialize=["b", "width"], do_not_specialize_on_alignment=["out_cache_loc", "rows", "seq_lens"]
 )
 def _map_newest(
-    mapping: tl.tensor,
-    out_cache_loc: tl.tensor,
-    device_buffer: tl.tensor,
-    rows: tl.tensor,
-    seq_lens: tl.tensor,
-    b: tl.tensor,
-    width: tl.tensor,
-    size: tl.constexpr,
-    block: tl.constexpr,
+    mapping, out_cache_loc, device_buffer, rows, seq_lens, b, width, size: tl.constexpr, block: tl.constexpr
 ) -> None:
     at = tl.program_id(0) * block + tl.arange(0, block)
     there = at < b
@@ -109,16 +89,16 @@ def map_newest(
     do_not_specialize_on_alignment=["rows", "seq_lens", "targets"],
 )
 def _previous_tokens(
-    device_buffer: tl.tensor,
-    host_slots: tl.tensor,
-    staged_lens: tl.tensor,
-    rows: tl.tensor,
-    seq_lens: tl.tensor,
-    slots: tl.tensor,
-    targets: tl.tensor,
-    b: tl.tensor,
-    width: tl.tensor,
-    context: tl.tensor,
+    device_buffer,
+    host_slots,
+    staged_lens,
+    rows,
+    seq_lens,
+    slots,
+    targets,
+    b,
+    width,
+    context,
     size: tl.constexpr,
     block: tl.constexpr,
 ) -> None:

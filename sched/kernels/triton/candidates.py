@@ -12,13 +12,13 @@ from .sampling import MOST_SPLITS, faded, heaped, splits_of
 
 
 @triton.jit
-def _later(values: tl.tensor, ids: tl.tensor, value: tl.tensor, place: tl.tensor) -> tl.tensor:
+def _later(values, ids, value, place):
     """Which of the pairs come behind (value, place), where larger values and lower ids come first."""
     return (values < value) | ((values == value) & (ids > place))
 
 
 @triton.jit
-def _first(values: tl.tensor, ids: tl.tensor) -> tl.tensor:
+def _first(values, ids):
     """The first of the pairs in that order."""
     largest = tl.max(values, 0)
     return largest, tl.min(tl.where(values == largest, ids, 2147483647), 0)
@@ -26,16 +26,7 @@ def _first(values: tl.tensor, ids: tl.tensor) -> tl.tensor:
 
 @triton.jit(do_not_specialize=["stride", "vocab", "size"], do_not_specialize_on_alignment=["masses"])
 def _search(
-    logits: tl.tensor,
-    tops: tl.tensor,
-    masses: tl.tensor,
-    values: tl.tensor,
-    ids: tl.tensor,
-    stride: tl.tensor,
-    vocab: tl.tensor,
-    size: tl.tensor,
-    topk: tl.constexpr,
-    block: tl.constexpr,
+    logits, tops, masses, values, ids, stride, vocab, size, topk: tl.constexpr, block: tl.constexpr
 ) -> None:
     """The mass of ``size`` logits, and their ``topk`` first pairs, one after the other."""
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -67,13 +58,13 @@ def _search(
 
 @triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["masses"])
 def _merge(
-    tops: tl.tensor,
-    masses: tl.tensor,
-    values: tl.tensor,
-    ids: tl.tensor,
-    shares: tl.tensor,
-    out: tl.tensor,
-    splits: tl.tensor,
+    tops,
+    masses,
+    values,
+    ids,
+    shares,
+    out,
+    splits,
     topk: tl.constexpr,
     most: tl.constexpr,
     block: tl.constexpr,

@@ -23,21 +23,14 @@ _PROGRAMS = 1024  # enough to keep every multiprocessor of today's GPUs busy
 
 
 @triton.jit
-def _split_size(length: tl.tensor, splits: tl.tensor, least: tl.constexpr, block: tl.constexpr) -> tl.tensor:
+def _split_size(length, splits, least: tl.constexpr, block: tl.constexpr):
     """Positions of each split of a cache of that length, whole blocks."""
     size = tl.maximum(tl.cdiv(length, splits), least)
     return tl.cdiv(size, block) * block
 
 
 @triton.jit
-def _slots(
-    table: tl.tensor,
-    branch: tl.tensor,
-    position: tl.tensor,
-    mask: tl.tensor,
-    start: tl.tensor,
-    branched: tl.constexpr,
-) -> tl.tensor:
+def _slots(table, branch, position, mask, start, branched: tl.constexpr):
     """Slots [block] of the positions, those from ``start`` on in ``branch``."""
     if branched:
         own = position >= start
@@ -49,7 +42,7 @@ def _slots(
 
 
 @triton.jit
-def _length(seq_lens: tl.tensor, request: tl.tensor, context: tl.tensor) -> tl.tensor:
+def _length(seq_lens, request, context):
     """What pads a graph may have a length of 0: it sees the padding slot."""
     return tl.minimum(tl.maximum(tl.load(seq_lens + request), 1), context)
 
@@ -59,19 +52,19 @@ def _length(seq_lens: tl.tensor, request: tl.tensor, context: tl.tensor) -> tl.t
     do_not_specialize_on_alignment=["rows", "seq_lens", "branches", "branch_lens"],
 )
 def _decode(
-    q: tl.tensor,
-    k_cache: tl.tensor,
-    v_cache: tl.tensor,
-    table: tl.tensor,
-    rows: tl.tensor,
-    seq_lens: tl.tensor,
-    branches: tl.tensor,
-    branch_lens: tl.tensor,
-    values: tl.tensor,
-    tops: tl.tensor,
-    scale: tl.tensor,
-    context: tl.tensor,
-    depth: tl.tensor,
+    q,
+    k_cache,
+    v_cache,
+    table,
+    rows,
+    seq_lens,
+    branches,
+    branch_lens,
+    values,
+    tops,
+    scale,
+    context,
+    depth,
     kv_heads: tl.constexpr,
     group: tl.constexpr,
     width: tl.constexpr,
@@ -114,12 +107,12 @@ def _decode(
 
 @triton.jit(do_not_specialize=["splits", "context"], do_not_specialize_on_alignment=["seq_lens"])
 def _combine(
-    values: tl.tensor,
-    tops: tl.tensor,
-    seq_lens: tl.tensor,
-    out: tl.tensor,
-    splits: tl.tensor,
-    context: tl.tensor,
+    values,
+    tops,
+    seq_lens,
+    out,
+    splits,
+    context,
     heads: tl.constexpr,
     width: tl.constexpr,
     least: tl.constexpr,

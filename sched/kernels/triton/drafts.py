@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..drafts import PlacesAhead
 from .extend import sum_before
 from .placement import pages_before
 
@@ -17,9 +18,7 @@ _PIECES = 4  # programs of each request
 
 
 @triton.jit(do_not_specialize_on_alignment=["input_ids", "next_ids", "extend_lens"])
-def _rotate_ids(
-    input_ids: tl.tensor, next_ids: tl.tensor, extend_lens: tl.tensor, out: tl.tensor, block: tl.constexpr
-) -> None:
+def _rotate_ids(input_ids, next_ids, extend_lens, out, block: tl.constexpr) -> None:
     request = tl.program_id(0)
     start, new = sum_before(extend_lens, request), tl.load(extend_lens + request)
     follows = tl.load(next_ids + request).to(tl.int64)
@@ -40,15 +39,7 @@ def rotate_ids(input_ids: Tensor, next_ids: Tensor, extend_lens: Tensor) -> Tens
     do_not_specialize=["count", "width"], do_not_specialize_on_alignment=["rows", "seq_lens", "slots"]
 )
 def _draft_places(
-    table: tl.tensor,
-    rows: tl.tensor,
-    seq_lens: tl.tensor,
-    positions: tl.tensor,
-    slots: tl.tensor,
-    count: tl.tensor,
-    width: tl.tensor,
-    each: tl.constexpr,
-    block: tl.constexpr,
+    table, rows, seq_lens, positions, slots, count, width, each: tl.constexpr, block: tl.constexpr
 ) -> None:
     at = tl.program_id(0) * block + tl.arange(0, block)
     there = at < count
@@ -71,15 +62,7 @@ def draft_places(
 
 
 @triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["rows", "starts", "lens", "slots"])
-def _write_rows(
-    table: tl.tensor,
-    rows: tl.tensor,
-    starts: tl.tensor,
-    lens: tl.tensor,
-    slots: tl.tensor,
-    width: tl.tensor,
-    block: tl.constexpr,
-) -> None:
+def _write_rows(table, rows, starts, lens, slots, width, block: tl.constexpr) -> None:
     request = tl.program_id(0)
     target = table + tl.load(rows + request) * width + tl.load(starts + request)
     source, count = slots + sum_before(lens, request), tl.load(lens + request)
@@ -90,12 +73,7 @@ def _write_rows(
 
 
 def write_rows(
-    table: Tensor,
-    req_pool_indices: Tensor,
-    starts: Tensor,
-    lens: Tensor,
-    slots: Tensor,
-    width: int,
+    table: Tensor, req_pool_indices: Tensor, starts: Tensor, lens: Tensor, slots: Tensor, width: int
 ) -> None:
     if b := lens.shape[0]:
         _write_rows[(b, _PIECES)](table, req_pool_indices, starts, lens, slots, width, _PIECE)
@@ -106,15 +84,7 @@ def write_rows(
     do_not_specialize_on_alignment=["rows", "starts", "ends", "free_pages"],
 )
 def _place_ahead(
-    table: tl.tensor,
-    rows: tl.tensor,
-    starts: tl.tensor,
-    ends: tl.tensor,
-    free_pages: tl.tensor,
-    pages: tl.tensor,
-    width: tl.tensor,
-    page_size: tl.constexpr,
-    block: tl.constexpr,
+    table, rows, starts, ends, free_pages, pages, width, page_size: tl.constexpr, block: tl.constexpr
 ) -> None:
     request = tl.program_id(0)
     begins, stops = tl.load(starts + request), tl.load(ends + request)
@@ -131,30 +101,15 @@ def _place_ahead(
         tl.store(row + at, slot.to(table.dtype.element_ty), mask=at < stops)
 
 
-def place_ahead(
-    table: Tensor,
-    req_pool_indices: Tensor,
-    starts: Tensor,
-    ends: Tensor,
-    free_pages: Tensor,
-    page_size: int,
-    width: int,
-) -> None:
+def place_ahead(places: PlacesAhead) -> None:
     """One program for each request: it reads the slot before the first that it writes."""
-    if b := starts.shape[0]:
-        tensors = (table, req_pool_indices, starts, ends, free_pages)
-        _place_ahead[(b,)](*tensors, free_pages.shape[0], width, page_size, _PIECE)
+    *tensors, page_size, _, width = places
+    if b := places.starts.shape[0]:
+        _place_ahead[(b,)](*tensors, places.free_pages.shape[0], width, page_size, _PIECE)
 
 
 @triton.jit(do_not_specialize_on_alignment=["rows", "accept_lens"])
-def _pick(
-    rows: tl.tensor,
-    accept_lens: tl.tensor,
-    out: tl.tensor,
-    each: tl.constexpr,
-    width: tl.constexpr,
-    block: tl.constexpr,
-) -> None:
+def _pick(rows, accept_lens, out, each: tl.constexpr, width: tl.constexpr, block: tl.constexpr) -> None:
     request = tl.program_id(0).to(tl.int64)
     row = request * each + tl.maximum(tl.load(accept_lens + request), 1) - 1
     at = tl.program_id(1) * block + tl.arange(0, block)

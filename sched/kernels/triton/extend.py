@@ -17,7 +17,7 @@ from .softmax import LOG2_E, attend, begin, block_of, padded
 
 
 @triton.jit
-def sum_before(lens: tl.tensor, request: tl.tensor) -> tl.tensor:
+def sum_before(lens, request):
     """The sum of the first ``request`` of ``lens``."""
     total = tl.zeros([], tl.int64)
     for first in range(0, request, 256):
@@ -28,16 +28,16 @@ def sum_before(lens: tl.tensor, request: tl.tensor) -> tl.tensor:
 
 @triton.jit(do_not_specialize=["context"], do_not_specialize_on_alignment=["rows", "seq_lens", "extend_lens"])
 def _extend(
-    q: tl.tensor,
-    k_cache: tl.tensor,
-    v_cache: tl.tensor,
-    table: tl.tensor,
-    rows: tl.tensor,
-    seq_lens: tl.tensor,
-    extend_lens: tl.tensor,
-    out: tl.tensor,
-    scale: tl.tensor,
-    context: tl.tensor,
+    q,
+    k_cache,
+    v_cache,
+    table,
+    rows,
+    seq_lens,
+    extend_lens,
+    out,
+    scale,
+    context,
     kv_heads: tl.constexpr,
     group: tl.constexpr,
     width: tl.constexpr,

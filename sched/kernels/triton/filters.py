@@ -14,9 +14,7 @@ _PLACES = tl.constexpr(16)
 
 
 @triton.jit
-def scaled_logits(
-    logits: tl.tensor, mask: tl.tensor, at: tl.tensor, vocab: tl.tensor, temperature: tl.tensor
-) -> tl.tensor:
+def scaled_logits(logits, mask, at, vocab, temperature):
     """float32 of the ids ``at`` in one row; -inf where the row ends and where the ``mask`` of the row forbids."""
     there = at < vocab
     if mask is not None:
@@ -27,26 +25,19 @@ def scaled_logits(
 
 
 @triton.jit
-def order(values: tl.tensor) -> tl.tensor:
+def order(values):
     """int32 in the order of the float32 ``values``."""
     bits = values.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def _mass(values: tl.tensor, top: tl.tensor) -> tl.tensor:
+def _mass(values, top):
     return tl.exp(values - top)
 
 
 @triton.jit
-def _beyond(
-    logits: tl.tensor,
-    mask: tl.tensor,
-    vocab: tl.tensor,
-    temperature: tl.tensor,
-    top: tl.tensor,
-    places: tl.tensor,
-) -> tl.tensor:
+def _beyond(logits, mask, vocab, temperature, top, places):
     """How many ids lie above each of ``places`` [16] int64, and their mass."""
     count = tl.zeros([_PLACES], tl.int32)
     mass = tl.zeros([_PLACES], tl.float64)
@@ -60,7 +51,7 @@ def _beyond(
 
 
 @triton.jit
-def _summed_up(logits: tl.tensor, mask: tl.tensor, vocab: tl.tensor, temperature: tl.tensor) -> tl.tensor:
+def _summed_up(logits, mask, vocab, temperature):
     """The largest of a row, and its mass."""
     top = tl.full([], float("-inf"), tl.float32)
     for first in range(0, vocab, BLOCK):
@@ -75,14 +66,7 @@ def _summed_up(logits: tl.tensor, mask: tl.tensor, vocab: tl.tensor, temperature
 
 
 @triton.jit
-def _last_equal(
-    logits: tl.tensor,
-    mask: tl.tensor,
-    vocab: tl.tensor,
-    temperature: tl.tensor,
-    bar: tl.tensor,
-    admitted: tl.tensor,
-) -> tl.tensor:
+def _last_equal(logits, mask, vocab, temperature, bar, admitted):
     """The id of the last of the ``admitted`` first ids that are equal to ``bar``; -1 where there are none."""
     last = tl.full([], -1, tl.int32)
     found = tl.full([], 0, tl.int32)
@@ -100,18 +84,7 @@ def _last_equal(
     do_not_specialize_on_alignment=["temperatures", "top_ks", "top_ps", "lasts"],
 )
 def find_bars(
-    logits: tl.tensor,
-    mask: tl.tensor,
-    temperatures: tl.tensor,
-    top_ks: tl.tensor,
-    top_ps: tl.tensor,
-    bars: tl.tensor,
-    lasts: tl.tensor,
-    tops: tl.tensor,
-    strides: tl.tensor,
-    stride: tl.tensor,
-    words: tl.tensor,
-    vocab: tl.tensor,
+    logits, mask, temperatures, top_ks, top_ps, bars, lasts, tops, strides, stride, words, vocab
 ) -> None:
     """Of each row: ids above ``bars`` are kept, and those equal to it up to ``lasts``; ``tops`` is its largest. Rows
     of temperatures, top_ks and top_ps are ``strides`` apart."""

@@ -19,15 +19,15 @@ _PLACES = tl.constexpr(16)
 
 @triton.jit(do_not_specialize=["context", "most"], do_not_specialize_on_alignment=["rows", "lens"])
 def _score(
-    q: tl.tensor,
-    weights: tl.tensor,
-    cache: tl.tensor,
-    table: tl.tensor,
-    rows: tl.tensor,
-    lens: tl.tensor,
-    out: tl.tensor,
-    context: tl.tensor,
-    most: tl.tensor,
+    q,
+    weights,
+    cache,
+    table,
+    rows,
+    lens,
+    out,
+    context,
+    most,
     heads: tl.constexpr,
     width: tl.constexpr,
     members: tl.constexpr,
@@ -56,7 +56,7 @@ def _score(
 
 
 @triton.jit
-def _above(scores: tl.tensor, length: tl.tensor, places: tl.tensor) -> tl.tensor:
+def _above(scores, length, places):
     """How many of the scores lie above each of ``places`` [16] int64."""
     count = tl.zeros([_PLACES], tl.int32)
     for first in range(0, length, BLOCK):
@@ -68,7 +68,7 @@ def _above(scores: tl.tensor, length: tl.tensor, places: tl.tensor) -> tl.tensor
 
 
 @triton.jit
-def _bar(scores: tl.tensor, length: tl.tensor, top_k: tl.constexpr) -> tl.tensor:
+def _bar(scores, length, top_k: tl.constexpr):
     """What the ``top_k``-th largest score is, in the order of integers; sixteen places are tried at a time."""
     bar = tl.full([], -2147483648, tl.int64)
     for nibble in range(8):
@@ -79,7 +79,7 @@ def _bar(scores: tl.tensor, length: tl.tensor, top_k: tl.constexpr) -> tl.tensor
 
 
 @triton.jit(do_not_specialize=["most"], do_not_specialize_on_alignment=["lens", "out"])
-def _choose(scores: tl.tensor, lens: tl.tensor, out: tl.tensor, most: tl.tensor, top_k: tl.constexpr) -> None:
+def _choose(scores, lens, out, most, top_k: tl.constexpr) -> None:
     """A token that has no more than ``top_k`` positions is given them all."""
     token = tl.program_id(0).to(tl.int64)
     length = tl.minimum(tl.load(lens + token), most)
@@ -130,14 +130,7 @@ def select_top_k(scored: Scored, top_k: int, max_seq_len: int) -> Tensor:
 
 @triton.jit(do_not_specialize_on_alignment=["out_cache_loc"])
 def _index_and_store(
-    projected: tl.tensor,
-    out_cache_loc: tl.tensor,
-    cache: tl.tensor,
-    q: tl.tensor,
-    weights: tl.tensor,
-    heads: tl.constexpr,
-    width: tl.constexpr,
-    block: tl.constexpr,
+    projected, out_cache_loc, cache, q, weights, heads: tl.constexpr, width: tl.constexpr, block: tl.constexpr
 ) -> None:
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(out_cache_loc + token).to(tl.int64)
@@ -166,16 +159,7 @@ def index_and_store(
 
 
 @triton.jit(do_not_specialize=["context", "k"], do_not_specialize_on_alignment=["rows"])
-def _page_lookup(
-    positions: tl.tensor,
-    table: tl.tensor,
-    rows: tl.tensor,
-    mapping: tl.tensor,
-    out: tl.tensor,
-    context: tl.tensor,
-    k: tl.tensor,
-    block: tl.constexpr,
-) -> None:
+def _page_lookup(positions, table, rows, mapping, out, context, k, block: tl.constexpr) -> None:
     """Slots of one token's positions; with a ``mapping`` the places that it gives for these."""
     token = tl.program_id(0).to(tl.int64)
     row = table + tl.load(rows + token).to(tl.int64) * context

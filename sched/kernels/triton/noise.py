@@ -7,7 +7,7 @@ import triton.language as tl
 
 
 @triton.jit
-def noise_key(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
+def noise_key(seed, position):
     """Low and high word, uint32, of a row's key."""
     word = (seed + (position + 1) * -7046029254386353131).to(tl.uint64, bitcast=True)
     word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9
@@ -17,14 +17,14 @@ def noise_key(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _mix32(word: tl.tensor) -> tl.tensor:
+def _mix32(word):
     word = (word ^ (word >> 16)) * 0x7FEB352D
     word = (word ^ (word >> 15)) * 0x846CA68B
     return word ^ (word >> 16)
 
 
 @triton.jit
-def gumbel_noise(low: tl.tensor, high: tl.tensor, ids: tl.tensor) -> tl.tensor:
+def gumbel_noise(low, high, ids):
     """float32 for each of ``ids``. A small u needs a series: of 1 - u its last places are lost."""
     word = _mix32(_mix32(ids.to(tl.uint32) + low) ^ high) & 0x7FFFFFFF
     u = tl.minimum(

@@ -9,24 +9,14 @@ from torch import Tensor
 
 
 @triton.jit
-def normalised(
-    x: tl.tensor, weight: tl.tensor, eps: tl.tensor, width: tl.tensor, dtype: tl.constexpr
-) -> tl.tensor:
+def normalised(x, weight, eps, width, dtype: tl.constexpr):
     """x [..., block] float32 of ``width`` elements along its last axis, zeros behind them, rounded as torch's are."""
     mean = tl.sum(x * x, axis=-1, keep_dims=True) / width
     return (x * tl.rsqrt(mean + eps)).to(dtype).to(tl.float32) * weight
 
 
 @triton.jit
-def _rms_norm(
-    x: tl.tensor,
-    residual: tl.tensor,
-    weight: tl.tensor,
-    out: tl.tensor,
-    eps: tl.tensor,
-    width: tl.constexpr,
-    block: tl.constexpr,
-) -> None:
+def _rms_norm(x, residual, weight, out, eps, width: tl.constexpr, block: tl.constexpr) -> None:
     """Without ``residual`` the norm of x; with it x is added to it first."""
     at = tl.arange(0, block)
     there = at < width

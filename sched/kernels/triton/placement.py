@@ -19,17 +19,17 @@ _PIECES = 8  # programs of each row
     do_not_specialize_on_alignment=["free_pages", "rows", "seq_lens", "orig_seq_lens"],
 )
 def _place_decode(
-    table: tl.tensor,
-    rows: tl.tensor,
-    seq_lens: tl.tensor,
-    orig_seq_lens: tl.tensor,
-    free_pages: tl.tensor,
-    slots: tl.tensor,
-    longer: tl.tensor,
-    orig_longer: tl.tensor,
-    b: tl.tensor,
-    width: tl.tensor,
-    pages: tl.tensor,
+    table,
+    rows,
+    seq_lens,
+    orig_seq_lens,
+    free_pages,
+    slots,
+    longer,
+    orig_longer,
+    b,
+    width,
+    pages,
     page_size: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
@@ -69,9 +69,7 @@ def place_decode(
 
 
 @triton.jit
-def pages_before(
-    prefix_lens: tl.tensor, seq_lens: tl.tensor, request: tl.tensor, page_size: tl.constexpr
-) -> tl.tensor:
+def pages_before(prefix_lens, seq_lens, request, page_size: tl.constexpr):
     """Pages that the first ``request`` requests open, and their new tokens."""
     pages, tokens = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
     for first in range(0, request, 256):
@@ -88,15 +86,15 @@ def pages_before(
     do_not_specialize_on_alignment=["prefix", "prefix_lens", "seq_lens", "rows", "free_pages"],
 )
 def _place_extend(
-    table: tl.tensor,
-    rows: tl.tensor,
-    prefix: tl.tensor,
-    prefix_lens: tl.tensor,
-    seq_lens: tl.tensor,
-    free_pages: tl.tensor,
-    slots: tl.tensor,
-    width: tl.tensor,
-    pages: tl.tensor,
+    table,
+    rows,
+    prefix,
+    prefix_lens,
+    seq_lens,
+    free_pages,
+    slots,
+    width,
+    pages,
     page_size: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
@@ -143,15 +141,7 @@ def place_extend(
 
 @triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["rows", "seq_lens", "positions"])
 def _copy_rows(
-    tokens: tl.tensor,
-    rows: tl.tensor,
-    seq_lens: tl.tensor,
-    table: tl.tensor,
-    pages: tl.tensor,
-    input_ids: tl.tensor,
-    positions: tl.tensor,
-    width: tl.tensor,
-    block: tl.constexpr,
+    tokens, rows, seq_lens, table, pages, input_ids, positions, width, block: tl.constexpr
 ) -> None:
     """Without ``tokens`` no inputs are made, without ``pages`` no row is copied."""
     request, piece = tl.program_id(0), tl.program_id(1)

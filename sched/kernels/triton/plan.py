@@ -13,7 +13,7 @@ _BLOCK = 1024  # slots of a buffer looked at together
 
 
 @triton.jit
-def _place_of(token: tl.tensor, positions: tl.tensor, k: tl.tensor, steps: tl.constexpr) -> tl.tensor:
+def _place_of(token, positions, k, steps: tl.constexpr):
     """For each ``token`` its place among the ``positions`` [k], ascending with -1 behind them; k where it is none."""
     low = token * 0
     high = low + k
@@ -29,15 +29,7 @@ def _place_of(token: tl.tensor, positions: tl.tensor, k: tl.tensor, steps: tl.co
 
 @triton.jit
 def _find(
-    positions: tl.tensor,
-    tokens: tl.tensor,
-    held: tl.tensor,
-    flags: tl.tensor,
-    newest: tl.tensor,
-    k: tl.tensor,
-    size: tl.constexpr,
-    steps: tl.constexpr,
-    block: tl.constexpr,
+    positions, tokens, held, flags, newest, k, size: tl.constexpr, steps: tl.constexpr, block: tl.constexpr
 ) -> None:
     """The slots of chosen positions that are in the buffer to ``held`` [k], and which slots these are to ``flags``."""
     for first in range(0, k, block):
@@ -55,9 +47,7 @@ def _find(
 
 
 @triton.jit
-def _counted(
-    positions: tl.tensor, held: tl.tensor, newest: tl.tensor, k: tl.tensor, block: tl.constexpr
-) -> tl.tensor:
+def _counted(positions, held, newest, k, block: tl.constexpr):
     """How many positions are looked for, and how many of them are not there."""
     asked, missed = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
     for first in range(0, k, block):
@@ -71,16 +61,7 @@ def _counted(
 
 
 @triton.jit
-def _turn(
-    lru: tl.tensor,
-    flags: tl.tensor,
-    turned: tl.tensor,
-    freed: tl.tensor,
-    hits: tl.tensor,
-    misses: tl.tensor,
-    size: tl.constexpr,
-    block: tl.constexpr,
-) -> None:
+def _turn(lru, flags, turned, freed, hits, misses, size: tl.constexpr, block: tl.constexpr) -> None:
     """The first ``misses`` slots of the order that are not asked for to ``freed``, and the new order: what is left of
     those, then the freed, then the hit."""
     stale = size - hits - misses
@@ -106,16 +87,16 @@ def _turn(
 
 @triton.jit
 def _tell(
-    positions: tl.tensor,
-    held: tl.tensor,
-    freed: tl.tensor,
-    buffer: tl.tensor,
-    tokens: tl.tensor,
-    locations: tl.tensor,
-    missing: tl.tensor,
-    targets: tl.tensor,
-    newest: tl.tensor,
-    k: tl.tensor,
+    positions,
+    held,
+    freed,
+    buffer,
+    tokens,
+    locations,
+    missing,
+    targets,
+    newest,
+    k,
     size: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
@@ -143,22 +124,22 @@ def _tell(
 
 @triton.jit(do_not_specialize=["k", "width"], do_not_specialize_on_alignment=["rows", "seq_lens"])
 def _plan(
-    positions: tl.tensor,
-    rows: tl.tensor,
-    seq_lens: tl.tensor,
-    device_buffer: tl.tensor,
-    tokens: tl.tensor,
-    lru: tl.tensor,
-    lookups: tl.tensor,
-    locations: tl.tensor,
-    missing: tl.tensor,
-    targets: tl.tensor,
-    held: tl.tensor,
-    freed: tl.tensor,
-    flags: tl.tensor,
-    turned: tl.tensor,
-    k: tl.tensor,
-    width: tl.tensor,
+    positions,
+    rows,
+    seq_lens,
+    device_buffer,
+    tokens,
+    lru,
+    lookups,
+    locations,
+    missing,
+    targets,
+    held,
+    freed,
+    flags,
+    turned,
+    k,
+    width,
     size: tl.constexpr,
     steps: tl.constexpr,
     block: tl.constexpr,

@@ -10,28 +10,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..rope import Projected
+
 _HEADS = 8  # of one program
 
 
 @triton.jit
-def _scale(weight: tl.tensor, at: tl.tensor, there: tl.tensor, mine: tl.tensor) -> tl.tensor:
+def _scale(weight, at, there, mine):
     """[heads, half] of a norm's weight for the heads that are ``mine`` [heads, 1], 0 for others."""
     return tl.load(weight + at, mask=there & mine, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _normed(
-    first: tl.tensor,
-    second: tl.tensor,
-    q_norm: tl.tensor,
-    k_norm: tl.tensor,
-    at: tl.tensor,
-    is_q: tl.tensor,
-    is_k: tl.tensor,
-    eps: tl.tensor,
-    half: tl.constexpr,
-    dtype: tl.constexpr,
-) -> tl.tensor:
+def _normed(first, second, q_norm, k_norm, at, is_q, is_k, eps, half: tl.constexpr, dtype: tl.constexpr):
     """Both halves [heads, half] of q and k heads, normalised over the two together; v as it is."""
     there = at < half
     squares = tl.sum(first * first, axis=1, keep_dims=True) + tl.sum(second * second, axis=1, keep_dims=True)
@@ -47,9 +38,7 @@ def _normed(
 
 
 @triton.jit
-def _put(
-    target: tl.tensor, first: tl.tensor, second: tl.tensor, at: tl.tensor, mask: tl.tensor, half: tl.constexpr
-) -> None:
+def _put(target, first, second, at, mask, half: tl.constexpr) -> None:
     dtype = target.dtype.element_ty
     tl.store(target + at, first.to(dtype), mask=mask)
     tl.store(target + at + half, second.to(dtype), mask=mask)
@@ -57,16 +46,16 @@ def _put(
 
 @triton.jit(do_not_specialize_on_alignment=["positions", "out_cache_loc"])
 def _rope_and_store_kv(
-    qkv: tl.tensor,
-    positions: tl.tensor,
-    cos_sin: tl.tensor,
-    q_norm: tl.tensor,
-    k_norm: tl.tensor,
-    out_cache_loc: tl.tensor,
-    k_cache: tl.tensor,
-    v_cache: tl.tensor,
-    out: tl.tensor,
-    eps: tl.tensor,
+    qkv,
+    positions,
+    cos_sin,
+    q_norm,
+    k_norm,
+    out_cache_loc,
+    k_cache,
+    v_cache,
+    out,
+    eps,
     heads: tl.constexpr,
     kv_heads: tl.constexpr,
     half: tl.constexpr,
@@ -95,17 +84,8 @@ def _rope_and_store_kv(
     _put(out, turned, other, (token * heads + head) * 2 * half + at, mask & is_q, half)
 
 
-def rope_and_store_kv(
-    qkv: Tensor,
-    positions: Tensor,
-    cos_sin: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-    out_cache_loc: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-) -> Tensor:
+def rope_and_store_kv(projected: Projected) -> Tensor:
+    qkv, positions, cos_sin, q_norm, k_norm, eps, out_cache_loc, k_cache, v_cache = projected
     _, kv_heads, head_dim = k_cache.shape
     tokens, heads = qkv.shape[0], qkv.shape[1] // head_dim - 2 * kv_heads
     out = torch.empty((tokens, heads, head_dim), dtype=qkv.dtype, device=qkv.device)

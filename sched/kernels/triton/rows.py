@@ -15,7 +15,7 @@ _BLOCK = 256
 
 
 @triton.jit(do_not_specialize=["b"], do_not_specialize_on_alignment=["seq_lens"])
-def _decode_positions(seq_lens: tl.tensor, out: tl.tensor, b: tl.tensor, block: tl.constexpr) -> None:
+def _decode_positions(seq_lens, out, b, block: tl.constexpr) -> None:
     at = tl.program_id(0) * block + tl.arange(0, block)
     length = tl.load(seq_lens + at, mask=at < b, other=1).to(tl.int64)
     tl.store(out + at, tl.maximum(length - 1, 0), mask=at < b)
@@ -30,9 +30,7 @@ def decode_positions(seq_lens: Tensor) -> Tensor:
 
 
 @triton.jit(do_not_specialize_on_alignment=["seq_lens", "extend_lens"])
-def _extend_positions(
-    seq_lens: tl.tensor, extend_lens: tl.tensor, out: tl.tensor, block: tl.constexpr
-) -> None:
+def _extend_positions(seq_lens, extend_lens, out, block: tl.constexpr) -> None:
     request = tl.program_id(0)
     new = tl.load(extend_lens + request)
     start = tl.load(seq_lens + request).to(tl.int64) - new
@@ -50,9 +48,7 @@ def extend_positions(seq_lens: Tensor, extend_lens: Tensor, num_tokens: int) -> 
 
 
 @triton.jit(do_not_specialize_on_alignment=["extend_lens"])
-def _last_tokens(
-    hidden: tl.tensor, extend_lens: tl.tensor, out: tl.tensor, width: tl.constexpr, block: tl.constexpr
-) -> None:
+def _last_tokens(hidden, extend_lens, out, width: tl.constexpr, block: tl.constexpr) -> None:
     request = tl.program_id(0)
     token = tl.maximum(sum_before(extend_lens, request + 1) - 1, 0)
     at = tl.program_id(1) * block + tl.arange(0, block)
@@ -69,9 +65,7 @@ def last_tokens(hidden: Tensor, extend_lens: Tensor) -> Tensor:
 
 
 @triton.jit
-def _stage_row(
-    static: tl.tensor, source: tl.tensor, at: tl.tensor, b: tl.tensor, padded: tl.tensor, pad: tl.constexpr
-) -> None:
+def _stage_row(static, source, at, b, padded, pad: tl.constexpr) -> None:
     values = tl.load(source + at, mask=at < b, other=pad)
     tl.store(static + at, values.to(static.dtype.element_ty), mask=at < padded)
 
@@ -81,16 +75,7 @@ def _stage_row(
     do_not_specialize_on_alignment=["input_ids", "positions", "rows", "seq_lens", "out_cache_loc"],
 )
 def _stage_decode(
-    static: tl.tensor,
-    input_ids: tl.tensor,
-    positions: tl.tensor,
-    rows: tl.tensor,
-    seq_lens: tl.tensor,
-    out_cache_loc: tl.tensor,
-    b: tl.tensor,
-    padded: tl.tensor,
-    capacity: tl.tensor,
-    block: tl.constexpr,
+    static, input_ids, positions, rows, seq_lens, out_cache_loc, b, padded, capacity, block: tl.constexpr
 ) -> None:
     at = tl.program_id(0) * block + tl.arange(0, block)
     _stage_row(static, input_ids, at, b, padded, 0)
@@ -115,9 +100,7 @@ def stage_decode(
 
 
 @triton.jit(do_not_specialize=["there", "padded"], do_not_specialize_on_alignment=["source"])
-def _stage_rows(
-    static: tl.tensor, source: tl.tensor, there: tl.tensor, padded: tl.tensor, block: tl.constexpr
-) -> None:
+def _stage_rows(static, source, there, padded, block: tl.constexpr) -> None:
     at = tl.program_id(0) * block + tl.arange(0, block)
     _stage_row(static, source, at, there, padded, 0)
 
@@ -130,7 +113,7 @@ def stage_rows(static: Tensor, source: Tensor, padded: int) -> None:
 
 
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["input_ids"])
-def _resolve_negative(input_ids: tl.tensor, tokens: tl.tensor, count: tl.tensor, block: tl.constexpr) -> None:
+def _resolve_negative(input_ids, tokens, count, block: tl.constexpr) -> None:
     at = tl.program_id(0) * block + tl.arange(0, block)
     ids = tl.load(input_ids + at, mask=at < count, other=0)
     tl.store(input_ids + at, tl.load(tokens - ids, mask=ids < 0, other=0), mask=ids < 0)

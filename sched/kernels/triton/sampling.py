@@ -36,15 +36,7 @@ class _Best(NamedTuple):
 
 
 @triton.jit
-def _kept(
-    values: tl.tensor,
-    at: tl.tensor,
-    row: tl.tensor,
-    bars: tl.tensor,
-    lasts: tl.tensor,
-    tops: tl.tensor,
-    min_p: tl.tensor,
-) -> tl.tensor:
+def _kept(values, at, row, bars, lasts, tops, min_p):
     """Whether the ids ``at`` pass the filters."""
     bar, last, top = tl.load(bars + row), tl.load(lasts + row), tl.load(tops + row)
     place = order(values)
@@ -53,20 +45,20 @@ def _kept(
 
 
 @triton.jit
-def faded(old: tl.tensor, new: tl.tensor) -> tl.tensor:
+def faded(old, new):
     """exp(old - new), 0 where both are -inf."""
     return tl.where(old == float("-inf"), 0.0, tl.exp(old - new))
 
 
 @triton.jit
-def heaped(top: tl.tensor, mass: tl.tensor, values: tl.tensor) -> tl.tensor:
+def heaped(top, mass, values):
     """The largest of all, and the sum of exp(value - largest), with some more ``values``."""
     higher = tl.maximum(top, tl.max(values, 0))
     return higher, mass * faded(top, higher) + tl.sum(faded(values, higher), 0)
 
 
 @triton.jit
-def _best_two(best: tl.tensor, second: tl.tensor, ids: tl.tensor) -> tl.tensor:
+def _best_two(best, second, ids):
     """Of all lanes: the largest, the lowest id that has it, and the largest of the others."""
     largest = tl.max(best, 0)
     winner = tl.min(tl.where(best == largest, ids, 2147483647), 0)
@@ -83,25 +75,25 @@ def _best_two(best: tl.tensor, second: tl.tensor, ids: tl.tensor) -> tl.tensor:
     ],
 )
 def _draw(
-    logits: tl.tensor,
-    mask: tl.tensor,
-    temperatures: tl.tensor,
-    seeds: tl.tensor,
-    positions: tl.tensor,
-    min_ps: tl.tensor,
-    bars: tl.tensor,
-    lasts: tl.tensor,
-    row_tops: tl.tensor,
-    scores: tl.tensor,
-    ids: tl.tensor,
-    seconds: tl.tensor,
-    tops: tl.tensor,
-    masses: tl.tensor,
-    strides: tl.tensor,
-    stride: tl.tensor,
-    words: tl.tensor,
-    vocab: tl.tensor,
-    size: tl.tensor,
+    logits,
+    mask,
+    temperatures,
+    seeds,
+    positions,
+    min_ps,
+    bars,
+    lasts,
+    row_tops,
+    scores,
+    ids,
+    seconds,
+    tops,
+    masses,
+    strides,
+    stride,
+    words,
+    vocab,
+    size,
 ) -> None:
     """The best of ``size`` ids. Without ``temperatures`` greedy; without ``bars`` unfiltered. ``strides`` are those of
     the rows of temperatures, seeds, positions and min_ps."""
@@ -144,7 +136,7 @@ def _draw(
 
 
 @triton.jit(do_not_specialize=["splits"])
-def _take(scores: tl.tensor, ids: tl.tensor, out: tl.tensor, splits: tl.tensor, most: tl.constexpr) -> None:
+def _take(scores, ids, out, splits, most: tl.constexpr) -> None:
     row = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, most)
     there = split < splits
@@ -159,22 +151,22 @@ def _take(scores: tl.tensor, ids: tl.tensor, out: tl.tensor, splits: tl.tensor, 
     do_not_specialize_on_alignment=["temperatures", "seconds", "tops", "masses", "margins"],
 )
 def _score(
-    logits: tl.tensor,
-    mask: tl.tensor,
-    temperatures: tl.tensor,
-    ids: tl.tensor,
-    scores: tl.tensor,
-    winners: tl.tensor,
-    seconds: tl.tensor,
-    tops: tl.tensor,
-    masses: tl.tensor,
-    logprobs: tl.tensor,
-    margins: tl.tensor,
-    splits: tl.tensor,
-    temperature_stride: tl.tensor,
-    stride: tl.tensor,
-    words: tl.tensor,
-    vocab: tl.tensor,
+    logits,
+    mask,
+    temperatures,
+    ids,
+    scores,
+    winners,
+    seconds,
+    tops,
+    masses,
+    logprobs,
+    margins,
+    splits,
+    temperature_stride,
+    stride,
+    words,
+    vocab,
     most: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)

@@ -10,7 +10,7 @@ LOG2_E = 1.4426950408889634
 
 
 @triton.jit
-def begin(rows: tl.constexpr, dim: tl.constexpr) -> tl.tensor:
+def begin(rows: tl.constexpr, dim: tl.constexpr):
     """Top [rows], weight [rows] and value [rows, dim] of rows that have seen nothing. The top is finite, so that a
     block of which a row sees nothing gives weights of 0."""
     top = tl.full([rows], -1e30, tl.float32)
@@ -19,20 +19,20 @@ def begin(rows: tl.constexpr, dim: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def attend(
-    top: tl.tensor,
-    weight: tl.tensor,
-    value: tl.tensor,
-    q: tl.tensor,
-    k_cache: tl.tensor,
-    v_cache: tl.tensor,
-    places: tl.tensor,
-    seen: tl.tensor,
-    visible: tl.tensor,
-    at: tl.tensor,
+    top,
+    weight,
+    value,
+    q,
+    k_cache,
+    v_cache,
+    places,
+    seen,
+    visible,
+    at,
     width: tl.constexpr,
-    scale: tl.tensor,
+    scale,
     wide: tl.constexpr,
-) -> tl.tensor:
+):
     """q [rows, dim] against the heads of the cache that begin at ``places`` [block], of which ``seen`` [block] are
     there and each row sees those that are ``visible`` [rows, block]. ``scale`` is in powers of two.
 

@@ -8,13 +8,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..swap import Fetch
+
 _BLOCK = 1024  # elements of a token moved together, at most
 _FETCHERS = 256  # programs that wait for the bus at once, at least
 _SAVERS = 16  # programs of a backup: other streams' kernels run beside it
 
 
 @triton.jit
-def _move(source: tl.tensor, target: tl.tensor, size: tl.constexpr, block: tl.constexpr) -> None:
+def _move(source, target, size: tl.constexpr, block: tl.constexpr) -> None:
     for first in tl.static_range(0, size, block):
         at = first + tl.arange(0, block)
         tl.store(target + at, tl.load(source + at, mask=at < size), mask=at < size)
@@ -22,16 +24,16 @@ def _move(source: tl.tensor, target: tl.tensor, size: tl.constexpr, block: tl.co
 
 @triton.jit(do_not_specialize=["k", "context", "stride"], do_not_specialize_on_alignment=["rows"])
 def _swap_in(
-    k_cache: tl.tensor,
-    v_cache: tl.tensor,
-    host: tl.tensor,
-    host_slots: tl.tensor,
-    rows: tl.tensor,
-    missing: tl.tensor,
-    targets: tl.tensor,
-    k: tl.tensor,
-    context: tl.tensor,
-    stride: tl.tensor,
+    k_cache,
+    v_cache,
+    host,
+    host_slots,
+    rows,
+    missing,
+    targets,
+    k,
+    context,
+    stride,
     size: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
@@ -47,15 +49,8 @@ def _swap_in(
             _move(source + size, v_cache + slot * size, size, block)
 
 
-def swap_in(
-    k_cache: Tensor,
-    v_cache: Tensor,
-    host: Tensor,
-    host_slots: Tensor,
-    req_pool_indices: Tensor,
-    missing: Tensor,
-    targets: Tensor,
-) -> None:
+def swap_in(fetch: Fetch) -> None:
+    k_cache, v_cache, host, host_slots, req_pool_indices, missing, targets = fetch
     b, k = missing.shape
     if not b:
         return
@@ -67,12 +62,12 @@ def swap_in(
 
 @triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["slots", "host_slots"])
 def _back_up(
-    k_cache: tl.tensor,
-    v_cache: tl.tensor,
-    host: tl.tensor,
-    slots: tl.tensor,
-    host_slots: tl.tensor,
-    n: tl.tensor,
+    k_cache,
+    v_cache,
+    host,
+    slots,
+    host_slots,
+    n,
     layers: tl.constexpr,
     size: tl.constexpr,
     block: tl.constexpr,

@@ -10,16 +10,7 @@ from torch import Tensor
 
 @triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["above"])
 def _build_tree(
-    scores: tl.tensor,
-    tokens: tl.tensor,
-    parents: tl.tensor,
-    bonus: tl.tensor,
-    places: tl.tensor,
-    nodes: tl.tensor,
-    above: tl.tensor,
-    n: tl.tensor,
-    drafts: tl.constexpr,
-    block: tl.constexpr,
+    scores, tokens, parents, bonus, places, nodes, above, n, drafts: tl.constexpr, block: tl.constexpr
 ) -> None:
     """``places`` [b, n] is scratch: the node that a chosen candidate becomes."""
     request = tl.program_id(0).to(tl.int64)
@@ -58,19 +49,14 @@ def build_tree(
 
 
 @triton.jit
-def _up(parents: tl.tensor, node: tl.tensor) -> tl.tensor:
+def _up(parents, node):
     """The parent of each ``node``, -1 of the root and of none."""
     return tl.load(parents + node, mask=node > 0, other=-1)
 
 
 @triton.jit(do_not_specialize_on_alignment=["parents"])
 def _tree_paths(
-    parents: tl.tensor,
-    paths: tl.tensor,
-    counts: tl.tensor,
-    nodes: tl.constexpr,
-    depth: tl.constexpr,
-    block: tl.constexpr,
+    parents, paths, counts, nodes: tl.constexpr, depth: tl.constexpr, block: tl.constexpr
 ) -> None:
     request = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, block)
@@ -102,14 +88,7 @@ def tree_paths(parents: Tensor, depth: int) -> tuple[Tensor, Tensor]:
 
 @triton.jit(do_not_specialize_on_alignment=["tokens", "parents", "predict"])
 def _accept_drafts(
-    tokens: tl.tensor,
-    parents: tl.tensor,
-    predict: tl.tensor,
-    index: tl.tensor,
-    lens: tl.tensor,
-    nodes: tl.constexpr,
-    most: tl.constexpr,
-    block: tl.constexpr,
+    tokens, parents, predict, index, lens, nodes: tl.constexpr, most: tl.constexpr, block: tl.constexpr
 ) -> None:
     request = tl.program_id(0)
     lane = tl.arange(0, block)
