@@ -59,21 +59,34 @@ class FutureIndices(NamedTuple):
     interval: slice | None  # the same as a range, where they are consecutive
 
 
+class DraftState(NamedTuple):
+    """What the draft model has computed behind the last token of each request."""
+
+    topk_p: torch.Tensor  # [b, topk] float32
+    topk_index: torch.Tensor  # [b, topk] int64, candidates for the position behind the bonus
+    hidden_states: torch.Tensor  # [b, hidden]
+
+
+@dataclass(slots=True, eq=False)
+class DraftFuture:
+    """Where the next draft's input will be found, as a batch carries it between two overlapped steps."""
+
+    future_indices: FutureIndices
+    verify_done: torch.Event | None = None  # before #25879: behind it the batch's lengths may be read
+
+
 @dataclass(slots=True, eq=False)
 class DraftInput:
-    """What the next draft starts from (upstream ``EagleDraftInput``), one row per request.
+    """What the next draft starts from (upstream ``EagleDraftInput``), one row per request."""
 
-    Between two overlapped steps only ``future_indices`` is set, and with it, before #25879, the lengths and the event
-    behind which they may be read.
-    """
+    bonus_tokens: torch.Tensor  # [b] int64, the last accepted token: it has no KV yet
+    state: DraftState
+    new_seq_lens: torch.Tensor | None = None  # [b] int64, of a prompt or an overlapped verify
+    gathered_from: DraftFuture | None = None  # keeps the tensors alive that the gathering forward reads
 
-    bonus_tokens: torch.Tensor | None = None  # [b] int64, the last accepted token: it has no KV yet
-    topk_p: torch.Tensor | None = None  # [b, topk] float32
-    topk_index: torch.Tensor | None = None  # [b, topk] int64, candidates for the position behind the bonus
-    hidden_states: torch.Tensor | None = None  # [b, hidden]
-    future_indices: FutureIndices | None = None
-    new_seq_lens: torch.Tensor | None = None  # [b] int64
-    verify_done: torch.Event | None = None
+
+ExtendLens = tuple[torch.Tensor, torch.Tensor]
+"""New tokens of each request, and tokens before them: [b] int32 each."""
 
 
 @dataclass(slots=True, eq=False)
@@ -139,7 +152,7 @@ class ScheduleBatch:
     extend_rows: torch.Tensor | None = None  # [2, b] int32, extend and prefix lengths
     out_cache_loc: torch.Tensor = field(init=False, repr=False)  # [T] int64; unset when rows leave or join
     sampling_info: RowState = field(init=False, repr=False)
-    spec_info: DraftInput | None = None
+    spec_info: DraftInput | DraftFuture | None = None
     prefix_lens: list[int] = field(default_factory=list)
     extend_lens: list[int] = field(default_factory=list)
     extend_num_tokens: int = 0
@@ -168,6 +181,18 @@ class ScheduleBatch:
     @property
     def num_tokens(self) -> int:
         return self.extend_num_tokens if self.forward_mode.is_extend else len(self.reqs)
+
+    @property
+    def draft_input(self) -> DraftInput:
+        """``spec_info`` of a batch that can be drafted for."""
+        assert isinstance(self.spec_info, DraftInput), f"step {self.step}: the batch has no draft input"
+        return self.spec_info
+
+    @property
+    def draft_future(self) -> DraftFuture:
+        """``spec_info`` of a batch between two overlapped steps."""
+        assert isinstance(self.spec_info, DraftFuture), f"step {self.step}: the batch has no draft future"
+        return self.spec_info
 
     @property
     def has_host_lengths(self) -> bool:
@@ -212,11 +237,11 @@ class ModelOutput:
     proxies: tuple[torch.Tensor, ...] = ()  # of a stage that is not the last: what the next one goes on with
 
 
-class Taken(NamedTuple):
-    """What one request had of a serial verify."""
+class VerifiedTokens(NamedTuple):
+    """What a verify gave one request."""
 
-    verified: int  # tokens that were accepted
-    kept: int  # of them, those that came before its end
+    accepted: int  # tokens that the target accepted
+    kept: int  # of them, those up to the request's end
     ending: tuple[Status, str] | None
 
 
@@ -235,6 +260,6 @@ class StepResult:
     accept_lens_cpu: torch.Tensor | None = None
     draft_tokens: int = 0  # of that verify, per request: where the next one's tokens begin
     next_draft_input: DraftInput | None = None
-    taken: list[Taken] | None = None  # of a serial verify, whose requests have had their tokens
+    verified: list[VerifiedTokens] | None = None  # of a serial verify, which appends the tokens itself
     delay_sample_func: Callable[[], None] | None = None
     extra_keep_alive_refs: list[object] = field(default_factory=list)

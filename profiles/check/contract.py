@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from ...sched.batch import DraftInput, ScheduleBatch
+from ...sched.batch import DraftInput, DraftState, ScheduleBatch
 from ...sched.relay.choice import RelayChoice
 from ...sched.relay.draft_row import Speculation
 from ...sched.relay.known import NEGATIVE_IDS, ONE_SIDED_MERGE
@@ -262,7 +262,7 @@ def _hand_on_nothing(relay: Relay) -> None:
     future = relay.open(batch)
     if relay.drafts is not None:
         relay.drafts.publish(batch, batch.seq_lens)
-        relay.drafts.stash(future, DraftInput(bonus_tokens=torch.empty(0, dtype=torch.int64)))
+        relay.drafts.stash(future, DraftInput(batch.seq_lens, DraftState(*[batch.seq_lens] * 3)))
         return
     relay.publish(batch)
     relay.stash(future, torch.tensor([5, 6]))

@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 import torch
 
-from ...sched.batch import DraftInput, ForwardBatch, ScheduleBatch
-from ...sched.relay.draft_row import DraftParts
+from ...sched.batch import DraftInput, DraftState, ForwardBatch, ScheduleBatch
 from ...sched.request import Request, Status
-from ...sched.speculate.drafter import Extended, Tree
-from ...sched.speculate.worker import Drafts, Worker
+from ...sched.speculate.drafter import DraftRows, Tree, VerifiedChains
+from ...sched.speculate.worker import DraftRunner, Worker
 from .batch_invariants import Peek
 from .violations import Violation
 
@@ -20,19 +19,17 @@ LEFT = "drafts start from what the last extend left"
 LENGTHS = "the host's lengths of a verify are the device's"
 BOUND = "no verify reaches beyond its bound"
 
-_PARTS = ("topk_p", "topk_index", "hidden_states")
-
 
 class Start(NamedTuple):
     """Of one request: the token at ``length`` and what the draft model said behind it."""
 
     length: int
     bonus: int
-    parts: tuple[torch.Tensor, ...]  # as in _PARTS; none where floating-point work is skipped
+    parts: tuple[torch.Tensor, ...]  # as in DraftState; none where floating-point work is skipped
 
     def unlike(self, other: Start) -> list[str]:
         """What differs, by name."""
-        parts = zip(_PARTS, self.parts, other.parts, strict=False)
+        parts = zip(DraftState._fields, self.parts, other.parts, strict=False)
         apart = [name for name, own, its in parts if not torch.equal(own, its)]
         return apart if self.bonus == other.bonus else ["bonus_tokens", *apart]
 
@@ -61,31 +58,30 @@ class DraftWatch:
         """The same, which shows what it drafts from."""
         return replace(worker, drafter=_WatchedDrafts(worker.drafter, self))
 
-    def starting(self, start: DraftInput, rows: torch.Tensor, seq_lens: torch.Tensor, longest: int) -> None:
+    def starting(self, start: DraftInput, at: DraftRows) -> None:
         batch, peek = self.launching(), self._peek
-        assert start.bonus_tokens is not None
-        lens, parts = peek(seq_lens).tolist(), _held(start, peek)
+        lens, parts = peek(at.seq_lens).tolist(), _held(start.state, peek)
         bonus = peek(start.bonus_tokens).tolist()
         starts = [
             Start(length, token, tuple(part[i] for part in parts))
             for i, (length, token) in enumerate(zip(lens, bonus, strict=True))
         ]
-        self._told(_mirrored(batch, lens, longest))
-        self._told(self._unlike(batch, peek(rows).tolist(), starts))
+        self._told(_mirrored(batch, lens, at.longest))
+        self._told(self._unlike(batch, peek(at.rows).tolist(), starts))
         self._heard(batch, starts)
 
-    def extended(self, rows: torch.Tensor, lens: list[int], made: Extended) -> None:
+    def extended(self, rows: torch.Tensor, lens: list[int], made: DraftState) -> None:
         """Rows [b] have KV up to ``lens`` now, and what was ``made`` is for the drafts behind it."""
         peek = self._peek
-        parts = _held(DraftInput(None, *made), peek)
+        parts = _held(made, peek)
         for i, (row, length) in enumerate(zip(peek(rows).tolist(), lens, strict=True)):
             self._left[row] = length, tuple(part[i] for part in parts)
 
-    def seeded(self, batch: ScheduleBatch, parts: DraftParts) -> None:
+    def seeded(self, batch: ScheduleBatch, state: DraftState) -> None:
         """Another rank's last extend of these requests has come, by the host's memory."""
         for i, req in enumerate(batch.reqs):
             assert req.req_pool_idx is not None
-            self._left[req.req_pool_idx] = req.kv_committed_len, tuple(part[i] for part in parts)
+            self._left[req.req_pool_idx] = req.kv_committed_len, tuple(part[i] for part in state)
 
     def values(self, tensor: torch.Tensor) -> list[int]:
         found: list[int] = self._peek(tensor).tolist()
@@ -110,44 +106,31 @@ class DraftWatch:
 
 
 class _WatchedDrafts:
-    def __init__(self, drafts: Drafts, watch: DraftWatch) -> None:
+    def __init__(self, drafts: DraftRunner, watch: DraftWatch) -> None:
         self._drafts = drafts
         self._watch = watch
 
-    def chain(self, start: DraftInput, rows: torch.Tensor, seq_lens: torch.Tensor, longest: int) -> Tree:
-        self._watch.starting(start, rows, seq_lens, longest)
-        return self._drafts.chain(start, rows, seq_lens, longest)
+    def draft(self, start: DraftInput, at: DraftRows) -> Tree:
+        self._watch.starting(start, at)
+        return self._drafts.draft(start, at)
 
-    def tree(self, start: DraftInput, rows: torch.Tensor, seq_lens: torch.Tensor, longest: int) -> Tree:
-        self._watch.starting(start, rows, seq_lens, longest)
-        return self._drafts.tree(start, rows, seq_lens, longest)
-
-    def extend(self, batch: ForwardBatch, hidden_states: torch.Tensor) -> Extended:
+    def extend(self, batch: ForwardBatch, hidden_states: torch.Tensor) -> DraftState:
         made = self._drafts.extend(batch, hidden_states)
         self._watch.extended(batch.req_pool_indices, self._watch.values(batch.seq_lens), made)
         return made
 
-    def extend_chain(
-        self,
-        predict: torch.Tensor,
-        hidden_states: torch.Tensor,
-        accept_lens: torch.Tensor,
-        rows: torch.Tensor,
-        ends: torch.Tensor,
-        lens: tuple[torch.Tensor, torch.Tensor],
-        longest: int,
-    ) -> Extended:
-        made = self._drafts.extend_chain(predict, hidden_states, accept_lens, rows, ends, lens, longest)
-        behind = predict.shape[0] // rows.shape[0]
-        counts = zip(self._watch.values(ends), self._watch.values(accept_lens), strict=True)
+    def extend_chains(self, chains: VerifiedChains) -> DraftState:
+        made = self._drafts.extend_chains(chains)
+        rows, ends, _ = chains.at
+        behind = chains.predict.shape[0] // rows.shape[0]
+        counts = zip(self._watch.values(ends), self._watch.values(chains.accept_lens), strict=True)
         self._watch.extended(rows, [end - behind + accepted for end, accepted in counts], made)
         return made
 
 
-def _held(draft: DraftInput, peek: Peek) -> list[torch.Tensor]:
+def _held(state: DraftState, peek: Peek) -> list[torch.Tensor]:
     """The parts that have values, as they are now."""
-    parts = [peek(part) for part in (getattr(draft, name) for name in _PARTS) if part is not None]
-    return [part.clone() for part in parts if part.device.type != "meta"]
+    return [part.clone() for part in map(peek, state) if part.device.type != "meta"]
 
 
 def _stale(
@@ -155,7 +138,7 @@ def _stale(
 ) -> Iterator[Violation]:
     if len(start.parts) != len(left):  # floating-point work is skipped, and what came for it means nothing
         return
-    for name, part, meant in zip(_PARTS, start.parts, left, strict=False):
+    for name, part, meant in zip(DraftState._fields, start.parts, left, strict=False):
         if not torch.equal(part, meant):
             text = (
                 f"step {batch.step}, request {req.id}, length {start.length}: its draft starts from {name} "

@@ -12,14 +12,14 @@ from dataclasses import replace
 
 import torch
 
-from ...sched.batch import ForwardBatch, ModelOutput, ScheduleBatch
+from ...sched.batch import DraftState, ForwardBatch, ModelOutput, ScheduleBatch
 from ...sched.loop.engine import Runner
 from ...sched.loop.scheduler import Scheduler
 from ...sched.memory.invariants import MemoryInvariantError
 from ...sched.memory.invariants import check as check_memory
 from ...sched.observe import Observer, StepInfo
 from ...sched.relay.context import RelayContext, Step
-from ...sched.relay.draft_row import DraftParts, DraftRelay, DraftRow
+from ...sched.relay.draft_row import DraftRelay, DraftRow
 from ...sched.relay.row import RelayRow
 from ...sched.request import Request, Status
 from ...sched.speculate.worker import Worker
@@ -69,10 +69,10 @@ class Invariants:
     def draft_row(self, row: DraftRow) -> DraftRow:
         """The same row, which reports the drafts that start from another rank's last extend."""
 
-        def seed(context: RelayContext, relay: DraftRelay, batch: ScheduleBatch, parts: DraftParts) -> None:
+        def seed(context: RelayContext, relay: DraftRelay, batch: ScheduleBatch, state: DraftState) -> None:
             if self._drafts is not None:
-                self._drafts.seeded(batch, parts)
-            row.seed(context, relay, batch, parts)
+                self._drafts.seeded(batch, state)
+            row.seed(context, relay, batch, state)
 
         return replace(row, seed=seed)
 

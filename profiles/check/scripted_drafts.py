@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import torch
 
-from ...sched.batch import DraftInput, ForwardBatch, ModelOutput, ScheduleBatch
+from ...sched.batch import DraftInput, DraftState, ForwardBatch, ModelOutput, ScheduleBatch
 from ...sched.config import SpeculativeConfig
 from ...sched.model.sampling_info import SamplingInfo
 from ...sched.relay.draft_row import DraftRow, Speculation
 from ...sched.request import Request
-from ...sched.speculate.drafter import Extended, Tree
+from ...sched.speculate.drafter import DraftRows, Tree, VerifiedChains
 from ...sched.speculate.verifier import DraftVerdict
 from .forward_invariants import PROMPTS
 from .violations import Violation
@@ -63,20 +63,15 @@ class HandDrafts:
         self._told = told
         self.lengths: dict[Request, int] = {}
 
-    def chain(self, start: DraftInput, rows: torch.Tensor, seq_lens: torch.Tensor, longest: int) -> Tree:  # noqa: ARG002
-        assert start.bonus_tokens is not None
-        reqs = self.requests(rows)
-        for req, length, token in zip(reqs, seq_lens.tolist(), start.bonus_tokens.tolist(), strict=True):
+    def draft(self, start: DraftInput, at: DraftRows) -> Tree:
+        reqs = self.requests(at.rows)
+        for req, length, token in zip(reqs, at.seq_lens.tolist(), start.bonus_tokens.tolist(), strict=True):
             self._expect(VERIFIED, "seq_lens", req, length, self.lengths.get(req), "starts at length")
             self._expect(TAUGHT, "bonus_tokens", req, token, token_of(req, length), "starts from token")
         drafts = [[_guess(req, self.lengths[req], nth) for nth in range(STEPS)] for req in reqs]
         return Tree(torch.cat([start.bonus_tokens.unsqueeze(1), torch.tensor(drafts)], 1), None)
 
-    def tree(self, start: DraftInput, rows: torch.Tensor, seq_lens: torch.Tensor, longest: int) -> Tree:
-        """The workbench drafts chains only."""
-        return self.chain(start, rows, seq_lens, longest)
-
-    def extend(self, batch: ForwardBatch, hidden_states: torch.Tensor) -> Extended:
+    def extend(self, batch: ForwardBatch, hidden_states: torch.Tensor) -> DraftState:
         assert batch.extend_lens is not None and batch.extend_prefix_lens is not None
         reqs, ends = self.requests(batch.req_pool_indices), batch.seq_lens.tolist()
         extend, prefix = batch.extend_lens.tolist(), batch.extend_prefix_lens.tolist()
@@ -91,16 +86,8 @@ class HandDrafts:
             place += count
         return self._extended(reqs)
 
-    def extend_chain(
-        self,
-        predict: torch.Tensor,
-        hidden_states: torch.Tensor,
-        accept_lens: torch.Tensor,
-        rows: torch.Tensor,
-        ends: torch.Tensor,
-        lens: tuple[torch.Tensor, torch.Tensor],
-        longest: int,  # noqa: ARG002
-    ) -> Extended:
+    def extend_chains(self, chains: VerifiedChains) -> DraftState:
+        predict, hidden_states, accept_lens, (rows, ends, _), lens = chains
         reqs, d = self.requests(rows), STEPS + 1
         extend, prefix = (part.tolist() for part in lens)
         ids, states = predict.view(-1, d).tolist(), hidden_states.view(-1, d, 3).tolist()
@@ -149,9 +136,9 @@ class HandDrafts:
             text = f"step {step}, request {req.id}: its draft {doing} {value}, not {meant}"
             self._told(Violation(promise, field, text, step, req.id))
 
-    def _extended(self, reqs: Sequence[Request]) -> Extended:
+    def _extended(self, reqs: Sequence[Request]) -> DraftState:
         ends = [(req, self.lengths[req]) for req in reqs]
-        return Extended(
+        return DraftState(
             torch.tensor([[float(length)] for _, length in ends]),
             torch.tensor([[_guess(req, length, 0)] for req, length in ends]),
             torch.tensor([[*hidden_of(req, length)[:2], 1.0] for req, length in ends]),
@@ -164,15 +151,8 @@ class HandVerdict:
     def __init__(self, drafts: HandDrafts) -> None:
         self._drafts = drafts
 
-    def forward(
-        self,
-        tree: Tree,
-        rows: torch.Tensor,
-        seq_lens: torch.Tensor,  # noqa: ARG002
-        slots: torch.Tensor | None,  # noqa: ARG002
-        longest: int,  # noqa: ARG002
-    ) -> ModelOutput:
-        places = list(self._places(self._drafts.requests(rows), tree.tokens.shape[1]))
+    def forward(self, tree: Tree, at: DraftRows, slots: torch.Tensor | None) -> ModelOutput:  # noqa: ARG002
+        places = list(self._places(self._drafts.requests(at.rows), tree.tokens.shape[1]))
         logits = torch.tensor([[float(token_of(req, position + 1))] for req, position in places])
         states = torch.tensor([hidden_of(req, position) for req, position in places])
         return ModelOutput(logits, hidden_states=states)

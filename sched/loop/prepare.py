@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from ..batch import ForwardMode, ScheduleBatch
+from ..batch import DraftState, ForwardMode, ScheduleBatch
 from ..disagg.inbox import ReadyRequest
 from ..model.sampling_info import SamplingInfo, sampling_of
 from ..request import Request, Status
@@ -62,8 +62,8 @@ def prebuild(engine: Engine, ready: Sequence[ReadyRequest], step: int) -> Schedu
         engine.tier.admit_direct(req)
     if engine.worker is not None:
         assert engine.relay.drafts is not None
-        parts = [torch.stack(part) for part in zip(*(entry.draft for entry in ready), strict=True)]
-        engine.relay.drafts.seed(batch, parts)
+        parts = zip(*(entry.draft for entry in ready), strict=True)
+        engine.relay.drafts.seed(batch, DraftState(*(torch.stack(part) for part in parts)))
         _begin_lots(engine, engine.worker, batch.req_pool_indices, batch.reqs)
     for req in batch.reqs:
         req.status = Status.RUNNING

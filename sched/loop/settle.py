@@ -78,8 +78,7 @@ def _settle_decode(engine: Engine, batch: ScheduleBatch, token_ids: list[int]) -
 
 def _row(draft: DraftInput, place: int) -> tuple[torch.Tensor, ...]:
     """One request's, on the host: a blocking copy for each part, as upstream's."""
-    parts = (draft.topk_p, draft.topk_index, draft.hidden_states)
-    return tuple(part[place].cpu() for part in parts if part is not None)
+    return tuple(part[place].cpu() for part in draft.state)
 
 
 def _hand_over(engine: Engine, req: Request, token: int, draft: tuple[torch.Tensor, ...]) -> None:

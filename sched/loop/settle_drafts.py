@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..batch import ScheduleBatch, StepResult, Taken
+from ..batch import ScheduleBatch, StepResult, VerifiedTokens
 from ..request import Request, Status
 from .engine import Engine
 from .settle import append_token, finish
@@ -14,9 +14,9 @@ def settle_verify(engine: Engine, batch: ScheduleBatch, result: StepResult) -> b
     """Give every request its tokens, waiting for them if need be; a serial verify has done so already. Returns whether
     every request got tokens and goes on."""
     engine.allocator.free_group_begin()
-    taken = _take_late(engine, batch, result) if result.taken is None else result.taken
+    verified = _take_late(engine, batch, result) if result.verified is None else result.verified
     quiet = True
-    for req, entry in zip(batch.reqs, taken, strict=True):
+    for req, entry in zip(batch.reqs, verified, strict=True):
         if entry is None or _announced(engine, req, entry):
             quiet = False
     engine.allocator.free_group_end()
@@ -36,17 +36,17 @@ def take_tokens(
     return len(tokens), None
 
 
-def _take_late(engine: Engine, batch: ScheduleBatch, result: StepResult) -> Sequence[Taken | None]:
+def _take_late(engine: Engine, batch: ScheduleBatch, result: StepResult) -> Sequence[VerifiedTokens | None]:
     predict, accept_lens, logprobs = _on_the_host(result)
-    taken: list[Taken | None] = []
+    verified: list[VerifiedTokens | None] = []
     for i, (req, accepted) in enumerate(zip(batch.reqs, accept_lens, strict=True)):
         if req.status is not Status.RUNNING:  # it ended, or its KV was taken back, after the launch
-            taken.append(None)
+            verified.append(None)
             continue
         own = slice(i * result.draft_tokens, i * result.draft_tokens + accepted)
         req.kv_committed_len += accepted - 1  # the bonus token's slot was claimed before the launch
-        taken.append(Taken(accepted, *take_tokens(engine, req, predict[own], logprobs[own])))
-    return taken
+        verified.append(VerifiedTokens(accepted, *take_tokens(engine, req, predict[own], logprobs[own])))
+    return verified
 
 
 def _on_the_host(result: StepResult) -> tuple[list[int], list[int], list[float]]:
@@ -64,11 +64,11 @@ def _on_the_host(result: StepResult) -> tuple[list[int], list[int], list[float]]
     return result.next_token_ids_cpu.tolist(), result.accept_lens_cpu.tolist(), scores
 
 
-def _announced(engine: Engine, req: Request, taken: Taken) -> bool:
+def _announced(engine: Engine, req: Request, verified: VerifiedTokens) -> bool:
     """Tell of the tokens; returns whether the request ended with them."""
     req.verify_ct += 1
-    engine.observer.verified(req, taken.verified)
-    engine.observer.tokens(req, taken.kept)
-    if taken.ending is not None:
-        finish(engine, req, *taken.ending)
-    return taken.ending is not None
+    engine.observer.verified(req, verified.accepted)
+    engine.observer.tokens(req, verified.kept)
+    if verified.ending is not None:
+        finish(engine, req, *verified.ending)
+    return verified.ending is not None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..batch import DraftInput, ScheduleBatch, StepResult, Taken
+from ..batch import ScheduleBatch, StepResult, VerifiedTokens
 from ..model.sampling_info import sampling_of
 from ..relay.draft_row import DraftRelay
 from ..request import Request
@@ -78,11 +78,10 @@ def _run(engine: Engine, drafts: DraftRelay, batch: ScheduleBatch, result: StepR
 
 
 def _idle(drafts: DraftRelay, batch: ScheduleBatch, result: StepResult) -> None:
-    """Nobody drafts, and nothing is verified."""
+    """Nothing is drafted or verified."""
     assert batch.input_ids is not None
     drafts.publish(batch, batch.seq_lens)
     result.next_token_ids = batch.input_ids
-    result.next_draft_input = DraftInput(bonus_tokens=batch.input_ids)
 
 
 def _prefill(
@@ -106,8 +105,7 @@ def _prefill(
 
 
 def _verify(worker: Worker, drafts: DraftRelay, batch: ScheduleBatch, result: StepResult) -> None:
-    hooks = v2.Hooks(drafts.publish, drafts.step_lens, drafts.draft_lengths)
-    made = v2.verify(worker, batch, hooks)
+    made = v2.verify(worker, batch, drafts)
     result.next_token_ids, result.accept_lens = made.predict, made.accept_lens
     result.next_token_logprobs = made.logprobs
     result.draft_tokens = worker.spec.draft_tokens
@@ -119,22 +117,24 @@ def _verify_serially(
     worker: Worker, drafts: DraftRelay, batch: ScheduleBatch, result: StepResult, engine: Engine
 ) -> None:
     """Requests have their tokens when this returns; ``settle`` announces them and ends those that are done."""
-    taken: list[Taken] = []
+    verified: list[VerifiedTokens] = []
 
     def take(req: Request, tokens: Sequence[int], logprobs: Sequence[float]) -> tuple[int, bool]:
         count, ending = take_tokens(engine, req, tokens, logprobs)
-        taken.append(Taken(len(tokens), count, ending))
+        verified.append(VerifiedTokens(len(tokens), count, ending))
         return count, ending is None
 
     made = v1.verify(worker, batch, take, drafts.extend_lens)
     result.next_token_ids, result.next_draft_input = made.tokens, made.draft
-    result.taken = taken
+    result.verified = verified
 
 
 def _stash(engine: Engine, drafts: DraftRelay, batch: ScheduleBatch, result: StepResult) -> None:
     """What the next draft starts from, as the draft extend has left it."""
     with engine.observer.range("publish", extend_step(batch.step), batch.batch_size):
-        if result.next_draft_input is not None:  # a serial verify after which nobody goes on has none
+        if (
+            result.next_draft_input is not None
+        ):  # an idle step has none, nor a verify that ended every request
             drafts.stash(result.future_indices, result.next_draft_input)
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVarTuple
 
 import torch
 
-from ..batch import DraftInput, ScheduleBatch
+from ..batch import DraftState, ScheduleBatch
 from ..config import EngineConfig
 from ..observe import Observer
 from ..streams import Streams
@@ -62,8 +62,8 @@ class RelayContext:
             )
         return self.lengths_pinned
 
-    def draft_buffers(self, first: DraftInput) -> DraftBuffers:
-        """Made on the current stream when something is there to be stored."""
+    def draft_buffers(self, first: DraftState) -> DraftBuffers:
+        """The buffers of the drafts' states, made on the current stream when the ``first`` one is stored."""
         if self.drafts is None:
             self.drafts = DraftBuffers(self.futures.output_tokens_buf.shape[0], first)
         return self.drafts

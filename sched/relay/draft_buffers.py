@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
-from ..batch import DraftInput
+from ..batch import DraftState
 from .futures import UNSTASHED
-
-_FIELDS = ("topk_p", "topk_index", "hidden_states")
 
 
 class DraftBuffers:
-    """[rows, ...] each, shaped after the first input that is stored: only then its shape is known."""
+    """A buffer [rows, ...] for each part of the draft's state, shaped after the first one that is stored."""
 
-    def __init__(self, rows: int, first: DraftInput) -> None:
-        self._buffers = {name: _like(getattr(first, name), rows) for name in _FIELDS}
+    def __init__(self, rows: int, first: DraftState) -> None:
+        self._buffers = DraftState(*(_like(part, rows) for part in first))
 
-    def store(self, at: torch.Tensor | slice, draft: DraftInput) -> None:
-        for name, buffer in self._buffers.items():
-            buffer[at] = getattr(draft, name)
+    def store(self, at: torch.Tensor | slice, state: DraftState) -> None:
+        for buffer, part in zip(self._buffers, state, strict=True):
+            buffer[at] = part
 
-    def gather(self, at: torch.Tensor, draft: DraftInput) -> DraftInput:
-        """``draft`` with what is stored for it."""
-        topk_p, topk_index, hidden_states = (buffer[at] for buffer in self._buffers.values())
-        return replace(draft, topk_p=topk_p, topk_index=topk_index, hidden_states=hidden_states)
+    def gather(self, at: torch.Tensor) -> DraftState:
+        return DraftState(*(buffer[at] for buffer in self._buffers))
 
 
 def _like(one: torch.Tensor, rows: int) -> torch.Tensor:
-    """Of nothing that a draft could start from."""
+    """A buffer of values from which no draft could start."""
     value = torch.nan if one.is_floating_point() else UNSTASHED
     return torch.full((rows, *one.shape[1:]), value, dtype=one.dtype, device=one.device)

@@ -7,18 +7,17 @@ from collections.abc import Sequence
 
 import torch
 
-from ..batch import DraftInput, ScheduleBatch
+from ..batch import DraftFuture, ExtendLens, ScheduleBatch
 from .context import RelayContext
-from .draft_row import Lens
 
 # ---- the event that travels with the batch (before #25879) ---------------------------------------------------
 
 
 def wait_verify_done(context: RelayContext, batch: ScheduleBatch) -> None:
     """Schedule work on the batch's lengths comes after the verify that made them (#25465: the host goes on)."""
-    draft = batch.spec_info
-    if draft is not None and draft.verify_done is not None:
-        context.streams.schedule.wait_event(draft.verify_done)
+    future = batch.spec_info
+    if isinstance(future, DraftFuture) and future.verify_done is not None:
+        context.streams.schedule.wait_event(future.verify_done)
 
 
 def lengths_downloaded_early(context: RelayContext, batch: ScheduleBatch) -> None:
@@ -54,26 +53,26 @@ def publish_for_forwards(context: RelayContext, batch: ScheduleBatch, lengths: t
 def lengths_downloaded(context: RelayContext, batch: ScheduleBatch) -> None:
     """Wait for the published lengths and read those of the batch back (#25879). The device's own come by
     ``resolve``."""
-    draft = _between_steps(batch)
-    if draft is not None:
-        batch.seq_lens_cpu = _gathered(context, draft).cpu()
+    future = batch.spec_info
+    if isinstance(future, DraftFuture):
+        batch.seq_lens_cpu = _gathered(context, future).cpu()
 
 
 def lengths_gathered_and_downloaded(context: RelayContext, batch: ScheduleBatch) -> None:
     """The same, and the batch gets them on the device too: it owns them as a pair (#26020)."""
-    draft = _between_steps(batch)
-    if draft is not None:
-        batch.seq_lens = _gathered(context, draft)
+    future = batch.spec_info
+    if isinstance(future, DraftFuture):
+        batch.seq_lens = _gathered(context, future)
         batch.seq_lens_cpu = batch.seq_lens.cpu()
 
 
 def lengths_by_private_stream(context: RelayContext, batch: ScheduleBatch) -> None:
     """Copy all published lengths to a pinned buffer on a stream of its own, for which the host waits: it waits for
     the verify, not for what the schedule stream has to wait for (#26380)."""
-    draft = _between_steps(batch)
-    if draft is None:
+    future = batch.spec_info
+    if not isinstance(future, DraftFuture):
         return
-    batch.seq_lens = _gathered(context, draft)
+    batch.seq_lens = _gathered(context, future)
     if (
         context.publish_ready is None
         or not context.pinned
@@ -91,64 +90,58 @@ def lengths_by_private_stream(context: RelayContext, batch: ScheduleBatch) -> No
 
 def lengths_bounded(context: RelayContext, batch: ScheduleBatch) -> None:
     """The host does without, for it knows how far slots were allocated (#26128)."""
-    draft = _between_steps(batch)
-    if draft is not None:
-        batch.seq_lens = _gathered(context, draft)
+    future = batch.spec_info
+    if isinstance(future, DraftFuture):
+        batch.seq_lens = _gathered(context, future)
         batch.unset("seq_lens_cpu")
 
 
 def lengths_left_on_the_device(context: RelayContext, batch: ScheduleBatch) -> None:  # noqa: ARG001
     """Nor does the schedule look at them on the device: ``resolve`` gathers them on the forward stream."""
-    if _between_steps(batch) is not None:
+    if isinstance(batch.spec_info, DraftFuture):
         batch.unset("seq_lens_cpu")
 
 
-def _between_steps(batch: ScheduleBatch) -> DraftInput | None:
-    draft = batch.spec_info
-    return draft if draft is not None and draft.future_indices is not None else None
-
-
-def _gathered(context: RelayContext, draft: DraftInput) -> torch.Tensor:
+def _gathered(context: RelayContext, future: DraftFuture) -> torch.Tensor:
     """On the schedule stream, behind the publishing."""
-    assert draft.future_indices is not None
     if context.publish_ready is not None:
         context.streams.schedule.wait_event(context.publish_ready)
     else:
         context.streams.wait(context.streams.schedule, context.streams.forward)
-    return context.futures.new_seq_lens_buf[draft.future_indices.indices]
+    return context.futures.new_seq_lens_buf[future.future_indices.indices]
 
 
 # ---- lengths of the draft's own extend -----------------------------------------------------------------------
 
 
-def lens_uploaded(context: RelayContext, extend: Sequence[int], prefix: Sequence[int]) -> Lens:
+def lens_uploaded(context: RelayContext, extend: Sequence[int], prefix: Sequence[int]) -> ExtendLens:
     """Two copies from pageable memory, as every forward batch of upstream's makes them."""
     extend_lens = torch.tensor(extend, dtype=torch.int32).to(context.device, non_blocking=True)
     prefix_lens = torch.tensor(prefix, dtype=torch.int32).to(context.device, non_blocking=True)
     return extend_lens, prefix_lens
 
 
-def lens_packed(context: RelayContext, extend: Sequence[int], prefix: Sequence[int]) -> Lens:
+def lens_packed(context: RelayContext, extend: Sequence[int], prefix: Sequence[int]) -> ExtendLens:
     """One asynchronous copy."""
     host = torch.tensor([extend, prefix], dtype=torch.int32, pin_memory=context.pinned)
     extend_lens, prefix_lens = host.to(context.device, non_blocking=True).unbind()
     return extend_lens, prefix_lens
 
 
-def prompt_lens_uploaded(context: RelayContext, batch: ScheduleBatch, lens: Lens) -> Lens:  # noqa: ARG001
+def prompt_lens_uploaded(context: RelayContext, batch: ScheduleBatch, lens: ExtendLens) -> ExtendLens:  # noqa: ARG001
     """The draft's forward batch uploads what the target's has uploaded already."""
     return lens_uploaded(context, batch.extend_lens, batch.prefix_lens)
 
 
-def prompt_lens_shared(context: RelayContext, batch: ScheduleBatch, lens: Lens) -> Lens:  # noqa: ARG001
+def prompt_lens_shared(context: RelayContext, batch: ScheduleBatch, lens: ExtendLens) -> ExtendLens:  # noqa: ARG001
     return lens
 
 
-def step_lens_uploaded(context: RelayContext, batch: ScheduleBatch, count: int) -> Lens:
+def step_lens_uploaded(context: RelayContext, batch: ScheduleBatch, count: int) -> ExtendLens:
     return lens_uploaded(context, [count] * batch.batch_size, batch.seq_lens_cpu.tolist())
 
 
-def step_lens_made_there(context: RelayContext, batch: ScheduleBatch, count: int) -> Lens:
+def step_lens_made_there(context: RelayContext, batch: ScheduleBatch, count: int) -> ExtendLens:
     """Where the host does not know the lengths (#26128)."""
     extend_lens = torch.full((batch.batch_size,), count, dtype=torch.int32, device=context.device)
     return extend_lens, batch.seq_lens.to(torch.int32)

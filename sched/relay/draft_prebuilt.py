@@ -5,45 +5,45 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ..batch import DraftInput, FutureIndices, ScheduleBatch
+from ..batch import DraftFuture, DraftInput, DraftState, FutureIndices, ScheduleBatch
 from ..model.upload import Upload, upload
 from .context import RelayContext
-from .draft_row import DraftParts, DraftRelay
+from .draft_row import DraftRelay
 
 
-def seed_batch(context: RelayContext, relay: DraftRelay, batch: ScheduleBatch, parts: DraftParts) -> None:  # noqa: ARG001
+def seed_batch(context: RelayContext, relay: DraftRelay, batch: ScheduleBatch, state: DraftState) -> None:  # noqa: ARG001
     """The serial worker carries it in the batch: a blocking copy for each part."""
-    batch.spec_info = _uploaded(context, batch, parts, "pageable")
+    batch.spec_info = _uploaded(context, batch, state, "pageable")
 
 
 def seed_batch_packed(
     context: RelayContext,
     relay: DraftRelay,  # noqa: ARG001
     batch: ScheduleBatch,
-    parts: DraftParts,
+    state: DraftState,
 ) -> None:
     """One copy that does not block."""
-    batch.spec_info = _uploaded(context, batch, parts, "packed")
+    batch.spec_info = _uploaded(context, batch, state, "packed")
 
 
-def seed_relay(context: RelayContext, relay: DraftRelay, batch: ScheduleBatch, parts: DraftParts) -> None:
+def seed_relay(context: RelayContext, relay: DraftRelay, batch: ScheduleBatch, state: DraftState) -> None:
     """Published and stashed as after a forward. The one event of publishing is recorded anew behind the last forward's:
     who waits for it waits for both (#30435)."""
     if context.publish_ready is not None:
         context.streams.schedule.wait_event(context.publish_ready)
-    seed_unchained(context, relay, batch, parts)
+    seed_unchained(context, relay, batch, state)
 
 
-def seed_unchained(context: RelayContext, relay: DraftRelay, batch: ScheduleBatch, parts: DraftParts) -> None:
+def seed_unchained(context: RelayContext, relay: DraftRelay, batch: ScheduleBatch, state: DraftState) -> None:
     """The same, and whoever waits for the event no longer waits for the forward that is under way."""
-    _seed(context, relay, batch, _uploaded(context, batch, parts, "pageable"))
+    _seed(context, relay, batch, _uploaded(context, batch, state, "pageable"))
 
 
 def seed_relay_packed(
-    context: RelayContext, relay: DraftRelay, batch: ScheduleBatch, parts: DraftParts
+    context: RelayContext, relay: DraftRelay, batch: ScheduleBatch, state: DraftState
 ) -> None:
     """One copy that does not block, and no event: only forwards read what is published."""
-    _seed(context, relay, batch, _uploaded(context, batch, parts, "packed"))
+    _seed(context, relay, batch, _uploaded(context, batch, state, "packed"))
 
 
 def _seed(context: RelayContext, relay: DraftRelay, batch: ScheduleBatch, draft: DraftInput) -> None:
@@ -51,13 +51,14 @@ def _seed(context: RelayContext, relay: DraftRelay, batch: ScheduleBatch, draft:
     relay.publish(batch, batch.seq_lens)
     relay.stash(future, draft)
     batch.input_ids = batch.output_ids = None
-    batch.spec_info = DraftInput(future_indices=future, verify_done=context.publish_ready)
+    batch.spec_info = DraftFuture(future, context.publish_ready)
 
 
-def _uploaded(context: RelayContext, batch: ScheduleBatch, parts: DraftParts, how: Upload) -> DraftInput:
-    arrays = [part.numpy() if part.dtype != torch.bfloat16 else _words(part) for part in parts]
+def _uploaded(context: RelayContext, batch: ScheduleBatch, state: DraftState, how: Upload) -> DraftInput:
+    arrays = [part.numpy() if part.dtype != torch.bfloat16 else _words(part) for part in state]
     topk_p, topk_index, hidden = upload(arrays, device=context.device, how=how)
-    return DraftInput(_bonus(context, batch), topk_p, topk_index, hidden.view(parts[2].dtype))
+    there = DraftState(topk_p, topk_index, hidden.view(state.hidden_states.dtype))
+    return DraftInput(_bonus(context, batch), there)
 
 
 def _words(part: torch.Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.int16]]:

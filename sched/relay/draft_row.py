@@ -9,13 +9,10 @@ from typing import Generic, Literal, Self
 
 import torch
 
-from ..batch import DraftInput, FutureIndices, ScheduleBatch, StepResult
+from ..batch import DraftInput, DraftState, ExtendLens, FutureIndices, ScheduleBatch, StepResult
 from .context import Context, RelayContext, Step, bind
 
 Speculation = Literal["v1", "v2"]
-Lens = tuple[torch.Tensor, torch.Tensor]  # new tokens of each request and tokens before, [b] int32
-# Of the requests together: topk_p and topk_index [b, topk], hidden states [b, hidden].
-DraftParts = Sequence[torch.Tensor]
 # How lengths for slots ahead of time get to the device: a blocking copy each, for every use; one asynchronous copy
 # each; all of them in one pinned copy, for one kernel.
 Ends = Literal["blocking", "asynchronous", "packed"]
@@ -30,10 +27,10 @@ class DraftPolicies(Generic[*Context]):
     host_lengths: Callable[[*Context, ScheduleBatch], None]
     resolve: Callable[[*Context, Step, ScheduleBatch], None]
     rotate: Callable[[*Context, ScheduleBatch, torch.Tensor, torch.Tensor], torch.Tensor]
-    prompt_lens: Callable[[*Context, ScheduleBatch, Lens], Lens]
-    extend_lens: Callable[[*Context, Sequence[int], Sequence[int]], Lens]
+    prompt_lens: Callable[[*Context, ScheduleBatch, ExtendLens], ExtendLens]
+    extend_lens: Callable[[*Context, Sequence[int], Sequence[int]], ExtendLens]
     publish: Callable[[*Context, ScheduleBatch, torch.Tensor], None]
-    step_lens: Callable[[*Context, ScheduleBatch, int], Lens]
+    step_lens: Callable[[*Context, ScheduleBatch, int], ExtendLens]
     draft_lengths: Callable[[*Context, ScheduleBatch, int], torch.Tensor]
     stash: Callable[[*Context, FutureIndices, DraftInput], None]
     conclude: Callable[[*Context, ScheduleBatch, StepResult], None]
@@ -52,9 +49,9 @@ class DraftRelay(DraftPolicies[()]):
     def of(cls, row: DraftRow, context: RelayContext) -> Self:
         return cls(row=row, context=context, **bind(DraftPolicies, row, context))
 
-    def seed(self, batch: ScheduleBatch, parts: DraftParts) -> None:
+    def seed(self, batch: ScheduleBatch, state: DraftState) -> None:
         """Give a prebuilt batch what its drafts start from: the prefill worker's last extend."""
-        self.row.seed(self.context, self, batch, parts)
+        self.row.seed(self.context, self, batch, state)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,4 +60,4 @@ class DraftRow(DraftPolicies[RelayContext]):
 
     ends: Ends
     isolated: Callable[[ScheduleBatch], AbstractContextManager[None]]
-    seed: Callable[[RelayContext, DraftRelay, ScheduleBatch, DraftParts], None]
+    seed: Callable[[RelayContext, DraftRelay, ScheduleBatch, DraftState], None]

@@ -4,11 +4,10 @@ happens to it when rows leave or join."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import torch
 
-from ..batch import DraftInput, FutureIndices, ScheduleBatch, StepResult
+from ..batch import DraftFuture, DraftInput, DraftState, FutureIndices, ScheduleBatch, StepResult
 from ..kernels.bridge import assert_all
 from ..kernels.drafts import rotate_ids
 from .context import RelayContext, Step
@@ -26,9 +25,9 @@ def resolve_extras(context: RelayContext, prompts: Step, batch: ScheduleBatch) -
 
 def resolve_lengths_and_extras(context: RelayContext, prompts: Step, batch: ScheduleBatch) -> None:
     """Between steps the batch's own lengths are sentinels, so they are gathered too (#25879 to #26020)."""
-    draft = batch.spec_info
-    if draft is not None and draft.future_indices is not None:
-        batch.seq_lens = context.futures.new_seq_lens_buf[draft.future_indices.indices]
+    future = batch.spec_info
+    if isinstance(future, DraftFuture):
+        batch.seq_lens = context.futures.new_seq_lens_buf[future.future_indices.indices]
         assert_all((batch.seq_lens > 0).all())
     resolve_extras(context, prompts, batch)
 
@@ -45,23 +44,21 @@ def resolve_on_the_forward_stream(context: RelayContext, prompts: Step, batch: S
     if not batch.forward_mode.is_decode:
         prompts(batch)
         return
-    draft = batch.spec_info
-    assert draft is not None and draft.future_indices is not None
-    batch.seq_lens = context.futures.new_seq_lens_buf[draft.future_indices.indices]
+    batch.seq_lens = context.futures.new_seq_lens_buf[batch.draft_future.future_indices.indices]
     _gather_draft(context, batch)
     if context.pages is not context.req_to_token:
         copy_rows_ahead(context, batch)
 
 
 def _gather_draft(context: RelayContext, batch: ScheduleBatch) -> None:
-    draft = batch.spec_info
-    if draft is None or draft.future_indices is None:
+    future = batch.spec_info
+    if not isinstance(future, DraftFuture):
         return
-    at = draft.future_indices.indices
+    at = future.future_indices.indices
     context.streams.record(at, context.streams.forward)
-    assert context.drafts is not None, "a draft's input is gathered that nobody stashed"
+    assert context.drafts is not None, "a draft's input is gathered before one was stashed"
     bonus = context.futures.output_tokens_buf[at]
-    batch.spec_info = context.drafts.gather(at, replace(draft, bonus_tokens=bonus))
+    batch.spec_info = DraftInput(bonus, context.drafts.gather(at), gathered_from=future)
 
 
 def resolve_nothing(context: RelayContext, prompts: Step, batch: ScheduleBatch) -> None:  # noqa: ARG001
@@ -129,18 +126,17 @@ def rotate_along_the_prompt(
 
 def stash_interval(context: RelayContext, future: FutureIndices, draft: DraftInput) -> None:
     """To the ring's slots, which lie side by side."""
-    assert draft.bonus_tokens is not None and future.interval is not None
+    assert future.interval is not None
     if draft.bonus_tokens.shape[0]:
         context.futures.output_tokens_buf[future.interval] = draft.bonus_tokens
-        context.draft_buffers(draft).store(future.interval, draft)
+        context.draft_buffers(draft.state).store(future.interval, draft.state)
 
 
 def stash_by_row(context: RelayContext, future: FutureIndices, draft: DraftInput) -> None:
     """To the requests' own rows (#25862)."""
-    assert draft.bonus_tokens is not None
     if draft.bonus_tokens.shape[0]:
         context.futures.stash(future.indices, draft.bonus_tokens)
-        context.draft_buffers(draft).store(future.indices, draft)
+        context.draft_buffers(draft.state).store(future.indices, draft.state)
 
 
 def stash_nothing(context: RelayContext, future: FutureIndices, draft: DraftInput) -> None:
@@ -150,10 +146,10 @@ def stash_nothing(context: RelayContext, future: FutureIndices, draft: DraftInpu
 def conclude_with_event(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
     """The batch carries the new lengths themselves, and the event behind which they may be read."""
     made = result.next_draft_input
-    assert made is not None
     batch.input_ids = None
-    batch.seq_lens = batch.seq_lens if made.new_seq_lens is None else made.new_seq_lens
-    batch.spec_info = DraftInput(future_indices=result.future_indices, verify_done=context.publish_ready)
+    if made is not None and made.new_seq_lens is not None:
+        batch.seq_lens = made.new_seq_lens
+    batch.spec_info = DraftFuture(result.future_indices, context.publish_ready)
 
 
 def conclude_with_sentinel(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
@@ -166,7 +162,7 @@ def conclude_with_sentinel(context: RelayContext, batch: ScheduleBatch, result: 
 def conclude_by_row(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
     """The lengths stay those before the verify, until the next step's are asked for (#26020)."""
     batch.input_ids = None
-    batch.spec_info = DraftInput(future_indices=result.future_indices)
+    batch.spec_info = DraftFuture(result.future_indices)
 
 
 def conclude_in_output_ids(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
@@ -188,45 +184,36 @@ def conclude_in_input_ids(context: RelayContext, batch: ScheduleBatch, result: S
 
 def filter_future(context: RelayContext, batch: ScheduleBatch, rows: torch.Tensor, before: int) -> None:  # noqa: ARG001
     """Between two overlapped steps there is nothing but the places."""
-    draft = batch.spec_info
-    assert draft is not None and draft.future_indices is not None
-    batch.spec_info = replace(draft, future_indices=FutureIndices(draft.future_indices.indices[rows], None))
+    own = batch.draft_future
+    batch.spec_info = DraftFuture(FutureIndices(own.future_indices.indices[rows], None), own.verify_done)
 
 
 def merge_future(context: RelayContext, batch: ScheduleBatch, other: ScheduleBatch) -> None:  # noqa: ARG001
-    own, joining = batch.spec_info, other.spec_info
-    assert own is not None and joining is not None
-    assert own.future_indices is not None and joining.future_indices is not None
+    own, joining = batch.draft_future, other.draft_future
     indices = torch.cat([own.future_indices.indices, joining.future_indices.indices])
     done = joining.verify_done or own.verify_done  # who joins ran last
-    batch.spec_info = DraftInput(future_indices=FutureIndices(indices, None), verify_done=done)
+    batch.spec_info = DraftFuture(FutureIndices(indices, None), done)
 
 
 def filter_draft(context: RelayContext, batch: ScheduleBatch, rows: torch.Tensor, before: int) -> None:  # noqa: ARG001
     """After a serial verify those that have ended are gone already."""
-    draft = batch.spec_info
-    if draft is None or draft.topk_p is None or draft.topk_p.shape[0] != before:
-        return
-    batch.spec_info = _joined([part[rows]] for part in _parts(draft))
+    if batch.spec_info is not None and batch.draft_input.bonus_tokens.shape[0] == before:
+        batch.spec_info = _joined([part[rows]] for part in _parts(batch))
 
 
 def merge_draft(context: RelayContext, batch: ScheduleBatch, other: ScheduleBatch) -> None:  # noqa: ARG001
-    own, joining = batch.spec_info, other.spec_info
-    if own is None or joining is None:  # after a serial verify that ended all of a side
-        batch.spec_info = own or joining
+    if batch.spec_info is None or other.spec_info is None:  # after a serial verify that ended all of a side
+        batch.spec_info = batch.spec_info or other.spec_info
         return
-    batch.spec_info = _joined(zip(_parts(own), _parts(joining), strict=True))
+    batch.spec_info = _joined(zip(_parts(batch), _parts(other), strict=True))
 
 
 def _joined(parts: Iterable[Sequence[torch.Tensor]]) -> DraftInput:
     """From rows of each part in the order of ``_parts``."""
-    bonus, topk_p, topk_index, hidden = (
-        rows[0] if len(rows) == 1 else torch.cat(tuple(rows)) for rows in parts
-    )
-    return DraftInput(bonus, topk_p, topk_index, hidden)
+    bonus, *state = (rows[0] if len(rows) == 1 else torch.cat(tuple(rows)) for rows in parts)
+    return DraftInput(bonus, DraftState(*state))
 
 
-def _parts(draft: DraftInput) -> tuple[torch.Tensor, ...]:
-    parts = (draft.bonus_tokens, draft.topk_p, draft.topk_index, draft.hidden_states)
-    assert all(part is not None for part in parts)
-    return tuple(part for part in parts if part is not None)
+def _parts(batch: ScheduleBatch) -> tuple[torch.Tensor, ...]:
+    draft = batch.draft_input
+    return draft.bonus_tokens, *draft.state

@@ -89,8 +89,7 @@ def input_of_the_batch(context: RelayContext, batch: ScheduleBatch) -> torch.Ten
 
 def bonus_of_the_batch(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:  # noqa: ARG001
     """The last token of each request that the serial worker has accepted."""
-    assert batch.spec_info is not None and batch.spec_info.bonus_tokens is not None
-    return batch.spec_info.bonus_tokens
+    return batch.draft_input.bonus_tokens
 
 
 from_bonus = partial(BeforeDecode, bonus_of_the_batch)

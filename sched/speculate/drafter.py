@@ -1,10 +1,10 @@
-"""Running the draft model: chains, trees, and the extend that teaches it what the target has accepted.
+"""Running the draft model: chains, trees, and the extend over the tokens that the target has accepted.
 
-At position p the draft sees token p + 1 with the target's hidden state of p, and says what token p + 2 may be::
+At position p the draft's input is token p + 1 and the target's hidden state of p; its output predicts token p + 2::
 
     positions       L-1        L          L+1
-    draft's token   bonus      1st draft  2nd draft      L tokens have KV, the bonus is token L
-    says            1st draft  2nd draft  3rd draft
+    input           bonus      1st draft  2nd draft      L tokens have KV, the bonus is token L
+    output          1st draft  2nd draft  3rd draft
                     |-extend-|-- drafting ----------
 """
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..batch import DraftInput, ForwardBatch, ForwardMode
+from ..batch import DraftInput, DraftState, ExtendLens, ForwardBatch, ForwardMode
 from ..config import EngineConfig, SpeculativeConfig
 from ..kernels.drafts import draft_places, draft_topk, pick_accepted
 from ..kernels.rows import extend_positions, last_tokens
@@ -31,24 +31,34 @@ class Tree(NamedTuple):
     parents: torch.Tensor | None  # [b, d] int64
 
 
-class Extended(NamedTuple):
-    """What the next draft starts from."""
+class DraftRows(NamedTuple):
+    """Where a batch is drafted for and verified. KV of the drafts goes behind each row's length."""
 
-    topk_p: torch.Tensor  # [b, topk] float32
-    topk_index: torch.Tensor  # [b, topk] int64
-    hidden_states: torch.Tensor  # [b, hidden]
+    rows: torch.Tensor  # [b] int64, of the page table
+    seq_lens: torch.Tensor  # [b] int64, without the bonus
+    longest: int  # host bound on the positions that the step touches
 
 
-class Candidates(NamedTuple):
-    """All that drafting a tree has come across, level by level: [b, n] each."""
+class VerifiedChains(NamedTuple):
+    """All d verified positions of each request, of which ``accept_lens`` count."""
+
+    predict: torch.Tensor  # [b · d] int64, the target's next token behind each position
+    hidden_states: torch.Tensor  # [b · d, hidden], the target's
+    accept_lens: torch.Tensor  # [b] int32
+    at: DraftRows  # its lengths are those behind the positions
+    lens: ExtendLens
+
+
+class DraftCandidates(NamedTuple):
+    """The candidate nodes of one level of a draft tree: [b, n] each."""
 
     scores: torch.Tensor
     tokens: torch.Tensor
     parents: torch.Tensor
 
 
-class _Front(NamedTuple):
-    """The branches that go on: [b, topk] each, and what each has behind it."""
+class _Frontier(NamedTuple):
+    """The branches of a draft tree that are continued: [b, topk] each, and their states."""
 
     scores: torch.Tensor
     tokens: torch.Tensor
@@ -83,11 +93,16 @@ class Drafter:
 
     # ---- drafting ------------------------------------------------------------------------------------------
 
-    def chain(self, start: DraftInput, rows: torch.Tensor, seq_lens: torch.Tensor, longest: int) -> Tree:
-        """``steps`` drafts behind each bonus. KV goes to the slots that the rows [b] have from ``seq_lens`` [b] on."""
-        assert start.topk_index is not None and start.hidden_states is not None
-        [tokens] = self._chain(start.topk_index, start.hidden_states, rows, seq_lens, max_seq_len=longest)
-        assert start.bonus_tokens is not None
+    def draft(self, start: DraftInput, at: DraftRows) -> Tree:
+        """A chain where ``topk`` is 1, else a tree."""
+        return self._draft_chain(start, at) if self._spec.topk == 1 else self._draft_tree(start, at)
+
+    def _draft_chain(self, start: DraftInput, at: DraftRows) -> Tree:
+        """``steps`` drafts behind each bonus."""
+        state = start.state
+        [tokens] = self._chain(
+            state.topk_index, state.hidden_states, at.rows, at.seq_lens, max_seq_len=at.longest
+        )
         return Tree(torch.cat([start.bonus_tokens.unsqueeze(1), tokens], 1), None)
 
     def _run_chain(
@@ -122,36 +137,34 @@ class Drafter:
             max_seq_len=max_seq_len,
         )
 
-    def tree(self, start: DraftInput, rows: torch.Tensor, seq_lens: torch.Tensor, longest: int) -> Tree:
-        """``topk`` branches of ``steps`` drafts, and the best ``draft_tokens`` of all that they come across. Branch r's
-        KV goes to the row's slots from ``seq_lens + r · steps`` on."""
-        b, k = seq_lens.shape[0], self._spec.topk
-        _, flat = draft_places(self._pages, rows, seq_lens, self._spec.drafts)
+    def _draft_tree(self, start: DraftInput, at: DraftRows) -> Tree:
+        """``topk`` branches of ``steps`` drafts, and the best ``draft_tokens`` of all their candidates. Branch r's KV
+        goes to the row's slots from ``seq_lens + r · steps`` on."""
+        b, k = at.seq_lens.shape[0], self._spec.topk
+        _, flat = draft_places(self._pages, at.rows, at.seq_lens, self._spec.drafts)
         slots = flat.view(b, k, self._spec.steps)
-        assert start.topk_p is not None and start.topk_index is not None
-        assert start.hidden_states is not None and start.bonus_tokens is not None
-        front = _Front(
-            start.topk_p,
-            start.topk_index,
-            torch.arange(k, device=seq_lens.device).expand(b, k),
-            start.hidden_states.unsqueeze(1).expand(b, k, -1),
+        state = start.state
+        front = _Frontier(
+            state.topk_p,
+            state.topk_index,
+            torch.arange(k, device=at.seq_lens.device).expand(b, k),
+            state.hidden_states.unsqueeze(1).expand(b, k, -1),
             slots[:, :, :0],
         )
-        levels = [Candidates(front.scores, front.tokens, torch.full_like(front.tokens, NONE))]
+        levels = [DraftCandidates(front.scores, front.tokens, torch.full_like(front.tokens, NONE))]
         for step in range(self._spec.steps - 1):
             front = front._replace(slots=torch.cat([front.slots, slots[:, :, step : step + 1]], 2))
-            hidden, level = self._grow(front, rows, seq_lens, longest)
+            hidden, level = self._grow(front, at)
             first = k + step * k * k
             levels.append(level)
             front = _best(front, level, hidden, first=first)
         scores, tokens, parents = (torch.cat(parts, 1) for parts in zip(*levels, strict=True))
         return Tree(*build_tree(scores, tokens, parents, start.bonus_tokens, self._spec.draft_tokens))
 
-    def _grow(
-        self, front: _Front, rows: torch.Tensor, seq_lens: torch.Tensor, longest: int
-    ) -> tuple[torch.Tensor, Candidates]:
-        """Hidden states [b, k, hidden] of the front, and the k · k candidates behind it."""
+    def _grow(self, front: _Frontier, at: DraftRows) -> tuple[torch.Tensor, DraftCandidates]:
+        """Hidden states [b, k, hidden] of the frontier, and the k · k candidates behind it."""
         (b, k), depth = front.tokens.shape, front.slots.shape[2]
+        rows, seq_lens = at.rows, at.seq_lens
         batch = ForwardBatch(
             mode=ForwardMode.DRAFT,
             batch_size=b * k,
@@ -161,7 +174,7 @@ class Drafter:
             req_pool_indices=rows.repeat_interleave(k),
             seq_lens=(seq_lens + depth).repeat_interleave(k),
             out_cache_loc=front.slots[:, :, -1].reshape(-1),
-            max_seq_len=longest,
+            max_seq_len=at.longest,
             branches=front.slots.reshape(b * k, depth),
             branch_lens=torch.full((b * k,), depth, dtype=torch.int64, device=rows.device),
         )
@@ -169,39 +182,30 @@ class Drafter:
         topk_p, topk_index = draft_topk(self._draft.logits(hidden), k)
         scores = front.scores.unsqueeze(2) * topk_p.view(b, k, k)
         parents = front.places.repeat_interleave(k, 1)
-        return hidden.view(b, k, -1), Candidates(scores.view(b, -1), topk_index.view(b, -1), parents)
+        return hidden.view(b, k, -1), DraftCandidates(scores.view(b, -1), topk_index.view(b, -1), parents)
 
     # ---- extending -----------------------------------------------------------------------------------------
 
-    def extend(self, batch: ForwardBatch, hidden_states: torch.Tensor) -> Extended:
-        """Over tokens [T] that the target has accepted, with its hidden states [T, hidden]; requests have as many
-        of them as ``batch.extend_lens`` says."""
+    def extend(self, batch: ForwardBatch, hidden_states: torch.Tensor) -> DraftState:
+        """Run the draft over tokens [T] that the target has accepted, ``batch.extend_lens`` of each request, with the
+        target's hidden states [T, hidden]."""
         hidden = self._draft.forward(batch, hidden_states)
-        return self._extended(last_tokens(hidden, batch.extend_lens))
+        return self._state(last_tokens(hidden, batch.extend_lens))
 
-    def _extended(self, hidden: torch.Tensor) -> Extended:
+    def _state(self, hidden: torch.Tensor) -> DraftState:
         topk_p, topk_index = draft_topk(self._draft.logits(hidden), self._spec.topk)
-        return Extended(topk_p, topk_index, hidden)
+        return DraftState(topk_p, topk_index, hidden)
 
-    def extend_chain(
-        self,
-        predict: torch.Tensor,
-        hidden_states: torch.Tensor,
-        accept_lens: torch.Tensor,
-        rows: torch.Tensor,
-        ends: torch.Tensor,
-        lens: tuple[torch.Tensor, torch.Tensor],
-        longest: int,
-    ) -> Extended:
-        """Over all d verified positions of each request, of which ``accept_lens`` [b] count: ``predict`` [b · d] and
-        the target's ``hidden_states`` [b · d, hidden] there. ``ends`` [b] is the length behind them, ``lens`` how many
-        there are and how many come before, [b] int32 each."""
+    def extend_chains(self, chains: VerifiedChains) -> DraftState:
+        """Run the draft over all verified positions. The state is that of each request's last accepted token."""
+        predict, hidden_states, accept_lens, at, lens = chains
         b = accept_lens.shape[0]
         inputs = (predict.view(b, -1), hidden_states.view(b, predict.shape[0] // b, -1))
-        topk_p, topk_index, hidden = self._extend_chain(
-            *inputs, accept_lens.to(torch.int64), rows, ends, *lens, max_seq_len=longest
+        return DraftState(
+            *self._extend_chain(
+                *inputs, accept_lens.to(torch.int64), at.rows, at.seq_lens, *lens, max_seq_len=at.longest
+            )
         )
-        return Extended(topk_p, topk_index, hidden)
 
     def _run_extend_chain(
         self,
@@ -217,7 +221,7 @@ class Drafter:
         places = ChainPlaces(self._pages, rows, prefix_lens.to(torch.int64), ends)
         batch = chain_batch(ForwardMode.DRAFT_EXTEND, predict, places, extend_lens, max_seq_len)
         hidden = self._draft.forward(batch, hidden_states.reshape(batch.num_tokens, -1))
-        return self._extended(pick_accepted(hidden, accept_lens))
+        return self._state(pick_accepted(hidden, accept_lens))
 
 
 class ChainPlaces(NamedTuple):
@@ -256,12 +260,12 @@ def extend_batch(
     rows: torch.Tensor,
     seq_lens: torch.Tensor,
     out_cache_loc: torch.Tensor,
-    lens: tuple[torch.Tensor, torch.Tensor],
+    lens: ExtendLens,
     *,
     longest: int,
     most: int,
 ) -> ForwardBatch:
-    """The draft's view of the last ``lens[0]`` [b] tokens of each request; ``lens[1]`` come before."""
+    """The draft's view of the last tokens of each request, as many as ``lens`` says."""
     extend_lens, prefix_lens = lens
     return ForwardBatch(
         mode=ForwardMode.DRAFT_EXTEND,
@@ -279,12 +283,12 @@ def extend_batch(
     )
 
 
-def _best(front: _Front, level: Candidates, hidden: torch.Tensor, *, first: int) -> _Front:
-    """The topk best of a level; its candidates are numbered from ``first`` on."""
+def _best(front: _Frontier, level: DraftCandidates, hidden: torch.Tensor, *, first: int) -> _Frontier:
+    """The frontier of the topk best candidates of a level, which are numbered from ``first`` on."""
     k = front.tokens.shape[1]
     best = level.scores.sort(dim=1, descending=True, stable=True).indices[:, :k]
     branch = (best // k).unsqueeze(2)
-    return _Front(
+    return _Frontier(
         level.scores.gather(1, best),
         level.tokens.gather(1, best),
         best + first,

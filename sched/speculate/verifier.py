@@ -13,7 +13,7 @@ from ..kernels.history import path_tokens
 from ..kernels.verify import tree_paths
 from ..model.decoder import Model
 from ..model.replay import GraphedFunction, GraphInput, graph_sizes
-from .drafter import ChainPlaces, Tree, chain_batch
+from .drafter import ChainPlaces, DraftRows, Tree, chain_batch
 from .grammar import draft_mask
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 class VerifierSampler(Protocol):
+    """The part of the sampler that a verify needs."""
+
     def sample(self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor) -> torch.Tensor: ...
 
     def score(
@@ -57,18 +59,14 @@ class Verifier:
             self._run_chain, [GraphInput((d,), torch.int64), one, one], config, longest=pages.shape[1]
         )
 
-    def forward(
-        self, tree: Tree, rows: torch.Tensor, seq_lens: torch.Tensor, slots: torch.Tensor | None, longest: int
-    ) -> ModelOutput:
-        """Logits [b · d, vocab] and hidden states of every draft. KV of a tree goes to ``slots`` [b · d], of a chain to
-        those that the rows have from ``seq_lens`` [b] on."""
+    def forward(self, tree: Tree, at: DraftRows, slots: torch.Tensor | None) -> ModelOutput:
+        """Logits [b · d, vocab] and hidden states of every draft. KV of a tree goes to ``slots`` [b · d], that of a
+        chain behind the rows' lengths."""
         if tree.parents is None:
-            logits, hidden = self._chain(tree.tokens, rows, seq_lens, max_seq_len=longest)
+            logits, hidden = self._chain(tree.tokens, at.rows, at.seq_lens, max_seq_len=at.longest)
             return ModelOutput(logits, hidden_states=hidden)
         assert slots is not None
-        return self._model.forward(
-            self._tree_batch(tree.tokens, tree.parents, rows, seq_lens, slots, longest)
-        )
+        return self._model.forward(self._tree_batch(tree.tokens, tree.parents, at, slots))
 
     def _run_chain(
         self, tokens: torch.Tensor, rows: torch.Tensor, seq_lens: torch.Tensor, max_seq_len: int
@@ -81,30 +79,24 @@ class Verifier:
         return [output.logits, output.hidden_states]
 
     def _tree_batch(
-        self,
-        tokens: torch.Tensor,
-        parents: torch.Tensor,
-        rows: torch.Tensor,
-        seq_lens: torch.Tensor,
-        slots: torch.Tensor,
-        longest: int,
+        self, tokens: torch.Tensor, parents: torch.Tensor, at: DraftRows, slots: torch.Tensor
     ) -> ForwardBatch:
         """Every node as a request of its own, whose last positions are its ancestors."""
         b, d = tokens.shape
         depth = self._spec.most_accepted
         paths, counts = tree_paths(parents, depth)
         branches = slots.view(b, d).gather(1, paths.clamp(min=0).view(b, d * depth)).view(b * d, depth)
-        lens = (seq_lens.unsqueeze(1) + counts).view(-1)
+        lens = (at.seq_lens.unsqueeze(1) + counts).view(-1)
         return ForwardBatch(
             mode=ForwardMode.TARGET_VERIFY,
             batch_size=b * d,
             num_tokens=b * d,
             input_ids=tokens.view(-1),
             positions=lens - 1,
-            req_pool_indices=rows.repeat_interleave(d),
+            req_pool_indices=at.rows.repeat_interleave(d),
             seq_lens=lens,
             out_cache_loc=slots,
-            max_seq_len=longest,
+            max_seq_len=at.longest,
             capture_hidden=True,
             branches=branches,
             branch_lens=counts.view(-1),

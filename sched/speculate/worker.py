@@ -1,4 +1,4 @@
-"""What both workers are made of."""
+"""The parts that both speculative workers share."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from ..batch import DraftInput, ForwardBatch, ModelOutput, ScheduleBatch
+from ..batch import DraftInput, DraftState, ExtendLens, ForwardBatch, ModelOutput, ScheduleBatch
 from ..config import SpeculativeConfig
-from ..kernels.drafts import pick_bonus
 from ..model.sampling_info import SamplingInfo
 from ..observe import Observer
 from .acceptance import Acceptance
-from .drafter import Extended, Tree, extend_batch
+from .drafter import DraftRows, Tree, VerifiedChains, extend_batch
 from .verifier import DraftVerdict
 
 if TYPE_CHECKING:
@@ -21,33 +20,20 @@ if TYPE_CHECKING:
     from ..memory.kv import KVPool
 
 
-class Drafts(Protocol):
-    """The draft model, as ``Drafter`` runs it."""
+class DraftRunner(Protocol):
+    """Runs the draft model (``Drafter``)."""
 
-    def chain(self, start: DraftInput, rows: torch.Tensor, seq_lens: torch.Tensor, longest: int) -> Tree: ...
+    def draft(self, start: DraftInput, at: DraftRows) -> Tree: ...
 
-    def tree(self, start: DraftInput, rows: torch.Tensor, seq_lens: torch.Tensor, longest: int) -> Tree: ...
+    def extend(self, batch: ForwardBatch, hidden_states: torch.Tensor) -> DraftState: ...
 
-    def extend(self, batch: ForwardBatch, hidden_states: torch.Tensor) -> Extended: ...
-
-    def extend_chain(
-        self,
-        predict: torch.Tensor,
-        hidden_states: torch.Tensor,
-        accept_lens: torch.Tensor,
-        rows: torch.Tensor,
-        ends: torch.Tensor,
-        lens: tuple[torch.Tensor, torch.Tensor],
-        longest: int,
-    ) -> Extended: ...
+    def extend_chains(self, chains: VerifiedChains) -> DraftState: ...
 
 
-class Verifies(Protocol):
-    """The target's verdict, as ``Verifier`` gives it."""
+class VerifyRunner(Protocol):
+    """Runs the target model over drafts (``Verifier``)."""
 
-    def forward(
-        self, tree: Tree, rows: torch.Tensor, seq_lens: torch.Tensor, slots: torch.Tensor | None, longest: int
-    ) -> ModelOutput: ...
+    def forward(self, tree: Tree, at: DraftRows, slots: torch.Tensor | None) -> ModelOutput: ...
 
     def predict(
         self, tree: Tree, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor
@@ -57,8 +43,8 @@ class Verifies(Protocol):
 @dataclass(frozen=True, slots=True)
 class Worker:
     spec: SpeculativeConfig
-    drafter: Drafts
-    verifier: Verifies
+    drafter: DraftRunner
+    verifier: VerifyRunner
     acceptance: Acceptance
     cache: PrefixCache
     observer: Observer
@@ -71,9 +57,9 @@ class Worker:
         output: ModelOutput,
         rotated: torch.Tensor,
         next_ids: torch.Tensor,
-        lens: tuple[torch.Tensor, torch.Tensor],
+        lens: ExtendLens,
     ) -> DraftInput:
-        """Teach the draft a prompt that the target has just run: ``rotated`` [T] are its tokens from the second on,
+        """Run the draft over a prompt that the target has just run: ``rotated`` [T] are its tokens from the second on,
         with the sampled ``next_ids`` [b] behind them; ``lens`` as for ``extend_batch``."""
         self.acceptance.begin(forward.req_pool_indices, batch.reqs)
         prompt = extend_batch(
@@ -86,17 +72,11 @@ class Worker:
             most=forward.max_extend_len,
         )
         assert output.hidden_states is not None
-        return DraftInput(next_ids, *self.drafter.extend(prompt, output.hidden_states))
-
-    @staticmethod
-    def bonus(predict: torch.Tensor, accept_lens: torch.Tensor) -> torch.Tensor:
-        """[b] int64: the last token that was accepted, of ``predict`` [b · d]."""
-        last: torch.Tensor = pick_bonus(predict, accept_lens)
-        return last
+        return DraftInput(next_ids, self.drafter.extend(prompt, output.hidden_states))
 
 
 def count_accepted(info: SamplingInfo, predict: torch.Tensor, index: torch.Tensor) -> None:
-    """Let exact penalties know the tokens ``predict`` [b · d] at the places ``index`` [b, most]."""
+    """Count the tokens ``predict`` [b · d] at the places ``index`` [b, most] in exact penalties."""
     orchestrator = info.penalizer_orchestrator
     if orchestrator is None or not orchestrator.is_required or not orchestrator.exact:
         return

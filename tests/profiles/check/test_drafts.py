@@ -14,11 +14,12 @@ from schedbench.profiles.check.invariants import Invariants
 from schedbench.profiles.check.report import Check
 from schedbench.profiles.platform.resolve import Resolved
 from schedbench.profiles.ranks.execute import Options, execute
+from schedbench.sched.batch import DraftState
 from schedbench.sched.relay import draft_lengths, drafts
 from schedbench.sched.relay.draft_row import DraftRow
 from schedbench.sched.relay.faults import Fault, unchanged
 from schedbench.sched.relay.states import states
-from schedbench.sched.speculate.drafter import Drafter
+from schedbench.sched.speculate.drafter import Drafter, VerifiedChains
 from tests.acceptance.runs import resolved
 
 EAGLE = ("model.preset=tiny-llama-eagle", "engine.mixed_chunk=false")
@@ -100,8 +101,9 @@ def of_a_neighbour(field: str) -> Callable[..., None]:
     def misplaced(context: Any, prompts: Any, batch: Any) -> None:
         drafts.resolve_on_the_forward_stream(context, prompts, batch)
         if batch.spec_info is not None and batch.batch_size > 1:
-            part = getattr(batch.spec_info, field)
-            batch.spec_info = replace(batch.spec_info, **{field: part.roll(1, 0)})
+            state = batch.spec_info.state
+            moved = state._replace(**{field: getattr(state, field).roll(1, 0)})
+            batch.spec_info = replace(batch.spec_info, state=moved)
 
     return misplaced
 
@@ -130,12 +132,12 @@ class TestAWorkerThatTeachesItsDraftWrong:
 
     @pytest.fixture
     def report(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, Check]:
-        teach = Drafter.extend_chain
+        extend = Drafter.extend_chains
 
-        def shifted(self: Drafter, predict: Any, hidden_states: Any, *rest: Any) -> Any:
-            return teach(self, predict, hidden_states.roll(1, 0), *rest)
+        def shifted(self: Drafter, chains: VerifiedChains) -> DraftState:
+            return extend(self, chains._replace(hidden_states=chains.hidden_states.roll(1, 0)))
 
-        monkeypatch.setattr(Drafter, "extend_chain", shifted)
+        monkeypatch.setattr(Drafter, "extend_chains", shifted)
         asked_for = question()
         checks = Examiner(asked_for, (0, 1)).examine(asked_for.relays[0]).checks
         return {check.name: check for check in checks}
