@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
+import typer
 from rich.console import Console
 
 PIPED_WIDTH = 120  # of files and pipes, unless COLUMNS is set
@@ -29,7 +30,7 @@ def status(text: str = "", *, lines: bool = False) -> Iterator[Callable[[str], N
     printed as a line if ``lines`` is set, and nothing otherwise."""
     console = progress()
     if lines and not console.is_terminal:
-        yield lambda words: print(words, file=sys.stderr)
+        yield partial(typer.echo, err=True)
         return
     with console.status(text) as line:
         yield line.update

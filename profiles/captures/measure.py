@@ -15,9 +15,10 @@ from pydantic import ValidationError
 from ..cuda.join import Joined, JoinInputs, join
 from ..cuda.kineto import API, KinetoRow
 from ..cuda.streams import StreamTable
-from ..measure.collector import NO_FORWARD, Metrics, distributed, forward_metrics, idle_part, waiting_metrics
+from ..measure.collector import idle_part
 from ..measure.counts import CountsSink
 from ..measure.distribution import Distribution
+from ..measure.metrics import NO_FORWARD, Metrics, computes, forward_metrics, time_metric, waiting_metrics
 from ..measure.rows import copy_rows, per_step, sync_rows
 from ..measure.steps import PARTS
 from ..measure.waiting import SLEEP, WaitingSink
@@ -220,6 +221,7 @@ def _environment(capture: ProfilerCapture, meaning: RangeMap, found: CaptureRead
     }
 
 
+@computes("range_ms")
 def _host_metrics(found: CaptureReading) -> Metrics:
     """Periods from launch to launch, and the host's time by range."""
     parts = {info.step for info in found.window.launched if info.kind in PARTS}
@@ -234,7 +236,7 @@ def _host_metrics(found: CaptureReading) -> Metrics:
             by_name[span.name].add(span.end - span.start)
     why = "fewer than two launches without sleep between them"
     ranges = {
-        f"range_ms.{name}": distributed("range_ms", by_name[name], exact=False, why=why)
+        f"range_ms.{name}": time_metric("range_ms", by_name[name], exact=False, why=why)
         for name in sorted(by_name)
     }
-    return {"step_ms": distributed("step_ms", periods, exact=False, why=why), **ranges}
+    return {"step_ms": time_metric("step_ms", periods, exact=False, why=why), **ranges}

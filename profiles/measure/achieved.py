@@ -1,14 +1,15 @@
-"""What forwards ask of memory and arithmetic, summed from the costs that their kernels declare, and how much of it the
-device did in a second.
+"""Memory traffic and arithmetic of forwards, summed from the costs that their kernels declare, and the rates at which
+the device did them.
 
-Of a decoder with dense attention on one device; a graph's padding, sampling and the relay's own kernels are left out.
+Holds for a decoder with dense attention on one device. The padding of graphs, sampling and the relay's kernels are left
+out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -21,11 +22,13 @@ from ...sched.model.decoder import Decoder
 from ...sched.model.weights import empty_weights
 from ..platform.hardware import HardwareProfile
 from ..record.result import Abstained
-from .collector import Metrics, plain
 from .distribution import Distribution
+from .metrics import Metrics, computes, plain
 from .requests import RequestRecord
 
-_META = torch.device("meta")
+_META: Final = torch.device("meta")
+_DECODE_METRICS: Final = ("decode_batch_size", "decode_bandwidth", "decode_flops", "decode_roofline_ms")
+_PROMPT_METRIC: Final = "prefill_flops"
 
 
 class Load(NamedTuple):
@@ -39,22 +42,22 @@ class Load(NamedTuple):
 
 
 class DecodeLoad(NamedTuple):
-    """Of a decode: that of the step, of each request in it, and of each position that those attend to."""
+    """The load of a decode: of the step, of each of its requests, and of each position that they attend to."""
 
     step: Load
     request: Load
     position: Load
 
     def of(self, *, steps: float, requests: float, positions: float) -> Load:
-        """All of ``steps`` with so many requests and positions in total."""
+        """The load of ``steps`` decodes with that many requests and positions in total."""
         return Load(0, 0).plus(self.step, steps).plus(self.request, requests).plus(self.position, positions)
 
 
 @cache
 def decode_load(model: ModelConfig) -> DecodeLoad:
-    """Every declared cost is linear in requests and positions: three batches tell it."""
+    """Every declared cost is linear in requests and positions, so that three batches determine it."""
     decoder = _decoder(model)
-    one, two, longer = (_weighed(decoder, lengths) for lengths in ((1,), (1, 1), (2,)))
+    one, two, longer = (_load(decoder, lengths) for lengths in ((1,), (1, 1), (2,)))
     position = longer.plus(one, -1)
     request = two.plus(one, -1).plus(position, -1)
     return DecodeLoad(one.plus(request, -1).plus(position, -1), request, position)
@@ -73,16 +76,16 @@ class PromptLoad(NamedTuple):
 
 @cache
 def prompt_load(model: ModelConfig) -> PromptLoad:
-    """A prompt of n tokens has n(n + 1)/2 pairs: three of them tell it."""
+    """A prompt of n tokens has n(n + 1)/2 pairs, so that three prompts determine the costs."""
     decoder = _decoder(model)
-    one, two, three = (_weighed(decoder, (n,), prompts=True).flops for n in (1, 2, 3))
+    one, two, three = (_load(decoder, (n,), prompts=True).flops for n in (1, 2, 3))
     pair = three - 2 * two + one
     token = two - one - 2 * pair
     return PromptLoad(token, pair, one - token - pair)
 
 
 def _decoder(model: ModelConfig) -> Decoder:
-    """Without any storage."""
+    """On the meta device, without storage."""
     kv = KVPool(
         num_layers=model.num_layers,
         tokens=1,
@@ -96,7 +99,7 @@ def _decoder(model: ModelConfig) -> Decoder:
     return Decoder(model, empty_weights(model, device=_META), kv=kv, req_to_token=pages)
 
 
-def _weighed(decoder: Decoder, lengths: tuple[int, ...], *, prompts: bool = False) -> Load:
+def _load(decoder: Decoder, lengths: tuple[int, ...], *, prompts: bool = False) -> Load:
     """One decode of requests of these lengths, or one forward of all their tokens."""
     lens, tokens = torch.tensor(lengths, dtype=torch.int64), sum(lengths) if prompts else len(lengths)
     ids, rows = (torch.zeros(n, dtype=torch.int64, device=_META) for n in (tokens, len(lengths)))
@@ -113,14 +116,14 @@ def _weighed(decoder: Decoder, lengths: tuple[int, ...], *, prompts: bool = Fals
         extend_lens=lens.to(torch.int32) if prompts else None,
         max_extend_len=max(lengths) if prompts else 1,
     )
-    scales = _Scales()
-    with scales:
+    counter = _CostCounter()
+    with counter:
         decoder.forward(batch)
-    return scales.load
+    return counter.load
 
 
-class _Scales(TorchFunctionMode):
-    """Kernels are weighed instead of run. Torch's other mode, of dispatch, would import its compiler."""
+class _CostCounter(TorchFunctionMode):
+    """Sums the declared costs of kernels instead of running them. TorchDispatchMode would import torch's compiler."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,6 +141,7 @@ class _Scales(TorchFunctionMode):
         return kernel.meta(*args)
 
 
+@computes(*_DECODE_METRICS)
 def decode_metrics(
     load: DecodeLoad,
     hardware: HardwareProfile,
@@ -147,24 +151,23 @@ def decode_metrics(
     requests: int,
     exact: bool,
 ) -> Metrics:
-    """``spans`` are those of decodes, with ``requests`` in all of them together."""
+    """``spans`` are those of decodes; ``requests`` is the sum of their batch sizes."""
     context, steps = _context(records), len(spans)
     ns = spans.mean * steps if steps else 0
     if not (context and requests and ns):
-        return {name: Abstained(abstained="no decode ran") for name in NAMES}
+        return {name: Abstained(abstained="no decode ran") for name in _DECODE_METRICS}
     total = load.of(steps=steps, requests=requests, positions=context * requests)
     peak = hardware.kernels.memory_bandwidth.value * hardware.kernels.efficiency.memory.value
     rates = (total.bytes / ns, total.flops / ns / 1e3)
     values = (requests / steps, *rates, 1e3 * total.bytes / peak / steps)
-    return {name: plain(name, value, exact=exact) for name, value in zip(NAMES, values, strict=True)}
-
-
-NAMES = ("decode_batch_size", "decode_bandwidth", "decode_flops", "decode_roofline_ms")
+    return {
+        name: plain(name, value, exact=exact) for name, value in zip(_DECODE_METRICS, values, strict=True)
+    }
 
 
 def _context(records: Iterable[RequestRecord]) -> float:
-    """Positions that a decoded token attends to, its own included, on average; the first of an output is the
-    prompt's. 0 where none was decoded."""
+    """Mean number of positions that a decoded token attends to, its own included. The first token of an output belongs
+    to the prompt. 0 where no token was decoded."""
     decoded = positions = 0
     for record in records:
         tokens = max(record.output_tokens - 1, 0)
@@ -173,24 +176,22 @@ def _context(records: Iterable[RequestRecord]) -> float:
     return positions / decoded if decoded else 0.0
 
 
+@computes(_PROMPT_METRIC)
 def prompt_metrics(
     load: PromptLoad, records: Sequence[RequestRecord], *, spans: Distribution, why_not: str, exact: bool
 ) -> Metrics:
-    """``spans`` are those of prefills; ``why_not``: why what ran in them is not known, if so."""
+    """``spans`` are those of prefills. ``why_not`` is the reason for which their work is not known, or empty."""
     ns = spans.mean * len(spans) if len(spans) else 0
     reached = [record for record in records if record.first_token is not None]
     why = why_not or ("" if ns and len(reached) == len(records) else "not every prompt was computed")
     if why:
-        return {PROMPTS: Abstained(abstained=why)}
+        return {_PROMPT_METRIC: Abstained(abstained=why)}
     tokens = sum(record.prompt_tokens - record.cached_tokens for record in records)
-    pairs = sum(_seen(record.prompt_tokens) - _seen(record.cached_tokens) for record in records)
+    pairs = sum(_pairs(record.prompt_tokens) - _pairs(record.cached_tokens) for record in records)
     flops = load.of(tokens=tokens, pairs=pairs, requests=len(records))
-    return {PROMPTS: plain(PROMPTS, flops / ns / 1e3, exact=exact)}
+    return {_PROMPT_METRIC: plain(_PROMPT_METRIC, flops / ns / 1e3, exact=exact)}
 
 
-PROMPTS = "prefill_flops"
-
-
-def _seen(tokens: int) -> int:
-    """Pairs of a token and a position up to its own, of so many tokens."""
+def _pairs(tokens: int) -> int:
+    """Pairs of a token and a position up to its own, among so many tokens."""
     return tokens * (tokens + 1) // 2

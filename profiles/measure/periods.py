@@ -12,7 +12,7 @@ from .waiting import SLEEP
 NO_STEP = -1
 
 
-class VisibleSleep:
+class SleepAnnouncingClock:
     """A clock that announces its sleeps as a range, so that a timeline can tell no work from late work."""
 
     def __init__(self, clock: Clock, observer: Observer) -> None:

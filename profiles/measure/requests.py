@@ -1,4 +1,4 @@
-"""What became of the requests, told by the scheduler's announcements."""
+"""Records of requests and tokens, collected by an observer of the scheduler."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RequestRecord:
     output_ids: array[int]
     status: str
     reason: str
-    prefilled: int | None = None  # by another worker, where there is one
+    prefilled: int | None = None  # instants of a prefill worker and its transfer, where there is one
     transferred: int | None = None
 
     @property
@@ -44,8 +44,8 @@ class RequestRecord:
         return self.status == "finished"
 
 
-class Production:
-    """How many tokens had become known by when."""
+class TokenLog:
+    """The number of tokens that the host knew at each instant."""
 
     def __init__(self) -> None:
         self._times = array("q")
@@ -63,22 +63,22 @@ class Production:
         return self._totals[-1] if self._totals else 0
 
     @classmethod
-    def merged(cls, parts: Iterable[Production]) -> Production:
-        """Of several workers together."""
+    def merged(cls, parts: Iterable[TokenLog]) -> TokenLog:
+        """The tokens of several workers together."""
         whole = cls()
         for now, count in sorted(entry for part in parts for entry in part.entries()):
             whole.add(now, count)
         return whole
 
     def entries(self) -> Iterator[tuple[int, int]]:
-        """When how many tokens became known."""
+        """Instants with the number of tokens that became known at each."""
         before = 0
         for now, total in zip(self._times, self._totals, strict=True):
             yield now, total - before
             before = total
 
     def within(self, start: int, end: int) -> int:
-        """Tokens of (start, end]: what became known at an instant was made before it."""
+        """Tokens of (start, end]: a token that became known at an instant was made before it."""
         return self._until(end) - self._until(start)
 
     def _until(self, instant: int) -> int:
@@ -87,52 +87,52 @@ class Production:
 
 
 @dataclass(slots=True)
-class Account:
-    """Of requests that ended, and of the tokens that they got."""
+class RequestTotals:
+    """Requests that ended, and the tokens that they got."""
 
     records: list[RequestRecord] = field(default_factory=list)
     gaps: Distribution = field(default_factory=Distribution)  # between events of one finished request, ns
-    production: Production = field(default_factory=Production)
+    tokens: TokenLog = field(default_factory=TokenLog)
     retractions: int = 0
     peak_kv_tokens: int = 0
 
     @classmethod
-    def merged(cls, parts: Sequence[Account]) -> Account:
-        """Of workers that had a part of the requests each. Their pools are several: the fullest counts."""
+    def merged(cls, parts: Sequence[RequestTotals]) -> RequestTotals:
+        """Of workers that had a part of the requests each. ``peak_kv_tokens`` is that of the fullest pool."""
         return cls(
             records=[record for part in parts for record in part.records],
             gaps=Distribution.merged([part.gaps for part in parts]),
-            production=Production.merged([part.production for part in parts]),
+            tokens=TokenLog.merged([part.tokens for part in parts]),
             retractions=sum(part.retractions for part in parts),
             peak_kv_tokens=max(part.peak_kv_tokens for part in parts),
         )
 
     def in_order(self) -> list[RequestRecord]:
-        """By place in the workload."""
+        """Records by place in the workload."""
         return sorted(self.records, key=lambda record: record.index)
 
 
 class RequestLog(Observer):
-    """Listens for tokens, ends, retractions and KV usage."""
+    """Observes tokens, ends, retractions and KV usage."""
 
     def __init__(self, clock: Clock) -> None:
-        self.account = Account()
+        self.totals = RequestTotals()
         self._clock = clock
         self._events: defaultdict[str, array[int]] = defaultdict(
             lambda: array("q")
-        )  # of requests that are alive
+        )  # of requests that have not ended
 
     def tokens(self, request: Request, count: int) -> None:
         now = self._clock.now()
         self._events[request.id].append(now)
-        self.account.production.add(now, count)
+        self.totals.tokens.add(now, count)
 
     def ended(self, request: Request) -> None:
         record = self._record(request)
-        self.account.records.append(record)
+        self.totals.records.append(record)
         events = self._events.pop(request.id, ())
         if record.finished:
-            self.account.gaps.extend(after - before for before, after in pairwise(events))
+            self.totals.gaps.extend(after - before for before, after in pairwise(events))
 
     def _record(self, request: Request) -> RequestRecord:
         finished_at = request.finished_at
@@ -153,8 +153,8 @@ class RequestLog(Observer):
         )
 
     def retracted(self, request: Request) -> None:  # noqa: ARG002
-        self.account.retractions += 1
+        self.totals.retractions += 1
 
     def kv_usage(self, used_tokens: int) -> None:
-        account = self.account
-        account.peak_kv_tokens = max(account.peak_kv_tokens, used_tokens)
+        totals = self.totals
+        totals.peak_kv_tokens = max(totals.peak_kv_tokens, used_tokens)

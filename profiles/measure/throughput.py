@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from .requests import Production, RequestRecord
+from .requests import RequestRecord, TokenLog
 
 
 class TimeSpan(NamedTuple):
@@ -85,7 +85,7 @@ def _positive(start: int, end: int) -> TimeSpan | None:
     return TimeSpan(start, end) if end > start else None
 
 
-def throughput(records: Sequence[RequestRecord], production: Production) -> Throughput | None:
+def throughput(records: Sequence[RequestRecord], tokens: TokenLog) -> Throughput | None:
     """None when no time passed."""
     window = full_window(records)
     if window is None:
@@ -93,20 +93,20 @@ def throughput(records: Sequence[RequestRecord], production: Production) -> Thro
     finished = [record for record in records if record.finished]
     prompt_tokens = sum(record.prompt_tokens for record in finished)
     return Throughput(
-        output=production.total / window.seconds,
+        output=tokens.total / window.seconds,
         input=prompt_tokens / window.seconds,
-        total=(production.total + prompt_tokens) / window.seconds,
+        total=(tokens.total + prompt_tokens) / window.seconds,
         requests=len(finished) / window.seconds,
     )
 
 
-def steady_throughput(records: Sequence[RequestRecord], production: Production) -> SteadyThroughput | None:
+def steady_throughput(records: Sequence[RequestRecord], tokens: TokenLog) -> SteadyThroughput | None:
     """None when there is no steady window."""
     window = steady_window(records)
     if window is None:
         return None
     finishes = sum(record.finished and window.start < record.finish <= window.end for record in records)
     return SteadyThroughput(
-        output=production.within(window.start, window.end) / window.seconds,
+        output=tokens.within(window.start, window.end) / window.seconds,
         requests=finishes / window.seconds,
     )

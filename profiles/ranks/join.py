@@ -11,11 +11,17 @@ from typing import Any, Final, TypeVar
 
 from ...sched.data_parallel.share import RankShare
 from ...sched.disagg.layout import RankLayout
-from ..measure import latency
 from ..measure.acceptance import AcceptanceLog
 from ..measure.bubble import NOBODY, bubble
-from ..measure.collector import Metrics, acceptance_metrics, distributed, plain, request_metrics
-from ..measure.requests import Account, RequestRecord
+from ..measure.metrics import (
+    Metrics,
+    acceptance_metrics,
+    computes,
+    plain,
+    request_metrics,
+    transfer_metrics,
+)
+from ..measure.requests import RequestRecord, RequestTotals
 from ..measure.steps import is_iteration
 from ..platform.resolve import Resolved
 from ..platform.speculation import speculation_depth
@@ -101,7 +107,7 @@ def _of_data_ranks(resolved: Resolved, ranks: Sequence[RankReport], failure: str
     """Each request comes from the rank that served it."""
     ranks = [_own_requests(rank, RankShare(index, len(ranks))) for index, rank in enumerate(ranks)]
     results = [rank.result for rank in ranks]
-    first, account = results[0], Account.merged([rank.account for rank in ranks])
+    first, account = results[0], RequestTotals.merged([rank.account for rank in ranks])
     rows = {row.id: row for result in results for row in result.requests}
     records = account.in_order()
     metrics = _request_metrics(account, results) | _acceptance_metrics(resolved, ranks)
@@ -131,7 +137,7 @@ def _of_workers(
     places = [spec.place for spec in specs if spec.place is not None and not spec.is_router]
     results = [worker.result for worker in workers]
     ending = [worker for place, worker in zip(places, workers, strict=True) if place.ends]
-    first, account = ending[0].result, Account.merged([worker.account for worker in ending])
+    first, account = ending[0].result, RequestTotals.merged([worker.account for worker in ending])
     rows = {row.id: row for worker in ending for row in worker.result.requests}
     rows |= {row.id: row for row in router.rows if row.id not in rows or row.status == "failed"}
     metrics, missing = (
@@ -139,7 +145,7 @@ def _of_workers(
         _lost(account, router, transfers=pair.mode != "none"),
     )
     if pair.mode != "none":
-        metrics |= _ttft_parts(account, exact=_is_exact(results[-1]))
+        metrics |= transfer_metrics(account, exact=_is_exact(results[-1]))
     outputs = _broken_off(failure) or _unless_lost(missing, len(rows), _outputs(account.in_order(), ending))
     if pair.mode != "none" and pair.transfer == "fake":
         outputs = Abstained(abstained="KV was never sent, the tokens mean nothing")
@@ -159,7 +165,7 @@ def _own_requests(rank: RankReport, share: RankShare) -> RankReport:
     account = rank.account
     records = [record for record in account.records if share.owns(record.index)]
     names = {record.id for record in records}
-    own = Account(records, account.gaps, account.production, account.retractions, account.peak_kv_tokens)
+    own = RequestTotals(records, account.gaps, account.tokens, account.retractions, account.peak_kv_tokens)
     rows = tuple(row for row in rank.result.requests if row.id in names)
     return rank._replace(account=own, result=rank.result.model_copy(update={"requests": rows}))
 
@@ -174,7 +180,7 @@ def _rank_part(name: str, role: str, rank: RankReport, own: Metrics) -> RankPart
 def _worker_part(place: RankLayout, worker: RankReport) -> RankPart:
     """A prefill worker has no latencies of what comes after a request's prompt."""
     result = worker.result
-    parts = _ttft_parts(worker.account, exact=_is_exact(result)) if place.role == "decode" else {}
+    parts = transfer_metrics(worker.account, exact=_is_exact(result)) if place.role == "decode" else {}
     part = _rank_part(place.name, place.role, worker, _unless_untimed(result, parts))
     if place.ends:
         return part
@@ -182,7 +188,7 @@ def _worker_part(place: RankLayout, worker: RankReport) -> RankPart:
     return part.model_copy(update={"metrics": metrics})
 
 
-def _request_metrics(account: Account, results: Sequence[Result]) -> Metrics:
+def _request_metrics(account: RequestTotals, results: Sequence[Result]) -> Metrics:
     """Latencies and throughput of all requests; metrics of a device or a loop abstain, as each rank has its own."""
     last = results[-1]
     metrics: Metrics = {name: Abstained(abstained=APART) for name in last.metrics if "." not in name}
@@ -201,17 +207,7 @@ def _acceptance_metrics(resolved: Resolved, ranks: Sequence[RankReport]) -> Metr
     return acceptance_metrics(log, depth, exact=_is_exact(ranks[0].result))
 
 
-def _ttft_parts(account: Account, *, exact: bool) -> Metrics:
-    """What the time to first token consists of besides the queue."""
-    parts = {
-        "prefill_ms": latency.prefilling(account.records),
-        "transfer_ms": latency.transfer(account.records),
-        "decode_queue_ms": latency.decode_queueing(account.records),
-    }
-    why = "no request ran long enough"
-    return {name: distributed(name, part, exact=exact, why=why) for name, part in parts.items()}
-
-
+@computes("idle_step_share")
 def _idle_step_share(result: Result) -> Metric | Abstained:
     """The share of steps in which the rank had no request of its own."""
     steps = {kind: counts.steps for kind, counts in result.per_step.items() if is_iteration(kind)}
@@ -220,6 +216,7 @@ def _idle_step_share(result: Result) -> Metric | Abstained:
     return plain("idle_step_share", share, exact=_is_exact(result), why="no step was counted")
 
 
+@computes("bubble_pct")
 def _bubble(stages: Sequence[RankReport]) -> Metric | Abstained:
     for stage in stages:
         busy = stage.result.metrics["gpu_busy"]
@@ -314,7 +311,7 @@ def _outputs(records: Sequence[RequestRecord], ranks: Sequence[RankReport]) -> O
     return outputs_with(records, {name: by for rank in ranks for name, by in rank.damage.items()})
 
 
-def _lost(account: Account, router: RouterReport, *, transfers: bool) -> dict[str, str]:
+def _lost(account: RequestTotals, router: RouterReport, *, transfers: bool) -> dict[str, str]:
     """Requests that failed because something did not arrive, and why. A request that failed by what it asked for, such
     as a grammar that allows no further token, is part of the scenario, like one that was refused."""
     without_worker = {row.id: row.reason for row in router.rows if row.status == "failed"}

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..measure.achieved import decode_load, decode_metrics, prompt_load, prompt_metrics
-from ..measure.collector import Metrics, ResultParts
+from ..measure.collector import ResultParts
+from ..measure.metrics import Metrics
 from ..measure.requests import RequestRecord
 from ..platform.machine import Counting
 from ..platform.speculation import speculation_depth
@@ -56,7 +57,7 @@ def _achieved(prepared: PreparedRun, done: Pass) -> Metrics:
     model = prepared.resolved.model
     if prepared.context.link is not None or speculation_depth(prepared.scenario) or model.indexer is not None:
         return {}
-    waiting, account = done.collector.waiting, done.collector.requests.account
+    waiting, account = done.collector.waiting, done.collector.requests.totals
     exact, mixed = prepared.machine.exact, "mixed with decodes" if "mixed" in waiting.forwards else ""
     again = "some were computed twice" if account.retractions else ""
     decodes = decode_metrics(
@@ -85,7 +86,7 @@ def outputs_of(done: Pass) -> Outputs | Abstained:
         return Abstained(abstained=f"the run broke off: {done.failure}")
     if done.simulated:
         return Abstained(abstained="the acceptance of drafts was simulated, the tokens mean nothing")
-    return outputs_with(done.collector.requests.account.in_order(), done.damage)
+    return outputs_with(done.collector.requests.totals.in_order(), done.damage)
 
 
 def outputs_with(records: Sequence[RequestRecord], damage: Mapping[str, int]) -> Outputs:

@@ -27,9 +27,9 @@ from ...sched.observe import Clock, Observer
 from ...sched.relay.choice import RelayChoice
 from ...sched.request import Status
 from ..cuda.nvtx_ranges import NvtxRanges, listening, measuring
-from ..measure.collector import RunCollector, Swaps
+from ..measure.collector import HotBufferCount, RunCollector
 from ..measure.lookups import LookupCount
-from ..measure.periods import VisibleSleep
+from ..measure.periods import SleepAnnouncingClock
 from ..measure.steps import TimelineError
 from ..platform.machine import Machine
 from ..platform.resolve import Resolved
@@ -130,13 +130,13 @@ class PreparedRun:
     _composition: Composition = field(init=False)
     _observers: ObserverGroup = field(init=False)
     _feed: Feed = field(init=False)
-    _clock: VisibleSleep = field(init=False)
+    _clock: SleepAnnouncingClock = field(init=False)
     _run_loop: Callable[[], None] = field(init=False)  # until every request of the feed has ended
 
     def __post_init__(self) -> None:
         self._feed = Feed()
         self._observers = ObserverGroup(*self._always())
-        self._clock = VisibleSleep(self.machine.clock, self._observers)
+        self._clock = SleepAnnouncingClock(self.machine.clock, self._observers)
         self._composition = compose(
             self.resolved,
             choice=self.relay,
@@ -183,13 +183,13 @@ class PreparedRun:
         """Wall seconds of the workload, run once more: observed as every measured run and by ``more``, or not at all.
         The difference is the cost of observing."""
         self.forget()
-        collector = RunCollector(self._clock, self._swaps())
+        collector = RunCollector(self._clock, self._hot_buffers())
         workload = measured_workload(self.resolved)
         self._settle_device()
         self._load(workload)
         self.sink.open(collector)
         with nullcontext() if watched else self.machine.unwatched(), settled_heap():
-            self._observers.set(*((self.machine.observer, *collector.listeners, *more) if watched else ()))
+            self._observers.set(*((self.machine.observer, *collector.observers, *more) if watched else ()))
             begin = time.perf_counter()
             self._run_loop()
             seconds = time.perf_counter() - begin
@@ -199,7 +199,7 @@ class PreparedRun:
     def measure(self, observe: ObserverFactory) -> Pass:
         """Run the scenario's workload once. Ctrl-C, and the loss of another rank, end it early: what was collected is
         kept, and marked."""
-        collector, audit = RunCollector(self._clock, self._swaps()), self._audit()
+        collector, audit = RunCollector(self._clock, self._hot_buffers()), self._audit()
         workload = measured_workload(self.resolved)
         self._settle_device()
         start = self._load(workload)
@@ -209,7 +209,7 @@ class PreparedRun:
         try:
             with observe(self._clock, len(workload)) as own, self._guarded() as guard, measuring():
                 others = (*self._aborts(workload), *self._of_some_runs(audit), own, guard)
-                self._observers.set(*self._always(), *collector.listeners, *others)
+                self._observers.set(*self._always(), *collector.observers, *others)
                 begin = time.perf_counter()
                 try:
                     with self._host_running():
@@ -283,13 +283,13 @@ class PreparedRun:
         tags = self._composition.tags
         return None if tags is None else TagAudit(tags, self.scheduler.engine.slots, self.machine.peek)
 
-    def _swaps(self) -> Swaps | None:
+    def _hot_buffers(self) -> HotBufferCount | None:
         buffers = self._composition.buffers
         if buffers is None:
             return None
         model = self.resolved.model
         alike = model.num_layers // buffers.tokens.shape[0]  # layers that one buffer stands for
-        return Swaps(
+        return HotBufferCount(
             LookupCount(buffers, self.machine.peek), alike * 2 * model.kv_size * model.dtype.itemsize
         )
 

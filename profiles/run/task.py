@@ -14,7 +14,7 @@ from ...sched.observe import Clock
 from ...sched.relay.choice import RelayChoice
 from ..measure.acceptance import AcceptanceLog
 from ..measure.bubble import StageTime
-from ..measure.requests import Account
+from ..measure.requests import RequestTotals
 from ..platform.machine import Machine
 from ..platform.resolve import Resolved
 from ..record.recording import RESULT, TimelineRecording, file_of
@@ -52,7 +52,7 @@ class RankReport(NamedTuple):
     tags that do not add up. ``end``: ns of the rank's own clock."""
 
     result: Result
-    account: Account
+    account: RequestTotals
     acceptance: AcceptanceLog
     stage_time: StageTime | None
     damage: Mapping[str, int]
@@ -113,7 +113,7 @@ class RunTask:
         run = run_part(options.command, self.started, time.perf_counter() - self.begin, done, machine)
         return RankReport(
             result_of(self.resolved.scenario, self.relay, machine, found, run, world),
-            done.collector.requests.account,
+            done.collector.requests.totals,
             done.collector.acceptance,
             done.collector.bubble.found(),
             done.damage,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 
@@ -10,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from schedbench.profiles.record.definitions import DEFINITIONS, definition
-from schedbench.profiles.record.result import Result, ResultError, canonical, digest, read
+from schedbench.cli.result_page import latency, summary
+from schedbench.profiles.measure.metrics import COMPUTED
+from schedbench.profiles.record.definitions import DEFINITIONS, definition, shown_in
+from schedbench.profiles.record.result import IdlePart, Result, ResultError, canonical, digest, read
 
 SAMPLE = Path(__file__).parent / "sample_result.json"
 
@@ -150,3 +153,24 @@ def test_kinds_and_percentiles_are_defined_with_their_metric(name):
 def test_what_is_no_metric_is_not_defined(name):
     with pytest.raises(KeyError):
         definition(name)
+
+
+def test_every_metric_is_computed():
+    importlib.import_module("schedbench.profiles.captures.files")
+    importlib.import_module("schedbench.profiles.ranks.execute")
+    counted = {"counts", "copies", "step kinds"}
+    others = {name for name, entry in DEFINITIONS.items() if counted.issuperset(entry.tables)}
+    assert DEFINITIONS.keys() - COMPUTED == others | IdlePart.model_fields.keys() | {"hidden"}
+
+
+def test_every_metric_has_a_table_that_shows_it():
+    assert all(entry.tables for entry in DEFINITIONS.values())
+    metric = {"unit": "x", "values": [1.0], "n": 1, "max": 1.0}
+    document = json.loads(SAMPLE.read_text()) | {"metrics": dict.fromkeys(DEFINITIONS, metric)}
+    for table, shown in (("summary", summary(document)), ("latency", latency(document))):
+        assert shown.row_count == sum(table in entry.tables for entry in DEFINITIONS.values()) > 0
+    assert shown_in("latency", ["forward_ms.decode", "e2e_ms", "nonsense", "forward_ms"]) == [
+        "e2e_ms",
+        "forward_ms",
+        "forward_ms.decode",
+    ]

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import pytest
 
-from schedbench.profiles.measure.collector import ResultParts, RunCollector, distributed, plain
+from schedbench.profiles.measure.collector import ResultParts, RunCollector
 from schedbench.profiles.measure.distribution import Distribution
+from schedbench.profiles.measure.metrics import plain, time_metric
 from schedbench.profiles.record.result import Abstained, digest
 from schedbench.profiles.record.timeline import Site
 from schedbench.sched.config import SamplingParams
@@ -126,11 +127,11 @@ def test_requests_become_rows_metrics_and_a_digest():
         clock.sleep_until(instant)
         request.output_ids.append(token)
         request.first_token_at = request.first_token_at or instant
-        for listener in answers.listeners:
+        for listener in answers.observers:
             listener.launched(StepInfo(0, "decode", 1, 1, False))
             listener.tokens(request, 1)
     request.status, request.reason, request.finished_at = Status.FINISHED, "length", clock.now()
-    for listener in answers.listeners:
+    for listener in answers.observers:
         listener.ended(request)
     parts = answers.finish(NAMES, exact=True, save_tokens=True)
     assert parts.outputs.digest == digest([("a", [11, 12])])
@@ -152,7 +153,7 @@ def test_nothing_happened_is_abstained_not_zero():
 
 
 def test_a_quantile_says_why_it_is_missing():
-    metric = distributed("itl_ms", Distribution([1_000_000] * 19), exact=False, why="")
+    metric = time_metric("itl_ms", Distribution([1_000_000] * 19), exact=False, why="")
     assert metric.p90 == 1.0
     assert metric.p95 == Abstained(abstained="p95 needs 20 samples, there are 19")
     assert plain("retractions", 0, exact=True).values == (0.0,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from schedbench.profiles.measure.collector import RunCollector, Swaps
+from schedbench.profiles.measure.collector import HotBufferCount, RunCollector
 from schedbench.profiles.measure.lookups import LookupCount, Lookups
 from schedbench.profiles.record.result import Abstained, Metric
 from schedbench.sched.observe import LogicalClock
@@ -39,7 +39,7 @@ def test_metrics_are_there_only_with_hot_buffers() -> None:
     plain = RunCollector(LogicalClock()).finish(Names(), exact=True).metrics
     assert not any(name.startswith("hisparse") for name in plain)
     buffers = Buffers()
-    answers = RunCollector(LogicalClock(), Swaps(LookupCount(buffers, unchanged), token_bytes=8))
+    answers = RunCollector(LogicalClock(), HotBufferCount(LookupCount(buffers, unchanged), token_bytes=8))
     buffers.lookups += torch.tensor([4, 1])
     answers.counts.steps["decode"] = 2
     found = answers.finish(Names(), exact=True).metrics
@@ -53,6 +53,6 @@ def test_without_a_long_request_they_abstain() -> None:
         sites = ()
         streams: dict[int, str] = {}  # noqa: RUF012
 
-    answers = RunCollector(LogicalClock(), Swaps(LookupCount(Buffers(), unchanged), token_bytes=8))
+    answers = RunCollector(LogicalClock(), HotBufferCount(LookupCount(Buffers(), unchanged), token_bytes=8))
     found = answers.finish(Names(), exact=True).metrics["hisparse_hit_ratio"]
     assert found == Abstained(abstained="no decoding request was longer than its hot buffer")

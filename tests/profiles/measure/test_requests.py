@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from schedbench.profiles.measure import latency
 from schedbench.profiles.measure.distribution import Distribution, needed
-from schedbench.profiles.measure.periods import StepPeriods, VisibleSleep
-from schedbench.profiles.measure.requests import Production, RequestLog, RequestRecord
+from schedbench.profiles.measure.periods import SleepAnnouncingClock, StepPeriods
+from schedbench.profiles.measure.requests import RequestLog, RequestRecord, TokenLog
 from schedbench.profiles.measure.throughput import (
     TimeSpan,
     full_window,
@@ -65,25 +65,25 @@ def request_of_three() -> Request:
 
 
 def test_latencies_of_finished_requests(records):
-    assert latency.ttft(records).mean == 3 * S
-    assert latency.queueing(records).mean == 1 * S
-    assert latency.e2e(records).max == 6 * S
+    assert latency.between(records, "arrival", "first_token").mean == 3 * S
+    assert latency.between(records, "arrival", "first_scheduled").mean == 1 * S
+    assert latency.between(records, "arrival", "finish").max == 6 * S
     assert (len(latency.tpot(records)), latency.tpot(records).mean) == (1, 1 * S)
 
 
 def test_throughput_over_the_full_window(records):
-    production = Production()
-    production.add(5 * S, 6)
-    rates = throughput(records, production)
+    tokens = TokenLog()
+    tokens.add(5 * S, 6)
+    rates = throughput(records, tokens)
     assert (rates.output, rates.input, rates.requests) == (1.0, 20 / 6, 2 / 6)
     assert rates.total == pytest.approx(26 / 6)
 
 
 def test_no_time_no_throughput():
     assert full_window([]) is None
-    assert throughput([record(0, arrival=3, scheduled=3, first=3, finish=3)], Production()) is None
+    assert throughput([record(0, arrival=3, scheduled=3, first=3, finish=3)], TokenLog()) is None
     assert steady_window([]) is None
-    assert steady_throughput([], Production()) is None
+    assert steady_throughput([], TokenLog()) is None
 
 
 def test_steady_window_is_the_longest_above_half_of_the_peak():
@@ -101,17 +101,17 @@ def test_steady_window_prefers_the_earlier_of_equals():
 
 def test_steady_throughput_counts_what_was_made_inside():
     records = [record(0, arrival=0, scheduled=S, first=S, finish=3 * S)]
-    production = Production()
-    for second, tokens in ((1, 7), (2, 10), (3, 20), (4, 40)):
-        production.add(second * S, tokens)
-    assert steady_throughput(records, production) == (15.0, 0.5)
+    tokens = TokenLog()
+    for second, count in ((1, 7), (2, 10), (3, 20), (4, 40)):
+        tokens.add(second * S, count)
+    assert steady_throughput(records, tokens) == (15.0, 0.5)
 
 
 def test_production_merges_equal_instants():
-    production = Production()
+    tokens = TokenLog()
     for instant, count in ((5, 1), (5, 2), (7, 4)):
-        production.add(instant, count)
-    assert (production.total, production.within(0, 5), production.within(5, 7)) == (7, 3, 4)
+        tokens.add(instant, count)
+    assert (tokens.total, tokens.within(0, 5), tokens.within(5, 7)) == (7, 3, 4)
 
 
 def test_itl_is_a_gap_between_events_whatever_they_carry(clock, request_of_three):
@@ -121,8 +121,8 @@ def test_itl_is_a_gap_between_events_whatever_they_carry(clock, request_of_three
         log.tokens(request_of_three, count)
     request_of_three.status = Status.FINISHED
     log.ended(request_of_three)
-    assert (len(log.account.gaps), log.account.gaps.min, log.account.gaps.max) == (2, 4, 6)
-    assert log.account.production.total == 5
+    assert (len(log.totals.gaps), log.totals.gaps.min, log.totals.gaps.max) == (2, 4, 6)
+    assert log.totals.tokens.total == 5
 
 
 @pytest.mark.parametrize("status", [Status.ABORTED, Status.FAILED, Status.CANCELLED])
@@ -133,7 +133,7 @@ def test_itl_is_of_finished_requests_as_the_other_latencies(clock, request_of_th
         log.tokens(request_of_three, 1)
     request_of_three.status = status
     log.ended(request_of_three)
-    assert (len(log.account.gaps), log.account.production.total) == (0, 2)
+    assert (len(log.totals.gaps), log.totals.tokens.total) == (0, 2)
 
 
 def test_requests_are_logged_when_they_end(clock, request_of_three):
@@ -144,9 +144,9 @@ def test_requests_are_logged_when_they_end(clock, request_of_three):
     log.retracted(request_of_three)
     for used in (10, 40, 20):
         log.kv_usage(used)
-    assert [entry.id for entry in log.account.in_order()] == ["b", "a"]
-    assert [entry.finished for entry in log.account.records] == [True, False]
-    assert (log.account.retractions, log.account.peak_kv_tokens, log.account.records[0].cached_tokens) == (
+    assert [entry.id for entry in log.totals.in_order()] == ["b", "a"]
+    assert [entry.finished for entry in log.totals.records] == [True, False]
+    assert (log.totals.retractions, log.totals.peak_kv_tokens, log.totals.records[0].cached_tokens) == (
         1,
         40,
         4,
@@ -155,7 +155,7 @@ def test_requests_are_logged_when_they_end(clock, request_of_three):
 
 def test_step_periods_without_sleep(clock):
     periods = StepPeriods(clock)
-    sleepy = VisibleSleep(clock, periods)
+    sleepy = SleepAnnouncingClock(clock, periods)
     for instant, kind in ((0, "prefill"), (10, "decode"), (13, "decode")):
         clock.sleep_until(instant)
         periods.launched(StepInfo(0, kind, 1, 1, False))
@@ -175,7 +175,7 @@ def test_sleep_is_announced_as_a_range(clock):
             return super().range(name, step, size)
 
     ears = Ears()
-    VisibleSleep(clock, ears).sleep_until(7)
+    SleepAnnouncingClock(clock, ears).sleep_until(7)
     assert (ears.heard, clock.now()) == ([("sleep", -1, 0)], 7)
 
 

@@ -1,0 +1,178 @@
+"""The computation of each metric, by its name. A new metric of requests is one entry of a table here, besides its
+Definition; a computation elsewhere registers its metrics with ``computes``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Final, TypeVar
+
+from ..record.definitions import definition
+from ..record.result import Abstained, Metric
+from .acceptance import AcceptanceLog
+from .distribution import Distribution, needed
+from .latency import Instant, between, tpot
+from .requests import RequestTotals
+from .throughput import SteadyThroughput, Throughput, steady_throughput, throughput
+from .waiting import Waiting
+
+Metrics = dict[str, Metric | Abstained]
+F = TypeVar("F", bound=Callable[..., object])
+
+NO_FORWARD: Final = "no forward kernel was seen"
+_NO_REQUEST: Final = "no request ran long enough"
+_QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+
+COMPUTED: Final[set[str]] = set()  # metrics that some function computes
+
+
+def computes(*names: str) -> Callable[[F], F]:
+    """Registers the decorated function as the computation of these metrics. Raises KeyError where one is undefined."""
+    for name in names:
+        COMPUTED.add(definition(name).name)
+    return lambda function: function
+
+
+class _Requests:
+    """What several metrics of requests have in common, computed once."""
+
+    def __init__(self, totals: RequestTotals) -> None:
+        self.totals = totals
+
+    @cached_property
+    def full(self) -> Throughput | None:
+        return throughput(self.totals.records, self.totals.tokens)
+
+    @cached_property
+    def steady(self) -> SteadyThroughput | None:
+        return steady_throughput(self.totals.records, self.totals.tokens)
+
+    @property
+    def cached_share(self) -> float | None:
+        prompt_tokens = sum(record.prompt_tokens for record in self.totals.records)
+        cached = sum(record.cached_tokens for record in self.totals.records)
+        return cached / prompt_tokens if prompt_tokens else None
+
+
+_REQUEST_VALUES: Final[Mapping[str, Callable[[_Requests], float | None]]] = {
+    "output_throughput": lambda of: of.full and of.full.output,
+    "input_throughput": lambda of: of.full and of.full.input,
+    "total_throughput": lambda of: of.full and of.full.total,
+    "request_throughput": lambda of: of.full and of.full.requests,
+    "steady_output_throughput": lambda of: of.steady and of.steady.output,
+    "steady_request_throughput": lambda of: of.steady and of.steady.requests,
+    "cache_hit_ratio": lambda of: of.cached_share,
+    "retractions": lambda of: of.totals.retractions,
+    "peak_kv_tokens": lambda of: of.totals.peak_kv_tokens,
+}
+_REQUEST_TIMES: Final[Mapping[str, Callable[[RequestTotals], Distribution]]] = {
+    "ttft_ms": lambda totals: between(totals.records, "arrival", "first_token"),
+    "queue_ms": lambda totals: between(totals.records, "arrival", "first_scheduled"),
+    "tpot_ms": lambda totals: tpot(totals.records),
+    "itl_ms": lambda totals: totals.gaps,
+    "e2e_ms": lambda totals: between(totals.records, "arrival", "finish"),
+}
+_TRANSFER_TIMES: Final[Mapping[str, tuple[Instant, Instant]]] = {
+    "prefill_ms": ("first_scheduled", "prefilled"),
+    "transfer_ms": ("prefilled", "transferred"),
+    "decode_queue_ms": ("transferred", "first_token"),
+}
+_WINDOW_SHARES: Final[Mapping[str, Callable[[Waiting], int]]] = {
+    "forward_occupancy": lambda waiting: waiting.forward,
+    "gpu_busy": lambda waiting: waiting.busy,
+}
+_STEP_TIMES: Final[Mapping[str, Callable[[Waiting], int]]] = {
+    "forward_idle_us_per_step": lambda waiting: waiting.idle,
+    "forward_gap_us_per_step": lambda waiting: waiting.inside,
+    "host_stall_us_per_step": lambda waiting: waiting.stall,
+    "exposed_stall_us_per_step": lambda waiting: waiting.exposed_stall,
+    "exposed_host_us_per_step": lambda waiting: waiting.exposed_host,
+}
+
+
+def plain(name: str, value: float | None, *, exact: bool, why: str = "") -> Metric | Abstained:
+    """A metric of one value. Abstains for the reason ``why`` where the value is None."""
+    if value is None:
+        return Abstained(abstained=why)
+    entry = definition(name)
+    return Metric(unit=entry.unit, direction=entry.direction, exact=exact, values=(value,))
+
+
+def time_metric(name: str, samples: Distribution, *, exact: bool, why: str) -> Metric | Abstained:
+    """A metric with quantiles, in ms; ``samples`` are in ns. Abstains for the reason ``why`` without samples."""
+    if not len(samples):
+        return Abstained(abstained=why)
+    entry = definition(name)
+    return Metric(
+        unit=entry.unit,
+        direction=entry.direction,
+        exact=exact,
+        values=(samples.mean / 1e6,),
+        n=len(samples),
+        min=samples.min / 1e6,
+        max=samples.max / 1e6,
+        **{percentile: _quantile(samples, percentile) for percentile in _QUANTILES},
+    )
+
+
+def _quantile(samples: Distribution, percentile: str) -> float | Abstained:
+    quantile = _QUANTILES[percentile]
+    value = samples.quantile(quantile)
+    if value is None:
+        return Abstained(abstained=f"{percentile} needs {needed(quantile)} samples, there are {len(samples)}")
+    return value / 1e6
+
+
+@computes(*_REQUEST_VALUES, *_REQUEST_TIMES)
+def request_metrics(totals: RequestTotals, *, exact: bool) -> Metrics:
+    """Metrics of requests and of the tokens that they got."""
+    requests = _Requests(totals)
+    return {
+        **{
+            name: plain(name, value(requests), exact=exact, why=_NO_REQUEST)
+            for name, value in _REQUEST_VALUES.items()
+        },
+        **{
+            name: time_metric(name, times(totals), exact=exact, why=_NO_REQUEST)
+            for name, times in _REQUEST_TIMES.items()
+        },
+    }
+
+
+@computes(*_TRANSFER_TIMES)
+def transfer_metrics(totals: RequestTotals, *, exact: bool) -> Metrics:
+    """The parts of the time to first token besides the queue, where prompts have workers of their own."""
+    return {
+        name: time_metric(name, between(totals.records, start, end), exact=exact, why=_NO_REQUEST)
+        for name, (start, end) in _TRANSFER_TIMES.items()
+    }
+
+
+@computes("forward_ms")
+def forward_metrics(by_kind: Mapping[str, Distribution], *, exact: bool) -> Metrics:
+    everything = Distribution.merged(by_kind.values())
+    metrics = {"forward_ms": time_metric("forward_ms", everything, exact=exact, why=NO_FORWARD)}
+    for kind in sorted(by_kind):
+        metrics[f"forward_ms.{kind}"] = time_metric("forward_ms", by_kind[kind], exact=exact, why=NO_FORWARD)
+    return metrics
+
+
+@computes("accept_length", "position_acceptance")
+def acceptance_metrics(log: AcceptanceLog, drafts: int, *, exact: bool) -> Metrics:
+    """The acceptance of drafts; empty for a run that does not speculate."""
+    if not drafts:
+        return {}
+    why = "nothing was verified"
+    metrics = {"accept_length": plain("accept_length", log.accept_length, exact=exact, why=why)}
+    for position, share in enumerate(log.by_position(drafts), 1):
+        name = f"position_acceptance.{position}"
+        metrics[name] = plain(name, share, exact=exact, why=why)
+    return metrics
+
+
+@computes(*_WINDOW_SHARES, *_STEP_TIMES)
+def waiting_metrics(waiting: Waiting, *, exact: bool) -> Metrics:
+    window, steps = waiting.window, waiting.steps
+    values = {name: of(waiting) / window if window else None for name, of in _WINDOW_SHARES.items()}
+    values |= {name: of(waiting) / 1e3 / steps if steps else None for name, of in _STEP_TIMES.items()}
+    return {name: plain(name, value, exact=exact, why=NO_FORWARD) for name, value in values.items()}
