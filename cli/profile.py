@@ -63,9 +63,9 @@ def _with_torch(question: Resolved, output_dir: Path, device: Device) -> RunOutc
     from ..profiles.platform.machine import MachineError
     from ..profiles.ranks.execute import Options, execute
     from ..profiles.record.recording import FILE, TimelineRecording
-    from ..profiles.run.machines import chosen
+    from ..profiles.run.machines import device_kind
 
-    if chosen("cuda" if device == "auto" else device, question.scenario) != "cuda":
+    if device_kind("cuda" if device == "auto" else device, question.scenario) != "cuda":
         raise MachineError(
             "torch.profiler sees nothing of the virtual GPU: run it as it is, and draw it with trace"
         )
@@ -89,10 +89,10 @@ def _with_nsys(
     from ..profiles.captures.nsys.record import RecordingRequest, recorded
     from ..profiles.captures.nsys.tool import find
     from ..profiles.ranks.execute import RunOutcome
-    from ..profiles.run.machines import chosen
+    from ..profiles.run.machines import device_kind
 
     tool = find(nsys, os.environ)
-    order = RecordingRequest(arguments, chosen(device, question.scenario), graphs)
+    order = RecordingRequest(arguments, device_kind(device, question.scenario), graphs)
     clock = Stopwatch()
     result, report = recorded(tool, order, output_dir, os.environ)
     if order.device == "vgpu":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -98,3 +99,26 @@ def test_functions_are_short() -> None:
 def test_readme_names_every_room() -> None:
     readme = (ROOT / "README.md").read_text()
     assert all(f"{room}/" in readme for room in ROOMS)
+
+
+def defined(path: Path) -> set[str]:
+    """Names of a module's functions, classes and methods; methods as ``Class.method``."""
+    names: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)}
+    return names
+
+
+def test_architecture_names_files_and_functions_that_exist() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    named = re.findall(r"`([\w/]+\.py)` → `([\w.]+)`", text)
+    assert len(named) == text.count(".py` → ") > 0
+    missing = [
+        f"{file} → {name}"
+        for file, name in named
+        if not (ROOT / file).is_file() or name not in defined(ROOT / file)
+    ]
+    assert not missing

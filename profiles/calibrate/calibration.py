@@ -18,7 +18,7 @@ from ..platform.hardware import HardwareProfile, load
 from ..platform.machine import MachineError
 from ..record.environment import environment
 from ..record.files import write_whole
-from ..run.stages import GpuStage, in_process
+from ..run.gpu_stages import GpuStage, in_process
 from .device import PROBES, DeviceConstants, device_constants
 from .fit import FittedLine
 from .host import Errand, HostTimes, errands, fit_kinds, fit_phases, measure

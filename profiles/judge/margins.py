@@ -17,7 +17,7 @@ from ...sched.model.sampler import Sampler
 from ...sched.model.sampling_info import SamplingInfo
 from ...sched.observe import Clock, Observer
 from ...sched.request import Request
-from ..run.machines import chosen, open_machine
+from ..run.machines import device_kind, open_machine
 from ..run.runner import GatedSink, PreparedRun
 from .trial import Question, TrialRequest, resolved_for
 
@@ -72,7 +72,7 @@ def margin(question: Question, order: TrialRequest, request: str, position: int)
     def watch(clock: Clock, total: int) -> Iterator[Observer]:  # noqa: ARG001
         yield finder
 
-    with open_machine(chosen(order.device, resolved.scenario), resolved, gate) as machine:
+    with open_machine(device_kind(order.device, resolved.scenario), resolved, gate) as machine:
         sampler = ScoringSampler(machine.peek)
         bench = PreparedRun(resolved, machine, resolved.relays[0], gate, sampler)
         bench.warm_up()

@@ -14,7 +14,7 @@ from ...sched.observe import Clock, Observer
 from ..platform.resolve import Resolved, resolve
 from ..ranks.execute import Options, execute
 from ..record.result import Result
-from ..run.machines import Kind
+from ..run.machines import DeviceChoice
 from .divergence import TokenSteps
 from .fingerprint import Fingerprints, StepPrint
 
@@ -51,7 +51,7 @@ class TrialRequest:
 
     overrides: tuple[str, ...] = ()
     seed: int | None = None  # the scenario's own
-    device: Kind = "auto"
+    device: DeviceChoice = "auto"
     command: str = ""
 
 

@@ -20,7 +20,7 @@ from ..measure.steps import OUTSIDE
 from ..platform.resolve import Resolved
 from ..record.files import write_whole
 from ..record.timeline import NO_SITE, Site
-from ..run.machines import chosen, open_machine
+from ..run.machines import device_kind, open_machine
 from ..run.runner import GatedSink, PreparedRun
 from ..vgpu.sites import Sites
 from .compare_counts import CountedLine
@@ -33,7 +33,7 @@ _STREAMS = ("schedule", "forward", "copy")
 def counted(question: Resolved, device: str) -> dict[str, Any]:
     """A document with rows of counts and bytes, and the number of steps of each kind."""
     gate = GatedSink()
-    kind = chosen("cuda" if device == "cuda" else "vgpu", question.scenario)
+    kind = device_kind("cuda" if device == "cuda" else "vgpu", question.scenario)
     with open_machine(kind, question, gate) as machine:
         run = PreparedRun(question, machine, question.relays[0], gate)
         run.warm_up()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..record.files import write_whole
-from ..run.stages import GpuStage, StageOutcome, in_process, run_all
+from ..run.gpu_stages import GpuStage, StageOutcome, in_process, run_all
 from .plan import BUDGET, KINETO, check, plan
 
 

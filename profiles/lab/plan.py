@@ -15,7 +15,7 @@ from ...scenarios.loader import load
 from ..cuda.nvtx_ranges import INJECTED
 from ..judge import prediction
 from ..platform.resolve import resolve
-from ..run.stages import GpuStage, absent, chosen
+from ..run.gpu_stages import GpuStage, absent, select_stages
 from . import (
     compare_counts,
     counted_run,
@@ -74,7 +74,7 @@ _WORKERS: Final = 12  # at most this many processes emulate at once
 def plan(folder: Path, only: Sequence[str] = ()) -> list[GpuStage]:
     """All stages, the least important last. With ``only``: the stages whose names start with one of its entries, the
     stages that these need, and predictions of every scenario instead of one."""
-    return chosen(_stages(folder, every=True), only) if only else _stages(folder, every=False)
+    return select_stages(_stages(folder, every=True), only) if only else _stages(folder, every=False)
 
 
 def _stages(folder: Path, *, every: bool) -> list[GpuStage]:
@@ -96,7 +96,7 @@ def _stages(folder: Path, *, every: bool) -> list[GpuStage]:
             (*_module(speed), str(folder), "speed-8b", "speed-0.6b"),
             15,
             uses=("speed-8b", "speed-0.6b", "overhead", "overhead-nvtx"),
-            kept=True,
+            reserved=True,
         ),
     ]
 
@@ -184,7 +184,7 @@ def _predictions(folder: Path, *, every: bool) -> Iterator[GpuStage]:
     if large:
         yield _prediction_runs("prediction-measured-large", large, folder, "cuda", "measured", 240)
     names = map(str, questions)
-    yield GpuStage("prediction", (*_module(prediction), str(folder), *names), 15, kept=True)
+    yield GpuStage("prediction", (*_module(prediction), str(folder), *names), 15, reserved=True)
 
 
 def predicted(*, every: bool) -> list[PredictionQuestion]:

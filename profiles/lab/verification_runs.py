@@ -13,8 +13,8 @@ from ..cuda import machine as cuda_machine
 from ..platform.machine import MachineError
 from ..platform.resolve import Resolved
 from ..record.result import read
-from ..run.machines import chosen
-from ..run.stages import GpuStage, in_process
+from ..run.gpu_stages import GpuStage, in_process
+from ..run.machines import device_kind
 from . import counted_run, single_run
 from .verification import Verification, verify
 
@@ -37,7 +37,7 @@ def require_cuda(resolved: Resolved) -> None:
     )
     if resolved.scenario.engine.ranks > 1:
         raise MachineError("the scenario has several ranks: one device is verified")
-    chosen("cuda", resolved.scenario)
+    device_kind("cuda", resolved.scenario)
 
 
 def stages(scenario: str, overrides: Sequence[str], folder: Path, *, device: str = "cuda") -> list[GpuStage]:

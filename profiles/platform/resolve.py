@@ -11,9 +11,10 @@ import torch
 
 from ...scenarios.loader import PartialScenarioError, load
 from ...scenarios.problems import KeyPath, Problem, ScenarioError, either, show, touches, unknown
-from ...scenarios.schema import ModelSection, RelaySection, Scenario
+from ...scenarios.schema import HiSparse, ModelSection, RelaySection, Scenario
 from ...scenarios.workload import params
 from ...sched.data_parallel.mlp import most_ranks
+from ...sched.hisparse.pools import LONGEST
 from ...sched.model import checkpoint
 from ...sched.model.config import ModelConfig
 from ...sched.model.draft import read_draft_config
@@ -24,7 +25,6 @@ from ...sched.relay.states import ALIASES, states
 from ..record.definitions import DEFINITIONS
 from .hardware import HardwareError, HardwareProfile
 from .hardware import load as hardware_profile
-from .hosting import unhosted
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ def resolve(scenario: Scenario) -> Resolved:
     hardware = _attempt(
         problems, scenario, ("device", "hardware"), lambda: hardware_profile(scenario.device.hardware)
     )
-    misnamed = (*_misnamed(scenario), *_unmeasured(scenario), *unhosted(scenario, model, hardware))
+    misnamed = (*_misnamed(scenario), *_unmeasured(scenario), *_hisparse_findings(scenario, model, hardware))
     problems += [scenario.source.problem(path, text) for path, text in misnamed]
     _attempt(problems, scenario, ("workload", "trace"), lambda: _trace(scenario))
     vocabulary = model or PRESETS["tiny-llama"]  # a broken pattern is broken in any vocabulary
@@ -199,3 +199,46 @@ def _grammar(scenario: Scenario, model: ModelConfig) -> None:
     spec = params(sampling, max_new_tokens=1).grammar
     if spec is not None:
         GrammarCache(model.vocab_size, model.eos_token_ids).start(spec)
+
+
+def _hisparse_findings(
+    scenario: Scenario, model: ModelConfig | None, hardware: HardwareProfile | None
+) -> Iterator[tuple[KeyPath, str]]:
+    """What keeping KV on the host asks of model, hardware and page size: the key to blame, and why. A model or hardware
+    that was not found is not checked."""
+    wanted = scenario.engine.hisparse
+    if not wanted.enabled:
+        return
+    if hardware is not None:
+        yield from _missing_features(hardware)
+    if model is not None and model.indexer is None:
+        yield (
+            ("engine", "hisparse", "enabled"),
+            f"{model.name} attends to all tokens: it chooses none to be fetched from the host",
+        )
+    elif model is not None and model.indexer is not None:
+        yield from _buffer_sizes(wanted, model.indexer.top_k, scenario.engine.page_size)
+
+
+def _missing_features(hardware: HardwareProfile) -> Iterator[tuple[KeyPath, str]]:
+    there = hardware.available
+    lacks = {
+        "pinned memory": there.pinned_memory,
+        "side streams": there.side_streams,
+        "events": there.events,
+    }
+    missing = [what for what, has in lacks.items() if not has]
+    if missing:
+        yield ("engine", "hisparse", "enabled"), f"{hardware.name} has no {', no '.join(missing)}"
+
+
+def _buffer_sizes(wanted: HiSparse, top_k: int, page_size: int) -> Iterator[tuple[KeyPath, str]]:
+    if wanted.top_k not in ("auto", top_k):
+        yield ("engine", "hisparse", "top_k"), f"expected {top_k}, the model's own, got {wanted.top_k}"
+    size, key = wanted.buffer_size(top_k), ("engine", "hisparse", "device_buffer_size")
+    if size < top_k:
+        yield key, f"expected at least the {top_k} tokens that the model attends to, got {size}"
+    if size >= LONGEST:
+        yield key, f"expected less than {LONGEST}, got {size}"
+    if size % page_size:
+        yield key, f"expected whole pages of {page_size}, got {size}"

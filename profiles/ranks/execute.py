@@ -9,7 +9,7 @@ from ..measure.budget import Breach, breaches, untested
 from ..platform.resolve import Resolved
 from ..record.result import Hazards, Result
 from ..run.compose import Guard
-from ..run.machines import chosen
+from ..run.machines import device_kind
 from ..run.runner import ExtraSink, ObserverFactory, unobserved
 from ..run.task import Options, RunTask
 from .join import join
@@ -44,7 +44,7 @@ def execute(
     """Run once. Raises MachineError, CheckpointError, ScenarioError, TraceError; BrokenRunError where the relay's
     faults broke it."""
     scenario, specs = resolved.scenario, rank_specs(resolved)
-    kind = chosen(options.device, scenario)
+    kind = device_kind(options.device, scenario)
     task = RunTask(resolved, relay, options, kind, observe, extra_sink, guard)
     missed: tuple[str, ...] = ()
     if len(specs) == 1:

@@ -1,20 +1,22 @@
-"""From a scenario, a device and listeners to a scheduler that is ready to run. The only place where parts meet."""
+"""From a scenario, a device and observers to a scheduler that is ready to run. The only place where parts meet."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
-
-import torch
+from typing import Protocol, TypedDict
 
 from ...scenarios.combinations import overlaps
 from ...sched.config import EngineConfig, HiSparseConfig
-from ...sched.data_parallel.mlp import SharedMLP, sharded
-from ...sched.disagg.kv import KVPort
+from ...sched.disagg.components import DisaggComponents
+from ...sched.disagg.fake import NullPort
+from ...sched.disagg.inbox import ArrivalTier, Inbox
+from ...sched.disagg.kv import KVGateway, KVPort
 from ...sched.disagg.layout import Role
+from ...sched.disagg.outbox import Outbox
+from ...sched.hisparse.host_port import HostKVPort
 from ...sched.hisparse.pools import HotBuffers
 from ...sched.loop.data_parallel import DataRank
 from ...sched.loop.decoding import DecodeWorker
@@ -27,15 +29,11 @@ from ...sched.memory.chunk import ChunkCache
 from ...sched.memory.radix import RadixCache
 from ...sched.memory.slots import ReqToTokenPool
 from ...sched.memory.tokens import KVAllocator, PagedAllocator, TokenAllocator
-from ...sched.model.checkpoint import load_weights
-from ...sched.model.decoder import Decoder, Model
 from ...sched.model.grammar import GrammarCache, GrammarState, Spec
 from ...sched.model.runner import ModelRunner
 from ...sched.model.sampler import Sampler
-from ...sched.model.tags import TaggedDecoder, TagPool
-from ...sched.model.weights import Weights, empty_weights, seeded_weights
+from ...sched.model.tags import TagPool
 from ...sched.observe import Clock, Observer
-from ...sched.pipeline.decoder import StageDecoder
 from ...sched.relay.choice import RelayChoice
 from ...sched.relay.draft_row import DraftRow
 from ...sched.relay.row import Relay, RelayRow
@@ -44,15 +42,14 @@ from ...sched.speculate.worker import Worker
 from ...sched.streams import Streams
 from ..platform.machine import Machine
 from ..platform.resolve import Resolved
-from ..platform.speculation import draft_worker, kv_pool, speculative_config
-from .compose_disagg import hosted, transfer
-from .compose_sparse import Host, host_side, index_pool, kv_tier, sparse_attention
+from ..platform.speculation import speculative_config
+from .compose_model import draft_worker, kv_tier, model_parts
 from .declared_hazards import name_pools
 from .rank_context import ALONE, RankContext
 
 
 class _Grammars:
-    """Compiles grammars for a model that may not be able to have any, once one is asked for."""
+    """Compiles grammars. The cache is made with the first one, since it may be impossible for the model."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
@@ -66,10 +63,10 @@ class _Grammars:
 
 
 class Guard(Protocol):
-    """Looks at a run from inside, and changes nothing that the scheduler could notice."""
+    """Checks a run from inside, without any effect on the scheduler."""
 
     def of_rank(self, rank: int) -> Guard:
-        """Who looks at that rank, where there are several."""
+        """The guard of one rank of several."""
 
     def row(self, row: RelayRow) -> RelayRow: ...
 
@@ -80,7 +77,7 @@ class Guard(Protocol):
     def worker(self, worker: Worker) -> Worker: ...
 
     def watching(self, scheduler: Scheduler, machine: Machine) -> AbstractContextManager[Observer]:
-        """Around each workload of the run."""
+        """The guard's observer of one workload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +88,7 @@ class Composition:
 
 
 def engine_config(resolved: Resolved, machine: Machine, context: RankContext = ALONE) -> EngineConfig:
-    """The scenario's engine on that machine, with nothing left open."""
+    """The scenario's engine on that machine."""
     scenario, model = resolved.scenario, resolved.model
     engine = scenario.engine
     return EngineConfig(
@@ -137,28 +134,28 @@ def compose(
     guard: Guard | None = None,
     context: RankContext = ALONE,
 ) -> Composition:
-    """``sampler`` replaces the scheduler's own; ``context`` is this rank's, where there are several. Raises
-    CheckpointError when the scenario's checkpoint cannot be read."""
+    """``sampler`` replaces the scheduler's own. Raises CheckpointError when a checkpoint of the scenario cannot be
+    read."""
     config = engine_config(resolved, machine, context)
     streams = _streams(config, observer)
-    # On the schedule's stream, for which every forward waits: no stream of ours waits for the default one.
+    # On the schedule stream, for which every forward waits: no stream waits for the default one.
     with streams.on(streams.schedule):
         slots, allocator = _slots(config), _allocator(config, config.logical_tokens)
         relay = _relay(choice, config, streams, slots, observer=observer, guard=guard)
-        weights, pages = _weights(resolved, config.device, context), relay.context.pages
-        decoder, tags, host, port = _model(resolved, config, weights, pages=pages, context=context)
+        pages = relay.context.pages
+        model = model_parts(resolved, config, pages, context)
         on_device = _allocator(config, config.kv_tokens)
-        tier = kv_tier(host, allocator, on_device, slots=slots, streams=streams, observer=observer)
+        tier = kv_tier(model.host, allocator, on_device, slots=slots, streams=streams, observer=observer)
     cache = _cache(config, context, slots, allocator)
     sampler = sampler or Sampler()
     streams.wait(streams.forward, streams.schedule)
     with streams.on(streams.forward):
-        runner: Runner = ModelRunner(decoder, config, context.proxies(resolved.model, tags))
+        runner: Runner = ModelRunner(model.decoder, config, context.proxies(resolved.model, model.tags))
         worker = draft_worker(
-            resolved, config, decoder, weights, sampler=sampler, cache=cache, observer=observer, pages=pages
+            resolved, config, model, sampler=sampler, cache=cache, observer=observer, pages=pages
         )
-    parts = transfer(
-        resolved, context, hosted(port, host), tier, worker, cache=cache, streams=streams, observer=observer
+    transfer = _transfer(
+        resolved, context, model.port, tier, worker, cache=cache, streams=streams, observer=observer
     )
     engine = Engine(
         config=config,
@@ -177,34 +174,22 @@ def compose(
         link=context.link,
         stage=context.stage,
         share=context.share,
-        **parts,
+        **transfer,
     )
     name_pools(machine, engine)
-    return Composition(_scheduler(context)(engine), tags, None if host is None else host.buffers)
-
-
-_WORKERS: Mapping[Role, type[Scheduler]] = {
-    "replica": Replica,
-    "prefill": PrefillWorker,
-    "decode": DecodeWorker,
-}
-
-
-def _scheduler(context: RankContext) -> type[Scheduler]:
-    if context.share is not None:
-        return DataRank
-    return Scheduler if context.place is None else _WORKERS[context.place.role]
+    buffers = None if model.host is None else model.host.buffers
+    return Composition(_scheduler(context)(engine), model.tags, buffers)
 
 
 def _streams(config: EngineConfig, observer: Observer) -> Streams:
     streams = Streams.of(config)
-    for name in ("copy", "forward", "schedule"):  # the last name stays where all three are one
+    for name in ("copy", "forward", "schedule"):  # where all three are one stream, it keeps the last name
         observer.stream(name, getattr(streams, name))
     return streams
 
 
 def _slots(config: EngineConfig) -> ReqToTokenPool:
-    """Rows are longer than a context by what drafts may write behind its end."""
+    """Rows are longer than a context by the tokens that drafts may write after its end."""
     overhang = 0 if config.speculative is None else config.speculative.overhang
     return ReqToTokenPool(config.max_running_requests, config.context_len + overhang, device=config.device)
 
@@ -244,55 +229,46 @@ def _cache(
     return (RadixCache if shared else ChunkCache)(slots, allocator)
 
 
-def _weights(resolved: Resolved, device: torch.device, context: RankContext) -> Weights:
-    """The weights that this rank computes with."""
-    weights = _layer_weights(resolved, device, context.layers(resolved.model))
-    if context.share is None or resolved.scenario.engine.data_parallel.mlp == "replicated":
-        return weights
-    return sharded(weights, resolved.model, context.share)
+class _DisaggTransfer(TypedDict, total=False):
+    """Fields of ``Engine`` of a prefill or decode worker."""
+
+    outbox: Outbox
+    inbox: Inbox
 
 
-def _layer_weights(resolved: Resolved, device: torch.device, layers: range) -> Weights:
-    scenario, model = resolved.scenario, resolved.model
-    if scenario.device.values == "none":
-        return empty_weights(model, device=device, layers=layers)
-    if resolved.checkpoint is None:
-        return seeded_weights(model, seed=scenario.model.seed, device=device, layers=layers)
-    return load_weights(resolved.checkpoint, model, device=device, layers=layers)
-
-
-def _mlp(resolved: Resolved, context: RankContext) -> SharedMLP | None:
-    if context.share is None or resolved.scenario.engine.data_parallel.mlp == "replicated":
-        return None
-    assert context.link is not None
-    return SharedMLP(context.link, resolved.model, context.share)
-
-
-def _model(
+def _transfer(
     resolved: Resolved,
-    config: EngineConfig,
-    weights: Weights,
-    *,
-    pages: torch.Tensor,
     context: RankContext,
-) -> tuple[Model, TagPool | None, Host | None, KVPort]:
-    """``pages`` is the table that forwards read. Tokens that are drawn by lot leave no tags to be checked."""
-    model, scenario = resolved.model, resolved.scenario
-    kv = kv_pool(replace(model, num_layers=len(context.layers(model))), config)
-    tags, reuse = None, None
-    if scenario.device.values == "none" and config.speculative is None:
-        logical = config.logical_tokens + config.page_size
-        tags = TagPool(slots=logical, context_len=config.context_len, device=config.device)
-    if scenario.device.values == "none":
-        reuse = scenario.engine.hisparse.selection.reuse
-    host = host_side(config, model, kv, tags=tags, pages=pages)
-    index = index_pool(config, model)
-    sparse = sparse_attention(model, weights, kv, index=index, host=host, pages=pages, reuse=reuse)
-    mlp = _mlp(resolved, context)
-    whole = Decoder(model, weights, kv=kv, req_to_token=pages, sparse=sparse, mlp=mlp)
-    decoder = whole if context.stage is None else StageDecoder(whole, context.stage)
-    if tags is None:
-        return decoder, None, host, KVPort(kv, None, index=index)
-    places = None if host is None else host.places
-    tagged = TaggedDecoder(decoder, pool=tags, req_to_token=pages, places=places)
-    return tagged, tags, host, KVPort(kv, tags, index=index)
+    port: KVPort | HostKVPort,
+    tier: ArrivalTier,
+    worker: Worker | None,
+    *,
+    cache: PrefixCache,
+    streams: Streams,
+    observer: Observer,
+) -> _DisaggTransfer:
+    """Empty where one worker computes prompts and decodes them."""
+    if context.place is None or context.link is None or context.place.role == "replica":
+        return {}
+    scenario = resolved.scenario
+    if isinstance(port, KVPort) and worker is not None and worker.kv is not None:
+        port = port.with_pool(worker.kv)
+    way: KVGateway = NullPort() if scenario.engine.disaggregation.transfer == "fake" else port
+    components = DisaggComponents(context.place, context.link, way, cache, streams)
+    if context.place.role == "prefill":
+        return {"outbox": Outbox(components, observer, overlapped=overlaps(scenario))}
+    reserve = scenario.engine.disaggregation.reserved_decode_tokens
+    return {"inbox": Inbox(components, observer, tier=tier, reserve=reserve)}
+
+
+_WORKERS: Mapping[Role, type[Scheduler]] = {
+    "replica": Replica,
+    "prefill": PrefillWorker,
+    "decode": DecodeWorker,
+}
+
+
+def _scheduler(context: RankContext) -> type[Scheduler]:
+    if context.share is not None:
+        return DataRank
+    return Scheduler if context.place is None else _WORKERS[context.place.role]

@@ -23,11 +23,11 @@ from ..vgpu.engine import Simulation
 from ..vgpu.host_time import measured, without_own_time
 from ..vgpu.tensor import DeviceTensor
 
-Chosen = Literal["cuda", "vgpu"]
-Kind = Literal["auto"] | Chosen
+DeviceKind = Literal["cuda", "vgpu"]
+DeviceChoice = Literal["auto"] | DeviceKind
 
 
-def chosen(kind: Kind, scenario: Scenario) -> Chosen:
+def device_kind(kind: DeviceChoice, scenario: Scenario) -> DeviceKind:
     """``auto`` takes CUDA where there is one and it can do what the scenario asks. Raises MachineError."""
     emulated_only, available = _emulated_only(scenario), torch.cuda.is_available()
     if kind == "cuda" and not available:
@@ -57,7 +57,7 @@ def _emulated_only(scenario: Scenario) -> str:
 
 
 def open_machine(
-    kind: Chosen,
+    kind: DeviceKind,
     resolved: Resolved,
     sink: Sink,
     *,

@@ -22,7 +22,7 @@ from ..record.result import OWN_CLOCKS, Result
 from .compose import Guard
 from .crash import broken_on_purpose
 from .document import result_of, run_part
-from .machines import Chosen, Kind
+from .machines import DeviceChoice, DeviceKind
 from .passes import measured, uncounted, untimed
 from .rank_context import RankContext
 from .router import RouterReport, route
@@ -34,7 +34,7 @@ class Options:
     """``hazards``: whether to watch for them; it costs time. ``adversary``: number of one that does all work late.
     ``traced``: whether a real device's second, counting pass is run; ``keep_trace``: where its trace is kept."""
 
-    device: Kind = "auto"
+    device: DeviceChoice = "auto"
     save_tokens: bool = False
     command: str = ""
     hazards: bool = False
@@ -72,7 +72,7 @@ class RunTask:
     resolved: Resolved
     relay: RelayChoice
     options: Options
-    kind: Chosen
+    kind: DeviceKind
     observe: ObserverFactory = unobserved
     extra_sink: ExtraSink | None = None
     guard: Guard | None = None

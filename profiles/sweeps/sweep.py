@@ -25,7 +25,7 @@ from ..platform.resolve import Resolved, ask
 from ..ranks.execute import Options, execute
 from ..record.environment import tool
 from ..record.result import Labels, Result, ResultError, read
-from ..run.machines import chosen
+from ..run.machines import device_kind
 
 Tone = Literal["better", "worse", "even"]
 Tokens = Literal["equal", "different", "not applicable"]
@@ -178,7 +178,7 @@ class Runs:
             result = read(self._folder / self.file(resolved))
         except ResultError:
             return None
-        emulated = chosen(self._options.device, resolved.scenario) == "vgpu"
+        emulated = device_kind(self._options.device, resolved.scenario) == "vgpu"
         alike = result.scenario.sha256 == resolved.scenario.sha256 and result.tool == self._tool
         return result if alike and result.labels.emulated == emulated else None
 

@@ -16,7 +16,7 @@ from schedbench.cli.app import app, main
 from schedbench.cli.page import markdown, print_page
 from schedbench.cli.verify_page import page, verdict
 from schedbench.profiles.lab import verification_runs
-from schedbench.profiles.run.stages import GpuStage
+from schedbench.profiles.run.gpu_stages import GpuStage
 
 SMALL = ("--set", "workload.requests=2", "--set", "workload.output_tokens.max=4")
 

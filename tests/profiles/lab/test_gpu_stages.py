@@ -19,8 +19,8 @@ from schedbench.profiles.judge.prediction import gathered
 from schedbench.profiles.lab import gpu, plan, prediction_runs, single_run
 from schedbench.profiles.lab.probes import PROBES
 from schedbench.profiles.lab.speed import LIMITED
-from schedbench.profiles.run import stages as stages_module
-from schedbench.profiles.run.stages import GpuStage, StageOutcome, chosen, in_process, run_all
+from schedbench.profiles.run import gpu_stages
+from schedbench.profiles.run.gpu_stages import GpuStage, StageOutcome, in_process, run_all, select_stages
 from schedbench.scenarios import shipped
 from schedbench.scenarios.loader import load
 from schedbench.sched.relay.states import states
@@ -113,7 +113,7 @@ def test_one_that_is_late_may_keep_what_it_has_and_leaves_nothing_running(tmp_pa
 
 
 def test_one_that_will_not_be_interrupted_is_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr(stages_module, "GRACE", 0.2)
+    monkeypatch.setattr(gpu_stages, "GRACE", 0.2)
     program = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
     outcome = in_process(sys.executable, tmp_path)(GpuStage("s", ("-c", program), 60), 1.0)
     assert outcome.status == "failed" and outcome.seconds < 20
@@ -201,13 +201,13 @@ def test_the_verification_needs_all_three_runs(tmp_path):
 
 def test_what_is_named_is_run_with_what_it_needs_and_uses():
     stages = [stage("a"), stage("b-1"), stage("b-2", needs=("a",)), stage("c", uses=("b-1",)), stage("d")]
-    assert [s.name for s in chosen(stages, ("b",))] == ["a", "b-1", "b-2"]
-    assert [s.name for s in chosen(stages, ("c", "d"))] == ["b-1", "c", "d"]
-    assert chosen(stages, ("e",)) == []
+    assert [s.name for s in select_stages(stages, ("b",))] == ["a", "b-1", "b-2"]
+    assert [s.name for s in select_stages(stages, ("c", "d"))] == ["b-1", "c", "d"]
+    assert select_stages(stages, ("e",)) == []
 
 
 def test_time_is_kept_for_those_that_sum_up(clock):
-    stages = [stage("a", deadline=90), stage("b", deadline=50), stage("sum", deadline=20, kept=True)]
+    stages = [stage("a", deadline=90), stage("b", deadline=50), stage("sum", deadline=20, reserved=True)]
     statuses, given = told(stages, clock, budget=100, takes=38)
     assert given == {"a": 80, "b": 42, "sum": 20}
     assert statuses["sum"] == ("ok", "")
@@ -229,7 +229,7 @@ def test_predictions_are_made_on_the_machines_own_profile(tmp_path, only):
     questions = asked[0].questions
     assert questions == [question for one in asked[1:] for question in one.questions]
     assert stages["prediction"].arguments[3:] == tuple(map(str, questions))
-    assert stages["prediction"].kept and names.index("prediction") > names.index("prediction-measured")
+    assert stages["prediction"].reserved and names.index("prediction") > names.index("prediction-measured")
     assert names.index("probe-kernels") < names.index("calibrate")
 
 
@@ -354,7 +354,7 @@ def test_the_speed_stages_are_timed_only_and_of_the_barred_shape(tmp_path):
     assert (scenario.model.preset, scenario.engine.max_running_requests) == LIMITED
     assert (scenario.workload.requests, scenario.engine.relay.state) == (256, "latest")
     assert scenario.engine.kv_tokens >= 64 * (1024 + 1024)
-    assert stages["speed"].kept and list(stages)[-1] == "speed"
+    assert stages["speed"].reserved and list(stages)[-1] == "speed"
 
 
 def test_a_run_on_a_profile_that_a_stage_wrote(tmp_path):

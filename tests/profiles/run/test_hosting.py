@@ -8,7 +8,7 @@ import torch
 from schedbench.profiles.platform.capacity import needed_bytes
 from schedbench.profiles.platform.machine import MachineError
 from schedbench.profiles.platform.resolve import ask
-from schedbench.profiles.run.machines import chosen
+from schedbench.profiles.run.machines import device_kind
 from schedbench.scenarios.problems import ScenarioError
 
 
@@ -63,10 +63,10 @@ def test_memory_on_the_host_is_counted() -> None:
 def test_cuda_takes_it_where_kernels_can_read_the_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     scenario = ask("hisparse").scenario
-    assert chosen("auto", scenario) == "cuda"
+    assert device_kind("auto", scenario) == "cuda"
     with pytest.raises(MachineError, match="those for float64 do not"):
-        chosen("cuda", ask("hisparse", ["model.dtype=float64"]).scenario)
+        device_kind("cuda", ask("hisparse", ["model.dtype=float64"]).scenario)
     monkeypatch.setattr("schedbench.profiles.run.machines.find_spec", lambda _: None)
-    assert chosen("auto", scenario) == "vgpu" and chosen("auto", ask("mixed").scenario) == "cuda"
+    assert device_kind("auto", scenario) == "vgpu" and device_kind("auto", ask("mixed").scenario) == "cuda"
     with pytest.raises(MachineError, match="Triton is not installed"):
-        chosen("cuda", scenario)
+        device_kind("cuda", scenario)

@@ -1,4 +1,4 @@
-"""Stages of a long errand, each a process of its own with a deadline: one that fails or hangs stops no other."""
+"""Stages of a long job, each a process of its own with a deadline: a stage that fails or hangs stops no other."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from typing import Literal, NamedTuple
 
 Status = Literal["ok", "failed", "skipped"]
 
-LEAST = 5.0  # seconds; with less left a stage is not begun
-GRACE = 10.0  # seconds that a stage has to keep what there is, once it is interrupted
+LEAST = 5.0  # seconds; with less left, a stage is not started
+GRACE = 10.0  # seconds that an interrupted stage has to write what it has
 TAIL = 2000  # characters of output that are kept of a failure
 
 
 @dataclass(frozen=True, slots=True)
 class GpuStage:
-    """``arguments`` are Python's; ``needs`` names stages that must have succeeded, ``uses`` others whose results it
-    takes where there are any, ``packages`` what must be there. ``kept``: time is kept for it, whatever runs before.
+    """``arguments`` are Python's. ``needs``: stages that must have succeeded; ``uses``: stages whose results it takes
+    where there are any; ``packages``: what must be installed. ``reserved``: the stages before it leave it its time.
     ``writes``: files besides ``NAME.json`` and ``NAME.md``."""
 
     name: str
@@ -33,7 +33,7 @@ class GpuStage:
     uses: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    kept: bool = False
+    reserved: bool = False
     writes: tuple[str, ...] = ()
 
     @property
@@ -55,13 +55,13 @@ def run_all(
     run: Callable[[GpuStage, float], StageOutcome],
     now: Callable[[], float] = time.monotonic,
 ) -> Iterator[StageOutcome]:
-    """Each stage in order, within ``budget`` seconds together. ``run`` gets the stage and its seconds, less than its
-    deadline where the budget, or what is kept for others, leaves no more."""
+    """Run the stages in order, within ``budget`` seconds together. ``run`` gets the stage and its seconds, which are
+    fewer than its deadline where the budget, without what is reserved for later stages, leaves no more."""
     end = now() + budget
     done: dict[str, StageOutcome] = {}
     for place, stage in enumerate(stages):
-        kept = sum(later.deadline for later in stages[place + 1 :] if later.kept)
-        rest = end - now() - kept
+        reserved = sum(later.deadline for later in stages[place + 1 :] if later.reserved)
+        rest = end - now() - reserved
         why = _obstacle(stage, done) or ("no time left" if rest < LEAST else "")
         outcome = (
             StageOutcome(stage.name, "skipped", 0.0, why) if why else run(stage, min(stage.deadline, rest))
@@ -70,8 +70,8 @@ def run_all(
         yield outcome
 
 
-def chosen(stages: Sequence[GpuStage], prefixes: Sequence[str]) -> list[GpuStage]:
-    """Those whose names begin so, and what they need or use, in their order."""
+def select_stages(stages: Sequence[GpuStage], prefixes: Sequence[str]) -> list[GpuStage]:
+    """The stages whose names begin with a prefix, and those that they need or use, in their order."""
     wanted: set[str] = set()
     for stage in reversed(stages):  # what a stage needs comes before it
         if stage.name in wanted or stage.name.startswith(tuple(prefixes)):
@@ -88,12 +88,12 @@ def _obstacle(stage: GpuStage, done: Mapping[str, StageOutcome]) -> str:
 
 
 def absent(stage: GpuStage) -> list[str]:
-    """Packages that it must have and that are not there."""
+    """The packages that the stage needs and that are not installed."""
     return [name for name in stage.packages if importlib.util.find_spec(name) is None]
 
 
 def in_process(python: str, folder: Path) -> Callable[[GpuStage, float], StageOutcome]:
-    """Runs a stage with that Python; its output goes to ``NAME.log`` in the folder."""
+    """A function that runs a stage with that Python; the output goes to ``NAME.log`` in the folder."""
 
     def run(stage: GpuStage, seconds: float) -> StageOutcome:
         begin = time.monotonic()
@@ -110,19 +110,19 @@ def in_process(python: str, folder: Path) -> Callable[[GpuStage, float], StageOu
         took = time.monotonic() - begin
         if error:
             tail = path.read_text(encoding="utf-8", errors="replace")[-TAIL:].strip()
-            return StageOutcome(stage.name, "failed", took, _told(error, tail))
+            return StageOutcome(stage.name, "failed", took, _with_output(error, tail))
         return StageOutcome(stage.name, "ok", took)
 
     return run
 
 
-def _told(error: str, tail: str) -> str:
-    """On the first line the gist: a traceback's last line says what it was."""
+def _with_output(error: str, tail: str) -> str:
+    """The error and the output; the first line has the last one of the output, which names a traceback's error."""
     return f"{error}: {tail.splitlines()[-1]}\n{tail}" if tail else error
 
 
 def _waited(process: subprocess.Popen[bytes], seconds: float) -> str:
-    """What went wrong; a process that is late is interrupted, and ended with all that it started."""
+    """What went wrong, empty if nothing. A process that is late is interrupted, and ended with all that it started."""
     try:
         code = process.wait(seconds)
     except subprocess.TimeoutExpired:

@@ -1,0 +1,281 @@
+"""The model of a rank: its weights, the pools of its KV on the device and on the host, and what its forwards run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from ...sched.config import EngineConfig, HiSparseConfig
+from ...sched.data_parallel.mlp import SharedMLP, sharded
+from ...sched.disagg.kv import KVPort
+from ...sched.hisparse.coordinator import Coordinator
+from ...sched.hisparse.host_port import HostKVPort
+from ...sched.hisparse.locator import HotBufferLocator
+from ...sched.hisparse.pools import HostPool, HotBuffers
+from ...sched.hisparse.tagged import TaggedLocator, TaggedTransfer, TierTags
+from ...sched.hisparse.tier import KVTier
+from ...sched.hisparse.transfer import HostTransfer, KVTransfer
+from ...sched.loop.engine import TokenSampler
+from ...sched.memory.cache import PrefixCache
+from ...sched.memory.index import IndexPool
+from ...sched.memory.kv import KVPool
+from ...sched.memory.slots import ReqToTokenPool
+from ...sched.memory.tokens import KVAllocator
+from ...sched.model.checkpoint import load_weights
+from ...sched.model.config import ModelConfig
+from ...sched.model.decoder import Decoder, Model
+from ...sched.model.draft import (
+    DraftWeights,
+    EagleDraft,
+    derived_weights,
+    empty_draft_weights,
+    load_draft_weights,
+)
+from ...sched.model.replay import GraphInput
+from ...sched.model.sparse import KVLocator, PageTableLocator, SparseAttention
+from ...sched.model.tags import TaggedDecoder, TagPool, TagResidence
+from ...sched.model.weights import Weights, empty_weights, seeded_weights
+from ...sched.observe import Observer
+from ...sched.pipeline.decoder import StageDecoder
+from ...sched.speculate.acceptance import acceptance
+from ...sched.speculate.drafter import Drafter
+from ...sched.speculate.verifier import Verifier
+from ...sched.speculate.worker import Worker
+from ...sched.streams import Streams
+from ..platform.resolve import Resolved
+from ..vgpu.pinned import pin
+from .rank_context import RankContext
+
+
+@dataclass(frozen=True, slots=True)
+class HostKV:
+    """KV on the host: its pool, the hot buffers on the device, and the copies between them. ``places`` and ``tag`` are
+    there with values none only."""
+
+    pool: HostPool
+    buffers: HotBuffers
+    transfer: HostTransfer
+    locator: KVLocator
+    places: TagResidence | None
+    tag: Callable[[torch.Tensor, torch.Tensor], None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParts:
+    """``tags`` with values none only, ``host`` with KV on the host only. ``port``: by which KV is transferred."""
+
+    weights: Weights
+    decoder: Model
+    port: KVPort | HostKVPort
+    tags: TagPool | None
+    host: HostKV | None
+
+
+def model_parts(
+    resolved: Resolved, config: EngineConfig, pages: torch.Tensor, context: RankContext
+) -> ModelParts:
+    """``pages`` is the table that forwards read. With simulated acceptance there are no tags to be checked. Raises
+    CheckpointError."""
+    model, scenario = resolved.model, resolved.scenario
+    weights = _weights(resolved, config.device, context)
+    kv = _kv_pool(replace(model, num_layers=len(context.layers(model))), config)
+    tags, reuse = None, None
+    if scenario.device.values == "none":
+        reuse = scenario.engine.hisparse.selection.reuse
+        if config.speculative is None:
+            logical = config.logical_tokens + config.page_size
+            tags = TagPool(slots=logical, context_len=config.context_len, device=config.device)
+    host = _host_kv(config, model, kv, tags=tags, pages=pages)
+    index = _index_pool(config, model)
+    sparse = _sparse_attention(model, weights, kv, index=index, host=host, pages=pages, reuse=reuse)
+    mlp = _mlp(resolved, context)
+    whole = Decoder(model, weights, kv=kv, req_to_token=pages, sparse=sparse, mlp=mlp)
+    decoder: Model = whole if context.stage is None else StageDecoder(whole, context.stage)
+    if tags is not None:
+        places = None if host is None else host.places
+        decoder = TaggedDecoder(decoder, pool=tags, req_to_token=pages, places=places)
+    port = KVPort(kv, tags, index=index)
+    if host is None:
+        return ModelParts(weights, decoder, port, tags, None)
+    host_port = HostKVPort(port, host.buffers, host.transfer, host.tag)
+    return ModelParts(weights, decoder, host_port, tags, host)
+
+
+def _weights(resolved: Resolved, device: torch.device, context: RankContext) -> Weights:
+    """The weights that this rank computes with."""
+    weights = _layer_weights(resolved, device, context.layers(resolved.model))
+    if context.share is None or resolved.scenario.engine.data_parallel.mlp == "replicated":
+        return weights
+    return sharded(weights, resolved.model, context.share)
+
+
+def _layer_weights(resolved: Resolved, device: torch.device, layers: range) -> Weights:
+    scenario, model = resolved.scenario, resolved.model
+    if scenario.device.values == "none":
+        return empty_weights(model, device=device, layers=layers)
+    if resolved.checkpoint is None:
+        return seeded_weights(model, seed=scenario.model.seed, device=device, layers=layers)
+    return load_weights(resolved.checkpoint, model, device=device, layers=layers)
+
+
+def _kv_pool(model: ModelConfig, config: EngineConfig) -> KVPool:
+    return KVPool(
+        num_layers=model.num_layers,
+        tokens=config.kv_tokens,
+        page_size=config.page_size,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=model.dtype,
+        device=config.device,
+    )
+
+
+def _host_kv(
+    config: EngineConfig, model: ModelConfig, kv: KVPool, *, tags: TagPool | None, pages: torch.Tensor
+) -> HostKV | None:
+    """None where all KV is on the device."""
+    if config.hisparse is None:
+        return None
+    pool = HostPool(_host_memory(config, model, held=tags is None), config.page_size)
+    # Where nothing is scored all layers choose the same tokens, and the first one's buffers stand for all.
+    buffers = _hot_buffers(config, config.hisparse, layers=model.num_layers if tags is None else 1)
+    transfer = KVTransfer(kv, pool)
+    if tags is None:
+        return HostKV(pool, buffers, transfer, HotBufferLocator(buffers, transfer), None, None)
+    places = TierTags(tags, slots=kv.slots, host_slots=pool.storage.shape[0])
+    tagged = TaggedTransfer(transfer, places)
+    locator = TaggedLocator(buffers, tagged, places, pages)
+    return HostKV(pool, buffers, tagged, locator, locator, tagged.tag)
+
+
+def _host_memory(config: EngineConfig, model: ModelConfig, *, held: bool) -> torch.Tensor:
+    """Pinned memory; with values none its shape only."""
+    tokens = config.logical_tokens + config.page_size
+    shape = (tokens, model.num_layers, 2, model.num_kv_heads, model.head_dim)
+    if held:
+        return torch.zeros(shape, dtype=model.dtype, pin_memory=True)
+    return pin(torch.empty(shape, dtype=model.dtype, device="meta"))
+
+
+def _hot_buffers(config: EngineConfig, hisparse: HiSparseConfig, *, layers: int) -> HotBuffers:
+    return HotBuffers(
+        hisparse,
+        rows=config.max_running_requests + 1,
+        layers=layers,
+        slots=config.logical_tokens + config.page_size,
+        context_len=config.context_len,
+        page_size=config.page_size,
+        device=config.device,
+    )
+
+
+def _index_pool(config: EngineConfig, model: ModelConfig) -> IndexPool | None:
+    """None for a model that attends to all tokens."""
+    if model.indexer is None:
+        return None
+    return IndexPool(
+        num_layers=model.num_layers,
+        slots=config.logical_tokens + config.page_size,
+        head_dim=model.indexer.head_dim,
+        dtype=model.dtype,
+        device=config.device,
+    )
+
+
+def _sparse_attention(
+    model: ModelConfig,
+    weights: Weights,
+    kv: KVPool,
+    *,
+    index: IndexPool | None,
+    host: HostKV | None,
+    pages: torch.Tensor,
+    reuse: float | None,
+) -> SparseAttention | None:
+    """None for a model that attends to all tokens."""
+    indexer = model.indexer
+    if indexer is None or index is None:
+        return None
+    return SparseAttention(
+        model,
+        indexer,
+        weights,
+        kv=kv,
+        index=index,
+        req_to_token=pages,
+        residence=PageTableLocator(pages) if host is None else host.locator,
+        reuse=reuse,
+    )
+
+
+def _mlp(resolved: Resolved, context: RankContext) -> SharedMLP | None:
+    if context.share is None or resolved.scenario.engine.data_parallel.mlp == "replicated":
+        return None
+    assert context.link is not None
+    return SharedMLP(context.link, resolved.model, context.share)
+
+
+def kv_tier(
+    host: HostKV | None,
+    allocator: KVAllocator,
+    device_allocator: KVAllocator,
+    *,
+    slots: ReqToTokenPool,
+    streams: Streams,
+    observer: Observer,
+) -> KVTier:
+    """Where KV is: on the device alone, or on the host with hot buffers on the device."""
+    if host is None:
+        return KVTier(allocator)
+    coordinator = Coordinator(
+        allocator=allocator,
+        device_allocator=device_allocator,
+        slots=slots,
+        buffers=host.buffers,
+        host=host.pool,
+        transfer=host.transfer,
+        streams=streams,
+    )
+    observer.stream("staging", coordinator.staging_stream)
+    observer.stream("backup", coordinator.backup_stream)
+    return coordinator
+
+
+def draft_worker(
+    resolved: Resolved,
+    config: EngineConfig,
+    model: ModelParts,
+    *,
+    sampler: TokenSampler,
+    cache: PrefixCache,
+    observer: Observer,
+    pages: torch.Tensor,
+) -> Worker | None:
+    """None for a scenario that does not speculate. Captures graphs on the current stream. Raises CheckpointError when
+    the draft's checkpoint cannot be read."""
+    if config.speculative is None or resolved.draft is None:
+        return None
+    kv = _kv_pool(resolved.draft, config)
+    draft = EagleDraft(
+        resolved.draft, _draft_weights(resolved, resolved.draft, model.weights), kv=kv, req_to_token=pages
+    )
+    hidden = GraphInput((resolved.model.hidden_size,), resolved.model.dtype)
+    return Worker(
+        spec=config.speculative,
+        drafter=Drafter(draft, config, pages=pages, hidden=hidden),
+        verifier=Verifier(model.decoder, sampler, config, pages=pages),
+        acceptance=acceptance(config),
+        cache=cache,
+        observer=observer,
+        kv=kv,
+    )
+
+
+def _draft_weights(resolved: Resolved, draft: ModelConfig, target: Weights) -> DraftWeights:
+    if resolved.scenario.device.values == "none":
+        return empty_draft_weights(draft, target)
+    if resolved.draft_checkpoint is None:
+        return derived_weights(draft, target)
+    return load_draft_weights(resolved.draft_checkpoint, draft, target)
