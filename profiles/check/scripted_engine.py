@@ -7,8 +7,9 @@ of every later step is known.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -26,7 +27,7 @@ from ...sched.loop.prepare import (
     prepare_for_extend,
 )
 from ...sched.loop.settle_drafts import settle_verify
-from ...sched.loop.speculative import launch_drafts_overlapped, launch_drafts_serial
+from ...sched.loop.speculative import launch_drafts
 from ...sched.memory.chunk import ChunkCache
 from ...sched.memory.invariants import unchanged
 from ...sched.memory.release import release_kv_cache
@@ -299,11 +300,11 @@ def _engine(row: RelayRow, bench: Workbench, *, overlap: bool, drafts: Speculati
 
 
 # By whether it overlaps and whether it speculates.
-_LAUNCH = {
+_LAUNCH: Mapping[tuple[bool, bool], Callable[[Engine, ScheduleBatch], StepResult]] = {
     (True, False): launch_overlapped,
     (False, False): launch_serial,
-    (True, True): launch_drafts_overlapped,
-    (False, True): launch_drafts_serial,
+    (True, True): partial(launch_drafts, overlapped=True),
+    (False, True): partial(launch_drafts, overlapped=False),
 }
 
 

@@ -1,8 +1,8 @@
 """The budget of one admission round (upstream ``PrefillAdder``).
 
-A round gets one of these. It shrinks as requests are taken; what it holds at the end is the plan. The only thing
-it touches is the lock of a taken request's prefix, because a lock turns evictable tokens into protected ones and
-so changes the budget itself.
+Each round has a budget of its own, which shrinks as requests are taken; the requests taken are the plan. Of the cache a
+budget changes only the lock of a taken request's prefix, because the lock turns evictable tokens into protected ones
+and so changes the budget itself.
 """
 
 from __future__ import annotations
@@ -27,16 +27,13 @@ class AdmissionVerdict(Enum):
 
 
 class KVCapacity(Protocol):
-    """Where prompts are placed, and go on from."""
+    """The part of ``KVTier`` that admission needs."""
 
-    def available_size(self) -> int:
-        """Tokens that can be placed now."""
+    def available_size(self) -> int: ...
 
-    def unclaimed_size(self) -> int:
-        """Of the device's part, where KV moves to the host: tokens that nobody there has or will need."""
+    def unclaimed_size(self) -> int: ...
 
-    def claim(self, req: Request) -> int:
-        """Tokens of that part that ``req`` will need at most."""
+    def claim(self, req: Request) -> int: ...
 
 
 class Limits(NamedTuple):
@@ -45,8 +42,8 @@ class Limits(NamedTuple):
     page_size: int
     max_prefill_tokens: int
     chunked_prefill_size: int | None
-    mixed_decode_tokens: int  # decodes that ride along and count against this round
-    mixed_reserve_tokens: int  # KV that those decodes will take: whole pages
+    mixed_decode_tokens: int  # decodes that are mixed into the step and count against this round
+    mixed_reserve_tokens: int  # KV that those decodes need: whole pages
 
 
 class PrefillPlan(NamedTuple):
@@ -57,7 +54,7 @@ class PrefillPlan(NamedTuple):
 
 @dataclass(slots=True)
 class PrefillBudget:
-    """``rem_total`` looks ahead to what running requests will still need, ``cur_rem`` at this step only."""
+    """``rem_total`` accounts for what running requests are expected to need, ``cur_rem`` for this step only."""
 
     limits: Limits
     tree: PrefixCache
@@ -97,8 +94,8 @@ class PrefillBudget:
         return PrefillPlan(tuple(self.taken), self.chunked, self.out_of_kv)
 
     def continue_chunked(self, req: Request) -> None:
-        """Take the next chunk of the one request whose prompt is under way. It already owns KV, so it is bounded by
-        what is free now and not by what others may need later; with nothing free it waits a round."""
+        """Take the next chunk of the request whose prompt has been computed in part. The request holds KV, so its chunk
+        is limited by what is free now and not by what others may need later; if nothing is free it waits a round."""
         room = self._floor_page(self.cur_rem - self.limits.page_size)
         wanted = req.extend_input_len
         tokens = min(wanted, room, wanted if self.rem_chunk is None else self._chunk(wanted))
@@ -111,7 +108,7 @@ class PrefillBudget:
         self.chunked = req if tokens < wanted else None
 
     def try_add(self, req: Request) -> AdmissionVerdict:
-        """Take ``req``, whole or as a first chunk, if the budget allows. Its prefix match is already set."""
+        """Take ``req``, completely or as a first chunk, if the budget allows. Its prefix has been matched."""
         needed = req.extend_input_len + _remaining(req) + self.limits.page_size
         if needed >= self.rem_total or self.room.claim(req) > self.room.unclaimed_size() - self._claimed:
             return self._no_kv()
@@ -138,7 +135,7 @@ class PrefillBudget:
         return True
 
     def _chunk(self, wanted: int) -> int:
-        """Tokens of ``wanted`` that fit this round's chunk: all, or whole pages."""
+        """How many of the ``wanted`` tokens fit this round's chunk: all, or whole pages."""
         assert self.rem_chunk is not None
         return wanted if wanted <= self.rem_chunk else self._floor_page(self.rem_chunk)
 

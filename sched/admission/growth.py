@@ -1,4 +1,4 @@
-"""KV that the running requests take with their next step."""
+"""How much KV the running requests need for their next step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def next_step_tokens(reqs: Sequence[Request], config: EngineConfig) -> int:
-    """In whole pages: one token for each, or what a speculative step wants to have allocated."""
+    """Tokens in whole pages: for one token of each request, or for the slots that a speculative step allocates."""
     page, spec = config.page_size, config.speculative
     ends = [_end(req, spec) for req in reqs]
     held = [req.kv_allocated_len for req in reqs]
@@ -27,5 +27,6 @@ def _end(req: Request, spec: SpeculativeConfig | None) -> int:
 
 
 def allocation_end(req: Request, spec: SpeculativeConfig) -> int:
-    """Up to where the overlapped worker has slots: two steps, for the host's committed length lags one verify."""
+    """The position up to which the overlapped worker allocates slots: two steps, because the host's committed length
+    lags one verify behind."""
     return max(req.kv_allocated_len, req.kv_committed_len + 2 * spec.alloc_len)

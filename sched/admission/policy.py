@@ -1,4 +1,4 @@
-"""In which order waiting requests are considered (upstream ``SchedulePolicy``)."""
+"""The order in which waiting requests are considered (upstream ``SchedulePolicy``)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from ..config import Policy
     from ..request import Request
 
-# Matching every waiting prompt costs time; upstream gives it up beyond this many.
+# Matching every waiting prompt costs time; with more prompts than this upstream falls back to fcfs.
 LPM_FALLBACK_WAITING = 128
-# A prompt that shares this many tokens with one ahead of it in the queue, and has no more than this in the tree, waits
-# until that one has filled the tree.
+# A prompt that shares this many tokens with an earlier one in the queue, and has at most this many in the tree, waits
+# until the earlier one has filled the tree.
 IN_BATCH_PREFIX_TOKENS = 32
 
 
@@ -34,16 +34,16 @@ class WaitingOrder:
         self._policy = policy
 
     def sort(self, waiting: list[Request]) -> bool:
-        """Returns whether every request's prefix was matched on the way."""
+        """Sort ``waiting`` in place. Returns whether that has matched every request's prefix."""
         return bool(self._sort(waiting))
 
     def examined(self, num_waiting: int, num_free: int) -> int:
-        """Waiting requests that one round looks at; the n of the admit phase's host cost."""
-        looks_at_all = self._policy == "lpm" and num_waiting <= LPM_FALLBACK_WAITING
-        return num_waiting if looks_at_all else min(num_waiting, num_free + 1)
+        """How many waiting requests one round examines; the n of the admit phase's host cost."""
+        examines_all = self._policy == "lpm" and num_waiting <= LPM_FALLBACK_WAITING
+        return num_waiting if examines_all else min(num_waiting, num_free + 1)
 
     def _first_come(self, waiting: list[Request]) -> None:
-        """Arrival order; a retracted request was put back where it stands."""
+        """Keeps the order of the queue: arrivals, with retracted requests where they were inserted."""
 
     def _longest_output(self, waiting: list[Request]) -> None:
         waiting.sort(key=lambda req: -req.sampling.max_new_tokens)
@@ -58,7 +58,7 @@ class WaitingOrder:
 
 
 def _repeated_heads(waiting: list[Request], matched: dict[str, int]) -> set[str]:
-    """Requests whose head is not cached but will be, once an earlier one of this queue has run."""
+    """Requests whose first tokens are not cached and will be once an earlier request of the queue has run."""
     heads: set[bytes] = set()
     later: set[str] = set()
     for req in waiting:

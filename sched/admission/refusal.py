@@ -1,4 +1,4 @@
-"""What can never run is refused when it arrives."""
+"""Refusal of requests that can never run, when they arrive."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def refusal(req: Request, config: EngineConfig, pool: int) -> str:
 
 
 def start_grammar(req: Request, grammars: Any) -> str:
-    """Compile what ``req`` has to keep to, if anything; why that cannot be done, else empty."""
+    """Compile the grammar of ``req``, if it has one. Returns why that failed; empty if it did not."""
     if req.sampling.grammar is None:
         return ""
     try:

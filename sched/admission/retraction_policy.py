@@ -1,4 +1,4 @@
-"""Who gives its KV back when decoding runs out of it, and how careful admission becomes afterwards."""
+"""Which requests are retracted when KV runs out, and how admission becomes more conservative afterwards."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ RETRACT_DECODE_STEPS = (
 
 @dataclass(slots=True)
 class NewTokenRatio:
-    """The share of their output limits that running requests are expected to use: falls while decoding goes
-    well, jumps after a retraction (upstream ``new_token_ratio``)."""
+    """The share of their output limits that running requests are expected to use: falls with every decode and rises
+    after a retraction (upstream ``new_token_ratio``)."""
 
     conservativeness: float
     value: float = 0.0
@@ -47,8 +47,8 @@ class NewTokenRatio:
 
 
 def retraction_order(reqs: Sequence[Request]) -> list[int]:
-    """Indices of a batch, best kept first; victims are taken from the end: fewest output tokens first, and among
-    equals the longest prompt first."""
+    """Indices of a batch in the order in which requests are kept. Retraction takes them from the end: the request with
+    the fewest output tokens first, and among equals the one with the longest prompt first."""
     return sorted(
         range(len(reqs)),
         key=lambda i: (len(reqs[i].output_ids), -len(reqs[i].origin_input_ids)),

@@ -1,4 +1,4 @@
-"""KV slots ahead of a request's length, for the overlapped speculative worker: ``prepare_ahead``."""
+"""Allocation of KV slots ahead of a request's length, for the overlapped speculative worker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .engine import Engine
 
 
 def prepare_ahead(engine: Engine, batch: ScheduleBatch) -> None:
-    """Slots up to two steps ahead for every request, and the slot of its bonus token claimed as committed."""
+    """Allocate slots up to two steps ahead for every request, and count the slot of its bonus token as committed."""
     assert engine.config.speculative is not None and engine.relay.drafts is not None
     engine.relay.drafts.prepare_lengths(batch)
     starts = torch.tensor([req.kv_allocated_len for req in batch.reqs], dtype=torch.int64)
@@ -27,34 +27,34 @@ def prepare_ahead(engine: Engine, batch: ScheduleBatch) -> None:
 
 
 def _place_blocking(engine: Engine, batch: ScheduleBatch, starts: torch.Tensor, ends: torch.Tensor) -> None:
-    """As upstream until #26380: with pages the lengths are sent twice, once to allocate by and once to write."""
+    """As upstream until #26380: with pages the lengths are uploaded twice, once to allocate and once to write."""
     device = engine.config.device
     first, last = starts, ends
     if engine.config.page_size > 1:
         first, last = starts.to(device), ends.to(device)
-    slots = _allocated(engine, batch, (starts, ends), (first, last))
-    starts_there, ends_there = starts.to(device), ends.to(device)
-    _write(engine, batch, starts_there, ends_there, slots)
+    slots = _allocate(engine, batch, (starts, ends), (first, last))
+    device_starts, device_ends = starts.to(device), ends.to(device)
+    _write(engine, batch, device_starts, device_ends, slots)
 
 
 def _place_asynchronous(
     engine: Engine, batch: ScheduleBatch, starts: torch.Tensor, ends: torch.Tensor
 ) -> None:
     device = engine.config.device
-    starts_there, ends_there = starts.to(device, non_blocking=True), ends.to(device, non_blocking=True)
-    slots = _allocated(engine, batch, (starts, ends), (starts_there, ends_there))
-    _write(engine, batch, starts_there, ends_there, slots)
+    device_starts, device_ends = starts.to(device, non_blocking=True), ends.to(device, non_blocking=True)
+    slots = _allocate(engine, batch, (starts, ends), (device_starts, device_ends))
+    _write(engine, batch, device_starts, device_ends, slots)
 
 
 def _place_packed(engine: Engine, batch: ScheduleBatch, starts: torch.Tensor, ends: torch.Tensor) -> None:
     """One pinned copy and one kernel."""
     host = torch.stack([starts, ends])
-    there = (host.pin_memory() if engine.pinned else host).to(engine.config.device, non_blocking=True)
+    device = (host.pin_memory() if engine.pinned else host).to(engine.config.device, non_blocking=True)
     size = engine.config.page_size
     place_ahead(
         engine.slots.req_to_token,
         batch.req_pool_indices,
-        (there[0], there[1]),
+        (device[0], device[1]),
         claim_pages(engine.cache, pages_between(starts, ends, size)),
         size,
         int((ends - starts).sum()),
@@ -64,17 +64,17 @@ def _place_packed(engine: Engine, batch: ScheduleBatch, starts: torch.Tensor, en
 _PLACE = {"blocking": _place_blocking, "asynchronous": _place_asynchronous, "packed": _place_packed}
 
 
-def _allocated(
+def _allocate(
     engine: Engine,
     batch: ScheduleBatch,
     host: tuple[torch.Tensor, torch.Tensor],
-    there: tuple[torch.Tensor, torch.Tensor],
+    device: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
     return alloc_ahead(
         engine.cache,
         req_pool_indices=batch.req_pool_indices,
-        starts=there[0],
-        ends=there[1],
+        starts=device[0],
+        ends=device[1],
         starts_cpu=host[0],
         ends_cpu=host[1],
     )

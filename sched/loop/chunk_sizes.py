@@ -1,6 +1,7 @@
-"""How long prompts take on a pipeline's first stage, tried before there are requests, and what every stage makes of it.
+"""Measures how long prompts take on a pipeline's first stage, before there are requests, and sets every stage's chunk
+sizes by it.
 
-Batches that are built by hand go through the relay like any other: nobody else resolves their input (sglang#26883).
+The measured batches go through the relay like all others, because the relay resolves their input (sglang#26883).
 """
 
 from __future__ import annotations
@@ -17,33 +18,33 @@ from .prepare import prepare_for_extend
 from .scheduler import Scheduler
 
 CHUNKS = "chunks"
-_TRIES = 8  # lengths, evenly spaced up to the first chunk's
+_LENGTHS = 8  # how many prompts are measured, evenly spaced up to the first chunk's length
 
 
 def size_chunks(scheduler: Scheduler) -> None:
-    """Let the scheduler's chunks follow the stage's latencies, where they are asked to. The first stage measures and
-    tells the others: all plan alike. Raises LinkError."""
+    """Set the chunk sizes that follow the stage's latencies, if the engine asks for them. The first stage measures and
+    sends its result to the others, so that all plan alike. Raises LinkError."""
     engine = scheduler.engine
     stage, link, config = engine.stage, engine.link, engine.config
     if stage is None or stage.smooth_chunks is None or link is None:
         return
     first = config.chunked_prefill_size
-    assert first is not None, "chunks that are sized are chunks"
-    curve = _measured(engine, first) if stage.is_first else link.receive(stage.preceding, CHUNKS).value
+    assert first is not None, "dynamic chunk sizes need a chunk size"
+    curve = _measure(engine, first) if stage.is_first else link.receive(stage.preceding, CHUNKS).value
     if not stage.is_last:
         link.send(stage.following, CHUNKS, curve)
     scheduler.chunk_sizes = ChunkSizes(curve, first, stage.smooth_chunks, config.page_size)
 
 
-def _measured(engine: Engine, longest: int) -> Curve:
-    lengths = sorted({max(1, longest * part // _TRIES) for part in range(1, _TRIES + 1)})
+def _measure(engine: Engine, longest: int) -> Curve:
+    lengths = sorted({max(1, longest * part // _LENGTHS) for part in range(1, _LENGTHS + 1)})
     with engine.streams.on(engine.streams.schedule):
         _time(engine, lengths[0])  # the first forward is slower than others
         return fit(lengths, [_time(engine, length) for length in lengths])
 
 
 def _time(engine: Engine, length: int) -> int:
-    """Of one prompt's forward, ns; host and device have nothing else to do."""
+    """The duration of one prompt's forward, ns, while host and device are otherwise idle."""
     req, streams = _prompt(engine, length), engine.streams
     batch = prepare_for_extend(engine, [req], step=0)
     streams.module.synchronize()

@@ -1,4 +1,4 @@
-"""The parts that one scheduler drives. Composed by whoever runs it; nothing here builds anything."""
+"""The components that one scheduler drives. ``profiles/run/compose.py`` builds them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Runner(Protocol):
-    """The model behind the scheduler: one forward, eager or by graph."""
+    """Runs one forward of the model, eagerly or by graph."""
 
     def forward(self, batch: ForwardBatch) -> ModelOutput: ...
 
@@ -58,12 +58,12 @@ class Engine:
     source: RequestSource
     clock: Clock
     observer: Observer
-    worker: Worker | None = None  # that speculates
+    worker: Worker | None = None  # of speculation
     link: Link | None = None  # to the other ranks
     stage: Stage | None = None  # of a pipeline
-    share: RankShare | None = None  # of the requests, where ranks are data-parallel
-    outbox: Outbox | None = None  # of a worker that computes prompts for others
-    inbox: Inbox | None = None  # of a worker that decodes what others have computed the prompts of
+    share: RankShare | None = None  # of the requests, if ranks are data-parallel
+    outbox: Outbox | None = None  # of a prefill worker
+    inbox: Inbox | None = None  # of a decode worker
 
     @property
     def streams(self) -> Any:

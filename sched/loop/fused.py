@@ -1,4 +1,4 @@
-"""Rows, KV slots and page-table entries of a batch's new tokens in one upload and one kernel."""
+"""Allocation of rows, KV slots and page-table entries of a batch's new tokens by one upload and one kernel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .split import orig_seq_lens
 
 
 def place_prompts(engine: Engine, batch: ScheduleBatch) -> torch.Tensor | None:
-    """As ``split.place_prompts``. Returns the sampling parameters [b, 6] int32 if they came along."""
+    """As ``split.place_prompts``. Returns the sampling parameters [b, 6] int32 if they are part of the upload."""
     prefix_lens, words = _upload(engine, batch)
     size = engine.config.page_size
     batch.out_cache_loc = place_extend(
@@ -82,7 +82,7 @@ def _sent(engine: Engine, host: torch.Tensor) -> torch.Tensor:
 
 
 def _pages(batch: ScheduleBatch, size: int) -> int:
-    """Pages that the new tokens open."""
+    """The number of pages that the new tokens need."""
     if size == 1:
         return batch.extend_num_tokens
     held = zip(batch.prefix_lens, batch.extend_lens, strict=True)

@@ -1,4 +1,4 @@
-"""One step on the device: resolve the input, run the model, sample, hand the result on."""
+"""One step on the device: resolve the input, run the model, sample, publish the result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Sampled(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Sampling:
-    """All that sampling a step needs; the batch itself may have moved on when it is delayed."""
+    """Everything that sampling a step needs: if it is delayed, the batch may have changed by then."""
 
     step: int
     reqs: list[Request]
@@ -55,7 +55,7 @@ def launch_overlapped(engine: Engine, batch: ScheduleBatch) -> StepResult:
 
 
 def launch_delayed_sample(engine: Engine, result: StepResult) -> None:
-    """Sample a step whose vocabulary mask had to wait for the previous step's tokens."""
+    """Sample a step whose vocabulary mask depends on the previous step's tokens."""
     if result.delay_sample_func is None:
         return
     streams = engine.streams
@@ -85,7 +85,7 @@ def launch_serial(engine: Engine, batch: ScheduleBatch) -> StepResult:
 def launch_stage(
     engine: Engine, batch: ScheduleBatch, proxies: tuple[torch.Tensor, ...]
 ) -> tuple[StepResult, tuple[torch.Tensor, ...]]:
-    """Enqueue a pipeline stage's part of the step on the current stream, behind ``proxies`` of the stage before.
+    """Enqueue a pipeline stage's part of the step on the current stream, after ``proxies`` of the preceding stage.
 
     Returns the result, whose tokens only the last stage has, and the proxies for the next one.
     """
@@ -133,7 +133,7 @@ def make_forward_batch(engine: Engine, batch: ScheduleBatch) -> ForwardBatch:
 
 
 def _extend_rows(engine: Engine, batch: ScheduleBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """New tokens of each request, and tokens before them: [b] int32 each."""
+    """The number of new tokens of each request, and of tokens before them: [b] int32 each."""
     if batch.extend_rows is not None:
         extend_lens, prefix_lens = batch.extend_rows.unbind()
         return extend_lens, prefix_lens
@@ -150,7 +150,7 @@ def _extend_rows(engine: Engine, batch: ScheduleBatch) -> tuple[torch.Tensor, to
 
 
 def sample_forward(engine: Engine, batch: ScheduleBatch, output: ModelOutput) -> Sampled:
-    """The tokens behind a forward's ``output``, sampled at once."""
+    """Sample the tokens that follow a forward's ``output``."""
     return _sample(engine, _sampling(batch, output))
 
 
@@ -189,7 +189,7 @@ def _sample(engine: Engine, sampling: _Sampling) -> Sampled:
 
 
 def _hand_on(engine: Engine, sampled: Sampled, result: StepResult) -> None:
-    """Leave the tokens for the next step on the device and start their way to the host."""
+    """Stash the tokens for the next step on the device and start their copy to the host."""
     engine.relay.stash(result.future_indices, sampled.token_ids)
     result.next_token_ids, result.next_token_logprobs = sampled
     if sampled.logprobs is not None:

@@ -3,27 +3,28 @@
     host       plan N+1 | launch N+1 | settle N | plan N+2 | ...
     forward    ---- step N ----|---- step N+1 ----|---
 
-A result is read one iteration after its launch; a request that ends in step N is still in batch N+1, and its extra
-token is thrown away.
+A result is read one iteration after its launch. A request that ends in step N is still in batch N+1, and its extra
+token is discarded.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 
 from ..batch import ScheduleBatch, StepResult
 from ..link import LinkError
 from .launch import launch_delayed_sample, launch_overlapped
 from .scheduler import Scheduler
-from .speculative import awaits_grammar, launch_drafts_overlapped
+from .speculative import awaits_grammar, launch_drafts
 
 Results = deque[tuple[ScheduleBatch, StepResult]]
-"""Of steps that were launched and have not been settled."""
+"""Steps that were launched and have not been settled."""
 
 
 def run_overlapped(scheduler: Scheduler) -> None:
-    """Run until every request of the source has ended. Raises LinkError when a rank is gone without which nothing goes
-    on, once nothing is left here."""
+    """Run until every request of the source has ended. If a rank that this one depends on is gone, all requests are
+    ended first; then LinkError is raised."""
     streams = scheduler.engine.streams
     results: Results = deque()
     with streams.on(streams.schedule):
@@ -36,7 +37,7 @@ def run_overlapped(scheduler: Scheduler) -> None:
 
 def _take_turns(scheduler: Scheduler, results: Results) -> None:
     engine = scheduler.engine
-    launch = launch_overlapped if engine.worker is None else launch_drafts_overlapped
+    launch = launch_overlapped if engine.worker is None else partial(launch_drafts, overlapped=True)
     while True:
         scheduler.receive()
         with engine.observer.range("barrier", scheduler.next_step, scheduler.running_batch.batch_size):

@@ -1,11 +1,11 @@
-"""One stage of a pipeline: microbatches take turns, each with a running batch of its own (upstream
+"""The loop of one stage of a pipeline: microbatches take turns, each with a running batch of its own (upstream
 ``scheduler_pp_mixin``).
 
     stage 0   | mb 0 | mb 1 | mb 0 | ...      while stage 1 runs microbatch 0, stage 0 runs microbatch 1
-    stage 1          | mb 0 | mb 1 | ...      tokens of mb 0 travel last -> 0 -> 1 -> ... before its next turn
+    stage 1          | mb 0 | mb 1 | ...      tokens of mb 0 are sent last -> 0 -> 1 -> ... before its next turn
 
-Every stage plans the same batches from the same requests. In its turn a microbatch is launched, and then the tokens of
-the one whose turn is next are waited for and settled.
+Every stage plans the same batches from the same requests. In its turn a microbatch is launched; then the loop waits for
+the tokens of the microbatch whose turn is next, and settles it.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ PROXY, OUTPUT = "proxy", "output"
 
 @dataclass(slots=True)
 class InFlightMicrobatch:
-    """A launched microbatch whose tokens have not come round yet."""
+    """A launched microbatch whose tokens have not been received yet."""
 
     batch: ScheduleBatch
     record: ScheduleBatch
     result: StepResult
-    silent: bool  # nobody needs its tokens
+    skips_output: bool  # its tokens are not sent
 
 
 @dataclass(slots=True)
 class Microbatch:
     running: ScheduleBatch = field(default_factory=ScheduleBatch.empty)
     last: ScheduleBatch | None = None
-    flight: InFlightMicrobatch | None = None
+    in_flight: InFlightMicrobatch | None = None
 
     @property
     def batches(self) -> Sequence[ScheduleBatch]:
@@ -48,12 +48,12 @@ class Microbatch:
 
     @property
     def idle(self) -> bool:
-        return self.flight is None and self.last is None and self.running.is_empty
+        return self.in_flight is None and self.last is None and self.running.is_empty
 
 
 def run_pipelined(scheduler: Scheduler) -> None:
-    """Run until every request of the source has ended, on every stage. Raises LinkError when another stage is gone,
-    once nothing is left here."""
+    """Run until every request of the source has ended, on every stage. If another stage is gone, all requests of this
+    stage are ended first; then LinkError is raised."""
     streams = scheduler.engine.streams
     slots = [Microbatch() for _ in range(_stage(scheduler.engine).microbatches)]
     with streams.on(streams.schedule):
@@ -61,7 +61,7 @@ def run_pipelined(scheduler: Scheduler) -> None:
             _take_turns(scheduler, slots)
         except LinkError as error:
             scheduler.parked = [batch for slot in slots for batch in slot.batches]
-            scheduler.give_up([slot.flight.record for slot in slots if slot.flight], str(error))
+            scheduler.give_up([slot.in_flight.record for slot in slots if slot.in_flight], str(error))
             raise
 
 
@@ -69,13 +69,13 @@ def _take_turns(scheduler: Scheduler, slots: Sequence[Microbatch]) -> None:
     engine = scheduler.engine
     stage, source = _stage(engine), engine.source
     assert isinstance(source, (FirstStageSource, ForwardedSource)), (
-        "a stage hears of requests through the pipeline"
+        "a stage receives its requests through the pipeline"
     )
     turn = 0
     while True:
-        here, coming = slots[turn], slots[(turn + 1) % len(slots)]
-        scheduler.running_batch, scheduler.last_batch = here.running, here.last
-        scheduler.parked = [batch for slot in slots if slot is not here for batch in slot.batches]
+        current, following = slots[turn], slots[(turn + 1) % len(slots)]
+        scheduler.running_batch, scheduler.last_batch = current.running, current.last
+        scheduler.parked = [batch for slot in slots if slot is not current for batch in slot.batches]
         scheduler.receive()
         if source.over:
             scheduler.parked = ()
@@ -83,14 +83,14 @@ def _take_turns(scheduler: Scheduler, slots: Sequence[Microbatch]) -> None:
         if scheduler.chunked_req is not None:
             engine.relay.barrier()
         batch = scheduler.get_next_batch_to_run()
-        here.running, here.last = scheduler.running_batch, batch
+        current.running, current.last = scheduler.running_batch, batch
         if stage.async_depth:
-            _settle(scheduler, coming)
+            _settle(scheduler, following)
         if batch is not None:
             with engine.observer.range("turn", batch.step, turn):
-                here.flight = _launch(scheduler, batch)
+                current.in_flight = _launch(scheduler, batch)
         if not stage.async_depth:
-            _settle(scheduler, coming)
+            _settle(scheduler, following)
         if all(slot.idle for slot in slots) and not scheduler.rest() and stage.is_first:
             scheduler.parked = ()
             source.close()
@@ -99,7 +99,7 @@ def _take_turns(scheduler: Scheduler, slots: Sequence[Microbatch]) -> None:
 
 
 def _launch(scheduler: Scheduler, batch: ScheduleBatch) -> InFlightMicrobatch:
-    """Run this stage's layers behind the one before, and send on what comes out."""
+    """Run this stage's layers on the preceding stage's output, and send the result on."""
     engine = scheduler.engine
     stage, link, streams = _stage(engine), _link(engine), engine.streams
     with streams.on(streams.forward):
@@ -107,29 +107,31 @@ def _launch(scheduler: Scheduler, batch: ScheduleBatch) -> InFlightMicrobatch:
         link.flush(OUTPUT if stage.is_last else PROXY)  # this forward may write to the same memory
         proxies = () if stage.is_first else _receive(engine, PROXY, batch.step)
         result, sent = launch_stage(engine, batch, proxies)
-        silent = stage.skip_chunk_outputs and _is_chunk(batch)
+        skips_output = stage.skip_chunk_outputs and _is_chunk(batch)
         if not stage.is_last:
             link.send(stage.following, PROXY, batch.step, sent)
-        elif not silent:
+        elif not skips_output:
             link.send(stage.following, OUTPUT, batch.step, _outputs(result))
-    return InFlightMicrobatch(batch, scheduler.launched(batch), result, silent)
+    return InFlightMicrobatch(batch, scheduler.launched(batch), result, skips_output)
 
 
 def _is_chunk(batch: ScheduleBatch) -> bool:
-    """Whether the step is nothing but an unfinished prompt."""
+    """Whether the step consists of a single unfinished prompt."""
     return batch.forward_mode is ForwardMode.EXTEND and batch.reqs == [batch.chunked_req]
 
 
 def _settle(scheduler: Scheduler, slot: Microbatch) -> None:
-    """Take the microbatch's tokens as they come round, hand them on, and wait for them."""
-    if slot.flight is None:
+    """Receive the microbatch's tokens, send them on, wait for them, and settle the step."""
+    if slot.in_flight is None:
         return
-    engine, flight = scheduler.engine, slot.flight
-    batch, result, streams = flight.batch, flight.result, engine.streams
+    engine, in_flight = scheduler.engine, slot.in_flight
+    batch, result, streams = in_flight.batch, in_flight.result, engine.streams
     with engine.observer.range("copy", batch.step, batch.batch_size):
         with streams.on(streams.copy):
             tokens, *scores = (
-                _nothing(engine, result) if flight.silent else _come_round(engine, batch, result)
+                _placeholder(engine, result)
+                if in_flight.skips_output
+                else _receive_outputs(engine, batch, result)
             )
             result.next_token_ids = tokens.to(torch.int64)
             result.next_token_logprobs = scores[0] if scores else None
@@ -138,12 +140,12 @@ def _settle(scheduler: Scheduler, slot: Microbatch) -> None:
             arrived = streams.module.Event()
             arrived.record()
         engine.relay.await_tokens(arrived)
-    scheduler.settle(flight.record, result)
-    slot.flight = None
+    scheduler.settle(in_flight.record, result)
+    slot.in_flight = None
 
 
-def _come_round(engine: Engine, batch: ScheduleBatch, result: StepResult) -> Sequence[torch.Tensor]:
-    """The step's tokens [b], and their logprobs where a request asked for them; to be read on the current stream."""
+def _receive_outputs(engine: Engine, batch: ScheduleBatch, result: StepResult) -> Sequence[torch.Tensor]:
+    """The step's tokens [b], and their logprobs if a request asked for them; valid on the current stream."""
     stage, link = _stage(engine), _link(engine)
     if stage.is_last:
         engine.streams.copy.wait_event(result.copy_done)
@@ -156,7 +158,8 @@ def _come_round(engine: Engine, batch: ScheduleBatch, result: StepResult) -> Seq
 
 
 def _receive(engine: Engine, tag: str, step: int) -> tuple[torch.Tensor, ...]:
-    """What the stage before has of that step. Raises LinkError, too when it is another step's: one was lost."""
+    """Receive the preceding stage's tensors of ``step``. Raises LinkError, also if they belong to another step because
+    a message was lost."""
     stage = _stage(engine)
     message = _link(engine).receive(stage.preceding, tag)
     if message.value != step:
@@ -167,8 +170,8 @@ def _receive(engine: Engine, tag: str, step: int) -> tuple[torch.Tensor, ...]:
     return message.tensors
 
 
-def _nothing(engine: Engine, result: StepResult) -> Sequence[torch.Tensor]:
-    """In place of the token that nobody reads. That it comes behind the forward is all the order that there is."""
+def _placeholder(engine: Engine, result: StepResult) -> Sequence[torch.Tensor]:
+    """A stand-in for a token that is not sent and not used. Waiting for the forward keeps the order of the streams."""
     engine.streams.copy.wait_event(result.copy_done)
     return [torch.zeros(1, dtype=torch.int64, device=engine.config.device)]
 

@@ -1,4 +1,4 @@
-"""From planned requests to a batch that can be launched (upstream ``ScheduleBatch.prepare_for_*``).
+"""Preparation of batches for their launch (upstream ``ScheduleBatch.prepare_for_*``).
 
 Everything here runs on the schedule stream.
 """
@@ -23,7 +23,7 @@ _PLACE_TOKENS = {"split": split.place_tokens, "fused": fused.place_tokens}
 
 
 def prepare_for_extend(engine: Engine, reqs: Sequence[Request], step: int) -> ScheduleBatch:
-    """A prefill batch of planned requests: their fill_len, extend_input_len and prefix_indices are set."""
+    """The prefill batch of planned requests, whose fill_len, extend_input_len and prefix_indices are set."""
     batch = ScheduleBatch(reqs=list(reqs), forward_mode=ForwardMode.EXTEND, step=step)
     batch.prefix_lens = [req.prefix_len for req in reqs]
     batch.extend_lens = [req.extend_input_len for req in reqs]
@@ -36,8 +36,48 @@ def prepare_for_extend(engine: Engine, reqs: Sequence[Request], step: int) -> Sc
     engine.tier.place_prompts(batch)
     for req in reqs:
         _enter(req, engine.clock.now())
+    return _with_sampling_info(engine, batch, rows)
+
+
+def rejoin(engine: Engine, reqs: Sequence[Request]) -> ScheduleBatch:
+    """The batch of staged requests that can join the running one (upstream ``_build_hisparse_decode_batch``)."""
+    batch = ScheduleBatch(reqs=list(reqs), forward_mode=ForwardMode.DECODE)
+    engine.relay.bootstrap(batch)
+    return _with_sampling_info(engine, batch)
+
+
+def prebuild(engine: Engine, ready: Sequence[ReadyRequest], step: int) -> ScheduleBatch:
+    """The same for requests whose prompt another worker has computed (upstream ``prepare_for_prebuilt``)."""
+    batch = ScheduleBatch(reqs=[entry.req for entry in ready], forward_mode=ForwardMode.DECODE, step=step)
+    engine.relay.prebuild(batch)
+    for req in batch.reqs:
+        engine.tier.admit_direct(req)
+    if engine.worker is not None:
+        assert engine.relay.drafts is not None
+        parts = zip(*(entry.draft for entry in ready), strict=True)
+        engine.relay.drafts.seed(batch, DraftState(*(torch.stack(part) for part in parts)))
+        _begin_acceptance(engine, engine.worker, batch.req_pool_indices, batch.reqs)
+    for req in batch.reqs:
+        req.status = Status.RUNNING
+    return _with_sampling_info(engine, batch)
+
+
+def _begin_acceptance(engine: Engine, worker: Worker, rows: torch.Tensor, reqs: Sequence[Request]) -> None:
+    """Initialise the requests' simulated acceptance on the stream that runs verifies."""
+    streams = engine.streams
+    stream = streams.forward if engine.config.overlap else streams.schedule
+    streams.wait(stream, streams.schedule)
+    streams.record(rows, stream)
+    with streams.on(stream):
+        worker.acceptance.begin(rows, reqs)
+
+
+def _with_sampling_info(
+    engine: Engine, batch: ScheduleBatch, rows: torch.Tensor | None = None
+) -> ScheduleBatch:
+    """``batch`` with the sampling state of its requests; ``rows`` as in ``SamplingInfo.from_requests``."""
     batch.sampling_info = SamplingInfo.from_requests(
-        reqs,
+        batch.reqs,
         config=engine.config,
         how=engine.relay.row.sampling_tensors,
         exact=engine.relay.penalty_tokens.exact,
@@ -47,52 +87,8 @@ def prepare_for_extend(engine: Engine, reqs: Sequence[Request], step: int) -> Sc
     return batch
 
 
-def rejoin(engine: Engine, reqs: Sequence[Request]) -> ScheduleBatch:
-    """Staged requests, as a batch that can join the running one (upstream ``_build_hisparse_decode_batch``)."""
-    batch = ScheduleBatch(reqs=list(reqs), forward_mode=ForwardMode.DECODE)
-    engine.relay.bootstrap(batch)
-    return _ready(engine, batch)
-
-
-def prebuild(engine: Engine, ready: Sequence[ReadyRequest], step: int) -> ScheduleBatch:
-    """Requests whose prompt another worker has computed, as such a batch (upstream ``prepare_for_prebuilt``)."""
-    batch = ScheduleBatch(reqs=[entry.req for entry in ready], forward_mode=ForwardMode.DECODE, step=step)
-    engine.relay.prebuild(batch)
-    for req in batch.reqs:
-        engine.tier.admit_direct(req)
-    if engine.worker is not None:
-        assert engine.relay.drafts is not None
-        parts = zip(*(entry.draft for entry in ready), strict=True)
-        engine.relay.drafts.seed(batch, DraftState(*(torch.stack(part) for part in parts)))
-        _begin_lots(engine, engine.worker, batch.req_pool_indices, batch.reqs)
-    for req in batch.reqs:
-        req.status = Status.RUNNING
-    return _ready(engine, batch)
-
-
-def _begin_lots(engine: Engine, worker: Worker, rows: torch.Tensor, reqs: Sequence[Request]) -> None:
-    """Where verifies draw them, which is where forwards run."""
-    streams = engine.streams
-    where = streams.forward if engine.config.overlap else streams.schedule
-    streams.wait(where, streams.schedule)
-    streams.record(rows, where)
-    with streams.on(where):
-        worker.acceptance.begin(rows, reqs)
-
-
-def _ready(engine: Engine, batch: ScheduleBatch) -> ScheduleBatch:
-    batch.sampling_info = SamplingInfo.from_requests(
-        batch.reqs,
-        config=engine.config,
-        how=engine.relay.row.sampling_tensors,
-        exact=engine.relay.penalty_tokens.exact,
-    )
-    batch.rows_changed = True
-    return batch
-
-
 def prepare_for_decode(engine: Engine, batch: ScheduleBatch, step: int) -> None:
-    """One more token for every request of a batch that stays."""
+    """Prepare the running batch for one more token of every request."""
     batch.forward_mode = ForwardMode.DECODE
     batch.step = step
     relay = engine.relay
@@ -110,7 +106,7 @@ def prepare_for_decode(engine: Engine, batch: ScheduleBatch, step: int) -> None:
 
 
 def _prepare_v1(engine: Engine, batch: ScheduleBatch) -> None:
-    """The serial worker takes its slots itself."""
+    """The serial worker allocates its slots itself."""
     assert engine.config.speculative is not None
     batch.longest = max(req.kv_committed_len for req in batch.reqs) + engine.config.speculative.alloc_len
 
@@ -119,7 +115,7 @@ _PREPARE_DRAFTS = {"v1": _prepare_v1, "v2": prepare_ahead}
 
 
 def mix_with_running(engine: Engine, prefill: ScheduleBatch, running: ScheduleBatch) -> None:
-    """Let the decodes of ``running``, already prepared, ride along behind the prompts of ``prefill``."""
+    """Append the decodes of ``running``, which are prepared, to the prompts of ``prefill``."""
     prefill.forward_mode = ForwardMode.MIXED
     for req in running.reqs:
         req.fill_len = req.seqlen
@@ -142,8 +138,8 @@ def filter_rows(
     without: Collection[Request] = (),
     keep: Sequence[int] | None = None,
 ) -> None:
-    """Keep the running requests, or the rows ``keep`` in that order. An empty batch keeps stale tensors: it must not
-    be merged."""
+    """Keep the running requests except ``without``, or the rows ``keep`` in that order. An empty batch keeps stale
+    tensors and must not be merged."""
     if keep is None:
         keep = [i for i, req in enumerate(batch.reqs) if req.status is Status.RUNNING and req not in without]
     if len(keep) == len(batch.reqs):
@@ -170,7 +166,8 @@ def filter_rows(
 def merge_rows(
     engine: Engine, batch: ScheduleBatch, other: ScheduleBatch, *, keep_input: bool = False
 ) -> None:
-    """Append the other's requests and rows. Sampling state first: it may still look at the batches' requests."""
+    """Append the other's requests and rows. Sampling state is merged first, because that may read the batches'
+    requests."""
     for info in (sampling_of(batch), sampling_of(other)):
         engine.relay.penalty_tokens.before_rows_change(info)
     sampling_of(batch).merge(sampling_of(other))

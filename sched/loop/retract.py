@@ -1,4 +1,5 @@
-"""Taking KV back from requests, so that others can go on decoding."""
+"""Retraction: releasing the KV of requests so that others can continue to decode. Which requests are retracted is
+decided by ``admission/retraction_policy.py``."""
 
 from __future__ import annotations
 
@@ -15,29 +16,29 @@ from .prepare import filter_rows
 
 
 def decode_fits(engine: Engine, reqs: Sequence[Request]) -> bool:
-    """Whether each can decode one more token; what the prefix cache holds makes room."""
+    """Whether each request can decode one more token; evicts from the prefix cache if that is needed."""
     needed = next_step_tokens(reqs, engine.config)
     evict_from_tree_cache(engine.cache, needed)
     return engine.allocator.available_size() >= needed and engine.tier.fits(reqs)
 
 
 def retract(engine: Engine, batch: ScheduleBatch, chunked: Request | None) -> list[Request]:
-    """Take KV back from requests, the least advanced first, until the rest of ``batch`` can decode one more token.
-    Returns those that have none now.
+    """Release the KV of requests, the least advanced first, until the rest of ``batch`` can decode one more token.
+    Returns the retracted requests.
 
-    The prompt under way, ``chunked``, and those on their way to decoding, go before the last decoding request: that one
-    could otherwise never go on.
+    ``chunked``, whose prompt is being computed, and requests that are being staged are retracted before the last
+    decoding request, which could otherwise never continue.
     """
-    speculates = engine.config.speculative is not None  # then simply from the back, as upstream does
+    speculates = engine.config.speculative is not None  # then from the end of the batch, as upstream does
     kept = list(range(batch.batch_size)) if speculates else retraction_order(batch.reqs)
     victims: list[Request] = []
-    # Other microbatches may hold what the last request needs.
+    # In a pipeline the last request can be retracted too: other microbatches may hold the KV that it needs.
     while len(kept) > (engine.stage is None):
         victims.append(_release(engine, batch.reqs[kept.pop()]))
         if decode_fits(engine, [batch.reqs[i] for i in kept]):
             break
     filter_rows(engine, batch, keep=sorted(kept))
-    # A pipeline may still have a chunk of it under way.
+    # In a pipeline a chunk of it may still be in flight.
     fixed = engine.stage is not None
     if chunked is not None and not fixed and not decode_fits(engine, batch.reqs):
         victims.append(_release(engine, chunked))

@@ -40,11 +40,11 @@ from .step_infos import step_infos
 
 class Scheduler:
     """State between steps. ``running_batch`` decodes; ``last_batch`` was launched last and, if it was a prefill, joins
-    ``running_batch`` at the next plan; ``chunked_req`` is the one request whose prompt is under way.
+    ``running_batch`` at the next plan; ``chunked_req`` is the one request whose prompt has been computed in part.
 
     Invariant: a request is in exactly one of waiting_queue, running_batch, last_batch (prefill) or chunked_req, or
-    it has ended; a pipeline's microbatches take turns as running_batch and last_batch. Where prompts are staged it is
-    the tier's between last_batch and running_batch.
+    it has ended; a pipeline's microbatches take turns as running_batch and last_batch. If prompts are staged, the tier
+    holds a request between last_batch and running_batch.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -54,7 +54,7 @@ class Scheduler:
         self.running_batch = ScheduleBatch.empty()
         self.last_batch: ScheduleBatch | None = None
         self.chunked_req: Request | None = None
-        self.chunk_sizes: ChunkSizes | None = None  # where they follow latencies
+        self.chunk_sizes: ChunkSizes | None = None  # if they follow latencies
         self.parked: Sequence[ScheduleBatch] = ()  # of microbatches whose turn it is not
         # The next batch's number; under speculation the steps beside it have numbers of their own.
         self._stride = 1 if config.speculative is None else STRIDE
@@ -67,7 +67,7 @@ class Scheduler:
     # ---- receive -------------------------------------------------------------------------------------------
 
     def receive(self) -> None:
-        """Take what has arrived; refuse what can never run."""
+        """Queue the requests that have arrived; refuse those that can never run."""
         engine = self.engine
         arrived = engine.source.due(engine.clock.now())
         with engine.observer.range("receive", self.next_step, len(arrived)):
@@ -88,7 +88,7 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is waiting, running or under way."""
+        """Whether no request is waiting, running or being prefilled."""
         under_way = self.chunked_req is not None or self.engine.tier.absent
         return not self.waiting_queue and self.running_batch.is_empty and not under_way
 
@@ -97,7 +97,7 @@ class Scheduler:
             self.waiting_queue.append(req)
 
     def accepts(self, req: Request) -> bool:
-        """Whether ``req``, which has just arrived, may wait for its turn; it has ended otherwise."""
+        """Whether ``req``, which has just arrived, may be queued. Otherwise it ends here."""
         if req.status.terminal:  # aborted before it arrived
             return False
         engine = self.engine
@@ -109,7 +109,7 @@ class Scheduler:
         return not req.status.terminal
 
     def enqueue(self, req: Request) -> None:
-        """Let ``req`` wait for its prefill: another worker has accepted it."""
+        """Queue ``req``, which another worker has accepted."""
         start_grammar(req, self.engine.grammars)
         self.waiting_queue.append(req)
 
@@ -127,13 +127,13 @@ class Scheduler:
         return batch
 
     def take_step(self) -> int:
-        """The number of a batch that is about to be."""
+        """Take the number of the next batch."""
         step = self.next_step
         self.next_step += self._stride
         return step
 
     def _absorb_last_batch(self) -> None:
-        """Stash the chunk that ran, and let finished prefills join the running batch."""
+        """Cache the chunk that was launched, and let finished prefills join the running batch."""
         chunked = self.chunked_req
         if chunked is not None and self._chunk_launched:
             self.engine.cache.cache_unfinished_req(chunked)
@@ -147,7 +147,7 @@ class Scheduler:
         if last is None or not last.forward_mode.is_extend or self.engine.outbox is not None:
             return
         before = last.batch_size
-        # A pipeline's later microbatch may have run the rest of a prompt of which this batch still has a chunk.
+        # In a pipeline a later microbatch may have run the rest of a prompt of which this batch has a chunk.
         unfinished = [req for req in (chunked, last.chunked_req) if req is not None]
         filter_rows(self.engine, last, without=unfinished)
         if last.batch_size < before:
@@ -158,7 +158,8 @@ class Scheduler:
         self.last_batch = None
 
     def _absorb_staged(self, last: ScheduleBatch | None) -> None:
-        """Prefilled requests join once their KV is on the host. They make room then, as do those that have ended."""
+        """Let staged requests join once their KV is on the host. They release device memory then, as do those that have
+        ended."""
         ready = self.engine.tier.collect_ready_reqs()
         if ready or (last is not None and any(req.status.terminal for req in last.reqs)):
             self.running_batch.batch_is_full = False
@@ -167,7 +168,7 @@ class Scheduler:
                 self.join(rejoin(self.engine, ready))
 
     def join(self, batch: ScheduleBatch) -> None:
-        """Let the requests of ``batch``, which are ready to decode, run with the others."""
+        """Add the requests of ``batch``, which are ready to decode, to the running batch."""
         if self.running_batch.is_empty:
             batch.batch_is_full = self.running_batch.batch_is_full
             batch.rows_changed = True
@@ -184,17 +185,17 @@ class Scheduler:
         return self._build_prefill(plan) if plan.requests else None
 
     def _plan_round(self) -> PrefillPlan:
-        """Who is prefilled next, if anybody can be."""
+        """Plan which requests are prefilled next."""
         running = self.running_batch
         if running.is_empty:
             running.batch_is_full = False
-        nobody = PrefillPlan((), self.chunked_req, out_of_kv=False)
+        nothing = PrefillPlan((), self.chunked_req, out_of_kv=False)
         if self.chunked_req is None:
             if running.batch_is_full or not self.waiting_queue:
-                return nobody
+                return nothing
             if self._free_rows() <= 0:
                 running.batch_is_full = True
-                return nobody
+                return nothing
         plan = self._plan_prefill(self._free_rows())
         running.batch_is_full |= plan.out_of_kv
         return plan
@@ -275,7 +276,7 @@ class Scheduler:
         return batch
 
     def _retract(self, batch: ScheduleBatch) -> None:
-        """Take KV back from requests until the rest of ``batch`` can decode; they wait again."""
+        """Release the KV of requests until the rest of ``batch`` can decode; the retracted requests wait again."""
         victims = retract(self.engine, batch, self.chunked_req)
         if any(victim is self.chunked_req for victim in victims):
             self.chunked_req = None
@@ -291,8 +292,8 @@ class Scheduler:
     def give_up(
         self, launched: Iterable[ScheduleBatch], reason: str, *, held: Iterable[Request] = ()
     ) -> None:
-        """Nothing goes on without a rank that is gone: nobody settles what was ``launched``, and every request ends,
-        those ``held`` elsewhere, too, once the device is done with what is theirs."""
+        """End every request, because a rank that this one depends on is gone. The ``launched`` batches are not settled;
+        requests ``held`` elsewhere end too. The device is synchronized first, since it may use the requests' KV."""
         self.engine.streams.module.synchronize()
         for batch in launched:
             for info in step_infos(batch, self.engine.config.speculative, steady=False):
@@ -310,7 +311,7 @@ class Scheduler:
     # ---- settle --------------------------------------------------------------------------------------------
 
     def launched(self, batch: ScheduleBatch) -> ScheduleBatch:
-        """Announce a launch; returns what settling it will need."""
+        """Announce a launch. Returns the copy of the batch that ``settle`` needs."""
         record = batch.copy()
         record.penalised = sampling_of(batch).penalised
         batch.rows_changed = False
@@ -321,17 +322,16 @@ class Scheduler:
     def settle(self, batch: ScheduleBatch, result: StepResult) -> None:
         with self.engine.observer.range("settle", batch.step, batch.batch_size):
             verified = self.engine.config.speculative is not None and batch.forward_mode.is_decode
-            quiet = (settle_verify if verified else settle)(self.engine, batch, result)
-        steady = quiet and not batch.rows_changed and not batch.penalised
+            all_continue = (settle_verify if verified else settle)(self.engine, batch, result)
+        steady = all_continue and not batch.rows_changed and not batch.penalised
         for info in step_infos(batch, self.engine.config.speculative, steady=steady):
             self.engine.observer.settled(info)
 
     def rest(self) -> bool:
-        """Nothing to run: sleep until the next arrival. Returns False when there will be none."""
+        """Sleep until the next arrival, because there is nothing to run. Returns False if there is none."""
         self._ratio.reset()
-        if (
-            self.engine.tier.absent or not self.running_batch.is_empty
-        ):  # staged, or back a moment ago: look again
+        # Requests that are staged, or that have just joined, can run soon.
+        if self.engine.tier.absent or not self.running_batch.is_empty:
             return True
         at = self.engine.source.next_at()
         if at is None:
@@ -343,13 +343,13 @@ class Scheduler:
     # ---- helpers -------------------------------------------------------------------------------------------
 
     def _free_rows(self) -> int:
-        """Requests that may still join, the one under way counted as joined."""
-        if self.engine.outbox is not None:  # nobody decodes here, and KV that is being sent has its row
+        """How many requests may still join; those being prefilled count as joined."""
+        if self.engine.outbox is not None:  # no request decodes here, and KV that is being sent keeps its row
             return self.engine.slots.available_size()
         under_way = max(self.chunked_req is not None, len(self.engine.tier.absent))
         used = self.running_batch.batch_size + under_way
         free = self.engine.config.running_limit - used
-        # Microbatches share the rows, and there may be more of them than shares.
+        # Microbatches share the rows, and there may be more microbatches than stages.
         return free if self.engine.stage is None else min(free, self.engine.slots.available_size())
 
     def _limits(self) -> Limits:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ..link import LinkError
 from .launch import launch_serial
 from .scheduler import Scheduler
-from .speculative import launch_drafts_serial
+from .speculative import launch_drafts
 
 
 def run_serial(scheduler: Scheduler) -> None:
-    """Run until every request of the source has ended. Raises LinkError when a rank is gone without which nothing goes
-    on, once nothing is left here."""
+    """Run until every request of the source has ended. If a rank that this one depends on is gone, all requests are
+    ended first; then LinkError is raised."""
     streams = scheduler.engine.streams
     with streams.on(streams.schedule):
         try:
@@ -22,7 +24,7 @@ def run_serial(scheduler: Scheduler) -> None:
 
 def _take_turns(scheduler: Scheduler) -> None:
     engine = scheduler.engine
-    launch = launch_serial if engine.worker is None else launch_drafts_serial
+    launch = launch_serial if engine.worker is None else partial(launch_drafts, overlapped=False)
     while True:
         scheduler.receive()
         batch = scheduler.get_next_batch_to_run()

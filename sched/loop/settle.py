@@ -1,4 +1,4 @@
-"""What a step's result means for its requests: tokens appended, endings found, KV handed on."""
+"""Settling: a step's result is read and applied to its requests."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .engine import Engine
 
 
 def settle(engine: Engine, batch: ScheduleBatch, result: StepResult) -> bool:
-    """Read the step's tokens, waiting for them if need be. Returns whether it was a quiet decode: every request got
-    its token and goes on."""
+    """Read the step's tokens, waiting for them if necessary. Returns whether it was a decode in which every request got
+    its token and continues."""
     if batch.forward_mode.is_idle and result.next_token_ids_cpu is None:
-        return False  # nothing to be read, and nothing is waited for
+        return False  # no result to read or wait for
     token_ids = _host_tokens(result)
     _keep_logprobs(batch, result)
     if batch.forward_mode.is_extend:
@@ -37,7 +37,7 @@ def _host_tokens(result: StepResult) -> list[int]:
 
 
 def _keep_logprobs(batch: ScheduleBatch, result: StepResult) -> None:
-    """For requests whose token is about to be appended and that asked for it."""
+    """Append the logprobs of the tokens that are about to be appended, for requests that asked for them."""
     on_host = result.next_token_logprobs_cpu
     logprobs = result.next_token_logprobs if on_host is None else on_host
     if logprobs is None:
@@ -52,15 +52,15 @@ def _settle_extend(
     engine: Engine, batch: ScheduleBatch, token_ids: list[int], draft: DraftInput | None
 ) -> None:
     decoding = set(map(id, batch.decoding_reqs))
-    for place, (req, token) in enumerate(zip(batch.reqs, token_ids, strict=True)):
+    for row, (req, token) in enumerate(zip(batch.reqs, token_ids, strict=True)):
         if req.status is not Status.RUNNING:  # it ended, or its KV was taken back, after the launch
             continue
         if req.inflight_middle_chunks > 0 and id(req) not in decoding:
-            req.inflight_middle_chunks -= 1  # more of the prompt is to come: this token means nothing
+            req.inflight_middle_chunks -= 1  # more chunks of the prompt follow: this token has no meaning
             if engine.outbox is not None:
                 engine.outbox.chunk_computed(req)
         elif engine.outbox is not None:
-            _hand_over(engine, req, token, () if draft is None else _row(draft, place))
+            _send_prompt(engine, req, token, () if draft is None else _draft_row(draft, row))
         elif not _append(engine, req, token) and id(req) not in decoding:
             engine.cache.cache_unfinished_req(req)
             engine.tier.admit(req)
@@ -68,21 +68,21 @@ def _settle_extend(
 
 def _settle_decode(engine: Engine, batch: ScheduleBatch, token_ids: list[int]) -> bool:
     engine.allocator.free_group_begin()
-    quiet = True
+    all_continue = True
     for req, token in zip(batch.reqs, token_ids, strict=True):
         if req.status is not Status.RUNNING or _append(engine, req, token):
-            quiet = False
+            all_continue = False
     engine.allocator.free_group_end()
-    return quiet
+    return all_continue
 
 
-def _row(draft: DraftInput, place: int) -> tuple[torch.Tensor, ...]:
-    """One request's, on the host: a blocking copy for each part, as upstream's."""
-    return tuple(part[place].cpu() for part in draft.state)
+def _draft_row(draft: DraftInput, row: int) -> tuple[torch.Tensor, ...]:
+    """One request's draft input on the host: a blocking copy for each part, as upstream's."""
+    return tuple(part[row].cpu() for part in draft.state)
 
 
-def _hand_over(engine: Engine, req: Request, token: int, draft: tuple[torch.Tensor, ...]) -> None:
-    """The whole prompt is computed, for another worker to go on with: what the first token means is for that one."""
+def _send_prompt(engine: Engine, req: Request, token: int, draft: tuple[torch.Tensor, ...]) -> None:
+    """Send a prompt that is computed completely to its decode worker, where its first token is announced."""
     assert engine.outbox is not None
     req.output_ids.append(token)
     req.first_token_at = engine.clock.now()
@@ -100,13 +100,13 @@ def _hand_over(engine: Engine, req: Request, token: int, draft: tuple[torch.Tens
 
 
 def _append(engine: Engine, req: Request, token: int) -> bool:
-    """One more output token; returns whether the request ended with it."""
+    """Append and announce an output token. Returns whether the request ended with it."""
     req.output_ids.append(token)
     return announce_token(engine, req)
 
 
 def announce_token(engine: Engine, req: Request) -> bool:
-    """The host knows one more token of ``req``; returns whether the request ended with it."""
+    """Announce the last output token of ``req``. Returns whether the request ended with it."""
     token = req.output_ids[-1]
     if req.first_token_at is None:
         req.first_token_at = engine.clock.now()
@@ -118,7 +118,7 @@ def announce_token(engine: Engine, req: Request) -> bool:
 
 
 def append_token(engine: Engine, req: Request, token: int) -> tuple[Status, str] | None:
-    """One more output token, of which nobody is told; how the request ends with it, if it does."""
+    """Append an output token without announcing it. Returns how the request ends with it, if it does."""
     req.output_ids.append(token)
     return _ending(engine, req, token)
 
@@ -129,7 +129,7 @@ def _ending(engine: Engine, req: Request, token: int) -> tuple[Status, str] | No
     if req.grammar is not None:
         try:
             req.grammar.accept_token(token)
-        except GrammarError as error:  # penalties had forbidden all that the grammar allows
+        except GrammarError as error:  # penalties have excluded every token that the grammar allows
             return Status.FAILED, str(error)
     if req.to_finish:
         return Status.ABORTED, req.to_finish
@@ -143,10 +143,10 @@ def _ending(engine: Engine, req: Request, token: int) -> tuple[Status, str] | No
 
 
 def finish(engine: Engine, req: Request, status: Status, reason: str) -> None:
-    """End a running request: its KV goes to the cache, its row back to the pool."""
+    """End a running request. Its KV is given to the cache and its row to the pool."""
     engine.observer.ending(req)
     speculative = engine.config.speculative is not None
-    if speculative:  # a step that is under way has claimed the next token's slot
+    if speculative:  # a step in flight has claimed the next token's slot
         req.kv_committed_len = req.seqlen - 1
     engine.tier.release(req)
     release_kv_cache(req, engine.cache, speculative=speculative)
@@ -154,7 +154,7 @@ def finish(engine: Engine, req: Request, status: Status, reason: str) -> None:
 
 
 def drop(engine: Engine, req: Request, status: Status, reason: str) -> None:
-    """End a request wherever it is; nothing of it is kept."""
+    """End a request in any state, without keeping its KV."""
     if req.req_pool_idx is not None:
         engine.tier.release(req)
         speculative = engine.config.speculative is not None
@@ -163,9 +163,9 @@ def drop(engine: Engine, req: Request, status: Status, reason: str) -> None:
 
 
 def close(engine: Engine, req: Request, status: Status, reason: str) -> None:
-    """End a request that holds no KV and no row (any more)."""
+    """End a request that holds no KV and no row."""
     assert not req.status.terminal, f"request {req.id} ended twice"
-    req.prefix_indices = req.last_node = None  # what a waiting request matched is the cache's business again
+    req.prefix_indices = req.last_node = None  # the match of a waiting request
     req.cache_protected_len = 0
     req.status = status
     req.reason = reason

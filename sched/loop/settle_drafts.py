@@ -1,4 +1,4 @@
-"""What a verify's result means for its requests: several tokens at once, of which an end may cut some."""
+"""Settling a verify: its result has several tokens per request, of which an ending may discard some."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from .settle import append_token, finish
 
 
 def settle_verify(engine: Engine, batch: ScheduleBatch, result: StepResult) -> bool:
-    """Give every request its tokens, waiting for them if need be; a serial verify has done so already. Returns whether
-    every request got tokens and goes on."""
+    """Give every request its tokens, waiting for them if necessary; a serial verify has done so already. Returns
+    whether every request got tokens and continues."""
     engine.allocator.free_group_begin()
     verified = _take_late(engine, batch, result) if result.verified is None else result.verified
-    quiet = True
+    all_continue = True
     for req, entry in zip(batch.reqs, verified, strict=True):
-        if entry is None or _announced(engine, req, entry):
-            quiet = False
+        if entry is None or _announce(engine, req, entry):
+            all_continue = False
     engine.allocator.free_group_end()
-    return quiet
+    return all_continue
 
 
 def take_tokens(
     engine: Engine, req: Request, tokens: Sequence[int], logprobs: Sequence[float]
 ) -> tuple[int, tuple[Status, str] | None]:
-    """Append tokens until one of them ends the request: how many those are, and how it ends."""
+    """Append tokens until one of them ends the request. Returns how many were appended, and how the request ends."""
     for count, token in enumerate(tokens, 1):
         if logprobs and req.sampling.logprobs:
             req.output_logprobs.append(logprobs[count - 1])
@@ -37,7 +37,7 @@ def take_tokens(
 
 
 def _take_late(engine: Engine, batch: ScheduleBatch, result: StepResult) -> Sequence[VerifiedTokens | None]:
-    predict, accept_lens, logprobs = _on_the_host(result)
+    predict, accept_lens, logprobs = _host_tokens(result)
     verified: list[VerifiedTokens | None] = []
     for i, (req, accepted) in enumerate(zip(batch.reqs, accept_lens, strict=True)):
         if req.status is not Status.RUNNING:  # it ended, or its KV was taken back, after the launch
@@ -49,7 +49,7 @@ def _take_late(engine: Engine, batch: ScheduleBatch, result: StepResult) -> Sequ
     return verified
 
 
-def _on_the_host(result: StepResult) -> tuple[list[int], list[int], list[float]]:
+def _host_tokens(result: StepResult) -> tuple[list[int], list[int], list[float]]:
     if result.next_token_ids_cpu is None:  # the serial loop reads the device tensors themselves
         assert result.next_token_ids is not None and result.accept_lens is not None
         logprobs = result.next_token_logprobs
@@ -64,7 +64,7 @@ def _on_the_host(result: StepResult) -> tuple[list[int], list[int], list[float]]
     return result.next_token_ids_cpu.tolist(), result.accept_lens_cpu.tolist(), scores
 
 
-def _announced(engine: Engine, req: Request, verified: VerifiedTokens) -> bool:
+def _announce(engine: Engine, req: Request, verified: VerifiedTokens) -> bool:
     """Tell of the tokens; returns whether the request ended with them."""
     req.verify_ct += 1
     engine.observer.verified(req, verified.accepted)

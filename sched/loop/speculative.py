@@ -1,4 +1,4 @@
-"""One step of a loop that speculates: a prompt for both models, or draft, verify and draft extend."""
+"""One step under speculation: a prompt for both models, or draft, verify and draft extend."""
 
 from __future__ import annotations
 
@@ -18,55 +18,35 @@ from .launch import make_forward_batch, sample_forward
 from .settle_drafts import take_tokens
 
 
-def launch_drafts_overlapped(engine: Engine, batch: ScheduleBatch) -> StepResult:
-    """As ``launch_overlapped``, by the overlapped worker."""
-    relay, drafts = engine.relay, drafts_of(engine)
+def launch_drafts(engine: Engine, batch: ScheduleBatch, *, overlapped: bool) -> StepResult:
+    """As ``launch_overlapped``, by the overlapped worker; else as ``launch_serial``, by either worker."""
+    relay, drafts, worker = engine.relay, engine.relay.drafts, engine.worker
+    assert drafts is not None and worker is not None
     result = StepResult(next_token_ids=None, future_indices=relay.open(batch))
     with engine.observer.range("lengths", batch.step, batch.batch_size):
         drafts.host_lengths(batch)
     with relay.isolate(batch):
-        _run(engine, drafts, batch, result)
+        _run(engine, worker, drafts, batch, result)
         _stash(engine, drafts, batch, result)
-        with engine.observer.range("copy", batch.step, batch.batch_size):
-            _start_copies(engine, result)
+        if overlapped:
+            with engine.observer.range("copy", batch.step, batch.batch_size):
+                _start_copies(engine, result)
         relay.keep_alive(batch, result)
-    relay.reads_done(batch)
-    drafts.conclude(batch, result)
-    return result
-
-
-def launch_drafts_serial(engine: Engine, batch: ScheduleBatch) -> StepResult:
-    """As ``launch_serial``, by either worker."""
-    relay, drafts = engine.relay, drafts_of(engine)
-    result = StepResult(next_token_ids=None, future_indices=relay.open(batch))
-    with engine.observer.range("lengths", batch.step, batch.batch_size):
-        drafts.host_lengths(batch)
-    with relay.isolate(batch):
-        _run(engine, drafts, batch, result)
-        _stash(engine, drafts, batch, result)
-        relay.keep_alive(batch, result)
+    if overlapped:
+        relay.reads_done(batch)
     drafts.conclude(batch, result)
     return result
 
 
 def awaits_grammar(batch: ScheduleBatch) -> bool:
-    """A verify masks by what the step before has sampled: that has to be settled first."""
+    """Whether the previous step has to be settled first, because a verify's vocabulary mask depends on its tokens."""
     verifies = batch.forward_mode.is_decode and batch.spec_info is not None
     return verifies and sampling_of(batch).has_grammar
 
 
-def drafts_of(engine: Engine) -> DraftRelay:
-    assert engine.relay.drafts is not None
-    return engine.relay.drafts
-
-
-def _worker(engine: Engine) -> Worker:
-    assert engine.worker is not None
-    return engine.worker
-
-
-def _run(engine: Engine, drafts: DraftRelay, batch: ScheduleBatch, result: StepResult) -> None:
-    worker = _worker(engine)
+def _run(
+    engine: Engine, worker: Worker, drafts: DraftRelay, batch: ScheduleBatch, result: StepResult
+) -> None:
     if batch.forward_mode.is_idle:
         _idle(drafts, batch, result)
     elif batch.forward_mode.is_extend:
@@ -130,7 +110,7 @@ def _verify_serially(
 
 
 def _stash(engine: Engine, drafts: DraftRelay, batch: ScheduleBatch, result: StepResult) -> None:
-    """What the next draft starts from, as the draft extend has left it."""
+    """Stash the input of the next draft, which the draft extend has computed."""
     with engine.observer.range("publish", extend_step(batch.step), batch.batch_size):
         if (
             result.next_draft_input is not None
@@ -139,7 +119,7 @@ def _stash(engine: Engine, drafts: DraftRelay, batch: ScheduleBatch, result: Ste
 
 
 def _start_copies(engine: Engine, result: StepResult) -> None:
-    """On their way to the host: ids, and of a verify how many of them count."""
+    """Start copying the token ids to the host, and for a verify how many of them are accepted."""
     result.next_token_ids_cpu = _copied(result.next_token_ids)
     result.accept_lens_cpu = _copied(result.accept_lens)
     result.next_token_logprobs_cpu = _copied(result.next_token_logprobs)

@@ -1,7 +1,7 @@
-"""Rows, KV slots and page-table entries of a batch's new tokens as upstream makes them (``mem_cache/common``): a copy
-for each array and a small kernel for each part.
+"""Allocation of rows, KV slots and page-table entries of a batch's new tokens as upstream does it
+(``mem_cache/common``): a copy for each array and a small kernel for each part.
 
-Each upload is one on purpose: pinned and asynchronous where upstream's is, pageable where upstream's is.
+The uploads are separate on purpose: each is pinned and asynchronous, or pageable, as upstream's is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .engine import Engine
 
 
 def take_rows(engine: Engine, batch: ScheduleBatch) -> None:
-    """A request that continues its prompt keeps the row it has."""
+    """Allocate a row for each request that has none: one that continues its prompt keeps its row."""
     new = [req for req in batch.reqs if req.req_pool_idx is None]
     rows = engine.slots.alloc(len(new))
     assert rows is not None, f"admission took {len(new)} requests for {engine.slots.available_size()} rows"
@@ -25,12 +25,11 @@ def take_rows(engine: Engine, batch: ScheduleBatch) -> None:
 
 
 def place_prompts(engine: Engine, batch: ScheduleBatch) -> torch.Tensor | None:
-    """Upload the lengths and rows of an extend batch; slots for the positions [prefix_len, seq_len) of each request.
-
-    Returns what came along of the sampling parameters: nothing."""
+    """Upload the lengths and rows of an extend batch, and allocate slots for the positions [prefix_len, seq_len) of
+    each request. Returns None: the sampling parameters are not part of the upload."""
     _upload_lengths(engine, batch)
     device = engine.config.device
-    prefix_tensors = [prefix_of(req.prefix_indices) for req in batch.reqs]
+    prefix_tensors = [_prefix_of(req.prefix_indices) for req in batch.reqs]
     prefix_lens_cpu = torch.tensor(batch.prefix_lens, dtype=torch.int64)
     extend_lens_cpu = torch.tensor(batch.extend_lens, dtype=torch.int64)
     prefix_lens = prefix_lens_cpu.to(device, non_blocking=True)
@@ -59,7 +58,7 @@ def place_prompts(engine: Engine, batch: ScheduleBatch) -> torch.Tensor | None:
 
 
 def place_tokens(engine: Engine, batch: ScheduleBatch) -> None:
-    """One slot per request at position seq_len, then the lengths advance."""
+    """Allocate one slot per request for position seq_len, then advance the lengths."""
     seq_lens = engine.relay.allocation_lengths(batch)
     batch.out_cache_loc = allocation.alloc_for_decode(
         engine.cache,
@@ -71,7 +70,7 @@ def place_tokens(engine: Engine, batch: ScheduleBatch) -> None:
     engine.relay.advance(batch)
 
 
-def prefix_of(indices: torch.Tensor | None) -> torch.Tensor:
+def _prefix_of(indices: torch.Tensor | None) -> torch.Tensor:
     return torch.empty(0, dtype=torch.int64) if indices is None else indices
 
 

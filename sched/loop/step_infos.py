@@ -1,4 +1,4 @@
-"""A batch as the steps that listeners are told of."""
+"""The steps that a batch is announced as."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KINDS: dict[ForwardMode, StepKind] = {
 
 
 def step_infos(batch: ScheduleBatch, spec: SpeculativeConfig | None, *, steady: bool) -> Sequence[StepInfo]:
-    """One, or under speculation several, in the order of their forwards."""
+    """One step, or under speculation several in the order of their forwards."""
     size, tokens = batch.batch_size, batch.num_tokens
     if spec is None or batch.forward_mode.is_idle:
         return [StepInfo(batch.step, _KINDS[batch.forward_mode], size, tokens, steady)]
