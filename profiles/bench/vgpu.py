@@ -19,7 +19,7 @@ from ...sched.observe import StepInfo
 from ..platform.hardware import load
 from ..record.timeline import Window
 from ..vgpu import VirtualGpu, open_vgpu
-from ..vgpu.equipment import Values
+from ..vgpu.gpu import Values
 
 Body = Callable[[], object]
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...sched.observe import Observer, StepInfo
 from ..record.timeline import Site
-from ..vgpu.reads import COUNT_BYTES, READS
+from ..vgpu.op_kinds import COUNT_BYTES, READS
 from ..vgpu.sites import Sites
 from .blocking_calls import sync_calls
 from .patching import Function, Target, replaced

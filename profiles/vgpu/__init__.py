@@ -1,9 +1,10 @@
-"""A virtual GPU: a device of torch whose time is simulated and whose every operation is recorded.
+"""A virtual GPU: a torch device whose time is simulated and whose every operation is recorded.
 
-Importing this registers nothing with torch; opening a virtual GPU does.
+Importing the package registers nothing with torch; opening a virtual GPU does.
 """
 
-from .gpu import VirtualGpu, open_vgpu
+from .device import VirtualGpu
+from .gpu import open_vgpu
 from .runtime import GraphCaptureError
 
 __all__ = ["GraphCaptureError", "VirtualGpu", "open_vgpu"]

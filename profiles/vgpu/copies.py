@@ -1,22 +1,20 @@
 """Copies between host and device, and within the device, by CUDA's rules.
 
-A copy that has to convert moves the source's bytes and converts on the device when it is non-blocking, and
-converts on the host when it blocks; a strided side goes through a contiguous temporary, which is never pinned.
+A non-blocking copy between two types moves the source's bytes and converts on the device; a blocking one converts on
+the host. A strided side is copied through a contiguous temporary, which is never pinned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .bindings import clone, copy_
+from .device import VirtualGpu
 from .pinned import is_pinned, pin
 from .tensor import DeviceTensor, wrap
-
-if TYPE_CHECKING:
-    from .gpu import VirtualGpu
 
 
 class CopyHandlers:
@@ -46,16 +44,16 @@ class CopyHandlers:
     def to_copy(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
         """``.to(...)`` of a device tensor: to the host, or to another type or format on the device."""
         source: DeviceTensor = args[0]
-        place = kwargs.get("device")
+        device = kwargs.get("device")
         options = {k: kwargs[k] for k in ("dtype", "memory_format") if kwargs.get(k) is not None}
-        if place is None or place.type == source.device.type:
+        if device is None or device.type == source.device.type:
             result = self._gpu.executor.compute(
                 _converted, (source.held,), {"dtype": source.dtype, **options}
             )
             self._within(result, source.held)
             return wrap(result)
         shape = torch.empty_like(source.held, device="meta", **options)
-        if place.type == "meta":
+        if device.type == "meta":
             return shape
         target = torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype)
         non_blocking = kwargs.get("non_blocking", False) and self._gpu.capabilities.pinned_memory
@@ -89,7 +87,7 @@ class CopyHandlers:
             self._gpu.executor.download(target, held, waits=waits)
 
     def _within(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Alike and contiguous: a memcpy. Otherwise a kernel."""
+        """A memcpy if both sides are contiguous and of one type, otherwise a kernel."""
         if not target.nbytes:
             return
         if target.dtype is source.dtype and target.is_contiguous() and source.is_contiguous():

@@ -1,26 +1,24 @@
-"""Custom kernels of the engine: each arrives whole, as one launch with its own cost formula."""
+"""Custom kernels of the engine: each is dispatched as one op, and is one launch with its own cost formula."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ...sched.kernels.registry import Kernel, Work
+from .cost import Costs
+from .device import VirtualGpu
 from .engine import BESIDE, COMPUTE
+from .op_kinds import Handler
 from .pinned import is_pinned
 from .tensor import HOST_TENSORS, DeviceTensor, refuse_mixed, wrap
 
-if TYPE_CHECKING:
-    from .cost import Costs
-    from .gpu import VirtualGpu
+UNKNOWN = 10_000  # ns, for a kernel whose time follows from values that are not computed yet
 
 
-UNKNOWN = 10_000  # ns of a kernel whose time follows from values that are not there yet
-
-
-def custom_handler(gpu: VirtualGpu, kernel: Kernel) -> Callable[[Sequence[Any], Mapping[str, Any]], Any]:
+def custom_handler(gpu: VirtualGpu, kernel: Kernel) -> Handler:
     returns = len(kernel.op._schema.returns)
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -39,11 +37,11 @@ def custom_handler(gpu: VirtualGpu, kernel: Kernel) -> Callable[[Sequence[Any], 
 def _launch(
     gpu: VirtualGpu, kernel: Kernel, cost: Callable[..., Work], held: Sequence[Any], named: Mapping[str, Any]
 ) -> None:
-    if gpu.capture is not None and not kernel.fixed_cost:
-        gpu.capture.variable(kernel, held, named)
-        return
     runtime = gpu.runtime
-    if not (kernel.fixed_cost or gpu.executor.prompt):
+    if runtime.capture is not None and not kernel.fixed_cost:
+        runtime.capture.variable(kernel, held, named)
+        return
+    if not (kernel.fixed_cost or gpu.executor.eager):
         runtime.kernel(kernel.name, UNKNOWN)
         return
     work = cost(*held, **named)
@@ -52,7 +50,7 @@ def _launch(
 
 
 def duration(costs: Costs, work: Work, args: Sequence[Any]) -> int:
-    """A kernel's time; flops at the rate of its first floating argument."""
+    """A kernel's time in ns, with flops at the rate of its first floating argument."""
     return costs.work(work, _dtype(args) if work.flops else torch.float32)
 
 
@@ -62,7 +60,7 @@ def _dtype(args: Sequence[Any]) -> torch.dtype:
 
 
 def _held(arg: Any) -> Any:
-    """A kernel may also read pinned host memory; an empty tensor of the host has no memory to read."""
+    """The held tensor. A kernel may also read pinned host memory, and take empty host tensors."""
     if type(arg) is DeviceTensor:
         return arg.held
     if isinstance(arg, (list, tuple)):

@@ -1,7 +1,7 @@
-"""Who computes values, and when. An operation is handed over as (op, held arguments).
+"""Executors compute the values of operations, each given as (op, held arguments).
 
-The eager executor computes at once, in program order. Others may skip floats, record for a graph, or compute as
-late as the order of the streams allows; none of them knows of time.
+The eager executor computes at once, in program order. Others skip floats, record operations for a graph, or compute as
+late as the order of the streams allows. Executors are independent of time.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Args = Sequence[Any]
 Kwargs = Mapping[str, Any]
 
 
-class Outline(NamedTuple):
-    """A tensor without its values."""
+class TensorSpec(NamedTuple):
+    """What is needed to allocate a tensor."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -27,15 +27,15 @@ class Outline(NamedTuple):
 
 
 class Executor(Protocol):
-    """``prompt``: values are there when a call returns. ``immediate`` is who computes in the end."""
+    """``eager``: values are computed when a call returns. ``immediate`` is the executor that computes in the end."""
 
     @property
-    def prompt(self) -> bool: ...
+    def eager(self) -> bool: ...
 
     @property
     def immediate(self) -> Executor: ...
 
-    def empty(self, outline: Outline) -> torch.Tensor:
+    def empty(self, spec: TensorSpec) -> torch.Tensor:
         """New device memory."""
 
     def compute(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
@@ -48,29 +48,29 @@ class Executor(Protocol):
         """Results and effects of a custom kernel."""
 
     def replay(self, nodes: Iterable[Callable[[], object]]) -> None:
-        """The live nodes of a graph, in their order."""
+        """Compute the nodes of a graph, in their order."""
 
     def upload(self, target: torch.Tensor, source: torch.Tensor, *, pinned: bool, waits: bool) -> None:
-        """A host tensor into device memory. ``waits``: the host does, for the copy."""
+        """Copy a host tensor into device memory. ``waits``: the host waits for the copy."""
 
     def download(self, target: torch.Tensor, source: torch.Tensor, *, waits: bool) -> None:
-        """Device values into a host tensor."""
+        """Copy device values into a host tensor."""
 
     def read(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
-        """What the host has asked for by value: a number, or a result whose shape depends on values."""
+        """A result that the host needs: a number, or a tensor whose shape depends on values."""
 
 
 class EagerExecutor:
-    """Everything, at once."""
+    """Computes everything at once."""
 
-    prompt = True
+    eager = True
 
     @property
     def immediate(self) -> Executor:
         return self
 
-    def empty(self, outline: Outline) -> torch.Tensor:
-        return torch.empty_strided(outline.size, outline.stride, dtype=outline.dtype)
+    def empty(self, spec: TensorSpec) -> torch.Tensor:
+        return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype)
 
     def compute(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
         return op(*args, **kwargs)
@@ -95,8 +95,8 @@ class EagerExecutor:
         return op(*args, **kwargs)
 
 
-def into(results: Any, op: Operation, args: Args, kwargs: Kwargs) -> None:
-    """Compute into memory that is there already."""
+def compute_into(results: Any, op: Operation, args: Args, kwargs: Kwargs) -> None:
+    """Compute into memory that is already allocated."""
     values = op(*args, **kwargs)
     if isinstance(results, torch.Tensor):
         results.copy_(values)

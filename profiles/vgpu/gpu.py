@@ -1,78 +1,41 @@
-"""The virtual GPU: everything put together, for the duration of a block."""
+"""Opens a virtual GPU and puts it together: plain, with the hazard checker, or with an adversary."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 
 from ... import sched
 from ...sched.config import Capabilities
 from ..platform.hardware import HardwareProfile
-from ..record.hazards import FoundHazard
-from ..record.timeline import Sink, Site
-from .equipment import Equipment, Values, adversarial, plain, watched
-from .hazards.host import watched as host_watched
-from .hazards.memory import VirtualMemory
-from .indexing import Indexing
-from .observer import VirtualClock
+from ..record.timeline import Sink
+from .adversary.executor import AdversarialExecutor
+from .adversary.order import DeferredOrder
+from .adversary.reuse import BlockReuse
+from .adversary.runtime import DeferredRuntime
+from .adversary.strategies import strategy
+from .copies import CopyHandlers
+from .device import CURRENT, GraphTrace, VgpuParts, VirtualGpu
+from .engine import Simulation
+from .executor import EagerExecutor, Executor
+from .handlers import OpHandlers
+from .hazards import HazardChecker
+from .hazards.host import host_accesses
+from .hazards.ops import checked
+from .observer import HostObserver
 from .patches import installed
 from .registration import register
-from .tensor import CURRENT, DeviceTensor, device
+from .runtime import Runtime
+from .skipping import SkippingExecutor
+from .watched import VirtualMemory, WatchedCopies, WatchedRuntime
+from .watcher import Watcher
 
-if TYPE_CHECKING:
-    from .engine import Simulation
-    from .graph import GraphCapture
-    from .watcher import Watcher
-
-GraphTrace = Literal["graph", "node"]
-
-
-class VirtualGpu:
-    """A device, its host's clock, and what it tells about both. Resolves the names of its own records."""
-
-    def __init__(
-        self,
-        equipment: Equipment,
-        *,
-        capabilities: Capabilities,
-        graph_trace: GraphTrace,
-    ) -> None:
-        self.device = device()
-        self.capabilities = capabilities
-        self.graph_trace: GraphTrace = graph_trace
-        self.runtime = equipment.runtime
-        self.clock = VirtualClock(self.runtime)
-        self.observer = equipment.observer
-        self.watcher = equipment.watcher
-        self.executor = equipment.executor
-        self.capture: GraphCapture | None = None
-        self.copies = equipment.copies(self)
-        self.indexing = Indexing(self)
-        self.handlers = equipment.handlers(self)
-
-    @property
-    def sites(self) -> Sequence[Site]:
-        return self.runtime.sites.resolved()
-
-    @property
-    def streams(self) -> dict[int, str]:
-        return self.observer.streams
-
-    def flush(self) -> None:
-        """Let the device finish and deliver the rest of the timeline. For the end of a run: the clock stays."""
-        self.runtime.flush()
-
-    @property
-    def findings(self) -> tuple[FoundHazard, ...]:
-        """Accesses that nothing orders, so far, if anybody watches for them."""
-        return self.watcher.found(self.sites, {self.runtime.simulation.first - 1: "host", **self.streams})
-
-    def set_item(self, tensor: DeviceTensor, index: Any, value: Any) -> None:
-        self.indexing.set_item(tensor, index, value)
+Values = Literal["real", "none"]
+R = TypeVar("R", bound=Runtime)
 
 
 @contextmanager
@@ -90,41 +53,90 @@ def open_vgpu(
 ) -> Iterator[VirtualGpu]:
     """A virtual GPU of that hardware as ``torch.device("vgpu:0")``, without gradients, until the block ends.
 
-    ``watch`` names the folders and files whose source lines are recorded, the scheduler's by default. A replay
-    is one record per run of kernels, or with ``graph_trace="node"`` one per kernel. ``hazards`` keeps account of
-    which access to memory is ordered before which; an ``adversary`` of that number does all work as late as the
-    streams' order allows, and is not to be combined with it. ``simulation`` is given to one of several devices, around
-    all of which their opener has ``patched`` torch. What is still open at the end is delivered to the sink.
-    Raises RuntimeError beside an initialised CUDA, or inside another virtual GPU.
+    ``watch`` names the folders and files whose source lines are recorded, by default the scheduler's. A replay is one
+    record per run of kernels, or with ``graph_trace="node"`` one per kernel. ``hazards`` checks that accesses to memory
+    are ordered; an ``adversary`` of that number does all work as late as the order of the streams allows. The two
+    exclude each other. ``simulation`` is given to one of several devices, whose opener has ``patched`` torch around all
+    of them. At the end the rest of the timeline is delivered to the sink. Raises RuntimeError if CUDA is initialised or
+    another virtual GPU is open.
     """
     assert not (hazards and adversary is not None), "hazards follow values in program order"
     if CURRENT.get(None) is not None:
         raise RuntimeError("a virtual GPU is already open")
     register()
     folders = [Path(folder) for folder in sched.__path__] if watch is None else watch
+    device = _Device(
+        hardware, sink, folders, simulation, EagerExecutor() if values == "real" else SkippingExecutor()
+    )
     if adversary is not None:
-        equipment = adversarial(hardware, values, sink, folders, seed=adversary, simulation=simulation)
+        parts = _adversarial(device, adversary)
     else:
-        equipment = (watched if hazards else plain)(hardware, values, sink, folders, simulation)
-    gpu = VirtualGpu(equipment, capabilities=capabilities or hardware.capabilities, graph_trace=graph_trace)
+        parts = _watched(device) if hazards else _plain(device)
+    gpu = VirtualGpu(parts, capabilities=capabilities or hardware.capabilities, graph_trace=graph_trace)
     token = CURRENT.set(gpu)
     try:
-        around = patched(hazards=hazards) if simulation is None else nullcontext()
-        with around, torch.no_grad(), _without_view_chains(), gpu.watcher.listening():
+        patches = patched(hazards=hazards) if simulation is None else nullcontext()
+        with patches, torch.no_grad(), _without_view_chains(), gpu.watcher.listening():
             yield gpu
             gpu.flush()
     finally:
         CURRENT.reset(token)
 
 
+class _Device(NamedTuple):
+    """What every composition is made from."""
+
+    hardware: HardwareProfile
+    sink: Sink | None
+    watch: Sequence[Path]
+    simulation: Simulation | None
+    executor: Executor
+
+    def runtime(self, kind: type[R]) -> R:
+        return kind(self.hardware, sink=self.sink, watch=self.watch, simulation=self.simulation)
+
+
+def _plain(device: _Device) -> VgpuParts:
+    runtime = device.runtime(Runtime)
+    observer = HostObserver(runtime, device.hardware)
+    return VgpuParts(
+        runtime, observer, device.executor, Watcher(), lambda gpu: OpHandlers(gpu, CopyHandlers(gpu))
+    )
+
+
+def _watched(device: _Device) -> VgpuParts:
+    runtime = device.runtime(WatchedRuntime)
+    checker = HazardChecker(runtime, VirtualMemory())
+
+    def handlers(gpu: VirtualGpu) -> OpHandlers:
+        copies = WatchedCopies(gpu, checker)
+        return OpHandlers(gpu, copies, lambda func, handler: checked(checker, func, handler))
+
+    return VgpuParts(runtime, HostObserver(runtime, device.hardware), device.executor, checker, handlers)
+
+
+def _adversarial(device: _Device, seed: int) -> VgpuParts:
+    """``seed`` numbers the strategy. Times mean nothing, since a kernel's time may follow from values that are computed
+    after its launch."""
+    runtime = device.runtime(DeferredRuntime)
+    observer = HostObserver(runtime, device.hardware)
+    runtime.order = DeferredOrder(strategy(seed, observer.streams))
+    executor, reuse = AdversarialExecutor(device.executor, runtime), BlockReuse(runtime)
+
+    def handlers(gpu: VirtualGpu) -> OpHandlers:
+        return OpHandlers(gpu, CopyHandlers(gpu), lambda _, handler: reuse.following(handler))
+
+    return VgpuParts(runtime, observer, executor, reuse, handlers)
+
+
 @contextmanager
 def patched(*, hazards: bool) -> Iterator[None]:
-    """Torch as virtual GPUs need it, with pinned memory; the host's accesses to that are heard of with ``hazards``."""
-    with installed(), host_watched(_listener, VirtualMemory()) if hazards else nullcontext():
+    """Torch with the pinned memory of virtual GPUs. With ``hazards`` the host's accesses to it are reported, too."""
+    with installed(), host_accesses(_watcher, VirtualMemory()) if hazards else nullcontext():
         yield
 
 
-def _listener() -> Watcher | None:
+def _watcher() -> Watcher | None:
     gpu = CURRENT.get(None)
     return None if gpu is None else gpu.watcher
 
@@ -133,8 +145,8 @@ def _listener() -> Watcher | None:
 def _without_view_chains() -> Iterator[None]:
     """Views carry no history.
 
-    Even without gradients torch keeps, for a view of a view of a view, how it came about: a list that is sliced once
-    a step costs more with each step.
+    Even without gradients torch keeps, for a view of a view, how each was made: slicing a list once per step would cost
+    more with every step.
     """
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
     with torch._C._ExcludeDispatchKeyGuard(keys):

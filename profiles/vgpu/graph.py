@@ -1,7 +1,7 @@
 """Graphs with the shape of torch.cuda's: captured once, replayed by one call of the host.
 
-Nothing is computed during capture. Each launch leaves a node with its time, and, where its values are kept, a
-live part that a replay computes again on the captured memory. A replay is one operation per run of kernels.
+Nothing is computed during capture. Each launch adds a node with its duration and, where its values are computed, a
+function that a replay calls on the captured memory. A replay is one operation per run of kernels.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,15 +18,12 @@ import torch
 from ...sched.kernels.registry import Kernel
 from ..record.timeline import OpKind
 from .custom import UNKNOWN, duration
+from .device import CURRENT, VirtualGpu
 from .engine import COMPUTE, D2H, H2D, Row, Times
-from .executor import Args, Executor, Kwargs, Operation, Outline, into
+from .executor import Args, Executor, Kwargs, Operation, TensorSpec, compute_into
 from .runtime import GraphCaptureError, Runtime
-from .skipping import Outlines, build, in_place_of, unknown
+from .skipping import ResultSpecs, allocate, allocate_like, is_uncomputed
 from .streams import Stream, StreamContext
-from .tensor import CURRENT
-
-if TYPE_CHECKING:
-    from .gpu import VirtualGpu
 
 _ENGINES: Mapping[OpKind, int] = {"h2d": H2D, "d2h": D2H}
 
@@ -39,8 +36,8 @@ class Node(NamedTuple):
     host_size: int
 
 
-class Variable:
-    """Nodes whose time depends on values, all by the same arguments: computed once per replay."""
+class VariableNodes:
+    """Nodes whose time depends on the same values, and is computed once per replay."""
 
     def __init__(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> None:
         self.nodes: list[int] = []
@@ -49,57 +46,56 @@ class Variable:
         self._kwargs = kwargs
 
     def cost(self, gpu: VirtualGpu) -> tuple[int, int]:
-        """Time, and bytes of host memory."""
+        """The time in ns, and bytes of host memory."""
         assert self._kernel.cost is not None
-        if not gpu.executor.prompt:
+        if not gpu.executor.eager:
             return UNKNOWN, 0
         work = self._kernel.cost(*self._args, **self._kwargs)
         return duration(gpu.runtime.costs, work, self._args), work.host_bytes
 
 
 class GraphCapture:
-    """Stands in for the executor and for the device while a graph is captured."""
+    """The executor and the recipient of launches while a graph is captured."""
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
         self.live: list[Callable[[], object]] = []
         self.nodes: list[Node] = []
-        self.variables: dict[Any, Variable] = {}
-        self._outlines = Outlines()
+        self.variables: dict[Any, VariableNodes] = {}
+        self._specs = ResultSpecs()
 
     def node(self, kind: OpKind, name: str, duration: int, *, size: int = 0, host_size: int = 0) -> None:
         self.nodes.append(Node(kind, name, duration, size, host_size))
 
     def variable(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> None:
-        """A kernel whose time is known at the replay only."""
         key = (kernel.name, _identity(args), _identity(tuple(kwargs.items())))
-        self.variables.setdefault(key, Variable(kernel, args, kwargs)).nodes.append(len(self.nodes))
+        self.variables.setdefault(key, VariableNodes(kernel, args, kwargs)).nodes.append(len(self.nodes))
         self.node("kernel", kernel.name, 0)
 
     @property
-    def prompt(self) -> bool:
-        return self.executor.prompt
+    def eager(self) -> bool:
+        return self.executor.eager
 
     @property
     def immediate(self) -> Executor:
         return self.executor.immediate
 
-    def empty(self, outline: Outline) -> torch.Tensor:
-        return self.executor.empty(outline)
+    def empty(self, spec: TensorSpec) -> torch.Tensor:
+        return self.executor.empty(spec)
 
     def compute(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
-        results = build(self._outlines(op, args, kwargs), self.empty)
+        results = allocate(self._specs(op, args, kwargs), self.empty)
         self._recompute(op, args, kwargs, results)
         return results
 
     def mutate(self, op: Operation, args: Args, kwargs: Kwargs) -> None:
-        if not unknown(args, kwargs):
+        if not is_uncomputed(args, kwargs):
             self.live.append(partial(op, *args, **kwargs))
 
     def launch(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> Any:
-        results = in_place_of(kernel.meta(*args, **kwargs), self.empty)
+        results = allocate_like(kernel.meta(*args, **kwargs), self.empty)
         if kernel.integer:
-            self.live.append(partial(into, results, kernel.impl, args, kwargs))
+            self.live.append(partial(compute_into, results, kernel.impl, args, kwargs))
         else:
             self._recompute(kernel.impl, args, kwargs, results)
         return results
@@ -117,8 +113,8 @@ class GraphCapture:
         raise GraphCaptureError(f"operation not permitted when stream is capturing: {op.__name__}")
 
     def _recompute(self, op: Operation, args: Args, kwargs: Kwargs, results: Any) -> None:
-        if not unknown((*args, results), kwargs):
-            self.live.append(partial(into, results, op, args, kwargs))
+        if not is_uncomputed((*args, results), kwargs):
+            self.live.append(partial(compute_into, results, op, args, kwargs))
 
 
 class CUDAGraph:
@@ -133,17 +129,16 @@ class CUDAGraph:
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:  # noqa: ARG002
         gpu = CURRENT.get()
-        if gpu.capture is not None:
+        if gpu.runtime.capture is not None:
             raise GraphCaptureError("another graph is being captured")
-        self._capture = gpu.capture = gpu.runtime.capture = GraphCapture(gpu.executor)
-        gpu.executor = gpu.capture
-        gpu.watcher.capturing(gpu.capture)
+        self._capture = gpu.executor = gpu.runtime.capture = GraphCapture(gpu.executor)
+        gpu.watcher.capturing(self._capture)
 
     def capture_end(self) -> None:
         gpu, capture = CURRENT.get(), self._capture
-        if capture is None or gpu.capture is not capture:
+        if capture is None or gpu.runtime.capture is not capture:
             raise GraphCaptureError("this graph is not being captured")
-        gpu.executor, gpu.capture, gpu.runtime.capture = capture.executor, None, None
+        gpu.executor, gpu.runtime.capture = capture.executor, None
         gpu.watcher.capturing(None)
         self._durations = np.array([node.duration for node in capture.nodes], dtype=np.int64)
         self._host_sizes = np.array([node.host_size for node in capture.nodes], dtype=np.int64)
@@ -206,7 +201,7 @@ class KernelRun:
 
 
 class graph:  # noqa: N801 - torch's name
-    """Captures what is launched inside the block; synchronises first, as torch does."""
+    """Captures what is launched inside the block, after a device synchronisation, as torch does."""
 
     def __init__(
         self,
@@ -235,7 +230,7 @@ class graph:  # noqa: N801 - torch's name
 
 
 def graph_pool_handle() -> tuple[int, int]:
-    """Memory is not pooled here; one handle serves all graphs."""
+    """All graphs share one handle, since their memory is not pooled."""
     return (0, 0)
 
 
@@ -249,7 +244,7 @@ def _runs(nodes: Sequence[Node]) -> Iterable[KernelRun]:
 
 
 def _identity(args: Args) -> tuple[Any, ...]:
-    """What a kernel's time can depend on: values of integer tensors, shapes of the others."""
+    """Everything that a kernel's time can depend on: the values of integer tensors, the shapes of the others."""
     parts: list[Any] = []
     for arg in args:
         if isinstance(arg, torch.Tensor):

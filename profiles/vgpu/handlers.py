@@ -1,35 +1,37 @@
-"""One handler per op, built on first sight from the op's schema."""
+"""One handler per op overload, built from the op's schema on its first call."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ...sched.kernels.registry import kernels
 from .bindings import binding
+from .copies import CopyHandlers
 from .cost import GEMMS, bytes_of, gemm
 from .custom import custom_handler
-from .factories import LIKES, like_handler
-from .reads import READS, read_handler, scalar_handler
+from .device import VirtualGpu
+from .factories import like_handler
+from .indexing import IndexHandlers
+from .op_kinds import LIKES, READS, Handler, is_view, written_arguments
+from .reads import read_handler, scalar_handler
 from .tensor import DeviceTensor, refuse_mixed, unwrap, wrap
 
-if TYPE_CHECKING:
-    from .gpu import VirtualGpu
-
-Handler = Callable[[Sequence[Any], Mapping[str, Any]], Any]
-_VIEWS_BY_NAME = frozenset({"_unsafe_view", "lift_fresh", "detach", "alias"})
+Decorator = Callable[[torch._ops.OpOverload, Handler], Handler]
 
 
-class Handlers(dict[Any, Handler]):
-    """Handlers by overload."""
+class OpHandlers(dict[Any, Handler]):
+    """Handlers by overload. ``decorate`` wraps each handler when it is built."""
 
-    def __init__(self, gpu: VirtualGpu) -> None:
+    def __init__(self, gpu: VirtualGpu, copies: CopyHandlers, decorate: Decorator | None = None) -> None:
         super().__init__()
+        self.copies = copies
         self._gpu = gpu
-        copies, indexing = gpu.copies, gpu.indexing
-        self._named: Mapping[str, Handler] = {
+        self._decorate = decorate
+        indexing = IndexHandlers(gpu)
+        self._by_name: Mapping[str, Handler] = {
             "copy_": copies.copy_,
             "clone": copies.clone,
             "_to_copy": copies.to_copy,
@@ -40,8 +42,9 @@ class Handlers(dict[Any, Handler]):
         }
 
     def build(self, func: torch._ops.OpOverload) -> Handler:
-        handler = self[func] = self._choose(func)
-        return handler
+        handler = self._choose(func)
+        self[func] = handler if self._decorate is None else self._decorate(func, handler)
+        return self[func]
 
     def _choose(self, func: torch._ops.OpOverload) -> Handler:
         gpu, schema = self._gpu, func._schema
@@ -49,8 +52,8 @@ class Handlers(dict[Any, Handler]):
         custom = kernels().get(func)
         if custom is not None:
             return custom_handler(gpu, custom)
-        if name in self._named:
-            return self._named[name]
+        if name in self._by_name:
+            return self._by_name[name]
         if name in LIKES:
             return like_handler(gpu, func, name)
         if name in READS:
@@ -62,14 +65,8 @@ class Handlers(dict[Any, Handler]):
         return _functional(gpu, func, name)
 
 
-def is_view(schema: torch.FunctionSchema) -> bool:
-    """Whether the op returns another look at its first argument's memory."""
-    name = schema.name.split("::")[1]
-    return name in _VIEWS_BY_NAME or any(r.alias_info and not r.alias_info.is_write for r in schema.returns)
-
-
 def _view(gpu: VirtualGpu, func: torch._ops.OpOverload) -> Handler:
-    """Another look at the same memory: no launch."""
+    """A view of the same memory, without a launch."""
     op, runtime = binding(func), gpu.runtime
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -81,7 +78,7 @@ def _view(gpu: VirtualGpu, func: torch._ops.OpOverload) -> Handler:
 
 
 def _functional(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handler:
-    """One kernel with new results; none where torch has nothing to compute."""
+    """One kernel with new results; none where the result is empty."""
     op, runtime, duration = binding(func), gpu.runtime, _duration(gpu, name)
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -100,9 +97,7 @@ def _functional(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Hand
 def _in_place(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handler:
     """One kernel that writes some of its arguments and returns them. A contiguous zero_ is a memset."""
     op, runtime, duration = binding(func), gpu.runtime, _duration(gpu, name)
-    schema = func._schema
-    written = [(k, a.name) for k, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write]
-    returns = len(schema.returns)
+    written, returns = written_arguments(func._schema), len(func._schema.returns)
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         targets = [kwargs[key] if key in kwargs else args[k] for k, key in written]

@@ -1,27 +1,25 @@
-"""Host time as the scheduler's Python takes it on this machine, instead of what a profile declares for it.
+"""Host time as the scheduler's Python takes it on this machine, instead of the costs that a profile declares.
 
-The host's clock runs by the machine's own (``perf_counter_ns``) while the scheduler's code runs, and stands still
-while the tool works::
+The host's clock runs with the machine's (``perf_counter_ns``) while the scheduler's code runs, and is stopped while the
+tool works::
 
     scheduler   plan ... x + y |               | ... settle ... | tokens(request) |          | ...
-    clock       runs           | + launch, 4 us| runs           | stands          | stands   | runs
+    clock       runs           | + launch, 4 us| runs           | stopped         | stopped  | runs
     tool                       | dispatch, sim |                |                 | metrics  |
 
 Included: the scheduler's Python and numpy, its torch calls on host tensors, and of its torch calls on device tensors
-what torch itself does on the way to the virtual GPU, up to ``__torch_dispatch__``. Neither a phase's a + b * n nor
-``torch_call`` is charged beside that.
+what torch itself does before ``__torch_dispatch__``. Phases (a + b * n) and ``torch_call`` are not charged in addition.
 
-Excluded: the virtual GPU (``doors``): dispatch, values computed on the CPU, simulation, records, tags; observers,
-metrics and sinks, the workload, the clock itself; passes of the garbage collector, for nearly all garbage is the
-tool's; what the stopwatch costs, found by timing calls of nothing; and time in which the operating system had given
-the processor to somebody else.
+Excluded: the virtual GPU from each of its entry points on, which is dispatch, values computed on the CPU, simulation,
+records and tags; observers, metrics and sinks, the workload, the clock itself; passes of the garbage collector, since
+nearly all garbage is the tool's; the overhead of the stopwatch, found by timing empty calls; and time in which the
+operating system ran another thread.
 
-Declared by the profile still, for there is no driver here to be measured: launches, copy calls and what they take of
+Declared by the profile, since there is no driver here to be measured: launches, copy calls and their reading of
 pageable memory, pinned memory, events, graph launches, the return from a sync.
 
-What remains is this machine's: its speed, who else uses its caches, that the tool's own work has been through them,
-so that the scheduler's code finds them colder than beside a real GPU, and that to drop a device tensor frees memory of
-the host.
+The remaining differences to a real host are this machine's: its speed, other users of its caches, that the tool's own
+work evicts the scheduler's data from the caches, and that dropping a device tensor frees host memory.
 """
 
 from __future__ import annotations
@@ -31,73 +29,117 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from types import FunctionType, TracebackType
+from typing import Any, TypeVar, cast
 
-from .doors import doors_off
+import torch
 
-if TYPE_CHECKING:
-    from ..platform.hardware import HardwareProfile
-    from .gpu import VirtualGpu
-    from .runtime import Runtime
+from ...sched.model import tags
+from ..platform.hardware import HardwareProfile
+from . import registration, streams
+from .copies import CopyHandlers
+from .device import VirtualGpu
+from .graph import CUDAGraph, graph
+from .patching import attributes_set
+from .runtime import Runtime
+from .tensor import DeviceTensor
 
 T = TypeVar("T")
 Function = Callable[..., Any]
 
-_ROUNDS, _CALLS = 20, 2000  # of nothing
-# ns without a look at the thread's own time. What is shorter was not interrupted: an operating system gives slices
-# of milliseconds, and to ask about each would cost more than most of them take.
+_ROUNDS, _CALLS = 20, 2000  # of empty calls
+# ns from which an interval is corrected for the thread's own time. Shorter ones were not interrupted, since operating
+# systems assign slices of milliseconds, and reading the thread's time would take longer than most of them.
 _SUSPECT = 100_000
+
+# The ways in which the scheduler's code enters the virtual GPU: all methods of these classes, ...
+_ENTRY_CLASSES = (
+    streams.Stream,
+    streams.Event,
+    streams.StreamContext,
+    CUDAGraph,
+    graph,
+    registration.DeviceModule,
+)
+# ... and these functions.
+_ENTRY_FUNCTIONS: tuple[tuple[Any, str], ...] = (
+    (DeviceTensor, "__torch_dispatch__"),
+    (registration, "new"),
+    (registration, "generated"),
+    (CopyHandlers, "copy"),  # uploads arrive through a registered kernel, not through dispatch
+    (Runtime, "copy"),  # so do reads of one number
+    (torch.Tensor, "pin_memory"),
+    (Runtime, "pin"),
+    (tags, "kv_tags"),  # of ``values: none``; a real device does not execute it
+)
 
 
 def without_own_time(hardware: HardwareProfile) -> HardwareProfile:
-    """The profile without what is measured instead of declared: phases, and torch's share of a call."""
-    nothing = hardware.host.torch_call.model_copy(update={"value": 0.0, "origin": "measured in the run"})
-    host = hardware.host.model_copy(update={"torch_call": nothing})
+    """The profile without the costs that are measured instead: phases, and torch's share of a call."""
+    torch_call = hardware.host.torch_call.model_copy(update={"value": 0.0, "origin": "measured in the run"})
+    host = hardware.host.model_copy(update={"torch_call": torch_call})
     return hardware.model_copy(update={"host": host, "phases": {}})
 
 
 @contextmanager
 def measured(gpu: VirtualGpu) -> Iterator[HostStopwatch]:
-    """A stopwatch for the host of that virtual GPU, for the duration of a block."""
+    """A stopwatch for the host of that virtual GPU, which excludes the virtual GPU itself while the block runs."""
     stopwatch = HostStopwatch(gpu.runtime)
-    with doors_off(stopwatch.off):
+    with attributes_set(_excluded_entries(stopwatch.off)):
         yield stopwatch
 
 
-class HostStopwatch:
-    """Moves the host's clock by real time, between ``resume`` and ``pause``."""
+def _excluded_entries(off: Callable[[Function], Function]) -> Iterator[tuple[Any, str, Any]]:
+    entries = [*_ENTRY_FUNCTIONS]
+    for owner in _ENTRY_CLASSES:
+        entries += [(owner, name) for name, member in vars(owner).items() if isinstance(member, FunctionType)]
+    for owner, name in entries:
+        entry = vars(owner)[name]
+        excluded = classmethod(off(entry.__func__)) if isinstance(entry, classmethod) else off(entry)
+        yield owner, name, excluded
 
-    __slots__ = ("_broken_into", "_looked", "_paused", "_resumed", "_runtime", "_toll", "is_running")
+
+class HostStopwatch:
+    """Advances the host's clock by real time between ``resume`` and ``pause``."""
+
+    __slots__ = (
+        "_last_reading",
+        "_overhead",
+        "_paused",
+        "_paused_by_gc",
+        "_resumed",
+        "_runtime",
+        "is_running",
+    )
 
     def __init__(self, runtime: Runtime) -> None:
         self.is_running = False
         self._runtime = runtime
         self._paused = self._resumed = 0
-        self._looked = (0, 0)  # real time and this thread's own, at one instant
-        self._broken_into = False
-        self._toll = 0  # ns that one call of nothing lets the clock run
-        self._toll = min(self._time_nothing() for _ in range(_ROUNDS))
+        self._last_reading = (0, 0)  # real time and this thread's own, both in ns, at one instant
+        self._paused_by_gc = False
+        self._overhead = 0  # ns that one empty call advances the clock
+        self._overhead = min(self._measure_overhead() for _ in range(_ROUNDS))
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Around code whose time counts."""
-        gc.callbacks.append(self._collecting)
+        """Surrounds code whose time counts."""
+        gc.callbacks.append(self._on_collection)
         self.resume()
         try:
             yield
         finally:
             self.pause()
-            gc.callbacks.remove(self._collecting)
+            gc.callbacks.remove(self._on_collection)
 
     def excluded(self, part: T) -> T:
-        """``part`` with all its methods off the clock, and what they open too."""
-        return cast(T, _Aside(part, self.off))
+        """``part`` with all its methods excluded, and the context managers that they return."""
+        return cast(T, _ExcludedCalls(part, self.off))
 
     def off(self, function: Function) -> Function:
-        """``function`` with the clock standing still."""
+        """``function`` with the clock stopped."""
 
-        def standing(*args: Any, **kwargs: Any) -> Any:
+        def excluded(*args: Any, **kwargs: Any) -> Any:
             if not self.is_running:
                 return function(*args, **kwargs)
             self.pause()
@@ -106,12 +148,12 @@ class HostStopwatch:
             finally:
                 self.resume()
 
-        return standing
+        return excluded
 
     def pause(self) -> None:
         self._paused = now = time.perf_counter_ns()
         self.is_running = False
-        elapsed = now - self._resumed - self._toll
+        elapsed = now - self._resumed - self._overhead
         if elapsed > _SUSPECT:
             elapsed -= self._lost(now)
         if elapsed > 0:
@@ -121,39 +163,39 @@ class HostStopwatch:
         now = time.perf_counter_ns()
         if now - self._paused > _SUSPECT:
             own = time.thread_time_ns()
-            now = time.perf_counter_ns()  # last: what is lost between the two is the tool's
-            self._looked = now, own
+            now = time.perf_counter_ns()  # last, since the time between the two readings is the tool's
+            self._last_reading = now, own
         self.is_running = True
         self._resumed = now
 
-    def _collecting(self, phase: str, info: object) -> None:  # noqa: ARG002
+    def _on_collection(self, phase: str, info: object) -> None:  # noqa: ARG002
         """The garbage collector's call before and after a pass."""
         if phase == "start" and self.is_running:
             self.pause()
-            self._broken_into = True
-        elif phase == "stop" and self._broken_into:
-            self._broken_into = False
+            self._paused_by_gc = True
+        elif phase == "stop" and self._paused_by_gc:
+            self._paused_by_gc = False
             self.resume()
 
     def _lost(self, now: int) -> int:
-        """How long this thread did not run since the last look. That was in the present interval, for every long one
-        ends with a look."""
-        (real, own), own_now = self._looked, time.thread_time_ns()
-        self._looked = now, own_now
+        """For how long this thread did not run since the last reading: in the present interval, since every long one
+        ends with a reading."""
+        (real, own), own_now = self._last_reading, time.thread_time_ns()
+        self._last_reading = now, own_now
         return max(now - real - (own_now - own), 0)
 
-    def _time_nothing(self) -> int:
-        before, nothing = self._runtime.now, self.off(lambda: None)
+    def _measure_overhead(self) -> int:
+        before, empty = self._runtime.now, self.off(lambda: None)
         with self.running():
             for _ in range(_CALLS):
-                nothing()
+                empty()
         charged = self._runtime.now - before
         self._runtime.now = before
         return charged // _CALLS
 
 
-class _Aside:
-    """Forwards every call to a part, off the clock. What the part has by a name may change from call to call."""
+class _ExcludedCalls:
+    """Forwards calls to a part with the clock stopped. The part's attributes may change between calls."""
 
     def __init__(self, part: Any, off: Callable[[Function], Function]) -> None:
         self._part = part
@@ -166,11 +208,11 @@ class _Aside:
 
     def _call(self, name: str, *args: Any) -> Any:
         result = getattr(self._part, name)(*args)
-        return _Opened(result, self._off) if isinstance(result, AbstractContextManager) else result
+        return _ExcludedContext(result, self._off) if isinstance(result, AbstractContextManager) else result
 
 
-class _Opened:
-    """A context manager that is entered and left off the clock."""
+class _ExcludedContext:
+    """A context manager that is entered and left with the clock stopped."""
 
     __slots__ = ("_enter", "_exit")
 

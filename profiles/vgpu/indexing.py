@@ -1,29 +1,26 @@
-"""Indexing by tensors, with the copies and syncs that it hides.
+"""Indexing by tensors, with the copies and syncs that it implies.
 
-An index on the host is moved to the device first, blocking. A boolean mask needs the count of its true elements
-on the host. Writing one host number through a mask is a fill and needs neither.
+An index on the host is first copied to the device, which blocks. The host needs the number of a boolean mask's true
+elements. Writing one host number through a mask is a fill and needs neither.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from . import bindings
 from .cost import gathered, scattered
-from .reads import COUNT_BYTES
+from .device import VirtualGpu
+from .op_kinds import COUNT_BYTES, MASKS
 from .tensor import DeviceTensor, refuse_mixed, wrap
 
-if TYPE_CHECKING:
-    from .gpu import VirtualGpu
-
 _NONZERO = torch.ops.aten.nonzero.default._op
-_MASKS = (torch.bool, torch.uint8)
 
 
-class Indexing:
+class IndexHandlers:
     def __init__(self, gpu: VirtualGpu) -> None:
         self._gpu = gpu
 
@@ -53,33 +50,20 @@ class Indexing:
         self._launch("index_put_", scattered(held, target.held))
         return target
 
-    def set_item(self, tensor: DeviceTensor, index: Any, value: Any) -> None:
-        """``tensor[index] = value``: a number becomes a tensor of the host, as on CUDA."""
-        if not isinstance(value, (int, float)):
-            torch.Tensor.__setitem__(tensor, index, value)
-        elif _plain(index):
-            view = tensor[index]
-            if view.dim():
-                view.fill_(value)
-            else:
-                view.copy_(torch.tensor(value, dtype=tensor.dtype))
-        else:
-            torch.Tensor.__setitem__(tensor, index, torch.tensor(value, dtype=tensor.dtype))
-
     def _resolved(self, indices: Sequence[Any]) -> list[Any]:
-        """Held integer indices; a mask of n dimensions becomes n of them."""
+        """The indices as held integer tensors; a mask of n dimensions becomes n of them."""
         resolved: list[Any] = []
         for index in indices:
             if index is None:
                 resolved.append(None)
             elif type(index) is DeviceTensor:
                 held = index.held
-                if held.dtype in _MASKS:
+                if held.dtype in MASKS:
                     resolved.extend(self._from_mask(held))
                 else:
                     resolved.append(held)
             else:
-                parts = index.nonzero().unbind(1) if index.dtype in _MASKS else [index]
+                parts = index.nonzero().unbind(1) if index.dtype in MASKS else [index]
                 resolved.extend(self._uploaded(part) for part in parts)
         return resolved
 
@@ -90,11 +74,11 @@ class Indexing:
         return where.unbind(1)
 
     def _only_mask(self, indices: Sequence[Any]) -> torch.Tensor | None:
-        """The mask, if the indices are that and nothing else."""
+        """The mask, if it is the only index."""
         if len(indices) != 1 or type(indices[0]) is not DeviceTensor:
             return None
         held = indices[0].held
-        return held if held.dtype in _MASKS else None
+        return held if held.dtype in MASKS else None
 
     def _masked_fill(self, target: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> None:
         self._gpu.executor.mutate(_masked_fill, (target, mask, value.to(target.dtype, copy=True)), {})
@@ -116,9 +100,3 @@ class Indexing:
 
 def _masked_fill(target: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> None:
     target.masked_fill_(mask.bool().reshape(*mask.shape, *(1,) * (target.dim() - mask.dim())), value)
-
-
-def _plain(index: Any) -> bool:
-    """Whether an index is made of numbers, slices, None and ellipses only."""
-    parts = index if isinstance(index, tuple) else (index,)
-    return all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in parts)

@@ -1,4 +1,4 @@
-"""The virtual GPU as a listener of the scheduler: host time by phase, ranges, steps; and as its clock."""
+"""The virtual GPU as the scheduler's observer (host time by phase, ranges, steps) and as its clock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class VirtualClock:
 
 
 class HostObserver(Observer):
-    """Charges each phase's host cost where it opens, and names what happens inside it."""
+    """Charges each phase's host cost when the phase begins, and labels the records inside it."""
 
     def __init__(self, runtime: Runtime, hardware: HardwareProfile) -> None:
         self._runtime = runtime
@@ -66,9 +66,9 @@ class HostObserver(Observer):
 
 
 class EmulatedRange:
-    """A range that is open. One of unknown name belongs to the category of the one around it."""
+    """A range while it is open. A range of unknown name has the category of the range around it."""
 
-    __slots__ = ("_around", "_cost", "_name", "_runtime", "_size", "_start", "_step")
+    __slots__ = ("_cost", "_name", "_outer", "_runtime", "_size", "_start", "_step")
 
     def __init__(
         self, runtime: Runtime, name: str, step: int, size: int, cost: tuple[float, float] | None
@@ -82,9 +82,9 @@ class EmulatedRange:
     def __enter__(self) -> None:
         runtime = self._runtime
         self._start = runtime.now
-        self._around = around = runtime.context
+        self._outer = outer = runtime.context
         category = RANGES.get(self._name)
-        forward = category == "forward" if category else around.forward
+        forward = category == "forward" if category else outer.forward
         runtime.context = LedgerContext(self._name, self._step, forward)
         if self._cost is not None:
             a, b = self._cost
@@ -94,5 +94,5 @@ class EmulatedRange:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         runtime = self._runtime
-        runtime.context = self._around
+        runtime.context = self._outer
         runtime.ledger.ranges.append(Range(self._name, self._step, self._size, self._start, runtime.now))

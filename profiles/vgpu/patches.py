@@ -1,19 +1,21 @@
-"""Calls of torch's Python API that dispatch cannot see: installed for a run and removed after it.
+"""Functions of torch's Python API that are not dispatched, replaced for the duration of a run.
 
-A CPU build has no pinned allocator, so ``pin_memory`` and ``is_pinned`` are answered here.
+A CPU build of torch has no pinned allocator, so ``pin_memory`` and ``is_pinned`` are implemented here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import wraps
 from typing import Any
 
 import torch
 
+from .device import CURRENT
+from .patching import attributes_set
 from .pinned import is_pinned, pin
-from .tensor import CURRENT, DeviceTensor
+from .tensor import DeviceTensor
 
 _FACTORIES = (
     "empty",
@@ -35,28 +37,17 @@ _METHODS = ("new_empty", "new_zeros", "new_ones", "new_full")
 _NO_PINNED = "this device has no pinned memory; allocate ordinary host memory instead"
 
 
-@contextmanager
-def installed() -> Iterator[None]:
-    """Torch with the pinned memory of the virtual GPU that is open, for the duration of the block."""
-    undo = [
-        *(replace(torch, name, _factory(getattr(torch, name))) for name in _FACTORIES),
-        *(replace(torch.Tensor, name, _factory(getattr(torch.Tensor, name))) for name in _METHODS),
-        replace(torch.Tensor, "pin_memory", _pin_memory),
-        replace(torch.Tensor, "is_pinned", _is_pinned),
-    ]
-    try:
-        yield
-    finally:
-        for restore in undo:
-            restore()
-
-
-def replace(owner: Any, name: str, function: Any) -> Callable[[], None]:
-    """Set an attribute; the result undoes it. What was inherited is inherited again."""
-    own = name in vars(owner)
-    before = vars(owner).get(name)
-    setattr(owner, name, function)
-    return (lambda: setattr(owner, name, before)) if own else (lambda: delattr(owner, name))
+def installed() -> AbstractContextManager[None]:
+    """Torch with the pinned memory of the virtual GPU that is open, for the duration of a block."""
+    tensor = torch.Tensor
+    return attributes_set(
+        [
+            *((torch, name, _factory(getattr(torch, name))) for name in _FACTORIES),
+            *((tensor, name, _factory(getattr(tensor, name))) for name in _METHODS),
+            (tensor, "pin_memory", _pin_memory),
+            (tensor, "is_pinned", _is_pinned),
+        ]
+    )
 
 
 def _factory(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -75,7 +66,7 @@ def _factory(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
 
 
 def _pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:  # noqa: ARG001
-    """A copy in pinned memory; the tensor itself if it is there already."""
+    """A copy in pinned memory, or the tensor itself if it is pinned already."""
     _require_pinned()
     if type(tensor) is DeviceTensor:
         raise RuntimeError(f"cannot pin '{tensor.device}': only dense CPU tensors can be pinned")

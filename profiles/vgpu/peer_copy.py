@@ -1,29 +1,25 @@
-"""Device memory that leaves for another device, and that comes from one.
+"""Copies of device memory to and from other devices.
 
-What is sent is read when it is handed over, in program order: under an adversary, too, whose own lateness ends at the
-link.
+The values are read when they are sent, in program order. An adversary delays no work beyond the link.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from .bindings import clone
+from .device import VirtualGpu
 from .engine import EventRecording, PeerEventRecording, StreamQueue
 from .factories import new
 from .tensor import DeviceTensor
-
-if TYPE_CHECKING:
-    from .gpu import VirtualGpu
 
 
 def send(
     gpu: VirtualGpu, queue: StreamQueue, tensors: Sequence[torch.Tensor], duration: int, *, name: str
 ) -> tuple[list[torch.Tensor], EventRecording]:
-    """Send tensors of the device on a link's queue: their values, and when they have left."""
+    """Send device tensors on a link's queue. Returns their values and the recording of when the last one has left."""
     runtime = gpu.runtime
     runtime.order_after_current(queue)
     values, size = [], 0
@@ -43,7 +39,7 @@ def send(
 def receive(
     gpu: VirtualGpu, values: Sequence[torch.Tensor], arrival: PeerEventRecording | None
 ) -> tuple[torch.Tensor, ...]:
-    """The values in memory of this device; the current stream goes on when they have landed."""
+    """The values in memory of this device; the current stream waits for their arrival."""
     if arrival is not None:
         gpu.runtime.wait_peer_event(arrival)
     return tuple(_placed(gpu, value) for value in values)

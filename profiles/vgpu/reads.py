@@ -1,36 +1,19 @@
-"""Ops that bring a number to the host, openly or not: each copies a few bytes to a pinned temporary and waits."""
+"""Ops that read a number on the host: each copies a few bytes to a pinned temporary and waits for the copy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
+from .device import VirtualGpu
+from .op_kinds import READS, Handler
 from .tensor import DeviceTensor, unwrap, wrap
 
-if TYPE_CHECKING:
-    from .gpu import VirtualGpu
 
-COUNT_BYTES = 4  # the number of true elements, as CUB counts
-
-# Bytes of each number read.
-READS: Mapping[str, Sequence[int]] = {
-    "nonzero": (COUNT_BYTES,),
-    "masked_select": (COUNT_BYTES,),
-    "_unique2": (8,),
-    "unique_dim": (8,),
-    "unique_consecutive": (8,),
-    "repeat_interleave": (8,),
-    "bincount": (8, 8),
-    "equal": (1,),
-    "allclose": (1,),
-    "multinomial": (1, 1),
-}
-
-
-def scalar_handler(gpu: VirtualGpu) -> Callable[[Sequence[Any], Mapping[str, Any]], Any]:
-    """``item()``, ``int()``, ``bool()`` and whatever else wants one number."""
+def scalar_handler(gpu: VirtualGpu) -> Handler:
+    """``item()``, ``int()``, ``bool()`` and all other reads of one number."""
     op, runtime = torch.ops.aten._local_scalar_dense.default._op, gpu.runtime
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -41,10 +24,8 @@ def scalar_handler(gpu: VirtualGpu) -> Callable[[Sequence[Any], Mapping[str, Any
     return handler
 
 
-def read_handler(
-    gpu: VirtualGpu, func: torch._ops.OpOverload, name: str
-) -> Callable[[Sequence[Any], Mapping[str, Any]], Any]:
-    """A kernel whose result, or the result's shape, the host has to know."""
+def read_handler(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handler:
+    """A kernel whose result, or the result's shape, the host needs."""
     op, runtime = func._op, gpu.runtime
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

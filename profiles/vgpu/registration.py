@@ -1,8 +1,8 @@
-"""The name ``vgpu`` and the few kernels that torch needs to build tensors there.
+"""Registers the device name ``vgpu`` with torch, and the few kernels that torch needs to make tensors on it.
 
-Registering is final for a process and breaks CUDA's pinned memory in it, so it happens when the first virtual
-GPU is opened, never at import and never beside CUDA. The only module that touches torch's experimental
-registration; everything it registers looks up the virtual GPU that is open.
+A registration lasts for the rest of the process and breaks CUDA's pinned memory, so it happens when the first virtual
+GPU is opened, never at import and never beside CUDA. This is the only module that uses torch's experimental
+registration. Everything that is registered looks up the virtual GPU that is open.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import torch
 from torch.utils import backend_registration
 
 from . import streams
+from .device import CURRENT
 from .factories import generated, new
 from .graph import CUDAGraph, graph, graph_pool_handle
-from .tensor import CURRENT, DeviceTensor
+from .tensor import DeviceTensor
 
 _GENERATED = (
     "arange",
@@ -103,7 +104,7 @@ def _empty_strided(
 
 
 def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    CURRENT.get().copies.copy(target, source, non_blocking=non_blocking)
+    CURRENT.get().handlers.copies.copy(target, source, non_blocking=non_blocking)
     return target
 
 

@@ -6,7 +6,7 @@ Calls are named after the CUDA runtime's, so that they read the same in every so
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..record.timeline import CallKind, HostMemory, OpKind, Sink
 from .cost import Costs
@@ -17,6 +17,7 @@ from .sites import Sites
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ...sched.kernels.registry import Kernel
     from ..platform.hardware import HardwareProfile
 
 Direction = Literal["h2d", "d2h"]
@@ -39,7 +40,10 @@ class GraphCaptureError(RuntimeError):
 
 
 class LaunchRecorder(Protocol):
-    """Takes the launches of a graph under capture instead of the device."""
+    """Receives launches instead of the device while a graph is captured."""
+
+    def variable(self, kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """A kernel whose time depends on values, and is therefore computed at the replay."""
 
     def node(self, kind: OpKind, name: str, duration: int, *, size: int = 0, host_size: int = 0) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Which source line of the watched code made a call, cheaply; what it says, only when asked."""
+"""The source lines of the watched code that make calls: found cheaply for each call, resolved only when read."""
 
 from __future__ import annotations
 
@@ -14,26 +14,23 @@ from ..record.timeline import NO_SITE, Site
 
 
 class Sites:
-    """Source lines by small index, in the order in which they were first met.
+    """Source lines by small index, in the order of their first calls.
 
-    A line counts when its file lies under one of ``watch`` (folders or files); files are named relative to the
+    A line is watched if its file lies under one of ``watch`` (folders or files). Files are named relative to the
     watched folder's parent.
     """
 
     def __init__(self, watch: Sequence[Path]) -> None:
         self._watch = tuple(path.resolve() for path in watch)
-        # Indices by offset, of watched code; None for other code. By id, for hashing a code object hashes its
-        # contents; all that were ever met are kept alive, so that no id is used twice.
+        # Indices by offset, of watched code; None for other code. By id, since hashing a code object hashes its
+        # contents; all code objects are kept alive, so that no id is used twice.
         self._indices: dict[int, dict[int, int] | None] = {}
         self._codes: list[CodeType] = []
         self._places: list[tuple[CodeType, int]] = []
-        self._sites: list[Site] = []  # of the first places, as far as anyone has asked
+        self._sites: list[Site] = []  # of the first places, as far as they were resolved
 
     def here(self) -> int:
-        """The index of the innermost watched line around a launch, or NO_SITE.
-
-        The three innermost frames are the device's own.
-        """
+        """The index of the stack's innermost watched line, or NO_SITE. The three innermost frames are the tool's."""
         frame: FrameType | None = sys._getframe(3)
         known = self._indices
         while frame is not None:
@@ -41,7 +38,7 @@ class Sites:
             try:
                 indices = known[id(code)]
             except KeyError:
-                indices = self._meet(code)
+                indices = self._add_code(code)
             if indices is not None:
                 index = indices.get(frame.f_lasti)
                 return self._place(indices, code, frame.f_lasti) if index is None else index
@@ -49,11 +46,11 @@ class Sites:
         return NO_SITE
 
     def resolved(self) -> Sequence[Site]:
-        """All lines met so far, by index."""
+        """All lines so far, by index."""
         self._sites.extend(self._site(*place) for place in self._places[len(self._sites) :])
         return self._sites
 
-    def _meet(self, code: CodeType) -> dict[int, int] | None:
+    def _add_code(self, code: CodeType) -> dict[int, int] | None:
         self._codes.append(code)
         indices = self._indices[id(code)] = {} if self._is_watched(code) else None
         return indices
@@ -75,8 +72,18 @@ class Sites:
         return Site(name, code.co_qualname, line, _statement(code.co_filename, line))
 
 
+class LastSite(Sites):
+    """Remembers the source line of the last call."""
+
+    last = NO_SITE
+
+    def here(self) -> int:
+        self.last = super().here()
+        return self.last
+
+
 def _statement(filename: str, line: int) -> str:
-    """The innermost statement at that line, on one line; of a compound one, its head."""
+    """The innermost statement at that line, joined to one line; of a compound statement only the head."""
     spans = [span for span in _spans(filename) if span[0] <= line <= span[1]]
     if not spans:
         return linecache.getline(filename, line).strip()
@@ -86,7 +93,7 @@ def _statement(filename: str, line: int) -> str:
 
 @cache
 def _spans(filename: str) -> Sequence[tuple[int, int]]:
-    """First and last line of every statement's own text, bodies excluded."""
+    """First and last line of every statement, without the bodies of compound statements."""
     try:
         tree = ast.parse("".join(linecache.getlines(filename)))
     except SyntaxError:

@@ -1,61 +1,51 @@
-"""Values none: floats are not computed and not held; integers and booleans are real.
+"""Values none: floats are neither computed nor held; integers and booleans are real.
 
-A floating tensor lies on torch's meta device. Torch's own Meta kernels are slow, so what an op would return is
-learnt once for every combination of shapes, strides, types and other arguments.
+Floating tensors are torch's meta tensors. Torch's own Meta kernels are slow, so the shapes that an op returns are
+cached for every combination of shapes, strides, types and other arguments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ...sched.kernels.registry import Kernel
 from .bindings import copy_
-from .executor import Args, Executor, Kwargs, Operation, Outline
+from .executor import Args, EagerExecutor, Kwargs, Operation, TensorSpec
 
 _META = torch.device("meta")
 _NOTHING: Kwargs = {}
-OUTLINES = 20_000  # shapes vary with the workload; a few ops each
-# Up to so many numbers an op is tried out on real memory: torch's Meta kernels of some ops load half a second of
-# compiler first.
-TRIED = 1 << 20
+MAX_SPECS = 20_000  # shapes vary with the workload, and each is used by a few ops
+# Elements up to which an op is tried out on real memory: torch's Meta kernels of some ops first load a compiler, which
+# takes half a second.
+MAX_TRIED = 1 << 20
 
 
-class SkippingExecutor:
-    prompt = True
-
+class SkippingExecutor(EagerExecutor):
     def __init__(self) -> None:
-        self._outlines = Outlines()
+        self._specs = ResultSpecs()
 
-    @property
-    def immediate(self) -> Executor:
-        return self
-
-    def empty(self, outline: Outline) -> torch.Tensor:
-        size, stride, dtype = outline
+    def empty(self, spec: TensorSpec) -> torch.Tensor:
+        size, stride, dtype = spec
         if dtype.is_floating_point:
             return torch.empty_strided(size, stride, dtype=dtype, device=_META)
         return torch.empty_strided(size, stride, dtype=dtype).zero_()
 
     def compute(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
-        if unknown(args, kwargs):
-            return build(self._outlines(op, args, kwargs), self.empty)
+        if is_uncomputed(args, kwargs):
+            return allocate(self._specs(op, args, kwargs), self.empty)
         return self._without_floats(op(*args, **kwargs))
 
     def mutate(self, op: Operation, args: Args, kwargs: Kwargs) -> None:
-        if not unknown(args, kwargs):
+        if not is_uncomputed(args, kwargs):
             op(*args, **kwargs)
 
     def launch(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> Any:
         if kernel.integer:
             return self._without_floats(kernel.impl(*args, **kwargs))
         return self._with_integers(kernel.meta(*args, **kwargs))
-
-    def replay(self, nodes: Iterable[Callable[[], object]]) -> None:
-        for node in nodes:
-            node()
 
     def upload(self, target: torch.Tensor, source: torch.Tensor, *, pinned: bool, waits: bool) -> None:  # noqa: ARG002
         self.mutate(copy_, (target, source), {})
@@ -67,38 +57,38 @@ class SkippingExecutor:
             target.copy_(source)
 
     def read(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
-        if not unknown(args, kwargs):
+        if not is_uncomputed(args, kwargs):
             return self._without_floats(op(*args, **kwargs))
         if op is torch.ops.aten._local_scalar_dense.default._op:
             return 0.0
         raise ValueError(f"values none: the result of {op.__name__} depends on floats that were not computed")
 
     def _without_floats(self, out: Any) -> Any:
-        """Floats made from integers are dropped too."""
+        """Floats that were computed from integers are dropped, too."""
         if isinstance(out, torch.Tensor):
-            return self.empty(outline(out)) if out.is_floating_point() else out
+            return self.empty(spec_of(out)) if out.is_floating_point() else out
         if isinstance(out, (list, tuple)):
             return [self._without_floats(o) for o in out]
         return out
 
     def _with_integers(self, out: Any) -> Any:
-        """A skipped kernel's integer results hold zeros."""
+        """Integer results of a skipped kernel hold zeros."""
         if isinstance(out, torch.Tensor):
-            return out if out.is_floating_point() else self.empty(outline(out))
+            return out if out.is_floating_point() else self.empty(spec_of(out))
         if isinstance(out, (list, tuple)):
             return [self._with_integers(o) for o in out]
         return out
 
 
-class Outlines:
-    """What ops return, without running them twice on the same shapes."""
+class ResultSpecs:
+    """The specs of ops' results, computed once for arguments of the same form."""
 
-    def __init__(self, *, tried: int = TRIED) -> None:
+    def __init__(self, *, max_tried: int = MAX_TRIED) -> None:
         self._known: dict[Any, Any] = {}
-        self._tried = tried
+        self._max_tried = max_tried
 
     def __call__(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
-        """An Outline, or a list of them."""
+        """A TensorSpec, or a list of them."""
         key = (
             op,
             _key(args),
@@ -106,43 +96,43 @@ class Outlines:
         )
         known = self._known.get(key)
         if known is None:
-            if len(self._known) >= OUTLINES:
+            if len(self._known) >= MAX_SPECS:
                 self._known.clear()
-            stand_in = _host_like if _numbers((*args, *kwargs.values())) <= self._tried else _meta_like
-            given = {name: _replaced(value, stand_in) for name, value in kwargs.items()}
-            results = op(*(_replaced(value, stand_in) for value in args), **given)
-            known = self._known[key] = _outlined(results)
+            like = _host_like if _elements((*args, *kwargs.values())) <= self._max_tried else _meta_like
+            given = {name: _replaced(value, like) for name, value in kwargs.items()}
+            results = op(*(_replaced(value, like) for value in args), **given)
+            known = self._known[key] = _specs_of(results)
         return known
 
 
-def outline(tensor: torch.Tensor) -> Outline:
-    return Outline(tuple(tensor.size()), tensor.stride(), tensor.dtype)
+def spec_of(tensor: torch.Tensor) -> TensorSpec:
+    return TensorSpec(tuple(tensor.size()), tensor.stride(), tensor.dtype)
 
 
-def build(outlines: Any, empty: Any) -> Any:
-    """Tensors in the place of outlines."""
-    return empty(outlines) if isinstance(outlines, Outline) else [empty(o) for o in outlines]
+def allocate(specs: Any, empty: Any) -> Any:
+    """Allocate a tensor for each spec."""
+    return empty(specs) if isinstance(specs, TensorSpec) else [empty(o) for o in specs]
 
 
-def in_place_of(shapes: Any, empty: Callable[[Outline], torch.Tensor]) -> Any:
-    """Tensors like those shapes, which may be tensors of any device; None for None."""
+def allocate_like(shapes: Any, empty: Callable[[TensorSpec], torch.Tensor]) -> Any:
+    """Allocate tensors of the same specs as ``shapes``, which are tensors of any device; None for None."""
     if shapes is None:
         return None
     if isinstance(shapes, torch.Tensor):
-        return empty(outline(shapes))
-    return [empty(outline(shape)) for shape in shapes]
+        return empty(spec_of(shapes))
+    return [empty(spec_of(shape)) for shape in shapes]
 
 
-def unknown(args: Args, kwargs: Kwargs = _NOTHING) -> bool:
+def is_uncomputed(args: Args, kwargs: Kwargs = _NOTHING) -> bool:
     """Whether any of the arguments is a float that was not computed."""
-    if kwargs and unknown(tuple(kwargs.values())):
+    if kwargs and is_uncomputed(tuple(kwargs.values())):
         return True
     for value in args:
         kind = type(value)
         if kind is torch.Tensor:
             if value.is_meta:
                 return True
-        elif (kind is list or kind is tuple) and unknown(value):
+        elif (kind is list or kind is tuple) and is_uncomputed(value):
             return True
     return False
 
@@ -159,20 +149,20 @@ def _key(values: Args) -> tuple[Any, ...]:
     return tuple(parts)
 
 
-def _numbers(values: Args) -> int:
+def _elements(values: Args) -> int:
     """Elements of all tensors among the values."""
     return sum(
-        value.numel() if isinstance(value, torch.Tensor) else _numbers(value)
+        value.numel() if isinstance(value, torch.Tensor) else _elements(value)
         for value in values
         if isinstance(value, (torch.Tensor, list, tuple))
     )
 
 
-def _replaced(value: Any, stand_in: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _replaced(value: Any, like: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
-        return stand_in(value)
+        return like(value)
     if isinstance(value, (list, tuple)):
-        return [_replaced(v, stand_in) for v in value]
+        return [_replaced(v, like) for v in value]
     return value
 
 
@@ -181,11 +171,11 @@ def _meta_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _host_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Integers as they are, for they may be indices; some memory for floats."""
+    """Integers as they are, since they may be indices; uninitialised memory for floats."""
     if not tensor.is_meta:
         return tensor
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
 
 
-def _outlined(results: Any) -> Any:
-    return outline(results) if isinstance(results, torch.Tensor) else [outline(r) for r in results]
+def _specs_of(results: Any) -> Any:
+    return spec_of(results) if isinstance(results, torch.Tensor) else [spec_of(r) for r in results]

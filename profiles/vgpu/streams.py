@@ -1,4 +1,4 @@
-"""Streams and events with the methods of torch.cuda's."""
+"""Streams and events with the methods of torch.cuda's streams and events."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from .device import CURRENT, device
 from .engine import EventRecording, StreamQueue
-from .tensor import CURRENT, device
 
 
 class Stream:
@@ -58,12 +58,12 @@ class Stream:
 
 
 class Event:
-    """A point in a stream. Waiting for an event that was never recorded is no wait, as on CUDA."""
+    """A point in a stream. A wait for an event that was never recorded has no effect, as on CUDA."""
 
     def __init__(
         self,
         enable_timing: bool = False,
-        blocking: bool = False,  # noqa: ARG002 - how CUDA's host waits, not for what
+        blocking: bool = False,  # noqa: ARG002 - how CUDA's host waits, without effect here
         interprocess: bool = False,  # noqa: ARG002
     ) -> None:
         if not CURRENT.get().capabilities.events:

@@ -1,52 +1,32 @@
-"""The device tensor: a wrapper over a tensor of the host that holds the values.
+"""The device tensor: a wrapper of a host tensor that holds the values.
 
-Everything torch does with it arrives at one door, ``__torch_dispatch__``. Shapes, strides and views are right
-because they are the held tensor's.
+Every op that torch runs on it is dispatched to ``__torch_dispatch__``. Its shape, strides and views are those of the
+held tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
-from functools import cache
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch.nn import Parameter
 
-if TYPE_CHECKING:
-    from .adversary.reuse import Issued
-    from .gpu import VirtualGpu
-    from .hazards.blocks import Block
-    from .hazards.footprints import ByteSpan
+from .device import CURRENT, device
 
-
-class _Closed:
-    def __getattr__(self, name: str) -> NoReturn:
-        raise RuntimeError("no virtual GPU is open")
-
-
-CURRENT: ContextVar[VirtualGpu] = ContextVar("vgpu", default=cast("VirtualGpu", _Closed()))  # noqa: B039 - has no state
 HOST_TENSORS = frozenset({torch.Tensor, Parameter})
 
 _make = torch.Tensor._make_wrapper_subclass
 _NO_KWARGS: Mapping[str, Any] = {}
 
 
-@cache
-def device() -> torch.device:
-    """The device, once its name is registered."""
-    return torch.device("vgpu", 0)
-
-
 class DeviceTensor(torch.Tensor):
-    """A tensor on the virtual GPU. ``held`` has its values, or lies on meta where values are not kept."""
+    """A tensor on the virtual GPU. ``held`` has its values, or is a meta tensor where values are not computed."""
 
-    __slots__ = ("block", "held", "issued", "span")
+    __slots__ = ("block", "held", "span")
     held: torch.Tensor
-    block: Block  # its memory and which part of that, where somebody keeps account
-    span: ByteSpan
-    issued: Issued  # its memory, where freed memory is given away again
+    block: Any  # a watcher's record of the memory, which ends with the last tensor that has it
+    span: Any  # the part of the block that the tensor covers
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -59,11 +39,20 @@ class DeviceTensor(torch.Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         handlers = CURRENT.get().handlers
-        handler: Callable[[Sequence[Any], Mapping[str, Any]], Any] | None = handlers.get(func)
-        return (handler or handlers.build(func))(args, kwargs or _NO_KWARGS)
+        return (handlers.get(func) or handlers.build(func))(args, kwargs or _NO_KWARGS)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        CURRENT.get().set_item(self, index, value)
+        """A number becomes a host tensor, as on CUDA; with plain indices it is a fill or a copy."""
+        if not isinstance(value, (int, float)):
+            super().__setitem__(index, value)
+        elif not _is_plain(index):
+            super().__setitem__(index, torch.tensor(value, dtype=self.dtype))
+        else:
+            view = self[index]
+            if view.dim():
+                view.fill_(value)
+            else:
+                view.copy_(torch.tensor(value, dtype=self.dtype))
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
@@ -80,7 +69,7 @@ class DeviceTensor(torch.Tensor):
         return self.numpy()
 
     def record_stream(self, stream: Any) -> None:
-        """Once freed, the memory is not re-issued before that stream has done what it was given by then."""
+        """Once freed, the memory is not issued again before that stream has done its present work."""
         CURRENT.get().watcher.record_stream(self, stream.stream_id)
 
     def data_ptr(self) -> NoReturn:
@@ -98,7 +87,7 @@ class DeviceTensor(torch.Tensor):
         raise RuntimeError("a vgpu tensor cannot be pickled; copy it to the host first")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """Printing reads the values, as anywhere: a copy that the host waits for."""
+        """Printing reads the values, which is a copy that the host waits for."""
         values = self.held if CURRENT.get(None) is None else self.cpu()
         return f"DeviceTensor({values!r}, device='{self.device}')"
 
@@ -120,7 +109,7 @@ def wrap(held: torch.Tensor) -> DeviceTensor:
 
 
 def unwrap(args: Sequence[Any]) -> list[Any]:
-    """The held tensors among the arguments. Raises as CUDA does when a host tensor is mixed in."""
+    """The arguments with held tensors for device tensors. Raises as CUDA does if there is a host tensor among them."""
     held = []
     for arg in args:
         kind = type(arg)
@@ -131,7 +120,7 @@ def unwrap(args: Sequence[Any]) -> list[Any]:
         else:
             if kind in HOST_TENSORS and arg.dim():
                 refuse_mixed(arg.device)
-            # A number of the host is taken along at the launch.
+            # A host tensor without dimensions is passed by value at the launch.
             held.append(arg.clone() if kind in HOST_TENSORS else arg)
     return held
 
@@ -141,3 +130,9 @@ def refuse_mixed(other: torch.device) -> NoReturn:
         "Expected all tensors to be on the same device, but found at least two devices, "
         f"{device()} and {other}!"
     )
+
+
+def _is_plain(index: Any) -> bool:
+    """Whether an index consists of numbers, slices, None and ellipses only."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in parts)

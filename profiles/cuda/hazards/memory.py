@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ...vgpu.hazards.blocks import Block
 from ...vgpu.hazards.footprints import ByteSpan, span
+from ...vgpu.hazards.shadow import Block
 
 _BLOCK = "_schedbench_block"  # attribute of a storage's Python object, which exists as long as the storage
 

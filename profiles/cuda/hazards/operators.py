@@ -9,12 +9,10 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...vgpu.factories import LIKES
-from ...vgpu.handlers import Handler
-from ...vgpu.hazards.checker import Checker
-from ...vgpu.hazards.copies import side
-from ...vgpu.hazards.ops import accounted
-from ...vgpu.hazards.shadows import IssuedOp
+from ...vgpu.hazards import HazardChecker
+from ...vgpu.hazards.ops import checked
+from ...vgpu.hazards.records import IssuedOp
+from ...vgpu.op_kinds import LIKES, Handler
 from ..dispatch_counts import CopyRules, copies_of
 from .order import ProgramOrder
 
@@ -33,7 +31,7 @@ _UNSEEN: Final = frozenset({"record_stream", "is_pinned"})  # handled elsewhere,
 class Operators(TorchDispatchMode):
     """Reports to the checker each operator of this thread that accesses the device, except for the checker's own."""
 
-    def __init__(self, checker: Checker, order: ProgramOrder, rules: CopyRules) -> None:
+    def __init__(self, checker: HazardChecker, order: ProgramOrder, rules: CopyRules) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._checker = checker
         self._order = order
@@ -76,7 +74,7 @@ class Operators(TorchDispatchMode):
             return self._computing(func)
         if name in self._named:
             return self._named[name](func)
-        handler = accounted(self._checker, func, self._computing(func))
+        handler = checked(self._checker, func, self._computing(func))
         return self._filling(name, handler) if name in LIKES else handler
 
     def _on_device(self, value: object) -> bool:
@@ -130,10 +128,10 @@ class Operators(TorchDispatchMode):
         def copy(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             checker, (target, source) = self._checker, args[:2]
             launch = self._launch(source, target)
-            side(checker, launch, source, write=False)
+            checker.copy_side(launch, source, write=False)
             if checker.memory.mine(target):
                 checker.announce(target)
-            side(checker, launch, target, write=True)
+            checker.copy_side(launch, target, write=True)
             return self._compute_at_work(func, args, kwargs)
 
         return copy
@@ -147,9 +145,9 @@ class Operators(TorchDispatchMode):
                 return func(*args, **kwargs)  # from host to host
             name = "_to_copy" if device and place is None else "copy d2h" if device else "copy h2d"
             launch = checker.launch(name)
-            side(checker, launch, source, write=False)
+            checker.copy_side(launch, source, write=False)
             out = self._compute_at_work(func, args, kwargs)
-            side(checker, launch, out, write=True)
+            checker.copy_side(launch, out, write=True)
             return out
 
         return move
@@ -158,8 +156,8 @@ class Operators(TorchDispatchMode):
         def clone(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             launch = self._checker.launch("clone")
             out = func(*args, **kwargs)
-            side(self._checker, launch, args[0], write=False)
-            side(self._checker, launch, out, write=True)
+            self._checker.copy_side(launch, args[0], write=False)
+            self._checker.copy_side(launch, out, write=True)
             return out
 
         return clone
@@ -168,7 +166,7 @@ class Operators(TorchDispatchMode):
         """``torch.tensor(..., device=)``, whose values have been uploaded before this operator."""
 
         def lift(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-            side(self._checker, self._checker.launch("copy h2d"), args[0], write=True)
+            self._checker.copy_side(self._checker.launch("copy h2d"), args[0], write=True)
             out = func(*args, **kwargs)
             self._waiting(func, args, kwargs, out)
             return out

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...vgpu.hazards.clocks import Clock, Clocks
-from ...vgpu.hazards.memory import LastSite
+from ...vgpu.hazards.clocks import Clock, VectorClocks
+from ...vgpu.sites import LastSite
 from ..patching import Function, Target, replaced
 
 
@@ -24,7 +24,7 @@ class ProgramOrder:
     """The vector clocks of a program on a device module, and small numbers for its streams."""
 
     def __init__(self, module: Any, watch: Sequence[Path]) -> None:
-        self.clocks = Clocks()
+        self.clocks = VectorClocks()
         self.sites = LastSite(watch)
         self.streams: dict[int, str] = {}  # names by number
         self.capturing = False

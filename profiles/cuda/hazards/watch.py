@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ...record.timeline import Site
-from ...vgpu.hazards.checker import Checker
-from ...vgpu.hazards.host import watched as host_watched
+from ...vgpu.hazards import HazardChecker
+from ...vgpu.hazards.host import host_accesses
 from ..dispatch_counts import CopyRules
 from ..patching import Function, Target, replaced
 from .memory import StorageMemory, itself
@@ -36,7 +36,7 @@ class WatchedDevice:
 class HazardWatch:
     """A checker, and the names behind the small integers of its records."""
 
-    checker: Checker
+    checker: HazardChecker
     order: ProgramOrder
     operators: Operators = field(repr=False)
 
@@ -62,14 +62,14 @@ def watching(device: WatchedDevice, watch: Sequence[Path]) -> Iterator[HazardWat
     """Check all that this thread does on the device in this block. Source lines of ``watch`` are recorded. The
     checker's own reads make the host wait, so times mean nothing."""
     order = ProgramOrder(device.module, watch)
-    checker = Checker(order, StorageMemory(device.type, device.real))
+    checker = HazardChecker(order, StorageMemory(device.type, device.real))
     operators = Operators(checker, order, CopyRules(device.type, device.inline))
     calls = _Calls(checker, order, operators)
     with (
         checker.listening(),
         order.installed(),
         replaced(list(calls.targets(device)), calls.wrap),
-        host_watched(lambda: checker, checker.memory),
+        host_accesses(lambda: checker, checker.memory),
         operators,
     ):
         yield HazardWatch(checker, order, operators)
@@ -79,7 +79,7 @@ def watching(device: WatchedDevice, watch: Sequence[Path]) -> Iterator[HazardWat
 class _Calls:
     """The calls that are neither operators nor order streams."""
 
-    checker: Checker
+    checker: HazardChecker
     order: ProgramOrder
     operators: Operators
 

@@ -1,1 +1,1 @@
-"""A device that works as late as its streams' order allows, so that a missing edge becomes a wrong token."""
+"""A device that works as late as the order of its streams allows, so that a missing wait becomes a wrong token."""

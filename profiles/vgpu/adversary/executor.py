@@ -1,7 +1,7 @@
-"""Computes later: results have their memory at once and their values when their stream gets there.
+"""Defers computation: results are allocated at once and computed when their stream reaches the operation.
 
-What is not there yet holds poison, so that whoever reads too early reads nothing plausible. Shapes come from torch's
-Meta kernels, learnt once for each combination of arguments.
+Memory that is not computed yet holds poison, so that a premature read yields no plausible value. Shapes come from
+torch's Meta kernels, once for each combination of arguments.
 """
 
 from __future__ import annotations
@@ -13,61 +13,67 @@ from typing import Any
 import torch
 
 from ....sched.kernels.registry import Kernel
-from ..executor import Args, Executor, Kwargs, Operation, Outline, into
-from ..skipping import Outlines, build, in_place_of
+from ..executor import Args, Executor, Kwargs, Operation, TensorSpec, compute_into
+from ..skipping import ResultSpecs, allocate, allocate_like
 from .order import DeferredTask
 from .runtime import DeferredRuntime
 
-# Of wide integers: no index, no length and no token, and not so large that a loop over it never ends.
+# For 32- and 64-bit integers: not a valid index, length or token, and small enough for a loop over it to end.
 POISON = -1_000_003
 
 
 class AdversarialExecutor:
-    """Hands everything on to ``immediate`` when its turn in its stream has come."""
+    """Calls ``immediate`` for each operation when the operation's stream reaches it."""
 
-    prompt = False
+    eager = False
 
     def __init__(self, immediate: Executor, runtime: DeferredRuntime) -> None:
         self.immediate = immediate
         self._runtime = runtime
-        self._outlines = Outlines(tried=0)
-        self._sending: list[int] = []  # addresses of pinned memory that copies have yet to read; they hold it
+        self._specs = ResultSpecs(max_tried=0)
+        self._pending_reads: list[
+            int
+        ] = []  # addresses of pinned memory that pending copies read and keep alive
 
-    def empty(self, outline: Outline) -> torch.Tensor:
-        return poisoned(self.immediate.empty(outline))
+    def empty(self, spec: TensorSpec) -> torch.Tensor:
+        return poisoned(self.immediate.empty(spec))
 
     def compute(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
-        results = build(self._outlines(op, args, kwargs), self.empty)
-        self._later(op.__name__, partial(into, results, self.immediate.compute, (op, args, kwargs), {}))
+        results = allocate(self._specs(op, args, kwargs), self.empty)
+        self._defer(
+            op.__name__, partial(compute_into, results, self.immediate.compute, (op, args, kwargs), {})
+        )
         return results
 
     def mutate(self, op: Operation, args: Args, kwargs: Kwargs) -> None:
-        self._later(op.__name__, partial(self.immediate.mutate, op, args, kwargs))
+        self._defer(op.__name__, partial(self.immediate.mutate, op, args, kwargs))
 
     def launch(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> Any:
-        results = in_place_of(kernel.meta(*args, **kwargs), self.empty)
-        self._later(kernel.name, partial(into, results, self.immediate.launch, (kernel, args, kwargs), {}))
+        results = allocate_like(kernel.meta(*args, **kwargs), self.empty)
+        self._defer(
+            kernel.name, partial(compute_into, results, self.immediate.launch, (kernel, args, kwargs), {})
+        )
         return results
 
     def replay(self, nodes: Iterable[Callable[[], object]]) -> None:
-        """Other streams may come between any two nodes."""
+        """Work of other streams may be done between any two nodes."""
         for node in nodes:
-            self._later("graph", node)
+            self._defer("graph", node)
 
     def upload(self, target: torch.Tensor, source: torch.Tensor, *, pinned: bool, waits: bool) -> None:
-        """Pinned memory is read when the copy is made; anything else is taken along in the call."""
-        taken = source if pinned else source.clone()
-        copy = partial(self.immediate.upload, target, taken, pinned=pinned, waits=waits)
+        """Pinned memory is read when the copy is executed; other memory is read inside the call."""
+        values = source if pinned else source.clone()
+        copy = partial(self.immediate.upload, target, values, pinned=pinned, waits=waits)
         if pinned:
-            self._sending.append(taken.untyped_storage().data_ptr())
-        self._later("copy h2d", partial(self._read_out, taken.untyped_storage(), copy) if pinned else copy)
+            self._pending_reads.append(values.untyped_storage().data_ptr())
+        self._defer("copy h2d", partial(self._read_out, values.untyped_storage(), copy) if pinned else copy)
         if waits:
             self._runtime.order.finish(self._runtime.stream.id)
 
     def download(self, target: torch.Tensor, source: torch.Tensor, *, waits: bool) -> None:
         if not waits:
             self._poison_host(target)
-        self._later("copy d2h", partial(self.immediate.download, target, source, waits=waits))
+        self._defer("copy d2h", partial(self.immediate.download, target, source, waits=waits))
         if waits:
             self._runtime.order.finish(self._runtime.stream.id)
 
@@ -77,27 +83,27 @@ class AdversarialExecutor:
 
     def _read_out(self, storage: torch.UntypedStorage, copy: Callable[[], object]) -> None:
         copy()
-        self._sending.remove(storage.data_ptr())
+        self._pending_reads.remove(storage.data_ptr())
 
     def _poison_host(self, target: torch.Tensor) -> None:
-        """At once, or in the stream's order where an earlier copy has yet to read the same memory."""
-        if target.untyped_storage().data_ptr() in self._sending:
-            self._later("poison", partial(poisoned, target))
+        """At once, or in the stream's order if a pending copy still reads the same memory."""
+        if target.untyped_storage().data_ptr() in self._pending_reads:
+            self._defer("poison", partial(poisoned, target))
         else:
             poisoned(target)
 
-    def _later(self, name: str, work: Callable[[], object]) -> None:
+    def _defer(self, name: str, work: Callable[[], object]) -> None:
         runtime = self._runtime
         site = runtime.sites.here()
-        runtime.order.launch(runtime.stream.id, DeferredTask(work, partial(self._said, name, site)))
+        runtime.order.launch(runtime.stream.id, DeferredTask(work, partial(self._description, name, site)))
 
-    def _said(self, name: str, site: int) -> str:
+    def _description(self, name: str, site: int) -> str:
         where = self._runtime.sites.resolved()[site] if site >= 0 else None
         return f"{name} at {where.file}:{where.line}" if where else name
 
 
 def poisoned(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, filled with what nobody can have meant."""
+    """Fill the tensor with a value that no program writes, and return it."""
     if tensor.is_meta:
         return tensor
     kind = tensor.dtype

@@ -1,14 +1,14 @@
-"""What every stream has yet to do, and when it does it: as late as allowed, but for whoever is in a hurry.
+"""The pending work of every stream, which is done as late as allowed unless a strategy chooses to do it earlier.
 
-Work of one stream is done in the order in which it was enqueued; a wait holds its stream's head until the event's
-own stream has reached the recording. Nothing else orders anything.
+A stream's work is done in the order in which it was enqueued; a wait blocks its stream until the event's stream has
+reached the recording. There is no other order.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ..engine import EventRecording
 
@@ -16,10 +16,10 @@ Work = Callable[[], object]
 
 
 class DeferredTask(NamedTuple):
-    """Something to compute; ``said`` tells what it is and where it was launched."""
+    """Something to compute. ``describe`` returns what it is and where it was launched."""
 
     work: Work
-    said: Callable[[], str]
+    describe: Callable[[], str]
 
 
 class DeferredRecord(NamedTuple):
@@ -33,19 +33,19 @@ class DeferredWait(NamedTuple):
 Item = DeferredTask | DeferredRecord | DeferredWait
 
 
-class OrderStrategy(Protocol):
-    """Which of the streams that could go on goes on now, of its own accord."""
+class OrderStrategy:
+    """Chooses the stream that goes on although nothing waits for it. By default none does: all work is done as late as
+    possible."""
 
-    def choose(self, ready: Iterator[int]) -> int | None: ...
+    def choose(self, ready: Iterator[int]) -> int | None:  # noqa: ARG002
+        return None
 
 
 class DeferredOrder:
-    def __init__(self, temper: OrderStrategy) -> None:
-        self._temper = temper
+    def __init__(self, strategy: OrderStrategy) -> None:
+        self._strategy = strategy
         self._queues: dict[int, deque[Item]] = {}
-        self._pending: dict[
-            EventRecording, int
-        ] = {}  # recordings that their stream has not reached, with that stream
+        self._pending: dict[EventRecording, int] = {}  # recordings that are not reached, with their streams
 
     @property
     def idle(self) -> bool:
@@ -67,12 +67,12 @@ class DeferredOrder:
 
     def _enqueue(self, stream: int, item: Item) -> None:
         self._queues.setdefault(stream, deque()).append(item)
-        self._hurry()
+        self._run_early()
 
     # ---- the host waits ------------------------------------------------------------------------------------
 
     def finish(self, stream: int) -> None:
-        """Everything that the stream has been given, and whatever that waits for."""
+        """Do everything that the stream has been given, and everything that this waits for."""
         queue = self._queues.get(stream)
         while queue:
             self._step(stream)
@@ -83,28 +83,28 @@ class DeferredOrder:
                 self.finish(stream)
 
     def reach(self, recording: EventRecording) -> None:
-        """The recording's stream up to the recording."""
+        """Do the work of the recording's stream up to the recording."""
         while recording in self._pending:
             self._step(self._pending[recording])
 
     def _step(self, stream: int) -> None:
-        """What the stream's next item waits for, or that item; then whoever is in a hurry."""
+        """Do one item of the stream that the next item waits for, or that item; then what the strategy chooses."""
         queue = self._queues[stream]
         head = queue[0]
         if isinstance(head, DeferredWait) and head.recording in self._pending:
             self._step(self._pending[head.recording])
             return
         self._do(queue.popleft())
-        self._hurry()
+        self._run_early()
 
-    # ---- of its own accord ---------------------------------------------------------------------------------
+    # ---- chosen by the strategy ---------------------------------------------------------------------------------
 
-    def _hurry(self) -> None:
-        while (stream := self._temper.choose(self._ready())) is not None:
+    def _run_early(self) -> None:
+        while (stream := self._strategy.choose(self._ready())) is not None:
             self._do(self._queues[stream].popleft())
 
     def _ready(self) -> Iterator[int]:
-        """Streams whose next item waits for nothing."""
+        """Streams whose next item is not blocked by a wait."""
         for stream, queue in self._queues.items():
             if queue and not (isinstance(queue[0], DeferredWait) and queue[0].recording in self._pending):
                 yield stream
@@ -116,5 +116,5 @@ class DeferredOrder:
             try:
                 item.work()
             except Exception as error:
-                error.add_note(f"in {item.said()}, done late")
+                error.add_note(f"in {item.describe()}, done late")
                 raise

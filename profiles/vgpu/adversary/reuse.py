@@ -1,43 +1,41 @@
-"""Freed memory goes to its next owner at once, and what that one writes is seen by whoever still reads the old values.
+"""Issues freed memory to its next owner at once, so that reads of the old values see the new owner's first write.
 
-As in the real allocator a block belongs to the stream that it was allocated on and is re-issued there; as among the
-hazards, where the heap's layout would decide who gets it, the worst is assumed: everybody who allocates does.
+As in the real allocator, a block belongs to the stream that it was allocated on and is issued again there. Where the
+heap's layout would decide the next owner, the worst case is assumed, as in the hazard checker: the next allocation of
+any size takes all freed blocks of its stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ref
 
 import torch
 
-from ..handlers import Handler, Handlers
+from ..op_kinds import Handler
 from ..tensor import DeviceTensor
 from ..watcher import Watcher
 from .executor import poisoned
 from .order import DeferredTask
+from .runtime import DeferredRuntime
 
-if TYPE_CHECKING:
-    from ..gpu import VirtualGpu
-    from .runtime import DeferredRuntime
-
-_BLOCK = "_vgpu_issued"  # on a storage's Python object, which lives as long as the storage
+_BLOCK = "_vgpu_issued"  # attribute of a storage's Python object, which exists as long as the storage
 
 
-class Issued:
-    """Device memory while somebody can still reach it. Work that is yet to be done holds its storage, not this."""
+class IssuedBlock:
+    """Device memory for as long as a tensor reaches it. Pending work keeps the storage alive, but not this block."""
 
     __slots__ = ("__weakref__", "_reuse", "storage", "stream")
 
-    def __init__(self, storage: torch.UntypedStorage, stream: int, reuse: Reuse) -> None:
+    def __init__(self, storage: torch.UntypedStorage, stream: int, reuse: BlockReuse) -> None:
         self.storage = ref(storage)
         self.stream = stream
-        self._reuse: Reuse | None = reuse
+        self._reuse: BlockReuse | None = reuse
 
     def keep(self) -> None:
-        """Never re-issue it."""
+        """Never issue it again."""
         self._reuse = None
 
     def __del__(self) -> None:
@@ -45,83 +43,71 @@ class Issued:
             self._reuse.freed(self)
 
 
-class Reuse(Watcher):
-    """Follows memory from its allocation to its end."""
+class BlockReuse(Watcher):
+    """Follows device memory from its allocation to its end."""
 
     def __init__(self, runtime: DeferredRuntime) -> None:
         self._runtime = runtime
         self._free: dict[int, list[ref[torch.UntypedStorage]]] = {}
-        self._capturing = False
-        self._open = True
+        self._is_capturing = False
+
+    def following(self, handler: Handler) -> Handler:
+        """The handler, whose results are followed."""
+
+        def follow(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            out = handler(args, kwargs)
+            for tensor in out if isinstance(out, (list, tuple)) else (out,):
+                if type(tensor) is DeviceTensor:
+                    self._block(tensor)
+            return out
+
+        return follow
 
     def made(self, tensor: torch.Tensor) -> None:
-        assert isinstance(tensor, DeviceTensor)
-        storage = tensor.held.untyped_storage()
-        known: ref[Issued] | None = getattr(storage, _BLOCK, None)
-        block = known() if known is not None else None
-        if block is None:
-            block = self._issue(storage)
-        tensor.issued = block
+        self._block(tensor)
 
     def generated(self, op: str, tensor: torch.Tensor) -> None:  # noqa: ARG002
-        self.made(tensor)
+        self._block(tensor)
 
     def record_stream(self, tensor: torch.Tensor, queue: int) -> None:  # noqa: ARG002
-        """Waiting for the streams named is one way of doing it; never is another."""
-        assert isinstance(tensor, DeviceTensor)
-        self.made(tensor)
-        tensor.issued.keep()
+        """Never issuing the block again satisfies the call."""
+        self._block(tensor).keep()
 
     def capturing(self, capture: object | None) -> None:
-        """A graph's own memory is never re-issued."""
-        self._capturing = capture is not None
+        """A graph's own memory is never issued again."""
+        self._is_capturing = capture is not None
 
-    def freed(self, block: Issued) -> None:
+    def freed(self, block: IssuedBlock) -> None:
         storage = block.storage()
-        if storage is not None:  # work that is yet to be done holds it
+        if storage is not None:  # pending work keeps it alive
             self._free.setdefault(block.stream, []).append(block.storage)
 
-    def _issue(self, storage: torch.UntypedStorage) -> Issued:
+    def _block(self, tensor: torch.Tensor) -> IssuedBlock:
+        assert isinstance(tensor, DeviceTensor)
+        storage = tensor.held.untyped_storage()
+        known: ref[IssuedBlock] | None = getattr(storage, _BLOCK, None)
+        block = (known() if known is not None else None) or self._issue(storage)
+        tensor.block = block
+        return block
+
+    def _issue(self, storage: torch.UntypedStorage) -> IssuedBlock:
         stream = self._runtime.stream.id
         for freed in self._free.pop(stream, ()):
-            self._scribble(stream, freed())
-        block = Issued(storage, stream, self)
-        if self._capturing:
+            self._overwrite(stream, freed())
+        block = IssuedBlock(storage, stream, self)
+        if self._is_capturing:
             block.keep()
         setattr(storage, _BLOCK, ref(block))
         return block
 
-    def _scribble(self, stream: int, storage: torch.UntypedStorage | None) -> None:
-        """The new owner's first write, over what the last one's readers may not have read yet."""
+    def _overwrite(self, stream: int, storage: torch.UntypedStorage | None) -> None:
+        """The new owner's first write, over values that may have pending reads."""
         if storage is not None and storage.nbytes() and storage.device.type != "meta":
-            task = DeferredTask(partial(_overwrite, storage), lambda: "a new owner's first write")
+            task = DeferredTask(partial(_poison, storage), lambda: "a new owner's first write")
             self._runtime.order.launch(stream, task)
 
 
-class ReusingHandlers(Handlers):
-    """Every op's results are followed."""
-
-    def __init__(self, gpu: VirtualGpu, reuse: Reuse) -> None:
-        super().__init__(gpu)
-        self._reuse = reuse
-
-    def build(self, func: torch._ops.OpOverload) -> Handler:
-        handler = self[func] = _followed(super().build(func), self._reuse.made)
-        return handler
-
-
-def _followed(handler: Handler, made: Callable[[DeviceTensor], None]) -> Handler:
-    def following(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        out = handler(args, kwargs)
-        for tensor in out if isinstance(out, (list, tuple)) else (out,):
-            if type(tensor) is DeviceTensor:
-                made(tensor)
-        return out
-
-    return following
-
-
-def _overwrite(storage: torch.UntypedStorage) -> None:
+def _poison(storage: torch.UntypedStorage) -> None:
     size = storage.nbytes()
-    kind = torch.int32 if size % 4 == 0 else torch.uint8
-    poisoned(torch.empty(0, dtype=kind).set_(storage))
+    dtype = torch.int32 if size % 4 == 0 else torch.uint8
+    poisoned(torch.empty(0, dtype=dtype).set_(storage))

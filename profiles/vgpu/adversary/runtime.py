@@ -1,4 +1,4 @@
-"""The device's API as an adversary hears it: what the host waits for has to be done by then, and nothing else."""
+"""The device's API for an adversary: only what the host waits for is done by the time that the wait returns."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How an adversary is numbered: first strategies, each of which finds what random choice may miss, then random ones.
+"""The numbered strategies of an adversary: first fixed ones, which find what a random order may miss, then random ones.
 
-With two streams, doing all work as late as possible and favouring either stream found every missing edge of a small
+With two streams, doing all work as late as possible and favouring either stream found every missing wait of a small
 overlap loop deterministically; a missing write-after-read barrier showed in one random seed out of nine.
 """
 
@@ -12,20 +12,13 @@ from collections.abc import Iterator, Mapping
 from .order import OrderStrategy
 
 FAVOURED = ("schedule", "forward", "copy", "staging", "backup", "lengths")
-ALWAYS = 4  # strategies that concern every run: the others favour streams that not every run has
+ALWAYS = 4  # strategies that apply to every run; the others favour streams that not every run has
 STRATEGIES = ("all work as late as possible", *(f"the {name} stream first" for name in FAVOURED))
-_CHANCE = 0.3  # that some stream goes on after each item
+_CHANCE = 0.3  # of any stream going on after an item
 
 
-class Patient:
-    """Nobody is in a hurry."""
-
-    def choose(self, ready: Iterator[int]) -> int | None:  # noqa: ARG002
-        return None
-
-
-class Favouring:
-    """One stream goes on whenever it can. ``streams`` are the names by which the scheduler calls them."""
+class StreamFirst(OrderStrategy):
+    """One stream goes on whenever it can. ``streams`` are the names that the scheduler gives to streams."""
 
     def __init__(self, name: str, streams: Mapping[int, str]) -> None:
         self._name = name
@@ -35,8 +28,8 @@ class Favouring:
         return next((stream for stream in ready if self._streams.get(stream) == self._name), None)
 
 
-class Random:
-    """Now and then any stream goes on."""
+class RandomOrder(OrderStrategy):
+    """After an item, any stream goes on with a fixed probability."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -48,13 +41,13 @@ class Random:
         return self._random.choice(streams) if streams else None
 
 
-def temper(seed: int, streams: Mapping[int, str]) -> OrderStrategy:
-    """Of that seed: the strategies in their order, then random ones."""
+def strategy(seed: int, streams: Mapping[int, str]) -> OrderStrategy:
+    """The strategy of that number: first those of ``STRATEGIES``, then random ones."""
     if seed == 0:
-        return Patient()
+        return OrderStrategy()
     if seed < len(STRATEGIES):
-        return Favouring(FAVOURED[seed - 1], streams)
-    return Random(seed)
+        return StreamFirst(FAVOURED[seed - 1], streams)
+    return RandomOrder(seed)
 
 
 def described(seed: int) -> str:

@@ -1,5 +1,9 @@
-"""Which accesses to memory nothing orders: vector clocks over host and streams, footprints, freed blocks."""
+"""The hazard checker: finds accesses to memory that nothing orders.
 
-from .checker import Checker
+It orders operations by vector clocks of the host and the streams, and keeps a shadow memory of recent accesses. It sees
+a device through the two protocols of ``memory`` only, and serves the virtual GPU and a real one.
+"""
 
-__all__ = ["Checker"]
+from .checker import HazardChecker
+
+__all__ = ["HazardChecker"]

@@ -1,74 +1,131 @@
-"""Device memory as the caching allocator hands it out: by stream and pool, freed when the last view dies.
+"""The shadow memory of a device: from the allocation of a block to the next allocation of the same memory.
 
-Freeing is an act of the host. A block goes back to the stream that it was allocated on and may be re-issued there
-at once, whatever other streams are still doing with it, unless ``record_stream`` named them. What was
-pending then is kept and meets the next owner's accesses.
+The host frees a block when its last view dies. The block returns to the stream that it was allocated on and may be
+issued again there at once, whatever other streams still do with it, unless ``record_stream`` named them. The accesses
+that are pending at that point are kept and compared with those of the block's next owner.
 
-The real allocator splits and joins the blocks of a pool, so that what is freed may become part of the next
-allocation of any size in it. Here it always does: where the heap's layout would decide, the worst is assumed.
+The real allocator splits and joins the blocks of a pool, so that freed memory may become part of the next allocation
+of any size in it. Here it always does: where the heap's layout would decide, the worst case is assumed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from weakref import WeakSet, ref
 
-from .clocks import Clock, Clocks
-from .footprints import ByteSpan
-from .shadows import Entry, Shadow
+import torch
 
-SMALL = 1 << 20  # bytes; torch keeps a pool for what is no larger
+from .clocks import VectorClocks
+from .footprints import ByteSpan, Scattered
+from .memory import DeviceMemory, HostProgram
+from .records import UNWRITTEN, MemoryAccess, MemoryOrigin
+from .shadow import Block, ShadowMemory
+
+SMALL = 1 << 20  # bytes; torch keeps a pool of its own for blocks that are no larger
+
+SHADOW = "_vgpu_shadow"  # attribute of a storage's Python object, which exists as long as the storage
 
 
 class FreeBlocks:
-    """Pending accesses of freed blocks, by stream and whether they are small."""
+    """Pending accesses of freed blocks, by stream and by whether the block is small."""
 
-    def __init__(self, clocks: Clocks) -> None:
+    def __init__(self, clocks: VectorClocks) -> None:
         self._clocks = clocks
-        self._pending: dict[tuple[int, bool], list[Sequence[Entry]]] = {}
+        self._pending: dict[tuple[int, bool], list[Sequence[MemoryAccess]]] = {}
 
-    def take(self, actor: int, size: int) -> Sequence[Entry]:
-        """What is pending in the block that is issued on that stream."""
+    def take(self, actor: int, size: int) -> Sequence[MemoryAccess]:
+        """The accesses that are pending in the block that is issued on that stream."""
         waiting = self._pending.get((actor, size <= SMALL))
         if not waiting:
             return ()
         clock = self._clocks.of(actor)
         while waiting:
-            entries = _unknown(waiting.pop(), clock)
-            if entries:
-                return [entry._replace(footprint=ByteSpan(0, size)) for entry in entries]
+            accesses = waiting.pop()
+            pending = [access for access in accesses if access.launch.seq > clock[access.launch.actor]]
+            if pending:
+                return [access._replace(footprint=ByteSpan(0, size)) for access in pending]
         return ()
 
-    def give(self, actor: int, shadow: Shadow, recorded: set[int]) -> None:
-        """The host frees a block of that stream; ``recorded`` streams are waited for."""
+    def give(self, actor: int, shadow: ShadowMemory, recorded: set[int]) -> None:
+        """The host frees a block of that stream; re-use waits for the ``recorded`` streams."""
         clock = self._clocks.of(actor)
-        entries = [
-            entry._replace(freed=entry.freed or shadow.owner)
-            for entry in shadow.pending(clock)
-            if entry.launch.actor != actor and entry.launch.actor not in recorded
+        pending = [
+            access._replace(freed=access.freed or shadow.origin)
+            for access in shadow.pending(clock)
+            if access.launch.actor != actor and access.launch.actor not in recorded
         ]
-        if entries:
-            self._pending.setdefault((actor, shadow.size <= SMALL), []).append(entries)
+        if pending:
+            self._pending.setdefault((actor, shadow.size <= SMALL), []).append(pending)
 
 
-class Freeing(Protocol):
-    def freed(self, block: Block) -> None: ...
+class ShadowTable:
+    """The blocks of device tensors, and the shadow memory of blocks and of pinned host memory.
 
+    ``capturing``: a graph is being captured, so that new memory is the graph's own, which is never issued again.
+    """
 
-class Block:
-    """Device memory while somebody can still reach it: its tensor and the views of it share one."""
+    def __init__(self, program: HostProgram, memory: DeviceMemory) -> None:
+        self.memory = memory
+        self.capturing = False
+        self._program = program
+        self._free = FreeBlocks(program.clocks)
+        self._lazy: WeakSet[Scattered] = WeakSet()
 
-    __slots__ = ("__weakref__", "_allocator", "actor", "recorded", "shadow")
+    def block(self, tensor: torch.Tensor) -> Block:
+        """The memory of a device tensor, shared with its views; allocated now if it is new to the table."""
+        return self.memory.block(tensor) or self._adopt(tensor)
 
-    def __init__(self, shadow: Shadow, actor: int, allocator: Freeing) -> None:
-        self.shadow = shadow
-        self.actor = actor  # the stream it was allocated on
-        self.recorded: set[int] = set()
-        self._allocator = allocator
+    def _adopt(self, tensor: torch.Tensor) -> Block:
+        storage = self.memory.held(tensor).untyped_storage()
+        shadow: ShadowMemory | None = getattr(storage, SHADOW, None)
+        block = None if shadow is None or shadow.block is None else shadow.block()
+        if block is None:
+            block = self._allocate(storage)
+        self.memory.keep(tensor, block)
+        return block
 
-    def __del__(self) -> None:
-        self._allocator.freed(self)
+    def _allocate(self, storage: torch.UntypedStorage) -> Block:
+        actor, size = self._program.stream.id + 1, storage.nbytes()
+        shadow = ShadowMemory(UNWRITTEN, size)
+        if not self.capturing:
+            shadow.inherit(self._free.take(actor, size))
+        block = Block(shadow, actor, self._freed)
+        shadow.block, shadow.private = ref(block), self.capturing
+        setattr(storage, SHADOW, shadow)
+        return block
 
+    def _freed(self, block: Block) -> None:
+        if not block.shadow.private:
+            self._free.give(block.actor, block.shadow, block.recorded)
 
-def _unknown(entries: Iterable[Entry], clock: Clock) -> list[Entry]:
-    return [entry for entry in entries if entry.launch.seq > clock[entry.launch.actor]]
+    def pinned(self, tensor: torch.Tensor) -> ShadowMemory:
+        """The shadow memory of a tensor in pinned host memory."""
+        storage = tensor.untyped_storage()
+        shadow: ShadowMemory | None = getattr(storage, SHADOW, None)
+        if shadow is None:
+            origin = MemoryOrigin("pinned memory", "", self._program.sites.last)
+            shadow = ShadowMemory(origin, storage.nbytes(), pinned=True)
+            setattr(storage, SHADOW, shadow)
+        return shadow
+
+    def of_argument(self, argument: object) -> ShadowMemory | None:
+        """The shadow memory of a kernel's argument; None if the argument is not device or pinned memory."""
+        if not isinstance(argument, torch.Tensor):
+            return None
+        if self.memory.mine(argument):
+            return self.block(argument).shadow
+        return self.pinned(argument) if self.memory.pinned(argument) else None
+
+    def depend(self, footprint: Scattered, tensors: Iterable[torch.Tensor]) -> None:
+        """The footprint follows from the values of these tensors."""
+        if not self.memory.lasting:
+            footprint.freeze()
+            return
+        self._lazy.add(footprint)
+        for tensor in tensors:
+            self.block(tensor).shadow.add_dependent(footprint)
+
+    def release(self) -> None:
+        """Release all tensors that footprints follow from."""
+        for footprint in list(self._lazy):
+            footprint.drop()

@@ -1,64 +1,62 @@
-"""Compares every access with those before it: first by order, and only then by place."""
+"""Compares every access with the earlier ones: first their order, and only where that is missing their bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet, ref
 
 import torch
 
 from ...record.hazards import FoundHazard
 from ...record.timeline import Site
 from ..watcher import Watcher
-from .blocks import Block, FreeBlocks
-from .declared import Declared
-from .findings import Findings
-from .footprints import ByteSpan, Footprint, Grid, Indexed, Scattered, span
-from .memory import Memory, Program
-from .pools import Pool, unread
-from .recording import FootprintRecording
-from .shadows import UNKNOWN, IssuedOp, Owner, Shadow
+from .blocks import SHADOW, ShadowTable
+from .declared import DeclaredFootprints
+from .findings import Findings, unread
+from .footprints import ByteSpan, Footprint, Grid, IndexedSource, Scattered, span
+from .graphs import GraphFootprint
+from .memory import DeviceMemory, HostProgram
+from .records import UNWRITTEN, IssuedOp, MemoryOrigin, NamedMemory
+from .shadow import ShadowMemory
 
 if TYPE_CHECKING:
     from ....sched.kernels.registry import Kernel
 
-_SHADOW = "_vgpu_shadow"  # on a storage's Python object, which lives as long as the storage
 
+class HazardChecker(Watcher):
+    """Receives every operation in the order in which the host issues them.
 
-class Checker(Watcher):
-    """Told of every operation, in the order in which the host issues them."""
+    ``device_works``: what happens to pinned memory at present is the device's work, though this process computes it.
+    """
 
-    def __init__(self, runtime: Program, memory: Memory) -> None:
+    def __init__(self, program: HostProgram, memory: DeviceMemory) -> None:
         self.device_works = False
-        self.spent = 0  # ns of this process's time
-        self.runtime = runtime
+        self.spent = 0
         self.memory = memory
-        self._clocks = clocks = runtime.clocks
-        self._free = FreeBlocks(clocks)
+        self._program = program
+        self._clocks = program.clocks
+        self._table = ShadowTable(program, memory)
         self._findings = Findings()
-        self._declared = Declared(self)
-        self._recordings: dict[
-            int, FootprintRecording
-        ] = {}  # by id of a graph's capture, which the recording keeps alive
-        self._recording: FootprintRecording | None = None
-        self._lazy: WeakSet[Scattered] = WeakSet()
-        self._pools: list[Pool] = []
+        self._declared = DeclaredFootprints(self._table)
+        # By id of a graph's capture, which the footprint keeps alive.
+        self._graphs: dict[int, GraphFootprint] = {}
+        self._capturing: GraphFootprint | None = None
+        self._named: list[NamedMemory] = []
 
-    # ---- what happens --------------------------------------------------------------------------------------
+    # ---- accesses ------------------------------------------------------------------------------------------
 
     def launch(self, op: str) -> IssuedOp:
-        """An operation of the current stream, issued from the source line that launched last."""
-        return self._launched(op, self.runtime.sites.last)
+        """An operation of the current stream, issued from the source line of the last call of the device."""
+        return self._launched(op, self._program.sites.last)
 
     def launch_here(self, op: str) -> IssuedOp:
-        """As ``launch``, for an operation that has yet to tell its source line."""
-        return self._launched(op, self.runtime.sites.here())
+        """An operation of the current stream whose own call is yet to come: its source line is looked up."""
+        return self._launched(op, self._program.sites.here())
 
     def _launched(self, op: str, site: int) -> IssuedOp:
-        actor = self.runtime.stream.id + 1
+        actor = self._program.stream.id + 1
         seq = self._clocks.launch(actor)
         return IssuedOp(actor, seq, self._clocks.of(actor), op, site)
 
@@ -66,42 +64,43 @@ class Checker(Watcher):
         self._device(launch, tensor, write=False)
 
     def write(self, launch: IssuedOp, tensor: torch.Tensor) -> None:
-        """``announce`` has gone before, unless the memory is new."""
+        """Unless the memory is new, ``announce`` has been called before the values changed."""
         self._device(launch, tensor, write=True)
 
     def _device(self, launch: IssuedOp, tensor: torch.Tensor, *, write: bool) -> None:
-        block = self.block(tensor)
+        block = self._table.block(tensor)
         span = self.memory.span(tensor)
         if span.end > span.start:
-            if write and block.shadow.owner is UNKNOWN:
-                block.shadow.owner = Owner("", launch.op, launch.site)
-            self.note(launch, block.shadow, span, write=write)
+            if write and block.shadow.origin is UNWRITTEN:
+                block.shadow.origin = MemoryOrigin("", launch.op, launch.site)
+            self._add(launch, block.shadow, span, write=write)
 
     def announce(self, tensor: torch.Tensor) -> None:
         """The tensor's values are about to be written."""
-        if self._recording is None:
-            self.block(tensor).shadow.freeze()
+        if self._capturing is None:
+            self._table.block(tensor).shadow.freeze()
 
-    def host_memory(self, launch: IssuedOp, tensor: torch.Tensor, *, write: bool) -> None:
-        """A copy or kernel of the device touches host memory. Only pinned memory can still be touched later."""
-        if self.memory.pinned(tensor) and tensor.numel():
-            self.note(launch, self._pinned(tensor), span(tensor), write=write)
+    def copy_side(self, launch: IssuedOp, tensor: torch.Tensor, *, write: bool) -> None:
+        """One side of a copy, in device or host memory. Only pinned host memory can still be accessed later."""
+        if self.memory.mine(tensor):
+            self._device(launch, tensor, write=write)
+        elif self.memory.pinned(tensor) and tensor.numel():
+            self._add(launch, self._table.pinned(tensor), span(tensor), write=write)
 
     def host_access(self, op: str, tensor: torch.Tensor, *, write: bool) -> None:
-        """The host itself looks at, or changes, pinned memory."""
         if self.device_works:
             return
-        shadow = getattr(tensor.untyped_storage(), _SHADOW, None)
+        shadow = getattr(tensor.untyped_storage(), SHADOW, None)
         if shadow is not None:
             host = self._clocks.host
             clock = self._clocks.of(host)
-            launch = IssuedOp(host, clock[host], clock, op, self.runtime.sites.here())
-            for entry in shadow.unordered(launch, span(tensor), write=write):
-                self._findings.add(shadow, entry, launch, write=write)
+            launch = IssuedOp(host, clock[host], clock, op, self._program.sites.here())
+            for earlier in shadow.unordered(launch, span(tensor), write=write):
+                self._findings.add(shadow, earlier, launch, write=write)
 
     @contextmanager
     def device_at_work(self) -> Iterator[None]:
-        """What a copy or kernel does to pinned memory meanwhile is the device's, though this process computes it."""
+        """``device_works`` for the duration of the block."""
         before, self.device_works = self.device_works, True
         try:
             yield
@@ -109,152 +108,96 @@ class Checker(Watcher):
             self.device_works = before
 
     def kernel(self, launch: IssuedOp, kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]) -> None:
-        """A custom kernel, by its own footprint."""
-        if self._recording is not None:
-            self._recording.kernel(kernel, args, named)
+        """A custom kernel, by the footprint that it declares."""
+        if self._capturing is not None:
+            self._capturing.kernel(kernel, args, named)
             return
         for shadow, footprint, write in self._declared.accesses(kernel, args, named):
-            self.note(launch, shadow, footprint, write=write)
+            self._add(launch, shadow, footprint, write=write)
 
     def indexed(
         self, launch: IssuedOp, tensor: torch.Tensor, indices: Sequence[torch.Tensor], *, write: bool
     ) -> None:
         """``tensor[i, j, ...]``, by indices of the first dimensions."""
-        block, held = self.block(tensor), self.memory.held
-        if self._recording is not None:  # whose values are not there yet
-            self.note(launch, block.shadow, ByteSpan(0, block.shadow.size), write=write)
+        block, held = self._table.block(tensor), self.memory.held
+        if self._capturing is not None:  # the indices have no values yet
+            self._add(launch, block.shadow, ByteSpan(0, block.shadow.size), write=write)
             return
-        footprint = Scattered(Indexed(Grid.of(held(tensor)), [held(index) for index in indices]))
-        self.lend(footprint, indices)
-        self.note(launch, block.shadow, footprint, write=write)
+        footprint = Scattered(IndexedSource(Grid.of(held(tensor)), [held(index) for index in indices]))
+        self._table.depend(footprint, indices)
+        self._add(launch, block.shadow, footprint, write=write)
 
-    def note(self, launch: IssuedOp, shadow: Shadow, footprint: Footprint, *, write: bool) -> None:
-        """Compare an access with those before it, and remember it."""
-        if self._recording is not None:
-            self._recording.touch(shadow, footprint, write=write)
+    def _add(self, launch: IssuedOp, shadow: ShadowMemory, footprint: Footprint, *, write: bool) -> None:
+        """Compare an access with the earlier ones, and add it to them."""
+        if self._capturing is not None:
+            self._capturing.touch(shadow, footprint, write=write)
             return
-        if shadow.pool is not None:
-            shadow.pool.note(launch, write=write)
-        for entry in shadow.unordered(launch, footprint, write=write):
-            self._findings.add(shadow, entry, launch, write=write)
+        if shadow.named is not None:
+            shadow.named.note(launch, write=write)
+        for earlier in shadow.unordered(launch, footprint, write=write):
+            self._findings.add(shadow, earlier, launch, write=write)
         if shadow.add(launch, footprint, write=write):
             shadow.prune(self._clocks.known())
 
     # ---- graphs --------------------------------------------------------------------------------------------
 
     def capturing(self, capture: object | None) -> None:
-        """From now on operations are nodes of that graph; None: they are operations again."""
-        self._recording = None
+        self._capturing, self._table.capturing = None, capture is not None
         if capture is not None:
-            self._recording = self._recordings[id(capture)] = FootprintRecording(capture, self._declared)
+            self._capturing = self._graphs[id(capture)] = GraphFootprint(capture, self._declared)
 
     @contextmanager
     def replaying(self, capture: object) -> Iterator[None]:
-        """Everything that the graph touches, at once. What its nodes touch may follow from values that others of its
-        nodes have computed: it is told afterwards."""
+        """All accesses of the graph count as one operation. They are compared after the computation, since what a node
+        touches may follow from values that other nodes compute."""
         begin = perf_counter_ns()
-        recording = self._recordings[id(capture)]
-        for shadow in recording.written():
+        graph = self._graphs[id(capture)]
+        for shadow in graph.written():
             shadow.freeze()
         self.spent += perf_counter_ns() - begin
         with self.device_at_work():
             yield
         begin, launch = perf_counter_ns(), self.launch_here("graph")
-        for by, (shadow, footprint, write) in recording.accesses(launch):
-            self.note(by, shadow, footprint, write=write)
-        for write, (shadow, entry) in recording.scattered(launch, self._clocks.known):
-            self._findings.add(shadow, entry, launch, write=write)
+        for issued, (shadow, footprint, write) in graph.spans(launch):
+            self._add(issued, shadow, footprint, write=write)
+        for write, (shadow, earlier) in graph.scattered(launch, self._clocks.known):
+            self._findings.add(shadow, earlier, launch, write=write)
         self.spent += perf_counter_ns() - begin
 
     # ---- memory --------------------------------------------------------------------------------------------
 
     def made(self, tensor: torch.Tensor) -> None:
-        """New memory, or a view, and nothing launched."""
-        self.block(tensor)
+        self._table.block(tensor)
 
     def sent(self, tensor: torch.Tensor) -> None:
-        """The current stream's engine carries the values away."""
         self.read(self.launch_here("send"), tensor)
 
     def generated(self, op: str, tensor: torch.Tensor) -> None:
-        """New memory, written by a kernel."""
         self.write(self.launch(op), tensor)
 
-    def block(self, tensor: torch.Tensor) -> Block:
-        """The memory of a device tensor, shared with its views; allocated now if it is met for the first time."""
-        return self.memory.block(tensor) or self._adopt(tensor)
-
-    def _adopt(self, tensor: torch.Tensor) -> Block:
-        storage = self.memory.held(tensor).untyped_storage()
-        shadow: Shadow | None = getattr(storage, _SHADOW, None)
-        block = None if shadow is None or shadow.block is None else shadow.block()
-        if block is None:
-            actor, size = self.runtime.stream.id + 1, storage.nbytes()
-            shadow = Shadow(UNKNOWN, size)
-            if self._recording is None:
-                shadow.inherit(self._free.take(actor, size))
-            block = Block(shadow, actor, self)
-            shadow.block, shadow.private = ref(block), self._recording is not None
-            setattr(storage, _SHADOW, shadow)
-        self.memory.keep(tensor, block)
-        return block
-
-    def freed(self, block: Block) -> None:
-        """The last view of a block is gone. A graph's own memory is never re-issued."""
-        if not block.shadow.private:
-            self._free.give(block.actor, block.shadow, block.recorded)
-
     def record_stream(self, tensor: torch.Tensor, queue: int) -> None:
-        self.block(tensor).recorded.add(queue + 1)
+        self._table.block(tensor).recorded.add(queue + 1)
 
     def name(self, tensor: torch.Tensor, name: str) -> None:
-        """What findings call the tensor's memory."""
         assert self.memory.mine(tensor)
-        shadow = self.block(tensor).shadow
-        shadow.owner = Owner(name, "", self.runtime.sites.last)
-        shadow.pool = Pool(name)
-        self._pools.append(shadow.pool)
+        shadow = self._table.block(tensor).shadow
+        shadow.origin = MemoryOrigin(name, "", self._program.sites.last)
+        shadow.named = NamedMemory(name)
+        self._named.append(shadow.named)
 
-    def lend(self, footprint: Scattered, tensors: Iterable[torch.Tensor]) -> None:
-        """The footprint follows from the values of these tensors."""
-        if not self.memory.lasting:
-            footprint.freeze()
-            return
-        self._lazy.add(footprint)
-        for tensor in tensors:
-            self.block(tensor).shadow.lend(footprint)
-
-    def shadow_of(self, argument: object) -> Shadow | None:
-        """Of a kernel's argument; None for what is no memory that others touch."""
-        if not isinstance(argument, torch.Tensor):
-            return None
-        if self.memory.mine(argument):
-            return self.block(argument).shadow
-        return self._pinned(argument) if self.memory.pinned(argument) else None
-
-    def _pinned(self, tensor: torch.Tensor) -> Shadow:
-        storage = tensor.untyped_storage()
-        shadow: Shadow | None = getattr(storage, _SHADOW, None)
-        if shadow is None:
-            owner = Owner("pinned memory", "", self.runtime.sites.last)
-            shadow = Shadow(owner, storage.nbytes(), pinned=True)
-            setattr(storage, _SHADOW, shadow)
-        return shadow
-
-    # ---- the end -------------------------------------------------------------------------------------------
+    # ---- reports -------------------------------------------------------------------------------------------
 
     def found(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[FoundHazard, ...]:
         return self._findings.named(sites, streams)
 
     def unread(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[FoundHazard, ...]:
-        return unread(self._pools, sites, streams)
+        return unread(self._named, sites, streams)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Forget every tensor in the end."""
+        """Releases all tensors in the end."""
         try:
             yield
         finally:
-            for footprint in list(self._lazy):
-                footprint.drop()
-            self._recordings.clear()
+            self._table.release()
+            self._graphs.clear()

@@ -1,7 +1,8 @@
-"""Who knows of whose work: a vector clock per stream, and one for the host.
+"""Vector clocks of the host and of every stream.
 
-Component k of a clock is the number of the last launch of actor k that its owner comes after. Lists are
-compared and joined by index; a clock copied before an actor existed is short and knows nothing of it.
+Component k of an actor's clock is the number of actor k's last launch that the actor's next operation comes after.
+Clocks are compared and joined by index; one that was copied before an actor existed lacks the actor's component, which
+counts as zero.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ Clock = list[int]
 HOST = 0
 
 
-class Clocks:
-    """Actor ``host`` is the host, actor k + 1 the stream with id k. Actors appear when they are first met.
+class VectorClocks:
+    """Actor ``host`` is the host, actor k + 1 the stream with id k. A clock is created when an actor is first used.
 
-    Devices that exchange data have hosts and streams of different numbers; of another device's actors a clock has what
-    came along with its data.
+    Devices that exchange data number their hosts and streams differently; a clock's components for another device's
+    actors are those that were sent with the data.
     """
 
     def __init__(self, host: int = HOST) -> None:
@@ -24,7 +25,7 @@ class Clocks:
         self.of(host)
 
     def of(self, actor: int) -> Clock:
-        """The clock itself: what is learnt later shows in it."""
+        """The actor's clock itself, not a copy."""
         clocks = self._clocks
         if actor not in clocks:
             clocks[actor] = []
@@ -34,7 +35,7 @@ class Clocks:
         return clocks[actor]
 
     def launch(self, actor: int) -> int:
-        """The number of the stream's next launch, which comes after all that the host knows by now."""
+        """The number of the stream's next launch, which comes after everything that the host has waited for."""
         at, clock, host = self.host, self.of(actor), self._clocks[self.host]
         if clock[at] < host[at]:
             _join(clock, host)
@@ -42,7 +43,7 @@ class Clocks:
         return clock[actor]
 
     def recorded(self, actor: int) -> Clock:
-        """What an event recorded on the stream now stands for."""
+        """The clock of an event that is recorded on the stream now."""
         return self.of(actor).copy()
 
     def wait(self, actor: int, known: Clock) -> None:
@@ -50,7 +51,7 @@ class Clocks:
         _join(self.of(actor), known)
 
     def synchronize(self, known: Clock) -> None:
-        """The host has waited for ``known``. Streams hear of it when the host launches something on them."""
+        """The host has waited for ``known``. A stream's clock joins the host's at the stream's next launch."""
         host = self._clocks[self.host]
         _join(host, known)
         host[self.host] += 1
@@ -60,12 +61,12 @@ class Clocks:
             self.synchronize([*self._clocks[actor]])
 
     def known(self) -> Clock:
-        """What every later operation comes after: all streams have seen it, or the host has, which launches them."""
+        """The clock that every later operation comes after: the host's, or what all streams' clocks have in common."""
         host = self._clocks[self.host]
         streams = [clock for actor, clock in self._clocks.items() if actor != self.host]
         return [
-            max(by_host, min((clock[k] if k < len(clock) else 0 for clock in streams), default=0))
-            for k, by_host in enumerate(host)
+            max(of_host, min((clock[k] if k < len(clock) else 0 for clock in streams), default=0))
+            for k, of_host in enumerate(host)
         ]
 
 

@@ -1,30 +1,29 @@
-"""Footprints of custom kernels, as they declare them themselves, worked out as late as possible.
+"""Footprints of custom kernels, as the kernels declare them, computed as late as possible.
 
-What a kernel touches depends on values; which of its arguments it touches, and how, does not. The latter is learnt
-from a kernel's first launch with such arguments; later launches only say from what the rest would follow.
+The bytes that a kernel touches depend on values; the arguments that it touches, and how, do not. The latter are taken
+from a kernel's first launch with arguments of the same form. Later launches only keep the tensors from which the former
+follow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ....sched.kernels.registry import Access, Kernel
+from .blocks import ShadowTable
 from .footprints import ByteSpan, Footprint, Grid, Pieces, RowSelection, Scattered, copied, span
-from .memory import Memory
-from .shadows import Shadow
+from .memory import DeviceMemory
+from .shadow import ShadowMemory
 
-if TYPE_CHECKING:
-    from .checker import Checker
-
-Touched = tuple[Shadow, Footprint, bool]
+Touched = tuple[ShadowMemory, Footprint, bool]
 
 
 class ArgumentAccess(NamedTuple):
-    """An access of a kernel: the argument, and the item where that is a list."""
+    """An access of a kernel: to an argument, or to an item of an argument that is a list."""
 
     argument: int
     item: int | None
@@ -37,87 +36,93 @@ class ArgumentAccess(NamedTuple):
         return argument if self.item is None else argument[self.item]
 
 
-class Declared:
-    def __init__(self, checker: Checker) -> None:
-        self._checker = checker
-        self._look = _Look(checker.memory)
-        self._places: dict[object, Sequence[ArgumentAccess]] = {}
+class DeclaredFootprints:
+    def __init__(self, table: ShadowTable) -> None:
+        self._table = table
+        self._held = _HeldArguments(table.memory)
+        self._forms: dict[object, Sequence[ArgumentAccess]] = {}
         self._last: dict[Kernel, tuple[object, Mapping[int, Scattered]]] = {}
 
     def accesses(self, kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]) -> Iterator[Touched]:
-        """What a launch touches. Layers that follow each other share what they have in common."""
-        places = self.places(kernel, args, named)
-        if not any(place.scattered for place in places):
-            return self.touched(places, (*args, *named.values()), {})
+        """The accesses of a launch. Consecutive launches with equal values, as those of layers, share footprints."""
+        accesses = self.form(kernel, args, named)
         arguments = (*args, *named.values())
+        if not any(access.scattered for access in accesses):
+            return self.touched(accesses, arguments, {})
         key, (last, pieces) = self.key(arguments), self._last.get(kernel, (None, {}))
         if key != last:
-            pieces = self.pieces(kernel, places, args, named)
+            pieces = self.pieces(kernel, accesses, args, named)
             self._last[kernel] = key, pieces
-        return self.touched(places, arguments, pieces)
+        return self.touched(accesses, arguments, pieces)
 
-    def places(
-        self, kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]
-    ) -> Sequence[ArgumentAccess]:
+    def form(self, kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]) -> Sequence[ArgumentAccess]:
+        """The arguments that a launch touches, and how."""
         arguments = (*args, *named.values())
-        shape = (kernel, *named, *(len(a) if isinstance(a, (list, tuple)) else a is None for a in arguments))
-        places = self._places.get(shape)
-        if places is None:
-            seen, named_so = self._look.all(args), self._look.named(named)
-            declared = kernel.footprint(*seen, **named_so)
-            places = self._places[shape] = list(_places(declared, (*seen, *named_so.values())))
-        return places
+        form = (kernel, *named, *(len(a) if isinstance(a, (list, tuple)) else a is None for a in arguments))
+        accesses = self._forms.get(form)
+        if accesses is None:
+            held, held_named = self._held.all(args), self._held.named(named)
+            declared = kernel.footprint(*held, **held_named)
+            accesses = self._forms[form] = list(_accesses(declared, (*held, *held_named.values())))
+        return accesses
 
     def pieces(
-        self, kernel: Kernel, places: Sequence[ArgumentAccess], args: Sequence[Any], named: Mapping[str, Any]
+        self,
+        kernel: Kernel,
+        accesses: Sequence[ArgumentAccess],
+        args: Sequence[Any],
+        named: Mapping[str, Any],
     ) -> Mapping[int, Scattered]:
-        """The footprints that follow from values, one evaluation for all."""
-        look = self._look
-        declared = _Once(partial(kernel.footprint, *look.all(args), **look.named(named)))
-        lenders = [t for t in look.tensors((*args, *named.values())) if not t.is_floating_point()]
-        pieces = {p.order: Scattered(_Part(declared, p.order)) for p in places if p.scattered}
+        """The footprints that depend on values, which one evaluation of the declaration yields."""
+        held = self._held
+        declared = _KernelFootprint(partial(kernel.footprint, *held.all(args), **held.named(named)))
+        tensors = [t for t in held.tensors((*args, *named.values())) if not t.is_floating_point()]
+        pieces = {a.order: Scattered(_AccessSource(declared, a.order)) for a in accesses if a.scattered}
         for footprint in pieces.values():
-            self._checker.lend(footprint, lenders)
+            self._table.depend(footprint, tensors)
         return pieces
 
     def touched(
-        self, places: Sequence[ArgumentAccess], arguments: Sequence[Any], pieces: Mapping[int, Scattered]
+        self, accesses: Sequence[ArgumentAccess], arguments: Sequence[Any], pieces: Mapping[int, Scattered]
     ) -> Iterator[Touched]:
-        for place in places:
-            argument = place.of(arguments)
-            shadow = self._checker.shadow_of(argument)
+        for access in accesses:
+            argument = access.of(arguments)
+            shadow = self._table.of_argument(argument)
             if shadow is not None and argument.numel():
-                yield shadow, pieces[place.order] if place.scattered else self._whole(argument), place.write
+                footprint = pieces[access.order] if access.scattered else self._whole(argument)
+                yield shadow, footprint, access.write
 
-    def shadows(self, places: Sequence[ArgumentAccess], arguments: Sequence[Any]) -> Iterator[Shadow]:
-        """Of arguments that are device tensors or pinned memory."""
-        for place in places:
-            shadow = self._checker.shadow_of(place.of(arguments))
-            assert shadow is not None, "a footprint by values on memory that nobody else touches"
+    def shadows(self, accesses: Sequence[ArgumentAccess], arguments: Sequence[Any]) -> Iterator[ShadowMemory]:
+        """The shadow memory of arguments that are device tensors or pinned memory."""
+        for access in accesses:
+            shadow = self._table.of_argument(access.of(arguments))
+            assert shadow is not None, (
+                "a scattered footprint on memory that is neither the device's nor pinned"
+            )
             yield shadow
 
     def key(self, arguments: Sequence[Any]) -> object:
-        """What the footprints follow from: the state of integer tensors, the geometry of the others."""
-        return tuple(self._part(argument) for argument in arguments)
+        """Determines the footprints: the state of integer tensors, the geometry of the others."""
+        return tuple(self._key(argument) for argument in arguments)
 
-    def _part(self, argument: Any) -> object:
-        checker = self._checker
-        if checker.memory.mine(argument):
-            shadow = checker.block(argument).shadow
-            where = 0 if argument.is_floating_point() else (shadow, shadow.epoch)
-            return where, checker.memory.span(argument), argument.size()
+    def _key(self, argument: Any) -> object:
+        memory = self._table.memory
+        if memory.mine(argument):
+            shadow = self._table.block(argument).shadow
+            state = 0 if argument.is_floating_point() else (shadow, shadow.epoch)
+            return state, memory.span(argument), argument.size()
         if isinstance(argument, (list, tuple)):
-            return tuple(self._part(item) for item in argument)
+            return tuple(self._key(item) for item in argument)
         return argument.size() if isinstance(argument, torch.Tensor) else argument
 
     def _whole(self, argument: torch.Tensor) -> ByteSpan:
-        memory = self._checker.memory
+        memory = self._table.memory
         return memory.span(argument) if memory.mine(argument) else span(argument)
 
 
-class _Once:
-    """A kernel's footprint, evaluated when the first of its accesses is asked for or its values are about to change.
-    Accesses of the same rows of tensors alike, such as keys and values, share their pieces."""
+class _KernelFootprint:
+    """A kernel's footprint, evaluated when the first of its accesses is compared or the values are about to change.
+    Accesses to the same rows of tensors of one geometry, such as keys and values, share their pieces."""
 
     def __init__(self, footprint: Callable[[], Sequence[Access]]) -> None:
         self._footprint: Callable[[], Sequence[Access]] | None = footprint
@@ -126,7 +131,7 @@ class _Once:
 
     def freeze(self) -> None:
         if self._footprint is not None:
-            copies = _Copies()
+            copies = _TensorCopies()
             self._accesses = [
                 (Grid.of(tensor), RowSelection(copies(rows), copies(lens), copies(counts)))
                 for tensor, _, rows, lens, counts in self._footprint()
@@ -135,15 +140,15 @@ class _Once:
 
     def pieces(self, order: int) -> Pieces:
         self.freeze()
-        grid, lines = self._accesses[order]
-        key = (grid, *map(id, lines))
+        grid, selection = self._accesses[order]
+        key = (grid, *map(id, selection))
         if key not in self._pieces:
-            self._pieces[key] = grid.rows(lines)
+            self._pieces[key] = grid.rows(selection)
         return self._pieces[key]
 
 
-class _Copies:
-    """One copy of each tensor."""
+class _TensorCopies:
+    """Copies each tensor once."""
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -156,23 +161,23 @@ class _Copies:
         return self._made[id(tensor)][1]
 
 
-class _Part(NamedTuple):
-    """One access of a footprint."""
+class _AccessSource(NamedTuple):
+    """The source of one access of a kernel's footprint."""
 
-    whole: _Once
+    kernel: _KernelFootprint
     order: int
 
     def freeze(self) -> None:
-        self.whole.freeze()
+        self.kernel.freeze()
 
     def pieces(self) -> Pieces:
-        return self.whole.pieces(self.order)
+        return self.kernel.pieces(self.order)
 
 
-class _Look(NamedTuple):
-    """Device tensors among arguments, and how they are looked at."""
+class _HeldArguments(NamedTuple):
+    """Replaces the device tensors among arguments by the tensors that hold their values."""
 
-    memory: Memory
+    memory: DeviceMemory
 
     def all(self, values: Iterable[Any]) -> list[Any]:
         return [
@@ -188,6 +193,7 @@ class _Look(NamedTuple):
         return dict(zip(values, self.all(values.values()), strict=True))
 
     def tensors(self, arguments: Iterable[Any]) -> Iterator[torch.Tensor]:
+        """The device tensors themselves."""
         for argument in arguments:
             if self.memory.mine(argument):
                 yield argument
@@ -195,7 +201,7 @@ class _Look(NamedTuple):
                 yield from self.tensors(argument)
 
 
-def _places(declared: Sequence[Access], arguments: Sequence[Any]) -> Iterator[ArgumentAccess]:
+def _accesses(declared: Sequence[Access], arguments: Sequence[Any]) -> Iterator[ArgumentAccess]:
     """Where each access's tensor is found among the arguments. A tensor written as a whole is not also read."""
     at: dict[int, tuple[int, int | None]] = {}
     for argument, value in enumerate(arguments):

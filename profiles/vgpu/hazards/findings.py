@@ -1,70 +1,85 @@
-"""What was found, once per pair of places, in words."""
+"""The hazards that were found, once per pair of source lines, and their explanations."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ...record.hazards import FoundAccess, FoundHazard, HazardKind
 from ...record.timeline import NO_SITE, Site
 from .clocks import HOST
-from .shadows import Entry, IssuedOp, Owner, Shadow
+from .records import IssuedOp, MemoryAccess, MemoryOrigin, NamedMemory
+from .shadow import ShadowMemory
 
 
-class _Raw(NamedTuple):
+class _UnnamedHazard(NamedTuple):
+    """A hazard whose source lines and streams are numbers."""
+
     kind: HazardKind
-    owner: Owner
+    origin: MemoryOrigin
     first: IssuedOp
     first_writes: bool
     second: IssuedOp
     second_writes: bool
 
+    @property
+    def key(self) -> object:
+        """Equal for hazards that are reported once: the layers of a pool count as one resource."""
+        resource = re.sub(r"\[\d+\]", "", self.origin.name) or self.origin[1:]
+        places = ((launch.actor, launch.op, launch.site) for launch in (self.first, self.second))
+        return (self.kind, resource, *places, self.first_writes, self.second_writes)
+
 
 class Findings:
-    """Kept as they were met, first; named when somebody asks."""
+    """Hazards in the order in which they were found."""
 
     def __init__(self) -> None:
-        self._found: dict[object, _Raw] = {}
+        self._found: dict[object, _UnnamedHazard] = {}
 
-    def add(self, shadow: Shadow, entry: Entry, launch: IssuedOp, *, write: bool) -> None:
-        kind: HazardKind = "freed" if entry.freed else "pinned" if shadow.pinned else "race"
-        raw = _Raw(kind, entry.freed or shadow.owner, entry.launch, entry.write, launch, write)
-        self._found.setdefault(_alike(raw), raw)
-
-    def __len__(self) -> int:
-        return len(self._found)
+    def add(self, shadow: ShadowMemory, earlier: MemoryAccess, launch: IssuedOp, *, write: bool) -> None:
+        kind: HazardKind = "freed" if earlier.freed else "pinned" if shadow.pinned else "race"
+        hazard = _UnnamedHazard(
+            kind, earlier.freed or shadow.origin, earlier.launch, earlier.write, launch, write
+        )
+        self._found.setdefault(hazard.key, hazard)
 
     def named(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[FoundHazard, ...]:
-        return tuple(_finding(raw, sites, streams) for raw in self._found.values())
+        return tuple(_named(hazard, sites, streams) for hazard in self._found.values())
 
 
-def _alike(raw: _Raw) -> object:
-    """Layers of one pool are one resource."""
-    owner = re.sub(r"\[\d+\]", "", raw.owner.name) or raw.owner[1:]
-    return (
-        raw.kind,
-        owner,
-        *((x.actor, x.op, x.site) for x in (raw.first, raw.second)),
-        raw.first_writes,
-        raw.second_writes,
+def unread(
+    memories: Iterable[NamedMemory], sites: Sequence[Site], streams: Mapping[int, str]
+) -> tuple[FoundHazard, ...]:
+    """Named memory that was written and never read."""
+    return tuple(
+        _unread(memory, memory.last_write, sites, streams)
+        for memory in memories
+        if memory.last_write is not None and not memory.is_read
     )
 
 
-def _finding(raw: _Raw, sites: Sequence[Site], streams: Mapping[int, str]) -> FoundHazard:
-    first = touched(raw.first, sites, streams, write=raw.first_writes)
-    second = touched(raw.second, sites, streams, write=raw.second_writes)
-    owner = raw.owner
-    resource = owner.name or f"result of {owner.op}{_at(_site(owner.site, sites))}"
-    if raw.kind == "freed":
+def _unread(
+    memory: NamedMemory, last: IssuedOp, sites: Sequence[Site], streams: Mapping[int, str]
+) -> FoundHazard:
+    access = _access(last, sites, streams, write=True)
+    missing = f"{_described(access)}, the last of {memory.writes} writes: {memory.name} is never read"
+    return FoundHazard("unread", memory.name, access, None, missing)
+
+
+def _named(hazard: _UnnamedHazard, sites: Sequence[Site], streams: Mapping[int, str]) -> FoundHazard:
+    first = _access(hazard.first, sites, streams, write=hazard.first_writes)
+    second = _access(hazard.second, sites, streams, write=hazard.second_writes)
+    origin = hazard.origin
+    resource = origin.name or f"result of {origin.op}{_at(_site(origin.site, sites))}"
+    if hazard.kind == "freed":
         resource = f"freed block of {resource}"
-    return FoundHazard(raw.kind, resource, first, second, _missing(raw.kind, first, second))
+    return FoundHazard(hazard.kind, resource, first, second, _missing(hazard.kind, first, second))
 
 
-def touched(
+def _access(
     launch: IssuedOp, sites: Sequence[Site], streams: Mapping[int, str], *, write: bool
 ) -> FoundAccess:
-    """An access by its names."""
     actor = launch.actor
     stream = streams.get(actor - 1, "host" if actor == HOST else f"stream {actor - 1}")
     return FoundAccess(launch.op, write, _site(launch.site, sites), stream)
@@ -75,7 +90,7 @@ def _site(index: int, sites: Sequence[Site]) -> Site | None:
 
 
 def _missing(kind: HazardKind, first: FoundAccess, second: FoundAccess) -> str:
-    earlier, later = told(first), told(second)
+    earlier, later = _described(first), _described(second)
     if kind == "freed":
         return (
             f"{earlier} was pending when the block was freed, and {later} re-used it: "
@@ -86,10 +101,9 @@ def _missing(kind: HazardKind, first: FoundAccess, second: FoundAccess) -> str:
     return f"{earlier} must come before {later}: no wait_stream or event between them"
 
 
-def told(touch: FoundAccess) -> str:
-    """An access in words."""
-    who = "the host" if touch.stream == "host" else f"the {touch.stream} stream"
-    return f"{who}'s {'write' if touch.write else 'read'} ({touch.op}{_at(touch.site)})"
+def _described(access: FoundAccess) -> str:
+    actor = "the host" if access.stream == "host" else f"the {access.stream} stream"
+    return f"{actor}'s {'write' if access.write else 'read'} ({access.op}{_at(access.site)})"
 
 
 def _at(site: Site | None) -> str:

@@ -1,8 +1,8 @@
-"""Which bytes of a storage an access touches: one span, or many pieces that are looked at only when it matters.
+"""The bytes of a storage that an access touches: one span, or pieces that are computed only when they are compared.
 
-In a correct program no two footprints are ever compared, since order is asked first. So a footprint that
-depends on values (rows by an index, slots by a page table) keeps the tensors it follows from, takes a copy
-when one of them is about to change, and works out its pieces when it is compared.
+In a correct program no two footprints are ever compared, since the checker compares the order first. A footprint that
+depends on values (rows by an index, slots by a page table) therefore keeps the tensors that it follows from, copies
+them when one of them is about to change, and computes its pieces when it is compared.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ class ByteSpan(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """Byte intervals in order of their starts; ``ends[k]`` is the furthest end of the first k + 1."""
+    """Byte intervals sorted by start; ``ends[k]`` is the largest end of the first k + 1 intervals."""
 
     starts: Offsets
     ends: Offsets
 
     @classmethod
     def of(cls, starts: Offsets, ends: Offsets) -> Pieces:
-        filled = ends > starts  # an interval of nothing meets nothing
+        filled = ends > starts  # empty intervals overlap nothing
         starts, ends = starts[filled], ends[filled]
         order = np.argsort(starts, kind="stable")
         return cls(starts[order], np.maximum.accumulate(ends[order]))
 
 
 class FootprintSource(Protocol):
-    """What pieces follow from."""
+    """Computes pieces from values."""
 
     def freeze(self) -> None:
-        """The values it refers to are about to change: keep what they are now."""
+        """Copy the values, which are about to change."""
 
     def pieces(self) -> Pieces: ...
 
 
 class Scattered:
-    """Pieces yet to be worked out."""
+    """Pieces that are computed on demand."""
 
     __slots__ = ("__weakref__", "_pieces", "_source")
 
@@ -61,12 +61,12 @@ class Scattered:
 
     def pieces(self) -> Pieces:
         if self._pieces is None:
-            assert self._source is not None, "a footprint is asked for after its virtual GPU was closed"
+            assert self._source is not None, "a footprint is read after its virtual GPU was closed"
             self._pieces, self._source = self._source.pieces(), None
         return self._pieces
 
     def drop(self) -> None:
-        """Forget the tensors it follows from."""
+        """Release the tensors that the pieces follow from."""
         self._source = None
 
 
@@ -74,25 +74,25 @@ Footprint = ByteSpan | Scattered
 
 
 def meet(a: Footprint, b: Footprint) -> bool:
-    """Whether some byte belongs to both."""
+    """Whether the two have a byte in common."""
     if type(a) is ByteSpan and type(b) is ByteSpan:
         return a.start < b.end and b.start < a.end
     ours, theirs = _pieces(a), _pieces(b)
     if not len(ours.starts) or not len(theirs.starts):
         return False
-    # The first of theirs that ends behind our start is the only one that need be looked at.
+    # Only the first of theirs that ends after our start has to be compared.
     first = np.searchsorted(theirs.ends, ours.starts, side="right")
     inside = first < len(theirs.starts)
     return bool((theirs.starts[first[inside]] < ours.ends[inside]).any())
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Its values as they are now, on the host."""
+    """A copy of the tensor's present values on the host."""
     return tensor.to("cpu", copy=True)
 
 
 def span(tensor: torch.Tensor) -> ByteSpan:
-    """From a tensor's first byte to its last; holes of a strided view are counted in."""
+    """From the tensor's first byte to its last, including the gaps of a strided view."""
     item, start = tensor.itemsize, int(tensor.storage_offset())
     if tensor.is_contiguous():
         return ByteSpan(start * item, (start + tensor.numel()) * item)
@@ -100,7 +100,7 @@ def span(tensor: torch.Tensor) -> ByteSpan:
 
 
 class RowSelection(NamedTuple):
-    """Which rows, and how much of each (see ``Access``)."""
+    """Rows of a tensor, and how much of each is touched (see ``Access``)."""
 
     rows: torch.Tensor | None
     lens: torch.Tensor | None
@@ -115,7 +115,7 @@ class RowSelection(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """A tensor's geometry without the tensor."""
+    """A tensor's geometry: offset, sizes and strides in elements, ``item`` in bytes."""
 
     offset: int
     size: tuple[int, ...]
@@ -127,7 +127,7 @@ class Grid(NamedTuple):
         return cls(int(tensor.storage_offset()), tuple(tensor.size()), tensor.stride(), tensor.itemsize)
 
     def at(self, indices: Sequence[torch.Tensor]) -> Pieces:
-        """What ``tensor[i, j, ...]`` touches: indices of the first dimensions, broadcast together."""
+        """The bytes of ``tensor[i, j, ...]``, by indices of the first dimensions, which are broadcast together."""
         place: Offsets = np.full((), self.offset, np.int64)
         for index, size, stride in zip(indices, self.size, self.stride, strict=False):
             values = index.numpy().astype(np.int64)
@@ -136,17 +136,17 @@ class Grid(NamedTuple):
         starts = np.ravel(place) * self.item
         return Pieces.of(starts, starts + _reach(self.size[taken:], self.stride[taken:]) * self.item)
 
-    def rows(self, lines: RowSelection) -> Pieces:
-        """Rows along the first dimension."""
-        rows, lens = lines.chosen(), lines.lens
+    def rows(self, selection: RowSelection) -> Pieces:
+        """The bytes of rows along the first dimension."""
+        rows, lens = selection.chosen(), selection.lens
         if lens is None:
             return self.at([rows])
         starts = (self.offset + rows.numpy().astype(np.int64) * self.stride[0]) * self.item
         return Pieces.of(starts, starts + lens.numpy().astype(np.int64) * self.stride[1] * self.item)
 
 
-class Indexed:
-    """``tensor[i, j, ...]``, of a tensor of that geometry."""
+class IndexedSource:
+    """The source of the footprint of ``tensor[i, j, ...]``."""
 
     def __init__(self, grid: Grid, indices: Sequence[torch.Tensor]) -> None:
         self._grid = grid
@@ -160,7 +160,7 @@ class Indexed:
 
 
 def _reach(size: Sequence[int], stride: Sequence[int]) -> int:
-    """Elements from the first to the last one of that geometry, both included."""
+    """Elements from the first to the last of that geometry, both included."""
     if 0 in size:
         return 0
     return 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))

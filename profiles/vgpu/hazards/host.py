@@ -1,85 +1,47 @@
 """The host's own reads and writes of pinned memory, as far as torch's Python API shows them.
 
-A NumPy view of pinned memory is seen when it is made, as a read; what is done through it later is not. Nor is
-``pinned[places]``: a class that has once had a ``__getitem__`` of Python's is a sequence for good, to
+A NumPy view of pinned memory counts as a read when it is made; what is done through it later is not seen. Nor is
+``pinned[indices]``: a class that has once had a ``__getitem__`` written in Python is a sequence from then on, to
 ``torch.tensor`` too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import wraps
 from typing import Any
 
 import torch
 
-from ..patches import replace
+from ..patching import attributes_set
 from ..watcher import Watcher
-from .memory import Memory
+from .memory import DeviceMemory
 
+# fmt: off
 _READS = (
-    *(
-        "tolist",
-        "item",
-        "numpy",
-        "clone",
-        "__int__",
-        "__float__",
-        "__bool__",
-        "__index__",
-        "__iter__",
-        "__array__",
-    ),
-    *(
-        "__add__",
-        "__radd__",
-        "__sub__",
-        "__rsub__",
-        "__mul__",
-        "__rmul__",
-        "__truediv__",
-        "__floordiv__",
-        "__mod__",
-    ),
-    *("__neg__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__"),
-    *(
-        "sum",
-        "mean",
-        "min",
-        "max",
-        "amin",
-        "amax",
-        "argmin",
-        "argmax",
-        "any",
-        "all",
-        "cumsum",
-        "equal",
-        "unique",
-    ),
-    *("index_select", "gather", "nonzero", "sort", "where"),
+    "tolist", "item", "numpy", "clone", "__int__", "__float__", "__bool__", "__index__", "__iter__", "__array__",
+    "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__floordiv__", "__mod__",
+    "__neg__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__",
+    "sum", "mean", "min", "max", "amin", "amax", "argmin", "argmax", "any", "all", "cumsum", "equal", "unique",
+    "index_select", "gather", "nonzero", "sort", "where",
 )
+# fmt: on
 _WRITES = ("copy_", "fill_", "zero_", "add_", "sub_", "mul_", "__setitem__")
 
 
-@contextmanager
-def watched(listener: Callable[[], Watcher | None], memory: Memory) -> Iterator[None]:
-    """Torch's tensor methods heard by whoever listens at the time, for the duration of the block."""
-
-    def told(name: str) -> Callable[..., Any]:
-        return _told(name, getattr(torch.Tensor, name), listener, memory)
-
-    undo = [replace(torch.Tensor, name, told(name)) for name in (*_READS, *_WRITES)]
-    try:
-        yield
-    finally:
-        for restore in reversed(undo):
-            restore()
+def host_accesses(
+    watcher: Callable[[], Watcher | None], memory: DeviceMemory
+) -> AbstractContextManager[None]:
+    """For the duration of a block, torch's tensor methods report their accesses to the watcher that is current."""
+    methods = [(name, getattr(torch.Tensor, name)) for name in (*_READS, *_WRITES)]
+    return attributes_set(
+        [(torch.Tensor, name, _reporting(name, method, watcher, memory)) for name, method in methods]
+    )
 
 
-def _told(
-    name: str, method: Callable[..., Any], listener: Callable[[], Watcher | None], memory: Memory
+def _reporting(
+    name: str, method: Callable[..., Any], watcher: Callable[[], Watcher | None], memory: DeviceMemory
 ) -> Callable[..., Any]:
     op = name.strip("_") if name.startswith("__") else name
 
@@ -87,9 +49,9 @@ def _told(
     def patched(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         # A copy from the device is the device's write.
         if not memory.mine(tensor) and memory.pinned(tensor) and not any(map(memory.mine, args)):
-            who = listener()
-            if who is not None:
-                who.host_access(op, tensor, write=name in _WRITES)
+            current = watcher()
+            if current is not None:
+                current.host_access(op, tensor, write=name in _WRITES)
         return method(tensor, *args, **kwargs)
 
     return patched

@@ -73,7 +73,7 @@ SAYS = {
     "emptied-batch-merged": "has other rows than its ",
     "stash-before-sampling": "step 0 is stashed before it was sampled",
     "advance-in-place": "the schedule stream's write (add_ at sched/relay/lengths.py:",
-    "dead-publish": "nobody ever reads new_seq_lens_buf",
+    "dead-publish": "new_seq_lens_buf is never read",
     "isolation-restores-staging": "after the forward of step 1 its batch has 64 staged ids",
     "worker-extras-not-kept": "no reference kept until then, and no wait between them",
     "accepted-tokens-stashed": "cannot be broadcast to indexing result of shape [6] (at sched/relay/futures.py:",

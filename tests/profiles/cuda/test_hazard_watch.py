@@ -22,8 +22,8 @@ from schedbench.profiles.record.hazards import FoundHazard
 from schedbench.profiles.record.result import Abstained, Hazards
 from schedbench.profiles.run import document
 from schedbench.profiles.vgpu import open_vgpu
+from schedbench.profiles.vgpu.device import CURRENT
 from schedbench.profiles.vgpu.hazards import declared, footprints
-from schedbench.profiles.vgpu.tensor import CURRENT
 from schedbench.sched.relay.faults import faults
 from schedbench.sched.relay.states import states
 from tests.acceptance.runs import SMALL, resolved
@@ -162,12 +162,12 @@ def test_nothing_is_read_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPat
 
     def outside(function: Callable[..., object]) -> Callable[..., object]:
         def checked(*args: object) -> object:
-            assert CURRENT.get().capture is None
+            assert CURRENT.get().runtime.capture is None
             return function(*args)
 
         return checked
 
-    for module, name in ((footprints, "copied"), (declared, "copied"), (declared, "_places")):
+    for module, name in ((footprints, "copied"), (declared, "copied"), (declared, "_accesses")):
         monkeypatch.setattr(module, name, outside(getattr(module, name)))
     vgpu_as_cuda.install(monkeypatch)
     question = resolved("faults/mixing", "engine.relay=latest", "engine.cuda_graph=true")

@@ -18,7 +18,8 @@ from schedbench.profiles.platform.machine import Machine
 from schedbench.profiles.platform.resolve import Resolved
 from schedbench.profiles.record.timeline import Sink, Window
 from schedbench.profiles.run import machines
-from schedbench.profiles.vgpu.tensor import DeviceTensor, device
+from schedbench.profiles.vgpu.device import device
+from schedbench.profiles.vgpu.tensor import DeviceTensor
 from schedbench.sched.observe import Observer, StepInfo
 
 INLINE = 65536

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedbench.profiles.vgpu.hazards.clocks import HOST, Clock, Clocks
+from schedbench.profiles.vgpu.hazards.clocks import HOST, Clock, VectorClocks
 from schedbench.profiles.vgpu.hazards.footprints import (
     ByteSpan,
     Grid,
@@ -50,7 +50,7 @@ class Reference:
 
 @given(steps)
 def test_clocks_know_exactly_what_comes_before(program: list[tuple[str, int]]) -> None:
-    clocks, reference = Clocks(), Reference()
+    clocks, reference = VectorClocks(), Reference()
     for stream in STREAMS:
         clocks.of(stream)
     events: list[tuple[Clock, set[tuple[int, int]]]] = [([0], set())]
@@ -78,7 +78,7 @@ def test_clocks_know_exactly_what_comes_before(program: list[tuple[str, int]]) -
 
 
 def test_a_stream_that_appears_late_knows_what_the_host_knows() -> None:
-    clocks = Clocks()
+    clocks = VectorClocks()
     seq = clocks.launch(1)
     clocks.synchronize(clocks.recorded(1))
     clocks.launch(7)

@@ -345,7 +345,7 @@ def test_a_window_stays_short_while_a_stream_is_idle(scene: Scene) -> None:
                 _ = table[row]
         scene.forward.synchronize()
     shadow = table.block.shadow  # type: ignore[attr-defined]
-    assert max(len(lane.entries) for lane in shadow.reads.values()) < 300
+    assert max(len(history.accesses) for history in shadow.reads.values()) < 300
 
 
 def test_nobody_watches_unless_asked(opened: Any) -> None:

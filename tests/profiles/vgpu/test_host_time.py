@@ -274,7 +274,7 @@ def test_lost_processor_time_of_the_tool_is_not_taken_off_the_scheduler(host: Ho
     assert least(lambda: host.time(body)) == pytest.approx(2_000_000, rel=0.1)
 
 
-def test_doors_are_as_before_afterwards(hardware: HardwareProfile) -> None:
+def test_entry_points_are_restored_afterwards(hardware: HardwareProfile) -> None:
     before = vars(DeviceTensor)["__torch_dispatch__"], Event.record
     with open_vgpu(hardware) as gpu, measured(gpu):
         assert (vars(DeviceTensor)["__torch_dispatch__"], Event.record) != before

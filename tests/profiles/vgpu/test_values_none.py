@@ -65,11 +65,11 @@ def test_shapes_are_learnt_once(bench_none: Any) -> None:
 
     def all_expressions() -> list[str]:
         seen: list[str] = []
-        compute = bench_none.gpu.executor._outlines
+        specs = bench_none.gpu.executor._specs
         for expression in EXPRESSIONS:
-            before = len(compute._known)
+            before = len(specs._known)
             eval(expression, names)
-            seen += [expression] * (len(compute._known) > before)
+            seen += [expression] * (len(specs._known) > before)
         return seen
 
     assert all_expressions()

@@ -1,0 +1,93 @@
+"""The virtual GPU as a record of its parts, and the one that is open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from functools import cache
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, cast
+
+import torch
+
+from ...sched.config import Capabilities
+from ..record.hazards import FoundHazard
+from ..record.timeline import Site
+from .executor import Executor
+from .observer import HostObserver, VirtualClock
+from .op_kinds import Handler
+from .runtime import Runtime
+from .watcher import Watcher
+
+GraphTrace = Literal["graph", "node"]
+
+
+class DeviceCopies(Protocol):
+    def copy(self, target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool = False) -> None:
+        """Copy between host and device, or within the device."""
+
+
+class HandlerTable(Protocol):
+    """The handlers of ops, by overload."""
+
+    @property
+    def copies(self) -> DeviceCopies: ...
+
+    def get(self, func: Any, /) -> Handler | None: ...
+
+    def build(self, func: torch._ops.OpOverload) -> Handler:
+        """Make the handler of an overload that is called for the first time."""
+
+
+class VgpuParts(NamedTuple):
+    runtime: Runtime
+    observer: HostObserver
+    executor: Executor
+    watcher: Watcher
+    handlers: Callable[[VirtualGpu], HandlerTable]
+
+
+class VirtualGpu:
+    """A device, its host's clock, and the timeline of both. ``sites`` and ``streams`` resolve the numbers in the
+    timeline's records."""
+
+    def __init__(self, parts: VgpuParts, *, capabilities: Capabilities, graph_trace: GraphTrace) -> None:
+        self.device = device()
+        self.capabilities = capabilities
+        self.graph_trace: GraphTrace = graph_trace
+        self.runtime = parts.runtime
+        self.clock = VirtualClock(self.runtime)
+        self.observer = parts.observer
+        self.watcher = parts.watcher
+        self.executor = parts.executor
+        self.handlers = parts.handlers(self)
+
+    @property
+    def sites(self) -> Sequence[Site]:
+        return self.runtime.sites.resolved()
+
+    @property
+    def streams(self) -> dict[int, str]:
+        return self.observer.streams
+
+    def flush(self) -> None:
+        """Finish the device's work and deliver the rest of the timeline, at the end of a run. The clock stays."""
+        self.runtime.flush()
+
+    @property
+    def findings(self) -> tuple[FoundHazard, ...]:
+        """The hazards found so far; none unless the virtual GPU was opened with ``hazards``."""
+        return self.watcher.found(self.sites, {self.runtime.simulation.first - 1: "host", **self.streams})
+
+
+class _Closed:
+    def __getattr__(self, name: str) -> NoReturn:
+        raise RuntimeError("no virtual GPU is open")
+
+
+CURRENT: ContextVar[VirtualGpu] = ContextVar("vgpu", default=cast("VirtualGpu", _Closed()))  # noqa: B039 - has no state
+
+
+@cache
+def device() -> torch.device:
+    """The device, once its name is registered."""
+    return torch.device("vgpu", 0)

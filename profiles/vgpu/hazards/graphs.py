@@ -1,0 +1,139 @@
+"""The accesses of a captured graph: the union of its nodes' accesses, compared once per replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ....sched.kernels.registry import Kernel
+from .clocks import Clock
+from .declared import ArgumentAccess, DeclaredFootprints, Touched
+from .footprints import ByteSpan, Footprint
+from .records import IssuedOp, MemoryAccess
+from .shadow import WINDOW, AccessHistory, ShadowMemory
+
+Race = tuple[ShadowMemory, MemoryAccess]
+
+
+class StorageGroup:
+    """Storages that a graph always accesses together and at the same bytes, as one access of a kernel does in all
+    layers.
+
+    A replay adds one access, to a history that the storages share. A storage is compared again only if it was accessed
+    otherwise in the meantime, or if something was not ordered at the last comparison.
+    """
+
+    def __init__(self, access: ArgumentAccess) -> None:
+        self.access = access
+        self.shadows: dict[ShadowMemory, int] = {}  # with the changes that were compared, -1 for none
+        self._histories: dict[int, AccessHistory] = {}
+        self._limit = WINDOW
+
+    def touch(self, launch: IssuedOp, footprint: Footprint, known: Callable[[], Clock]) -> Iterator[Race]:
+        """Adds the group's access of a replay; yields the earlier accesses that race with it."""
+        actor, write = launch.actor, self.access.write
+        history = self._histories.setdefault(actor, AccessHistory(actor))
+        for shadow, compared in self.shadows.items():
+            if shadow.named is not None:
+                shadow.named.note(launch, write=write)
+            if shadow.changes != compared or shadow.sharing != {actor}:
+                yield from ((shadow, earlier) for earlier in shadow.unordered(launch, footprint, write=write))
+                shadow.share(history, write=write)
+                settled = shadow.settled(launch, write=write)
+                self.shadows[shadow] = shadow.changes if settled else -1
+        history.add(MemoryAccess(launch, footprint, write))
+        if len(history.accesses) > self._limit:
+            history.prune(known()[actor])
+            self._limit = 2 * len(history.accesses) + WINDOW
+
+
+class _KernelNodes:
+    """Nodes of one kernel whose footprints follow from the same values, as those of all layers do."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        accesses: Sequence[ArgumentAccess],
+        args: Sequence[Any],
+        named: Mapping[str, Any],
+    ) -> None:
+        self.call = (kernel, accesses, args, named)
+        self.groups: dict[ArgumentAccess, StorageGroup] = {}
+
+    def add(self, shadow: ShadowMemory, access: ArgumentAccess) -> None:
+        self.groups.setdefault(access, StorageGroup(access)).shadows[shadow] = -1
+
+
+class GraphFootprint:
+    """The footprint of one capture. Parts that follow from values are computed for each replay; the rest is one span
+    per storage."""
+
+    def __init__(self, capture: object, declared: DeclaredFootprints) -> None:
+        self.capture = capture
+        self._declared = declared
+        self._spans: dict[tuple[ShadowMemory, bool], ByteSpan] = {}
+        self._nodes: dict[object, _KernelNodes] = {}
+        self._is_complete = False
+        self._recurring: dict[int, tuple[IssuedOp, dict[tuple[ShadowMemory, bool], int]]] = {}  # by stream
+
+    def touch(self, shadow: ShadowMemory, footprint: Footprint, *, write: bool) -> None:
+        new = footprint if type(footprint) is ByteSpan else ByteSpan(0, shadow.size)
+        old = self._spans.get((shadow, write), new)
+        self._spans[shadow, write] = ByteSpan(min(old.start, new.start), max(old.end, new.end))
+
+    def kernel(self, kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]) -> None:
+        declared, arguments = self._declared, (*args, *named.values())
+        accesses = declared.form(kernel, args, named)
+        spans = [access for access in accesses if not access.scattered]
+        for shadow, footprint, write in declared.touched(spans, arguments, {}):
+            self.touch(shadow, footprint, write=write)
+        scattered = [access for access in accesses if access.scattered]
+        if scattered:
+            key = (kernel, declared.key(arguments))
+            nodes = self._nodes.setdefault(key, _KernelNodes(kernel, accesses, args, named))
+            for shadow, access in zip(declared.shadows(scattered, arguments), scattered, strict=True):
+                nodes.add(shadow, access)
+
+    def written(self) -> Iterable[ShadowMemory]:
+        """The storages that a replay writes."""
+        self._drop_private()
+        groups = [group for nodes in self._nodes.values() for group in nodes.groups.values()]
+        return {
+            *(shadow for shadow, write in self._spans if write),
+            *(shadow for group in groups if group.access.write for shadow in group.shadows),
+        }
+
+    def spans(self, launch: IssuedOp) -> Iterator[tuple[IssuedOp, Touched]]:
+        """A replay's accesses to spans. Reads of memory that was not written since the last replay are not repeated:
+        the recurring launch that stands for them is renewed."""
+        for (shadow, write), span in self._spans.items():
+            if write:
+                yield launch, (shadow, span, write)
+        yield from self._reads(launch)
+
+    def scattered(self, launch: IssuedOp, known: Callable[[], Clock]) -> Iterator[tuple[bool, Race]]:
+        """The races of a replay's accesses that follow from values, each with whether the replay's access writes."""
+        for nodes in self._nodes.values():
+            pieces = self._declared.pieces(*nodes.call)
+            for access, group in nodes.groups.items():
+                for race in group.touch(launch, pieces[access.order], known):
+                    yield access.write, race
+
+    def _reads(self, launch: IssuedOp) -> Iterator[tuple[IssuedOp, Touched]]:
+        recurring = self._recurring.get(launch.actor)
+        if recurring is None:
+            last = replace(launch, recurring=True)
+            recurring = self._recurring[launch.actor] = last, {key: -1 for key in self._spans if not key[1]}
+        last, epochs = recurring
+        last.renew(launch)
+        for (shadow, _), epoch in epochs.items():
+            if shadow.epoch != epoch:
+                epochs[shadow, False] = shadow.epoch
+                yield last, (shadow, self._spans[shadow, False], False)
+
+    def _drop_private(self) -> None:
+        """Drop the memory that only this graph can reach, which is known when the capture is over."""
+        if not self._is_complete:
+            self._spans = {key: span for key, span in self._spans.items() if not key[0].out_of_reach}
+            self._is_complete = True

@@ -1,0 +1,185 @@
+"""Shadow memory: the recent accesses to each storage, with their places in the order of operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from weakref import WeakSet, ref
+
+from .clocks import Clock
+from .footprints import ByteSpan, Footprint, Scattered, meet
+from .records import IssuedOp, MemoryAccess, MemoryOrigin, NamedMemory
+
+WINDOW = 16  # accesses of one kind, after which those that every later operation comes after are dropped
+
+
+class AccessHistory:
+    """One actor's reads or writes: the latest for each footprint. Several storages may share one history."""
+
+    __slots__ = ("_last", "_recurring", "accesses", "actor")
+
+    def __init__(self, actor: int) -> None:
+        self.actor = actor
+        self.accesses: dict[tuple[Footprint, bool], MemoryAccess] = {}  # by footprint and whether recurring
+        self._last = 0
+        self._recurring: IssuedOp | None = None
+
+    @property
+    def last(self) -> int:
+        """An upper bound of the numbers of all launches in the history."""
+        return self._last if self._recurring is None else max(self._last, self._recurring.seq)
+
+    def add(self, access: MemoryAccess) -> None:
+        self.accesses[access.footprint, access.launch.recurring] = access
+        if access.launch.recurring:
+            self._recurring = access.launch
+        else:
+            self._last = max(self._last, access.launch.seq)
+
+    def prune(self, known: int) -> None:
+        for key, (launch, *_) in list(self.accesses.items()):
+            if launch.seq <= known and not launch.recurring:
+                del self.accesses[key]
+
+
+# By actor; a shared history is its own key.
+Histories = dict[int | AccessHistory, AccessHistory]
+
+
+class Block:
+    """Device memory for as long as it is reachable: its tensor and all views of it share one block."""
+
+    __slots__ = ("__weakref__", "_on_free", "actor", "recorded", "shadow")
+
+    def __init__(self, shadow: ShadowMemory, actor: int, on_free: Callable[[Block], None]) -> None:
+        self.shadow = shadow
+        self.actor = actor  # the stream it was allocated on
+        self.recorded: set[int] = set()  # actors named by record_stream
+        self._on_free = on_free
+
+    def __del__(self) -> None:
+        self._on_free(self)
+
+
+class ShadowMemory:
+    """The accesses to one storage, and the footprints that follow from its values."""
+
+    __slots__ = (
+        "__weakref__",
+        "block",
+        "changes",
+        "dependents",
+        "epoch",
+        "limit",
+        "named",
+        "origin",
+        "pinned",
+        "private",
+        "reads",
+        "sharing",
+        "size",
+        "writes",
+    )
+
+    def __init__(self, origin: MemoryOrigin, size: int, *, pinned: bool = False) -> None:
+        self.origin = origin
+        self.size = size  # bytes
+        self.pinned = pinned
+        self.epoch = 0  # how often the storage was written
+        self.changes = 0  # how often an access was added to its own histories
+        self.sharing: set[int] = set()  # actors whose history is shared with other storages
+        self.reads: Histories = {}
+        self.writes: Histories = {}
+        self.dependents: WeakSet[Scattered] | None = None
+        self.block: ref[Block] | None = None
+        self.private = False  # whether it is a graph's own memory
+        self.named: NamedMemory | None = None  # None unless the program has named it
+        self.limit = WINDOW
+
+    @property
+    def out_of_reach(self) -> bool:
+        """Whether only the graph that allocated it can still touch it."""
+        return self.private and self.block is not None and self.block() is None
+
+    def add_dependent(self, footprint: Scattered) -> None:
+        """``footprint`` follows from the values of this storage."""
+        if self.dependents is None:
+            self.dependents = WeakSet()
+        self.dependents.add(footprint)
+
+    def freeze(self) -> None:
+        """The values are about to change: the footprints that follow from them take copies."""
+        self.epoch += 1
+        if self.dependents:
+            for footprint in list(self.dependents):
+                footprint.freeze()
+            self.dependents.clear()
+
+    def unordered(self, launch: IssuedOp, footprint: Footprint, *, write: bool) -> list[MemoryAccess]:
+        """Earlier accesses that conflict with this one and are not ordered before it. An actor's clock covers all of
+        the actor's own launches."""
+        races = _racing(self.writes, launch, footprint)
+        return races + _racing(self.reads, launch, footprint) if write else races
+
+    def pending(self, clock: Clock) -> list[MemoryAccess]:
+        """Accesses that are not ordered before the clock."""
+        return [
+            access
+            for histories in (self.writes, self.reads)
+            for history in histories.values()
+            if history.last > clock[history.actor]
+            for access in history.accesses.values()
+            if access.launch.seq > clock[history.actor]
+        ]
+
+    def add(self, launch: IssuedOp, footprint: Footprint, *, write: bool) -> bool:
+        """Add an access that has been compared with those before it; returns whether pruning is due. A write to the
+        whole storage replaces all earlier accesses."""
+        histories = self.writes if write else self.reads
+        self.changes += 1
+        if write and type(footprint) is ByteSpan and footprint.end - footprint.start >= self.size:
+            self.reads.clear()
+            histories.clear()
+        history = histories.get(launch.actor)
+        if history is None:
+            history = histories[launch.actor] = AccessHistory(launch.actor)
+        history.add(MemoryAccess(launch, footprint, write))
+        return len(history.accesses) > self.limit
+
+    def inherit(self, accesses: Iterable[MemoryAccess]) -> None:
+        """Add the block's accesses from before it was freed."""
+        for access in accesses:
+            histories, actor = self.writes if access.write else self.reads, access.launch.actor
+            histories.setdefault(actor, AccessHistory(actor)).add(access)
+
+    def settled(self, launch: IssuedOp, *, write: bool) -> bool:
+        """Whether everything that the launch could conflict with is ordered before it, whatever it touches."""
+        clock = launch.clock
+        kinds = (self.writes, self.reads) if write else (self.writes,)
+        return all(
+            history.last <= clock[history.actor] for histories in kinds for history in histories.values()
+        )
+
+    def share(self, history: AccessHistory, *, write: bool) -> None:
+        """Add a history that several storages share."""
+        (self.writes if write else self.reads)[history] = history
+        self.sharing.add(history.actor)
+
+    def prune(self, known: Clock) -> None:
+        """Drop the accesses that every later operation comes after."""
+        histories = [*self.reads.values(), *self.writes.values()]
+        for history in histories:
+            history.prune(known[history.actor])
+        self.limit = 2 * max(len(history.accesses) for history in histories) + WINDOW
+
+
+def _racing(histories: Histories, launch: IssuedOp, footprint: Footprint) -> list[MemoryAccess]:
+    clock, races = launch.clock, []
+    for history in histories.values():
+        known = clock[history.actor]
+        if history.last > known:
+            races += [
+                access
+                for access in history.accesses.values()
+                if access.launch.seq > known and meet(access.footprint, footprint)
+            ]
+    return races

@@ -1,0 +1,173 @@
+"""The parts of a virtual GPU that report to the hazard checker: its API, its copies and its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+from ..platform.hardware import HardwareProfile
+from ..record.timeline import Sink
+from .copies import CopyHandlers
+from .device import VirtualGpu
+from .engine import EventRecording, PeerEventRecording, Simulation, StreamQueue
+from .hazards import HazardChecker
+from .hazards.clocks import VectorClocks
+from .hazards.footprints import ByteSpan, span
+from .hazards.shadow import Block
+from .pinned import is_pinned
+from .runtime import Direction, Runtime
+from .sites import LastSite
+from .tensor import DeviceTensor
+
+
+class WatchedRuntime(Runtime):
+    """Keeps vector clocks: every call that orders operations orders them in the clocks, too."""
+
+    def __init__(
+        self,
+        hardware: HardwareProfile,
+        *,
+        sink: Sink | None,
+        watch: Sequence[Path],
+        simulation: Simulation | None = None,
+    ) -> None:
+        super().__init__(hardware, sink=sink, watch=watch, simulation=simulation)
+        self.sites: LastSite = LastSite(watch)
+        self.clocks = VectorClocks(self.simulation.first)
+
+    def copy(self, direction: Direction, size: int, *, pinned: bool, blocking: bool) -> bool:
+        waits = super().copy(direction, size, pinned=pinned, blocking=blocking)
+        if waits:
+            self._synchronized(self.stream)
+        return waits
+
+    def synchronize(self, stream: StreamQueue, *, site: int | None = None) -> None:
+        super().synchronize(stream, site=site)
+        self._synchronized(stream)
+
+    def synchronize_event(self, stream: StreamQueue, recording: EventRecording) -> None:
+        super().synchronize_event(stream, recording)
+        self.clocks.synchronize(list(recording.clock))
+
+    def synchronize_device(self) -> None:
+        super().synchronize_device()
+        self.clocks.synchronize_all()
+
+    def record(self, stream: StreamQueue) -> EventRecording:
+        recording = super().record(stream)
+        recording.clock = self.clocks.recorded(stream.id + 1)
+        return recording
+
+    def wait_event(self, stream: StreamQueue, recording: EventRecording) -> None:
+        super().wait_event(stream, recording)
+        if self.capture is None:
+            self.clocks.wait(stream.id + 1, list(recording.clock))
+
+    def order_after_current(self, queue: StreamQueue) -> None:
+        super().order_after_current(queue)
+        self.clocks.wait(queue.id + 1, self.clocks.recorded(self.stream.id + 1))
+
+    def send(self, queue: StreamQueue, duration: int, *, size: int, name: str) -> EventRecording:
+        recording = super().send(queue, duration, size=size, name=name)
+        recording.clock = self.clocks.recorded(queue.id + 1)
+        return recording
+
+    def wait_peer_event(self, recording: PeerEventRecording) -> None:
+        super().wait_peer_event(recording)
+        self.clocks.wait(self.stream.id + 1, list(recording.clock))
+
+    def host_clock(self) -> Sequence[int]:
+        return self.clocks.recorded(self.clocks.host)
+
+    def join_host_clock(self, clock: Sequence[int]) -> None:
+        self.clocks.synchronize(list(clock))
+
+    def reached(self, recording: EventRecording) -> bool:
+        reached = super().reached(recording)
+        if reached:
+            self.clocks.synchronize(list(recording.clock))
+        return reached
+
+    def idle(self, stream: StreamQueue) -> bool:
+        idle = super().idle(stream)
+        if idle:
+            self._synchronized(stream)
+        return idle
+
+    def _synchronized(self, stream: StreamQueue) -> None:
+        self.clocks.synchronize(self.clocks.recorded(stream.id + 1))
+
+
+class WatchedCopies(CopyHandlers):
+    """Reports both sides of each copy.
+
+    ``copy`` reports before it copies: the launch must precede the host's wait, which the copy itself may contain.
+    """
+
+    def __init__(self, gpu: VirtualGpu, checker: HazardChecker) -> None:
+        super().__init__(gpu)
+        self._checker = checker
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool = False) -> None:
+        begin, checker = perf_counter_ns(), self._checker
+        launch = checker.launch_here(_name(target, source))
+        checker.copy_side(launch, source, write=False)
+        if type(target) is DeviceTensor:
+            checker.announce(target)
+        checker.copy_side(launch, target, write=True)
+        checker.spent += perf_counter_ns() - begin
+        with checker.device_at_work():
+            super().copy(target, source, non_blocking=non_blocking)
+
+    def clone(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> DeviceTensor:
+        launch = self._checker.launch_here("clone")
+        result = super().clone(args, kwargs)
+        self._checker.copy_side(launch, args[0], write=False)
+        self._checker.copy_side(launch, result, write=True)
+        return result
+
+    def to_copy(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
+        launch = self._checker.launch_here("_to_copy" if kwargs.get("device") is None else "copy d2h")
+        result = super().to_copy(args, kwargs)
+        begin = perf_counter_ns()
+        if not result.is_meta:
+            self._checker.copy_side(launch, args[0], write=False)
+            self._checker.copy_side(launch, result, write=True)
+        self._checker.spent += perf_counter_ns() - begin
+        return result
+
+
+class VirtualMemory:
+    """The memory of a virtual GPU, whose tensors hold their values on the host."""
+
+    lasting = True
+
+    def mine(self, value: object) -> bool:
+        return type(value) is DeviceTensor
+
+    def pinned(self, tensor: torch.Tensor) -> bool:
+        return is_pinned(tensor)
+
+    def held(self, tensor: torch.Tensor) -> torch.Tensor:
+        assert type(tensor) is DeviceTensor
+        return tensor.held
+
+    def block(self, tensor: torch.Tensor) -> Block | None:
+        return getattr(tensor, "block", None)
+
+    def keep(self, tensor: torch.Tensor, block: Block) -> None:
+        assert type(tensor) is DeviceTensor
+        tensor.block, tensor.span = block, span(tensor.held)
+
+    def span(self, tensor: torch.Tensor) -> ByteSpan:
+        return tensor.span  # type: ignore[attr-defined, no-any-return]
+
+
+def _name(target: torch.Tensor, source: torch.Tensor) -> str:
+    if type(source) is not DeviceTensor:
+        return "copy h2d"
+    return "copy d2d" if type(target) is DeviceTensor else "copy d2h"
