@@ -19,7 +19,6 @@ from ..platform.resolve import Resolved
 from ..record.result import HardwarePart, Labels
 from ..record.timeline import Sink
 from ..vgpu import VirtualGpu, open_vgpu
-from ..vgpu.device import CURRENT
 from ..vgpu.engine import Simulation
 from ..vgpu.host_time import measured, without_own_time
 from ..vgpu.tensor import DeviceTensor
