@@ -33,9 +33,9 @@ from ..run.fault_injector import inject_faults
 from ..run.machines import open_machine
 from ..run.runner import GatedSink
 from ..run.task import RunTask
+from ..vgpu.device import CURRENT
 from ..vgpu.engine import Simulation
 from ..vgpu.gpu import patched
-from ..vgpu.tensor import CURRENT
 from .join import Report
 from .nccl import nccl_transport, take_gpu
 from .nixl import NixlTransport, require_nixl

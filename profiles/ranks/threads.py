@@ -19,8 +19,8 @@ from ..run.machines import one_thread, open_machine
 from ..run.rank_context import ALONE
 from ..run.runner import GatedSink, ObserverFactory, settled_heap
 from ..run.task import RunTask
+from ..vgpu.device import CURRENT
 from ..vgpu.gpu import patched
-from ..vgpu.tensor import CURRENT
 from .join import Report
 from .message_router import FaultInjectingRouter
 from .rank_threads import Member, run_ranks
