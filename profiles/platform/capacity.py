@@ -1,4 +1,4 @@
-"""Whether this machine has the memory that an emulated run needs. The virtual GPU's memory is the host's."""
+"""Whether this machine has the memory for an emulated run. The virtual GPU's memory is the host's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .resolve import Resolved
 
 _INT16, _INT32, _INT64 = 2, 4, 8
 _ROTARY_COPIES = 3  # angles, their two halves and the table, while it is made
-# Of the machine's memory; the rest is for everything else.
+# Share of the machine's memory that a run may take.
 _SHARE = 0.9
 
 
@@ -29,7 +29,7 @@ def check(resolved: Resolved, *, ranks: int = 1) -> None:
 
 
 def check_world(resolved: Resolved) -> None:
-    """As above, of all ranks of this machine. Stages share one model's layers between them."""
+    """The same for all ranks of this machine. Pipeline stages share the layers of one model."""
     engine = resolved.scenario.engine
     check(resolved, ranks=1 if engine.pipeline.stages > 1 else engine.ranks)
 
@@ -42,7 +42,7 @@ def needed_bytes(resolved: Resolved) -> int:
     needed = rows * model.max_positions * _INT32 + slots * 3 * _INT64
     hosted = int(slots * engine.hisparse.host_ratio) if engine.hisparse.enabled else 0
     if hosted:
-        needed += rows * _hosting(resolved) + hosted * 4 * _INT64
+        needed += rows * _host_tables(resolved) + hosted * 4 * _INT64
     if resolved.scenario.device.values == "none":
         return needed
     size = torch.empty(0, dtype=model.dtype).element_size()
@@ -53,8 +53,8 @@ def needed_bytes(resolved: Resolved) -> int:
     return needed + rotary + size * (kv + index + parameters(model))
 
 
-def _hosting(resolved: Resolved) -> int:
-    """Tables of one row where KV is on the host: its places there, and each layer's hot buffer with its order."""
+def _host_tables(resolved: Resolved) -> int:
+    """Tables of one row where KV is on the host: its slots there, and each layer's hot buffer with its order."""
     engine, model = resolved.scenario.engine, resolved.model
     buffer = 0 if model.indexer is None else engine.hisparse.buffer_size(model.indexer.top_k)
     return model.max_positions * _INT64 + buffer * (_INT64 + model.num_layers * (_INT32 + _INT16))

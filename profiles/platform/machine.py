@@ -1,4 +1,4 @@
-"""What a run needs of the machine under it: a device, a clock, somebody who watches, and honest labels."""
+"""What a run needs of a machine: a device, a clock, an observer that watches it, and labels for its numbers."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class MachineError(RuntimeError):
 
 
 class HostTime(Protocol):
-    """How the time that the scheduler's own code takes gets onto the machine's clock."""
+    """How the time of the scheduler's own code gets onto the machine's clock."""
 
     def running(self) -> AbstractContextManager[None]:
-        """Around the scheduler's loop."""
+        """Inside it, the scheduler's loop runs."""
 
     def excluded(self, part: T) -> T:
-        """A listener, clock or source of the tool's, such that calls to it take no time of the host's."""
+        """An observer, clock or source of the tool's, wrapped so that calls to it take no host time."""
 
 
-class ByItself:
-    """The clock needs no help: it is a real one, or is moved by what a profile declares."""
+class ClockedHostTime:
+    """The clock includes the host's time already: it is real, or advanced by a profile's costs."""
 
     def running(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -64,7 +64,7 @@ class HazardWatcher(Protocol):
 
 @dataclass(slots=True)
 class Counting:
-    """What came of a traced pass: why its counts do not count, if so, and what could not be placed."""
+    """The outcome of a traced pass: why its counts are void, if they are, and how many records could not be placed."""
 
     abstained: str | None = None
     notes: dict[str, int] = field(default_factory=dict)
@@ -72,11 +72,11 @@ class Counting:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """``exact``: times repeat byte for byte. ``flush`` delivers what the watcher still holds. ``peek`` reads a device
-    tensor without the device knowing: for checks that are no part of the run. ``traced``, where counting perturbs
-    times, makes the pass inside it one that counts; None where one pass does both. ``hazards`` where they are watched
-    for. ``untimed``: why its times mean nothing and it counts nothing, if so. ``unwatched``: nothing of torch's is
-    replaced for the watcher's sake inside it."""
+    """``exact``: times repeat byte for byte. ``flush`` delivers the records that are still held back. ``peek`` reads a
+    device tensor without an operation on the device, for checks that are no part of the run. ``traced``: inside it a
+    pass counts, on a machine where counting perturbs times; None where one pass both counts and times. ``hazards``:
+    where they are watched for. ``untimed``: why times mean nothing and nothing is counted, if so. ``unwatched``: inside
+    it no function of torch is replaced for watching."""
 
     device: torch.device
     capabilities: Capabilities
@@ -90,7 +90,7 @@ class Machine:
     peek: Callable[[torch.Tensor], torch.Tensor]
     environment: dict[str, Any]
     traced: Callable[[], AbstractContextManager[Counting]] | None = None
-    host: HostTime = field(default_factory=ByItself)
+    host: HostTime = field(default_factory=ClockedHostTime)
     hazards: HazardWatcher | None = None
     untimed: str = ""
     unwatched: Callable[[], AbstractContextManager[None]] = nullcontext

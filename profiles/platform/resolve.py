@@ -1,4 +1,4 @@
-"""What a scenario names outside itself: model, hardware, relays, grammar. Found, or refused all at once."""
+"""What a scenario names outside itself: model, hardware, relays, grammar. All problems are reported at once."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _unresolved(rest: Scenario, problems: Sequence[Problem]) -> list[Problem]:
 
 
 def resolve(scenario: Scenario) -> Resolved:
-    """Raises ScenarioError with every name that leads nowhere."""
+    """Find everything that the scenario names. Raises ScenarioError with every name that was not found."""
     problems: list[Problem] = []
     model = _attempt(problems, scenario, _named(scenario.model), lambda: _model(scenario))
     draft = _attempt(
@@ -106,7 +106,7 @@ def _attempt(problems: list[Problem], scenario: Scenario, path: KeyPath, find: C
 
 
 def _named(model: ModelSection) -> KeyPath:
-    """The key that says which model it is; the section when it says nothing."""
+    """The key that names the model; the section when none does."""
     return ("model", *(key for key in ("preset", "path") if getattr(model, key) is not None))
 
 
@@ -152,7 +152,7 @@ def _data_ranks(scenario: Scenario, model: ModelConfig) -> int:
 
 
 def _misnamed(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
-    """States, switches and settings of relays that do not exist: the key to blame, and what is wrong."""
+    """Relay states, switches and settings that do not exist: the key to blame, and what is wrong."""
     at = ("engine", "relays" if scenario.engine.relays else "relay")
     for relay in scenario.relays:
         if relay.state not in (*states(), *ALIASES):

@@ -1,6 +1,6 @@
 """A run under Nsight Systems: ``python -m schedbench.profiles.ranks.recorded_child SCENARIO --device D``.
 
-One pass, without CUPTI: only one tool at a time may listen to it. Its numbers are nobody's; what counts is the capture.
+It makes one pass without CUPTI, which serves only one tool at a time. Its result is not used; the capture is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .execute import Options, execute
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Run one scenario once, for whoever watches.")
+    parser = argparse.ArgumentParser(description="Run one scenario once, for a profiler that records it.")
     parser.add_argument("scenario")
     parser.add_argument("--device", choices=("cuda", "vgpu"), required=True)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")

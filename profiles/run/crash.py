@@ -1,4 +1,4 @@
-"""How a run ended that broke down: the error in words, and the scheduler's line that it came from."""
+"""How a run broke down: the error in words, and the line of the scheduler that raised it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Crash(NamedTuple):
 
 
 class BrokenRunError(RuntimeError):
-    """A run with faults broke down: not the tool's defect but what was asked for."""
+    """A run with faults broke down, which is the faults' doing and no defect of the tool."""
 
     def __init__(self, relay: RelayChoice, crash: Crash) -> None:
         names = " and ".join(fault.name for fault in relay.faults)
@@ -40,7 +40,7 @@ def crash_of(error: BaseException) -> Crash:
 
 @contextmanager
 def broken_on_purpose(relay: RelayChoice) -> Iterator[None]:
-    """Inside, whatever goes wrong is put down to the relay's faults, if it has any. Raises BrokenRunError."""
+    """Inside, every error is attributed to the relay's faults, if it has any. Raises BrokenRunError."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What a run's findings mean: hazards that its relay state declares, by name, and all others."""
+"""Hazards of a run: those that its relay state declares, by name, and all others."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ..record.timeline import Site
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
-    """How a declared hazard shows: its kind, and words of the two statements that meet."""
+class HazardSign:
+    """How a declared hazard is recognised: its kind, and parts of the two statements."""
 
     kind: HazardKind
     resource: str = ""
     first: str = ""
     second: str = ""
 
-    def fits(self, finding: FoundHazard) -> bool:
+    def matches(self, finding: FoundHazard) -> bool:
         return (
             finding.kind == self.kind
             and self.resource in finding.resource
@@ -33,35 +33,37 @@ class Sign:
         )
 
 
-# By the names that states of the relay declare them under.
-SIGNS: Mapping[str, tuple[Sign, ...]] = {
+# By the names under which states of the relay declare them.
+SIGNS: Mapping[str, tuple[HazardSign, ...]] = {
     known.SLOT_REUSE: (
-        Sign("race", "req_to_token", second="_write_cache_indices("),
-        Sign("race", "req_to_token", second="req_to_token["),
-        Sign("race", "req_to_token", second="place_extend("),
-        Sign("race", "req_to_token", second="place_decode("),
-        Sign("race", "output_tokens_buf"),
+        HazardSign("race", "req_to_token", second="_write_cache_indices("),
+        HazardSign("race", "req_to_token", second="req_to_token["),
+        HazardSign("race", "req_to_token", second="place_extend("),
+        HazardSign("race", "req_to_token", second="place_decode("),
+        HazardSign("race", "output_tokens_buf"),
     ),
-    known.PAGE_TABLE_REWRITE: (Sign("race", "req_to_token", second="match.device_indices["),),
-    known.STAGED_LATE: (Sign("freed", first="output_tokens_buf[rows]"),),
+    known.PAGE_TABLE_REWRITE: (HazardSign("race", "req_to_token", second="match.device_indices["),),
+    known.STAGED_LATE: (HazardSign("freed", first="output_tokens_buf[rows]"),),
     known.PENALTY_STATE: (
-        Sign("race", "sched/model/penalties.py"),
-        Sign("freed", "sched/model/penalties.py"),
+        HazardSign("race", "sched/model/penalties.py"),
+        HazardSign("freed", "sched/model/penalties.py"),
     ),
-    known.DRAFT_LENGTHS: (Sign("race", first="batch.seq_lens = context.futures", second="batch.seq_lens["),),
+    known.DRAFT_LENGTHS: (
+        HazardSign("race", first="batch.seq_lens = context.futures", second="batch.seq_lens["),
+    ),
     known.CHUNK_REWRITE: tuple(
-        Sign("race", "req_to_token", second=statement)
+        HazardSign("race", "req_to_token", second=statement)
         for statement in ("write_cache_indices(", "place_extend(", "match.device_indices[")
     ),
-    known.ROUND_TRIP: (Sign("freed", "result of receive"), Sign("freed", "result of _to_copy")),
-    known.DEAD_STASH: (Sign("unread", "output_tokens_buf"),),
-    known.DEAD_PUBLISH: (Sign("unread", "new_seq_lens_buf"),),
+    known.ROUND_TRIP: (HazardSign("freed", "result of receive"), HazardSign("freed", "result of _to_copy")),
+    known.DEAD_STASH: (HazardSign("unread", "output_tokens_buf"),),
+    known.DEAD_PUBLISH: (HazardSign("unread", "new_seq_lens_buf"),),
 }
 
 
 def hazards(machine: Machine, declared: Sequence[str], *, decoded: bool) -> Hazards | Abstained:
-    """Of everything that ran on the machine so far. ``decoded``: there were decodes or verifies, which read what steps
-    hand on."""
+    """The hazards of everything that ran on the machine so far. ``decoded``: there were decodes or verifies, which read
+    what earlier steps have left."""
     if machine.hazards is None:
         where = (
             "hazards were not watched for"
@@ -71,11 +73,11 @@ def hazards(machine: Machine, declared: Sequence[str], *, decoded: bool) -> Haza
         return Abstained(abstained=where)
     names = machine.names.sites, machine.names.streams
     found = machine.hazards.found(*names) + (machine.hazards.unread(*names) if decoded else ())
-    return sorted_out(found, declared)
+    return split_declared(found, declared)
 
 
 def name_pools(machine: Machine, engine: Engine) -> None:
-    """What findings call the tensors that steps share."""
+    """Name the tensors that steps share, for findings."""
     if machine.hazards is not None:
         machine.hazards.name(engine.slots.req_to_token, "req_to_token")
         for name, value in vars(engine.relay.context.futures).items():
@@ -85,9 +87,10 @@ def name_pools(machine: Machine, engine: Engine) -> None:
             machine.hazards.name(value, name)
 
 
-def sorted_out(found: Sequence[FoundHazard], declared: Sequence[str]) -> Hazards:
+def split_declared(found: Sequence[FoundHazard], declared: Sequence[str]) -> Hazards:
+    """The names of declared hazards that were found, and the findings that none of them explains."""
     shown = {
-        name: [finding for finding in found if any(sign.fits(finding) for sign in SIGNS[name])]
+        name: [finding for finding in found if any(sign.matches(finding) for sign in SIGNS[name])]
         for name in declared
     }
     attributed = {id(finding) for findings in shown.values() for finding in findings}

@@ -14,7 +14,7 @@ from ...scenarios.schema import Scenario
 from ..cuda.hazards.machine import open_cuda_with_hazards
 from ..cuda.machine import open_cuda
 from ..platform import capacity
-from ..platform.machine import ByItself, HostTime, Machine, MachineError
+from ..platform.machine import ClockedHostTime, HostTime, Machine, MachineError
 from ..platform.resolve import Resolved
 from ..record.result import HardwarePart, Labels
 from ..record.timeline import Sink
@@ -94,7 +94,7 @@ def _open_virtual(
             adversary=adversary,
             simulation=simulation,
         ) as gpu,
-        nullcontext(ByItself()) if modelled else measured(gpu) as host,
+        nullcontext(ClockedHostTime()) if modelled else measured(gpu) as host,
     ):
         yield _machine(gpu, resolved, host, hazards=hazards)
 

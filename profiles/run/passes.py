@@ -1,4 +1,4 @@
-"""What a run is measured by: one pass or, where counting perturbs times, a timed and a traced one, never pooled."""
+"""What was measured: in one pass or, where counting perturbs times, in a timed and a traced one, never pooled."""
 
 from __future__ import annotations
 

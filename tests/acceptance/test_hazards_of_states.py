@@ -16,7 +16,7 @@ import torch
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.ranks.execute import Options, RunOutcome, execute
 from schedbench.profiles.record.result import Hazards
-from schedbench.profiles.run.declared_hazards import SIGNS, sorted_out
+from schedbench.profiles.run.declared_hazards import SIGNS, split_declared
 from schedbench.profiles.vgpu import open_vgpu
 from schedbench.sched.batch import ForwardMode, ScheduleBatch
 from schedbench.sched.config import Capabilities, EngineConfig
@@ -256,7 +256,7 @@ def mixed_step(resolve: Resolve) -> Hazards:
             with streams.on(streams.forward):
                 resolve(relay.context, batch)
             torch.zeros(4, dtype=torch.int64, device=gpu.device)
-        return sorted_out(gpu.findings, choose("pr25945", {}).known_hazards())
+        return split_declared(gpu.findings, choose("pr25945", {}).known_hazards())
 
 
 def test_upstreams_running_indices_may_be_reissued_under_their_gather() -> None:

@@ -1,4 +1,4 @@
-"""Ranks take turns by (time, rank), and a device never runs past what could still reach it."""
+"""Threads of ranks run in the order of (time, rank); a device is not simulated past events that could reach it."""
 
 from __future__ import annotations
 
