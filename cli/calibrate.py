@@ -11,7 +11,7 @@ import typer
 from .errors import INTERRUPTED, UsageError
 
 if TYPE_CHECKING:
-    from ..profiles.calibrate.host import Errand
+    from ..profiles.calibrate.host import CalibrationRun
 
 
 def calibrate(
@@ -57,7 +57,7 @@ def calibrate(
             name=base if output is None else output.stem,
             rounds=rounds,
             host_only=host_only,
-            tell=_report,
+            notify=_report,
         )
         document = found.document()
         if judge:
@@ -79,14 +79,16 @@ def _judged(document: dict[str, Any]) -> dict[str, Any]:
     from ..profiles.calibrate import accuracy
     from ..profiles.judge import prediction
 
-    hardware = accuracy.of_this_machine(document["profile"], document["through_torch_ns"])
-    return prediction.document(accuracy.judged(hardware, accuracy.ASKED, tell=_report))
+    hardware = accuracy.machine_profile(document["profile"], document["through_torch_ns"])
+    return prediction.document(accuracy.host_accuracy(hardware, accuracy.CASES, notify=_report))
 
 
-def _plan(batch_sizes: str, prompt_tokens: str) -> list[Errand]:
-    from ..profiles.calibrate.host import errands
+def _plan(batch_sizes: str, prompt_tokens: str) -> list[CalibrationRun]:
+    from ..profiles.calibrate.host import calibration_runs
 
-    return errands(_numbers("--batch-sizes", batch_sizes), _numbers("--prompt-tokens", prompt_tokens))
+    return calibration_runs(
+        _numbers("--batch-sizes", batch_sizes), _numbers("--prompt-tokens", prompt_tokens)
+    )
 
 
 def _numbers(option: str, text: str) -> list[int]:

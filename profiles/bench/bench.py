@@ -1,6 +1,6 @@
-"""What the tool itself costs: rows with a figure, its unit, and what is aimed at.
+"""The cost of the tool itself: figures with their units and aims.
 
-Reads the wall clock, which emulated runs never do; figures are this machine's, at this hour.
+The figures are wall-clock times of this machine, and depend on its load.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ app(["--help"])
 
 
 class BenchFigure(NamedTuple):
-    """``aim`` is None where there is none; ``lower`` tells which side of it is good."""
+    """``lower``: whether values below the aim meet it."""
 
     name: str
     value: float
@@ -51,7 +51,7 @@ Stage = Callable[[], Iterator[BenchFigure]]
 
 
 def stages(trace: Path | None) -> Sequence[Stage]:
-    """What to measure, quickest first."""
+    """What to measure, the quickest first."""
     return (_start_up, _device, _host, _mixed, _fifty, *((lambda: _mooncake(trace),) if trace else ()))
 
 

@@ -1,7 +1,4 @@
-"""What the scheduler itself costs its host: time per decode step and per admitted request, without a model.
-
-Measures the processor's time, so it is run by hand (``make bench``), never by the emulation itself.
-"""
+"""Host time of the scheduler per decode step and per admitted request, without a model (``make bench``)."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ from ...sched.request import Request
 from ...sched.streams import Streams
 
 CPU = torch.device("cpu")
-# Microseconds at so many running requests, and per admitted prompt.
+# Microseconds by number of running requests, and per admitted prompt.
 DECODE_AIMS = {8: 91.0, 64: 188.0, 256: 521.0}
 ADMIT_AIM = 111.0
 PROMPT_TOKENS = 512
@@ -48,7 +45,7 @@ class HostFigure(NamedTuple):
 
 
 class _NullModel:
-    """Runner and sampler that only hand out what they were made with."""
+    """A runner and sampler that return constant tensors."""
 
     def __init__(self, most: int) -> None:
         self._output = ModelOutput(torch.zeros(most, 1))
@@ -67,11 +64,11 @@ class _NullModel:
         seq_lens: torch.Tensor,  # noqa: ARG002
         ids: torch.Tensor,  # noqa: ARG002
     ) -> TokenScores:
-        raise AssertionError("nobody asks for scores here")
+        raise AssertionError("no request asks for scores")
 
 
 class _Burst:
-    """All requests at once. The loop asks for more at the top of each iteration: that is when it is timed."""
+    """All requests at once. The loop calls ``due`` at the start of each iteration, which timestamps it."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self._requests = requests
@@ -93,7 +90,7 @@ class _Burst:
 
 
 def rows() -> list[HostFigure]:
-    """All rows; some seconds."""
+    """All figures; takes some seconds."""
     torch.set_num_threads(1)
     with torch.no_grad():
         table = [
@@ -105,21 +102,21 @@ def rows() -> list[HostFigure]:
 
 
 def decode_step_us(running: int) -> float:
-    """Host time of a decode step in which nobody joins or ends."""
+    """Host time of a decode step in which no request joins or ends."""
     rounds = [_iterations_us(running, prompt_tokens=16, new_tokens=STEPS) for _ in range(REPEATS + 1)]
     margin = STEPS // 4  # prompts and endings
     return median(median(times[margin : STEPS - margin]) for times in rounds[1:])
 
 
 def admission_us(prompts: int = 256) -> float:
-    """Host time per request of a prefill step: matching, memory, batch, launch, and the tree at its settling."""
+    """Host time per request of a prefill step: matching, memory, batch, launch, and the update of the radix tree."""
     rounds = [_iterations_us(prompts, PROMPT_TOKENS, new_tokens=4) for _ in range(REPEATS + 1)]
     steps = prompts // PROMPTS_PER_STEP
     return median(median(times[1:steps]) for times in rounds[1:]) / PROMPTS_PER_STEP
 
 
 def _iterations_us(number: int, prompt_tokens: int, new_tokens: int) -> list[float]:
-    """Time of each iteration of the overlapped loop, the first round's among them."""
+    """Time of each iteration of the overlapped loop."""
     burst = _Burst([_request(index, prompt_tokens, new_tokens) for index in range(number)])
     run_overlapped(Scheduler(_engine(number, prompt_tokens + new_tokens, burst)))
     return burst.iterations_us

@@ -1,7 +1,4 @@
-"""What the virtual GPU costs the machine that emulates it: time per op over torch's own, and per decode step.
-
-Measures the processor's time, so it is run by hand (``make bench``), never by the emulation itself.
-"""
+"""Host time of the virtual GPU per op, over torch's own, and per decode step (``make bench``)."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ Body = Callable[[], object]
 
 
 class VgpuFigure(NamedTuple):
-    """``host_us`` is torch's own on the CPU (0 where there is none), ``over_us`` what the virtual GPU adds."""
+    """``host_us`` is torch's own time on the CPU, 0 if there is none; ``over_us`` is what the virtual GPU adds."""
 
     name: str
     vgpu_us: float
@@ -44,7 +41,7 @@ class _Count:
 
 
 def rows(repeat: int = 300) -> list[VgpuFigure]:
-    """All rows, best of several rounds; some seconds."""
+    """All figures, each the best of several rounds; takes some seconds."""
     torch.set_num_threads(1)
     with torch.no_grad():
         host = {name: _best(body, repeat) for name, body in _small_ops(torch.device("cpu"))}
@@ -64,10 +61,8 @@ def _opened(values: Values) -> Iterator[VirtualGpu]:
 
 
 def _best(body: Body, repeat: int, finish: Body = lambda: None) -> float:
-    """Microseconds of this thread per call: the fastest of many short rounds, for the machine may be busy.
-
-    A round ends with ``finish``, which makes records of what was only noted so far.
-    """
+    """Microseconds of this thread per call: the fastest of many short rounds, because the machine may be busy. A round
+    ends with ``finish``, which makes the records of its calls."""
     rounds = []
     for _ in range(60):
         start = time.thread_time_ns()
@@ -93,7 +88,7 @@ def _small_ops(device: torch.device) -> list[tuple[str, Body]]:
 
 
 def _decode_step(gpu: VirtualGpu, *, requests: int, nodes: int) -> Body:
-    """The device side of a steady decode step of an overlapped loop: 26 dispatches, a replay, a copy, an event."""
+    """The device calls of a steady decode step of an overlapped loop: 26 dispatches, a replay, a copy, an event."""
     module, device, observer = torch.get_device_module(gpu.device), gpu.device, gpu.observer
     n = requests
     page_table = torch.zeros(n, 4096, dtype=torch.int32, device=device)
@@ -137,7 +132,7 @@ def _decode_step(gpu: VirtualGpu, *, requests: int, nodes: int) -> Body:
 
 
 def _captured(gpu: VirtualGpu, ids: torch.Tensor, nodes: int) -> Callable[[], None]:
-    """A graph of that many kernels on floats, plus one on integers."""
+    """A graph of ``nodes`` kernels on floats, and one on integers."""
     module = torch.get_device_module(gpu.device)
     hidden = torch.zeros(ids.numel(), 64, device=gpu.device)
     layer = _layer()

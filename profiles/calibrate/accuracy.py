@@ -1,6 +1,6 @@
-"""How good a host's lines are, without a GPU: runs with declared host times beside runs whose host is measured.
+"""The accuracy of fitted host times, without a GPU: runs with declared host times beside runs with measured ones.
 
-Both are on the same virtual device, so that whatever differs is the host's.
+Both run on the same virtual device, so that all differences are the host's.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ..record.result import Result
 from .profile import to_yaml
 
 
-class Asked(NamedTuple):
-    """``name`` of what is asked, under each of these states of the relay."""
+class AccuracyCase(NamedTuple):
+    """A scenario under each of some states of the relay; ``name`` is shown."""
 
     name: str
     scenario: str
@@ -28,8 +28,8 @@ class Asked(NamedTuple):
     states: tuple[str, ...]
 
 
-# A device so fast that the host is what counts, without arithmetic, which would be the tool's and leave the caches to
-# nobody else. All requests at once, none ends early: what is scheduled then depends on no time.
+# The device is so fast that the host is the bottleneck, and computes nothing, which would disturb the host's caches.
+# All requests arrive at once and none ends early, so that the schedule depends on no times.
 _BURST: Final = (
     "model.preset=tiny-llama",
     "device.values=none",
@@ -41,46 +41,48 @@ _BURST: Final = (
 _LADDER: Final = ("pr25774-before", "pr25945", "latest")
 
 
-def _even(name: str, scenario: str, requests: int) -> Asked:
+def _even(name: str, scenario: str, requests: int) -> AccuracyCase:
     sizes = (f"workload.requests={requests}", f"engine.max_running_requests={requests}")
     lengths = (
         "workload.prompt_tokens={dist: fixed, value: 128}",
         "workload.output_tokens={dist: fixed, value: 48}",
     )
-    return Asked(f"{name}, {requests}", scenario, (*_BURST, *sizes, *lengths), ("latest",))
+    return AccuracyCase(f"{name}, {requests}", scenario, (*_BURST, *sizes, *lengths), ("latest",))
 
 
-ASKED: Final = (
+CASES: Final = (
     *(_even("serial", "overlap_off", requests) for requests in (8, 32, 64)),
     *(_even("overlapped", "overlap_on", requests) for requests in (8, 32, 64)),
-    Asked("mixed", "mixed", (*_BURST, "workload.requests=32"), _LADDER),
-    Asked("penalties", "penalties", (*_BURST, "workload.requests=24"), _LADDER),
+    AccuracyCase("mixed", "mixed", (*_BURST, "workload.requests=32"), _LADDER),
+    AccuracyCase("penalties", "penalties", (*_BURST, "workload.requests=24"), _LADDER),
 )
 
 
-def of_this_machine(document: Mapping[str, Any], through_torch: float) -> HardwareProfile:
-    """The profile of that document, with what torch itself takes of a call here: measured runs have that in them."""
+def machine_profile(document: Mapping[str, Any], through_torch: float) -> HardwareProfile:
+    """The profile of ``document``, with torch's own time of a call on this machine, which measured runs contain."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "here.yaml"
         path.write_text(to_yaml(document), encoding="utf-8")
         hardware = load(path)
-    timed = {"value": through_torch, "origin": "torch's own way to a device, timed on this machine"}
+    timed = {"value": through_torch, "origin": "torch's own part of a device call, timed on this machine"}
     host = hardware.host.model_copy(update={"torch_call": hardware.host.torch_call.model_copy(update=timed)})
     return hardware.model_copy(update={"host": host})
 
 
-def judged(hardware: HardwareProfile, asked: Iterable[Asked], *, tell: Callable[[str], object]) -> Prediction:
-    """Every question both ways."""
+def host_accuracy(
+    hardware: HardwareProfile, cases: Iterable[AccuracyCase], *, notify: Callable[[str], object]
+) -> Prediction:
+    """Run every case with modelled and with measured host times."""
     return prediction(
-        Pair(one.name, state, _run(hardware, one, state, "modelled"), _run(hardware, one, state, "measured"))
-        for one in asked
-        for state in one.states
-        if tell(f"{one.name} {state}") is None
+        Pair(case.name, state, *(_run(hardware, case, state, host) for host in ("modelled", "measured")))
+        for case in cases
+        for state in case.states
+        if notify(f"{case.name} {state}") is None
     )
 
 
-def _run(hardware: HardwareProfile, asked: Asked, state: str, host: str) -> Result:
-    question = ask(asked.scenario, [*asked.overrides, f"engine.relay={state}", f"device.host={host}"])
+def _run(hardware: HardwareProfile, case: AccuracyCase, state: str, host: str) -> Result:
+    question = ask(case.scenario, [*case.overrides, f"engine.relay={state}", f"device.host={host}"])
     question = replace(question, hardware=hardware)
     result = execute(question, question.relays[0], Options(device="vgpu")).result
     if result.run.cancelled:

@@ -1,4 +1,4 @@
-"""A machine's calibration from beginning to end: what is measured, what it gives, and the profile made of it."""
+"""Calibrates a machine: measures it, fits constants, and makes a hardware profile of them."""
 
 from __future__ import annotations
 
@@ -12,26 +12,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
+from ..cuda import machine as cuda_machine
 from ..platform.hardware import HardwareProfile, load
-from ..platform.machine import MachineError
 from ..record.environment import environment
 from ..record.files import write_whole
 from ..run.gpu_stages import GpuStage, in_process
 from .device import PROBES, DeviceConstants, device_constants
 from .fit import FittedLine
-from .host import Errand, HostTimes, errands, fit_kinds, fit_phases, measure
+from .host import CalibrationRun, HostTimes, calibration_runs, fit_kinds, fit_phases, measure
 from .profile import FittedConstant, Provenance, calibrated, phase_constants, to_yaml
 
 _DEADLINE = 60.0  # seconds for a probe
-_ASKED = ("environment", *PROBES)
+_NAMES = ("environment", *PROBES)
 
-Tell = Callable[[str], object]
+Notify = Callable[[str], object]
 
 
 class Calibration(NamedTuple):
-    """``missing``: what was asked for and could not be told; ``profile`` has the base's values there."""
+    """``missing`` names what could not be measured; ``profile`` has the base's values there."""
 
     base: HardwareProfile
     lines: dict[str, FittedLine]
@@ -73,53 +71,57 @@ def _old(base: HardwareProfile, name: str) -> dict[str, float] | None:
 
 def require_cuda() -> None:
     """Raises MachineError."""
-    if not torch.cuda.is_available():
-        raise MachineError(
-            "no CUDA device here (torch.cuda.is_available() is False): its calls, copies and kernels cannot be "
-            "measured; --host-only measures the scheduler's own phases alone"
-        )
+    cuda_machine.require_cuda(
+        "its calls, copies and kernels cannot be measured; --host-only measures the scheduler's own phases alone"
+    )
 
 
 def calibrate(
-    base: HardwareProfile, plan: Sequence[Errand], *, name: str, rounds: int, host_only: bool, tell: Tell
+    base: HardwareProfile,
+    plan: Sequence[CalibrationRun],
+    *,
+    name: str,
+    rounds: int,
+    host_only: bool,
+    notify: Notify,
 ) -> Calibration:
-    """Raises MachineError where there is no CUDA, unless ``host_only``."""
+    """Raises MachineError if there is no CUDA device, unless ``host_only``."""
     if host_only:
-        return fitted(base, plan, None, name=name, rounds=rounds, tell=tell)
+        return fitted(base, plan, None, name=name, rounds=rounds, notify=notify)
     require_cuda()
     with tempfile.TemporaryDirectory() as folder:
-        probes = probed(Path(folder), tell)
-    return fitted(base, plan, probes, name=name, rounds=rounds, tell=tell)
+        probes = probed(Path(folder), notify)
+    return fitted(base, plan, probes, name=name, rounds=rounds, notify=notify)
 
 
 def fitted(
     base: HardwareProfile,
-    plan: Sequence[Errand],
+    plan: Sequence[CalibrationRun],
     probes: Mapping[str, Any] | None,
     *,
     name: str,
     rounds: int,
-    tell: Tell,
+    notify: Notify,
 ) -> Calibration:
-    """``probes``: what the probes of a GPU found, by their names; None where only the host is to be measured."""
-    told = DeviceConstants([], []) if probes is None else device_constants(base, probes)
-    times = measure(base, plan, rounds=rounds, tell=lambda errand: tell(_in_words(errand)))
+    """``probes`` are the documents of a GPU's probes by name; None if only the host is measured."""
+    device = DeviceConstants([], []) if probes is None else device_constants(base, probes)
+    times = measure(base, plan, rounds=rounds, notify=lambda run: notify(_description(run)))
     unmet = [f"phase {phase}: no run met it" for phase in base.phases if phase not in times.phases]
-    constants = [*told.constants, *phase_constants(base, times)]
+    constants = [*device.constants, *phase_constants(base, times)]
     by = Provenance(_machine(probes or {}), f"{datetime.now(UTC):%Y-%m-%d}")
     return Calibration(
         base,
         fit_phases(times),
         constants,
-        [*told.missing, *unmet],
+        [*device.missing, *unmet],
         times,
         by,
         calibrated(base, constants, by, name=name),
     )
 
 
-def _in_words(errand: Errand) -> str:
-    return " ".join((errand.scenario, *(text for text in errand.overrides if text.startswith("workload."))))
+def _description(run: CalibrationRun) -> str:
+    return " ".join((run.scenario, *(text for text in run.overrides if text.startswith("workload."))))
 
 
 def _machine(probes: Mapping[str, Any]) -> str:
@@ -128,32 +130,32 @@ def _machine(probes: Mapping[str, Any]) -> str:
     return cpu if gpu is None else f"{gpu}, {cpu}"
 
 
-def probed(folder: Path, tell: Tell, python: str = sys.executable) -> dict[str, Any]:
-    """Each probe's document; nothing for one that failed, which is told. In processes of their own: where the virtual
-    GPU is open, CUDA cannot pin memory."""
+def probed(folder: Path, notify: Notify, python: str = sys.executable) -> dict[str, Any]:
+    """The documents of the probes by name, without those that failed. Each runs in a process of its own, because CUDA
+    cannot pin memory in a process with a virtual GPU."""
     run, found = in_process(python, folder), {}
-    for name in _ASKED:
-        tell(f"probe {name}")
+    for name in _NAMES:
+        notify(f"probe {name}")
         output = folder / f"{name}.json"
         stage = GpuStage(name, ("-m", "schedbench.profiles.lab.probes", name, os.fspath(output)), _DEADLINE)
         outcome = run(stage, _DEADLINE)
         if outcome.status == "ok":
             found[name] = json.loads(output.read_text(encoding="utf-8"))
         else:
-            tell(f"probe {name} failed: {outcome.error}")
+            notify(f"probe {name} failed: {outcome.error}")
     return found
 
 
 def gathered(folder: Path) -> dict[str, Any]:
-    """What probes have left in ``folder`` as ``probe-NAME.json``."""
-    paths = {name: folder / f"probe-{name}.json" for name in _ASKED}
+    """The documents of probes in ``folder``, which are named ``probe-NAME.json``."""
+    paths = {name: folder / f"probe-{name}.json" for name in _NAMES}
     return {
         name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.exists()
     }
 
 
 def main(arguments: Sequence[str]) -> int:
-    """As ``schedbench calibrate``, of probes that were run before: a stage of ``make gpu``."""
+    """A stage of ``make gpu``: ``schedbench calibrate`` with probes that have run before."""
     parser = argparse.ArgumentParser(description="Fit a hardware profile to this machine.")
     parser.add_argument("--probes", type=Path, required=True, help="the folder that the probes wrote into")
     parser.add_argument("--base", default="h200")
@@ -161,8 +163,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[256])
     parser.add_argument("--output", type=Path, required=True)
     given = parser.parse_args(arguments)
-    plan, probes = errands(given.batch_sizes, given.prompt_tokens), gathered(given.probes)
-    found = fitted(load(given.base), plan, probes, name=given.output.stem, rounds=1, tell=print)
+    plan, probes = calibration_runs(given.batch_sizes, given.prompt_tokens), gathered(given.probes)
+    found = fitted(load(given.base), plan, probes, name=given.output.stem, rounds=1, notify=print)
     write_whole(given.output, to_yaml(found.profile))
     write_whole(given.output.with_suffix(".json"), json.dumps(found.document(), indent=1) + "\n")
     return 0

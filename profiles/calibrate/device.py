@@ -1,7 +1,7 @@
-"""What the probes of a GPU (``cuda.probes``) found, as constants of a profile. Pure: documents in, constants out.
+"""Constants of a hardware profile from the documents of the probes (``lab.probes``).
 
-Probes time what can be timed from outside; a profile says more than that. Where two constants can only be measured
-together, the base's share of each is kept, and the constant's basis says so.
+Where two constants can only be measured together, each keeps its share of the base's values, and the constant's basis
+says so.
 """
 
 from __future__ import annotations
@@ -16,24 +16,23 @@ from .profile import FittedConstant
 
 PROBES: Final = ("costs", "copies", "kernels")
 NODES: Final = 300  # of the graph whose launch is the constant: an 8B decode's
-SPREAD: Final = 0.1  # by how much a probe's median may differ when a machine is asked again
-_LARGE: Final = 1 << 20  # bytes from which on a copy's size is all that matters
-_COMPUTE: Final = 128  # rows of a product from which on its rate decides
+SPREAD: Final = 0.1  # relative difference of a probe's median when it runs again
+_LARGE: Final = 1 << 20  # bytes; larger copies are bound by their size
+_COMPUTE: Final = 128  # products of at least so many rows are bound by their rate
 
 Document = Mapping[str, Any]
 Found = Iterator[tuple[tuple[str, ...], float, str]]
 
 
 class DeviceConstants(NamedTuple):
-    """``missing``: what could not be told, and why."""
+    """``missing`` names what could not be derived, and why."""
 
     constants: list[FittedConstant]
     missing: list[str]
 
 
 def device_constants(base: HardwareProfile, probes: Mapping[str, Document]) -> DeviceConstants:
-    """``probes``: each probe's document by its name. One that is not there, or that failed in part, costs its own
-    constants only."""
+    """``probes`` are documents by name. A missing or partly failed one leaves its own constants out, and no others."""
     steps: Mapping[str, tuple[str, Callable[[HardwareProfile, Document], Found]]] = {
         "launches": ("costs", _launches),
         "graphs": ("costs", _graphs),
@@ -45,28 +44,28 @@ def device_constants(base: HardwareProfile, probes: Mapping[str, Document]) -> D
         "rates": ("kernels", _rates),
         "attention": ("kernels", _attention),
     }
-    told, constants, missing = base.model_dump(), [], []
+    values, constants, missing = base.model_dump(), [], []
     for what, (probe, step) in steps.items():
         try:
             found = list(step(base, probes[probe]))
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-            missing.append(f"{what}: the probe {probe} does not say ({type(error).__name__}: {error})")
+            missing.append(f"{what}: the probe {probe} does not have it ({type(error).__name__}: {error})")
         else:
             constants += [
-                FittedConstant(key, value, SPREAD * value, basis, _old(told, key))
+                FittedConstant(key, value, SPREAD * value, basis, _old(values, key))
                 for key, value, basis in found
             ]
     return DeviceConstants(constants, missing)
 
 
-def _old(told: Any, key: tuple[str, ...]) -> float:
+def _old(values: Any, key: tuple[str, ...]) -> float:
     for word in key:
-        told = told[word]
-    return float(told["value"])
+        values = values[word]
+    return float(values["value"])
 
 
 def _launches(base: HardwareProfile, costs: Document) -> Found:
-    """A torch call with its launch on the host, and a kernel with the gap behind it on the device."""
+    """The host time of a torch call and its launch, and the device time of a kernel and the gap after it."""
     host, both = base.host, costs["launch"]["host_ns"]
     whole = host.torch_call.value + host.launch.value
     share = host.launch.value / whole if whole else 0.5
@@ -163,7 +162,7 @@ def _inline(base: HardwareProfile, copies: Document) -> Found:  # noqa: ARG001
     waited = min((row["bytes"] for row in rows if row["waited"]), default=None)
     went_on = max((row["bytes"] for row in rows if not row["waited"]), default=None)
     if waited is None or went_on is None or went_on > waited:
-        raise ValueError("no size from which on the call waits")
+        raise ValueError("no size above which the call waits")
     yield (
         ("copies", "pageable_inline"),
         float(went_on),
@@ -191,13 +190,13 @@ def _rates(base: HardwareProfile, kernels: Document) -> Found:
     small = [_bytes(row) / _beyond(row, fixed) * 1e9 / bandwidth for row in products if row["m"] < _COMPUTE]
     for name, shares in (("gemm", large), ("memory", small)):
         if not shares:
-            raise ValueError(f"no product that tells the efficiency of {name}")
+            raise ValueError(f"no product for the efficiency of {name}")
         share = f"median of {len(shares)} products, {min(shares):.2f} to {max(shares):.2f} of the rate above"
         yield ("kernels", "efficiency", name), min(max(median(shares), 1e-3), 1.0), share
 
 
 def _attention(base: HardwareProfile, kernels: Document) -> Found:
-    """Of the rate of products, where the flops decide: of prompts. A decode's bytes say nothing of it."""
+    """The efficiency of prompts' attention, as a share of the rate of products. Decodes are bound by bytes."""
     peaks = {row["dtype"]: _flops(row) / row["device_ns"] * 1e9 for row in kernels["peak"]}
     fixed = base.kernels.fixed.value
     shares = [
@@ -212,7 +211,7 @@ def _attention(base: HardwareProfile, kernels: Document) -> Found:
 
 
 def _attended(row: Document) -> float:
-    """flops of the pairs of a token and a position that it sees."""
+    """flops of all pairs of a token and a position that it attends to."""
     new, length = row["new"], row["new"] + row["before"]
     pairs = row["requests"] * new * (2 * length - new + 1) / 2
     return float(4 * row["heads"] * row["head_dim"] * pairs)

@@ -1,4 +1,4 @@
-"""A line a + b * n through times that only ever err upwards: who shares the machine makes some samples late."""
+"""Fits a line a + b * n to times whose errors are upwards: other work of the machine makes some samples late."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Final, NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
-# A deviation of this share of the time counts in full; larger ones count by their size, not its square.
+# Relative deviations beyond this one count linearly, smaller ones by their square.
 _TOLERATED: Final = 0.05
 _STARTS: Final = ((1.0, 0.1), (0.1, 1.0))
 
 
 class TimedSample(NamedTuple):
-    """Something of size ``n`` took ``ns`` nanoseconds."""
+    """Work of size ``n`` took ``ns`` nanoseconds."""
 
     n: float
     ns: float
 
 
 class FittedLine(NamedTuple):
-    """ns = a + b * n. ``residual``: median distance of a sample, ns. ``r2``: of the medians per n, weighted by their
-    samples; None with one n, where b cannot be told and is 0. ``worst_n``: where a median lies farthest from the line,
-    ``worst`` times its value there."""
+    """ns = a + b * n. ``residual`` is the median distance of a sample, in ns. ``r2`` is that of the medians per n,
+    weighted by their samples; with only one n it is None, and b is 0. At ``worst_n`` a median is farthest from the
+    line, ``worst`` times its value."""
 
     a: float
     b: float
@@ -42,7 +42,7 @@ class FittedLine(NamedTuple):
 
 
 def fit(samples: Iterable[TimedSample]) -> FittedLine:
-    """Of at least one sample. Neither a nor b is negative: no phase gives time back."""
+    """Fit at least one sample. Neither a nor b is negative."""
     groups: defaultdict[float, list[float]] = defaultdict(list)
     for sample in samples:
         groups[sample.n].append(sample.ns)
@@ -60,12 +60,12 @@ def _constant(groups: Mapping[float, list[float]]) -> tuple[float, float]:
 
 
 def _robust(groups: Mapping[float, list[float]]) -> tuple[float, float]:
-    """Least relative deviation from the medians, each weighted by what stands behind it."""
+    """Least relative deviation from the medians, weighted by their numbers of samples."""
     n = np.array(list(groups), dtype=float)
     y = np.array([median(group) for group in groups.values()])
     weight = np.sqrt([len(group) for group in groups.values()])
     unit, scale = float(np.max(np.abs(n))), max(float(np.max(y)), 1.0)
-    size = weight / np.maximum(y / scale, 1.0 / scale)  # of a nanosecond nobody asks for a share
+    size = weight / np.maximum(y / scale, 1.0 / scale)  # below a nanosecond deviations are absolute
 
     def deviation(p: np.ndarray) -> np.ndarray:
         return np.asarray(size * (p[0] + p[1] * n / unit - y / scale))
@@ -97,10 +97,10 @@ def _r2(groups: Mapping[float, list[float]], a: float, b: float) -> float | None
     mean = sum(count * y for count, _, y in rows) / sum(count for count, _, _ in rows)
     spread = sum(count * (y - mean) ** 2 for count, _, y in rows)
     left = sum(count * (y - a - b * n) ** 2 for count, n, y in rows)
-    return 1 - left / spread if spread else None  # all alike: there is nothing to explain
+    return 1 - left / spread if spread else None  # all medians are equal
 
 
 def _worst(groups: Mapping[float, list[float]], a: float, b: float) -> tuple[float, float]:
-    """The size, and its median as a multiple of the line; a nanosecond is the least that is told apart."""
+    """The size, and its median as a multiple of the line; times below a nanosecond are taken as one."""
     shares = {n: max(median(group), 1.0) / max(a + b * n, 1.0) for n, group in groups.items()}
     return max(shares.items(), key=lambda entry: abs(math.log(entry[1])))

@@ -1,7 +1,7 @@
-"""The scheduler's own host phases, measured on this machine: runs on a virtual GPU whose calls take no host time.
+"""Measures the scheduler's host phases on this machine, in runs on a virtual GPU whose calls take no host time.
 
-The host's clock runs by real time while the scheduler's Python runs, and stands still in the virtual GPU
-(``vgpu.host_time``). What remains of a phase is what the scheduler itself takes, on this processor.
+The host's clock advances by real time while the scheduler's Python runs, and stands still inside the virtual GPU
+(``vgpu.host_time``). So a phase's time is that of the scheduler itself, on this processor.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 
 from ...sched.observe import StepKind
 from ..platform.hardware import HardwareProfile
-from ..platform.resolve import Resolved, ask
+from ..platform.resolve import ask
 from ..ranks.execute import Options, execute
 from ..run.machines import one_thread
 from ..vgpu import open_vgpu
 from ..vgpu.host_time import measured, without_own_time
 from .fit import FittedLine, TimedSample, fit
-from .own_time import Collector, own_times
+from .own_time import PhaseCollector, own_times
 
 BATCHES: Final = (1, 4, 16, 64)
 PROMPTS: Final = (32, 256, 1024)  # tokens
@@ -34,48 +34,53 @@ _STEADY: Final = (
     "receive", "admit", "prepare", "settle", "resolve", "model", "sample", "publish", "flatten_numpy",
 )  # fmt: skip
 _DRAFTS: Final = ("draft", "verify", "draft_extend", "lengths", "copy")
-# A step's kind is not known yet when these open. What prompts and decodes do in the others is not the same work.
+# These open before a step's kind is known. The other phases do different work for prompts than for decodes.
 _BEFORE_PLANNING: Final = frozenset({"receive", "admit"})
-_APART: Final = frozenset({"prefill", "decode", "mixed"})
-_CALLS, _REPEATS = 500, 9  # of torch calls whose way to the device is timed
+_FITTED_KINDS: Final = frozenset({"prefill", "decode", "mixed"})
+_CALLS, _REPEATS = 500, 9  # of the torch calls that through_torch times
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
-    """A run, and the phases that are taken from it."""
+class CalibrationRun:
+    """A scenario, and the phases whose samples are taken from its run."""
 
     scenario: str
     overrides: tuple[str, ...]
     phases: tuple[str, ...]
-    kind: StepKind | None = None  # of the only steps that it is for
+    kind: StepKind | None = None  # the only kind of steps that samples are taken of
 
 
 class HostTimes(NamedTuple):
-    """``through_torch``: ns of torch's own part of a call on a device tensor, left out of all samples.
-    ``outside``: us per step in ranges that are no phase. ``kinds``: of phases that know their step's kind."""
+    """``through_torch``: ns of torch's own part of a call on a device tensor, which no sample contains.
+    ``outside_us``: time per step in ranges that are no phase. ``kinds``: samples of steps whose kind was known."""
 
     phases: dict[str, list[TimedSample]]
     through_torch: float
     outside_us: float
-    kinds: dict[tuple[str, StepKind], list[TimedSample]] = {}  # noqa: RUF012 - nobody writes it
+    kinds: dict[tuple[str, StepKind], list[TimedSample]] = {}  # noqa: RUF012 - never written
 
 
-def errands(batches: Sequence[int] = BATCHES, prompts: Sequence[int] = PROMPTS) -> list[Errand]:
-    """Every batch size with every prompt length; flattening by lists, drafts, and prompts with decodes on top."""
-    plan = [Errand("overlap_on", _workload(size, length), _STEADY) for size in batches for length in prompts]
+def calibration_runs(
+    batches: Sequence[int] = BATCHES, prompts: Sequence[int] = PROMPTS
+) -> list[CalibrationRun]:
+    """Every batch size with every prompt length, and runs for flattening by lists, for drafts, and for mixed steps."""
+    plan = [
+        CalibrationRun("overlap_on", _workload(size, length), _STEADY)
+        for size in batches
+        for length in prompts
+    ]
     plan += [
-        Errand("overlap_on", (*_workload(size, length), "engine.relay.flatten=list"), ("flatten",))
+        CalibrationRun("overlap_on", (*_workload(size, length), "engine.relay.flatten=list"), ("flatten",))
         for size in (min(batches), max(batches))
         for length in prompts
     ]
-    plan += [Errand("spec_v2", _workload(min(size, 16), prompts[0]), _DRAFTS) for size in batches]
-    plan += [Errand("mixed", _mixing(2 * size), _STEADY, "mixed") for size in batches]
+    plan += [CalibrationRun("spec_v2", _workload(min(size, 16), prompts[0]), _DRAFTS) for size in batches]
+    plan += [CalibrationRun("mixed", _mixing(2 * size), _STEADY, "mixed") for size in batches]
     return list(dict.fromkeys(plan))
 
 
 def _mixing(requests: int) -> tuple[str, ...]:
-    """Prompts that come in chunks, with the decodes of those that came before: of another model, whose device takes
-    no time and computes nothing."""
+    """Prompts in chunks, mixed with the decodes of earlier requests, in a tiny model without values."""
     return (
         f"engine.relay={STATE}",
         "model.preset=tiny-llama",
@@ -88,7 +93,7 @@ def _mixing(requests: int) -> tuple[str, ...]:
 
 
 def _workload(batch: int, prompt: int) -> tuple[str, ...]:
-    """Two rounds of ``batch`` requests: one prompts and decodes as one, the other joins as the first ends."""
+    """Twice ``batch`` requests, ``batch`` of them at a time: the second half joins as the first half ends."""
     return (
         f"engine.relay={STATE}",
         f"workload.requests={2 * batch}",
@@ -103,20 +108,21 @@ def _workload(batch: int, prompt: int) -> tuple[str, ...]:
 
 def measure(
     hardware: HardwareProfile,
-    plan: Iterable[Errand],
+    plan: Iterable[CalibrationRun],
     *,
     rounds: int = ROUNDS,
-    tell: Callable[[Errand], object] = lambda _: None,
+    notify: Callable[[CalibrationRun], object] = lambda _: None,
 ) -> HostTimes:
-    """Every errand ``rounds`` times, interleaved, so that a slow minute of the machine does not fall on one size."""
+    """Run everything ``rounds`` times, interleaved, so that a slow minute of the machine does not affect one size
+    only."""
     plan, silent = list(plan), without_calls(hardware)
     through = through_torch(silent)
     phases, outside, steps = defaultdict[str, list[TimedSample]](list), 0.0, 0
     kinds = defaultdict[tuple[str, StepKind], list[TimedSample]](list)
     for _ in range(rounds):
-        for errand in plan:
-            tell(errand)
-            collector, ran = _run(errand, silent)
+        for run in plan:
+            notify(run)
+            collector, count = _run(run, silent)
             found = own_times(
                 collector.ranges,
                 collector.calls,
@@ -124,11 +130,11 @@ def measure(
                 through_torch=through,
                 kind_of=collector.kind_of,
             )
-            outside, steps = outside + found.outside, steps + ran
-            for name in errand.phases if errand.kind is None else ():
+            outside, steps = outside + found.outside, steps + count
+            for name in run.phases if run.kind is None else ():
                 phases[name] += found.phases.get(name, ())
             for (name, kind), samples in found.kinds.items():
-                if name in errand.phases and errand.kind in (None, kind):
+                if name in run.phases and run.kind in (None, kind):
                     kinds[name, kind] += samples
     return HostTimes(
         {name: samples for name, samples in phases.items() if samples},
@@ -143,16 +149,17 @@ def fit_phases(times: HostTimes) -> dict[str, FittedLine]:
 
 
 def fit_kinds(times: HostTimes) -> dict[tuple[str, StepKind], FittedLine]:
-    """Of prompts, decodes and both in one, in phases that have them."""
+    """Lines by phase and kind of step, for the phases that open after the kind is known."""
     return {
         (name, kind): fit(samples)
         for (name, kind), samples in sorted(times.kinds.items())
-        if name not in _BEFORE_PLANNING and kind in _APART and (name, "decode") in times.kinds
+        if name not in _BEFORE_PLANNING and kind in _FITTED_KINDS and (name, "decode") in times.kinds
     }
 
 
-def _run(errand: Errand, hardware: HardwareProfile) -> tuple[Collector, int]:
-    question, collector = replace(_asked(errand), hardware=hardware), Collector()
+def _run(run: CalibrationRun, hardware: HardwareProfile) -> tuple[PhaseCollector, int]:
+    question = replace(ask(run.scenario, run.overrides), hardware=hardware)
+    collector = PhaseCollector()
     options = Options(device="vgpu")
     result = execute(
         question, question.relays[0], options, observe=collector.watch, extra_sink=collector
@@ -162,12 +169,8 @@ def _run(errand: Errand, hardware: HardwareProfile) -> tuple[Collector, int]:
     return collector, sum(kind.steps for name, kind in result.per_step.items() if "." not in name)
 
 
-def _asked(errand: Errand) -> Resolved:
-    return ask(errand.scenario, errand.overrides)
-
-
 def without_calls(hardware: HardwareProfile) -> HardwareProfile:
-    """The profile of a device whose calls take no host time: what the clock then shows between calls was measured."""
+    """A profile without host time of calls, so that all time between calls is measured."""
     bare = without_own_time(hardware)
     host = {name: quantity.model_copy(update={"value": 0.0}) for name, quantity in bare.host}
     memcpy = hardware.copies.host_memcpy.model_copy(update={"value": 1e18})
@@ -180,8 +183,8 @@ def without_calls(hardware: HardwareProfile) -> HardwareProfile:
 
 
 def through_torch(hardware: HardwareProfile) -> float:
-    """ns from a torch call on a device tensor to the device's door and back: median over some calls of few operands.
-    ``hardware`` charges nothing for calls."""
+    """ns of torch's own part of a call on a device tensor: the median over some calls with few operands. ``hardware``
+    has no host time of calls."""
     with one_thread(), open_vgpu(hardware) as gpu, measured(gpu) as stopwatch:
         x, index = torch.zeros(64, device=gpu.device), torch.zeros(8, dtype=torch.int64, device=gpu.device)
         actions: Mapping[str, Callable[[], Any]] = {
@@ -195,7 +198,7 @@ def through_torch(hardware: HardwareProfile) -> float:
 
 
 def _times(clock: Any, action: Callable[[], Any]) -> Iterator[float]:
-    """ns per call by that clock."""
+    """ns per call."""
     for _ in range(_REPEATS):
         before = clock.now
         for _ in range(_CALLS):

@@ -1,6 +1,6 @@
-"""A phase's own time: its range, without the phases inside it and without its device calls.
+"""A phase's own time: its range without the phases inside it and without its device calls.
 
-This is the rule by which a profile's phases are charged: a range of no phase belongs to the one around it::
+A hardware profile's phases are charged in the same way. A range that is no phase belongs to the enclosing phase::
 
     settle  |----- own -----|  copy  |--- own ---| sync, 40 us |-- own --|
     conclude                                |  own, settle's |
@@ -18,31 +18,30 @@ from ...sched.observe import Clock, Observer, StepKind
 from ..record.timeline import Call, Names, Range, Window
 from .fit import TimedSample
 
-_THROUGH_TORCH = ("launch", "copy")  # calls that torch makes, on a way of its own
+_THROUGH_TORCH = ("launch", "copy")  # the calls that torch makes
 
 
 class OwnTimes(NamedTuple):
-    """Samples by phase, and by phase and kind of step; ``outside``: ns in ranges that no phase covers, over the whole
-    run."""
+    """Samples by phase, and by phase and kind of step. ``outside`` is the time of the whole run in ranges outside all
+    phases, in ns."""
 
     phases: dict[str, list[TimedSample]]
     outside: float
     kinds: dict[tuple[str, StepKind], list[TimedSample]]
 
 
-class Collector(Observer):
-    """Keeps a run's ranges and calls, and what was planned when."""
+class PhaseCollector(Observer):
+    """Collects a run's ranges and calls, and the times at which steps were planned."""
 
     def __init__(self) -> None:
         self.ranges: list[Range] = []
         self.calls: list[Call] = []
         self._clock: Clock | None = None
-        self._plans: defaultdict[int, list[tuple[int, StepKind]]] = defaultdict(
-            list
-        )  # by step, in order of time
+        # By step, in order of time.
+        self._plans: defaultdict[int, list[tuple[int, StepKind]]] = defaultdict(list)
 
     def watch(self, clock: Clock, total: int) -> AbstractContextManager[Self]:  # noqa: ARG002
-        """The run's listener."""
+        """Make this the run's observer."""
         self._clock = clock
         self._plans.clear()
         return nullcontext(self)
@@ -51,9 +50,9 @@ class Collector(Observer):
         assert self._clock is not None
         self._plans[step].append((self._clock.now(), kind))
 
-    def kind_of(self, one: Range) -> StepKind | None:
-        """Of its step, as far as that was known when the range opened."""
-        known = [kind for at, kind in self._plans.get(one.step, ()) if at <= one.start]
+    def kind_of(self, span: Range) -> StepKind | None:
+        """The kind of the range's step, if it was known when the range opened."""
+        known = [kind for at, kind in self._plans.get(span.step, ()) if at <= span.start]
         return known[-1] if known else None
 
     def begin(self) -> None:
@@ -67,7 +66,7 @@ class Collector(Observer):
     def finish(self, names: Names) -> None: ...
 
 
-def _unknown(one: Range) -> StepKind | None:  # noqa: ARG001
+def _unknown(span: Range) -> StepKind | None:  # noqa: ARG001
     return None
 
 
@@ -79,49 +78,47 @@ def own_times(
     through_torch: float,
     kind_of: Callable[[Range], StepKind | None] = _unknown,
 ) -> OwnTimes:
-    """``through_torch``: ns that torch takes from its caller to the device's door; it is in no record.
-    ``kind_of`` a range's step, where kinds are to be told apart."""
+    """``through_torch`` is the time of torch's own part of a device call, in ns, which no record contains. ``kind_of``
+    returns the kind of a range's step, for samples by kind."""
     order = sorted(range(len(ranges)), key=lambda i: (ranges[i].start, -ranges[i].end, -i))
     spent = _calls_within(ranges, calls, through_torch)
     owners, own, outside = dict(_owners(ranges, order, phases)), defaultdict[int, float](float), 0.0
     for index, (parent, owner) in owners.items():
-        one = ranges[index]
-        length = one.end - one.start
+        span = ranges[index]
+        length = span.end - span.start
         if owner is None:
             outside += length - spent[index]
         else:
             own[owner] += length - spent[index]
-        if parent is not None:  # its length is counted here, not there
+        if parent is not None:  # the enclosing range does not have this one's time
             above = owners[parent][1]
             if above is None:
                 outside -= length
             else:
                 own[above] -= length
-    found, by_kind = (
-        defaultdict[str, list[TimedSample]](list),
-        defaultdict[tuple[str, StepKind], list[TimedSample]](list),
-    )
+    found = defaultdict[str, list[TimedSample]](list)
+    by_kind = defaultdict[tuple[str, StepKind], list[TimedSample]](list)
     for index, ns in own.items():
-        one = ranges[index]
-        sample, kind = TimedSample(one.size, max(ns, 0.0)), kind_of(one)
-        found[one.name].append(sample)
+        span = ranges[index]
+        sample, kind = TimedSample(span.size, max(ns, 0.0)), kind_of(span)
+        found[span.name].append(sample)
         if kind is not None:
-            by_kind[one.name, kind].append(sample)
+            by_kind[span.name, kind].append(sample)
     return OwnTimes(dict(found), outside, dict(by_kind))
 
 
 def _owners(
     ranges: Sequence[Range], order: Sequence[int], phases: Collection[str]
 ) -> Iterator[tuple[int, tuple[int | None, int | None]]]:
-    """Of each range: the one around it, and the phase that it belongs to; None where there is none."""
-    around: list[tuple[int, int | None]] = []
+    """Each range with the enclosing range, and the range of the phase that it belongs to; None if there is none."""
+    enclosing: list[tuple[int, int | None]] = []
     for index in order:
-        one = ranges[index]
-        while around and not _within(one, ranges[around[-1][0]]):
-            around.pop()
-        parent, phase = around[-1] if around else (None, None)
-        owner = index if one.name in phases else phase
-        around.append((index, owner))
+        span = ranges[index]
+        while enclosing and not _within(span, ranges[enclosing[-1][0]]):
+            enclosing.pop()
+        parent, phase = enclosing[-1] if enclosing else (None, None)
+        owner = index if span.name in phases else phase
+        enclosing.append((index, owner))
         yield index, (parent, owner)
 
 
@@ -132,10 +129,10 @@ def _within(inner: Range, outer: Range) -> bool:
 def _calls_within(
     ranges: Sequence[Range], calls: Sequence[Call], through_torch: float
 ) -> defaultdict[int, float]:
-    """ns of device calls directly in each range. Calls know the innermost range's name, not which of that name."""
+    """ns of the device calls directly in each range. A call has the name of its range, which is then found by time."""
     named = defaultdict[str, list[tuple[int, int]]](list)
-    for index, one in enumerate(ranges):
-        named[one.name].append((one.start, index))
+    for index, span in enumerate(ranges):
+        named[span.name].append((span.start, index))
     for starts in named.values():
         starts.sort()
     spent = defaultdict[int, float](float)

@@ -1,4 +1,4 @@
-"""A hardware profile with some constants replaced by measured ones, as the YAML that ``device.hardware`` names."""
+"""Makes a hardware profile with measured constants, as YAML for ``device.hardware``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..platform.hardware import HardwareProfile, PhaseLine
 from .fit import FittedLine
 from .host import HostTimes, fit_kinds, fit_phases
 
-_DIGITS = 4  # significant ones; no machine repeats itself better
+_DIGITS = 4  # significant digits; measurements repeat no better
 _LEAST = {"ns": 0.0, "B": 0.0, "B/s": 1e6, "FLOP/s": 1e9, "1": 1e-3}
 _MOST = {"1": 1.0}
 
 
 class FittedConstant(NamedTuple):
-    """A measured value of the profile. ``key`` is its path, as ``("phases", "admit", "b")``. ``spread`` is the
-    half-width of its range, in the value's unit. ``basis`` says what it was found from; ``old`` is what the base says,
-    None for a phase that the base does not have."""
+    """A measured value of the profile. ``key`` is its path, such as ``("phases", "admit", "b")``. ``spread`` is the
+    half-width of its range, in the value's unit. ``basis`` says what it follows from. ``old`` is the base's value, None
+    for a phase that the base does not have."""
 
     key: tuple[str, ...]
     value: float
@@ -38,7 +38,7 @@ class Provenance(NamedTuple):
 
 
 def phase_constants(base: HardwareProfile, times: HostTimes) -> list[FittedConstant]:
-    """a and b of every phase that was met, and of the kinds of steps that are told apart."""
+    """a and b of every measured phase, and of its kinds of steps."""
     found: list[FittedConstant] = []
     for name, line in fit_phases(times).items():
         found += _of_line(("phases", name), line, base.phases.get(name))
@@ -66,15 +66,13 @@ def _basis(line: FittedLine) -> str:
 def calibrated(
     base: HardwareProfile, constants: Iterable[FittedConstant], provenance: Provenance, *, name: str
 ) -> dict[str, Any]:
-    """The document of a profile: the base's, with the constants in it."""
+    """The base's document with these constants."""
     document = base.model_dump(exclude={"sha256"}, exclude_defaults=True)
     constants = list(constants)
     for constant in constants:
         quantity = _found(document, constant.key)
-        value, unit = (
-            _rounded(constant.value),
-            quantity.get("unit", "ns"),
-        )  # a line that the base has not is a time
+        value = _rounded(constant.value)
+        unit = quantity.get("unit", "ns")  # a line that the base does not have is a time
         quantity |= {
             "value": value,
             "low": min(value, max(_LEAST[unit], _rounded(value - constant.spread))),

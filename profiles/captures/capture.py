@@ -1,6 +1,6 @@
-"""What a capture holds, whoever made it: named ranges of the host's threads, and rows of calls and operations.
+"""The content of a capture of any tool: named ranges of the host's threads, and rows of calls and operations.
 
-Knows no file format, and nothing of steps: which ranges make a step is a map's to say.
+File formats are read elsewhere. Which ranges make a step is defined by a map (``captures.maps``).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ Tool = Literal["nsys", "torch"]
 
 
 class CaptureFileError(ValueError):
-    """A file that is no capture, or one that cannot be understood."""
+    """A file that is not a capture, or that cannot be read."""
 
 
 class CapturedRange(NamedTuple):
-    """A range that the program named. Instants are on the rows' clock, in ns; a mark begins where it ends."""
+    """A named range of the program. Instants are in ns on the rows' clock; a mark has equal ones."""
 
     name: str
     start: int
@@ -31,10 +31,10 @@ class CapturedRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProfilerCapture:
-    """``rows`` gives those of the process that a thread belongs to, or of the busiest one, in order of time.
-    ``streams`` are names that the program gave, by the rows' numbers. ``facts`` are of the machine and the tool, and
-    name no user, host, folder or environment variable; ``missing`` says what the capture does not tell, and what
-    follows from that."""
+    """``rows`` returns, in order of time, the rows of the process of a thread, or of the busiest process for None.
+    ``streams`` are the program's names by the rows' numbers of streams. ``facts`` describe the machine and the tool,
+    without any user, host, folder or environment variable. ``missing`` says what the capture lacks, and what follows
+    from that."""
 
     tool: Tool
     spans: Sequence[CapturedRange]

@@ -1,4 +1,4 @@
-"""A Chrome trace of torch's profiler as a capture, plain or gzipped."""
+"""Reads a Chrome trace of torch.profiler, plain or gzipped, as a capture."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ANNOTATION: Final = "user_annotation"
 
 
 def read_json(path: Path) -> Any:
-    """Of a regular file, plain or gzipped. Raises CaptureError, OSError."""
+    """The content of a regular file, plain or gzipped. Raises CaptureFileError, OSError."""
     with path.open("rb") as file:
         packed = file.read(len(GZIP)) == GZIP
     try:
@@ -42,7 +42,7 @@ def read_json(path: Path) -> Any:
 
 
 def _pieces(file: BinaryIO) -> Iterator[bytes]:
-    """No more than are wanted, and one: a small archive may hold anything."""
+    """Pieces of the unpacked file, up to one beyond the limit: a small archive may hold anything."""
     size = 0
     while size <= MAX_BYTES and (piece := file.read(_PIECE)):
         size += len(piece)
@@ -51,7 +51,7 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
 
 @contextmanager
 def open_trace(trace: object, path: Path) -> Iterator[ProfilerCapture]:
-    """Raises CaptureError."""
+    """Raises CaptureFileError."""
     document = {TRACE: trace} if isinstance(trace, list) else trace
     if not isinstance(document, dict):
         raise CaptureFileError(f"{path}: not a Chrome trace but {show(document)}")
@@ -70,8 +70,8 @@ def open_trace(trace: object, path: Path) -> Iterator[ProfilerCapture]:
 
 
 def named_ranges(trace: Mapping[str, Any]) -> list[CapturedRange]:
-    """Ranges of record_function, in order of time. Raises ValueError for what is no trace; ``rows`` has looked at the
-    events' shape."""
+    """Ranges of record_function, in order of time. Raises ValueError if ``trace`` is not a trace; ``rows`` has checked
+    that events are mappings."""
     base = trace.get("baseTimeNanoseconds", 0)
     found = []
     for event in trace[TRACE]:
@@ -83,12 +83,12 @@ def named_ranges(trace: Mapping[str, Any]) -> list[CapturedRange]:
 
 
 def _graphs(found: list[KinetoRow]) -> str:
-    """Kineto sees the kernels of a graph one by one."""
+    """The value of ``cuda_graph_trace``: Kineto records the kernels of a graph one by one."""
     return "node" if any(row.name.startswith("cudaGraphLaunch") for row in found) else "none"
 
 
 def _versions(trace: Mapping[str, Any]) -> dict[str, str]:
-    """What torch writes of itself; other keys may hold anything."""
+    """The versions in the trace, by the keys that torch writes."""
     known = ("schemaVersion", "cupti_version", "cuda_runtime_version", "cuda_driver_version")
     return {key: str(trace[key]) for key in known if isinstance(trace.get(key), int)}
 
@@ -103,9 +103,9 @@ def _gpu(trace: Mapping[str, Any]) -> str | None:
 def _missing(found: list[KinetoRow]) -> Iterator[str]:
     categories = {row.category for row in found}
     if not categories & {*GPU}:
-        yield "no GPU activity: nothing of the device is told (ProfilerActivity.CUDA was off, or there was no GPU)"
+        yield "no GPU activity: there are no counts of the device (ProfilerActivity.CUDA was off, or there was no GPU)"
         return
     if not categories & {*API}:
-        yield "no calls of CUDA's API: operations cannot be given to ranges, and syncs are not counted"
+        yield "no calls of CUDA's API: operations belong to no range, and syncs are not counted"
     if SYNC not in categories:
         yield "no sync events: syncs may have no stream, and waits of one stream for another are not seen"

@@ -1,4 +1,4 @@
-"""Any file of numbers by its content: a result of ours, an export of Nsight Systems, a trace of torch's profiler."""
+"""Reads a file by its content: a result, a capture of Nsight Systems, or a trace of torch.profiler."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ SUFFIXES: Final = (".sqlite", REPORT, OLD_REPORT, ".json.gz")
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """``map`` names one, or a file; None takes the shipped map whose ranges the capture has. ``nsys`` is where reports
-    are exported with; None looks for it. ``command`` is what documents of captures say they were made by."""
+    """``map`` is the name or the file of a map; for None, the shipped map whose ranges the capture has is used.
+    ``nsys`` is the tool that exports reports; for None it is searched for. ``command`` goes into the documents of
+    captures."""
 
     map: str | None = None
     nsys: str | None = None
     command: str = ""
 
     def read(self, path: Path) -> Result:
-        """The document of a file. Raises ResultError, CaptureError, MapError; MachineError where nsys is needed and
-        there is none; OSError."""
+        """The document of a file. Raises ResultError, CaptureFileError, MapError, OSError, and MachineError if nsys is
+        needed and not found."""
         meaning = self._map()
         with self.opened(path) as found:
             if isinstance(found, Result):
@@ -49,7 +50,7 @@ class Reader:
             return result(found, meaning or chosen(found), name=stem(path), run=run)
 
     def timeline(self, path: Path) -> RecordedTimeline:
-        """The records of a capture. Raises as ``read`` does, also for a result: those have none."""
+        """The records of a capture. Raises as ``read`` does, and ResultError for a result, which has none."""
         meaning = self._map()
         with self.opened(path) as found:
             if isinstance(found, Result):
@@ -60,7 +61,7 @@ class Reader:
             return RecordedTimeline([read.window], read.sites, read.streams)
 
     def scrubbed(self, path: Path, output: Path) -> None:
-        """Write what is read of a capture of Nsight Systems, and nothing else of it. Raises as ``read`` does."""
+        """Write a copy of a capture of Nsight Systems with only what is read of it. Raises as ``read`` does."""
         if path.suffix in (REPORT, OLD_REPORT):
             with exported(find(self.nsys, os.environ), path) as found:
                 scrub(found, output)
@@ -98,13 +99,14 @@ class Reader:
 
 
 def chosen(capture: ProfilerCapture) -> RangeMap:
-    """Of the shipped maps the one that finds most steps; the first, where none finds any."""
+    """The first shipped map that finds steps in the capture; the first of all if none does."""
     known = [maps.load(name) for name in maps.names()]
     return max(known, key=lambda meaning: len(launching_threads(capture.spans, meaning)) > 0)
 
 
 def captures_in(folder: Path) -> Sequence[Path]:
-    """Of reports that were exported beside themselves, the export; without pictures of ours."""
+    """The captures in a folder, without Perfetto files of the tool. Of a report with its export beside it, the
+    export."""
     names = (path.name for path in folder.iterdir())
     found = [folder / name for name in sorted(names) if name.endswith(SUFFIXES) and not name.endswith(ENDING)]
     done = {path.stem for path in found if path.suffix == ".sqlite"}

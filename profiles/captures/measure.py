@@ -1,4 +1,4 @@
-"""A capture under a map: one window of the timeline, and the result document that follows from it."""
+"""Reads a capture by a map into one window of the timeline, and makes a result document of it."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ from ..record.timeline import Site, Window
 from .capture import CaptureFileError, ProfilerCapture
 from .maps import RangeMap
 from .steps import CapturedSteps, launching_threads, read_steps
-from .streams import named, restricted
+from .streams import restrict_forward, stream_roles
 
-# bytes; a smaller pageable source is taken inside the call, as NVIDIA's own rule for such copies has it
+# bytes; a pageable source up to this size is taken inside the call, as NVIDIA documents
 INLINE: Final = 64 * 1024
 TOOLS: Final = {"nsys": "Nsight Systems", "torch": "torch.profiler"}
-_NO_REQUESTS: Final = "a capture tells nothing of requests"
+_NO_REQUESTS: Final = "a capture has no requests"
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureReading:
-    """What a capture says under a map. ``notes`` are its gaps, and what was assumed."""
+    """``notes`` say what the capture lacks, and what was assumed."""
 
     window: Window
     sites: Sequence[Site]
@@ -62,7 +62,7 @@ class CaptureReading:
 
 
 def reading(capture: ProfilerCapture, meaning: RangeMap) -> CaptureReading:
-    """Raises CaptureError."""
+    """Raises CaptureFileError."""
     thread, others = _thread(capture, meaning)
     rows = capture.rows(thread)
     spans = [span for span in capture.spans if span.thread == thread]
@@ -76,15 +76,15 @@ def reading(capture: ProfilerCapture, meaning: RangeMap) -> CaptureReading:
     source = JoinInputs(steps.log, table, callers, epoch, INLINE)
     joined = join(rows, source, start=0, end=end - epoch + 1)
     given = {table.by_cupti(number) for number in capture.streams}
-    streams = named(joined.window, table, meaning, given)
-    window = restricted(joined.window, streams.forward)
+    streams = stream_roles(joined.window, table, meaning, given)
+    window = restrict_forward(joined.window, streams.forward)
     notes = [*capture.missing, *_remarks(steps, joined, meaning, others=others, elsewhere=elsewhere)]
     unfit = None if window.ops else "no GPU activity in the capture"
     return CaptureReading(window, (), streams.names, steps, tuple(notes), unfit)
 
 
 def result(capture: ProfilerCapture, meaning: RangeMap, *, name: str, run: RunPart) -> Result:
-    """The document of a capture. Raises CaptureError."""
+    """The document of a capture. Raises CaptureFileError."""
     found = reading(capture, meaning)
     device = _device(found)
     expanded = _question(capture, meaning, found, name=name)
@@ -146,7 +146,7 @@ def _device(found: CaptureReading) -> _Device:
 
 
 def _thread(capture: ProfilerCapture, meaning: RangeMap) -> tuple[int | None, int]:
-    """The thread that is read, and how many more launch steps. None where no thread named a range."""
+    """The thread that is read, None if there are no ranges, and the number of other threads that launch steps."""
     launching = launching_threads(capture.spans, meaning)
     if launching:
         return launching[0], len(launching) - 1
@@ -157,8 +157,8 @@ def _thread(capture: ProfilerCapture, meaning: RangeMap) -> tuple[int | None, in
 def _callers(
     rows: Sequence[KinetoRow], thread: int | None, steps: CapturedSteps
 ) -> tuple[frozenset[int], bool]:
-    """The thread's numbers among the calls, and whether they had to be guessed: a trace may number the threads of
-    calls otherwise than those of ranges."""
+    """The thread's numbers among the calls, and whether they were guessed: a trace may have other numbers for the
+    threads of calls than for those of ranges."""
     calls = Counter(row.thread for row in rows if row.category in API)
     if thread is not None and (not calls or thread in calls or not steps.launches):
         return frozenset({thread}), False
@@ -173,15 +173,15 @@ def _remarks(
     if not steps.launches:
         yield "no range of the map launches a step: counts are of the whole capture"
     if steps.untold:
-        yield f"{steps.untold} steps have no range that tells their kind"
+        yield f"{steps.untold} steps have no range for their kind"
     if steps.unseen:
         yield f"{steps.unseen} results are of steps that were launched before the capture began"
     if others:
-        yield f"{others} more threads launch steps: only the busiest is told"
+        yield f"{others} more threads launch steps: only the busiest is counted"
     if elsewhere:
         yield "calls and ranges number their threads differently: the busiest thread's calls were taken"
     if joined.window.ops and not meaning.tells_idle:
-        yield "the map does not tell when there is no work: such time counts as host late"
+        yield "the map has no ranges for time without work: such time counts as host late"
     lost = joined.notes["operations_without_call"]
     if lost and lost < joined.notes["operations"]:
         yield f"{lost} operations have no call: they belong to no step"
@@ -190,7 +190,7 @@ def _remarks(
 def _question(
     capture: ProfilerCapture, meaning: RangeMap, found: CaptureReading, *, name: str
 ) -> dict[str, Any]:
-    """What two captures must have in common to be compared, where a scenario has its questions."""
+    """In place of a scenario: what two captures must have in common to be compared."""
     return {
         "name": name,
         "about": f"capture of {TOOLS[capture.tool]}",
@@ -200,7 +200,7 @@ def _question(
 
 
 def _environment(capture: ProfilerCapture, meaning: RangeMap, found: CaptureReading) -> dict[str, Any]:
-    """What differs between sides and changes times stands plain; the rest is told and not compared."""
+    """Facts that change times are at the top, where comparisons see them; the others are below ``capture``."""
     versions = capture.facts.get("versions", {})
     rest = {
         key: value
@@ -223,7 +223,7 @@ def _environment(capture: ProfilerCapture, meaning: RangeMap, found: CaptureRead
 
 @computes("range_ms")
 def _host_metrics(found: CaptureReading) -> Metrics:
-    """Periods from launch to launch, and the host's time by range."""
+    """The time from launch to launch, and the host's time by range."""
     parts = {info.step for info in found.window.launched if info.kind in PARTS}
     starts = sorted(at for step, at in found.steps.launches.items() if step not in parts)
     asleep = sorted(span.start for span in found.window.ranges if span.name == SLEEP)

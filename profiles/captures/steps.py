@@ -1,6 +1,6 @@
-"""From the ranges of a thread to the log of a run: a map says what they mean.
+"""Makes the log of a run from the ranges of a thread, by a map.
 
-Of a loop whose steps are counted in the order of their launches::
+The steps of a loop, counted in the order of their launches::
 
     recv  prepare  launch k  settle k-1  recv  prepare  launch k+1  settle k
     |-- next: k --|          |- settled -|-- next: k+1 --|
@@ -25,11 +25,11 @@ from .capture import CapturedRange
 from .maps import KindRule, RangeMap, RangeRule
 
 NO_STEP: Final = -1
-UNTOLD: Final[str] = "step"  # kind of a step of which no range tells it
+UNTOLD: Final[str] = "step"  # kind of a step without a range for its kind
 
 
-class Meant(NamedTuple):
-    """A range that the map knows, and the step that it belongs to."""
+class MappedRange(NamedTuple):
+    """A range with its rule of the map, and the step that it belongs to."""
 
     span: CapturedRange
     rule: RangeRule
@@ -37,8 +37,8 @@ class Meant(NamedTuple):
 
 
 class CapturedSteps(NamedTuple):
-    """``launches`` are instants on the log's clock, by step. ``untold`` steps are of no known kind; ``unseen``
-    ones were settled, but launched before the capture began."""
+    """``launches`` are instants on the log's clock, by step. ``untold`` is the number of steps of unknown kind,
+    ``unseen`` that of steps that were settled, but launched before the capture began."""
 
     log: Log
     launches: Mapping[int, int]
@@ -47,14 +47,14 @@ class CapturedSteps(NamedTuple):
 
 
 def launching_threads(spans: Sequence[CapturedRange], meaning: RangeMap) -> list[int]:
-    """Threads that launch steps, the busiest first; of equals, in the order of their numbers."""
+    """Threads that launch steps, the busiest first; equal ones in the order of their numbers."""
     launch = re.compile(meaning.steps.launch)
     found = Counter(span.thread for span in known(spans, meaning) if launch.fullmatch(span.name))
     return sorted(found, key=lambda thread: (-found[thread], thread))
 
 
 def known(spans: Sequence[CapturedRange], meaning: RangeMap) -> list[CapturedRange]:
-    """Those of the map's domain; torch's traces have none."""
+    """The ranges of the map's domain. Torch's traces have no domains."""
     domain = meaning.domain
     return [span for span in spans if domain is None or span.domain in ("", domain)]
 
@@ -67,7 +67,7 @@ def read_steps(spans: Sequence[CapturedRange], meaning: RangeMap, *, epoch: int)
     ranges = list(reader.ranges(launches, settles))
     infos = reader.infos(launches)
     log = Log()
-    log.ranges += [_range(meant, epoch) for meant in ranges]
+    log.ranges += [_range(mapped, epoch) for mapped in ranges]
     log.ranges += [_idle(start, end, epoch) for start, end in reader.idle_rounds()]
     log.launched += [infos[step] for step in sorted(launches, key=lambda step: launches[step])]
     log.settled += [infos[step] for step in _order(settles) if step in infos]
@@ -84,7 +84,7 @@ class _Reader:
     meaning: RangeMap
 
     def launches(self) -> dict[int, int]:
-        """When each step was launched; of several launches under one number the first counts."""
+        """When each step was launched. Of several launches with one number the first counts."""
         found = self._matching(self.meaning.steps.launch)
         if self.meaning.steps.number == "order":
             return {step: span.start for step, span in enumerate(found)}
@@ -95,7 +95,7 @@ class _Reader:
         return steps
 
     def settles(self, steps: Sequence[int]) -> dict[CapturedRange, int]:
-        """The step that each settling is of."""
+        """The step that each settling range belongs to."""
         rule = self.meaning.steps
         found = self._matching(rule.settle) if rule.settle else []
         if rule.number == "payload":
@@ -107,11 +107,12 @@ class _Reader:
         }
 
     def _unseen(self, settles: Sequence[CapturedRange]) -> int:
-        """Settlings of steps from before the capture: told by the map, or by results that outnumber the launches."""
+        """The number of settling ranges of earlier steps than the capture's: as the map says, or as settlings outnumber
+        launches."""
         starts = [span.start for span in self._matching(self.meaning.steps.launch)]
         ahead = (at + 1 - bisect_left(starts, span.start) for at, span in enumerate(settles))
-        told = int(self.meaning.steps.settles == "previous")
-        return max([told, *ahead])
+        previous = int(self.meaning.steps.settles == "previous")
+        return max([previous, *ahead])
 
     def idle_rounds(self) -> Iterator[tuple[int, int]]:
         """Rounds of the loop in which nothing was launched and nothing settled."""
@@ -124,14 +125,16 @@ class _Reader:
             if start < end and bisect_left(events, start) == bisect_left(events, end):
                 yield start, end
 
-    def ranges(self, launches: Mapping[int, int], settles: Mapping[CapturedRange, int]) -> Iterator[Meant]:
+    def ranges(
+        self, launches: Mapping[int, int], settles: Mapping[CapturedRange, int]
+    ) -> Iterator[MappedRange]:
         rules = [(re.compile(rule.match), rule) for rule in self.meaning.ranges]
         order = sorted((at, step) for step, at in launches.items())
         settled = sorted((span.start, span.end, step) for span, step in settles.items())
         for span in self.spans:
             rule = next((rule for pattern, rule in rules if pattern.fullmatch(span.name)), None)
             if rule is not None and span.end > span.start:
-                yield Meant(span, rule, self._step(span, rule, order, settled))
+                yield MappedRange(span, rule, self._step(span, rule, order, settled))
 
     def _step(
         self,
@@ -158,7 +161,7 @@ class _Reader:
         return {step: _info(step, inside[step], rules) for step in launches}
 
     def _inside(self, launches: Mapping[int, int]) -> Mapping[int, list[CapturedRange]]:
-        """What may tell a step's kind: ranges and marks under its number, or from its launch to the launch's end."""
+        """The ranges and marks that may name a step's kind: those with its number, or those inside its launch."""
         found: defaultdict[int, list[CapturedRange]] = defaultdict(list)
         if self.meaning.steps.number == "payload":
             for span in self.spans:
@@ -204,28 +207,28 @@ def _size(span: CapturedRange, pattern: str | None) -> int:
 
 
 def _order(settles: Mapping[CapturedRange, int]) -> list[int]:
-    """Steps in the order of their settling, each once."""
+    """Steps in the order in which they settled, each once."""
     ordered = sorted(settles, key=lambda span: span.start)
     return list(dict.fromkeys(settles[span] for span in ordered if settles[span] != NO_STEP))
 
 
-def _range(meant: Meant, epoch: int) -> Range:
-    span = meant.span
-    if meant.rule.category == "idle":
+def _range(mapped: MappedRange, epoch: int) -> Range:
+    span = mapped.span
+    if mapped.rule.category == "idle":
         return _idle(span.start, span.end, epoch)
-    return Range(meant.rule.name, meant.step, 0, span.start - epoch, span.end - epoch)
+    return Range(mapped.rule.name, mapped.step, 0, span.start - epoch, span.end - epoch)
 
 
 def _idle(start: int, end: int, epoch: int) -> Range:
     return Range(SLEEP, NO_STEP, 0, start - epoch, end - epoch)
 
 
-def _contexts(ranges: Sequence[Meant]) -> Iterator[tuple[int, LogContext]]:
-    """The innermost open range after each instant at which one opens or closes. Of ranges that overlap without
-    nesting, the one that opened last is inside."""
+def _contexts(ranges: Sequence[MappedRange]) -> Iterator[tuple[int, LogContext]]:
+    """The innermost open range after each instant at which a range opens or closes. Of ranges that overlap without
+    nesting, the one that opened last is innermost."""
     edges = sorted(
-        [(meant.span.start, 1, at) for at, meant in enumerate(ranges)]
-        + [(meant.span.end, 0, at) for at, meant in enumerate(ranges)]
+        [(mapped.span.start, 1, at) for at, mapped in enumerate(ranges)]
+        + [(mapped.span.end, 0, at) for at, mapped in enumerate(ranges)]
     )
     opened: dict[int, None] = {}
     for instant, opens, at in edges:
@@ -237,5 +240,5 @@ def _contexts(ranges: Sequence[Meant]) -> Iterator[tuple[int, LogContext]]:
         yield instant, NO_CONTEXT if innermost is None else _context(ranges[innermost])
 
 
-def _context(meant: Meant) -> LogContext:
-    return LogContext(meant.rule.name, meant.step, meant.rule.category == "forward")
+def _context(mapped: MappedRange) -> LogContext:
+    return LogContext(mapped.rule.name, mapped.step, mapped.rule.category == "forward")

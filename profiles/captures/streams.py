@@ -1,4 +1,4 @@
-"""Which streams of a capture are forward and schedule, by name, by number, or by what ran on them."""
+"""Finds a capture's forward and schedule streams: by name, by number, or by the operations on them."""
 
 from __future__ import annotations
 
@@ -19,28 +19,30 @@ SCHEDULE: Final = "schedule"
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """``names`` by the records' numbers. ``forward`` is the stream of all forward operations; None where any may be."""
+class StreamRoles:
+    """``names`` by the records' numbers. ``forward`` is the only stream of forward operations, or None for any."""
 
     names: dict[int, str]
     forward: int | None
 
 
-def named(window: Window, table: StreamTable, meaning: RangeMap, given: Collection[int]) -> Named:
-    """``table`` has the program's own names, of the streams that are ``given`` one, and numbers for the rest. A name
-    that the program gave stays, unless the map tells another."""
-    told, found = meaning.streams, dict(table.names)
-    forward = _found(told.forward, table, _busiest(window, meaning, FORWARD))
-    schedule = _found(told.schedule, table, _busiest(window, meaning, SCHEDULE, but=forward))
-    if schedule is not None and schedule != forward and (told.schedule is not None or schedule not in given):
+def stream_roles(
+    window: Window, table: StreamTable, meaning: RangeMap, given: Collection[int]
+) -> StreamRoles:
+    """``given`` are the streams that the program named; ``table`` has their names, and numbers for the others. The
+    program's name of a stream is kept, unless the map names that stream."""
+    rule, found = meaning.streams, dict(table.names)
+    forward = _found(rule.forward, table, _busiest(window, meaning, FORWARD))
+    schedule = _found(rule.schedule, table, _busiest(window, meaning, SCHEDULE, but=forward))
+    if schedule is not None and schedule != forward and (rule.schedule is not None or schedule not in given):
         found[schedule] = SCHEDULE
-    if forward is not None and (told.forward is not None or forward not in given):
+    if forward is not None and (rule.forward is not None or forward not in given):
         found[forward] = FORWARD
-    return Named(found, forward if told.forward is not None else None)
+    return StreamRoles(found, forward if rule.forward is not None else None)
 
 
-def restricted(window: Window, forward: int | None) -> Window:
-    """With forward operations on that stream only."""
+def restrict_forward(window: Window, forward: int | None) -> Window:
+    """Count the operations of other streams than ``forward`` as no forward operations."""
     if forward is not None:
         window.ops = [
             op if op.stream == forward or not op.forward else op._replace(forward=False) for op in window.ops
@@ -48,17 +50,17 @@ def restricted(window: Window, forward: int | None) -> Window:
     return window
 
 
-def _found(told: int | str | None, table: StreamTable, busiest: int | None) -> int | None:
-    if told is None or told == BUSIEST:
+def _found(rule: int | str | None, table: StreamTable, busiest: int | None) -> int | None:
+    if rule is None or rule == BUSIEST:
         return busiest
-    if isinstance(told, int):
-        return table.by_cupti(told)
-    return next((number for number, name in table.names.items() if name == told), None)
+    if isinstance(rule, int):
+        return table.by_cupti(rule)
+    return next((number for number, name in table.names.items() if name == rule), None)
 
 
 def _busiest(window: Window, meaning: RangeMap, category: Category, *, but: int | None = None) -> int | None:
-    """Of operations launched inside ranges of the category, the stream with most of their time; of forward ranges'
-    operations only kernels count."""
+    """The stream with the most time in operations that ranges of the category launched. In forward ranges only kernels
+    count."""
     inside = {rule.name for rule in meaning.ranges if rule.category == category}
     time: Counter[int] = Counter()
     for op in window.ops:

@@ -104,9 +104,9 @@ def test_kinds_of_steps_have_lines_of_their_own(calibrated):
 
 
 def test_the_lines_can_be_judged_at_once(monkeypatch):
-    few = accuracy.ASKED[0]
+    few = accuracy.CASES[0]
     small = few._replace(overrides=(*few.overrides, "workload.requests=2"), states=("pr25945", "latest"))
-    monkeypatch.setattr(accuracy, "ASKED", (small,))
+    monkeypatch.setattr(accuracy, "CASES", (small,))
     arguments = ["--host-only", "--batch-sizes", "2", "--prompt-tokens", "32", "--rounds", "1", "--judge"]
     done = CliRunner().invoke(app, ["calibrate", *arguments, "--format", "json"])
     assert done.exit_code == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Calls and operations of an export, as the rows that Kineto's traces become: one way on from there."""
+"""The calls and operations of an export, as rows of the kind that Kineto's traces give."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _NONE: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What one process did. ``process`` is the upper bits of its threads' numbers, which its operations carry."""
+    """The activity of one process. ``process`` is the upper bits of its threads' numbers, which its operations have
+    too."""
 
     tables: Tables
     strings: Mapping[int, str]
@@ -37,7 +38,7 @@ class Activity:
     _records: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
 
     def rows(self) -> list[KinetoRow]:
-        """In order of time. Raises CaptureError where a cell holds what cannot be there."""
+        """In order of time. Raises CaptureFileError for a cell with an impossible value."""
         self._read_records()
         found = [*self._calls(), *self._kernels(), *self._copies(), *self._others(), *self._syncs()]
         return sorted(found, key=lambda row: (row.start, row.end))
@@ -77,14 +78,14 @@ class Activity:
             yield row._replace(stream=on_stream, source=source, waits_for=record)
 
     def _read_records(self) -> None:
-        """When events were recorded, in the order of their calls: the table has no times."""
+        """Read the records of events in the order of their calls: the table has no times."""
         for event, stream, correlation in self._of(RECORDS, ("eventId", "streamId", "correlationId")):
             self._records[number(event)].append((number(correlation), number(stream)))
         for records in self._records.values():
             records.sort()
 
     def _record_before(self, event: int, correlation: int) -> tuple[int, int]:
-        """Stream and call of the last record of an event before a call that waits for it."""
+        """Stream and call of an event's last record before the call that waits for it."""
         records = self._records.get(event, []) if event >= 0 else []
         at = bisect_left(records, (correlation, _NONE))
         return (records[at - 1][1], records[at - 1][0]) if at else (_NONE, _NONE)

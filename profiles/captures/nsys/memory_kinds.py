@@ -1,7 +1,7 @@
-"""What the numbers of copies mean: which way, and between which kinds of memory.
+"""The numbers of copies in an export: their direction, and the kinds of memory at both ends.
 
-Nsight Systems numbers kinds of memory otherwise than CUPTI does. An export that explains its numbers is believed; of
-one that does not, the device's end of its copies tells whose numbers they are.
+Nsight Systems has other numbers for kinds of memory than CUPTI. They are taken from the export's enumerations; in an
+export without these, the device's end of its copies shows which numbers it has.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MemoryKinds:
 
     @classmethod
     def of(cls, tables: Tables, copies: str) -> MemoryKinds:
-        """``copies`` is the table whose numbers are asked for."""
+        """The kinds of the numbers in the table ``copies``."""
         directions = {key: _way(label) for key, label in tables.labels("ENUM_CUDA_MEMCPY_OPER").items()}
         kinds = {key: _kind(label) for key, label in tables.labels("ENUM_CUDA_MEM_KIND").items()}
         return cls({**_DIRECTIONS, **directions}, kinds or _numbering(tables, copies))
@@ -48,22 +48,20 @@ class MemoryKinds:
 def _way(label: str) -> str:
     """``host-to-device``, ``HtoD`` and the like."""
     match = _WAY.search(label)
-    return (
-        f"{match[1][0]}to{match[2][0]}".replace("h", "H").replace("d", "D").replace("p", "P")
-        if match
-        else UNKNOWN
-    )
+    if match is None:
+        return UNKNOWN
+    return f"{match[1][0]}to{match[2][0]}".replace("h", "H").replace("d", "D").replace("p", "P")
 
 
 def _kind(label: str) -> str:
-    """The longest of the known kinds that the label names."""
+    """The longest known kind in the label."""
     plain = label.replace("_", " ")
     named = [kind for kind in _KINDS if kind.lower() in plain]
     return max(named, key=len, default=UNKNOWN)
 
 
 def _numbering(tables: Tables, copies: str) -> Mapping[int, str]:
-    """Whose numbers say that every copy to or from the host has the device at its other end; nobody's if neither."""
+    """The numbering by which every copy to or from the host has the device at its other end; empty if neither fits."""
     ends = {
         target if kind == 1 else source
         for kind, source, target in tables.rows(copies, ("copyKind", "srcKind", "dstKind"))

@@ -25,7 +25,7 @@ def spans(tables: Tables, strings: Mapping[int, str]) -> list[CapturedRange]:
 
 
 def stream_names(tables: Tables, strings: Mapping[int, str], process: int) -> Iterator[tuple[int, str]]:
-    """Streams that the program named with NVTX."""
+    """The streams that the program named with NVTX."""
     table = "TARGET_INFO_NVTX_CUDA_STREAM"
     for stream, name, name_id in tables.rows(table, ("streamId", "name", "nameId"), {"processId": process}):
         text = name if isinstance(name, str) else strings.get(name if name_id is None else name_id, "")
@@ -34,7 +34,7 @@ def stream_names(tables: Tables, strings: Mapping[int, str], process: int) -> It
 
 
 def _domains(tables: Tables, strings: Mapping[int, str]) -> dict[tuple[int, Any], str]:
-    """Names of domains: their numbers are a process's own."""
+    """Names of domains by process and number."""
     rows = tables.rows(EVENTS, ("eventType", "globalTid", "domainId", "text", "textId"))
     return {
         (number(thread) & _PROCESS, domain): _message(text, text_id, strings)
@@ -62,14 +62,14 @@ def _span(
 
 
 def _message(text: object, text_id: object, strings: Mapping[int, str]) -> str:
-    """Messages that the program registered stand among the strings."""
+    """The text, or the registered string of its number."""
     if isinstance(text, str):
         return text
     return strings.get(text_id, "") if isinstance(text_id, int) else ""
 
 
 def _payload(values: list[Any]) -> int | None:
-    """Which column it is in depends on the type that the program gave it."""
+    """The payload. Its column depends on its type in the program."""
     for value in values:
         if isinstance(value, int):
             return value

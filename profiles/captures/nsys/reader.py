@@ -1,7 +1,7 @@
-"""An export of Nsight Systems as a capture: what it tells, what it does not, and which tool made it.
+"""Reads an export of Nsight Systems as a capture.
 
-Exports hold the whole environment, the user's name and the host's. Of the tables that have them only versions and the
-GPU are read here, by name; nothing else of them leaves this file.
+Exports contain the whole environment and the names of the user and the host. Of the tables that have them, only the
+versions and the GPU are read, by name.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _VERSIONS: Final = re.compile(
     r"(EXPORT_|EXPORT:)?(SCHEMA|PRODUCT|NSYS|TOOL|EXPORTER)[A-Z_:]*VERSION", re.IGNORECASE
 )
 _VERSION: Final = re.compile(r"[0-9][0-9A-Za-z.\-+]{0,39}")
-_WARNING: Final = 2  # severity of DIAGNOSTIC_EVENT, and what is worse
+_WARNING: Final = 2  # severity in DIAGNOSTIC_EVENT; larger ones are worse
 
 
 @contextmanager
 def open_export(path: Path) -> Iterator[ProfilerCapture]:
-    """Until the block ends, rows can be asked for. Raises CaptureError, OSError."""
+    """A capture whose rows can be read until the block ends. Raises CaptureFileError, OSError."""
     with opened(path) as tables:
         strings = tables.strings()
         yield ProfilerCapture(
@@ -48,7 +48,7 @@ def open_export(path: Path) -> Iterator[ProfilerCapture]:
 
 
 def _process(tables: Tables, thread: int | None) -> int:
-    """Of a thread; without one, of most calls, or where there are none, of most operations."""
+    """The process of a thread; for None, the one with most calls, or with most operations if there are no calls."""
     if thread is not None:
         return thread & PROCESS
     calls = Counter(number(caller) & PROCESS for (caller,) in tables.rows(activity.CALLS, ("globalTid",)))
@@ -87,14 +87,14 @@ def _versions(tables: Tables) -> dict[str, str]:
 
 
 def is_version(name: object, value: object) -> bool:
-    """Whether the name is a version's and the value looks like one."""
+    """Whether the name and the value are those of a version."""
     named = isinstance(name, str) and _VERSIONS.fullmatch(name)
     return bool(named and isinstance(value, str) and _VERSION.fullmatch(value))
 
 
 def _graph_mode(tables: Tables) -> str:
-    """``graph`` where replays are one operation each, ``node`` where their kernels are seen, ``none`` without any;
-    ``unknown`` where the export does not tell a graph's kernels from others."""
+    """``graph`` if a replay is one operation, ``node`` if its kernels are recorded, ``none`` without graphs,
+    ``unknown`` if the export does not say which kernels are a graph's."""
     if any(tables.rows(activity.GRAPHS, ("start",))):
         return "graph"
     if any(tables.any(table, "graphNodeId") for table in activity.OPERATIONS):
@@ -106,19 +106,19 @@ def _graph_mode(tables: Tables) -> str:
 def _missing(tables: Tables) -> Iterator[str]:
     operations = any(any(tables.rows(table, ("start",))) for table in activity.OPERATIONS)
     if EVENTS not in tables:
-        yield "no NVTX ranges: nothing can be given to a step"
+        yield "no NVTX ranges: operations and calls belong to no step"
     if not operations:
-        yield "no GPU activity: nothing of the device is told (-t cuda was off, or there was no GPU)"
+        yield "no GPU activity: there are no counts of the device (-t cuda was off, or there was no GPU)"
         return
     if activity.CALLS not in tables:
-        yield "no calls of CUDA's API: operations cannot be given to ranges, and syncs are not counted"
+        yield "no calls of CUDA's API: operations belong to no range, and syncs are not counted"
     if activity.SYNCS not in tables:
         yield "no synchronisation records: syncs have no stream, and waits of one stream for another are not seen"
     elif activity.RECORDS not in tables:
         yield "no event records: waits of one stream for another count as kernel gap or launch latency"
     if activity.COPIES in tables and not MemoryKinds.of(tables, activity.COPIES).known:
-        yield "copies do not tell pinned from pageable memory: neither is counted, nor what blocks by it"
+        yield "copies have no kinds of memory: pinned, pageable and blocking copies are not counted as such"
     if _graph_mode(tables) == "graph":
         yield "graphs were traced whole: their kernels and copies count as one kernel (--cuda-graph-trace=node)"
     if len(_processes(tables)) > 1 and not tables.has(activity.KERNELS, "globalPid"):
-        yield "operations do not tell their process: of several, calls of equal number are mixed up"
+        yield "operations have no process: those of several processes cannot be told apart"

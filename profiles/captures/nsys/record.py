@@ -1,6 +1,6 @@
-"""Recording a scenario with Nsight Systems: the command, the environment it runs in, and what must have come of it.
+"""Records a scenario with Nsight Systems: the command, its environment, and the checks of the capture.
 
-Only the measured workload is captured, from a range of ours to its end, and the program runs on afterwards.
+Only the measured workload is captured, from the start to the end of its range; the program then runs to its end.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ..capture import ProfilerCapture
 from ..measure import result
 from .reader import open_export
 from .scrub import scrub
-from .tool import Nsys, exported, said
+from .tool import Nsys, exported, failure
 
 Graphs = Literal["graph", "node"]
 NAME: Final = "capture"
-_SECONDS: Final = 60  # that the tool may take to end
-# A report holds the whole environment of its program: it gets what it needs, and nobody's keys.
+_SECONDS: Final = 60  # for the tool to end
+# A report contains the environment of its program, which therefore gets only what it needs, and no secrets.
 _PASSED: Final = frozenset(
     {
         "HOME",
@@ -51,48 +51,50 @@ class RecordingError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class RecordingRequest:
-    """``arguments`` are the child's: scenario and overrides. ``graphs``: replayed graphs whole, or kernel by kernel,
-    which costs more for every launch."""
+    """``arguments`` are the scenario and its overrides. ``graphs``: whether replayed graphs are recorded whole, or
+    kernel by kernel, which makes each launch slower."""
 
     arguments: Sequence[str]
     device: Literal["cuda", "vgpu"]
     graphs: Graphs = "node"
 
 
-def command(nsys: Nsys, order: RecordingRequest, report: Path, session: str) -> list[str]:
-    """``report`` without its ending. ``session`` is what the tool calls the recording."""
-    gpu = order.device == "cuda"
+def command(nsys: Nsys, request: RecordingRequest, report: Path, session: str) -> list[str]:
+    """``report`` has no suffix. ``session`` is the tool's name for the recording."""
+    gpu = request.device == "cuda"
     return [
         *(str(nsys.path), "profile", f"--session-new={session}"),
         f"--trace={'cuda,nvtx,osrt' if gpu else 'nvtx'}",
         *("--sample=none", "--cpuctxsw=none"),
-        *([f"--cuda-graph-trace={order.graphs}"] if gpu else []),
+        *([f"--cuda-graph-trace={request.graphs}"] if gpu else []),
         *("--capture-range=nvtx", f"--nvtx-capture={MEASURE}@{DOMAIN}"),
         *("--capture-range-end=stop", "--kill=none"),
         "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0",
         *(f"--output={report}", "--force-overwrite=true"),
         *(sys.executable, "-m", "schedbench.profiles.ranks.recorded_child"),
-        *(*order.arguments, "--device", order.device),
+        *(*request.arguments, "--device", request.device),
     ]
 
 
-def record(nsys: Nsys, order: RecordingRequest, folder: Path, surroundings: Mapping[str, str]) -> Path:
-    """Run it; the report that was written. Raises RecordingError where the program failed, MachineError where it did
-    not but there is no report."""
+def record(nsys: Nsys, request: RecordingRequest, folder: Path, environ: Mapping[str, str]) -> Path:
+    """Run the scenario and return the report. Raises RecordingError if the program failed, MachineError if it did not
+    and there is no report."""
     report = folder / NAME
     expected = report.with_name(f"{NAME}.nsys-rep")
     expected.unlink(missing_ok=True)
     session = f"schedbench-{os.getpid()}"
-    done = _run(nsys, command(nsys, order, report, session), environment(surroundings), session)
+    done = _run(nsys, command(nsys, request, report, session), environment(environ), session)
     if expected.is_file():
         return expected
     if done.returncode:
-        raise RecordingError(f"the run under nsys {nsys.version} failed: {said(done)}")
-    raise MachineError(f"nsys {nsys.version} wrote no report, for its range never began: {unheard(nsys)}")
+        raise RecordingError(f"the run under nsys {nsys.version} failed: {failure(done)}")
+    raise MachineError(
+        f"nsys {nsys.version} wrote no report, because the range of the workload did not arrive: {no_ranges(nsys)}"
+    )
 
 
 def _run(nsys: Nsys, words: list[str], env: dict[str, str], session: str) -> subprocess.CompletedProcess[str]:
-    """The tool's daemon and its program outlive whoever started them: interrupted, they are told to end."""
+    """Run the tool. Its daemon and program do not end with this process, so an interrupt shuts them down."""
     try:
         return subprocess.run(words, env=env, capture_output=True, text=True, errors="replace", check=False)
     except BaseException:
@@ -101,27 +103,28 @@ def _run(nsys: Nsys, words: list[str], env: dict[str, str], session: str) -> sub
         raise
 
 
-def environment(surroundings: Mapping[str, str]) -> dict[str, str]:
-    """What the program is given of this process's."""
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The part of this process's environment that the program gets."""
     return {
         name: value
-        for name, value in surroundings.items()
+        for name, value in environ.items()
         if (name in _PASSED or name.startswith(_PASSED_FAMILIES))
         and not any(word in name for word in _SECRET)
     }
 
 
 def check(capture: ProfilerCapture, nsys: Nsys) -> None:
-    """Raises MachineError where our ranges did not arrive."""
+    """Raises MachineError if the capture has no ranges of the scheduler."""
     if not any(span.domain == DOMAIN for span in capture.spans):
-        raise MachineError(f"the capture has none of our ranges: {unheard(nsys)}")
+        raise MachineError(f"the capture has no ranges of schedbench: {no_ranges(nsys)}")
 
 
-def unheard(nsys: Nsys) -> str:
-    """Why that may be: since 0.2.12 nvtx asks a tool whether it listens, and Nsight Systems 2023.4 does not answer."""
+def no_ranges(nsys: Nsys) -> str:
+    """Why ranges may be missing: since 0.2.12 nvtx asks the tool whether it is attached, and Nsight Systems 2023.4 does
+    not answer."""
     return (
-        f"nsys {nsys.version} hears nothing of nvtx {metadata.version('nvtx')}; "
-        "a newer Nsight Systems does, or nvtx 0.2.11 (pip install nvtx==0.2.11)"
+        f"nsys {nsys.version} receives no ranges of nvtx {metadata.version('nvtx')}; "
+        "install a newer Nsight Systems, or nvtx 0.2.11 (pip install nvtx==0.2.11)"
     )
 
 
@@ -129,17 +132,17 @@ MAP = "schedbench"
 
 
 def recorded(
-    nsys: Nsys, order: RecordingRequest, folder: Path, surroundings: Mapping[str, str]
+    nsys: Nsys, request: RecordingRequest, folder: Path, environ: Mapping[str, str]
 ) -> tuple[Result, Path]:
-    """The capture's document, and the report that lies in ``folder``, beside a scrubbed export of it.
-
-    Raises RecordingError, CaptureError, and MachineError where the tool wrote nothing or heard nothing of us."""
-    report = record(nsys, order, folder, surroundings)
+    """Record a scenario; returns the capture's document and the report. Both the report and a scrubbed export of it are
+    in ``folder``. Raises RecordingError, CaptureFileError, and MachineError if there is no report, or no ranges in
+    it."""
+    report = record(nsys, request, folder, environ)
     shared = report.with_suffix(".sqlite")
     with exported(nsys, report) as found:
         scrub(found, shared)
     with open_export(shared) as capture:
         check(capture, nsys)
-        name = Path(order.arguments[0]).stem
+        name = Path(request.arguments[0]).stem
         run = RunPart(id="", command="", started="", wall_s=0.0)
         return result(capture, maps.load(MAP), name=name, run=run), report

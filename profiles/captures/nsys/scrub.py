@@ -1,8 +1,8 @@
-"""A copy of an export that can be shared: what we read of it, and nothing else.
+"""Copies an export with only what is read of it, so that it can be shared.
 
-Nsight Systems writes down the environment of every process that it can look into, command lines, the user's and the
-host's name. They stand in tables of their own, and among the strings that all tables share: so only strings that the
-kept tables point to are copied.
+Nsight Systems writes the environments and command lines of processes, and the names of the user and the host. They are
+in tables of their own, and among the strings that all tables share: only strings that the kept tables refer to are
+copied.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAMES: Final = ("nameId", "textId", "shortName", "demangledName", "name")
 
 
 def scrub(export: Path, output: Path) -> None:
-    """Raises CaptureError where sqlite cannot read the export, or where that would be written over; OSError."""
+    """Raises CaptureFileError if sqlite cannot read the export or if ``output`` is the export, and OSError."""
     if output.resolve() == export.resolve():
         raise CaptureFileError(f"{output}: the scrubbed copy needs another name")
     output.unlink(missing_ok=True)
@@ -46,7 +46,7 @@ def scrub(export: Path, output: Path) -> None:
 
 
 class _Copy:
-    """From one connection to another, table by table."""
+    """Copies tables from one connection to another."""
 
     def __init__(self, source: sqlite3.Connection, target: sqlite3.Connection) -> None:
         self._source, self._target = source, target

@@ -1,7 +1,6 @@
-"""Tables of an export, whatever its version: a column that a version lacks reads as None.
+"""Tables of an export of any version; a column that is missing reads as None.
 
-Tables appear only when they have rows, have no indexes, and gain and lose columns between versions; the order of
-their rows means nothing.
+An export has only tables with rows, and no indexes. Columns differ between versions, and rows are in no order.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from ..capture import CaptureFileError
 
 STRINGS: Final = "StringIds"
 MAGIC: Final = b"SQLite format 3\x00"
-_LARGEST: Final = 2**62  # ns or a number of anything; sqlite's own integers end at 2**63
+_LARGEST: Final = 2**62  # of any number; sqlite's integers end at 2**63
 
 
 class Tables:
@@ -40,7 +39,7 @@ class Tables:
     def rows(
         self, table: str, columns: Sequence[str], where: Mapping[str, int] | None = None
     ) -> Iterator[tuple[Any, ...]]:
-        """Rows with the given values in the columns of ``where``, as far as the table has these."""
+        """Rows with the given values in the columns of ``where`` that the table has."""
         known = self._columns.get(table)
         if not known:
             return iter(())
@@ -51,7 +50,7 @@ class Tables:
         return self._connection.execute(query, tuple(kept.values()))
 
     def any(self, table: str, column: str) -> bool:
-        """Whether some row has a value other than 0 there."""
+        """Whether some row has a value other than 0 in that column."""
         return self.has(table, column) and any(value for (value,) in self.rows(table, (column,)))
 
     def strings(self) -> dict[int, str]:
@@ -62,7 +61,7 @@ class Tables:
         }
 
     def labels(self, table: str) -> dict[int, str]:
-        """Of an enumeration: what its numbers mean, in the exporter's words; empty where it has no such table."""
+        """The exporter's names of an enumeration's numbers; empty if there is no such table."""
         return {
             key: str(label or name or "").lower()
             for key, name, label in self.rows(table, ("id", "name", "label"))
@@ -76,14 +75,15 @@ class Tables:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Tables]:
-    """Read only. Raises CaptureError for what sqlite cannot read, also while it is being read; OSError."""
+    """Open an export read-only. Raises CaptureFileError for what sqlite cannot read, also while it is read, and
+    OSError."""
     with readable(path) as connection:
         yield Tables(connection)
 
 
 @contextmanager
 def readable(path: Path) -> Iterator[sqlite3.Connection]:
-    """As ``opened``, without looking at the tables."""
+    """A connection, as ``opened`` makes one."""
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise CaptureFileError(f"{path}: not an sqlite file")
@@ -98,14 +98,14 @@ def readable(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def whole(value: object, what: str) -> int:
-    """``value`` as an integer. Raises CaptureError, naming ``what`` it should have been."""
+    """``value`` as an integer. Raises CaptureFileError, which names ``what`` it should have been."""
     if isinstance(value, bool) or not isinstance(value, int) or not -_LARGEST < value < _LARGEST:
         raise CaptureFileError(f"{what}: expected a whole number, got {show(value)}")
     return value
 
 
 def number(value: object) -> int:
-    """-1 for what is missing or no integer, as Kineto's rows have it."""
+    """``value``, or -1 for what is not an integer, as in Kineto's rows."""
     return value if isinstance(value, int) else -1
 
 

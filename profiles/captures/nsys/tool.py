@@ -1,4 +1,4 @@
-"""Where Nsight Systems is: as told, on the PATH, or in the usual folders; and which one it is."""
+"""Finds Nsight Systems on this machine, and exports its reports as sqlite."""
 
 from __future__ import annotations
 
@@ -36,29 +36,25 @@ class Nsys(NamedTuple):
     version: str
 
 
-def find(told: str | None, surroundings: Mapping[str, str], *, root: Path = Path("/")) -> Nsys:
-    """The one that was named, else the first that works: of the environment variable, the PATH, the usual folders.
+def find(nsys: str | None, environ: Mapping[str, str], *, root: Path = Path("/")) -> Nsys:
+    """``nsys`` or the environment variable's, if given; else the first that works on the PATH or in the usual folders.
 
     Raises MachineError, which says what to install.
     """
-    named = told or surroundings.get(VARIABLE)
-    if named:
-        return _tried(Path(named)) or _refused(named)
-    candidates = list(_candidates(surroundings, root))
-    found = next((nsys for path in candidates if (nsys := _tried(path))), None)
+    named = nsys or environ.get(VARIABLE)
+    candidates = [Path(named)] if named else list(_candidates(environ, root))
+    found = next((tool for path in candidates if (tool := _tried(path))), None)
+    if found is None and named:
+        raise MachineError(f"{named} is not an nsys that runs: {HOW_TO_GET}")
     if found is None:
         tried = f" ({', '.join(map(str, candidates))} would not run)" if candidates else ""
         raise MachineError(f"no Nsight Systems on this machine{tried}: {HOW_TO_GET}")
     return found
 
 
-def _refused(named: str) -> Nsys:
-    raise MachineError(f"{named} is no nsys that runs: {HOW_TO_GET}")
-
-
-def _candidates(surroundings: Mapping[str, str], root: Path) -> Iterator[Path]:
-    """The newest of a folder's versions first."""
-    on_path = shutil.which("nsys", path=surroundings.get("PATH", ""))
+def _candidates(environ: Mapping[str, str], root: Path) -> Iterator[Path]:
+    """In a folder of several versions, the newest first."""
+    on_path = shutil.which("nsys", path=environ.get("PATH", ""))
     if on_path:
         yield Path(on_path)
     for pattern in PLACES:
@@ -79,12 +75,12 @@ def _tried(path: Path) -> Nsys | None:
 
 
 _EXPORT_SECONDS: Final = 1800
-_LONGEST: Final = 600  # letters of the tool's own words
+_LONGEST: Final = 600  # characters of the tool's output in a message
 
 
 @contextmanager
 def exported(nsys: Nsys, report: Path) -> Iterator[Path]:
-    """An export of ``report`` that is gone after the block: it holds what nobody should see. Raises CaptureError."""
+    """An export of ``report``, removed after the block because it holds private data. Raises CaptureFileError."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "export.sqlite"
         export(nsys, report, path)
@@ -92,7 +88,7 @@ def exported(nsys: Nsys, report: Path) -> Iterator[Path]:
 
 
 def export(nsys: Nsys, report: Path, output: Path) -> None:
-    """Write ``report`` as sqlite. Raises CaptureError with the tool's own words where it does not."""
+    """Write ``report`` as sqlite. Raises CaptureFileError with the tool's output if it fails."""
     arguments = [
         "export",
         "--type",
@@ -115,10 +111,10 @@ def export(nsys: Nsys, report: Path, output: Path) -> None:
     except (OSError, subprocess.SubprocessError) as error:
         raise CaptureFileError(f"{report}: nsys {nsys.version} could not export it: {error}") from None
     if done.returncode or not output.is_file():
-        raise CaptureFileError(f"{report}: nsys {nsys.version} could not export it: {said(done)}")
+        raise CaptureFileError(f"{report}: nsys {nsys.version} could not export it: {failure(done)}")
 
 
-def said(done: subprocess.CompletedProcess[str]) -> str:
-    """The end of what a tool wrote, in one line."""
+def failure(done: subprocess.CompletedProcess[str]) -> str:
+    """The exit code and the end of the output, in one line."""
     words = " ".join((done.stderr.strip() or done.stdout.strip() or "nothing").split())
-    return f"it ended with {done.returncode} and said: {words[-_LONGEST:]}"
+    return f"exit code {done.returncode}: {words[-_LONGEST:]}"

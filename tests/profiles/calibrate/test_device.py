@@ -140,7 +140,7 @@ def test_a_kernel_is_never_shorter_than_what_a_graph_shows(probes: dict[str, Any
 def test_a_group_that_failed_costs_its_own_constants_only(probes: dict[str, Any]) -> None:
     probes["costs"]["events"] = {"error": "RuntimeError: no events"}
     found = device_constants(BASE, probes)
-    assert found.missing == ["events: the probe costs does not say (KeyError: 'record')"]
+    assert found.missing == ["events: the probe costs does not have it (KeyError: 'record')"]
     keys = {constant.key for constant in found.constants}
     assert ("host", "event_record") not in keys
     assert ("host", "launch") in keys

@@ -11,7 +11,7 @@ import pytest
 from schedbench.profiles.calibrate.calibration import main, probed
 from schedbench.profiles.calibrate.host import (
     HostTimes,
-    errands,
+    calibration_runs,
     fit_phases,
     measure,
     through_torch,
@@ -28,7 +28,7 @@ DEVICE_CALLS = {"launch", "copy_call", "event_record", "sync_return", "graph_lau
 
 @pytest.fixture(scope="module")
 def times() -> HostTimes:
-    return measure(BASE, errands((1, 4), (32,)), rounds=1)
+    return measure(BASE, calibration_runs((1, 4), (32,)), rounds=1)
 
 
 def test_every_phase_of_the_profile_was_met(times: HostTimes) -> None:
@@ -54,7 +54,7 @@ def test_what_a_phase_is_made_to_take_is_found(monkeypatch: pytest.MonkeyPatch) 
         place(engine, batch)
 
     monkeypatch.setitem(prepare._PLACE_TOKENS, "fused", slowly)
-    plan = [errand for errand in errands((2, 8), (32,)) if "prepare" in errand.phases]
+    plan = [run for run in calibration_runs((2, 8), (32,)) if "prepare" in run.phases]
     line = fit_phases(measure(BASE, plan, rounds=1))["prepare"]
     assert line.a == pytest.approx(1e6, rel=0.25)
     assert line.b == pytest.approx(5e5, rel=0.25)
@@ -99,4 +99,4 @@ def test_probes_that_were_run_before_are_taken_and_named(tmp_path: Path) -> None
     assert load(output).host.event_wait.origin.startswith("measured on A GPU, ")
     told = json.loads(output.with_suffix(".json").read_text())
     assert told["machine"].startswith("A GPU, ")
-    assert "launches: the probe costs does not say (KeyError: 'launch')" in told["missing"]
+    assert "launches: the probe costs does not have it (KeyError: 'launch')" in told["missing"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schedbench.profiles.calibrate.fit import TimedSample
-from schedbench.profiles.calibrate.own_time import Collector, own_times
+from schedbench.profiles.calibrate.own_time import PhaseCollector, own_times
 from schedbench.profiles.record.timeline import Call, Range
 from schedbench.sched.observe import LogicalClock, StepKind
 
@@ -76,7 +76,7 @@ def test_no_phase_takes_less_than_nothing() -> None:
 
 def test_steps_of_a_kind_are_told_apart_by_what_was_known() -> None:
     """A prefill may become mixed, and a decode that came to nothing leaves its number to a prefill."""
-    collector, clock = Collector(), LogicalClock()
+    collector, clock = PhaseCollector(), LogicalClock()
     plans: list[tuple[int, int, StepKind]] = [
         (0, 1, "prefill"), (15, 1, "mixed"), (100, 2, "decode"), (110, 2, "prefill"),
     ]  # fmt: skip

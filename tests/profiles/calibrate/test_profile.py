@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from schedbench.profiles.calibrate.fit import TimedSample
-from schedbench.profiles.calibrate.host import HostTimes, errands
+from schedbench.profiles.calibrate.host import HostTimes, calibration_runs
 from schedbench.profiles.calibrate.profile import Provenance, calibrated, phase_constants, to_yaml
 from schedbench.profiles.platform.hardware import HardwareError, load
 from schedbench.profiles.platform.resolve import ask
@@ -65,15 +65,15 @@ def test_each_constant_has_a_line_of_its_own(written: Path) -> None:
 
 
 def test_every_phase_of_the_shipped_profile_is_on_an_errand() -> None:
-    plan = errands()
-    assert {name for errand in plan for name in errand.phases} == BASE.phases.keys()
+    plan = calibration_runs()
+    assert {name for run in plan for name in run.phases} == BASE.phases.keys()
     assert len(plan) == len(set(plan))
 
 
 @pytest.mark.parametrize("batches", [(1,), (64, 128)])
 def test_errands_are_questions_that_can_be_asked(batches: tuple[int, ...]) -> None:
-    for errand in errands(batches, (32, 1024)):
-        ask(errand.scenario, errand.overrides)
+    for run in calibration_runs(batches, (32, 1024)):
+        ask(run.scenario, run.overrides)
 
 
 def test_a_kinds_line_is_written_beside_the_phases_own(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_without_the_model_runners_ranges_kinds_are_untold(read):
     sglang_loop(export)
     result = read(export)
     assert list(result.per_step) == ["step"]
-    assert any("4 steps have no range that tells their kind" in note for note in notes(result))
+    assert any("4 steps have no range for their kind" in note for note in notes(result))
 
 
 def test_our_own_loop_with_its_payloads(read):
@@ -156,7 +156,7 @@ def test_numbers_that_nobody_explains_tell_whose_they_are_or_nothing(read):
     unknown = read(drawn("new"), "sglang", ("ENUM_CUDA_MEM_KIND",))
     assert ("decode", "schedule", "h2d_pageable") not in counts(unknown)
     assert counts(unknown)["decode", "schedule", "h2d"] == (1, 1)
-    assert any("do not tell pinned from pageable" in note for note in notes(unknown))
+    assert any("have no kinds of memory" in note for note in notes(unknown))
 
 
 def test_without_a_gpu_ranges_are_all_there_is(read):
@@ -231,7 +231,7 @@ def test_a_map_that_tells_no_idle_time_is_named(read, tmp_path):
     text = (Path(maps.__file__).parent / "sglang.yaml").read_text().splitlines()
     (tmp_path / "m.yaml").write_text("\n".join(line for line in text if "loop:" not in line))
     result = read(drawn("middle"), str(tmp_path / "m.yaml"))
-    assert any("does not tell when there is no work" in note for note in notes(result))
+    assert any("has no ranges for time without work" in note for note in notes(result))
 
 
 def test_ranges_that_overlap_without_nesting(read):

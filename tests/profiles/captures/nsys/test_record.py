@@ -105,13 +105,13 @@ def test_the_command_line_prints_and_keeps_it(fake, tmp_path):
 @pytest.mark.parametrize(
     ("behaviour", "expected", "message"),
     [
-        ({"profile": "echo out of luck >&2; exit 7"}, 4, "it ended with 7 and said: out of luck"),
-        ({"profile": "exit 0"}, 3, "its range never began: .* hears nothing of nvtx"),
-        ({"ranges": False}, 3, "has none of our ranges"),
+        ({"profile": "echo out of luck >&2; exit 7"}, 4, "exit code 7: out of luck"),
+        ({"profile": "exit 0"}, 3, "the range of the workload did not arrive: .* receives no ranges of nvtx"),
+        ({"ranges": False}, 3, "has no ranges of schedbench"),
         (
             {"export": "echo no licence; exit 3"},
             2,
-            "could not export it: it ended with 3 and said: no licence",
+            "could not export it: exit code 3: no licence",
         ),
         ({"export": "true"}, 2, "could not export it"),
     ],
@@ -188,4 +188,4 @@ def test_doctor_tells_which_one_is_taken(fake):
     told = CliRunner(env={"SCHEDBENCH_NSYS": str(fake(version="2025.1.1.1"))}).invoke(app, ["doctor"])
     assert f"2025.1.1.1, {fake()}" in told.output
     none = CliRunner(env={"SCHEDBENCH_NSYS": "/nowhere"}).invoke(app, ["doctor"])
-    assert "/nowhere is no nsys that runs: install Nsight Systems" in none.output
+    assert "/nowhere is not an nsys that runs: install Nsight Systems" in none.output

@@ -26,9 +26,9 @@ def test_named_then_variable_then_path_then_the_usual_folders(fake, tmp_path):
 
 def test_what_is_named_is_taken_or_refused_never_replaced(fake, tmp_path):
     on_path = fake("path/nsys")
-    with pytest.raises(MachineError, match=r"/nowhere/nsys is no nsys that runs: install Nsight Systems"):
+    with pytest.raises(MachineError, match=r"/nowhere/nsys is not an nsys that runs: install Nsight Systems"):
         find("/nowhere/nsys", {"PATH": str(on_path.parent)}, root=tmp_path)
-    with pytest.raises(MachineError, match="is no nsys that runs"):
+    with pytest.raises(MachineError, match="is not an nsys that runs"):
         find("/bin/true", {}, root=tmp_path)
 
 
