@@ -1,1 +1,1 @@
-"""Does it do the right thing: tokens, order, invariants, budgets. No time is judged here."""
+"""Checks of a run's correctness: tokens, order, invariants and budgets, but no times."""

@@ -1,4 +1,4 @@
-"""The same workload under adversaries: whatever order the streams allow, the tokens are to be the same."""
+"""Runs the workload under adversaries: the tokens must be the same in every order that the streams allow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..ranks.execute import Options
 from ..record.result import Abstained, Metric, Result
 from ..run.crash import Crash
 from ..vgpu.adversary.strategies import ALWAYS, FAVOURED, STRATEGIES, described
-from .report import Check, Evidence, judged, skipped
+from .report import Check, Evidence, skipped, verdict
 from .runs import MapFunction, attempt, pool, processors
 from .tokens import differences
 
@@ -21,12 +21,12 @@ WORTH_PROCESSES_S = 12.0
 
 
 def seeds(random: int) -> Sequence[int]:
-    """Every strategy, then so many random ones."""
+    """The seeds of all strategies, then of ``random`` random orders."""
     return range(len(STRATEGIES) + random)
 
 
 def check_schedules(resolved: Resolved, relay: RelayChoice, result: Result, chosen: Sequence[int]) -> Check:
-    """``result`` is of the same run in program order."""
+    """``result`` is the run in program order."""
     if isinstance(result.outputs, Abstained):
         return skipped(NAME, result.outputs.abstained)
     chosen = [seed for seed in chosen if concerns(seed, result)]
@@ -34,11 +34,11 @@ def check_schedules(resolved: Resolved, relay: RelayChoice, result: Result, chos
     with _spread(result.run.wall_s, len(chosen)) as each:
         for evidence in each(partial(_against, resolved, relay, result), chosen):
             found += evidence
-    return judged(NAME, found, about=f"the same tokens under {_counted(chosen)}")
+    return verdict(NAME, found, about=f"the same tokens under {_counted(chosen)}")
 
 
 def concerns(seed: int, result: Result) -> bool:
-    """Whether the run has the stream that the strategy favours."""
+    """Whether the run has the stream that the seed's strategy favours."""
     if not ALWAYS <= seed < len(STRATEGIES):
         return True
     named = {stream for counts in result.per_step.values() for stream in counts.streams}
@@ -48,7 +48,7 @@ def concerns(seed: int, result: Result) -> bool:
 
 @contextmanager
 def _spread(seconds: float, tasks: int) -> Iterator[MapFunction]:
-    """Runs that take a while are spread over processes, each of which takes a few seconds to start."""
+    """A map function: over processes if the runs take longer than the few seconds that a process takes to start."""
     if seconds * tasks < WORTH_PROCESSES_S or processors() == 1:
         yield map
         return
@@ -57,7 +57,7 @@ def _spread(seconds: float, tasks: int) -> Iterator[MapFunction]:
 
 
 def _against(resolved: Resolved, relay: RelayChoice, expected: Result, seed: int) -> list[Evidence]:
-    """What differs from ``expected`` under that adversary."""
+    """The first difference from ``expected`` under the adversary, if there is one."""
     outcome = attempt(resolved, relay, Options(device="vgpu", save_tokens=True, adversary=seed))
     where = f"adversary {seed} ({described(seed)})"
     if isinstance(outcome, Crash):
@@ -67,7 +67,7 @@ def _against(resolved: Resolved, relay: RelayChoice, expected: Result, seed: int
 
 
 def _drafts_apart(found: Result, expected: Result) -> Iterator[Evidence]:
-    """Wrong drafts cost no token, only acceptance. A retracted request drafts anew, and then differs rightly."""
+    """Wrong drafts change the accepted length, not the tokens. With retracted requests, lengths may differ."""
     lengths = [_value(result, "accept_length") for result in (found, expected)]
     retracted = _value(expected, "retractions")
     if None not in lengths and lengths[0] != lengths[1] and not retracted:

@@ -1,4 +1,4 @@
-"""Every known bug, off and on: all checks pass without it, and some check fails with it, not knowing its name."""
+"""Checks every known fault: all checks must pass without it, and one must fail with it, without its name."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ...sched.relay.faults import awaited_faults
 from ..platform.resolve import ask
 from ..record.environment import environment, tool
 from .examine import Examiner
-from .faults import Probe, broken, probes
+from .faults import FaultScenario, broken, fault_scenarios
 from .report import SCHEMA_VERSION, Check, Document, check_part
 from .runs import pool
 
 
 @dataclass(frozen=True, slots=True)
-class Caught:
-    """What the checks say of a question without the fault, and with it."""
+class FaultVerdict:
+    """The checks of a question without the fault, and with it."""
 
     name: str
     about: str
@@ -43,40 +43,40 @@ class Caught:
 
 
 class _Task(NamedTuple):
-    """A question by what was asked: processes hand on words, not policies."""
+    """A question as names and overrides, which can be pickled; policies cannot."""
 
     scenario: str
     overrides: tuple[str, ...]
     fault: str | None
 
 
-def catch_all(adversaries: Sequence[int], notice: Callable[[str], None]) -> list[Caught]:
-    """In upstream's order, as many questions at a time as there are processors. Checks are told nothing of faults;
-    ``notice`` is told of each fault that is done."""
-    chosen = probes()
-    tasks = list(dict.fromkeys(task for probe in chosen.values() for task in _tasks(probe)))
+def catch_all(adversaries: Sequence[int], notice: Callable[[str], None]) -> list[FaultVerdict]:
+    """Verdicts in upstream's order, with one worker process per processor. The checks do not get the faults' names.
+    ``notice`` is called after each fault."""
+    chosen = fault_scenarios()
+    tasks = list(dict.fromkeys(task for scenario in chosen.values() for task in _tasks(scenario)))
     checks: dict[_Task, tuple[Check, ...]] = {}
-    found: list[Caught] = []
+    found: list[FaultVerdict] = []
     with pool(len(tasks)) as each:
-        answers = zip(tasks, each(partial(_checked, tuple(adversaries)), tasks), strict=True)
-        for probe in chosen.values():
-            while not checks.keys() >= {*_tasks(probe)}:
-                task, said = next(answers)
-                checks[task] = said
-            found.append(_caught(probe, *(checks[task] for task in _tasks(probe))))
+        done = zip(tasks, each(partial(_checked, tuple(adversaries)), tasks), strict=True)
+        for scenario in chosen.values():
+            while not checks.keys() >= {*_tasks(scenario)}:
+                task, verdicts = next(done)
+                checks[task] = verdicts
+            found.append(_verdict(scenario, *(checks[task] for task in _tasks(scenario))))
             notice(f"{len(found)} of {len(chosen)}: {_words(found[-1])}")
     return found
 
 
-def _words(caught: Caught) -> str:
+def _words(caught: FaultVerdict) -> str:
     by = ", ".join(check.name for check in caught.by) or "NOTHING"
     return f"{caught.name} caught by {by}{'' if caught.clean else '; FAILED without it'}"
 
 
-def _tasks(probe: Probe) -> tuple[_Task, _Task]:
+def _tasks(scenario: FaultScenario) -> tuple[_Task, _Task]:
     """Without the fault, and with it."""
-    sound = _Task(probe.scenario, probe.overrides, None)
-    return sound, sound._replace(fault=probe.fault.name)
+    sound = _Task(scenario.scenario, scenario.overrides, None)
+    return sound, sound._replace(fault=scenario.fault.name)
 
 
 def _checked(adversaries: Sequence[int], task: _Task) -> tuple[Check, ...]:
@@ -87,9 +87,9 @@ def _checked(adversaries: Sequence[int], task: _Task) -> tuple[Check, ...]:
     return Examiner(question, adversaries).examine(relay).checks
 
 
-def _caught(probe: Probe, sound: tuple[Check, ...], broken: tuple[Check, ...]) -> Caught:
-    question, fault = probe.sound(), probe.fault
-    return Caught(
+def _verdict(scenario: FaultScenario, sound: tuple[Check, ...], broken: tuple[Check, ...]) -> FaultVerdict:
+    question, fault = scenario.sound(), scenario.fault
+    return FaultVerdict(
         name=fault.name,
         about=fault.about,
         reference=fault.reference,
@@ -100,7 +100,7 @@ def _caught(probe: Probe, sound: tuple[Check, ...], broken: tuple[Check, ...]) -
     )
 
 
-def faults_document(found: Sequence[Caught], *, run: Document) -> Document:
+def faults_document(found: Sequence[FaultVerdict], *, run: Document) -> Document:
     return {
         "schema_version": SCHEMA_VERSION,
         "tool": tool().model_dump(mode="json"),
@@ -115,7 +115,7 @@ def faults_document(found: Sequence[Caught], *, run: Document) -> Document:
     }
 
 
-def _part(caught: Caught) -> Document:
+def _part(caught: FaultVerdict) -> Document:
     return {
         "name": caught.name,
         "about": caught.about,

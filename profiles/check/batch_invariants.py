@@ -1,4 +1,4 @@
-"""A batch between steps: as many rows as requests, and host mirrors that tell the truth."""
+"""Invariants of a batch between steps: one row per request, and correct host mirrors."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ...sched.relay.row import RelayRow
 from ...sched.request import Request, Status
 from .violations import Violation
 
+# Reads a device tensor without any call that the device counts or orders.
 Peek = Callable[[torch.Tensor], torch.Tensor]
-"""Reads a device tensor without the device knowing."""
 
 _ROWS = ("req_pool_indices", "req_pool_indices_cpu", "seq_lens", "seq_lens_cpu", "orig_seq_lens")
 
 
 def keeps_lengths(row: RelayRow) -> bool:
-    """Whether a row's device lengths are lengths between forwards too: then the schedule allocates by them."""
+    """Whether the row's device lengths are valid between forwards, so that the schedule allocates by them."""
     return row.allocation_lengths is allocate_by_batch_lengths
 
 
 def row_counts(batch: ScheduleBatch, name: str) -> Iterator[Violation]:
-    """A batch of nobody may keep stale rows: it must not be merged, and then nobody sees them."""
+    """An empty batch may have stale rows: it is never merged, so they are never read."""
     if batch.is_empty:
         return
     tensors = {field: getattr(batch, field, None) for field in _ROWS}
@@ -38,8 +38,8 @@ def row_counts(batch: ScheduleBatch, name: str) -> Iterator[Violation]:
 def mirrors(
     batch: ScheduleBatch, name: str, peek: Peek, *, lengths: bool, settled: bool = True
 ) -> Iterator[Violation]:
-    """Device values against their mirrors on the host, and those against what the requests themselves say. ``lengths``:
-    the device's lengths are lengths just now; ``settled``: the host's are those of the requests."""
+    """Compare device values with their host mirrors, and these with the requests. ``lengths``: whether the device's
+    lengths are valid now. ``settled``: whether the host's lengths are those of the requests."""
     if batch.is_empty or any(True for _ in row_counts(batch, name)):
         return
     rows, lens = getattr(batch, "req_pool_indices_cpu", None), getattr(batch, "seq_lens_cpu", None)
@@ -47,18 +47,18 @@ def mirrors(
         field = "req_pool_indices_cpu"
         yield Violation("mirrors equal device values", field, f"{name} has no {field}", batch.step)
         return
-    yield from _apart(batch, name, "req_pool_indices", rows, peek)
+    yield from _unlike_device(batch, name, "req_pool_indices", rows, peek)
     for req, row in _running(batch, rows):
-        yield from _untrue(batch, name, req, "req_pool_indices_cpu", row, req.req_pool_idx)
+        yield from _unlike_request(batch, name, req, "req_pool_indices_cpu", row, req.req_pool_idx)
     if lens is not None and lengths:
-        yield from _apart(batch, name, "seq_lens", lens, peek)
+        yield from _unlike_device(batch, name, "seq_lens", lens, peek)
     if lens is not None and settled:
         for req, length in _running(batch, lens):
-            yield from _untrue(batch, name, req, "seq_lens_cpu", length, req.kv_committed_len)
+            yield from _unlike_request(batch, name, req, "seq_lens_cpu", length, req.kv_committed_len)
 
 
 def untouched(batch: ScheduleBatch, before: torch.Tensor | None) -> Iterator[Violation]:
-    """After a speculative forward: the batch is what it was, and a prompt that was uploaded is no longer staged."""
+    """After a speculative forward, the batch's lengths are unchanged, and an uploaded prompt is not staged any more."""
     after = getattr(batch, "seq_lens_cpu", None)
     if before is not None and after is not None and not torch.equal(before, after):
         text = f"the forward of step {batch.step} left lengths {after.tolist()} of {before.tolist()}"
@@ -74,7 +74,7 @@ def _running(batch: ScheduleBatch, rows: torch.Tensor) -> Iterator[tuple[Request
             yield req, value
 
 
-def _apart(
+def _unlike_device(
     batch: ScheduleBatch, name: str, field: str, mirror: torch.Tensor, peek: Peek
 ) -> Iterator[Violation]:
     device = getattr(batch, field, None)
@@ -92,14 +92,14 @@ def _apart(
             )
 
 
-def _untrue(
-    batch: ScheduleBatch, name: str, req: Request, field: str, told: int, true: int | None
+def _unlike_request(
+    batch: ScheduleBatch, name: str, req: Request, field: str, mirror: int, value: int | None
 ) -> Iterator[Violation]:
-    if told != true:
+    if mirror != value:
         yield Violation(
-            "mirrors tell the truth",
+            "mirrors equal the requests' values",
             field,
-            f"{name}: {field} says {told} of request {req.id}, which has {true}",
+            f"{name}: {field} is {mirror} for request {req.id}, which has {value}",
             batch.step,
             req.id,
         )

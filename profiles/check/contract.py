@@ -1,8 +1,8 @@
-"""What any row of relay policies promises, on batches made by hand: no model, no device, no scenario.
+"""The contract of a row of relay policies, checked on scripted batches without a model, a device or a scenario.
 
-A row keeps the contract if, whatever is done to the batches, every step is fed the right tokens in the right order and
-the host's mirrors stay true; prompts pass as they are; a side without tokens does not lose the other's; no rows are
-no work.
+A row keeps the contract if, whatever is done to the batches, each step gets the right tokens in the right order and
+the host's mirrors stay correct; prompts pass unchanged; merging with a batch without tokens loses none of the other's;
+and a step without requests changes nothing.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ...sched.relay.known import NEGATIVE_IDS, ONE_SIDED_MERGE
 from ...sched.relay.row import Relay, RelayRow
 from ..run.crash import crash_of
 from .forward_invariants import PROMPTS
-from .scripted_drafts import Speculating, token_of
-from .scripted_engine import CHUNK, Workbench
+from .scripted_drafts import DraftSetup, token_of
+from .scripted_engine import CHUNK, ScriptedEngine
 from .violations import Violation, Violations
 
 Verb = Literal["prefill", "chunks", "decode", "mix", "leave", "retract", "idle"]
 
 
-class Act(NamedTuple):
-    """``numbers``: lengths of prompts, or places of requests."""
+class BatchAction(NamedTuple):
+    """``numbers`` are lengths of prompts, or indices of requests."""
 
     verb: Verb
     numbers: tuple[int, ...] = ()
@@ -36,64 +36,82 @@ class Act(NamedTuple):
         return " ".join([self.verb, *map(str, self.numbers)])
 
 
-Script = Sequence[Act]
+Script = Sequence[BatchAction]
 
-DECODE = Act("decode")
-IDLE = Act("idle")
+DECODE = BatchAction("decode")
+IDLE = BatchAction("idle")
 SCRIPTS: Mapping[str, Script] = {
-    "decoding": [Act("prefill", (5, 3, 7)), DECODE, DECODE, DECODE],
+    "decoding": [BatchAction("prefill", (5, 3, 7)), DECODE, DECODE, DECODE],
     "joining": [
-        Act("prefill", (5, 3)),
+        BatchAction("prefill", (5, 3)),
         DECODE,
-        Act("prefill", (4,)),
+        BatchAction("prefill", (4,)),
         DECODE,
-        Act("prefill", (2, 6)),
+        BatchAction("prefill", (2, 6)),
         DECODE,
         DECODE,
     ],
     "leaving": [
-        Act("prefill", (5, 3, 4, 6)),
+        BatchAction("prefill", (5, 3, 4, 6)),
         DECODE,
-        Act("leave", (1, 3)),
+        BatchAction("leave", (1, 3)),
         DECODE,
-        Act("prefill", (7, 2)),
+        BatchAction("prefill", (7, 2)),
         DECODE,
     ],
     "leaving with the prompt": [
-        Act("prefill", (5, 3)),
+        BatchAction("prefill", (5, 3)),
         DECODE,
-        Act("prefill", (4, 4)),
-        Act("leave", (2, 3)),
+        BatchAction("prefill", (4, 4)),
+        BatchAction("leave", (2, 3)),
         DECODE,
-        Act("prefill", (6,)),
+        BatchAction("prefill", (6,)),
         DECODE,
     ],
-    "mixing": [Act("prefill", (5, 3)), DECODE, Act("mix", (4, 20)), Act("mix", (6,)), DECODE, DECODE],
-    "idling": [IDLE, Act("prefill", (5, 3)), IDLE, DECODE, IDLE, DECODE, Act("mix", (4,)), IDLE, DECODE],
+    "mixing": [
+        BatchAction("prefill", (5, 3)),
+        DECODE,
+        BatchAction("mix", (4, 20)),
+        BatchAction("mix", (6,)),
+        DECODE,
+        DECODE,
+    ],
+    "idling": [
+        IDLE,
+        BatchAction("prefill", (5, 3)),
+        IDLE,
+        DECODE,
+        IDLE,
+        DECODE,
+        BatchAction("mix", (4,)),
+        IDLE,
+        DECODE,
+    ],
     "retracting": [
-        Act("prefill", (5, 3, 4, 6)),
+        BatchAction("prefill", (5, 3, 4, 6)),
         DECODE,
-        Act("retract", (3, 0, 2)),
+        BatchAction("retract", (3, 0, 2)),
         DECODE,
-        Act("mix", (9,)),
+        BatchAction("mix", (9,)),
         DECODE,
     ],
     "prompts in chunks": [
-        Act("prefill", (5,)),
-        *[Act("chunks", (3 * CHUNK + 2,))] * 7,
+        BatchAction("prefill", (5,)),
+        *[BatchAction("chunks", (3 * CHUNK + 2,))] * 7,
         DECODE,
-        Act("leave", (0, 2, 4)),
+        BatchAction("leave", (0, 2, 4)),
         DECODE,
     ],
 }
 ANY_PROMPT = "prompts pass, negative ids too"
-BARE_SIDE = "a side without tokens loses nothing"
-# Which of the declared defects of upstream's states a broken promise is.
+BARE_SIDE = "merging with a batch without tokens loses none"
+# The declared defect of upstream's states by the promise that it breaks.
 DEFECTS: Mapping[str, str] = {ANY_PROMPT: NEGATIVE_IDS, BARE_SIDE: ONE_SIDED_MERGE}
 
 
-class Kept(NamedTuple):
-    """``known``: defects that the state declares, by name; ``broken`` is everything else."""
+class ContractResult(NamedTuple):
+    """``known`` are the violated promises that are the state's declared defects, by defect; ``broken`` are all
+    others."""
 
     known: tuple[str, ...]
     broken: tuple[Violation, ...]
@@ -104,35 +122,34 @@ def check_contract(
     *,
     overlap: bool,
     declared: Sequence[str] = (),
-    drafts: Callable[[], Speculating] | None = None,
-) -> Kept:
-    """``row`` makes the row anew for each part, for a policy may keep something; so does ``drafts``, where there is
-    speculation."""
+    drafts: Callable[[], DraftSetup] | None = None,
+) -> ContractResult:
+    """``row`` makes a new row for each script, since a policy may have state; so does ``drafts`` for speculation."""
     violations = Violations()
 
-    def bench() -> Workbench:
-        return Workbench(row(), overlap=overlap, drafts=None if drafts is None else drafts())
+    def engine() -> ScriptedEngine:
+        return ScriptedEngine(row(), overlap=overlap, drafts=None if drafts is None else drafts())
 
     for name, script in _scripts(speculating=drafts is not None).items():
-        violations.add(_named(name, _followed(bench(), script)))
-    violations.add(_negative_ids(bench()))
-    violations.add(_no_rows(bench().engine.relay))
-    if drafts is None:  # else no batch carries its tokens
+        violations.add(_named(name, _followed(engine(), script)))
+    violations.add(_negative_ids(engine()))
+    violations.add(_no_rows(engine().engine.relay))
+    if drafts is None:  # with speculation no batch has its tokens
         for left in (True, False):
             for right in (True, False):
-                violations.add(_sides(bench(), left=left, right=right))
-    return _sorted_out(violations.told(), declared)
+                violations.add(_sides(engine(), left=left, right=right))
+    return _without_declared(violations.found(), declared)
 
 
-def speculating(relay: RelayChoice, mode: Speculation) -> Speculating:
-    """What that relay answers the worker, made anew."""
+def speculating(relay: RelayChoice, mode: Speculation) -> DraftSetup:
+    """A new setup of the worker for that relay."""
     row = relay.draft_row(mode)
     assert row is not None
-    return Speculating(mode, row)
+    return DraftSetup(mode, row)
 
 
 def _scripts(*, speculating: bool) -> Mapping[str, Script]:
-    """Speculation does not mix."""
+    """With speculation there are no mixed steps."""
     if not speculating:
         return SCRIPTS
     unmixed = {name: [act for act in script if act.verb != "mix"] for name, script in SCRIPTS.items()}
@@ -140,23 +157,23 @@ def _scripts(*, speculating: bool) -> Mapping[str, Script]:
 
 
 def follow(
-    row: RelayRow, script: Script, *, overlap: bool, drafts: Speculating | None = None
+    row: RelayRow, script: Script, *, overlap: bool, drafts: DraftSetup | None = None
 ) -> Sequence[Violation]:
-    """What a row does wrong while its batches go through the script; nothing after it breaks down."""
-    return _followed(Workbench(row, overlap=overlap, drafts=drafts), script)
+    """The violations of a row in a script, up to a crash."""
+    return _followed(ScriptedEngine(row, overlap=overlap, drafts=drafts), script)
 
 
-def _followed(bench: Workbench, script: Script) -> Sequence[Violation]:
+def _followed(scripted: ScriptedEngine, script: Script) -> Sequence[Violation]:
     for number, act in enumerate(script):
-        crash = _attempted(_do, bench, act)
+        crash = _attempted(_do, scripted, act)
         if crash:
-            text = f"act {number} ({act}) broke down: {crash}"
-            return [*bench.found, Violation("every step can be made", act.verb, text, number)]
-    return bench.found
+            text = f"action {number} ({act}) crashed: {crash}"
+            return [*scripted.found, Violation("every step can be made", act.verb, text, number)]
+    return scripted.found
 
 
 def _attempted(call: Callable[..., None], *arguments: object) -> str:
-    """How it broke down, if it did."""
+    """How the call crashed, if it did."""
     try:
         with torch.no_grad():
             call(*arguments)
@@ -165,22 +182,22 @@ def _attempted(call: Callable[..., None], *arguments: object) -> str:
     return ""
 
 
-def _do(bench: Workbench, act: Act) -> None:
+def _do(scripted: ScriptedEngine, act: BatchAction) -> None:
     match act.verb:
         case "prefill":
-            bench.prefill([_prompt(length) for length in act.numbers])
+            scripted.prefill([_prompt(length) for length in act.numbers])
         case "mix":
-            bench.mix([_prompt(length) for length in act.numbers])
+            scripted.mix([_prompt(length) for length in act.numbers])
         case "chunks":
-            bench.chunks(_prompt(act.numbers[0]))
+            scripted.chunks(_prompt(act.numbers[0]))
         case "decode":
-            bench.decode()
+            scripted.decode()
         case "idle":
-            bench.idle()
+            scripted.idle()
         case "leave":
-            bench.leave(act.numbers)
+            scripted.leave(act.numbers)
         case "retract":
-            bench.retract(act.numbers)
+            scripted.retract(act.numbers)
 
 
 def _prompt(length: int) -> list[int]:
@@ -195,48 +212,48 @@ def _named(name: str, found: Sequence[Violation]) -> Iterator[Violation]:
 # ---- prompts, sides, no rows -----------------------------------------------------------------------------------
 
 
-def _negative_ids(bench: Workbench) -> Iterator[Violation]:
-    """Ids below zero stand for what is no text. The relay's rows are full when the prompt passes."""
-    crash = _attempted(_pass_negative_ids, bench)
-    for violation in bench.found:
+def _negative_ids(scripted: ScriptedEngine) -> Iterator[Violation]:
+    """Negative ids stand for input other than text. All rows of the relay are in use when the prompt passes."""
+    crash = _attempted(_pass_negative_ids, scripted)
+    for violation in scripted.found:
         yield violation._replace(promise=ANY_PROMPT) if violation.promise == PROMPTS else violation
     if crash:
         yield Violation(ANY_PROMPT, "input_ids", f"a prompt with ids below zero: {crash}")
 
 
-def _pass_negative_ids(bench: Workbench) -> None:
-    bench.prefill([_prompt(4)] * 3)
-    bench.decode()
-    bench.prefill([[7, -1, -3, -2, 8]])
+def _pass_negative_ids(scripted: ScriptedEngine) -> None:
+    scripted.prefill([_prompt(4)] * 3)
+    scripted.decode()
+    scripted.prefill([[7, -1, -3, -2, 8]])
 
 
-def _sides(bench: Workbench, *, left: bool, right: bool) -> Iterator[Violation]:
-    """Two batches are merged, either of which may carry its tokens itself. Then a decode asks for them."""
-    promise = "batches with their tokens are joined" if left and right else BARE_SIDE
+def _sides(scripted: ScriptedEngine, *, left: bool, right: bool) -> Iterator[Violation]:
+    """Merge two batches, each with or without its tokens; then decode."""
+    promise = "batches with their tokens are merged" if left and right else BARE_SIDE
     says = f"merging a batch {_with(left)} its tokens with one {_with(right)}"
-    crash = _attempted(_merge_sides, bench, left, right)
-    for violation in bench.found:
+    crash = _attempted(_merge_sides, scripted, left, right)
+    for violation in scripted.found:
         yield violation._replace(promise=promise, says=f"{says}: {violation.says}")
     if crash:
         yield Violation(promise, "input_ids", f"{says}: {crash}")
 
 
-def _merge_sides(bench: Workbench, left: bool, right: bool) -> None:
-    bench.prefill([_prompt(5), _prompt(3)])
-    bench.decode()
-    bench.prefill([_prompt(4)])
-    assert bench.last is not None
-    _carry(bench.running, present=left)
-    _carry(bench.last, present=right)
-    bench.decode()
+def _merge_sides(scripted: ScriptedEngine, left: bool, right: bool) -> None:
+    scripted.prefill([_prompt(5), _prompt(3)])
+    scripted.decode()
+    scripted.prefill([_prompt(4)])
+    assert scripted.last is not None
+    _set_tokens(scripted.running, present=left)
+    _set_tokens(scripted.last, present=right)
+    scripted.decode()
 
 
 def _with(present: bool) -> str:
     return "with" if present else "without"
 
 
-def _carry(batch: ScheduleBatch, *, present: bool) -> None:
-    """Let the batch carry what each request's next input is, or nothing. A placeholder stands for its token."""
+def _set_tokens(batch: ScheduleBatch, *, present: bool) -> None:
+    """Put each request's next input into the batch, or nothing. A placeholder counts as its token."""
     if not present:
         batch.input_ids = batch.output_ids = None
     elif batch.input_ids is None and batch.output_ids is None:
@@ -244,11 +261,11 @@ def _carry(batch: ScheduleBatch, *, present: bool) -> None:
 
 
 def _no_rows(relay: Relay) -> Iterator[Violation]:
-    """A step without requests, whose tensors may be padded, leaves the relay as it was."""
-    promise = "no rows are no work"
+    """A step without requests, whose tensors may be padded, does not change the relay."""
+    promise = "a step without requests changes nothing"
     futures = relay.context.futures
     before = {name: value.clone() for name, value in vars(futures).items() if torch.is_tensor(value)}
-    crash = _attempted(_hand_on_nothing, relay)
+    crash = _attempted(_step_without_requests, relay)
     if crash:
         yield Violation(promise, "stash", f"a step without requests: {crash}")
     for name, value in before.items():
@@ -256,7 +273,7 @@ def _no_rows(relay: Relay) -> Iterator[Violation]:
             yield Violation(promise, name, f"a step without requests writes to {name}")
 
 
-def _hand_on_nothing(relay: Relay) -> None:
+def _step_without_requests(relay: Relay) -> None:
     batch = ScheduleBatch.empty()
     batch.req_pool_indices = batch.seq_lens = torch.empty(0, dtype=torch.int64)
     future = relay.open(batch)
@@ -268,7 +285,7 @@ def _hand_on_nothing(relay: Relay) -> None:
     relay.stash(future, torch.tensor([5, 6]))
 
 
-def _sorted_out(found: Sequence[Violation], declared: Sequence[str]) -> Kept:
+def _without_declared(found: Sequence[Violation], declared: Sequence[str]) -> ContractResult:
     known = {DEFECTS.get(violation.promise, "") for violation in found}
     broken = tuple(v for v in found if DEFECTS.get(v.promise, "") not in declared)
-    return Kept(tuple(name for name in declared if name in known), broken)
+    return ContractResult(tuple(name for name in declared if name in known), broken)

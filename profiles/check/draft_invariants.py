@@ -1,4 +1,4 @@
-"""What drafts start from, looked at behind the workers' backs: it has to be what the last extend left."""
+"""Invariants of drafts: a draft starts from what its request's last extend left."""
 
 from __future__ import annotations
 
@@ -20,65 +20,65 @@ LENGTHS = "the host's lengths of a verify are the device's"
 BOUND = "no verify reaches beyond its bound"
 
 
-class Start(NamedTuple):
-    """Of one request: the token at ``length`` and what the draft model said behind it."""
+class DraftStart(NamedTuple):
+    """What a request's draft starts from: the token at ``length``, and the draft model's output after it."""
 
     length: int
     bonus: int
-    parts: tuple[torch.Tensor, ...]  # as in DraftState; none where floating-point work is skipped
+    parts: tuple[torch.Tensor, ...]  # as in DraftState; empty where floating-point work is skipped
 
-    def unlike(self, other: Start) -> list[str]:
-        """What differs, by name."""
+    def differing(self, other: DraftStart) -> list[str]:
+        """The names of the fields that differ."""
         parts = zip(DraftState._fields, self.parts, other.parts, strict=False)
         apart = [name for name, own, its in parts if not torch.equal(own, its)]
         return apart if self.bonus == other.bonus else ["bonus_tokens", *apart]
 
 
-# Called with the requests' starts before they are drafted for.
-Heard = Callable[[ScheduleBatch, list[Start]], None]
+# Called with the requests' starts before the drafts are made.
+OnStarts = Callable[[ScheduleBatch, list[DraftStart]], None]
 
 
 class DraftWatch:
-    """One worker's drafts. ``launching`` is the batch that is under way; told are violations."""
+    """Watches the drafts of one worker. ``launching`` returns the batch that is being launched."""
 
     def __init__(
         self,
         peek: Peek,
         launching: Callable[[], ScheduleBatch],
-        heard: Heard,
-        told: Callable[[Iterator[Violation]], None],
+        on_starts: OnStarts,
+        report: Callable[[Iterator[Violation]], None],
     ) -> None:
         self._peek = peek
         self.launching = launching
-        self._heard = heard
-        self._told = told
+        self._on_starts = on_starts
+        self._report = report
         self._left: dict[int, tuple[int, tuple[torch.Tensor, ...]]] = {}  # by row
 
     def worker(self, worker: Worker) -> Worker:
-        """The same, which shows what it drafts from."""
+        """The same worker with a watched drafter."""
         return replace(worker, drafter=_WatchedDrafts(worker.drafter, self))
 
     def starting(self, start: DraftInput, at: DraftRows) -> None:
         batch, peek = self.launching(), self._peek
-        lens, parts = peek(at.seq_lens).tolist(), _held(start.state, peek)
+        lens, parts = peek(at.seq_lens).tolist(), _copies(start.state, peek)
         bonus = peek(start.bonus_tokens).tolist()
         starts = [
-            Start(length, token, tuple(part[i] for part in parts))
+            DraftStart(length, token, tuple(part[i] for part in parts))
             for i, (length, token) in enumerate(zip(lens, bonus, strict=True))
         ]
-        self._told(_mirrored(batch, lens, at.longest))
-        self._told(self._unlike(batch, peek(at.rows).tolist(), starts))
-        self._heard(batch, starts)
+        self._report(_mirrored(batch, lens, at.longest))
+        self._report(self._unlike(batch, peek(at.rows).tolist(), starts))
+        self._on_starts(batch, starts)
 
     def extended(self, rows: torch.Tensor, lens: list[int], made: DraftState) -> None:
-        """Rows [b] have KV up to ``lens`` now, and what was ``made`` is for the drafts behind it."""
+        """Rows [b] have KV up to ``lens`` now; the next drafts start from ``made``."""
         peek = self._peek
-        parts = _held(made, peek)
+        parts = _copies(made, peek)
         for i, (row, length) in enumerate(zip(peek(rows).tolist(), lens, strict=True)):
             self._left[row] = length, tuple(part[i] for part in parts)
 
     def seeded(self, batch: ScheduleBatch, state: DraftState) -> None:
-        """Another rank's last extend of these requests has come, by the host's memory."""
+        """The results of another rank's last extend of these requests have arrived."""
         for i, req in enumerate(batch.reqs):
             assert req.req_pool_idx is not None
             self._left[req.req_pool_idx] = req.kv_committed_len, tuple(part[i] for part in state)
@@ -87,12 +87,10 @@ class DraftWatch:
         found: list[int] = self._peek(tensor).tolist()
         return found
 
-    def _unlike(self, batch: ScheduleBatch, rows: list[int], starts: list[Start]) -> Iterator[Violation]:
+    def _unlike(self, batch: ScheduleBatch, rows: list[int], starts: list[DraftStart]) -> Iterator[Violation]:
         for req, row, start in zip(batch.reqs, rows, starts, strict=True):
             length, parts = self._left.get(row, (None, ()))
-            if (
-                req.status is not Status.RUNNING
-            ):  # it ended when the batch was made already; its drafts are nobody's
+            if req.status is not Status.RUNNING:  # ended before the launch; its drafts are not used
                 continue
             where = f"step {batch.step}, request {req.id}: its draft starts"
             if row != req.req_pool_idx:
@@ -128,15 +126,15 @@ class _WatchedDrafts:
         return made
 
 
-def _held(state: DraftState, peek: Peek) -> list[torch.Tensor]:
-    """The parts that have values, as they are now."""
+def _copies(state: DraftState, peek: Peek) -> list[torch.Tensor]:
+    """Copies of the parts that have values."""
     return [part.clone() for part in map(peek, state) if part.device.type != "meta"]
 
 
 def _stale(
-    batch: ScheduleBatch, req: Request, start: Start, left: tuple[torch.Tensor, ...]
+    batch: ScheduleBatch, req: Request, start: DraftStart, left: tuple[torch.Tensor, ...]
 ) -> Iterator[Violation]:
-    if len(start.parts) != len(left):  # floating-point work is skipped, and what came for it means nothing
+    if len(start.parts) != len(left):  # floating-point work is skipped
         return
     for name, part, meant in zip(DraftState._fields, start.parts, left, strict=False):
         if not torch.equal(part, meant):
@@ -149,10 +147,10 @@ def _stale(
 
 def _mirrored(batch: ScheduleBatch, lens: list[int], longest: int) -> Iterator[Violation]:
     mirror = batch.seq_lens_cpu.tolist() if batch.has_host_lengths else [None] * len(lens)
-    for req, length, told in zip(batch.reqs, lens, mirror, strict=True):
+    for req, length, mirrored in zip(batch.reqs, lens, mirror, strict=True):
         where = f"step {batch.step}, request {req.id}: its verify starts at length {length}"
-        if told is not None and told != length:
-            text = f"{where} on the device and {told} in seq_lens_cpu"
+        if mirrored is not None and mirrored != length:
+            text = f"{where} on the device and {mirrored} in seq_lens_cpu"
             yield Violation(LENGTHS, "seq_lens_cpu", text, batch.step, req.id)
         if length > longest:
             yield Violation(BOUND, "longest", f"{where}, and its bound is {longest}", batch.step, req.id)

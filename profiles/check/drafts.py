@@ -1,7 +1,7 @@
-"""Drafts against a plainer way to the same ones: a wrong draft costs acceptance and no token, so tokens do not show it.
+"""Compares drafts with those of a reference run: a wrong draft costs acceptance but no token, so tokens do not show it.
 
-What a draft starts from follows from the request's tokens alone, bit for bit, where no chunk of a prompt ends in its
-middle and no prefix comes from another request: so both runs go without. Then they verify alike, too.
+Without prompt chunks and without prefixes of other requests, what a draft starts from follows bit for bit from the
+request's own tokens. Both runs go without them, and so they also make the same verifies.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ..platform.speculation import speculation
 from ..ranks.execute import Options
 from ..record.result import Metric
 from ..run.crash import Crash
-from .draft_invariants import Start
+from .draft_invariants import DraftStart
 from .invariants import Invariants
-from .report import Check, Evidence, judged, skipped
+from .report import Check, Evidence, skipped, verdict
 from .runs import attempt
 from .tokens import promised
 
@@ -27,21 +27,22 @@ NAME = "drafts"
 SHOWN = 3  # requests of those that differ
 
 
-class Drafted(NamedTuple):
-    """Of each request that finished and was never retracted: what its drafts started from, one entry per verify."""
+class DraftStarts(NamedTuple):
+    """What drafts started from, one entry per verify, by request that finished and was never retracted."""
 
-    starts: dict[str, Sequence[Start]]
+    starts: dict[str, Sequence[DraftStart]]
     accept_length: float
 
 
 @dataclass(slots=True)
 class DraftReference:
-    """The same scenario by the serial loop of ``latest``, and by the other worker where there are chains: run once."""
+    """The drafts of the same scenario in the serial loop of ``latest``, and for chains by the other worker. It is run
+    once."""
 
     resolved: Resolved
-    _found: Drafted | Crash | None = field(init=False, default=None)
+    _found: DraftStarts | Crash | None = field(init=False, default=None)
 
-    def found(self) -> Drafted | Crash:
+    def found(self) -> DraftStarts | Crash:
         if self._found is None:
             self._found = _drafted(_by_another_worker(self.resolved), choose("latest", {}))
         return self._found
@@ -54,8 +55,8 @@ def check_drafts(resolved: Resolved, relay: RelayChoice, reference: DraftReferen
     expected, found = reference.found(), _drafted(resolved, relay)
     for name, run in (("the reference", expected), ("the run without chunks", found)):
         if isinstance(run, Crash):
-            return Check(NAME, "failed", f"{name} broke down", (Evidence(str(run)),))
-    assert isinstance(expected, Drafted) and isinstance(found, Drafted)
+            return Check(NAME, "failed", f"{name} crashed", (Evidence(str(run)),))
+    assert isinstance(expected, DraftStarts) and isinstance(found, DraftStarts)
     both = expected.starts.keys() & found.starts.keys()
     if not both:
         return skipped(NAME, "every request was retracted, or did not finish")
@@ -63,15 +64,17 @@ def check_drafts(resolved: Resolved, relay: RelayChoice, reference: DraftReferen
     if evidence and found.accept_length != expected.accept_length:
         lengths = f"{found.accept_length:.3f} tokens accepted per verify, {expected.accept_length:.3f} there"
         evidence.append(Evidence(lengths))
-    return judged(
-        NAME, evidence, about=f"of {len(both)} requests they start as by {_words(resolved)}, bit for bit"
+    return verdict(
+        NAME,
+        evidence,
+        about=f"of {len(both)} requests they start as by {_reference_words(resolved)}, bit for bit",
     )
 
 
 def _why_not(resolved: Resolved, relay: RelayChoice) -> str:
     spec = resolved.scenario.engine.speculative
     if spec.acceptance != "measured":
-        return "drafts were accepted by lot"
+        return "acceptance was simulated"
     if not promised(resolved, relay):
         return (
             "upstream's penalties lag under speculation: equal tokens are not promised, so neither are drafts"
@@ -79,27 +82,27 @@ def _why_not(resolved: Resolved, relay: RelayChoice) -> str:
     return ""
 
 
-def _differences(found: Drafted, expected: Drafted, names: Sequence[str]) -> Iterator[Evidence]:
-    apart = [text for name in names for text in islice(_parted(name, found, expected), 1)]
+def _differences(found: DraftStarts, expected: DraftStarts, names: Sequence[str]) -> Iterator[Evidence]:
+    apart = [text for name in names for text in islice(_request_differences(name, found, expected), 1)]
     yield from (Evidence(text) for text in apart[:SHOWN])
     if len(apart) > SHOWN:
         yield Evidence(f"{len(apart) - SHOWN} more requests draft from something else")
 
 
-def _parted(name: str, found: Drafted, expected: Drafted) -> Iterator[str]:
-    """A verify that was launched before the end was known is nobody's."""
+def _request_differences(name: str, found: DraftStarts, expected: DraftStarts) -> Iterator[str]:
+    """Differences of a request's drafts. Verifies that were launched before its end was known are not compared."""
     own, meant = found.starts[name], expected.starts[name]
     for number, (start, other) in enumerate(zip(own, meant, strict=False)):
         where = f"request {name}, verify {number}"
         if start.length != other.length:
             yield f"{where} starts at length {start.length} instead of {other.length}"
-        elif parts := start.unlike(other):
+        elif parts := start.differing(other):
             yield f"{where}, length {start.length}: its draft starts from other {', '.join(parts)}"
     if len(own) < len(meant):
         yield f"request {name} was verified {len(own)} times instead of {len(meant)}"
 
 
-def _drafted(resolved: Resolved, relay: RelayChoice) -> Drafted | Crash:
+def _drafted(resolved: Resolved, relay: RelayChoice) -> DraftStarts | Crash:
     guard = Invariants()
     outcome = attempt(_whole(resolved), relay, Options(device="vgpu"), guard)
     if isinstance(outcome, Crash):
@@ -107,14 +110,14 @@ def _drafted(resolved: Resolved, relay: RelayChoice) -> Drafted | Crash:
     result = outcome.result
     finished = {row.id for row in result.requests if row.status == "finished"}
     length = result.metrics["accept_length"]
-    return Drafted(
+    return DraftStarts(
         {name: starts for name, starts in guard.starts.items() if name in finished},
         length.values[0] if isinstance(length, Metric) else 0.0,
     )
 
 
 def _whole(resolved: Resolved) -> Resolved:
-    """Prompts in one piece, each computed by itself."""
+    """Without prompt chunks and prefix cache."""
     return _with(resolved, chunked_prefill_size=None, radix_cache=False)
 
 
@@ -130,6 +133,6 @@ def _with(resolved: Resolved, **changes: object) -> Resolved:
     return replace(resolved, scenario=scenario.model_copy(update={"engine": engine}))
 
 
-def _words(resolved: Resolved) -> str:
+def _reference_words(resolved: Resolved) -> str:
     worker = speculation(_by_another_worker(resolved).scenario)
     return f"{worker} in the serial loop of latest, prompts whole and without cache"

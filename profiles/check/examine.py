@@ -1,4 +1,4 @@
-"""All checks of one relay on one scenario, the cheapest evidence first. Judges no time."""
+"""Runs all checks of a relay on a scenario, the cheapest first. No check is about times."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from . import adversaries, drafts, tokens
 from .contract import check_contract, speculating
 from .drafts import DraftReference
 from .invariants import Invariants
-from .report import Check, Evidence, Report, judged, skipped
+from .report import Check, Evidence, Report, skipped, verdict
 from .runs import attempt
 
 Notice = Callable[[str], None]
 
 
-def silence(said: str) -> None:
-    """Nobody wants to know how far it is."""
+def silence(message: str) -> None:
+    """A notice function that prints nothing."""
 
 
 @dataclass(slots=True)
 class Examiner:
-    """``adversaries`` are numbers; references are run once for all relays of a scenario."""
+    """``adversaries`` are seeds. Reference runs are made once for all relays of the scenario."""
 
     resolved: Resolved
     adversaries: Sequence[int]
@@ -43,15 +43,15 @@ class Examiner:
         self._drafts = DraftReference(self.resolved)
 
     def examine(self, relay: RelayChoice) -> Report:
-        """Raises MachineError, and what says that the question makes no sense."""
+        """Raises MachineError."""
         begin = time.perf_counter()
         self.notice(f"{relay.state.name}: watched run")
         guard = Invariants()
         options = Options(device="vgpu", save_tokens=True, hazards=True)
         outcome = attempt(self.resolved, relay, options, guard)
         scripted = bool(self.resolved.scenario.faults)
-        inside = (came_to_its_end(outcome, scripted=scripted), kept(guard, outcome), self._contract(relay))
-        checks = (*inside, *self._others(relay, outcome))
+        first = (run_ended(outcome, scripted=scripted), invariants(guard, outcome), self._contract(relay))
+        checks = (*first, *self._others(relay, outcome))
         result = None if isinstance(outcome, Crash) else outcome.result
         return Report(relay, checks, result, time.perf_counter() - begin)
 
@@ -68,7 +68,7 @@ class Examiner:
             Evidence(f"{broken.promise}: {broken.says}", field=broken.field) for broken in found.broken
         ]
         defects = "; but for " + "; ".join(found.known) if found.known else ""
-        return judged("contract", evidence, about=f"kept on batches made by hand{defects}")
+        return verdict("contract", evidence, about=f"kept on scripted batches{defects}")
 
     def _others(self, relay: RelayChoice, outcome: RunOutcome | Crash) -> Iterator[Check]:
         scenario = self.resolved.scenario
@@ -82,7 +82,7 @@ class Examiner:
                 adversaries.NAME,
             )
             for name in named:
-                yield skipped(name, "the run broke down")
+                yield skipped(name, "the run crashed")
             return
         self.notice(f"{relay.state.name}: reference")
         yield tokens.check_tokens(self.resolved, relay, outcome.result, self.reference)
@@ -92,7 +92,7 @@ class Examiner:
         yield hazards(outcome.result)
         yield budget(outcome, kinds=len(self.resolved.scenario.expect))
         if self.resolved.scenario.faults:
-            yield skipped(adversaries.NAME, "at other times something else would break")
+            yield skipped(adversaries.NAME, "at other times the scripted faults would hit other requests")
             return
         self.notice(f"{relay.state.name}: adversaries")
         yield adversaries.check_schedules(self.resolved, relay, outcome.result, self.adversaries)
@@ -104,27 +104,27 @@ class Examiner:
         return self._reference
 
 
-def came_to_its_end(outcome: RunOutcome | Crash, *, scripted: bool = False) -> Check:
-    """``scripted``: something was to break, and requests may fail of it."""
+def run_ended(outcome: RunOutcome | Crash, *, scripted: bool = False) -> Check:
+    """``scripted``: whether faults are scripted, so that requests may fail."""
     if isinstance(outcome, Crash):
-        return Check("run", "failed", "broke down", (Evidence(str(outcome)),))
+        return Check("run", "failed", "crashed", (Evidence(str(outcome)),))
     result, requests = outcome.result, outcome.result.requests
     failed = [
         Evidence(f"request {row.id} failed: {row.reason}") for row in requests if row.status == "failed"
     ]
     if not scripted:
-        return judged("run", failed, about=f"{len(requests)} requests ended")
-    missed = [Evidence(f"never came: {fault}") for fault in result.run.missed]
+        return verdict("run", failed, about=f"{len(requests)} requests ended")
+    missed = [Evidence(f"did not happen: {fault}") for fault in result.run.missed]
     ends = f"{len(requests)} requests ended, {len(failed)} of them failed"
-    return judged("run", missed, about=f"{ends}; {result.run.failure or 'every rank came to its end'}")
+    return verdict("run", missed, about=f"{ends}; {result.run.failure or 'every rank ended'}")
 
 
-def kept(guard: Invariants, outcome: RunOutcome | Crash) -> Check:
+def invariants(guard: Invariants, outcome: RunOutcome | Crash) -> Check:
     evidence = [
         Evidence(f"{broken.promise}: {broken.says}", field=broken.field) for broken in guard.violations()
     ]
-    until = "as far as the run came" if isinstance(outcome, Crash) else "at every step"
-    return judged(
+    until = "as far as the run got" if isinstance(outcome, Crash) else "at every step"
+    return verdict(
         "invariants",
         evidence,
         about=f"mirrors, relay rows and ends {until}; pages, a large pool's now and then",
@@ -143,18 +143,18 @@ def hazards(result: Result) -> Check:
         for finding in found.findings
     ]
     known = f"none but what the state declares: {'; '.join(found.known)}" if found.known else "none"
-    return judged("hazards", evidence, about=known)
+    return verdict("hazards", evidence, about=known)
 
 
 def budget(outcome: RunOutcome, *, kinds: int) -> Check:
-    """``kinds`` of steps have a budget; those that no step was of are not kept, only untested."""
+    """``kinds`` is the number of step kinds with a budget. A kind without steps is untested, not kept."""
     if not kinds:
         return skipped("budget", "the scenario has none; --expect sets one")
     untested = f"no step was of kind {', '.join(outcome.untested)}" if outcome.untested else ""
     if len(outcome.untested) == kinds:
         return skipped("budget", untested)
     evidence = [_breach(breach) for breach in outcome.breaches]
-    return judged("budget", evidence, about=f"kept by every step{'; ' if untested else ''}{untested}")
+    return verdict("budget", evidence, about=f"kept by every step{'; ' if untested else ''}{untested}")
 
 
 def _breach(breach: Breach) -> Evidence:

@@ -1,4 +1,4 @@
-"""A question with something broken on purpose, by the names of faults."""
+"""Faults by name: a question with faults, and for each fault a scenario that shows it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..platform.speculation import speculation
 
 
 class FaultError(ValueError):
-    """A fault that does not exist, or not yet."""
+    """A fault that does not exist, or that waits for a feature."""
 
 
 def broken(resolved: Resolved, names: Sequence[str]) -> Resolved:
-    """Every relay of the question with these faults. Raises FaultError, and RelayError for a fault that has no place
-    in one of them."""
+    """The question with these faults in every relay. Raises FaultError, and RelayError for a fault that one of the
+    relays cannot have."""
     wanted = [_fault(name) for name in dict.fromkeys(names)]
     for fault in wanted:
         if fault.hisparse and not resolved.scenario.engine.hisparse.enabled:
@@ -64,15 +64,16 @@ IDLING = "faults/idling"
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
-    """``overrides`` say nothing of the fault but its state and loop."""
+class FaultScenario:
+    """A scenario that goes through the code of a fault. ``overrides`` set the fault's state and loop, and not the
+    fault."""
 
     fault: Fault
     scenario: str
     overrides: tuple[str, ...]
 
     def sound(self) -> Resolved:
-        """The question with the fault off."""
+        """The question without the fault."""
         return ask(self.scenario, self.overrides)
 
     def broken(self) -> Resolved:
@@ -96,8 +97,8 @@ _RETRACTED = (
     "workload.output_tokens={dist: uniform, min: 30, max: 60}",
 )
 
-# Scenario and further overrides, where it is not a plain ``mixing``.
-_WHERE: Mapping[str, tuple[str, tuple[str, ...]]] = {
+# Scenario and further overrides of the faults that ``mixing`` as it is does not show.
+_SCENARIOS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "one-sided-merge": (JOINING, ()),
     "penalties-from-input": (MIXING, _PENALISED),
     "small-ring": (JOINING, _TWO_AT_A_TIME),
@@ -115,17 +116,17 @@ _WHERE: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def probes() -> Mapping[str, Probe]:
-    """By the name of the fault: for each one there is."""
-    return {fault.name: probe(fault) for fault in faults().values()}
+def fault_scenarios() -> Mapping[str, FaultScenario]:
+    """The scenarios of all faults by the fault's name."""
+    return {fault.name: fault_scenario(fault) for fault in faults().values()}
 
 
-def probe(fault: Fault, *, state: str | None = None, loop: str | None = None) -> Probe:
-    """In the state and loop where upstream had it, or another one of the fault's."""
-    scenario, overrides = _WHERE.get(fault.name, (MIXING, ()))
+def fault_scenario(fault: Fault, *, state: str | None = None, loop: str | None = None) -> FaultScenario:
+    """By default in the state and loop in which upstream had the fault."""
+    scenario, overrides = _SCENARIOS.get(fault.name, (MIXING, ()))
     relay = f"engine.relay={state or fault.states[0]}"
     overlap = f"engine.overlap={str((loop or fault.loops[0]) == 'overlapped').lower()}"
-    return Probe(fault, scenario, (relay, overlap, *_speculating(fault), *overrides))
+    return FaultScenario(fault, scenario, (relay, overlap, *_speculating(fault), *overrides))
 
 
 def _speculating(fault: Fault) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What a model is about to be given, token by token: in range, in place, and the tokens that are meant."""
+"""Invariants of a forward's inputs, token by token: values in range, positions, KV slots, and prompts."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ PROMPTS = "prompts pass unchanged"
 
 
 class Token(NamedTuple):
-    """One input token as the host knows it: whose it is, and where."""
+    """One input token by the host's data."""
 
     request: Request
     row: int
     position: int
-    prompt: bool  # of an extend part: its value is known to the host
+    prompt: bool  # part of a prompt, so that the host has its value
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A resolved batch and the model's view of it. ``pages`` is the table that the forward reads."""
+    """A resolved batch and the model's view of it. ``pages`` is the page table that the forward reads."""
 
     batch: ScheduleBatch
     view: ForwardBatch
@@ -38,7 +38,7 @@ class Forward:
     peek: Peek
 
     def tokens(self) -> Sequence[Token]:
-        """In input order."""
+        """The tokens in input order."""
         batch = self.batch
         rows, lens = batch.req_pool_indices_cpu.tolist(), batch.seq_lens_cpu.tolist()
         new = batch.extend_lens if batch.forward_mode.is_extend else [1] * batch.batch_size
@@ -53,13 +53,13 @@ class Forward:
         ids: list[int] = self.peek(self.view.input_ids).tolist()
         return ids
 
-    def say(self, promise: str, field: str, token: Token, text: str) -> Violation:
-        words = f"step {self.batch.step}, request {token.request.id}, position {token.position}: {text}"
-        return Violation(promise, field, words, self.batch.step, token.request.id)
+    def violation(self, promise: str, field: str, token: Token, text: str) -> Violation:
+        sentence = f"step {self.batch.step}, request {token.request.id}, position {token.position}: {text}"
+        return Violation(promise, field, sentence, self.batch.step, token.request.id)
 
 
 def violations(forward: Forward) -> Iterator[Violation]:
-    """Of a batch whose rows are as many as its requests."""
+    """The violations of a batch with one row per request."""
     tokens = forward.tokens()
     counts = list(_token_counts(forward, len(tokens)))
     yield from counts
@@ -80,7 +80,7 @@ def _token_counts(forward: Forward, count: int) -> Iterator[Violation]:
 
 
 def _lengths(forward: Forward) -> Iterator[Violation]:
-    """The model's lengths are the host's: also where the relay made them again."""
+    """The model's rows and lengths equal the host's, also if the relay made them anew."""
     batch, view = forward.batch, forward.view
     for field, mirror in (("seq_lens", batch.seq_lens_cpu), ("req_pool_indices", batch.req_pool_indices_cpu)):
         given = forward.peek(getattr(view, field)).tolist()
@@ -89,7 +89,7 @@ def _lengths(forward: Forward) -> Iterator[Violation]:
                 text = (
                     f"step {batch.step}: the model is given {field} {value} for request {req.id}, not {meant}"
                 )
-                yield Violation("the model sees the host's rows and lengths", field, text, batch.step, req.id)
+                yield Violation("the model has the host's rows and lengths", field, text, batch.step, req.id)
 
 
 def _ids(forward: Forward, tokens: Sequence[Token]) -> Iterator[Violation]:
@@ -99,25 +99,27 @@ def _ids(forward: Forward, tokens: Sequence[Token]) -> Iterator[Violation]:
             [meant] = token.request.tokens(token.position, token.position + 1)
             if value != meant:
                 text = f"the prompt's token is {value}, not {meant}"
-                yield forward.say(PROMPTS, "input_ids", token, text)
+                yield forward.violation(PROMPTS, "input_ids", token, text)
         elif value == UNSTASHED:
-            text = f"row {token.row} of the relay was gathered before a token was left there"
-            yield forward.say("no row is gathered unstashed", "output_tokens_buf", token, text)
+            text = f"row {token.row} of the relay was gathered before a token was stashed there"
+            yield forward.violation("no row is gathered unstashed", "output_tokens_buf", token, text)
         elif not 0 <= value < vocabulary:
             text = (
                 f"the input token from row {token.row} of the relay is {value}, outside of [0, {vocabulary})"
             )
-            yield forward.say("inputs are tokens", "input_ids", token, text)
+            yield forward.violation("inputs are tokens", "input_ids", token, text)
 
 
 def _positions(forward: Forward, tokens: Sequence[Token]) -> Iterator[Violation]:
     for token, value in zip(tokens, forward.peek(forward.view.positions).tolist(), strict=True):
         if value != token.position:
-            yield forward.say("positions follow from lengths", "positions", token, f"told to be at {value}")
+            yield forward.violation(
+                "positions follow from lengths", "positions", token, f"its position is given as {value}"
+            )
 
 
 def _slots(forward: Forward, tokens: Sequence[Token]) -> Iterator[Violation]:
-    """The model writes each token's KV where its row of the page table will look for it."""
+    """Each token's KV is written to the slot that its row of the page table has."""
     end = forward.config.logical_tokens + forward.config.page_size
     table = forward.peek(forward.pages)
     writers: dict[int, Token] = {}
@@ -126,10 +128,10 @@ def _slots(forward: Forward, tokens: Sequence[Token]) -> Iterator[Violation]:
         other = writers.setdefault(slot, token)
         if not 0 < slot < end:
             text = f"its KV goes to slot {slot}, outside of [1, {end})"
-            yield forward.say("slots are in the pool", "out_cache_loc", token, text)
+            yield forward.violation("slots are in the pool", "out_cache_loc", token, text)
         elif other is not token:
             text = f"its KV goes to slot {slot}, and so does that of request {other.request.id}"
-            yield forward.say("a slot has one writer", "out_cache_loc", token, text)
+            yield forward.violation("a slot has one writer", "out_cache_loc", token, text)
         elif listed != slot:
-            text = f"its KV goes to slot {slot}, but row {token.row} of the page table says {listed} there"
-            yield forward.say("KV is found again", "req_to_token", token, text)
+            text = f"its KV goes to slot {slot}, but row {token.row} of the page table has slot {listed}"
+            yield forward.violation("KV is found again", "req_to_token", token, text)

@@ -1,6 +1,7 @@
-"""What holds in every run, looked at from inside: before each forward, between steps, and when all is over.
+"""Checks the invariants of a run from inside it: before each forward, between steps, and at the end.
 
-Reads the device's memory behind its back, in program order: not to be combined with an adversary.
+Reads the device's memory in program order, without calls of the device. It cannot be combined with an adversary, which
+delays the device's work.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ...sched.request import Request, Status
 from ...sched.speculate.worker import Worker
 from ..platform.machine import Machine
 from .batch_invariants import Peek, keeps_lengths, mirrors, row_counts, untouched
-from .draft_invariants import DraftWatch, Start
+from .draft_invariants import DraftStart, DraftWatch
 from .forward_invariants import Forward, Token, violations
 from .violations import Violation, Violations
 
@@ -33,36 +34,36 @@ PAGES_PER_STEP = 4096
 
 
 class Invariants:
-    """A guard of one run (see ``compose.Guard``): collects violations, and changes nothing."""
+    """A guard of one run (see ``compose.Guard``) that collects violations and changes nothing."""
 
-    def __init__(self, found: Violations | None = None) -> None:
-        self._found = found or Violations()
+    def __init__(self, violations: Violations | None = None) -> None:
+        self._violations = violations or Violations()
         self._lengths = False
-        self._listener: _Listener | None = None
+        self._observer: _InvariantObserver | None = None
         self._launching: tuple[ScheduleBatch, RelayContext] | None = None
         self._drafts: DraftWatch | None = None
         self._others: list[Invariants] = []  # of other ranks
 
     def of_rank(self, rank: int) -> Invariants:
-        """Another one for every rank but the first; they find together."""
+        """The guard of a rank: this one for the first. All guards share their violations."""
         if not rank:
             return self
-        self._others.append(Invariants(self._found))
+        self._others.append(Invariants(self._violations))
         return self._others[-1]
 
     def violations(self) -> Sequence[Violation]:
-        """The first of each kind so far, on any rank."""
-        return self._found.told()
+        """The violations of all ranks so far."""
+        return self._violations.found()
 
     def row(self, row: RelayRow) -> RelayRow:
-        """The same row, which tells what it launches."""
+        """The same row; its ``isolate`` also records the batch that is launched."""
         self._lengths = keeps_lengths(row)
 
         def isolate(
             context: RelayContext, resolve: Step, read_tables: Step, batch: ScheduleBatch
         ) -> AbstractContextManager[None]:
             self._launching = batch, context
-            return self._left_alone(row.isolate(context, resolve, read_tables, batch), batch, context)
+            return self._checking_lengths(row.isolate(context, resolve, read_tables, batch), batch, context)
 
         return replace(row, isolate=isolate)
 
@@ -77,7 +78,7 @@ class Invariants:
         return replace(row, seed=seed)
 
     @contextmanager
-    def _left_alone(
+    def _checking_lengths(
         self, isolation: AbstractContextManager[None], batch: ScheduleBatch, context: RelayContext
     ) -> Iterator[None]:
         before = getattr(batch, "seq_lens_cpu", None)
@@ -85,55 +86,55 @@ class Invariants:
             yield
         spec = context.config.speculative
         if spec is not None and spec.mode == "v2":
-            self._found.add(untouched(batch, before))
+            self._violations.add(untouched(batch, before))
 
     def runner(self, runner: Runner) -> Runner:
-        """The same model, which shows what it is given."""
+        """The same runner; its inputs are checked before each forward."""
         return _WatchedRunner(runner, self)
 
     def worker(self, worker: Worker) -> Worker:
-        """The same worker, which shows what it drafts from."""
-        self._drafts = DraftWatch(self._peek, self._launched, self._drafted, self._found.add)
+        """The same worker; what it drafts from is checked."""
+        self._drafts = DraftWatch(self._peek, self._launched, self._drafted, self._violations.add)
         return self._drafts.worker(worker)
 
     def _peek(self, tensor: torch.Tensor) -> torch.Tensor:
-        assert self._listener is not None
-        return self._listener.peek(tensor)
+        assert self._observer is not None
+        return self._observer.peek(tensor)
 
     def _launched(self) -> ScheduleBatch:
         assert self._launching is not None
         return self._launching[0]
 
-    def _drafted(self, batch: ScheduleBatch, starts: Sequence[Start]) -> None:
-        assert self._listener is not None
-        self._listener.drafted(batch, starts)
+    def _drafted(self, batch: ScheduleBatch, starts: Sequence[DraftStart]) -> None:
+        assert self._observer is not None
+        self._observer.drafted(batch, starts)
 
     @property
-    def starts(self) -> Mapping[str, Sequence[Start]]:
-        """What drafts of the last workload started from, verify by verify, of requests that were never retracted; on
-        any rank."""
-        assert self._listener is not None
+    def starts(self) -> Mapping[str, Sequence[DraftStart]]:
+        """What drafts of the last workload started from, verify by verify, by request that was never retracted; of all
+        ranks."""
+        assert self._observer is not None
         others = [entry for other in self._others for entry in other.starts.items()]
-        return {**self._listener.starts, **dict(others)}
+        return {**self._observer.starts, **dict(others)}
 
     @contextmanager
     def watching(self, scheduler: Scheduler, machine: Machine) -> Iterator[Observer]:
-        """Around one workload."""
-        self._listener = _Listener(scheduler, machine.peek, self._found, lengths=self._lengths)
-        yield self._listener
-        self._found.add(self._listener.left_over())
+        """Check one workload, which runs in this block."""
+        self._observer = _InvariantObserver(scheduler, machine.peek, self._violations, lengths=self._lengths)
+        yield self._observer
+        self._violations.add(self._observer.at_the_end())
 
     def launched(self, view: ForwardBatch) -> None:
-        """A forward is about to run on ``view``."""
-        assert self._launching is not None and self._listener is not None
+        """Check the inputs of the forward that is about to run on ``view``."""
+        assert self._launching is not None and self._observer is not None
         batch, context = self._launching
-        forward = Forward(batch, view, context.config, context.pages, self._listener.peek)
+        forward = Forward(batch, view, context.config, context.pages, self._observer.peek)
         name = f"the batch of step {batch.step}"
         odd = list(row_counts(batch, name))
-        self._found.add(odd or violations(forward))
+        self._violations.add(odd or violations(forward))
         if not odd:
-            self._found.add(mirrors(batch, name, self._listener.peek, lengths=True))
-            self._listener.fed(forward)
+            self._violations.add(mirrors(batch, name, self._observer.peek, lengths=True))
+            self._observer.fed(forward)
 
 
 class _WatchedRunner:
@@ -146,19 +147,19 @@ class _WatchedRunner:
         return self._runner.forward(batch)
 
 
-class _Listener(Observer):
-    def __init__(self, scheduler: Scheduler, peek: Peek, found: Violations, *, lengths: bool) -> None:
+class _InvariantObserver(Observer):
+    def __init__(self, scheduler: Scheduler, peek: Peek, violations: Violations, *, lengths: bool) -> None:
         self.peek = peek
         self._scheduler = scheduler
-        self._found = found
+        self._violations = violations
         self._lengths = lengths
-        # It takes as long as there are pages: a large pool is looked at now and then, and at the end.
+        # The check takes time per page: a large pool is checked at some steps only, and at the end.
         allocator = scheduler.engine.allocator
         self._stride = 1 + allocator.size // scheduler.engine.config.page_size // PAGES_PER_STEP
         self._unsettled: dict[int, StepInfo] = {}
         self._ended: Counter[str] = Counter()
-        self._fed: dict[Request, list[tuple[Token, int, int]]] = {}  # token, its value, step
-        self.starts: dict[str, list[Start]] = {}
+        self._fed: dict[Request, list[tuple[Token, int, int]]] = {}  # (token, its value, step)
+        self.starts: dict[str, list[DraftStart]] = {}
         self._retracted: set[str] = set()
 
     # ---- between steps -------------------------------------------------------------------------------------
@@ -167,7 +168,7 @@ class _Listener(Observer):
         if name == "receive":
             self._between_steps()
         elif name == "prepare":
-            self._found.add(
+            self._violations.add(
                 row_counts(self._scheduler.running_batch, _named("running", self._scheduler.running_batch))
             )
         return super().range(name, step, size)
@@ -185,10 +186,12 @@ class _Listener(Observer):
         for name, batch in batches.items():
             # While other microbatches run, one of them may have a later chunk of this batch's prompt.
             exact = settled and not (self._scheduler.parked and batch.chunked_req is not None)
-            self._found.add(row_counts(batch, _named(name, batch)))
-            self._found.add(mirrors(batch, _named(name, batch), self.peek, lengths=lengths, settled=exact))
+            self._violations.add(row_counts(batch, _named(name, batch)))
+            self._violations.add(
+                mirrors(batch, _named(name, batch), self.peek, lengths=lengths, settled=exact)
+            )
         if self._scheduler.next_step % self._stride == 0:
-            self._found.add(self._memory())
+            self._violations.add(self._memory())
 
     def _memory(self) -> Iterator[Violation]:
         scheduler = self._scheduler
@@ -199,17 +202,17 @@ class _Listener(Observer):
             text = f"before step {scheduler.next_step}: {error}"
             yield Violation("every page and row is in one place", "kv", text, scheduler.next_step)
 
-    # ---- tokens that were fed before the host knew them ----------------------------------------------------
+    # ---- tokens that a step was given before the host had them --------------------------------------------------
 
     def fed(self, forward: Forward) -> None:
-        """What each decode was given, to be compared once the host has the token."""
+        """Record the input tokens of decodes, to compare them when the host has the tokens."""
         for token, value in zip(forward.tokens(), forward.input_ids(), strict=True):
             if not token.prompt:
                 self._fed.setdefault(token.request, []).append((token, value, forward.batch.step))
                 self._compare(token.request)
 
-    def drafted(self, batch: ScheduleBatch, starts: Sequence[Start]) -> None:
-        """The same of what drafts start from."""
+    def drafted(self, batch: ScheduleBatch, starts: Sequence[DraftStart]) -> None:
+        """Record the tokens that drafts start from."""
         rows = batch.req_pool_indices_cpu.tolist()
         for req, row, start in zip(batch.reqs, rows, starts, strict=True):
             if req.status is not Status.RUNNING:
@@ -223,7 +226,7 @@ class _Listener(Observer):
     def tokens(self, request: Request, count: int) -> None:  # noqa: ARG002
         if request.finished:
             text = f"request {request.id} got a token after it had ended"
-            self._found.add([Violation("a request ends once", "output_ids", text, request=request.id)])
+            self._violations.add([Violation("a request ends once", "output_ids", text, request=request.id)])
         self._compare(request)
 
     def retracted(self, request: Request) -> None:
@@ -232,10 +235,10 @@ class _Listener(Observer):
         self.starts.pop(request.id, None)
 
     def _compare(self, request: Request) -> None:
-        """Tokens that the host does not know yet wait."""
+        """Compare the recorded tokens that the host has by now."""
         waiting = self._fed.get(request, [])
         known = [entry for entry in waiting if entry[0].position < request.seqlen]
-        self._found.add(_misfed(request, known))
+        self._violations.add(_misfed(request, known))
         if known:
             self._fed[request] = waiting[len(known) :]
 
@@ -252,24 +255,22 @@ class _Listener(Observer):
         self._ended[request.id] += 1
         if self._ended[request.id] > 1:
             text = f"request {request.id} ended {self._ended[request.id]} times"
-            self._found.add([Violation("a request ends once", "status", text, request=request.id)])
+            self._violations.add([Violation("a request ends once", "status", text, request=request.id)])
 
-    def left_over(self) -> Iterator[Violation]:
-        """After the last step nothing is under way and nothing is held, but for the ring of kept references."""
+    def at_the_end(self) -> Iterator[Violation]:
+        """After the last step nothing is in flight, and no memory is held, except for the ring of kept references."""
         yield from self._memory()
         engine = self._scheduler.engine
         held = engine.slots.size - engine.slots.available_size()
         counts = {
-            "launched steps that nobody settled": len(self._unsettled),
+            "launched steps that were not settled": len(self._unsettled),
             "requests that have not ended": len(_unfinished(self._scheduler)),
             "rows that are held": held,
             "KV tokens in locked nodes of the prefix cache": engine.cache.protected_size(),
         }
         for what, count in counts.items():
             if count:
-                yield Violation(
-                    "nothing in flight at the end", what, f"when all is over there are {count} {what}"
-                )
+                yield Violation("nothing in flight at the end", what, f"at the end there are {count} {what}")
 
 
 def _named(name: str, batch: ScheduleBatch) -> str:

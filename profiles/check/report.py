@@ -1,4 +1,4 @@
-"""What a check says: whether it passed, and what a reader needs to act on if it did not."""
+"""Verdicts of checks, their evidence, and the document of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Verdict = Literal["passed", "failed", "not applicable"]
 
 
 class Evidence(NamedTuple):
-    """One sentence, and the source lines that it is about, or the ``field`` of a batch or buffer."""
+    """A sentence, with the source lines or the ``field`` of a batch or buffer that it is about."""
 
     says: str
     sites: tuple[SitePart, ...] = ()
@@ -24,7 +24,7 @@ class Evidence(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """``about`` says in a few words what passed, or why there was nothing to check."""
+    """``about`` says in a few words what passed, or why the check does not apply."""
 
     name: str
     verdict: Verdict
@@ -34,7 +34,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All checks of one relay. ``result`` is the watched run's; None where it broke down."""
+    """All checks of one relay. ``result`` is the checked run's; None if it crashed."""
 
     relay: RelayChoice
     checks: tuple[Check, ...]
@@ -46,8 +46,8 @@ class Report:
         return tuple(check for check in self.checks if check.verdict == "failed")
 
 
-def judged(name: str, evidence: Sequence[Evidence], *, about: str) -> Check:
-    """Failed if there is evidence; ``about`` is what passed otherwise."""
+def verdict(name: str, evidence: Sequence[Evidence], *, about: str) -> Check:
+    """A failed check if there is evidence; otherwise a passed one with ``about``."""
     if evidence:
         return Check(name, "failed", f"{len(evidence)} found", tuple(evidence))
     return Check(name, "passed", about)
@@ -64,7 +64,7 @@ Document = dict[str, Any]
 
 
 def document(resolved: Resolved, reports: Sequence[Report], *, run: Document) -> Document:
-    """``run`` is as in a result document. Every check of every relay, with its evidence."""
+    """All checks of all relays with their evidence. ``run`` is as in a result document."""
     return {
         "schema_version": SCHEMA_VERSION,
         "tool": tool().model_dump(mode="json"),

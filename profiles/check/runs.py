@@ -1,4 +1,4 @@
-"""A run that may break down: what it gave, or how it ended."""
+"""The runs of a check: one run that may crash, and several runs in worker processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..run.crash import BrokenRunError, Crash, crash_of
 def attempt(
     resolved: Resolved, relay: RelayChoice, options: Options, guard: Guard | None = None
 ) -> RunOutcome | Crash:
-    """Raises what is no breakdown of the run: MachineError, and whatever says that a question makes no sense."""
+    """Execute a run and return its outcome, or how it crashed. Raises MachineError."""
     try:
         return execute(resolved, relay, options, guard=guard)
     except MachineError:
@@ -42,12 +42,14 @@ class MapFunction(Protocol):
 
 @contextmanager
 def pool(tasks: int) -> Iterator[MapFunction]:
-    """Fresh processes: a virtual GPU belongs to the one that opened it. What is still to be done when the block is left
-    early is not begun."""
+    """A map function over new processes, since a virtual GPU belongs to the process that opened it. Tasks that have not
+    started when the block ends are cancelled."""
     workers = ProcessPoolExecutor(max(1, min(processors(), tasks)), mp_context=get_context("spawn"))
 
     def each(function: Callable[[T], R], tasks: Iterable[T], /) -> Iterable[R]:
-        pickle.dumps(function)  # what cannot be: Python 3.11 would wait for it when the block is left
+        pickle.dumps(
+            function
+        )  # fails here: with a function that cannot be pickled, Python 3.11 would hang at shutdown
         return workers.map(function, tasks)
 
     try:

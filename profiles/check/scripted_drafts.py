@@ -1,7 +1,7 @@
-"""Draft and target of the workbench: no models, but tokens and states that follow from request and position.
+"""The drafter and the verifier of ``ScriptedEngine``: tokens and states follow from the request and the position.
 
-So each call's arguments can be looked at: a relay that hands on something else, or in another order, is caught there.
-Some drafts are right and some are not, so that requests of a batch advance by different counts.
+So the right arguments of each call are known, and a relay that passes other values, or in another order, violates them.
+Some drafts are right and some are wrong, so that the requests of a batch advance by different counts.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from ...sched.speculate.verifier import DraftVerdict
 from .forward_invariants import PROMPTS
 from .violations import Violation
 
-TAUGHT = "a draft is taught what the target has accepted"
+TAUGHT = "the draft model is extended by what the target accepted"
 VERIFIED = "a verify starts where the last one ended"
 
 VOCABULARY = 997
 STEPS = 2
 
 
-class Speculating(NamedTuple):
-    """A worker, and what the relay answers it."""
+class DraftSetup(NamedTuple):
+    """The worker's mode, and the relay's policies for it."""
 
     mode: Speculation
     row: DraftRow
@@ -40,27 +40,27 @@ class Speculating(NamedTuple):
 
 
 def token_of(request: Request, position: int) -> int:
-    """What is sampled for that place of the request's tokens."""
+    """The token that is sampled for that position of the request."""
     return (31 * request.index + 7 * position + 5) % VOCABULARY
 
 
 def hidden_of(request: Request, position: int) -> list[float]:
-    """The target's state there; a draft's own has a 1 at the end."""
+    """The target's hidden state at that position; the draft model's ends in 1."""
     return [float(request.index), float(position), 0.0]
 
 
 def _guess(request: Request, length: int, nth: int) -> int:
-    """The draft's ``nth`` guess behind the token at ``length``: right for some, up to a point."""
+    """The ``nth`` draft after the token at ``length``. How many are right depends on the request and the length."""
     right = nth < (request.index + length) % (STEPS + 1)
     return (token_of(request, length + 1 + nth) + (0 if right else 1)) % VOCABULARY
 
 
-class HandDrafts:
-    """In the place of ``Drafter``. ``lengths`` has what each request's KV covers, as the target has decided."""
+class ScriptedDrafter:
+    """In place of ``Drafter``. ``lengths`` are the lengths of each request's KV, as the target accepted."""
 
-    def __init__(self, launching: Callable[[], ScheduleBatch], told: Callable[[Violation], None]) -> None:
+    def __init__(self, launching: Callable[[], ScheduleBatch], report: Callable[[Violation], None]) -> None:
         self._launching = launching
-        self._told = told
+        self._report = report
         self.lengths: dict[Request, int] = {}
 
     def draft(self, start: DraftInput, at: DraftRows) -> Tree:
@@ -79,9 +79,9 @@ class HandDrafts:
         place = 0
         for req, end, count, before in zip(reqs, ends, extend, prefix, strict=True):
             begin = self._begin(req)
-            self._expect(TAUGHT, "extend_lens", req, before, begin, "is taught from position")
-            self._expect(TAUGHT, "extend_lens", req, before + count, end, "is taught up to position")
-            self._taught(req, begin, ids[place : place + count], states[place : place + count])
+            self._expect(TAUGHT, "extend_lens", req, before, begin, "is extended from position")
+            self._expect(TAUGHT, "extend_lens", req, before + count, end, "is extended up to position")
+            self._check_extend(req, begin, ids[place : place + count], states[place : place + count])
             self.lengths[req] = end
             place += count
         return self._extended(reqs)
@@ -93,31 +93,31 @@ class HandDrafts:
         ids, states = predict.view(-1, d).tolist(), hidden_states.view(-1, d, 3).tolist()
         for i, (req, end, accepted) in enumerate(zip(reqs, ends.tolist(), accept_lens.tolist(), strict=True)):
             begin = self.lengths[req]
-            self._expect(TAUGHT, "extend_lens", req, extend[i], d, "is taught a number of tokens")
-            self._expect(TAUGHT, "extend_lens", req, prefix[i], begin, "is taught from position")
-            self._expect(TAUGHT, "seq_lens", req, end, begin + d, "is taught up to position")
-            self._taught(req, begin, ids[i][:accepted], states[i][:accepted])
+            self._expect(TAUGHT, "extend_lens", req, extend[i], d, "is extended by a number of tokens")
+            self._expect(TAUGHT, "extend_lens", req, prefix[i], begin, "is extended from position")
+            self._expect(TAUGHT, "seq_lens", req, end, begin + d, "is extended up to position")
+            self._check_extend(req, begin, ids[i][:accepted], states[i][:accepted])
             self.lengths[req] = begin + accepted
         return self._extended(reqs)
 
     # ---- helpers -------------------------------------------------------------------------------------------
 
     def requests(self, rows: torch.Tensor) -> list[Request]:
-        """Of a batch's rows, or of some of them. A row that is nobody's breaks the step down."""
+        """The requests of rows of the batch. A row without a request raises KeyError."""
         owners = {req.req_pool_idx: req for req in self._launching().reqs}
         return [owners[row] for row in rows.tolist()]
 
     def _begin(self, req: Request) -> int:
-        """Where the tokens begin that an extend teaches: a prompt's part, or what a serial verify has accepted."""
+        """The first position of an extend: of a part of a prompt, or of what a serial verify accepted."""
         batch = self._launching()
         if not batch.forward_mode.is_extend:
             return self.lengths[req]
         return batch.prefix_lens[batch.reqs.index(req)]
 
-    def _taught(
+    def _check_extend(
         self, req: Request, begin: int, ids: Sequence[int], states: Sequence[Sequence[float]]
     ) -> None:
-        """The draft is given the token behind each position. Behind an unfinished chunk that one means nothing."""
+        """The draft model gets the token after each position. After an unfinished chunk any token will do."""
         prompt = req.origin_input_ids
         for position, (value, state) in enumerate(zip(ids, states, strict=True), begin):
             promise, meant = TAUGHT, token_of(req, position + 1)
@@ -125,8 +125,12 @@ class HandDrafts:
                 promise, meant = PROMPTS, prompt[position + 1]
             unfinished = position + 1 == begin + len(ids) < len(prompt)
             if not unfinished:
-                self._expect(promise, "input_ids", req, value, meant, f"is taught at position {position}")
-            self._expect(TAUGHT, "hidden_states", req, state, hidden_of(req, position), "is taught the state")
+                self._expect(
+                    promise, "input_ids", req, value, meant, f"is extended at position {position} by"
+                )
+            self._expect(
+                TAUGHT, "hidden_states", req, state, hidden_of(req, position), "is extended by the state"
+            )
 
     def _expect(
         self, promise: str, field: str, req: Request, value: object, meant: object, doing: str
@@ -134,7 +138,7 @@ class HandDrafts:
         if value != meant:
             step = self._launching().step
             text = f"step {step}, request {req.id}: its draft {doing} {value}, not {meant}"
-            self._told(Violation(promise, field, text, step, req.id))
+            self._report(Violation(promise, field, text, step, req.id))
 
     def _extended(self, reqs: Sequence[Request]) -> DraftState:
         ends = [(req, self.lengths[req]) for req in reqs]
@@ -145,10 +149,10 @@ class HandDrafts:
         )
 
 
-class HandVerdict:
-    """In the place of ``Verifier``."""
+class ScriptedVerifier:
+    """In place of ``Verifier``."""
 
-    def __init__(self, drafts: HandDrafts) -> None:
+    def __init__(self, drafts: ScriptedDrafter) -> None:
         self._drafts = drafts
 
     def forward(self, tree: Tree, at: DraftRows, slots: torch.Tensor | None) -> ModelOutput:  # noqa: ARG002
@@ -174,6 +178,6 @@ class HandVerdict:
 
 
 def prompt_states(batch: ScheduleBatch) -> torch.Tensor:
-    """[T, 3] of an extend batch's tokens."""
+    """The target's states [T, 3] of an extend batch's tokens."""
     parts = zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True)
     return torch.tensor([hidden_of(req, begin + nth) for req, begin, count in parts for nth in range(count)])

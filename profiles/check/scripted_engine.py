@@ -1,7 +1,7 @@
-"""A relay with batches and no model: whatever a script does to them, each step is shown what a model would be given.
+"""An engine whose batches follow a script, with the inputs of each step checked.
 
-The engine is the real one but for its model, whose next token follows from request and position: so the right input
-of every later step is known.
+All parts of the engine are real except for the model, whose next token follows from the request and the position, so
+that the right input of every later step is known.
 """
 
 from __future__ import annotations
@@ -43,12 +43,19 @@ from ...sched.streams import Streams
 from .batch_invariants import keeps_lengths, mirrors, row_counts
 from .draft_invariants import DraftWatch
 from .forward_invariants import Forward, violations
-from .scripted_drafts import VOCABULARY, HandDrafts, HandVerdict, Speculating, prompt_states, token_of
+from .scripted_drafts import (
+    VOCABULARY,
+    DraftSetup,
+    ScriptedDrafter,
+    ScriptedVerifier,
+    prompt_states,
+    token_of,
+)
 from .violations import Violation
 
 ROWS = 8
 CHUNK = 16
-SURE = 10.0  # of a logit: no penalty changes which is the greatest
+LOGIT = 10.0  # of the next token; penalties do not change which token has the largest
 CONFIG = EngineConfig(
     device=torch.device("cpu"),
     capabilities=Capabilities(pinned_memory=False, side_streams=False, events=False, graphs=False),
@@ -62,11 +69,11 @@ CONFIG = EngineConfig(
 )
 
 
-class Workbench:
-    """``running`` decodes, ``last`` was prefilled and has not joined it; ``found`` has what was wrong so far. A request
-    whose tokens would not fit its row any more ends."""
+class ScriptedEngine:
+    """``running`` is the decoding batch, ``last`` the prefilled one that has not joined it, ``found`` the violations so
+    far. A request ends when its tokens would no longer fit its row."""
 
-    def __init__(self, row: RelayRow, *, overlap: bool, drafts: Speculating | None = None) -> None:
+    def __init__(self, row: RelayRow, *, overlap: bool, drafts: DraftSetup | None = None) -> None:
         self.found: list[Violation] = []
         self.running = ScheduleBatch.empty()
         self.last: ScheduleBatch | None = None
@@ -84,10 +91,10 @@ class Workbench:
     def free_rows(self) -> int:
         return self.engine.slots.available_size()
 
-    # ---- what a script can do ------------------------------------------------------------------------------
+    # ---- actions of a script -------------------------------------------------------------------------------
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> None:
-        """As many of the prompts as there are rows for."""
+        """Prefill as many of the prompts as there are free rows."""
         self.join()
         reqs = [self._started(self._request(prompt)) for prompt in prompts[: self.free_rows]]
         if reqs:
@@ -95,7 +102,7 @@ class Workbench:
             self._launch(self.last)
 
     def chunks(self, prompt: Sequence[int]) -> None:
-        """A long prompt, chunk by chunk, a step for each."""
+        """Prefill a long prompt in chunks, one per step."""
         if not self.free_rows:
             return
         self._under_way = req = self._request(prompt)
@@ -119,12 +126,12 @@ class Workbench:
             self._launch(self.running)
 
     def idle(self) -> None:
-        """A step of nobody, while others wait."""
+        """A step without requests, while others run."""
         self.join()
         self._launch(idle_batch(self.engine, self._steps))
 
     def mix(self, prompts: Sequence[Sequence[int]]) -> None:
-        """The running requests decode behind new prompts."""
+        """One step with new prompts and the decodes of the running requests."""
         self.join()
         filter_rows(self.engine, self.running)
         reqs = [self._started(self._request(prompt)) for prompt in prompts[: self.free_rows]]
@@ -137,7 +144,7 @@ class Workbench:
         self._launch(self.last)
 
     def leave(self, places: Sequence[int]) -> None:
-        """Requests end, of those that run or were just prefilled."""
+        """End some of the requests that run or were just prefilled."""
         alive = [
             req
             for batch in (self.running, self.last)
@@ -147,10 +154,10 @@ class Workbench:
         ]
         for place in {place % len(alive) for place in places} if alive else ():
             self._end(alive[place])
-        self._look()
+        self._check_batches()
 
     def retract(self, order: Sequence[int]) -> None:
-        """The running requests at these places stay, in that order; the others lose their KV."""
+        """Keep the running requests at these places, in that order; the others lose their KV."""
         self.join()
         filter_rows(self.engine, self.running)
         size = self.running.batch_size
@@ -160,10 +167,10 @@ class Workbench:
         for place in set(range(size)) - set(keep):
             self._end(self.running.reqs[place])
         filter_rows(self.engine, self.running, keep=keep)
-        self._look()
+        self._check_batches()
 
     def join(self) -> None:
-        """What was prefilled last joins those who run."""
+        """Merge the batch that was prefilled last into the running one."""
         engine, last = self.engine, self.last
         self.last = None
         under_way = self._under_way
@@ -178,9 +185,9 @@ class Workbench:
             self.running = last
         else:
             merge_rows(engine, self.running, last)
-        self._look()
+        self._check_batches()
 
-    # ---- what the engine asks for --------------------------------------------------------------------------
+    # ---- parts of the engine ---------------------------------------------------------------------------
 
     def forward(self, view: ForwardBatch) -> ModelOutput:
         context = self.engine.relay.context
@@ -191,21 +198,21 @@ class Workbench:
         next_ids = [token_of(req, req.kv_committed_len) for req in batch.reqs]
         logits = torch.nn.functional.one_hot(torch.tensor(next_ids, dtype=torch.int64), VOCABULARY)
         states = prompt_states(batch) if view.capture_hidden else None
-        return ModelOutput(SURE * logits.to(torch.float32), hidden_states=states)
+        return ModelOutput(LOGIT * logits.to(torch.float32), hidden_states=states)
 
     def worker(self, spec: SpeculativeConfig, cache: ChunkCache) -> Worker:
-        """One that knows no model, and is watched."""
-        made = HandDrafts(lambda: self._launching, self.found.append)
+        """A worker without models, whose drafts are checked."""
+        made = ScriptedDrafter(lambda: self._launching, self.found.append)
         watch = DraftWatch(unchanged, lambda: self._launching, lambda *_: None, self.found.extend)
         accepts = TargetAcceptance(spec.most_accepted)
-        return watch.worker(Worker(spec, made, HandVerdict(made), accepts, cache, Observer()))
+        return watch.worker(Worker(spec, made, ScriptedVerifier(made), accepts, cache, Observer()))
 
     # ---- helpers -------------------------------------------------------------------------------------------
 
     def _request(self, prompt: Sequence[int]) -> Request:
         index, self._made = self._made, self._made + 1
         penalty = 0.5 if index % 3 == 0 else 0.0
-        # Some requests that speculate end in the middle of what was accepted.
+        # With speculation some requests end in the middle of the accepted tokens.
         most = 6 if self._drafts is not None and index % 4 == 3 else 128
         sampling = SamplingParams(presence_penalty=penalty, ignore_eos=True, max_new_tokens=most)
         return Request(f"r{index}", array("q", prompt), sampling, arrival=0, index=index)
@@ -225,7 +232,7 @@ class Workbench:
         self._unsettled.append((batch.copy(), result))
         if len(self._unsettled) > overlap:
             self._settle(*self._unsettled.pop(0))
-        self._look()
+        self._check_batches()
 
     def _settle(self, batch: ScheduleBatch, result: StepResult) -> None:
         if self._drafts is not None and batch.forward_mode.is_decode:
@@ -247,17 +254,17 @@ class Workbench:
         release_kv_cache(req, self.engine.cache, is_insert=False, speculative=self._drafts is not None)
         req.status = Status.FINISHED
 
-    def _look(self) -> None:
+    def _check_batches(self) -> None:
         for name, batch in (("running", self.running), ("prefilled", self.last)):
             if batch is not None:
-                told = f"the {name} batch after step {batch.step}"
-                self.found += row_counts(batch, told)
-                self.found += mirrors(batch, told, unchanged, lengths=self._lengths, settled=self._settled)
+                where = f"the {name} batch after step {batch.step}"
+                self.found += row_counts(batch, where)
+                self.found += mirrors(batch, where, unchanged, lengths=self._lengths, settled=self._settled)
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Nothing arrives."""
+    """A source without requests."""
 
     def due(self, now: int) -> Sequence[Request]:  # noqa: ARG002
         return ()
@@ -268,7 +275,7 @@ class _Source:
     def ended(self, request: Request, now: int) -> None: ...
 
 
-def _engine(row: RelayRow, bench: Workbench, *, overlap: bool, drafts: Speculating | None) -> Engine:
+def _engine(row: RelayRow, scripted: ScriptedEngine, *, overlap: bool, drafts: DraftSetup | None) -> Engine:
     spec = None if drafts is None else drafts.config
     config = replace(CONFIG, overlap=overlap, mixed_chunk=spec is None, speculative=spec)
     width = config.context_len + (0 if spec is None else spec.overhang)
@@ -281,7 +288,7 @@ def _engine(row: RelayRow, bench: Workbench, *, overlap: bool, drafts: Speculati
         allocator=allocator,
         cache=cache,
         tier=KVTier(allocator),
-        runner=bench,
+        runner=scripted,
         sampler=Sampler(),
         grammars=None,
         relay=Relay.of(
@@ -295,11 +302,11 @@ def _engine(row: RelayRow, bench: Workbench, *, overlap: bool, drafts: Speculati
         source=_Source(),
         clock=LogicalClock(),
         observer=Observer(),
-        worker=None if spec is None else bench.worker(spec, cache),
+        worker=None if spec is None else scripted.worker(spec, cache),
     )
 
 
-# By whether it overlaps and whether it speculates.
+# By (overlap, speculation).
 _LAUNCH: Mapping[tuple[bool, bool], Callable[[Engine, ScheduleBatch], StepResult]] = {
     (True, False): launch_overlapped,
     (False, False): launch_serial,
@@ -313,4 +320,4 @@ def _misfed(forward: Forward) -> Iterator[Violation]:
         meant = token_of(token.request, token.position)
         if not token.prompt and value != meant:
             text = f"row {token.row} of the relay gave token {value}, but {meant} was sampled for it"
-            yield forward.say("a step is fed the tokens that were sampled", "input_ids", token, text)
+            yield forward.violation("a step is fed the tokens that were sampled", "input_ids", token, text)

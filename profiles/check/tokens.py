@@ -1,4 +1,4 @@
-"""Tokens against a plainer way to the same ones: the serial loop of ``latest``, without cache, mixing or
+"""Compares tokens with those of a reference run: the serial loop of ``latest``, without prefix cache, mixed steps or
 speculation."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..platform.speculation import speculation
 from ..ranks.execute import Options
 from ..record.result import Abstained, Result
 from ..run.crash import Crash
-from .report import Check, Evidence, judged, skipped
+from .report import Check, Evidence, skipped, verdict
 from .runs import attempt
 
 NAME = "tokens"
@@ -25,9 +25,9 @@ SHOWN = 3  # requests of those that differ
 
 
 def check_tokens(resolved: Resolved, relay: RelayChoice, result: Result, reference: Result | Crash) -> Check:
-    """``reference`` is a run of ``plainer``."""
+    """``reference`` is the run of ``reference_question``."""
     if isinstance(reference, Crash):
-        return Check(NAME, "failed", "the reference broke down", (Evidence(str(reference)),))
+        return Check(NAME, "failed", "the reference crashed", (Evidence(str(reference)),))
     if resolved.scenario.faults:
         result, reference = _without_failed(result, reference)
         if not result.requests:
@@ -38,23 +38,26 @@ def check_tokens(resolved: Resolved, relay: RelayChoice, result: Result, referen
         return skipped(
             NAME, "upstream's penalties lag under overlap and speculation: equal tokens are not promised"
         )
-    return judged(
-        NAME, list(differences(result, reference)), about=f"as in {_words(resolved, len(result.requests))}"
+    return verdict(
+        NAME,
+        list(differences(result, reference)),
+        about=f"as in {_reference_words(resolved, len(result.requests))}",
     )
 
 
 def reference(resolved: Resolved) -> Result | Crash:
-    plain = plainer(resolved)
-    found = attempt(plain, choose("latest", {}), Options(device="vgpu", save_tokens=True))
+    found = attempt(
+        reference_question(resolved), choose("latest", {}), Options(device="vgpu", save_tokens=True)
+    )
     return found if isinstance(found, Crash) else found.result
 
 
-def plainer(resolved: Resolved) -> Resolved:
+def reference_question(resolved: Resolved) -> Resolved:
     return replace(resolved, scenario=_plain(resolved.scenario))
 
 
 def promised(resolved: Resolved, relay: RelayChoice) -> bool:
-    """Whether this relay promises the tokens that every other way gives."""
+    """Whether this relay gives the same tokens as every other loop and mode."""
     sampling = params(resolved.scenario.workload.sampling, max_new_tokens=1)
     exact = relay.switches["penalties"] == "exact"
     plain = not overlaps(resolved.scenario) and speculation(resolved.scenario) is None
@@ -62,33 +65,33 @@ def promised(resolved: Resolved, relay: RelayChoice) -> bool:
 
 
 def differences(found: Result, expected: Result) -> Iterator[Evidence]:
-    """The first few requests that got other tokens or another end, in words."""
+    """The first few requests with other tokens or another end."""
     yield from islice(_ends(found, expected), SHOWN)
-    parted = [
-        entry for entry in token_differences(found, expected) if not _left_later(entry, found, expected)
+    apart = [
+        entry for entry in token_differences(found, expected) if not _aborted_later(entry, found, expected)
     ]
-    for request, position, token, meant in parted[:SHOWN]:
+    for request, position, token, meant in apart[:SHOWN]:
         yield Evidence(
-            f"request {request}, output token {position}: {_said(token)} instead of {_said(meant)}"
+            f"request {request}, output token {position}: {_or_none(token)} instead of {_or_none(meant)}"
         )
-    if len(parted) > SHOWN:
-        yield Evidence(f"{len(parted) - SHOWN} more requests differ")
-    if not parted and found.outputs != expected.outputs and not _left_at_other_tokens(found, expected):
+    if len(apart) > SHOWN:
+        yield Evidence(f"{len(apart) - SHOWN} more requests differ")
+    if not apart and found.outputs != expected.outputs and not _aborted_at_other_tokens(found, expected):
         yield Evidence(
             "the tokens are the same, but KV of finished requests was damaged: a tag does not add up"
         )
 
 
-def _left_later(entry: tuple[str, int, int | None, int | None], found: Result, expected: Result) -> bool:
-    """A client went away in both runs, and one of them had told it of more tokens: a verify gives several at once."""
+def _aborted_later(entry: tuple[str, int, int | None, int | None], found: Result, expected: Result) -> bool:
+    """Whether the request was aborted in both runs, and had more tokens in one: a verify gives several at once."""
     request, _, token, meant = entry
     return (token is None or meant is None) and {request} <= _aborted(found) & _aborted(expected)
 
 
-def _left_at_other_tokens(found: Result, expected: Result) -> bool:
+def _aborted_at_other_tokens(found: Result, expected: Result) -> bool:
     counts = {row.id: row.output_tokens for row in expected.requests}
-    gone = _aborted(found) & _aborted(expected)
-    return any(row.id in gone and row.output_tokens != counts[row.id] for row in found.requests)
+    aborted = _aborted(found) & _aborted(expected)
+    return any(row.id in aborted and row.output_tokens != counts[row.id] for row in found.requests)
 
 
 def _aborted(result: Result) -> set[str]:
@@ -96,7 +99,7 @@ def _aborted(result: Result) -> set[str]:
 
 
 def _without_failed(found: Result, expected: Result) -> tuple[Result, Result]:
-    """Where something breaks by script: those of whom tokens can be asked."""
+    """Both results without the requests that failed by a scripted fault."""
     failed = {row.id for row in found.requests if row.status == "failed"}
     parts = [
         result.model_copy(
@@ -136,7 +139,7 @@ def _plain(scenario: Scenario) -> Scenario:
     )
 
 
-def _words(resolved: Resolved, count: int) -> str:
+def _reference_words(resolved: Resolved, count: int) -> str:
     engine = resolved.scenario.engine
     parts = ["cache", "mixing"]
     parts += ["KV on the host"] if engine.hisparse.enabled else []
@@ -147,5 +150,5 @@ def _words(resolved: Resolved, count: int) -> str:
     return f"the serial loop of latest without {plain}, for {count} requests"
 
 
-def _said(token: int | None) -> str:
+def _or_none(token: int | None) -> str:
     return "none" if token is None else str(token)

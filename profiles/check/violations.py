@@ -1,4 +1,4 @@
-"""Promises that were not kept, told so that a reader knows where to look."""
+"""Violated invariants, with the place to look at."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 
 class Violation(NamedTuple):
-    """``promise`` in a few words; ``field`` is the batch's, or the buffer, that broke it; ``says`` is a sentence."""
+    """``promise`` is the invariant in a few words, ``field`` the field of the batch or the buffer, ``says`` a
+    sentence."""
 
     promise: str
     field: str
@@ -17,7 +18,8 @@ class Violation(NamedTuple):
 
 
 class Violations:
-    """The first of each promise and field, with how many more there were: one mistake is made at every step."""
+    """The first violation of each promise and field, with the number of later ones: a defect may violate at each
+    step."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[str, str], Violation] = {}
@@ -29,7 +31,7 @@ class Violations:
             self._first.setdefault(key, violation)
             self._count[key] = self._count.get(key, 0) + 1
 
-    def told(self) -> Sequence[Violation]:
+    def found(self) -> Sequence[Violation]:
         return [_counted(violation, self._count[key] - 1) for key, violation in self._first.items()]
 
 

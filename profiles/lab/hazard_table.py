@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from ..check.faults import probes
+from ..check.faults import fault_scenarios
 from ..check.runs import attempt
 from ..platform.resolve import Resolved, ask
 from ..ranks.execute import Options
@@ -48,7 +48,7 @@ def cases() -> Iterator[DetectionCase]:
     for scenario, state in _SOUND:
         yield DetectionCase(f"{scenario} {state}", ask(scenario, [f"engine.relay={state}"]))
     for fault in FAULTS:
-        yield DetectionCase(fault, probes()[fault].broken())
+        yield DetectionCase(fault, fault_scenarios()[fault].broken())
 
 
 def watched(question: Resolved, *, device: Literal["vgpu", "cuda"]) -> Document:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from schedbench.cli.result_page import tables
-from schedbench.profiles.check.faults import probe
+from schedbench.profiles.check.faults import fault_scenario
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Hazards
 from schedbench.sched.relay.faults import faults
@@ -132,7 +132,7 @@ def test_processes_give_the_same_tokens(stages: int) -> None:
 
 def test_a_race_between_processes_is_the_one_of_the_virtual_world() -> None:
     """What a message's sender knew comes along: nothing else orders a stage's streams but what came round."""
-    question = probe(faults()["stage-tokens-unawaited"]).broken()
+    question = fault_scenario(faults()["stage-tokens-unawaited"]).broken()
     results = [
         execute(question, question.relays[0], Options(device="vgpu", world=world, hazards=True)).result
         for world in ("virtual", "distributed")

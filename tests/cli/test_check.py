@@ -11,7 +11,7 @@ import pytest
 from schedbench.cli import check_page
 from schedbench.cli.page import markdown
 from schedbench.profiles.check import all_faults
-from schedbench.profiles.check.faults import Probe, probes
+from schedbench.profiles.check.faults import FaultScenario, fault_scenarios
 from tests.conftest import RunCommand
 from tests.profiles.cuda import vgpu_as_cuda
 
@@ -130,8 +130,8 @@ def test_hazards_and_an_adversary_are_one_or_the_other(run_command: RunCommand) 
 
 def test_all_faults_are_asked_off_and_on(run_command: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all faults one, in processes of their own as ever."""
-    one = {"never-resolve": probes()["never-resolve"]}
-    monkeypatch.setattr(all_faults, "probes", lambda: one)
+    one = {"never-resolve": fault_scenarios()["never-resolve"]}
+    monkeypatch.setattr(all_faults, "fault_scenarios", lambda: one)
     said = run_command("check", "--all-faults", "--seeds", "0", "--format", "json")
     document = json.loads(said.out)
     [fault] = document["faults"]
@@ -146,9 +146,9 @@ def test_all_faults_are_asked_off_and_on(run_command: RunCommand, monkeypatch: p
 
 def test_a_fault_that_nothing_catches_fails(run_command: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is harmless here: stashing before sampling where nothing is delayed."""
-    fault = probes()["stash-before-sampling"]
-    harmless = Probe(fault.fault, fault.scenario, fault.overrides[:2])
-    monkeypatch.setattr(all_faults, "probes", lambda: {harmless.fault.name: harmless})
+    fault = fault_scenarios()["stash-before-sampling"]
+    harmless = FaultScenario(fault.fault, fault.scenario, fault.overrides[:2])
+    monkeypatch.setattr(all_faults, "fault_scenarios", lambda: {harmless.fault.name: harmless})
     said = run_command("check", "--all-faults", "--seeds", "0")
     assert said.err == "1 of 1: stash-before-sampling caught by NOTHING\n"
     assert said.code == 1 and "NOTHING" in said.out and said.out.rstrip().endswith("FAILED")

@@ -1,6 +1,6 @@
-"""Maps: what the ranges of an engine mean. Which are schedule and which forward, and what makes a step.
+"""Maps define what an engine's ranges mean: their categories, and which of them make a step.
 
-A map is a YAML file of this folder or of the user's. It knows nothing of the tool that recorded the ranges.
+A map is a YAML file of this folder or of the user's. It is independent of the tool that recorded the ranges.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class MapError(ValueError):
-    """A map that does not exist or does not say what it must."""
+    """A map that does not exist, or that is not valid."""
 
 
 def _pattern(text: str) -> str:
@@ -36,9 +36,9 @@ def _sequence(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+# A regular expression for the whole name of a range.
 Pattern = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(_pattern)]
 Name = Annotated[str, Field(min_length=1, max_length=60)]
-"""A regular expression that the whole name of a range has to match."""
 
 
 class MapModel(BaseModel):
@@ -46,8 +46,8 @@ class MapModel(BaseModel):
 
 
 class RangeRule(MapModel):
-    """Ranges of one meaning. ``of`` is the step that they belong to: the next one to be launched, their own (the last
-    one launched), the one that is being settled, or none."""
+    """The meaning of some ranges. ``of`` is the step that they belong to: the next to be launched, the last launched
+    (``own``), the one that is being settled, or none."""
 
     match: Pattern
     name: Name
@@ -56,11 +56,11 @@ class RangeRule(MapModel):
 
 
 class StepRule(MapModel):
-    """One step per range or mark that matches ``launch``. Its number is the range's ``payload``, which its other ranges
-    then carry too; or it follows from the ``order`` of launches. Ranges that match ``settle`` settle the ``oldest``
-    step that was launched and not settled; ``previous``: the capture begins in the middle of an overlapped loop, so
-    that the first of them settles one that is not in it. ``loop`` begins each round of the loop: a round that launches
-    nothing and settles nothing had no work."""
+    """Each range or mark that matches ``launch`` is a step. Its number is the range's ``payload``, which the step's
+    other ranges have too, or follows from the ``order`` of launches. A range that matches ``settle`` settles the
+    ``oldest`` step that was launched and not settled; with ``previous``, the first such range settles a step from
+    before the capture, which begins in the middle of an overlapped loop. Ranges that match ``loop`` begin a round of
+    the loop. A round without launch and settle had no work."""
 
     launch: Pattern
     number: Literal["order", "payload"] = "order"
@@ -98,7 +98,7 @@ class RangeMap(MapModel):
 
     @property
     def tells_idle(self) -> bool:
-        """Whether time without work is told from late work."""
+        """Whether the map has ranges for time without work."""
         return self.steps.loop is not None or any(rule.category == "idle" for rule in self.ranges)
 
     @property
@@ -107,13 +107,13 @@ class RangeMap(MapModel):
 
 
 def names() -> list[str]:
-    """Of the maps that come with the package."""
+    """The names of the maps of the package."""
     entries = (entry.name for entry in resources.files(__package__).iterdir())
     return sorted(name.removesuffix(".yaml") for name in entries if name.endswith(".yaml"))
 
 
 def load(path_or_name: str) -> RangeMap:
-    """A shipped map, or a file. Raises MapError with everything that is wrong with it."""
+    """A map of the package, or of a file. Raises MapError with all that is wrong with it."""
     if path_or_name in names():
         return parse(resources.files(__package__).joinpath(f"{path_or_name}.yaml").read_bytes(), path_or_name)
     try:
@@ -129,7 +129,7 @@ def load(path_or_name: str) -> RangeMap:
 
 
 def parse(content: bytes, file: str) -> RangeMap:
-    """Raises MapError with everything that is wrong, each with its line."""
+    """Raises MapError with all that is wrong, each with its line."""
     try:
         document = read(content, file)
     except ScenarioError as error:

@@ -89,7 +89,7 @@ def broken_by(**policies: object) -> dict[str, str]:
 
 def test_lengths_that_stand_still_are_told_by_request() -> None:
     told = broken_by(advance=ordering.nothing)
-    assert told["mirrors tell the truth"].startswith(
+    assert told["mirrors equal the requests' values"].startswith(
         "decoding: the running batch after step 1: seq_lens_cpu says 5 of request r0, which has 6"
     )
 
@@ -131,6 +131,6 @@ def test_work_for_no_rows_is_told() -> None:
         context.futures.output_tokens_buf[: token_ids.shape[0]] = token_ids
         tokens.stash_by_row(context, future, token_ids)
 
-    assert broken_by(stash=stash_first)["no rows are no work"] == (
+    assert broken_by(stash=stash_first)["a step without requests changes nothing"] == (
         "a step without requests writes to output_tokens_buf"
     )

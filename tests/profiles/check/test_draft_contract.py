@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from schedbench.profiles.check.contract import DECODE, IDLE, Act, Kept, check_contract, follow, speculating
 from schedbench.profiles.check.draft_invariants import LEFT, LENGTHS
 from schedbench.profiles.check.forward_invariants import PROMPTS
-from schedbench.profiles.check.scripted_drafts import TAUGHT, VERIFIED, Speculating
+from schedbench.profiles.check.scripted_drafts import TAUGHT, VERIFIED, DraftSetup
 from schedbench.profiles.check.scripted_engine import ROWS
 from schedbench.sched.relay import draft_lengths, drafts
 from schedbench.sched.relay.choice import RelayChoice, choose
@@ -41,7 +41,7 @@ scripts = st.lists(acts, min_size=2, max_size=14)
 def kept(choice: RelayChoice, mode: Speculation, *, overlap: bool, **answers: Any) -> Kept:
     """``answers`` take the place of the state's own."""
 
-    def made() -> Speculating:
+    def made() -> DraftSetup:
         own = speculating(choice, mode)
         return own._replace(row=replace(own.row, **answers))
 

@@ -9,7 +9,7 @@ import pytest
 from schedbench.profiles.check.adversaries import seeds
 from schedbench.profiles.check.contract import check_contract
 from schedbench.profiles.check.examine import Examiner
-from schedbench.profiles.check.faults import Probe, probe, probes
+from schedbench.profiles.check.faults import FaultScenario, fault_scenario, fault_scenarios
 from schedbench.profiles.check.report import Report
 from schedbench.profiles.platform.resolve import Resolved
 from schedbench.sched.relay.faults import Fault, faults
@@ -55,7 +55,7 @@ SAYS = {
     "mix-with-sentinel": "the model is given seq_lens -",
     "hot-buffer-by-sentinel": "and its hot buffer keeps slot",
     "resolve-ids-first": "new_seq_lens_buf[-batch.seq_lens]",
-    "stage-without-stash": "row 1 of the relay was gathered before a token was left there",
+    "stage-without-stash": "row 1 of the relay was gathered before a token was stashed there",
     "stage-tokens-unawaited": "the copy stream's write (receive at sched/loop/pipelined.py:",
     "prebuilt-unpublished": "torch._assert_async(condition)",
     "publish-ready-overwritten": "new_seq_lens_buf: the forward stream's write (index_put_ at sched/relay/futures.py:",
@@ -69,7 +69,7 @@ SAYS = {
     "nothing-kept-alive": "no reference kept until then, and no wait between them",
     "one-launch-kept-alive": "no reference kept until then, and no wait between them",
     "staging-refilled": "the host's write (copy_ at sched/relay/broken.py:",
-    "gather-without-stash": "of the relay was gathered before a token was left there",
+    "gather-without-stash": "of the relay was gathered before a token was stashed there",
     "emptied-batch-merged": "has other rows than its ",
     "stash-before-sampling": "step 0 is stashed before it was sampled",
     "advance-in-place": "the schedule stream's write (add_ at sched/relay/lengths.py:",
@@ -102,10 +102,10 @@ def sound() -> dict[tuple[str, ...], Report]:
     return {}
 
 
-def without(probe: Probe, sound: dict[tuple[str, ...], Report]) -> Report:
-    asked = (probe.scenario, *probe.overrides)
+def without(scenario: FaultScenario, sound: dict[tuple[str, ...], Report]) -> Report:
+    asked = (scenario.scenario, *scenario.overrides)
     if asked not in sound:
-        sound[asked] = examined(probe.sound())
+        sound[asked] = examined(scenario.sound())
     return sound[asked]
 
 
@@ -130,8 +130,8 @@ def in_time(fault: Fault) -> object:
 
 @pytest.mark.parametrize("name", [in_time(fault) for fault in faults().values()])
 def test_off_it_is_clean_and_on_it_is_caught(name: str, sound: dict[tuple[str, ...], Report]) -> None:
-    probe = probes()[name]
-    off, on = without(probe, sound), examined(probe.broken())
+    scenario = fault_scenarios()[name]
+    off, on = without(scenario, sound), examined(scenario.broken())
     assert caught(off) == set(), said(off)
     assert caught(on) == CATCHERS[name]
     assert SAYS[name] in said(on)
@@ -145,7 +145,7 @@ def several(fault: Fault) -> bool:
 def test_nor_does_it_hide_in_another_state_or_loop(name: str) -> None:
     """By the cheapest catcher that sees it, in the last of each."""
     fault = faults()[name]
-    question = probe(fault, state=fault.states[-1], loop=fault.loops[-1]).broken()
+    question = fault_scenario(fault, state=fault.states[-1], loop=fault.loops[-1]).broken()
     relay, overlap = question.relays[0], fault.loops[-1] == "overlapped"
     kept = check_contract(lambda: relay.row(overlap=overlap), overlap=overlap, declared=relay.known_defects)
     assert kept.broken or Examiner(question, ()).examine(relay).failed
@@ -153,8 +153,8 @@ def test_nor_does_it_hide_in_another_state_or_loop(name: str) -> None:
 
 def test_what_is_harmless_alone_is_no_fault() -> None:
     """A launch may stash what is sampled already."""
-    tokens = probe(faults()["stash-before-sampling"])
-    unspelled = Probe(tokens.fault, tokens.scenario, tokens.overrides[:2])
+    tokens = fault_scenario(faults()["stash-before-sampling"])
+    unspelled = FaultScenario(tokens.fault, tokens.scenario, tokens.overrides[:2])
     assert caught(examined(unspelled.broken())) == set()
 
 

@@ -112,7 +112,7 @@ def test_a_mirror_that_is_off_is_told_for_its_request() -> None:
     told = found(WrongMirror())
     violation = told["mirrors equal device values", "seq_lens"]
     assert violation.request and f"seq_lens of request {violation.request} is " in violation.says
-    assert ("mirrors tell the truth", "seq_lens_cpu") in told
+    assert ("mirrors equal the requests' values", "seq_lens_cpu") in told
 
 
 class OtherToken(Damaging):
@@ -157,7 +157,7 @@ def test_a_row_that_nobody_gives_back_is_told() -> None:
     told = found(LostRow(), "engine.max_running_requests=14")
     assert ("every page and row is in one place", "kv") in told
     assert told["nothing in flight at the end", "rows that are held"].says == (
-        "when all is over there are 1 rows that are held"
+        "at the end there are 1 rows that are held"
     )
 
 
@@ -187,4 +187,4 @@ def test_the_first_of_its_kind_is_told_and_the_others_are_counted() -> None:
     violations = Violations()
     violations.add(Violation("rows", "seq_lens", f"step {step}", step) for step in range(4))
     violations.add([Violation("rows", "input_ids", "step 9", 9)])
-    assert [violation.says for violation in violations.told()] == ["step 0 (and 3 more like it)", "step 9"]
+    assert [violation.says for violation in violations.found()] == ["step 0 (and 3 more like it)", "step 9"]

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedbench.profiles.check.faults import probes
+from schedbench.profiles.check.faults import fault_scenarios
 from schedbench.profiles.cuda.hazards.watch import HazardWatch
 from schedbench.profiles.lab import hazard_table as table
 from schedbench.profiles.platform.hardware import load
@@ -274,8 +274,8 @@ CAUGHT = (
     "name", [*CAUGHT[:3], *(pytest.param(n, marks=pytest.mark.wide) for n in CAUGHT[3:])]
 )
 def test_a_fault_shows_by_the_same_findings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = probes()[name]
-    expected, found = both(probe.broken(), monkeypatch)
+    scenario = fault_scenarios()[name]
+    expected, found = both(scenario.broken(), monkeypatch)
     assert found == expected and found.findings
 
 
@@ -294,7 +294,7 @@ def test_every_fault_that_hazards_catch_is_asked() -> None:
     page = (HERE.parents[2] / "docs" / "check.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
     by_hazards = {row[0].strip("`") for row in rows if len(row) > 3 and "hazards" in row[3].split(", ")}
-    several = {name for name in by_hazards if probes()[name].broken().scenario.engine.ranks > 1}
+    several = {name for name in by_hazards if fault_scenarios()[name].broken().scenario.engine.ranks > 1}
     assert by_hazards - several == set(CAUGHT) and by_hazards <= set(faults())
 
 
