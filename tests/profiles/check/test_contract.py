@@ -14,7 +14,7 @@ from schedbench.profiles.check.contract import (
     DECODE,
     DEFECTS,
     IDLE,
-    Act,
+    BatchAction,
     check_contract,
     follow,
 )
@@ -30,9 +30,9 @@ EACH = pytest.mark.parametrize(("state", "overlap"), ROWS_OF_STATES)
 counts = st.lists(st.integers(1, 12), min_size=1, max_size=4).map(tuple)
 places = st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=5).map(tuple)
 acts = st.one_of(
-    st.builds(Act, st.sampled_from(["prefill", "mix"]), counts),
-    st.builds(Act, st.sampled_from(["leave", "retract"]), places),
-    st.builds(Act, st.just("chunks"), st.tuples(st.integers(1, 50))),
+    st.builds(BatchAction, st.sampled_from(["prefill", "mix"]), counts),
+    st.builds(BatchAction, st.sampled_from(["leave", "retract"]), places),
+    st.builds(BatchAction, st.just("chunks"), st.tuples(st.integers(1, 50))),
     st.just(DECODE),
     st.just(IDLE),
 )
@@ -54,7 +54,7 @@ def test_every_state_keeps_it(state: str, overlap: bool) -> None:
 @EACH
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(script=scripts)
-def test_whatever_is_done_to_the_batches(state: str, overlap: bool, script: list[Act]) -> None:
+def test_whatever_is_done_to_the_batches(state: str, overlap: bool, script: list[BatchAction]) -> None:
     assert follow(choose(state, {}).row(overlap=overlap), script, overlap=overlap) == []
 
 
@@ -90,7 +90,7 @@ def broken_by(**policies: object) -> dict[str, str]:
 def test_lengths_that_stand_still_are_told_by_request() -> None:
     told = broken_by(advance=ordering.nothing)
     assert told["mirrors equal the requests' values"].startswith(
-        "decoding: the running batch after step 1: seq_lens_cpu says 5 of request r0, which has 6"
+        "decoding: the running batch after step 1: seq_lens_cpu is 5 for request r0, which has 6"
     )
 
 

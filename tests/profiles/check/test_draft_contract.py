@@ -11,7 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedbench.profiles.check.contract import DECODE, IDLE, Act, Kept, check_contract, follow, speculating
+from schedbench.profiles.check.contract import (
+    DECODE,
+    IDLE,
+    BatchAction,
+    ContractResult,
+    check_contract,
+    follow,
+    speculating,
+)
 from schedbench.profiles.check.draft_invariants import LEFT, LENGTHS
 from schedbench.profiles.check.forward_invariants import PROMPTS
 from schedbench.profiles.check.scripted_drafts import TAUGHT, VERIFIED, DraftSetup
@@ -29,16 +37,16 @@ EACH = pytest.mark.parametrize(
 counts = st.lists(st.integers(1, 12), min_size=1, max_size=4).map(tuple)
 places = st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=5).map(tuple)
 acts = st.one_of(
-    st.builds(Act, st.just("prefill"), counts),
-    st.builds(Act, st.sampled_from(["leave", "retract"]), places),
-    st.builds(Act, st.just("chunks"), st.tuples(st.integers(1, 50))),
+    st.builds(BatchAction, st.just("prefill"), counts),
+    st.builds(BatchAction, st.sampled_from(["leave", "retract"]), places),
+    st.builds(BatchAction, st.just("chunks"), st.tuples(st.integers(1, 50))),
     st.just(DECODE),
     st.just(IDLE),
 )
 scripts = st.lists(acts, min_size=2, max_size=14)
 
 
-def kept(choice: RelayChoice, mode: Speculation, *, overlap: bool, **answers: Any) -> Kept:
+def kept(choice: RelayChoice, mode: Speculation, *, overlap: bool, **answers: Any) -> ContractResult:
     """``answers`` take the place of the state's own."""
 
     def made() -> DraftSetup:
@@ -59,7 +67,7 @@ def test_every_state_keeps_it(state: str, mode: Speculation, overlap: bool) -> N
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(script=scripts)
 def test_whatever_is_done_to_the_batches(
-    state: str, mode: Speculation, overlap: bool, script: list[Act]
+    state: str, mode: Speculation, overlap: bool, script: list[BatchAction]
 ) -> None:
     choice = choose(state, {})
     row = choice.row(overlap=overlap, speculation=mode)
