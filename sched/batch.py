@@ -1,4 +1,4 @@
-"""The batch as the scheduler carries it, as the model sees it, and what a step returns.
+"""The batch of the scheduler, the batch of the model, and the results of a step.
 
 Field names are upstream's (SGLang ``ScheduleBatch``, ``ForwardBatch``).
 """
@@ -49,11 +49,11 @@ class RowState(Protocol):
         """Append the other's rows."""
 
     def copy_for_forward(self) -> Self:
-        """What one forward samples with while the batch goes on."""
+        """A copy for one forward to sample with, which later changes of the batch do not affect."""
 
 
 class FutureIndices(NamedTuple):
-    """Where a step's tokens will be found on the device, before they exist."""
+    """Where a step's tokens will be on the device once it has run."""
 
     indices: torch.Tensor  # [b] int64, into the relay's token buffer
     interval: slice | None  # the same as a range, where they are consecutive
@@ -91,10 +91,10 @@ ExtendLens = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(slots=True, eq=False)
 class ForwardBatch:
-    """One forward, as the model sees it. b = batch_size, T = num_tokens; requests' tokens lie one
+    """One forward as the model's input. b = batch_size, T = num_tokens; requests' tokens lie one
     after the other. In decode every request has one token, T == b, and the extend fields are None.
 
-    ``branches`` is for trees, whose tokens stand each in a row of its own: b == T, ``seq_lens`` counts a token's
+    ``branches`` is for draft trees, in which each token has a row of its own: b == T, ``seq_lens`` counts a token's
     ancestors and itself, and position L + j of token t, L being its prefix, is slot ``branches[t, j]``.
     """
 
@@ -234,7 +234,7 @@ class ModelOutput:
     logits: torch.Tensor
     fingerprint: torch.Tensor | None = None
     hidden_states: torch.Tensor | None = None  # [T, hidden] of every token, where they were asked for
-    proxies: tuple[torch.Tensor, ...] = ()  # of a stage that is not the last: what the next one goes on with
+    proxies: tuple[torch.Tensor, ...] = ()  # of a stage that is not the last: the next stage's input
 
 
 class VerifiedTokens(NamedTuple):
@@ -247,7 +247,7 @@ class VerifiedTokens(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class StepResult:
-    """What one launch leaves behind for the settling one iteration later."""
+    """The results of one launch, for settling it one iteration later."""
 
     # [b] int64 on the device, [b · draft_tokens] of a verify; None while sampling is delayed
     next_token_ids: torch.Tensor | None

@@ -1,4 +1,4 @@
-"""One request's host-side life: tokens, KV accounting, and how it ended.
+"""The host-side state of one request: tokens, KV accounting, and its end.
 
 Times are integer nanoseconds of the injected clock.
 """
@@ -36,7 +36,7 @@ class Status(Enum):
 class Request:
     """Field names are upstream's (SGLang ``Req``); lengths not listed are derived from these.
 
-    The token positions of a request, and who knows about them::
+    The token positions of a request, and the counts that bound them::
 
         0 ......... kv_committed_len ... kv_allocated_len
         |-- origin_input_ids --|-- output_ids --|
@@ -48,12 +48,12 @@ class Request:
     origin_input_ids: array[int]  # array('q')
     sampling: SamplingParams
     arrival: int  # ns
-    index: int = 0  # place in the workload; keys sampling noise together with the seed
+    index: int = 0  # place in the workload; keys sampling noise with the seed
 
     output_ids: array[int] = field(default_factory=lambda: array("q"))
     output_logprobs: list[float] = field(default_factory=list)  # of output_ids, where sampling.logprobs
     status: Status = Status.WAITING
-    reason: str = ""  # why it ended: length, stop, abort, or a sentence
+    reason: str = ""  # why it ended: length, stop, abort, or an error message
 
     # device rows and cache
     req_pool_idx: int | None = None
@@ -64,19 +64,19 @@ class Request:
     kv_allocated_len: int = 0
 
     # one round of scheduling
-    fill_len: int = 0  # tokens this round ends at: origin + output, cut by chunking
+    fill_len: int = 0  # tokens after this round: origin + output, cut by chunking
     extend_input_len: int = 0
     inflight_middle_chunks: int = 0
     retraction_count: int = 0
-    verify_ct: int = 0  # verifies whose tokens are known to the host
+    verify_ct: int = 0  # verifies whose tokens are on the host
     to_finish: str = ""  # a deferred abort's reason
     grammar: Any = None
 
     # instants, ns
     first_scheduled_at: int | None = None
     first_token_at: int | None = None
-    prefilled_at: int | None = None  # by another worker, where there is one
-    transferred_at: int | None = None  # its KV from there has come
+    prefilled_at: int | None = None  # by a prefill worker, where there is one
+    transferred_at: int | None = None  # the end of the KV transfer from there
     finished_at: int | None = None
     cached_tokens: int = 0  # prompt tokens served from the prefix cache at first admission
 

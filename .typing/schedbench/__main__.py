@@ -1,1 +1,3 @@
-../../cli/_root/__main__.py
+from schedbench.cli.app import console
+
+console()

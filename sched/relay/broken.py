@@ -1,4 +1,4 @@
-"""Answers that upstream had, for a while or nearly, and that are wrong. Only faults put them into a row."""
+"""Wrong policies that upstream had, released or in review. Only faults put them into a row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ringed_without_chunks(config: EngineConfig) -> FutureMap:
 
 
 def await_nothing(context: RelayContext, arrived: torch.Event) -> None:
-    """Go on at once."""
+    """Do not wait."""
 
 
 def one_pinned_buffer() -> Callable[[RelayContext, torch.Tensor], torch.Tensor]:
@@ -30,7 +30,7 @@ def one_pinned_buffer() -> Callable[[RelayContext, torch.Tensor], torch.Tensor]:
     block = torch.empty(0, dtype=torch.int64)
 
     def refilled(context: RelayContext, flat: torch.Tensor) -> torch.Tensor:
-        """Refilled whether or not the last copy from it has run."""
+        """Refill the block whether or not the last copy from it has run."""
         nonlocal block
         if not context.pinned:
             return flat
@@ -44,7 +44,7 @@ def one_pinned_buffer() -> Callable[[RelayContext, torch.Tensor], torch.Tensor]:
 def without_mirror(
     bootstrap: Callable[[RelayContext, ScheduleBatch], None],
 ) -> Callable[[RelayContext, ScheduleBatch], None]:
-    """``bootstrap``, and the rows are on the device alone."""
+    """``bootstrap`` without the host mirror of the rows."""
 
     def unmirrored(context: RelayContext, batch: ScheduleBatch) -> None:
         bootstrap(context, batch)
@@ -54,7 +54,7 @@ def without_mirror(
 
 
 def resolve_ids_first(context: RelayContext, batch: ScheduleBatch) -> None:
-    """Lengths are looked up by their sentinel, which may be the tensor of ids that was just resolved in place."""
+    """Look lengths up by their sentinel after the ids, which may be the same tensor, were resolved in place."""
     placeholders.resolve_placeholders(context, batch)
     if batch.forward_mode.is_decode:
         batch.seq_lens = context.futures.new_seq_lens_buf[-batch.seq_lens]
@@ -62,23 +62,23 @@ def resolve_ids_first(context: RelayContext, batch: ScheduleBatch) -> None:
 
 
 def resolve_with_sentinels(context: RelayContext, batch: ScheduleBatch) -> None:
-    """Negative ids still stand for places, though nobody encodes places any more."""
+    """Resolve negative ids as placeholders, though the batch carries none any more."""
     tokens.resolve_late(context, batch)
     placeholders.resolve_placeholders(context, batch)
 
 
 def keep_decoded(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
-    """Serial: a decode keeps its tokens as the next input, as speculation v1 does; prompts leave them there."""
+    """Serial loop: keep a decode's tokens as the next input, as speculation v1 does; a prompt's stay in the relay."""
     assert result.next_token_ids is not None
     batch.input_ids = result.next_token_ids.to(torch.int64) if batch.forward_mode.is_decode else None
 
 
 def stash_later(context: RelayContext, future: FutureIndices, token_ids: torch.Tensor) -> None:
-    """Left to ``stash_at_launch``."""
+    """Do nothing: ``stash_at_launch`` stashes."""
 
 
 def stash_at_launch(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
-    """Stash what the launch has returned, whether or not it has been sampled yet."""
+    """Stash the tokens of the launch's result, whether or not they have been sampled."""
     token_ids, future = result.next_token_ids, result.future_indices
     assert future is not None
     assert token_ids is not None, f"step {batch.step} is stashed before it was sampled"
@@ -87,48 +87,48 @@ def stash_at_launch(context: RelayContext, batch: ScheduleBatch, result: StepRes
 
 
 def stash_padding(context: RelayContext, future: FutureIndices, token_ids: torch.Tensor) -> None:
-    """Without a look at how many rows there are. A step of none has tokens all the same: they pad it to the longest of
-    its siblings."""
+    """Stash without checking the number of rows. A step without rows has tokens too: they pad it to the other ranks'
+    length."""
     stored = context.futures.output_tokens_buf
     stored[future.indices] = token_ids if token_ids.shape[0] else stored[:2]
 
 
 def keep_one_launch(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
-    """Hold the last launch alone, while the one before may still run."""
-    del context.ring[1:]
+    """Hold the last launch only, while the one before may still run."""
+    del context.kept_alive[1:]
     ordering.keep_in_ring(context, batch, result)
 
 
 def join_always(context: RelayContext, batch: ScheduleBatch) -> bool:  # noqa: ARG001
-    """Also when nobody is left of the batch: its tensors still have the rows of those who were."""
+    """Join even a batch that has lost all its requests and whose tensors are stale."""
     return True
 
 
 def stash_accepted(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
-    """By row, as where every request has one token."""
+    """Stash by row, as if every request had one token."""
     assert result.next_token_ids is not None
     context.futures.stash(batch.req_pool_indices, result.next_token_ids)
     drafts.conclude_in_input_ids(context, batch, result)
 
 
 def filter_host_lengths(context: RelayContext, batch: ScheduleBatch, rows: torch.Tensor, before: int) -> None:
-    """Host lengths are filtered like all other rows, whether or not there are any."""
+    """Filter host lengths like all other rows, whether or not they are set."""
     drafts.filter_future(context, batch, rows, before)
     batch.seq_lens_cpu = batch.seq_lens_cpu[rows.cpu()]
 
 
 def keep_no_lengths(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
-    """The batch is held, but not the tensors that its worker reads: the batch may lose them before the forward has."""
+    """Hold the batch but not the tensors that its worker reads, which the batch may drop before the forward has run."""
     result.extra_keep_alive_refs.clear()
     context.launches += 1
-    context.ring[context.launches % len(context.ring)] = [batch, result.future_indices]
+    context.kept_alive[context.launches % len(context.kept_alive)] = [batch, result.future_indices]
 
 
-def behind_the_schedule(context: RelayContext, transfer: Any) -> None:
-    """The forward that runs may still touch the pages that a transfer is about to overwrite."""
+def wait_for_schedule_alone(context: RelayContext, transfer: Any) -> None:
+    """Make a transfer wait for the schedule alone, while a forward may still use the pages that it overwrites."""
     context.streams.wait(transfer, context.streams.schedule)
 
 
 def at_once(context: RelayContext, gone: Any) -> bool:  # noqa: ARG001
-    """As soon as sending has been asked for."""
+    """Free the pages as soon as sending was requested."""
     return True

@@ -1,4 +1,4 @@
-"""A state as a run asks for it: its switches resolved, what is broken in it on purpose, and what it declares."""
+"""A state as a run uses it: with its switches resolved, faults injected, and hazards declared."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RelayError(ValueError):
     """A state or switch that does not exist, or a combination that has no working form."""
 
 
-# What a barrier leaves unordered between the schedule's writes and a forward's reads.
+# Pairs of schedule writes and forward reads that each barrier leaves unordered.
 _BARRIER_HAZARDS: Mapping[str, tuple[str, ...]] = {
     "off": (known.SLOT_REUSE, known.PAGE_TABLE_REWRITE),
     "top": (known.PAGE_TABLE_REWRITE,),
@@ -33,7 +33,7 @@ _BARRIER_HAZARDS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class RelayChoice:
-    """A state with its switches resolved, and what is broken in it on purpose."""
+    """A state with its switches resolved and faults injected."""
 
     state: State
     switches: Mapping[str, str]
@@ -41,8 +41,8 @@ class RelayChoice:
     faults: tuple[Fault, ...] = ()
 
     def row(self, *, overlap: bool, speculation: Speculation | None = None, staged: bool = False) -> RelayRow:
-        """Made anew by each call: a fault's policy may keep something from step to step. ``staged``: of a pipeline's
-        stage, which runs the serial loop with several batches under way."""
+        """The row for one loop, new on each call, since a fault's policy may have a state. ``staged``: for a pipeline's
+        stage, which runs the serial loop with several batches in flight."""
         row = self.state.overlapped if overlap else self.state.serial
         if staged:
             row = self.state.staged(row)
@@ -58,7 +58,7 @@ class RelayChoice:
         return row
 
     def draft_row(self, speculation: Speculation | None) -> DraftRow | None:
-        """What the relay answers a speculative worker."""
+        """The row of a speculative worker."""
         if speculation is None:
             return None
         row: DraftRow = {"v1": self.state.v1, "v2": self.state.v2}[speculation]
@@ -72,7 +72,7 @@ class RelayChoice:
     def broken_by(
         self, fault: Fault, *, overlap: bool, speculation: Speculation | None = None, staged: bool = False
     ) -> RelayChoice:
-        """The same with one more fault. Raises RelayError where that one has no place."""
+        """The same choice with one more fault. Raises RelayError where the fault does not apply."""
         loop = loop_of(overlap=overlap, staged=staged)
         if self.state.name not in fault.states:
             raise RelayError(
@@ -103,13 +103,13 @@ class RelayChoice:
 
     @property
     def known_defects(self) -> tuple[str, ...]:
-        """What upstream's state does wrong with batches that it never met."""
+        """Defects of upstream's state with batches that never occur upstream."""
         return self.state.known_defects
 
     def known_hazards(
         self, *, overlap: bool = True, speculation: Speculation | None = None, staged: bool = False
     ) -> tuple[str, ...]:
-        """Races that upstream had too, and writes for nothing. One stream has none."""
+        """Races of upstream's state, and writes that are never read. A single stream has none."""
         if staged:
             return self._hazards_of_stages()
         if not overlap:
@@ -141,21 +141,21 @@ class RelayChoice:
         )
 
     def _counts_under_the_forward(self, row: RelayRow) -> bool:
-        """Whether the forward itself accumulates penalties (#25945) that the schedule goes on counting, unordered."""
+        """Whether the forward accumulates penalties itself (#25945), unordered with the schedule's counting."""
         late = row.isolate is ordering.resolve_then_isolate
         return late and self.switches["penalties"] == "upstream" and self.switches["barrier"] == "off"
 
     def policies(
         self, *, overlap: bool, speculation: Speculation | None = None, staged: bool = False
     ) -> dict[str, str]:
-        """The row in words: each question and its answer's name; those of speculation by its mode."""
+        """The name of each question's policy; questions of speculation are prefixed by its mode."""
         drafts = self.draft_row(speculation)
-        words = _words(self.row(overlap=overlap, speculation=speculation, staged=staged))
-        return words if drafts is None else words | _words(drafts, f"{speculation}.")
+        names = _policy_names(self.row(overlap=overlap, speculation=speculation, staged=staged))
+        return names if drafts is None else names | _policy_names(drafts, f"{speculation}.")
 
 
-def _words(row: RelayRow | DraftRow, prefix: str = "") -> dict[str, str]:
-    return {f"{prefix}{entry.name}": answer_name(getattr(row, entry.name)) for entry in fields(row)}
+def _policy_names(row: RelayRow | DraftRow, prefix: str = "") -> dict[str, str]:
+    return {f"{prefix}{entry.name}": policy_name(getattr(row, entry.name)) for entry in fields(row)}
 
 
 def loop_of(*, overlap: bool, staged: bool = False) -> Loop:
@@ -163,7 +163,7 @@ def loop_of(*, overlap: bool, staged: bool = False) -> Loop:
 
 
 def switches() -> Mapping[str, tuple[str, ...]]:
-    """Every switch and the values it takes."""
+    """Every switch and its values."""
     return {name: tuple(values) for name, values in _ALL_SWITCHES.items()}
 
 
@@ -187,7 +187,7 @@ def choose(name: str, overrides: Mapping[str, str]) -> RelayChoice:
 
 
 def refusals(name: str, overrides: Mapping[str, str]) -> list[str]:
-    """Why the state ``name`` has no working form with some of these switches; nothing where there is no such state."""
+    """Why the state ``name`` has no working form with some of these switches; empty for an unknown state."""
     state = states().get(ALIASES.get(name, name))
     reasons = {} if state is None else state.refuses
     return [
@@ -198,23 +198,23 @@ def refusals(name: str, overrides: Mapping[str, str]) -> list[str]:
 
 
 def difference(before: RelayRow | DraftRow, after: RelayRow | DraftRow) -> dict[str, tuple[str, str]]:
-    """The questions that two rows answer differently, with both answers' names."""
+    """The questions whose policies differ between two rows, with the names of both policies."""
     pairs = {
         question.name: (getattr(before, question.name), getattr(after, question.name))
         for question in fields(after)
     }
-    return {name: (answer_name(a), answer_name(b)) for name, (a, b) in pairs.items() if a is not b}
+    return {name: (policy_name(a), policy_name(b)) for name, (a, b) in pairs.items() if a is not b}
 
 
 def changes(before: State, after: State) -> dict[str, tuple[str, str]]:
-    """``difference`` of two states in the overlapped loop, and of what they answer speculative workers."""
+    """``difference`` of two states' rows for the overlapped loop and for speculative workers."""
     found = difference(before.overlapped, after.overlapped)
     for mode, rows_of in (("v1", (before.v1, after.v1)), ("v2", (before.v2, after.v2))):
         found |= {f"{mode}.{question}": names for question, names in difference(*rows_of).items()}
     return found
 
 
-def answer_name(answer: Any) -> str:
-    """What a policy is called; a partial by what it was given."""
-    given = getattr(answer, "args", ())
-    return answer if isinstance(answer, str) else str((given[0] if given else answer).__name__)
+def policy_name(policy: Any) -> str:
+    """A policy's name; that of a partial is its first argument's."""
+    given = getattr(policy, "args", ())
+    return policy if isinstance(policy, str) else str((given[0] if given else policy).__name__)

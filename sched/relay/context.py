@@ -1,11 +1,11 @@
-"""What the policies of one run share: streams, buffers, and the ring of references that outlive a launch."""
+"""What the policies of one run share: streams, buffers, and references that outlive a launch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVarTuple
 
 import torch
@@ -23,7 +23,7 @@ Context = TypeVarTuple("Context")
 """What a policy takes before the arguments of its question: a RelayContext in a row, nothing once it is bound."""
 
 
-@dataclass(slots=True)
+@dataclass
 class RelayContext:
     config: EngineConfig
     streams: Streams
@@ -32,45 +32,40 @@ class RelayContext:
     req_to_token: torch.Tensor  # [rows, context_len] int32, the schedule's page table
     pages: torch.Tensor  # the table that forwards read: the same one, or a copy of their own
     read_done: Any = None  # event after which the last forward reads nothing that the schedule changes
-    # Two launches' worth of references: a tensor of the schedule stream must not be re-issued by the caching
-    # allocator before the forward that reads it has run.
-    ring: list[list[object]] = field(default_factory=lambda: [[], []])
+    # References of the last two launches: the caching allocator must not reuse a tensor of the schedule stream before
+    # the forward that reads it has run.
+    kept_alive: list[list[object]] = field(default_factory=lambda: [[], []])
     launches: int = 0
-    # What a forward may not change of its batch.
+    # Keeps a forward from changing its batch.
     isolated: Callable[[ScheduleBatch], AbstractContextManager[None]] = sampling_isolated
     publish_ready: Any = None  # event behind which the lengths that were published last may be read
-    drafts: DraftBuffers | None = None
-    private: Any = None  # stream that brings published lengths to the host
-    lengths_pinned: torch.Tensor | None = None  # [rows] int64, where it brings them
+    draft_buffers: DraftBuffers | None = None  # from the first stash of a speculating run on
 
     @property
     def device(self) -> torch.device:
         return self.config.device
 
-    def private_stream(self) -> Any:
-        """Made when first asked for."""
-        if self.private is None:
-            self.private = self.streams.module.Stream()
-            self.observer.stream("lengths", self.private)
-        return self.private
-
-    def pinned_lengths(self) -> torch.Tensor:
-        """[rows] int64 of the host."""
-        if self.lengths_pinned is None:
-            self.lengths_pinned = torch.zeros(
-                self.futures.new_seq_lens_buf.shape, dtype=torch.int64, pin_memory=True
-            )
-        return self.lengths_pinned
-
-    def draft_buffers(self, first: DraftState) -> DraftBuffers:
-        """The buffers of the drafts' states, made on the current stream when the ``first`` one is stored."""
-        if self.drafts is None:
-            self.drafts = DraftBuffers(self.futures.output_tokens_buf.shape[0], first)
-        return self.drafts
-
     @property
     def pinned(self) -> bool:
         return self.config.capabilities.pinned_memory
+
+    @cached_property
+    def lengths_stream(self) -> Any:
+        """The stream that copies published lengths to the host."""
+        stream = self.streams.module.Stream()
+        self.observer.stream("lengths", stream)
+        return stream
+
+    @cached_property
+    def pinned_lengths(self) -> torch.Tensor:
+        """The host's copy of the published lengths, [rows] int64."""
+        return torch.zeros(self.futures.new_seq_lens_buf.shape, dtype=torch.int64, pin_memory=True)
+
+    def store_draft(self, at: torch.Tensor | slice, state: DraftState) -> None:
+        """Store a draft's state. The first call makes the buffers, on the current stream."""
+        if self.draft_buffers is None:
+            self.draft_buffers = DraftBuffers(self.futures.output_tokens_buf.shape[0], state)
+        self.draft_buffers.store(at, state)
 
 
 def bind(policies: type, row: object, context: RelayContext) -> dict[str, Any]:

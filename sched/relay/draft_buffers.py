@@ -1,4 +1,4 @@
-"""What drafts start from, by place in the FutureMap: written and read by forwards alone."""
+"""States that drafts start from, at the indices of the FutureMap. Only forwards write and read them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Lengths under speculation. How many drafts were accepted is known on the device only: ``rows_wait``,
-``prepare_lengths``, ``host_lengths``, ``publish``, ``step_lens``, ``draft_lengths``."""
+"""Lengths under speculation, where the number of accepted drafts is on the device only."""
 
 from __future__ import annotations
 
@@ -14,20 +13,20 @@ from .context import RelayContext
 
 
 def wait_verify_done(context: RelayContext, batch: ScheduleBatch) -> None:
-    """Schedule work on the batch's lengths comes after the verify that made them (#25465: the host goes on)."""
+    """Order schedule work on the batch's lengths behind the verify that made them; the host does not wait (#25465)."""
     future = batch.spec_info
     if isinstance(future, DraftFuture) and future.verify_done is not None:
         context.streams.schedule.wait_event(future.verify_done)
 
 
 def lengths_downloaded_early(context: RelayContext, batch: ScheduleBatch) -> None:
-    """While a decode is prepared: wait for the verify, then read its lengths back."""
+    """Wait for the verify, then read its lengths back."""
     wait_verify_done(context, batch)
     batch.seq_lens_cpu = batch.seq_lens.cpu()
 
 
 def mark_verified(context: RelayContext, batch: ScheduleBatch, lengths: torch.Tensor) -> None:  # noqa: ARG001
-    """Record that the new lengths are there: an event of its own for each step, which the batch carries."""
+    """Record an event behind the new lengths. Every step has one of its own, which the batch carries."""
     if context.config.capabilities.events:
         context.publish_ready = context.streams.module.Event()
         context.publish_ready.record()
@@ -37,7 +36,7 @@ def mark_verified(context: RelayContext, batch: ScheduleBatch, lengths: torch.Te
 
 
 def publish_lengths(context: RelayContext, batch: ScheduleBatch, lengths: torch.Tensor) -> None:
-    """What the schedule may read before the forward is over."""
+    """Publish the lengths, and an event behind which the schedule may read them before the forward's end."""
     context.futures.publish(batch.req_pool_indices, lengths)
     if context.config.capabilities.events:
         if context.publish_ready is None:
@@ -46,20 +45,19 @@ def publish_lengths(context: RelayContext, batch: ScheduleBatch, lengths: torch.
 
 
 def publish_for_forwards(context: RelayContext, batch: ScheduleBatch, lengths: torch.Tensor) -> None:
-    """For the next forward alone, which comes after this one on the same stream: no event."""
+    """Publish without an event: only the next forward reads the lengths, later on the same stream."""
     context.futures.publish(batch.req_pool_indices, lengths)
 
 
 def lengths_downloaded(context: RelayContext, batch: ScheduleBatch) -> None:
-    """Wait for the published lengths and read those of the batch back (#25879). The device's own come by
-    ``resolve``."""
+    """Wait for the published lengths and read those of the batch back (#25879). ``resolve`` gathers the device's."""
     future = batch.spec_info
     if isinstance(future, DraftFuture):
         batch.seq_lens_cpu = _gathered(context, future).cpu()
 
 
 def lengths_gathered_and_downloaded(context: RelayContext, batch: ScheduleBatch) -> None:
-    """The same, and the batch gets them on the device too: it owns them as a pair (#26020)."""
+    """Read them back and gather them: the batch owns host and device lengths as a pair (#26020)."""
     future = batch.spec_info
     if isinstance(future, DraftFuture):
         batch.seq_lens = _gathered(context, future)
@@ -67,8 +65,8 @@ def lengths_gathered_and_downloaded(context: RelayContext, batch: ScheduleBatch)
 
 
 def lengths_by_private_stream(context: RelayContext, batch: ScheduleBatch) -> None:
-    """Copy all published lengths to a pinned buffer on a stream of its own, for which the host waits: it waits for
-    the verify, not for what the schedule stream has to wait for (#26380)."""
+    """Copy all published lengths to a pinned buffer on a stream of their own. The host waits for that stream alone: for
+    the verify, not for what the schedule stream waits for (#26380)."""
     future = batch.spec_info
     if not isinstance(future, DraftFuture):
         return
@@ -80,7 +78,7 @@ def lengths_by_private_stream(context: RelayContext, batch: ScheduleBatch) -> No
     ):
         batch.seq_lens_cpu = batch.seq_lens.cpu()
         return
-    stream, pinned = context.private_stream(), context.pinned_lengths()
+    stream, pinned = context.lengths_stream, context.pinned_lengths
     with context.streams.on(stream):
         stream.wait_event(context.publish_ready)
         pinned.copy_(context.futures.new_seq_lens_buf, non_blocking=True)
@@ -89,7 +87,7 @@ def lengths_by_private_stream(context: RelayContext, batch: ScheduleBatch) -> No
 
 
 def lengths_bounded(context: RelayContext, batch: ScheduleBatch) -> None:
-    """The host does without, for it knows how far slots were allocated (#26128)."""
+    """Gather them on the device alone: the host uses the bound up to which slots are allocated (#26128)."""
     future = batch.spec_info
     if isinstance(future, DraftFuture):
         batch.seq_lens = _gathered(context, future)
@@ -97,13 +95,13 @@ def lengths_bounded(context: RelayContext, batch: ScheduleBatch) -> None:
 
 
 def lengths_left_on_the_device(context: RelayContext, batch: ScheduleBatch) -> None:  # noqa: ARG001
-    """Nor does the schedule look at them on the device: ``resolve`` gathers them on the forward stream."""
+    """Gather nothing on the schedule stream: ``resolve`` gathers the lengths on the forward stream."""
     if isinstance(batch.spec_info, DraftFuture):
         batch.unset("seq_lens_cpu")
 
 
 def _gathered(context: RelayContext, future: DraftFuture) -> torch.Tensor:
-    """On the schedule stream, behind the publishing."""
+    """The lengths, gathered on the schedule stream behind their publishing."""
     if context.publish_ready is not None:
         context.streams.schedule.wait_event(context.publish_ready)
     else:
@@ -115,7 +113,7 @@ def _gathered(context: RelayContext, future: DraftFuture) -> torch.Tensor:
 
 
 def lens_uploaded(context: RelayContext, extend: Sequence[int], prefix: Sequence[int]) -> ExtendLens:
-    """Two copies from pageable memory, as every forward batch of upstream's makes them."""
+    """Two copies from pageable memory, as upstream makes them for every forward batch."""
     extend_lens = torch.tensor(extend, dtype=torch.int32).to(context.device, non_blocking=True)
     prefix_lens = torch.tensor(prefix, dtype=torch.int32).to(context.device, non_blocking=True)
     return extend_lens, prefix_lens
@@ -129,7 +127,7 @@ def lens_packed(context: RelayContext, extend: Sequence[int], prefix: Sequence[i
 
 
 def prompt_lens_uploaded(context: RelayContext, batch: ScheduleBatch, lens: ExtendLens) -> ExtendLens:  # noqa: ARG001
-    """The draft's forward batch uploads what the target's has uploaded already."""
+    """Upload for the draft's forward batch what the target's has uploaded already."""
     return lens_uploaded(context, batch.extend_lens, batch.prefix_lens)
 
 
@@ -141,14 +139,14 @@ def step_lens_uploaded(context: RelayContext, batch: ScheduleBatch, count: int) 
     return lens_uploaded(context, [count] * batch.batch_size, batch.seq_lens_cpu.tolist())
 
 
-def step_lens_made_there(context: RelayContext, batch: ScheduleBatch, count: int) -> ExtendLens:
-    """Where the host does not know the lengths (#26128)."""
+def step_lens_made_on_device(context: RelayContext, batch: ScheduleBatch, count: int) -> ExtendLens:
+    """Make them on the device, since the host has no lengths (#26128)."""
     extend_lens = torch.full((batch.batch_size,), count, dtype=torch.int32, device=context.device)
     return extend_lens, batch.seq_lens.to(torch.int32)
 
 
 def draft_lengths_in_the_batch(context: RelayContext, batch: ScheduleBatch, count: int) -> torch.Tensor:  # noqa: ARG001
-    """The batch itself grows by what was verified; only isolation brings its lengths back (before #26020)."""
+    """Lengthen the batch itself by the verified tokens; only isolation restores its lengths (before #26020)."""
     batch.seq_lens = batch.seq_lens + count
     if batch.has_host_lengths:
         batch.seq_lens_cpu = batch.seq_lens_cpu + count
@@ -156,13 +154,13 @@ def draft_lengths_in_the_batch(context: RelayContext, batch: ScheduleBatch, coun
 
 
 def draft_lengths_of_the_forward(context: RelayContext, batch: ScheduleBatch, count: int) -> torch.Tensor:  # noqa: ARG001
-    """Only the forward's view grows (#26020)."""
+    """Lengthen the forward's view alone (#26020)."""
     return batch.seq_lens + count
 
 
 def nothing_to_do(context: RelayContext, batch: ScheduleBatch) -> None:
-    """This state, or this worker, has no answer to the question."""
+    """Do nothing: the state or the worker has no such part."""
 
 
 def nothing_to_publish(context: RelayContext, batch: ScheduleBatch, lengths: torch.Tensor) -> None:
-    """The serial worker's lengths never leave the batch."""
+    """Publish nothing: the serial worker's lengths stay in the batch."""

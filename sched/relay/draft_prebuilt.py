@@ -1,4 +1,4 @@
-"""What the draft of a prebuilt batch starts from: the prefill worker's last extend, by the host's memory (``seed``)."""
+"""What the draft of a prebuilt batch starts from: the state of the prefill worker's last extend, in host memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .draft_row import DraftRelay
 
 
 def seed_batch(context: RelayContext, relay: DraftRelay, batch: ScheduleBatch, state: DraftState) -> None:  # noqa: ARG001
-    """The serial worker carries it in the batch: a blocking copy for each part."""
+    """Keep it in the batch for the serial worker; a blocking copy for each part."""
     batch.spec_info = _uploaded(context, batch, state, "pageable")
 
 
@@ -22,27 +22,27 @@ def seed_batch_packed(
     batch: ScheduleBatch,
     state: DraftState,
 ) -> None:
-    """One copy that does not block."""
+    """As ``seed_batch``, in one copy that does not block."""
     batch.spec_info = _uploaded(context, batch, state, "packed")
 
 
 def seed_relay(context: RelayContext, relay: DraftRelay, batch: ScheduleBatch, state: DraftState) -> None:
-    """Published and stashed as after a forward. The one event of publishing is recorded anew behind the last forward's:
-    who waits for it waits for both (#30435)."""
+    """Publish and stash it as after a forward. The event of publishing is recorded again behind the last forward's, so
+    that waiting for it waits for both (#30435)."""
     if context.publish_ready is not None:
         context.streams.schedule.wait_event(context.publish_ready)
     seed_unchained(context, relay, batch, state)
 
 
 def seed_unchained(context: RelayContext, relay: DraftRelay, batch: ScheduleBatch, state: DraftState) -> None:
-    """The same, and whoever waits for the event no longer waits for the forward that is under way."""
+    """As ``seed_relay``, but waiting for the event no longer waits for the running forward."""
     _seed(context, relay, batch, _uploaded(context, batch, state, "pageable"))
 
 
 def seed_relay_packed(
     context: RelayContext, relay: DraftRelay, batch: ScheduleBatch, state: DraftState
 ) -> None:
-    """One copy that does not block, and no event: only forwards read what is published."""
+    """Publish and stash it in one copy that does not block, without an event: only forwards read what is published."""
     _seed(context, relay, batch, _uploaded(context, batch, state, "packed"))
 
 
@@ -62,12 +62,12 @@ def _uploaded(context: RelayContext, batch: ScheduleBatch, state: DraftState, ho
 
 
 def _words(part: torch.Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.int16]]:
-    """NumPy has no bfloat16."""
+    """The part as int16, since NumPy has no bfloat16."""
     return part.view(torch.int16).numpy()
 
 
 def _bonus(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:
-    """The first tokens, wherever the state has put them."""
+    """The first tokens, from where the state keeps them."""
     if batch.output_ids is not None:
         return batch.output_ids
     if batch.input_ids is not None:

@@ -1,16 +1,16 @@
-"""Speculation's part of the ladder: for each state and worker what it changes in the one before."""
+"""The rows of speculative workers: each state as its changes to the one before."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from . import draft_lengths as lengths
 from . import draft_prebuilt, drafts, isolation
 from .draft_row import DraftRow
+from .switches import Policies
 
-# The serial worker is the same in every state but for how its ids lie between steps and how a prompt is rotated.
+# The serial worker's states differ only in where ids are kept between steps and in how a prompt is rotated.
 V1_OUTPUT_IDS = DraftRow(
     rows_wait=lengths.nothing_to_do,
     prepare_lengths=lengths.nothing_to_do,
@@ -85,14 +85,12 @@ V2_LATEST = replace(
     rotate=drafts.rotate_along_the_prompt,
     prompt_lens=lengths.prompt_lens_shared,
     publish=lengths.publish_for_forwards,
-    step_lens=lengths.step_lens_made_there,
+    step_lens=lengths.step_lens_made_on_device,
     seed=draft_prebuilt.seed_relay_packed,
 )
 
-Answers = Mapping[str, Any]
-
 # Switches of the overlapped worker.
-DRAFT_SWITCHES: Mapping[str, Mapping[str, Answers]] = {
+DRAFT_SWITCHES: Mapping[str, Mapping[str, Policies]] = {
     "seq_lens_cpu": {
         "blocking": {
             "host_lengths": lengths.lengths_gathered_and_downloaded,
@@ -107,7 +105,7 @@ DRAFT_SWITCHES: Mapping[str, Mapping[str, Answers]] = {
         "bound": {
             "host_lengths": lengths.lengths_bounded,
             "publish": lengths.publish_lengths,
-            "step_lens": lengths.step_lens_made_there,
+            "step_lens": lengths.step_lens_made_on_device,
         },
     },
 }

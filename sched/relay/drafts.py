@@ -1,5 +1,4 @@
-"""What a draft starts from, on its way to the next step: ``resolve``, ``rotate``, ``stash``, ``conclude``, and what
-happens to it when rows leave or join."""
+"""How a draft's input is handed to the next step, also when rows leave or join."""
 
 from __future__ import annotations
 
@@ -17,14 +16,14 @@ from .pages import copy_rows_ahead
 
 
 def resolve_extras(context: RelayContext, prompts: Step, batch: ScheduleBatch) -> None:
-    """Of a prompt what the state does without speculation; of a decode the draft's input from the FutureMap."""
+    """Resolve a prompt as without speculation, and gather the draft's input of a decode from the FutureMap."""
     if batch.forward_mode.is_extend:
         prompts(batch)
     _gather_draft(context, batch)
 
 
 def resolve_lengths_and_extras(context: RelayContext, prompts: Step, batch: ScheduleBatch) -> None:
-    """Between steps the batch's own lengths are sentinels, so they are gathered too (#25879 to #26020)."""
+    """Gather the lengths too, since between steps the batch's own are sentinels (#25879 to #26020)."""
     future = batch.spec_info
     if isinstance(future, DraftFuture):
         batch.seq_lens = context.futures.new_seq_lens_buf[future.future_indices.indices]
@@ -33,14 +32,14 @@ def resolve_lengths_and_extras(context: RelayContext, prompts: Step, batch: Sche
 
 
 def resolve_staged_and_extras(context: RelayContext, prompts: Step, batch: ScheduleBatch) -> None:
-    """A staged prompt is uploaded wherever there is one (#25945): it must not be there twice."""
+    """Upload a staged prompt if there is one (#25945), and gather the draft's input."""
     if batch.prefill_input_ids_cpu is not None:
         prompts(batch)
     _gather_draft(context, batch)
 
 
 def resolve_on_the_forward_stream(context: RelayContext, prompts: Step, batch: ScheduleBatch) -> None:
-    """Lengths and the draft's input, and the rows of the page table that the step will read."""
+    """Gather a decode's lengths and draft input, and copy the rows of the page table that the step reads."""
     if not batch.forward_mode.is_decode:
         prompts(batch)
         return
@@ -56,13 +55,13 @@ def _gather_draft(context: RelayContext, batch: ScheduleBatch) -> None:
         return
     at = future.future_indices.indices
     context.streams.record(at, context.streams.forward)
-    assert context.drafts is not None, "a draft's input is gathered before one was stashed"
+    assert context.draft_buffers is not None, "a draft's input is gathered before one was stashed"
     bonus = context.futures.output_tokens_buf[at]
-    batch.spec_info = DraftInput(bonus, context.drafts.gather(at), gathered_from=future)
+    batch.spec_info = DraftInput(bonus, context.draft_buffers.gather(at), gathered_from=future)
 
 
 def resolve_nothing(context: RelayContext, prompts: Step, batch: ScheduleBatch) -> None:  # noqa: ARG001
-    """The serial worker carries all it needs in the batch."""
+    """Resolve prompts alone: the serial worker's batch carries the draft's input."""
     if batch.forward_mode.is_extend:
         prompts(batch)
 
@@ -76,7 +75,7 @@ def rotate_one_by_one(
     next_ids: torch.Tensor,
     extend_lens: torch.Tensor,  # noqa: ARG001
 ) -> torch.Tensor:
-    """Each request's ids in place, by a small cat of its own; v2 never had it otherwise."""
+    """Rotate each request's ids in place by a cat of its own, as upstream's v2 always does."""
     assert batch.input_ids is not None
     start = 0
     for i, length in enumerate(batch.extend_lens):
@@ -92,29 +91,22 @@ def rotate_by_uploaded_lens(
     next_ids: torch.Tensor,
     extend_lens: torch.Tensor,  # noqa: ARG001
 ) -> torch.Tensor:
-    """All at once, by lengths that are uploaded for it (#25819)."""
+    """Rotate all ids at once, by lengths that are uploaded for it (#25819)."""
     lens = torch.tensor(batch.extend_lens, device=context.device)
     rotated: torch.Tensor = rotate_ids(batch.input_ids, next_ids, lens)
     return rotated
 
 
-def rotate_by_lens_there(
+def rotate_along_the_prompt(
     context: RelayContext,  # noqa: ARG001
     batch: ScheduleBatch,
     next_ids: torch.Tensor,
     extend_lens: torch.Tensor,
 ) -> torch.Tensor:
-    """All at once, by the lengths that the target's forward has."""
+    """Rotate all ids at once, by the lengths of the target's forward. An unfinished prompt is followed by its own next
+    token; the other policies use the token that was sampled there, which the scheduler throws away."""
     rotated: torch.Tensor = rotate_ids(batch.input_ids, next_ids, extend_lens)
-    return rotated
-
-
-def rotate_along_the_prompt(
-    context: RelayContext, batch: ScheduleBatch, next_ids: torch.Tensor, extend_lens: torch.Tensor
-) -> torch.Tensor:
-    """The same, and behind an unfinished prompt comes its own next token. What was sampled there nobody will ever see,
-    yet every other answer teaches it to the draft."""
-    rotated, req = rotate_by_lens_there(context, batch, next_ids, extend_lens), batch.chunked_req
+    req = batch.chunked_req
     if req is not None:
         last = sum(batch.extend_lens[: batch.reqs.index(req) + 1])
         rotated[last - 1 : last].fill_(req.tokens(req.fill_len, req.fill_len + 1)[0])
@@ -125,26 +117,26 @@ def rotate_along_the_prompt(
 
 
 def stash_interval(context: RelayContext, future: FutureIndices, draft: DraftInput) -> None:
-    """To the ring's slots, which lie side by side."""
+    """Store in the ring's consecutive slots."""
     assert future.interval is not None
     if draft.bonus_tokens.shape[0]:
         context.futures.output_tokens_buf[future.interval] = draft.bonus_tokens
-        context.draft_buffers(draft.state).store(future.interval, draft.state)
+        context.store_draft(future.interval, draft.state)
 
 
 def stash_by_row(context: RelayContext, future: FutureIndices, draft: DraftInput) -> None:
-    """To the requests' own rows (#25862)."""
+    """Store in the requests' own rows (#25862)."""
     if draft.bonus_tokens.shape[0]:
         context.futures.stash(future.indices, draft.bonus_tokens)
-        context.draft_buffers(draft.state).store(future.indices, draft.state)
+        context.store_draft(future.indices, draft.state)
 
 
 def stash_nothing(context: RelayContext, future: FutureIndices, draft: DraftInput) -> None:
-    """The serial worker's batch keeps it."""
+    """Store nothing: the serial worker's batch keeps the draft's input."""
 
 
 def conclude_with_event(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
-    """The batch carries the new lengths themselves, and the event behind which they may be read."""
+    """Let the batch carry the new lengths, and the event behind which they may be read."""
     made = result.next_draft_input
     batch.input_ids = None
     if made is not None and made.new_seq_lens is not None:
@@ -153,27 +145,26 @@ def conclude_with_event(context: RelayContext, batch: ScheduleBatch, result: Ste
 
 
 def conclude_with_sentinel(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
-    """Between steps the lengths are the negated rows (#25879)."""
+    """Make the lengths between steps sentinels: the negated rows (#25879)."""
     conclude_by_row(context, batch, result)
     with context.observer.range("conclude", batch.step, batch.batch_size):
         batch.seq_lens = -result.future_indices.indices
 
 
 def conclude_by_row(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
-    """The lengths stay those before the verify, until the next step's are asked for (#26020)."""
+    """Keep the lengths from before the verify until the next step's launch (#26020)."""
     batch.input_ids = None
     batch.spec_info = DraftFuture(result.future_indices)
 
 
 def conclude_in_output_ids(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
-    """v1 before #25774. After a verify there are as many ids as were accepted, not one for each request; nobody reads
-    them."""
+    """v1 before #25774. After a verify the ids are all accepted tokens, not one per request; nothing reads them."""
     batch.output_ids = result.next_token_ids
     batch.spec_info = result.next_draft_input
 
 
 def conclude_in_input_ids(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
-    """v1 since #25774, and still since #25945: ids of that shape cannot be stashed by row."""
+    """v1 since #25774, and still since #25945, since ids of that shape cannot be stashed by row."""
     assert result.next_token_ids is not None
     batch.input_ids = result.next_token_ids.to(torch.int64)
     batch.spec_info = result.next_draft_input
@@ -183,7 +174,7 @@ def conclude_in_input_ids(context: RelayContext, batch: ScheduleBatch, result: S
 
 
 def filter_future(context: RelayContext, batch: ScheduleBatch, rows: torch.Tensor, before: int) -> None:  # noqa: ARG001
-    """Between two overlapped steps there is nothing but the places."""
+    """Filter the places, which are all that a batch carries between two overlapped steps."""
     own = batch.draft_future
     batch.spec_info = DraftFuture(FutureIndices(own.future_indices.indices[rows], None), own.verify_done)
 
@@ -191,12 +182,12 @@ def filter_future(context: RelayContext, batch: ScheduleBatch, rows: torch.Tenso
 def merge_future(context: RelayContext, batch: ScheduleBatch, other: ScheduleBatch) -> None:  # noqa: ARG001
     own, joining = batch.draft_future, other.draft_future
     indices = torch.cat([own.future_indices.indices, joining.future_indices.indices])
-    done = joining.verify_done or own.verify_done  # who joins ran last
+    done = joining.verify_done or own.verify_done  # the joining batch ran last
     batch.spec_info = DraftFuture(FutureIndices(indices, None), done)
 
 
 def filter_draft(context: RelayContext, batch: ScheduleBatch, rows: torch.Tensor, before: int) -> None:  # noqa: ARG001
-    """After a serial verify those that have ended are gone already."""
+    """Filter the rows, unless the serial verify has left out requests that ended."""
     if batch.spec_info is not None and batch.draft_input.bonus_tokens.shape[0] == before:
         batch.spec_info = _joined([part[rows]] for part in _parts(batch))
 
@@ -209,7 +200,7 @@ def merge_draft(context: RelayContext, batch: ScheduleBatch, other: ScheduleBatc
 
 
 def _joined(parts: Iterable[Sequence[torch.Tensor]]) -> DraftInput:
-    """From rows of each part in the order of ``_parts``."""
+    """The draft input of rows of each part, in the order of ``_parts``."""
     bonus, *state = (rows[0] if len(rows) == 1 else torch.cat(tuple(rows)) for rows in parts)
     return DraftInput(bonus, DraftState(*state))
 

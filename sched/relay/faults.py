@@ -1,7 +1,7 @@
-"""Known bugs of upstream's relay, each as a change of a row: what a checker has to catch.
+"""Known bugs of upstream's relay, each as a change of a row that a checker has to detect.
 
-``reference`` counts the bugs as the digest of upstream's scheduler does (5.n), and names where they were met. A fault
-says what it does wrong and nothing about how that shows.
+``reference`` numbers the bugs (5.n) and names the pull requests or issues that report them. ``about`` describes the
+mistake, not its symptoms.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ R = TypeVar("R", RelayRow, DraftRow)
 
 
 def unchanged(row: R) -> R:
-    """A fault of the other row."""
+    """Leave a row as it is: the fault changes the other one."""
     return row
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``change`` breaks a row of one of ``states`` (where upstream had it, first) for one of ``loops``, and
-    ``change_drafts`` what the relay answers a speculative worker. They are applied once per run: a policy that keeps
-    something between steps is made there. A fault goes to other processes, so they have names."""
+    """``change`` breaks a row of one of ``states`` (upstream's first) for one of ``loops``, ``change_drafts`` that of a
+    speculative worker. Both are applied once per run, where a policy with a state of its own is made. They can be
+    pickled, since a fault is sent to other processes."""
 
     name: str
     about: str
@@ -47,14 +47,14 @@ class Fault:
     states: tuple[str, ...]
     loops: tuple[Loop, ...]
     change: Callable[[RelayRow], RelayRow]
-    speculation: Speculation | None = None  # the worker that it belongs to
+    speculation: Speculation | None = None  # the worker that it applies to
     change_drafts: Callable[[DraftRow], DraftRow] = unchanged
-    hisparse: bool = False  # nobody asks what it changes unless KV is on the host
+    hisparse: bool = False  # what it changes is used only with KV on the host
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitedFault:
-    """A bug of something that is not here yet: ``feature``."""
+    """A bug of ``feature``, which does not exist here yet."""
 
     name: str
     about: str
@@ -81,8 +81,8 @@ def _forgetting_rows(row: RelayRow) -> RelayRow:
 _FAULTS = (
     Fault(
         "one-sided-merge",
-        "Merging asks only its own side whether it carries token ids, while a decode keeps its tokens as "
-        "speculation v1 does and a prompt leaves them to the relay.",
+        "Merging checks only its own side for token ids, while a decode keeps its tokens as speculation v1 "
+        "does and a prompt leaves them to the relay.",
         "5.1, #25774, fixed by #25945",
         ("pr25945",),
         ("serial",),
@@ -139,7 +139,7 @@ _FAULTS = (
     ),
     Fault(
         "pd-freed-block-race",
-        "A prefill worker gives back pages whose transfer has been asked for and not done.",
+        "A prefill worker frees pages whose transfer has been requested but not completed.",
         "5.16, prefill and decode workers",
         _RELAY_ALWAYS_ON,
         ("overlapped", "serial"),
@@ -147,11 +147,11 @@ _FAULTS = (
     ),
     Fault(
         "pd-overwritten-page",
-        "KV comes into pages that a forward still writes for a request that has just ended.",
+        "KV is received into pages that a forward still writes for a request that has just ended.",
         "5.13, prefill and decode workers",
         ("latest",),
         ("overlapped",),
-        partial(_with, before_transfer=broken.behind_the_schedule),
+        partial(_with, before_transfer=broken.wait_for_schedule_alone),
     ),
     Fault(
         "rejoin-without-mirror",
@@ -180,7 +180,7 @@ _FAULTS = (
     ),
     Fault(
         "small-ring",
-        "The ring's limit does not count the chunks of a long prompt: a slot comes round before it was read.",
+        "The ring's limit does not count the chunks of a long prompt: a slot is reused before it was read.",
         "5.14, #13713, #13916",
         ("pr25774", "pr25774-before"),
         ("overlapped",),
@@ -196,7 +196,7 @@ _FAULTS = (
     ),
     Fault(
         "nothing-kept-alive",
-        "Nobody holds what the forward reads: what the schedule replaces is freed while the forward runs.",
+        "No reference keeps what the forward reads: what the schedule replaces is freed while the forward runs.",
         "5.16, the record of two launches left out",
         _WITHOUT_BARRIER,
         ("overlapped",),
@@ -220,7 +220,7 @@ _FAULTS = (
     ),
     Fault(
         "gather-without-stash",
-        "Sampled tokens are not left in the relay, and the next step gathers them all the same.",
+        "Sampled tokens are not stashed in the relay, from which the next step gathers them.",
         "5.17, #26108",
         _RELAY_ALWAYS_ON,
         ("overlapped", "serial"),
@@ -236,7 +236,7 @@ _FAULTS = (
     ),
     Fault(
         "stash-before-sampling",
-        "A launch stashes the tokens it returns, though a grammar may have put sampling off.",
+        "A launch stashes the tokens it returns, though a grammar may have delayed sampling.",
         "5.21, grammar under overlap",
         _RELAY_ALWAYS_ON,
         ("overlapped",),
@@ -252,7 +252,7 @@ _FAULTS = (
     ),
     Fault(
         "dead-publish",
-        "Every step publishes lengths that nobody reads.",
+        "Every step publishes lengths that are never read.",
         "5.25, #26020",
         ("latest",),
         ("overlapped",),
@@ -260,7 +260,7 @@ _FAULTS = (
     ),
     Fault(
         "isolation-restores-staging",
-        "Leaving the isolation of a speculating forward brings a consumed prompt back.",
+        "Leaving the isolation of a speculating forward restores a consumed prompt.",
         "5.3, before #25945 was merged",
         ("pr25945",),
         ("overlapped",),
@@ -308,7 +308,7 @@ _FAULTS = (
     ),
     Fault(
         "draft-extends-lengths",
-        "The draft's extend step lengthens the batch itself, and nothing puts it back.",
+        "The draft's extend step lengthens the batch itself, and nothing restores it.",
         "5.23, up to #26020",
         ("pr25945", "pr26425"),
         ("serial",),
@@ -326,7 +326,7 @@ _FAULTS = (
     ),
     Fault(
         "stage-tokens-unawaited",
-        "The host reads a pipeline's tokens without waiting until they have come round.",
+        "The host reads a pipeline's tokens without waiting for their arrival.",
         "5.11, its second part",
         ("pr25945", "latest"),
         ("pipelined",),
@@ -334,7 +334,7 @@ _FAULTS = (
     ),
     Fault(
         "idle-rows-stashed",
-        "A rank without rows stashes the tokens that pad it to its siblings.",
+        "A rank without rows stashes the tokens that pad it to the other ranks' length.",
         "5.20, DP attention",
         _RELAY_ALWAYS_ON,
         ("overlapped", "serial"),
@@ -351,7 +351,7 @@ _AWAITED = (
     ),
     AwaitedFault(
         "onebatch-penalises-the-prompt",
-        "The benchmark of one batch never tells requests their tokens: penalties count the last prompt token forever.",
+        "The benchmark of one batch never appends tokens to requests: penalties count the last prompt token forever.",
         "5.26, #25945",
         "onebatch",
     ),

@@ -7,7 +7,7 @@ import torch
 from ..batch import FutureIndices
 from ..config import EngineConfig
 
-# What a row holds before its first stash: no token id is negative, so a gather that should not happen shows.
+# A row before its first stash. No token id is negative, so that a gather before the first stash is visible.
 UNSTASHED = -1
 
 
@@ -15,7 +15,7 @@ class FutureMap:
     """Indexed by request slot: ``rows`` = slots + 1; row 0 is padding, shared with padded graph rows.
 
     ``output_tokens_buf`` [rows] int64 is read by the next forward, ``new_seq_lens_buf`` [rows] int64 by the schedule.
-    Both are written on whatever stream is current.
+    Both are written on the current stream.
     """
 
     def __init__(self, rows: int, device: torch.device) -> None:
@@ -23,17 +23,17 @@ class FutureMap:
         self.new_seq_lens_buf = torch.full((rows,), UNSTASHED, dtype=torch.int64, device=device)
 
     def take(self, rows: torch.Tensor) -> FutureIndices:
-        """Where the tokens of the requests in ``rows`` [b] will be: with the requests themselves."""
+        """Where the tokens of the requests in ``rows`` [b] will be: in the requests' own rows."""
         return FutureIndices(rows, None)
 
     def stash(self, rows: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Keep each request's next input token. rows, token_ids: [b]."""
+        """Store each request's next input token. rows, token_ids: [b]."""
         if rows.shape[0] == 0:
             return
         self.output_tokens_buf[rows] = token_ids.to(torch.int64)
 
     def publish(self, rows: torch.Tensor, new_seq_lens: torch.Tensor) -> None:
-        """Make each request's next length known to the schedule. rows, new_seq_lens: [b] int64."""
+        """Store each request's next length for the schedule. rows, new_seq_lens: [b] int64."""
         if rows.shape[0] == 0:
             return
         self.new_seq_lens_buf[rows] = new_seq_lens
@@ -42,7 +42,7 @@ class FutureMap:
 class FutureRing(FutureMap):
     """Indexed by a counter that wraps at ``limit`` (before #25862): every step of a request takes a new slot.
 
-    A slot must not come round before its token was read, so the limit counts each request's chunks::
+    A slot must not be reused before its token was read, so the limit counts each request's chunks::
 
         0  1 ................ limit | ........ limit + 2 * max_running_requests
         |  |-- first slots lie here |-- the rest of a step's slots may reach here
@@ -55,7 +55,7 @@ class FutureRing(FutureMap):
         self._count = 0
 
     def take(self, rows: torch.Tensor) -> FutureIndices:
-        """The next slots, one for each of ``rows`` [b]: a kernel on the current stream makes their numbers."""
+        """The next slots, one for each of ``rows`` [b]; a kernel on the current stream writes their numbers."""
         start = self._count + 1
         end = start + rows.shape[0]
         self._count = (self._count + rows.shape[0]) % self.limit

@@ -1,4 +1,4 @@
-"""What a forward may not change of the batch that it runs: ``isolated``."""
+"""Context managers that keep a forward from changing the batch that it runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def sampling_isolated(batch: ScheduleBatch) -> Iterator[None]:
 
 @contextmanager
 def fields_isolated(batch: ScheduleBatch) -> Iterator[None]:
-    """Whatever a speculative worker makes of the batch's fields, they are what they were afterwards."""
+    """Restore all fields of the batch, which a speculative worker may have changed."""
     kept = batch.set_fields()
     try:
         with sampling_isolated(batch):

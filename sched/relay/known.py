@@ -1,4 +1,4 @@
-"""Races and defects that upstream's states have, by the words in which a result declares them."""
+"""Races and defects of upstream's states, as results declare them."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ ROUND_TRIP = (
     "round trip: tokens that came round are freed by the schedule before its own reads of them have run"
 )
 DEAD_STASH = "dead stash: every step stores tokens that only mixed steps read"
-DEAD_PUBLISH = "dead publish: every step publishes lengths that nobody reads"
+DEAD_PUBLISH = "dead publish: every step publishes lengths that are never read"

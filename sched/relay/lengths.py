@@ -1,5 +1,4 @@
-"""Sequence lengths and row numbers, on device and host: ``advance``, ``allocation_lengths``, ``buffer_lengths``,
-``host_lengths``, ``host_indices``."""
+"""Sequence lengths and row numbers, on device and host."""
 
 from __future__ import annotations
 
@@ -10,20 +9,20 @@ from .context import RelayContext
 
 
 def advance_in_place(context: RelayContext, batch: ScheduleBatch) -> None:  # noqa: ARG001
-    """One token longer; nothing is in flight that could still read the old lengths."""
+    """Add one in place: no forward in flight could still read the old lengths."""
     batch.seq_lens.add_(1)
     batch.seq_lens_cpu.add_(1)
     batch.orig_seq_lens.add_(1)
 
 
 def advance_new_tensor(context: RelayContext, batch: ScheduleBatch) -> None:
-    """One token longer, in new tensors: a queued forward still reads the old ones (#26020)."""
+    """Add one in new tensors: a queued forward still reads the old ones (#26020)."""
     batch.seq_lens = batch.seq_lens + 1
     advance_host_side(context, batch)
 
 
 def advance_host_side(context: RelayContext, batch: ScheduleBatch) -> None:  # noqa: ARG001
-    """One token longer to the host; the device's lengths come from the last forward, by ``resolve`` (#25944)."""
+    """Add one on the host; ``resolve`` takes the device's lengths from the last forward (#25944)."""
     batch.seq_lens_cpu = batch.seq_lens_cpu + 1
     batch.orig_seq_lens = batch.orig_seq_lens + 1
 
@@ -33,22 +32,22 @@ def allocate_by_batch_lengths(context: RelayContext, batch: ScheduleBatch) -> to
 
 
 def allocate_by_mirror(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:
-    """Between forwards the batch's own lengths are sentinels: upload the host's (#25944)."""
+    """Upload the host's lengths, since between forwards the batch's own are sentinels (#25944)."""
     return batch.seq_lens_cpu.to(context.device, non_blocking=True)
 
 
 def lengths_of_batch(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:  # noqa: ARG001
-    """What places tokens in hot buffers: the batch's own lengths, the new token counted."""
+    """Place tokens in hot buffers by the batch's own lengths, the new token included."""
     return batch.seq_lens
 
 
 def lengths_from_mirror(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:
-    """The same where the batch's own are sentinels: upload the host's (ours; #25944 took the sentinels)."""
+    """Upload the host's lengths, since the batch's own are sentinels (not upstream's: #25944 uses the sentinels)."""
     return batch.seq_lens_cpu.to(context.device, non_blocking=True)
 
 
 def lengths_mirrored(context: RelayContext, batch: ScheduleBatch) -> None:
-    """The host mirror is exact already."""
+    """Do nothing: the host mirror is exact."""
 
 
 def indices_downloaded(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:  # noqa: ARG001

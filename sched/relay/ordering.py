@@ -1,5 +1,4 @@
-"""Which stream waits for which, what a forward may see change, and what must stay alive: ``barrier``, ``reads_done``,
-``isolate``, ``keep_alive``."""
+"""Policies about the order of streams, the isolation of forwards and the lifetime of what they read."""
 
 from __future__ import annotations
 
@@ -18,19 +17,19 @@ def no_barrier(context: RelayContext) -> None:
 
 
 def barrier_at_top(context: RelayContext) -> None:
-    """Schedule work of this iteration comes after the previous forward: write-after-read on page table, slots
-    and relay rows (#26380)."""
+    """Order this iteration's schedule work behind the previous forward: a write-after-read barrier for page table,
+    slots and relay rows (#26380)."""
     context.streams.wait(context.streams.schedule, context.streams.forward)
 
 
 def barrier_after_launch(context: RelayContext, batch: ScheduleBatch) -> None:
-    """The same, before the previous result is settled: settling rewrites page-table rows and frees slots too."""
+    """The same before the previous result is settled, since settling rewrites page-table rows and frees slots too."""
     with context.observer.range("barrier", batch.step, batch.batch_size):
         context.streams.wait(context.streams.schedule, context.streams.forward)
 
 
 def wait_until_read(context: RelayContext, batch: ScheduleBatch) -> None:
-    """Schedule work from here on comes after the forward has read what the schedule may change, not after its end."""
+    """Order later schedule work behind the forward's reads of what the schedule may change, not behind its end."""
     streams = context.streams
     with context.observer.range("barrier", batch.step, batch.batch_size):
         if context.read_done is None:
@@ -40,7 +39,7 @@ def wait_until_read(context: RelayContext, batch: ScheduleBatch) -> None:
 
 
 def nothing(context: RelayContext, batch: ScheduleBatch) -> None:
-    """This state has no answer to the question."""
+    """Do nothing: the state has no such part."""
 
 
 @contextmanager
@@ -78,7 +77,7 @@ def resolve_then_isolate(
 def isolate_in_place(
     context: RelayContext, resolve: Step, read_tables: Step, batch: ScheduleBatch
 ) -> Iterator[None]:
-    """The overlapped worker in the serial loop: it takes its batch for its own all the same, once that is resolved."""
+    """The overlapped worker in the serial loop: the forward changes the resolved batch, which is restored."""
     with resolve_in_place(context, resolve, read_tables, batch), context.isolated(batch):
         yield
 
@@ -87,7 +86,7 @@ def isolate_in_place(
 def resolve_in_place(
     context: RelayContext, resolve: Step, read_tables: Step, batch: ScheduleBatch
 ) -> Iterator[None]:
-    """The serial loop: everything on the current stream, nothing to isolate from."""
+    """The serial loop: everything runs on the current stream, so that there is nothing to isolate."""
     with context.observer.range("resolve", _first_step(batch), batch.batch_size):
         resolve(batch)
         read_tables(batch)
@@ -95,14 +94,14 @@ def resolve_in_place(
 
 
 def _first_step(batch: ScheduleBatch) -> int:
-    """What a verify resolves is what its drafts start from."""
+    """The step that the resolved input belongs to: a verify's is that of its drafts."""
     return batch.step if batch.spec_info is None else draft_step(batch.step)
 
 
 def keep_in_ring(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
-    """Hold the batch and all that its fields refer to for two launches, with the worker's extras."""
+    """Hold the batch, its fields and the worker's extra references for two launches."""
     context.launches += 1
-    context.ring[context.launches % len(context.ring)] = [
+    context.kept_alive[context.launches % len(context.kept_alive)] = [
         batch,
         *batch.set_fields().values(),
         *result.extra_keep_alive_refs,
@@ -110,10 +109,9 @@ def keep_in_ring(context: RelayContext, batch: ScheduleBatch, result: StepResult
 
 
 def host_waits(context: RelayContext, arrived: torch.Event) -> None:  # noqa: ARG001
-    """A pipeline's tokens have come round: the host waits until they are stored, which is all that orders the next
-    forward after them."""
+    """Wait on the host until a pipeline's tokens are stored. Nothing else orders the next forward behind them."""
     arrived.synchronize()
 
 
 def keep_nothing(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
-    """One stream: the allocator's own order is enough."""
+    """With one stream the allocator's own order is enough."""

@@ -1,4 +1,4 @@
-"""Which page table a forward reads, and until when: ``pages``, ``read_tables``."""
+"""Which page table a forward reads, and until when."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from .context import RelayContext
 
 
 def shared_pages(req_to_token: torch.Tensor) -> torch.Tensor:
-    """The schedule's own table: it must not change while a forward runs."""
+    """The schedule's own table, which must not change while a forward runs."""
     return req_to_token
 
 
 def own_pages(req_to_token: torch.Tensor) -> torch.Tensor:
-    """A table of the forward stream's own, as large."""
+    """A table of the same size for the forward stream alone."""
     return torch.zeros_like(req_to_token)
 
 
 def copy_tables(context: RelayContext, batch: ScheduleBatch) -> None:
-    """On the forward stream: copy the batch's rows of the page table, which is all that the schedule may change, and
-    mark where that was done."""
+    """Copy the batch's rows of the page table on the forward stream and record the event of the copy. The forward reads
+    nothing else that the schedule may change."""
     if batch.spec_info is not None:
         copy_rows_ahead(context, batch)
     elif not batch.is_empty:
@@ -31,7 +31,7 @@ def copy_tables(context: RelayContext, batch: ScheduleBatch) -> None:
 
 
 def copy_rows_ahead(context: RelayContext, batch: ScheduleBatch) -> None:
-    """Rows with all slots that a speculative step may write."""
+    """Copy the rows with all slots that a speculative step may write."""
     spec = context.config.speculative
     assert spec is not None
     lens = batch.seq_lens + spec.overhang
@@ -39,7 +39,7 @@ def copy_rows_ahead(context: RelayContext, batch: ScheduleBatch) -> None:
 
 
 def copy_prompt_tables(context: RelayContext, batch: ScheduleBatch) -> None:
-    """As ``copy_tables``, unless ``resolve`` has copied the rows while it made positions."""
+    """As ``copy_tables``, unless ``resolve`` has copied the rows together with making positions."""
     if batch.positions is None:
         copy_tables(context, batch)
     else:
@@ -47,7 +47,7 @@ def copy_prompt_tables(context: RelayContext, batch: ScheduleBatch) -> None:
 
 
 def mark_read(context: RelayContext, batch: ScheduleBatch) -> None:  # noqa: ARG001
-    """From here on the forward reads nothing that the schedule may change."""
+    """Record the event behind which the forward reads nothing that the schedule may change."""
     if context.config.capabilities.events:
         context.read_done = context.streams.module.Event()
         context.read_done.record()

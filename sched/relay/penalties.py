@@ -1,4 +1,4 @@
-"""Which tokens the penalties have seen when a step samples: ``penalty_tokens``."""
+"""Which tokens the penalties have counted when a step samples."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class BeforeDecode(PenaltyTokens):
 
 
 class AfterSampling(PenaltyTokens):
-    """Count each token where it is sampled: every step has seen all tokens before it, in both loops."""
+    """Count each token where it is sampled, so that in both loops every step has counted all tokens before it."""
 
     exact = True
 
@@ -57,7 +57,7 @@ class AfterSampling(PenaltyTokens):
         self._streams = context.streams
 
     def before_rows_change(self, info: SamplingInfo) -> None:
-        """The forward counts into the state that rows are taken from."""
+        """Wait for the forward, which counts into the state that rows are taken from."""
         if _required(info) is not None:
             self._streams.wait(self._streams.schedule, self._streams.forward)
 
@@ -68,8 +68,8 @@ class AfterSampling(PenaltyTokens):
 
 
 def known_to_the_host(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:
-    """Upload the last token that each request is known to have. Under overlap that is one token behind, and a
-    request's first decode counts its last prompt token (upstream-faithful)."""
+    """Upload each request's last token on the host. Under overlap that is one token behind, and a request's first
+    decode counts its last prompt token, as upstream does."""
     return torch.tensor(
         [_last_known_token(req) for req in batch.reqs], dtype=torch.int64, device=context.device
     )
@@ -83,7 +83,9 @@ def output_of_the_batch(context: RelayContext, batch: ScheduleBatch) -> torch.Te
 
 def input_of_the_batch(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:  # noqa: ARG001
     """The same tokens, as the next input (#25774 to #25945)."""
-    assert batch.input_ids is not None, "the batch whose tokens are to be penalised carries no input ids"
+    assert batch.input_ids is not None, (
+        f"step {batch.step}: the batch whose tokens are to be counted has no input ids"
+    )
     return batch.input_ids
 
 

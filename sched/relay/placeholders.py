@@ -1,5 +1,5 @@
-"""The bridge before #25945: between steps the batch carries placeholders, the negatives of the places where the tokens
-will be, and a kernel puts the tokens in (serial: the tokens themselves)."""
+"""The bridge before #25945. Between steps the batch carries placeholders, the negated indices of the buffer in which
+the tokens will be, and a kernel replaces them; in the serial loop it carries the tokens themselves."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .context import RelayContext
 
 
 def open_ring(context: RelayContext, batch: ScheduleBatch) -> FutureIndices:
-    """Take the step's slots; a kernel of the schedule stream numbers them."""
+    """Take the step's slots, whose numbers a kernel of the schedule stream writes."""
     with context.observer.range("open", batch.step, batch.batch_size):
         return context.futures.take(batch.req_pool_indices)
 
 
 def stash_interval(context: RelayContext, future: FutureIndices, token_ids: torch.Tensor) -> None:
-    """The ring's slots of a step lie side by side: a plain copy."""
+    """A plain copy, since the ring's slots of a step are consecutive."""
     if future.indices.shape[0]:
         context.futures.output_tokens_buf[future.interval] = token_ids
 
@@ -27,15 +27,15 @@ def stash_nothing(context: RelayContext, future: FutureIndices, token_ids: torch
 
 
 def resolve_placeholders(context: RelayContext, batch: ScheduleBatch) -> None:
-    """In place, over all input ids: a prompt, which has no placeholders, is looked at as well."""
+    """Replace placeholders in place among all input ids, those of prompts included."""
     assert batch.input_ids is not None
     if batch.input_ids.shape[0]:
         resolve_negative(batch.input_ids, context.futures.output_tokens_buf)
 
 
 def resolve_lengths_too(context: RelayContext, batch: ScheduleBatch) -> None:
-    """A decode's lengths come from the last forward (#25944). Lengths first: both fields may be one tensor, and the ids
-    are resolved in place."""
+    """Gather a decode's lengths from the last forward, too (#25944). Lengths come first, since both fields may be one
+    tensor and the ids are resolved in place."""
     if batch.forward_mode.is_decode:
         batch.seq_lens = context.futures.new_seq_lens_buf[batch.req_pool_indices]
         assert_all((batch.seq_lens > 0).all())
@@ -43,7 +43,7 @@ def resolve_lengths_too(context: RelayContext, batch: ScheduleBatch) -> None:
 
 
 def cast_output(context: RelayContext, batch: ScheduleBatch) -> None:  # noqa: ARG001
-    """Before #25774 the bridge is a field of its own."""
+    """The bridge is a field of its own (before #25774)."""
     assert batch.output_ids is not None
     batch.input_ids = batch.output_ids.to(torch.int64)
     batch.output_ids = None
@@ -63,12 +63,12 @@ def conclude_both(context: RelayContext, batch: ScheduleBatch, result: StepResul
 
 
 def conclude_output_ids(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
-    """Serial: the tokens themselves, as the sampler gave them."""
+    """Serial loop: keep the tokens as the sampler returned them."""
     batch.output_ids = result.next_token_ids
 
 
 def conclude_input_ids(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
-    """Serial: the tokens themselves, as the next input (#25774)."""
+    """Serial loop: keep the tokens as the next input (#25774)."""
     assert result.next_token_ids is not None
     batch.input_ids = result.next_token_ids.to(torch.int64)
 
@@ -79,13 +79,13 @@ def _placeholders(context: RelayContext, batch: ScheduleBatch, result: StepResul
 
 
 def mix_once(context: RelayContext, prefill: ScheduleBatch, running: ScheduleBatch) -> None:  # noqa: ARG001
-    """The running part's ids follow the prompt, on the schedule stream."""
+    """Append the running requests' ids to the prompt, on the schedule stream."""
     assert prefill.input_ids is not None and running.input_ids is not None
     prefill.input_ids = torch.cat([prefill.input_ids, running.input_ids])
 
 
 def mix_twice(context: RelayContext, prefill: ScheduleBatch, running: ScheduleBatch) -> None:
-    """As ``mix_once``; and since #25774 merging makes the same tensor once more, which is dropped."""
+    """As ``mix_once``. Since #25774 merging makes the same tensor once more, which is dropped."""
     assert prefill.input_ids is not None and running.input_ids is not None
     mixed = torch.cat([prefill.input_ids, running.input_ids])
     merge_input_one_sided(context, prefill, running)
@@ -93,7 +93,7 @@ def mix_twice(context: RelayContext, prefill: ScheduleBatch, running: ScheduleBa
 
 
 def mix_restoring_lengths(context: RelayContext, prefill: ScheduleBatch, running: ScheduleBatch) -> None:
-    """A mixed step's lengths are not resolved: the running part's come from the host (#25944)."""
+    """Upload the running requests' lengths, since a mixed step's lengths are not resolved (#25944)."""
     running.seq_lens = running.seq_lens_cpu.to(context.device, non_blocking=True)
     mix_twice(context, prefill, running)
 
@@ -111,18 +111,18 @@ def filter_input_summing(context: RelayContext, batch: ScheduleBatch, keep: torc
 
 
 def _sum_lengths(batch: ScheduleBatch) -> None:
-    """Upstream kept the sum on the host, read back from the device whenever rows left (before #25818)."""
+    """Read the sum of the lengths back, as upstream does whenever rows leave (before #25818)."""
     batch.seq_lens.sum().item()
 
 
 def merge_output_one_sided(context: RelayContext, batch: ScheduleBatch, other: ScheduleBatch) -> None:  # noqa: ARG001
-    """A missing other side fails, a missing own side loses the other's tokens."""
+    """Raises TypeError if the other side has no tokens; if the own side has none, the other's are lost."""
     if batch.output_ids is not None:
         batch.output_ids = _joined(batch.output_ids, other.output_ids)
 
 
 def merge_input_one_sided(context: RelayContext, batch: ScheduleBatch, other: ScheduleBatch) -> None:  # noqa: ARG001
-    """As ``merge_output_one_sided``, for the field that took its place (#25774)."""
+    """As ``merge_output_one_sided`` for ``input_ids``, which replaced that field (#25774)."""
     if batch.input_ids is not None:
         batch.input_ids = _joined(batch.input_ids, other.input_ids)
 

@@ -1,5 +1,5 @@
-"""Where prompts are computed by other workers: how their requests become a batch (``prebuild``), what a transfer into
-their pages comes after (``before_transfer``), and when pages that are sent may go (``has_left``)."""
+"""Policies where other workers compute the prompts: how requests become a batch, what a transfer into their pages waits
+for, and when pages that are sent may be freed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def prebuild_input(context: RelayContext, batch: ScheduleBatch) -> None:
 
 
 def prebuild_publishing(context: RelayContext, batch: ScheduleBatch) -> None:
-    """A decode's lengths come from the relay, where no forward of this worker has put them (#25944)."""
+    """Publish the lengths, which a decode takes from the relay and no forward of this worker has published (#25944)."""
     prebuild_input(context, batch)
     assert batch.input_ids is not None
     context.futures.publish(batch.req_pool_indices, batch.seq_lens + 1)
@@ -40,21 +40,21 @@ def prebuild_stash(context: RelayContext, batch: ScheduleBatch) -> None:
 
 
 def _upload_prompts(context: RelayContext, batch: ScheduleBatch) -> None:
-    """All prompts as int32, of which nothing is read: kept because upstream makes the copy."""
+    """Upload all prompts as int32. Nothing reads the copy, which upstream makes as well."""
     prompts = np.concatenate(
         [np.asarray(req.tokens(0, req.kv_committed_len), np.int32) for req in batch.reqs]
     )
     torch.tensor(prompts, device=context.device)
 
 
-def behind_everything(context: RelayContext, transfer: Any) -> None:
-    """On the stream ``transfer``: pages that were free until now may be read and written by forwards that run, for
-    requests that have just ended."""
+def wait_for_all_streams(context: RelayContext, transfer: Any) -> None:
+    """Make the stream ``transfer`` wait for all others: running forwards may still use pages of requests that have just
+    ended."""
     for stream in (context.streams.forward, context.streams.schedule):
         context.streams.wait(transfer, stream)
 
 
 def when_sent(context: RelayContext, gone: Any) -> bool:  # noqa: ARG001
-    """Behind the event ``gone`` nobody reads them any more."""
+    """The pages may be freed once the event ``gone`` has happened."""
     left: bool = gone.query()
     return left

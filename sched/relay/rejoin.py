@@ -1,9 +1,9 @@
-"""How requests that were staged come back as a batch of their own (``bootstrap``), and how the device learns which
-of a batch have a token to back up (``backup_indices``). Only with KV on the host."""
+"""Policies of runs with KV on the host: how staged requests return as a batch of their own, and how the device gets the
+rows of a batch whose token has to be backed up."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,9 @@ from ..batch import ScheduleBatch
 from ..model.upload import upload
 from .context import RelayContext
 
-Bootstrap = Callable[[RelayContext, ScheduleBatch], None]
-
 
 def rejoin_output(context: RelayContext, batch: ScheduleBatch) -> None:
-    """The last tokens are the bridge, as the host knows them (before #25774)."""
+    """Upload the last tokens as the bridge (before #25774)."""
     _upload_rows(context, batch)
     batch.output_ids = _last_tokens(context, batch)
 
@@ -29,7 +27,7 @@ def rejoin_input(context: RelayContext, batch: ScheduleBatch) -> None:
 
 
 def rejoin_stash(context: RelayContext, batch: ScheduleBatch) -> None:
-    """The tokens go into the relay, from where they are gathered as after any forward (#25945)."""
+    """Stash the tokens, which are gathered from the relay as after any forward (#25945)."""
     _upload_rows(context, batch)
     context.futures.stash(batch.req_pool_indices, _last_tokens(context, batch))
 
@@ -67,22 +65,22 @@ _Array = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 def _host_rows(batch: ScheduleBatch) -> tuple[_Array, _Array, _Array]:
-    """Row, length and last token of each request. The last token's KV is not computed yet: it does not count."""
+    """Row, length and last token of each request. The length excludes the last token, whose KV is not computed yet."""
     rows = np.array([req.req_pool_idx for req in batch.reqs], np.int64)
     lens = np.array([req.seqlen - 1 for req in batch.reqs], np.int64)
     return rows, lens, np.array([req.output_ids[-1] for req in batch.reqs], np.int64)
 
 
-def name_by_upload(context: RelayContext, picked: Sequence[int]) -> torch.Tensor:
-    """A list on its way to the device, for which the host waits (what #26425 left)."""
+def upload_indices(context: RelayContext, picked: Sequence[int]) -> torch.Tensor:
+    """Upload a list, for which the host waits (unchanged by #26425)."""
     return torch.tensor(picked, dtype=torch.int64, device=context.device)
 
 
-def name_by_pinned_upload(context: RelayContext, picked: Sequence[int]) -> torch.Tensor:
-    """The same without waiting."""
+def upload_indices_pinned(context: RelayContext, picked: Sequence[int]) -> torch.Tensor:
+    """Upload without waiting."""
     (indices,) = upload([np.array(picked, np.int64)], device=context.device, how="pinned")
     return indices
 
 
-def name_nobody(context: RelayContext, picked: Sequence[int]) -> None:
-    """The device knows itself which tokens came by staging, and leaves those out."""
+def no_indices(context: RelayContext, picked: Sequence[int]) -> None:
+    """Upload nothing: the device itself leaves out the tokens that came by staging."""

@@ -1,6 +1,6 @@
 """The states of the ladder, one row of policies per loop, each as what it changes in the row before.
 
-A state mirrors an upstream commit, slow and wrong where that was; ``latest`` is where we do better.
+A state mirrors an upstream commit with its costs and defects; ``latest`` holds our own improvements.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .row import RelayRow
 
 
 def serial_with_relay(row: RelayRow) -> RelayRow:
-    """The same state in the loop without overlap: one stream, nothing in flight while the schedule works."""
+    """The state in the serial loop: one stream, and no forward in flight during schedule work."""
     return replace(
         row,
         pages=pages.shared_pages,
@@ -28,22 +28,22 @@ def serial_with_relay(row: RelayRow) -> RelayRow:
 
 
 def unstaged(row: RelayRow) -> RelayRow:
-    """A pipeline's stage has the serial row as it is."""
+    """A pipeline's stage uses the serial row unchanged."""
     return row
 
 
 def staged_twice(row: RelayRow) -> RelayRow:
-    """Tokens that come round are stored, for decodes of mixed steps, and stay in the batch, for all others."""
+    """Stash the pipeline's tokens for decodes of mixed steps, and keep them in the batch for all others."""
     return replace(row, conclude=placeholders.conclude_input_ids)
 
 
 def staged_in_order(row: RelayRow) -> RelayRow:
-    """A chunk's row is rewritten when the forwards under way have read it."""
+    """Rewrite a chunk's row only after the forwards in flight have read it."""
     return replace(row, barrier=ordering.barrier_at_top)
 
 
 def serial_without_relay(row: RelayRow) -> RelayRow:
-    """Before #25945 the loop without overlap has no relay: the last step's tokens stay in the batch."""
+    """Before #25945 the serial loop has no relay: the last step's tokens stay in the batch."""
     return replace(
         serial_with_relay(row),
         futures=futures.pooled,
@@ -60,7 +60,7 @@ def serial_without_relay(row: RelayRow) -> RelayRow:
 
 
 def serial_with_output_ids(row: RelayRow) -> RelayRow:
-    """Before #25774 they stay there in a field of their own."""
+    """Before #25774 the tokens stay in a field of their own."""
     return replace(
         serial_without_relay(row),
         penalty_tokens=penalties.from_output,
@@ -71,17 +71,17 @@ def serial_with_output_ids(row: RelayRow) -> RelayRow:
 
 
 def serial_with_v2(row: RelayRow) -> RelayRow:
-    """The overlapped speculative worker in the loop without overlap."""
+    """The overlapped speculative worker in the serial loop."""
     return replace(serial_with_relay(row), isolate=ordering.isolate_in_place)
 
 
 def speculating(row: RelayRow, mode: Literal["v1", "v2"]) -> RelayRow:
-    """What every worker has otherwise: its input is no field of the batch, and upstream's penalties count the bonus, on
-    the device where it is known there."""
+    """The changes for a speculative worker: the batch has no input field, and upstream's penalties count the bonus, on
+    the device where that is possible."""
     if row.penalty_tokens is not penalties.AfterSampling:
         latest = {"v1": penalties.from_bonus, "v2": penalties.from_requests}[mode]
         row = replace(row, penalty_tokens=latest)
-    if row.prebuild is prebuilt.prebuild_publishing:  # a worker publishes itself
+    if row.prebuild is prebuilt.prebuild_publishing:  # the worker publishes itself
         row = replace(row, prebuild=prebuilt.prebuild_input)
     return replace(row, prepare_input=ordering.nothing, publish=ordering.nothing)
 
@@ -117,10 +117,10 @@ PR25774_BEFORE = RelayRow(
     merge=placeholders.merge_output_one_sided,
     bootstrap=rejoin.rejoin_output,
     prebuild=prebuilt.prebuild_output,
-    before_transfer=prebuilt.behind_everything,
+    before_transfer=prebuilt.wait_for_all_streams,
     has_left=prebuilt.when_sent,
     buffer_lengths=lengths.lengths_of_batch,
-    backup_indices=rejoin.name_by_upload,
+    backup_indices=rejoin.upload_indices,
 )
 
 PR25774 = replace(
@@ -200,5 +200,5 @@ LATEST = replace(
     reads_done=ordering.wait_until_read,
     bootstrap=rejoin.rejoin_packed,
     prebuild=rejoin.rejoin_packed,
-    backup_indices=rejoin.name_nobody,
+    backup_indices=rejoin.no_indices,
 )

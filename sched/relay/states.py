@@ -1,4 +1,4 @@
-"""The ladder: every state with its pull request, its switches, what to expect of it and which races it has."""
+"""The ladder: every state with its pull request, its switches, the expected effects and its known races."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .row import RelayRow
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One rung. ``expect`` is what a reader should see change against ``before``; ``refuses`` says why a switch's value
-    has no working form here; ``staged`` makes a pipeline stage's row of the serial one."""
+    """One state of the ladder. ``expect`` is the expected change against ``before``; ``refuses`` gives the reason why a
+    switch's value has no working form here; ``staged`` makes a pipeline stage's row of the serial one."""
 
     name: str
     pr: str
@@ -61,7 +61,7 @@ _ONLY_BLOCKING = {
     (
         "seq_lens_cpu",
         value,
-    ): "until #26020 a speculative step's lengths are sentinels that only a blocking copy clears up"
+    ): "until #26020 a speculative step's lengths are sentinels that only a blocking copy resolves"
     for value in ("private", "bound")
 }
 _NO_RING = {("index", "ring"): "the ring ended with #25862, and this state's tokens lie by request slot"}
@@ -81,8 +81,8 @@ _STATES = {
             "pr25774-before",
             "#25774",
             "the bridge is output_ids; a ring FutureMap; placeholders are negated slots",
-            "a decode makes its slots (arange) and placeholders on the schedule stream; whoever leaves costs a "
-            "blocking .sum().item()",
+            "a decode makes its slots (arange) and placeholders on the schedule stream; each filter of rows costs "
+            "a blocking .sum().item()",
             None,
             rows.PR25774_BEFORE,
             rows.serial_with_output_ids(rows.PR25774_BEFORE),

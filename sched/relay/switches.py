@@ -1,4 +1,4 @@
-"""Neighbouring effects that no state of the ladder should be credited with: each a switch of its own."""
+"""Switches for effects between the states of the ladder, so that no state is credited with them."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any
 
 from . import futures, ordering, pages, penalties, placeholders, prompt, rejoin, tokens
 
-Answers = Mapping[str, Any]
-"""Questions of a row and what stands there instead."""
+Policies = Mapping[str, Any]
+"""Questions of a row and the policies that replace the row's."""
 
-_NO_BARRIER: Answers = {
+_NO_BARRIER: Policies = {
     "barrier": ordering.no_barrier,
     "reads_done": ordering.nothing,
     "pages": pages.shared_pages,
     "read_tables": ordering.nothing,
 }
-_READ_DONE: Answers = {
+_READ_DONE: Policies = {
     "reads_done": ordering.wait_until_read,
     "pages": pages.own_pages,
     "read_tables": pages.copy_tables,
 }
 
-SWITCHES: Mapping[str, Mapping[str, Answers]] = {
+SWITCHES: Mapping[str, Mapping[str, Policies]] = {
     "barrier": {
         "off": _NO_BARRIER,
         "top": {**_NO_BARRIER, "barrier": ordering.barrier_at_top},
@@ -59,9 +59,9 @@ SWITCHES: Mapping[str, Mapping[str, Answers]] = {
         "exact": {"penalty_tokens": penalties.AfterSampling},
     },
     "backup_indices": {
-        "blocking": {"backup_indices": rejoin.name_by_upload},
-        "pinned": {"backup_indices": rejoin.name_by_pinned_upload},
-        "none": {"backup_indices": rejoin.name_nobody},
+        "blocking": {"backup_indices": rejoin.upload_indices},
+        "pinned": {"backup_indices": rejoin.upload_indices_pinned},
+        "none": {"backup_indices": rejoin.no_indices},
     },
     "preparation": {
         "split": {"preparation": "split"},
@@ -69,5 +69,5 @@ SWITCHES: Mapping[str, Mapping[str, Answers]] = {
     },
 }
 
-# Switches about streams and what overlap needs: a loop with a single stream has nothing to switch.
+# Switches about streams and overlap, which have no effect in a loop with a single stream.
 OVERLAPPED_ONLY = frozenset({"barrier", "index", "dead_publish"})

@@ -1,5 +1,4 @@
-"""How sampled tokens become the next step's input, from #25862 on by request slot: ``open``, ``resolve``, ``publish``,
-``stash``, ``conclude``, ``mix``, and what happens to the bridge when rows leave or join."""
+"""How sampled tokens become the next step's input by request slot, from #25862 on, also when rows leave or join."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ def resolve_late(context: RelayContext, batch: ScheduleBatch) -> None:
 def resolve_fused(context: RelayContext, batch: ScheduleBatch) -> None:
     """A decode's tokens, positions and pages in one launch; decodes behind a prompt are gathered.
 
-    What the mixed step's ids are made of is recorded on this stream: no field holds it while the forward runs.
+    The sources of a mixed step's ids are recorded on this stream, since no field holds them while the forward runs.
     """
     if batch.mix_running_indices is not None:
         assert batch.input_ids is not None
@@ -54,8 +53,8 @@ def _append_running(context: RelayContext, batch: ScheduleBatch, rows: torch.Ten
 
 
 def publish_next_lengths(context: RelayContext, batch: ScheduleBatch) -> None:
-    """Length of each request's next step. Without speculation nobody reads it since #26020: a dead write, kept
-    because upstream makes it."""
+    """Publish the length of each request's next step. Without speculation nothing reads it since #26020; it is kept as
+    upstream's dead write."""
     context.futures.publish(batch.req_pool_indices, batch.seq_lens + 1)
 
 
@@ -69,7 +68,7 @@ def drop_input(context: RelayContext, batch: ScheduleBatch, result: StepResult) 
 
 
 def mix_by_index(context: RelayContext, prefill: ScheduleBatch, running: ScheduleBatch) -> None:  # noqa: ARG001
-    """Remember which rows' tokens follow the prompt; they are gathered by ``resolve``."""
+    """Keep the rows whose tokens follow the prompt; ``resolve`` gathers the tokens."""
     prefill.mix_running_indices = running.req_pool_indices
 
 
@@ -79,12 +78,12 @@ def filter_input(context: RelayContext, batch: ScheduleBatch, keep: torch.Tensor
 
 
 def join_if_any(context: RelayContext, batch: ScheduleBatch) -> bool:  # noqa: ARG001
-    """A batch that lost all its rows keeps stale tensors: it must not be merged."""
+    """A batch that has lost all its rows must not be merged: its tensors are stale."""
     return not batch.is_empty
 
 
 def merge_input_two_sided(context: RelayContext, batch: ScheduleBatch, other: ScheduleBatch) -> None:  # noqa: ARG001
-    """A missing side makes the whole missing: every row is then gathered from the relay (#25945)."""
+    """If one side has no ids, the merged batch has none, and every row is gathered from the relay (#25945)."""
     if batch.input_ids is not None and other.input_ids is not None:
         batch.input_ids = torch.cat([batch.input_ids, other.input_ids])
     else:

@@ -1,4 +1,4 @@
-"""How many drafts count: as the target says, or by lot."""
+"""How many drafts are accepted: by the target's tokens, or simulated."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class Accepted(NamedTuple):
 
 
 class TargetAcceptance:
-    """The target decides."""
+    """Accepts the drafts that equal the target's tokens."""
 
     def __init__(self, most: int) -> None:
         self._most = most
 
     def begin(self, rows: torch.Tensor, reqs: Sequence[Request]) -> None:
-        """Requests in ``rows`` [b] have been prefilled."""
+        """Called when the requests in ``rows`` [b] have been prefilled."""
 
     def judge(self, tree: Tree, predict: torch.Tensor, rows: torch.Tensor, info: SamplingInfo) -> Accepted:  # noqa: ARG002
         """``predict`` [b · d] int64 is the target's next token behind each draft."""
         return Accepted(*accept_drafts(tree.tokens, tree.parents, predict, self._most))
 
 
-class Simulated:
-    """A lot decides, and overwrites what the target predicts: the tokens mean nothing."""
+class AcceptanceSimulator:
+    """Draws the number of accepted drafts and overwrites the target's predictions: the tokens have no meaning."""
 
     def __init__(self, how: SimulatedAcceptance, config: EngineConfig, most: int) -> None:
         self._how = how
@@ -47,7 +47,7 @@ class Simulated:
         self._verifies = 0
 
     def begin(self, rows: torch.Tensor, reqs: Sequence[Request]) -> None:
-        """A request that comes back goes on with its lots where it was."""
+        """Let a request that was retracted continue its own sequence of draws."""
         had = [req.verify_ct for req in reqs]
         if any(had):
             pinned = self._config.capabilities.pinned_memory
@@ -66,17 +66,17 @@ class Simulated:
         )
 
     def _fixed(self) -> int:
-        """One lot for the whole batch, keyed by the run's seed and the number of its verifies."""
+        """One draw for the whole batch, keyed by the run's seed and the number of its verifies."""
         key = torch.tensor([row_seed(self._config.seed, 0)]), torch.tensor([self._verifies])
         self._verifies += 1
         drawn = lots(*key, self._how.mean, rounded=self._how.method == "multinomial")
         return int(drawn.clamp(1, self._most))
 
 
-Acceptance = TargetAcceptance | Simulated
+Acceptance = TargetAcceptance | AcceptanceSimulator
 
 
 def acceptance(config: EngineConfig) -> Acceptance:
     assert config.speculative is not None
     how, most = config.speculative.acceptance, config.speculative.most_accepted
-    return TargetAcceptance(most) if how is None else Simulated(how, config, most)
+    return TargetAcceptance(most) if how is None else AcceptanceSimulator(how, config, most)

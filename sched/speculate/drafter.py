@@ -123,7 +123,7 @@ class Drafter:
     def _tokens(
         self, tokens: torch.Tensor, rows: torch.Tensor, places: torch.Tensor, max_seq_len: int
     ) -> ForwardBatch:
-        """One token for each row, at ``places``."""
+        """The batch of one token for each row, at position ``places``."""
         positions, slots = draft_places(self._pages, rows, places, 1)
         return ForwardBatch(
             mode=ForwardMode.DRAFT,

@@ -47,8 +47,8 @@ def draft_mask(tokens: torch.Tensor, parents: torch.Tensor, info: SamplingInfo) 
 
 
 def _fill(mask: torch.Tensor, links: _Links, grammar: GrammarState, *, node: int) -> None:
-    """The rows of ``node``, before which ``grammar`` stands, and of what is behind it. A draft that the grammar does
-    not allow, and all behind it, may stay unmasked: nobody gets there."""
+    """Fill the rows of ``node``, whose allowed tokens ``grammar`` gives, and of its descendants. A draft that the
+    grammar rejects, and all behind it, stay unmasked: no accepted path reaches them."""
     grammar.fill_vocab_mask(mask[node].numpy())
     for child in links.children(node):
         ahead = grammar.copy()

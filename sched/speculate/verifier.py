@@ -1,4 +1,4 @@
-"""The target's verdict on drafts: one forward over all of them, and its own next token behind each."""
+"""Verifying drafts: one forward of the target over all of them, and the target's next token behind each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class VerifierSampler(Protocol):
 
 
 class DraftVerdict(NamedTuple):
-    """Of all drafts of a batch, the roots included: [b · d] each."""
+    """The target's results for all drafts of a batch, the roots included: [b · d] each."""
 
     predict: torch.Tensor  # int64, the target's next token behind each
     hidden_states: torch.Tensor  # [b · d, hidden]

@@ -43,7 +43,7 @@ BEFORE_26425 = STATES[:6]
 
 # What #26425 took away, and what it left.
 ROWS = Copy("indices_downloaded", SCHEDULE, "d2h", "pageable B")
-NAMES = Copy("name_by_upload", SCHEDULE, "h2d", "pageable B")
+NAMES = Copy("upload_indices", SCHEDULE, "h2d", "pageable B")
 # A request's next page on the host; the pages of its prompt.
 HOST_PAGE = Copy("Coordinator._name_host_slots", SCHEDULE, "h2d", "pageable nb")
 HOST_PAGES = Copy("Coordinator._name_host_slots", SCHEDULE, "h2d", "pinned nb")

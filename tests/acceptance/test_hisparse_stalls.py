@@ -27,7 +27,7 @@ BIG = (
     "workload.output_tokens=16",
     "measure.warmup_requests=0",
 )
-ROWS, NAMES = "indices_downloaded", "name_by_upload"
+ROWS, NAMES = "indices_downloaded", "upload_indices"
 
 
 @cache

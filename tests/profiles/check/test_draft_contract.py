@@ -118,7 +118,7 @@ def lengths_before(context: Any, batch: Any, lengths: Any) -> None:  # noqa: ARG
 
 def stash_tokens_alone(context: Any, future: Any, draft: Any) -> None:
     """The draft's state of the first step stays for good."""
-    if context.drafts is None:
+    if context.draft_buffers is None:
         drafts.stash_by_row(context, future, draft)
     context.futures.stash(future.indices, draft.bonus_tokens)
 

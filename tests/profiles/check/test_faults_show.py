@@ -50,7 +50,7 @@ CATCHERS = {
 # A sentence that a reader can act on, of whoever says most.
 SAYS = {
     "one-sided-merge": "TypeError: the side that joins carries no token ids (at sched/relay/placeholders.py:",
-    "penalties-from-input": "the batch whose tokens are to be penalised carries no input ids",
+    "penalties-from-input": "the batch whose tokens are to be counted has no input ids",
     "allocate-by-sentinel": "on the device and 64 in seq_lens_cpu",
     "mix-with-sentinel": "the model is given seq_lens -",
     "hot-buffer-by-sentinel": "and its hot buffer keeps slot",

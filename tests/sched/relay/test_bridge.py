@@ -257,7 +257,7 @@ class TestIsolation:
         batches = [batch([row]) for row in (1, 2, 3)]
         for some in batches:
             relay.keep_alive(some, StepResult(None, relay.open(some), extra_keep_alive_refs=["extra"]))
-        held = [entry[0] for entry in relay.context.ring]
+        held = [entry[0] for entry in relay.context.kept_alive]
         assert sorted(map(batches.index, held)) == [1, 2]
-        for entry in relay.context.ring:
+        for entry in relay.context.kept_alive:
             assert any(item is entry[0].seq_lens for item in entry) and "extra" in entry

@@ -85,8 +85,8 @@ def changed(name: str, overrides: dict[str, str]) -> set[str]:
         ("sampling_tensors", "packed", {"sampling_tensors": "packed"}),
         ("dead_publish", "off", {"publish": ordering.nothing}),
         ("penalties", "exact", {"penalty_tokens": penalties.AfterSampling}),
-        ("backup_indices", "pinned", {"backup_indices": rejoin.name_by_pinned_upload}),
-        ("backup_indices", "none", {"backup_indices": rejoin.name_nobody}),
+        ("backup_indices", "pinned", {"backup_indices": rejoin.upload_indices_pinned}),
+        ("backup_indices", "none", {"backup_indices": rejoin.no_indices}),
         ("preparation", "fused", {"preparation": "fused"}),
     ],
 )
