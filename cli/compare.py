@@ -15,7 +15,7 @@ from .stopwatch import Stopwatch, command_line
 
 if TYPE_CHECKING:
     from ..profiles.captures.files import Reader
-    from ..profiles.judge.sides import Spec
+    from ..profiles.judge.sides import SideSpec
     from ..profiles.judge.trial import Question, Sample
     from ..profiles.judge.trials import Notice, TrialPlan, Trials
     from ..scenarios.schema import Case
@@ -85,7 +85,7 @@ def compare(
     --output-dir.
     """
     from ..profiles.captures.files import Reader
-    from ..profiles.judge.compare import HEADLINE, Rules, judge
+    from ..profiles.judge.compare import HEADLINE, VerdictRules, judge
     from ..profiles.judge.document import document
     from ..profiles.judge.gates import parse as parsed
     from ..profiles.judge.trials import TrialPlan
@@ -96,7 +96,9 @@ def compare(
     reader = Reader(meaning, nsys, command_line())
     spec_a, spec_b = _specs(a, b, reader) if case is None else _specs(case.a, case.b, reader)
     headline = HEADLINE if case is None else (case.metric,)
-    rules = Rules(min_effect, min_engagement, allow_divergence, tuple(map(parsed, gate or ())), headline)
+    rules = VerdictRules(
+        min_effect, min_engagement, allow_divergence, tuple(map(parsed, gate or ())), headline
+    )
     question, first = _question(scenario, overrides or [], spec_a, spec_b)
     plan = TrialPlan(seeds, pairs, first, spec_a.varied | spec_b.varied, allow_divergence)
     clock = Stopwatch()
@@ -126,7 +128,7 @@ def _named(names: Sequence[str], a: str, b: str) -> tuple[str | None, str, str]:
     return None, names[0], names[1]
 
 
-def _specs(a: str, b: str, reader: Reader) -> tuple[Spec, Spec]:
+def _specs(a: str, b: str, reader: Reader) -> tuple[SideSpec, SideSpec]:
     from ..profiles.judge.sides import parse
 
     if not (a or b):
@@ -136,7 +138,9 @@ def _specs(a: str, b: str, reader: Reader) -> tuple[Spec, Spec]:
     return parse(a, reader), parse(b, reader)
 
 
-def _question(name: str | None, overrides: list[str], a: Spec, b: Spec) -> tuple[Question | None, int]:
+def _question(
+    name: str | None, overrides: list[str], a: SideSpec, b: SideSpec
+) -> tuple[Question | None, int]:
     """The question, and the first workload seed. Raises LikenessError where the sides differ in more than they vary."""
     if a.stored and b.stored:
         return None, 0
@@ -162,7 +166,7 @@ def _question(name: str | None, overrides: list[str], a: Spec, b: Spec) -> tuple
 
 
 def _conduct(
-    question: Question | None, a: Spec, b: Spec, plan: TrialPlan, *, device: Any, notice: Notice
+    question: Question | None, a: SideSpec, b: SideSpec, plan: TrialPlan, *, device: Any, notice: Notice
 ) -> Trials:
     from ..profiles.judge.sides import opened
     from ..profiles.judge.trial import TrialRequest

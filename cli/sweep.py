@@ -85,7 +85,7 @@ def _found(plan: SweepPlan, runs: Runs) -> tuple[list[Cell], bool]:
             found.extend(cells(plan, runs, update))
     except KeyboardInterrupt:
         return found, True
-    if not any(cell.readings for cell in found):
+    if not any(cell.values for cell in found):
         raise SweepError(f"no cell could run: {found[0].refusal}")
     return found, False
 

@@ -1,1 +1,1 @@
-"""Two sides, one verdict: are the tokens the same, did anything change, is B better than A, and may we say so."""
+"""Comparison of two sides: equality of tokens, engagement of the change, and a verdict on performance."""

@@ -1,4 +1,4 @@
-"""Another version of this program: a git worktree of the checkout that is running, gone when it is done with."""
+"""Another version of this program, in a temporary git worktree of the running checkout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From runs of two sides to a verdict. Tokens first, then whether the change took part, then whether it helped."""
+"""The verdict on the runs of two sides: on their tokens, then on engagement, then on performance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import effects, gates
 from .engagement import THRESHOLD, StepEngagement, engagement, from_totals, total
 from .gates import Gate, GateOutcome
 from .likeness import BATCHING, ScenarioDifference, engine_differences, unlike_environments
-from .readings import MetricReading, table
+from .metric_values import MetricValue, table
 from .trial import Sample
 from .trials import Trials
 from .verdict import (
@@ -27,16 +27,16 @@ from .verdict import (
 
 # The verdict on a change is the verdict on these, unless gates name others.
 HEADLINE: Final = ("output_throughput", "ttft_ms", "tpot_ms")
-# Captures tell nothing of requests.
+# Captures have no requests.
 CAPTURED_HEADLINE: Final = ("step_ms", "forward_idle_us_per_step")
 
 Overall = Literal["better", "worse", "trade-off", "no change", "inconclusive"]
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """What a verdict takes. Percent. ``headline`` are the metrics that it is about where no gate names any; of captures
-    it is about their own."""
+class VerdictRules:
+    """Bounds are in percent. ``headline`` are the metrics that the verdict is about where no gate names any; captures
+    have their own."""
 
     min_effect: float = MIN_EFFECT
     min_engagement: float = THRESHOLD
@@ -46,8 +46,8 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """A metric of both sides, all raw values, and what may be said of it."""
+class MetricComparison:
+    """A metric of both sides: all values, and the judgement of their difference."""
 
     unit: str
     direction: str
@@ -61,32 +61,32 @@ class Comparison:
     """``headline`` are the metrics that the verdict is about."""
 
     trials: Trials
-    rules: Rules
+    rules: VerdictRules
     engagement: StepEngagement
-    metrics: Mapping[str, Judged]
+    metrics: Mapping[str, MetricComparison]
     headline: tuple[str, ...]
     verdict: Overall
     reasons: tuple[Reason, ...]
-    counts: Sequence[effects.Count]
+    counts: Sequence[effects.CounterEffect]
     lines: Sequence[effects.LineEffect]
-    idle: Sequence[effects.Idle]
+    idle: Sequence[effects.IdleEffect]
     gates: tuple[GateOutcome, ...]
     engine: tuple[ScenarioDifference, ...]
     environment: tuple[ScenarioDifference, ...]
 
     @property
     def broken(self) -> bool:
-        """A gate failed, or the tokens differ and that was not allowed."""
+        """Whether a gate failed, or the tokens differ although that is not allowed."""
         forbidden = self.trials.tokens == "different" and not self.rules.allow_divergence
         return forbidden or any(gate.outcome == "failed" for gate in self.gates)
 
     @property
     def undecided(self) -> bool:
-        """There is no verdict, or none on a gate."""
+        """Whether there is no verdict, or none on some gate."""
         return self.verdict == "inconclusive" or any(gate.outcome == "inconclusive" for gate in self.gates)
 
 
-def judge(trials: Trials, rules: Rules = Rules()) -> Comparison:
+def judge(trials: Trials, rules: VerdictRules = VerdictRules()) -> Comparison:
     results_a, results_b = trials.results
     engaged = total(_engagement(a, b) for a, b in zip(trials.a, trials.b, strict=False))
     environment = unlike_environments(results_a[0], results_b[0])
@@ -114,7 +114,7 @@ def judge(trials: Trials, rules: Rules = Rules()) -> Comparison:
 
 
 def overall(found: Iterable[Judgement], voids: Sequence[Reason] = ()) -> tuple[Overall, tuple[Reason, ...]]:
-    """One verdict on several metrics: a trade-off where some are better and some worse."""
+    """The verdict on several metrics together; a trade-off where some are better and some worse."""
     found = tuple(found)
     verdicts: set[Verdict] = {judgement.verdict for judgement in found}
     reasons = dict.fromkeys(reason for judgement in found for reason in judgement.reasons)
@@ -134,15 +134,17 @@ def _engagement(a: Sample, b: Sample) -> StepEngagement:
     return engagement(a.steps, b.steps)
 
 
-def _voids(trials: Trials, rules: Rules, *, engaged: StepEngagement, moved: bool) -> tuple[Reason, ...]:
-    """What forbids any verdict on performance."""
+def _voids(
+    trials: Trials, rules: VerdictRules, *, engaged: StepEngagement, moved: bool
+) -> tuple[Reason, ...]:
+    """The reasons that forbid any verdict on performance."""
     first = trials.a[0].result.labels
     return tuple(
         reason
         for reason, holds in (
             (Reason.OUTPUT_DIFF, trials.tokens == "different" and not rules.allow_divergence),
             (Reason.NOT_ENGAGED, _idle_change(trials, rules, engaged)),
-            # Of two captures both have the tool's cost in their times: those are compared as what they are.
+            # The times of both captures include the cost of the tool, so that they can be compared with each other.
             (Reason.PROFILED, first.profiled and first.capture is None),
             (Reason.CONFIG_DIFF, moved),
         )
@@ -150,33 +152,33 @@ def _voids(trials: Trials, rules: Rules, *, engaged: StepEngagement, moved: bool
     )
 
 
-def _idle_change(trials: Trials, rules: Rules, engaged: StepEngagement) -> bool:
-    """Whether too few steps differ, as far as anybody can say."""
+def _idle_change(trials: Trials, rules: VerdictRules, engaged: StepEngagement) -> bool:
+    """Whether the change is known to affect too few steps."""
     if engaged.basis == "nothing":
         return False
     return engaged.percent < rules.min_engagement and not _rebatched(trials, engaged)
 
 
 def _rebatched(trials: Trials, engaged: StepEngagement) -> bool:
-    """Whether the change is one of who shares a step, and others do."""
+    """Whether the change is one of batching, and the batches differ."""
     differences = engine_differences(trials.a[0].result, trials.b[0].result)
     return engaged.basis == "kinds" and any(difference.key in BATCHING for difference in differences)
 
 
-def _headline(rules: Rules, *, captured: bool) -> tuple[str, ...]:
+def _headline(rules: VerdictRules, *, captured: bool) -> tuple[str, ...]:
     gated = tuple(dict.fromkeys(gate.name for gate in rules.gates if gate.place is None))
     return gated or (CAPTURED_HEADLINE if captured else rules.headline)
 
 
 def _metrics(
-    trials: Trials, rules: Rules, *, headline: Sequence[str], voids: Sequence[Reason]
-) -> dict[str, Judged]:
+    trials: Trials, rules: VerdictRules, *, headline: Sequence[str], voids: Sequence[Reason]
+) -> dict[str, MetricComparison]:
     tables = [table(results, headline) for results in trials.results]
     names = [name for name in tables[0] if name in tables[1]]
     found = {name: _judged(trials, rules, tables[0][name], tables[1][name]) for name in names}
     judgements = corrected({name: judged.judgement for name, judged in found.items()}, headline)
     return {
-        name: Judged(
+        name: MetricComparison(
             judged.unit,
             judged.direction,
             judged.values_a,
@@ -187,7 +189,9 @@ def _metrics(
     }
 
 
-def _judged(trials: Trials, rules: Rules, a: Sequence[MetricReading], b: Sequence[MetricReading]) -> Judged:
+def _judged(
+    trials: Trials, rules: VerdictRules, a: Sequence[MetricValue], b: Sequence[MetricValue]
+) -> MetricComparison:
     values_a, values_b = tuple(x.value for x in a), tuple(x.value for x in b)
     unit, direction = a[0].unit, a[0].direction
     if trials.design == "seeds":
@@ -201,7 +205,7 @@ def _judged(trials: Trials, rules: Rules, a: Sequence[MetricReading], b: Sequenc
             throttled=trials.blocks(*([_throttled(x.result) for x in side] for side in (trials.a, trials.b))),
             min_effect=rules.min_effect,
         )
-    return Judged(unit, direction, values_a, values_b, found)
+    return MetricComparison(unit, direction, values_a, values_b, found)
 
 
 def _throttled(result: Result) -> bool:

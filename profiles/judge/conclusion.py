@@ -1,4 +1,4 @@
-"""The comparison in one line that its author could defend in review."""
+"""The comparison in one sentence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 from .compare import Comparison
 from .divergence import Divergence
-from .effects import Count
+from .effects import CounterEffect
 from .verdict import Judgement, Reason
 
 _PLAIN: Final = frozenset({"h2d", "d2h", "sync"})
@@ -17,7 +17,7 @@ _TITLES: Final = {"output_throughput": "output throughput", "ttft_ms": "TTFT", "
 def conclusion(found: Comparison, *, a: str, b: str) -> str:
     """``a`` and ``b`` are the sides' labels."""
     parts = [_verdict(found), _metrics(found), _tokens(found), _engagement(found), _counts(found)]
-    if Reason.OUTPUT_DIFF in found.reasons:  # how fast the wrong answer came is nobody's business
+    if Reason.OUTPUT_DIFF in found.reasons:  # metrics of different work cannot be compared
         parts = [_verdict(found), _tokens(found)]
     text = "; ".join(part for part in parts if part)
     return f"{b} against {a} on {_setting(found)}: {text}."
@@ -62,15 +62,15 @@ def _tokens(found: Comparison) -> str:
 
 
 def divergence_text(where: Divergence) -> str:
-    """Which request, position and step came first, and what each side said."""
+    """The request, position and step of the first difference, and the token of each side."""
     if where.request is None:
         return f"first with seed {where.seed}; the tokens themselves were not kept or are equal (damaged KV)"
     steps = " and ".join(str(step) for step in (where.step_a, where.step_b) if step is not None)
-    said = ["the end" if token is None else str(token) for token in (where.token_a, where.token_b)]
+    tokens = ["the end" if token is None else str(token) for token in (where.token_a, where.token_b)]
     margins = " and ".join(f"{m:.3g}" for m in (where.margin_a, where.margin_b) if m is not None)
     return (
         f"first with seed {where.seed} in request {where.request} at position {where.position}"
-        f" (step {steps or 'unknown'}): A says {said[0]} and B {said[1]}, margin {margins or 'unknown'}"
+        f" (step {steps or 'unknown'}): A says {tokens[0]} and B {tokens[1]}, margin {margins or 'unknown'}"
     )
 
 
@@ -84,12 +84,12 @@ def _engagement(comparison: Comparison) -> str:
         return _same(comparison, everything)
     kinds = " and ".join(kind for kind, share in found.kinds.items() if share.differing)
     exactly = "" if found.basis == "steps" or differing == steps else "about "
-    where = f"{differing:,.0f} of {steps:,} {kinds} steps{_whose(comparison)}"
+    where = f"{differing:,.0f} of {steps:,} {kinds} steps{_which_rank(comparison)}"
     return f"engaged in {exactly}{where} ({found.percent:.1f} %)"
 
 
-def _whose(found: Comparison) -> str:
-    """Of several ranks, steps were looked at one by one on the first; totals are all ranks'."""
+def _which_rank(found: Comparison) -> str:
+    """The rank whose steps were compared one by one, where there are several; totals are of all ranks."""
     if found.engagement.basis == "totals":
         return ""
     firsts = (side[0].result.ranks[:1] for side in (found.trials.a, found.trials.b))
@@ -100,14 +100,14 @@ def _whose(found: Comparison) -> str:
 def _same(found: Comparison, steps: int) -> str:
     if found.engagement.basis == "totals":
         return f"the same copies and syncs in all {steps:,} steps"
-    whose = _whose(found)
+    rank = _which_rank(found)
     if found.engagement.basis == "kinds":
-        return f"the {steps:,} steps{whose} differ in no more than their batches explain"
-    return f"the same device operations in all {steps:,} steps{whose}"
+        return f"the {steps:,} steps{rank} differ in no more than their batches explain"
+    return f"the same device operations in all {steps:,} steps{rank}"
 
 
 def _counts(found: Comparison) -> str:
-    """The largest changes per step, those of steady decodes told as decodes."""
+    """The largest changes per step. Steady decodes are among the decodes."""
     changed = [
         (count, count.a.mean, count.b.mean)
         for count in found.counts
@@ -123,5 +123,5 @@ def _counts(found: Comparison) -> str:
     return "per step " + ", ".join(_count(*entry) for entry in changed[:_SHOWN]) + more
 
 
-def _count(count: Count, a: float, b: float) -> str:
+def _count(count: CounterEffect, a: float, b: float) -> str:
     return f"{count.kind} {count.stream} {count.counter} {a:.4g} -> {b:.4g}"

@@ -1,4 +1,4 @@
-"""Same tokens first: where do two runs of one workload part?"""
+"""The first token in which two runs of one workload differ."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Divergence(NamedTuple):
     token_b: int | None = None
     step_a: int | None = None
     step_b: int | None = None
-    margin_a: float | None = None  # by how far the best score led the second there; None where nobody looked
+    margin_a: float | None = None  # of the best score over the second at that token; None where not computed
     margin_b: float | None = None
 
 
 class TokenSteps(Observer):
-    """Listens for the step that made each token."""
+    """Observes which step made each token."""
 
     def __init__(self) -> None:
         self.steps: defaultdict[str, array[int]] = defaultdict(lambda: array("q"))
@@ -56,7 +56,7 @@ class TokenSteps(Observer):
 
 
 def comparable(a: Result, b: Result) -> bool:
-    """Whether tokens mean anything in both."""
+    """Whether both results have meaningful tokens."""
     return not (isinstance(a.outputs, Abstained) or isinstance(b.outputs, Abstained))
 
 
@@ -91,7 +91,7 @@ def _when(divergence: Divergence) -> float:
 
 
 def token_differences(a: Result, b: Result) -> Iterator[tuple[str, int, int | None, int | None]]:
-    """Of each request whose tokens were kept and differ: the first position."""
+    """The first differing position of each request whose tokens were kept and differ."""
     tokens_b = {row.id: row.token_ids or () for row in b.requests}
     for row in a.requests:
         pairs = zip_longest(row.token_ids or (), tokens_b.get(row.id, ()))

@@ -1,4 +1,4 @@
-"""The comparison as a document: what was compared, how, every raw value, and the verdict. Immutable, versioned."""
+"""The comparison as a versioned document: the two sides, the design, every value, and the verdict."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Final
 from ...scenarios.schema import Case
 from ..record.environment import environment, tool
 from ..record.result import Abstained, Result, canonical
-from .compare import Comparison, Judged
+from .compare import Comparison, MetricComparison
 from .conclusion import conclusion
-from .effects import Count, LineEffect
+from .effects import CounterEffect, LineEffect
 from .engagement import StepEngagement
 from .likeness import ScenarioDifference
 
@@ -23,7 +23,7 @@ Document = dict[str, Any]
 
 def document(found: Comparison, *, a: str, b: str, run: Document, case: Case | None = None) -> Document:
     """``a`` and ``b`` are the sides' labels; ``run`` is the result document's ``run`` of the whole comparison;
-    ``case`` is what somebody else found, where that was compared."""
+    ``case`` is the reported change that was compared, if any."""
     first = found.trials.a[0].result
     return {
         "schema_version": SCHEMA_VERSION,
@@ -64,7 +64,7 @@ def to_json(content: Document) -> str:
 
 
 def hint(found: Comparison) -> str | None:
-    """What would earn a verdict where noise forbade one."""
+    """The number of further pairs that would allow a verdict, where noise prevented one."""
     open_metrics = [found.metrics[name].judgement for name in found.headline if name in found.metrics]
     wanting = [judged for judged in open_metrics if judged.needed is not None]
     if not wanting:
@@ -120,7 +120,7 @@ def _engagement(found: StepEngagement, threshold: float) -> Document:
     }
 
 
-def _metric(judged: Judged) -> Document:
+def _metric(judged: MetricComparison) -> Document:
     found = judged.judgement
     return {
         "unit": judged.unit,
@@ -145,11 +145,11 @@ def _metric(judged: Judged) -> Document:
 
 
 def _finite(value: float) -> float | None:
-    """A percentage of nothing is no number."""
+    """None for a percentage of zero."""
     return value if math.isfinite(value) else None
 
 
-def _count(count: Count) -> Document:
+def _count(count: CounterEffect) -> Document:
     tallies = {side: tally and tally._asdict() for side, tally in (("a", count.a), ("b", count.b))}
     return {**count._asdict(), **tallies}
 

@@ -1,5 +1,6 @@
-"""What a change did besides being faster: copies and syncs per step, source line by source line, and where the GPU
-waited. Counts are exact; of several runs of a side, steps are pooled."""
+"""Effects of a change besides the metrics: copies and syncs per step, by source line, and where the GPU waited.
+
+Counts are exact. The steps of several runs of a side are pooled."""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ class StepCounts(NamedTuple):
     max: int = 0
 
 
-class Count(NamedTuple):
-    """``moved``: the mean is the same, its distribution over steps is not. A side that has no steps of the kind has no
-    tally, and nothing is said of how it changed."""
+class CounterEffect(NamedTuple):
+    """``moved``: the mean is the same, its distribution over steps is not. ``a`` or ``b`` is
+    None where that side has no steps of the kind; the change is then ``no steps``."""
 
     kind: str
     stream: str
@@ -50,7 +51,7 @@ class LineEffect(NamedTuple):
     exposed_b: float | None
 
 
-class Idle(NamedTuple):
+class IdleEffect(NamedTuple):
     """A part of forward idle, us per step that ran a forward; None where a side has no answer."""
 
     part: str
@@ -58,17 +59,17 @@ class Idle(NamedTuple):
     b: float | None
 
 
-def counts(a: Results, b: Results) -> list[Count]:
-    """Every counter that either side has, with how B's differs from A's."""
+def counts(a: Results, b: Results) -> list[CounterEffect]:
+    """Every counter that either side has, and its change from A to B."""
     tallies_a, tallies_b = _tallies(a), _tallies(b)
     kinds_a, kinds_b = (
-        {kind for x in side for kind, told in x.per_step.items() if told.steps} for side in (a, b)
+        {kind for x in side for kind, counts in x.per_step.items() if counts.steps} for side in (a, b)
     )
     found = []
     for place in sorted({*tallies_a, *tallies_b}):
         x = tallies_a.get(place, StepCounts()) if place[0] in kinds_a else None
         y = tallies_b.get(place, StepCounts()) if place[0] in kinds_b else None
-        found.append(Count(*place, x, y, _change(x, y)))
+        found.append(CounterEffect(*place, x, y, _change(x, y)))
     return found
 
 
@@ -83,7 +84,7 @@ def _change(a: StepCounts | None, b: StepCounts | None) -> Change:
 
 
 def _tallies(results: Results) -> dict[tuple[str, str, str], StepCounts]:
-    """Kinds weigh by their steps; a run that never counted something counted zero."""
+    """Runs are weighted by their steps. A counter that a run does not have is 0."""
     steps: Counter[str] = Counter()
     sums: defaultdict[tuple[str, str, str], float] = defaultdict(float)
     medians: defaultdict[tuple[str, str, str], list[float]] = defaultdict(list)
@@ -110,8 +111,8 @@ def _tallies(results: Results) -> dict[tuple[str, str, str], StepCounts]:
 
 
 def lines(a: Results, b: Results) -> list[LineEffect]:
-    """Lines of steps, those that differ most first. Matched by file, function and statement: line numbers move.
-    None where a side recorded none; last are those of kinds of steps that only one side has."""
+    """Source lines of steps, the largest difference first, and those of kinds that only one side has last. Lines are
+    matched by file, function and statement, since line numbers move. Empty where a side recorded no lines."""
     if any(result.unrecorded for result in (*a, *b)):
         return []
     sites: dict[tuple[str, ...], SitePart | None] = {}
@@ -136,7 +137,7 @@ def _steps(results: Results) -> Counter[str]:
 def _per_step(
     results: Results, sites: dict[tuple[str, ...], SitePart | None]
 ) -> dict[tuple[str, ...], tuple[float, float]]:
-    """Count and exposed us per step of the kind."""
+    """The count and the exposed us per step of the kind."""
     steps = _steps(results)
     times: Counter[tuple[str, ...]] = Counter()
     exposed: defaultdict[tuple[str, ...], float] = defaultdict(float)
@@ -167,10 +168,10 @@ def _what(row: CopyRow | SyncRow) -> str:
     return " ".join(word for word in (direction, row.host_memory, "blocking" if row.blocking else "") if word)
 
 
-def idle(a: Results, b: Results) -> list[Idle]:
-    """Forward idle and its parts, of one metric's steps: host late is split as the metrics split it."""
+def idle(a: Results, b: Results) -> list[IdleEffect]:
+    """Forward idle and its parts. Host late is split as in the metrics."""
     names = (*IDLE_PARTS, "exposed_stall", "exposed_host", "forward_idle")
-    return [Idle(name, _mean_part(a, name), _mean_part(b, name)) for name in names]
+    return [IdleEffect(name, _mean_part(a, name), _mean_part(b, name)) for name in names]
 
 
 def _mean_part(results: Results, name: str) -> float | None:

@@ -1,4 +1,4 @@
-"""Did the change take part? Steps that A and B did differently, out of the steps of a kind in which any differ."""
+"""Engagement of a change: the share of steps that A and B did differently, over the kinds in which any step differs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StepEngagement(NamedTuple):
       share of steps whose rows are not matched by the other side's share: the total variation distance. A
       distance that other batches alone explain (chi-squared, p above 0.01) is none;
     - totals: of stored results, which keep no steps. The largest difference in the count of any one source line;
-    - nothing: of stored results that recorded no source lines. There are no ``kinds``, and nobody can say.
+    - nothing: of stored results that recorded no source lines. There are no ``kinds``, and the engagement is unknown.
     """
 
     basis: str
@@ -39,7 +39,7 @@ class StepEngagement(NamedTuple):
 
     @property
     def engaged(self) -> DifferingShare:
-        """Over the kinds in which any steps differ."""
+        """The sum over the kinds in which any step differs."""
         touched = [share for share in self.kinds.values() if share.differing]
         return DifferingShare(
             sum(share.differing for share in touched), sum(share.steps for share in touched)
@@ -52,7 +52,7 @@ class StepEngagement(NamedTuple):
 
 
 def engagement(a: Sequence[StepPrint], b: Sequence[StepPrint]) -> StepEngagement:
-    """Of two runs of one workload."""
+    """The engagement between two runs of one workload."""
     if [step.batch for step in a] == [step.batch for step in b]:
         return StepEngagement("steps", _aligned(a, b))
     kinds = sorted({step.kind for step in (*a, *b)})
@@ -60,7 +60,7 @@ def engagement(a: Sequence[StepPrint], b: Sequence[StepPrint]) -> StepEngagement
 
 
 def total(parts: Iterable[StepEngagement]) -> StepEngagement:
-    """Of several pairs of runs. The weakest basis is named."""
+    """The engagement over several pairs of runs, with the weakest basis of all."""
     parts = tuple(parts)
     differing: defaultdict[str, float] = defaultdict(float)
     steps: Counter[str] = Counter()
@@ -77,7 +77,7 @@ def total(parts: Iterable[StepEngagement]) -> StepEngagement:
 
 
 def from_totals(a: Result, b: Result) -> StepEngagement:
-    """Of stored results."""
+    """The engagement between stored results."""
     if a.unrecorded or b.unrecorded:
         return StepEngagement("nothing", {})
     sums_a, sums_b = _sums(a), _sums(b)
@@ -114,7 +114,7 @@ def _distance(a: Counter[str], b: Counter[str]) -> DifferingShare:
 
 
 def _homogeneous(a: Counter[str], b: Counter[str]) -> bool:
-    """Whether both may be draws from one distribution of shapes."""
+    """Whether both can be samples of one distribution of shapes."""
     shapes = sorted({*a, *b})
     table = [[side[shape] for shape in shapes] for side in (a, b)]
     return len(shapes) == 1 or float(stats.chi2_contingency(table).pvalue) > CHANCE

@@ -1,4 +1,4 @@
-"""What every step did on the device, in a few bytes: to tell which steps a change reached.
+"""Digests of what every step did on the device, which show the steps that a change affects.
 
 A row is a range, an operation, or a call that synchronises: its source line as file, function and statement, its kind,
 stream and bytes, and whether the host may wait for it. Times are no part of it, nor whether a wait took any.
@@ -45,8 +45,8 @@ class _Row(NamedTuple):
     host_bytes: int
 
 
-class _Numbers(dict[T, int]):
-    """Equal things get one small number."""
+class _Numbering(dict[T, int]):
+    """Numbers distinct values from 0; equal values get the same number."""
 
     def __missing__(self, thing: T) -> int:
         return self.setdefault(thing, len(self))
@@ -61,8 +61,8 @@ class Fingerprints:
 
     def begin(self) -> None:
         self._gate = StepGate(LAG)
-        self._rows: _Numbers[_Row] = _Numbers()
-        self._doings: _Numbers[tuple[int, ...]] = _Numbers()  # what a step did: its rows' numbers, sorted
+        self._rows: _Numbering[_Row] = _Numbering()
+        self._contents: _Numbering[tuple[int, ...]] = _Numbering()  # the sorted numbers of a step's rows
         self._pending: defaultdict[int, list[int]] = defaultdict(list)
         self._passed: list[tuple[StepInfo, int]] = []
 
@@ -77,18 +77,19 @@ class Fingerprints:
         texts = [_text(row, names) for row in self._rows]
         bare = [_text(row._replace(bytes=0, host_bytes=0), names) for row in self._rows]
         prints = [
-            (_digest(texts[row] for row in doing), _digest({bare[row] for row in doing}))
-            for doing in self._doings
+            (_digest(texts[row] for row in content), _digest({bare[row] for row in content}))
+            for content in self._contents
         ]
         ordered = sorted(self._passed, key=lambda passed: passed[0].step)
         self.steps = tuple(
-            StepPrint(info.kind, info.batch_size, info.num_tokens, *prints[doing]) for info, doing in ordered
+            StepPrint(info.kind, info.batch_size, info.num_tokens, *prints[content])
+            for info, content in ordered
         )
 
     def _fold(self, complete: Iterable[StepInfo]) -> None:
         for info in complete:
-            doing = tuple(sorted(self._pending.pop(info.step, ())))
-            self._passed.append((info, self._doings[doing]))
+            content = tuple(sorted(self._pending.pop(info.step, ())))
+            self._passed.append((info, self._contents[content]))
 
 
 def _rows(window: Window) -> Iterable[tuple[int, _Row]]:
@@ -112,7 +113,7 @@ def _phase(span: Range) -> _Row:
 
 
 def _text(row: _Row, names: Names) -> str:
-    """The row as every run and checkout would write it."""
+    """The row in a form that does not depend on the run or the checkout."""
     site: Sequence[Any] = ()
     if row.site != NO_SITE:
         place = names.sites[row.site]

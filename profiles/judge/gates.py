@@ -1,6 +1,6 @@
-"""``--gate NAME:BOUND``: what B must keep, whatever the verdict.
+"""``--gate NAME:BOUND``: a bound that B has to keep, independent of the verdict.
 
-``throughput:-2%``   at most 2 % worse than A: a bound on the effect, with the sign of the change that is feared
+``throughput:-2%``   at most 2 % worse than A: a bound on the effect; the sign is that of the unwanted change
 ``ttft_ms.p99:+5%``
 ``decode.steady.schedule.h2d:0``    no step of B has more
 ``mixed.forward.sync:+1``           B's worst step has at most one more than A's
@@ -17,17 +17,17 @@ from ...scenarios.schema import Counter, Kind, Stream
 from ..captures.steps import UNTOLD
 from ..record.definitions import DEFINITIONS
 from ..record.result import Result
-from .readings import full_name
+from .metric_values import full_name
 from .verdict import Judgement, Reason
 
 Passed = Literal["passed", "failed", "inconclusive"]
 
 _BOUND: Final = re.compile(r"([+-]?)(\d+(?:\.\d+)?)(%?)")
-_TOLERABLE: Final = frozenset({Reason.LOW_N, Reason.NOT_ENGAGED})  # the interval tells enough
+_TOLERABLE: Final = frozenset({Reason.LOW_N, Reason.NOT_ENGAGED})  # the interval is valid all the same
 
 
 class GateError(ValueError):
-    """A gate that means nothing."""
+    """A gate is invalid."""
 
 
 class Gate(NamedTuple):
@@ -41,7 +41,7 @@ class Gate(NamedTuple):
 
 
 class GateOutcome(NamedTuple):
-    """``seen`` is the effect in percent, or the count that was held against the bound; None where there is none."""
+    """``seen`` is the effect in percent, or the count that was compared with the bound; None where there is none."""
 
     gate: str
     outcome: Passed

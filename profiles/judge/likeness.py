@@ -1,4 +1,4 @@
-"""May two results be compared? What is asked must be the same; how the engine answers is what is compared."""
+"""Whether two results can be compared: both must answer the same question, with the same capacity of the engine."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from ..record.result import Result
 
 QUESTION: Final = ("model", "device", "workload", "measure")
 CAPACITY: Final = ("engine.kv_tokens", "engine.max_running_requests")
-# What shows in which requests share a step, and in nothing that a step does.
+# Keys that change which requests share a step, but not what a step does.
 BATCHING: Final = frozenset(
     {"engine.pipeline.async_depth", "engine.pipeline.dynamic_chunks", "engine.pipeline.smooth_factor"}
 )
-_FREE: Final = frozenset(
-    {"measure.repeat", "measure.seed"}
-)  # how often, and which draws: paired by the caller
+_FREE: Final = frozenset({"measure.repeat", "measure.seed"})  # the caller pairs runs of equal seeds
 _MISSING: Final = object()
-_LONGEST: Final = 300  # letters of a value in a message
+_LONGEST: Final = 300  # characters of a value in a message
 
 
 class ScenarioDifference(NamedTuple):
@@ -48,8 +46,8 @@ def _short(value: object) -> str:
 def unlike_questions(
     a: Mapping[str, Any], b: Mapping[str, Any], *, varied: Collection[str] = (), free: Collection[str] = _FREE
 ) -> tuple[ScenarioDifference, ...]:
-    """Of two expanded scenarios. A key that only one version knows is no difference. The engine may differ, its
-    capacity only where that was asked for: ``varied`` has the keys that a side set."""
+    """Differences between the questions of two expanded scenarios. A key that only one version has is ignored. The
+    engine may differ; its capacity only where ``varied``, the keys that a side sets, names it."""
     return tuple(
         difference
         for difference in _differences(a, b)
@@ -72,14 +70,14 @@ def unlike(a: Result, b: Result, *, varied: Collection[str] = ()) -> tuple[Scena
 
 
 def _allowed(difference: ScenarioDifference) -> bool:
-    """Speculation against none is a question like any other, unless lots decide what is accepted. Ranks in processes
-    have the tokens and counts of ranks in one, and what they have not is told as that."""
+    """Speculation may be compared with none, unless acceptance is simulated. Ranks in processes have the same tokens
+    and counts as ranks in one process; what they lack abstains."""
     lossless = difference.key == "acceptance" and "simulated" not in (difference.a, difference.b)
     return lossless or difference.key == "world"
 
 
 def unlike_environments(a: Result, b: Result) -> tuple[ScenarioDifference, ...]:
-    """What changes measured times; emulated ones come from the hardware profile alone."""
+    """Differences of the environments, which change measured times but not emulated ones."""
     plain_a, plain_b = (
         {key: value for key, value in result.environment.items() if not isinstance(value, dict)}
         for result in (a, b)
@@ -88,7 +86,7 @@ def unlike_environments(a: Result, b: Result) -> tuple[ScenarioDifference, ...]:
 
 
 def engine_differences(a: Result, b: Result) -> tuple[ScenarioDifference, ...]:
-    """What is compared, as far as the scenario and the relay say so."""
+    """The differences of the engine and the relay, which are what is compared."""
     engine = (
         difference
         for difference in _differences(a.scenario.expanded, b.scenario.expanded)

@@ -1,7 +1,7 @@
-"""How near was it? One more run, in which every drawn token is scored, for the place where two sides first differ.
+"""The margin of the scores at the first token in which two sides differ, from one more run that scores every token.
 
-Scoring costs the device a kernel per step, so this run's times mean nothing; on the virtual GPU its tokens are those
-of the run it repeats.
+Scoring adds a kernel to each step, so that the times of this run are meaningless. On the virtual GPU its tokens are
+those of the run that it repeats.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ Peek = Callable[[torch.Tensor], torch.Tensor]
 
 
 class ScoringSampler(Sampler):
-    """The scheduler's sampler, with the margin of every token by request parameters and position."""
+    """A sampler that keeps the margin of every token, by request parameters and position."""
 
     def __init__(self, peek: Peek) -> None:
         self._peek = peek
         self._margins: dict[int, dict[int, float]] = {}
-        self._known: dict[int, SamplingParams] = {}  # kept alive, so that an id stays one request's
+        self._known: dict[
+            int, SamplingParams
+        ] = {}  # keeps a reference, so that no other object gets the same id
 
     def sample(self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor) -> torch.Tensor:
         ids = super().sample(output, info, seq_lens)
@@ -44,12 +46,12 @@ class ScoringSampler(Sampler):
         return ids
 
     def margin(self, params: SamplingParams, position: int) -> float | None:
-        """Of the token that took ``position`` of the prompt and output together."""
+        """The margin of the token at ``position`` of the prompt and output together."""
         return self._margins.get(id(params), {}).get(position)
 
 
 class _Finder(Observer):
-    """Listens for one request."""
+    """Observes one request."""
 
     def __init__(self, request: str) -> None:
         self.found: Request | None = None

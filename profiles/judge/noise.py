@@ -1,4 +1,4 @@
-"""Signs that a measured run is not to be trusted: warm-up, drift, throttling, slots that are unlike.
+"""Signs that a measured run cannot be trusted: warm-up, drift, and an effect of the order of blocks.
 
 Works on blocks in the order in which they ran, each side scaled to its own median.
 """
@@ -13,8 +13,8 @@ from scipy import stats
 
 from .pairs import Effect, Floats, abba
 
-DRIFT_LIMIT: Final = 10.0  # percent over the run, above which no statistics save it
-LEADING: Final = 2  # blocks that a warm-up ramp cannot miss
+DRIFT_LIMIT: Final = 10.0  # percent over the run, above which no verdict is given
+LEADING: Final = 2  # blocks at the start that a warm-up ramp affects
 SUSPICIOUS: Final = 4.0  # standard errors
 SURE: Final = 0.01
 
@@ -33,7 +33,7 @@ def levelled(blocks: Sequence[float]) -> Floats:
 
 
 def drift(departures: Floats) -> float:
-    """Change over the whole run, percent, by the median slope; 0 unless the rank correlation is sure of it."""
+    """Change over the whole run in percent, by the median slope; 0 unless the rank correlation is significant."""
     time = np.arange(len(departures))
     if np.ptp(departures) == 0 or float(stats.spearmanr(time, departures).pvalue) > SURE:
         return 0.0
@@ -41,7 +41,7 @@ def drift(departures: Floats) -> float:
 
 
 def ramp(departures: Floats, *, min_effect: float) -> bool:
-    """Whether the first blocks lie, all on one side, further out than the later ones' spread allows."""
+    """Whether the first blocks all lie on one side, further out than the spread of the later ones explains."""
     first, rest = departures[:LEADING], departures[LEADING:]
     if len(rest) < 2 * LEADING or not (np.all(first > 0) or np.all(first < 0)):
         return False
@@ -51,5 +51,5 @@ def ramp(departures: Floats, *, min_effect: float) -> bool:
 
 
 def order_dominates(effect: Effect, *, min_effect: float) -> bool:
-    """Whether the slot-order effect is surely larger than the effect that it was taken out of."""
+    """Whether the slot-order effect is significantly larger than the effect that it was separated from."""
     return effect.slot_interval.beyond(max(abs(effect.median), min_effect))

@@ -1,4 +1,4 @@
-"""Paired measurements and the effect that is in them. Pure functions; needs numpy alone.
+"""Paired measurements and the effect that they show. Pure functions; depends on numpy only.
 
 Blocks are run as A B B A A B B A ...; a pair is two neighbours, one of each side. All effects are in percent of A::
 
@@ -6,8 +6,8 @@ Blocks are run as A B B A A B B A ...; a pair is two neighbours, one of each sid
     pair    --1-- | --2-- | --3-- | --4--      of one pair, the second block may be systematically slower
     same        `-B-'   `-A-'   `-B-'          neighbours of one side: what A against A looks like in this run
 
-What is common to all pairs whatever their order is the effect; what changes its sign with the order is the slot-order
-effect, and a steady drift looks just like it. Both are estimated from the same pairs, the latter taken out.
+The effect is what all pairs have in common, whatever their order. The slot-order effect is what changes its sign with
+the order; a steady drift has the same form. Both are estimated from the same pairs, and the latter is subtracted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Interval(NamedTuple):
         return -band <= self.low and self.high <= band
 
 
-class Paired(NamedTuple):
+class PairedDifferences(NamedTuple):
     """``differences`` [n] in percent of A; ``order`` [n] is 1 where A ran first, -1 where B did."""
 
     differences: Floats
@@ -52,7 +52,7 @@ class Paired(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """``slot`` is by how much the second block of a pair is larger, steady drift included."""
+    """``slot`` is the excess of the second block of a pair over the first, steady drift included."""
 
     median: float
     slot: float
@@ -75,24 +75,24 @@ def percent(a: float, b: float) -> float:
     return 100 * (b - a) / abs(a) if a else math.nan
 
 
-def paired(blocks: Sequence[float]) -> Paired:
+def paired(blocks: Sequence[float]) -> PairedDifferences:
     """From 2 x n values in the order of ``abba``."""
     order = np.where(np.arange(len(blocks) // 2) % 2 == 0, 1.0, -1.0)
     pairs = np.asarray(blocks, dtype=float).reshape(-1, 2)
     first, second = pairs[:, 0], pairs[:, 1]
     a, b = np.where(order > 0, first, second), np.where(order > 0, second, first)
-    return Paired(np.array([percent(x, y) for x, y in zip(a, b, strict=True)]), order)
+    return PairedDifferences(np.array([percent(x, y) for x, y in zip(a, b, strict=True)]), order)
 
 
-def same_side(blocks: Sequence[float]) -> Paired:
-    """A against A: neighbours of one side, named A and B by turns, as if they were pairs."""
+def same_side(blocks: Sequence[float]) -> PairedDifferences:
+    """A against A: neighbouring blocks of one side as pairs, labelled A and B in turn."""
     values = np.asarray(blocks, dtype=float)[1:-1].reshape(-1, 2)
     order = np.where(np.arange(len(values)) % 2 == 0, 1.0, -1.0)
     changes = np.array([percent(x, y) for x, y in values])
-    return Paired(changes * order, order)
+    return PairedDifferences(changes * order, order)
 
 
-def estimate(pairs: Paired, *, seed: int = 0, confidence: float = CONFIDENCE) -> Effect:
+def estimate(pairs: PairedDifferences, *, seed: int = 0, confidence: float = CONFIDENCE) -> Effect:
     """The effect and the slot-order effect, with intervals by bootstrap over pairs of each order."""
     rng = np.random.default_rng(seed)
     median, slot = _estimates(pairs.differences[None], pairs.order)
@@ -103,7 +103,7 @@ def estimate(pairs: Paired, *, seed: int = 0, confidence: float = CONFIDENCE) ->
     )
 
 
-def centred(pairs: Paired) -> Floats:
+def centred(pairs: PairedDifferences) -> Floats:
     """The differences [n] without the slot-order effect."""
     _, slot = _estimates(pairs.differences[None], pairs.order)
     return np.asarray(pairs.differences - pairs.order * slot[0])
@@ -119,7 +119,7 @@ def _estimates(differences: Floats, order: Floats) -> tuple[Floats, Floats]:
 
 
 def _resampled(order: Floats, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Indices [RESAMPLES, n]; a pair is replaced by one of its own order."""
+    """Indices [RESAMPLES, n]; each pair is replaced by one of the same order."""
     drawn = np.empty((RESAMPLES, len(order)), dtype=np.int64)
     for sign in (1.0, -1.0):
         members = np.flatnonzero(order == sign)

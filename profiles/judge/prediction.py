@@ -1,7 +1,7 @@
-"""How far emulated times are from measured ones: metric by metric, and whether both say the same of a change.
+"""The error of emulated times against measured ones, by metric, and whether both show the same changes between states.
 
-Pure: pairs of results in, a document out. Runs are single ones, so a difference between two states is one that either
-side calls only beyond ``CALLED``; statistics over repeats are ``compare``'s.
+Each result is a single run, so that a difference between two states counts only beyond ``CALLED``. For statistics over
+repeated runs see ``compare``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ METRICS: Final = (
     "exposed_stall_us_per_step",
 )
 GOAL: Final = 0.05  # of the median error
-CALLED: Final = 0.02  # a relative difference that is taken for one
-# Of the longer one: what is near zero on both sides is not far apart.
+CALLED: Final = 0.02  # the least relative difference that counts as a change
+# Where both values are below it, the error is not defined.
 _NOISE: Final = {"exposed_stall_us_per_step": 1.0}
 
 
@@ -42,7 +42,7 @@ class Pair(NamedTuple):
 
 
 class Error(NamedTuple):
-    """``error``: (emulated - measured) / measured; None where either side says nothing, or both next to nothing."""
+    """``error``: (emulated - measured) / measured; None where either side has no value, or both are negligible."""
 
     scenario: str
     state: str
@@ -54,7 +54,7 @@ class Error(NamedTuple):
 
 
 class Change(NamedTuple):
-    """From one state to the next, relative. ``agree``: the signs; None where not both call a difference."""
+    """The relative change from one state to the next. ``agree``: the signs agree; None unless both sides changed."""
 
     scenario: str
     before: str
@@ -71,13 +71,13 @@ class Prediction(NamedTuple):
 
     @property
     def median_error(self) -> float | None:
-        """Of the absolute ones."""
+        """The median of the absolute errors."""
         known = [abs(row.error) for row in self.errors if row.error is not None]
         return median(known) if known else None
 
     @property
     def by_scenario(self) -> dict[str, float]:
-        """The median of each one's absolute errors; of those that have any."""
+        """The median of the absolute errors of each scenario that has any."""
         known: defaultdict[str, list[float]] = defaultdict(list)
         for row in self.errors:
             if row.error is not None:
@@ -91,7 +91,7 @@ class Prediction(NamedTuple):
 
     @property
     def reached(self) -> bool | None:
-        """Whether the goal is; None where nothing was compared."""
+        """Whether the goal is reached; None where nothing was compared."""
         error = self.median_error
         return None if error is None else error < GOAL and all(row.agree is not False for row in self.changes)
 
@@ -162,16 +162,16 @@ def document(found: Prediction, *, missing: Sequence[str] = ()) -> dict[str, Any
     }
 
 
-def markdown(told: dict[str, Any], *, machine: str, date: str) -> str:
+def markdown(content: dict[str, Any], *, machine: str, date: str) -> str:
     """The table to be kept, with its date and machine."""
-    signs = told["signs"]
+    signs, error = content["signs"], _percent(content["median_error"])
     head = [
         f"# Prediction error · {machine} · {date}",
         "",
-        f"median error {_percent(told['median_error'])} (goal: below {_percent(told['goal'])}); of changes that both "
+        f"median error {error} (goal: below {_percent(content['goal'])}); of changes that both "
         f"call, {signs['agree']} signs agree and {signs['differ']} differ ({signs['not_called']} not called)",
         "",
-        *(f"- {scenario}: {_percent(error)}" for scenario, error in told["by_scenario"].items()),
+        *(f"- {name}: {_percent(found)}" for name, found in content["by_scenario"].items()),
         "",
         "| scenario | state | metric | unit | emulated | measured | error |",
         "|---|---|---|---|---|---|---|",
@@ -179,15 +179,15 @@ def markdown(told: dict[str, Any], *, machine: str, date: str) -> str:
     rows = [
         f"| {row['scenario']} | {row['state']} | {row['metric']} | {row['unit']} | {_figure(row['emulated'])} "
         f"| {_figure(row['measured'])} | {_percent(row['error'])} |"
-        for row in told["errors"]
+        for row in content["errors"]
     ]
     wrong = [
         f"- the signs differ: {row['scenario']}, {row['before']} to {row['after']}, {row['metric']}: emulated "
         f"{_percent(row['emulated'])}, measured {_percent(row['measured'])}"
-        for row in told["changes"]
+        for row in content["changes"]
         if row["agree"] is False
     ]
-    absent = [f"- not run: {name}" for name in told["missing"]]
+    absent = [f"- not run: {name}" for name in content["missing"]]
     return "\n".join([*head, *rows, *([""] if wrong or absent else []), *wrong, *absent, ""])
 
 
@@ -221,12 +221,12 @@ def main(arguments: Sequence[str]) -> int:
     folder, names = Path(arguments[0]), arguments[1:]
     wanted = [(scenario, state) for scenario, _, state in (name.partition(":") for name in names)]
     pairs, missing = gathered(folder, wanted)
-    told = document(prediction(pairs), missing=missing)
+    content = document(prediction(pairs), missing=missing)
     environment = pairs[0].measured.environment if pairs else {}
     machine = f"{environment.get('gpu', 'no GPU')}, {environment.get('cpu', 'unknown')}"
     date = pairs[0].measured.run.started[:10] if pairs else "not run"
-    write_whole(folder / "prediction.json", json.dumps(told, indent=1) + "\n")
-    write_whole(folder / "prediction.md", markdown(told, machine=machine, date=date))
+    write_whole(folder / "prediction.json", json.dumps(content, indent=1) + "\n")
+    write_whole(folder / "prediction.md", markdown(content, machine=machine, date=date))
     return 0
 
 

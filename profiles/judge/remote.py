@@ -1,4 +1,4 @@
-"""The near end of a worker: a side whose runs happen in another process, perhaps with other sources."""
+"""A side whose runs happen in a worker process, which may run other sources."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _GRACE_S: Final = 5.0
 
 
 class SideError(ValueError):
-    """A side that means nothing, or that cannot answer the question."""
+    """A side is invalid, or cannot run the question."""
 
 
 class CrashError(RuntimeError):
-    """A side's run ended without an answer."""
+    """The worker of a side ended without an answer."""
 
     def __init__(self, label: str, stderr: str) -> None:
         self.label = label
         self.stderr = stderr
-        shown = "\n".join(stderr.rstrip().splitlines()[-_TAIL:]) or "(it said nothing on stderr)"
+        shown = "\n".join(stderr.rstrip().splitlines()[-_TAIL:]) or "(stderr is empty)"
         super().__init__(f"{label} crashed; its stderr:\n{shown}")
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
-    """A side; ``order`` is what every run of it has in common."""
+class WorkerSide:
+    """A side in a worker process. ``order`` is what all of its runs have in common."""
 
     label: str
     question: Question
@@ -53,22 +53,24 @@ class Remote:
 
     def run(self, seed: int | None) -> Sample:
         """Raises CrashError, SideError, MachineError."""
-        return Sample.of(self._asked(seed), name=self.label)
+        return Sample.of(self._request(seed), name=self.label)
 
     def margin(self, seed: int, request: str, position: int) -> float | None:
         """Raises what ``run`` raises."""
-        found: float | None = self._asked(seed, margin=[request, position])["margin"]
+        found: float | None = self._request(seed, margin=[request, position])["margin"]
         return found
 
-    def _asked(self, seed: int | None, **more: Any) -> dict[str, Any]:
+    def _request(self, seed: int | None, **more: Any) -> dict[str, Any]:
         order = replace(self.order, seed=seed)
-        answer = self._ask(json.dumps({"question": asdict(self.question), "order": asdict(order), **more}))
+        answer = self._exchange(
+            json.dumps({"question": asdict(self.question), "order": asdict(order), **more})
+        )
         if "refused" in answer:
             error = MachineError if answer["unable"] else SideError
             raise error(f"{self.label}: {answer['refused']}")
         return answer
 
-    def _ask(self, line: str) -> dict[str, Any]:
+    def _exchange(self, line: str) -> dict[str, Any]:
         assert self.process.stdin is not None and self.process.stdout is not None
         try:
             self.process.stdin.write(line + "\n")
@@ -94,7 +96,7 @@ def command() -> list[str]:
 @contextmanager
 def working(
     label: str, question: Question, order: TrialRequest, *, sources: Path, program: Sequence[str] = ()
-) -> Iterator[Remote]:
+) -> Iterator[WorkerSide]:
     """A worker that runs the package found in the folder ``sources``, with this environment's packages."""
     environment = {**os.environ, "PYTHONPATH": str(sources)}
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr:
@@ -108,13 +110,13 @@ def working(
             env=environment,
         )
         try:
-            yield Remote(label, question, order, process, stderr)
+            yield WorkerSide(label, question, order, process, stderr)
         finally:
             _end(process)
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """An idle worker ends with its input; one that is still at work is not waited for long."""
+    """Closes the input of the worker, which ends an idle one, and kills it after a grace period."""
     assert process.stdin is not None and process.stdout is not None
     with suppress(BrokenPipeError):
         process.stdin.close()

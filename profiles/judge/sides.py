@@ -1,4 +1,4 @@
-"""What ``--a`` and ``--b`` can be: overrides of the scenario, another version of the program, stored results."""
+"""The sides of a comparison: overrides of the scenario, another version of the program, or stored results."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ _OPENING, _CLOSING = "{[(", "}])"
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
-    """What was asked for: exactly one of a ref, stored files, or neither; overrides with full keys beside a ref or
-    alone."""
+class SideSpec:
+    """A side as it was typed: a ref, stored files, or neither, and overrides with full keys unless files are stored."""
 
     label: str
     overrides: tuple[str, ...] = ()
@@ -40,8 +39,8 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
-    """Runs in this process."""
+class LocalSide:
+    """A side whose runs happen in this process."""
 
     label: str
     question: Question
@@ -62,8 +61,8 @@ class Here:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """Results read from files, by workload seed; of one seed several where times were measured."""
+class StoredSide:
+    """Results from files, by workload seed. Measured results have several of one seed."""
 
     label: str
     samples: Mapping[int, tuple[Sample, ...]]
@@ -80,26 +79,26 @@ class Stored:
         return self.samples[seed][0]
 
     def margin(self, seed: int, request: str, position: int) -> None:
-        """Results keep no scores."""
+        """Stored results have no scores."""
 
     def all(self) -> Sequence[Sample]:
         return [sample for seed in sorted(self.samples) for sample in self.samples[seed]]
 
 
-def parse(text: str, reader: Reader | None = None) -> Spec:
+def parse(text: str, reader: Reader | None = None) -> SideSpec:
     """``key=value,...``, ``git:REF``, ``git:REF,key=value,...``, a result or capture file, or a folder of either.
     Nothing means the scenario as it stands. Raises SideError, ScenarioError."""
     if text.startswith(_GIT):
         ref, *overrides = split(text.removeprefix(_GIT))
-        return Spec(text, overrides=_expanded(overrides, text), ref=ref)
+        return SideSpec(text, overrides=_expanded(overrides, text), ref=ref)
     if not text.strip():
-        return Spec("as is")
+        return SideSpec("as is")
     path = Path(text)
     if os.path.isdir(text):
-        return Spec(text, stored=_results_in(path), reader=reader or Reader())
+        return SideSpec(text, stored=_results_in(path), reader=reader or Reader())
     if os.path.isfile(text) or text.endswith((".json", *SUFFIXES)):
-        return Spec(text, stored=(path,), reader=reader or Reader())
-    return Spec(text, overrides=_expanded(split(text), text))
+        return SideSpec(text, stored=(path,), reader=reader or Reader())
+    return SideSpec(text, overrides=_expanded(split(text), text))
 
 
 def _results_in(folder: Path) -> tuple[Path, ...]:
@@ -110,7 +109,7 @@ def _results_in(folder: Path) -> tuple[Path, ...]:
 
 
 def split(text: str) -> list[str]:
-    """At commas outside of brackets."""
+    """Splits ``text`` at commas outside of brackets."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in _OPENING) - (letter in _CLOSING)
@@ -132,12 +131,14 @@ def _expanded(overrides: list[str], text: str) -> tuple[str, ...]:
 
 
 def _full(key: str) -> str:
-    """The scenario's key; a relay's switch may be named alone."""
+    """The full key of the scenario. A switch of the relay may be named alone."""
     return f"engine.relay.{key}" if key in switches() else expand(key)
 
 
 @contextmanager
-def opened(question: Question | None, a: Spec, b: Spec, order: TrialRequest) -> Iterator[tuple[Side, Side]]:
+def opened(
+    question: Question | None, a: SideSpec, b: SideSpec, order: TrialRequest
+) -> Iterator[tuple[Side, Side]]:
     """Both sides, ready to run. Where one is another version, both run as processes, so that they run alike.
 
     Raises SideError, ResultError, CaptureError, MapError, MachineError.
@@ -149,21 +150,21 @@ def opened(question: Question | None, a: Spec, b: Spec, order: TrialRequest) -> 
 
 
 def _side(
-    stack: ExitStack, question: Question | None, spec: Spec, order: TrialRequest, *, apart: bool
+    stack: ExitStack, question: Question | None, spec: SideSpec, order: TrialRequest, *, apart: bool
 ) -> Side:
     if spec.stored:
-        return Stored(spec.label, _read(spec))
+        return StoredSide(spec.label, _read(spec))
     if question is None:
         raise SideError("a scenario is needed unless both sides are stored results")
     order = replace(order, overrides=spec.overrides)
     if not apart:
-        return Here(spec.label, question, order)
+        return LocalSide(spec.label, question, order)
     root = here()
     tree = root if spec.ref is None else stack.enter_context(worktree(root, spec.ref))
     return stack.enter_context(working(spec.label, question, order, sources=tree / SOURCES))
 
 
-def _read(spec: Spec) -> dict[int, tuple[Sample, ...]]:
+def _read(spec: SideSpec) -> dict[int, tuple[Sample, ...]]:
     samples: dict[int, tuple[Sample, ...]] = {}
     for path in spec.stored:
         sample = Sample(spec.reader.read(path))

@@ -1,5 +1,4 @@
-"""What may be said of measurements: tests, intervals and how many of them it takes. Pure functions; knows nothing of
-runs, metrics or printing."""
+"""Statistical tests, intervals and sample sizes. Pure functions of numbers."""
 
 from __future__ import annotations
 
@@ -37,8 +36,8 @@ def unpaired(
 
 
 def order_interval(values: Sequence[float], *, confidence: float = 0.9375) -> Interval:
-    """Distribution-free interval of the median from order statistics: of five values all, of twenty the 6th
-    to the 15th."""
+    """Distribution-free interval of the median from order statistics: the whole range for five values, the 6th to the
+    15th for twenty."""
     ordered = sorted(values)
     n = len(ordered)
     tails = 2 * stats.binom.cdf(np.arange(n // 2), n, 0.5)
@@ -47,7 +46,7 @@ def order_interval(values: Sequence[float], *, confidence: float = 0.9375) -> In
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted so that the chance of any false finding among them stays what it was for one."""
+    """The p-values adjusted by Holm's method, which bounds the chance of any false finding among them."""
     adjusted = [0.0] * len(p_values)
     worst = 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
@@ -57,8 +56,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def pairs_needed(interval: Interval, *, n: int, resolve: float, band: float) -> int | None:
-    """Pairs at which a true effect of ``resolve`` percent is found in four of five runs; None where it is no
-    larger than what counts as none."""
+    """Pairs with which a true effect of ``resolve`` percent is found in four of five runs. None where ``resolve`` is
+    within ``band``, the effects that count as no change."""
     if resolve <= band:
         return None
     sigma_now = (interval.high - interval.low) / 2 / float(stats.norm.ppf((1 + CONFIDENCE) / 2))

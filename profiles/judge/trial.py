@@ -1,4 +1,4 @@
-"""One run of one side: the same in this process, in a worker, and in another checkout's worker."""
+"""One run of one side, in this process, in a worker process, or in a worker of another checkout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .fingerprint import Fingerprints, StepPrint
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A scenario's text, so that every checkout is asked the same, and what the caller overrides in it."""
+    """The text of a scenario, so that every checkout runs the same, and the overrides of both sides."""
 
     content: str
     file: str
@@ -47,7 +47,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class TrialRequest:
-    """Run the question with a side's overrides, on a device, once."""
+    """One run of the question with a side's overrides on a device."""
 
     overrides: tuple[str, ...] = ()
     seed: int | None = None  # the scenario's own
@@ -64,12 +64,12 @@ class Sample(NamedTuple):
 
     @property
     def seed(self) -> int:
-        """Of the workload."""
+        """The seed of the workload."""
         return self.result.scenario.seed or 0
 
     @property
     def exact(self) -> bool:
-        """Whether its times repeat byte for byte."""
+        """Whether the times of the run repeat exactly."""
         labels = self.result.labels
         return labels.emulated and labels.host == "modelled"
 

@@ -1,5 +1,5 @@
-"""Which runs a comparison is made of: the same workload seeds on both sides where times are exact, interleaved blocks
-where they are measured, whatever there is where results are stored."""
+"""The runs of a comparison: equal workload seeds on both sides where times are exact, interleaved blocks where they are
+measured, and all results where they are stored."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Design = Literal["seeds", "blocks", "stored"]
 Tokens = Literal["equal", "different", "not applicable"]
 T = TypeVar("T")
 
-# Told of every run as it ends: whose it was, and what came of it.
+# Called with the side and the sample of every run as it ends.
 Notice = Callable[[Name, Sample], None]
 
 
 class WorkloadError(RuntimeError):
-    """A run in which no request finished."""
+    """No request of a run finished."""
 
 
 class Side(Protocol):
@@ -40,15 +40,15 @@ class Side(Protocol):
     def run(self, seed: int | None) -> Sample: ...
 
     def all(self) -> Sequence[Sample]:
-        """What is stored; nothing for a side that runs."""
+        """The stored samples; empty for a side that runs."""
 
     def margin(self, seed: int, request: str, position: int) -> float | None:
-        """By how far the best score led the second where that token was drawn; None where nobody can say."""
+        """The lead of the best score over the second where that token was drawn; None where it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialPlan:
-    """How many runs. ``varied`` are the keys that the sides set."""
+    """The number of runs. ``varied`` are the keys that the sides set."""
 
     seeds: int = MIN_SEEDS
     pairs: int = DEFAULT_PAIRS
@@ -93,7 +93,7 @@ def conduct(a: Side, b: Side, plan: TrialPlan, notice: Notice) -> Trials:
 
 
 def compared(trials: Trials) -> Trials:
-    """With the verdict on tokens, and the first divergence."""
+    """The trials with the verdict on tokens and the first divergence."""
     pairs = [(a, b) for a, b in zip(trials.a, trials.b, strict=False) if a.seed == b.seed]
     if not pairs or not all(comparable(a.result, b.result) for a, b in pairs):
         return trials
@@ -121,7 +121,7 @@ def _trials(a: Side, b: Side, plan: TrialPlan, notice: Notice) -> Trials:
 
 
 def run_blocks(run: Callable[[Name], T], pairs: int) -> list[T]:
-    """Blocks in the order A B B A A B ...; whatever runs one is the caller's."""
+    """Runs blocks in the order A B B A A B ..."""
     return [run(side) for side in abba(pairs)]
 
 
@@ -138,7 +138,7 @@ def _seeds(a: Side, b: Side, plan: TrialPlan) -> list[int]:
 def _over_seeds(
     a: Side, b: Side, seeds: Iterable[int], plan: TrialPlan, notice: Notice, *, first: tuple[Sample, Sample]
 ) -> Trials:
-    """Ends with the first seed whose tokens differ, for then there will be no verdict."""
+    """Stops after the first seed whose tokens differ, since there can be no verdict then."""
     pairs = [first]
     for seed in list(seeds)[1:]:
         if _diverged(*pairs[-1], plan):
@@ -148,7 +148,7 @@ def _over_seeds(
 
 
 def _in_blocks(a: Side, b: Side, plan: TrialPlan, notice: Notice, *, seed: int) -> Trials:
-    """What ran first, to see whether the sides are alike, was their warm-up and is no block."""
+    """The first run of each side, which showed that they are comparable, is its warm-up and not a block."""
     samples: dict[Name, list[Sample]] = {"a": [], "b": []}
 
     def block(name: Name) -> None:
@@ -167,7 +167,7 @@ def _run(side: Side, name: Name, seed: int, notice: Notice) -> Sample:
         raise WorkloadError(f"{side.label}: broke off: {sample.result.run.failure}")
     rows = sample.result.requests
     if rows and not any(row.status in ("finished", "aborted") for row in rows):
-        raise WorkloadError(f"{side.label}: no request finished; the first said: {rows[0].reason}")
+        raise WorkloadError(f"{side.label}: no request finished; the reason of the first: {rows[0].reason}")
     return sample
 
 

@@ -1,4 +1,4 @@
-"""Better, worse, no change or inconclusive, with the reason when a verdict is not earned."""
+"""The verdict on one metric: better, worse, no change, or inconclusive with the reasons."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Final, Literal
 
 from ..record.definitions import Direction
 from . import noise
-from .pairs import Interval, Paired, abba, centred, estimate, paired, percent, same_side
+from .pairs import Interval, PairedDifferences, abba, centred, estimate, paired, percent, same_side
 from .statistics import holm, mann_whitney, order_interval, pairs_needed, unpaired, wilcoxon
 
 Verdict = Literal["better", "worse", "no change", "inconclusive"]
 
 MIN_EFFECT: Final = 0.5  # percent
 MIN_SEEDS: Final = 5
-MIN_PAIRS: Final = 6  # fewer are a screen
+MIN_PAIRS: Final = 6  # with fewer pairs there is no verdict
 DEFAULT_PAIRS: Final = 20
 ALPHA: Final = 0.05
 THROTTLED_SHARE: Final = 0.25
@@ -29,7 +29,7 @@ class Reason(StrEnum):
     DRIFT = "DRIFT"
     THROTTLED = "THROTTLED"
     WARMUP_RAMP = "WARMUP_RAMP"
-    NOT_ENGAGED = "NOT_ENGAGED"  # B did on the device what A did
+    NOT_ENGAGED = "NOT_ENGAGED"  # too few steps of B differ from A's on the device
     OUTPUT_DIFF = "OUTPUT_DIFF"
     PROFILED = "PROFILED"
     CONFIG_DIFF = "CONFIG_DIFF"  # measured in different environments
@@ -58,7 +58,7 @@ class Judgement:
     resolve: float | None = None
 
     def void(self, *reasons: Reason) -> Judgement:
-        """The numbers, without a verdict."""
+        """The same numbers without a verdict."""
         known = tuple(reason for reason in self.reasons if reason not in reasons)
         return replace(self, verdict="inconclusive", reasons=(*reasons, *known))
 
@@ -66,8 +66,8 @@ class Judgement:
 def judge_seeds(
     a: Sequence[float], b: Sequence[float], direction: Direction, *, min_effect: float = MIN_EFFECT
 ) -> Judgement:
-    """Values that repeat exactly, one per workload seed. Microseconds change batching under random arrivals, so a
-    verdict takes the same sign on every one of at least five seeds."""
+    """Values that repeat exactly, one per workload seed. Microseconds change batching under random arrivals, so that
+    a verdict requires the same sign on each of at least five seeds."""
     differences = [percent(x, y) for x, y in zip(a, b, strict=True)]
     delta, interval = median(differences), order_interval(differences)
     found = Judgement(
@@ -131,7 +131,7 @@ def judge_blocks(
 def judge_unpaired(
     a: Sequence[float], b: Sequence[float], direction: Direction, *, min_effect: float = MIN_EFFECT
 ) -> Judgement:
-    """Measured values of two stored sets, which share no moment: drift between them cannot be told from an effect."""
+    """Measured values of two stored sets. They are not interleaved, so that drift counts as effect."""
     delta, interval = unpaired(a, b)
     found = Judgement(
         a=median(a),
@@ -188,16 +188,16 @@ def _sided(delta: float, direction: Direction) -> Verdict:
 
 
 def _floor(blocks: Sequence[float]) -> float:
-    """What the estimator makes of A against A in this very run."""
+    """The noise floor: the effect that the estimator finds between A and A in this run."""
     pairs = same_side(blocks)
     return abs(float(median(centred(pairs)))) if pairs.n else 0.0
 
 
-def _without(pairs: Paired, throttled: Sequence[bool]) -> Paired:
+def _without(pairs: PairedDifferences, throttled: Sequence[bool]) -> PairedDifferences:
     if not any(throttled):
         return pairs
     kept = [not (throttled[2 * pair] or throttled[2 * pair + 1]) for pair in range(pairs.n)]
-    return Paired(pairs.differences[kept], pairs.order[kept])
+    return PairedDifferences(pairs.differences[kept], pairs.order[kept])
 
 
 def _median(blocks: Sequence[float], side: str) -> float:
@@ -205,7 +205,7 @@ def _median(blocks: Sequence[float], side: str) -> float:
 
 
 def _alone(blocks: Sequence[float], min_effect: float, *, reason: Reason) -> Judgement:
-    """No pair is left to judge by."""
+    """The judgement where no pair is left."""
     a, b = (_median(blocks, side) if blocks else 0.0 for side in ("a", "b"))
     delta = percent(a, b)
     return Judgement(

@@ -1,7 +1,7 @@
-"""A side in a process of its own: orders come in as JSON, one a line, and samples go out the same way.
+"""A side in a process of its own: reads requests from stdin and writes samples to stdout, as one line of JSON each.
 
-Started as ``python -m schedbench.profiles.judge.worker`` with the sources of the checkout that is to be run. What the
-scenario or machine makes impossible is answered; anything else ends the process with its traceback on stderr.
+Started as ``python -m schedbench.profiles.judge.worker`` with the sources of the checkout to run. A scenario that
+cannot run on this machine is answered with the reason; any other error ends the process with a traceback on stderr.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _main() -> None:
-    """stdout belongs to the answers: whatever else is printed goes to stderr."""
+    """Reserves stdout for the answers; everything else that is printed goes to stderr."""
     with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8") as out:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         serve(sys.stdin, out)

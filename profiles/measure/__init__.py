@@ -1,5 +1,5 @@
-"""Answers from records: streaming sinks over the windows of a timeline, and listeners for requests.
+"""Measurements from records: streaming sinks over the windows of a timeline, and observers of requests.
 
-Knows nothing of devices, files or terminals. A sink's memory depends on the number of distinct
+Independent of devices, files and terminals. The memory of a sink depends on the number of distinct
 source lines, kinds and streams, never on the length of the run.
 """

@@ -1,4 +1,4 @@
-"""How many drafts were accepted, told by the scheduler's announcements."""
+"""Acceptance of drafts, collected by an observer of the scheduler."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class AcceptanceLog(Observer):
-    """Counts verifies of requests by the tokens that they gave, whatever an ending cut of them."""
+    """Counts the verifies of requests by the tokens that each accepted, before any cut at the end of a request."""
 
     def __init__(self) -> None:
         self._verifies: Counter[int] = Counter()
 
     @classmethod
     def merged(cls, logs: Iterable[AcceptanceLog]) -> AcceptanceLog:
-        """Of workers that had a part of the requests each."""
+        """The log of several workers, each of which had a part of the requests."""
         whole = cls()
         for log in logs:
             whole._verifies += log._verifies
@@ -36,7 +36,7 @@ class AcceptanceLog(Observer):
         return sum(length * count for length, count in self._verifies.items()) / total if total else None
 
     def by_position(self, drafts: int) -> list[float]:
-        """Of each of the first ``drafts`` draft positions, the share of verifies that accepted it."""
+        """The share of verifies that accepted each of the first ``drafts`` draft positions."""
         total = self._verifies.total()
         reached = (
             sum(count for length, count in self._verifies.items() if length > position)

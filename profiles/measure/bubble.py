@@ -1,4 +1,4 @@
-"""What a pipeline stage's device stood still for: whose work came next."""
+"""Idle time of the device of a pipeline stage, by the microbatch that it waited for."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from ..record.timeline import Window
 
-TURN = "turn"  # a range of the pipelined loop: its size is the microbatch's place
-NOBODY = -1
+TURN = "turn"  # a range of the pipelined loop, whose size is the place of the microbatch
+OUTSIDE_TURNS = -1
 
 
 class StageTime(NamedTuple):
-    """ns. ``idle`` by the place of the microbatch whose kernel ended it; NOBODY's is before work outside of turns."""
+    """Times in ns. ``idle`` is by the place of the microbatch whose kernel ended it, or OUTSIDE_TURNS."""
 
     first: int
     last: int
@@ -40,7 +40,7 @@ class BubbleSink:
             if self._first is None:
                 self._first = self._end = op.start
             if op.start > self._end:
-                self._idle[self._places.get(op.step, NOBODY)] += op.start - self._end
+                self._idle[self._places.get(op.step, OUTSIDE_TURNS)] += op.start - self._end
             self._busy += max(0, op.end - max(op.start, self._end))
             self._end = max(self._end, op.end)
 
@@ -52,6 +52,6 @@ class BubbleSink:
 
 
 def bubble(stages: list[StageTime]) -> float:
-    """Percent: 1 - sum of busy times over stages times window, the window being all stages'."""
+    """Percent: 1 - sum of busy times / (stages x window), where the window spans all stages."""
     window = max(stage.last for stage in stages) - min(stage.first for stage in stages)
     return 100 * (1 - sum(stage.busy for stage in stages) / (len(stages) * window)) if window else 0.0

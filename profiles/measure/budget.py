@@ -1,4 +1,4 @@
-"""Budgets: the most that any single step of a kind may do on a stream. Judges results, fresh or stored."""
+"""Budgets: the most that any step of a kind may do on a stream, checked against fresh and stored results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Stored(BaseModel):
 
 
 def stored(result: Result) -> Budget:
-    """The budget that a stored result was run under; none where it has no sound one."""
+    """The budget of the scenario of a stored result; empty where it has no valid one."""
     try:
         return _Stored.model_validate(result.scenario.expanded).expect
     except ValidationError:
@@ -27,7 +27,7 @@ def stored(result: Result) -> Budget:
 
 
 class Offender(NamedTuple):
-    """A source line that made some of what was counted, ``times`` over all steps of the kind."""
+    """A source line that contributed to a count, ``times`` over all steps of the kind."""
 
     site: SitePart | None
     range: str
@@ -45,7 +45,7 @@ class Breach(NamedTuple):
 
 
 def breaches(budget: Budget, result: Result) -> list[Breach]:
-    """What was broken, in the budget's order. A kind without steps breaks nothing: see ``untested``."""
+    """The broken budgets, in order. A kind without steps breaks none: see ``untested``."""
     broken = []
     for kind, stream, counter, allowed in _entries(budget):
         tallies = _tallies(result, kind=kind, stream=stream, counter=counter)
@@ -58,7 +58,7 @@ def breaches(budget: Budget, result: Result) -> list[Breach]:
 
 
 def untested(budget: Budget, result: Result) -> list[str]:
-    """Kinds of the budget that no step had, so that keeping it means nothing."""
+    """Kinds of the budget that no step had, whose budget is therefore untested."""
     return [kind for kind in budget if kind not in result.per_step]
 
 
@@ -70,13 +70,13 @@ def _entries(budget: Budget) -> Iterator[tuple[str, str, str, int]]:
 
 
 def _tallies(result: Result, *, kind: str, stream: str, counter: str) -> list[CountSummary]:
-    """One per worker that ever counted it."""
-    kinds = [per_step[kind].streams for per_step in result.told if kind in per_step]
+    """One summary for each rank that counted it."""
+    kinds = [per_step[kind].streams for per_step in result.per_step_of_ranks if kind in per_step]
     return [streams[stream][counter] for streams in kinds if counter in streams.get(stream, {})]
 
 
 def _offenders(result: Result, *, kind: str, stream: str, counter: str) -> tuple[Offender, ...]:
-    """Kernels are not kept by source line, so theirs are unknown."""
+    """The source lines that contributed. They are unknown for kernels, which are not kept by source line."""
     found: dict[tuple[SitePart | None, str], int] = {}
     base = kind.removesuffix(STEADY)
     rows: tuple[CopyRow | SyncRow, ...] = (*result.copies, *result.syncs)

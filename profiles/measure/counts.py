@@ -47,7 +47,7 @@ class _Pending:
 
 
 class CountsSink:
-    """Folds windows into counts per step. Takes windows after the sink that knows what was exposed."""
+    """Folds windows into counts per step. Must be fed after the sink that computes ``exposed``."""
 
     def __init__(self, exposed: Callable[[Call], int]) -> None:
         self.lines = LineTotals(exposed)
@@ -77,7 +77,7 @@ class CountsSink:
         self._fold_outside()
 
     def finish(self) -> None:
-        """Everything that is left; nothing may be fed afterwards."""
+        """Folds everything that is left. Nothing may be fed afterwards."""
         self._fold(self._gate.finish())
         for entry in (*(entry for _, entry in self._outside), *self._pending.values()):
             self.lines.fold(OUTSIDE, entry.copies, entry.calls)
@@ -112,7 +112,7 @@ class CountsSink:
                 self.lines.fold(kinds[-1], entry.copies, entry.calls)
 
     def _fold_outside(self) -> None:
-        """What belongs to no step, or to one that was passed over, has no batch to count for."""
+        """Folds records of no step, or of a step that was passed over, which count for no kind of step."""
         pending, passed = self._pending, self._gate.passed
         for step in [step for step in pending if step < 0]:
             self._outside.append((self._newest, pending.pop(step)))

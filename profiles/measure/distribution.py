@@ -1,4 +1,4 @@
-"""Exact quantiles of integer samples, kept as counts so that equal samples cost nothing."""
+"""Exact quantiles of integer samples, kept as counts so that equal samples take no memory."""
 
 from __future__ import annotations
 

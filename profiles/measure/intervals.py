@@ -25,7 +25,7 @@ def covered(intervals: Iterable[tuple[int, int]]) -> int:
     return total
 
 
-class Track(Generic[T]):
+class IntervalTrack(Generic[T]):
     """Tagged intervals that arrive roughly in order, queried by spans that only move forward in time."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Track(Generic[T]):
             self._items[at:] = sorted(self._items[at:] + arrived, key=_start)
 
     def forget(self, until: int) -> None:
-        """Nobody asks again for what ended by ``until``."""
+        """Drops intervals that ended by ``until``, which no later query can reach."""
         items = self._items
         count = len(items)
         at = self._head
@@ -66,7 +66,7 @@ class Track(Generic[T]):
         return found
 
 
-class Union:
+class IntervalUnion:
     """Length of a union of intervals that arrive roughly in order, inside a moving span.
 
     Everything before the last ``settle`` is final; an interval that reaches back over it counts

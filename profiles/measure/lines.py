@@ -55,7 +55,7 @@ class Cost:
 
 
 class LineTotals:
-    """Sums of copies and calls by source line, kind of step, and how they behaved."""
+    """Sums of copies and calls by ``CopyLine`` and ``CallLine``."""
 
     def __init__(self, exposed: Callable[[Call], int]) -> None:
         self.copies: dict[CopyLine, Cost] = {}
@@ -93,7 +93,7 @@ class LineTotals:
 
 
 def paired(copies: Iterable[Op], calls: Iterable[Call]) -> Iterator[tuple[Op, Call | None]]:
-    """Each copy with the call that enqueued it. A kernel copy and a graph's node have none of their own."""
+    """Each copy with the call that enqueued it. A kernel copy and a node of a graph have no call of their own."""
     ordered = iter(sorted(calls, key=_start))
     call = next(ordered, None)
     for op in sorted(copies, key=_launched):

@@ -1,4 +1,4 @@
-"""How often a decode found a token that it attends to in its request's hot buffer. The device counts; this reads."""
+"""Lookups of attended tokens in the hot buffers of requests. The device counts them; this module reads the counters."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ import torch
 
 
 class Lookups(NamedTuple):
-    """Of requests longer than their buffers; the newest token, which is never looked for, does not count."""
+    """Lookups of requests longer than their buffers. The newest token is never looked up and does not count."""
 
-    asked: int
+    total: int
     missed: int
 
     @property
     def hit_ratio(self) -> float | None:
-        return 1 - self.missed / self.asked if self.asked else None
+        return 1 - self.missed / self.total if self.total else None
 
 
-class Counted(Protocol):
-    """Whoever has hot buffers."""
+class HotBuffers(Protocol):
+    """Counts lookups on the device."""
 
-    lookups: torch.Tensor  # [2] int64: asked, missed, since the beginning
+    lookups: torch.Tensor  # [2] int64: total and missed, since the start
 
 
 class LookupCount:
-    """From its making on."""
+    """The lookups since the object was created. ``peek`` reads a tensor without the device noticing."""
 
-    def __init__(self, buffers: Counted, peek: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, buffers: HotBuffers, peek: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._buffers = buffers
         self._peek = peek
         self._before = self._now()
 
     def found(self) -> Lookups:
         now = self._now()
-        return Lookups(now.asked - self._before.asked, now.missed - self._before.missed)
+        return Lookups(now.total - self._before.total, now.missed - self._before.missed)
 
     def _now(self) -> Lookups:
         return Lookups(*map(int, self._peek(self._buffers.lookups).tolist()))

@@ -1,4 +1,4 @@
-"""The loop's period, and the clock that makes sleep visible."""
+"""The period of the loop, and the clock that announces sleep."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NO_STEP = -1
 
 
 class SleepAnnouncingClock:
-    """A clock that announces its sleeps as a range, so that a timeline can tell no work from late work."""
+    """A clock that announces its sleeps as a range, so that a timeline can distinguish no work from late work."""
 
     def __init__(self, clock: Clock, observer: Observer) -> None:
         self._clock = clock
@@ -28,8 +28,8 @@ class SleepAnnouncingClock:
 
 
 class StepPeriods(Observer):
-    """From each launch to the next, ns; periods with sleep are left out. Under overlap a period is no one step's: it
-    has the settling of the step before and the preparing of the one after."""
+    """Times from each launch to the next, ns, without periods in which the scheduler slept. Under overlap a period
+    belongs to no single step: it contains the settling of one step and the preparing of another."""
 
     def __init__(self, clock: Clock) -> None:
         self.periods = Distribution()

@@ -1,4 +1,4 @@
-"""Counts and source lines with their names: sites and streams resolved, rows in a stable order."""
+"""Rows of the result with resolved sites and streams, in a stable order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def per_step(
 
 
 def copy_rows(lines: Mapping[CopyLine, Cost], names: Names) -> tuple[CopyRow, ...]:
-    """Most exposed first, then longest waited for, then most frequent."""
+    """Sorted by exposed time, then by waited time, then by count, largest first."""
     rows = [
         CopyRow(
             site=site_part(names, line.site),
@@ -75,7 +75,7 @@ def site_part(names: Names, site: int) -> SitePart | None:
 
 
 def _without_steady(lines: Mapping[Line, Cost]) -> dict[Line, tuple[Cost, int]]:
-    """Steady decodes are decodes: their lines are added to those of the kind, with how many they were."""
+    """Adds the lines of steady decodes to those of all decodes, and keeps their count."""
     merged: dict[Line, tuple[Cost, int]] = {}
     for line, cost in lines.items():
         kind = line.kind.removesuffix(STEADY)

@@ -1,4 +1,4 @@
-"""When is a step complete? Its records may arrive in later windows than its StepInfo."""
+"""Completeness of steps, whose records may arrive in later windows than their StepInfo."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ...sched.observe import StepInfo
 from ..record.timeline import Window
 
 STEADY = ".steady"
-# Kinds of steps that are launched together with one of another kind: no iterations of their own.
+# Kinds of steps that are launched together with a step of another kind, and are no iterations of their own.
 PARTS = frozenset(("draft", "draft_extend"))
 OUTSIDE = "none"  # kind of what belongs to no launched step
 
 
 class TimelineError(RuntimeError):
-    """A source delivered records that contradict the order promised by ``profiles.timeline``."""
+    """Records contradict the order that ``record.timeline`` defines."""
 
 
 def labels(info: StepInfo) -> tuple[str, ...]:
@@ -35,7 +35,7 @@ _number = attrgetter("step")
 
 
 class StepGate:
-    """Lets a step pass once ``lag`` others have settled since, the lowest number first::
+    """Lets a step pass once ``lag`` later steps have settled, the lowest number first::
 
     settled:   k ...... k+1 ...... k+lag
                ^ StepInfo known    ^ records of k are complete: k passes

@@ -1,4 +1,4 @@
-"""Where the GPU waited, and how much of the host's waiting showed.
+"""Idle time of the GPU between forwards, its causes, and the exposed part of the host's waits.
 
 Between two spans of forward kernels lies forward idle::
 
@@ -8,12 +8,13 @@ Between two spans of forward kernels lies forward idle::
     |   no work     |<----- exposed ------->| dependency, other kernels |
                                             ^ its first op is enqueued
 
-When the op was enqueued before the idle began, the host is innocent: what is not held is a kernel gap.
+When the op was enqueued before the idle began, the host did not cause it: time in which the op was not held is a kernel
+gap.
 
 Sleeps, stalls and work are measured on records of their own: ranges called sleep, the waits of calls, and all other
-ranges with the calls between them. Host time that no record tells of is work, for the host has one thread, but unnamed;
-time that two records claim is the residue. After the enqueue no record tells launch latency or kernel gap from what
-nothing held.
+ranges with the calls between them. Host time without a record is unnamed work, since the host has one thread; time
+that two records claim is the residue. After the enqueue, launch latency and kernel gap are the time in which nothing
+held the op.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Final, NamedTuple
 
 from ..record.timeline import Call, Op, Range, Wait, Window
 from .distribution import Distribution
-from .intervals import Track, Union, covered
+from .intervals import IntervalTrack, IntervalUnion, covered
 from .steps import OUTSIDE, PARTS, StepGate
 
 SLEEP: Final = "sleep"  # range that is open while the scheduler has nothing to do until a known instant
@@ -57,7 +58,7 @@ class Waiting(NamedTuple):
 
     @property
     def residue(self) -> int:
-        """What the parts leave over; below 0 where records contradict each other, as a stall during sleep."""
+        """Idle time minus its parts; below 0 where records contradict each other, such as a stall during sleep."""
         return self.idle - self.host_late - self.dependency - self.kernel_gap - self.no_work
 
 
@@ -77,7 +78,7 @@ class _StepSpan:
 
 
 class WaitingSink:
-    """Folds windows into ``Waiting`` and tells for each waiting call how much of it was exposed."""
+    """Folds windows into ``Waiting``, and computes the exposed part of each waiting call."""
 
     def __init__(self) -> None:
         self._gate = StepGate(LAG)
@@ -87,13 +88,15 @@ class WaitingSink:
         self.forwards: defaultdict[str, Distribution] = defaultdict(Distribution)  # spans by kind of step, ns
         self.requests: Counter[str] = Counter()  # of all those steps' batches, by kind
         self.idle = Distribution()  # in front of each step but the first, without sleep, ns
-        self._sleeps: Track[str] = Track()
-        self._work: Track[str] = Track()
-        self._stalls: Track[int] = Track()
-        self._waits: Track[int] = Track()
-        self._others: Track[tuple[bool, int]] = Track()  # ops that can hold a forward op: (kernel?, stream)
-        self._kernels = Union()
-        self._forward_kernels = Union()
+        self._sleeps: IntervalTrack[str] = IntervalTrack()
+        self._work: IntervalTrack[str] = IntervalTrack()
+        self._stalls: IntervalTrack[int] = IntervalTrack()
+        self._waits: IntervalTrack[int] = IntervalTrack()
+        self._others: IntervalTrack[tuple[bool, int]] = (
+            IntervalTrack()
+        )  # ops that can hold a forward op: (kernel?, stream)
+        self._kernels = IntervalUnion()
+        self._forward_kernels = IntervalUnion()
         self._totals: Counter[str] = Counter()
         self._exposed: Counter[int] = Counter()
 
@@ -124,7 +127,7 @@ class WaitingSink:
         )
 
     def take_exposed(self, call: Call) -> int:
-        """Exposed part of a call's stall, ns; given out once, after the spans around it were folded."""
+        """Exposed part of a call's stall, ns; available once, after the spans around it were folded."""
         return self._exposed.pop(call.end, 0)
 
     def _take_ops(self, ops: list[Op]) -> None:
@@ -180,8 +183,8 @@ class WaitingSink:
             track.forget(self._cursor)
 
     def _split_idle(self, span: _StepSpan) -> int:
-        """The idle from the cursor to the span's start, split at the instant its first op was enqueued; how much of it
-        had work."""
+        """The idle from the cursor to the span's start, split at the instant its first op was enqueued. Returns the
+        part in which the scheduler did not sleep."""
         begin, end = self._cursor, span.start
         enqueued = min(max(span.launched, begin), end)
         asleep = self._split_host(begin, enqueued)
@@ -191,7 +194,7 @@ class WaitingSink:
         return end - begin - asleep
 
     def _split_host(self, begin: int, enqueued: int) -> int:
-        """What the host did meanwhile: asleep, stalled, or at work, named or not. How long it slept."""
+        """Splits the time of the host into sleep, stall and work, named or not. Returns how long it slept."""
         stalled = self._stalls.overlaps(begin, enqueued)
         for lo, hi, call_end in stalled:
             self._exposed[call_end] += hi - lo

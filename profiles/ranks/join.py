@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 from ...sched.data_parallel.share import RankShare
 from ...sched.disagg.layout import RankLayout
 from ..measure.acceptance import AcceptanceLog
-from ..measure.bubble import NOBODY, bubble
+from ..measure.bubble import OUTSIDE_TURNS, bubble
 from ..measure.metrics import (
     Metrics,
     acceptance_metrics,
@@ -233,7 +233,7 @@ def _bubbles(stage: RankReport) -> Metrics:
         return {}
     window = time.last - time.first
     return {
-        f"bubble_pct.{'outside' if place == NOBODY else f'mb{place}'}": plain(
+        f"bubble_pct.{'outside' if place == OUTSIDE_TURNS else f'mb{place}'}": plain(
             "bubble_pct", 100 * idle / window, exact=_emulated([stage])
         )
         for place, idle in sorted(time.idle.items())

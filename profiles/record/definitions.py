@@ -41,8 +41,8 @@ class Definition(NamedTuple):
     variants: Literal["", "kind", "position", "name"] = ""
 
 
-_REQUESTS = "the run's clock, at the scheduler's announcements"
-_TIMELINE = "the timeline: the device's records, not the program's"
+_REQUESTS = "the clock of the run, at the events that the scheduler announces"
+_TIMELINE = "the timeline, as recorded by the device"
 
 _THROUGHPUT = (
     Definition(
@@ -90,7 +90,7 @@ _LATENCY = (
     Definition(
         "ttft_ms", "ms", "lower",
         "Time to first token, from arrival: queueing included. Percentiles are over finished requests, and"
-        " are refused when fewer than 1/(1-q) samples support them (p99 needs 100).",
+        " are not given when fewer than 1/(1-q) samples support them (p99 needs 100).",
         "first token - arrival", _REQUESTS,
         ("latency", "rank requests"),
     ),
@@ -102,14 +102,14 @@ _LATENCY = (
     ),
     Definition(
         "prefill_ms", "ms", "lower",
-        "With workers of their own for prompts: from a request's first admission until its prefill worker has "
+        "With separate workers for prompts: from a request's first admission until its prefill worker has "
         "computed the whole prompt. Queue, prefill, transfer and decode queue make up the time to first token.",
         "prompt computed - first scheduled", _REQUESTS,
         ("latency", "rank requests"),
     ),
     Definition(
         "transfer_ms", "ms", "lower",
-        "With workers of their own for prompts: from when the prompt has been computed until the decode worker "
+        "With separate workers for prompts: from when the prompt has been computed until the decode worker "
         "knows that all KV has come. "
         "Chunks that were sent before are not waited for.",
         "KV there - prompt computed", _REQUESTS,
@@ -117,14 +117,14 @@ _LATENCY = (
     ),
     Definition(
         "decode_queue_ms", "ms", "lower",
-        "With workers of their own for prompts: from when all KV has come until the request has joined the "
+        "With separate workers for prompts: from when all KV has come until the request has joined the "
         "decode worker's batch and its first token is known there.",
         "first token - KV there", _REQUESTS,
         ("latency", "rank requests"),
     ),
     Definition(
         "tpot_ms", "ms", "lower",
-        "Time per output token after the first. Absent for requests with a single token.",
+        "Time per output token after the first. Requests with a single token have none.",
         "(E2E - TTFT) / (output tokens - 1)", _REQUESTS,
         ("latency",),
     ),
@@ -145,7 +145,7 @@ _LATENCY = (
         "step_ms", "ms", "lower",
         "Period of the scheduler's loop: from one launch to the next. With overlap the host launches ahead of "
         "the GPU, so that a period belongs to no kind of step: see forward_ms. Periods in which the "
-        "scheduler slept for lack of work are left out.",
+        "scheduler slept for lack of work are excluded.",
         "launch k+1 - launch k", _REQUESTS,
         ("latency", "rank device"),
     ),
@@ -177,7 +177,7 @@ _ACHIEVED = (
     Definition(
         "decode_bandwidth", "GB/s", "higher",
         "Memory traffic of decode forwards by their span on the device: weights once a step, each running "
-        "request's KV, and activations, as the kernels declare them; sampling is left out. Positions attended "
+        "request's KV, and activations, as the kernels declare them; sampling is excluded. Positions attended "
         "to are the mean of all decoded tokens.",
         "bytes that the decoder's kernels declare for the batches that ran / sum of forward_ms.decode", _TIMELINE,
         ("summary",),
@@ -263,7 +263,7 @@ _WAITING = (
     Definition(
         "exposed_host_us_per_step", "us/step", "lower",
         "Host work during forward idle, before the next step's first forward op was enqueued: the host "
-        "neither waited for the device nor slept. Work outside of any range is included, and told apart as "
+        "neither waited for the device nor slept. Work outside of any range is included, and also given as "
         "unnamed_host_us.",
         "time before the enqueue, outside sleep and waits, within forward idle / steps", _TIMELINE,
         ("gpu waits", "rank device"),
@@ -273,13 +273,13 @@ _WAITING = (
 _USAGE = (
     Definition(
         "bubble_pct", "%", "lower",
-        "Of a pipeline: the share of all stages' time in which their device computed nothing.",
+        "The share of the time of all pipeline stages in which their device ran no kernel.",
         "100 x (1 - sum of the stages' busy times / (stages x window)); busy: union of kernels", _REQUESTS,
         ("summary", "rank device"),
     ),
     Definition(
         "idle_step_share", "ratio", "none",
-        "Of a data-parallel rank: the share of its steps in which it had no tokens and others had.",
+        "The share of the steps of a data-parallel rank in which it had no tokens and other ranks had.",
         "idle steps / steps", _REQUESTS,
         ("rank requests",),
     ),
@@ -370,8 +370,8 @@ _COUNTERS = (
     ),
     Definition(
         "kernel_copy", "bytes", "lower",
-        "A kernel that reads or writes pinned host memory. No copy counter ever sees it, so its declared "
-        "bytes are listed apart, with direction `kernel`.",
+        "A kernel that reads or writes pinned host memory. No copy counter includes it; its declared "
+        "bytes are listed separately, with direction `kernel`.",
         "host bytes declared by the kernel", _TIMELINE,
         ("copies",),
     ),
@@ -420,8 +420,8 @@ _PARTS = (
     ),
     Definition(
         "residue_us", "us", "none",
-        "What the four parts of forward idle leave over. It is 0 unless records claim the same time twice, as"
-        " a stall during sleep does; then it is below 0.",
+        "Forward idle minus its four parts. It is 0 unless two records claim the same time, such as a stall "
+        "during sleep; then it is negative.",
         "forward idle - host late - dependency - kernel gap - no work", _TIMELINE,
         ("gpu waits",),
     ),
@@ -435,8 +435,7 @@ _PARTS = (
     ),
     Definition(
         "decode.steady", "steps", "none",
-        "Decode steps in which no request finished, joined or was penalised: the loop at its plainest. "
-        "They count as decode steps too.",
+        "Decode steps in which no request finished, joined or was penalised. They count as decode steps too.",
         "steps announced as steady", _TIMELINE,
         ("step kinds",),
     ),

@@ -20,7 +20,7 @@ def tool() -> Tool:
 
 
 def environment() -> dict[str, Any]:
-    """Versions and processor; what a device adds is the machine's to say."""
+    """Versions and processor. Machines add their device."""
     return {
         "python": platform.python_version(),
         "platform": f"{platform.system()}-{platform.machine()}",
@@ -47,7 +47,7 @@ def _cpu() -> str:
 
 
 def _git() -> tuple[str | None, bool | None]:
-    """Commit and dirtiness of the checkout that this runs from; nothing when installed as a package."""
+    """The commit of the running checkout and whether it has changes; None when installed as a package."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None, None

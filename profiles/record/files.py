@@ -1,4 +1,4 @@
-"""Files that somebody may read while we write them, or after we were killed."""
+"""Files that other processes may read while they are written, or after the writer was killed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import BinaryIO, cast
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Whole or not at all: whoever looks sees the old content or the new one, after a crash of the machine as well.
+    """Write a file atomically: readers see the old content or the new one, also after a crash of the machine.
 
-    What a killed process leaves behind is hidden, ends in its number, and is in nobody's way. Raises OSError.
+    A killed process leaves a hidden file whose name ends in its process id. Raises OSError.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -28,8 +28,8 @@ def write_whole(path: Path, text: str) -> None:
 
 @contextmanager
 def packed_whole(path: Path, *, level: int = 6) -> Iterator[BinaryIO]:
-    """As ``write_whole``, of what is written to the file inside the block: gzipped, and the same bytes for the same
-    content. Nothing appears where the block raises."""
+    """As ``write_whole``, for the bytes that the block writes, gzipped. Equal content gives equal bytes. No file
+    appears where the block raises."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with unfinished.open("wb") as raw:

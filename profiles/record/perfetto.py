@@ -1,4 +1,4 @@
-"""A timeline as a picture for Perfetto and chrome://tracing: host, streams, copy engines, waits.
+"""A timeline in the format of Perfetto and chrome://tracing: host, streams, copy engines, waits.
 
 Chrome's JSON, since both viewers read it and it needs no library. Instants are microseconds with three decimals, so
 every nanosecond is there.

@@ -1,7 +1,7 @@
-"""A run's timeline on disk, beside its result: what a picture of it takes. Windows are written as they come.
+"""The timeline of a run on disk, beside its result, from which ``trace`` draws. Windows are written as they arrive.
 
 A gzipped file of JSON lines: a head, one line per window with its records as arrays, and a foot with the names behind
-their small numbers. A long run's file ends early and says so.
+their small numbers. The file of a long run ends early and records that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FILE: Final = "timeline.jsonl.gz"
 RESULT: Final = "result.json"  # what it lies beside
 _OF_RANK: Final = "timeline.{}.jsonl.gz"
 _NAMED: Final = re.compile(r"timeline(\.\d+)?\.jsonl\.gz$")
-MOST: Final = 2_000_000  # records; a hundred megabytes or so of a picture
+MOST: Final = 2_000_000  # records, which take about a hundred megabytes when drawn
 MAX_LINE: Final = 2**28
 MANY_RANKS: Final = 256
 
@@ -49,7 +49,7 @@ class _Foot(_Line):
 
 
 class TimelineRecording:
-    """An instrument. The file appears when the run is over, whole; of several passes it has the last."""
+    """An instrument. The file appears as a whole when the run is over; of several passes it holds the last."""
 
     def __init__(self, path: Path, *, most: int = MOST) -> None:
         self._path, self._most = path, most
@@ -88,7 +88,7 @@ class TimelineRecording:
         self._file.write(line + b"\n")
 
     def _drop(self) -> None:
-        """Leave nothing of a pass that has not been finished."""
+        """Remove what was written of an unfinished pass."""
         if self._file is not None:
             self._file = None
             with suppress(_DroppedError):
@@ -96,12 +96,12 @@ class TimelineRecording:
 
 
 class _DroppedError(Exception):
-    """Nobody wants the pass."""
+    """The pass was dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedTimeline:
-    """``left_out`` records were too many. Has the names of its own records."""
+    """``left_out`` records at the end were not kept. Also resolves the names of its records."""
 
     windows: Sequence[Window]
     sites: Sequence[Site]
@@ -110,12 +110,12 @@ class RecordedTimeline:
 
 
 def file_of(rank: int) -> str:
-    """The name of a rank's file; of one alone it is the first one's."""
+    """The name of the file of a rank. A single rank has number 0."""
     return _OF_RANK.format(rank) if rank else FILE
 
 
 def is_recording(name: str) -> bool:
-    """Whether a file that is called so is one rank's."""
+    """Whether a file of this name is the recording of a rank."""
     return _NAMED.search(name) is not None
 
 
@@ -129,7 +129,7 @@ def read_ranks(folder: Path) -> dict[int, RecordedTimeline]:
 
 
 def read_recording(path: Path) -> RecordedTimeline:
-    """Raises ResultError for what is no recording, OSError."""
+    """Raises ResultError for a file that is no recording, and OSError."""
     windows: list[Window] = []
     foot: _Foot | None = None
     try:

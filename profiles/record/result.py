@@ -1,7 +1,7 @@
-"""The result document: one run's numbers, immutable, versioned, unambiguous.
+"""The result document of one run: immutable and versioned.
 
 Everything outside ``run`` and ``environment`` is a function of the scenario and the program, so an emulated
-run repeats byte for byte. Knows nothing of how the numbers were found or how they are shown.
+run repeats byte for byte.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OWN_CLOCKS: Final = "the ranks' clocks are their own: no link was emulated"
 
 
 class ResultError(ValueError):
-    """A file is no result document, or one of a version that is not understood."""
+    """A file is no result document, or one of an unknown version."""
 
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -42,7 +42,7 @@ class ResultModel(BaseModel):
 
 
 class Abstained(ResultModel):
-    """A number that was not earned, and why."""
+    """A number that cannot be given, and the reason."""
 
     value: None = None
     abstained: str
@@ -123,7 +123,7 @@ class RelayPart(ResultModel):
     """``loop`` is the one that ran: where the scenario says ``overlap: auto``, what that chose."""
 
     state: str
-    loop: Literal["overlapped", "serial", "pipelined"] | None = None  # None: written before loops were told
+    loop: Literal["overlapped", "serial", "pipelined"] | None = None  # None: in documents of older versions
     policies: dict[str, str] = {}
     switches: Mapping[str, JsonValue] = {}
     faults: tuple[str, ...] = ()  # what was broken on purpose
@@ -234,14 +234,14 @@ class SummaryPart(ResultModel):
 
 
 class LengthsPart(ResultModel):
-    """``requested`` is what the distribution has; a trace requests nothing."""
+    """``requested`` is that of the distribution; None for a trace."""
 
     requested: SummaryPart | None
     achieved: SummaryPart
 
 
 class WorkloadPart(ResultModel):
-    """What was drawn, or found in a trace, before the run: where that broke off or was interrupted, the whole plan.
+    """The lengths that were drawn, or found in a trace, before the run; also of a run that was interrupted.
     ``clipped`` requests were shortened to fit the model's context."""
 
     requests: Count
@@ -277,7 +277,7 @@ class HazardAccess(ResultModel):
 
 
 class HazardFinding(ResultModel):
-    """Two accesses that nothing orders; or one, the last of many, that is for nothing."""
+    """Two unordered accesses; or a single access without effect, the last of several."""
 
     resource: str
     first: HazardAccess
@@ -315,36 +315,36 @@ class Result(ResultModel):
 
     @property
     def one_clock(self) -> bool:
-        """Whether an instant of one rank's can stand beside another's."""
+        """Whether the instants of different ranks can be compared."""
         return not (isinstance(self.idle, Abstained) and self.idle.abstained == OWN_CLOCKS)
 
     @property
-    def told(self) -> tuple[dict[str, KindCounts], ...]:
-        """Whose steps ``copies`` and ``syncs`` are of: all ranks'."""
+    def per_step_of_ranks(self) -> tuple[dict[str, KindCounts], ...]:
+        """The counts of all ranks, whose steps ``copies`` and ``syncs`` are of."""
         return tuple(rank.per_step for rank in self.ranks) or (self.per_step,)
 
     @property
     def unrecorded(self) -> str | None:
-        """Why no source line is told, where that is no finding: nobody took its times, or nobody counted."""
+        """The reason for which there are no source lines, where copies and syncs were not recorded; else None."""
         nothing = not self.copies and not self.syncs
         return self.idle.abstained if nothing and isinstance(self.idle, Abstained) else None
 
     def steps(self) -> Counter[str]:
-        """Of every kind, those that ``copies`` and ``syncs`` are of."""
+        """The number of steps of each kind that ``copies`` and ``syncs`` are of."""
         kinds: Counter[str] = Counter()
-        for part in self.told:
+        for part in self.per_step_of_ranks:
             kinds.update({kind: counts.steps for kind, counts in part.items()})
         return kinds
 
     def document(self) -> dict[str, Any]:
-        """Plain dicts, lists and scalars, as they stand in the file; what is absent is left out."""
+        """Plain dicts, lists and scalars, as in the file. Absent fields are left out."""
         document: dict[str, Any] = self.model_dump(mode="json")
         for label in ("acceptance", "capture", "world"):
             if document["labels"][label] is None:
                 del document["labels"][label]
-        for told in ("failure", "missed"):
-            if not document["run"][told]:
-                del document["run"][told]
+        for optional in ("failure", "missed"):
+            if not document["run"][optional]:
+                del document["run"][optional]
         if self.relay.loop is None:
             del document["relay"]["loop"]
         for request in document["requests"]:
@@ -372,7 +372,7 @@ class Result(ResultModel):
 
     @classmethod
     def from_document(cls, document: object, *, name: str = "result") -> Self:
-        """As ``from_json``, of what was read already."""
+        """As ``from_json``, for a parsed document."""
         if not isinstance(document, dict) or "schema_version" not in document:
             raise ResultError(f"{name}: not a schedbench result: no schema_version")
         if document["schema_version"] != SCHEMA_VERSION:
@@ -398,8 +398,8 @@ def read(path: Path) -> Result:
 
 
 def canonical(document: dict[str, Any]) -> str:
-    """JSON with sorted keys; a line per top-level entry and per row of a list, so that files diff well. What is no
-    text, such as a byte of a file's name, becomes a question mark."""
+    """JSON with sorted keys; a line per top-level entry and per row of a list, so that files diff well. Characters
+    that UTF-8 cannot encode, such as bytes of a file name, become question marks."""
     entries = (f"{_dump(key)}: {_rows(document[key])}" for key in sorted(document))
     text = "{\n" + ",\n".join(entries) + "\n}\n"
     return text.encode("utf-8", "replace").decode()
@@ -423,7 +423,7 @@ def _first(error: ValidationError) -> str:
 
 
 def digest(outputs: Iterable[tuple[str, Sequence[int]]]) -> str:
-    """sha256 over (request id, output token ids) in request order. Same digest, same tokens."""
+    """sha256 over (request id, output token ids) in request order. Equal digests mean equal tokens."""
     running = hashlib.sha256()
     for request, tokens in outputs:
         running.update(json.dumps([request, list(tokens)], separators=(",", ":")).encode())

@@ -1,4 +1,4 @@
-"""One record model for what happened, whatever watched: the vgpu's ledger, Kineto, Nsight Systems.
+"""The records of what happened in a run, for all sources: the virtual GPU, Kineto, Nsight Systems.
 
 All instants are integer nanoseconds on one clock. Records refer to ranges by name and step, to source lines by
 an index into ``Timeline.sites``, to streams by a small integer named in ``Timeline.streams``.

@@ -1,4 +1,4 @@
-"""A sweep as a document around its results: what was varied, every cell, and where the sign changes."""
+"""A sweep as a versioned document: the axes, every cell, and where the sign changes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Document = dict[str, Any]
 
 def document(plan: SweepPlan, found: Sequence[Cell], *, run: Document) -> Document:
     """``run`` is the result document's ``run`` of the whole sweep; ``found`` may have fewer cells than the plan."""
-    first = next((cell for cell in found if cell.readings), None)
-    reading = first.readings[0] if first else None
+    first = next((cell for cell in found if cell.values), None)
+    reading = first.values[0] if first else None
     labels = first.labels if first else None
     return {
         "schema_version": SCHEMA_VERSION,
@@ -44,7 +44,7 @@ def _cell(cell: Cell) -> Document:
     delta = cell.delta
     return {
         "at": list(cell.place),
-        "values": [reading.value for reading in cell.readings],
+        "values": [value.value for value in cell.values],
         "delta_pct": delta if delta is not None and math.isfinite(delta) else None,
         "candidate": cell.tone,
         "tokens": cell.tokens,

@@ -1,8 +1,8 @@
-"""A scenario over the product of some keys' values: a metric, or by how much two sides differ in it, and where that
-changes sign.
+"""A scenario over the product of the values of some keys: a metric, or its difference between two sides, and where the
+difference changes its sign.
 
-A cell is one run of each side. That earns a sign where times repeat byte for byte; where they are measured it is a
-hint of where to compare.
+A cell is one run of each side. Its sign is conclusive where times repeat exactly; where they are measured it only
+indicates where to compare.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ...scenarios.overrides import expand
 from ...scenarios.problems import ScenarioError
 from ...sched.memory.allocation import OutOfKVMemoryError
 from ..judge.divergence import comparable, same_tokens
+from ..judge.metric_values import MetricValue, full_name, metric_values
 from ..judge.pairs import percent
-from ..judge.readings import MetricReading, full_name, readings
-from ..judge.sides import Spec, parse, split
+from ..judge.sides import SideSpec, parse, split
 from ..judge.trials import WorkloadError
 from ..platform.resolve import Resolved, ask
 from ..ranks.execute import Options, execute
@@ -30,12 +30,12 @@ from ..run.machines import device_kind
 Tone = Literal["better", "worse", "even"]
 Tokens = Literal["equal", "different", "not applicable"]
 
-# Baseline and candidate where nobody says otherwise.
+# The default baseline and candidate.
 OVERLAP_PAYS: Final = ("overlap=false", "overlap=true")
 
 
 class SweepError(ValueError):
-    """A sweep that cannot be asked for."""
+    """A sweep is invalid."""
 
 
 class Axis(NamedTuple):
@@ -56,12 +56,12 @@ class Crossing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
-    """``sides`` are the baseline and the candidate, or one side whose metric is told as it is."""
+    """``sides`` are the baseline and the candidate, or one side whose metric is reported itself."""
 
     scenario: str
     overrides: tuple[str, ...]
     axes: tuple[Axis, ...]
-    sides: tuple[Spec, ...]
+    sides: tuple[SideSpec, ...]
     metric: str
 
     @property
@@ -69,28 +69,28 @@ class SweepPlan:
         """A value of each axis, the last axis fastest."""
         return product(*(axis.values for axis in self.axes))
 
-    def overrides_at(self, place: Sequence[str], side: Spec) -> tuple[str, ...]:
+    def overrides_at(self, place: Sequence[str], side: SideSpec) -> tuple[str, ...]:
         at = (f"{axis.key}={value}" for axis, value in zip(self.axes, place, strict=True))
         return (*self.overrides, *at, *side.overrides)
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """``readings`` and ``files`` have one entry per side; nothing but ``refusal`` where a side did not run."""
+    """``values`` and ``files`` have one entry per side. Where a side did not run there is only the ``refusal``."""
 
     place: tuple[str, ...]
     refusal: str = ""
-    readings: tuple[MetricReading, ...] = ()
+    values: tuple[MetricValue, ...] = ()
     tokens: Tokens = "not applicable"
     labels: Labels | None = None
     files: tuple[str, ...] = ()
 
     @property
     def delta(self) -> float | None:
-        """By how many percent the candidate exceeds the baseline."""
-        if len(self.readings) < 2:
+        """The excess of the candidate over the baseline in percent."""
+        if len(self.values) < 2:
             return None
-        a, b = self.readings
+        a, b = self.values
         return percent(a.value, b.value)
 
     @property
@@ -99,7 +99,7 @@ class Cell:
             return None
         if not abs(self.delta) > 0:
             return "even"
-        return "better" if (self.delta > 0) == (self.readings[0].direction == "higher") else "worse"
+        return "better" if (self.delta > 0) == (self.values[0].direction == "higher") else "worse"
 
 
 def planned(
@@ -132,7 +132,7 @@ def planned(
 
 
 def varies_overlap(over: Sequence[str]) -> bool:
-    """Whether an axis takes the key that the sides differ in when nobody says otherwise."""
+    """Whether an axis varies the key in which the default sides differ."""
     return expand("overlap") in [_axis(text).key for text in over]
 
 
@@ -183,32 +183,32 @@ class Runs:
         return result if alike and result.labels.emulated == emulated else None
 
 
-def cells(plan: SweepPlan, runs: Runs, told: Callable[[str], None] = lambda _: None) -> Iterator[Cell]:
-    """In order, each as soon as it is known. Raises MachineError, KeyboardInterrupt."""
+def cells(plan: SweepPlan, runs: Runs, report: Callable[[str], None] = lambda _: None) -> Iterator[Cell]:
+    """The cells in order, each as soon as it has run. Raises MachineError, KeyboardInterrupt."""
     places = list(plan.places)
     for number, place in enumerate(places, start=1):
-        told(f"cell {number} of {len(places)}: {', '.join(place)}")
+        report(f"cell {number} of {len(places)}: {', '.join(place)}")
         yield _cell(plan, runs, place)
 
 
 def _cell(plan: SweepPlan, runs: Runs, place: tuple[str, ...]) -> Cell:
     try:
-        asked = [_asked(plan, place, side) for side in plan.sides]
-        results = [_ended(runs.result(resolved)) for resolved in asked]
+        questions = [_resolved(plan, place, side) for side in plan.sides]
+        results = [_ended(runs.result(resolved)) for resolved in questions]
     except ScenarioError as error:
         problems = dict.fromkeys(f"{problem.path}: {problem.message}" for problem in error.problems)
         return Cell(place, refusal="; ".join(problems))
     except (OutOfKVMemoryError, WorkloadError) as error:
         return Cell(place, refusal=str(error))
-    found = [readings(result, (plan.metric,)).get(plan.metric) for result in results]
-    known = tuple(reading for reading in found if reading is not None)
+    found = [metric_values(result, (plan.metric,)).get(plan.metric) for result in results]
+    known = tuple(value for value in found if value is not None)
     if len(known) < len(found):
         return Cell(place, refusal=f"{plan.metric}: abstained")
-    files = tuple(map(runs.file, asked))
-    return Cell(place, readings=known, tokens=_tokens(results), labels=results[0].labels, files=files)
+    files = tuple(map(runs.file, questions))
+    return Cell(place, values=known, tokens=_tokens(results), labels=results[0].labels, files=files)
 
 
-def _asked(plan: SweepPlan, place: Sequence[str], side: Spec) -> Resolved:
+def _resolved(plan: SweepPlan, place: Sequence[str], side: SideSpec) -> Resolved:
     resolved = ask(plan.scenario, plan.overrides_at(place, side))
     if len(resolved.relays) > 1:
         raise resolved.scenario.source.refuse(("engine", "relays"), "a cell has one relay: give it as relay")
@@ -219,7 +219,7 @@ def _asked(plan: SweepPlan, place: Sequence[str], side: Spec) -> Resolved:
 
 def _ended(result: Result) -> Result:
     if result.requests and not any(row.status in ("finished", "aborted") for row in result.requests):
-        raise WorkloadError(f"no request finished; the first said: {result.requests[0].reason}")
+        raise WorkloadError(f"no request finished; the reason of the first: {result.requests[0].reason}")
     return result
 
 

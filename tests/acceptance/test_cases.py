@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from schedbench.profiles.judge.compare import Comparison, Rules, judge
+from schedbench.profiles.judge.compare import Comparison, VerdictRules, judge
 from schedbench.profiles.judge.sides import opened, parse
 from schedbench.profiles.judge.trial import Question, TrialRequest
 from schedbench.profiles.judge.trials import TrialPlan, conduct
@@ -46,7 +46,7 @@ def compared(name: str, *overrides: str) -> Comparison:
     a, b = parse(case.a), parse(case.b)
     plan = TrialPlan(varied=a.varied | b.varied)
     with opened(question, a, b, TrialRequest(device="vgpu")) as sides:
-        return judge(conduct(*sides, plan, lambda *_: None), Rules(headline=(case.metric,)))
+        return judge(conduct(*sides, plan, lambda *_: None), VerdictRules(headline=(case.metric,)))
 
 
 # What takes longest: where there is time.

@@ -16,7 +16,7 @@ from rich.console import Console
 from schedbench.cli import compare_page
 from schedbench.cli.page import markdown, print_page
 from schedbench.profiles.cuda.kineto import call_kind, op_kind, rows
-from schedbench.profiles.judge.compare import HEADLINE, Rules, judge
+from schedbench.profiles.judge.compare import HEADLINE, VerdictRules, judge
 from schedbench.profiles.judge.document import document as compared
 from schedbench.profiles.judge.document import to_json
 from schedbench.profiles.judge.gates import GateError
@@ -67,7 +67,10 @@ def test_results(content: bytes) -> None:
 
 
 def verdict(a: str, b: str) -> None:
-    rules, sides = Rules(0.5, 5.0, False, (gate("mixed.schedule.sync:0"),), HEADLINE), (parse(a), parse(b))
+    rules, sides = (
+        VerdictRules(0.5, 5.0, False, (gate("mixed.schedule.sync:0"),), HEADLINE),
+        (parse(a), parse(b)),
+    )
     with promised(*REFUSALS), opened(None, *sides, TrialRequest()) as (baseline, candidate):
         found = judge(conduct(baseline, candidate, TrialPlan(), lambda *_: None), rules)
         content = compared(found, a=a, b=b, run=RUN)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from schedbench.cli import compare_page
 from schedbench.cli.page import print_page
-from schedbench.profiles.judge.compare import Rules, judge, overall
+from schedbench.profiles.judge.compare import VerdictRules, judge, overall
 from schedbench.profiles.judge.conclusion import conclusion
 from schedbench.profiles.judge.document import document, to_json
 from schedbench.profiles.judge.gates import parse
@@ -68,7 +68,7 @@ def test_other_tokens_forbid_a_verdict(trials):
 
 
 def test_other_tokens_may_be_allowed(trials):
-    found = judge(trials(b={"outputs.digest": "0" * 64}), Rules(allow_divergence=True))
+    found = judge(trials(b={"outputs.digest": "0" * 64}), VerdictRules(allow_divergence=True))
     assert (found.verdict, found.trials.tokens, found.broken) == ("better", "different", False)
 
 
@@ -82,13 +82,13 @@ def test_a_change_that_did_not_take_part_gets_no_credit(trials):
     found = judge(trials(steps=STEPS))
     assert (found.verdict, found.reasons) == ("inconclusive", (Reason.NOT_ENGAGED,))
     assert found.metrics["output_throughput"].judgement.delta == pytest.approx(3)
-    assert judge(trials(steps=STEPS), Rules(min_engagement=0)).verdict == "better"
+    assert judge(trials(steps=STEPS), VerdictRules(min_engagement=0)).verdict == "better"
 
 
 def test_too_few_steps_are_not_enough(trials):
     few = (*STEPS[:-1], OTHER_STEPS[-1])
     assert judge(trials(steps=few)).engagement.percent == pytest.approx(10)
-    assert judge(trials(steps=few), Rules(min_engagement=11)).reasons == (Reason.NOT_ENGAGED,)
+    assert judge(trials(steps=few), VerdictRules(min_engagement=11)).reasons == (Reason.NOT_ENGAGED,)
 
 
 def test_profiled_runs_are_not_timed(trials):
@@ -132,7 +132,7 @@ def test_better_and_worse_is_a_trade_off():
 
 
 def test_gates_decide_what_the_verdict_is_about(trials):
-    found = judge(trials([90.0] * 5), Rules(gates=(parse("tpot:+1%"), parse("throughput:-2%"))))
+    found = judge(trials([90.0] * 5), VerdictRules(gates=(parse("tpot:+1%"), parse("throughput:-2%"))))
     assert found.headline == ("tpot_ms", "output_throughput")
     assert [gate.outcome for gate in found.gates] == ["passed", "failed"]
     assert (found.verdict, found.broken) == ("worse", True)

@@ -16,7 +16,7 @@ from schedbench.profiles.judge import worker
 from schedbench.profiles.judge.checkout import SOURCES, here, worktree
 from schedbench.profiles.judge.margins import margin
 from schedbench.profiles.judge.remote import CrashError, SideError, working
-from schedbench.profiles.judge.sides import Spec, Stored, opened, parse, split
+from schedbench.profiles.judge.sides import SideSpec, StoredSide, opened, parse, split
 from schedbench.profiles.judge.trial import Question, Sample, TrialRequest, run_trial
 from schedbench.profiles.platform.machine import MachineError
 from schedbench.profiles.record.result import ResultError
@@ -53,17 +53,17 @@ def sample(question) -> Sample:
 @pytest.mark.parametrize(
     ("text", "spec"),
     [
-        ("", Spec("as is")),
-        ("overlap=false", Spec("overlap=false", ("engine.overlap=false",))),
-        ("relay=latest", Spec("relay=latest", ("engine.relay=latest",))),
-        ("barrier=off", Spec("barrier=off", ("engine.relay.barrier=off",))),
-        ("engine.page_size=1, policy=lpm", Spec(
+        ("", SideSpec("as is")),
+        ("overlap=false", SideSpec("overlap=false", ("engine.overlap=false",))),
+        ("relay=latest", SideSpec("relay=latest", ("engine.relay=latest",))),
+        ("barrier=off", SideSpec("barrier=off", ("engine.relay.barrier=off",))),
+        ("engine.page_size=1, policy=lpm", SideSpec(
             "engine.page_size=1, policy=lpm", ("engine.page_size=1", "engine.policy=lpm"))),
-        ("relay={state: latest, barrier: off},overlap=true", Spec(
+        ("relay={state: latest, barrier: off},overlap=true", SideSpec(
             "relay={state: latest, barrier: off},overlap=true",
             ("engine.relay={state: latest, barrier: off}", "engine.overlap=true"))),
-        ("git:main", Spec("git:main", ref="main")),
-        ("git:main,overlap=true", Spec("git:main,overlap=true", ("engine.overlap=true",), "main")),
+        ("git:main", SideSpec("git:main", ref="main")),
+        ("git:main,overlap=true", SideSpec("git:main,overlap=true", ("engine.overlap=true",), "main")),
     ],
 )  # fmt: skip
 def test_parse(text, spec):
@@ -103,7 +103,7 @@ def test_stored_results_have_to_be_there(tmp_path, question):
         parse(str(tmp_path))
     with (
         pytest.raises(ResultError, match="No such file"),
-        opened(question, parse(str(tmp_path / "x.json")), Spec("as is"), TrialRequest()),
+        opened(question, parse(str(tmp_path / "x.json")), SideSpec("as is"), TrialRequest()),
     ):
         raise AssertionError
 
@@ -111,7 +111,7 @@ def test_stored_results_have_to_be_there(tmp_path, question):
 def test_a_side_that_runs_needs_a_scenario():
     with (
         pytest.raises(SideError, match="scenario is needed"),
-        opened(None, Spec("a"), Spec("b"), TrialRequest()),
+        opened(None, SideSpec("a"), SideSpec("b"), TrialRequest()),
     ):
         raise AssertionError
 
@@ -192,7 +192,7 @@ def test_a_crash_shows_what_was_said_on_stderr(started):
 
 
 def test_a_worker_that_never_was(started):
-    with started("raise SystemExit") as side, pytest.raises(CrashError, match="nothing on stderr"):
+    with started("raise SystemExit") as side, pytest.raises(CrashError, match="stderr is empty"):
         for seed in range(3):
             side.run(seed)
 
@@ -292,5 +292,5 @@ def test_this_checkout_is_found_or_refused():
 
 
 def test_stored_sides_know_their_seeds(result):
-    side = Stored("x", {3: (Sample(result(seed=3)),)})
+    side = StoredSide("x", {3: (Sample(result(seed=3)),)})
     assert side.run(None).seed == 3

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedbench.profiles.measure.intervals import Track
+from schedbench.profiles.measure.intervals import IntervalTrack
 from schedbench.profiles.measure.steps import TimelineError
 from schedbench.profiles.measure.waiting import Waiting, WaitingSink
 from schedbench.profiles.record.timeline import Call, Op, Range, Wait, Window
@@ -282,7 +282,7 @@ def late_steps(first: int) -> Window:
 
 def test_a_long_run_of_late_steps_is_neither_kept_nor_slower_by_the_hour():
     sink = WaitingSink()
-    tracks = [track for track in vars(sink).values() if isinstance(track, Track)]
+    tracks = [track for track in vars(sink).values() if isinstance(track, IntervalTrack)]
     took, kept = [], []
     for first in range(0, STEPS, BLOCK):
         window = late_steps(first)

@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from schedbench.profiles.judge.readings import MetricReading
+from schedbench.profiles.judge.metric_values import MetricValue
 from schedbench.profiles.judge.sides import SideError
 from schedbench.profiles.ranks.execute import Options
 from schedbench.profiles.sweeps.document import document
@@ -40,9 +40,7 @@ def plan(*over: str, sides: Sequence[str] = OVERLAP_PAYS, metric: str = "through
 
 
 def cell(*place: str, a: float = 100.0, b: float, direction: Literal["higher", "lower"] = "higher") -> Cell:
-    return Cell(
-        place, readings=(MetricReading(a, "tokens/s", direction), MetricReading(b, "tok/s", direction))
-    )
+    return Cell(place, values=(MetricValue(a, "tokens/s", direction), MetricValue(b, "tok/s", direction)))
 
 
 def test_shortened_keys_mean_the_full_ones() -> None:
@@ -141,8 +139,8 @@ def test_overlap_hurts_a_tiny_model_and_helps_a_large_one() -> None:
 
 def test_one_side_is_told_as_it_is() -> None:
     (one,) = cells(plan("concurrency=2", sides=()), Runs(OPTIONS))
-    assert (len(one.readings), one.delta, one.tone) == (1, None, None)
-    assert one.readings[0].unit == "tokens/s"
+    assert (len(one.values), one.delta, one.tone) == (1, None, None)
+    assert one.values[0].unit == "tokens/s"
 
 
 def test_cells_that_cannot_run_say_why() -> None:
@@ -168,7 +166,7 @@ def test_results_are_reused_where_the_question_is_the_same(tmp_path: Path) -> No
     assert all((tmp_path / name).stat().st_mtime_ns == stamp for name, stamp in stamps.items())
 
     again = list(cells(first, Runs(OPTIONS, folder=tmp_path)))
-    assert [one.readings for one in again] == [one.readings for one in before]
+    assert [one.values for one in again] == [one.values for one in before]
     assert all((tmp_path / name).stat().st_mtime_ns > stamp for name, stamp in stamps.items())
 
 

@@ -1,4 +1,4 @@
-"""The numbers of a result that have a better side, by name."""
+"""The values of a result's metrics that have a better direction, by name."""
 
 from __future__ import annotations
 
@@ -10,24 +10,22 @@ from ..record.result import Metric, Result
 
 Sided = Literal["higher", "lower"]
 
-_PERCENTILES: Final = (
-    "p50",
-    "p99",
-)  # read unasked: every one more makes the others harder to tell from noise
+# Compared by default. Each further percentile makes the correction for multiple comparisons stricter.
+_PERCENTILES: Final = ("p50", "p99")
 _ENDINGS: Final = ("_throughput", "_ms")
 
 
-class MetricReading(NamedTuple):
+class MetricValue(NamedTuple):
     value: float
     unit: str
     direction: Sided
 
 
-def readings(result: Result, also: Collection[str] = ()) -> dict[str, MetricReading]:
-    """Metrics by name: the mean over repeats, and percentiles as ``ttft_ms.p99`` where there are any, of the rarer ones
-    those that are asked for by ``also``. Metrics that abstained, or that have no better side, are left out."""
+def metric_values(result: Result, also: Collection[str] = ()) -> dict[str, MetricValue]:
+    """Metrics by name: the mean over repeats, and percentiles as ``ttft_ms.p99``. Percentiles other than p50 and
+    p99 are read only where ``also`` names them. Metrics that abstained or have no better direction are left out."""
     return {
-        name: MetricReading(value, metric.unit, metric.direction)
+        name: MetricValue(value, metric.unit, metric.direction)
         for metric_name, metric in result.metrics.items()
         if isinstance(metric, Metric) and metric.direction != "none"
         for name, value in _values(metric_name, metric, also)
@@ -43,12 +41,14 @@ def _values(name: str, metric: Metric, also: Collection[str]) -> Iterator[tuple[
             yield whole, float(value)
 
 
-def table(results: Sequence[Result], also: Collection[str] = ()) -> dict[str, list[MetricReading]]:
-    """By metric, a reading of every result; metrics that not all of them have are left out."""
-    read = [readings(result, also) for result in results]
+def table(results: Sequence[Result], also: Collection[str] = ()) -> dict[str, list[MetricValue]]:
+    """The values of every metric that all results have."""
+    read = [metric_values(result, also) for result in results]
     if not read:
         return {}
-    return {name: [each[name] for each in read] for name in read[0] if all(name in each for each in read)}
+    return {
+        name: [values[name] for values in read] for name in read[0] if all(name in values for values in read)
+    }
 
 
 def full_name(short: str) -> str:

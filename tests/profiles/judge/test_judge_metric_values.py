@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from schedbench.profiles.judge.readings import readings
+from schedbench.profiles.judge.metric_values import metric_values
 from tests.acceptance.runs import result_of
 
 
 def test_rarer_percentiles_are_read_where_somebody_asks() -> None:
     result = result_of("overlap_on", "workload.requests=12", "workload.output_tokens=4")
-    unasked, asked = readings(result), readings(result, ("e2e_ms.p90",))
+    unasked, asked = metric_values(result), metric_values(result, ("e2e_ms.p90",))
     assert {"e2e_ms", "e2e_ms.p50"} <= unasked.keys()
     assert asked.keys() - unasked.keys() == {"e2e_ms.p90"}
     assert unasked["e2e_ms.p50"].value <= asked["e2e_ms.p90"].value
