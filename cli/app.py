@@ -1,6 +1,6 @@
-"""The command line: one Typer app over the modules of this room.
+"""The command line: one Typer app over the modules of this package.
 
-Nothing heavy is imported before a command runs; every command imports what it calls.
+No heavy module is imported before a command runs; every command imports what it calls.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from .errors import DEFECT, INTERRUPTED, exit_code, message
 from .explain import explain
 from .list import show
 from .profile import profile
-from .reader import read
 from .report import report
 from .run import run
-from .signals import interruptible
+from .signals import closed_pipe_noticed, interruptible
 from .sweep import sweep
 from .trace import trace
 from .verify import verify
@@ -72,36 +71,36 @@ app.command("calibrate")(calibrate)
 
 
 def main() -> None:
-    """Run the command line. Errors of the user's making are one clear message, without a traceback; a defect of ours
-    is a traceback and an exit code of its own."""
+    """Run the command line. A usage error is printed as one message; a defect of the program as a traceback, with an
+    exit code of its own."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that knows few letters
-    with interruptible() as interruption, read(sys.stdout):
+        sys.stdout.reconfigure(errors="replace")  # for terminals with a small character set
+    with interruptible() as interruption, closed_pipe_noticed(sys.stdout):
         try:
             app()
         except Exception as error:
             if interruption.number:
-                _broken_off(error)
-            _tell(error)
+                _exit_interrupted(error)
+            _exit_with(error)
 
 
 def console() -> None:
-    """``main`` as a process of its own: once all is done, being told to end changes nothing."""
+    """The entry point of the process. SIGTERM is ignored once ``main`` has ended, so that the exit code stands."""
     try:
         main()
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def _broken_off(error: Exception) -> NoReturn:
-    """A module left half imported may fail in any way, later and elsewhere: one line, since the end was asked for."""
-    if not _made_of_an_interruption(error):
-        typer.echo(f"schedbench: broken off, which made {type(error).__name__}: {error}", err=True)
+def _exit_interrupted(error: Exception) -> NoReturn:
+    """An interrupted import can make later code fail in any way. Such an error is one line, not a traceback."""
+    if not _caused_by_interruption(error):
+        typer.echo(f"schedbench: interrupted, which caused {type(error).__name__}: {error}", err=True)
     sys.exit(INTERRUPTED)
 
 
-def _made_of_an_interruption(error: BaseException | None) -> bool:
-    """Modules that are being imported make an ImportError, or what they like, of it."""
+def _caused_by_interruption(error: BaseException | None) -> bool:
+    """Whether a KeyboardInterrupt, or the ImportError that an import makes of it, is among the causes."""
     while error is not None:
         if isinstance(error, ImportError | KeyboardInterrupt):
             return True
@@ -109,7 +108,7 @@ def _made_of_an_interruption(error: BaseException | None) -> bool:
     return False
 
 
-def _tell(error: Exception) -> NoReturn:
+def _exit_with(error: Exception) -> NoReturn:
     code = exit_code(error)
     if code is None:
         traceback.print_exception(error)

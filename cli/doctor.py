@@ -1,4 +1,4 @@
-"""``schedbench doctor``: what this machine can do."""
+"""``schedbench doctor``: check what this machine can run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .errors import UNABLE
 def doctor(
     form: Annotated[Literal["table", "json"], typer.Option("--format", help="A table, or JSON.")] = "table",
 ) -> None:
-    """Check what this machine can do; exit code 3 if it can run nothing."""
+    """Check what this machine can run; exit code 3 if it can run nothing."""
     from ..profiles.lab.doctor import run_checks
 
     checks = run_checks()

@@ -1,4 +1,4 @@
-"""From our errors to exit codes. Named as text, so that starting up imports none of their modules."""
+"""The exit codes of errors, which are named as text so that the start of the program imports none of their modules."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ USAGE: Final = 2
 UNABLE: Final = 3
 WORKLOAD_FAILED: Final = 4
 INTERRUPTED: Final = 130
-UNREAD: Final = 141  # whoever read our output has left, as it is told of programs that SIGPIPE ends
+UNREAD: Final = 141  # the reader closed the output; the code of programs that SIGPIPE ends
 TERMINATED: Final = 143
-DEFECT: Final = 70  # ours; the traceback is the report
+DEFECT: Final = 70  # of schedbench; a traceback is printed
 
 EXIT_CODES: Final = MappingProxyType(
     {
@@ -46,11 +46,11 @@ EXIT_CODES: Final = MappingProxyType(
 
 
 class UsageError(Exception):
-    """Something on the command line that means nothing."""
+    """The command line is invalid."""
 
 
 def exit_code(error: BaseException) -> int | None:
-    """None for what is not an error of the user's making: that deserves its traceback."""
+    """None for a defect of the program, which is printed as a traceback."""
     if isinstance(error, UsageError):
         return USAGE
     if isinstance(error, OSError) and (error.filename is not None or error.errno == errno.ENOSPC):
@@ -60,7 +60,7 @@ def exit_code(error: BaseException) -> int | None:
 
 
 def message(error: BaseException) -> str:
-    """What the user reads. Of an OSError only what concerns them: the file and the reason."""
+    """The message for the user. For an OSError, the file and the reason."""
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
     if isinstance(error, MemoryError):

@@ -1,4 +1,4 @@
-"""``schedbench explain``: what a number means, from the table that the results are made with."""
+"""``schedbench explain``: print the definitions of metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import typer
 from .errors import UsageError
 from .numbers import cut_right
 
-WIDTH = 80  # of prose where there is no terminal
+WIDTH = 80  # of prose where stdout is not a terminal
 
 
 def explain(
@@ -35,7 +35,7 @@ def _all() -> str:
 
 
 def _width() -> int | None:
-    """Of the terminal, or as COLUMNS says; a pipe has none, and nothing is cut for it."""
+    """The width of the terminal, or COLUMNS. None for a pipe, for which no line is cut."""
     if sys.stdout.isatty() or "COLUMNS" in os.environ:
         return shutil.get_terminal_size().columns
     return None

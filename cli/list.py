@@ -1,4 +1,4 @@
-"""``schedbench list``: what comes with the package."""
+"""``schedbench list``: the scenarios, models and other names that come with the package."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _table(entries: list[Entry]) -> str:
 
 
 def _library(entries: list[Entry]) -> str:
-    """Each case as a paragraph: where it is from, what it compares, what was reported and what is expected."""
+    """Each case as a paragraph: its source, its sides, the reported change and the expected one."""
     return "\n\n".join(
         f"{entry['name']}  {entry['source']}\n"
         f"  {entry['about']}\n"
@@ -46,7 +46,7 @@ def _library(entries: list[Entry]) -> str:
 
 
 def _ladder(entries: list[Entry]) -> str:
-    """Each state as a paragraph: what it is, what changes against the state before, what to expect, what it races."""
+    """Each state as a paragraph: changes against the state before, expected effect, hazards and switches."""
     return "\n\n".join("\n".join(_rung(entry)) for entry in entries)
 
 
@@ -68,7 +68,7 @@ def _only_plain(hazard: str, entry: Entry) -> str:
 
 
 def _defects(entries: list[Entry]) -> str:
-    """Each fault as a paragraph: what it does wrong, where upstream had it, and where it can be switched on."""
+    """Each fault as a paragraph: the defect, its upstream reference, and the states that it can be switched on in."""
     return "\n\n".join(
         f"{entry['name']}  {entry['reference']}\n  {entry['about']}\n  {_where(entry)}" for entry in entries
     )

@@ -1,4 +1,4 @@
-"""How numbers are written: zero is ``0``, what is missing is ``–``, nothing is cut."""
+"""Formatting of numbers: zero is ``0``, a missing value is ``–``, and no digit is cut."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ MISSING = "–"
 
 
 def number(value: float | None) -> str:
-    """Integers whole, others with three or four significant digits; thousands separated."""
+    """Integers in full, others with three or four significant digits, with thousands separators."""
     if value is None:
         return MISSING
     size = abs(value)
@@ -42,7 +42,7 @@ def size(count: int) -> str:
 
 
 def cut_left(text: str, width: int) -> str:
-    """The end of a text that is too long: of a path, the file matters."""
+    """Keeps the end of a text that is too long, which is the file of a path."""
     return text if len(text) <= width else "…" + text[len(text) - width + 1 :]
 
 

@@ -1,4 +1,4 @@
-"""How far a long run is: on stderr, only for people, only when it takes a while."""
+"""A progress bar on stderr, for terminals and for runs that take a while."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..sched.observe import Clock, Observer, StepInfo
 if TYPE_CHECKING:
     from ..sched.request import Request
 
-PATIENCE_S: Final = 1.0  # shorter runs are over before anybody wonders
+PATIENCE_S: Final = 1.0  # shorter runs show no progress
 REFRESH_S: Final = 0.1
 
 
 class RunProgress(Observer):
-    """A listener that draws requests done, the run's own time, steps per second and time left.
+    """An observer that draws the requests done, the time of the run, steps per second and the time left.
 
-    ``now`` is wall time in seconds; ``clock`` the run's. Between refreshes a step costs one comparison.
+    ``now`` is wall time in seconds; ``clock`` is that of the run. Between refreshes a step costs one comparison.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class RunProgress(Observer):
         self._bar.refresh()
 
     def _made(self) -> Progress:
-        """A bar that leaves the program's stdout and stderr alone: the result goes there."""
+        """A bar that does not redirect stdout and stderr, which the result goes to."""
         return Progress(
             MofNCompleteColumn(),
             TextColumn("requests"),

@@ -1,26 +1,29 @@
-"""Ctrl-C, and being told to end, are answered alike: what there is is kept, and marked."""
+"""How the process reacts to signals and to a closed stdout: with an exit code that says so."""
 
 from __future__ import annotations
 
+import io
+import os
+import select
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Final
+from typing import Final, TextIO
 
-from .errors import INTERRUPTED, TERMINATED
+from .errors import GATE_FAILED, INTERRUPTED, TERMINATED, UNREAD
 
-_ANSWERED: Final = (signal.SIGINT, signal.SIGTERM)
+_HANDLED: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(slots=True)
 class Interruption:
-    """The last signal that came; 0 before there is one."""
+    """``number`` is the last signal that arrived, 0 before there is one."""
 
     number: int = 0
 
-    def came(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+    def handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.number = number
         raise KeyboardInterrupt
 
@@ -31,19 +34,42 @@ class Interruption:
 
 @contextmanager
 def interruptible() -> Iterator[Interruption]:
-    """Both signals raise KeyboardInterrupt inside, unless the process was started to ignore them. An end as interrupted
-    has the exit code of the signal."""
+    """SIGINT and SIGTERM raise KeyboardInterrupt inside, unless the process was started to ignore them. An interrupted
+    block exits with the code of the signal."""
     interruption = Interruption()
-    before = {number: signal.getsignal(number) for number in _ANSWERED}
-    heeded = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    before = {number: signal.getsignal(number) for number in _HANDLED}
+    handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
     try:
-        for number in heeded:
-            signal.signal(number, interruption.came)
+        for number in handled:
+            signal.signal(number, interruption.handle)
         yield interruption
     except KeyboardInterrupt:
         raise SystemExit(interruption.exit_code) from None
     except SystemExit as end:
         raise SystemExit(interruption.exit_code if end.code == INTERRUPTED else end.code) from None
     finally:
-        for number in heeded:
+        for number in handled:
             signal.signal(number, before[number])
+
+
+@contextmanager
+def closed_pipe_noticed(stream: TextIO) -> Iterator[None]:
+    """Exits with UNREAD where the reader of ``stream`` has closed the pipe. Libraries exit with 1 then, which means a
+    failed gate here. They also close the stream, hence the duplicate of its descriptor."""
+    try:
+        pipe = os.dup(stream.fileno())
+    except (OSError, io.UnsupportedOperation):
+        yield
+        return
+    try:
+        yield
+    except SystemExit as end:
+        raise SystemExit(UNREAD if end.code == GATE_FAILED and _is_closed(pipe) else end.code) from None
+    finally:
+        os.close(pipe)
+
+
+def _is_closed(pipe: int) -> bool:
+    poll = select.poll()
+    poll.register(pipe, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))

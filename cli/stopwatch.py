@@ -1,4 +1,4 @@
-"""When a command began, how it was typed, and how long it took: a document's ``run``."""
+"""The ``run`` part of a document: when a command began, how it was typed, and how long it took."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ class Stopwatch:
         self._began = time.perf_counter()
 
     def run(self, *, cancelled: bool = False) -> dict[str, Any]:
-        """The document's ``run``."""
         return {
             "id": uuid.uuid4().hex,
             "command": command_line(),

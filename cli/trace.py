@@ -1,4 +1,4 @@
-"""``schedbench trace``: a run's timeline, or a capture's, as a picture for Perfetto or Chrome."""
+"""``schedbench trace``: write the timeline of a run or a capture for Perfetto or Chrome."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def trace(source: Source, output: Output = None, meaning: Meaning = None, nsys: 
 
 
 def _found(source: Path, meaning: str | None, nsys: str | None) -> dict[str, RecordedTimeline]:
-    """Of a run what was recorded beside its result, rank by rank; else what the capture says."""
+    """The timelines of all ranks of a run, or that of a capture."""
     from ..profiles.captures.files import Reader
     from ..profiles.record.recording import FILE, is_recording, read_ranks, read_recording
 
@@ -56,8 +56,8 @@ def _found(source: Path, meaning: str | None, nsys: str | None) -> dict[str, Rec
 
 
 def _named(found: Mapping[int, RecordedTimeline], folder: Path) -> dict[str, RecordedTimeline]:
-    """Every rank's by what the result calls it, which a run has once it is over; not those of another run that the
-    folder had before."""
+    """The timelines by the names of their ranks in the result, which exists once the run is over. Ranks of an earlier
+    run in the same folder are left out."""
     from ..profiles.record.recording import RESULT, file_of
     from ..profiles.record.result import read
 
@@ -70,7 +70,7 @@ def _named(found: Mapping[int, RecordedTimeline], folder: Path) -> dict[str, Rec
     names = {rank: part.name for rank, part in enumerate(result.ranks)} or {0: "the run"}
     if not result.one_clock:
         typer.echo(
-            "each rank has a clock of its own: what is drawn side by side need not have been at the same time",
+            "each rank has a clock of its own: events drawn side by side need not have happened at the same time",
             err=True,
         )
     for rank in names.keys() - found.keys():

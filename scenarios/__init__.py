@@ -1,4 +1,4 @@
-"""Questions: scenario files, their schema, the workloads they describe and the traces they replay."""
+"""Scenario files: their schema, the workloads that they describe, and the traces that they replay."""
 
 from .shipped import case_catalog, catalog
 

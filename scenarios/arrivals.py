@@ -17,13 +17,13 @@ from .workload_schema import (
 )
 
 SECOND = 1_000_000_000
-_LAST = 2**62  # far behind any run, and still an int64
+_LAST = 2**62  # beyond any run, and still an int64
 
 
 def arrivals(process: Arrival, instants: Counts, *, rng: np.random.Generator) -> Counts:
     """Ascending arrival times, the first at 0. ``instants`` [n] are the trace's, zeros without one.
 
-    The requests of a closed loop arrive when their turn comes; here they are all at 0.
+    The requests of a closed loop arrive when their client sends them; here they are all at 0.
     """
     n = len(instants)
     match process:

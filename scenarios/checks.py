@@ -1,4 +1,4 @@
-"""What one key says about its neighbours: values that are well formed each, but not together."""
+"""Constraints between keys: values that are valid each, but not together."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from .workload_schema import Distribution, Fixed, RecordedArrivals, WorkloadSect
 
 
 def findings(scenario: Scenario, *, broken: Collection[KeyPath] = ()) -> Iterator[Finding]:
-    """The key to blame, and why; nothing for a sound scenario, nor what follows from keys that are ``broken`` and were
-    left out."""
+    """The violated constraints, each with a key and a reason. Constraints on keys that are ``broken`` are skipped."""
     for check, deciding in _CHECKS:
         if not any(among(key, broken) for key in deciding):
             yield from check(scenario)
@@ -109,7 +108,7 @@ def _speculative(scenario: Scenario) -> Iterator[Finding]:
                 f"expected at most steps + 1 = {chain}, got {spec.acceptance.mean:g}",
             )
     elif scenario.device.values == "none":
-        yield (*key, "acceptance"), "with values none nothing can be measured: expected {mean: ...}"
+        yield (*key, "acceptance"), "with values none acceptance cannot be measured: expected {mean: ...}"
 
 
 def _changed(section: Speculative | Pipeline | Disaggregation) -> list[str]:
@@ -133,7 +132,7 @@ _PIPELINE: Final = ("engine", "pipeline")
 _DATA_PARALLEL: Final = ("engine", "data_parallel")
 _DISAGGREGATION: Final = ("engine", "disaggregation")
 
-# Each with what decides the meaning of the keys that it is about; in a section an unknown key may be the one that does.
+# Each check with the keys that it depends on. A broken key in such a section skips the check.
 _CHECKS: Final[tuple[tuple[Callable[[Scenario], Iterator[Finding]], tuple[KeyPath, ...]], ...]] = (
     (_model, ()),
     (_relays, ()),

@@ -1,6 +1,6 @@
-"""Which modes go together, and what this version does not offer yet.
+"""The combinations of modes that are refused, or that need a remark.
 
-A pair of modes that the table does not name runs, and equal tokens are promised for it.
+A pair of modes that is not in the table runs, with equal tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Mode(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """``latest``: runs with the relay state of that name only. ``runs``: with a remark worth printing."""
+    """``latest``: runs with the relay state of that name only. ``runs``: runs, with a remark."""
 
     first: str
     second: str
@@ -111,7 +111,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "disaggregation", "hisparse", "runs", "KV is on the host where requests decode, not where prompts are"
     ),
-    Rule("disaggregation", "mixed chunk", "runs", "nobody decodes where prompts are computed: nothing mixes"),
+    Rule("disaggregation", "mixed chunk", "runs", "prefill workers have no decodes to mix in"),
     Rule("disaggregation", "radix cache", "runs", "the cache is the prefill workers'"),
     Rule(
         "disaggregation",
@@ -173,8 +173,8 @@ def findings(
     broken: Collection[KeyPath] = (),
     overridden: Collection[KeyPath] = (),
 ) -> Iterator[Finding]:
-    """What the tables have against a scenario: the key to blame, and why. Of two modes the one is to blame that was
-    asked for by an ``overridden`` key; nothing is said of modes whose keys are ``broken`` and were left out."""
+    """The refused combinations of a scenario, each with a key and the reason. The key is that of the mode that an
+    ``overridden`` key switched on, if any. Modes whose keys are ``broken`` are skipped."""
     for rule in _broken(scenario, rules):
         first, second = MODES[rule.first].key, MODES[rule.second].key
         if not among(first, broken) and not among(second, broken):
@@ -194,12 +194,12 @@ def overlaps(scenario: Scenario) -> bool:
 
 
 def staged(scenario: Scenario) -> bool:
-    """Whether the scenario's model is a pipeline."""
+    """Whether the model runs as a pipeline."""
     return scenario.engine.pipeline.stages > 1
 
 
 def routed(scenario: Scenario) -> bool:
-    """Whether its workers stand behind a router."""
+    """Whether the workers are behind a router."""
     return scenario.engine.disaggregation.mode != "none" or scenario.engine.replicas > 1
 
 
@@ -212,7 +212,7 @@ def _broken(scenario: Scenario, rules: tuple[Rule, ...]) -> Iterator[Rule]:
 
 
 def among(key: KeyPath, paths: Collection[KeyPath]) -> bool:
-    """Whether one of them is the key, its section, or something within it."""
+    """Whether one of ``paths`` is the key, its section, or a key within it."""
     return any(key[: len(path)] == path[: len(key)] for path in paths)
 
 

@@ -1,4 +1,4 @@
-"""From the validator's complaints to sentences about the file."""
+"""Turns the errors of the validator into messages about the file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WANTED = {
 
 class _Complaint(NamedTuple):
     path: KeyPath
-    wanted: Sequence[str]  # what may stand there; empty: ``text`` is the whole message
+    wanted: Sequence[str]  # the allowed values; empty: ``text`` is the whole message
     text: str
     value: object = None
 
@@ -44,10 +44,10 @@ def diagnose(
     for details in error.errors(include_url=False):
         complaint = _complaint(details, root=root, source=source)
         grouped.setdefault(complaint.path, []).append(complaint)
-    # A mapping that is wrong inside is one branch of a union; it is not told that another wants a word.
+    # A mapping that is invalid inside matches one branch of a union; errors of the other branches are left out.
     around = {path[:depth] for path in grouped for depth in range(len(path))}
-    told = (path for path in grouped if path not in around or not _are_mappings(grouped[path]))
-    return {path: source.problem(path, _message(grouped[path])) for path in told}
+    reported = (path for path in grouped if path not in around or not _are_mappings(grouped[path]))
+    return {path: source.problem(path, _message(grouped[path])) for path in reported}
 
 
 def _are_mappings(complaints: Sequence[_Complaint]) -> bool:
@@ -101,7 +101,7 @@ def _choices(expected: str) -> list[str]:
 
 
 def _written(loc: Sequence[str | int], source: ScenarioSource) -> KeyPath:
-    """The parts of ``loc`` that stand in the file; the validator also names union branches."""
+    """The parts of ``loc`` that are in the file; the validator also names union branches."""
     path: KeyPath = ()
     for part in loc:
         if (*path, part) in source.places:
@@ -110,13 +110,13 @@ def _written(loc: Sequence[str | int], source: ScenarioSource) -> KeyPath:
 
 
 def _siblings(loc: Sequence[str | int], root: type[BaseModel]) -> list[str]:
-    """The keys that the section around ``loc`` knows."""
+    """The keys of the section around ``loc``."""
     models = sections(loc[:-1], root)
     return list(dict.fromkeys(name for model in models for name in model.model_fields))
 
 
 def sections(loc: Sequence[str | int], root: type[BaseModel]) -> list[type[BaseModel]]:
-    """The models that may stand at a location; several where a union is not decided by a tag in it."""
+    """The models that are possible at a location; several where no tag selects one of a union."""
     models = [root]
     for part in loc:
         models = _step(models, part)
@@ -124,7 +124,7 @@ def sections(loc: Sequence[str | int], root: type[BaseModel]) -> list[type[BaseM
 
 
 def _step(models: list[type[BaseModel]], part: str | int) -> list[type[BaseModel]]:
-    """The models one part of a location further on: a field's, or the union's branch of that tag."""
+    """The models one part of a location deeper: those of a field, or the branch of a union with that tag."""
     fields = [model.model_fields[str(part)] for model in models if part in model.model_fields]
     if fields:
         return [model for field in fields for model in models_in(field.annotation)]

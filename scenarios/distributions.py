@@ -1,4 +1,4 @@
-"""Token counts drawn from a scenario's distributions, beside what the distribution promises."""
+"""Token counts drawn from the distributions of a scenario, and the summaries of the distributions themselves."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def draw(dist: Distribution, size: int, *, rng: np.random.Generator) -> Counts:
 
 
 def requested(dist: Distribution) -> Summary:
-    """What the distribution has before its min and max cut it."""
+    """The summary of the distribution without its min and max."""
     match dist:
         case Fixed():
             return Summary(dist.value, dist.value, dist.value)

@@ -2,7 +2,7 @@
 
 The scalars are those of YAML 1.2's core schema: ``1e9`` is a number, ``017`` is seventeen, ``off`` and ``no``
 are words (the schema takes them for booleans where it wants one). Duplicate keys are problems; so are anchors,
-aliases and tags: a scenario says what it means and cannot blow up.
+aliases and tags, so that a short file cannot expand to a large one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FLOAT = re.compile(
 
 @dataclass(slots=True)
 class Document:
-    """``places`` has an entry for every path of ``data``; ``problems`` did not stop the reading."""
+    """``places`` has an entry for every path of ``data``. ``problems`` are those that did not prevent the reading."""
 
     data: Value
     places: dict[KeyPath, SourceLocation]
@@ -93,7 +93,7 @@ class _Mark(Protocol):
 
 
 class _Composer:
-    """Builds values from parser events. The parser keeps its own stack, so depth costs only ours."""
+    """Builds values from parser events. Only this class recurses, since the parser keeps a stack of its own."""
 
     def __init__(self, start: SourceLocation) -> None:
         self.start = start

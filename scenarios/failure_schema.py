@@ -1,4 +1,4 @@
-"""The ``faults`` section: what breaks in the middle of a run, by script. Of a rank or of a link, one entry each."""
+"""The ``faults`` section: scripted failures in the middle of a run, one entry for each rank or link."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BeforeValidator
 
 from .fields import Positive, Rate, Section, Several
 
-# Words of one kind of entry, and of the other.
+# The keys of an entry for a rank, and for a link.
 OF_RANKS: Final = ("rank", "dies")
 OF_LINKS: Final = ("link", "tag", "does", "nth", "ms")
 
@@ -16,7 +16,7 @@ Effect = Literal["stall", "drop", "delay", "repeat", "reorder"]
 
 
 class Dies(Section):
-    """Killed as it enters a phase for the ``nth`` time, or sends or has taken the message that the phase is about."""
+    """The rank is killed when it enters a phase for the ``nth`` time, or when it sends or has received its message."""
 
     phase: str
     nth: Positive = 1
@@ -27,9 +27,10 @@ def _phase(value: Any) -> Any:
 
 
 class Failure(Section):
-    """``rank`` and ``dies``, or ``link`` (from, to), ``tag`` and ``does``. Counted per link and tag: ``stall`` holds
-    the nth message and all behind it up for ``ms``, or for ever; ``drop`` loses the nth; ``delay`` brings it, and what
-    is behind it, ``ms`` later; ``reorder`` brings it as late, and lets the others pass; ``repeat`` brings it twice."""
+    """``rank`` and ``dies``, or ``link`` (from, to), ``tag`` and ``does``. Messages are counted per link and
+    tag: ``stall`` holds the nth message and all later ones for ``ms``, or for ever; ``drop`` loses the nth; ``delay``
+    delivers it and all later ones ``ms`` later; ``reorder`` delays it and lets the others pass; ``repeat`` delivers it
+    twice."""
 
     rank: str | None = None
     dies: Annotated[Dies | None, BeforeValidator(_phase)] = None

@@ -1,4 +1,4 @@
-"""Which ranks, phases and links a scenario has, and what its script of failures may say of them.
+"""The ranks, phases and links of a scenario, and the checks of its scripted failures.
 
 Ranks are named as in a result's ``ranks``: ``stage 0``, ``rank 0``, ``replica 0``, ``prefill 0``, ``decode 0``; and
 ``router``.
@@ -14,7 +14,7 @@ from .failure_schema import OF_LINKS, OF_RANKS, Failure
 from .problems import KeyPath, meant, show, unknown
 from .schema import Scenario
 
-# What a rank of each role does in turn. Where a phase is a message, it dies instead of sending it, or having taken it.
+# The phases of a rank by role. Where a phase is a message, the rank dies before it sends it or after it received it.
 PHASES: Final[Mapping[str, Sequence[str]]] = {
     "stage": ("requests", "admit", "prepare", "forward", "proxies", "tokens", "settle"),
     "rank": ("admit", "prepare", "exchange", "forward", "settle"),
@@ -23,7 +23,7 @@ PHASES: Final[Mapping[str, Sequence[str]]] = {
     "decode": ("requests", "bootstrap", "transfer", "admit", "prepare", "forward", "settle", "ended"),
     "router": ("requests", "ended"),
 }
-# Of messages between workers, by sender and receiver.
+# The tags of messages between workers, by sender and receiver.
 _TAGS: Final[Mapping[tuple[str, str], Sequence[str]]] = {
     ("router", "replica"): ("request",),
     ("replica", "router"): ("ended",),
@@ -55,13 +55,13 @@ def role_of(rank: str) -> str:
 
 
 def phases(scenario: Scenario, rank: str) -> Sequence[str]:
-    """The last stage has nobody to hand proxies to."""
+    """The phases of a rank. The last stage sends no proxies."""
     last = role_of(rank) == "stage" and rank == rank_names(scenario)[-1]
     return [phase for phase in PHASES[role_of(rank)] if not (last and phase == "proxies")]
 
 
 def tags(scenario: Scenario, sender: str, receiver: str) -> Sequence[str]:
-    """What the one sends to the other."""
+    """The tags of the messages from one rank to the other."""
     names = rank_names(scenario)
     if role_of(sender) != "stage":
         return _TAGS.get((role_of(sender), role_of(receiver)), ())

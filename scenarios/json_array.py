@@ -31,8 +31,10 @@ def objects(file: BinaryIO, name: str) -> Iterator[tuple[TraceLine, dict[str, An
 
 
 class _Window:
-    """The part of the file that is being parsed. Grows until an object is whole, then moves past it: what was read is
-    copied when more is read, not for every object in it."""
+    """The part of the file that is being parsed. It grows until it holds a whole object, then moves past it.
+
+    The text is copied only when more of the file is read, not for every object.
+    """
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self.file, self.name = file, name
@@ -69,7 +71,7 @@ class _Window:
         self.place += length
 
     def grow(self) -> bool:
-        """Read as much again as is there, so that retries cost no more than the reading. False at the end."""
+        """Doubles the text, so that retries take no longer than the reading. Returns False at the end of the file."""
         self.text, self.place = self.text[self.place :], 0
         raw = self.file.read(max(_CHUNK, len(self.text)))
         self.undecoded += raw

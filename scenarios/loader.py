@@ -1,4 +1,4 @@
-"""From a path or a shipped name to a Scenario, or to the list of everything that is wrong with it."""
+"""Loads a scenario from a path or a shipped name. Reports all problems at once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def load(path_or_name: str, overrides: Sequence[str] = ()) -> Scenario:
 def loads(
     content: bytes, *, file: str = "scenario", folder: Path = Path(), overrides: Sequence[str] = ()
 ) -> Scenario:
-    """``load`` for a scenario that is no file; ``file`` is what problems call it."""
+    """``load`` for the content of a scenario; ``file`` is its name in problems."""
     document = read(content, file)
     overridden = frozenset(_apply(document, overrides))
     source = ScenarioSource(document.places, folder, overridden)
@@ -62,13 +62,13 @@ def loads(
 def _validated(document: Document, source: ScenarioSource) -> Scenario:
     scenario, faults = _scenario(document.data, source)
     problems = [*document.problems, *_placeholders(document.data, (), source=source)]
-    told = {problem.path for problem in problems}
-    problems += [problem for problem in faults.values() if problem.path not in told]
+    reported = {problem.path for problem in problems}
+    problems += [problem for problem in faults.values() if problem.path not in reported]
     if faults:
         broken = (*faults, *(split(problem.path) for problem in document.problems))
         scenario = _salvaged(document.data, source, faulty=broken)
-    judged = _judged(scenario, source, broken=tuple(faults))
-    problems += [problem for problem in judged if not touches(problem, problems)]
+    checked = _checked(scenario, source, broken=tuple(faults))
+    problems += [problem for problem in checked if not touches(problem, problems)]
     if scenario is None:
         raise ScenarioError(problems)
     scenario._source = source
@@ -78,9 +78,9 @@ def _validated(document: Document, source: ScenarioSource) -> Scenario:
 
 
 def _salvaged(data: Value, source: ScenarioSource, *, faulty: Iterable[KeyPath]) -> Scenario | None:
-    """The scenario without its broken keys, so that one reading judges what the others mean together."""
-    for _ in range(4):  # a section whose key is left out may have to go itself
-        data = _without(data, {_doubtful(path, data) for path in faulty})
+    """The scenario without its broken keys, so that the other keys can be checked at the same time."""
+    for _ in range(4):  # a section may become invalid without the key
+        data = _without(data, {_removable(path, data) for path in faulty})
         scenario, faulty = _scenario(data, source)
         if scenario:
             return scenario
@@ -94,7 +94,9 @@ def _scenario(data: Value, source: ScenarioSource) -> tuple[Scenario | None, dic
         return None, diagnose(error, root=Scenario, source=source)
 
 
-def _judged(scenario: Scenario | None, source: ScenarioSource, *, broken: Sequence[KeyPath]) -> list[Problem]:
+def _checked(
+    scenario: Scenario | None, source: ScenarioSource, *, broken: Sequence[KeyPath]
+) -> list[Problem]:
     if scenario is None:
         return []
     checked = checks.findings(scenario, broken=broken)
@@ -111,7 +113,7 @@ def _apply(document: Document, overrides: Sequence[str]) -> Iterator[KeyPath]:
 
 
 def _placeholders(value: Value, path: KeyPath, *, source: ScenarioSource) -> Iterator[Problem]:
-    """Values such as ``<FILE>``, which whoever runs the scenario has to give."""
+    """Values such as ``<FILE>``, which have to be given with --set."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _placeholders(inner, (*path, key), source=source)
@@ -119,8 +121,8 @@ def _placeholders(value: Value, path: KeyPath, *, source: ScenarioSource) -> Ite
         yield source.problem(path, f"has to be given: --set {dotted(path)}={name[1]}")
 
 
-def _doubtful(path: KeyPath, data: Value) -> KeyPath:
-    """What to leave out when ``path`` is wrong: itself, the list around it, or the section that lacks it."""
+def _removable(path: KeyPath, data: Value) -> KeyPath:
+    """The path to leave out when ``path`` is invalid: itself, the list around it, or the section that lacks it."""
     for depth, part in enumerate(path):
         if not isinstance(data, dict) or part not in data:
             return path[:depth]
@@ -141,7 +143,7 @@ def _below(key: str, paths: Set[KeyPath]) -> set[KeyPath]:
 
 
 def opened(path_or_name: str) -> tuple[bytes, str, Path]:
-    """What ``loads`` needs: the content, what problems call the file, and the folder that its paths are relative to.
+    """The arguments of ``loads``: the content, the name of the file in problems, and the folder of its relative paths.
 
     Raises ScenarioError.
     """

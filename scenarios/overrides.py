@@ -13,7 +13,7 @@ from .schema import Scenario
 
 OPTION = SourceLocation("--set")
 
-# Sections that a bare name stands for, and the key that it is.
+# Sections that may be written as a bare name, and the key that the name is the value of.
 _BARE = {"relay": "state", "speculative": "algorithm"}
 _TAGS = ("process", "dist")
 _INSTEAD: dict[KeyPath, tuple[str, ...]] = {
@@ -26,7 +26,7 @@ _INSTEAD: dict[KeyPath, tuple[str, ...]] = {
 
 
 def override(document: Document, text: str) -> KeyPath:
-    """Put ``text``'s value into the document, in place of what it excludes. Returns its path; raises
+    """Put the value of ``text`` into the document, and remove the keys that it excludes. Returns its path. Raises
     ScenarioError."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
@@ -120,7 +120,7 @@ def _opened(value: Value, name: str | int) -> dict[str, Value] | None:
 
 
 def _replaced(path: KeyPath, section: dict[str, Value]) -> list[str]:
-    """The section's keys that mean nothing beside the one just set: its alternatives, another kind's."""
+    """The keys of the section that exclude the one just set: its alternatives, or keys of another kind."""
     if path[-1] in _TAGS:
         tag = section[str(path[-1])]
         kinds = sections((*path[:-1], tag), Scenario) if isinstance(tag, str) else []

@@ -1,5 +1,5 @@
-"""The token ids of prompts: a hash of (seed, what it is for, which one, position), so that any prompt can be
-built alone, at any time, and equal keys mean equal tokens."""
+"""The token ids of prompts: a hash of (seed, random stream, key, position), so that any prompt can be built alone, at
+any time, and equal keys give equal tokens."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ BLOCK = 512  # tokens that one hash id of a Mooncake trace stands for
 _WEYL = np.uint64(0x9E3779B97F4A7C15)
 
 
-class Purpose(IntEnum):
-    """What a stream of randomness is for. A stream's numbers depend on no other stream."""
+class RandomStream(IntEnum):
+    """The independent streams of random numbers of a workload, by their use."""
 
     PROMPT_TOKENS = 0
     OUTPUT_TOKENS = 1
@@ -29,11 +29,11 @@ class Purpose(IntEnum):
     BLOCK = 7
 
 
-def stream(seed: int, purpose: Purpose) -> np.random.Generator:
+def stream(seed: int, purpose: RandomStream) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(purpose,)))
 
 
-def text(seed: int, purpose: Purpose, *, key: int, length: int, vocab_size: int) -> Counts:
+def text(seed: int, purpose: RandomStream, *, key: int, length: int, vocab_size: int) -> Counts:
     """The ``length`` token ids of one text, [length] int64 in [0, vocab_size)."""
     tokens: Counts = _tokens(_keys(seed, purpose, ids=[key]), length=length, vocab_size=vocab_size)[0]
     return tokens
@@ -41,7 +41,7 @@ def text(seed: int, purpose: Purpose, *, key: int, length: int, vocab_size: int)
 
 def blocks(seed: int, hash_ids: Sequence[int], *, length: int, vocab_size: int) -> Counts:
     """A prompt of ``length`` tokens made of Mooncake's blocks; the last one is cut. [length] int64."""
-    keys = _keys(seed, Purpose.BLOCK, ids=hash_ids)
+    keys = _keys(seed, RandomStream.BLOCK, ids=hash_ids)
     tokens: Counts = _tokens(keys, length=BLOCK, vocab_size=vocab_size).reshape(-1)
     return tokens[:length]
 
@@ -51,7 +51,7 @@ def packed(tokens: Counts) -> array[int]:
     return array("q", tokens.astype(np.int64, copy=False).tobytes())
 
 
-def _keys(seed: int, purpose: Purpose, *, ids: Sequence[int]) -> NDArray[np.uint64]:
+def _keys(seed: int, purpose: RandomStream, *, ids: Sequence[int]) -> NDArray[np.uint64]:
     start = np.array([seed], dtype=np.uint64)
     return _mixed(_mixed(_mixed(start) + np.uint64(purpose)) + np.array(ids, dtype=np.uint64))
 

@@ -1,4 +1,4 @@
-"""One request of a trace, and typed access to the fields that it is read from."""
+"""One request of a trace, and typed access to the fields of its record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LAST = 2**62  # ns; a century and a half
 
 
 class TraceError(Exception):
-    """A trace that is not what its format says."""
+    """A trace does not follow its format."""
 
     def __init__(self, file: str, line: int, message: str) -> None:
         self.file, self.line, self.message = file, line, message

@@ -1,4 +1,4 @@
-"""From a trace to the script of its requests."""
+"""The script of the requests of a trace."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from .distributions import Counts
-from .prompts import Purpose, blocks, packed, text
+from .prompts import RandomStream, blocks, packed, text
 from .records import TraceError, TraceRecord
 from .script import Prompt, Script
 from .traces import read
@@ -60,13 +60,13 @@ def _prompts(records: Sequence[TraceRecord], *, vocab_size: int, seed: int) -> P
             return record.prompt_ids[:length]
         if record.hash_ids:
             return packed(blocks(seed, record.hash_ids, length=length, vocab_size=vocab_size))
-        return packed(text(seed, Purpose.PROMPT, key=index, length=length, vocab_size=vocab_size))
+        return packed(text(seed, RandomStream.PROMPT, key=index, length=length, vocab_size=vocab_size))
 
     return prompt
 
 
 def _overlaid(base: Sampling, own: Sampling | None) -> Sampling:
-    """The workload's sampling, except for what the record itself says."""
+    """The sampling of the workload, overridden by that of the record."""
     if own is None:
         return base
     return base.model_copy(update={key: getattr(own, key) for key in own.model_fields_set})

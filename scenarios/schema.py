@@ -1,7 +1,7 @@
 """The scenario file, key by key. Strict: nothing is converted or guessed, unknown keys are errors.
 
-Knows nothing of files, devices or torch. What keys mean together is in ``checks`` and ``combinations``, how a
-broken value is reported in ``diagnosis``. Token counts unless named otherwise.
+Independent of files, devices and torch. Constraints between keys are in ``checks`` and ``combinations``, messages about
+invalid values in ``diagnosis``. Sizes are in tokens unless named otherwise.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ Budget = dict[Kind, dict[Stream, dict[Counter, Count]]]
 
 
 class ModelSection(Section):
-    """Exactly one of preset and path. ``path`` is a folder with a Hugging Face checkpoint. ``deeper_scale``, of a
-    preset with seeded weights, is how much layers behind the first count: the less, the better a draft guesses."""
+    """Exactly one of preset and path. ``path`` is a folder with a Hugging Face checkpoint. ``deeper_scale``, for
+    a preset with seeded weights, scales the layers after the first: the smaller, the better a draft predicts."""
 
     preset: str | None = None
     path: str | None = None
@@ -91,8 +91,8 @@ def _algorithm(value: Any) -> Any:
 
 
 class AcceptanceSection(Section):
-    """Draft tokens accepted by lot instead of by the model; ``mean`` counts the bonus token. A lot is each request's
-    own, or one for the whole batch as upstream draws it."""
+    """Simulated acceptance of draft tokens; ``mean`` includes the bonus token. A number is drawn for each request, or
+    for the whole batch as upstream does."""
 
     mean: Annotated[float, Field(ge=1)]
     method: Literal["match-expected", "multinomial"] = "match-expected"
@@ -101,7 +101,7 @@ class AcceptanceSection(Section):
 
 class Speculative(Section):
     """``draft`` is a folder with a draft's checkpoint; without one the target's first layer drafts. A bare name is an
-    algorithm: ``none`` turns speculation off, whatever else stands there."""
+    algorithm: ``none`` turns speculation off, whatever the other keys are."""
 
     algorithm: Literal["none", "eagle"] = "none"
     mode: Literal["v1", "v2"] = "v2"
@@ -113,7 +113,7 @@ class Speculative(Section):
 
 
 class Selection(Section):
-    """What is attended to where values are none: the share of a step's chosen tokens that were chosen in the last."""
+    """The attended tokens where values are none: the share of a step's tokens that the step before selected too."""
 
     reuse: Fraction = 0.9
 
@@ -128,14 +128,14 @@ class HiSparse(Section):
     selection: Selection = Selection()
 
     def buffer_size(self, top_k: int) -> int:
-        """Tokens of a hot buffer, for a model that chooses ``top_k``."""
+        """Tokens of a hot buffer, for a model that selects ``top_k``."""
         return 2 * top_k if self.device_buffer_size == "auto" else self.device_buffer_size
 
 
 class Pipeline(Section):
-    """``async_depth`` microbatches beyond one per stage; ``skip_chunk_outputs`` sends no tokens round for a step that
-    is nothing but an unfinished prompt. With ``dynamic_chunks`` a prompt's later chunks get shorter, by the share
-    ``smooth_factor`` of what it takes to last as long as the first one."""
+    """``async_depth`` microbatches beyond one per stage; ``skip_chunk_outputs`` sends no tokens for a step that
+    only has chunks of unfinished prompts. With ``dynamic_chunks`` the later chunks of a prompt get shorter, by the
+    share ``smooth_factor`` of the reduction with which they would take as long as the first one."""
 
     stages: Ranks = 1
     async_depth: Count = 0
@@ -156,8 +156,7 @@ class Disaggregation(Section):
 
 
 class DataParallel(Section):
-    """Ranks that have every n-th request each, and step together. ``mlp``: each has a whole one, or a part in one for
-    all."""
+    """Ranks that each have every n-th request, and step together. ``mlp``: each rank has the whole MLP, or a shard."""
 
     ranks: Ranks = 1
     mlp: Literal["replicated", "shared"] = "replicated"
@@ -216,7 +215,7 @@ class Case(Section):
 
 
 class Scenario(Section):
-    """One question, ready to be run. Made by ``loader.load``."""
+    """A validated scenario. Made by ``loader.load``."""
 
     name: str
     about: str = ""
@@ -227,18 +226,18 @@ class Scenario(Section):
     measure: Measure = Measure()
     faults: Several[Failure] = ()
     expect: Budget = Field(default_factory=dict)
-    case: Case | None = Field(default=None, exclude=True)  # no part of the question that a run answers
+    case: Case | None = Field(default=None, exclude=True)  # a run does not depend on it
 
     _source: ScenarioSource = PrivateAttr(default_factory=ScenarioSource)
 
     @property
     def source(self) -> ScenarioSource:
-        """Where the keys were written; whoever finds a value impossible later says so with it."""
+        """Where the keys were written, for errors about values that turn out to be impossible later."""
         return self._source
 
     @property
     def relays(self) -> tuple[RelaySection, ...]:
-        """The relays to run, in order: a ladder, or the only one."""
+        """The relays to run, in order: those of a ladder, or a single one."""
         return self.engine.relays or (self.engine.relay,)
 
     def expanded(self) -> dict[str, Any]:
@@ -247,6 +246,6 @@ class Scenario(Section):
 
     @property
     def sha256(self) -> str:
-        """Digest of the expanded scenario: equal questions, equal digests."""
+        """Digest of the expanded scenario."""
         text = json.dumps(self.expanded(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()

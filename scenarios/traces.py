@@ -3,8 +3,8 @@
 mooncake   JSON lines: timestamp (ms), input_length, output_length, hash_ids (one for every 512 prompt tokens)
 azure      CSV: TIMESTAMP (date and time), ContextTokens, GeneratedTokens
 burstgpt   CSV: Timestamp (s), Request tokens, Response tokens
-sharegpt   a JSON array of conversations; their first two turns become a request. Nothing is tokenized: a token
-           is taken for four bytes of UTF-8, about right for English
+sharegpt   a JSON array of conversations; their first two turns become a request. The text is not tokenized:
+           four bytes of UTF-8 count as one token, which is about right for English
 jsonl      JSON lines: prompt_token_ids or input_length, output_length, and where given timestamp (ms), sampling
 
 Requests that produced nothing, and conversations without an answer, are left out.

@@ -1,7 +1,7 @@
 """From a scenario to its requests.
 
 Lengths and instants are drawn at once, a prompt only when its request is taken: a trace of millions of tokens
-costs the memory of the requests that are alive.
+costs the memory of the requests that have not ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..sched.request import Request
 from .arrivals import arrivals
 from .distributions import Counts, Summary, summarise
 from .problems import show
-from .prompts import Purpose, stream
+from .prompts import RandomStream, stream
 from .replay import replay
 from .schema import Scenario
 from .script import Script, drawn
@@ -38,7 +38,7 @@ Template = Callable[[int, int], Request]
 
 
 class Lengths(NamedTuple):
-    """Of prompts or outputs, in tokens. A trace requests nothing."""
+    """Lengths of prompts or outputs, in tokens. ``requested`` is None for a trace."""
 
     requested: Summary | None
     achieved: Summary
@@ -54,11 +54,11 @@ class Achieved(NamedTuple):
 
 
 class Workload:
-    """One pass over a scenario's requests. For another pass build another workload.
+    """One pass over the requests of a scenario. Another pass needs another workload.
 
     Open arrivals come from ``upcoming``. In a closed loop ``upcoming`` has the first request of every client,
-    and ``on_end`` answers each request that ended with the next one. ``aborts`` has, by request id, the number
-    of output tokens after which its client goes away.
+    and ``on_end`` returns the next request when one has ended. ``aborts`` has, by request id, the number of output
+    tokens after which its client disconnects.
     """
 
     def __init__(
@@ -81,13 +81,13 @@ class Workload:
         return len(self._instants)
 
     def upcoming(self) -> Iterator[Request]:
-        """The requests that wait for nobody, by arrival, each built when it is taken."""
+        """The requests that do not wait for the end of another, by arrival. Each is built when it is taken."""
         first = len(self) if self._clients is None else min(self._clients, len(self))
         while self._taken < first:
             yield self._take(int(self._instants[self._taken]))
 
     def on_end(self, request: Request, now: int) -> Request | None:  # noqa: ARG002
-        """What the client of an ended ``request`` sends at ``now`` (ns); None when there is nothing left."""
+        """The next request of the client of ``request``, sent at ``now`` (ns); None when there is none left."""
         if self._clients is None or self._taken == len(self):
             return None
         return self._take(now)
@@ -110,7 +110,7 @@ def build(scenario: Scenario, *, vocab_size: int, context_len: int, seed: int) -
     arrival = _arrival(scenario, script)
     return Workload(
         _template(script, prompt_tokens=prompt_tokens, output_tokens=output_tokens),
-        instants=arrivals(arrival, _instants(script), rng=stream(seed, Purpose.ARRIVAL)),
+        instants=arrivals(arrival, _instants(script), rng=stream(seed, RandomStream.ARRIVAL)),
         clients=arrival.concurrency if isinstance(arrival, ClosedArrivals) else None,
         aborts=_aborts(scenario, size=len(script), seed=seed),
         achieved=Achieved(
@@ -123,7 +123,7 @@ def build(scenario: Scenario, *, vocab_size: int, context_len: int, seed: int) -
 
 
 def request_id(index: int) -> str:
-    """How the workload's request number ``index`` (from 0) is called in scenarios and results."""
+    """The id of request number ``index`` (from 0) in scenarios and results."""
     return f"r{index}"
 
 
@@ -193,6 +193,6 @@ def _is_request(name: str, *, size: int) -> bool:
 
 
 def _leaving(abort: Abort, *, size: int, seed: int) -> list[int]:
-    """The indices of the share of requests that is aborted, by lot."""
-    order = stream(seed, Purpose.ABORT).permutation(size)
+    """The indices of the share of requests that is aborted, drawn at random."""
+    order = stream(seed, RandomStream.ABORT).permutation(size)
     return [int(index) for index in order[: round(abort.fraction * size)]]

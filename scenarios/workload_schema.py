@@ -1,4 +1,4 @@
-"""The ``workload`` section: who asks for what, and when."""
+"""The ``workload`` section: the requests, their lengths, and their arrival."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ Distribution = Annotated[
 
 
 class BurstArrivals(Section):
-    """Everybody at once, at time zero."""
+    """All requests at time zero."""
 
     process: Literal["burst"]
 
@@ -78,7 +78,7 @@ class PoissonArrivals(Section):
 
 
 class GammaArrivals(Section):
-    """Gaps of a gamma distribution whose shape is ``burstiness``: 1 is Poisson, less comes in clumps."""
+    """Gaps of a gamma distribution whose shape is ``burstiness``: 1 is Poisson, smaller values are burstier."""
 
     process: Literal["gamma"]
     rate: Rate
@@ -86,7 +86,7 @@ class GammaArrivals(Section):
 
 
 class RecordedArrivals(Section):
-    """The trace's own instants, ``speed`` times as fast."""
+    """The instants of the trace, ``speed`` times as fast."""
 
     process: Literal["trace"]
     speed: Rate = 1.0
@@ -121,7 +121,7 @@ class GrammarSection(Section):
 
 
 class Sampling(Section):
-    """How every request's tokens are chosen. End-of-sequence tokens are ignored unless asked for, so that a
+    """How every request's tokens are chosen. End-of-sequence tokens are ignored by default, so that a
     request has the length that the workload gives it."""
 
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
@@ -143,7 +143,7 @@ class Sampling(Section):
 
 
 class Abort(Section):
-    """Clients that go away after ``after_tokens`` output tokens: a share of all requests, or those named."""
+    """Clients that disconnect after ``after_tokens`` output tokens: a share of all requests, or those named."""
 
     fraction: Fraction = 0.0
     requests: Several[str] = ()

@@ -98,7 +98,7 @@ def test_what_a_did_is_noticed_before_b_crashes(result, side, notice, log):
 def test_a_run_in_which_nothing_finished_is_no_result(result, side, notice):
     failed = [{**rows([])[0], "status": "failed", "reason": "out of memory", "finish": None}]
     a = side("a", [Sample(result({"requests": failed}))])
-    with pytest.raises(WorkloadError, match="a: no request finished; the first said: out of memory"):
+    with pytest.raises(WorkloadError, match="a: no request finished; the reason of the first: out of memory"):
         conduct(a, a, TrialPlan(), notice)
 
 

@@ -148,7 +148,7 @@ def test_cells_that_cannot_run_say_why() -> None:
     refused, starved = cells(asked, Runs(OPTIONS))
     assert refused.refusal.startswith("engine.mixed_chunk: mixed chunk cannot be combined")
     (starved,) = cells(plan("kv_tokens=64"), Runs(OPTIONS))
-    assert starved.refusal.startswith("no request finished; the first said:")
+    assert starved.refusal.startswith("no request finished; the reason of the first:")
     (absent,) = cells(plan("output_tokens.value=1", metric="tpot"), Runs(OPTIONS))
     assert absent.refusal == "tpot_ms: abstained"
 
