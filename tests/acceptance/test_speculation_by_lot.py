@@ -128,7 +128,7 @@ def test_emulated_runs_repeat() -> None:
 
 
 REFUSED = {
-    "with values none nothing can be measured: expected {mean: ...}": NONE,
+    "with values none acceptance cannot be measured: expected {mean: ...}": NONE,
     "a chain of 5 steps has 6, got 4": ("engine.speculative={algorithm: eagle, steps: 5, draft_tokens: 4}",),
     "expected at most steps + 1 = 4, got 4.5": lots("v2", mean=4.5),
     "means something only with an algorithm": ("engine.speculative={algorithm: none, steps: 5}",),

@@ -165,7 +165,7 @@ def test_without_a_gpu_it_says_what_to_do_instead(run_command: RunCommand) -> No
 @pytest.mark.parametrize("more", [("--adversarial", "0"), ("--seeds", "4")])
 def test_a_real_device_has_no_adversaries(run_command: RunCommand, more: tuple[str, ...]) -> None:
     said = run_command("check", "faults/mixing", "--device", "cuda", *more)
-    assert said.code == 2 and "a real device does so itself" in said.err
+    assert said.code == 2 and "which a real device does not allow" in said.err
 
 
 def test_nor_all_faults(run_command: RunCommand) -> None:

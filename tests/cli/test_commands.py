@@ -52,10 +52,10 @@ def test_explain_one(cli):
     assert cli.invoke(app, ["explain", "tpot_ms"]).output == (
         "tpot_ms  [ms, lower is better]\n"
         "\n"
-        "Time per output token after the first. Absent for requests with a single token.\n"
+        "Time per output token after the first. Requests with a single token have none.\n"
         "\n"
         "formula  (E2E - TTFT) / (output tokens - 1)\n"
-        "source   the run's clock, at the scheduler's announcements\n"
+        "source   the clock of the run, at the events that the scheduler announces\n"
     )
 
 
@@ -188,4 +188,4 @@ def test_whatever_follows_from_being_broken_off_is_an_interruption(monkeypatch, 
         main()
     assert end.value.code == code
     told = capsys.readouterr().err
-    assert "broken off" in told and "RecursionError" in told and "Traceback" not in told
+    assert "interrupted, which caused" in told and "RecursionError" in told and "Traceback" not in told
