@@ -1,4 +1,4 @@
-"""How long a kernel or a copy takes: rooflines over a hardware profile. Nanoseconds."""
+"""Durations of kernels and copies in ns, by rooflines over a hardware profile."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Costs:
         return self.fixed + round(size * self._ns_per_byte)
 
     def work(self, work: Work, dtype: torch.dtype) -> int:
-        """A kernel by its own formula; kernel copies move at the speed of the bus."""
+        """A kernel by its own formula; bytes of host memory move at the bandwidth of the bus."""
         time = work.bytes * self._ns_per_byte
         if work.flops:
             time = max(time, work.flops * self._ns_per_flop[work.unit, dtype])

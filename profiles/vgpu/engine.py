@@ -1,10 +1,10 @@
 """Streams and engines as discrete events, simulated lazily.
 
-Launching only appends to a stream's queue; an operation's start is fixed once the host's clock passes it, or
-while the host waits. That is exact: a later launch is ready no earlier than the host's clock, so nothing that
-starts before it can be displaced, and while the host waits nobody launches.
+A launch only appends to a stream's queue; an operation's start is fixed once the host's clock passes it, or while the
+host waits. This is exact: a later launch is ready no earlier than the host's clock, so it cannot displace an operation
+that starts before, and while the host waits there are no launches.
 
-Time is integer nanoseconds. Knows nothing of tensors, calls or what a row means.
+Time is in integer nanoseconds. The simulation is independent of tensors and calls, and does not interpret rows.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Times = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class EventRecording:
-    """One recording of an event: the time at which its stream reached it, once that is known.
+    """One recording of an event: the time at which its stream reached it, or None while that is not known.
 
-    ``clock`` is what whoever waits for it comes after, where somebody keeps account of that.
+    ``clock`` is the vector clock of the recording; empty unless hazards are checked.
     """
 
     __slots__ = ("clock", "time")
@@ -38,14 +38,14 @@ class EventRecording:
 
 
 class PeerEventRecording:
-    """A recording of another device, seen from here: a link's latency later."""
+    """Another device's recording, which takes effect on this device a link's latency later."""
 
     def __init__(self, recording: EventRecording, latency: int) -> None:
         self.recording = recording
         self._latency = latency
 
     def delayed(self, time: int) -> PeerEventRecording:
-        """The same, but for a link that takes ``time`` longer."""
+        """The same recording over a link whose latency is ``time`` longer."""
         return PeerEventRecording(self.recording, self._latency + time)
 
     @property
@@ -58,14 +58,14 @@ class PeerEventRecording:
 
 
 class EventTime(Protocol):
-    """Something whose time may be known."""
+    """An event's time, or None while it is not known."""
 
     @property
     def time(self) -> int | None: ...
 
 
 class QueueWait(NamedTuple):
-    """A queue waited for another one's recording while ``row`` was enqueued behind the wait."""
+    """A queue waited for another queue's recording before it could start the operation ``row``."""
 
     queue: int
     start: int
@@ -89,8 +89,8 @@ class LaunchEntry:
 class ReplayEntry(LaunchEntry):
     """A run of a graph's kernels as one operation.
 
-    Node k begins ``begins[k]`` after the first and ends at ``ends[k]``; ``index`` is the next node to start.
-    ``rows`` has one row per node, or is empty when the run is reported as a whole.
+    Node k begins ``begins[k]`` after the first node and ends at ``ends[k]``; ``index`` is the next node to start.
+    ``rows`` has one row per node, or is empty if the run is reported as a whole.
     """
 
     __slots__ = ("begins", "ends", "index", "rows", "start")
@@ -129,7 +129,7 @@ class WaitEntry:
 
 
 class StreamQueue:
-    """A stream: what is enqueued, when its last operation ended, and when its next one may start."""
+    """A stream: its entries, the end of its last operation (``tail``) and the earliest start of the next one."""
 
     __slots__ = ("id", "items", "ready", "ready_before_wait", "tail")
 
@@ -137,8 +137,8 @@ class StreamQueue:
         self.id = id
         self.items: deque[LaunchEntry | RecordEntry | WaitEntry] = deque()
         self.tail = 0
-        self.ready = 0  # tail plus the gap between kernels, or the recording that was waited for
-        self.ready_before_wait: int | None = None  # what ready was before a wait raised it
+        self.ready = 0  # tail plus the gap between kernels, or the time of a recording that it waited for
+        self.ready_before_wait: int | None = None  # the value of ready before a wait raised it
 
     def delay_until(self, time: int) -> None:
         if time > self.ready:
@@ -148,7 +148,7 @@ class StreamQueue:
         self.tail = max(self.tail, time)
 
     def settle_markers(self) -> bool:
-        """Pass the records and the released waits at the head; whether any was passed."""
+        """Remove the recordings and the ended waits at the head; returns whether there were any."""
         items, moved = self.items, False
         while items:
             head = items[0]
@@ -174,8 +174,8 @@ class _Candidate(NamedTuple):
     launch: LaunchEntry
 
 
-class _DeviceView(NamedTuple):
-    """What an observer of the device sees: when its next operation starts, and whom its queues wait for."""
+class _NextStart(NamedTuple):
+    """When the device's next operation starts, and the recordings that block its queues."""
 
     start: int | None
     waits: list[EventTime]
@@ -183,7 +183,7 @@ class _DeviceView(NamedTuple):
 
 class Simulation:
     """The device's queues and engines. ``gap`` separates two kernels of one queue; ``first`` is the number of the first
-    queue, where several devices' queues are told apart by number."""
+    queue, which differs between devices that exchange data."""
 
     def __init__(self, *, gap: int, first: int = 0) -> None:
         self.first = first
@@ -195,7 +195,7 @@ class Simulation:
         self._queues: list[StreamQueue] = []
         self._serial = 0
         self._bound = PENDING
-        self._view: _DeviceView | None = None  # None where something has been done since
+        self._cached_next: _NextStart | None = None  # None if it has to be determined again
 
     def queue(self) -> StreamQueue:
         queue = StreamQueue(self.first + len(self._queues))
@@ -238,23 +238,23 @@ class Simulation:
         return recording
 
     def wait_event(self, queue: StreamQueue, recording: EventTime) -> None:
-        """Nothing behind this in the queue starts before the recording."""
+        """Later entries of the queue start no earlier than the recording."""
         time = recording.time
         if time is not None and not queue.items:
             queue.delay_until(time)
         else:
             queue.items.append(WaitEntry(recording))
-            self._view = None
+            self._cached_next = None
 
     def wait(self, recording: EventRecording) -> int:
-        """The recording's time; the host is standing still."""
+        """The recording's time, at which the waiting host continues."""
         if recording.time is None:
             self.run(FOREVER, until=recording)
-        assert recording.time is not None, "a recording is always recorded before anyone can wait for it"
+        assert recording.time is not None, "an event is recorded before the host can wait for the recording"
         return recording.time
 
     def drain(self) -> int:
-        """Serve everything; the time at which the device falls idle."""
+        """Serve everything; returns the time at which the device becomes idle."""
         self.run(FOREVER)
         return max((queue.tail for queue in self._queues), default=0)
 
@@ -263,26 +263,26 @@ class Simulation:
         self.run(now)
 
     def next_start(self) -> int | None:
-        """When the next operation starts; None when nothing is enqueued, or all of it is held."""
-        return self._current_view().start
+        """When the next operation starts; None if nothing is enqueued or all queues are blocked."""
+        return self._next().start
 
     def awaited(self) -> list[EventTime]:
         """The recordings that block queues: those of other devices, since this device's own are passed first."""
-        return self._current_view().waits
+        return self._next().waits
 
-    def _current_view(self) -> _DeviceView:
-        """It stays as it is until something is done here, or somebody else does what a queue waits for."""
-        seen = self._view
-        if seen is None or any(recording.time is not None for recording in seen.waits):
+    def _next(self) -> _NextStart:
+        """Valid until this device changes, or another device reaches a recording that blocks a queue."""
+        cached = self._cached_next
+        if cached is None or any(recording.time is not None for recording in cached.waits):
             busy = self._settled()
             first, heads = self._first(busy), [queue.items[0] for queue in busy]
             waits = [head.recording for head in heads if isinstance(head, WaitEntry)]
-            seen = self._view = _DeviceView(None if first is None else first.start, waits)
-        return seen
+            cached = self._cached_next = _NextStart(None if first is None else first.start, waits)
+        return cached
 
     def run(self, horizon: int, until: EventTime | None = None) -> None:
-        """Serve what starts no later than the horizon, or until that is known."""
-        self._view = None
+        """Serve the operations that start no later than the horizon; stop when the time of ``until`` is known."""
+        self._cached_next = None
         while True:
             busy = self._settled()
             if not busy or (until is not None and until.time is not None):
@@ -295,14 +295,14 @@ class Simulation:
 
     def _enqueue(self, queue: StreamQueue, launch: LaunchEntry, now: int) -> None:
         queue.items.append(launch)
-        self._view = None
+        self._cached_next = None
         self.pending += 1
         if self.pending > self._bound:
             self.settle(now)
             self._bound = self.pending + PENDING
 
     def _settled(self) -> list[StreamQueue]:
-        """The queues that still hold something, after all markers that can be passed were."""
+        """The queues that have entries after all markers that can be removed are removed."""
         busy = [queue for queue in self._queues if queue.items]
         moved = True
         while moved:
@@ -312,7 +312,7 @@ class Simulation:
         return [queue for queue in busy if queue.items]
 
     def _drain(self, queue: StreamQueue, horizon: int, until: EventTime | None) -> None:
-        """``run`` while no other queue holds anything: nothing to choose, nothing to be displaced by."""
+        """``run`` for the only queue that has entries, whose operations no other queue can displace."""
         items = queue.items
         while items:
             head = items[0]
@@ -327,7 +327,7 @@ class Simulation:
             self._serve(queue, head, start, horizon)
 
     def _serve_first(self, busy: Sequence[StreamQueue], horizon: int) -> bool:
-        """Serve the operation that starts first; False when it lies beyond the horizon or all are held."""
+        """Serve the operation that starts first; False if it starts after the horizon or all queues are blocked."""
         first = self._first(busy)
         if first is None or first.start > horizon:
             return False
@@ -343,8 +343,8 @@ class Simulation:
         return True
 
     def _first(self, busy: Sequence[StreamQueue]) -> _Candidate | None:
-        """The operation that starts first; None when all are held. An engine takes its candidates by (ready, serial),
-        whenever it falls free."""
+        """The operation that starts first; None if all queues are blocked. An engine that becomes free takes the
+        candidate with the lowest (ready, serial)."""
         heads: dict[int, tuple[int, int, StreamQueue, LaunchEntry]] = {}
         for queue in busy:
             head = queue.items[0]
@@ -365,7 +365,7 @@ class Simulation:
     def _undisturbed(
         self, replay: ReplayEntry, horizon: int, contenders: Sequence[tuple[int, LaunchEntry]]
     ) -> int:
-        """Until when the replay's nodes may begin before another head has to be considered."""
+        """The time up to which the replay's nodes begin before another queue's head has to be considered."""
         limit = horizon
         for ready, launch in contenders:
             if launch is replay:
@@ -392,7 +392,7 @@ class Simulation:
         self.pending -= 1
 
     def _serve_nodes(self, queue: StreamQueue, replay: ReplayEntry, start: int, limit: int) -> None:
-        """Serve the next node and all that begin undisturbed after it."""
+        """Serve the next node and all later ones that begin no later than the limit."""
         first, begins, ends = replay.index, replay.begins, replay.ends
         if not first:
             replay.start = start

@@ -1,7 +1,7 @@
-"""What happened, delivered as windows of a timeline.
+"""The records of a device, delivered as windows of a timeline.
 
-While a run goes on rows are plain tuples; they become records when a window is cut. A window is cut at a quiet
-point: right after the last forward operation of a settled step, so that no step's forward is torn apart.
+Rows are plain tuples until a window is cut, and then become records. A window is cut right after the last forward
+operation of a settled step, so that no step's forward is split between windows.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ..record.timeline import Call, Op, Range, Sink, Wait, Window
 from .engine import QueueWait, Row, Served
 
 STEPS = 64
-RECORDS = 10_000  # calls, after which the next settled step ends a window
-OVERFLOW = 40_000  # calls, after which a window ends wherever the run is
+RECORDS = 10_000  # calls after which the next settled step ends a window
+OVERFLOW = 40_000  # calls after which a window ends at once
 
 
 class LedgerContext(NamedTuple):
@@ -50,18 +50,18 @@ class Ledger:
         self._launched.append(info)
 
     def settled(self, info: StepInfo) -> bool:
-        """Note a settled step; whether it is time to cut a window behind it."""
+        """Add a settled step; returns whether a window is to be cut after it."""
         self._settled.append(info)
         self._steps += 1
         return self._steps >= STEPS or len(self.calls) >= RECORDS
 
     def quiet_point(self, step: int, now: int) -> int:
-        """The instant behind that step's last forward operation."""
+        """The instant after that step's last forward operation."""
         ends: list[int] = [end for row, _, end in self._served if row[7].step == step and row[7].forward]
         return min(max(ends) + 1, now) if ends else now
 
     def cut(self, at: int) -> None:
-        """Deliver what ended before ``at``; all of it is known, since the host's clock is not before ``at``."""
+        """Deliver all records that ended before ``at``, which is not after the host's clock."""
         if self._sink is not None:
             self._sink.feed(self._window(at))
         self._keep_from(at)
@@ -69,7 +69,7 @@ class Ledger:
         self._launched, self._settled = [], []
 
     def end(self) -> int:
-        """An instant behind every record."""
+        """An instant after every record."""
         ends: list[int] = [
             self._start,
             *(s[2] for s in self._served),

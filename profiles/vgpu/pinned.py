@@ -1,7 +1,7 @@
 """Pinned host memory: a property of a storage, shared by its views.
 
-It is kept on the storage's Python object, which lives exactly as long as the storage: a recycled address is not
-pinned by accident.
+The property is an attribute of the storage's Python object, which exists exactly as long as the storage, so that an
+address that is used again is not pinned by accident.
 """
 
 from __future__ import annotations

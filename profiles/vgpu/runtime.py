@@ -1,6 +1,6 @@
 """The device's API in virtual time: launches, copies, events and syncs, each with its cost to the host.
 
-Calls are named after the CUDA runtime's, so that they read the same in every source of a timeline.
+Calls have the names of the CUDA runtime's, so that they are equal in every source of a timeline.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Runtime:
         watch: Sequence[Path],
         simulation: Simulation | None = None,
     ) -> None:
-        """``simulation`` is given where the device is one of several that wait for one another."""
+        """``simulation`` is given to one of several devices that wait for one another."""
         self.costs = Costs(hardware)
         self.now = 0
         self.context: LedgerContext = NO_CONTEXT
@@ -79,8 +79,7 @@ class Runtime:
         self._pin_memory = round(host.pin_memory.value)
 
     def kernel(self, name: str, duration: int, *, host_size: int = 0, engine: int = COMPUTE) -> None:
-        """Launch a kernel on the current stream. One that needs few multiprocessors has an ``engine`` of its own, with
-        others of its kind."""
+        """Launch a kernel on the current stream. Kernels that need few multiprocessors share another ``engine``."""
         if self.capture is not None:
             self.capture.node("kernel", name, duration, host_size=host_size)
             return
@@ -109,36 +108,36 @@ class Runtime:
 
     def copy(self, direction: Direction, size: int, *, pinned: bool, blocking: bool) -> bool:
         """Copy between host and device on the current stream; ``blocking`` adds a stream sync, as torch does. Returns
-        whether the host waits for it.
+        whether the host waits for the copy.
 
-        A pageable source up to the inline size is taken inside the call; a larger one, and every pageable
-        destination, holds the call until the copy has ended.
+        A pageable source up to the inline size is read inside the call; with a larger one, and with every pageable
+        destination, the call returns when the copy has ended.
         """
         if self.capture is not None:
             self._capture_copy(direction, size, allowed=pinned and not blocking)
             return False
         inline = direction == "h2d" and not pinned and size <= self.costs.inline
-        holds = not pinned and not inline
+        waits_inside = not pinned and not inline
         start = self.now + self.torch_call
         self.now = start + self._copy_call + (self.costs.memcpy(size) if inline else 0)
         stream, site = self.stream, self.sites.here()
         memory: HostMemory = "pinned" if pinned else "pageable"
-        name, waits = _COPIES[direction, memory], blocking or holds
+        name, waits = _COPIES[direction, memory], blocking or waits_inside
         row = (direction, name, stream.id, size, 0, memory, waits, self.context, site, self.now, 1)
         duration = self.costs.copy(direction, size, pinned=pinned or inline)
         self.simulation.submit(stream, _ENGINES[direction], now=self.now, duration=duration, row=row)
-        waited = self._wait(self._record_now(stream)) if holds else 0
+        waited = self._wait(self._record_now(stream)) if waits_inside else 0
         self._call("copy", MEMCPY, start, waited, site)
         if blocking:
             self.synchronize(stream, site=site)
         return waits
 
     def synchronize(self, stream: StreamQueue, *, site: int | None = None) -> None:
-        """Wait for everything enqueued on the stream."""
+        """The host waits for everything enqueued on the stream."""
         self._sync(STREAM_SYNC, stream, self._record_now(stream), self.sites.here() if site is None else site)
 
     def synchronize_event(self, stream: StreamQueue, recording: EventRecording) -> None:
-        """Wait for the recording, which was recorded on the stream."""
+        """The host waits for the recording, which was made on the stream."""
         self._sync("cudaEventSynchronize", stream, recording, self.sites.here())
 
     def synchronize_device(self) -> None:
@@ -150,7 +149,7 @@ class Runtime:
         )
 
     def record(self, stream: StreamQueue) -> EventRecording:
-        """Record an event on the stream. Under capture, program order says all there is to say."""
+        """Record an event on the stream. During a capture, program order is the only order."""
         if self.capture is None:
             start, self.now = self.now, self.now + self._event_record
             self._call("event", "cudaEventRecord", start, 0, self.sites.here(), stream)
@@ -165,12 +164,12 @@ class Runtime:
         self.simulation.wait_event(stream, recording)
 
     def order_after_current(self, queue: StreamQueue) -> None:
-        """What the queue does from now on comes after what the current stream has been given; no call of the host's."""
+        """Later work of the queue starts after the current stream's present work. This is no call of the host's."""
         self.simulation.wait_event(queue, self.simulation.record(self.stream, self.now))
 
     def send(self, queue: StreamQueue, duration: int, *, size: int, name: str) -> EventRecording:
-        """Send ``size`` bytes over a link, by its own queue, which has been brought ``behind`` the current stream; when
-        they have left."""
+        """Send ``size`` bytes over a link by the link's queue, which ``order_after_current`` has ordered. Returns the
+        recording of their departure."""
         self._refuse_in_capture(name)
         start, self.now = self.now, self.now + self._launch
         site = self.sites.here()
@@ -180,17 +179,17 @@ class Runtime:
         return self.simulation.record(queue, self.now)
 
     def wait_peer_event(self, recording: PeerEventRecording) -> None:
-        """Nothing behind this on the current stream starts before what another device sends has landed."""
+        """Later work of the current stream starts after the arrival of what another device sends."""
         start, self.now = self.now, self.now + self._event_wait
         self._call("event", "cudaStreamWaitEvent", start, 0, self.sites.here())
         self.simulation.wait_event(self.stream, recording)
 
     def host_clock(self) -> Sequence[int]:
-        """What the host comes after, for another device's host; empty where nobody keeps account."""
+        """The host's vector clock, for another device's host; empty unless hazards are checked."""
         return ()
 
     def join_host_clock(self, clock: Sequence[int]) -> None:
-        """Another device's host has told this one."""
+        """The host has received a message of another device's host, whose vector clock this is."""
 
     def wait_for_host(self, until: int, name: str, stream: StreamQueue) -> None:
         """The host waits for another rank's host."""
@@ -199,7 +198,7 @@ class Runtime:
         self._call("link", name, start, self.now - start, self.sites.here(), stream)
 
     def reached(self, recording: EventRecording) -> bool:
-        """Whether the device has passed the recording by now."""
+        """Whether the device has reached the recording by now."""
         self.simulation.settle(self.now)
         return recording.time is not None and recording.time <= self.now
 
@@ -208,14 +207,14 @@ class Runtime:
         return self.reached(self.simulation.record(stream, self.now))
 
     def graph_launch(self) -> int:
-        """The host's part of a replay; the call's site."""
+        """The host's part of a replay; returns the call's site."""
         start, site = self.now, self.sites.here()
         self.now += self._graph_launch
         self._call("graph", "cudaGraphLaunch", start, 0, site)
         return site
 
     def pin(self, size: int, *, copied: bool) -> None:
-        """The host takes a pinned block, and fills it from pageable memory if ``copied``."""
+        """The host allocates pinned memory, and copies pageable memory into it if ``copied``."""
         self.now += self._pin_memory + (self.costs.memcpy(size) if copied else 0)
 
     def settle(self) -> None:
@@ -249,7 +248,7 @@ class Runtime:
         self._call("sync", name, start, self._wait_and_return(recording), site, stream)
 
     def _wait_and_return(self, recording: EventRecording) -> int:
-        """Wait for the recording, come back late; what was waited. A call that need not wait only costs its time."""
+        """Wait for the recording and return from the call; returns the time that was waited, in ns."""
         before, waited = self.now, self._wait(recording)
         self.now += self._sync_return
         return self.now - before if waited else 0

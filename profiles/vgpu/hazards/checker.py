@@ -52,7 +52,7 @@ class HazardChecker(Watcher):
         return self._launched(op, self._program.sites.last)
 
     def launch_here(self, op: str) -> IssuedOp:
-        """An operation of the current stream whose own call is yet to come: its source line is looked up."""
+        """An operation of the current stream before its own call of the device: looks up the source line."""
         return self._launched(op, self._program.sites.here())
 
     def _launched(self, op: str, site: int) -> IssuedOp:

@@ -23,7 +23,7 @@ class DeviceMemory(Protocol):
         """Whether the value is a tensor on the device."""
 
     def pinned(self, tensor: torch.Tensor) -> bool:
-        """Whether a host tensor lies in memory that the device may access at any time."""
+        """Whether a host tensor is in memory that the device may access at any time."""
 
     def held(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same values in the same geometry, as an argument for a kernel's footprint."""

@@ -49,7 +49,7 @@ class MemoryAccess(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class NamedMemory:
-    """What happened to memory since the program named it. Steps share it, so what is written is meant to be read."""
+    """What happened to memory since the program named it. Steps share such memory, so each write should be read."""
 
     name: str
     writes: int = 0
