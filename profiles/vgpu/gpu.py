@@ -27,10 +27,10 @@ from .hazards import HazardChecker
 from .hazards.host import host_accesses
 from .hazards.ops import checked
 from .observer import HostObserver
-from .patches import installed
 from .registration import register
 from .runtime import Runtime
 from .skipping import SkippingExecutor
+from .torch_patches import installed
 from .watched import VirtualMemory, WatchedCopies, WatchedRuntime
 from .watcher import Watcher
 
@@ -65,13 +65,13 @@ def open_vgpu(
         raise RuntimeError("a virtual GPU is already open")
     register()
     folders = [Path(folder) for folder in sched.__path__] if watch is None else watch
-    device = _Device(
+    inputs = _VgpuInputs(
         hardware, sink, folders, simulation, EagerExecutor() if values == "real" else SkippingExecutor()
     )
     if adversary is not None:
-        parts = _adversarial(device, adversary)
+        parts = _adversarial(inputs, adversary)
     else:
-        parts = _watched(device) if hazards else _plain(device)
+        parts = _watched(inputs) if hazards else _plain(inputs)
     gpu = VirtualGpu(parts, capabilities=capabilities or hardware.capabilities, graph_trace=graph_trace)
     token = CURRENT.set(gpu)
     try:
@@ -83,7 +83,7 @@ def open_vgpu(
         CURRENT.reset(token)
 
 
-class _Device(NamedTuple):
+class _VgpuInputs(NamedTuple):
     """What every composition is made from."""
 
     hardware: HardwareProfile
@@ -96,32 +96,32 @@ class _Device(NamedTuple):
         return kind(self.hardware, sink=self.sink, watch=self.watch, simulation=self.simulation)
 
 
-def _plain(device: _Device) -> VgpuParts:
-    runtime = device.runtime(Runtime)
-    observer = HostObserver(runtime, device.hardware)
+def _plain(inputs: _VgpuInputs) -> VgpuParts:
+    runtime = inputs.runtime(Runtime)
+    observer = HostObserver(runtime, inputs.hardware)
     return VgpuParts(
-        runtime, observer, device.executor, Watcher(), lambda gpu: OpHandlers(gpu, CopyHandlers(gpu))
+        runtime, observer, inputs.executor, Watcher(), lambda gpu: OpHandlers(gpu, CopyHandlers(gpu))
     )
 
 
-def _watched(device: _Device) -> VgpuParts:
-    runtime = device.runtime(WatchedRuntime)
+def _watched(inputs: _VgpuInputs) -> VgpuParts:
+    runtime = inputs.runtime(WatchedRuntime)
     checker = HazardChecker(runtime, VirtualMemory())
 
     def handlers(gpu: VirtualGpu) -> OpHandlers:
         copies = WatchedCopies(gpu, checker)
         return OpHandlers(gpu, copies, lambda func, handler: checked(checker, func, handler))
 
-    return VgpuParts(runtime, HostObserver(runtime, device.hardware), device.executor, checker, handlers)
+    return VgpuParts(runtime, HostObserver(runtime, inputs.hardware), inputs.executor, checker, handlers)
 
 
-def _adversarial(device: _Device, seed: int) -> VgpuParts:
+def _adversarial(inputs: _VgpuInputs, seed: int) -> VgpuParts:
     """``seed`` numbers the strategy. Times mean nothing, since a kernel's time may follow from values that are computed
     after its launch."""
-    runtime = device.runtime(DeferredRuntime)
-    observer = HostObserver(runtime, device.hardware)
+    runtime = inputs.runtime(DeferredRuntime)
+    observer = HostObserver(runtime, inputs.hardware)
     runtime.order = DeferredOrder(strategy(seed, observer.streams))
-    executor, reuse = AdversarialExecutor(device.executor, runtime), BlockReuse(runtime)
+    executor, reuse = AdversarialExecutor(inputs.executor, runtime), BlockReuse(runtime)
 
     def handlers(gpu: VirtualGpu) -> OpHandlers:
         return OpHandlers(gpu, CopyHandlers(gpu), lambda _, handler: reuse.following(handler))

@@ -146,7 +146,7 @@ class VirtualMemory:
 
     lasting = True
 
-    def mine(self, value: object) -> bool:
+    def on_device(self, value: object) -> bool:
         return type(value) is DeviceTensor
 
     def pinned(self, tensor: torch.Tensor) -> bool:

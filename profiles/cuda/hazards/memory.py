@@ -26,7 +26,7 @@ class StorageMemory:
     real: Callable[[torch.Tensor], torch.Tensor] = itself
     lasting: bool = False
 
-    def mine(self, value: object) -> bool:
+    def on_device(self, value: object) -> bool:
         return isinstance(value, torch.Tensor) and value.device.type == self.type
 
     def pinned(self, tensor: torch.Tensor) -> bool:

@@ -80,7 +80,7 @@ class Operators(TorchDispatchMode):
     def _on_device(self, value: object) -> bool:
         if isinstance(value, (list, tuple)):
             return any(map(self._on_device, value))
-        return self._checker.memory.mine(value)
+        return self._checker.memory.on_device(value)
 
     def _computing(self, func: Any) -> Handler:
         def compute(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -102,14 +102,14 @@ class Operators(TorchDispatchMode):
         if func._opname == "_to_copy":
             return self._handlers[func](args, kwargs)
         out = func(*args, **kwargs)
-        if self._checker.memory.mine(out):
+        if self._checker.memory.on_device(out):
             self._filled(func._opname, out)
         return out
 
     def _filling(self, name: str, handler: Handler) -> Handler:
         def fill(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             out = handler(args, kwargs)
-            if self._checker.memory.mine(out):
+            if self._checker.memory.on_device(out):
                 self._filled(name, out)
             return out
 
@@ -129,7 +129,7 @@ class Operators(TorchDispatchMode):
             checker, (target, source) = self._checker, args[:2]
             launch = self._launch(source, target)
             checker.copy_side(launch, source, write=False)
-            if checker.memory.mine(target):
+            if checker.memory.on_device(target):
                 checker.announce(target)
             checker.copy_side(launch, target, write=True)
             return self._compute_at_work(func, args, kwargs)
@@ -139,7 +139,7 @@ class Operators(TorchDispatchMode):
     def _moving(self, func: Any) -> Handler:
         def move(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             checker, source = self._checker, args[0]
-            device = checker.memory.mine(source)
+            device = checker.memory.on_device(source)
             place = kwargs.get("device")
             if not device and (place is None or place.type != self._rules.type):
                 return func(*args, **kwargs)  # from host to host
@@ -174,7 +174,7 @@ class Operators(TorchDispatchMode):
         return lift
 
     def _launch(self, source: torch.Tensor, target: torch.Tensor) -> IssuedOp:
-        up, down = (not self._checker.memory.mine(source), not self._checker.memory.mine(target))
+        up, down = (not self._checker.memory.on_device(source), not self._checker.memory.on_device(target))
         return self._checker.launch("copy h2d" if up else "copy d2h" if down else "copy d2d")
 
     def _compute_at_work(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -112,7 +112,7 @@ class ShadowTable:
         """The shadow memory of a kernel's argument; None if the argument is not device or pinned memory."""
         if not isinstance(argument, torch.Tensor):
             return None
-        if self.memory.mine(argument):
+        if self.memory.on_device(argument):
             return self.block(argument).shadow
         return self.pinned(argument) if self.memory.pinned(argument) else None
 

@@ -82,7 +82,7 @@ class HazardChecker(Watcher):
 
     def copy_side(self, launch: IssuedOp, tensor: torch.Tensor, *, write: bool) -> None:
         """One side of a copy, in device or host memory. Only pinned host memory can still be accessed later."""
-        if self.memory.mine(tensor):
+        if self.memory.on_device(tensor):
             self._device(launch, tensor, write=write)
         elif self.memory.pinned(tensor) and tensor.numel():
             self._add(launch, self._table.pinned(tensor), span(tensor), write=write)
@@ -179,7 +179,7 @@ class HazardChecker(Watcher):
         self._table.block(tensor).recorded.add(queue + 1)
 
     def name(self, tensor: torch.Tensor, name: str) -> None:
-        assert self.memory.mine(tensor)
+        assert self.memory.on_device(tensor)
         shadow = self._table.block(tensor).shadow
         shadow.origin = MemoryOrigin(name, "", self._program.sites.last)
         shadow.named = NamedMemory(name)

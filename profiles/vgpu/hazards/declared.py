@@ -107,7 +107,7 @@ class DeclaredFootprints:
 
     def _key(self, argument: Any) -> object:
         memory = self._table.memory
-        if memory.mine(argument):
+        if memory.on_device(argument):
             shadow = self._table.block(argument).shadow
             state = 0 if argument.is_floating_point() else (shadow, shadow.epoch)
             return state, memory.span(argument), argument.size()
@@ -117,7 +117,7 @@ class DeclaredFootprints:
 
     def _whole(self, argument: torch.Tensor) -> ByteSpan:
         memory = self._table.memory
-        return memory.span(argument) if memory.mine(argument) else span(argument)
+        return memory.span(argument) if memory.on_device(argument) else span(argument)
 
 
 class _KernelFootprint:
@@ -182,7 +182,7 @@ class _HeldArguments(NamedTuple):
     def all(self, values: Iterable[Any]) -> list[Any]:
         return [
             self.memory.held(value)
-            if self.memory.mine(value)
+            if self.memory.on_device(value)
             else self.all(value)
             if isinstance(value, (list, tuple))
             else value
@@ -195,7 +195,7 @@ class _HeldArguments(NamedTuple):
     def tensors(self, arguments: Iterable[Any]) -> Iterator[torch.Tensor]:
         """The device tensors themselves."""
         for argument in arguments:
-            if self.memory.mine(argument):
+            if self.memory.on_device(argument):
                 yield argument
             elif isinstance(argument, (list, tuple)):
                 yield from self.tensors(argument)

@@ -48,7 +48,7 @@ def _reporting(
     @wraps(method)
     def patched(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         # A copy from the device is the device's write.
-        if not memory.mine(tensor) and memory.pinned(tensor) and not any(map(memory.mine, args)):
+        if not memory.on_device(tensor) and memory.pinned(tensor) and not any(map(memory.on_device, args)):
             current = watcher()
             if current is not None:
                 current.host_access(op, tensor, write=name in _WRITES)

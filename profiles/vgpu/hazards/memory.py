@@ -19,7 +19,7 @@ class DeviceMemory(Protocol):
     def lasting(self) -> bool:
         """Whether values may be kept and read later without keeping device memory allocated."""
 
-    def mine(self, value: object) -> bool:
+    def on_device(self, value: object) -> bool:
         """Whether the value is a tensor on the device."""
 
     def pinned(self, tensor: torch.Tensor) -> bool:

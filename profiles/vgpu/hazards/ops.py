@@ -107,7 +107,7 @@ def _indexed(checker: HazardChecker, name: str, handler: Handler) -> Handler:
         out = handler(args, kwargs)
         begin = perf_counter_ns()
         launch, (tensor, indices, *values) = checker.launch(name), args
-        if all(checker.memory.mine(i) and i.dtype not in MASKS for i in indices):
+        if all(checker.memory.on_device(i) and i.dtype not in MASKS for i in indices):
             checker.indexed(launch, tensor, indices, write=puts)
         else:
             (checker.write if puts else checker.read)(launch, tensor)
@@ -162,10 +162,10 @@ def _writes(checker: HazardChecker, launch: IssuedOp, values: Sequence[Any]) -> 
 
 def _tensors(checker: HazardChecker, values: Sequence[Any]) -> Iterator[torch.Tensor]:
     """The device tensors among values and lists of values."""
-    mine = checker.memory.mine
+    on_device = checker.memory.on_device
     for value in values:
         kind = type(value)
         if kind is list or kind is tuple:
             yield from _tensors(checker, value)
-        elif mine(value):
+        elif on_device(value):
             yield value

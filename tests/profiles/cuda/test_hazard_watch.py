@@ -96,7 +96,7 @@ SCENES = [
     programs.test_reads_do_not_race,
     programs.test_the_host_may_look_at_what_a_copy_only_reads,
     programs.test_a_block_goes_back_to_its_own_stream_only,
-    programs.test_a_race_is_told_once,
+    programs.test_a_race_is_reported_once,
 ]
 
 

@@ -73,14 +73,14 @@ class Scene:
         return self.module.stream(stream)
 
     def known(self, values: list[int]) -> torch.Tensor:
-        """On the device, made on the schedule stream; everybody knows."""
+        """On the device, made on the schedule stream; every stream and the host come after it."""
         with self.on(self.schedule):
             made = torch.tensor(values, device=self.device)
         self.module.synchronize()
         return made
 
     def zeros(self, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        """Made on the schedule stream; the forward stream knows."""
+        """Made on the schedule stream; the forward stream comes after it."""
         with self.on(self.schedule):
             made = torch.zeros(*shape, dtype=dtype, device=self.device)
         self.forward.wait_stream(self.schedule)

@@ -172,7 +172,7 @@ def test_strategies_come_first_and_are_named() -> None:
     ]
 
 
-def test_an_error_in_late_work_says_what_and_where() -> None:
+def test_an_error_in_deferred_work_names_the_op_and_its_line() -> None:
     with open_vgpu(load("h200"), adversary=0) as gpu:
         stage = Scene(gpu)
         table, rows = stage.known([1, 2]), stage.known([5])

@@ -77,7 +77,7 @@ def test_clocks_know_exactly_what_comes_before(program: list[tuple[str, int]]) -
     assert dropped == reference.host | set.intersection(*reference.streams.values())
 
 
-def test_a_stream_that_appears_late_knows_what_the_host_knows() -> None:
+def test_a_new_stream_comes_after_what_the_host_has_waited_for() -> None:
     clocks = VectorClocks()
     seq = clocks.launch(1)
     clocks.synchronize(clocks.recorded(1))

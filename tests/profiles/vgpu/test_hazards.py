@@ -82,7 +82,7 @@ def same_rows(scene: Scene, edge: bool) -> None:
 
 
 def index_that_changed(scene: Scene, edge: bool) -> None:
-    """What was read is what the index said then, not what it says now."""
+    """The read covers the rows that the index selected at the launch, not those that it selects later."""
     table, rows = scene.zeros(8, 16), torch.tensor([1, 3, 5]).to(scene.device)
     other = torch.tensor([3]).to(scene.device)
     scene.module.synchronize()
@@ -311,7 +311,7 @@ def test_a_block_goes_back_to_its_own_stream_only(scene: Scene) -> None:
     assert scene.found == []
 
 
-def test_a_race_is_told_once(scene: Scene) -> None:
+def test_a_race_is_reported_once(scene: Scene) -> None:
     lengths = scene.zeros(4)
     for _ in range(3):
         with scene.on(scene.forward):
@@ -348,7 +348,7 @@ def test_a_window_stays_short_while_a_stream_is_idle(scene: Scene) -> None:
     assert max(len(history.accesses) for history in shadow.reads.values()) < 300
 
 
-def test_nobody_watches_unless_asked(opened: Any) -> None:
+def test_no_checker_watches_by_default(opened: Any) -> None:
     with opened() as bench:
         scene = Scene(bench.gpu)
         raw(scene, False)

@@ -60,7 +60,7 @@ def host(free: HardwareProfile) -> Iterator[Host]:
 
 
 def least(measure: Callable[[], int]) -> int:
-    """The least of five measures: whoever else uses the machine only adds to them."""
+    """The least of five measurements, since other processes on the machine only add to them."""
     return min(measure() for _ in range(5))
 
 
@@ -259,7 +259,7 @@ def test_garbage_is_collected_off_the_clock(host: Host) -> None:
     assert len(kept) == 200_000
 
 
-def test_lost_processor_time_is_nobodys(host: Host) -> None:
+def test_lost_processor_time_is_not_charged(host: Host) -> None:
     """Sleeping stands for another process that has the processor."""
     assert host.time(lambda: time.sleep(0.02)) < 2_000_000
 

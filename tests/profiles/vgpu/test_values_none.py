@@ -60,7 +60,7 @@ def test_shapes_strides_and_types_are_torchs(bench_none: Any, expression: str) -
     assert actual.held.is_meta == expected.is_floating_point()
 
 
-def test_shapes_are_learnt_once(bench_none: Any) -> None:
+def test_shapes_are_computed_once(bench_none: Any) -> None:
     names = _names(bench_none.gpu.device)
 
     def all_expressions() -> list[str]:

@@ -218,7 +218,7 @@ def _moved_cost(counts: torch.Tensor) -> Work:
 
 @kernel(cost=_moved_cost, footprint=lambda: (), fixed_cost=False)
 def graph_test_moved(counts: torch.Tensor) -> None:
-    """As many bytes from the host as ``counts`` says."""
+    """Reads as many bytes from the host as ``counts`` gives."""
 
 
 @pytest.mark.parametrize("trace", ["graph", "node"])

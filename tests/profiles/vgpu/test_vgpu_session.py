@@ -103,7 +103,7 @@ def test_two_are_not_open_at_once_but_one_after_the_other(opened: Any) -> None:
         assert torch.ones(2, device=second.gpu.device).tolist() == [1.0, 1.0]
 
 
-def test_a_tensor_of_a_closed_device_says_so(opened: Any) -> None:
+def test_a_tensor_of_a_closed_device_raises(opened: Any) -> None:
     with opened() as bench:
         x = torch.ones(2, device=bench.gpu.device)
     with pytest.raises(RuntimeError, match="no virtual GPU is open"):

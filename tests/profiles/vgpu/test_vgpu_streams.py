@@ -93,7 +93,7 @@ def test_a_stream_waits_for_an_event_and_the_wait_is_recorded(bench: Any) -> Non
     assert wait.start >= second.launched - 1
 
 
-def test_an_event_tells_the_time_between_two_points_of_a_stream(bench: Any) -> None:
+def test_events_measure_the_time_between_two_points_of_a_stream(bench: Any) -> None:
     module = torch.get_device_module("vgpu")
     x = torch.zeros(1 << 20, device=bench.gpu.device)
     start, end = module.Event(enable_timing=True), module.Event(enable_timing=True)
