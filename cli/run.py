@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -65,10 +66,13 @@ def run(
         _refuse_torchrun()
     options = _options(device, hazards, adversarial, world, save_tokens=save_tokens)
     make_output_dir(output_dir)
+    from ..profiles.ranks.execute import execute
+
     try:
         if len(question.relays) > 1:
             raise typer.Exit(_climb(question, options, output_dir, form))
-        outcome = _execute(question, options, output_dir)
+        options = replace(options, record=output_dir)
+        outcome = execute(question, question.relays[0], options, observe=_watch)
     except KeyboardInterrupt:
         typer.echo("schedbench: interrupted before anything was measured", err=True)
         raise typer.Exit(INTERRUPTED) from None
@@ -111,14 +115,6 @@ def _watch(clock: Clock, total: int) -> RunProgress:
     from .progress import RunProgress
 
     return RunProgress(progress(), total=total, clock=clock)
-
-
-def _execute(question: Resolved, options: Options, output_dir: Path | None) -> RunOutcome:
-    from dataclasses import replace
-
-    from ..profiles.ranks.execute import execute
-
-    return execute(question, question.relays[0], replace(options, record=output_dir), observe=_watch)
 
 
 def _climb(question: Resolved, options: Options, output_dir: Path | None, form: Format) -> int:

@@ -68,15 +68,15 @@ def margin(question: Question, order: TrialRequest, request: str, position: int)
     resolved = resolved_for(question, order)
     if resolved.scenario.device.values == "none":
         return None
-    finder, gate = _Finder(request), GatedSink()
+    finder, sink = _Finder(request), GatedSink()
 
     @contextmanager
     def watch(clock: Clock, total: int) -> Iterator[Observer]:  # noqa: ARG001
         yield finder
 
-    with open_machine(device_kind(order.device, resolved.scenario), resolved, gate) as machine:
+    with open_machine(device_kind(order.device, resolved.scenario), resolved, sink) as machine:
         sampler = ScoringSampler(machine.peek)
-        bench = PreparedRun(resolved, machine, resolved.relays[0], gate, sampler)
+        bench = PreparedRun(resolved, machine, resolved.relays[0], sink, sampler)
         bench.warm_up()
         bench.measure(watch)
     if finder.found is None:

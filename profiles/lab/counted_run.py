@@ -32,10 +32,10 @@ _STREAMS = ("schedule", "forward", "copy")
 
 def counted(question: Resolved, device: str) -> dict[str, Any]:
     """A document with rows of counts and bytes, and the number of steps of each kind."""
-    gate = GatedSink()
+    sink = GatedSink()
     kind = device_kind("cuda" if device == "cuda" else "vgpu", question.scenario)
-    with open_machine(kind, question, gate) as machine:
-        run = PreparedRun(question, machine, question.relays[0], gate)
+    with open_machine(kind, question, sink) as machine:
+        run = PreparedRun(question, machine, question.relays[0], sink)
         run.warm_up()
         module: Any = torch.get_device_module(machine.device)
         sites = Sites([Path(folder) for folder in sched.__path__])

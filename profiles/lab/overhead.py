@@ -83,13 +83,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> int:
-    given, gate = parse(arguments), GatedSink()
+    given, sink = parse(arguments), GatedSink()
     if "nvtx" in given.sides and not listening():
         write_whole(given.output, json.dumps({"sides": given.sides, "abstained": NO_TOOL}) + "\n")
         return 0
     resolved = resolve(load(given.scenario, given.set))
-    with open_machine(given.device, resolved, gate) as machine:
-        run = PreparedRun(resolved, machine, resolved.relays[0], gate)
+    with open_machine(given.device, resolved, sink) as machine:
+        run = PreparedRun(resolved, machine, resolved.relays[0], sink)
         run.warm_up()
         found = compared(run, (given.sides[0], given.sides[1]), given.pairs)
         label = {"device": machine.hardware.name, "emulated": machine.labels.emulated}

@@ -46,8 +46,7 @@ def rank_specs(resolved: Resolved) -> list[RankSpec]:
     if routed(resolved.scenario):
         fake = engine.disaggregation.transfer == "fake"
         return [
-            RankSpec(name, place=place, fake_transfer=fake)
-            for name, place in zip(names, _layouts(engine), strict=True)
+            RankSpec(name, place=_layout(engine, rank), fake_transfer=fake) for rank, name in enumerate(names)
         ]
     if engine.data_parallel.ranks > 1:
         return [RankSpec(name, share=RankShare(rank, size)) for rank, name in enumerate(names)]
@@ -56,11 +55,11 @@ def rank_specs(resolved: Resolved) -> list[RankSpec]:
     return [RankSpec(names[0])]
 
 
-def _layouts(engine: EngineSection) -> list[RankLayout]:
+def _layout(engine: EngineSection, rank: int) -> RankLayout:
     pair = engine.disaggregation
     if pair.mode == "none":
-        return [RankLayout(rank, replicas=engine.ranks) for rank in range(engine.ranks + 1)]
-    return [RankLayout(rank, pair.prefill, pair.decode) for rank in range(engine.ranks + 1)]
+        return RankLayout(rank, replicas=engine.replicas)
+    return RankLayout(rank, pair.prefill, pair.decode)
 
 
 def _stages(resolved: Resolved) -> list[Stage]:

@@ -83,10 +83,10 @@ def digest_observed(question: Resolved, listener: Listener) -> str:
 @contextmanager
 def prepared_run(question: Resolved) -> Iterator[tuple[Machine, PreparedRun]]:
     """A composed scheduler on the virtual GPU, not warmed up."""
-    gate = GatedSink()
-    opened: AbstractContextManager[Machine] = open_machine("vgpu", question, gate)
+    sink = GatedSink()
+    opened: AbstractContextManager[Machine] = open_machine("vgpu", question, sink)
     with opened as machine:
-        yield machine, PreparedRun(question, machine, question.relays[0], gate)
+        yield machine, PreparedRun(question, machine, question.relays[0], sink)
 
 
 def schedbench(*arguments: str | Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

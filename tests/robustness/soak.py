@@ -89,9 +89,9 @@ def pools(scheduler: Scheduler) -> dict[str, int]:
 def main(requests: int, *, hazards: bool) -> None:
     torch.set_num_threads(1)
     question = ask("mixed", [*BUSY, f"workload.requests={requests}"])
-    gate, vitals = GatedSink(), Vitals(requests)
-    with open_machine("vgpu", question, gate, hazards=hazards) as machine:
-        bench = PreparedRun(question, machine, question.relays[0], gate)
+    sink, vitals = GatedSink(), Vitals(requests)
+    with open_machine("vgpu", question, sink, hazards=hazards) as machine:
+        bench = PreparedRun(question, machine, question.relays[0], sink)
         bench.warm_up()
         bench.measure(lambda *_: nullcontext(vitals))
         check(bench.scheduler.engine.cache, (), peek=machine.peek)

@@ -68,7 +68,7 @@ def identified(streams, cupti, handle):
 @contextmanager
 def cpu_bench(resolved: Resolved) -> Iterator[PreparedRun]:
     """Warmed up."""
-    gate = GatedSink()
+    sink = GatedSink()
     module = SimpleNamespace(
         Event=type("Event", (Event,), {}),
         Stream=type("Stream", (), {"synchronize": lambda _: None}),
@@ -88,7 +88,7 @@ def cpu_bench(resolved: Resolved) -> Iterator[PreparedRun]:
         threads=this_thread,
     )
     nothing = Capabilities(pinned_memory=False, side_streams=False, events=False, graphs=False)
-    with torch.no_grad(), watched(device, gate, inline=0) as (watch, clock, sites):
+    with torch.no_grad(), watched(device, sink, inline=0) as (watch, clock, sites):
         held.append(watch)
         machine = Machine(
             device=torch.device("cpu"),
@@ -105,6 +105,6 @@ def cpu_bench(resolved: Resolved) -> Iterator[PreparedRun]:
             traced=watch.traced,
             unwatched=watch.uninstalled,
         )
-        bench = PreparedRun(resolved, machine, resolved.relays[0], gate)
+        bench = PreparedRun(resolved, machine, resolved.relays[0], sink)
         bench.warm_up()
         yield bench

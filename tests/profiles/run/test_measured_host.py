@@ -90,9 +90,9 @@ def run(
     meddle: Callable[[Scheduler], None] = lambda _: None,
 ) -> MeasuredRun:
     question = ask("overlap_on", [*STEADY, *overrides])
-    gate = GatedSink()
-    with open_machine("vgpu", question, gate) as machine:
-        bench = PreparedRun(question, machine, question.relays[0], gate)
+    sink = GatedSink()
+    with open_machine("vgpu", question, sink) as machine:
+        bench = PreparedRun(question, machine, question.relays[0], sink)
         meddle(bench.scheduler)
         bench.warm_up()
         return measured(bench, bench.measure(lambda *_: nullcontext(listener)), save_tokens=False)
