@@ -1,7 +1,6 @@
 """Frozen configuration of the engine and of one request's sampling.
 
-Knows nothing of scenarios, files or the machine: whoever composes a run resolves
-those into these records, once.
+Independent of scenarios, files and the machine: composing a run resolves those into these records, once.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a device offers besides kernels. A device without one is served the slow way."""
+    """What a device offers besides kernels. The scheduler has a slower path for a device without one of them."""
 
     pinned_memory: bool = True
     side_streams: bool = True
@@ -66,7 +65,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class HiSparseConfig:
-    """KV on the host, and a buffer of ``device_buffer_size`` tokens on the device for each decoding request. All
+    """KV on the host, with a buffer of ``device_buffer_size`` tokens on the device for each decoding request. All
     requests together may have ``host_ratio`` times the tokens that fit on the device."""
 
     device_buffer_size: int
@@ -75,11 +74,11 @@ class HiSparseConfig:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedAcceptance:
-    """Draft tokens accepted by lot instead of by the model, so that two variants do the same work.
+    """Draft tokens are accepted at random instead of by the model, so that two variants do the same work.
 
-    ``mean`` counts the bonus token. ``match-expected`` draws between the mean's neighbours, ``multinomial`` rounds a
-    normal of deviation 1; both stay within what a verify can accept. ``per``: a lot for each verify of each request,
-    or one for the whole batch of a step, as upstream draws it.
+    ``mean`` counts the bonus token. ``match-expected`` draws one of the two integers around the mean, ``multinomial``
+    rounds a normal of deviation 1; both stay within what a verify can accept. ``per`` selects one draw for each request
+    of a verify, or one for its whole batch as upstream does.
     """
 
     mean: float
@@ -92,7 +91,7 @@ class SpeculativeConfig:
     """EAGLE: ``steps`` tokens deep, ``topk`` branches at each depth, ``draft_tokens`` of the tree verified, its root
     (the last accepted token, called bonus) included. With ``topk`` 1 the tree is a chain: draft_tokens = steps + 1.
 
-    ``acceptance``: None is the target model's own verdict, and loses nothing.
+    ``acceptance`` is None if the target model decides, which changes no output.
     """
 
     mode: Literal["v1", "v2"]
@@ -103,29 +102,29 @@ class SpeculativeConfig:
 
     @property
     def drafts(self) -> int:
-        """KV slots per request that drafting writes."""
+        """KV slots per request that a draft writes."""
         return self.steps * self.topk
 
     @property
     def most_accepted(self) -> int:
-        """Tokens that one verify can yield, the next bonus included."""
+        """The most tokens that one verify can yield, the next bonus included."""
         return self.steps + 1
 
     @property
     def alloc_len(self) -> int:
-        """Slots per request that one step writes at most (upstream ``get_alloc_len_per_decode``)."""
+        """The most slots per request that one step writes (upstream ``get_alloc_len_per_decode``)."""
         return max(self.drafts, self.draft_tokens)
 
     @property
     def overhang(self) -> int:
-        """Positions behind a request's last token that may be written to: v2 allocates two steps ahead, and its
-        lengths are known a step late."""
+        """Positions behind a request's last token that may be written to: v2 allocates two steps ahead, and the host
+        reads its lengths a step late."""
         return 3 * self.alloc_len
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Everything the scheduler decides by. Token counts unless named otherwise."""
+    """All parameters of the scheduler's decisions. Sizes and limits are in tokens unless named otherwise."""
 
     device: torch.device
     capabilities: Capabilities
@@ -151,12 +150,12 @@ class EngineConfig:
 
     @property
     def running_limit(self) -> int:
-        """Requests that may decode in one batch: a pipeline's microbatches share what may run."""
+        """The most requests that decode in one batch: a pipeline's microbatches share ``max_running_requests``."""
         return max(1, self.max_running_requests // self.stages)
 
     @property
     def logical_tokens(self) -> int:
-        """Tokens that the page table can name, in whole pages: more than ``kv_tokens`` only where KV is on the host."""
+        """Tokens that the page table can address, in whole pages: more than ``kv_tokens`` only if KV is on the host."""
         if self.hisparse is None:
             return self.kv_tokens
         return int(self.kv_tokens * self.hisparse.host_ratio) // self.page_size * self.page_size

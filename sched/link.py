@@ -1,4 +1,4 @@
-"""What joins the ranks of a run: messages between hosts, and tensors between devices.
+"""The connections between the ranks of a run: messages between hosts, and tensors between devices.
 
 A rank is one scheduler with a device of its own. Messages of one sender with one tag arrive in the order in which they
 were sent.
@@ -11,15 +11,16 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
-FOREVER: Final = 1 << 62  # ns: an instant that never comes
+FOREVER: Final = 1 << 62  # ns: later than any instant of a run
 
 
 class LinkError(RuntimeError):
-    """A peer is gone, or did not answer in time: who waited for what, and how long."""
+    """A peer is gone, or did not answer in time. The message names the waiting rank, what it waited for and how
+    long."""
 
 
 class Message(NamedTuple):
-    """``tensors`` are on the receiver's device; what the current stream does after receiving comes after them."""
+    """``tensors`` are on the receiver's device; later work of the current stream is ordered after their arrival."""
 
     source: int
     value: Any
@@ -33,32 +34,32 @@ class Link(Protocol):
     size: int
 
     def send(self, to: int, tag: str, value: Any, tensors: Sequence[torch.Tensor] = ()) -> None:
-        """Send after what the current stream has been given so far. Neither host nor current stream waits; tensors are
-        kept, and may not be written, before ``flush``. ``value`` is anything that can be pickled. To a rank that is
-        gone it goes nowhere."""
+        """Send after all work that the current stream has been given so far. Neither host nor current stream waits;
+        tensors are kept, and may not be written, before ``flush``. ``value`` is anything that can be pickled. A message
+        to a rank that is gone is discarded."""
 
     def flush(self, tag: str) -> None:
-        """The current stream waits until everything sent under that tag has left its tensors."""
+        """Let the current stream wait until all tensors sent under that tag have been read."""
 
     def receive(self, source: int, tag: str) -> Message:
-        """The next message, waiting for the peer's host to send it; for its tensors only the current stream waits.
-        Raises LinkError."""
+        """Wait until the peer's host has sent the next message, and return it; only the current stream waits for its
+        tensors. Raises LinkError."""
 
     def all_to_all(self, tag: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """``tensors``: one for each rank, in their order; one from each comes back, the own one as it is. Called by all
-        ranks alike. The current stream waits until what was sent has left and what comes has landed. Raises
+        """Send ``tensors``, one to each rank in rank order, and return one from each rank, the own one unchanged. All
+        ranks call it alike. The current stream waits until all tensors have been read and received. Raises
         LinkError."""
 
     def poll(self, tag: str) -> Message | None:
-        """The next message of anybody that has arrived whole, tensors included; None if there is none."""
+        """The next message of any rank that has arrived completely, including its tensors; None if there is none."""
 
     def wait(self, tags: Sequence[str], until: int | None) -> None:
-        """Sleep until there is something to poll, a rank is gone, or until that instant of the clock.
+        """Sleep until there is a message to poll, a rank is gone, or the clock reaches ``until``.
 
-        None: peers owe something, and have so long for it that they must be in trouble. FOREVER: nobody owes
-        anything; it may return with nothing to poll. Raises LinkError where nothing comes that was owed, or cannot come
-        any more."""
+        With None a message is expected, within a deadline that only a failure exceeds. With FOREVER no message is
+        expected, and the call may return without one. Raises LinkError if an expected message does not come or cannot
+        come any more."""
 
     def gone(self) -> Mapping[int, str]:
-        """Ranks that are known to send no more, beyond what can be polled from now on, and why. Raises LinkError where
-        nobody goes on without them."""
+        """Ranks that are known to send nothing beyond what can be polled now, with reasons. Raises LinkError if this
+        rank cannot continue without them."""

@@ -1,7 +1,6 @@
-"""KV slots for a batch's new tokens: from the allocator, and from the cache when that runs short.
+"""Allocation of KV slots for a batch's new tokens: from the allocator, after evicting from the cache if it has too few.
 
-Raises ``OutOfKVMemoryError`` when neither has enough; admission and retraction exist to keep that from
-happening.
+Raises ``OutOfKVMemoryError`` if there are too few in both, which admission and retraction prevent.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from .tokens import PagedAllocator
 
 
 class OutOfKVMemoryError(RuntimeError):
-    """The host's plan asked for more KV slots than there are."""
+    """The scheduler's plan needs more KV slots than there are."""
 
 
 def evict_from_tree_cache(cache: PrefixCache, num_tokens: int) -> None:
-    """Make room for ``num_tokens`` if the allocator has fewer, as far as the cache can."""
+    """If the allocator has fewer than ``num_tokens``, evict as many from the cache as possible."""
     if cache.token_to_kv_pool_allocator.available_size() < num_tokens:
         cache.evict(num_tokens)
 
@@ -99,12 +98,13 @@ def alloc_ahead(
 
 
 def pages_between(starts: torch.Tensor, ends: torch.Tensor, page_size: int) -> int:
-    """Pages that requests open as they grow from ``starts`` [b] to ``ends`` [b], on the host."""
+    """The number of new pages that requests need to grow from ``starts`` [b] to ``ends`` [b], on the host."""
     return int((-(-ends // page_size) - (-(-starts // page_size))).sum())
 
 
 def claim_pages(cache: PrefixCache, num_pages: int) -> torch.Tensor:
-    """Take pages whose slots a kernel is about to assign: the list of free ones, of which they are the first."""
+    """Take pages whose slots a kernel assigns. Returns the list of free pages, of which the first ``num_pages`` are
+    taken."""
     allocator = cache.token_to_kv_pool_allocator
     num_tokens = num_pages * allocator.page_size
     evict_from_tree_cache(cache, num_tokens)
@@ -114,7 +114,7 @@ def claim_pages(cache: PrefixCache, num_pages: int) -> torch.Tensor:
 def last_locations(prefix_tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
     """[b] int64: the slot of each prefix's last token, -1 without prefix.
 
-    Each -1 is an upload of its own that waits for the stream, as upstream's is.
+    Each -1 is a separate upload that waits for the stream, as upstream's is.
     """
     last = [
         prefix[-1:] if prefix.shape[0] else torch.tensor([-1], device=device) for prefix in prefix_tensors

@@ -1,4 +1,4 @@
-"""What the scheduler asks of a prefix cache, whichever one runs."""
+"""The interface of a prefix cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MatchResult(NamedTuple):
 
 
 class PrefixCache(Protocol):
-    """Owner of the KV of what requests have in common. Sizes are in tokens."""
+    """Owns the KV of prefixes that requests share. Sizes are in tokens."""
 
     req_to_token_pool: ReqToTokenPool
     token_to_kv_pool_allocator: KVAllocator
@@ -34,7 +34,7 @@ class PrefixCache(Protocol):
         """The longest cached prefix of ``tokens``, in whole pages. Locks nothing."""
 
     def cache_unfinished_req(self, req: Request) -> None:
-        """Keep the KV of tokens [0, fill_len) and set what the next chunk or step starts from."""
+        """Keep the KV of tokens [0, fill_len) and set the prefix that the next chunk or step starts from."""
 
     def cache_finished_req(self, req: Request, *, is_insert: bool = True) -> None:
         """Keep (is_insert) or free the KV of tokens [0, kv_committed_len); unlock the request's node."""
@@ -57,4 +57,4 @@ class PrefixCache(Protocol):
     def total_size(self) -> int: ...
 
     def values(self) -> list[torch.Tensor]:
-        """The slots that the cache owns, node by node."""
+        """The slots that the cache owns, a tensor per node."""

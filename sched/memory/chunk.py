@@ -1,4 +1,4 @@
-"""The cache of an engine without prefix sharing: a chunked request finds its own earlier chunks, no more."""
+"""The cache of an engine without prefix sharing: only a chunked request's own earlier chunks are reused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ChunkCache:
-    """A ``PrefixCache`` that holds nothing: every slot in a row is the request's own."""
+    """A ``PrefixCache`` that owns nothing: every slot in a row belongs to the request."""
 
     def __init__(self, req_to_token_pool: ReqToTokenPool, token_to_kv_pool_allocator: KVAllocator) -> None:
         self.req_to_token_pool = req_to_token_pool

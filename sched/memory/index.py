@@ -6,7 +6,7 @@ import torch
 
 
 class IndexPool:
-    """They stay on the device even where KV does not: every step scores all cached tokens."""
+    """The keys are on the device even if KV is not, because every step scores all cached tokens."""
 
     def __init__(
         self, *, num_layers: int, slots: int, head_dim: int, dtype: torch.dtype, device: torch.device

@@ -1,4 +1,4 @@
-"""Is every KV slot in exactly one place? Host integers for every round, device values on demand."""
+"""Checks that every KV slot is in exactly one place: by host integers after every step, by device values on demand."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Peek = Callable[[torch.Tensor], torch.Tensor]
 
 
 class MemoryInvariantError(RuntimeError):
-    """A slot is lost, or owned twice."""
+    """A slot is owned by nothing, or owned twice."""
 
 
 class MemoryStatistics(NamedTuple):
-    """Where the KV slots are, in tokens; the parts sum to ``total`` outside free groups."""
+    """The owners of the KV slots, in tokens; the parts sum to ``total`` outside free groups."""
 
     free: int
     evictable: int
@@ -36,7 +36,7 @@ class MemoryStatistics(NamedTuple):
 
 
 def statistics(cache: PrefixCache, requests: Iterable[Request]) -> MemoryStatistics:
-    """``requests`` are all that hold a row. Reads no device value."""
+    """``requests`` are all requests that hold a row. Reads no device value."""
     allocator = cache.token_to_kv_pool_allocator
     return MemoryStatistics(
         free=allocator.available_size(),
@@ -52,8 +52,8 @@ def unchanged(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check(cache: PrefixCache, requests: Sequence[Request], *, peek: Peek = unchanged) -> None:
-    """Raise MemoryInvariantError unless every page and row is in exactly one place. Waits for the device, unless
-    ``peek`` has a way to read its tensors without."""
+    """Raise MemoryInvariantError unless every page and row is in exactly one place. Waits for the device unless
+    ``peek`` reads its tensors without waiting."""
     check_once("row", _rows(cache, requests), cache.req_to_token_pool.size)
     check_once(
         "page", _pages(cache, requests, peek), cache.token_to_kv_pool_allocator.size // cache.page_size
@@ -89,7 +89,7 @@ def _pages_of(slots: torch.Tensor, page_size: int) -> list[int]:
 
 
 def check_once(what: str, found: Sequence[int], total: int) -> None:
-    """Raise MemoryInvariantError unless ``found`` has each of 1..``total`` once."""
+    """Raise MemoryInvariantError unless ``found`` contains each of 1..``total`` once."""
     counts = Counter(found)
     twice = sorted(item for item, count in counts.items() if count > 1)
     missing = sorted(set(range(1, total + 1)) - counts.keys())

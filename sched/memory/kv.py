@@ -1,4 +1,4 @@
-"""The KV cache's storage. Which slot belongs to whom is the allocators' business."""
+"""The storage of the KV cache. Allocators manage the ownership of its slots."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class KVPool:
         self.page_size = page_size
         shape = (tokens + page_size, num_kv_heads, head_dim)
 
-        # Zeros: a masked position of the padding page is multiplied by 0, which must not meet a NaN.
+        # Zeros, because a masked position of the padding page is multiplied by 0 and must not be a NaN.
         def layers() -> list[torch.Tensor]:
             return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
 

@@ -1,4 +1,4 @@
-"""The radix cache: finished and unfinished requests leave their KV in a tree for others to start from."""
+"""The radix cache: finished and unfinished requests keep their KV in a tree, from which other requests start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class RadixCache:
     """A ``PrefixCache`` over a radix tree.
 
-    Who owns the KV slots in a request's row::
+    The owners of the KV slots in a request's row::
 
         0 ....... cache_protected_len ....... fill_len / kv_committed_len
         |---- the tree ----|---- the request -----------|
@@ -42,7 +42,7 @@ class RadixCache:
     def insert(self, tokens: array[int], value: torch.Tensor) -> int:
         """Give ``value`` (int64, one slot for each token of a whole page) to the tree.
 
-        Returns the length that the tree already had; the caller still owns the slots of that length.
+        Returns the length that the tree already had; the caller keeps the ownership of the slots of that length.
         """
         return self.tree.insert(tokens, value)
 

@@ -1,4 +1,4 @@
-"""The end of a request's claim on memory."""
+"""Releasing the memory of a request."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 def release_kv_cache(
     req: Request, cache: PrefixCache, *, is_insert: bool = True, speculative: bool = False
 ) -> None:
-    """Hand the committed KV to the cache (or free it), free the rest, and give back the row.
+    """Give the committed KV to the cache (or free it), free the rest, and release the row.
 
-    Afterwards the request owns nothing. Speculation allocates ahead::
+    Afterwards the request holds no memory. Speculation allocates ahead::
 
         0 ........ kv_committed_len .. page end ........ kv_allocated_len
         |-- cached or freed -----------|------ freed ----------|
@@ -28,10 +28,10 @@ def release_kv_cache(
     if start < req.kv_allocated_len:
         cache.token_to_kv_pool_allocator.free(pool.req_to_token[row, start : req.kv_allocated_len])
     pool.free(row)
-    _disown(req)
+    _clear(req)
 
 
-def _disown(req: Request) -> None:
+def _clear(req: Request) -> None:
     req.req_pool_idx = None
     req.prefix_indices = None
     req.last_node = None

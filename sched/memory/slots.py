@@ -1,4 +1,4 @@
-"""Rows of req_to_token: which KV slots hold a request's tokens, position by position."""
+"""Rows of req_to_token: the KV slots of a request's tokens, by position."""
 
 from __future__ import annotations
 

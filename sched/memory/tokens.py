@@ -1,7 +1,7 @@
 """Allocators of KV slots: by token, and by page.
 
-The list of free pages lives on the device; the host only ever looks at its length, so allocating does not
-wait for the device. A slot is ``page * page_size + offset``; page 0 is padding and is never handed out.
+The list of free pages is on the device and the host reads only its length, so that allocating does not wait for the
+device. A slot is ``page * page_size + offset``; page 0 is padding and is never handed out.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from ..kernels.allocation import alloc_decode_slots, alloc_extend_slots
 
 
 class KVAllocator(Protocol):
-    """What caches and the scheduler need of an allocator. Sizes are in tokens.
+    """The interface of an allocator. Sizes are in tokens.
 
-    Between ``free_group_begin`` and ``free_group_end`` freed indices are only remembered, as the views they
-    are: the tensors behind them must not change before the group ends.
+    Between ``free_group_begin`` and ``free_group_end`` freed indices are only collected, as views: their tensors must
+    not change before the group ends.
     """
 
     size: int
@@ -31,8 +31,8 @@ class KVAllocator(Protocol):
         """[num_tokens] int64 slots (whole pages only), or None when there are fewer."""
 
     def claim(self, num_pages: int) -> torch.Tensor | None:
-        """As ``alloc``, by pages, for a kernel that assigns their slots itself: the free list as it was, of which the
-        first ``num_pages`` are taken."""
+        """As ``alloc``, by pages, for a kernel that assigns their slots itself. Returns the previous free list, of
+        which the first ``num_pages`` are taken."""
 
     def free(self, indices: torch.Tensor) -> None: ...
 

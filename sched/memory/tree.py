@@ -1,4 +1,4 @@
-"""A radix tree over token ids, in whole pages: which KV slots hold the tokens of which prefix.
+"""A radix tree over token ids, in whole pages, which maps prefixes to KV slots.
 
 Keys are compared on the host, block by block; values are only sliced and passed on, never read.
 """
@@ -19,7 +19,7 @@ Tokens: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(slots=True, eq=False)
 class TreeNode:
-    """A run of tokens behind its parent's.
+    """A sequence of tokens that follows its parent's.
 
     Invariants: len(key) == len(value), a multiple of the page size and 0 only at the root; a parent's
     lock_ref is at least each child's.
@@ -88,7 +88,7 @@ class RadixTree:
         self.root = TreeNode(np.empty(0, np.int64), nothing, None, last_access=0, serial=0, lock_ref=1)
 
     def match(self, tokens: array[int]) -> list[TreeNode]:
-        """The nodes that spell the longest stored prefix, root excluded. Splits the node it ends within."""
+        """The nodes on the path of the longest stored prefix, root excluded. Splits the node within which it ends."""
         return self._walk(self._aligned(tokens))
 
     def insert(self, tokens: array[int], value: torch.Tensor) -> int:
@@ -162,7 +162,7 @@ class RadixTree:
     def _split(self, child: TreeNode, at: int) -> TreeNode:
         """Put the first ``at`` tokens of ``child`` into a node of their own above it.
 
-        The lower half stays the same object: whoever locked it still holds its end.
+        The lower half stays the same object, so that locks on it remain valid.
         """
         assert child.parent is not None
         upper = self._node(child.parent, child.key[:at], child.value[:at].clone())

@@ -1,7 +1,7 @@
-"""Chunks that all take a stage as long as the first one (upstream ``--enable-dynamic-chunking``).
+"""Chunk sizes for which every chunk takes as long as the first one (upstream ``--enable-dynamic-chunking``).
 
-A later chunk of a prompt attends to more, so that chunks of one size take longer and longer, and stages wait for one
-another::
+A later chunk of a prompt attends to more tokens. Chunks of equal size therefore take longer and longer, and stages wait
+for one another::
 
     equal sizes     |---|----|-----|------|          equal times    |----|----|----|----|-|
 """
@@ -15,31 +15,34 @@ from typing import NamedTuple
 
 import numpy as np
 
-_LOST = 0.01  # of the longest prompt's time
-_GRAIN = 64  # tokens that a chunk is a multiple of, where pages are no larger
+_SIGNIFICANT = 0.01  # share of the longest prompt's time
+_GRAIN = 64  # tokens that a chunk is a multiple of, unless pages are larger
 
 
 class Curve(NamedTuple):
-    """What n tokens from the start of a prompt cost: ``square`` n^2 + ``linear`` n, ns, besides what every forward
-    does. Both positive, or both zero where no such curve shows."""
+    """The cost of n tokens from the start of a prompt, ns: ``square`` n^2 + ``linear`` n, besides a constant per
+    forward. Both are positive, or both are zero if the measurements show no such curve."""
 
     square: float
     linear: float
 
 
 def fit(lengths: Sequence[int], times: Sequence[int]) -> Curve:
-    """By least squares over prompts of these lengths, in rising order, that took these times, ns; three at least. A
-    part that is lost in the rest is zero."""
+    """Fit a curve by least squares to prompts of at least three ``lengths``, in rising order, that took ``times``, ns.
+    If one of its terms is insignificant, both are zero."""
     fitted = np.polyfit(np.array(lengths, dtype=np.float64), np.array(times, dtype=np.float64), 2)
     square, linear = float(fitted[0]), float(fitted[1])
-    shows = square * lengths[-1] ** 2 > _LOST * times[-1] and linear * lengths[-1] > _LOST * times[-1]
+    shows = (
+        square * lengths[-1] ** 2 > _SIGNIFICANT * times[-1]
+        and linear * lengths[-1] > _SIGNIFICANT * times[-1]
+    )
     return Curve(square, linear) if shows else Curve(0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkSizes:
-    """``first`` is the size of a prompt's first chunk, in tokens. Of what a later one is too long by, the share
-    ``smooth`` is taken off."""
+    """``first`` is the size of a prompt's first chunk, in tokens. A later chunk is shortened by the share ``smooth`` of
+    the difference to the size that would take equally long."""
 
     curve: Curve
     first: int
@@ -47,7 +50,7 @@ class ChunkSizes:
     page_size: int
 
     def behind(self, tokens: int) -> int:
-        """The size of a chunk that comes behind so many: x with T(tokens + x) - T(tokens) = T(first)."""
+        """The size of a chunk that follows ``tokens`` tokens: x with T(tokens + x) - T(tokens) = T(first)."""
         square, linear = self.curve
         if square == 0:
             return self.first

@@ -1,8 +1,8 @@
-"""One stage of a decoder: its layers, between proxies of the hidden state.
+"""One stage of a decoder: its layers, with proxies of the hidden state as input and output.
 
     embedding | layers 0..k | -- hidden, residual --> | layers k+1..n | norm, head
 
-Proxies are what a layer leaves for the next one: its output, and the residual stream that it has yet to be added to.
+Proxies are the input of the next layer: the last layer's output, and the residual stream, to which it is not added yet.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from .stage import Stage
 
 
 class StageDecoder:
-    """``decoder`` has the stage's layers alone."""
+    """``decoder`` has only the stage's layers."""
 
     def __init__(self, decoder: Decoder, stage: Stage) -> None:
         self._decoder = decoder
         self._stage = stage
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
-        """logits of the last stage; of every other, ``proxies`` for the next one: hidden and residual [T, hidden] each,
-        and no logits."""
+        """Logits on the last stage. On every other stage ``proxies`` for the next one, hidden and residual [T, hidden]
+        each, and no logits."""
         hidden, residual = self._enter(batch)
         hidden = self._decoder.through(hidden, residual, batch)
         if not self._stage.is_last:

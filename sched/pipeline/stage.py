@@ -1,4 +1,4 @@
-"""Which layers, and which turn, a pipeline stage has."""
+"""The layers of a pipeline stage, and its neighbours."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Stage ``index`` of ``count``. ``async_depth`` microbatches are in flight beyond one per stage. With
-    ``skip_chunk_outputs`` the token behind a lone unfinished prompt, which means nothing, goes nowhere (#26148).
-    ``smooth_chunks``: by what share chunks follow latencies; None where all have one size."""
+    """Stage ``index`` of ``count``. ``async_depth`` is the number of microbatches in flight beyond one per stage. With
+    ``skip_chunk_outputs`` the token of a batch that is a single unfinished prompt, which has no meaning, is not sent
+    (#26148). ``smooth_chunks`` is the share by which chunk sizes follow latencies; None if all chunks have one size."""
 
     index: int
     count: int
@@ -41,8 +41,8 @@ class Stage:
 
 
 def split_layers(layers: int, stages: int) -> list[range]:
-    """Equal shares of the model; what is left over goes to stages from the last but one backwards, since the last has
-    the head and the first the embedding. Raises ValueError when there are fewer layers than stages."""
+    """Equal shares of the model. Remaining layers go to the stages from the last but one backwards, since the last
+    stage has the head and the first one the embedding. Raises ValueError if there are fewer layers than stages."""
     if layers < stages:
         raise ValueError(f"{layers} layers cannot be split over {stages} stages")
     share, rest = divmod(layers, stages)
