@@ -205,7 +205,7 @@ def _sparse_attention(
         kv=kv,
         index=index,
         req_to_token=pages,
-        residence=PageTableLocator(pages) if host is None else host.locator,
+        locator=PageTableLocator(pages) if host is None else host.locator,
         reuse=reuse,
     )
 

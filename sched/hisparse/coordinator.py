@@ -1,14 +1,14 @@
 """KV of decoding requests on the host, with a hot buffer for each on the device (upstream ``HiSparseCoordinator``).
 
-A request's life::
+The states of a request::
 
-    prompt     all of it on the device, by the mapping; chunk after chunk
-    staging    copied to the host on a stream of its own, while it waits in a queue
-    arriving   instead of both, where another worker computes prompts: what comes in goes to the host
-    decoding   the first B slots stay as the hot buffer; every step backs up the token before the new one
+    prompt     completely on the device, through the mapping, chunk by chunk
+    staging    being copied to the host on a separate stream, while the request waits in a queue
+    arriving   instead of both if another worker computes the prompt: received KV is written to the host
+    decoding   the first B slots remain as the hot buffer; every step backs up the token before the new one
 
-The copies' order: a backup waits for the schedule stream (its slot numbers) and the forward stream (its token); the
-next decode forward waits for the backup, because it overwrites that slot.
+The order of copies: a backup waits for the schedule stream (slot numbers) and the forward stream (the token); the next
+decode forward waits for the backup, because it overwrites the slot.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class _OnDevice(NamedTuple):
 
 
 class Coordinator(KVTier):
-    """The ``KVTier`` of an engine whose ``allocator`` names more tokens than ``device_allocator`` has room for.
+    """The ``KVTier`` of an engine whose ``allocator`` has more tokens than its ``device_allocator``.
 
-    Invariants, which ``check`` looks after: every device page is free, or under the mapping of a prompt, or in one hot
-    buffer; every page of the host is free or one request's.
+    Invariants, which ``check`` verifies: every device page is free, or mapped by a prompt, or in one hot buffer; every
+    page of the host is free or belongs to one request.
     """
 
     stages = True
@@ -83,7 +83,7 @@ class Coordinator(KVTier):
         self._backed_up: Any = None  # event of the last backup
         self._awaited: Any = None  # the same, until a decode forward waits for it
 
-    # ---- what there is room for ----------------------------------------------------------------------------
+    # ---- capacity ------------------------------------------------------------------------------------------
 
     @property
     def size(self) -> int:
@@ -130,7 +130,7 @@ class Coordinator(KVTier):
         """Start copying the prompt's KV to the host (upstream ``admit_request_into_staging``)."""
         row, length = _row(req), req.kv_committed_len
         pages = self._host_pages[req] = self.host.alloc(length)
-        self._name_host_slots(row, 0, pages, pinned=True)
+        self._set_host_slots(row, 0, pages, pinned=True)
         slots = translate(self.buffers.mapping, self._slots.req_to_token[row, :length])
         host_slots = self.buffers.host_slots[row, :length]
         self._streams.wait(self.staging_stream, self._streams.schedule)
@@ -154,7 +154,7 @@ class Coordinator(KVTier):
         return any(staged.req is req for staged in self._staging)
 
     def _open_buffer(self, req: Request) -> None:
-        """The prompt's first slots become the hot buffer, the others are free (upstream ``alloc_device_buffer``)."""
+        """Make the prompt's first slots the hot buffer and free the others (upstream ``alloc_device_buffer``)."""
         row, length = _row(req), req.kv_committed_len
         held = unmap(self.buffers.mapping, self._slots.req_to_token[row, :length], self.host.page_size)
         size = self.buffers.full_size(length)
@@ -164,24 +164,24 @@ class Coordinator(KVTier):
         self._buffer_sizes[req] = size
         self._fresh.add(row)
 
-    # ---- prompts that others have computed -----------------------------------------------------------------
+    # ---- prompts of other workers ---------------------------------------------------------------------------
 
     def has_room(self, req: Request) -> bool:
         return self.unclaimed_size() >= self._final_size(req)
 
     def expect(self, req: Request) -> None:
         pages = self._host_pages[req] = self.host.alloc(req.kv_allocated_len)
-        self._name_host_slots(_row(req), 0, pages, pinned=True)
+        self._set_host_slots(_row(req), 0, pages, pinned=True)
         self._arriving[req] = None
 
     def admit_direct(self, req: Request) -> None:
-        """A short request's hot buffer is filled; a long one's holds nothing, and its first decode fetches what it
-        chooses (upstream ``admit_request_direct``)."""
+        """Allocate the hot buffer. A short request's buffer is filled; a long one's is empty, and its first decode
+        fetches the tokens that it selects (upstream ``admit_request_direct``)."""
         del self._arriving[req]
         row, length, buffers = _row(req), req.kv_committed_len, self.buffers
         size = buffers.full_size(length)
         slots = self.device_allocator.alloc(size)
-        assert slots is not None, "room was kept for it"
+        assert slots is not None, "its device memory was claimed on admission"
         buffers.device_buffer[row, :size] = slots
         if length <= buffers.size:
             self._transfer.preload(slots[:length], buffers.host_slots[row, :length])
@@ -194,8 +194,8 @@ class Coordinator(KVTier):
     # ---- decoding ------------------------------------------------------------------------------------------
 
     def place_tokens(self, batch: ScheduleBatch, view: HostView) -> None:
-        """Upstream ``map_last_loc_to_buffer``: save the previous tokens, grow buffers, and lead the new tokens' logical
-        slots to their places."""
+        """Back up the previous tokens, grow buffers, and map the new tokens' logical slots (upstream
+        ``map_last_loc_to_buffer``)."""
         rows: list[int] = view.host_indices(batch).tolist()
         lens: list[int] = batch.seq_lens_cpu.tolist()
         on_device = _OnDevice(batch.req_pool_indices, view.buffer_lengths(batch))
@@ -212,12 +212,12 @@ class Coordinator(KVTier):
             self._awaited = None
 
     def _to_back_up(self, reqs: Sequence[Request], rows: list[int], lens: list[int]) -> list[int]:
-        """The requests, by their places in the batch, whose previous token is not on the host yet; it has a slot there
-        now."""
-        picked = [place for place, row in enumerate(rows) if row not in self._fresh]
+        """Allocate a host slot for each previous token that is not on the host. Returns the indices of its requests in
+        the batch."""
+        picked = [index for index, row in enumerate(rows) if row not in self._fresh]
         self._fresh.clear()
-        for place in picked:
-            self._extend_host_slots(reqs[place], rows[place], lens[place] - 1)
+        for index in picked:
+            self._extend_host_slots(reqs[index], rows[index], lens[index] - 1)
         return picked
 
     def _back_up(self, of: _OnDevice) -> None:
@@ -235,32 +235,32 @@ class Coordinator(KVTier):
             tensor.record_stream(self.backup_stream)
 
     def _extend_host_slots(self, req: Request, row: int, length: int) -> None:
-        """Room for ``length`` tokens on the host, a page at a time."""
+        """Extend the request's host pages for ``length`` tokens."""
         pages = self._host_pages[req]
         start = len(pages) * self.host.page_size
         if start < length:
             more = self.host.alloc(length - start)
-            self._name_host_slots(row, start, more, pinned=False)
+            self._set_host_slots(row, start, more, pinned=False)
             pages += more
 
-    def _name_host_slots(self, row: int, start: int, pages: Sequence[int], *, pinned: bool) -> None:
+    def _set_host_slots(self, row: int, start: int, pages: Sequence[int], *, pinned: bool) -> None:
         slots = self.host.slots(pages)
         table = self.buffers.host_slots
         sent = (slots.pin_memory() if pinned else slots).to(table.device, non_blocking=True)
         table[row, start : start + slots.shape[0]] = sent
 
     def _grow_device_buffers(self, reqs: Sequence[Request], rows: list[int], lens: list[int]) -> None:
-        """Short requests: one more page where the new token needs it."""
+        """Add a page to the buffers of short requests if the new token needs it."""
         for req, row, length in zip(reqs, rows, lens, strict=True):
             growth, size = self._growth(req, length), self._buffer_sizes[req]
             if growth:
                 more = self.device_allocator.alloc(growth)
-                assert more is not None, "retraction left too little of the device for those that go on"
+                assert more is not None, "retraction left too little device memory for the remaining requests"
                 self.buffers.device_buffer[row, size : size + growth] = more
                 self._buffer_sizes[req] = size + growth
 
     def _growth(self, req: Request, length: int) -> int:
-        """Slots that the buffer of a decoding request lacks for ``length`` tokens."""
+        """How many slots the buffer of a decoding request lacks for ``length`` tokens."""
         return max(0, self.buffers.full_size(length) - self._buffer_sizes[req])
 
     def tables(self) -> Mapping[str, torch.Tensor]:
@@ -296,11 +296,11 @@ class Coordinator(KVTier):
         kept = int(buffer[min(position, self.buffers.size)])
         if slot != kept:
             raise MemoryInvariantError(
-                f"position {position} of request {req.id} is led to device slot {slot}, "
-                f"and its hot buffer keeps slot {kept} for the newest token"
+                f"position {position} of request {req.id} is mapped to device slot {slot}, "
+                f"but its hot buffer has slot {kept} for the newest token"
             )
 
-    # ---- the end -------------------------------------------------------------------------------------------
+    # ---- release -------------------------------------------------------------------------------------------
 
     def release(self, req: Request) -> None:
         row, length = _row(req), req.kv_allocated_len
@@ -319,15 +319,16 @@ class Coordinator(KVTier):
         self.buffers.reset(row)
 
     def _await_staging(self, req: Request) -> None:
-        """A request that ends while it is staged: the host waits for the copy."""
-        for place, staged in enumerate(self._staging):
+        """If the request is being staged, let the host wait for the copy."""
+        for index, staged in enumerate(self._staging):
             if staged.req is req:
                 staged.finished.synchronize()
-                del self._staging[place]
+                del self._staging[index]
                 return
 
     def _await_readers(self) -> None:
-        """The forward under way may read what is taken back, and fill its slots; the last backup reads them too."""
+        """Let the schedule stream wait for the current forward, which may read or write the released slots, and for the
+        last backup, which reads them."""
         self._streams.wait(self._streams.schedule, self._streams.forward)
         if self._backed_up is not None:
             self._streams.schedule.wait_event(self._backed_up)

@@ -1,4 +1,4 @@
-"""KV that other workers have computed, on its way to the host."""
+"""The port through which KV that other workers have computed reaches the host."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .transfer import HostTransfer
 
 
 class HostKVPort:
-    """A ``Port`` into which KV only comes. ``beside`` takes what goes with it; ``tag`` is there with values none: it is
-    told which host slots [n] int64 are whose logical slots [n] int64."""
+    """A ``KVGateway`` that only receives. ``device_port`` writes what stays on the device. With values none ``tag`` is
+    called with the host slots [n] int64 and the logical slots [n] int64 of received KV."""
 
     def __init__(
         self,
-        beside: KVPort,
+        device_port: KVPort,
         buffers: HotBuffers,
         transfer: HostTransfer,
         tag: Callable[[torch.Tensor, torch.Tensor], None] | None,
     ) -> None:
-        self._beside = beside
+        self._device_port = device_port
         self._buffers = buffers
         self._transfer = transfer
         self._tag = tag
@@ -32,7 +32,7 @@ class HostKVPort:
 
     def scatter(self, span: PageTableSpan, values: Sequence[torch.Tensor]) -> None:
         host_slots = self._buffers.host_slots[span.row, span.start : span.start + span.slots.shape[0]]
-        self._transfer.land(values[0], host_slots)
-        self._beside.scatter_rest(span, values[1:])
+        self._transfer.write_host(values[0], host_slots)
+        self._device_port.scatter_rest(span, values[1:])
         if self._tag is not None:
             self._tag(host_slots, span.slots)

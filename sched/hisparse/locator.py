@@ -1,4 +1,4 @@
-"""How a forward finds KV that lies partly on the host."""
+"""Locates KV that is partly on the host for a forward."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from .transfer import HostTransfer
 
 
 class HotBufferLocator:
-    """Prompts lie whole on the device; a decode's chosen tokens are in the request's hot buffer, or are fetched there.
+    """The ``KVLocator`` of hot buffers. Prompts are completely on the device; a decode's selected tokens are in the
+    request's hot buffer, or are fetched to it.
 
-    Every layer has chosen other tokens, so every layer has its own buffer contents in the same slots of its own cache.
+    Every layer selects different tokens, so every layer has its own buffer contents, in the same slots of its own
+    cache.
     """
 
     def __init__(self, buffers: HotBuffers, transfer: HostTransfer) -> None:
@@ -25,21 +27,21 @@ class HotBufferLocator:
     def mapping(self) -> torch.Tensor:
         return self._buffers.mapping
 
-    def written(self, batch: ForwardBatch) -> torch.Tensor:
+    def write_slots(self, batch: ForwardBatch) -> torch.Tensor:
         slots: torch.Tensor = translate(self._buffers.mapping, batch.out_cache_loc)
         return slots
 
-    def located(self, layer: int, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def read_slots(self, layer: int, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         buffers = self._buffers
-        plan = SwapPlan(*plan_swap_in(*asked(buffers, layer, positions, batch)))
+        plan = SwapPlan(*plan_swap_in(*swap_in_arguments(buffers, layer, positions, batch)))
         self._transfer.swap_in(layer, plan, buffers.host_slots, batch.req_pool_indices)
         return plan.locations
 
 
-def asked(
+def swap_in_arguments(
     buffers: HotBuffers, layer: int, positions: torch.Tensor, batch: ForwardBatch
 ) -> tuple[object, ...]:
-    """The arguments of a swap-in's plan."""
+    """The arguments of ``plan_swap_in``."""
     return (
         positions,
         batch.req_pool_indices,

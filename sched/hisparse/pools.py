@@ -1,4 +1,4 @@
-"""The pools behind hot buffers: tables on the device, and pages of pinned host memory."""
+"""The pools of hot buffers: tables on the device, and pages of pinned host memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from ..config import HiSparseConfig
 from ..kernels.arrival import empty_buffer
 
-LONGEST = 1 << 15  # slots of a hot buffer: their numbers are 16 bits wide
+LONGEST = 1 << 15  # most slots of a hot buffer: slot numbers have 16 bits
 
 
 class HostPool:
@@ -34,8 +34,8 @@ class HostPool:
         return self.storage[:, index]
 
     def alloc(self, num_tokens: int) -> list[int]:
-        """Pages for ``num_tokens``, those that have been free the longest. There always are enough: what is on the host
-        has a logical slot too, and there are no more of those."""
+        """Pages for ``num_tokens``, those that have been free the longest. There are always enough, because every token
+        on the host has a logical slot and there are as many host slots as logical ones."""
         return [self.free_pages.popleft() for _ in range(-(-num_tokens // self.page_size))]
 
     def free(self, pages: Sequence[int]) -> None:
@@ -48,7 +48,7 @@ class HostPool:
 
 
 class HotBuffers:
-    """What lies where, for each row of req_to_token. R rows, L layers, B slots of a buffer, P tokens of a page."""
+    """The locations of KV, for each row of req_to_token. R rows, L layers, B slots of a buffer, P tokens of a page."""
 
     def __init__(
         self,
@@ -65,29 +65,29 @@ class HotBuffers:
         self.page_size = page_size
         held, whole = self.size + page_size, context_len + page_size
         self.identity = torch.arange(self.size, dtype=torch.int32, device=device)
-        # mapping [logical slots]: where on the device a logical slot's KV lies; 0 for nowhere
+        # mapping [logical slots]: the device slot of a logical slot's KV; 0 for none
         self.mapping = torch.zeros(slots, dtype=torch.int64, device=device)
         # device_buffer [R, B + P]: the buffer's slots; slot B is the newest token's once the buffer is full
         self.device_buffer = torch.zeros((rows, held), dtype=torch.int64, device=device)
-        # tokens [L, R, B]: the position that lies in each slot; lru [L, R, B]: the slots, least recently used first
+        # tokens [L, R, B]: the position in each slot; lru [L, R, B]: the slots, least recently used first
         self.tokens = self.identity.expand(layers, rows, self.size).clone()
         self.lru = self.identity.to(torch.int16).expand(layers, rows, self.size).clone()
-        # host_slots [R, context + P]: where on the host each position lies; staged_lens [R]: how many came by staging
+        # host_slots [R, context + P]: the host slot of each position; staged_lens [R]: how many positions were staged
         self.host_slots = torch.zeros((rows, whole), dtype=torch.int64, device=device)
         self.staged_lens = torch.zeros(rows, dtype=torch.int64, device=device)
-        # lookups [2]: tokens looked for in the buffers of long requests, and those not found
+        # lookups [2]: tokens looked up in the buffers of long requests, and tokens not found
         self.lookups = torch.zeros(2, dtype=torch.int64, device=device)
 
     def full_size(self, seq_len: int) -> int:
-        """Slots of the buffer of a request with that many tokens: whole pages, at most B + P."""
+        """The slots of the buffer of a request with ``seq_len`` tokens: whole pages, at most B + P."""
         pages = -(-min(seq_len, self.size + 1) // self.page_size)
         return pages * self.page_size
 
     def empty(self, row: int) -> None:
-        """The row's buffer has slots, and holds nothing that is known."""
+        """Mark the slots of the row's buffer as containing no tokens."""
         empty_buffer(list(self.tokens), row)
 
     def reset(self, row: int) -> None:
-        """The next request in the row starts with its first B tokens in order."""
+        """Reset the row for the next request, whose first B tokens are in the buffer in order."""
         self.tokens[:, row] = self.identity
         self.lru[:, row] = self.identity

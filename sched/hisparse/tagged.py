@@ -1,6 +1,6 @@
-"""With values none: tags move where KV moves, and what a decode attends to is checked.
+"""Hot buffers with values none: tags are moved along with KV, and the tokens that a decode attends to are checked.
 
-All layers choose alike where nothing is scored, so the first one stands for all.
+Since nothing is scored, all layers select the same tokens, and the first layer represents all.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from ..kernels.buffers import translate
 from ..kernels.swap import SwapPlan, plan_swap_in, plan_unseen
 from ..kernels.tier_tags import fetch_tags, misplaced, move_tags
 from ..model.tags import TagPool
-from .locator import asked
+from .locator import swap_in_arguments
 from .pools import HotBuffers
 from .transfer import HostTransfer
 
 
 class TierTags:
-    """One tag per slot on the device and, on the device too, per slot of the host pool."""
+    """A tag for each slot of the device and for each slot of the host pool, all on the device."""
 
     def __init__(self, pool: TagPool, *, slots: int, host_slots: int) -> None:
         self.pool = pool
@@ -27,7 +27,7 @@ class TierTags:
 
 
 class TaggedTransfer:
-    """``transfer``, and the tags with it."""
+    """A ``HostTransfer`` that moves tags along with KV."""
 
     def __init__(self, transfer: HostTransfer, tags: TierTags) -> None:
         self._transfer = transfer
@@ -37,15 +37,15 @@ class TaggedTransfer:
         self._transfer.back_up(slots, host_slots)
         move_tags(self._tags.host_tags, host_slots, self._tags.device_tags, slots)
 
-    def land(self, kv: torch.Tensor, host_slots: torch.Tensor) -> None:
-        self._transfer.land(kv, host_slots)
+    def write_host(self, kv: torch.Tensor, host_slots: torch.Tensor) -> None:
+        self._transfer.write_host(kv, host_slots)
 
     def preload(self, slots: torch.Tensor, host_slots: torch.Tensor) -> None:
         self._transfer.preload(slots, host_slots)
         move_tags(self._tags.device_tags, slots, self._tags.host_tags, host_slots)
 
     def tag(self, host_slots: torch.Tensor, slots: torch.Tensor) -> None:
-        """What came to ``host_slots`` [n] int64 belongs to the logical ``slots`` [n] int64."""
+        """Tag ``host_slots`` [n] int64, which have received the KV of the logical ``slots`` [n] int64."""
         move_tags(self._tags.host_tags, host_slots, self._tags.pool.tags, slots)
 
     def swap_in(
@@ -60,8 +60,8 @@ class TaggedTransfer:
 
 
 class TaggedLocator:
-    """``HotBufferLocator`` where all layers choose what the first one does: that one's buffers are the only ones that
-    are kept, and it is remembered where the forward under way wrote and read."""
+    """``HotBufferLocator`` with values none: only the first layer's buffers are kept. Remembers which slots the current
+    forward writes and reads, for ``settle``."""
 
     def __init__(
         self, buffers: HotBuffers, transfer: HostTransfer, tags: TierTags, req_to_token: torch.Tensor
@@ -71,20 +71,20 @@ class TaggedLocator:
         self._tags = tags
         self._req_to_token = req_to_token
         self._slots: torch.Tensor | None = None
-        self._read: tuple[torch.Tensor, SwapPlan] | None = None  # positions, and where they are
+        self._read: tuple[torch.Tensor, SwapPlan] | None = None  # positions and their locations
 
     @property
     def mapping(self) -> torch.Tensor:
         return self._buffers.mapping
 
-    def written(self, batch: ForwardBatch) -> torch.Tensor:
+    def write_slots(self, batch: ForwardBatch) -> torch.Tensor:
         self._read = None
         self._slots = translate(self._buffers.mapping, batch.out_cache_loc)
         return self._slots
 
-    def located(self, layer: int, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def read_slots(self, layer: int, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         buffers = self._buffers
-        arguments = asked(buffers, 0, positions, batch)
+        arguments = swap_in_arguments(buffers, 0, positions, batch)
         if self._read is None:
             self._read = positions, SwapPlan(*plan_swap_in(*arguments))
         else:

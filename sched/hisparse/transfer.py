@@ -1,4 +1,4 @@
-"""KV on its way between device and host, by kernels that touch pinned memory."""
+"""Moves KV between device and host, by kernels that access pinned memory."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from .pools import HostPool
 
 class HostTransfer(Protocol):
     def back_up(self, slots: torch.Tensor, host_slots: torch.Tensor) -> None:
-        """All layers of the device ``slots`` [n] int64 to ``host_slots`` [n] int64, on the current stream; a slot that
-        is ABSENT is left out."""
+        """Copy all layers of the device ``slots`` [n] int64 to ``host_slots`` [n] int64, on the current stream. ABSENT
+        slots are skipped."""
 
-    def land(self, kv: torch.Tensor, host_slots: torch.Tensor) -> None:
-        """What another worker has sent, [layers, 2, n, kv_heads, d], to ``host_slots`` [n] int64."""
+    def write_host(self, kv: torch.Tensor, host_slots: torch.Tensor) -> None:
+        """Write KV received from another worker, [layers, 2, n, kv_heads, d], to ``host_slots`` [n] int64."""
 
     def preload(self, slots: torch.Tensor, host_slots: torch.Tensor) -> None:
-        """All layers of ``host_slots`` [n] int64 to the device ``slots`` [n] int64."""
+        """Copy all layers of ``host_slots`` [n] int64 to the device ``slots`` [n] int64."""
 
     def swap_in(
         self, layer: int, plan: SwapPlan, host_slots: torch.Tensor, req_pool_indices: torch.Tensor
     ) -> None:
-        """What the plan misses in that layer, on the current stream. ``host_slots`` [rows, context] int64 says where on
-        the host a position lies."""
+        """Fetch the tokens of ``plan`` that the layer's buffers lack, on the current stream. ``host_slots`` [rows,
+        context] int64 maps positions to slots of the host."""
 
 
 class KVTransfer:
@@ -39,7 +39,7 @@ class KVTransfer:
     def back_up(self, slots: torch.Tensor, host_slots: torch.Tensor) -> None:
         back_up(self._kv.k_cache, self._kv.v_cache, self._host.storage, slots, host_slots)
 
-    def land(self, kv: torch.Tensor, host_slots: torch.Tensor) -> None:
+    def write_host(self, kv: torch.Tensor, host_slots: torch.Tensor) -> None:
         land_on_host(self._host.storage, host_slots, kv)
 
     def preload(self, slots: torch.Tensor, host_slots: torch.Tensor) -> None:

@@ -19,7 +19,7 @@ from .weights import Shape, Weights, collect
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
-# Our parameter: the checkpoint's parts of it, one after the other along the outputs.
+# Each of our parameters, and the checkpoint's tensors that are concatenated along the outputs to make it.
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "embedding": ("model.embed_tokens.weight",),
     "norm": ("model.norm.weight",),
@@ -39,7 +39,7 @@ _LAYER_PARTS: Mapping[str, tuple[str, ...]] = {
 
 
 class CheckpointError(Exception):
-    """A checkpoint cannot be used: which file, and why."""
+    """A checkpoint cannot be used. The message names the file and the reason."""
 
     def __init__(self, file: Path, reason: str) -> None:
         super().__init__(f"{file}: {reason}")
@@ -60,7 +60,7 @@ def read_config(directory: Path, *, dtype: torch.dtype | None = None) -> ModelCo
 def load_weights(
     directory: Path, config: ModelConfig, *, device: torch.device, layers: range | None = None
 ) -> Weights:
-    """The parameters of ``config``, or of some of its layers, from ``directory``, in its dtype, on ``device``."""
+    """Load the parameters of ``config``, or of some of its layers, from ``directory`` in its dtype to ``device``."""
     tensors = Tensors(directory)
 
     def source(name: str, shape: Shape) -> torch.Tensor:
@@ -72,7 +72,7 @@ def load_weights(
 
 
 def parts_of(name: str) -> tuple[str, ...]:
-    """The tensors of a checkpoint that our parameter is made of."""
+    """The tensors of a checkpoint that make up our parameter ``name``."""
     if name in _PARTS:
         return _PARTS[name]
     _, layer, kind = name.split(".")
@@ -92,14 +92,14 @@ def _json_object(file: Path) -> dict[str, Any]:
 
 
 def _regular(file: Path) -> Path:
-    """``file``, unless opening it could wait forever, or reading it never end."""
+    """Returns ``file`` if it is a regular file: opening or reading another one might never end."""
     if not stat.S_ISREG(file.stat().st_mode):
         raise CheckpointError(file, "not a regular file")
     return file
 
 
 class Tensors:
-    """The tensors of a directory by name, wherever they lie. Files are opened when first needed."""
+    """The tensors of a directory by name, in one file or in shards. Files are opened on first use."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -109,7 +109,7 @@ class Tensors:
             self._shard_of = self._index(directory / INDEX)
 
     def joined(self, names: tuple[str, ...], shape: Shape) -> torch.Tensor:
-        """The tensors one after the other; they must add up to ``shape``."""
+        """The concatenated tensors, which must have ``shape`` together."""
         parts = [self._read(name) for name in names]
         fits = all(part.shape[1:] == shape[1:] and part.dim() == len(shape) for part in parts)
         if not fits or sum(part.shape[0] for part in parts) != shape[0]:

@@ -1,4 +1,4 @@
-"""What a decoder is, in numbers."""
+"""The dimensions of a decoder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """Llama 3's stretching of rotary frequencies: long wavelengths by ``factor``, short ones not at all."""
+    """Llama 3's scaling of rotary frequencies: long wavelengths by ``factor``, short ones not at all."""
 
     factor: float
     low_freq_factor: float
@@ -19,7 +19,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class Indexer:
-    """What chooses the ``top_k`` tokens that a token attends to: DeepSeek-V3.2's lightning indexer."""
+    """DeepSeek-V3.2's lightning indexer, which selects the ``top_k`` tokens that a token attends to."""
 
     heads: int
     head_dim: int
@@ -34,7 +34,7 @@ class Indexer:
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """A decoder of the Llama family. ``qk_norm`` is Qwen3's, ``attention_bias`` (on q, k, v) Qwen2's; with an
-    ``indexer`` every layer attends to chosen tokens only."""
+    ``indexer`` every layer attends to selected tokens only."""
 
     name: str
     num_layers: int
@@ -53,11 +53,11 @@ class ModelConfig:
     tied_embeddings: bool = False
     indexer: Indexer | None = None
     eos_token_ids: tuple[int, ...] = ()
-    # Seeded weights only: what layers behind the first add to the residual stream is scaled by this, so that a draft
-    # made of the first layer can guess the model's tokens.
+    # Seeded weights only: the output of all layers but the first is scaled by this factor, so that a draft that is the
+    # first layer can guess the model's tokens.
     deeper_scale: float = 1.0
-    # Seeded weights only: token ids from here on are hardly ever the likeliest, as those of a trained model that are no
-    # text; so that a grammar and a draft that knows nothing of it can agree.
+    # Seeded weights only: token ids from here on are hardly ever the likeliest, like ids of a trained model that are
+    # not text, so that a draft without the grammar often proposes tokens that the grammar allows.
     faint_from: int | None = None
     dtype: torch.dtype = torch.float32
 

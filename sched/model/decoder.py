@@ -1,6 +1,6 @@
-"""The decoder: nine kernels a layer, some more where attention is sparse, and nothing between them.
+"""The decoder: nine kernels per layer, more with sparse attention, and no other device work.
 
-Knows requests only as rows of a ForwardBatch, and the device only by the tensors it is given.
+It depends on requests only as rows of a ForwardBatch, and on the device only by the tensors that it is given.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .weights import LayerWeights, Weights
 
 
 class Model(Protocol):
-    """Whatever turns a batch into logits. Gradients are the caller's to switch off."""
+    """Computes the logits of a batch. The caller disables gradients."""
 
     def forward(self, batch: ForwardBatch) -> ModelOutput: ...
 
 
 class FeedForward(Protocol):
-    """An MLP that other ranks have a part in."""
+    """An MLP that is shared with other ranks."""
 
     def __call__(self, hidden: torch.Tensor, layer: LayerWeights, batch: ForwardBatch) -> torch.Tensor: ...
 
@@ -58,7 +58,7 @@ class Decoder:
         self._logits_dtype = torch.float64 if config.dtype == torch.float64 else torch.float32
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
-        """logits [b, vocab] of each request's last token, in a verify of every token: float32 (float64 for a
+        """The logits [b, vocab] of each request's last token, or of every token in a verify: float32 (float64 for a
         float64 model)."""
         if batch.mode.is_idle:
             return self._idle(batch)
@@ -69,21 +69,21 @@ class Decoder:
         return ModelOutput(self.logits(hidden), hidden_states=captured)
 
     def _idle(self, batch: ForwardBatch) -> ModelOutput:
-        """Of no tokens: a part in the others' MLP is all that there is to compute."""
-        nobody = batch.positions.new_empty((0, self.config.hidden_size), dtype=self.config.dtype)
+        """The forward of a batch without tokens: only the shared MLP is computed, for the other ranks."""
+        empty = batch.positions.new_empty((0, self.config.hidden_size), dtype=self.config.dtype)
         if self._mlp != self._own_mlp:
             for layer in self.weights.layers:
-                self._mlp(nobody, layer, batch)
-        return ModelOutput(nobody.new_empty((0, self.config.vocab_size), dtype=self._logits_dtype))
+                self._mlp(empty, layer, batch)
+        return ModelOutput(empty.new_empty((0, self.config.vocab_size), dtype=self._logits_dtype))
 
     def layers(self, residual: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        """All layers on the residual stream [T, hidden], which is overwritten; the final norm of it is returned."""
+        """Run all layers on the residual stream [T, hidden], which is overwritten. Returns its final norm."""
         hidden = rms_norm(residual, self.weights.layers[0].input_norm, self.config.rms_norm_eps)
         return self.close(self.through(hidden, residual, batch), residual)
 
     def through(self, hidden: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        """All layers on the first one's normalised input [T, hidden]; the last one's output, which has not been added
-        to the residual stream yet."""
+        """Run all layers on the first one's normalised input [T, hidden]. Returns the last layer's output, which has
+        not been added to the residual stream yet."""
         eps = self.config.rms_norm_eps
         for index, layer in enumerate(self.weights.layers):
             if index:
@@ -94,12 +94,12 @@ class Decoder:
         return hidden
 
     def close(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """The final norm of the residual stream, the last layer's output added."""
+        """Add the last layer's output to the residual stream and return its final norm."""
         normed: torch.Tensor = add_rms_norm(hidden, residual, self.weights.norm, self.config.rms_norm_eps)
         return normed
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, vocab] of hidden [n, hidden] behind the final norm."""
+        """The logits [n, vocab] of ``hidden`` [n, hidden] after the final norm."""
         out: torch.Tensor = linear(hidden, self.weights.lm_head, None, self._logits_dtype)
         return out
 

@@ -1,5 +1,5 @@
 """The draft model of EAGLE (arXiv 2401.15077): one decoder layer over a token's embedding and the hidden state of the
-position before it. Embedding and head are the target's; its KV lies in the target's slots, in a pool of its own."""
+position before it. Embedding and head are the target's; its KV is in the target's slots, in a pool of its own."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .config import ModelConfig
 from .decoder import Decoder
 from .weights import Shape, Weights, layer_weights
 
-# What a derived draft makes of the hidden state, against the embedding. The target's first layer knows nothing of it;
-# with none at all a wrong hidden state could not be told from the right one.
+# The weight of the hidden state in a derived draft, relative to the embedding. The target's first layer does not use
+# the hidden state; with weight 0 a wrong hidden state would change no token.
 HIDDEN_SHARE = 0.02
 
 
@@ -30,7 +30,7 @@ class DraftWeights:
 
 
 def derived_weights(config: ModelConfig, target: Weights) -> DraftWeights:
-    """A draft that is the target's first layer: it guesses well where deeper layers add little."""
+    """A draft that is the target's first layer, which guesses well if deeper layers contribute little."""
     identity = torch.eye(config.hidden_size, dtype=config.dtype)
     # A seeded embedding's norm is 1, a hidden state's that of a vector of ones.
     share = HIDDEN_SHARE / math.sqrt(config.hidden_size)
@@ -60,8 +60,8 @@ def read_draft_config(directory: Path, target: ModelConfig) -> ModelConfig:
 
 
 def load_draft_weights(directory: Path, config: ModelConfig, target: Weights) -> DraftWeights:
-    """``fc.weight`` [hidden, 2 · hidden], ``norm.weight`` and the tensors of ``layers.0``, named as in a whole model
-    but without its ``model.``. Angles are the target's: positions are. Raises CheckpointError."""
+    """``fc.weight`` [hidden, 2 · hidden], ``norm.weight`` and the tensors of ``layers.0``, named as in a complete
+    model but without ``model.``. The rotary angles are the target's, as the positions are. Raises CheckpointError."""
     tensors, device = Tensors(directory), target.embedding.device
 
     def source(name: str, shape: Shape) -> torch.Tensor:
@@ -76,7 +76,7 @@ def load_draft_weights(directory: Path, config: ModelConfig, target: Weights) ->
 
 
 class EagleDraft:
-    """Knows requests only as rows of a ForwardBatch. ``kv`` has as many slots as the target's."""
+    """The draft model. ``kv`` has as many slots as the target's pool."""
 
     def __init__(
         self, config: ModelConfig, weights: DraftWeights, *, kv: KVPool, req_to_token: torch.Tensor
@@ -87,10 +87,11 @@ class EagleDraft:
         self._decoder = Decoder(config, weights.layers, kv=kv, req_to_token=req_to_token)
 
     def forward(self, batch: ForwardBatch, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[T, hidden] of every token; ``hidden_states`` [T, hidden] are those of the positions before."""
+        """The hidden states [T, hidden] of all tokens; ``hidden_states`` [T, hidden] are those of the preceding
+        positions."""
         joined = torch.cat([embedding(batch.input_ids, self._embedding), hidden_states], -1)
         return self._decoder.layers(linear(joined, self._fc, None, self._dtype), batch)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, vocab] by the target's head."""
+        """The logits [n, vocab] of the target's head."""
         return self._decoder.logits(hidden)

@@ -1,9 +1,9 @@
 """Grammars that constrain tokens: a regular expression, or a choice of strings.
 
-The engine has no text tokenizer, so a grammar speaks bytes. Token id i below 256 is byte i; where that id is an
-end-of-sequence, the byte moves to the first free id from 256 on. No other id is ever allowed, except
-an end-of-sequence where the grammar may end. The text is UTF-8 and matches the pattern as a whole, in the syntax
-of Rust's regex crate without look-around: \\d, \\w and \\s are Unicode's classes, [0-9] is not.
+The engine has no text tokenizer, so grammars are defined on bytes. Token id i below 256 is byte i; if that id is an
+end-of-sequence token, the byte has the first free id from 256 on. No other id is ever allowed, except an
+end-of-sequence token where the grammar may end. The text is UTF-8 and matches the complete pattern, in the syntax of
+Rust's regex crate without look-around: \\d, \\w and \\s are Unicode's classes, [0-9] is not.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def vocab_mask_words(vocab_size: int) -> int:
 
 @dataclass(slots=True)
 class GrammarState:
-    """Where one request stands in its grammar."""
+    """The state of one request's grammar."""
 
     matcher: LLMatcher
     eos_token_ids: tuple[int, ...]
     ended: bool = False
 
     def accept_token(self, token_id: int) -> None:
-        """Go on by one token. GrammarError, and no change, when it is not allowed here."""
+        """Advance by one token. Raises GrammarError, without a change of state, if the token is not allowed here."""
         if self.ended or not self._accepted(token_id):
             raise GrammarError(f"the grammar does not allow token {token_id} here")
 
@@ -52,11 +52,12 @@ class GrammarState:
         return self.matcher.try_consume_tokens([token_id]) == 1
 
     def fill_vocab_mask(self, mask_row: npt.NDArray[np.int32]) -> None:
-        """Set the bits of the ids allowed next in one row of ceil(vocab / 32) words, clear the others.
-        At least one is set: where nothing may follow, end-of-sequence. The end itself changes nothing."""
+        """Set the bits of the ids that are allowed next in one row of ceil(vocab / 32) words, and clear the others. At
+        least one bit is set: that of end-of-sequence if no other token may follow. An accepted end-of-sequence does not
+        change the mask."""
         self.matcher.unsafe_compute_mask_ptr(mask_row.ctypes.data, mask_row.nbytes)
         if self.matcher.is_error():
-            raise GrammarError(_gist(self.matcher.get_error()))
+            raise GrammarError(_error_sentence(self.matcher.get_error()))
 
     def is_terminated(self) -> bool:
         """An end-of-sequence was accepted."""
@@ -67,7 +68,7 @@ class GrammarState:
 
 
 class _ByteTokens:
-    """The vocabulary in the terms of the matcher's library."""
+    """The vocabulary in the form that the matcher's library requires."""
 
     bos_token_id = None
 
@@ -103,13 +104,13 @@ class GrammarCache:
         self._tokenizer = LLTokenizer(TokenizerWrapper(self._tokens), eos_token=eos, slices=[])
 
     def start(self, spec: Spec) -> GrammarState:
-        """A fresh grammar at its start. GrammarError for a pattern that is not one."""
+        """A new state at the start of the grammar. Raises GrammarError for an invalid pattern."""
         if spec not in self.compiled:
             self.compiled[spec] = self._compile(spec)
         return self.compiled[spec].copy()
 
     def text(self, token_ids: Iterable[int]) -> bytes:
-        """What tokens spell; end-of-sequence spells nothing."""
+        """The bytes of tokens; end-of-sequence has none."""
         return b"".join(self._tokens.tokens[token_id] for token_id in token_ids)
 
     def _compile(self, spec: Spec) -> GrammarState:
@@ -118,7 +119,7 @@ class GrammarCache:
         except ValueError as error:
             raise GrammarError(f"{_named(spec)}: {error}") from error
         if matcher.is_error():
-            raise GrammarError(f"{_named(spec)}: {_gist(matcher.get_error())}")
+            raise GrammarError(f"{_named(spec)}: {_error_sentence(matcher.get_error())}")
         return GrammarState(matcher, self.eos_token_ids)
 
 
@@ -136,6 +137,6 @@ def _source(spec: Spec) -> str:
     return LLMatcher.grammar_from_regex("|".join(f"(?:{pattern})" for pattern in patterns))
 
 
-def _gist(message: str) -> str:
-    """The sentence of a message that draws the pattern and points into it."""
+def _error_sentence(message: str) -> str:
+    """The error sentence of a message that also shows the pattern and the position of the error."""
     return message.rpartition("error: ")[2].partition("\n")[0]

@@ -1,4 +1,4 @@
-"""Hugging Face's config.json, read as a ModelConfig. What cannot be honoured is refused by name."""
+"""Reads Hugging Face's config.json as a ModelConfig. Unsupported values are refused, with the key's name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DTYPES: Mapping[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-# Far above any model's, and low enough that sizes made of several of them can be computed with.
+# Far above the values of any model, and low enough that products of several of them cannot overflow.
 _MOST: Mapping[str, int] = {
     "num_hidden_layers": 2**12,
     "num_attention_heads": 2**12,
@@ -107,7 +107,7 @@ def _architecture(fields: _Fields) -> str:
 
 
 def _refuse_unsupported(fields: _Fields) -> None:
-    """What would change the arithmetic and is not implemented."""
+    """Raise ValueError for keys that would change the arithmetic and are not implemented."""
     if (activation := fields.any("hidden_act", "silu")) != "silu":
         raise ValueError(f"hidden_act: expected 'silu', got {show(activation)}")
     for key in ("attention_bias", "mlp_bias", "use_sliding_window"):
@@ -118,7 +118,7 @@ def _refuse_unsupported(fields: _Fields) -> None:
 
 
 def _max_positions(fields: _Fields, architecture: str) -> int:
-    """Mistral attends within a window: up to its length that is the same as attending to everything."""
+    """The supported context. Mistral attends within a window, which equals full attention up to the window's length."""
     positions = fields.integer("max_position_embeddings")
     if architecture != "MistralForCausalLM":
         return positions

@@ -1,7 +1,7 @@
 """The penalizers of one batch.
 
-A penalizer exists only while some request of the batch needs it. Nothing here waits for the device except the
-upload of parameters, and that only where ``how`` is "pageable".
+A penalizer exists only while a request of the batch needs it. Only the upload of parameters waits for the device, and
+only if ``how`` is "pageable".
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class AccumulatedPenalties(NamedTuple):
             scale_repeated(logits, self.scaling)
 
     def repeated(self, each: int) -> AccumulatedPenalties:
-        """The same penalties for ``each`` drafts of a request, which do not see one another: [b · each, vocab]."""
+        """The same penalties for ``each`` independent drafts of a request: [b · each, vocab]."""
         return AccumulatedPenalties(
             *(part if part is None else part.repeat_interleave(each, 0) for part in self)
         )
@@ -43,8 +43,8 @@ class AccumulatedPenalties(NamedTuple):
 class PenalizerOrchestrator:
     """The penalizers of one batch, in the order of ``RULES``.
 
-    ``exact``: tokens that a request already has count when its row is made, so a request that comes back
-    after retraction goes on where it was; upstream starts it from nothing.
+    With ``exact`` a new row counts the tokens that its request already has, so that penalties continue after a
+    retraction; upstream's start from zero.
     """
 
     config: EngineConfig
@@ -73,8 +73,8 @@ class PenalizerOrchestrator:
         return bool(self.penalizers)
 
     def cumulate_output_tokens(self, ids: torch.Tensor, rows: torch.Tensor | None = None) -> None:
-        """Count token ids [n] int64, one per row of the batch; or ids[i] in row rows[i], where rows have
-        changed since the step that the ids come from. A row comes at most once."""
+        """Count token ids [n] int64, one per row of the batch; or ids[i] in row rows[i] if rows have changed since the
+        step of the ids. A row occurs at most once."""
         for penalizer in self.penalizers.values():
             penalizer.cumulate(ids, rows)
 
@@ -86,7 +86,7 @@ class PenalizerOrchestrator:
             penalizer.apply(logits)
 
     def accumulate(self) -> AccumulatedPenalties:
-        """The penalties as of now, in tensors that later tokens do not reach."""
+        """The current penalties, in tensors that later tokens do not change."""
         additive = self._accumulated(torch.zeros, self._subtracting())
         return AccumulatedPenalties(additive, self._accumulated(torch.ones, self._scaling()))
 
@@ -109,8 +109,8 @@ class PenalizerOrchestrator:
             penalizer.filter(keep_device)
 
     def merge(self, other: Self) -> None:
-        """Append the other's rows. A side without a penalizer that the other has builds it with neutral rows,
-        at the price of its uploads."""
+        """Append the other's rows. A side without a penalizer that the other has builds it with neutral rows, which
+        needs uploads."""
         if not (self.params and other.params):
             self.penalizers = self.penalizers or other.penalizers
             self.params += other.params
@@ -124,7 +124,7 @@ class PenalizerOrchestrator:
         self.params += other.params
 
     def copy(self) -> Self:
-        """Penalizers of its own over the same tensors: counted tokens reach both, filter and merge one."""
+        """New penalizers on the same tensors: counted tokens change both, filter and merge only one."""
         penalizers = {rule: copy(penalizer) for rule, penalizer in self.penalizers.items()}
         return type(self)(self.config, self.params, self.how, self.exact, penalizers)
 

@@ -1,7 +1,7 @@
 """Frequency, presence and repetition penalties and min_new_tokens, as state on the device.
 
-Each penalizer holds one row of [vocab] float32 per request and learns of tokens by ids that the caller
-hands over on the device. A rule makes the penalizer: its host arrays are uploaded by whoever asked.
+Each penalizer holds one row of [vocab] float32 per request and counts token ids that the caller passes on the device. A
+rule builds the penalizer from host arrays, which the caller uploads.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Arrays = list[np.ndarray[Any, Any]]
 
 
 class PenaltyInputs(NamedTuple):
-    """What a penalizer is built from: one request's parameters and the tokens that count so far."""
+    """The inputs of one row of a penalizer: a request's parameters and the tokens that count so far."""
 
     params: SamplingParams
     output_ids: Sequence[int]
@@ -32,7 +32,7 @@ class PenaltyRule(Protocol):
     def needed(self, params: SamplingParams) -> bool: ...
 
     def host(self, rows: Sequence[PenaltyInputs], config: EngineConfig) -> Arrays:
-        """Parameters, and what ``output_ids`` so far amount to where there are any."""
+        """The host arrays: parameters, and the state after ``output_ids`` if there are any."""
 
     def build(self, tensors: Sequence[torch.Tensor], config: EngineConfig) -> Penalizer:
         """The penalizer from the uploaded ``host`` arrays."""
@@ -43,7 +43,7 @@ class Penalizer(Protocol):
 
     @property
     def scales(self) -> bool:
-        """Acts on logits by ``scale_repeated``; else it subtracts."""
+        """Whether it acts on logits by ``scale_repeated``; otherwise it subtracts."""
 
     def cumulate(self, ids: torch.Tensor, rows: torch.Tensor | None) -> None:
         """Count ids[i] in row i, or in rows[i]."""
@@ -51,7 +51,7 @@ class Penalizer(Protocol):
     def apply(self, logits: torch.Tensor) -> None: ...
 
     def accumulate(self, target: torch.Tensor) -> None:
-        """Fold this penalty into ``target`` [b, vocab]: zeros for what is added, ones for what scales."""
+        """Accumulate this penalty in ``target`` [b, vocab], which starts as zeros for sums and as ones for factors."""
 
     def filter(self, keep: torch.Tensor) -> None: ...
 
@@ -67,11 +67,11 @@ class Penalizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenRule:
-    """How one parameter of a request turns its tokens into a row."""
+    """How one parameter of a request and its tokens determine a row."""
 
     parameter: str
     neutral: float
-    adds: bool = False  # a token that comes again counts again
+    adds: bool = False  # repetitions of a token count
     scales: bool = False
 
     def needed(self, params: SamplingParams) -> bool:
@@ -91,7 +91,7 @@ class TokenRule:
         return [values, np.array(places, np.int64), np.array(weights, np.float32)]
 
     def _after(self, value: np.float32, count: int) -> np.float32:
-        """The state after ``count`` sightings, rounded as the device's one-by-one additions are."""
+        """The state after ``count`` occurrences, rounded like the device's successive additions."""
         return np.cumsum(np.full(count, value), dtype=np.float32)[-1] if self.adds else value
 
     def build(self, tensors: Sequence[torch.Tensor], config: EngineConfig) -> TokenPenalizer:
@@ -174,7 +174,7 @@ class MinNewTokens:
 
     def build(self, tensors: Sequence[torch.Tensor], config: EngineConfig) -> StopPenalizer:
         least, padded, *lens = tensors
-        # One column more than the vocabulary: where the padding of the id lists goes.
+        # One column more than the vocabulary, for the padding of the id lists.
         wide = torch.zeros((least.shape[0], config.vocab_size + 1), dtype=torch.float32, device=least.device)
         stops = wide.scatter_(1, padded, torch.inf)[:, : config.vocab_size]
         return StopPenalizer(least, stops, lens[0] if lens else torch.zeros_like(least))
@@ -220,9 +220,9 @@ class StopPenalizer:
 
 
 def _tokens_in(rows: torch.Tensor) -> torch.Tensor:
-    """[n, 1] int32: how many of each row are tokens."""
+    """The number of tokens in each row, [n, 1] int32."""
     return (rows >= 0).sum(1, keepdim=True).to(torch.int32)
 
 
-# In upstream's order; what scales acts after all that is subtracted.
+# In upstream's order; scaling penalties act after all subtractions.
 RULES: tuple[PenaltyRule, ...] = (FREQUENCY, MinNewTokens(), PRESENCE, REPETITION)

@@ -1,6 +1,6 @@
-"""Model shapes by name. The tiny ones are ours, for a laptop; the others have their publishers' numbers, but for
-``sparse-14b``: a dense decoder of Qwen3-14B's size with attention of the DeepSeek-V3.2 and GLM-5 kind, that is their
-indexer, and as many numbers of KV per token and layer as their latent has (576)."""
+"""Model shapes by name. The tiny ones are our own, for a laptop; the others have their publishers' dimensions, except
+``sparse-14b``: a dense decoder of Qwen3-14B's size with the attention of DeepSeek-V3.2 and GLM-5, that is their
+indexer, and as many KV values per token and layer as their latent has (576)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _ALL = (
         max_positions=8192,
         eos_token_ids=(256,),
         deeper_scale=0.05,
-        faint_from=128,  # what is no ASCII
+        faint_from=128,  # ids that are not ASCII
     ),
     ModelConfig(
         name="tiny-qwen3",

@@ -1,4 +1,4 @@
-"""A function of tensors that is launched as a graph where the device has them."""
+"""A function of tensors that is launched as a graph if the device supports graphs."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Function = Callable[..., Sequence[torch.Tensor]]
 
 
 class GraphInput(NamedTuple):
-    """One row of it per request."""
+    """An input with one row per request."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 class GraphedFunction:
-    """``function(*inputs, max_seq_len)`` of inputs [b, ...] to outputs [b · n, ...], n of each output's own.
+    """``function(*inputs, max_seq_len)`` with inputs [b, ...] and outputs [b · n, ...], where n may differ per output.
 
-    Captures a graph for each batch size when it is made, on the stream that is current then. Smaller batches are
-    padded with zeros, which ``function`` has to bear. An output of a graph is valid until the next call.
+    The constructor captures a graph for each batch size on the current stream. Smaller batches are padded with zeros,
+    which ``function`` must accept. An output of a graph is valid until the next call.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class GraphedFunction:
         size = self._sizes[place]
         for static, given in zip(self._static, inputs, strict=True):
             if given.is_floating_point():
-                static[:batch_size] = given  # what pads it may hold anything
+                static[:batch_size] = given  # the padding may have any value
             else:
                 stage_rows(static, given, size)
         graph, outputs = self._captured[size]
@@ -61,11 +61,11 @@ class GraphedFunction:
         )
 
     def _capture(self, module: Any, longest: int) -> None:
-        """Largest first, so that the smaller ones fit into memory the pool has already."""
+        """Capture the largest size first, so that the smaller ones fit into the pool's memory."""
         pool = module.graph_pool_handle()
         for size in reversed(self._sizes):
             inputs = [static[:size] for static in self._static]
-            self._function(*inputs, longest)  # what a first run allocates or tunes must not be captured
+            self._function(*inputs, longest)  # allocations and tuning of the first run must not be captured
             graph = module.CUDAGraph()
             with module.graph(graph, pool=pool, stream=module.current_stream()):
                 outputs = self._function(*inputs, longest)

@@ -17,7 +17,7 @@ def inverse_frequencies(config: ModelConfig, dtype: torch.dtype) -> torch.Tensor
 
 
 def _scaled(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
-    """Between the two wavelengths original/high and original/low the stretch sets in linearly."""
+    """Scale ``frequencies``, linearly between the two wavelengths original/high and original/low."""
     turns = scaling.original_max_positions * frequencies / (2 * math.pi)
     span = scaling.high_freq_factor - scaling.low_freq_factor
     kept = ((turns - scaling.low_freq_factor) / span).clamp(0, 1)

@@ -1,4 +1,4 @@
-"""Forwards on a device: decode by replay of a captured graph where the device has them, else eagerly."""
+"""Runs forwards: decodes by replay of a captured graph if the device supports graphs, all others eagerly."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class _Captured(NamedTuple):
 
 
 class ModelRunner:
-    """Captures its graphs when it is made, on the stream that is current then.
+    """The constructor captures the graphs on the current stream.
 
-    A graph has one batch size; smaller batches are padded with requests that read and write padding only. All
-    graphs read the same input buffers, filled in stream order by one launch, and share one memory pool: an
-    output is valid until the next decode of any size.
+    A graph has one batch size; smaller batches are padded with requests that read and write only padding. All graphs
+    read the same input buffers, filled in stream order by one launch, and share one memory pool: an output is valid
+    until the next decode of any size.
     """
 
     def __init__(self, model: Model, config: EngineConfig, proxies: Sequence[GraphInput] = ()) -> None:
-        """``proxies`` are what a pipeline stage takes from the one before, per token."""
+        """``proxies`` are the inputs per token that a pipeline stage receives from the preceding one."""
         self._model = model
         self._context_len = config.context_len
         self._sizes: Sequence[int] = ()
@@ -70,18 +70,18 @@ class ModelRunner:
         return output if size == batch.batch_size else _first_rows(output, batch.batch_size)
 
     def _capture(self, module: Any) -> None:
-        """Largest first, so that the smaller ones fit into memory the pool has already."""
+        """Capture the largest size first, so that the smaller ones fit into the pool's memory."""
         pool = module.graph_pool_handle()
         for size in reversed(self._sizes):
             batch = self._padding(size)
-            self._model.forward(batch)  # what a first run allocates or tunes must not be captured
+            self._model.forward(batch)  # allocations and tuning of the first run must not be captured
             graph = module.CUDAGraph()
             with module.graph(graph, pool=pool, stream=module.current_stream()):
                 output = self._model.forward(batch)
             self._captured[size] = _Captured(graph, output)
 
     def _padding(self, size: int) -> ForwardBatch:
-        """A decode of padding alone, on the static buffers."""
+        """A decode batch that consists of padding, on the static buffers."""
         rows = dict(zip(INPUTS, self._static[:, :size], strict=True))
         rows["seq_lens"].fill_(1)
         return ForwardBatch(

@@ -1,4 +1,4 @@
-"""From a forward's logits to the next tokens."""
+"""Samples the next tokens from a forward's logits."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ class TokenScores(NamedTuple):
 
 
 class Sampler:
-    """Penalties, mask, one kernel. With a fingerprint the kernels of the same cost that read no logits."""
+    """Applies penalties and the vocabulary mask, and samples by one kernel. With a fingerprint kernels of the same cost
+    are used that read no logits."""
 
     def sample(self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor) -> torch.Tensor:
-        """Next token ids [b] int64. ``seq_lens`` [b] int64 of the forward: the position each token will take.
+        """The next token ids [b] int64. ``seq_lens`` [b] int64 of the forward are the positions of these tokens.
         Penalties change ``output.logits`` in place."""
         info.apply_penalties(output.logits)
         greedy = info.is_all_greedy
@@ -43,7 +44,7 @@ class Sampler:
     def score(
         self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor, ids: torch.Tensor
     ) -> TokenScores:
-        """Scores of ``ids`` that ``sample`` has just returned for the same arguments: one more launch."""
+        """Scores of the ``ids`` that ``sample`` has returned for the same arguments, by one more launch."""
         return TokenScores(*score_tokens(*_draw(output, info, seq_lens), ids))
 
 

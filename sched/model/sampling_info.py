@@ -1,4 +1,4 @@
-"""How each row of a batch samples (upstream's SamplingBatchInfo): parameters, penalties, grammar mask."""
+"""The sampling state of a batch (upstream's SamplingBatchInfo): parameters, penalties and grammar mask of each row."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SamplingTensors(NamedTuple):
 
 
 class SamplingNeeds(NamedTuple):
-    """What some row of a batch asks for; ``greedy``: what all of them do."""
+    """What at least one row of a batch needs; ``greedy`` if all rows are."""
 
     greedy: bool
     filters: bool
@@ -56,8 +56,8 @@ class SamplingNeeds(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class SamplingInfo:
-    """Rows follow the batch by ``filter`` and ``merge``, which replace device tensors and leave the old ones as
-    they were. ``vocab_mask`` belongs to one step: it is made by ``update_vocab_mask`` and dropped by both.
+    """Rows follow the batch by ``filter`` and ``merge``, which replace device tensors and do not change the old ones.
+    ``vocab_mask`` belongs to one step: ``update_vocab_mask`` sets it, ``filter`` and ``merge`` drop it.
     """
 
     config: EngineConfig
@@ -67,7 +67,7 @@ class SamplingInfo:
     penalizer_orchestrator: PenalizerOrchestrator | None
     acc_penalties: AccumulatedPenalties | None = None
     vocab_mask: torch.Tensor | None = None  # [b, ceil(vocab / 32)] int32
-    wants: SamplingNeeds | None = None  # found when first asked for, void when rows leave or join
+    needs: SamplingNeeds | None = None  # computed on first use, reset when rows change
 
     @classmethod
     def from_requests(
@@ -80,7 +80,7 @@ class SamplingInfo:
         rows: torch.Tensor | None = None,
     ) -> Self:
         """Upload the parameters of ``requests``: five copies, or one where ``how`` is "packed", or none where ``rows``
-        [b, 6] int32 holds them packed already; and those of the penalizers that they need. ``exact`` as in
+        [b, 6] int32 contains them in packed form; and those of the penalizers that they need. ``exact`` is as in
         ``PenalizerOrchestrator``. Without pinned memory every upload is pageable."""
         how = how if config.capabilities.pinned_memory else "pageable"
         return cls(
@@ -93,36 +93,36 @@ class SamplingInfo:
 
     @classmethod
     def empty(cls, config: EngineConfig) -> Self:
-        """No rows: nothing is uploaded."""
+        """The state of a batch without rows: nothing is uploaded."""
         rows = torch.empty((0, _WORDS), dtype=torch.int32, device=config.device)
         return cls(config, (), (), (rows,), None)
 
     @property
     def is_all_greedy(self) -> bool:
-        return self._wants.greedy
+        return self._needs.greedy
 
     @property
     def need_filters(self) -> bool:
-        """Some row that is not greedy has a top-k, top-p or min-p."""
-        return self._wants.filters
+        """Whether a row that is not greedy has a top-k, top-p or min-p."""
+        return self._needs.filters
 
     @property
     def has_grammar(self) -> bool:
-        return self._wants.grammar
+        return self._needs.grammar
 
     @property
     def return_logprob(self) -> bool:
-        return self._wants.logprobs
+        return self._needs.logprobs
 
     @property
     def penalised(self) -> bool:
-        return self._wants.penalties
+        return self._needs.penalties
 
     @property
-    def _wants(self) -> SamplingNeeds:
-        if self.wants is None:
-            self.wants = SamplingNeeds.of(self.params, self.grammars)
-        return self.wants
+    def _needs(self) -> SamplingNeeds:
+        if self.needs is None:
+            self.needs = SamplingNeeds.of(self.params, self.grammars)
+        return self.needs
 
     @property
     def tensors(self) -> SamplingTensors:
@@ -134,22 +134,22 @@ class SamplingInfo:
         self.rows = tuple(row.index_select(0, keep_device) for row in self.rows)
         if self.penalizer_orchestrator is not None:
             self.penalizer_orchestrator.filter(keep, keep_device)
-        self.vocab_mask = self.wants = None
+        self.vocab_mask = self.needs = None
 
     def merge(self, other: Self) -> None:
-        # Penalizers first: a side that has none builds neutral rows from its own requests.
+        # Penalizers are merged first: a side without one builds neutral rows from its own requests.
         if self.penalizer_orchestrator is not None and other.penalizer_orchestrator is not None:
             self.penalizer_orchestrator.merge(other.penalizer_orchestrator)
         self.params += other.params
         self.grammars += other.grammars
         self.rows = tuple(torch.cat(pair) for pair in zip(self.rows, other.rows, strict=True))
-        self.vocab_mask = self.wants = None
+        self.vocab_mask = self.needs = None
 
     def copy_for_forward(self) -> Self:
-        """What one forward samples with while the batch goes on.
+        """The state that one forward samples with, while the batch may change.
 
-        Upstream's penalties are accumulated now, and the copy has no orchestrator. Exact penalties stay with
-        the copy, so that tokens sampled with it can be counted by it, and need no tensors of their own.
+        Upstream's penalties are accumulated now, and the copy has no orchestrator. Exact penalties are kept by the
+        copy, which counts the tokens that it samples, and need no tensors of their own.
         """
         orchestrator = self.penalizer_orchestrator
         if orchestrator is None:
@@ -159,8 +159,8 @@ class SamplingInfo:
         return replace(self, penalizer_orchestrator=None, acc_penalties=orchestrator.accumulate())
 
     def for_drafts(self, each: int, paths: torch.Tensor | None, vocab_mask: torch.Tensor | None) -> Self:
-        """What a verify samples ``each`` drafts of every request with. ``paths`` [b · each, depth] is each draft's own
-        history, wanted where penalties are exact; else drafts do not see one another."""
+        """The state that a verify samples ``each`` drafts of every request with. ``paths`` [b · each, depth] is each
+        draft's history, given if penalties are exact; otherwise drafts are independent of each other."""
         orchestrator = self.penalizer_orchestrator
         accumulated = self.acc_penalties
         along = None
@@ -176,12 +176,12 @@ class SamplingInfo:
             penalizer_orchestrator=along,
             acc_penalties=None if accumulated is None else accumulated.repeated(each),
             vocab_mask=vocab_mask,
-            wants=self._wants,
+            needs=self._needs,
         )
 
     @property
     def _draws(self) -> bool:
-        """Sampling reads the rows."""
+        """Whether sampling reads the rows."""
         return not self.is_all_greedy or self.return_logprob
 
     def apply_penalties(self, logits: torch.Tensor) -> None:
@@ -192,8 +192,8 @@ class SamplingInfo:
             self.penalizer_orchestrator.apply(logits)
 
     def update_vocab_mask(self) -> None:
-        """Make the mask of the grammars' present states: one H2D on the current stream, from a fresh pinned
-        buffer where there is pinned memory, else blocking. Without a grammar there is no mask."""
+        """Set the mask of the grammars' current states, by one H2D on the current stream from a new pinned buffer, or a
+        blocking one without pinned memory. Without a grammar there is no mask."""
         self.vocab_mask = None
         if not self.has_grammar:
             return
@@ -232,7 +232,7 @@ def _uploaded(
 
 
 def _pageable(host: np.ndarray[Any, np.dtype[np.void]], device: torch.device) -> SamplingTensors:
-    """Five blocking copies, a statement each: every one is found by its own source line."""
+    """Five blocking copies, each in a statement of its own, so that each has its own source line in reports."""
     temperatures = torch.tensor(_column(host, "temperature").reshape(-1, 1), device=device)
     top_ps = torch.tensor(_column(host, "top_p"), device=device)
     top_ks = torch.tensor(_column(host, "top_k"), device=device)
@@ -259,7 +259,7 @@ def _repeated(items: Sequence[T], each: int) -> tuple[T, ...]:
 
 
 def _top_k(params: SamplingParams, config: EngineConfig) -> int:
-    """No limit is the whole vocabulary."""
+    """The request's top-k; the vocabulary's size if it has none."""
     return min(params.top_k or config.vocab_size, config.vocab_size)
 
 

@@ -1,4 +1,4 @@
-"""Attention to chosen tokens: the indexer's keys, the choice, and KV wherever it lies."""
+"""Attention to selected tokens: the indexer's keys, the selection, and the location of the selected KV."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from .weights import LayerWeights, Weights
 
 
 class KVLocator(Protocol):
-    """Where the KV of the page table's slots lies on the device."""
+    """Maps slots of the page table to device slots."""
 
     @property
     def mapping(self) -> torch.Tensor | None:
-        """[slots] int64 device slots; None where they are the page table's own."""
+        """Device slots [slots] int64; None if they equal the page table's slots."""
 
-    def written(self, batch: ForwardBatch) -> torch.Tensor:
+    def write_slots(self, batch: ForwardBatch) -> torch.Tensor:
         """Device slots [T] int64 that the batch's new tokens are written to."""
 
-    def located(self, layer: int, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        """Device slots [b, k] int32 of a decode's chosen ``positions`` [b, k] int32, all of which hold the layer's KV
-        by the time the current stream gets there."""
+    def read_slots(self, layer: int, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """Device slots [b, k] int32 of a decode's selected ``positions`` [b, k] int32. Later work of the current stream
+        finds the layer's KV in them."""
 
 
 class PageTableLocator:
-    """All KV in the slots of the page table."""
+    """The locator of an engine whose KV is in the slots of the page table."""
 
     mapping = None
 
     def __init__(self, req_to_token: torch.Tensor) -> None:
         self._req_to_token = req_to_token
 
-    def written(self, batch: ForwardBatch) -> torch.Tensor:
+    def write_slots(self, batch: ForwardBatch) -> torch.Tensor:
         return batch.out_cache_loc
 
-    def located(self, layer: int, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:  # noqa: ARG002
+    def read_slots(self, layer: int, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:  # noqa: ARG002
         slots: torch.Tensor = page_lookup(positions, self._req_to_token, batch.req_pool_indices)
         return slots
 
 
 class SparseAttention:
-    """From the normalised hidden state to what the layer attended to, before its output projection.
+    """Computes a layer's attention from its normalised hidden state, without the output projection.
 
-    ``reuse`` is the share of a step's chosen tokens that were chosen in the step before, where nothing is scored.
+    ``reuse`` is the share of a step's selected tokens that the previous step selected too, if nothing is scored.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class SparseAttention:
         kv: KVPool,
         index: IndexPool,
         req_to_token: torch.Tensor,
-        residence: KVLocator,
+        locator: KVLocator,
         reuse: float | None,
     ) -> None:
         self._config = config
@@ -72,18 +72,18 @@ class SparseAttention:
         self._kv = kv
         self._index = index
         self._req_to_token = req_to_token
-        self._residence = residence
+        self._locator = locator
         self._reuse = reuse
-        # Of the forward under way:
-        self._written: torch.Tensor | None = None  # where all layers write
-        self._chosen: torch.Tensor | None = None  # positions of the last choice
+        # Of the current forward:
+        self._write_slots: torch.Tensor | None = None  # where all layers write
+        self._selected: torch.Tensor | None = None  # positions selected last
 
     def __call__(
         self, hidden: torch.Tensor, qkv: torch.Tensor, layer: LayerWeights, batch: ForwardBatch, index: int
     ) -> torch.Tensor:
         """[T, heads · d]; all layers of a forward write to the same slots."""
         if index == 0:
-            self._written = self._residence.written(batch)
+            self._write_slots = self._locator.write_slots(batch)
         config, indexer = self._config, self._indexer
         projected = linear(hidden, layer.indexer, None, config.dtype)
         index_q, weights = index_and_store(
@@ -96,7 +96,7 @@ class SparseAttention:
             layer.q_norm,
             layer.k_norm,
             config.rms_norm_eps,
-            self._written,
+            self._write_slots,
             self._kv.k_cache[index],
             self._kv.v_cache[index],
         )
@@ -118,14 +118,14 @@ class SparseAttention:
         if index and self._reuse is not None:
             select_top_k(
                 *scored, batch.max_seq_len
-            )  # scores nothing; what the first layer drew stands for all
+            )  # scores nothing: the first layer's draw is used by all layers
         elif self._reuse is not None:
-            self._chosen = select_by_lot(*scored, self._reuse)
+            self._selected = select_by_lot(*scored, self._reuse)
         else:
-            self._chosen = select_top_k(*scored, batch.max_seq_len)
-        positions = self._chosen
+            self._selected = select_top_k(*scored, batch.max_seq_len)
+        positions = self._selected
         assert positions is not None
-        locations = self._residence.located(index, positions, batch)
+        locations = self._locator.read_slots(index, positions, batch)
         k_cache, v_cache = self._kv.k_cache[index], self._kv.v_cache[index]
         scale = self._config.head_dim**-0.5
         attended: torch.Tensor = sparse_attention(q, k_cache, v_cache, locations, batch.seq_lens, scale)
@@ -142,7 +142,7 @@ class SparseAttention:
             weights,
             self._index.k_cache[index],
             self._req_to_token,
-            self._residence.mapping,
+            self._locator.mapping,
             batch.req_pool_indices,
             batch.positions,
             batch.seq_lens,

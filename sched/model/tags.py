@@ -1,7 +1,7 @@
-"""A decoder whose floating-point work is skipped, and whose results can be checked all the same.
+"""A decoder whose floating-point work is skipped and whose results can still be checked.
 
-The launches and their costs are the decoder's. What the next token follows from is not its logits but a
-fingerprint of the KV cache in integers (``kernels/tags.py``).
+The launches and their costs are the decoder's. The next token follows not from its logits but from an integer
+fingerprint of the KV cache (``kernels/tags.py``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WORD = 1 << 64
 
 
 class TagPool:
-    """Two numbers per KV slot, on the device that has the page table."""
+    """Two integers per KV slot, on the device of the page table."""
 
     def __init__(self, *, slots: int, context_len: int, device: torch.device) -> None:
         self.tags = torch.zeros(slots, dtype=torch.int64, device=device)
@@ -34,7 +34,7 @@ def audit(
     *,
     peek: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.cpu,
 ) -> int:
-    """0 when the slots of positions 0 to ``length - 1`` hold what was written for them, in order.
+    """Returns 0 if the slots of positions 0 to ``length - 1`` contain what was written for them, in order.
 
     ``req_to_token_row`` is [context] int32 on the host, ``peek`` gives the host's view of a device tensor.
     """
@@ -46,15 +46,15 @@ def audit(
 
 
 class TagResidence(Protocol):
-    """Tags of KV that does not lie in the slots of the page table."""
+    """Tags of KV that is not in the slots of the page table."""
 
     def settle(self, batch: ForwardBatch, fingerprint: torch.Tensor) -> None:
-        """After a forward has written its tokens' tags: mark their places, and change the fingerprints [b] int64 of
-        requests that attended to a wrong one."""
+        """Called after a forward has written its tokens' tags: tag the locations of their KV, and change the
+        fingerprints [b] int64 of requests that attended to a wrong location."""
 
 
 class TaggedDecoder:
-    """``model`` for its launches, tags for its result."""
+    """Runs ``model`` for its launches and computes the result from tags."""
 
     def __init__(
         self, model: Model, *, pool: TagPool, req_to_token: torch.Tensor, places: TagResidence | None = None
@@ -65,7 +65,7 @@ class TaggedDecoder:
         self._places = places
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
-        """The model's output with a fingerprint [b] int64 per request. Between stages the tokens go along."""
+        """The model's output with a fingerprint [b] int64 per request. Pipeline stages also pass on the token ids."""
         output = self._model.forward(batch)
         if batch.mode.is_idle:
             return output

@@ -1,4 +1,4 @@
-"""Small host arrays to the device, by the copies a variant makes."""
+"""Uploads of small host arrays, by the copies that each variant makes."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ def upload(
 
 
 def _send(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
-    # A fresh pinned block per use: the host allocator does not re-issue it before the copy has run.
+    # A new pinned block per use: the host allocator does not reuse it before the copy has run.
     return torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
 
 
 def pack(arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The bytes of the arrays one after the other, each from a multiple of eight."""
+    """The concatenated bytes of the arrays, each aligned to eight bytes."""
     return np.frombuffer(
-        b"".join(array.tobytes().ljust(_room(array), b"\0") for array in arrays), np.uint8
+        b"".join(array.tobytes().ljust(_padded_size(array), b"\0") for array in arrays), np.uint8
     ).copy()
 
 
 def unpack(buffer: torch.Tensor, *, like: Sequence[np.ndarray[Any, Any]]) -> list[torch.Tensor]:
     """Views of a packed buffer, with the shapes and dtypes of the arrays that were packed."""
-    starts = accumulate(map(_room, like), initial=0)
+    starts = accumulate(map(_padded_size, like), initial=0)
     return [
         buffer[start : start + array.nbytes].view(torch.from_numpy(array).dtype).view(array.shape)
         for start, array in zip(starts, like, strict=False)
     ]
 
 
-def _room(array: np.ndarray[Any, Any]) -> int:
+def _padded_size(array: np.ndarray[Any, Any]) -> int:
     return array.nbytes + -array.nbytes % _ALIGNMENT

@@ -1,4 +1,4 @@
-"""A decoder's parameters: their names and shapes, and where they come from.
+"""A decoder's parameters: their names, shapes and sources.
 
 Matrices are stored [inputs, outputs], contiguous, and products with the same input as one matrix.
 """
@@ -16,8 +16,8 @@ from .config import ModelConfig
 from .rope import cos_sin_table
 
 Shape = tuple[int, ...]
-# Makes the parameter of this name and shape, in the model's dtype, on the model's device.
-Source = Callable[[str, Shape], torch.Tensor]
+# Returns the parameter of a name and shape, in the model's dtype, on the model's device.
+ParameterSource = Callable[[str, Shape], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class Weights:
 
 
 def collect(
-    config: ModelConfig, source: Source, cos_sin: torch.Tensor, layers: range | None = None
+    config: ModelConfig, source: ParameterSource, cos_sin: torch.Tensor, layers: range | None = None
 ) -> Weights:
-    """The parameters of ``config``, each asked for once. Of some ``layers`` alone, what comes before the first layer
-    and behind the last is empty where they have neither."""
+    """The parameters of ``config``, each requested once from ``source``. With only some ``layers`` the parameters
+    before the first layer and after the last one are empty, unless these layers are included."""
     layers = range(config.num_layers) if layers is None else layers
     first, last = layers.start == 0, layers.stop == config.num_layers
     absent = cos_sin.new_empty(0, dtype=config.dtype)
@@ -65,8 +65,8 @@ def collect(
     )
 
 
-def layer_weights(config: ModelConfig, source: Source, prefix: str) -> LayerWeights:
-    """The parameters of one layer, named ``prefix`` and a kind."""
+def layer_weights(config: ModelConfig, source: ParameterSource, prefix: str) -> LayerWeights:
+    """The parameters of one layer. Their names are ``prefix`` and a kind."""
     hidden, inner, head = config.hidden_size, config.intermediate_size, (config.head_dim,)
     return LayerWeights(
         input_norm=source(f"{prefix}.input_norm", (hidden,)),
@@ -94,12 +94,12 @@ def seeded_weights(
     return collect(config, source, cos_sin_table(config).to(device), layers)
 
 
-# Of a score: the likeliest of a hundred tokens is then never a faint one.
+# Factor of a faint token's scores: the likeliest of a hundred tokens is then never a faint one.
 _FAINT = 0.1
 
 
 def _scaled(parameter: torch.Tensor, name: str, config: ModelConfig) -> torch.Tensor:
-    """``parameter`` of that name, smaller where it is the last of a deeper layer's branch, or scores a faint token."""
+    """``parameter`` of that name, scaled down if it is the last of a deeper layer's branch or scores a faint token."""
     if name == "lm_head" and config.faint_from is not None:
         parameter[:, config.faint_from :] *= _FAINT
     deeper = name.startswith("layers.") and not name.startswith("layers.0.")
@@ -108,19 +108,19 @@ def _scaled(parameter: torch.Tensor, name: str, config: ModelConfig) -> torch.Te
     return parameter.mul_(config.deeper_scale)
 
 
-# Sharpens attention, so that one changed position far back changes the greedy tokens: with 1 a model of this kind
-# averages over its context and repeats itself.
+# Sharpens attention, so that a change at a distant position changes the greedy tokens. With 1 such a model averages
+# over its context and repeats itself.
 _GAIN = 1.7
 
 
-# Numbers of a parameter that are drawn: a host takes a minute to draw eight billion. A larger one repeats them; with a
-# prime period no two of its rows are alike.
+# How many values of a parameter are drawn, since drawing eight billion takes a host a minute. A larger parameter
+# repeats them; because the period is prime, no two of its rows are equal.
 _DRAWN = (1 << 17) - 1
 
 
 def _seeded(name: str, shape: Shape, seed: int, device: torch.device) -> torch.Tensor:
-    """Every matrix keeps the variance of what passes through it, but for the gain of q, k and v. float32, on the host
-    or, where it is large, on the device."""
+    """A random parameter in float32, on the host or, if it is large, on the device. Every matrix preserves the variance
+    of its input, except for the gain of q, k and v."""
     kind = name.rpartition(".")[2]
     gain = _GAIN if kind in ("qkv", "q_norm", "k_norm") else 1.0
     if kind.endswith("norm"):
@@ -136,7 +136,7 @@ def _seeded(name: str, shape: Shape, seed: int, device: torch.device) -> torch.T
 
 
 def empty_weights(config: ModelConfig, *, device: torch.device, layers: range | None = None) -> Weights:
-    """Storage alone, made on the device: for one that skips floating-point work and holds none of it."""
+    """Uninitialised parameters, for a device that skips floating-point work."""
 
     def source(name: str, shape: Shape) -> torch.Tensor:  # noqa: ARG001
         return torch.empty(shape, dtype=config.dtype, device=device)

@@ -118,7 +118,7 @@ def test_admission_goes_to_the_host_at_once(ask: Ask, state: str, prompt: int) -
     wanted = times(steps(result, "prebuilt"), LATEST if state == "latest" else PREBUILT)
     assert copies(result, "prebuilt") == wanted
     assert waits(result, "prebuilt") == waits_of(wanted)
-    landed = {("KVTransfer.land", "none", "transfer"): 3 * prompt * TOKEN * LAYERS}
+    landed = {("KVTransfer.write_host", "none", "transfer"): 3 * prompt * TOKEN * LAYERS}
     filled = {("KVTransfer.preload", "prebuilt", SCHEDULE): 3 * prompt * TOKEN * LAYERS}
     assert by_kernels(result) == (landed | filled if prompt <= 48 else landed)
     assert not [row for row in result.copies if row.stream == "staging"]

@@ -137,7 +137,7 @@ def sparse_attention(
         dtype=config.dtype,
         device=CPU,
     )
-    residence = PageTableLocator(req_to_token)
+    locator = PageTableLocator(req_to_token)
     return SparseAttention(
         config,
         config.indexer,
@@ -145,7 +145,7 @@ def sparse_attention(
         kv=kv,
         index=index,
         req_to_token=req_to_token,
-        residence=residence,
+        locator=locator,
         reuse=None,
     )
 
