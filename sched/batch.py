@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import torch
 
@@ -119,10 +119,6 @@ class ForwardBatch:
     graph_rows: int | None = None  # of the graph that those ranks replay together; 0: none can
 
 
-class UnsetFieldError(AttributeError):
-    """A field of a batch is read before the step that sets it, or after it was unset."""
-
-
 @dataclass(slots=True, eq=False)
 class ScheduleBatch:
     """The requests of one step and their rows, as the schedule side carries them from step to step.
@@ -131,7 +127,7 @@ class ScheduleBatch:
     lengths are replaced, never changed, while forwards are in flight. ``*_cpu`` fields are host mirrors: equal
     to the device values wherever schedule code may read them.
 
-    Fields without a default are unset until the batch is prepared: reading one earlier raises UnsetFieldError. The
+    Fields without a default are unset until the batch is prepared: reading one earlier raises AttributeError. The
     optional tensors are None wherever a relay state hands the value on in another way: between steps ``input_ids``
     holds whatever the relay's bridge is (nothing, from #25945 on); before #25774 the bridge is ``output_ids``.
     """
@@ -164,11 +160,6 @@ class ScheduleBatch:
     rows_changed: bool = False  # a request joined or left since the last launch
     longest: int = 0  # host bound on the positions that a speculative step touches
     penalised: bool = False  # of a launched batch's record: some request has penalties
-
-    if not TYPE_CHECKING:  # a type checker would take any name for a field
-
-        def __getattr__(self, name: str) -> NoReturn:
-            raise UnsetFieldError(f"step {self.step}: the batch has no {name}")
 
     @property
     def batch_size(self) -> int:
