@@ -119,6 +119,10 @@ class ForwardBatch:
     graph_rows: int | None = None  # of the graph that those ranks replay together; 0: none can
 
 
+ROW_FIELDS = ("req_pool_indices", "req_pool_indices_cpu", "seq_lens", "seq_lens_cpu", "orig_seq_lens")
+"""The tensors of a ScheduleBatch with one row per request."""
+
+
 @dataclass(slots=True, eq=False)
 class ScheduleBatch:
     """The requests of one step and their rows, as the schedule side carries them from step to step.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from ...sched.batch import ScheduleBatch
+from ...sched.batch import ROW_FIELDS, ScheduleBatch
 from ...sched.relay.lengths import allocate_by_batch_lengths
 from ...sched.relay.row import RelayRow
 from ...sched.request import Request, Status
@@ -14,8 +14,6 @@ from .violations import Violation
 
 # Reads a device tensor without any call that the device counts or orders.
 Peek = Callable[[torch.Tensor], torch.Tensor]
-
-_ROWS = ("req_pool_indices", "req_pool_indices_cpu", "seq_lens", "seq_lens_cpu", "orig_seq_lens")
 
 
 def keeps_lengths(row: RelayRow) -> bool:
@@ -27,7 +25,7 @@ def row_counts(batch: ScheduleBatch, name: str) -> Iterator[Violation]:
     """An empty batch may have stale rows: it is never merged, so they are never read."""
     if batch.is_empty:
         return
-    tensors = {field: getattr(batch, field, None) for field in _ROWS}
+    tensors = {field: getattr(batch, field, None) for field in ROW_FIELDS}
     odd = {f: len(t) for f, t in tensors.items() if t is not None and len(t) != batch.batch_size}
     if odd:
         rows = ", ".join(f"{field}: {count}" for field, count in odd.items())

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from ..batch import DraftState, ForwardMode, ScheduleBatch
+from ..batch import ROW_FIELDS, DraftState, ForwardMode, ScheduleBatch
 from ..disagg.inbox import ReadyRequest
 from ..model.sampling_info import SamplingInfo, sampling_of
 from ..request import Request, Status
@@ -202,7 +202,7 @@ def _index_rows(batch: ScheduleBatch, rows: torch.Tensor, keep: list[int]) -> No
 
 
 def _append_rows(batch: ScheduleBatch, other: ScheduleBatch) -> None:
-    for name in ("req_pool_indices", "req_pool_indices_cpu", "seq_lens", "seq_lens_cpu", "orig_seq_lens"):
+    for name in ROW_FIELDS:
         if hasattr(batch, name) and hasattr(other, name):
             setattr(batch, name, torch.cat([getattr(batch, name), getattr(other, name)]))
         else:
