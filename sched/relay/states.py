@@ -57,20 +57,13 @@ _LATEST = {
     "backup_indices": "none",
     "seq_lens_cpu": "bound",
 }
-_ONLY_BLOCKING = {
-    (
-        "seq_lens_cpu",
-        value,
-    ): "until #26020 a speculative step's lengths are sentinels that only a blocking copy resolves"
-    for value in ("private", "bound")
-}
+_SENTINELS = "until #26020 a speculative step's lengths are sentinels that only a blocking copy resolves"
+_ONLY_BLOCKING = {("seq_lens_cpu", value): _SENTINELS for value in ("private", "bound")}
 _NO_RING = {("index", "ring"): "the ring ended with #25862, and this state's tokens lie by request slot"}
+_UNADVANCED = "between forwards this state's device lengths are sentinels that nothing may advance"
 _SENTINEL_LENGTHS = {
     ("dead_publish", "off"): "here publish is not dead: a decode's lengths come from it",
-    (
-        "preparation",
-        "fused",
-    ): "between forwards this state's device lengths are sentinels that nothing may advance",
+    ("preparation", "fused"): _UNADVANCED,
 }
 _BEFORE_25945 = (known.NEGATIVE_IDS, known.ONE_SIDED_MERGE)
 
