@@ -1,7 +1,7 @@
-"""What the scheduler announces, and the clock it is given. Observer costs one lookup.
+"""The observer that a scheduler reports to, and the clock that it reads.
 
-The scheduler never asks who listens. Whoever composes a run passes an ``Observer``:
-NVTX ranges, the run's log, the host-time model and the metrics are all listeners.
+A run passes one ``Observer`` to its scheduler. NVTX ranges, the log of requests, the model of host times and the
+metrics are observers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Category = Literal["schedule", "forward", "copy"]
 # In the order in which reports show them.
 StepKind = Literal["prefill", "mixed", "decode", "draft", "verify", "draft_extend", "prebuilt", "idle"]
 
-# Range names and their category. A relay policy may open a range of its own name.
+# Names of ranges and their categories. A relay policy may open ranges of other names.
 RANGES: dict[str, Category] = {
     "receive": "schedule",
     "admit": "schedule",
