@@ -82,7 +82,7 @@ def alloc_decode_slots(seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, p
 
 
 def write_runs(table: Tensor, first: Tensor, lens: Tensor, slots: Tensor) -> None:
-    """Write ``slots`` to the flat ``table``: ``lens[i]`` of them from ``first[i]`` on."""
+    """Writes ``slots`` to the flat ``table``: ``lens[i]`` of them from ``first[i]`` on."""
     table.scatter_(0, runs(first, lens, slots.shape[0]), slots.to(table.dtype))
 
 
@@ -143,10 +143,10 @@ def write_cache_indices(
     extend_lens: Tensor,
     out_cache_loc: Tensor,
 ) -> None:
-    """Write the prefix and the new slots of every request of an extend batch into its row, in one launch.
+    """Writes the prefix and the new slots of every request of an extend batch into its row, in one launch.
 
     req_to_token [rows, max_context_len] int32; lengths and ``req_pool_indices`` [b]; ``prefix_tensors`` b
-    tensors [prefix_len] int64, empty ones on any device; ``out_cache_loc`` [sum of extend_lens] int64.
+    tensors [prefix_len] int64, empty ones may be on any device; ``out_cache_loc`` [sum of extend_lens] int64.
     """
     prefixes = [tensor for tensor in prefix_tensors if tensor.shape[0]]
     lens = (prefix_lens, seq_lens, extend_lens)

@@ -1,4 +1,4 @@
-"""KV of another worker on its way into the host's memory, and the hot buffer of the request that it belongs to."""
+"""Receiving KV from another worker into the host's memory, and emptying the hot buffer of its request."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from .tiles import Bounds, Pages, paged_attention
 
 
 class PagedQueries(NamedTuple):
-    """Queries, and the cache that they see: position p of request i is in slot
+    """The new tokens' queries and the cache of their requests. Position p of request i is in slot
     ``req_to_token[req_pool_indices[i], p]``."""
 
     q: Tensor  # [T, heads, d]
@@ -34,7 +34,7 @@ def attention_work(
     q: Tensor, k_cache: Tensor, *, slot_bytes: int, cached: int, pairs: int, other_bytes: int = 0
 ) -> Work:
     """The work of q [T, heads, d] on ``cached`` positions of both caches, each found by an entry of
-    ``slot_bytes``, and on ``pairs`` of a token and a position that it sees."""
+    ``slot_bytes``, and on ``pairs`` of a token and a position that it attends to."""
     _, kv_heads, head_dim = k_cache.shape
     per_position = 2 * kv_heads * head_dim * k_cache.element_size() + slot_bytes
     flops = 4 * q.shape[1] * head_dim * pairs
@@ -43,7 +43,7 @@ def attention_work(
 
 def _cost(paged: PagedQueries, extend_lens: Tensor | None) -> Work:
     """Each position of the cache is read once. The flops are those of the pairs that are not masked: of L positions,
-    n of them new, n(2L - n + 1)/2."""
+    n of them new, these are n(2L - n + 1)/2."""
     seq_lens = paged.seq_lens.numpy()
     cached = pairs = int(seq_lens.sum())
     if extend_lens is not None:
@@ -71,7 +71,7 @@ def attention(
 ) -> Tensor:
     """Attention of each request's last ``extend_lens`` [b] tokens (None: one each) → [T, heads · d].
 
-    Token t sees the positions up to its own. The two bounds are the host's.
+    A token attends to the positions up to its own. The host knows the two bounds without reading the lengths.
     """
     q, k_cache, v_cache, req_to_token, rows, seq_lens = paged
     lens = torch.ones_like(seq_lens) if extend_lens is None else extend_lens.to(torch.int64)

@@ -21,13 +21,13 @@ from .registry import Access, Work
     triton="rows",
 )
 def resolve_negative(input_ids: Tensor, tokens: Tensor) -> None:
-    """Replace every v < 0 of input_ids [T] int64 by ``tokens[-v]``, in place; looks at all T of them."""
+    """Replaces every v < 0 of input_ids [T] int64 by ``tokens[-v]``, in place; reads all T of them."""
     input_ids.copy_(torch.where(input_ids < 0, tokens[(-input_ids).clamp_(min=0)], input_ids))
 
 
 @kernel(cost=lambda condition: Work(nbytes(condition)), integer=True)
 def assert_all(condition: Tensor) -> None:
-    """Fail on the device unless ``condition`` [] bool holds. The host does not wait for it."""
+    """Fails on the device unless ``condition`` [] bool holds. The host does not wait for it."""
     torch._assert_async(condition)
 
 
@@ -65,8 +65,9 @@ def decode_inputs(
     pages: Tensor | None,
     max_seq_len: int,
 ) -> tuple[Tensor, Tensor]:
-    """All that a decode reads and the schedule may change, in one launch: input_ids ``tokens[req_pool_indices]`` and
-    positions ``seq_lens - 1``, [b] int64 each, and, with ``pages``, the rows of the page table (``copy_pages``)."""
+    """Makes the inputs of a decode that the schedule stream may change meanwhile, in one launch: input_ids
+    ``tokens[req_pool_indices]`` and positions ``seq_lens - 1``, [b] int64 each, and, with ``pages``, a copy of the rows
+    of the page table (``copy_pages``)."""
     if pages is not None:
         copy_rows(pages, req_to_token, req_pool_indices, seq_lens, max_seq_len)
     return tokens[req_pool_indices], (seq_lens - 1).clamp_(min=0)

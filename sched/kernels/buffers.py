@@ -1,7 +1,7 @@
-"""Bookkeeping of hot buffers: from the slots of the page table to those where KV lies on the device.
+"""Bookkeeping of hot buffers: from slots of the page table to slots of KV on the device.
 
 With KV on the host the page table's slots are logical: ``mapping`` [logical slots] int64 says where on the device the
-KV of one lies, 0 for nowhere.
+KV of a logical slot is, 0 for none.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _map_cost(out_cache_loc: Tensor, page_size: int) -> Work:
 def map_prompt(mapping: Tensor, out_cache_loc: Tensor, free_pages: Tensor, page_size: int) -> None:
     """Gives each new logical slot [T] a device slot, in pages from the front of ``free_pages``.
 
-    A request's new slots begin with a page: it has no cached prefix but its own chunks, and those are whole pages.
+    A request's new slots start at a page boundary: its only cached prefix is its own chunks, and those are whole pages.
     """
     offset = out_cache_loc % page_size
     page = (offset == 0).cumsum(0) - 1
@@ -58,8 +58,8 @@ def translate(mapping: Tensor, slots: Tensor) -> Tensor:
     triton="buffers",
 )
 def unmap(mapping: Tensor, slots: Tensor, page_size: int) -> Tensor:
-    """The device slots of a request's logical ``slots`` [n] int32, whose mapping is cleared; the rest of the last page
-    included: [n rounded up to pages] int64."""
+    """Clears the mapping of a request's logical ``slots`` [n] int32 and returns their device slots, including the rest
+    of the last page: [n rounded up to pages] int64."""
     logical = slots.to(torch.int64)
     pages = mapping[logical[::page_size]].unsqueeze(1) + torch.arange(page_size, device=mapping.device)
     mapping[logical] = 0
@@ -95,8 +95,8 @@ def map_newest(
     seq_lens: Tensor,
     size: int,
 ) -> None:
-    """The new token's logical slot [b] leads to its place in the request's buffer: its position, at most ``size``.
-    ``seq_lens`` [b] count it."""
+    """Maps the new token's logical slot [b] to its slot in the request's buffer: its position, at most ``size``.
+    ``seq_lens`` [b] include the new token."""
     place = (seq_lens - 1).clamp(max=size)
     mapping[out_cache_loc] = device_buffer[req_pool_indices, place]
 
@@ -135,8 +135,8 @@ def previous_tokens(
     seq_lens: Tensor,
     size: int,
 ) -> tuple[Tensor, Tensor]:
-    """Where the token before the new one lies on the device and where it belongs on the host, [n] int64 each; the
-    former is ABSENT for a token that was staged with its prompt (position below ``staged_lens`` [rows])."""
+    """Returns the device slot and the host slot, [b] int64 each, of the token before each request's new one. The device
+    slot is ABSENT for a token that was staged with its prompt (position below ``staged_lens`` [rows])."""
     position = seq_lens - 2
     slots = device_buffer[req_pool_indices, position.clamp(max=size)]
     staged = position < staged_lens[req_pool_indices]

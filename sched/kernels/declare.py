@@ -1,7 +1,6 @@
-"""How a kernel is declared: one decorator on its torch implementation, and the words that costs and footprints use.
+"""The decorator that declares a kernel, and helpers for its cost, its footprint and its outputs.
 
-The op's schema, its place of each argument and, where nothing else is said, its outputs and its footprint follow from
-the signature of the implementation::
+The op's schema and, by default, its footprint follow from the signature of the torch implementation::
 
     @kernel(
         mutates=("residual",),
@@ -10,7 +9,7 @@ the signature of the implementation::
     )
     def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor: ...
 
-``meta``, ``cost`` and ``footprint`` take those of the op's arguments that they name, or groups of them.
+``meta``, ``cost`` and ``footprint`` take the op's arguments that they name, or groups of them (see ``signature``).
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ def kernel(
     """Register the decorated torch implementation as an op of its name, a leading underscore left out.
 
     The name becomes the op itself, so that calling it goes through torch's dispatcher. ``mutates`` are the tensors
-    that it writes to. Without ``meta`` it returns nothing; without ``footprint`` it reads the other tensors as a whole
-    and then writes those. ``strided`` are the tensors that its Triton kernel takes with gaps. For the rest see
+    that it writes to. Without ``meta`` it returns nothing. Without ``footprint`` it reads all other tensors as a whole
+    and then writes these. ``strided`` are the tensors that its Triton kernel takes with gaps. For the rest see
     ``registry.Kernel``. Raises TypeError where something names an argument that the op does not have.
     """
 

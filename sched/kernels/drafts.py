@@ -1,4 +1,4 @@
-"""Kernels of drafting: candidates from logits, the draft's input ids, and where a request's next tokens go."""
+"""Kernels of drafting: candidates from logits, the draft model's input ids, and slots of a request's next tokens."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def draft_topk(logits: Tensor, topk: int) -> tuple[Tensor, Tensor]:
     triton="drafts",
 )
 def rotate_ids(input_ids: Tensor, next_ids: Tensor, extend_lens: Tensor) -> Tensor:
-    """Each request's tokens of input_ids [T] moved one place to the front, and next_ids [b] behind them: a draft
-    sees a token together with the hidden state of the one before."""
+    """Each request's tokens of input_ids [T] shifted by one to the front, and next_ids [b] after them: a draft model
+    takes a token together with the hidden state of the previous one."""
     moved = torch.roll(input_ids, -1)
     moved[torch.cumsum(extend_lens.to(torch.int64), 0) - 1] = next_ids.to(moved.dtype)
     return moved
@@ -73,8 +73,8 @@ def _draft_places(
 def draft_places(
     req_to_token: Tensor, req_pool_indices: Tensor, seq_lens: Tensor, count: int
 ) -> tuple[Tensor, Tensor]:
-    """Positions and slots, [b · count] int64 each, of the ``count`` positions from ``seq_lens`` [b] on, as the rows
-    of the page table have them. One launch."""
+    """Positions and slots, [b · count] int64 each, of the ``count`` positions from ``seq_lens`` [b] on, read from the
+    rows of the page table in one launch."""
     width = req_to_token.shape[1]
     positions, slots = _draft_places(req_to_token.view(-1), req_pool_indices, seq_lens, count, width)
     return positions, slots
@@ -101,7 +101,7 @@ def _write_rows(
 def write_rows(
     req_to_token: Tensor, req_pool_indices: Tensor, starts: Tensor, lens: Tensor, slots: Tensor
 ) -> None:
-    """Write ``slots`` [sum of lens] to the rows: ``lens`` [b] of them from position ``starts`` [b] on. One launch."""
+    """Writes ``slots`` [sum of lens] to the rows in one launch, ``lens`` [b] of them from position ``starts`` [b]."""
     _write_rows(req_to_token.view(-1), req_pool_indices, starts, lens, slots, req_to_token.shape[1])
 
 
@@ -151,9 +151,9 @@ def place_ahead(
     page_size: int,
     num_tokens: int,
 ) -> None:
-    """Slots for the positions [start, end) of each request, from the front of ``free_pages``, into its row: what
-    allocating, looking for last slots and writing do in one launch each. ``lens`` are starts and ends, [b] each,
-    ``num_tokens`` the sum of what lies between."""
+    """Allocates slots for the positions [start, end) of each request from the front of ``free_pages`` and writes them
+    to its row, in one launch instead of one each for finding last slots, allocating and writing. ``lens`` are starts
+    and ends, [b] each, ``num_tokens`` the sum of their differences."""
     table, width = req_to_token.view(-1), req_to_token.shape[1]
     _place_ahead(table, req_pool_indices, *lens, free_pages, page_size, num_tokens, width)
 
@@ -175,7 +175,7 @@ def _last_accepted(rows: Tensor, accept_lens: Tensor) -> Tensor:
 
 @kernel(meta=_picked_meta, cost=_picked_cost, triton="drafts")
 def pick_accepted(rows: Tensor, accept_lens: Tensor) -> Tensor:
-    """Of rows [b · d, n] floating-point, d for each request, the last of those that accept_lens [b] counts: [b, n]."""
+    """For each request the last accepted of its d rows: of rows [b · d, n] floating-point, accept_lens [b] → [b, n]."""
     return _last_accepted(rows, accept_lens)
 
 
@@ -187,6 +187,6 @@ def pick_bonus(rows: Tensor, accept_lens: Tensor) -> Tensor:
 
 @kernel(mutates=("static",), cost=lambda source: Work(2 * nbytes(source)), integer=True, triton="rows")
 def stage_rows(static: Tensor, source: Tensor, padded: int) -> None:
-    """Copy integer rows [n, ...] to the head of ``static``; rows n to ``padded`` become zeros."""
+    """Copies integer rows [n, ...] to the first rows of ``static``; rows n to ``padded`` become zeros."""
     static[: source.shape[0]] = source
     static[source.shape[0] : padded] = 0

@@ -1,4 +1,4 @@
-"""Penalties under speculation: each draft is penalised by its own history, and what was accepted counts."""
+"""Penalties under speculation: each draft token is penalised by its own path, and accepted tokens are counted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _path_meta(paths: Tensor) -> Tensor:
 
 @kernel(meta=_path_meta, cost=lambda tokens, paths: Work(nbytes(tokens) + 2 * nbytes(paths)), integer=True)
 def path_tokens(tokens: Tensor, paths: Tensor) -> Tensor:
-    """Drafts on the way to each node, the root left out, since it is no draft: [b · d, depth - 1] int64, -1 behind
+    """Draft tokens on the path to each node, without the root, which is no draft: [b · d, depth - 1] int64, -1 after
     the last. ``tokens`` [b, d], ``paths`` [b, d, depth] as ``verify.tree_paths`` has them."""
     b, d, depth = paths.shape
     drafts = paths[:, :, 1:]
@@ -25,10 +25,10 @@ def path_tokens(tokens: Tensor, paths: Tensor) -> Tensor:
 
 
 def _count(state: Tensor, values: Tensor, tokens: Tensor, *, adds: bool) -> None:
-    """Column by column, so that sums are those of tokens that came one by one."""
+    """Counts column by column, so that sums are rounded as if the tokens had been generated one by one."""
     if not state.shape[0]:
         return
-    wide = torch.cat([state, state[:, :1]], 1)  # what is no token goes to one column more
+    wide = torch.cat([state, state[:, :1]], 1)  # a column more for entries that are no token
     for column in tokens.unbind(1):
         ids = torch.where(column >= 0, column, state.shape[1]).unsqueeze(1)
         if adds:
@@ -48,7 +48,7 @@ def _along_cost(state: Tensor, values: Tensor, paths: Tensor) -> Work:
 )
 def along_paths(state: Tensor, values: Tensor, paths: Tensor, adds: bool) -> Tensor:
     """A penalizer's ``state`` [b, vocab] as it would be at each node: [b · d, vocab]. ``values`` [b, 1] is what a
-    token adds, or sets; ``paths`` [b · d, depth] int64 are the node's drafts, -1 behind the last."""
+    token adds, or sets; ``paths`` [b · d, depth] int64 are each node's draft tokens, -1 after the last."""
     each = paths.shape[0] // state.shape[0]
     out = state.repeat_interleave(each, 0)
     _count(out, values.repeat_interleave(each, 0), paths, adds=adds)
@@ -57,5 +57,5 @@ def along_paths(state: Tensor, values: Tensor, paths: Tensor, adds: bool) -> Ten
 
 @kernel(mutates=("state",), cost=lambda values, accepted: Work(nbytes(values) + 3 * nbytes(accepted)))
 def count_accepted(state: Tensor, values: Tensor, accepted: Tensor, adds: bool) -> None:
-    """Count the tokens ``accepted`` [b, n] int64, -1 where there is none, in ``state`` [b, vocab], in their order."""
+    """Counts the tokens ``accepted`` [b, n] int64, -1 where there is none, in ``state`` [b, vocab], in their order."""
     _count(state, values, accepted, adds=adds)

@@ -1,4 +1,4 @@
-"""The light indexer of sparse attention: which of the cached tokens a new one attends to.
+"""The indexer of sparse attention, which selects the cached tokens that a new token attends to.
 
 As DeepSeek's lightning indexer (V3.2, 2025): a cached token has one small key; the score of a pair is the sum over
 the index heads of weight · relu(q · k). Here the keys know no positions. Ties go to the earlier token.
@@ -18,12 +18,12 @@ from .tiles import BLOCK, ragged
 
 # Elements of K in the pairs of a token and a block that are scored at once.
 _SLAB = 1 << 20
-ABSENT = -1  # where a row of chosen positions has fewer than it could hold
+ABSENT = -1  # fills a row that has fewer chosen positions than its width
 _LAST = 1 << 30  # later than any position
 
 
 class Index(NamedTuple):
-    """What positions of a batch's requests are scored by, and the way to it."""
+    """The keys that cached tokens are scored by, and where those of a batch's requests are."""
 
     cache: Tensor  # [slots, d], one key per token
     req_to_token: Tensor  # [rows, context] int32
@@ -155,7 +155,7 @@ def select_top_k(scored: Scored, top_k: int, max_seq_len: int) -> Tensor:
 
 
 _LANE, _EPOCH, _GRID = 0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35
-_GRIDS = 16  # how finely a sequence's growth changes the stretches: by a sixteenth of its length, or less
+_GRIDS = 16  # the stretches change when a sequence has grown by a sixteenth of its length, or less
 
 
 @kernel(
@@ -165,11 +165,11 @@ _GRIDS = 16  # how finely a sequence's growth changes the stretches: by a sixtee
     integer=True,
     fixed_cost=False,
 )
-def select_by_lot(scored: Scored, top_k: int, reuse: float) -> Tensor:
-    """``select_top_k`` where there are no scores: the cost is the same, the choice a function of the length.
+def select_simulated(scored: Scored, top_k: int, reuse: float) -> Tensor:
+    """``select_top_k`` where floats are not computed: the cost is the same, the choice a hash of the length.
 
     The newest token is always chosen. The other top_k - 1 are drawn one from each of as many equal stretches of the
-    sequence; with each step of a request the share 1 - ``reuse`` of them is drawn anew.
+    sequence; at each step of a request the share 1 - ``reuse`` of them is drawn again.
     """
     seq_lens = scored.seq_lens
     length, lanes = seq_lens.unsqueeze(1), torch.arange(top_k - 1, device=seq_lens.device)
@@ -185,14 +185,14 @@ def select_by_lot(scored: Scored, top_k: int, reuse: float) -> Tensor:
 
 
 def _span(length: Tensor, stretches: int) -> Tensor:
-    """How many of the tokens before the newest of ``length`` are cut into stretches. It grows in steps: with it all of
-    them are drawn anew."""
+    """Number of tokens before the newest of ``length`` that are cut into stretches. It grows in steps, and at each step
+    all tokens are drawn again."""
     quantum = torch.exp2((length.to(torch.float64) / _GRIDS).clamp(min=1).log2().floor()).to(torch.int64)
     return (length // quantum * quantum - 1).clamp(min=stretches)
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """32 bits without structure (the finaliser of MurmurHash3), as int64."""
+    """A hash to 32 bits (the finaliser of MurmurHash3), as int64."""
     x = x & 0xFFFFFFFF
     x = ((x ^ (x >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
     x = ((x ^ (x >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF

@@ -34,10 +34,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtyp
 def linear_columns(
     x: Tensor, weight: Tensor, columns: Sequence[int], width: int, out_dtype: torch.dtype
 ) -> Tensor:
-    """x [rows, k] · some columns [k, m] of a weight that is ``width`` wide → [rows, m] of ``out_dtype``: what the whole
-    product has there. ``columns``: where runs of them begin and end, in order.
+    """x [rows, k] · some columns [k, m] of a weight that is ``width`` wide → [rows, m] of ``out_dtype``: those columns
+    of the whole product. ``columns``: begin and end of each run of them, in order.
 
-    A library's sums follow from the shape of the product: here they are those of the whole one.
+    A library chooses the order of its sums by the shape of the product, so on the CPU the whole
+    product is computed.
     """
     if x.device.type != "cpu":
         return multiplied(x, weight, None, out_dtype)
@@ -48,7 +49,8 @@ def linear_columns(
 
 
 def multiplied(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
-    """``linear`` by the library of a device, whose sums are wider than x: one launch, or two with a bias to widen."""
+    """``linear`` by the library of a device, which sums in a wider type than x: one launch, or two with a bias if the
+    result is widened."""
     if out_dtype == x.dtype:
         return x @ weight if bias is None else torch.addmm(bias, x, weight)
     product = _widening(x, weight, out_dtype)

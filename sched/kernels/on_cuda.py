@@ -1,4 +1,4 @@
-"""What a custom op runs on CUDA: its Triton kernel where there is one, else the torch implementation."""
+"""Runs a custom op on CUDA by its Triton kernel where it has one, else by the torch implementation."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from .registry import Kernel
 
 
 def on_cuda(kernel: Kernel) -> Callable[..., Any]:
-    """``triton_kernel``, imported when it is first called, since Triton takes a second to import and other devices do
-    without. The torch implementation where Triton is not installed, and in float64, which is there to compare with."""
+    """Returns a function that imports ``triton_kernel``'s module at its first call: Triton takes a second to import,
+    and other devices do not need it. Without Triton, and in float64, which serves as a reference, it runs the torch
+    implementation."""
 
     @cache
     def fast() -> Callable[..., Any]:
@@ -28,9 +29,9 @@ def on_cuda(kernel: Kernel) -> Callable[..., Any]:
 
 
 def triton_kernel(kernel: Kernel) -> Callable[..., Any]:
-    """The launch function of the kernel's name in its module of ``triton/``, as a function of all the op's arguments;
-    those at the places ``dense`` are made contiguous first, which they nearly always are. Raises ImportError without
-    Triton."""
+    """Returns the launch function of the kernel's name in its module of ``triton/``, as a function of all the op's
+    arguments. Those at the positions ``dense`` are made contiguous first, which costs nothing where they are already.
+    Raises ImportError without Triton."""
     module = import_module(f"{__package__}.triton.{kernel.triton}")
     launch, dense = kernel.signature.bind(getattr(module, kernel.name)), kernel.dense
 

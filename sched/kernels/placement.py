@@ -1,6 +1,6 @@
 """The bookkeeping of a whole step in one launch: slots of the new tokens, page table, lengths.
 
-``allocation`` has the same work as upstream splits it, one small kernel for each part.
+``allocation`` does the same work as upstream does it, with one small kernel for each part.
 """
 
 from __future__ import annotations
@@ -110,15 +110,15 @@ def place_extend(
 
 
 def page_bytes(req_to_token: Tensor, seq_lens: Tensor) -> int:
-    """Bytes that a copy of the rows' entries reads and writes."""
+    """Bytes that a copy of the requests' page-table entries reads and writes."""
     return 2 * req_to_token.element_size() * int(seq_lens.numpy().sum())
 
 
 def copy_rows(
     pages: Tensor, req_to_token: Tensor, req_pool_indices: Tensor, seq_lens: Tensor, max_seq_len: int
 ) -> None:
-    """What ``copy_pages`` does, for a kernel that does it among other things."""
-    if pages.device.type != "cpu":  # lengths are not known to the host: what is too much is never read
+    """Implements ``copy_pages``, for kernels that do it among other things."""
+    if pages.device.type != "cpu":  # the host does not know the lengths; entries beyond them are never read
         pages[req_pool_indices, :max_seq_len] = req_to_token[req_pool_indices, :max_seq_len]
         return
     target, source = pages.numpy(), req_to_token.numpy()
@@ -145,5 +145,5 @@ def _copy_cost(req_to_token: Tensor, req_pool_indices: Tensor, seq_lens: Tensor)
 def copy_pages(
     pages: Tensor, req_to_token: Tensor, req_pool_indices: Tensor, seq_lens: Tensor, max_seq_len: int
 ) -> None:
-    """Copy the first ``seq_lens`` entries of each row of the page table to the same place in ``pages``."""
+    """Copies the first ``seq_lens`` entries of each row of the page table to the same place in ``pages``."""
     copy_rows(pages, req_to_token, req_pool_indices, seq_lens, max_seq_len)

@@ -29,7 +29,7 @@ class Work(NamedTuple):
 
 class Access(NamedTuple):
     """One tensor a launch reads or writes; ``rows`` narrows it to indices along dim 0, ``lens`` each of those to
-    its first entries along dim 1. Of ``rows`` [n, m] only the first ``counts[i]`` of line i are meant."""
+    its first entries along dim 1. ``counts`` limits ``rows`` [n, m] to the first ``counts[i]`` indices of line i."""
 
     tensor: torch.Tensor
     write: bool
@@ -44,8 +44,8 @@ class Kernel:
 
     ``impl`` computes on real tensors; ``meta`` returns outputs of the right shape from arguments of any device,
     without running torch's own Meta kernels. ``cost`` is None for the emulator's own bookkeeping, which no real device
-    would run. ``triton`` is the module of ``triton/`` that has the op too, under its own name; empty where none has.
-    It is given tensors without gaps at the places ``dense``.
+    would run. ``triton`` is the module of ``triton/`` with a launch function of the op's name, or empty; its arguments
+    at the positions ``dense`` are made contiguous first.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Which rows a batch is made of: token embeddings, positions, and each request's last token."""
+"""Selecting and numbering the rows of a batch: token embeddings, positions, and each request's last token."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Draw(NamedTuple):
     filtered: bool  # some row has a top-k, top-p or min-p
 
 
-# A request's parameters may be columns of one upload.
+# A request's parameters may be columns of one uploaded tensor.
 _COLUMNS = ("temperatures", "top_ks", "top_ps", "min_ps", "seeds", "positions")
 
 
@@ -132,7 +132,7 @@ def _kept(scaled: Tensor, draw: Draw) -> Tensor:
 
 
 def _scores(draw: Draw) -> Tensor:
-    """What the argmax is taken of. A greedy row's scores are its logits."""
+    """The scores [b, v] that the argmax is taken of. A greedy row's scores are its logits."""
     scaled = _scaled(draw)
     noise = gumbel_noise(draw.seeds, draw.positions, scaled.shape[1])
     scores = scaled + torch.where(draw.temperatures > 0, noise, 0.0)
@@ -197,7 +197,7 @@ def score_tokens(draw: Draw, ids: Tensor) -> tuple[Tensor, Tensor]:
 
     The probability is that under mask and temperature (1 for greedy rows), before the filters. The margin is
     how far the best score is ahead of the second, in units of the logits; it says nothing about how
-    near a token was to a filter's edge.
+    near a token was to the threshold of a filter.
     """
     logprobs = _scaled(draw).double().log_softmax(1).gather(1, ids.unsqueeze(1)).squeeze(1)
     best, second = _scores(draw).topk(2, dim=1).values.unbind(1)
@@ -210,7 +210,7 @@ def score_tokens(draw: Draw, ids: Tensor) -> tuple[Tensor, Tensor]:
     footprint=lambda logits, scaling: (*reads(logits), Access(logits, write=True), *reads(scaling)),
 )
 def scale_repeated(logits: Tensor, scaling: Tensor) -> None:
-    """Divide positive logits [b, v] by scaling [b, v] and multiply the others (arXiv 1909.05858)."""
+    """Divides positive logits [b, v] by scaling [b, v] and multiplies the others (arXiv 1909.05858)."""
     logits.copy_(torch.where(logits > 0, logits / scaling, logits * scaling))
 
 
@@ -226,6 +226,6 @@ def scale_repeated(logits: Tensor, scaling: Tensor) -> None:
     ),
 )
 def withhold_stops(target: Tensor, stops: Tensor, output_lens: Tensor, min_new_tokens: Tensor) -> None:
-    """Subtract stops [b, v] (inf at stop tokens, else 0) from target [b, v] in rows whose output_lens [b, 1]
+    """Subtracts stops [b, v] (inf at stop tokens, else 0) from target [b, v] in rows whose output_lens [b, 1]
     is below min_new_tokens [b, 1]."""
     target.sub_(torch.where(output_lens < min_new_tokens, stops, 0.0))

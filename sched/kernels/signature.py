@@ -1,4 +1,4 @@
-"""What the Python signature of an implementation says about its op: torch's schema, and where each argument stands.
+"""Reads the Python signature of a kernel's implementation: its op's schema, and the position of each argument.
 
 A parameter may be a group: a NamedTuple, whose fields are arguments of the op in its place::
 

@@ -1,7 +1,7 @@
-"""Sparse attention: each new token attends to the positions that the indexer chose, in the order of the tokens.
+"""Sparse attention: each new token attends to the positions that the indexer chose, in ascending order.
 
-Wherever the chosen tokens' KV lies, it is gathered in that order and summed in blocks counted from the first of them,
-so that the result does not depend on the place.
+The chosen tokens' KV is gathered in that order and summed in blocks counted from the first of them, so that the result
+does not depend on the slots that it is in.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .indexer import ABSENT, Index, chosen, index_work, scores
 from .registry import Access, Work
 from .tiles import Bounds, Pages, paged_attention, ragged
 
-PADDING = 0  # the slot that stands where there is no token
+PADDING = 0  # the slot that stands in for an absent token
 
 
 @kernel(
@@ -65,7 +65,7 @@ def sparse_attention(
 def _attended(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor, counts: Tensor, scale: float
 ) -> Tensor:
-    """Every token is a request of its own to dense attention, and its chosen slots are its page table."""
+    """Dense attention in which every token is a request of its own and its chosen slots are its page table."""
     rows = torch.arange(q.shape[0], device=q.device)
     bounds = Bounds(locations.shape[1], 1, exact=q.device.type == "cpu")
     pages = Pages(k_cache, v_cache, locations, rows)
@@ -125,8 +125,8 @@ def _extend_footprint(tokens: SparseTokens, max_seq_len: int) -> tuple[Access, .
     triton="attention",
 )
 def sparse_extend(tokens: SparseTokens, scale: float, top_k: int, max_seq_len: int) -> Tensor:
-    """``select_top_k`` and ``sparse_attention`` for many tokens of each request, [T, heads · d], without leaving the
-    chosen positions behind."""
+    """``select_top_k`` and ``sparse_attention`` for many tokens of each request, [T, heads · d], without storing the
+    chosen positions."""
     q, k_cache, v_cache, index_q, weights, index_cache, req_to_token, mapping, *_ = tokens
     exact, positions = q.device.type == "cpu", tokens.positions
     rows = tokens.req_pool_indices.repeat_interleave(tokens.extend_lens, output_size=q.shape[0])

@@ -22,7 +22,7 @@ from .sparse import PADDING
 
 
 class SwapPlan(NamedTuple):
-    """Where a decode's chosen tokens lie, once those that are missing have come in."""
+    """The slots of a decode's chosen tokens once the missing ones have been fetched."""
 
     locations: Tensor  # [b, k] int32, device slots; padding where a position is absent
     missing: Tensor  # [b, k] int32, positions to fetch, ABSENT where there is none
@@ -30,17 +30,15 @@ class SwapPlan(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """The chosen positions of b requests, and the hot buffers that they are looked for in."""
+    """The chosen positions of b requests, and the hot buffers that they are looked up in."""
 
     positions: Tensor  # [b, k] int32, ascending, ABSENT behind them
     req_pool_indices: Tensor  # [b]
     seq_lens: Tensor  # [b], the newest token included
     device_buffer: Tensor  # [rows, B + page] int64, the device slots of each buffer
-    tokens: Tensor  # [rows, B] int32, what lies in them
+    tokens: Tensor  # [rows, B] int32, the positions that they hold
     lru: Tensor  # [rows, B] int16, their order, the least recently used in front
-    lookups: (
-        Tensor  # [2] int64, counts the tokens looked for in buffers of long requests, and those not found
-    )
+    lookups: Tensor  # [2] int64, counts the tokens looked up for long requests, and those not found
     max_seq_len: int
 
 
@@ -49,7 +47,7 @@ def _plan_meta(positions: Tensor) -> tuple[Tensor, ...]:
 
 
 def _plan_cost(lookup: Lookup) -> Work:
-    """The whole buffer of each request is looked through; its order is written anew."""
+    """The whole buffer of each request is searched, and its order is rewritten."""
     per_row = lookup.tokens.shape[1] * (lookup.tokens.element_size() + 2 * lookup.lru.element_size())
     lens = nbytes(lookup.req_pool_indices, lookup.seq_lens)
     return Work(lookup.req_pool_indices.shape[0] * per_row + 8 * nbytes(lookup.positions) + lens)
@@ -77,8 +75,8 @@ def _plan_footprint(lookup: Lookup) -> tuple[Access, ...]:
 def plan_swap_in(lookup: Lookup) -> tuple[Tensor, Tensor, Tensor]:
     """A ``SwapPlan`` for the chosen positions.
 
-    The i-th missing token takes the i-th slot of the buffer's order that is not asked for. Afterwards the order is:
-    slots not asked for, slots just filled, slots that were hit.
+    The i-th missing token takes the i-th slot in the buffer's order that no chosen position is in. Afterwards the order
+    is: slots not used, slots just filled, slots that were hit.
     """
     positions, rows, seq_lens, device_buffer, tokens, lru, lookups, max_seq_len = lookup
     size = lru.shape[1]
@@ -105,8 +103,8 @@ def plan_swap_in(lookup: Lookup) -> tuple[Tensor, Tensor, Tensor]:
     integer=True,
 )
 def plan_unseen(lookup: Lookup) -> tuple[Tensor, Tensor, Tensor]:
-    """The launch of a ``plan_swap_in`` whose plan is not used, and nothing of what it does: for layers that choose
-    what the first one has chosen. Only where floats are skipped."""
+    """Costs as much as ``plan_swap_in`` and does nothing: for layers that choose the same positions as the first one,
+    whose plan stands for all. Used only where floats are skipped."""
     unused = torch.zeros_like(lookup.positions)
     return unused, unused.clone(), unused.clone()
 
@@ -150,7 +148,7 @@ def _written(tokens: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
 
 
 def token_bytes(cache: Tensor) -> int:
-    """Of one token's keys and values in one layer; ``cache`` [slots, kv_heads, d] is either."""
+    """Bytes of one token's keys and values in one layer; ``cache`` [slots, kv_heads, d] is either cache."""
     return 2 * cache.shape[1] * cache.shape[2] * cache.element_size()
 
 
@@ -194,7 +192,7 @@ def _swap_footprint(fetch: Fetch) -> tuple[Access, ...]:
     strided=("host",),
 )
 def swap_in(fetch: Fetch) -> None:
-    """Gathers the missing positions' KV from pinned memory. What is absent goes to the padding slot."""
+    """Gathers the missing positions' KV from pinned memory. Absent positions write to the padding slot."""
     k_cache, v_cache, host, host_slots, req_pool_indices, missing, targets = fetch
     rows = host_slots[req_pool_indices.unsqueeze(1), missing.clamp(min=0)].where(missing > ABSENT, PADDING)
     kv = host[rows.flatten().to(host.device)].to(k_cache.device)

@@ -1,4 +1,4 @@
-"""A shadow of the KV cache in integers, by which a wrong token, length, slot or page shows.
+"""A shadow of the KV cache in integers, which reveals a wrong token, length, slot or page.
 
 Every slot holds two numbers modulo 2^64 in place of the keys and values of a position p::
 
@@ -7,8 +7,8 @@ Every slot holds two numbers modulo 2^64 in place of the keys and values of a po
 
 The predecessor is found through the page table, as attention would find it, and both are plain sums, so
 every way of cutting a prompt gives the same numbers. Gathering, weighting and adding all tags of a
-request gives the ``sum`` at its last position, unless some slot is not what it was. Weights differ by
-position: two slots that changed places are seen as well.
+request gives the ``sum`` at its last position, unless some slot has been overwritten. Weights differ by
+position, so that two exchanged slots are detected as well.
 
 Only an emulated device goes without values, so the tensors here always lie in the host's memory.
 """
@@ -34,7 +34,7 @@ _TOKEN, _POSITION, _DRIFT = (
 
 
 def mixed(x: Words) -> Words:
-    """A bijection of 64 bits, in place, after which no structure is left (splitmix64's finaliser)."""
+    """A bijective hash of 64 bits, in place (splitmix64's finaliser)."""
     x ^= x >> np.uint64(30)
     x *= np.uint64(0xBF58476D1CE4E5B9)
     x ^= x >> np.uint64(27)
@@ -44,7 +44,7 @@ def mixed(x: Words) -> Words:
 
 
 def position_weights(count: int) -> Tensor:
-    """[count] int64: what each position's tag weighs. Odd, so that no bit of a tag is lost."""
+    """[count] int64: the weight of each position's tag. All are odd, so that no bit of a tag is lost."""
     weights = mixed(np.arange(1, count + 1, dtype=np.uint64) * _DRIFT) | np.uint64(1)
     return torch.from_numpy(weights.view(np.int64))
 
@@ -64,7 +64,7 @@ def _words(x: Tensor) -> Words:
 
 
 class _Extents(NamedTuple):
-    """The new tokens of each request among those of the batch."""
+    """The range of each request's new tokens, by position and among the tokens of the batch."""
 
     first: NDArray[np.int64]  # [b], position of the first new token
     new: NDArray[np.int64]  # [b], how many
@@ -113,8 +113,8 @@ def kv_tags(
 
     ``tags`` and ``sums`` are [slots] int64, ``weights`` [context] int64; the rest is a ForwardBatch's. A
     fingerprint is the last position's tag, read back through the page table, and the difference between the
-    gathered and the stored sum: 0 in a correct program, so it may be looked at as rarely as one likes. It
-    is whenever more than one token is new, and for one sixteenth of the others.
+    gathered and the stored sum. The difference is 0 in a correct program, so computing it for a sample suffices: it
+    is computed whenever more than one token is new, and for one sixteenth of the others.
 
     As on a device, an index out of range reads something instead of failing.
     """
@@ -128,7 +128,7 @@ def kv_tags(
     before = flat.take(line + extents.first, mode="clip")
     positions = extents.positions(len(input_ids))
 
-    # An offset, lest token 0 at position 0 leave 0, as in a slot that was never written.
+    # The offset keeps token 0 at position 0 from hashing to 0, the value of a slot that was never written.
     terms = mixed(_words(input_ids) * _TOKEN + positions.view(np.uint64) * _POSITION + _TOKEN)
     new_tags = extents.running(terms, tag.take(before, mode="clip") * grown)
     terms = new_tags * weight.take(positions, mode="clip")

@@ -1,7 +1,7 @@
-"""With values none: tags of the KV where it lies, on the device and on the host, checked when it is attended to.
+"""With values none: tags of the KV in its slots on the device and on the host, checked when it is attended to.
 
-The tags of ``tags.py`` belong to logical slots and follow tokens, lengths and the page table. These belong to places:
-whatever moves KV moves them, and a wrong place shows as a difference of the two.
+The tags of ``tags.py`` belong to logical slots and follow tokens, lengths and the page table. These belong to memory
+slots: every kernel that moves KV moves them, and a wrong slot shows as a difference of the two.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def fetch_tags(
     missing: Tensor,
     targets: Tensor,
 ) -> None:
-    """What ``swap_in`` does to KV, done to tags."""
+    """Moves tags as ``swap_in`` moves KV."""
     places = _places(host_slots, req_pool_indices, missing)
     device_tags.index_copy_(0, targets.flatten().to(torch.int64), host_tags[places])
 
@@ -93,8 +93,8 @@ def misplaced(
     positions: Tensor,
     locations: Tensor,
 ) -> None:
-    """Changes a request's fingerprint [b] int64 if one of the ``locations`` [b, k] that it attends to holds another tag
-    than the chosen position [b, k] has by the page table; each counts by the position's weight."""
+    """Changes a request's fingerprint [b] int64 if one of the ``locations`` [b, k] that it attends to has another tag
+    than the page table gives the chosen position [b, k]; each difference is multiplied by the position's weight."""
     where = positions.clamp(min=0).to(torch.int64)
     slots = req_to_token[req_pool_indices.unsqueeze(1), where].to(torch.int64)
     differ = (device_tags[locations.to(torch.int64)] - tags[slots]) * weights[where]

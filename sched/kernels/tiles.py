@@ -29,7 +29,7 @@ NOTHING_SEEN = -1e30  # top of a block whose positions are all masked; its weigh
 
 
 class Pages(NamedTuple):
-    """The cache of a batch and the way to it."""
+    """The caches, and the slots of a batch's positions in them."""
 
     k_cache: Tensor  # [slots, kv_heads, d]
     v_cache: Tensor  # [slots, kv_heads, d]
@@ -39,20 +39,20 @@ class Pages(NamedTuple):
 
 
 class Branches(NamedTuple):
-    """The end of each request that is no part of its row: a branch of a tree."""
+    """The last positions of each request, which are a branch of a tree and not in its row."""
 
-    starts: Tensor  # [b], the first position that is looked up here
+    starts: Tensor  # [b], the first position of the branch
     slots: Tensor  # [b, depth] int64
 
     def of(self, slots: Tensor, request: Tensor, seen: Tensor) -> Tensor:
         """``slots`` [M, 64] of the positions ``seen``, corrected; ``request`` [M] are places in the batch."""
         nth = seen - self.starts[request].unsqueeze(1)
-        mine = self.slots[request].gather(1, nth.clamp(0, self.slots.shape[1] - 1))
-        return torch.where(nth >= 0, mine.to(slots.dtype), slots)
+        own = self.slots[request].gather(1, nth.clamp(0, self.slots.shape[1] - 1))
+        return torch.where(nth >= 0, own.to(slots.dtype), slots)
 
 
 class Bounds(NamedTuple):
-    """What the host knows of a batch. ``exact``: lengths may be read, there is no device to wait for."""
+    """Bounds on a batch's lengths. ``exact``: the lengths may be read, since there is no device to wait for."""
 
     max_seq_len: int
     max_extend_len: int
@@ -75,7 +75,7 @@ class Tiles(NamedTuple):
 
 
 class Scratch:
-    """Memory for the large intermediates of one call, used again by each slab: new pages cost more than the sums."""
+    """Memory for the large intermediates of one call, reused by each slab: new pages cost more than the sums."""
 
     def __init__(self, like: Tensor, pairs: int) -> None:
         """``pairs`` of a tile and a block, each with kv_heads, at most."""
@@ -84,7 +84,7 @@ class Scratch:
         self._flat: dict[str, Tensor] = {}
 
     def take(self, name: str, pairs: int, *shape: int) -> Tensor:
-        """[pairs, *shape] of anything."""
+        """Uninitialised memory, [pairs, *shape]."""
         size = math.prod(shape)
         if name not in self._flat:
             self._flat[name] = self._like.new_empty(self._pairs * size)
@@ -102,8 +102,8 @@ class Partials(NamedTuple):
 def ragged(counts: Tensor, bound: int, *, exact: bool) -> tuple[Tensor, Tensor]:
     """All (i, j) with j < counts[i], in order, as two tensors.
 
-    ``exact`` reads the counts, for which a device would have to be waited for. Else j runs to ``bound`` for
-    every i, and what is too much must be masked.
+    ``exact`` reads the counts, for which the host would wait on a device. Otherwise j runs to ``bound`` for
+    every i, and the caller has to mask the surplus.
     """
     device = counts.device
     index = torch.arange(counts.shape[0], device=device)
@@ -234,7 +234,7 @@ def paged_attention(
     capacity = (HOST_SLAB if bounds.exact else DEVICE_SLAB) // (BLOCK * kv_heads * head_dim)
     capacity = min(sum(blocks), max(capacity, *blocks, 1))
     scratch = Scratch(q, capacity * kv_heads)
-    out = q.new_zeros(num_tokens + 1, heads * head_dim)  # what is no token goes to the last row
+    out = q.new_zeros(num_tokens + 1, heads * head_dim)  # the last row takes entries that are no token
     for slab in _slabs(blocks, capacity):
         part = tiles.slab(slab)
         rows = _attend(

@@ -1,4 +1,4 @@
-"""Attention of the tokens of trees: each sees its request's prefix and its own ancestors."""
+"""Attention of the tokens of a draft tree: each attends to its request's prefix and to its own ancestors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels of verification: the tree of drafts, which of it the target accepts, and acceptance by lot."""
+"""Kernels of verification: the tree of drafts, the path that the target accepts, and simulated acceptance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .registry import Access, Work
 from .sampling import GOLDEN64, mix64
 
 NONE = -1  # no node, no token
-# What a simulated verify predicts (upstream's too): the tokens mean nothing.
+# The token that a simulated verify predicts (upstream's value, too); it has no meaning.
 SIMULATED_TOKEN = 100
 
 
@@ -29,10 +29,10 @@ def _tree_cost(scores: Tensor, tokens: Tensor, parents: Tensor, bonus: Tensor, d
 def build_tree(
     scores: Tensor, tokens: Tensor, parents: Tensor, bonus: Tensor, draft_tokens: int
 ) -> tuple[Tensor, Tensor]:
-    """The best ``draft_tokens - 1`` of n candidates behind the root ``bonus`` [b].
+    """Builds a tree of the root ``bonus`` [b] and the best ``draft_tokens - 1`` of n candidates.
 
-    ``scores`` [b, n] float32 never grow from a candidate to its children, ``parents`` [b, n] int64 are candidates
-    (NONE for the root's children) and stand before their children. Returns tokens [b, d] and parents [b, d] as
+    ``scores`` [b, n] float32 never grow from a candidate to its children. ``parents`` [b, n] int64 are candidates
+    (NONE for the root's children) and come before their children. Returns tokens [b, d] and parents [b, d] as
     nodes: the root is node 0, its own parent NONE.
     """
     order = scores.sort(dim=1, descending=True, stable=True).indices
@@ -55,8 +55,8 @@ def build_tree(
     triton="verify",
 )
 def tree_paths(parents: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-    """Of each node of ``parents`` [b, d]: its ancestors from the root to itself, [b, d, depth] int64, NONE behind them,
-    and how many there are, [b, d] int64."""
+    """For each node of ``parents`` [b, d]: the path from the root to itself, [b, d, depth] int64, NONE after it, and
+    the path's length, [b, d] int64."""
     b, d = parents.shape
     node = torch.arange(d, device=parents.device).expand(b, d)
     upward = []
@@ -102,11 +102,11 @@ def _accept_cost(tokens: Tensor, parents: Tensor | None, predict: Tensor, most: 
 def accept_drafts(
     tokens: Tensor, parents: Tensor | None, predict: Tensor, most: int
 ) -> tuple[Tensor, Tensor]:
-    """Walk from the root along drafts that are what the target predicts at their parent.
+    """Walks from the root along drafts that equal the target's prediction at their parent.
 
-    ``tokens`` [b, d], ``parents`` [b, d] (None for a chain), ``predict`` [b · d] the target's next token behind each
-    node. Returns the nodes walked, as places among the b · d, [b, most] int32 with NONE behind the last, and how many,
-    [b] int32: at each of them the target has one token to give, the last one's is the next bonus.
+    ``tokens`` [b, d], ``parents`` [b, d] (None for a chain), ``predict`` [b · d] the target's next token after each
+    node. Returns the nodes walked, as indices into the b · d, [b, most] int32 with NONE after the last, and their
+    number, [b] int32. The target's prediction at each of them is accepted; that at the last one is the next bonus.
     """
     b, d = tokens.shape
     predict = predict.view(b, d)
@@ -137,7 +137,7 @@ def accept_drafts(
     ),
     integer=True,
 )
-def accept_by_lot(
+def accept_simulated(
     counters: Tensor,
     req_pool_indices: Tensor,
     seeds: Tensor,
@@ -147,18 +147,18 @@ def accept_by_lot(
     rounded: bool,
     fixed: int,
 ) -> tuple[Tensor, Tensor]:
-    """As ``accept_drafts``, but the first nodes of each request, as many as a lot says.
+    """Simulates ``accept_drafts``: accepts the first nodes of each request, a pseudo-random number of them.
 
-    The lot is a hash of the request's seed [b] and of how many verifies it has had, counted in ``counters`` [rows];
-    ``fixed`` > 0 is a length for all. ``rounded``: a normal around ``mean``, else one of its two neighbours.
-    ``predict`` [b · d] is overwritten.
+    The number is keyed by the request's seed [b] and by how many verifies it has had, counted in ``counters`` [rows];
+    ``fixed`` > 0 is the number for all. ``rounded``: a rounded normal around ``mean``, else one of the two integers
+    next to it. ``predict`` [b · d] is overwritten.
     """
     ordinals = counters[req_pool_indices]
     counters[req_pool_indices] = ordinals + 1
     if fixed:
         lens = torch.full_like(seeds, fixed)
     else:
-        lens = lots(seeds, ordinals, mean, rounded=rounded)
+        lens = simulated_lengths(seeds, ordinals, mean, rounded=rounded)
     lens = lens.clamp(1, most)
     b, device = seeds.shape[0], seeds.device
     step = torch.arange(most, device=device)
@@ -167,8 +167,8 @@ def accept_by_lot(
     return torch.where(step < lens.unsqueeze(1), index, NONE).to(torch.int32), lens.to(torch.int32)
 
 
-def lots(seeds: Tensor, ordinals: Tensor, mean: float, *, rounded: bool) -> Tensor:
-    """Lengths [b] int64 keyed by seeds [b] and ordinals [b], not yet limited."""
+def simulated_lengths(seeds: Tensor, ordinals: Tensor, mean: float, *, rounded: bool) -> Tensor:
+    """Pseudo-random lengths [b] int64 keyed by seeds [b] and ordinals [b], not yet clamped."""
     first, second = (_uniform(seeds, 2 * ordinals + draw) for draw in (0, 1))
     if rounded:  # Box and Muller's normal
         normal = torch.sqrt(-2 * torch.log1p(-first)) * torch.cos(2 * math.pi * second)

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from ..batch import ForwardBatch
-from ..kernels.indexer import index_and_store, select_by_lot, select_top_k
+from ..kernels.indexer import index_and_store, select_simulated, select_top_k
 from ..kernels.linear import linear
 from ..kernels.rope import rope_and_store_kv
 from ..kernels.sparse import page_lookup, sparse_attention, sparse_extend
@@ -120,7 +120,7 @@ class SparseAttention:
                 *scored, batch.max_seq_len
             )  # scores nothing: the first layer's draw is used by all layers
         elif self._reuse is not None:
-            self._selected = select_by_lot(*scored, self._reuse)
+            self._selected = select_simulated(*scored, self._reuse)
         else:
             self._selected = select_top_k(*scored, batch.max_seq_len)
         positions = self._selected

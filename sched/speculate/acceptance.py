@@ -9,7 +9,7 @@ import torch
 
 from ..config import EngineConfig, SimulatedAcceptance
 from ..kernels.sampling import row_seed
-from ..kernels.verify import accept_by_lot, accept_drafts, lots
+from ..kernels.verify import accept_drafts, accept_simulated, simulated_lengths
 from .drafter import Tree
 
 if TYPE_CHECKING:
@@ -62,14 +62,14 @@ class AcceptanceSimulator:
         seeds = info.tensors.sampling_seeds
         fixed = self._fixed() if how.per == "batch" else 0
         return Accepted(
-            *accept_by_lot(self._counters, rows, seeds, predict, self._most, how.mean, rounded, fixed)
+            *accept_simulated(self._counters, rows, seeds, predict, self._most, how.mean, rounded, fixed)
         )
 
     def _fixed(self) -> int:
         """One draw for the whole batch, keyed by the run's seed and the number of its verifies."""
         key = torch.tensor([row_seed(self._config.seed, 0)]), torch.tensor([self._verifies])
         self._verifies += 1
-        drawn = lots(*key, self._how.mean, rounded=self._how.method == "multinomial")
+        drawn = simulated_lengths(*key, self._how.mean, rounded=self._how.method == "multinomial")
         return int(drawn.clamp(1, self._most))
 
 

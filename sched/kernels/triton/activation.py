@@ -14,12 +14,12 @@ _BLOCK = 1024
 def _silu_and_mul(gate_up, out, width: tl.constexpr, block: tl.constexpr) -> None:
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * block + tl.arange(0, block)
-    there = at < width
-    gate = tl.load(gate_up + row * 2 * width + at, mask=there, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * width + width + at, mask=there, other=0.0).to(tl.float32)
+    valid = at < width
+    gate = tl.load(gate_up + row * 2 * width + at, mask=valid, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * width + width + at, mask=valid, other=0.0).to(tl.float32)
     dtype = out.dtype.element_ty
     silu = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
-    tl.store(out + row * width + at, (silu * up).to(dtype), mask=there)
+    tl.store(out + row * width + at, (silu * up).to(dtype), mask=valid)
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Dense attention, a tree's and that to chosen tokens, by the two ways there are."""
+"""Dense, tree and sparse attention, each by the decode kernel or the extend kernel."""
 
 from __future__ import annotations
 

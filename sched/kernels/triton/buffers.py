@@ -17,12 +17,12 @@ def _map_prompt(
     opened = tl.full([], 0, tl.int32)
     for first in range(0, tokens, block):
         at = first + tl.arange(0, block)
-        there = at < tokens
-        slot = tl.load(out_cache_loc + at, mask=there, other=1)
-        nth = opened + tl.cumsum((there & (slot % page_size == 0)).to(tl.int32), 0)
+        valid = at < tokens
+        slot = tl.load(out_cache_loc + at, mask=valid, other=1)
+        nth = opened + tl.cumsum((valid & (slot % page_size == 0)).to(tl.int32), 0)
         opened = tl.max(nth, 0)
-        page = tl.load(free_pages + nth - 1, mask=there, other=0)
-        tl.store(mapping + slot, page * page_size + slot % page_size, mask=there)
+        page = tl.load(free_pages + nth - 1, mask=valid, other=0)
+        tl.store(mapping + slot, page * page_size + slot % page_size, mask=valid)
 
 
 def map_prompt(mapping: Tensor, out_cache_loc: Tensor, free_pages: Tensor, page_size: int) -> None:
@@ -44,8 +44,8 @@ def _unmap(mapping, slots, out, tokens, page_size: tl.constexpr, block: tl.const
     tl.debug_barrier()
     at = tl.program_id(0) * block * page_size + tl.arange(0, block)
     for _ in range(page_size):
-        mine = tl.load(slots + at, mask=at < tokens, other=0).to(tl.int64)
-        tl.store(mapping + mine, tl.zeros([block], tl.int64), mask=at < tokens)
+        logical = tl.load(slots + at, mask=at < tokens, other=0).to(tl.int64)
+        tl.store(mapping + logical, tl.zeros([block], tl.int64), mask=at < tokens)
         at += block
 
 
@@ -64,11 +64,11 @@ def _map_newest(
     mapping, out_cache_loc, device_buffer, rows, seq_lens, b, width, size: tl.constexpr, block: tl.constexpr
 ) -> None:
     at = tl.program_id(0) * block + tl.arange(0, block)
-    there = at < b
-    place = tl.minimum(tl.load(seq_lens + at, mask=there, other=1) - 1, size)
-    row = tl.load(rows + at, mask=there, other=0)
-    slot = tl.load(device_buffer + row * width + place, mask=there, other=0)
-    tl.store(mapping + tl.load(out_cache_loc + at, mask=there, other=0), slot, mask=there)
+    valid = at < b
+    place = tl.minimum(tl.load(seq_lens + at, mask=valid, other=1) - 1, size)
+    row = tl.load(rows + at, mask=valid, other=0)
+    slot = tl.load(device_buffer + row * width + place, mask=valid, other=0)
+    tl.store(mapping + tl.load(out_cache_loc + at, mask=valid, other=0), slot, mask=valid)
 
 
 def map_newest(
@@ -103,13 +103,13 @@ def _previous_tokens(
     block: tl.constexpr,
 ) -> None:
     at = tl.program_id(0) * block + tl.arange(0, block)
-    there = at < b
-    position = tl.load(seq_lens + at, mask=there, other=2) - 2
-    row = tl.load(rows + at, mask=there, other=0)
-    slot = tl.load(device_buffer + row * width + tl.minimum(position, size), mask=there, other=0)
-    staged = position < tl.load(staged_lens + row, mask=there, other=0)
-    tl.store(slots + at, tl.where(staged, -1, slot), mask=there)
-    tl.store(targets + at, tl.load(host_slots + row * context + position, mask=there, other=0), mask=there)
+    valid = at < b
+    position = tl.load(seq_lens + at, mask=valid, other=2) - 2
+    row = tl.load(rows + at, mask=valid, other=0)
+    slot = tl.load(device_buffer + row * width + tl.minimum(position, size), mask=valid, other=0)
+    staged = position < tl.load(staged_lens + row, mask=valid, other=0)
+    tl.store(slots + at, tl.where(staged, -1, slot), mask=valid)
+    tl.store(targets + at, tl.load(host_slots + row * context + position, mask=valid, other=0), mask=valid)
 
 
 def previous_tokens(

@@ -8,12 +8,12 @@ import triton.language as tl
 from torch import Tensor
 
 from .filters import BLOCK
-from .sampling import MOST_SPLITS, faded, heaped, splits_of
+from .sampling import MOST_SPLITS, add_mass, exp_difference, splits_of
 
 
 @triton.jit
 def _later(values, ids, value, place):
-    """Which of the pairs come behind (value, place), where larger values and lower ids come first."""
+    """Whether each pair comes after (value, place), in the order of larger values, then lower ids."""
     return (values < value) | ((values == value) & (ids > place))
 
 
@@ -28,7 +28,7 @@ def _first(values, ids):
 def _search(
     logits, tops, masses, values, ids, stride, vocab, size, topk: tl.constexpr, block: tl.constexpr
 ) -> None:
-    """The mass of ``size`` logits, and their ``topk`` first pairs, one after the other."""
+    """Finds the mass of ``size`` logits and their ``topk`` first pairs, one after the other."""
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     logits += row * stride
     begins = split * size
@@ -37,7 +37,7 @@ def _search(
     top, mass = tl.full([], float("-inf"), tl.float32), tl.full([], 0.0, tl.float32)
     for first in range(begins, ends, block):
         at = first + tl.arange(0, block)
-        top, mass = heaped(
+        top, mass = add_mass(
             top, mass, tl.load(logits + at, mask=at < ends, other=float("-inf")).to(tl.float32)
         )
     tl.store(tops + part, top)
@@ -74,16 +74,16 @@ def _merge(
     top = tl.load(tops + row * splits + split, mask=split < splits, other=float("-inf"))
     highest = tl.max(top, 0)
     mass = tl.load(masses + row * splits + split, mask=split < splits, other=0.0)
-    total = highest + tl.log(tl.sum(mass * faded(top, highest), 0))
-    there = at < splits * topk
-    found = tl.load(values + row * splits * topk + at, mask=there, other=float("-inf"))
-    place = tl.load(ids + row * splits * topk + at, mask=there, other=2147483647)
+    total = highest + tl.log(tl.sum(mass * exp_difference(top, highest), 0))
+    valid = at < splits * topk
+    found = tl.load(values + row * splits * topk + at, mask=valid, other=float("-inf"))
+    place = tl.load(ids + row * splits * topk + at, mask=valid, other=2147483647)
     value, token = tl.full([], float("inf"), tl.float32), tl.full([], -1, tl.int32)
     for nth in tl.static_range(topk):
         left = tl.where(_later(found, place, value, token), found, float("-inf"))
         value, token = _first(left, tl.where(_later(found, place, value, token), place, 2147483647))
         tl.store(shares + row * topk + nth, tl.exp(value - total))
-        # What pads a graph may be no number: its token is one nevertheless.
+        # A graph's padding rows may hold NaN; their token has to be a valid id nevertheless.
         tl.store(out + row * topk + nth, tl.where(token < 2147483647, token, 0).to(tl.int64))
 
 

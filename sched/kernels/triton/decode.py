@@ -1,7 +1,7 @@
 """Attention of one token per request: each request's cache is cut into splits, whose results are then combined.
 
-The grid is fixed, and how far a program reads is decided by the lengths on the device, so that a captured graph reads
-what there is and no more::
+The grid is fixed, and each program reads the lengths on the device, so that a captured graph reads no more than the
+lengths of the batch at each replay::
 
     cache of a request    |---- split 0 ----|---- split 1 ----|-- split 2 --|   (splits 3, 4, ... return at once)
 """
@@ -43,7 +43,7 @@ def _slots(table, branch, position, mask, start, branched: tl.constexpr):
 
 @triton.jit
 def _length(seq_lens, request, context):
-    """What pads a graph may have a length of 0: it sees the padding slot."""
+    """At least 1: a graph's padding may have a length of 0, and then attends to the padding slot."""
     return tl.minimum(tl.maximum(tl.load(seq_lens + request), 1), context)
 
 
@@ -89,8 +89,8 @@ def _decode(
         start = length - tl.load(branch_lens + request)
     member, at = tl.arange(0, members), tl.arange(0, dim)
     head = request * kv_heads * group + kv_head * group + member
-    mine = (member < group)[:, None] & (at < width)[None, :]
-    mine_q = tl.load(q + head[:, None] * width + at[None, :], mask=mine, other=0.0)
+    inside = (member < group)[:, None] & (at < width)[None, :]
+    queries = tl.load(q + head[:, None] * width + at[None, :], mask=inside, other=0.0)
     top, weight, value = begin(members, dim)
     for first in range(begins, ends, block):
         position = first + tl.arange(0, block)
@@ -98,10 +98,10 @@ def _decode(
         slots = _slots(table + row * context, branch, position, seen, start, branches is not None)
         places = (slots * kv_heads + kv_head) * width
         top, weight, value = attend(
-            top, weight, value, mine_q, k_cache, v_cache, places, seen, seen[None, :], at, width, scale, wide
+            top, weight, value, queries, k_cache, v_cache, places, seen, seen[None, :], at, width, scale, wide
         )
     place = head * splits + split
-    tl.store(values + place[:, None] * width + at[None, :], value / weight[:, None], mask=mine)
+    tl.store(values + place[:, None] * width + at[None, :], value / weight[:, None], mask=inside)
     tl.store(tops + place, top + tl.log2(weight), mask=member < group)
 
 

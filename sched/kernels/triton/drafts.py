@@ -1,4 +1,4 @@
-"""Drafting: where a request's next tokens go, and which of them were accepted."""
+"""Drafting: slots of a request's next tokens, and the last of the accepted ones."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def _draft_places(
     table, rows, seq_lens, positions, slots, count, width, each: tl.constexpr, block: tl.constexpr
 ) -> None:
     at = tl.program_id(0) * block + tl.arange(0, block)
-    there = at < count
-    position = tl.load(seq_lens + at // each, mask=there, other=0) + at % each
-    row = tl.load(rows + at // each, mask=there, other=0)
-    slot = tl.load(table + row * width + position, mask=there, other=0)
-    tl.store(positions + at, position, mask=there)
-    tl.store(slots + at, slot.to(tl.int64), mask=there)
+    valid = at < count
+    position = tl.load(seq_lens + at // each, mask=valid, other=0) + at % each
+    row = tl.load(rows + at // each, mask=valid, other=0)
+    slot = tl.load(table + row * width + position, mask=valid, other=0)
+    tl.store(positions + at, position, mask=valid)
+    tl.store(slots + at, slot.to(tl.int64), mask=valid)
 
 
 def draft_places(
@@ -102,7 +102,7 @@ def _place_ahead(
 
 
 def place_ahead(places: PlacesAhead) -> None:
-    """One program for each request: it reads the slot before the first that it writes."""
+    """One program for each request, since it reads the slot before the first that it writes."""
     *tensors, page_size, _, width = places
     if b := places.starts.shape[0]:
         _place_ahead[(b,)](*tensors, places.free_pages.shape[0], width, page_size, _PIECE)

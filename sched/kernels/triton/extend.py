@@ -54,10 +54,10 @@ def _extend(
     member = part * members + tl.arange(0, members)
     at = tl.arange(0, dim)
     token, real = member // group, member < new * group
-    position = tl.maximum(length - new + token, 0)  # what pads a graph may be longer than its request
+    position = tl.maximum(length - new + token, 0)  # a graph's padding may be longer than its request
     head = (sum_before(extend_lens, request) + token) * kv_heads * group + kv_head * group + member % group
-    mine = real[:, None] & (at < width)[None, :]
-    mine_q = tl.load(q + head[:, None] * width + at[None, :], mask=mine, other=0.0)
+    inside = real[:, None] & (at < width)[None, :]
+    queries = tl.load(q + head[:, None] * width + at[None, :], mask=inside, other=0.0)
     row = table + tl.load(rows + request).to(tl.int64) * context
     top, weight, value = begin(members, dim)
     ends = tl.minimum(length - new + ((part + 1) * members - 1) // group + 1, length)
@@ -69,10 +69,10 @@ def _extend(
         visible = cached[None, :] <= position[:, None]
         places = (slots * kv_heads + kv_head) * width
         top, weight, value = attend(
-            top, weight, value, mine_q, k_cache, v_cache, places, seen, visible, at, width, scale, wide
+            top, weight, value, queries, k_cache, v_cache, places, seen, visible, at, width, scale, wide
         )
     value = value / weight[:, None]
-    tl.store(out + head[:, None] * width + at[None, :], value.to(out.dtype.element_ty), mask=mine)
+    tl.store(out + head[:, None] * width + at[None, :], value.to(out.dtype.element_ty), mask=inside)
 
 
 def extend_attention(
@@ -83,7 +83,7 @@ def extend_attention(
     tokens, heads, width = q.shape
     kv_heads = k_cache.shape[1]
     group = heads // kv_heads
-    # Zeros: what pads a graph has tokens that are no request's, and later kernels compute with them.
+    # Zeros: a graph's padding has tokens that belong to no request, and later kernels compute with them.
     out = torch.zeros((tokens, heads * width), dtype=q.dtype, device=q.device)
     if not tokens:
         return out

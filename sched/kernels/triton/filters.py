@@ -1,7 +1,7 @@
-"""top-k and top-p without a sort: what a row's scaled logits must reach to be kept.
+"""top-k and top-p without a sort: the threshold that a row's scaled logits have to reach to be kept.
 
-The floats are looked at as integers of the same order, and the lowest one that passes is searched for in sixteen
-places at a time. Of equals the first ids pass, as in a stable sort.
+The floats are compared as integers of the same order, and a search with sixteen probes at a time finds the lowest one
+that passes. Of equals the first ids pass, as in a stable sort.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-BLOCK = tl.constexpr(1024)  # logits looked at together
+BLOCK = tl.constexpr(1024)  # logits processed together
 _PLACES = tl.constexpr(16)
 
 
 @triton.jit
 def scaled_logits(logits, mask, at, vocab, temperature):
     """float32 of the ids ``at`` in one row; -inf where the row ends and where the ``mask`` of the row forbids."""
-    there = at < vocab
+    valid = at < vocab
     if mask is not None:
-        there = there & (((tl.load(mask + at // 32, mask=there, other=0) >> (at % 32)) & 1) == 1)
-    values = tl.load(logits + at, mask=there, other=float("-inf")).to(tl.float32)
-    # No division where there is no temperature; adding 0 makes one zero of two.
+        valid = valid & (((tl.load(mask + at // 32, mask=valid, other=0) >> (at % 32)) & 1) == 1)
+    values = tl.load(logits + at, mask=valid, other=float("-inf")).to(tl.float32)
+    # A greedy row is divided by 1; adding 0 turns -0.0 into 0.0.
     return values / tl.where(temperature > 0, temperature, 1.0) + 0.0
 
 
@@ -38,7 +38,7 @@ def _mass(values, top):
 
 @triton.jit
 def _beyond(logits, mask, vocab, temperature, top, places):
-    """How many ids lie above each of ``places`` [16] int64, and their mass."""
+    """The number of ids above each of ``places`` [16] int64, and their mass."""
     count = tl.zeros([_PLACES], tl.int32)
     mass = tl.zeros([_PLACES], tl.float64)
     for first in range(0, vocab, BLOCK):
@@ -86,8 +86,8 @@ def _last_equal(logits, mask, vocab, temperature, bar, admitted):
 def find_bars(
     logits, mask, temperatures, top_ks, top_ps, bars, lasts, tops, strides, stride, words, vocab
 ) -> None:
-    """Of each row: ids above ``bars`` are kept, and those equal to it up to ``lasts``; ``tops`` is its largest. Rows
-    of temperatures, top_ks and top_ps are ``strides`` apart."""
+    """Finds the thresholds of each row: ids above ``bars`` are kept, and those equal to it up to ``lasts``; ``tops`` is
+    the largest logit. Rows of temperatures, top_ks and top_ps are ``strides`` apart."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     if mask is not None:

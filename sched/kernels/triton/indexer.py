@@ -39,15 +39,15 @@ def _score(
     length = tl.minimum(tl.load(lens + token), most)
     row = table + tl.load(rows + token).to(tl.int64) * context
     head, at = tl.arange(0, members), tl.arange(0, dim)
-    mine = (head < heads)[:, None] & (at < width)[None, :]
-    queries = tl.load(q + (token * heads + head)[:, None] * width + at[None, :], mask=mine, other=0.0)
+    inside = (head < heads)[:, None] & (at < width)[None, :]
+    queries = tl.load(q + (token * heads + head)[:, None] * width + at[None, :], mask=inside, other=0.0)
     weight = tl.load(weights + token * heads + head, mask=head < heads, other=0.0).to(tl.float32)
     for first in range(tl.program_id(1) * block, length, tl.num_programs(1) * block):
         position = first + tl.arange(0, block)
         seen = position < length
         slots = tl.load(row + position, mask=seen, other=0).to(tl.int64)
-        there = seen[:, None] & (at < width)[None, :]
-        keys = tl.load(cache + slots[:, None] * width + at[None, :], mask=there, other=0.0)
+        valid = seen[:, None] & (at < width)[None, :]
+        keys = tl.load(cache + slots[:, None] * width + at[None, :], mask=valid, other=0.0)
         if wide:
             queries, keys = queries.to(tl.float32), keys.to(tl.float32)
         products = tl.dot(queries, tl.trans(keys), input_precision="ieee")
@@ -57,7 +57,7 @@ def _score(
 
 @triton.jit
 def _above(scores, length, places):
-    """How many of the scores lie above each of ``places`` [16] int64."""
+    """The number of scores above each of ``places`` [16] int64."""
     count = tl.zeros([_PLACES], tl.int32)
     for first in range(0, length, BLOCK):
         at = first + tl.arange(0, BLOCK)
@@ -69,7 +69,7 @@ def _above(scores, length, places):
 
 @triton.jit
 def _bar(scores, length, top_k: tl.constexpr):
-    """What the ``top_k``-th largest score is, in the order of integers; sixteen places are tried at a time."""
+    """The ``top_k``-th largest score as an ordered integer, searched with sixteen probes at a time."""
     bar = tl.full([], -2147483648, tl.int64)
     for nibble in range(8):
         size = tl.full([], 1, tl.int64) << (28 - 4 * nibble)
@@ -80,7 +80,7 @@ def _bar(scores, length, top_k: tl.constexpr):
 
 @triton.jit(do_not_specialize=["most"], do_not_specialize_on_alignment=["lens", "out"])
 def _choose(scores, lens, out, most, top_k: tl.constexpr) -> None:
-    """A token that has no more than ``top_k`` positions is given them all."""
+    """Writes the chosen positions of each token: all of them if there are no more than ``top_k``."""
     token = tl.program_id(0).to(tl.int64)
     length = tl.minimum(tl.load(lens + token), most)
     scores += token * most
@@ -92,12 +92,12 @@ def _choose(scores, lens, out, most, top_k: tl.constexpr) -> None:
     taken, equal_before = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
     for first in range(0, length, BLOCK):
         at = first + tl.arange(0, BLOCK)
-        there = at < length
-        keys = order(tl.load(scores + at, mask=there, other=0.0)).to(tl.int64)
-        equal = there & (keys == bar)
+        valid = at < length
+        keys = order(tl.load(scores + at, mask=valid, other=0.0)).to(tl.int64)
+        equal = valid & (keys == bar)
         nth = equal_before + tl.cumsum(equal.to(tl.int32), 0)
         equal_before = tl.max(nth, 0)
-        kept = (there & (keys > bar)) | (equal & (nth <= equals))
+        kept = (valid & (keys > bar)) | (equal & (nth <= equals))
         place = taken + tl.cumsum(kept.to(tl.int32), 0) - 1
         taken = tl.max(place, 0) + 1
         tl.store(out + place, at, mask=kept)
@@ -108,7 +108,7 @@ def _choose(scores, lens, out, most, top_k: tl.constexpr) -> None:
 
 def chosen(scored: Scored, top_k: int, most: int) -> Tensor:
     """[n, top_k] int32: the positions of each token's best scores, ascending, ABSENT behind them. A token has the first
-    ``seq_lens`` of its row. ``most`` is the host's bound on these; no more is looked at than they say."""
+    ``seq_lens`` of its row; ``most`` is the host's bound on these."""
     n, heads, width = scored.q.shape
     out = torch.empty((n, top_k), dtype=torch.int32, device=scored.q.device)
     sizes = (heads, width, max(16, triton.next_power_of_2(heads)), padded(width), _POSITIONS)
@@ -160,7 +160,7 @@ def index_and_store(
 
 @triton.jit(do_not_specialize=["context", "k"], do_not_specialize_on_alignment=["rows"])
 def _page_lookup(positions, table, rows, mapping, out, context, k, block: tl.constexpr) -> None:
-    """Slots of one token's positions; with a ``mapping`` the places that it gives for these."""
+    """Looks up the slots of one token's positions and, with a ``mapping``, translates them."""
     token = tl.program_id(0).to(tl.int64)
     row = table + tl.load(rows + token).to(tl.int64) * context
     at = tl.program_id(1) * block + tl.arange(0, block)
@@ -172,7 +172,7 @@ def _page_lookup(positions, table, rows, mapping, out, context, k, block: tl.con
 
 
 def located(positions: Tensor, req_to_token: Tensor, rows: Tensor, mapping: Tensor | None) -> Tensor:
-    """[n, k] int32 slots of ``positions`` [n, k], or where ``mapping`` says that these lie."""
+    """[n, k] int32 slots of ``positions`` [n, k], translated by ``mapping`` if it is given."""
     n, k = positions.shape
     out = torch.empty((n, k), dtype=torch.int32, device=positions.device)
     if n:

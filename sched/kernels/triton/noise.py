@@ -25,7 +25,7 @@ def _mix32(word):
 
 @triton.jit
 def gumbel_noise(low, high, ids):
-    """float32 for each of ``ids``. A small u needs a series: of 1 - u its last places are lost."""
+    """float32 noise for each of ``ids``. A small u needs a series, since 1 - u would lose its last digits."""
     word = _mix32(_mix32(ids.to(tl.uint32) + low) ^ high) & 0x7FFFFFFF
     u = tl.minimum(
         word.to(tl.float32) * 0.0000000004656612873077393 + 0.00000000023283064365386963, 0.99999994

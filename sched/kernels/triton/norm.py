@@ -19,16 +19,16 @@ def normalised(x, weight, eps, width, dtype: tl.constexpr):
 def _rms_norm(x, residual, weight, out, eps, width: tl.constexpr, block: tl.constexpr) -> None:
     """Without ``residual`` the norm of x; with it x is added to it first."""
     at = tl.arange(0, block)
-    there = at < width
+    valid = at < width
     row = tl.program_id(0).to(tl.int64)
-    value = tl.load(x + row * width + at, mask=there, other=0.0).to(tl.float32)
+    value = tl.load(x + row * width + at, mask=valid, other=0.0).to(tl.float32)
     if residual is not None:
-        value += tl.load(residual + row * width + at, mask=there, other=0.0).to(tl.float32)
+        value += tl.load(residual + row * width + at, mask=valid, other=0.0).to(tl.float32)
         value = value.to(residual.dtype.element_ty).to(tl.float32)
-        tl.store(residual + row * width + at, value.to(residual.dtype.element_ty), mask=there)
-    scale = tl.load(weight + at, mask=there, other=0.0).to(tl.float32)
+        tl.store(residual + row * width + at, value.to(residual.dtype.element_ty), mask=valid)
+    scale = tl.load(weight + at, mask=valid, other=0.0).to(tl.float32)
     dtype = out.dtype.element_ty
-    tl.store(out + row * width + at, normalised(value, scale, eps, width, dtype).to(dtype), mask=there)
+    tl.store(out + row * width + at, normalised(value, scale, eps, width, dtype).to(dtype), mask=valid)
 
 
 def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:

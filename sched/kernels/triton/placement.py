@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .extend import sum_before
 
-_BATCH = 1024  # requests looked at together by the one program that counts the pages they open
+_BATCH = 1024  # requests processed together by the one program that counts the pages they open
 _PIECE = 256  # entries of a row that a program copies together
 _PIECES = 8  # programs of each row
 
@@ -36,19 +36,19 @@ def _place_decode(
     opened = tl.full([], 0, tl.int32)
     for first in range(0, b, block):
         at = first + tl.arange(0, block)
-        there = at < b
-        length = tl.load(seq_lens + at, mask=there, other=0)
-        opens = there & (length % page_size == 0)
+        valid = at < b
+        length = tl.load(seq_lens + at, mask=valid, other=0)
+        opens = valid & (length % page_size == 0)
         nth = opened + tl.cumsum(opens.to(tl.int32), 0) - 1
         opened = tl.max(nth, 0) + 1
-        row = table + tl.load(rows + at, mask=there, other=0) * width
-        old = tl.load(row + length - 1, mask=there & (length > 0), other=-1).to(tl.int64) + 1
+        row = table + tl.load(rows + at, mask=valid, other=0) * width
+        old = tl.load(row + length - 1, mask=valid & (length > 0), other=-1).to(tl.int64) + 1
         page = tl.load(free_pages + tl.minimum(tl.maximum(nth, 0), pages - 1), mask=opens, other=0)
         slot = tl.where(opens, page * page_size, old)
-        tl.store(row + length, slot.to(table.dtype.element_ty), mask=there)
-        tl.store(slots + at, slot, mask=there)
-        tl.store(longer + at, length + 1, mask=there)
-        tl.store(orig_longer + at, tl.load(orig_seq_lens + at, mask=there, other=0) + 1, mask=there)
+        tl.store(row + length, slot.to(table.dtype.element_ty), mask=valid)
+        tl.store(slots + at, slot, mask=valid)
+        tl.store(longer + at, length + 1, mask=valid)
+        tl.store(orig_longer + at, tl.load(orig_seq_lens + at, mask=valid, other=0) + 1, mask=valid)
 
 
 def place_decode(
@@ -113,13 +113,13 @@ def _place_extend(
         tl.store(row + at, cached.to(table.dtype.element_ty), mask=at < begins)
     for first in range(begins + tl.program_id(1) * block, ends, stride):
         at = first + tl.arange(0, block)
-        there = at < ends
+        valid = at < ends
         nth = tl.minimum(tl.maximum(opened + at // page_size - held, 0), pages - 1)
-        fresh = there & (at // page_size >= held)
+        fresh = valid & (at // page_size >= held)
         page = tl.load(free_pages + nth, mask=fresh, other=0)
         slot = tl.where(fresh, page * page_size + at % page_size, last + 1 + at - begins)
-        tl.store(row + at, slot.to(table.dtype.element_ty), mask=there)
-        tl.store(slots + tokens + at - begins, slot, mask=there)
+        tl.store(row + at, slot.to(table.dtype.element_ty), mask=valid)
+        tl.store(slots + tokens + at - begins, slot, mask=valid)
 
 
 def place_extend(

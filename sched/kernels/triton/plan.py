@@ -1,4 +1,4 @@
-"""The plan of a swap-in: one program for each request looks through its hot buffer."""
+"""The plan of a swap-in: one program for each request searches its hot buffer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..swap import Lookup
 
-_BLOCK = 1024  # slots of a buffer looked at together
+_BLOCK = 1024  # slots of a buffer processed together
 
 
 @triton.jit
@@ -31,7 +31,8 @@ def _place_of(token, positions, k, steps: tl.constexpr):
 def _find(
     positions, tokens, held, flags, newest, k, size: tl.constexpr, steps: tl.constexpr, block: tl.constexpr
 ) -> None:
-    """The slots of chosen positions that are in the buffer to ``held`` [k], and which slots these are to ``flags``."""
+    """Writes the slot of each chosen position that is in the buffer to ``held`` [k], and marks these slots in
+    ``flags``."""
     for first in range(0, k, block):
         at = first + tl.arange(0, block)
         tl.store(held + at, tl.full([block], -1, tl.int32), mask=at < k)
@@ -48,7 +49,7 @@ def _find(
 
 @triton.jit
 def _counted(positions, held, newest, k, block: tl.constexpr):
-    """How many positions are looked for, and how many of them are not there."""
+    """The number of positions that are looked up, and of those that are not in the buffer."""
     asked, missed = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
     for first in range(0, k, block):
         at = first + tl.arange(0, block)
@@ -61,32 +62,32 @@ def _counted(positions, held, newest, k, block: tl.constexpr):
 
 
 @triton.jit
-def _turn(lru, flags, turned, freed, hits, misses, size: tl.constexpr, block: tl.constexpr) -> None:
-    """The first ``misses`` slots of the order that are not asked for to ``freed``, and the new order: what is left of
-    those, then the freed, then the hit."""
+def _reorder(lru, flags, reordered, freed, hits, misses, size: tl.constexpr, block: tl.constexpr) -> None:
+    """Writes the first ``misses`` unused slots of the order to ``freed``, and the new order: the unused slots that are
+    left, then the freed, then the hit."""
     stale = size - hits - misses
     free_before, used_before = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
     for first in range(0, size, block):
         at = first + tl.arange(0, block)
-        there = at < size
-        slot = tl.load(lru + at, mask=there, other=0).to(tl.int32)
-        used = there & (tl.load(flags + slot, mask=there, other=0) != 0)
-        free = there & ~used
+        valid = at < size
+        slot = tl.load(lru + at, mask=valid, other=0).to(tl.int32)
+        used = valid & (tl.load(flags + slot, mask=valid, other=0) != 0)
+        free = valid & ~used
         nth_free = free_before + tl.cumsum(free.to(tl.int32), 0) - 1
         nth_used = used_before + tl.cumsum(used.to(tl.int32), 0) - 1
         tl.store(freed + nth_free, slot, mask=free & (nth_free < misses))
         unused = tl.where(nth_free < misses, stale + nth_free, nth_free - misses)
         place = tl.where(used, stale + misses + nth_used, unused)
-        tl.store(turned + place, slot.to(tl.int16), mask=there)
+        tl.store(reordered + place, slot.to(tl.int16), mask=valid)
         free_before, used_before = tl.max(nth_free, 0) + 1, tl.max(nth_used, 0) + 1
     tl.debug_barrier()
     for first in range(0, size, block):
         at = first + tl.arange(0, block)
-        tl.store(lru + at, tl.load(turned + at, mask=at < size, other=0), mask=at < size)
+        tl.store(lru + at, tl.load(reordered + at, mask=at < size, other=0), mask=at < size)
 
 
 @triton.jit
-def _tell(
+def _write_plan(
     positions,
     held,
     freed,
@@ -100,14 +101,14 @@ def _tell(
     size: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """The plan of one request; what is missing takes its place in the buffer's ``tokens``."""
+    """Writes the plan of one request, and the missing positions to the buffer's ``tokens``."""
     missed_before = tl.full([], 0, tl.int32)
     for first in range(0, k, block):
         at = first + tl.arange(0, block)
-        there = at < k
-        position = tl.load(positions + at, mask=there, other=-1)
+        valid = at < k
+        position = tl.load(positions + at, mask=valid, other=-1)
         present = position >= 0
-        # A mask of lanes: the interpreter takes no other.
+        # The last comparison is made a block, since the interpreter accepts no scalar mask.
         look = present & (position != newest) & (newest - 0 * position >= size)
         slot = tl.load(held + at, mask=look, other=-1)
         miss = look & (slot < 0)
@@ -116,9 +117,9 @@ def _tell(
         fresh = tl.load(freed + nth, mask=miss, other=0)
         slot = tl.where(look, tl.where(miss, fresh, slot), tl.minimum(position, size))
         location = tl.load(buffer + slot, mask=present, other=0).to(tl.int32)
-        tl.store(locations + at, location, mask=there)
-        tl.store(missing + at, tl.where(miss, position, -1), mask=there)
-        tl.store(targets + at, tl.where(miss, location, 0), mask=there)
+        tl.store(locations + at, location, mask=valid)
+        tl.store(missing + at, tl.where(miss, position, -1), mask=valid)
+        tl.store(targets + at, tl.where(miss, location, 0), mask=valid)
         tl.store(tokens + slot, position, mask=miss)
 
 
@@ -137,7 +138,7 @@ def _plan(
     held,
     freed,
     flags,
-    turned,
+    reordered,
     k,
     width,
     size: tl.constexpr,
@@ -156,12 +157,12 @@ def _plan(
         asked, missed = _counted(positions, held, length - 1, k, block)
         tl.atomic_add(lookups, asked.to(tl.int64))
         tl.atomic_add(lookups + 1, missed.to(tl.int64))
-        order, scratch = lru + row * size, turned + request * size
-        _turn(order, flags + request * size, scratch, freed, asked - missed, missed, size, block)
+        order, scratch = lru + row * size, reordered + request * size
+        _reorder(order, flags + request * size, scratch, freed, asked - missed, missed, size, block)
         tl.debug_barrier()
     plan = request * k
     buffer = device_buffer + row * width
-    _tell(
+    _write_plan(
         positions,
         held,
         freed,
@@ -182,9 +183,9 @@ def plan_swap_in(lookup: Lookup) -> tuple[Tensor, Tensor, Tensor]:
     (b, k), size, device = lookup.positions.shape, lookup.lru.shape[1], lookup.positions.device
     locations, missing, targets, held, freed = torch.empty((5, b, k), dtype=torch.int32, device=device)
     flags = torch.empty((b, size), dtype=torch.int8, device=device)
-    turned = torch.empty((b, size), dtype=torch.int16, device=device)
+    reordered = torch.empty((b, size), dtype=torch.int16, device=device)
     plan = (locations, missing, targets)
     if b:
         sizes = (k, lookup.device_buffer.shape[1], size, k.bit_length() + 1, _BLOCK)
-        _plan[(b,)](*tables, *plan, held, freed, flags, turned, *sizes, num_warps=8)
+        _plan[(b,)](*tables, *plan, held, freed, flags, reordered, *sizes, num_warps=8)
     return plan

@@ -16,19 +16,19 @@ _HEADS = 8  # of one program
 
 
 @triton.jit
-def _scale(weight, at, there, mine):
-    """[heads, half] of a norm's weight for the heads that are ``mine`` [heads, 1], 0 for others."""
-    return tl.load(weight + at, mask=there & mine, other=0.0).to(tl.float32)
+def _scale(weight, at, valid, inside):
+    """[heads, half] of a norm's weight for the heads that are ``inside`` [heads, 1], 0 for others."""
+    return tl.load(weight + at, mask=valid & inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _normed(first, second, q_norm, k_norm, at, is_q, is_k, eps, half: tl.constexpr, dtype: tl.constexpr):
     """Both halves [heads, half] of q and k heads, normalised over the two together; v as it is."""
-    there = at < half
+    valid = at < half
     squares = tl.sum(first * first, axis=1, keep_dims=True) + tl.sum(second * second, axis=1, keep_dims=True)
     root = tl.rsqrt(squares / (2 * half) + eps)
-    front = _scale(q_norm, at, there, is_q) + _scale(k_norm, at, there, is_k)
-    back = _scale(q_norm, at + half, there, is_q) + _scale(k_norm, at + half, there, is_k)
+    front = _scale(q_norm, at, valid, is_q) + _scale(k_norm, at, valid, is_k)
+    back = _scale(q_norm, at + half, valid, is_q) + _scale(k_norm, at + half, valid, is_k)
     one = (first * root).to(dtype).to(tl.float32) * front
     two = (second * root).to(dtype).to(tl.float32) * back
     turns = is_q | is_k
@@ -38,7 +38,7 @@ def _normed(first, second, q_norm, k_norm, at, is_q, is_k, eps, half: tl.constex
 
 
 @triton.jit
-def _put(target, first, second, at, mask, half: tl.constexpr) -> None:
+def _store_halves(target, first, second, at, mask, half: tl.constexpr) -> None:
     dtype = target.dtype.element_ty
     tl.store(target + at, first.to(dtype), mask=mask)
     tl.store(target + at + half, second.to(dtype), mask=mask)
@@ -78,10 +78,10 @@ def _rope_and_store_kv(
     cos, sin = tl.load(turn, mask=at < half, other=0.0), tl.load(turn + half, mask=at < half, other=0.0)
     slot = tl.load(out_cache_loc + token).to(tl.int64) * kv_heads
     v_head = head - heads - kv_heads
-    _put(v_cache, first, second, (slot + v_head) * 2 * half + at, mask & (v_head >= 0), half)
-    turned, other = first * cos - second * sin, second * cos + first * sin
-    _put(k_cache, turned, other, (slot + head - heads) * 2 * half + at, mask & is_k, half)
-    _put(out, turned, other, (token * heads + head) * 2 * half + at, mask & is_q, half)
+    _store_halves(v_cache, first, second, (slot + v_head) * 2 * half + at, mask & (v_head >= 0), half)
+    rotated, other = first * cos - second * sin, second * cos + first * sin
+    _store_halves(k_cache, rotated, other, (slot + head - heads) * 2 * half + at, mask & is_k, half)
+    _store_halves(out, rotated, other, (token * heads + head) * 2 * half + at, mask & is_q, half)
 
 
 def rope_and_store_kv(projected: Projected) -> Tensor:

@@ -99,16 +99,15 @@ def stage_decode(
     _stage_decode[(triton.cdiv(padded, _BLOCK),)](*tensors, *sizes)
 
 
-@triton.jit(do_not_specialize=["there", "padded"], do_not_specialize_on_alignment=["source"])
-def _stage_rows(static, source, there, padded, block: tl.constexpr) -> None:
+@triton.jit(do_not_specialize=["count", "padded"], do_not_specialize_on_alignment=["source"])
+def _stage_rows(static, source, count, padded, block: tl.constexpr) -> None:
     at = tl.program_id(0) * block + tl.arange(0, block)
-    _stage_row(static, source, at, there, padded, 0)
+    _stage_row(static, source, at, count, padded, 0)
 
 
 def stage_rows(static: Tensor, source: Tensor, padded: int) -> None:
     each = math.prod(static.shape[1:])
     if total := padded * each:
-        source = source
         _stage_rows[(triton.cdiv(total, _BLOCK),)](static, source, source.numel(), total, _BLOCK)
 
 

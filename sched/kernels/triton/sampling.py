@@ -1,4 +1,4 @@
-"""Sampling without a sort and without the host: each row's vocabulary is looked through in splits."""
+"""Sampling without a sort and without the host: each row's vocabulary is searched in splits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_SPLITS = 64  # splits
 
 
 class _Bars(NamedTuple):
-    """What ``find_bars`` finds of b rows."""
+    """The results of ``find_bars`` for b rows."""
 
     bars: Tensor  # [b] int32
     lasts: Tensor  # [b] int32
@@ -26,7 +26,7 @@ class _Bars(NamedTuple):
 
 
 class _Best(NamedTuple):
-    """Of each split of b rows, [b, splits] each; ``seconds``, ``tops`` and ``masses`` are asked for by scores only."""
+    """The best of each split of b rows, [b, splits] each; only scores need ``seconds``, ``tops`` and ``masses``."""
 
     scores: Tensor  # float32, the best
     ids: Tensor  # int32
@@ -45,16 +45,16 @@ def _kept(values, at, row, bars, lasts, tops, min_p):
 
 
 @triton.jit
-def faded(old, new):
+def exp_difference(old, new):
     """exp(old - new), 0 where both are -inf."""
     return tl.where(old == float("-inf"), 0.0, tl.exp(old - new))
 
 
 @triton.jit
-def heaped(top, mass, values):
-    """The largest of all, and the sum of exp(value - largest), with some more ``values``."""
+def add_mass(top, mass, values):
+    """The running maximum and sum of exp(value - maximum), updated by ``values``."""
     higher = tl.maximum(top, tl.max(values, 0))
-    return higher, mass * faded(top, higher) + tl.sum(faded(values, higher), 0)
+    return higher, mass * exp_difference(top, higher) + tl.sum(exp_difference(values, higher), 0)
 
 
 @triton.jit
@@ -62,7 +62,7 @@ def _best_two(best, second, ids):
     """Of all lanes: the largest, the lowest id that has it, and the largest of the others."""
     largest = tl.max(best, 0)
     winner = tl.min(tl.where(best == largest, ids, 2147483647), 0)
-    # Lanes have ids of their own but where nothing was found; then the others are no worse.
+    # Lanes have distinct ids unless nothing was found, and then the others are no worse.
     others = tl.where((best == largest) & (ids == winner), second, best)
     return largest, winner, tl.max(others, 0)
 
@@ -95,8 +95,8 @@ def _draw(
     vocab,
     size,
 ) -> None:
-    """The best of ``size`` ids. Without ``temperatures`` greedy; without ``bars`` unfiltered. ``strides`` are those of
-    the rows of temperatures, seeds, positions and min_ps."""
+    """Finds the best of ``size`` ids. Without ``temperatures`` greedy; without ``bars`` unfiltered. ``strides`` are
+    those of the rows of temperatures, seeds, positions and min_ps."""
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = 0.0 if temperatures is None else tl.load(temperatures + row * strides[0])
     if seeds is not None:
@@ -115,7 +115,7 @@ def _draw(
         at = first + tl.arange(0, BLOCK)
         values = scaled_logits(logits + row * stride, mask, at, vocab, temperature)
         if tops is not None:
-            top, mass = heaped(top, mass, values)
+            top, mass = add_mass(top, mass, values)
         score = values
         if seeds is not None:
             score += tl.where(temperature > 0, gumbel_noise(low, high, at), 0.0)
@@ -139,9 +139,9 @@ def _draw(
 def _take(scores, ids, out, splits, most: tl.constexpr) -> None:
     row = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, most)
-    there = split < splits
-    best = tl.load(scores + row * splits + split, mask=there, other=float("-inf"))
-    winner = tl.load(ids + row * splits + split, mask=there, other=2147483647)
+    valid = split < splits
+    best = tl.load(scores + row * splits + split, mask=valid, other=float("-inf"))
+    winner = tl.load(ids + row * splits + split, mask=valid, other=2147483647)
     _largest, lowest, _other = _best_two(best, best, winner)
     tl.store(out + row, lowest.to(tl.int64))
 
@@ -171,16 +171,16 @@ def _score(
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, most)
-    there, place = split < splits, row * splits + split
-    best = tl.load(scores + place, mask=there, other=float("-inf"))
-    second = tl.load(seconds + place, mask=there, other=float("-inf"))
-    winner = tl.load(winners + place, mask=there, other=2147483647)
-    top = tl.load(tops + place, mask=there, other=float("-inf"))
+    valid, place = split < splits, row * splits + split
+    best = tl.load(scores + place, mask=valid, other=float("-inf"))
+    second = tl.load(seconds + place, mask=valid, other=float("-inf"))
+    winner = tl.load(winners + place, mask=valid, other=2147483647)
+    top = tl.load(tops + place, mask=valid, other=float("-inf"))
     largest, _lowest, other = _best_two(best, second, winner)
     temperature = tl.load(temperatures + row * temperature_stride)
     tl.store(margins + row, (largest - other) * tl.where(temperature > 0, temperature, 1.0))
     highest = tl.max(top, 0)
-    mass = tl.sum(tl.load(masses + place, mask=there, other=0.0) * faded(top, highest), 0)
+    mass = tl.sum(tl.load(masses + place, mask=valid, other=0.0) * exp_difference(top, highest), 0)
     if mask is not None:
         mask += row * words
     chosen = tl.load(ids + row) + tl.zeros([1], tl.int64)

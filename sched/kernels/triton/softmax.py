@@ -11,8 +11,8 @@ LOG2_E = 1.4426950408889634
 
 @triton.jit
 def begin(rows: tl.constexpr, dim: tl.constexpr):
-    """Top [rows], weight [rows] and value [rows, dim] of rows that have seen nothing. The top is finite, so that a
-    block of which a row sees nothing gives weights of 0."""
+    """The initial top [rows], weight [rows] and value [rows, dim]. The top is finite, so that a block that is masked
+    for a whole row gives weights of 0."""
     top = tl.full([rows], -1e30, tl.float32)
     return top, tl.zeros([rows], tl.float32), tl.zeros([rows, dim], tl.float32)
 
@@ -47,13 +47,13 @@ def attend(
     scores = tl.where(visible, scores, float("-inf"))
     higher = tl.maximum(top, tl.max(scores, 1))
     shares = tl.exp2(scores - higher[:, None])
-    faded = tl.exp2(top - higher)
-    value = value * faded[:, None] + tl.dot(shares.to(v.dtype), v, input_precision="ieee")
-    return higher, weight * faded + tl.sum(shares, 1), value
+    decay = tl.exp2(top - higher)
+    value = value * decay[:, None] + tl.dot(shares.to(v.dtype), v, input_precision="ieee")
+    return higher, weight * decay + tl.sum(shares, 1), value
 
 
 def padded(head_dim: int) -> int:
-    """Elements of a tile's row: tensor cores take 16 and more."""
+    """Elements of a tile's row: tensor cores need 16 or more."""
     return max(16, int(triton.next_power_of_2(head_dim)))
 
 

@@ -1,4 +1,4 @@
-"""KV between hot buffers and pinned host memory, which a kernel reads and writes at its own address."""
+"""KV between hot buffers and pinned host memory, which kernels read and write directly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..swap import Fetch
 
 _BLOCK = 1024  # elements of a token moved together, at most
 _FETCHERS = 256  # programs that wait for the bus at once, at least
-_SAVERS = 16  # programs of a backup: other streams' kernels run beside it
+_SAVERS = 16  # programs of a backup, few enough for other streams' kernels to run beside it
 
 
 @triton.jit

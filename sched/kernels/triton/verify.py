@@ -1,4 +1,4 @@
-"""The tree of drafts and what of it is accepted: a program for each request, a lane for each node."""
+"""The tree of drafts and its accepted path: a program for each request, a lane for each node."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ def _build_tree(
     """``places`` [b, n] is scratch: the node that a chosen candidate becomes."""
     request = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, block)
-    there = at < n
-    mine = request * n + at
-    score = tl.load(scores + mine, mask=there, other=float("-inf"))
+    valid = at < n
+    own = request * n + at
+    score = tl.load(scores + own, mask=valid, other=float("-inf"))
     rank = tl.zeros([block], tl.int32)
     for other in range(n):
         against = tl.load(scores + request * n + other)
         rank += ((against > score) | ((against == score) & (other < at))).to(tl.int32)
-    chosen = there & (rank < drafts - 1)
+    chosen = valid & (rank < drafts - 1)
     place = tl.cumsum(chosen.to(tl.int32), 0)
-    tl.store(places + mine, place, mask=chosen)
+    tl.store(places + own, place, mask=chosen)
     tl.debug_barrier()
-    parent = tl.load(parents + mine, mask=chosen, other=-1)
+    parent = tl.load(parents + own, mask=chosen, other=-1)
     node = tl.load(places + request * n + parent, mask=chosen & (parent >= 0), other=0).to(tl.int64)
-    token = tl.load(tokens + mine, mask=chosen, other=0)
+    token = tl.load(tokens + own, mask=chosen, other=0)
     tl.store(nodes + request * drafts + place, token, mask=chosen)
     tl.store(above + request * drafts + place, node, mask=chosen)
     tl.store(nodes + request * drafts, tl.load(bonus + request))
@@ -49,7 +49,7 @@ def build_tree(
 
 
 @triton.jit
-def _up(parents, node):
+def _parents_of(parents, node):
     """The parent of each ``node``, -1 of the root and of none."""
     return tl.load(parents + node, mask=node > 0, other=-1)
 
@@ -60,20 +60,20 @@ def _tree_paths(
 ) -> None:
     request = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, block)
-    mine = lane < nodes
+    inside = lane < nodes
     parents += request * nodes
     path = paths + (request * nodes + lane) * depth
-    start = tl.where(mine, lane, -1).to(tl.int64)
+    start = tl.where(inside, lane, -1).to(tl.int64)
     node, count = start, tl.zeros([block], tl.int64)
     for _ in tl.static_range(depth):
         count += (node >= 0).to(tl.int64)
-        node = _up(parents, node)
-    tl.store(counts + request * nodes + lane, count, mask=mine)
+        node = _parents_of(parents, node)
+    tl.store(counts + request * nodes + lane, count, mask=inside)
     node = start
     for step in tl.static_range(depth):
-        tl.store(path + count - 1 - step, node, mask=mine & (node >= 0))
-        tl.store(path + step, tl.full([block], -1, tl.int64), mask=mine & (step >= count))
-        node = _up(parents, node)
+        tl.store(path + count - 1 - step, node, mask=inside & (node >= 0))
+        tl.store(path + step, tl.full([block], -1, tl.int64), mask=inside & (step >= count))
+        node = _parents_of(parents, node)
 
 
 def tree_paths(parents: Tensor, depth: int) -> tuple[Tensor, Tensor]:
@@ -92,18 +92,18 @@ def _accept_drafts(
 ) -> None:
     request = tl.program_id(0)
     lane = tl.arange(0, block)
-    mine, base = lane < nodes, request * nodes
-    token = tl.load(tokens + base + lane, mask=mine, other=0)
+    inside, base = lane < nodes, request * nodes
+    token = tl.load(tokens + base + lane, mask=inside, other=0)
     parent = lane.to(tl.int64) - 1
     if parents is not None:
-        parent = tl.load(parents + base + lane, mask=mine, other=-1)
+        parent = tl.load(parents + base + lane, mask=inside, other=-1)
     node, count = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
     for step in tl.static_range(most):
         tl.store(index + request * most + step, tl.where(node >= 0, base + node, -1))
         count += (node >= 0).to(tl.int32)
         wanted = tl.load(predict + base + tl.maximum(node, 0))
-        # No node has the parent that is left when the walk is over.
-        fits = mine & (parent == tl.where(node >= 0, node, -2)) & (token == wanted)
+        # After the walk has ended the parent is -2, which no node has.
+        fits = inside & (parent == tl.where(node >= 0, node, -2)) & (token == wanted)
         found = tl.min(tl.where(fits, lane, block), 0)
         node = tl.where(found < block, found, -1)
     tl.store(lens + request, count)

@@ -11,7 +11,7 @@ from schedbench.sched.kernels.attention import attention
 from schedbench.sched.kernels.indexer import (
     ABSENT,
     index_and_store,
-    select_by_lot,
+    select_simulated,
     select_top_k,
 )
 from schedbench.sched.kernels.sparse import page_lookup, sparse_attention, sparse_extend
@@ -123,7 +123,7 @@ class TestByLot:
     def chosen(self, lengths: torch.Tensor, top_k: int, reuse: float) -> list[list[int]]:
         nothing = torch.empty(0)
         rows = torch.zeros_like(lengths)
-        found = select_by_lot(nothing, nothing, nothing, nothing, rows, lengths, top_k, reuse)
+        found = select_simulated(nothing, nothing, nothing, nothing, rows, lengths, top_k, reuse)
         lists: list[list[int]] = found.tolist()
         return lists
 

@@ -64,8 +64,8 @@ CASES: dict[str, tuple[torch._ops.OpOverload, list[Any]]] = {
     "tree_links": (verify.tree_links, [PARENTS]),
     "accept_drafts": (verify.accept_drafts, [ids(B, D), PARENTS, ids(B * D), STEPS + 1]),
     "accept_drafts of a chain": (verify.accept_drafts, [ids(B, D), None, ids(B * D), D]),
-    "accept_by_lot": (
-        verify.accept_by_lot,
+    "accept_simulated": (
+        verify.accept_simulated,
         [torch.zeros(4, dtype=INT64), ROWS, ids(B), ids(B * D), D, 2.5, False, 0],
     ),
     "path_tokens": (history.path_tokens, [ids(B, D), verify.tree_paths(PARENTS, STEPS + 2)[0]]),
@@ -237,21 +237,24 @@ def test_a_drafts_history_is_counted_as_if_it_had_come_one_by_one(adds: bool) ->
         assert torch.equal(found[node], meant)
 
 
-def test_lots_are_keyed_by_request_and_ordinal() -> None:
+def test_simulated_lengths_are_keyed_by_request_and_ordinal() -> None:
     seeds, ordinals = torch.arange(2000) * 977, torch.zeros(2000, dtype=INT64)
     for rounded in (False, True):
-        drawn = verify.lots(seeds, ordinals, 2.25, rounded=rounded)
-        assert torch.equal(drawn, verify.lots(seeds, ordinals, 2.25, rounded=rounded))
-        assert not torch.equal(drawn, verify.lots(seeds, ordinals + 1, 2.25, rounded=rounded))
+        drawn = verify.simulated_lengths(seeds, ordinals, 2.25, rounded=rounded)
+        assert torch.equal(drawn, verify.simulated_lengths(seeds, ordinals, 2.25, rounded=rounded))
+        assert not torch.equal(drawn, verify.simulated_lengths(seeds, ordinals + 1, 2.25, rounded=rounded))
         assert drawn.double().mean().item() == pytest.approx(2.25, abs=0.06)
-    assert set(verify.lots(seeds, ordinals, 2.25, rounded=False).tolist()) == {2, 3}
+    assert set(verify.simulated_lengths(seeds, ordinals, 2.25, rounded=False).tolist()) == {2, 3}
 
 
 def test_a_lot_counts_its_requests_verifies() -> None:
     counters, predict = torch.zeros(4, dtype=INT64), ids(B * D)
     seeds = torch.tensor([5, 6, 7])
     for ordinal in range(3):
-        _, lens = verify.accept_by_lot(counters, ROWS, seeds, predict, D, 2.5, False, 0)
-        assert lens.tolist() == verify.lots(seeds, torch.full((3,), ordinal), 2.5, rounded=False).tolist()
+        _, lens = verify.accept_simulated(counters, ROWS, seeds, predict, D, 2.5, False, 0)
+        assert (
+            lens.tolist()
+            == verify.simulated_lengths(seeds, torch.full((3,), ordinal), 2.5, rounded=False).tolist()
+        )
     assert counters.tolist() == [0, 3, 3, 3]
     assert set(predict.tolist()) == {verify.SIMULATED_TOKEN}
