@@ -188,11 +188,15 @@ def _rates(base: HardwareProfile, kernels: Document) -> Found:
         if row["m"] >= _COMPUTE
     ]
     small = [_bytes(row) / _beyond(row, fixed) * 1e9 / bandwidth for row in products if row["m"] < _COMPUTE]
-    for name, shares in (("gemm", large), ("memory", small)):
-        if not shares:
-            raise ValueError(f"no product for the efficiency of {name}")
-        share = f"median of {len(shares)} products, {min(shares):.2f} to {max(shares):.2f} of the rate above"
-        yield ("kernels", "efficiency", name), min(max(median(shares), 1e-3), 1.0), share
+    yield _efficiency("gemm", large, "products", "the rate above")
+    yield _efficiency("memory", small, "products", "the rate above")
+
+
+def _efficiency(name: str, shares: list[float], of: str, rate: str) -> tuple[tuple[str, ...], float, str]:
+    if not shares:
+        raise ValueError(f"no {of} for the efficiency of {name}")
+    basis = f"median of {len(shares)} {of}, {min(shares):.2f} to {max(shares):.2f} of {rate}"
+    return ("kernels", "efficiency", name), min(max(median(shares), 1e-3), 1.0), basis
 
 
 def _attention(base: HardwareProfile, kernels: Document) -> Found:
@@ -204,10 +208,7 @@ def _attention(base: HardwareProfile, kernels: Document) -> Found:
         for row in kernels["attention"]
         if row["new"] >= _COMPUTE
     ]
-    if not shares:
-        raise ValueError("no prompt among them")
-    share = f"median of {len(shares)} prompts, {min(shares):.2f} to {max(shares):.2f} of the rate of products"
-    yield ("kernels", "efficiency", "attention"), min(max(median(shares), 1e-3), 1.0), share
+    yield _efficiency("attention", shares, "prompts", "the rate of products")
 
 
 def _attended(row: Document) -> float:

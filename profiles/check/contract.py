@@ -8,7 +8,7 @@ and a step without requests changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import torch
 
@@ -27,7 +27,7 @@ Verb = Literal["prefill", "chunks", "decode", "mix", "leave", "retract", "idle"]
 
 
 class BatchAction(NamedTuple):
-    """``numbers`` are lengths of prompts, or indices of requests."""
+    """``numbers`` are lengths of prompts, or indices of requests. Written ``prefill 5 3``."""
 
     verb: Verb
     numbers: tuple[int, ...] = ()
@@ -35,73 +35,28 @@ class BatchAction(NamedTuple):
     def __str__(self) -> str:
         return " ".join([self.verb, *map(str, self.numbers)])
 
+    @classmethod
+    def of(cls, text: str) -> BatchAction:
+        verb, *numbers = text.split()
+        return cls(cast(Verb, verb), tuple(map(int, numbers)))
+
 
 Script = Sequence[BatchAction]
 
 DECODE = BatchAction("decode")
 IDLE = BatchAction("idle")
 SCRIPTS: Mapping[str, Script] = {
-    "decoding": [BatchAction("prefill", (5, 3, 7)), DECODE, DECODE, DECODE],
-    "joining": [
-        BatchAction("prefill", (5, 3)),
-        DECODE,
-        BatchAction("prefill", (4,)),
-        DECODE,
-        BatchAction("prefill", (2, 6)),
-        DECODE,
-        DECODE,
-    ],
-    "leaving": [
-        BatchAction("prefill", (5, 3, 4, 6)),
-        DECODE,
-        BatchAction("leave", (1, 3)),
-        DECODE,
-        BatchAction("prefill", (7, 2)),
-        DECODE,
-    ],
-    "leaving with the prompt": [
-        BatchAction("prefill", (5, 3)),
-        DECODE,
-        BatchAction("prefill", (4, 4)),
-        BatchAction("leave", (2, 3)),
-        DECODE,
-        BatchAction("prefill", (6,)),
-        DECODE,
-    ],
-    "mixing": [
-        BatchAction("prefill", (5, 3)),
-        DECODE,
-        BatchAction("mix", (4, 20)),
-        BatchAction("mix", (6,)),
-        DECODE,
-        DECODE,
-    ],
-    "idling": [
-        IDLE,
-        BatchAction("prefill", (5, 3)),
-        IDLE,
-        DECODE,
-        IDLE,
-        DECODE,
-        BatchAction("mix", (4,)),
-        IDLE,
-        DECODE,
-    ],
-    "retracting": [
-        BatchAction("prefill", (5, 3, 4, 6)),
-        DECODE,
-        BatchAction("retract", (3, 0, 2)),
-        DECODE,
-        BatchAction("mix", (9,)),
-        DECODE,
-    ],
-    "prompts in chunks": [
-        BatchAction("prefill", (5,)),
-        *[BatchAction("chunks", (3 * CHUNK + 2,))] * 7,
-        DECODE,
-        BatchAction("leave", (0, 2, 4)),
-        DECODE,
-    ],
+    name: [BatchAction.of(action) for action in text.split(",")]
+    for name, text in {
+        "decoding": "prefill 5 3 7, decode, decode, decode",
+        "joining": "prefill 5 3, decode, prefill 4, decode, prefill 2 6, decode, decode",
+        "leaving": "prefill 5 3 4 6, decode, leave 1 3, decode, prefill 7 2, decode",
+        "leaving with the prompt": "prefill 5 3, decode, prefill 4 4, leave 2 3, decode, prefill 6, decode",
+        "mixing": "prefill 5 3, decode, mix 4 20, mix 6, decode, decode",
+        "idling": "idle, prefill 5 3, idle, decode, idle, decode, mix 4, idle, decode",
+        "retracting": "prefill 5 3 4 6, decode, retract 3 0 2, decode, mix 9, decode",
+        "prompts in chunks": f"prefill 5, {f'chunks {3 * CHUNK + 2}, ' * 7}decode, leave 0 2 4, decode",
+    }.items()
 }
 ANY_PROMPT = "prompts pass, negative ids too"
 BARE_SIDE = "merging with a batch without tokens loses none"

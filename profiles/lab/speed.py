@@ -46,50 +46,44 @@ class Figure(NamedTuple):
 Value = Callable[[Result], float | None]
 
 
-def _mean(name: str, scale: float = 1) -> Value:
-    """The value of a metric with a single one, the mean of a distribution."""
+def _metric(name: str, quantile: str | None = None, *, scale: float = 1) -> Value:
+    """The value of a metric with a single one, the mean of a distribution, or one of its quantiles."""
 
-    def of(result: Result) -> float | None:
+    def value(result: Result) -> float | None:
         metric = result.metrics.get(name)
-        return scale * metric.values[0] if isinstance(metric, Metric) else None
-
-    return of
-
-
-def _quantile(name: str, quantile: str, scale: float = 1) -> Value:
-    def of(result: Result) -> float | None:
-        metric = result.metrics.get(name)
-        found = getattr(metric, quantile) if isinstance(metric, Metric) else None
+        if not isinstance(metric, Metric):
+            return None
+        found = getattr(metric, quantile) if quantile else metric.values[0]
         return scale * found if isinstance(found, (int, float)) else None
 
-    return of
+    return value
 
 
 def over_roofline(result: Result) -> float | None:
     """The time of a decode with the idle before it, over its roofline; means of the run."""
     names = ("forward_ms.decode", "idle_ms", "decode_roofline_ms")
-    forward, idle, roofline = (_mean(name)(result) for name in names)
+    forward, idle, roofline = (_metric(name)(result) for name in names)
     if forward is None or idle is None or not roofline:
         return None
     return (forward + idle) / roofline
 
 
 _FIGURES: Final[Sequence[tuple[str, str, Value, Limit | None]]] = (
-    ("output throughput", "tokens/s", _mean("output_throughput"), None),
-    ("input throughput", "tokens/s", _mean("input_throughput"), None),
-    ("steady output throughput", "tokens/s", _mean("steady_output_throughput"), None),
-    ("requests in a decode", "requests", _mean("decode_batch_size"), None),
-    ("step p50", "ms", _quantile("step_ms", "p50"), None),
-    ("decode forward p50", "ms", _quantile("forward_ms.decode", "p50"), None),
-    ("decode forward", "ms", _mean("forward_ms.decode"), None),
-    ("decode roofline", "ms", _mean("decode_roofline_ms"), None),
+    ("output throughput", "tokens/s", _metric("output_throughput"), None),
+    ("input throughput", "tokens/s", _metric("input_throughput"), None),
+    ("steady output throughput", "tokens/s", _metric("steady_output_throughput"), None),
+    ("requests in a decode", "requests", _metric("decode_batch_size"), None),
+    ("step p50", "ms", _metric("step_ms", "p50"), None),
+    ("decode forward p50", "ms", _metric("forward_ms.decode", "p50"), None),
+    ("decode forward", "ms", _metric("forward_ms.decode"), None),
+    ("decode roofline", "ms", _metric("decode_roofline_ms"), None),
     ("decode step over roofline", "ratio", over_roofline, Limit(1.15, below=True)),
-    ("decode bandwidth", "GB/s", _mean("decode_bandwidth"), None),
-    ("decode FLOP/s", "TFLOP/s", _mean("decode_flops"), None),
-    ("prefill FLOP/s", "TFLOP/s", _mean("prefill_flops"), None),
-    ("forward occupancy", "%", _mean("forward_occupancy", 100), Limit(99.4, below=False)),
-    ("idle between steps p50", "us", _quantile("idle_ms", "p50", 1e3), Limit(20, below=True)),
-    ("idle between steps p99", "us", _quantile("idle_ms", "p99", 1e3), None),
+    ("decode bandwidth", "GB/s", _metric("decode_bandwidth"), None),
+    ("decode FLOP/s", "TFLOP/s", _metric("decode_flops"), None),
+    ("prefill FLOP/s", "TFLOP/s", _metric("prefill_flops"), None),
+    ("forward occupancy", "%", _metric("forward_occupancy", scale=100), Limit(99.4, below=False)),
+    ("idle between steps p50", "us", _metric("idle_ms", "p50", scale=1e3), Limit(20, below=True)),
+    ("idle between steps p99", "us", _metric("idle_ms", "p99", scale=1e3), None),
 )
 
 

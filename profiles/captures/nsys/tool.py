@@ -80,38 +80,26 @@ _LONGEST: Final = 600  # characters of the tool's output in a message
 
 @contextmanager
 def exported(nsys: Nsys, report: Path) -> Iterator[Path]:
-    """An export of ``report``, removed after the block because it holds private data. Raises CaptureFileError."""
+    """An sqlite export of ``report``, removed after the block because it holds private data. Raises CaptureFileError
+    with the tool's output if the export fails."""
+    error = f"{report}: nsys {nsys.version} could not export it"
     with TemporaryDirectory() as folder:
         path = Path(folder) / "export.sqlite"
-        export(nsys, report, path)
+        options = ("--type", "sqlite", "--force-overwrite", "true", "--output", str(path))
+        try:
+            done = subprocess.run(
+                [str(nsys.path), "export", *options, str(report)],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_EXPORT_SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.SubprocessError) as reason:
+            raise CaptureFileError(f"{error}: {reason}") from None
+        if done.returncode or not path.is_file():
+            raise CaptureFileError(f"{error}: {failure(done)}")
         yield path
-
-
-def export(nsys: Nsys, report: Path, output: Path) -> None:
-    """Write ``report`` as sqlite. Raises CaptureFileError with the tool's output if it fails."""
-    arguments = [
-        "export",
-        "--type",
-        "sqlite",
-        "--force-overwrite",
-        "true",
-        "--output",
-        str(output),
-        str(report),
-    ]
-    try:
-        done = subprocess.run(
-            [str(nsys.path), *arguments],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_EXPORT_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise CaptureFileError(f"{report}: nsys {nsys.version} could not export it: {error}") from None
-    if done.returncode or not output.is_file():
-        raise CaptureFileError(f"{report}: nsys {nsys.version} could not export it: {failure(done)}")
 
 
 def failure(done: subprocess.CompletedProcess[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -15,6 +16,9 @@ from ...vgpu.hazards.records import IssuedOp
 from ...vgpu.op_kinds import LIKES, Handler
 from ..dispatch_counts import CopyRules, copies_of
 from .order import ProgramOrder
+
+Arguments = Sequence[Any]
+Named = Mapping[str, Any]
 
 # Kernels that fill new memory, by the factory's name without like or new. Other factories' kernels have their names.
 _FILLS: Final = {
@@ -38,11 +42,11 @@ class Operators(TorchDispatchMode):
         self._rules = rules
         self._excluded = False
         self._handlers: dict[Any, Handler] = {}
-        self._named: Mapping[str, Callable[[Any], Handler]] = {
-            "copy_": self._copying,
-            "_to_copy": self._moving,
-            "clone": self._cloning,
-            "lift_fresh": self._lifting,
+        self._named: Mapping[str, Callable[[Any, Arguments, Named], Any]] = {
+            "copy_": self._copy,
+            "_to_copy": self._to_copy,
+            "clone": self._clone,
+            "lift_fresh": self._lift_fresh,
         }
 
     @contextmanager
@@ -70,34 +74,32 @@ class Operators(TorchDispatchMode):
 
     def _handler(self, func: Any) -> Handler:
         name = func._opname
+        compute = partial(self._compute, func)
         if name in _UNSEEN:
-            return self._computing(func)
+            return compute
         if name in self._named:
-            return self._named[name](func)
-        handler = checked(self._checker, func, self._computing(func))
-        return self._filling(name, handler) if name in LIKES else handler
+            return partial(self._named[name], func)
+        handler = checked(self._checker, func, compute)
+        return partial(self._fill, name, handler) if name in LIKES else handler
 
     def _on_device(self, value: object) -> bool:
         if isinstance(value, (list, tuple)):
             return any(map(self._on_device, value))
         return self._checker.memory.on_device(value)
 
-    def _computing(self, func: Any) -> Handler:
-        def compute(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-            out = func(*args, **kwargs)
-            self._waiting(func, args, kwargs, out)
-            return out
+    def _compute(self, func: Any, args: Arguments, kwargs: Named) -> Any:
+        out = func(*args, **kwargs)
+        self._waiting(func, args, kwargs, out)
+        return out
 
-        return compute
-
-    def _waiting(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+    def _waiting(self, func: Any, args: Arguments, kwargs: Named, out: Any) -> None:
         copies = copies_of(self._rules, func._opname, args, kwargs, out)
         if any(what.endswith(" blocking") for what, _ in copies):
             self._order.waited()
 
     # ---- new memory ----------------------------------------------------------------------------------------
 
-    def _without_operands(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _without_operands(self, func: Any, args: Arguments, kwargs: Named) -> Any:
         """Run an operator without operands on the device: an upload, a factory, or one of the host."""
         if func._opname == "_to_copy":
             return self._handlers[func](args, kwargs)
@@ -106,14 +108,11 @@ class Operators(TorchDispatchMode):
             self._filled(func._opname, out)
         return out
 
-    def _filling(self, name: str, handler: Handler) -> Handler:
-        def fill(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-            out = handler(args, kwargs)
-            if self._checker.memory.on_device(out):
-                self._filled(name, out)
-            return out
-
-        return fill
+    def _fill(self, name: str, handler: Handler, args: Arguments, kwargs: Named) -> Any:
+        out = handler(args, kwargs)
+        if self._checker.memory.on_device(out):
+            self._filled(name, out)
+        return out
 
     def _filled(self, name: str, out: torch.Tensor) -> None:
         kind = name.removeprefix("new_").removesuffix("_like")
@@ -124,59 +123,44 @@ class Operators(TorchDispatchMode):
 
     # ---- copies --------------------------------------------------------------------------------------------
 
-    def _copying(self, func: Any) -> Handler:
-        def copy(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-            checker, (target, source) = self._checker, args[:2]
-            launch = self._launch(source, target)
-            checker.copy_side(launch, source, write=False)
-            if checker.memory.on_device(target):
-                checker.announce(target)
-            checker.copy_side(launch, target, write=True)
-            return self._compute_at_work(func, args, kwargs)
+    def _copy(self, func: Any, args: Arguments, kwargs: Named) -> Any:
+        checker, (target, source) = self._checker, args[:2]
+        launch = self._launch(source, target)
+        checker.copy_side(launch, source, write=False)
+        if checker.memory.on_device(target):
+            checker.announce(target)
+        checker.copy_side(launch, target, write=True)
+        return self._compute_at_work(func, args, kwargs)
 
-        return copy
+    def _to_copy(self, func: Any, args: Arguments, kwargs: Named) -> Any:
+        checker, source = self._checker, args[0]
+        device = checker.memory.on_device(source)
+        place = kwargs.get("device")
+        if not device and (place is None or place.type != self._rules.type):
+            return func(*args, **kwargs)  # from host to host
+        name = "_to_copy" if device and place is None else "copy d2h" if device else "copy h2d"
+        launch = checker.launch(name)
+        checker.copy_side(launch, source, write=False)
+        out = self._compute_at_work(func, args, kwargs)
+        checker.copy_side(launch, out, write=True)
+        return out
 
-    def _moving(self, func: Any) -> Handler:
-        def move(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-            checker, source = self._checker, args[0]
-            device = checker.memory.on_device(source)
-            place = kwargs.get("device")
-            if not device and (place is None or place.type != self._rules.type):
-                return func(*args, **kwargs)  # from host to host
-            name = "_to_copy" if device and place is None else "copy d2h" if device else "copy h2d"
-            launch = checker.launch(name)
-            checker.copy_side(launch, source, write=False)
-            out = self._compute_at_work(func, args, kwargs)
-            checker.copy_side(launch, out, write=True)
-            return out
+    def _clone(self, func: Any, args: Arguments, kwargs: Named) -> Any:
+        launch = self._checker.launch("clone")
+        out = func(*args, **kwargs)
+        self._checker.copy_side(launch, args[0], write=False)
+        self._checker.copy_side(launch, out, write=True)
+        return out
 
-        return move
-
-    def _cloning(self, func: Any) -> Handler:
-        def clone(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-            launch = self._checker.launch("clone")
-            out = func(*args, **kwargs)
-            self._checker.copy_side(launch, args[0], write=False)
-            self._checker.copy_side(launch, out, write=True)
-            return out
-
-        return clone
-
-    def _lifting(self, func: Any) -> Handler:
+    def _lift_fresh(self, func: Any, args: Arguments, kwargs: Named) -> Any:
         """``torch.tensor(..., device=)``, whose values have been uploaded before this operator."""
-
-        def lift(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-            self._checker.copy_side(self._checker.launch("copy h2d"), args[0], write=True)
-            out = func(*args, **kwargs)
-            self._waiting(func, args, kwargs, out)
-            return out
-
-        return lift
+        self._checker.copy_side(self._checker.launch("copy h2d"), args[0], write=True)
+        return self._compute(func, args, kwargs)
 
     def _launch(self, source: torch.Tensor, target: torch.Tensor) -> IssuedOp:
         up, down = (not self._checker.memory.on_device(source), not self._checker.memory.on_device(target))
         return self._checker.launch("copy h2d" if up else "copy d2h" if down else "copy d2d")
 
-    def _compute_at_work(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _compute_at_work(self, func: Any, args: Arguments, kwargs: Named) -> Any:
         with self._checker.device_at_work():
-            return self._computing(func)(args, kwargs)
+            return self._compute(func, args, kwargs)
