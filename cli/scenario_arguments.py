@@ -48,9 +48,9 @@ def resolved(
     faults: Sequence[str] | None = None,
 ) -> Resolved:
     """Raises UsageError, ScenarioError, FaultError and RelayError."""
-    from ..profiles.check.faults import broken
+    from ..profiles.check.faults import with_faults
 
-    return broken(_resolved(name, overrides or (), relay, budgets or ()), faults or ())
+    return with_faults(_resolved(name, overrides or (), relay, budgets or ()), faults or ())
 
 
 def make_output_dir(path: Path | None) -> None:

@@ -12,7 +12,7 @@ from ...sched.relay.faults import awaited_faults
 from ..platform.resolve import ask
 from ..record.environment import environment, tool
 from .examine import Examiner
-from .faults import FaultScenario, broken, fault_scenarios
+from .faults import FaultScenario, fault_scenarios, with_faults
 from .report import SCHEMA_VERSION, Check, Document, check_part
 from .runs import pool
 
@@ -82,7 +82,7 @@ def _tasks(scenario: FaultScenario) -> tuple[_Task, _Task]:
 def _checked(adversaries: Sequence[int], task: _Task) -> tuple[Check, ...]:
     question = ask(task.scenario, task.overrides)
     if task.fault is not None:
-        question = broken(question, [task.fault])
+        question = with_faults(question, [task.fault])
     [relay] = question.relays
     return Examiner(question, adversaries).examine(relay).checks
 

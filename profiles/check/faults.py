@@ -18,7 +18,7 @@ class FaultError(ValueError):
     """A fault that does not exist, or that waits for a feature."""
 
 
-def broken(resolved: Resolved, names: Sequence[str]) -> Resolved:
+def with_faults(resolved: Resolved, names: Sequence[str]) -> Resolved:
     """The question with these faults in every relay. Raises FaultError, and RelayError for a fault that one of the
     relays cannot have."""
     wanted = [_fault(name) for name in dict.fromkeys(names)]
@@ -28,11 +28,11 @@ def broken(resolved: Resolved, names: Sequence[str]) -> Resolved:
                 f"fault {fault.name} needs engine.hisparse.enabled=true, with a model that has an indexer"
             )
     return replace(
-        resolved, relays=tuple(_with(relay, wanted, resolved.scenario) for relay in resolved.relays)
+        resolved, relays=tuple(_faulty(relay, wanted, resolved.scenario) for relay in resolved.relays)
     )
 
 
-def _with(relay: RelayChoice, wanted: Sequence[Fault], scenario: Scenario) -> RelayChoice:
+def _faulty(relay: RelayChoice, wanted: Sequence[Fault], scenario: Scenario) -> RelayChoice:
     for fault in wanted:
         try:
             relay = relay.broken_by(
@@ -77,18 +77,18 @@ class FaultScenario:
         return ask(self.scenario, self.overrides)
 
     def broken(self) -> Resolved:
-        return broken(self.sound(), [self.fault.name])
+        return with_faults(self.sound(), [self.fault.name])
 
 
 _PENALISED = ("workload.sampling.presence_penalty=0.5",)
-_SPELLED = ("workload.sampling.grammar={regex: '[0-9]{1,8}'}", "workload.sampling.ignore_eos=false")
+_GRAMMAR = ("workload.sampling.grammar={regex: '[0-9]{1,8}'}", "workload.sampling.ignore_eos=false")
 _TWO_AT_A_TIME = (
     "engine.max_running_requests=2",
     "engine.chunked_prefill_size=8",
     "workload.requests=4",
 )
 
-_CROWDED = ("engine.radix_cache=false", "engine.kv_tokens=256", "workload.requests=12")
+_SMALL_POOL = ("engine.radix_cache=false", "engine.kv_tokens=256", "workload.requests=12")
 
 _RETRACTED = (
     "engine.page_size=1",
@@ -106,10 +106,10 @@ _SCENARIOS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "rejoin-without-mirror": (HOSTING, ()),
     "prebuilt-unpublished": (PARTING, ()),
     "publish-ready-overwritten": (PARTING, ()),
-    "pd-freed-block-race": (PARTING, _CROWDED),
+    "pd-freed-block-race": (PARTING, _SMALL_POOL),
     "pd-overwritten-page": (PARTING, _RETRACTED),
     "emptied-batch-merged": (JOINING, ()),
-    "stash-before-sampling": (MIXING, _SPELLED),
+    "stash-before-sampling": (MIXING, _GRAMMAR),
     "stage-without-stash": (STAGING, ()),
     "stage-tokens-unawaited": (STAGING, ()),
     "idle-rows-stashed": (IDLING, ()),

@@ -47,9 +47,7 @@ def pool(tasks: int) -> Iterator[MapFunction]:
     workers = ProcessPoolExecutor(max(1, min(processors(), tasks)), mp_context=get_context("spawn"))
 
     def each(function: Callable[[T], R], tasks: Iterable[T], /) -> Iterable[R]:
-        pickle.dumps(
-            function
-        )  # fails here: with a function that cannot be pickled, Python 3.11 would hang at shutdown
+        pickle.dumps(function)  # raises here; in a worker, Python 3.11 would hang at shutdown
         return workers.map(function, tasks)
 
     try:
