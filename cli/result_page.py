@@ -125,7 +125,7 @@ def labels(result: Document) -> str:
         parts += capture_labels(result)
     else:
         parts += [relay(result["relay"]), f"host time {label['host']}"]
-    parts += ["drafts accepted by lot"] if label.get("acceptance") == "simulated" else []
+    parts += ["acceptance of drafts simulated"] if label.get("acceptance") == "simulated" else []
     parts += ["profiled: not for timing"] if label["profiled"] else []
     parts += [result["idle"]["abstained"]] if _has_no_times(result) else []
     parts += ["cancelled: partial"] if result["run"]["cancelled"] else []

@@ -24,7 +24,8 @@ Output = Annotated[
 
 
 def trace(source: Source, output: Output = None, meaning: Meaning = None, nsys: Tool = None) -> None:
-    """Write a timeline as Chrome's JSON: host ranges and calls, streams, copy engines, waits. ui.perfetto.dev opens it.
+    """Write a timeline in Chrome's JSON format, which ui.perfetto.dev opens: host ranges and calls, streams, copy
+    engines, waits.
 
     Exit codes: 0 done; 2 nothing to draw, or a run without a result; 3 a file that cannot be written, or no nsys to
     export with.
@@ -64,7 +65,7 @@ def _named(found: Mapping[int, RecordedTimeline], folder: Path) -> dict[str, Rec
     if not (folder / RESULT).is_file():
         kept = ", ".join(str(folder / file_of(rank)) for rank in found)
         raise UsageError(
-            f"{folder}: no {RESULT}: the run is not over, or broke off; what it kept can be drawn alone: {kept}"
+            f"{folder}: no {RESULT}: the run is not over, or was cut short; what it recorded can be drawn alone: {kept}"
         )
     result = read(folder / RESULT)
     names = {rank: part.name for rank, part in enumerate(result.ranks)} or {0: "the run"}

@@ -16,14 +16,14 @@ LINES = 60  # rows of a table on a terminal
 
 
 def verdict(document: Document) -> str:
-    """One line."""
+    """The verdict in one line."""
     differ = len(document["unexplained"])
     known = len(document["explained"])
     unlike = ", ".join(kind for kind, counts in document["steps"].items() if len(set(counts)) > 1)
     parts = [
         f"{document['compared']} counts compared",
-        f"{differ} differ and nothing explains it" if differ else "none differs without a reason",
-        f"{known} differ as they should",
+        f"{differ} differ without a known reason" if differ else "none differs without a known reason",
+        f"{known} differ for a known reason",
         *([f"not the same steps: {unlike}"] if unlike else ()),
         *document["trouble"],
     ]
@@ -40,7 +40,7 @@ def page(document: Document, *, limit: int | None = None) -> Page:
 def _tables(document: Document, limit: int | None) -> Iterator[Table]:
     steps = [["", kind, "steps", *map(str, counts), ""] for kind, counts in document["steps"].items()]
     yield _table("steps of each kind", steps, limit)
-    for title, name in (("differences without a reason", "unexplained"), ("known differences", "explained")):
+    for title, name in (("differences without a known reason", "unexplained"), ("known differences", "explained")):
         if document[name]:
             yield _table(title, [_cells(row) for row in document[name]], limit)
 

@@ -81,7 +81,7 @@ def words(failure: Failure) -> str:
 
 
 def findings(scenario: Scenario) -> Iterator[Finding]:
-    """The key to blame, and why; nothing for a sound script."""
+    """The problems of the script, each with a key and a reason."""
     if not scenario.faults:
         return
     if scenario.engine.ranks == 1:
@@ -140,7 +140,7 @@ def _link(scenario: Scenario, failure: Failure, path: KeyPath) -> Iterator[Findi
     elif failure.does in ("repeat", "reorder") and failure.tag != TRANSFER:
         yield (
             (*path, "does"),
-            f"a link keeps the order of {failure.tag}; transfers ({TRANSFER}) alone come so",
+            f"a link keeps the order of {failure.tag}; transfers ({TRANSFER}) alone can be repeated or reordered",
         )
     yield from _lateness(failure, path)
 

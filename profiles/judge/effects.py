@@ -52,7 +52,7 @@ class LineEffect(NamedTuple):
 
 
 class IdleEffect(NamedTuple):
-    """A part of forward idle, us per step that ran a forward; None where a side has no answer."""
+    """A part of forward idle, us per step that ran a forward; None where a side did not measure it."""
 
     part: str
     a: float | None

@@ -40,7 +40,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _main() -> None:
-    """Reserves stdout for the answers; everything else that is printed goes to stderr."""
+    """Reserves stdout for the responses; everything else that is printed goes to stderr."""
     with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8") as out:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         serve(sys.stdin, out)

@@ -82,7 +82,7 @@ class IntervalUnion:
         self._pending.extend(intervals)
 
     def settle(self, origin: int, until: int) -> None:
-        """Count what lies in [origin, until); later calls count from ``until`` on."""
+        """Adds the length of the union in [origin, until). Later calls count from ``until`` on."""
         reached = origin if self._from is None else self._from
         self._from = until
         self._pending.sort()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..record.result import CopyRow, CountSummary, KindCounts, SitePart, SyncRow
 from ..record.timeline import Names
@@ -32,18 +32,11 @@ def copy_rows(lines: Mapping[CopyLine, Cost], names: Names) -> tuple[CopyRow, ..
     """Sorted by exposed time, then by waited time, then by count, largest first."""
     rows = [
         CopyRow(
-            site=site_part(names, line.site),
-            range=line.range,
-            kind=line.kind,
-            stream=stream_name(names, line.stream),
             direction=line.direction,
             host_memory=line.host_memory,
             blocking=line.blocking,
-            count=cost.count,
-            steady=steady,
             bytes=cost.bytes,
-            host_us=cost.host_ns / 1e3,
-            exposed_us=cost.exposed_ns / 1e3,
+            **_common(names, line, cost, steady),
         )
         for line, (cost, steady) in _without_steady(lines).items()
     ]
@@ -53,21 +46,24 @@ def copy_rows(lines: Mapping[CopyLine, Cost], names: Names) -> tuple[CopyRow, ..
 def sync_rows(lines: Mapping[CallLine, Cost], names: Names) -> tuple[SyncRow, ...]:
     """In the order of ``copy_rows``."""
     rows = [
-        SyncRow(
-            site=site_part(names, line.site),
-            range=line.range,
-            kind=line.kind,
-            stream=stream_name(names, line.stream),
-            call=line.call,
-            sync=line.sync,
-            count=cost.count,
-            steady=steady,
-            host_us=cost.host_ns / 1e3,
-            exposed_us=cost.exposed_ns / 1e3,
-        )
+        SyncRow(call=line.call, sync=line.sync, **_common(names, line, cost, steady))
         for line, (cost, steady) in _without_steady(lines).items()
     ]
     return tuple(sorted(rows, key=_weight))
+
+
+def _common(names: Names, line: CopyLine | CallLine, cost: Cost, steady: int) -> dict[str, Any]:
+    """The fields that both kinds of row have."""
+    return {
+        "site": site_part(names, line.site),
+        "range": line.range,
+        "kind": line.kind,
+        "stream": stream_name(names, line.stream),
+        "count": cost.count,
+        "steady": steady,
+        "host_us": cost.host_ns / 1e3,
+        "exposed_us": cost.exposed_ns / 1e3,
+    }
 
 
 def site_part(names: Names, site: int) -> SitePart | None:

@@ -17,7 +17,7 @@ from .timeline import NO_SITE, Call, Op, Range, Site, Window
 ENDING: Final = "perfetto.json.gz"
 _COPIES: Final = ("h2d", "d2h", "d2d")
 _RANGES, _CALLS = 1, 2  # tracks of the host
-_WAITS: Final = 100_000  # a stream's waits stand on a track of this distance from its own
+_WAITS: Final = 100_000  # from the number of a stream's track to that of its waits
 
 
 class Process(NamedTuple):
@@ -49,8 +49,8 @@ class Drawn(Protocol):
 
 
 def draw(path: Path, timelines: Mapping[str, Drawn]) -> int:
-    """Write the picture, whole or not at all; returns how many slices it has. Timelines of several ranks, which are on
-    one clock, stand one below the other under their names."""
+    """Write the picture, whole or not at all; returns how many slices it has. Timelines of several ranks are
+    drawn below each other on one clock, under their names."""
     count = 0
     with packed_whole(path) as file:
         file.write(b'{"displayTimeUnit":"ns","schedbench":"timeline","traceEvents":[\n')
@@ -125,7 +125,7 @@ def _call(call: Call, sites: tuple[Site, ...]) -> Iterator[Event]:
 
 
 def _op(op: Op, sites: tuple[Site, ...]) -> Iterator[Event]:
-    """A copy stands on its stream, and on its engine."""
+    """A copy is drawn on its stream and on its copy engine."""
     more: Event = {
         "step": op.step,
         "range": op.range,

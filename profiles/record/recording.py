@@ -23,7 +23,7 @@ from .result import ResultError
 from .timeline import Names, Site, Window
 
 FILE: Final = "timeline.jsonl.gz"
-RESULT: Final = "result.json"  # what it lies beside
+RESULT: Final = "result.json"  # in the same folder
 _OF_RANK: Final = "timeline.{}.jsonl.gz"
 _NAMED: Final = re.compile(r"timeline(\.\d+)?\.jsonl\.gz$")
 MOST: Final = 2_000_000  # records, which take about a hundred megabytes when drawn

@@ -80,7 +80,7 @@ class RunPart(ResultModel):
     emulation_speed: Number | None = None  # virtual seconds per second of wall time
     cancelled: bool = False
     failure: str | None = None  # ranks that were lost, and what became of the others
-    missed: tuple[str, ...] = ()  # entries of the scenario's faults that it did not come to
+    missed: tuple[str, ...] = ()  # scripted faults that did not occur
     hazards_s: Number | None = None  # of wall_s, what watching for hazards took
 
 

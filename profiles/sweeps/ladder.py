@@ -1,4 +1,4 @@
-"""Several relays on one scenario: a rung for each, and what each changes in the one before."""
+"""Several relays on one scenario: a rung for each relay, and the differences between neighbouring rungs."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """``rungs`` in the scenario's order; fewer than asked for when interrupted."""
+    """``rungs`` in the order of the scenario; some are missing when the run was interrupted."""
 
     resolved: Resolved
     rungs: tuple[Rung, ...]
 
     @property
     def tokens_agree(self) -> bool:
-        """Rungs that promise the same tokens gave them. Where the workload penalises, upstream's rule promises other
-        tokens than the exact one."""
+        """Whether rungs with the same rule for penalties have the same tokens. Where the workload penalises, upstream's
+        rule gives other tokens than the exact one."""
         sampling = self.resolved.scenario.workload.sampling
         penalised = params(sampling, max_new_tokens=1).penalised
         promised = {
@@ -69,7 +69,7 @@ class Ladder:
         return canonical(self.document())
 
     def _changes(self) -> list[dict[str, tuple[str, str]]]:
-        """Per rung, the questions that it answers differently from the one before it here."""
+        """For each rung, the questions that it answers differently from the rung before it."""
         rungs = [_answers(rung.relay, **self._mode) for rung in self.rungs]
         return [{}, *(_apart(before, after) for before, after in pairwise(rungs))][: len(rungs)]
 
@@ -87,7 +87,7 @@ class _LadderMode(TypedDict):
 def _answers(
     relay: RelayChoice, *, overlap: bool, speculation: Speculation | None
 ) -> dict[str, RelayRow | DraftRow]:
-    """The relay's rows, by what is put before their questions."""
+    """The rows of the relay, by the prefix of their questions."""
     drafts = relay.draft_row(speculation)
     row = relay.row(overlap=overlap, speculation=speculation)
     return {"": row} if drafts is None else {"": row, f"{speculation}.": drafts}

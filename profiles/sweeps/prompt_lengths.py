@@ -1,4 +1,4 @@
-"""When does moving the prompt's copy to the forward stream (#25945) help, and when does it cost?
+"""The effect of moving the copy of the prompt to the forward stream (#25945), by prompt length.
 
 The scenario ``prompt_staging`` over prompt lengths: what a prefill takes more (less, where negative) with the copy on
 the forward stream than with it on the schedule stream, once without and once with the write-after-read barrier.
@@ -26,7 +26,7 @@ class Point(NamedTuple):
 
 
 def prompt_lengths(lengths: Sequence[int] = LENGTHS, *overrides: str) -> list[Point]:
-    """Emulated: exact for the hardware profile, whatever that is worth. ``overrides`` as for ``run --set``."""
+    """Emulated, and exact for the hardware profile. ``overrides`` as for ``run --set``."""
     return [_point(length, overrides) for length in lengths]
 
 

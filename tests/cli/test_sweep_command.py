@@ -188,7 +188,7 @@ def test_doubts_are_told() -> None:
     assert "+1.00 ≠" in lines[5]
     assert lines[6:] == [
         "≠ the sides' tokens differ: their work is not the same",
-        "one run per side and measured times: `schedbench compare` says what is noise",
+        "one run per side and measured times: `schedbench compare` distinguishes effects from noise",
     ]
 
 

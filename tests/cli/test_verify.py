@@ -56,10 +56,10 @@ def shown(document) -> str:
 
 def test_the_verdict_in_one_line():
     assert verdict(told()) == (
-        "DISAGREE: 50 counts compared; 1 differ and nothing explains it; 1 differ as they should"
+        "DISAGREE: 50 counts compared; 1 differ without a known reason; 1 differ for a known reason"
     )
     good = told(agrees=True, unexplained=[])
-    assert verdict(good).startswith("agree: 50 counts compared; none differs without a reason")
+    assert verdict(good).startswith("agree: 50 counts compared; none differs without a known reason")
     assert "not the same steps: decode" in verdict(told(steps={"decode": [3, 4, 3]}))
     assert "buffers ran full" in verdict(told(trouble=["buffers ran full"]))
 
