@@ -70,7 +70,9 @@ def notes(document: Document) -> list[str]:
     if any(cell["tokens"] == "different" for cell in document["cells"]):
         remarks.append("≠ the sides' tokens differ: their work is not the same")
     if document["sweep"]["exact"] is False and _compares(document):
-        remarks.append("one run per side and measured times: `schedbench compare` distinguishes effects from noise")
+        remarks.append(
+            "one run per side and measured times: `schedbench compare` distinguishes effects from noise"
+        )
     return remarks
 
 

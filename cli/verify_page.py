@@ -40,7 +40,10 @@ def page(document: Document, *, limit: int | None = None) -> Page:
 def _tables(document: Document, limit: int | None) -> Iterator[Table]:
     steps = [["", kind, "steps", *map(str, counts), ""] for kind, counts in document["steps"].items()]
     yield _table("steps of each kind", steps, limit)
-    for title, name in (("differences without a known reason", "unexplained"), ("known differences", "explained")):
+    for title, name in (
+        ("differences without a known reason", "unexplained"),
+        ("known differences", "explained"),
+    ):
         if document[name]:
             yield _table(title, [_cells(row) for row in document[name]], limit)
 
