@@ -10,7 +10,7 @@ from schedbench.profiles.record.result import Result
 from schedbench.sched.relay.states import states
 from tests.acceptance.runs import SMALL, digest_of, result_of, value
 
-pytestmark = pytest.mark.wide
+wide = pytest.mark.wide
 
 # Requests that lose their KV and come back, in chunks, behind whom others decode.
 TIGHT = (
@@ -18,6 +18,8 @@ TIGHT = (
     "engine.schedule_conservativeness=0.01",
     "engine.chunked_prefill_size=64",
 )
+# With each way to publish lengths and to hand on tokens.
+SOME = ("pr25774-before", "pr25944", "pr25945", "latest")
 EXPOSED = ("exposed_stall_us_per_step", "exposed_host_us_per_step")
 
 
@@ -28,71 +30,92 @@ def digest(state: str, *overrides: str) -> str:
     return digest_of(result)
 
 
-@pytest.mark.parametrize("state", states())
-@pytest.mark.parametrize("values", ["real", "none"])
-def test_no_state_changes_a_token(state: str, values: str) -> None:
-    assert digest(state, *TIGHT, f"device.values={values}") == digest("latest", f"device.values={values}")
+@pytest.mark.parametrize("values", ["none", pytest.param("real", marks=wide)])
+def test_all_states_have_one_digest(values: str) -> None:
+    mode = f"device.values={values}"
+    digests = {state: digest(state, *TIGHT, mode) for state in states()}
+    assert digests == dict.fromkeys(states(), digest("latest", mode))
 
 
-@pytest.mark.parametrize("state", states())
-def test_nor_where_grammars_delay_the_samples(state: str) -> None:
-    few = ("workload.requests=6", "workload.output_tokens.max=24")
-    results = (result_of("grammar", *few, f"engine.relay={name}") for name in (state, "latest"))
-    assert len({digest_of(result) for result in results}) == 1
+FEW_SPELLED = ("workload.requests=6", "workload.output_tokens.max=24")
 
 
-class TestPenalties:
-    """Upstream's rule promises equality within one loop, the exact one everywhere."""
+def test_all_states_have_one_digest_where_grammars_delay_the_samples() -> None:
+    results = {state: result_of("grammar", *FEW_SPELLED, f"engine.relay={state}") for state in SOME}
+    assert len({digest_of(result) for result in results.values()}) == 1
 
-    few = ("workload.requests=16",)
 
-    @pytest.mark.parametrize("overlap", ["true", "false"])
-    def test_upstreams_are_the_same_in_every_state(self, overlap: str) -> None:
-        named = [name for name in states() if name != "latest"]
-        results = [
-            result_of("penalties", *self.few, f"engine.relay={name}", f"engine.overlap={overlap}")
-            for name in named
-        ]
-        assert len({digest_of(result) for result in results}) == 1
+FEW_PENALISED = ("workload.requests=6", "workload.output_tokens.max=40")
+LOOPS = ("engine.overlap=true", "engine.overlap=false")
 
-    def test_exact_ones_are_the_same_in_every_state_and_loop(self) -> None:
-        results = [
-            result_of(
-                "penalties",
-                *self.few,
-                f"engine.relay={{state: {name}, penalties: exact}}",
-                f"engine.overlap={overlap}",
-            )
-            for name in ("pr25774-before", "pr25944", "pr25945", "latest")
-            for overlap in ("true", "false")
-        ]
-        assert len({digest_of(result) for result in results}) == 1
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_upstreams_penalties_are_the_same_in_every_state_of_one_loop(loop: str) -> None:
+    digests = {
+        digest_of(result_of("penalties", *FEW_PENALISED, f"engine.relay={state}", loop))
+        for state in SOME
+        if state != "latest"
+    }
+    assert len(digests) == 1
+
+
+def test_exact_penalties_are_the_same_in_every_state_and_loop() -> None:
+    digests = {
+        digest_of(
+            result_of("penalties", *FEW_PENALISED, f"engine.relay={{state: {state}, penalties: exact}}", loop)
+        )
+        for state in SOME
+        for loop in LOOPS
+    }
+    assert len(digests) == 1
+
+
+@wide
+def test_penalties_and_grammars_in_all_states() -> None:
+    spelled = {digest_of(result_of("grammar", *FEW_SPELLED, f"engine.relay={state}")) for state in states()}
+    assert len(spelled) == 1
+    named = [state for state in states() if state != "latest"]
+    for loop in LOOPS:
+        overrides = ("workload.requests=16", loop)
+        penalised = {
+            digest_of(result_of("penalties", *overrides, f"engine.relay={state}")) for state in named
+        }
+        assert len(penalised) == 1
+
+
+@cache
+def before_and_after(scenario: str, *overrides: str) -> tuple[Result, Result]:
+    """Under #25945 and under the best state."""
+    before, after = (
+        result_of(scenario, *overrides, f"engine.relay={state}") for state in ("pr25945", "latest")
+    )
+    return before, after
+
+
+# Times do not depend on values.
+NONE = "device.values=none"
+DECODES = ("overlap_on", "workload.requests=12", "workload.output_tokens=24")
+PREFILLS = ("prefill_heavy", "workload.requests=8")
 
 
 class TestLatest:
     """Never behind #25945, and ahead wherever that one exposes host time. Emulated, under the h200 profile."""
 
-    @staticmethod
-    def both(scenario: str, *overrides: str) -> tuple[Result, Result]:
-        before, after = (
-            result_of(scenario, *overrides, f"engine.relay={state}") for state in ("pr25945", "latest")
-        )
-        return before, after
-
     @pytest.mark.parametrize(
-        ("scenario", "overrides"),
+        "question",
         [
-            ("mixed", ("workload.requests=24",)),
-            ("overlap_on", ("workload.requests=12", "workload.output_tokens=24")),
-            ("overlap_off", ("workload.requests=12", "workload.output_tokens=24")),
-            ("prefill_heavy", ("workload.requests=8",)),
-            ("shared_prefix", ("workload.requests=24",)),
-            ("penalties", ("workload.requests=16",)),
-            ("retraction", ("workload.requests=24",)),
+            ("mixed", "workload.requests=16", NONE),
+            DECODES,
+            ("overlap_off", "workload.requests=12", "workload.output_tokens=24"),
+            PREFILLS,
+            ("shared_prefix", "workload.requests=16", NONE),
+            ("penalties", "workload.requests=16"),
+            ("retraction", "workload.requests=24", NONE),
         ],
+        ids=lambda question: question[0],
     )
-    def test_throughput_and_exposed_time(self, scenario: str, overrides: tuple[str, ...]) -> None:
-        before, after = self.both(scenario, *overrides)
+    def test_throughput_and_exposed_time(self, question: tuple[str, ...]) -> None:
+        before, after = before_and_after(*question)
         exposed = [sum(value(result, name) for name in EXPOSED) for result in (before, after)]
         assert exposed[1] <= exposed[0]
         assert value(after, "output_throughput") >= value(before, "output_throughput")
@@ -101,11 +124,10 @@ class TestLatest:
             assert value(after, "output_throughput") > value(before, "output_throughput")
 
     def test_the_schedules_kernels_of_a_decode_run_beside_the_forward(self) -> None:
-        before, after = self.both("overlap_on", "workload.requests=12", "workload.output_tokens=24")
-        idle = [value(result, "forward_idle_us_per_step") for result in (before, after)]
+        idle = [value(result, "forward_idle_us_per_step") for result in before_and_after(*DECODES)]
         assert idle[1] < idle[0] / 2
 
     def test_no_call_of_a_prefill_waits_but_for_the_tokens(self) -> None:
-        _, after = self.both("prefill_heavy", "workload.requests=8")
+        _, after = before_and_after(*PREFILLS)
         assert {row.site.function for row in after.syncs if row.sync and row.site} == {"_host_tokens"}
         assert not any(row.blocking for row in after.copies)

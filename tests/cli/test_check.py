@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from tests.conftest import RunCommand
 from tests.profiles.cuda import vgpu_as_cuda
 
 SMALL = ("faults/mixing", "--seeds", "0")
+# For what is said of a sound run, whose size does not matter.
+TINY = (*SMALL, "--set", "workload.requests=2", "--set", "workload.output_tokens=4")
 
 
 def reports(text: str) -> list[dict[str, Any]]:
@@ -24,14 +27,14 @@ def reports(text: str) -> list[dict[str, Any]]:
 
 
 def test_all_checks_of_a_sound_scenario_pass(run_command: RunCommand) -> None:
-    said = run_command("check", *SMALL, "--relay", "latest")
+    said = run_command("check", *TINY, "--relay", "latest")
     assert said.code == 0 and said.out.rstrip().endswith("all passed")
     for name in ("run", "invariants", "contract", "tokens", "hazards", "budget", "adversary"):
         assert any(line.startswith(name) for line in said.out.splitlines())
 
 
 def test_a_document_has_every_check_with_its_verdict(run_command: RunCommand, tmp_path: Path) -> None:
-    said = run_command("check", *SMALL, "--relay", "latest", "--format", "json", "--output-dir", tmp_path)
+    said = run_command("check", *TINY, "--relay", "latest", "--format", "json", "--output-dir", tmp_path)
     [report] = reports(said.out)
     assert (tmp_path / "check.json").read_text() == said.out
     assert report["relay"] == {"state": "latest", "switches": {}, "faults": []}
@@ -54,46 +57,46 @@ def test_an_adversary_is_told_with_the_first_wrong_token(run_command: RunCommand
 
 
 def test_a_broken_budget_fails_with_the_lines_that_broke_it(run_command: RunCommand) -> None:
-    said = run_command("check", *SMALL, "--expect", "prefill.schedule.h2d=0")
+    said = run_command("check", *TINY, "--expect", "prefill.schedule.h2d=0")
     text = " ".join(said.out.split())
     assert said.code == 1
     assert "budget: prefill.schedule.h2d:" in text and "0 allowed" in text and "sched/loop/split.py:" in text
 
 
 def test_a_budget_that_no_step_tests_is_not_passed(run_command: RunCommand) -> None:
-    said = run_command("check", *SMALL, "--expect", "idle.schedule.h2d=0", "--format", "json")
+    said = run_command("check", *TINY, "--expect", "idle.schedule.h2d=0", "--format", "json")
     [budget] = [check for check in reports(said.out)[0]["checks"] if check["name"] == "budget"]
     assert budget["verdict"] == "not applicable" and "idle" in budget["about"]
 
 
 def test_one_untested_kind_hides_no_kept_budget(run_command: RunCommand) -> None:
     both = ("--expect", "idle.schedule.h2d=0", "--expect", "decode.schedule.d2h=9")
-    said = run_command("check", *SMALL, *both, "--format", "json")
+    said = run_command("check", *TINY, *both, "--format", "json")
     [budget] = [check for check in reports(said.out)[0]["checks"] if check["name"] == "budget"]
     assert budget["verdict"] == "passed" and "no step was of kind idle" in budget["about"]
 
 
 def test_a_run_that_breaks_down_is_a_failed_check(run_command: RunCommand) -> None:
-    said = run_command("check", *SMALL, "--fault", "never-resolve", "--format", "json")
+    said = run_command("check", *TINY, "--fault", "never-resolve", "--format", "json")
     verdicts = {check["name"]: check["verdict"] for check in reports(said.out)[0]["checks"]}
     assert said.code == 1 and verdicts["run"] == "failed" and verdicts["tokens"] == "not applicable"
 
 
 def test_upstreams_lagging_penalties_promise_no_tokens(run_command: RunCommand) -> None:
     penalised = ("--set", "workload.sampling.presence_penalty=0.5")
-    said = run_command("check", *SMALL, "--relay", "pr25945", *penalised, "--format", "json")
+    said = run_command("check", *TINY, "--relay", "pr25945", *penalised, "--format", "json")
     [tokens] = [check for check in reports(said.out)[0]["checks"] if check["name"] == "tokens"]
     assert said.code == 0 and tokens["verdict"] == "not applicable" and "penalties" in tokens["about"]
 
 
 def test_every_relay_of_a_ladder_is_checked(run_command: RunCommand) -> None:
     relays = "engine.relays=[{state: pr26425}, {state: latest}]"
-    said = run_command("check", *SMALL, "--set", relays, "--format", "json")
+    said = run_command("check", *TINY, "--set", relays, "--format", "json")
     assert [report["relay"]["state"] for report in reports(said.out)] == ["pr26425", "latest"]
 
 
 def test_markdown_has_a_table_and_the_evidence(run_command: RunCommand) -> None:
-    said = run_command("check", *SMALL, "--fault", "never-resolve", "--format", "md")
+    said = run_command("check", *TINY, "--fault", "never-resolve", "--format", "md")
     assert "| run | failed |" in said.out and "has no input ids" in said.out
 
 
@@ -128,8 +131,14 @@ def test_hazards_and_an_adversary_are_one_or_the_other(run_command: RunCommand) 
     assert said.code == 2 and "program order" in said.err
 
 
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faults are examined one after the other in place of a pool, whose processes would import torch first."""
+    monkeypatch.setattr(all_faults, "pool", lambda _: nullcontext(map))
+
+
+@pytest.mark.usefixtures("in_this_process")
 def test_all_faults_are_asked_off_and_on(run_command: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all faults one, in processes of their own as ever."""
     one = {"never-resolve": fault_scenarios()["never-resolve"]}
     monkeypatch.setattr(all_faults, "fault_scenarios", lambda: one)
     said = run_command("check", "--all-faults", "--seeds", "0", "--format", "json")
@@ -144,6 +153,7 @@ def test_all_faults_are_asked_off_and_on(run_command: RunCommand, monkeypatch: p
     assert "has no input ids: its relay was not resolved" in page
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_fault_that_nothing_catches_fails(run_command: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is harmless here: stashing before sampling where nothing is delayed."""
     fault = fault_scenarios()["stash-before-sampling"]

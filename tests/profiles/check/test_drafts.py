@@ -74,7 +74,12 @@ def test_every_way_drafts_alike(state: str, worker: str) -> None:
     assert "of 10 requests" in found.about
 
 
-@pytest.mark.parametrize("state", states())
+SOON = ("pr25774-before", "pr25944", "pr25945", "latest")
+
+
+@pytest.mark.parametrize(
+    "state", [state if state in SOON else pytest.param(state, marks=pytest.mark.wide) for state in states()]
+)
 def test_in_every_state_a_draft_starts_from_what_was_left(state: str) -> None:
     assert violations(question(state=state)) == {}
 
@@ -127,25 +132,19 @@ def test_a_mirror_that_lags_is_told() -> None:
     assert "on the device and" in violations(wrong)["seq_lens_cpu"]
 
 
-class TestAWorkerThatTeachesItsDraftWrong:
-    """The relay hands on what it was given, no order is wrong, and no token: nothing else sees it."""
+def test_a_worker_that_teaches_its_draft_wrong_is_caught_by_the_drafts_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The relay hands on what it was given, no order is wrong, and no token: no other check sees it."""
+    extend = Drafter.extend_chains
 
-    @pytest.fixture
-    def report(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, Check]:
-        extend = Drafter.extend_chains
+    def shifted(self: Drafter, chains: VerifiedChains) -> DraftState:
+        return extend(self, chains._replace(hidden_states=chains.hidden_states.roll(1, 0)))
 
-        def shifted(self: Drafter, chains: VerifiedChains) -> DraftState:
-            return extend(self, chains._replace(hidden_states=chains.hidden_states.roll(1, 0)))
-
-        monkeypatch.setattr(Drafter, "extend_chains", shifted)
-        asked_for = question()
-        checks = Examiner(asked_for, (0, 1)).examine(asked_for.relays[0]).checks
-        return {check.name: check for check in checks}
-
-    def test_it_is_caught_by_the_drafts_alone(self, report: dict[str, Check]) -> None:
-        assert [name for name, check in report.items() if check.verdict == "failed"] == [NAME]
-
-    def test_it_is_told_with_request_and_part(self, report: dict[str, Check]) -> None:
-        says = report[NAME].evidence[0].says
-        assert says.startswith("request r0, verify 1, length ")
-        assert "its draft starts from other " in says and "hidden_states" in says
+    monkeypatch.setattr(Drafter, "extend_chains", shifted)
+    taught_wrong = question()
+    [failed] = Examiner(taught_wrong, (0, 1)).examine(taught_wrong.relays[0]).failed
+    says = failed.evidence[0].says
+    assert failed.name == NAME
+    assert says.startswith("request r0, verify 1, length ")
+    assert "its draft starts from other " in says and "hidden_states" in says

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from schedbench.profiles.check.contract import check_contract
 from schedbench.profiles.check.examine import Examiner
 from schedbench.profiles.check.faults import FaultScenario, fault_scenario, fault_scenarios
 from schedbench.profiles.check.report import Report
-from schedbench.profiles.platform.resolve import Resolved
+from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.sched.relay.faults import Fault, faults
 
 CATCHERS = {
@@ -83,65 +85,58 @@ SAYS = {
 }
 
 
-def examined(question: Resolved) -> Report:
+ALL_ORDERS = tuple(seeds(random=0))
+PROGRAM_ORDER: tuple[int, ...] = ()
+
+
+def examined(question: Resolved, adversaries: Sequence[int] = ALL_ORDERS) -> Report:
     [relay] = question.relays
-    return Examiner(question, seeds(random=0)).examine(relay)
+    return Examiner(question, adversaries).examine(relay)
 
 
 def caught(report: Report) -> set[str]:
     return {check.name for check in report.failed}
 
 
-def said(report: Report) -> str:
+def evidence_of(report: Report) -> str:
     return "\n".join(evidence.says for check in report.failed for evidence in check.evidence)
 
 
-@pytest.fixture(scope="module")
-def sound() -> dict[tuple[str, ...], Report]:
-    """Reports without a fault, by what was asked."""
-    return {}
+@cache
+def sound(scenario: str, overrides: tuple[str, ...], adversaries: tuple[int, ...]) -> Report:
+    """Several faults are asked of one scenario, which is examined once without any."""
+    return examined(ask(scenario, overrides), adversaries)
 
 
-def without(scenario: FaultScenario, sound: dict[tuple[str, ...], Report]) -> Report:
-    asked = (scenario.scenario, *scenario.overrides)
-    if asked not in sound:
-        sound[asked] = examined(scenario.sound())
-    return sound[asked]
-
-
-# What takes longest to show: a wrapped ring, a block that comes back, pages between workers.
-_LONG = (
-    "small-ring",
-    "no-barrier",
-    "pd-overwritten-page",
-    "one-launch-kept-alive",
-    "nothing-kept-alive",
-    "never-resolve",
-    "negative-ids-replaced",
-    "allocate-by-sentinel",
+@pytest.mark.parametrize("name", faults())
+@pytest.mark.parametrize(
+    "adversaries",
+    [
+        pytest.param(PROGRAM_ORDER, id="program order"),
+        pytest.param(ALL_ORDERS, id="all orders", marks=pytest.mark.wide),
+    ],
 )
-
-
-def in_time(fault: Fault) -> object:
-    """Speculation and KV on the host take long to be examined."""
-    long = fault.speculation is not None or fault.hisparse or fault.name in _LONG
-    return pytest.param(fault.name, marks=[pytest.mark.wide] if long else [])
-
-
-@pytest.mark.parametrize("name", [in_time(fault) for fault in faults().values()])
-def test_off_it_is_clean_and_on_it_is_caught(name: str, sound: dict[tuple[str, ...], Report]) -> None:
+def test_off_it_is_clean_and_on_it_is_caught(name: str, adversaries: tuple[int, ...]) -> None:
+    """What only an adversary's order shows, hazards show in program order too."""
     scenario = fault_scenarios()[name]
-    off, on = without(scenario, sound), examined(scenario.broken())
-    assert caught(off) == set(), said(off)
-    assert caught(on) == CATCHERS[name]
-    assert SAYS[name] in said(on)
+    off = sound(scenario.scenario, scenario.overrides, adversaries)
+    on = examined(scenario.broken(), adversaries)
+    assert caught(off) == set(), evidence_of(off)
+    assert caught(on) == (CATCHERS[name] if adversaries else CATCHERS[name] - {"adversary"})
+    assert SAYS[name] in evidence_of(on)
 
 
 def several(fault: Fault) -> bool:
     return len(fault.states) > 1 or len(fault.loops) > 1
 
 
-@pytest.mark.parametrize("name", [fault.name for fault in faults().values() if several(fault)])
+def in_another(fault: Fault) -> object:
+    """The contract is checked at once; other checks run the scenario."""
+    marks = () if "contract" in CATCHERS[fault.name] else pytest.mark.wide
+    return pytest.param(fault.name, marks=marks)
+
+
+@pytest.mark.parametrize("name", [in_another(fault) for fault in faults().values() if several(fault)])
 def test_nor_does_it_hide_in_another_state_or_loop(name: str) -> None:
     """By the cheapest catcher that sees it, in the last of each."""
     fault = faults()[name]
@@ -155,7 +150,7 @@ def test_what_is_harmless_alone_is_no_fault() -> None:
     """A launch may stash what is sampled already."""
     tokens = fault_scenario(faults()["stash-before-sampling"])
     unspelled = FaultScenario(tokens.fault, tokens.scenario, tokens.overrides[:2])
-    assert caught(examined(unspelled.broken())) == set()
+    assert caught(examined(unspelled.broken(), PROGRAM_ORDER)) == set()
 
 
 def test_the_page_has_every_fault_with_its_catchers() -> None:
