@@ -60,6 +60,11 @@ LONG = {
         "pp-dynamic-chunks",
         "hisparse-small-batch",
         "seqlens-sync-spec",
+        "overlap-hurts-ttft",
+        "bidirectional-wait",
+        "small-model-overlap",
+        "small-model-overlap-half-billion",
+        "tiny-h2d-prefill",
     )
 }
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.acceptance.runs import digest_of, result_of, value
 
-FEW = ("workload.requests=10", "workload.prompt_tokens={dist: uniform, min: 90, max: 200}")
+FEW = ("workload.requests=5", "workload.prompt_tokens={dist: uniform, min: 90, max: 200}")
 CHUNKS, WHOLE = "engine.chunked_prefill_size=64", "engine.chunked_prefill_size=none"
 
 

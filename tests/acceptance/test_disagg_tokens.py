@@ -78,7 +78,7 @@ def test_every_state_brings_its_own_way_to_join(state: str, overlap: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "way", [(), ("engine.overlap=false", "engine.page_size=16"), ("engine.relay=latest", NONE)]
+    "way", [(), ("engine.overlap=false", "engine.page_size=16", NONE), ("engine.relay=latest", NONE)]
 )
 def test_what_a_decode_worker_has_no_room_for_waits_on_the_host(way: tuple[str, ...]) -> None:
     plain = (NONE,) if NONE in way else ()

@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 
+from schedbench.profiles.record.result import Result
 from schedbench.sched.relay.states import states
 from tests.acceptance.runs import digest_of, result_of, statuses, value
 from tests.conftest import RunCommand
@@ -19,6 +20,12 @@ FEW = (
 ALONE = ("engine.radix_cache=false",)  # a draft behind another's prefix is a poorer one
 TWO = "engine.data_parallel.ranks=2"
 SOON = ("pr25774-before", "pr25944", "pr25945", "latest")
+
+
+@cache
+def two_ranks(mode: str, state: str, overlap: str) -> Result:
+    loop = (f"engine.relay={state}", f"engine.overlap={overlap}")
+    return result_of(f"spec_{mode}", *FEW, *ALONE, TWO, *loop)
 
 
 @cache
@@ -40,8 +47,7 @@ def reference(mode: str) -> tuple[str, float]:
 )
 def test_no_token_and_no_draft_is_another(state: str, mode: str, overlap: str) -> None:
     """Nor is one more or less of them accepted."""
-    loop = (f"engine.relay={state}", f"engine.overlap={overlap}")
-    result = result_of(f"spec_{mode}", *FEW, *ALONE, TWO, *loop)
+    result = two_ranks(mode, state, overlap)
     assert statuses(result) == {"finished"}
     assert (digest_of(result), value(result, "accept_length")) == reference(mode)
     assert any("idle" in rank.per_step for rank in result.ranks)
@@ -50,7 +56,7 @@ def test_no_token_and_no_draft_is_another(state: str, mode: str, overlap: str) -
 @pytest.mark.parametrize("state", SOON)
 def test_an_idle_step_drafts_nothing(state: str) -> None:
     """No kernel, no copy: publish and stash of no rows leave no trace, and no buffer is made for them."""
-    result = result_of("spec_v2", *FEW, *ALONE, TWO, f"engine.relay={state}")
+    result = two_ranks("v2", state, "true")
     idle = [rank.per_step["idle"] for rank in result.ranks if "idle" in rank.per_step]
     assert idle
     for counts in idle:

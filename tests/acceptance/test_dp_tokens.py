@@ -47,11 +47,12 @@ def alone(*overrides: str) -> str:
     ids=" ".join,
 )
 def test_no_knob_changes_a_token(knobs: tuple[str, ...]) -> None:
+    assert digest("mixed", *SMALL, *knobs, *NONE) == alone(*NONE)
+
+
+@pytest.mark.parametrize("knobs", [(TWO, *SERIAL), ("engine.data_parallel.ranks=3", *SHARED)], ids=" ".join)
+def test_nor_do_they_with_real_values(knobs: tuple[str, ...]) -> None:
     assert digest("mixed", *SMALL, *knobs) == alone()
-
-
-def test_nor_do_they_without_values() -> None:
-    assert digest("mixed", *SMALL, TWO, *SHARED, *NONE) == alone(*NONE)
 
 
 @pytest.mark.parametrize(
@@ -78,8 +79,7 @@ def test_every_state_in_every_mode(
 @pytest.mark.parametrize(
     "sampling",
     [
-        "{temperature: 0.8, top_p: 0.9, presence_penalty: 0.4}",
-        "{temperature: 0.7, logprobs: true}",
+        "{temperature: 0.8, top_p: 0.9, presence_penalty: 0.4, logprobs: true}",
         "{temperature: 0.7, grammar: {regex: '[0-9]{1,9}'}}",
     ],
 )

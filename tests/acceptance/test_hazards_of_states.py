@@ -39,6 +39,7 @@ from tests.conftest import RunCommand
 
 LATEST = "engine.relay=latest"
 PAGED = "engine.page_size=16"
+NONE = "device.values=none"
 
 
 def watched(scenario: str, *overrides: str, hazards: bool = True) -> RunOutcome:
@@ -56,13 +57,12 @@ def found(outcome: RunOutcome) -> Hazards:
     [
         (),
         (PAGED,),
-        ("engine.mixed_chunk=false",),
-        ("engine.radix_cache=false", "engine.chunked_prefill_size=64"),
-        ("engine.cuda_graph=false",),
-        ("engine.overlap=false",),
-        ("device.values=none",),
-        ("device.values=none", PAGED),
-        ("engine.kv_tokens=600", "engine.schedule_conservativeness=0.05"),
+        (NONE, PAGED),
+        (NONE, "engine.mixed_chunk=false"),
+        (NONE, "engine.radix_cache=false", "engine.chunked_prefill_size=64"),
+        (NONE, "engine.cuda_graph=false"),
+        (NONE, "engine.overlap=false"),
+        (NONE, "engine.kv_tokens=600", "engine.schedule_conservativeness=0.05"),
     ],
     ids=" ".join,
 )
@@ -93,7 +93,7 @@ def test_a_faithful_state_shows_what_it_declares_and_nothing_else() -> None:
     ],
 )
 def test_states_without_the_barrier_show_what_they_declare(state: str, dead: tuple[str, ...]) -> None:
-    outcome = watched("mixed", *SMALL, f"engine.relay={state}")
+    outcome = watched("mixed", *SMALL, f"engine.relay={state}", NONE)
     assert found(outcome).known == (SLOT_REUSE, PAGE_TABLE_REWRITE, *dead) and not outcome.undeclared
 
 
@@ -102,7 +102,7 @@ def test_states_without_the_barrier_show_what_they_declare(state: str, dead: tup
     [("{state: latest, barrier: off}", ()), ("{state: pr26425, preparation: fused}", (DEAD_PUBLISH,))],
 )
 def test_preparing_in_one_kernel_shows_them_under_the_same_names(relay: str, dead: tuple[str, ...]) -> None:
-    outcome = watched("mixed", *SMALL, f"engine.relay={relay}")
+    outcome = watched("mixed", *SMALL, f"engine.relay={relay}", NONE)
     assert found(outcome).known == (SLOT_REUSE, PAGE_TABLE_REWRITE, *dead) and not outcome.undeclared
 
 
@@ -124,6 +124,7 @@ def test_tokens_that_no_decode_could_read_are_no_finding(state: str, overlap: st
         "workload.output_tokens.min=1",
         "workload.output_tokens.max=1",
         f"engine.overlap={overlap}",
+        NONE,
     )
     assert not watched("mixed", *SMALL, *prompts_only, f"engine.relay={state}").undeclared
 
@@ -289,6 +290,7 @@ def test_watching_changes_nothing_else() -> None:
     assert plain == seen
 
 
+@pytest.mark.wide
 def test_watching_costs_less_than_the_run_itself() -> None:
     off, on = (min(seconds(hazards) for _ in range(3)) for hazards in (False, True))
     assert on < 2 * off

@@ -25,7 +25,7 @@ from tests.acceptance.cells import (
     waits_of,
 )
 
-pytestmark = pytest.mark.wide
+wide = pytest.mark.wide
 
 HOSTED = (
     "model.preset=tiny-sparse",
@@ -66,19 +66,18 @@ def expected(decodes: int, state: str) -> Copies:
     return times(decodes, every) | REJOIN | {NAMES: decodes - 1, HOST_PAGE: 3 * (decodes - 1)}
 
 
-@pytest.fixture(params=STATES)
-def state(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
+def test_overlapped(ask: Ask) -> None:
+    """In every state."""
+    results = {state: ask(TOGETHER, *HOSTED, f"engine.relay={state}") for state in STATES}
+    wanted = {state: expected(steps(result, "decode"), state) for state, result in results.items()}
+    assert {state: copies(result, "decode") for state, result in results.items()} == wanted
+    assert {state: waits(result, "decode") for state, result in results.items()} == {
+        state: waits_of(counts) for state, counts in wanted.items()
+    }
 
 
-def test_overlapped(ask: Ask, state: str) -> None:
-    result = ask(TOGETHER, *HOSTED, f"engine.relay={state}")
-    found = expected(steps(result, "decode"), state)
-    assert copies(result, "decode") == found
-    assert waits(result, "decode") == waits_of(found)
-
-
+@wide
+@pytest.mark.parametrize("state", STATES)
 def test_serial(ask: Ask, state: str) -> None:
     """One stream: lengths are lengths, and the tokens are read where they are."""
     result = ask(TOGETHER, *HOSTED, f"engine.relay={state}", "engine.overlap=false")
@@ -91,7 +90,8 @@ def test_serial(ask: Ask, state: str) -> None:
     assert copies(result, "decode") == found | {READ: decodes}
 
 
-@pytest.mark.parametrize("state", ["pr26425-before", "pr26425"], indirect=True)
+@wide
+@pytest.mark.parametrize("state", ["pr26425-before", "pr26425"])
 def test_with_pages_only_a_page_that_opens_is_named(ask: Ask, state: str) -> None:
     """Position 48 is backed up by each request. What ends gives back the pages of its buffer and those of its row: a
     count that is read back for each."""
@@ -101,6 +101,7 @@ def test_with_pages_only_a_page_that_opens_is_named(ask: Ask, state: str) -> Non
     assert waits(result, "decode") == waits_of(found)
 
 
+@wide
 def test_26425_takes_exactly_one_blocking_copy_from_every_decode(ask: Ask) -> None:
     before, after = (
         ask(TOGETHER, *HOSTED, f"engine.relay={state}") for state in ("pr26425-before", "pr26425")
@@ -115,6 +116,7 @@ def test_26425_takes_exactly_one_blocking_copy_from_every_decode(ask: Ask) -> No
     assert not copies(after, "decode").keys() - copies(before, "decode").keys()
 
 
+@wide
 @pytest.mark.parametrize(
     ("how", "named"),
     [

@@ -118,6 +118,7 @@ def test_what_was_counted_stays_counted(kept: Result) -> None:
     assert kept.copies
 
 
+@pytest.mark.wide
 def test_being_told_to_end_is_answered_like_ctrl_c(tmp_path: Path) -> None:
     told = Interrupted(*LONG, "--output-dir", tmp_path, under_way=some_are_done, by=signal.SIGTERM)
     assert told.code == 143
@@ -133,6 +134,7 @@ def test_workers_of_their_own_end_together(tmp_path: Path) -> None:
     assert {request.status for request in result.requests} == {"finished", "cancelled"}
 
 
+@pytest.mark.wide
 def test_data_parallel_ranks_end_together(tmp_path: Path) -> None:
     """Each request is told once, by the rank that had it."""
     ranks = ("--set", "engine.data_parallel.ranks=2", "--output-dir", tmp_path)

@@ -28,6 +28,13 @@ PROMPT_LATE = Copy("resolve_late", "forward", "h2d", "pinned nb")
 OWN = ("step_ms", "forward_ms", "forward_occupancy", "gpu_busy", "host_stall_us_per_step")
 
 
+BY_STATE = pytest.mark.parametrize(
+    "state",
+    [pytest.param(state, marks=pytest.mark.xdist_group(f"pipeline of {state}")) for state in states()],
+)
+"""Tests of one state share a run, and therefore a worker."""
+
+
 @cache
 def run(state: str) -> Result:
     return result_of(*SCENARIO, f"engine.relay={state}")
@@ -39,7 +46,7 @@ def tallies(rank: RankPart, kind: str, stream: str) -> dict[str, set[float]]:
     return {name: {tally.median, tally.max} for name, tally in found.items()}
 
 
-@pytest.mark.parametrize("state", states())
+@BY_STATE
 def test_the_prompt_goes_up_on_every_stage(state: str) -> None:
     """Before #25945 on the schedule stream; from it on, on the forward stream, but for latest, which packs it."""
     late = state == "pr25945"
@@ -55,7 +62,7 @@ def test_the_prompt_goes_up_on_every_stage(state: str) -> None:
             assert up == {name: n for name, n in mine if name.startswith("h2d")}
 
 
-@pytest.mark.parametrize("state", states())
+@BY_STATE
 @pytest.mark.parametrize("kind", ["prefill", "decode"])
 def test_tokens_come_round_and_are_read_once(state: str, kind: str) -> None:
     """Per step: a blocking read by the schedule, behind a wait for the copy stream, on which nothing went down."""
@@ -70,7 +77,7 @@ def test_tokens_come_round_and_are_read_once(state: str, kind: str) -> None:
         assert tallies(rank, steady, "schedule")["d2h_blocking"] == {1}
 
 
-@pytest.mark.parametrize("state", states())
+@BY_STATE
 @pytest.mark.parametrize("kind", ["prefill", "decode"])
 def test_what_travels(state: str, kind: str) -> None:
     """Proxies go down the line; tokens go from the last stage to the first, and on but for the one before the last."""

@@ -21,10 +21,10 @@ from tests.acceptance.runs import (
     outcome_of,
     resolved,
     result_of,
-    schedbench,
     statuses,
     value,
 )
+from tests.conftest import RunCommand
 
 SMALL = (
     "model.preset=tiny-deep",
@@ -63,26 +63,26 @@ def alone(*overrides: str) -> str:
     ids=" ".join,
 )
 def test_no_knob_changes_a_token(knobs: tuple[str, ...]) -> None:
-    assert digest("mixed", *SMALL, *knobs) == alone()
+    assert digest("mixed", *SMALL, *knobs, *NONE) == alone(*NONE)
 
 
-@pytest.mark.parametrize("state", states())
+@pytest.mark.parametrize("stages", [TWO, FOUR])
+def test_nor_do_stages_with_real_values(stages: str) -> None:
+    assert digest("mixed", *SMALL, stages) == alone()
+
+
 @pytest.mark.parametrize(
-    "values", [pytest.param((), id="real"), pytest.param(NONE, id="none", marks=pytest.mark.wide)]
+    "values", [pytest.param((), id="real", marks=pytest.mark.wide), pytest.param(NONE, id="none")]
 )
-def test_every_state_has_the_tokens_of_one_rank(state: str, values: tuple[str, ...]) -> None:
-    assert digest("mixed", *SMALL, TWO, f"engine.relay={state}", *values) == alone(*values)
-
-
-def test_four_stages_without_values() -> None:
-    assert digest("mixed", *SMALL, FOUR, *NONE) == alone(*NONE)
+def test_all_states_have_the_tokens_of_one_rank(values: tuple[str, ...]) -> None:
+    digests = {state: digest("mixed", *SMALL, TWO, f"engine.relay={state}", *values) for state in states()}
+    assert digests == dict.fromkeys(states(), alone(*values))
 
 
 @pytest.mark.parametrize(
     "sampling",
     [
-        "{temperature: 0.8, top_p: 0.9, presence_penalty: 0.4}",
-        "{temperature: 0.7, logprobs: true}",
+        "{temperature: 0.8, top_p: 0.9, presence_penalty: 0.4, logprobs: true}",
         "{temperature: 0.7, grammar: {regex: '[0-9]{1,9}'}}",
     ],
 )
@@ -119,15 +119,19 @@ def test_the_shipped_pipelines_run() -> None:
 
 
 @pytest.mark.parametrize("stages", [2, pytest.param(4, marks=pytest.mark.wide)])
-def test_processes_give_the_same_tokens(stages: int) -> None:
+def test_processes_give_the_same_tokens_and_counts(stages: int) -> None:
     """Over gloo: the same ranks, each in a process of its own."""
-    question = resolved("mixed", *SMALL, f"engine.pipeline.stages={stages}")
-    options = Options(device="vgpu", world="distributed", hazards=True)
-    found = execute(question, question.relays[0], options).result
-    assert digest_of(found) == alone()
-    assert len(found.ranks) == stages and statuses(found) == {"finished"}
-    assert found.labels.world == "distributed" and found.unrecorded
-    assert isinstance(found.hazards, Hazards) and not found.hazards.findings
+    question = resolved("mixed", *SMALL, f"engine.pipeline.stages={stages}", "workload.arrival=burst")
+    together, apart = (
+        execute(question, question.relays[0], Options(device="vgpu", world=world, hazards=True)).result
+        for world in ("virtual", "distributed")
+    )
+    assert digest_of(apart) == digest_of(together) == alone("workload.arrival=burst")
+    assert len(apart.ranks) == stages and statuses(apart) == {"finished"}
+    assert apart.labels.world == "distributed" and apart.unrecorded
+    assert isinstance(apart.hazards, Hazards) and not apart.hazards.findings
+    assert apart.per_step == together.per_step
+    assert [rank.per_step for rank in apart.ranks] == [rank.per_step for rank in together.ranks]
 
 
 def test_a_race_between_processes_is_the_one_of_the_virtual_world() -> None:
@@ -143,23 +147,11 @@ def test_a_race_between_processes_is_the_one_of_the_virtual_world() -> None:
     assert "undeclared hazards" in titles
 
 
-def test_counts_do_not_depend_on_the_world() -> None:
-    question = resolved("mixed", *SMALL, TWO, "workload.arrival=burst")
-    worlds = [
-        execute(question, question.relays[0], Options(device="vgpu", world=world)).result
-        for world in ("virtual", "distributed")
-    ]
-    assert worlds[0].per_step == worlds[1].per_step
-    assert [rank.per_step for rank in worlds[0].ranks] == [rank.per_step for rank in worlds[1].ranks]
-
-
-def test_ranks_are_drawn_on_one_clock(tmp_path: Path) -> None:
+def test_ranks_are_drawn_on_one_clock(run_command: RunCommand, tmp_path: Path) -> None:
     """One picture with each stage's tracks: a stage's proxies are received after the one before has sent them."""
-    folder = str(tmp_path)
-    assert (
-        schedbench("run", "pp4_mixed", "--set", "workload.requests=3", "--output-dir", folder).returncode == 0
-    )
-    assert schedbench("trace", folder).returncode == 0
+    small = ("--set", "workload.requests=3")
+    assert run_command("run", "pp4_mixed", *small, "--output-dir", tmp_path).code == 0
+    assert run_command("trace", tmp_path).code == 0
     events = json.loads(gzip.decompress((tmp_path / "perfetto.json.gz").read_bytes()))["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     drawn = [(names[e["pid"]], e) for e in events if e["ph"] == "X"]

@@ -37,7 +37,7 @@ from tests.acceptance.cells import (
     waits_of,
 )
 
-pytestmark = pytest.mark.wide
+wide = pytest.mark.wide
 
 COLUMNS = (
     "pr25774-before", "pr25774", "pr25944", "pr26020", "pr26425", "pr25945-before", "pr25945",
@@ -113,12 +113,26 @@ V1_PREFILL: Table = {
 
 
 class TestV1:
-    def test_prefill(self, ask: Ask, state: str) -> None:
-        result = ask(THREE, *V1, f"engine.relay={state}")
-        expected = column(V1_PREFILL, state)
-        assert copies(result, "prefill") == expected
-        assert waits(result, "prefill") == waits_of(expected)
+    def test_every_kind_of_step(self, ask: Ask, state: str) -> None:
+        """The draft extends behind the prompt, and behind each verify after which a request goes on."""
+        result = ask(STAGGERED, *V1, f"engine.relay={state}")
+        ends, verifies = 3, steps(result, "verify")
+        assert steps(result, "draft") == verifies
+        unfinished = copies(result, "draft_extend")[UNFINISHED]
+        assert 0 < unfinished < ends
+        expected = {
+            "prefill": column(V1_PREFILL, state),
+            "draft": times(verifies, V1_DRAFT),
+            "verify": times(verifies, V1_VERIFY) | leavers(result, state),
+            "draft_extend": {on_schedule(DRAFT_LENS): 2 * verifies, UNFINISHED: unfinished}
+            | column(ROTATION, state),
+        }
+        assert {kind: copies(result, kind) for kind in expected} == expected
+        assert {kind: waits(result, kind) for kind in expected} == {
+            kind: waits_of(counts) for kind, counts in expected.items()
+        }
 
+    @wide
     def test_what_the_draft_adds_to_a_prefill(self, ask: Ask, state: str) -> None:
         """Requests of a single token end with their prefill: nothing is verified."""
         result = ask([(40, 1, 0)] * 3, *V1, f"engine.relay={state}")
@@ -127,11 +141,11 @@ class TestV1:
         assert copies(result, "draft_extend") == expected
         assert waits(result, "draft_extend") == waits_of(expected)
 
-    @pytest.mark.parametrize("page", [1, 16])
-    def test_draft_and_verify(self, ask: Ask, state: str, page: int) -> None:
-        result = ask(STAGGERED, *V1, f"engine.relay={state}", f"engine.page_size={page}")
+    @wide
+    def test_draft_and_verify_with_pages(self, ask: Ask, state: str) -> None:
+        result = ask(STAGGERED, *V1, f"engine.relay={state}", "engine.page_size=16")
         verifies = steps(result, "verify")
-        freed = {FREED_PAGES: copies(result, "verify").get(FREED_PAGES, 0)} if page > 1 else {}
+        freed = {FREED_PAGES: copies(result, "verify").get(FREED_PAGES, 0)}
         expected = times(verifies, V1_VERIFY) | leavers(result, state) | freed
         assert steps(result, "draft") == verifies
         assert copies(result, "draft") == times(verifies, V1_DRAFT)
@@ -139,20 +153,7 @@ class TestV1:
         assert waits(result, "verify") == waits_of(expected)
         assert waits(result, "draft") == waits_of(times(verifies, V1_DRAFT))
 
-    def test_draft_extend(self, ask: Ask, state: str) -> None:
-        """Behind the prompt, and behind each verify after which somebody goes on."""
-        result = ask(STAGGERED, *V1, f"engine.relay={state}")
-        ends, verifies = 3, steps(result, "verify")
-        going_on = verifies - 1
-        expected = (
-            {on_schedule(DRAFT_LENS): 2 * (1 + going_on)}
-            | column(ROTATION, state)
-            | {UNFINISHED: copies(result, "draft_extend")[UNFINISHED]}
-        )
-        assert copies(result, "draft_extend") == expected
-        assert 0 < expected[UNFINISHED] < ends
-        assert waits(result, "draft_extend") == waits_of(expected)
-
+    @wide
     def test_penalties_cost_no_copy(self, ask: Ask, state: str) -> None:
         """The bonus tokens are on the device."""
         plain, penalised = (
@@ -203,41 +204,45 @@ def v2_waits(expected: Copies, results: int, *, reader: str) -> Waits:
 
 
 class TestV2:
-    @pytest.mark.parametrize("page", [1, 16])
-    def test_prefill(self, ask: Ask, state: str, page: int) -> None:
-        result = ask(THREE, *V2, f"engine.relay={state}", f"engine.page_size={page}")
-        expected = column(V2_PREFILL, state) | ({LAST_LOC: 3} if page > 1 else {})
+    def test_every_kind_of_step(self, ask: Ask, state: str) -> None:
+        """Drafting copies nothing and waits for nothing; each draft extend sends the lengths of its forward batch."""
+        result = ask(STAGGERED, *V2, f"engine.relay={state}")
+        verifies = steps(result, "verify")
+        expected = {
+            "prefill": column(V2_PREFILL, state),
+            "verify": times(verifies, column(V2_VERIFY, state)) | leavers(result, state),
+            "draft": {},
+            "draft_extend": times(steps(result, "draft_extend"), {DRAFT_LENS: 2}),
+        }
+        assert {kind: copies(result, kind) for kind in expected} == expected
+        assert {kind: waits(result, kind) for kind in expected} == {
+            "prefill": v2_waits(expected["prefill"], 1, reader="_host_tokens"),
+            "verify": v2_waits(expected["verify"], verifies, reader="_on_the_host"),
+            "draft": {},
+            "draft_extend": {},
+        }
+
+    @wide
+    def test_prefill_with_pages(self, ask: Ask, state: str) -> None:
+        result = ask(THREE, *V2, f"engine.relay={state}", "engine.page_size=16")
+        expected = column(V2_PREFILL, state) | {LAST_LOC: 3}
         assert copies(result, "prefill") == expected
         assert waits(result, "prefill") == v2_waits(expected, 1, reader="_host_tokens")
 
-    def test_verify(self, ask: Ask, state: str) -> None:
-        result = ask(STAGGERED, *V2, f"engine.relay={state}")
-        verifies = steps(result, "verify")
-        expected = times(verifies, column(V2_VERIFY, state)) | leavers(result, state)
-        assert copies(result, "verify") == expected
-        assert waits(result, "verify") == v2_waits(expected, verifies, reader="_on_the_host")
-
+    @wide
     def test_verify_with_pages(self, ask: Ask, state: str) -> None:
         result = ask(THREE, *V2, f"engine.relay={state}", "engine.page_size=16")
         freed = {FREED_PAGES: copies(result, "verify")[FREED_PAGES]}
         expected = times(steps(result, "verify"), column(V2_PAGED_VERIFY, state)) | leavers(result, state)
         assert copies(result, "verify") == expected | freed
 
-    def test_drafting_copies_nothing_and_waits_for_nothing(self, ask: Ask, state: str) -> None:
-        result = ask(THREE, *V2, f"engine.relay={state}")
-        assert (copies(result, "draft"), waits(result, "draft")) == ({}, {})
-
-    def test_draft_extend(self, ask: Ask, state: str) -> None:
-        """The lengths of its forward batch, behind prompts and verifies alike."""
-        result = ask(THREE, *V2, f"engine.relay={state}")
-        assert copies(result, "draft_extend") == times(steps(result, "draft_extend"), {DRAFT_LENS: 2})
-        assert waits(result, "draft_extend") == {}
-
+    @wide
     def test_penalties(self, ask: Ask, state: str) -> None:
         result = ask(THREE, *V2, f"engine.relay={state}", frequency_penalty=0.5)
         penalised = column(V2_VERIFY, state) | {LATEST_TOKENS: 1}
         assert copies(result, "verify") == times(steps(result, "verify"), penalised) | leavers(result, state)
 
+    @wide
     def test_grammar(self, ask: Ask, state: str) -> None:
         """Trees come to the host by three copies, a mask goes back by one; the step before is settled first."""
         spelled = ("workload.sampling={grammar: {regex: '[0-9]{6,9}'}, ignore_eos: false}",)
@@ -250,6 +255,7 @@ class TestV2:
         assert copies(result, "verify") == times(steps(result, "verify"), expected) | leavers(result, state)
 
 
+@wide
 class TestHostLengths:
     """``seq_lens_cpu``: how the host gets to know what was accepted, if it does."""
 
@@ -281,7 +287,7 @@ class TestLatest:
         RESULT: 1,
     }
 
-    @pytest.mark.parametrize("page", [1, 16])
+    @pytest.mark.parametrize("page", [1, pytest.param(16, marks=wide)])
     def test_v2(self, ask: Ask, page: int) -> None:
         result = ask(THREE, *V2, "engine.relay=latest", f"engine.page_size={page}")
         verifies = steps(result, "verify")

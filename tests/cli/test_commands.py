@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from schedbench.cli.app import app, main
 from schedbench.cli.errors import EXIT_CODES, UsageError, exit_code, message
 from schedbench.profiles.record.definitions import DEFINITIONS
-from tests.acceptance.runs import command_line, plain_environment, schedbench
+from tests.acceptance.runs import command_line, plain_environment
+from tests.conftest import RunCommand
 
 HEAVY = ("torch", "numpy", "triton", "pydantic", "yaml", "rich.table", "rich.progress")
 
@@ -168,10 +169,9 @@ def test_an_output_that_nobody_reads_is_no_failed_gate(arguments: str) -> None:
     assert b"Traceback" not in done.stderr
 
 
-def test_a_gate_that_failed_is_one_whoever_reads() -> None:
+def test_a_gate_that_failed_is_exit_code_1(run_command: RunCommand) -> None:
     budget = "expect={prefill: {schedule: {h2d: 0}}}"
-    done = schedbench("run", "overlap_on", "--set", "workload.requests=2", "--set", budget)
-    assert done.returncode == 1
+    assert run_command("run", "overlap_on", "--set", "workload.requests=2", "--set", budget).code == 1
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

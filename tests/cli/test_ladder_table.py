@@ -10,7 +10,7 @@ from rich.console import Console
 
 from schedbench.cli import ladder_page as shown
 from schedbench.cli.page import markdown, print_page, to_html
-from tests.acceptance.runs import schedbench
+from tests.conftest import RunCommand
 
 
 def rung(state: str, digest: str = "ab" * 32, **switches: str) -> dict[str, Any]:
@@ -89,27 +89,27 @@ def test_other_forms_have_the_same_rows(ladder: dict[str, Any]) -> None:
     assert "<title>" in to_html(shown.page(ladder))
 
 
-def test_the_ladder_runs_from_the_command_line() -> None:
-    said = schedbench(
+def test_the_ladder_runs_from_the_command_line(run_command: RunCommand) -> None:
+    said = run_command(
         "run", "mixed", "--format", "json", "--device", "vgpu",
         "--set", "engine.relays=[pr25774, latest]", "--set", "workload.requests=4",
         "--set", "measure.warmup_requests=0",
     )  # fmt: skip
-    assert said.returncode == 0
-    states = [rung["result"]["relay"]["state"] for rung in json.loads(said.stdout)["rungs"]]
+    assert said.code == 0
+    states = [rung["result"]["relay"]["state"] for rung in json.loads(said.out)["rungs"]]
     assert states == ["pr25774", "latest"]
 
 
-def test_states_are_listed_with_what_they_change() -> None:
-    paragraphs = {text.split()[0]: text for text in schedbench("list", "relays").stdout.strip().split("\n\n")}
+def test_states_are_listed_with_what_they_change(run_command: RunCommand) -> None:
+    paragraphs = {text.split()[0]: text for text in run_command("list", "relays").out.strip().split("\n\n")}
     assert next(iter(paragraphs)) == "pr25774-before" and "latest" in paragraphs
     assert "#26020" in paragraphs["pr26020"]
     assert "advance: advance_host_side -> advance_new_tensor" in paragraphs["pr26020"]
     assert "hazard:" in paragraphs["pr25945"] and "hazard:" not in paragraphs["latest"]
 
 
-def test_states_are_objects_for_machines() -> None:
-    entries = json.loads(schedbench("list", "relays", "--format", "json").stdout)
+def test_states_are_objects_for_machines(run_command: RunCommand) -> None:
+    entries = json.loads(run_command("list", "relays", "--format", "json").out)
     assert all(entry["name"] and entry["about"] and entry["expect"] for entry in entries)
     (after,) = (entry for entry in entries if entry["name"] == "pr25944")
     assert after["aliases"] == ["pr26020-before"] and after["before"] == "pr25944-before"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.runs import command_line, plain_environment, schedbench
+from tests.conftest import RunCommand
 
 PATIENCE = 90.0  # seconds
 PAIR = "engine.disaggregation={mode: pair}"
@@ -56,7 +57,7 @@ def alive(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("scenario", "setting", "names", "victim"),
     [
-        ("pp2", "engine.pipeline.stages=2", ("stage 1",), "stage 1"),
+        pytest.param("pp2", "engine.pipeline.stages=2", ("stage 1",), "stage 1", marks=pytest.mark.wide),
         pytest.param(
             "pp2", "engine.pipeline.stages=3", ("stage 1", "stage 2"), "stage 2", marks=pytest.mark.wide
         ),
@@ -106,7 +107,7 @@ def test_the_others_stop_and_say_who_is_gone(
     ],
 )
 def test_it_kills_itself_at_an_exact_place(
-    tmp_path: Path, scenario: str, setting: str, victim: str, phase: str, nth: int
+    run_command: RunCommand, tmp_path: Path, scenario: str, setting: str, victim: str, phase: str, nth: int
 ) -> None:
     script = f"faults=[{{rank: {victim}, dies: {{phase: {phase}, nth: {nth}}}}}]"
     settings = (setting, script, "workload.requests=4000", "measure.warmup_requests=0")
@@ -115,5 +116,5 @@ def test_it_kills_itself_at_an_exact_place(
     assert done.returncode == 4, done.stderr
     assert "is gone" in done.stderr
     assert f"{victim} ended with SIGKILL" in done.stderr
-    drawn = schedbench("trace", tmp_path)  # what the others kept is no run
-    assert (drawn.returncode, drawn.stdout) == (2, ""), drawn.stderr
+    drawn = run_command("trace", tmp_path)  # what the others kept is no run
+    assert (drawn.code, drawn.out) == (2, ""), drawn.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from typer.testing import CliRunner
 
 from schedbench.cli.app import app
 from schedbench.cli.errors import exit_code
-from schedbench.profiles.platform import hardware
 from schedbench.scenarios.overrides import keys
 from tests.robustness.hostile import VALUES, as_json, mutated, prompt, rounds
 
@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Generating overly large repr"),
 ]
 
-PROFILE = yaml.safe_load((Path(hardware.__file__).parent / "h200.yaml").read_bytes())
+PROFILE = yaml.safe_load(resources.files("schedbench.profiles.hardware").joinpath("h200.yaml").read_bytes())
 # What does not fit a pool this small is refused, so that no request is long.
 SMALL = ("device.values=none", "engine.kv_tokens=256", "workload.requests=3", "workload.arrival=burst",
          "measure.warmup_requests=1", "workload.prompt_tokens=20", "workload.output_tokens=4")  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib import resources
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("little_memory")
 
 NAMES = (*shipped.names(), *shipped.case_names())
 SHIPPED = {name: yaml.safe_load(shipped.content(name)) for name in NAMES}
-PROFILE = (Path(hardware.__file__).parent / "h200.yaml").read_bytes()
+PROFILE = resources.files("schedbench.profiles.hardware").joinpath("h200.yaml").read_bytes()
 LAUGHS = b"a: &a [x, x]\n" + b"".join(
     b"%c: &%c [*%c, *%c]\n" % (98 + i, 98 + i, 97 + i, 97 + i) for i in range(24)
 )

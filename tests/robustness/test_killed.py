@@ -85,7 +85,7 @@ def documents(folder: Path) -> Iterator[Path]:
     return folder.rglob("*.json")
 
 
-@rounds(3)
+@rounds(1)
 @given(name=st.sampled_from(list(COMMANDS)), number=SIGNALS, after=st.floats(0, 4))
 @example(name="run", number=Signals.SIGTERM, after=2.5)
 @example(name="sweep", number=Signals.SIGKILL, after=2.5)
@@ -108,7 +108,7 @@ def test_what_was_left_behind_is_in_nobodys_way(folder: Path) -> None:
     assert json.loads(again.stdout)["cells"] == json.loads((folder / "sweep/sweep.json").read_text())["cells"]
 
 
-@rounds(5)
+@rounds(3)
 @given(after=st.floats(0, 0.1))
 def test_a_file_is_the_old_one_or_the_new_one(folder: Path, after: float) -> None:
     path = folder / "written.txt"
