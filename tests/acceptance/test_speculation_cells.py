@@ -94,9 +94,9 @@ def leavers(result: Result, state: str) -> Copies:
 V1_DRAFT: Copies = {Copy("_draft", SCHEDULE, "d2h", "pinned B"): 1}
 V1_VERIFY: Copies = {
     # accepted places, predictions, how many were accepted
-    Copy("_take", SCHEDULE, "d2h", "pageable B"): 3,
+    Copy("_append", SCHEDULE, "d2h", "pageable B"): 3,
     # boolean masks: which places are any, which slots are evicted
-    Copy("_take", SCHEDULE, "d2h", "pinned B"): 1,
+    Copy("_append", SCHEDULE, "d2h", "pinned B"): 1,
     Copy("_compact", SCHEDULE, "d2h", "pinned B"): 1,
 }
 # Who goes on, where somebody does not.
