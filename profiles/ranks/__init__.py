@@ -1,1 +1,1 @@
-"""Several ranks: threads of one process that take turns in virtual time, or processes of torch.distributed."""
+"""Ranks of a run: threads of one process in virtual time, or processes of torch.distributed."""

@@ -54,7 +54,7 @@ _EARLY: Final = 1  # exit code of a process that ended before its work was done
 _END: Final = getattr(signal, "SIGUSR1", signal.SIGTERM)  # by which the first process ends the others
 
 
-class PlacesError(ValueError):
+class WorldSizeError(ValueError):
     """More processes than ranks, or fewer."""
 
 
@@ -88,7 +88,7 @@ def run_processes(task: RunTask, specs: Sequence[RankSpec]) -> list[Report]:
     """Run one process per rank: this one is the first, or the one that torchrun made it. Only this one has the caller's
     observer, sink and guard.
 
-    Raises PlacesError, MachineError, LinkError, ScenarioError; SystemExit in a process whose report another one has.
+    Raises WorldSizeError, MachineError, LinkError, ScenarioError; SystemExit in a process whose report another one has.
     """
     address, names = launched(), [spec.name for spec in specs]
     _check(task, started_here=address is None)
@@ -112,7 +112,7 @@ def run_processes(task: RunTask, specs: Sequence[RankSpec]) -> list[Report]:
 
 def _run_launched(address: ProcessAddress, task: RunTask, names: Sequence[str]) -> list[Report]:
     if address.size != len(names):
-        raise PlacesError(
+        raise WorldSizeError(
             f"{address.size} processes were started, and the scenario has {len(names)} ranks"
             f" ({', '.join(names)}): torchrun --nproc-per-node {len(names)} on one machine"
         )

@@ -92,7 +92,6 @@ class VirtualLink:
         landing = None
         if tensors:
             values, landing = self._send_tensors(tag, tensors)
-            self._leaving.setdefault(tag, []).append((landing.recording, tensors))
         runtime.now += round(profile.call.value)
         self._serial += 1
         at = runtime.now + round(profile.host_latency.value)
@@ -100,8 +99,8 @@ class VirtualLink:
         self._router.put(to, tag, message)
 
     def flush(self, tag: str) -> None:
-        for mark, _ in self._leaving.pop(tag, ()):
-            self._gpu.runtime.wait_event(self._gpu.runtime.stream, mark)
+        for left, _ in self._leaving.pop(tag, ()):
+            self._gpu.runtime.wait_event(self._gpu.runtime.stream, left)
 
     def receive(self, source: int, tag: str) -> Message:
         self._await_head(source, tag)
@@ -124,7 +123,6 @@ class VirtualLink:
         values, landing = [tensor.held], None
         if tensor.numel():
             values, landing = self._send_tensors(tag, (tensor,))
-            self._leaving.setdefault(tag, []).append((landing.recording, (tensor,)))
         self._serial += 1
         message = MessageInFlight(self.rank, self._serial, self._gpu.runtime.now, b"", values, landing, ())
         self._router.put(to, tag, message)
@@ -140,8 +138,9 @@ class VirtualLink:
     ) -> tuple[list[torch.Tensor], PeerEventRecording]:
         size = sum(tensor.nbytes for tensor in tensors)
         duration = round(size * 1e9 / self._profile.bandwidth.value)
-        values, mark = send(self._gpu, self._egress(), tensors, duration, name=f"send {tag}")
-        return values, PeerEventRecording(mark, round(self._profile.latency.value))
+        values, left = send(self._gpu, self._link_queue(), tensors, duration, name=f"send {tag}")
+        self._leaving.setdefault(tag, []).append((left, tensors))  # kept until they have left
+        return values, PeerEventRecording(left, round(self._profile.latency.value))
 
     def _await_head(self, source: int, tag: str) -> None:
         """Let the host wait for the next message of one sender. Raises LinkError."""
@@ -213,7 +212,7 @@ class VirtualLink:
         tensors = receive(self._gpu, message.values, message.landing)
         return Message(source, pickle.loads(message.payload), tensors)
 
-    def _egress(self) -> StreamQueue:
+    def _link_queue(self) -> StreamQueue:
         """The queue of the link, made when tensors are first sent."""
         if self._queue is None:
             self._queue = self._gpu.runtime.simulation.queue()

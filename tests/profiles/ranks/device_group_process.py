@@ -31,8 +31,8 @@ LARGE = 1 << 23  # bytes: more than any transport takes without a receiver
 PIECES, PIECE = 200, 1 << 20
 
 
-class Knowing:
-    """Gloo's work, which tells like NCCL's whether it is over, and as that waits in a thread of its own."""
+class CompletableWork:
+    """Gloo's work with the interface of NCCL's, which can be asked whether it is completed."""
 
     def __init__(self, work: Any) -> None:
         self._thread = Thread(target=work.wait, daemon=True)
@@ -45,8 +45,8 @@ class Knowing:
         self._thread.join()
 
 
-class Stand(DirectTransport):
-    """``pause``: seconds between what the receiver is told and the tensors."""
+class SlowTransport(DirectTransport):
+    """``pause``: seconds between the message and the tensors."""
 
     pause = 0.0
 
@@ -55,15 +55,15 @@ class Stand(DirectTransport):
         super().push(to, body)
 
 
-def knowing(post: Callable[..., Any]) -> Callable[..., Any]:
+def completable(post: Callable[..., Any]) -> Callable[..., Any]:
     def posted(tensor: torch.Tensor, peer: int, group: Any = None) -> Any:
         work = post(tensor, peer, group=group)
-        return work if group is None else Knowing(work)
+        return work if group is None else CompletableWork(work)
 
     return posted
 
 
-def met(rank: int, port: int) -> tuple[ProcessLink, Stand]:
+def met(rank: int, port: int) -> tuple[ProcessLink, SlowTransport]:
     dist.init_process_group(
         "gloo",
         init_method=f"tcp://127.0.0.1:{port}",
@@ -71,11 +71,15 @@ def met(rank: int, port: int) -> tuple[ProcessLink, Stand]:
         world_size=3,
         timeout=timedelta(seconds=30),
     )
-    dist.isend, dist.irecv = knowing(dist.isend), knowing(dist.irecv)
-    carrier = Stand(torch.device("cpu"), JOINED, "gloo")
+    dist.isend, dist.irecv = completable(dist.isend), completable(dist.irecv)
+    transport = SlowTransport(torch.device("cpu"), JOINED, "gloo")
     return ProcessLink(
-        ("one", "two", "context"), DeviceStaging(torch.device("cpu")), Clock(), patience=30, transport=carrier
-    ), carrier
+        ("one", "two", "context"),
+        DeviceStaging(torch.device("cpu")),
+        Clock(),
+        patience=30,
+        transport=transport,
+    ), transport
 
 
 def both_send_first(link: ProcessLink) -> list[int]:
@@ -101,12 +105,12 @@ def in_order(link: ProcessLink) -> list[Any]:
     return [(message.value, [(*each.shape, each.tolist()) for each in message.tensors]) for message in came]
 
 
-def slowly(link: ProcessLink, carrier: Stand) -> bool | None:
+def slowly(link: ProcessLink, transport: SlowTransport) -> bool | None:
     """Whether what can be polled is whole."""
     if link.rank == 0:
-        carrier.pause = SLOWNESS
+        transport.pause = SLOWNESS
         link.send(1, "slow", time.monotonic(), [torch.ones(3)])
-        carrier.pause = 0.0
+        transport.pause = 0.0
     if link.rank != 1:
         return None
     while (message := link.poll("slow")) is None:
@@ -133,12 +137,12 @@ def growth(link: ProcessLink, to: int) -> int:
 
 
 def main(rank: int, port: int) -> None:
-    link, carrier = met(rank, port)
+    link, transport = met(rank, port)
     with link:
         found = {
             "both": both_send_first(link),
             "in_order": in_order(link),
-            "whole": slowly(link, carrier),
+            "whole": slowly(link, transport),
             "exchanged": exchanged(link),
             "direct_growth": growth(link, 1),
             "message_growth": growth(link, 2),
