@@ -55,7 +55,7 @@ SAYS = {
     "penalties-from-input": "the batch whose tokens are to be counted has no input ids",
     "allocate-by-sentinel": "on the device and 64 in seq_lens_cpu",
     "mix-with-sentinel": "the model is given seq_lens -",
-    "hot-buffer-by-sentinel": "and its hot buffer keeps slot",
+    "hot-buffer-by-sentinel": "but its hot buffer has slot",
     "resolve-ids-first": "new_seq_lens_buf[-batch.seq_lens]",
     "stage-without-stash": "row 1 of the relay was gathered before a token was stashed there",
     "stage-tokens-unawaited": "the copy stream's write (receive at sched/loop/pipelined.py:",
