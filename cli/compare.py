@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..profiles.captures.files import Reader
     from ..profiles.judge.sides import SideSpec
     from ..profiles.judge.trial import Question, Sample
-    from ..profiles.judge.trials import Notice, TrialPlan, Trials
+    from ..profiles.judge.trials import DrawnRuns, Notice, TrialPlan, Trials
     from ..scenarios.schema import Case
 
 _Sides = Literal["a", "b"]
@@ -47,7 +47,22 @@ MinEngagement = Annotated[
 ]
 Gates = Annotated[
     list[str] | None,
-    typer.Option("--gate", metavar="NAME:BOUND", help="throughput:-2%, decode.steady.schedule.h2d:0, ..."),
+    typer.Option(
+        "--gate",
+        metavar="NAME:BOUND",
+        help="How much worse B may be (throughput:2%), how much better it has to be (better:ttft_ms:5%),"
+        " or a count of its worst step (decode.steady.schedule.h2d:0).",
+    ),
+]
+Undecided = Annotated[
+    Literal["fail", "pass"], typer.Option("--undecided", help="What a gate that cannot be decided does.")
+]
+Draws = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Ask emulated verdicts again under so many draws of the hardware's constants from their ranges.",
+    ),
 ]
 AllowDivergence = Annotated[
     bool, typer.Option("--allow-divergence", help="Judge performance although the tokens differ.")
@@ -70,6 +85,8 @@ def compare(
     min_effect: MinEffect = 0.5,
     min_engagement: MinEngagement = 5.0,
     gate: Gates = None,
+    undecided: Undecided = "fail",
+    draws: Draws = 16,
     allow_divergence: AllowDivergence = False,
     exit_on_inconclusive: ExitOnInconclusive = False,
     output_dir: OutputDir = None,
@@ -80,9 +97,9 @@ def compare(
     """Compare two sides: are the tokens the same, did the change take part, is B better than A. A case has sides
     of its own (`schedbench list cases`); two results or captures are named without a scenario: compare A B.
 
-    Exit codes: 0 done and gates passed; 1 a gate failed or the tokens differ; 2 usage, or sides that are not
-    alike; 3 this machine cannot; 4 a side crashed; 130 interrupted, or 143 terminated, finished runs are in
-    --output-dir.
+    Exit codes: 0 done and gates passed; 1 a gate failed or is undecided, or the tokens differ; 2 usage, or
+    sides that are not alike; 3 this machine cannot; 4 a side crashed; 130 interrupted, or 143 terminated,
+    finished runs are in --output-dir.
     """
     from ..profiles.captures.files import Reader
     from ..profiles.judge.compare import HEADLINE, VerdictRules, judge
@@ -96,15 +113,17 @@ def compare(
     reader = Reader(meaning, nsys, command_line())
     spec_a, spec_b = _specs(a, b, reader) if case is None else _specs(case.a, case.b, reader)
     headline = HEADLINE if case is None else (case.metric,)
-    rules = VerdictRules(
-        min_effect, min_engagement, allow_divergence, tuple(map(parsed, gate or ())), headline
-    )
+    gates = tuple(map(parsed, gate or ()))
+    rules = VerdictRules(min_effect, min_engagement, allow_divergence, gates, undecided == "pass", headline)
     question, first = _question(scenario, overrides or [], spec_a, spec_b)
     plan = TrialPlan(seeds, pairs, first, spec_a.varied | spec_b.varied, allow_divergence)
     clock = Stopwatch()
     with status("0 runs") as update:
-        trials = _conduct(question, spec_a, spec_b, plan, device=device, notice=_kept(output_dir, update))
-    found = judge(trials, rules)
+        notice = _kept(output_dir, update)
+        trials, drawn = _conduct(
+            question, spec_a, spec_b, plan, device=device, notice=notice, update=update, draws=draws
+        )
+    found = judge(trials, rules, drawn)
     content = document(found, a=spec_a.label, b=spec_b.label, run=clock.run(), case=case)
     _show(content, output_dir=output_dir, form=form)
     raise typer.Exit(GATE_FAILED if found.broken or (exit_on_inconclusive and found.undecided) else 0)
@@ -166,16 +185,26 @@ def _question(
 
 
 def _conduct(
-    question: Question | None, a: SideSpec, b: SideSpec, plan: TrialPlan, *, device: Any, notice: Notice
-) -> Trials:
+    question: Question | None,
+    a: SideSpec,
+    b: SideSpec,
+    plan: TrialPlan,
+    *,
+    device: Any,
+    notice: Notice,
+    update: Callable[[str], None],
+    draws: int,
+) -> tuple[Trials, DrawnRuns]:
     from ..profiles.judge.sides import opened
     from ..profiles.judge.trial import TrialRequest
-    from ..profiles.judge.trials import conduct
+    from ..profiles.judge.trials import conduct, conduct_draws
 
     order = TrialRequest(device=device, command=command_line())
     try:
         with opened(question, a, b, order) as (baseline, candidate):
-            return conduct(baseline, candidate, plan, notice)
+            trials = conduct(baseline, candidate, plan, notice)
+            update(f"both sides under {draws} draws of the hardware's constants")
+            return trials, conduct_draws(baseline, candidate, trials, plan, draws)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
 

@@ -82,6 +82,10 @@ def notes(found: Document) -> list[str]:
                 f"{name} recorded no times and no source lines: {side['unrecorded']}; compared is what both have"
             )
     remarks += [f"{name} has no {kinds} steps" for name, kinds in _lacking(found) if kinds]
+    if found["draws"]["abstained"] and found["design"] == "seeds":
+        remarks.append(
+            f"not asked again under draws of the hardware's constants: {found['draws']['abstained']}"
+        )
     if found["hint"]:
         remarks.append(found["hint"])
     return remarks
@@ -139,12 +143,24 @@ def metrics(found: Document, *, headline: bool) -> Table:
     table.add_column("unit")
     for heading in ("A", "B", "Δ %", _interval(found), "n"):
         table.add_column(heading, justify="right")
+    drawn = headline and found["draws"]["count"] > 0
+    if drawn:
+        table.add_column("Δ % over draws", justify="right")
     table.add_column("verdict")
     for name, metric in sorted(found["metrics"].items()):
         if (name in found["headline"]) != headline:
             continue
-        table.add_row(name, metric["unit"], *_figures(metric), _verdict(metric))
+        over_draws = [_over_draws(metric["firmness"])] if drawn else []
+        table.add_row(name, metric["unit"], *_figures(metric), *over_draws, _verdict(metric))
     return table
+
+
+def _over_draws(firmness: Document | None) -> str:
+    """The range of the effect under draws of the hardware's constants, and in how many of them the verdict holds."""
+    if firmness is None:
+        return MISSING
+    extent = f"{_signed(firmness['low'])} … {_signed(firmness['high'])}"
+    return f"{extent} ({firmness['holding']} of {firmness['draws']})"
 
 
 def _figures(metric: Document) -> tuple[str, ...]:

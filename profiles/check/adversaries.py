@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from functools import partial
 
 from ...sched.relay.choice import RelayChoice
+from ..platform.pool import MapFunction, pool, processors
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options
 from ..record.result import Abstained, Metric, Result
 from ..run.crash import Crash
 from ..vgpu.adversary.strategies import ALWAYS, FAVOURED, STRATEGIES, described
 from .report import Check, Evidence, skipped, verdict
-from .runs import MapFunction, attempt, pool, processors
+from .runs import attempt
 from .tokens import differences
 
 NAME = "adversary"

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from ...scenarios.combinations import overlaps
 from ...sched.relay.faults import awaited_faults
+from ..platform.pool import pool
 from ..platform.resolve import ask
 from ..record.environment import environment, tool
 from .examine import Examiner
 from .faults import FaultScenario, fault_scenarios, with_faults
 from .report import SCHEMA_VERSION, Check, Document, check_part
-from .runs import pool
 
 
 @dataclass(frozen=True, slots=True)

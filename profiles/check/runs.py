@@ -1,14 +1,6 @@
-"""The runs of a check: one run that may crash, and several runs in worker processes."""
+"""Runs of a check that may crash."""
 
 from __future__ import annotations
-
-import os
-import pickle
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from multiprocessing import get_context
-from typing import Protocol, TypeVar
 
 from ...sched.relay.choice import RelayChoice
 from ..platform.machine import MachineError
@@ -30,31 +22,3 @@ def attempt(
         return crash_of(error.__cause__ or error)
     except Exception as error:
         return crash_of(error)
-
-
-T = TypeVar("T")
-R = TypeVar("R")
-
-
-class MapFunction(Protocol):
-    def __call__(self, function: Callable[[T], R], tasks: Iterable[T], /) -> Iterable[R]: ...
-
-
-@contextmanager
-def pool(tasks: int) -> Iterator[MapFunction]:
-    """A map function over new processes, since a virtual GPU belongs to the process that opened it. Tasks that have not
-    started when the block ends are cancelled."""
-    workers = ProcessPoolExecutor(max(1, min(processors(), tasks)), mp_context=get_context("spawn"))
-
-    def each(function: Callable[[T], R], tasks: Iterable[T], /) -> Iterable[R]:
-        pickle.dumps(function)  # raises here; in a worker, Python 3.11 would hang at shutdown
-        return workers.map(function, tasks)
-
-    try:
-        yield each
-    finally:
-        workers.shutdown(cancel_futures=True)
-
-
-def processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

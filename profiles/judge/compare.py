@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from ..record.result import Result
 from . import effects, gates
+from .draws import firmness
 from .engagement import THRESHOLD, StepEngagement, engagement, from_totals, total
 from .gates import Gate, GateOutcome
 from .likeness import BATCHING, ScenarioDifference, engine_differences, unlike_environments
 from .metric_values import MetricValue, table
+from .pairs import percent
 from .trial import Sample
-from .trials import Trials
+from .trials import NOT_DRAWN, DrawnRuns, Trials
 from .verdict import (
     MIN_EFFECT,
     Judgement,
@@ -42,6 +44,7 @@ class VerdictRules:
     min_engagement: float = THRESHOLD
     allow_divergence: bool = False
     gates: tuple[Gate, ...] = ()
+    undecided_passes: bool = False  # of gates
     headline: tuple[str, ...] = HEADLINE
 
 
@@ -73,27 +76,29 @@ class Comparison:
     gates: tuple[GateOutcome, ...]
     engine: tuple[ScenarioDifference, ...]
     environment: tuple[ScenarioDifference, ...]
+    drawn: DrawnRuns
 
     @property
     def broken(self) -> bool:
-        """Whether a gate failed, or the tokens differ although that is not allowed."""
+        """Whether a gate did not pass, or the tokens differ although that is not allowed."""
         forbidden = self.trials.tokens == "different" and not self.rules.allow_divergence
-        return forbidden or any(gate.outcome == "failed" for gate in self.gates)
+        allowed = {"passed", "undecided"} if self.rules.undecided_passes else {"passed"}
+        return forbidden or any(gate.outcome not in allowed for gate in self.gates)
 
     @property
     def undecided(self) -> bool:
         """Whether there is no verdict, or none on some gate."""
-        return self.verdict == "inconclusive" or any(gate.outcome == "inconclusive" for gate in self.gates)
+        return self.verdict == "inconclusive" or any(gate.outcome == "undecided" for gate in self.gates)
 
 
-def judge(trials: Trials, rules: VerdictRules = VerdictRules()) -> Comparison:
+def judge(trials: Trials, rules: VerdictRules = VerdictRules(), drawn: DrawnRuns = NOT_DRAWN) -> Comparison:
     results_a, results_b = trials.results
     engaged = total(_engagement(a, b) for a, b in zip(trials.a, trials.b, strict=False))
     environment = unlike_environments(results_a[0], results_b[0])
     moved = bool(environment) and trials.design != "seeds"
     voids = _voids(trials, rules, engaged=engaged, moved=moved)
     headline = _headline(rules, captured=results_a[0].labels.capture is not None)
-    metrics = _metrics(trials, rules, headline=headline, voids=voids)
+    metrics = _under(drawn, _metrics(trials, rules, headline=headline, voids=voids), headline)
     verdict, reasons = overall([metrics[name].judgement for name in headline if name in metrics], voids)
     judgements = {name: judged.judgement for name, judged in metrics.items()}
     return Comparison(
@@ -110,6 +115,7 @@ def judge(trials: Trials, rules: VerdictRules = VerdictRules()) -> Comparison:
         gates=tuple(gates.check(gate, judgements, a=results_a, b=results_b) for gate in rules.gates),
         engine=engine_differences(results_a[0], results_b[0]),
         environment=environment,
+        drawn=drawn,
     )
 
 
@@ -187,6 +193,23 @@ def _metrics(
         )
         for name, judged in found.items()
     }
+
+
+def _under(
+    drawn: DrawnRuns, metrics: Mapping[str, MetricComparison], headline: Sequence[str]
+) -> dict[str, MetricComparison]:
+    """The metrics that the verdict is about, held against their effects under the draws."""
+    tables = [table(results, headline) for results in (drawn.a, drawn.b)]
+    found = dict(metrics)
+    for name in headline:
+        if name not in metrics or not all(name in values for values in tables):
+            continue
+        judgement = metrics[name].judgement
+        pairs = zip(*(values[name] for values in tables), strict=True)
+        effects = [percent(a.value, b.value) for a, b in pairs]
+        firm = judgement.drawn(firmness(judgement.delta, effects, drawn.draws))
+        found[name] = replace(metrics[name], judgement=firm)
+    return found
 
 
 def _judged(

@@ -48,7 +48,18 @@ def _metrics(found: Comparison) -> str:
 
 
 def _effect(judged: Judgement) -> str:
-    return f"{judged.delta:+.2f} % [{judged.interval.low:+.2f}, {judged.interval.high:+.2f}]"
+    text = f"{judged.delta:+.2f} % [{judged.interval.low:+.2f}, {judged.interval.high:+.2f}]"
+    return text if judged.firmness is None else f"{text} ({firmness_text(judged)})"
+
+
+def firmness_text(judged: Judgement) -> str:
+    """In how many draws of the hardware's constants the sign holds, between which effects, and what decides it."""
+    found = judged.firmness
+    if found is None:
+        return ""
+    text = f"{found.holding} of {found.draws} draws, {found.low:+.2f} … {found.high:+.2f} %"
+    decided = Reason.CONSTANTS in judged.reasons and found.constant
+    return f"{text}; follows {found.constant}, rank correlation {found.correlation:+.2f}" if decided else text
 
 
 def _tokens(found: Comparison) -> str:

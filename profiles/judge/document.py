@@ -15,8 +15,8 @@ from .effects import CounterEffect, LineEffect
 from .engagement import StepEngagement
 from .likeness import ScenarioDifference
 
-# History: 1.0 the first.
-SCHEMA_VERSION: Final = "1.0"
+# History: 1.0 the first; 1.1 adds draws of the hardware's constants, and gates are undecided instead of inconclusive.
+SCHEMA_VERSION: Final = "1.1"
 
 Document = dict[str, Any]
 
@@ -53,6 +53,7 @@ def document(found: Comparison, *, a: str, b: str, run: Document, case: Case | N
             "lines": [_line(line) for line in found.lines],
             "idle": [part._asdict() for part in found.idle],
             "gates": [gate._asdict() for gate in found.gates],
+            "draws": {"count": len(found.drawn.draws), "abstained": found.drawn.abstained or None},
             "hint": hint(found),
             "case": None if case is None else case.model_dump(mode="json"),
         },
@@ -141,6 +142,7 @@ def _metric(judged: MetricComparison) -> Document:
         "pairs_needed": found.needed,
         "verdict": found.verdict,
         "reasons": [str(reason) for reason in found.reasons],
+        "firmness": None if found.firmness is None else found.firmness._asdict(),
     }
 
 

@@ -7,7 +7,11 @@ equal probability as there are draws, and every slice is used once. Half of the 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -82,6 +86,16 @@ def firmness(effect: float, effects: Sequence[float], drawn: Sequence[Draw]) -> 
     )
     holding = sum(value * effect > 0.0 or value == effect for value in effects)
     return Firmness(len(effects), holding, min(effects), max(effects), constant, correlation)
+
+
+@contextmanager
+def files(profile: HardwareProfile, drawn: Sequence[Draw]) -> Iterator[list[Path]]:
+    """Write each draw as a hardware profile that ``device.hardware`` can name; the files are gone after the block."""
+    with TemporaryDirectory(prefix="schedbench-draws-") as folder:
+        paths = [Path(folder) / f"{profile.name}-{number}.yaml" for number in range(len(drawn))]
+        for path, draw in zip(paths, drawn, strict=True):
+            path.write_text(json.dumps(document(profile, draw)), encoding="utf-8")  # JSON is YAML
+        yield paths
 
 
 def _correlations(effects: Sequence[float], drawn: Sequence[Draw]) -> Iterator[tuple[str, float]]:

@@ -1,7 +1,7 @@
 """``--gate NAME:BOUND``: a bound that B has to keep, independent of the verdict.
 
-``throughput:-2%``   at most 2 % worse than A: a bound on the effect; the sign is that of the unwanted change
-``ttft_ms.p99:+5%``
+``throughput:2%``, ``ttft_ms.p99:-5%``    B may be this much worse than A, in the metric's own direction, and no more
+``better:throughput:2%``    B has to be at least this much better
 ``decode.steady.schedule.h2d:0``    no step of B has more
 ``mixed.forward.sync:+1``           B's worst step has at most one more than A's
 """
@@ -15,15 +15,16 @@ from typing import Final, Literal, NamedTuple, get_args
 from ...scenarios.problems import meant
 from ...scenarios.schema import Counter, Kind, Stream
 from ..captures.steps import UNTOLD
-from ..record.definitions import DEFINITIONS
+from ..record.definitions import DEFINITIONS, Direction, definition
 from ..record.result import Result
 from .metric_values import full_name
 from .verdict import Judgement, Reason
 
-Passed = Literal["passed", "failed", "inconclusive"]
+Passed = Literal["passed", "failed", "undecided"]
 
+_BETTER: Final = "better:"
 _BOUND: Final = re.compile(r"([+-]?)(\d+(?:\.\d+)?)(%?)")
-_TOLERABLE: Final = frozenset({Reason.LOW_N, Reason.NOT_ENGAGED})  # the interval is valid all the same
+_TOLERABLE: Final = frozenset({Reason.LOW_N, Reason.NOT_ENGAGED, Reason.CONSTANTS})  # the interval is valid
 
 
 class GateError(ValueError):
@@ -31,17 +32,20 @@ class GateError(ValueError):
 
 
 class Gate(NamedTuple):
-    """``place`` is the kind, stream and counter of a count; None for a metric. ``sign`` is empty for a plain bound."""
+    """``place`` is the kind, stream and counter of a count; None for a metric. ``sign`` is empty for a plain bound on a
+    count. ``better`` gates ask for an improvement of at least ``bound`` percent."""
 
     text: str
     name: str
     place: tuple[str, str, str] | None
     sign: str
     bound: float
+    better: bool = False
 
 
 class GateOutcome(NamedTuple):
-    """``seen`` is the effect in percent, or the count that was compared with the bound; None where there is none."""
+    """``seen`` is the effect in percent, or the count that was compared with the bound; None where there is none.
+    ``why`` says why a gate is undecided."""
 
     gate: str
     outcome: Passed
@@ -50,20 +54,41 @@ class GateOutcome(NamedTuple):
 
 
 def parse(text: str) -> Gate:
-    """Raises GateError."""
-    name, colon, bound = text.rpartition(":")
+    """Raises GateError, also for a bound that no value of the metric could break."""
+    better = text.startswith(_BETTER)
+    name, colon, bound = text.removeprefix(_BETTER).rpartition(":")
     match = _BOUND.fullmatch(bound.strip())
     if not colon or not match:
-        raise GateError(f"gate {text!r}: expected NAME:BOUND, such as throughput:-2% or mixed.schedule.h2d:0")
+        raise GateError(f"gate {text!r}: expected NAME:BOUND, such as throughput:2% or mixed.schedule.h2d:0")
     sign, number, unit = match.groups()
     place = _place(name.strip())
     if (place is None) != (unit == "%"):
-        wanted = "a percentage with its sign" if place is None else "a number of copies, syncs or kernels"
+        wanted = "a percentage" if place is None else "a number of copies, syncs or kernels"
         raise GateError(f"gate {text!r}: expected {wanted}")
-    if place is None and not sign:
-        raise GateError(f"gate {text!r}: expected a sign, -2% or +2%")
-    name = name.strip() if place else _metric(name.strip(), text)
-    return Gate(text, name, place, sign, float(number))
+    if place is not None:
+        if better:
+            raise GateError(f"gate {text!r}: better: is for metrics; give a count its sign, such as -1")
+        return Gate(text, name.strip(), place, sign, float(number))
+    gate = Gate(text, _metric(name.strip(), text), None, sign, float(number), better)
+    _require_meaning(gate)
+    return gate
+
+
+def _require_meaning(gate: Gate) -> None:
+    """Refuse a sign that contradicts the gate, and a loss or gain that the metric cannot have."""
+    rises = _direction(gate.name) == "higher"
+    if not gate.better and gate.sign == "+" and rises:
+        raise GateError(
+            f"gate {gate.text!r}: more {gate.name} is better; a gate bounds how much worse it may be"
+            f" ({gate.name}:{gate.bound:g}%), or with better: how much better it has to be"
+        )
+    if gate.bound >= 100 and gate.better != rises:
+        change = "better" if gate.better else "worse"
+        raise GateError(f"gate {gate.text!r}: {gate.name} cannot get {gate.bound:g} % {change}")
+
+
+def _direction(name: str) -> Direction:
+    return definition(name).direction
 
 
 def _place(name: str) -> tuple[str, str, str] | None:
@@ -91,27 +116,35 @@ def check(
 
 
 def _check_metric(gate: Gate, found: Judgement | None) -> GateOutcome:
-    """Passed when the whole interval keeps the bound, failed when none of it does."""
+    """Passed when the whole interval keeps the bound, failed when none of it does; where the hardware's constants were
+    drawn, all effects under the draws have to agree."""
     if found is None:
-        return GateOutcome(gate.text, "inconclusive", None, "not measured on both sides")
+        return GateOutcome(gate.text, "undecided", None, "not measured on both sides")
     doubts = [reason for reason in found.reasons if reason not in _TOLERABLE]
     if doubts or found.n == 0:
-        return GateOutcome(gate.text, "inconclusive", found.delta, ", ".join(doubts) or "no pair is left")
-    low, high = found.interval
-    if gate.sign == "-":
-        kept, broken = low >= -gate.bound, high < -gate.bound
-    else:
-        kept, broken = high <= gate.bound, low > gate.bound
-    if not kept and not broken:
-        return GateOutcome(gate.text, "inconclusive", found.delta, "the bound lies inside the interval")
-    return GateOutcome(gate.text, "passed" if kept else "failed", found.delta)
+        return GateOutcome(gate.text, "undecided", found.delta, ", ".join(doubts) or "no pair is left")
+    outcome = _against(gate, *found.interval)
+    if outcome == "undecided":
+        return GateOutcome(gate.text, outcome, found.delta, "the bound lies inside the interval")
+    drawn = found.firmness
+    if drawn is not None and _against(gate, drawn.low, drawn.high) != outcome:
+        why = f"{Reason.CONSTANTS}: the effects of {drawn.draws} draws of the hardware's constants lie on both sides"
+        return GateOutcome(gate.text, "undecided", found.delta, why)
+    return GateOutcome(gate.text, outcome, found.delta)
+
+
+def _against(gate: Gate, low: float, high: float) -> Passed:
+    """Hold effects between ``low`` and ``high`` percent of A against the bound."""
+    worst, best = (low, high) if _direction(gate.name) == "higher" else (-high, -low)
+    least = gate.bound if gate.better else -gate.bound
+    return "passed" if worst >= least else "failed" if best < least else "undecided"
 
 
 def _check_count(gate: Gate, a: Sequence[Result], b: Sequence[Result]) -> GateOutcome:
     assert gate.place is not None
     kind = gate.place[0]
     if not all(any(kind in result.per_step for result in side) for side in (a, b)):
-        return GateOutcome(gate.text, "inconclusive", None, f"no step was of kind {kind}")
+        return GateOutcome(gate.text, "undecided", None, f"no step was of kind {kind}")
     seen: int = _worst(b, gate.place)
     if gate.sign:
         seen -= _worst(a, gate.place)

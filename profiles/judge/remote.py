@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from ..platform.machine import MachineError
+from ..record.result import Result
 from .trial import Question, Sample, TrialRequest
 
 _TAIL: Final = 60  # lines of a crash that are shown
@@ -54,6 +55,12 @@ class WorkerSide:
     def run(self, seed: int | None) -> Sample:
         """Raises CrashError, SideError, MachineError."""
         return Sample.of(self._request(seed), name=self.label)
+
+    def run_each(self, seed: int | None, settings: Sequence[str]) -> Iterator[Result]:
+        """One after the other, in the side's own process. Raises what ``run`` raises."""
+        for setting in settings:
+            order = replace(self.order, overrides=(*self.order.overrides, setting))
+            yield replace(self, order=order).run(seed).result
 
     def margin(self, seed: int, request: str, position: int) -> float | None:
         """Raises what ``run`` raises."""

@@ -5,15 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
+from ..platform import hardware
 from ..record.result import Result
 from .divergence import Divergence, comparable, first_divergence, same_tokens
+from .draws import Draw, draws, files
 from .likeness import LikenessError, ScenarioDifference, unlike
 from .pairs import Side as Name
 from .pairs import abba
 from .trial import Sample
 from .verdict import DEFAULT_PAIRS, MIN_SEEDS
+
+HARDWARE: Final = "device.hardware"
 
 Design = Literal["seeds", "blocks", "stored"]
 Tokens = Literal["equal", "different", "not applicable"]
@@ -41,6 +45,9 @@ class Side(Protocol):
 
     def all(self) -> Sequence[Sample]:
         """The stored samples; empty for a side that runs."""
+
+    def run_each(self, seed: int | None, settings: Sequence[str]) -> Iterable[Result]:
+        """Run once under each of these overrides, one more beside the side's own."""
 
     def margin(self, seed: int, request: str, position: int) -> float | None:
         """The lead of the best score over the second where that token was drawn; None where it is unknown."""
@@ -90,6 +97,48 @@ def conduct(a: Side, b: Side, plan: TrialPlan, notice: Notice) -> Trials:
         return trials
     margin_a, margin_b = (side.margin(where.seed, where.request, where.position) for side in (a, b))
     return replace(trials, divergence=where._replace(margin_a=margin_a, margin_b=margin_b))
+
+
+class DrawnRuns(NamedTuple):
+    """Results of both sides under the same draws of the hardware's constants; ``abstained`` says why there are none."""
+
+    draws: Sequence[Draw] = ()
+    a: tuple[Result, ...] = ()
+    b: tuple[Result, ...] = ()
+    abstained: str = ""
+
+
+NOT_DRAWN: Final = DrawnRuns(abstained="not asked for")
+
+
+def conduct_draws(a: Side, b: Side, trials: Trials, plan: TrialPlan, count: int) -> DrawnRuns:
+    """Run the first seed of both sides again under ``count`` draws. Raises what the sides raise."""
+    first = trials.a[0]
+    stored = a.seeds is not None or b.seeds is not None
+    why = "stored results cannot be run again" if stored else _no_draws(trials, plan, count)
+    if why:
+        return DrawnRuns(abstained=why)
+    device: Any = first.result.scenario.expanded["device"]
+    profile = hardware.load(device["hardware"])
+    drawn = draws(profile, count)
+    with files(profile, drawn) as paths:
+        settings = [f"device.hardware={path}" for path in paths]
+        runs_a, runs_b = (tuple(side.run_each(first.seed, settings)) for side in (a, b))
+    return DrawnRuns(drawn, runs_a, runs_b)
+
+
+def _no_draws(trials: Trials, plan: TrialPlan, count: int) -> str:
+    if not count:
+        return NOT_DRAWN.abstained
+    if not trials.a[0].exact:
+        return "times were measured"
+    if HARDWARE in plan.varied:
+        return f"the sides set {HARDWARE}"
+    if trials.tokens == "different" and not plan.allow_divergence:
+        return "the tokens differ"
+    if all(a.steps is not None and a.steps == b.steps for a, b in zip(trials.a, trials.b, strict=True)):
+        return "the sides do the same"
+    return ""
 
 
 def compared(trials: Trials) -> Trials:

@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 from ..record.definitions import Direction
 from . import noise
+from .draws import Firmness
 from .pairs import Interval, PairedDifferences, abba, centred, estimate, paired, percent, same_side
 from .statistics import holm, mann_whitney, order_interval, pairs_needed, unpaired, wilcoxon
 
@@ -34,6 +35,7 @@ class Reason(StrEnum):
     PROFILED = "PROFILED"
     CONFIG_DIFF = "CONFIG_DIFF"  # measured in different environments
     ORDER_EFFECT = "ORDER_EFFECT"
+    CONSTANTS = "CONSTANTS"  # the hardware profile's constants are not known well enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,15 @@ class Judgement:
     drift: float | None = None
     needed: int | None = None
     resolve: float | None = None
+    firmness: Firmness | None = None  # where the hardware's constants were drawn
+
+    def drawn(self, found: Firmness) -> Judgement:
+        """Return the judgement with what draws of the hardware's constants say of it: a verdict whose sign, or for "no
+        change" whose size, does not hold within the ranges is none."""
+        judged = replace(self, firmness=found)
+        moved = found.high >= self.min_effect or found.low <= -self.min_effect
+        doubted = moved if self.verdict == "no change" else found.flips
+        return judged.void(Reason.CONSTANTS) if doubted and self.verdict != "inconclusive" else judged
 
     def void(self, *reasons: Reason) -> Judgement:
         """The same numbers without a verdict."""

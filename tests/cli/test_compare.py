@@ -47,7 +47,7 @@ def cli() -> CliRunner:
 def kept(scenario, tmp_path_factory) -> Path:
     """The folder of a comparison of overlap off and on."""
     folder = tmp_path_factory.mktemp("kept")
-    sides = ["--a", "overlap=false", "--b", "overlap=true", "--device", "vgpu"]
+    sides = ["--a", "overlap=false", "--b", "overlap=true", "--device", "vgpu", "--draws", "2"]
     done = CliRunner().invoke(app, ["compare", scenario, *sides, "--output-dir", str(folder)])
     assert done.exit_code == 0, done.output
     return folder
@@ -79,11 +79,24 @@ def test_everything_is_kept(kept, document):
     assert document["comparison"]["engagement"]["percent"] > 90
 
 
+def test_emulated_verdicts_are_asked_again_under_draws(document):
+    """The page and the conclusion say in how many draws the sign holds; the document has the range."""
+    found = document["comparison"]
+    assert found["draws"] == {"count": 2, "abstained": None}
+    for name, metric in found["metrics"].items():
+        assert (metric["firmness"] is not None) == (name in found["headline"])
+    firmness = found["metrics"]["output_throughput"]["firmness"]
+    assert firmness["draws"] == 2 and firmness["low"] <= firmness["high"]
+    assert f"({firmness['holding']} of 2 draws" in found["conclusion"]
+    assert "Δ % over draws" in page(document)
+
+
 def test_stored_results_compare_as_the_runs_did(cli, kept, document):
     again = cli.invoke(app, ["compare", "--a", str(kept / "a"), "--b", str(kept / "b"), "--format", "json"])
     found = json.loads(again.stdout)["comparison"]
     assert again.exit_code == 0
-    assert found["metrics"] == document["comparison"]["metrics"]
+    for name, metric in document["comparison"]["metrics"].items():  # stored results cannot be run under draws
+        assert found["metrics"][name] == {**metric, "firmness": None}
     assert found["engagement"]["basis"] == "totals" and found["engagement"]["percent"] > 90
 
 
@@ -92,6 +105,7 @@ def test_the_same_side_twice_is_not_engaged(cli, scenario):
     shown = cli.invoke(app, arguments)
     assert shown.exit_code == 0
     first = " ".join(shown.stdout.split())
+    assert "not asked again under draws of the hardware's constants: the sides do the same" in first
     assert first.startswith(
         "as is against overlap=true on small (emulated h200, 1 seed): inconclusive: NOT_ENGAGED; every metric equal"
     )
@@ -181,17 +195,17 @@ def test_markdown_is_ready_for_a_pull_request(document):
     assert "torch" in text.splitlines()[-1]
     assert text.count("<details>") == text.count("</details>") > 0
     tables = [line.count("|") for line in text.splitlines() if line.startswith("| output_throughput")]
-    assert tables == [9]
+    assert tables == [10]
 
 
 def test_a_page_with_gates_notes_and_a_hint(document):
     found = document["comparison"]
     found["gates"] = [
-        {"gate": "throughput:-2%", "outcome": "inconclusive", "seen": None, "why": "no pair is left"}
+        {"gate": "throughput:-2%", "outcome": "undecided", "seen": None, "why": "no pair is left"}
     ]
     found["hint"] = "14 more pairs, about 6 minutes, would resolve 1 %"
     text = page(document)
-    assert "throughput:-2%" in text and "inconclusive no pair is left" in text
+    assert "throughput:-2%" in text and "undecided no pair is left" in text
     assert "14 more pairs, about 6 minutes, would resolve 1 %" in text
     assert "compared: engine.overlap false (A), true (B)" in text
 

@@ -31,7 +31,7 @@ def case(tmp_path) -> str:
 
 
 def compare(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["compare", *arguments, "--device", "vgpu"])
+    return CliRunner().invoke(app, ["compare", *arguments, "--device", "vgpu", "--draws", "0"])
 
 
 def test_a_case_brings_its_sides_and_its_metric(case):

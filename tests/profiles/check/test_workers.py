@@ -6,7 +6,7 @@ import operator
 
 import pytest
 
-from schedbench.profiles.check.runs import pool
+from schedbench.profiles.platform.pool import pool
 
 
 def test_answers_come_in_order() -> None:

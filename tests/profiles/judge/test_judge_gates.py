@@ -1,4 +1,4 @@
-"""Gates: what they mean, when they hold, and when nobody can tell."""
+"""Gates: what they mean, when they hold, and when they are undecided."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from schedbench.profiles.judge.draws import Firmness
 from schedbench.profiles.judge.gates import GateError, check, parse
 from schedbench.profiles.judge.verdict import Judgement, Reason, judge_seeds
 
@@ -38,8 +39,8 @@ def test_counts_are_named_by_kind_stream_and_counter():
 
 @pytest.mark.parametrize(
     "text",
-    ["throughput", "throughput:2%", "throughput:-2", "throughput:fast", "nonsense:-1%", "peak_kv_tokens:+1%",
-     "decode.schedule.h2d:5%", "decode.nowhere.h2d:0", ":", ""],
+    ["throughput", "throughput:2", "throughput:-2", "throughput:fast", "nonsense:-1%", "peak_kv_tokens:+1%",
+     "decode.schedule.h2d:5%", "decode.nowhere.h2d:0", "better:decode.schedule.h2d:-1", "better:", ":", ""],
 )  # fmt: skip
 def test_gates_that_mean_nothing(text):
     with pytest.raises(GateError, match="gate"):
@@ -51,13 +52,27 @@ def test_the_nearest_metric_is_named():
         parse("tpot_m:-1%")
 
 
+@pytest.mark.parametrize("text", ["throughput:100%", "throughput:-900%", "better:ttft_ms:100%"])
+def test_a_bound_that_nothing_can_break_is_refused(text):
+    with pytest.raises(GateError, match="cannot get"):
+        parse(text)
+
+
+def test_a_sign_that_asks_for_the_opposite_is_refused():
+    with pytest.raises(GateError, match="more output_throughput is better; a gate bounds how much worse"):
+        parse("throughput:+1%")
+
+
 @pytest.mark.parametrize(
     ("text", "outcome"),
     [
+        ("throughput:4%", "passed"),
         ("throughput:-4%", "passed"),
-        ("throughput:-2%", "inconclusive"),
-        ("throughput:-0.5%", "failed"),
-        ("throughput:+1%", "passed"),
+        ("throughput:-2%", "undecided"),
+        ("throughput:0.5%", "failed"),
+        ("better:throughput:1%", "failed"),
+        ("better:throughput:+1%", "failed"),
+        ("better:throughput:0%", "failed"),
     ],
 )
 def test_the_whole_interval_has_to_keep_the_bound(drop, text, outcome):
@@ -65,11 +80,38 @@ def test_the_whole_interval_has_to_keep_the_bound(drop, text, outcome):
     assert (found.outcome, found.seen) == (outcome, -2.0)
 
 
+@pytest.mark.parametrize(
+    ("text", "longer", "shorter"),
+    [
+        ("ttft_ms:-2%", "failed", "passed"),
+        ("ttft_ms:2%", "failed", "passed"),
+        ("ttft_ms:+2%", "failed", "passed"),
+        ("ttft_ms:300%", "passed", "passed"),
+        ("better:ttft_ms:20%", "failed", "passed"),
+        ("better:ttft_ms:30%", "failed", "failed"),
+    ],
+)
+def test_worse_and_better_follow_the_metrics_own_direction(text, longer, shorter):
+    """A time that gets longer is worse, whatever the sign of the bound."""
+    for factor, outcome in ((1.27, longer), (0.75, shorter)):
+        judged = judge_seeds([100.0] * 5, [100.0 * factor] * 5, "lower")
+        assert check(parse(text), {"ttft_ms": judged}, a=[], b=[]).outcome == outcome
+
+
+def test_draws_of_the_constants_have_to_agree(drop):
+    """What passes with the profile as it stands is undecided where a draw breaks it."""
+    firm = replace(drop, firmness=Firmness(16, 16, -3.5, -1.0, "host.launch", 0.9))
+    assert check(parse("throughput:4%"), {"output_throughput": firm}, a=[], b=[]).outcome == "passed"
+    loose = replace(drop, firmness=Firmness(16, 16, -4.5, -1.0, "host.launch", 0.9))
+    found = check(parse("throughput:4%"), {"output_throughput": loose}, a=[], b=[])
+    assert found.outcome == "undecided" and found.why.startswith("CONSTANTS: the effects of 16 draws")
+
+
 def test_a_doubtful_measurement_passes_nothing(drop):
     doubtful = replace(drop, reasons=(Reason.DRIFT,))
     found = check(parse("throughput:-4%"), {"output_throughput": doubtful}, a=[], b=[])
-    assert (found.outcome, found.why) == ("inconclusive", "DRIFT")
-    assert check(parse("throughput:-4%"), {}, a=[], b=[]).outcome == "inconclusive"
+    assert (found.outcome, found.why) == ("undecided", "DRIFT")
+    assert check(parse("throughput:-4%"), {}, a=[], b=[]).outcome == "undecided"
 
 
 def test_a_change_that_did_nothing_passes_its_gates(drop):
@@ -86,7 +128,7 @@ def test_a_change_that_did_nothing_passes_its_gates(drop):
         ("decode.schedule.d2h:+2", "passed", 2),
         ("decode.schedule.d2h:-1", "failed", 2),
         ("decode.schedule.d2d:0", "passed", 0),
-        ("verify.schedule.d2h:0", "inconclusive", None),
+        ("verify.schedule.d2h:0", "undecided", None),
     ],
 )
 def test_counts_are_those_of_the_worst_step(result, text, outcome, seen):

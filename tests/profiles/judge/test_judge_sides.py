@@ -235,6 +235,7 @@ def repository(tmp_path_factory) -> Path:
         shutil.copytree(
             source / room, root / room, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
         )
+    (root / ".gitignore").write_text("__pycache__/\n")
     git(root, "init", "-q", "-b", "good")
     git(root, "add", "-A")
     git(root, "commit", "-q", "-m", "works")
