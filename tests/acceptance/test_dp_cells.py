@@ -125,7 +125,7 @@ def test_nobody_spins_while_nobody_has_anything() -> None:
     result = run(*pause)
     slept = result.ranks[0].metrics["host_stall_us_per_step"]
     assert isinstance(slept, Metric) and slept.values[0] < 2_000
-    rounds = sum(row.count for row in result.syncs if row.site and row.site.function.startswith("meet"))
+    rounds = sum(row.count for row in result.syncs if row.site and row.site.function.startswith("exchange"))
     assert 0 < rounds < 4 * sum(sum(steps(rank).values()) for rank in result.ranks)
 
 

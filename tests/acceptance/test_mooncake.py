@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from schedbench.profiles.judge.metric_values import readings
+from schedbench.profiles.judge.metric_values import metric_values
 from schedbench.profiles.record.result import Result
 from tests.acceptance.runs import digest_of, result_of, value
 
@@ -98,7 +98,7 @@ def test_two_gpus_that_share_the_work_by_phase_win_where_there_is_more_of_it() -
             "engine.relay=latest",
             how,
         )
-        return readings(found, ("e2e_ms.p90",))["e2e_ms.p90"].value
+        return metric_values(found, ("e2e_ms.p90",))["e2e_ms.p90"].value
 
     alike, apart = "engine.replicas=2", "engine.disaggregation.mode=pair"
     assert slowest("0.25", apart) > 1.1 * slowest("0.25", alike)

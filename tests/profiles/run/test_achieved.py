@@ -10,12 +10,15 @@ import pytest
 import torch
 import yaml
 
-from schedbench.profiles.measure.achieved import NAMES, PROMPTS, decode_load, prompt_load
+from schedbench.profiles.measure.achieved import decode_load, prompt_load
 from schedbench.profiles.platform.capacity import parameters
 from schedbench.profiles.platform.hardware import load as hardware
 from schedbench.profiles.record.result import Abstained, Metric, Result
 from schedbench.sched.model.presets import PRESETS
 from tests.acceptance.runs import result_of, value
+
+PROMPTS = "prefill_flops"
+NAMES = ("decode_batch_size", "decode_bandwidth", "decode_flops", "decode_roofline_ms", PROMPTS)
 
 UNITS = ("gemm", "attention", "memory")
 SMALL = (

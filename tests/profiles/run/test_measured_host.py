@@ -12,7 +12,7 @@ from statistics import median
 
 import pytest
 
-from schedbench.profiles.judge.sides import Here
+from schedbench.profiles.judge.sides import LocalSide
 from schedbench.profiles.judge.trial import Question, TrialRequest
 from schedbench.profiles.judge.trials import TrialPlan, conduct
 from schedbench.profiles.platform.resolve import ask
@@ -212,7 +212,7 @@ def test_measured_runs_are_marked_and_never_exact() -> None:
 def test_measured_runs_are_compared_in_interleaved_blocks() -> None:
     question = Question.of("overlap_on", [*STEADY, *TINY, "workload.output_tokens.value=8"])
     a, b = (
-        Here(name, question, TrialRequest((f"engine.overlap={name}",), device="vgpu"))
+        LocalSide(name, question, TrialRequest((f"engine.overlap={name}",), device="vgpu"))
         for name in ("true", "false")
     )
     trials = conduct(a, b, TrialPlan(pairs=2, varied=frozenset({"engine.overlap"})), lambda *_: None)
