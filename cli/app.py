@@ -24,7 +24,7 @@ from .list import show
 from .profile import profile
 from .report import report
 from .run import run
-from .signals import closed_pipe_noticed, interruptible
+from .signals import closed_pipe_noticed, interruptible, open_closed_streams
 from .sweep import sweep
 from .trace import trace
 from .verify import verify
@@ -73,6 +73,7 @@ app.command("calibrate")(calibrate)
 def main() -> None:
     """Run the command line. A usage error is printed as one message; a defect of the program as a traceback, with an
     exit code of its own."""
+    open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # for terminals with a small character set
     with interruptible() as interruption, closed_pipe_noticed(sys.stdout):

@@ -35,6 +35,7 @@ EXIT_CODES: Final = MappingProxyType(
         "schedbench.profiles.run.crash.BrokenRunError": WORKLOAD_FAILED,
         "schedbench.profiles.sweeps.sweep.SweepError": USAGE,
         "schedbench.profiles.ranks.processes.WorldSizeError": USAGE,
+        "schedbench.profiles.ranks.torchrun.TorchrunError": USAGE,
         "schedbench.profiles.captures.nsys.record.RecordingError": WORKLOAD_FAILED,
         "schedbench.profiles.lab.verification_runs.VerificationError": WORKLOAD_FAILED,
         "schedbench.profiles.platform.machine.MachineError": UNABLE,

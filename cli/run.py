@@ -84,7 +84,7 @@ def run(
 
 def _refuse_torchrun() -> None:
     """Raises UsageError where torchrun started several processes, all of which would run the whole scenario."""
-    from ..profiles.ranks.processes import launched
+    from ..profiles.ranks.torchrun import launched
 
     place = launched()
     if place is not None and place.size > 1:

@@ -6,6 +6,7 @@ import io
 import os
 import select
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,6 +51,14 @@ def interruptible() -> Iterator[Interruption]:
     finally:
         for number in handled:
             signal.signal(number, before[number])
+
+
+def open_closed_streams() -> None:
+    """Open the null device in place of the standard streams that were closed when the process started: what is printed
+    is discarded, and files and exit codes are as ever. In this order each gets the number of the closed descriptor."""
+    sys.stdin = sys.stdin or os.fdopen(os.open(os.devnull, os.O_RDONLY))
+    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
 @contextmanager

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import get_context
-from typing import Protocol, TypeVar
+from multiprocessing import connection, get_context, parent_process
+from typing import Final, Protocol, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+_ORPHANED: Final = 1  # exit code of a process whose parent has ended
 
 
 class MapFunction(Protocol):
@@ -21,8 +24,10 @@ class MapFunction(Protocol):
 @contextmanager
 def pool(tasks: int) -> Iterator[MapFunction]:
     """A map function over new processes, since a virtual GPU belongs to the process that opened it. Tasks that have not
-    started when the block ends are cancelled."""
-    workers = ProcessPoolExecutor(max(1, min(processors(), tasks)), mp_context=get_context("spawn"))
+    started when the block ends are cancelled. The processes end with this one, even where it is killed."""
+    workers = ProcessPoolExecutor(
+        max(1, min(processors(), tasks)), mp_context=get_context("spawn"), initializer=end_with_parent
+    )
 
     def each(function: Callable[[T], R], tasks: Iterable[T], /) -> Iterable[R]:
         pickle.dumps(function)  # raises here; in a worker, Python 3.11 would hang at shutdown
@@ -32,6 +37,19 @@ def pool(tasks: int) -> Iterator[MapFunction]:
         yield each
     finally:
         workers.shutdown(cancel_futures=True)
+
+
+def end_with_parent() -> None:
+    """Make this process, which multiprocessing started, exit as soon as its parent has ended for any reason. A daemon
+    thread waits for the end of a pipe whose other end only the parent has open."""
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(_ORPHANED)
+
+    threading.Thread(target=watch, name="end_with_parent", daemon=True).start()
 
 
 def processors() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections import deque
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from .torchrun import local_rank
 from .transports import NO_BYTES, ArrivedTensors, MessageTransport, TensorTransport
 
 
@@ -82,8 +82,8 @@ def joinable(gpus: Sequence[str | None]) -> tuple[int, ...]:
 
 
 def gpu_of(rank: int, gpus: int) -> int:
-    """Which of a machine's GPUs is the rank's. torchrun sets the rank's number on its machine."""
-    return int(os.environ.get("LOCAL_RANK", rank)) % gpus
+    """Which of a machine's GPUs is the rank's."""
+    return local_rank(rank) % gpus
 
 
 def take_gpu() -> None:  # cuda-only

@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Semaphore
 from threading import Event, current_thread, main_thread
 from types import FrameType
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,7 @@ from ..cuda.clock import WallClock
 from ..cuda.machine import open_cuda
 from ..platform import capacity
 from ..platform.machine import Machine, MachineError
+from ..platform.pool import end_with_parent
 from ..run.fault_injector import inject_faults
 from ..run.machines import open_machine
 from ..run.runner import GatedSink
@@ -43,6 +44,7 @@ from .process_link import ProcessLink
 from .shared_simulation import QUEUES
 from .specs import RankSpec, rank_specs
 from .staging import DeviceStaging, TensorStaging, VirtualStaging
+from .torchrun import ProcessAddress, launched
 from .transports import MessageTransport, TensorTransport
 
 PATIENCE: Final = 120.0  # seconds that a rank waits for another
@@ -58,24 +60,6 @@ class WorldSizeError(ValueError):
     """More processes than ranks, or fewer."""
 
 
-class ProcessAddress(NamedTuple):
-    """A process among others, and where they meet."""
-
-    rank: int
-    size: int
-    host: str
-    port: int
-
-
-def launched() -> ProcessAddress | None:
-    """This process's address where torchrun, or a launcher like it, has set one in the environment."""
-    values = [os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")]
-    if None in values:
-        return None
-    rank, size, host, port = map(str, values)
-    return ProcessAddress(int(rank), int(size), host, int(port))
-
-
 def local_addresses(ranks: int) -> list[ProcessAddress]:
     """Addresses for that many processes of this machine."""
     with socket.socket() as free:
@@ -88,7 +72,8 @@ def run_processes(task: RunTask, specs: Sequence[RankSpec]) -> list[Report]:
     """Run one process per rank: this one is the first, or the one that torchrun made it. Only this one has the caller's
     observer, sink and guard.
 
-    Raises WorldSizeError, MachineError, LinkError, ScenarioError; SystemExit in a process whose report another one has.
+    Raises WorldSizeError, TorchrunError, MachineError, LinkError, ScenarioError; SystemExit in a process whose report
+    another one has.
     """
     address, names = launched(), [spec.name for spec in specs]
     _check(task, started_here=address is None)
@@ -312,7 +297,9 @@ def _await_start(processes: Sequence[BaseProcess], ready: Semaphore) -> None:
 
 
 def _run_child(address: ProcessAddress, task: RunTask, ready: Semaphore) -> None:
-    """Run the rank of a started process. The first process reports what ends it early."""
+    """Run the rank of a started process, which ends with the first process. The first process reports what ends it
+    early."""
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(_END, _interrupt)
     try:

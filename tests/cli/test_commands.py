@@ -169,6 +169,15 @@ def test_an_output_that_nobody_reads_is_no_failed_gate(arguments: str) -> None:
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
+def test_a_closed_standard_stream_discards_what_is_printed(closed: str) -> None:
+    command = f'"$0" run overlap_on --set workload.requests=2 {closed}'
+    done = subprocess.run(
+        ["sh", "-c", command, *command_line()], capture_output=True, text=True, env=plain_environment()
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_gate_that_failed_is_exit_code_1(run_command: RunCommand) -> None:
     budget = "expect={prefill: {schedule: {h2d: 0}}}"
     assert run_command("run", "overlap_on", "--set", "workload.requests=2", "--set", budget).code == 1

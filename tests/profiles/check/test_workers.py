@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import operator
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -17,3 +24,44 @@ def test_answers_come_in_order() -> None:
 def test_what_cannot_travel_is_told_and_not_waited_for() -> None:
     with pytest.raises(Exception, match="pickle"), pool(6) as each:
         list(each(lambda number: -number, range(6)))
+
+
+PARENT = """
+import os, time
+from schedbench.profiles.platform.pool import pool
+
+def report(seconds):
+    print(os.getpid(), flush=True)
+    time.sleep(seconds)
+
+if __name__ == "__main__":
+    with pool(2) as each:
+        list(each(report, [3600, 3600]))
+"""
+
+
+def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    program = tmp_path / "parent.py"
+    program.write_text(PARENT)
+    with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        workers = [int(parent.stdout.readline())]  # a machine with one processor has one worker
+        parent.kill()
+        deadline = time.monotonic() + 30
+        try:
+            while any(map(is_running, workers)) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert not any(map(is_running, workers))
+        finally:
+            for worker in workers:
+                with suppress(ProcessLookupError):
+                    os.kill(worker, signal.SIGKILL)
+
+
+def is_running(process: int) -> bool:
+    """Whether a process exists and is not a zombie, whose parent has not asked for its exit code."""
+    try:
+        status = Path(f"/proc/{process}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"

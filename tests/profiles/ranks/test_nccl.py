@@ -87,7 +87,7 @@ def test_ranks_are_joined_where_no_two_share_a_gpu(gpus: list[str | None], ranks
 
 
 def test_ranks_of_a_machine_take_its_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    assert [gpu_of(rank, 2) for rank in range(3)] == [0, 1, 0]
     monkeypatch.setenv("LOCAL_RANK", "1")
+    assert [gpu_of(rank, 2) for rank in range(3)] == [0, 1, 0]
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     assert gpu_of(5, 4) == 1

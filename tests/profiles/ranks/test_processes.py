@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from typing import Literal
 
 import pytest
 
@@ -12,6 +13,7 @@ from schedbench.cli.errors import exit_code
 from schedbench.cli.run import run
 from schedbench.profiles.ranks import processes
 from schedbench.profiles.ranks.processes import WorldSizeError, local_addresses
+from schedbench.profiles.ranks.torchrun import TorchrunError, launched
 
 
 def test_a_stopped_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,12 +28,51 @@ def test_a_stopped_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert process.exitcode == -signal.SIGKILL
 
 
-def test_a_process_of_torchrun_is_a_rank_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    launch = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    for name, value in launch.items():
+LAUNCH = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+TORCHRUN = LAUNCH | {"TORCHELASTIC_RUN_ID": "none"}
+
+
+def set_all(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
+
+
+def test_a_process_of_torchrun_is_a_rank_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_all(monkeypatch, TORCHRUN)
     with pytest.raises(Exception, match="one of 3 that torchrun started; --world distributed") as alone:
         run("pp2")
     with pytest.raises(WorldSizeError, match=r"the scenario has 2 ranks .*--nproc-per-node 2") as wrong:
         run("pp2", world="distributed", device="vgpu")
     assert [exit_code(alone.value), exit_code(wrong.value)] == [2, 2]
+
+
+@pytest.mark.parametrize("variables", [LAUNCH, {"RANK": "a", "MASTER_PORT": "tcp://10.0.0.1:29500"}])
+def test_variables_of_other_programs_are_not_read(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    set_all(monkeypatch, variables)
+    assert launched() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("RANK", "a", "RANK in the environment: expected a whole number from 0 to 2, got 'a'"),
+        ("RANK", "3", "RANK in the environment: expected a whole number from 0 to 2, got '3'"),
+        ("MASTER_PORT", "tcp://10.0.0.1:2", "MASTER_PORT .* from 1 to 65535, got 'tcp://10.0.0.1:2'"),
+        ("MASTER_ADDR", "", "MASTER_ADDR in the environment: expected a value, got nothing"),
+    ],
+)
+@pytest.mark.parametrize("world", ["virtual", "distributed"])
+def test_invalid_variables_of_torchrun_are_usage_errors(
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    value: str,
+    message: str,
+    world: Literal["virtual", "distributed"],
+) -> None:
+    set_all(monkeypatch, TORCHRUN | {name: value})
+    with pytest.raises(TorchrunError, match=message) as invalid:
+        run("pp2", world=world, device="vgpu")
+    assert exit_code(invalid.value) == 2
