@@ -52,7 +52,7 @@ class Watching(Invariants):
         self._leaves = leaves
 
     def of_rank(self, rank: int) -> Invariants:  # noqa: ARG002
-        return Watching(self._leaves, self._found)
+        return Watching(self._leaves, self._violations)
 
     @contextmanager
     def watching(self, scheduler: Scheduler, machine: Machine) -> Iterator[Observer]:

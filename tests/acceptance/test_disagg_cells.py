@@ -76,7 +76,7 @@ def everywhere(result: Result, function: str) -> Counter[tuple[str, bool, str]]:
 def test_room_costs_a_blocking_copy_and_with_pages_three_uploads(ask: Ask, page: int) -> None:
     result = ask(THREE, PAIR, f"engine.page_size={page}")
     chunks = 3
-    assert everywhere(result, "Parts.page_list") == {("d2h", True, "pageable"): 3 + chunks}
+    assert everywhere(result, "DisaggComponents.page_list") == {("d2h", True, "pageable"): 3 + chunks}
     lengths = everywhere(result, "_slots") + everywhere(result, "last_locations")
     admitted, prefilled = 3 * 3, 3
     assert lengths == ({("h2d", True, "pageable"): admitted + prefilled} if page > 1 else {})
@@ -84,4 +84,4 @@ def test_room_costs_a_blocking_copy_and_with_pages_three_uploads(ask: Ask, page:
 
 def test_every_chunk_is_looked_up_and_sent(ask: Ask) -> None:
     result = ask([(600, 4, 0)], PAIR)  # in chunks of 256
-    assert everywhere(result, "Parts.page_list") == {("d2h", True, "pageable"): 1 + 3}
+    assert everywhere(result, "DisaggComponents.page_list") == {("d2h", True, "pageable"): 1 + 3}

@@ -45,8 +45,8 @@ BEFORE_26425 = STATES[:6]
 ROWS = Copy("indices_downloaded", SCHEDULE, "d2h", "pageable B")
 NAMES = Copy("upload_indices", SCHEDULE, "h2d", "pageable B")
 # A request's next page on the host; the pages of its prompt.
-HOST_PAGE = Copy("Coordinator._name_host_slots", SCHEDULE, "h2d", "pageable nb")
-HOST_PAGES = Copy("Coordinator._name_host_slots", SCHEDULE, "h2d", "pinned nb")
+HOST_PAGE = Copy("Coordinator._set_host_slots", SCHEDULE, "h2d", "pageable nb")
+HOST_PAGES = Copy("Coordinator._set_host_slots", SCHEDULE, "h2d", "pinned nb")
 # The batch that comes back: rows, lengths, original lengths, tokens, and what it samples with.
 REJOIN: Copies = {
     Copy("_upload_rows", SCHEDULE, "h2d", "pageable B"): 3,

@@ -16,20 +16,20 @@ RECORD = 1024  # bytes that are kept of a request until the result is written: i
 SLACK = 24 * 2**20  # of allocators, over a run of any length
 KEPT = ("RequestRecord", "array")  # one of each for every request
 # Of these there are about as many at any time; the hazard checker prunes its own now and then.
-STEADY = ("DeviceTensor", "Mark", "Request", "SamplingParams", "TreeNode", "Block", "Shadow")
+STEADY = ("DeviceTensor", "EventRecording", "Request", "SamplingParams", "TreeNode", "Block", "ShadowMemory")
 PRUNED = (
-    "Entry",
-    "Lane",
-    "Launch",
+    "MemoryAccess",
+    "AccessHistory",
+    "IssuedOp",
     "Grid",
-    "Span",
-    "Record",
-    "Hold",
-    "Replay",
+    "ByteSpan",
+    "RecordEntry",
+    "WaitEntry",
+    "ReplayEntry",
     "Op",
     "Call",
     "Range",
-    "Context",
+    "LedgerContext",
     "StepInfo",
 )
 RUNNING = 64  # requests of one batch
