@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 
 from ...sched.batch import ROW_FIELDS, ScheduleBatch
-from ...sched.relay.lengths import allocate_by_batch_lengths
+from ...sched.relay.context import RelayContext
 from ...sched.relay.row import RelayRow
 from ...sched.request import Request, Status
 from .violations import Violation
@@ -16,9 +17,22 @@ from .violations import Violation
 Peek = Callable[[torch.Tensor], torch.Tensor]
 
 
-def keeps_lengths(row: RelayRow) -> bool:
-    """Whether the row's device lengths are valid between forwards, so that the schedule allocates by them."""
-    return row.allocation_lengths is allocate_by_batch_lengths
+def checking_allocation(row: RelayRow, peek: Peek, found: Callable[[Iterator[Violation]], None]) -> RelayRow:
+    """The same row; the lengths by which the schedule allocates a decode's slots are compared with the host's."""
+
+    def allocation_lengths(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:
+        lengths = row.allocation_lengths(context, batch)
+        found(_misallocated(batch, peek(lengths).tolist()))
+        return lengths
+
+    return replace(row, allocation_lengths=allocation_lengths)
+
+
+def _misallocated(batch: ScheduleBatch, lengths: list[int]) -> Iterator[Violation]:
+    for req, given, meant in zip(batch.reqs, lengths, batch.seq_lens_cpu.tolist(), strict=True):
+        if given != meant:
+            text = f"step {batch.step} allocates request {req.id}'s slot by length {given}, not {meant}"
+            yield Violation("slots are allocated by the host's lengths", "seq_lens", text, batch.step, req.id)
 
 
 def row_counts(batch: ScheduleBatch, name: str) -> Iterator[Violation]:
@@ -34,10 +48,17 @@ def row_counts(batch: ScheduleBatch, name: str) -> Iterator[Violation]:
 
 
 def mirrors(
-    batch: ScheduleBatch, name: str, peek: Peek, *, lengths: bool, settled: bool = True
+    batch: ScheduleBatch,
+    name: str,
+    peek: Peek,
+    *,
+    lengths: bool,
+    sentinels: bool = False,
+    settled: bool = True,
 ) -> Iterator[Violation]:
     """Compare device values with their host mirrors, and these with the requests. ``lengths``: whether the device's
-    lengths are valid now. ``settled``: whether the host's lengths are those of the requests."""
+    lengths are compared. ``sentinels``: whether negative ones stand for lengths that the next forward looks up.
+    ``settled``: whether the host's lengths are those of the requests."""
     if batch.is_empty or any(True for _ in row_counts(batch, name)):
         return
     rows, lens = getattr(batch, "req_pool_indices_cpu", None), getattr(batch, "seq_lens_cpu", None)
@@ -49,7 +70,7 @@ def mirrors(
     for req, row in _running(batch, rows):
         yield from _unlike_request(batch, name, req, "req_pool_indices_cpu", row, req.req_pool_idx)
     if lens is not None and lengths:
-        yield from _unlike_device(batch, name, "seq_lens", lens, peek)
+        yield from _unlike_device(batch, name, "seq_lens", lens, peek, sentinels=sentinels)
     if lens is not None and settled:
         for req, length in _running(batch, lens):
             yield from _unlike_request(batch, name, req, "seq_lens_cpu", length, req.kv_committed_len)
@@ -73,14 +94,20 @@ def _running(batch: ScheduleBatch, rows: torch.Tensor) -> Iterator[tuple[Request
 
 
 def _unlike_device(
-    batch: ScheduleBatch, name: str, field: str, mirror: torch.Tensor, peek: Peek
+    batch: ScheduleBatch,
+    name: str,
+    field: str,
+    mirror: torch.Tensor,
+    peek: Peek,
+    *,
+    sentinels: bool = False,
 ) -> Iterator[Violation]:
     device = getattr(batch, field, None)
     if device is None:
         return
     pairs = zip(batch.reqs, peek(device).tolist(), mirror.tolist(), strict=True)
     for req, here, there in pairs:
-        if here != there:
+        if here != there and not (sentinels and here < 0):
             yield Violation(
                 "mirrors equal device values",
                 field,

@@ -60,7 +60,6 @@ JOINING = "faults/joining"
 HOSTING = "faults/hosting"
 PARTING = "faults/parting"
 STAGING = "faults/staging"
-IDLING = "faults/idling"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,6 @@ _SCENARIOS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "stash-before-sampling": (MIXING, _GRAMMAR),
     "stage-without-stash": (STAGING, ()),
     "stage-tokens-unawaited": (STAGING, ()),
-    "idle-rows-stashed": (IDLING, ()),
 }
 
 

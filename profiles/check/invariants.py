@@ -25,7 +25,7 @@ from ...sched.relay.row import RelayRow
 from ...sched.request import Request, Status
 from ...sched.speculate.worker import Worker
 from ..platform.machine import Machine
-from .batch_invariants import Peek, keeps_lengths, mirrors, row_counts, untouched
+from .batch_invariants import Peek, checking_allocation, mirrors, row_counts, untouched
 from .draft_invariants import DraftStart, DraftWatch
 from .forward_invariants import Forward, Token, violations
 from .violations import Violation, Violations
@@ -38,7 +38,6 @@ class Invariants:
 
     def __init__(self, violations: Violations | None = None) -> None:
         self._violations = violations or Violations()
-        self._lengths = False
         self._observer: _InvariantObserver | None = None
         self._launching: tuple[ScheduleBatch, RelayContext] | None = None
         self._drafts: DraftWatch | None = None
@@ -56,8 +55,8 @@ class Invariants:
         return self._violations.found()
 
     def row(self, row: RelayRow) -> RelayRow:
-        """The same row; its ``isolate`` also records the batch that is launched."""
-        self._lengths = keeps_lengths(row)
+        """The same row; its ``isolate`` also records the batch that is launched, and the lengths by which it allocates
+        are checked."""
 
         def isolate(
             context: RelayContext, resolve: Step, read_tables: Step, batch: ScheduleBatch
@@ -65,7 +64,8 @@ class Invariants:
             self._launching = batch, context
             return self._checking_lengths(row.isolate(context, resolve, read_tables, batch), batch, context)
 
-        return replace(row, isolate=isolate)
+        checked = checking_allocation(row, self._peek, self._violations.add)
+        return replace(checked, isolate=isolate)
 
     def draft_row(self, row: DraftRow) -> DraftRow:
         """The same row, which reports the drafts that start from another rank's last extend."""
@@ -120,7 +120,7 @@ class Invariants:
     @contextmanager
     def watching(self, scheduler: Scheduler, machine: Machine) -> Iterator[Observer]:
         """Check one workload, which runs in this block."""
-        self._observer = _InvariantObserver(scheduler, machine.peek, self._violations, lengths=self._lengths)
+        self._observer = _InvariantObserver(scheduler, machine.peek, self._violations)
         yield self._observer
         self._violations.add(self._observer.at_the_end())
 
@@ -148,11 +148,10 @@ class _WatchedRunner:
 
 
 class _InvariantObserver(Observer):
-    def __init__(self, scheduler: Scheduler, peek: Peek, violations: Violations, *, lengths: bool) -> None:
+    def __init__(self, scheduler: Scheduler, peek: Peek, violations: Violations) -> None:
         self.peek = peek
         self._scheduler = scheduler
         self._violations = violations
-        self._lengths = lengths
         # The check takes time per page: a large pool is checked at some steps only, and at the end.
         allocator = scheduler.engine.allocator
         self._stride = 1 + allocator.size // scheduler.engine.config.page_size // PAGES_PER_STEP
@@ -182,13 +181,12 @@ class _InvariantObserver(Observer):
         spec = self._scheduler.engine.config.speculative
         # The overlapped worker's batch has the lengths of its last verify, or sentinels.
         settled = spec is None or spec.mode == "v1"
-        lengths = self._lengths and settled
         for name, batch in batches.items():
             # While other microbatches run, one of them may have a later chunk of this batch's prompt.
             exact = settled and not (self._scheduler.parked and batch.chunked_req is not None)
             self._violations.add(row_counts(batch, _named(name, batch)))
             self._violations.add(
-                mirrors(batch, _named(name, batch), self.peek, lengths=lengths, settled=exact)
+                mirrors(batch, _named(name, batch), self.peek, lengths=settled, sentinels=True, settled=exact)
             )
         if self._scheduler.next_step % self._stride == 0:
             self._violations.add(self._memory())

@@ -40,7 +40,7 @@ from ...sched.request import Request, Status
 from ...sched.speculate.acceptance import TargetAcceptance
 from ...sched.speculate.worker import Worker
 from ...sched.streams import Streams
-from .batch_invariants import keeps_lengths, mirrors, row_counts
+from .batch_invariants import checking_allocation, mirrors, row_counts
 from .draft_invariants import DraftWatch
 from .forward_invariants import Forward, violations
 from .scripted_drafts import (
@@ -78,10 +78,10 @@ class ScriptedEngine:
         self.running = ScheduleBatch.empty()
         self.last: ScheduleBatch | None = None
         self._drafts = drafts
-        self.engine = _engine(row, self, overlap=overlap, drafts=drafts)
+        checked = checking_allocation(row, unchanged, self.found.extend)
+        self.engine = _engine(checked, self, overlap=overlap, drafts=drafts)
         # The overlapped worker's batch has the lengths of its last verify, or sentinels.
         self._settled = drafts is None or drafts.mode == "v1"
-        self._lengths = keeps_lengths(row) and self._settled
         self._under_way: Request | None = None
         self._unsettled: list[tuple[ScheduleBatch, StepResult]] = []
         self._launching = self.running
@@ -259,7 +259,9 @@ class ScriptedEngine:
             if batch is not None:
                 where = f"the {name} batch after step {batch.step}"
                 self.found += row_counts(batch, where)
-                self.found += mirrors(batch, where, unchanged, lengths=self._lengths, settled=self._settled)
+                self.found += mirrors(
+                    batch, where, unchanged, lengths=self._settled, sentinels=True, settled=self._settled
+                )
 
 
 @dataclass(frozen=True, slots=True)

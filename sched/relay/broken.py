@@ -86,13 +86,6 @@ def stash_at_launch(context: RelayContext, batch: ScheduleBatch, result: StepRes
     ordering.keep_in_ring(context, batch, result)
 
 
-def stash_padding(context: RelayContext, future: FutureIndices, token_ids: torch.Tensor) -> None:
-    """Stash without checking the number of rows. A step without rows has tokens too: they pad it to the other ranks'
-    length."""
-    stored = context.futures.output_tokens_buf
-    stored[future.indices] = token_ids if token_ids.shape[0] else stored[:2]
-
-
 def keep_one_launch(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
     """Hold the last launch only, while the one before may still run."""
     del context.kept_alive[1:]

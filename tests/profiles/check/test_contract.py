@@ -102,6 +102,25 @@ def test_a_device_side_left_behind_is_told() -> None:
     )
 
 
+@pytest.mark.parametrize("state", ["pr25944", "pr26425"])
+def test_lengths_are_compared_whichever_policy_hands_them_out(state: str) -> None:
+    """A policy of its own, which does what the fault ``allocate-by-sentinel`` does."""
+
+    def of_the_batch(context, batch):  # noqa: ARG001
+        return batch.seq_lens
+
+    row = replace(choose(state, {}).row(overlap=True), allocation_lengths=of_the_batch)
+    promises = {v.promise for v in check_contract(lambda: row, overlap=True).broken} - {ANY_PROMPT, BARE_SIDE}
+    allocated = "slots are allocated by the host's lengths"
+    assert (allocated in promises) == (state == "pr25944")
+
+    stale = replace(row, advance=lengths.advance_host_side)
+    if state == "pr26425":
+        assert "mirrors equal device values" in {
+            v.promise for v in check_contract(lambda: stale, overlap=True).broken
+        }
+
+
 def test_tokens_in_another_order_are_told_with_both() -> None:
     def reversed_mix(context, prefill, running):  # noqa: ARG001
         prefill.mix_running_indices = running.req_pool_indices.flip(0)

@@ -47,13 +47,12 @@ CATCHERS = {
     "accepted-tokens-stashed": {"contract", "run"},
     "missing-host-lengths-used": {"contract", "run"},
     "draft-extends-lengths": {"invariants"},
-    "idle-rows-stashed": {"contract", "run"},
 }
 # A sentence that a reader can act on, of whoever says most.
 SAYS = {
     "one-sided-merge": "TypeError: the side that joins carries no token ids (at sched/relay/placeholders.py:",
     "penalties-from-input": "the batch whose tokens are to be counted has no input ids",
-    "allocate-by-sentinel": "on the device and 64 in seq_lens_cpu",
+    "allocate-by-sentinel": "'s slot by length -",
     "mix-with-sentinel": "the model is given seq_lens -",
     "hot-buffer-by-sentinel": "but its hot buffer has slot",
     "resolve-ids-first": "new_seq_lens_buf[-batch.seq_lens]",
@@ -81,7 +80,6 @@ SAYS = {
     "accepted-tokens-stashed": "cannot be broadcast to indexing result of shape [6] (at sched/relay/futures.py:",
     "missing-host-lengths-used": "the batch has no seq_lens_cpu (at sched/batch.py:",
     "draft-extends-lengths": "left lengths [",
-    "idle-rows-stashed": "cannot be broadcast to indexing result of shape [0] (at sched/relay/broken.py:",
 }
 
 
