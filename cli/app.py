@@ -21,6 +21,7 @@ from .doctor import doctor
 from .errors import DEFECT, INTERRUPTED, exit_code, message
 from .explain import explain
 from .list import show
+from .printable import echo
 from .profile import profile
 from .report import report
 from .run import run
@@ -43,7 +44,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         from schedbench import __version__
 
-        typer.echo(f"schedbench {__version__}")
+        echo(f"schedbench {__version__}")
         raise typer.Exit
 
 
@@ -96,7 +97,7 @@ def console() -> None:
 def _exit_interrupted(error: Exception) -> NoReturn:
     """An interrupted import can make later code fail in any way. Such an error is one line, not a traceback."""
     if not _caused_by_interruption(error):
-        typer.echo(f"schedbench: interrupted, which caused {type(error).__name__}: {error}", err=True)
+        echo(f"schedbench: interrupted, which caused {type(error).__name__}: {error}", err=True)
     sys.exit(INTERRUPTED)
 
 
@@ -112,7 +113,7 @@ def _caused_by_interruption(error: BaseException | None) -> bool:
 def _exit_with(error: Exception) -> NoReturn:
     code = exit_code(error)
     if code is None:
-        traceback.print_exception(error)
+        echo("".join(traceback.format_exception(error)).rstrip("\n"), err=True)
         sys.exit(DEFECT)
-    typer.echo(f"schedbench: {message(error)}", err=True)
+    echo(f"schedbench: {message(error)}", err=True)
     sys.exit(code)

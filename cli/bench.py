@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from .printable import echo
+
 if TYPE_CHECKING:
     from ..profiles.bench.bench import BenchFigure
 
@@ -23,9 +25,9 @@ def bench(
     for stage in stages(trace):
         for row in stage():
             rows.append(row)
-            typer.echo(f"{row.name}: {row.value:.4g} {row.unit}", err=True)
+            echo(f"{row.name}: {row.value:.4g} {row.unit}", err=True)
     if form == "json":
-        typer.echo(json.dumps([row._asdict() for row in rows], indent=1))
+        echo(json.dumps([row._asdict() for row in rows], indent=1))
     else:
         _show(rows)
 

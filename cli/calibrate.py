@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from .errors import INTERRUPTED, UsageError
+from .printable import echo
 
 if TYPE_CHECKING:
     from ..profiles.calibrate.host import CalibrationRun
@@ -63,7 +64,7 @@ def calibrate(
         if judge:
             document["judged"] = _judged(document)
     except KeyboardInterrupt:
-        typer.echo("schedbench: interrupted; nothing was written", err=True)
+        echo("schedbench: interrupted; nothing was written", err=True)
         raise typer.Exit(INTERRUPTED) from None
     if output is not None:
         _write(output, found.profile)
@@ -72,7 +73,7 @@ def calibrate(
 
 
 def _report(words: str) -> None:
-    typer.echo(words, err=True)
+    echo(words, err=True)
 
 
 def _judged(document: dict[str, Any]) -> dict[str, Any]:
@@ -103,4 +104,4 @@ def _write(path: Path, profile: dict[str, Any]) -> None:
     from ..profiles.record.files import write_whole
 
     write_whole(path, to_yaml(profile))
-    typer.echo(f"{path}: --set device.hardware={path}", err=True)
+    echo(f"{path}: --set device.hardware={path}", err=True)

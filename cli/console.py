@@ -7,21 +7,31 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from .printable import echo, printable
 
 PIPED_WIDTH = 120  # of files and pipes, unless COLUMNS is set
 
 
+class PrintableConsole(Console):
+    """A console that writes no control characters but its own."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
 def results() -> Console:
-    console = Console(highlight=False)
+    console = PrintableConsole(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPED_WIDTH
     return console
 
 
 def progress() -> Console:
-    return Console(stderr=True, highlight=False)
+    return PrintableConsole(stderr=True, highlight=False)
 
 
 @contextmanager
@@ -30,7 +40,7 @@ def status(text: str = "", *, lines: bool = False) -> Iterator[Callable[[str], N
     printed as a line if ``lines`` is set, and nothing otherwise."""
     console = progress()
     if lines and not console.is_terminal:
-        yield partial(typer.echo, err=True)
+        yield partial(echo, err=True)
         return
     with console.status(text) as line:
         yield line.update

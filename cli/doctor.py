@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from .errors import UNABLE
+from .printable import echo
 
 
 def doctor(
@@ -18,10 +19,10 @@ def doctor(
 
     checks = run_checks()
     if form == "json":
-        typer.echo(json.dumps([check._asdict() for check in checks], indent=1))
+        echo(json.dumps([check._asdict() for check in checks], indent=1))
     else:
         width = max(len(check.name) for check in checks)
         for check in checks:
-            typer.echo(f"{'ok' if check.ok else '–':2}  {check.name:{width}}  {check.detail}")
+            echo(f"{'ok' if check.ok else '–':2}  {check.name:{width}}  {check.detail}")
     if not any(check.ok for check in checks if check.runs):
         raise typer.Exit(UNABLE)

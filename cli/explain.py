@@ -13,6 +13,7 @@ import typer
 
 from .errors import UsageError
 from .numbers import cut_right
+from .printable import echo
 
 WIDTH = 80  # of prose where stdout is not a terminal
 
@@ -21,7 +22,7 @@ def explain(
     metric: Annotated[str | None, typer.Argument(help="A metric or counter; without one, all names.")] = None,
 ) -> None:
     """Print how a metric is defined."""
-    typer.echo(_all() if metric is None else _one(metric))
+    echo(_all() if metric is None else _one(metric))
 
 
 def _all() -> str:

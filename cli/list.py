@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from .numbers import number
+from .printable import echo
 
 Entry = dict[str, Any]
 What = Literal["scenarios", "cases", "relays", "faults", "models", "hardware", "maps"]
@@ -23,9 +24,9 @@ def show(
     be named."""
     entries = _SOURCES[what]()
     if form == "json":
-        typer.echo(json.dumps(entries, indent=1, ensure_ascii=False))
+        echo(json.dumps(entries, indent=1, ensure_ascii=False))
     else:
-        typer.echo(_LAYOUTS.get(what, _table)(entries))
+        echo(_LAYOUTS.get(what, _table)(entries))
 
 
 def _table(entries: list[Entry]) -> str:

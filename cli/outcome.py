@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from . import hazards, result_page
 from .console import results
 from .page import Document, Format, to_csv
 from .page import show as show_page
+from .printable import echo
 
 if TYPE_CHECKING:
     from ..profiles.ranks.execute import RunOutcome
@@ -31,11 +31,11 @@ def show(outcome: RunOutcome, form: Format) -> None:
     if form != "table":
         if outcome.breaches:
             for line in result_page.budget(outcome.breaches, width=results().width):
-                print(line.plain, file=sys.stderr)
+                echo(line.plain, err=True)
         if outcome.undeclared:
-            print(hazards.listed(document["hazards"]), file=sys.stderr)
+            echo(hazards.listed(document["hazards"]), err=True)
     for kind in outcome.untested:
-        print(f"expect: no step was of kind {kind}; its budget is untested", file=sys.stderr)
+        echo(f"expect: no step was of kind {kind}; its budget is untested", err=True)
 
 
 def csv_of(documents: Sequence[Document]) -> str:

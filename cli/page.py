@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..sched.observe import StepKind
-from .console import results
+from .console import PrintableConsole, results
+from .printable import printable, printable_json
 
 Document = dict[str, Any]
 Format = Literal["table", "json", "md", "csv", "html"]
@@ -97,14 +98,14 @@ def show(
         case "table":
             print_page(page(console.width), console)
         case "md":
-            sys.stdout.write(markdown(page(WIDE)))
+            sys.stdout.write(printable(markdown(page(WIDE))))
         case "html":
             sys.stdout.write(to_html(page(WIDE)))
         case "json":
-            sys.stdout.write(json())
+            sys.stdout.write(printable_json(json()))
         case "csv":
             assert csv is not None
-            sys.stdout.write(csv())
+            sys.stdout.write(printable(csv()))
 
 
 def print_page(page: Page, console: Console) -> None:
@@ -152,9 +153,9 @@ def _cell(cell: object) -> str:
 
 def to_html(page: Page) -> str:
     """The page as a wide terminal would show it."""
-    console = Console(record=True, width=WIDE, file=io.StringIO(), color_system="truecolor")
+    console = PrintableConsole(record=True, width=WIDE, file=io.StringIO(), color_system="truecolor")
     print_page(page, console)
-    title = html.escape(page.title).replace("{", "{{").replace("}", "}}")
+    title = html.escape(printable(page.title)).replace("{", "{{").replace("}", "}}")
     return console.export_html(code_format=_HTML.replace("TITLE", title))
 
 

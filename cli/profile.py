@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from .printable import echo
 from .report import Tool
 from .scenario_arguments import Device, Name, Overrides, Relay, make_output_dir, resolved
 from .stopwatch import Stopwatch, command_line
@@ -73,7 +74,7 @@ def _with_torch(question: Resolved, output_dir: Path, device: Device) -> RunOutc
     options = Options(device="cuda", command=command_line(), keep_trace=kept)
     with TimelineRecording(output_dir / FILE) as recording:
         outcome = execute(question, question.relays[0], options, extra_sink=recording)
-    typer.echo(f"{kept}: the counting pass, for ui.perfetto.dev", err=True)
+    echo(f"{kept}: the counting pass, for ui.perfetto.dev", err=True)
     return outcome
 
 
@@ -96,10 +97,8 @@ def _with_nsys(
     clock = Stopwatch()
     result, report = recorded(tool, order, output_dir, os.environ)
     if order.device == "vgpu":
-        typer.echo(
-            "on the virtual GPU Nsight Systems sees the ranges only; their times are wall-clock", err=True
-        )
-    typer.echo(
+        echo("on the virtual GPU Nsight Systems sees the ranges only; their times are wall-clock", err=True)
+    echo(
         f"{report}: opens in nsys-ui; nsys writes the environment of all processes of this machine into it\n"
         f"{report.with_suffix('.sqlite')}: scrubbed of that; report, compare and trace read it",
         err=True,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from .errors import UsageError
+from .printable import printable, printable_json
 from .stopwatch import command_line
 
 if TYPE_CHECKING:
@@ -68,9 +69,9 @@ def _show(found: list[Result], form: Format) -> None:
     from .outcome import csv_of, show
 
     if form == "csv":
-        sys.stdout.write(csv_of([result.document() for result in found]))
+        sys.stdout.write(printable(csv_of([result.document() for result in found])))
     elif form == "json" and len(found) > 1:
-        sys.stdout.write("[\n" + ",\n".join(result.to_json() for result in found) + "]\n")
+        sys.stdout.write(printable_json("[\n" + ",\n".join(result.to_json() for result in found) + "]\n"))
     else:
         for number, result in enumerate(found):
             if number:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from .errors import GATE_FAILED, INTERRUPTED, WORKLOAD_FAILED, UsageError
+from .printable import echo
 from .scenario_arguments import Budgets, Device, Faults, Name, Overrides, Relay, make_output_dir, resolved
 from .stopwatch import command_line
 
@@ -74,7 +75,7 @@ def run(
         options = replace(options, record=output_dir)
         outcome = execute(question, question.relays[0], options, observe=_watch)
     except KeyboardInterrupt:
-        typer.echo("schedbench: interrupted before anything was measured", err=True)
+        echo("schedbench: interrupted before anything was measured", err=True)
         raise typer.Exit(INTERRUPTED) from None
     _show(outcome, form)
     if output_dir is not None:
@@ -143,7 +144,7 @@ def _show(outcome: RunOutcome, form: Format) -> None:
 
     show(outcome, form)
     for line in (*_unfinished(outcome.result), *_failures(outcome.result)):
-        typer.echo(line, err=True)
+        echo(line, err=True)
 
 
 def _unfinished(result: Result) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .errors import UsageError
+from .printable import echo
 from .report import Meaning, Tool
 
 if TYPE_CHECKING:
@@ -34,10 +35,10 @@ def trace(source: Source, output: Output = None, meaning: Meaning = None, nsys: 
 
     found = _found(source, meaning, nsys)
     path = output or _beside(source)
-    typer.echo(f"{path}: {draw(path, found):,} events")
+    echo(f"{path}: {draw(path, found):,} events")
     left_out = sum(timeline.left_out for timeline in found.values())
     if left_out:
-        typer.echo(f"the run was too long: {left_out:,} records at its end are not in it", err=True)
+        echo(f"the run was too long: {left_out:,} records at its end are not in it", err=True)
 
 
 def _found(source: Path, meaning: str | None, nsys: str | None) -> dict[str, RecordedTimeline]:
@@ -70,12 +71,12 @@ def _named(found: Mapping[int, RecordedTimeline], folder: Path) -> dict[str, Rec
     result = read(folder / RESULT)
     names = {rank: part.name for rank, part in enumerate(result.ranks)} or {0: "the run"}
     if not result.one_clock:
-        typer.echo(
+        echo(
             "each rank has a clock of its own: events drawn side by side need not have happened at the same time",
             err=True,
         )
     for rank in names.keys() - found.keys():
-        typer.echo(f"no {file_of(rank)}: nothing of {names[rank]} is drawn", err=True)
+        echo(f"no {file_of(rank)}: nothing of {names[rank]} is drawn", err=True)
     return {names[rank]: timeline for rank, timeline in found.items() if rank in names}
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from .errors import GATE_FAILED, INTERRUPTED
+from .printable import echo
 from .scenario_arguments import Name, Overrides, Relay, make_output_dir, resolved
 
 
@@ -48,9 +49,9 @@ def verify(
     with _work_folder(output_dir) as folder:
         plan = verification_runs.stages(scenario, settings, Path(folder))
         try:
-            found = verification_runs.conduct(plan, Path(folder), lambda words: typer.echo(words, err=True))
+            found = verification_runs.conduct(plan, Path(folder), lambda words: echo(words, err=True))
         except KeyboardInterrupt:
-            typer.echo("schedbench: interrupted before there was anything to compare", err=True)
+            echo("schedbench: interrupted before there was anything to compare", err=True)
             raise typer.Exit(INTERRUPTED) from None
     document = comparison.document(found)
     text = json.dumps(document, indent=1) + "\n"

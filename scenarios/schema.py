@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr
 
-from ..sched.observe import StepKind
+from ..sched.observe import StepKind, StreamName
 from .failure_schema import Failure
 from .fields import (
     Count,
@@ -32,7 +32,7 @@ from .problems import ScenarioSource
 from .workload_schema import WorkloadSection
 
 Kind = Literal[StepKind, "decode.steady"]
-Stream = Literal["schedule", "forward", "copy", "staging", "backup", "transfer", "link"]
+Stream = Literal[StreamName, "link"]
 Counter = Literal[
     "h2d",
     "d2h",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .request import Request
 
 Category = Literal["schedule", "forward", "copy"]
+StreamName = Literal["schedule", "forward", "copy", "lengths", "staging", "backup", "transfer"]
 # In the order in which reports show them.
 StepKind = Literal["prefill", "mixed", "decode", "draft", "verify", "draft_extend", "prebuilt", "idle"]
 
@@ -63,8 +64,8 @@ class Observer:
         prompts are flattened)."""
         return self._no_range
 
-    def stream(self, name: str, stream: torch.Stream) -> None:
-        """``stream`` is called ``name`` (schedule, forward, copy, staging, backup, ...) from now on."""
+    def stream(self, name: StreamName, stream: torch.Stream) -> None:
+        """``stream`` is called ``name`` from now on."""
 
     def planned(self, step: int, kind: StepKind) -> None:
         """A batch is about to be prepared as ``step``. A prefill that becomes mixed is announced again."""

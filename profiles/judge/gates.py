@@ -24,6 +24,7 @@ Passed = Literal["passed", "failed", "undecided"]
 
 _BETTER: Final = "better:"
 _BOUND: Final = re.compile(r"([+-]?)(\d+(?:\.\d+)?)(%?)")
+_NUMBERED: Final = re.compile(r"stream \d+")  # a stream without a name, as captures have them
 _TOLERABLE: Final = frozenset({Reason.LOW_N, Reason.NOT_ENGAGED, Reason.CONSTANTS})  # the interval is valid
 
 
@@ -95,7 +96,11 @@ def _place(name: str) -> tuple[str, str, str] | None:
     kind, _, rest = name.rpartition(".")
     kind, _, stream = kind.rpartition(".")
     kinds = (*get_args(Kind), UNTOLD)
-    known = kind in kinds and stream in get_args(Stream) and rest in get_args(Counter)
+    known = (
+        kind in kinds
+        and (stream in get_args(Stream) or _NUMBERED.fullmatch(stream))
+        and rest in get_args(Counter)
+    )
     return (kind, stream, rest) if known else None
 
 

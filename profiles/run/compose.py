@@ -33,7 +33,7 @@ from ...sched.model.grammar import GrammarCache, GrammarState, Spec
 from ...sched.model.runner import ModelRunner
 from ...sched.model.sampler import Sampler
 from ...sched.model.tags import TagPool
-from ...sched.observe import Clock, Observer
+from ...sched.observe import Clock, Observer, StreamName
 from ...sched.relay.choice import RelayChoice
 from ...sched.relay.draft_row import DraftRow
 from ...sched.relay.row import Relay, RelayRow
@@ -183,7 +183,8 @@ def compose(
 
 def _streams(config: EngineConfig, observer: Observer) -> Streams:
     streams = Streams.of(config)
-    for name in ("copy", "forward", "schedule"):  # where all three are one stream, it keeps the last name
+    names: tuple[StreamName, ...] = ("copy", "forward", "schedule")
+    for name in names:  # where all three are one stream, it keeps the last name
         observer.stream(name, getattr(streams, name))
     return streams
 

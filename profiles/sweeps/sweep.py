@@ -38,6 +38,10 @@ class SweepError(ValueError):
     """A sweep is invalid."""
 
 
+Questions = Sequence[Resolved] | str
+"""What a cell asks, one question for each side, or why it cannot run."""
+
+
 class Axis(NamedTuple):
     """``key`` is the full one; values are as they would be written in a scenario."""
 
@@ -184,20 +188,52 @@ class Runs:
 
 
 def cells(plan: SweepPlan, runs: Runs, report: Callable[[str], None] = lambda _: None) -> Iterator[Cell]:
-    """The cells in order, each as soon as it has run. Raises MachineError, KeyboardInterrupt."""
-    places = list(plan.places)
-    for number, place in enumerate(places, start=1):
-        report(f"cell {number} of {len(places)}: {', '.join(place)}")
-        yield _cell(plan, runs, place)
+    """The cells in order, each as soon as it has run. Raises SweepError, before anything runs, for a value that
+    the scenario cannot have; MachineError, KeyboardInterrupt."""
+    asked = [(place, _questions(plan, place)) for place in plan.places]
+    _require_usable(plan, asked)
+    for number, (place, questions) in enumerate(asked, start=1):
+        report(f"cell {number} of {len(asked)}: {', '.join(place)}")
+        if isinstance(questions, str):
+            yield Cell(place, refusal=questions)
+        else:
+            yield _cell(plan, runs, place, questions)
 
 
-def _cell(plan: SweepPlan, runs: Runs, place: tuple[str, ...]) -> Cell:
+def _questions(plan: SweepPlan, place: tuple[str, ...]) -> Questions:
     try:
-        questions = [_resolved(plan, place, side) for side in plan.sides]
+        return [_resolved(plan, place, side) for side in plan.sides]
+    except ScenarioError as error:
+        return _reasons(error)
+
+
+def _require_usable(plan: SweepPlan, asked: Sequence[tuple[tuple[str, ...], Questions]]) -> None:
+    """Raises SweepError for values of an axis that the scenario cannot have, such as misspelt names. A value that only
+    the rest of its cell rules out is a refusal of that cell."""
+    usable = {
+        (axis, value)
+        for place, questions in asked
+        if not isinstance(questions, str)
+        for axis, value in zip(plan.axes, place, strict=True)
+    }
+    named = dict.fromkeys(
+        (axis, value) for place, _ in asked for axis, value in zip(plan.axes, place, strict=True)
+    )
+    problems = []
+    for axis, value in (one for one in named if one not in usable):
+        try:
+            ask(plan.scenario, (f"{axis.key}={value}",))
+        except ScenarioError as error:
+            problems.append(f"--over {axis.key}={value}: no cell could run: {_reasons(error)}")
+    if problems:
+        raise SweepError("\n".join(problems))
+
+
+def _cell(plan: SweepPlan, runs: Runs, place: tuple[str, ...], questions: Sequence[Resolved]) -> Cell:
+    try:
         results = [_ended(runs.result(resolved)) for resolved in questions]
     except ScenarioError as error:
-        problems = dict.fromkeys(f"{problem.path}: {problem.message}" for problem in error.problems)
-        return Cell(place, refusal="; ".join(problems))
+        return Cell(place, refusal=_reasons(error))
     except (OutOfKVMemoryError, WorkloadError) as error:
         return Cell(place, refusal=str(error))
     found = [metric_values(result, (plan.metric,)).get(plan.metric) for result in results]
@@ -206,6 +242,10 @@ def _cell(plan: SweepPlan, runs: Runs, place: tuple[str, ...]) -> Cell:
         return Cell(place, refusal=f"{plan.metric}: abstained")
     files = tuple(map(runs.file, questions))
     return Cell(place, values=known, tokens=_tokens(results), labels=results[0].labels, files=files)
+
+
+def _reasons(error: ScenarioError) -> str:
+    return "; ".join(dict.fromkeys(f"{problem.path}: {problem.message}" for problem in error.problems))
 
 
 def _resolved(plan: SweepPlan, place: Sequence[str], side: SideSpec) -> Resolved:

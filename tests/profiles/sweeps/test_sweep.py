@@ -153,6 +153,21 @@ def test_cells_that_cannot_run_say_why() -> None:
     assert absent.refusal == "tpot_ms: abstained"
 
 
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        (("relay=latest,nosuch",), r"--over engine\.relay=nosuch: no cell could run: .*unknown relay state"),
+        (("concurrency=1", "preset=tiny-llama,tiny-lama"), r"--over model\.preset=tiny-lama: .*did you mean"),
+    ],
+)
+def test_a_value_that_no_cell_can_use_is_an_error_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, over: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.setattr(Runs, "result", None)
+    with pytest.raises(SweepError, match=message):
+        next(cells(plan(*over), Runs(OPTIONS)))
+
+
 def test_results_are_reused_where_the_question_is_the_same(tmp_path: Path) -> None:
     first = plan("concurrency=1,2", sides=())
     before = list(cells(first, Runs(OPTIONS, folder=tmp_path)))
