@@ -63,9 +63,14 @@ def _errors(judged: Document) -> Table:
         table.add_row(
             *(row[name] for name in ("scenario", "state", "metric", "unit")),
             *(number(row[name]) for name in ("emulated", "measured")),
-            percent(row["error"]),
+            _error(row),
         )
     return table
+
+
+def _error(row: Document) -> str:
+    """The relative error in percent, or the absolute one with its unit where 0 was measured."""
+    return percent(row["error"]) if row["absolute"] is None else f"{row['absolute']:+.4g} {row['unit']}"
 
 
 def _device(document: Document) -> Table:

@@ -15,8 +15,8 @@ import torch
 
 from ...sched.observe import Clock
 from ..record.timeline import NO_SITE, Call, CallKind
+from ..vgpu.patching import Function, Target, replaced
 from .log import Log
-from .patching import Function, Target, replaced
 
 MEMCPY: Final = "cudaMemcpyAsync"
 # ns; a shorter call did not wait. Estimates: no GPU has measured them.

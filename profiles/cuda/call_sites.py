@@ -15,9 +15,9 @@ from typing import Any
 from torch.overrides import TorchFunctionMode
 
 from ...sched.observe import Clock
+from ..vgpu.patching import Function, Target, replaced
 from ..vgpu.sites import Sites
 from .log import CallRecord, Log
-from .patching import Function, Target, replaced
 
 _ATTRIBUTES = frozenset({"__get__", "__set__"})  # .shape and other attributes, which do not reach the device
 

@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...sched.observe import Observer, StepInfo
 from ..record.timeline import Site
 from ..vgpu.op_kinds import COUNT_BYTES, READS
+from ..vgpu.patching import Function, Target, replaced
 from ..vgpu.sites import Sites
 from .blocking_calls import sync_calls
-from .patching import Function, Target, replaced
 
 STREAM_SYNC: Final = "cudaStreamSynchronize"
 _MASKS: Final = frozenset((torch.bool, torch.uint8))

@@ -28,7 +28,7 @@ METRICS: Final = (
 )
 GOAL: Final = 0.05  # of the median error
 CALLED: Final = 0.02  # the least relative difference that counts as a change
-# Where both values are below it, the error is not defined.
+# In the metric's unit. Where both values are below it there is no error, and a difference from 0 may not be above it.
 _NOISE: Final = {"exposed_stall_us_per_step": 1.0}
 
 
@@ -42,7 +42,10 @@ class Pair(NamedTuple):
 
 
 class Error(NamedTuple):
-    """``error``: (emulated - measured) / measured; None where either side has no value, or both are negligible."""
+    """``error``: (emulated - measured) / measured; None where either side has no value, or both are negligible.
+
+    ``absolute``: emulated - measured in the metric's unit, where 0 was measured and the difference is not negligible.
+    """
 
     scenario: str
     state: str
@@ -51,17 +54,24 @@ class Error(NamedTuple):
     emulated: float | None
     measured: float | None
     error: float | None
+    absolute: float | None = None
+
+    @property
+    def one_sided(self) -> bool:
+        """Whether only one side has a value."""
+        return (self.emulated is None) != (self.measured is None)
 
 
 class Change(NamedTuple):
-    """The relative change from one state to the next. ``agree``: the signs agree; None unless both sides changed."""
+    """The relative change from one state to the next; None where the value before it is 0. ``agree``: the signs agree;
+    None unless both sides changed."""
 
     scenario: str
     before: str
     after: str
     metric: str
-    emulated: float
-    measured: float
+    emulated: float | None
+    measured: float | None
     agree: bool | None
 
 
@@ -90,10 +100,23 @@ class Prediction(NamedTuple):
         return max(known, key=lambda row: abs(row.error or 0), default=None)
 
     @property
+    def against_zero(self) -> tuple[Error, ...]:
+        """The errors where 0 was measured."""
+        return tuple(row for row in self.errors if row.absolute is not None)
+
+    @property
+    def one_sided(self) -> tuple[Error, ...]:
+        """The metrics that only one side has."""
+        return tuple(row for row in self.errors if row.one_sided)
+
+    @property
     def reached(self) -> bool | None:
-        """Whether the goal is reached; None where nothing was compared."""
+        """Whether the goal is reached; None where nothing was compared. An error against 0, a metric of one side only
+        and a change of the other sign miss it, whatever the median error."""
+        if self.against_zero or self.one_sided or any(row.agree is False for row in self.changes):
+            return False
         error = self.median_error
-        return None if error is None else error < GOAL and all(row.agree is not False for row in self.changes)
+        return None if error is None else error < GOAL
 
 
 def prediction(pairs: Iterable[Pair]) -> Prediction:
@@ -111,12 +134,15 @@ def prediction(pairs: Iterable[Pair]) -> Prediction:
 
 def _error(pair: Pair, name: str) -> Error:
     emulated, measured = _value(pair.emulated, name), _value(pair.measured, name)
-    found = None
-    if emulated is not None and measured and max(emulated, measured) > _NOISE.get(name, 0):
-        found = (emulated - measured) / measured
+    relative = absolute = None
+    if emulated is not None and measured is not None and max(emulated, measured) > _NOISE.get(name, 0):
+        if measured:
+            relative = (emulated - measured) / measured
+        else:
+            absolute = emulated - measured
     metric = pair.emulated.metrics.get(name)
     unit = metric.unit if isinstance(metric, Metric) else ""
-    return Error(pair.scenario, pair.state, name, unit, emulated, measured, found)
+    return Error(pair.scenario, pair.state, name, unit, emulated, measured, relative, absolute)
 
 
 def _value(result: Result, name: str) -> float | None:
@@ -129,16 +155,28 @@ def _value(result: Result, name: str) -> float | None:
 
 def _changes(before: Pair, after: Pair) -> Iterator[Change]:
     for name in METRICS:
-        sides = [
-            (_value(getattr(before, side), name), _value(getattr(after, side), name))
-            for side in ("emulated", "measured")
-        ]
-        if any(not x or y is None for x, y in sides):
+        emulated = _value(before.emulated, name), _value(after.emulated, name)
+        measured = _value(before.measured, name), _value(after.measured, name)
+        if None in (*emulated, *measured):
             continue
-        emulated, measured = ((y - x) / x for x, y in sides if x and y is not None)
-        called = min(abs(emulated), abs(measured)) >= CALLED
-        agree = (emulated > 0) == (measured > 0) if called else None
-        yield Change(after.scenario, before.state, after.state, name, emulated, measured, agree)
+        directions = _direction(name, *emulated), _direction(name, *measured)
+        agree = directions[0] == directions[1] if all(directions) else None
+        yield Change(
+            after.scenario, before.state, after.state, name, _relative(*emulated), _relative(*measured), agree
+        )
+
+
+def _relative(before: float | None, after: float | None) -> float | None:
+    return (after - before) / before if before and after is not None else None
+
+
+def _direction(name: str, before: float | None, after: float | None) -> int:
+    """1 or -1 for a change that counts, 0 otherwise."""
+    if before is None or after is None or max(before, after) <= _NOISE.get(name, 0):
+        return 0
+    if abs(after - before) < CALLED * before:
+        return 0
+    return (after > before) - (after < before)
 
 
 def document(found: Prediction, *, missing: Sequence[str] = ()) -> dict[str, Any]:
@@ -149,6 +187,8 @@ def document(found: Prediction, *, missing: Sequence[str] = ()) -> dict[str, Any
         "by_scenario": found.by_scenario,
         "goal": GOAL,
         "reached": found.reached,
+        "against_zero": [row._asdict() for row in found.against_zero],
+        "one_sided": [row._asdict() for row in found.one_sided],
         "worst": worst and worst._asdict(),
         "called_from": CALLED,
         "signs": {
@@ -178,7 +218,7 @@ def markdown(content: dict[str, Any], *, machine: str, date: str) -> str:
     ]
     rows = [
         f"| {row['scenario']} | {row['state']} | {row['metric']} | {row['unit']} | {_figure(row['emulated'])} "
-        f"| {_figure(row['measured'])} | {_percent(row['error'])} |"
+        f"| {_figure(row['measured'])} | {_shown(row)} |"
         for row in content["errors"]
     ]
     wrong = [
@@ -189,6 +229,15 @@ def markdown(content: dict[str, Any], *, machine: str, date: str) -> str:
     ]
     absent = [f"- not run: {name}" for name in content["missing"]]
     return "\n".join([*head, *rows, *([""] if wrong or absent else []), *wrong, *absent, ""])
+
+
+def _shown(row: dict[str, Any]) -> str:
+    """The relative error, or the absolute one in its unit."""
+    if row["absolute"] is not None:
+        return f"{row['absolute']:+.4g} {row['unit']}"
+    return (
+        "one side only" if (row["emulated"] is None) != (row["measured"] is None) else _percent(row["error"])
+    )
 
 
 def _figure(value: float | None) -> str:
@@ -216,8 +265,24 @@ def gathered(folder: Path, wanted: Iterable[tuple[str, str]]) -> tuple[list[Pair
     return pairs, missing
 
 
+def findings(content: dict[str, Any]) -> list[str]:
+    """Why a document does not pass, in the order of importance; empty where it passes."""
+    error, signs = content["median_error"], content["signs"]["differ"]
+    causes = {
+        "nothing was compared": error is None and content["reached"] is None,
+        f"median error {_percent(error)}, goal below {_percent(content['goal'])}": (error or 0)
+        >= content["goal"],
+        f"{signs} signs of changes differ": signs,
+        f"{len(content['against_zero'])} errors where 0 was measured": content["against_zero"],
+        f"{len(content['one_sided'])} metrics of one side only": content["one_sided"],
+        f"not run: {', '.join(content['missing'])}": content["missing"],
+    }
+    return [cause for cause, applies in causes.items() if applies]
+
+
 def main(arguments: Sequence[str]) -> int:
-    """``FOLDER SCENARIO:STATE...``: writes prediction.json and prediction.md; a large error is no failure."""
+    """``FOLDER SCENARIO:STATE...``: writes prediction.json and prediction.md; returns 1 if the goal is missed or a pair
+    of runs is missing."""
     folder, names = Path(arguments[0]), arguments[1:]
     wanted = [(scenario, state) for scenario, _, state in (name.partition(":") for name in names)]
     pairs, missing = gathered(folder, wanted)
@@ -227,7 +292,9 @@ def main(arguments: Sequence[str]) -> int:
     date = pairs[0].measured.run.started[:10] if pairs else "not run"
     write_whole(folder / "prediction.json", json.dumps(content, indent=1) + "\n")
     write_whole(folder / "prediction.md", markdown(content, machine=machine, date=date))
-    return 0
+    found = findings(content)
+    print("; ".join(found) or "the goal is reached")
+    return 1 if found else 0
 
 
 if __name__ == "__main__":

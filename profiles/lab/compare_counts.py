@@ -154,11 +154,14 @@ def _tallies(result: Result) -> dict[tuple[str, str, str], tuple[float, int]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``A.json B.json OUTPUT.json``. Returns 0 whether or not the counts differ."""
+    """``A.json B.json OUTPUT.json``. Returns 1 if the counts differ, or if there are none."""
     a, b, output = map(Path, arguments)
-    comparison = compare_counts(read(a), read(b))
-    write_whole(output, json.dumps(comparison.document(), indent=1) + "\n")
-    return 0
+    found = compare_counts(read(a), read(b))
+    write_whole(output, json.dumps(found.document(), indent=1) + "\n")
+    print(
+        f"{len(found.lines)} of {found.compared} lines differ, and {len(found.steps)} kinds of steps in number"
+    )
+    return 0 if found.equal and found.compared else 1
 
 
 if __name__ == "__main__":

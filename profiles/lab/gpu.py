@@ -20,13 +20,15 @@ from .plan import BUDGET, KINETO, check, plan
 
 
 def summary(outcomes: Sequence[StageOutcome], folder: Path) -> dict[str, object]:
-    """The stages, and the results of the comparisons."""
+    """The stages, and the results of the comparisons. A comparison whose difference is neither explained nor within its
+    bound fails its stage, and with it the whole."""
     found, verified = _written(folder, "comparison.json"), _written(folder, "verify.json")
     predicted, hazards = _written(folder, "prediction.json"), _written(folder, "hazards.json")
     speed = _written(folder, "speed.json")
     return {
         "ok": all(outcome.status != "failed" for outcome in outcomes),
         "stages": [outcome._asdict() for outcome in outcomes],
+        "not_run": [outcome.name for outcome in outcomes if outcome.status == "skipped"],
         "counts_equal": None if found is None else found["equal"],
         "differing_lines": None if found is None else len(found["lines"]),
         "verified": None if verified is None else verified["agrees"],
@@ -35,7 +37,7 @@ def summary(outcomes: Sequence[StageOutcome], folder: Path) -> dict[str, object]
         "median_prediction_error": None if predicted is None else predicted["median_error"],
         "speed": None
         if speed is None
-        else {key: speed[key] for key in ("met", "missed", "runs", "overheads")},
+        else {key: speed[key] for key in ("met", "missed", "undecided", "runs", "overheads")},
         "files": sorted(entry.name for entry in folder.iterdir()),
     }
 
@@ -49,8 +51,9 @@ def _written(folder: Path, name: str) -> Any:
 def markdown(found: dict[str, object], outcomes: Sequence[StageOutcome], speed: str = "") -> str:
     """``speed`` is the content of speed.md, if there is one."""
     rows = [f"| {o.name} | {o.status} | {o.seconds:.1f} | {_first_line(o.error)} |" for o in outcomes]
+    ran = sum(outcome.status != "skipped" for outcome in outcomes)
     head = [
-        "# make gpu",
+        f"# make gpu · {'ok' if found['ok'] else 'FAILED'}, {len(outcomes) - ran} of {len(outcomes)} stages not run",
         "",
         f"counts equal to the virtual GPU's: {found['counts_equal']}",
         "",
@@ -79,7 +82,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns 0 if no stage failed."""
+    """Returns 1 if a stage failed; a comparison that does not hold fails its stage."""
     given = _parsed(arguments)
     stages = plan(given.out, given.only)
     if not stages:

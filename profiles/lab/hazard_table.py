@@ -109,15 +109,39 @@ def detections(
 
 
 def joined(emulated: dict[str, Document], real: dict[str, Document]) -> Document:
-    """``agrees``: whether the checker found the same on both devices in all cases that ran on both."""
+    """``agrees``: whether the checker found the same on both devices in all cases that ran on both. A case that broke
+    down on either does not agree."""
     names = [name for name in real if name in emulated]
     rows = {name: {**emulated[name], **real[name]} for name in names}
-    same = [_findings(row.get("vgpu")) == _findings(row.get("cuda")) for row in rows.values()]
+    same = [_same(row.get("vgpu"), row.get("cuda")) for row in rows.values()]
     return {"agrees": all(same) if same else None, "rows": rows}
 
 
-def _findings(found: Document | None) -> object:
-    return found and (found.get("known"), found.get("findings"), "broke_down" in found)
+def _same(a: Document | None, b: Document | None) -> bool:
+    if a is None or b is None or "broke_down" in a or "broke_down" in b:
+        return False
+    return (a["known"], a["findings"]) == (b["known"], b["findings"])
+
+
+def failures(asked: Sequence[DetectionCase], found: Mapping[str, Document], detector: str) -> list[str]:
+    """The cases without a result of the detector, and those that broke down under it."""
+    wrong = []
+    for case in asked:
+        told = found.get(case.name, {}).get(detector)
+        if told is None:
+            wrong.append(f"{case.name}: not run")
+        elif "broke_down" in told:
+            wrong.append(f"{case.name}: broke down")
+    return wrong
+
+
+def disagreements(table: Document) -> list[str]:
+    """The cases in which the two devices do not agree."""
+    return [
+        f"{name}: the devices disagree"
+        for name, row in table["rows"].items()
+        if not _same(row.get("vgpu"), row.get("cuda"))
+    ]
 
 
 def markdown(table: Document) -> str:
@@ -152,14 +176,23 @@ def _verdict(found: Document | None) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns 0 whatever is found."""
+    """Returns 1 if a case broke down, or if the devices do not agree on every case."""
     device, folder = arguments[0], Path(arguments[1])
     detectors: dict[str, Detector] = {"vgpu": partial(watched, device="vgpu")}
     if device == "cuda":
         detectors = {"cuda": partial(watched, device="cuda"), "sanitizer": sanitized}
-    for found in detections(list(cases()), detectors):  # written after each run: the stage may be interrupted
+    asked, found = list(cases()), {}
+    for found in detections(asked, detectors):  # written after each run: the stage may be interrupted
         _write(device, folder, found)
-    return 0
+    wrong = failures(asked, found, device)
+    table = folder / "hazards.json"
+    if device == "cuda":
+        if table.exists():
+            wrong += disagreements(json.loads(table.read_text(encoding="utf-8")))
+        else:
+            wrong.append("no results of the virtual GPU to compare with")
+    print("; ".join(wrong) or f"{len(asked)} cases {'agree' if device == 'cuda' else 'ran'}")
+    return 1 if wrong else 0
 
 
 def _write(device: str, folder: Path, found: dict[str, Document]) -> None:

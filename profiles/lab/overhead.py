@@ -83,6 +83,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Returns 1 if the measured cost is not below its limit with its whole interval."""
     given, sink = parse(arguments), GatedSink()
     if "nvtx" in given.sides and not listening():
         write_whole(given.output, json.dumps({"sides": given.sides, "abstained": NO_TOOL}) + "\n")
@@ -94,7 +95,8 @@ def main(arguments: Sequence[str]) -> int:
         found = compared(run, (given.sides[0], given.sides[1]), given.pairs)
         label = {"device": machine.hardware.name, "emulated": machine.labels.emulated}
     write_whole(given.output, json.dumps({**label, **found}, indent=1) + "\n")
-    return 0
+    print(f"{found['percent']:+.2f} %, limit {found['bar_percent']:g} %")
+    return 0 if machine.labels.emulated or found["met"] else 1
 
 
 if __name__ == "__main__":

@@ -1,10 +1,29 @@
-"""Attributes that are replaced for the duration of a block."""
+"""Attributes, functions and methods that are replaced for the duration of a block."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+Function = Callable[..., Any]
+
+
+class Target(NamedTuple):
+    """``owner.name`` is a function or method; ``call`` is its name in the CUDA runtime."""
+
+    owner: Any
+    name: str
+    call: str
+
+
+def replaced(
+    targets: Iterable[Target], wrap: Callable[[Target, Function], Function]
+) -> AbstractContextManager[None]:
+    """Replace each target by ``wrap(target, original)``; all are restored when the block ends."""
+    return attributes_set(
+        (target.owner, target.name, wrap(target, getattr(target.owner, target.name))) for target in targets
+    )
 
 
 @contextmanager

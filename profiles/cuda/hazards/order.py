@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...vgpu.hazards.clocks import Clock, VectorClocks
+from ...vgpu.patching import Function, Target, replaced
 from ...vgpu.sites import LastSite
-from ..patching import Function, Target, replaced
 
 
 class Current(NamedTuple):

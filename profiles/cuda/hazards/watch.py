@@ -13,8 +13,8 @@ import torch
 from ...record.timeline import Site
 from ...vgpu.hazards import HazardChecker
 from ...vgpu.hazards.host import host_accesses
+from ...vgpu.patching import Function, Target, replaced
 from ..dispatch_counts import CopyRules
-from ..patching import Function, Target, replaced
 from .memory import StorageMemory, itself
 from .operators import Operators
 from .order import ProgramOrder

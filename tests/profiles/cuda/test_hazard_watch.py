@@ -332,6 +332,42 @@ def test_where_the_checker_says_something_else_the_table_says_so() -> None:
     assert table.joined({}, {"a": {}})["agrees"] is None
 
 
+def test_two_that_broke_down_do_not_agree() -> None:
+    broken = {"broke_down": "why"}
+    assert table.joined({"a": {"vgpu": broken}}, {"a": {"cuda": broken}})["agrees"] is False
+
+
+FOUND: dict[str, object] = {"known": [], "findings": ["x"], "says": ["x"]}
+
+
+@pytest.mark.parametrize(
+    ("emulated", "real", "code", "words"),
+    [
+        (FOUND, FOUND, 0, "2 cases agree"),
+        (FOUND, FOUND | {"findings": []}, 1, "the devices disagree"),
+        (FOUND, {"broke_down": "why"}, 1, "broke down"),
+        (None, FOUND, 1, "no results of the virtual GPU"),
+    ],
+)
+def test_devices_that_disagree_fail_the_stage(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    emulated: dict[str, object] | None,
+    real: dict[str, object],
+    code: int,
+    words: str,
+) -> None:
+    cases = list(table.cases())[:2]
+    monkeypatch.setattr(table, "cases", lambda: iter(cases))
+    monkeypatch.setattr(table, "sanitized", lambda _: {"exit_code": 0, "found": False, "text": ""})
+    monkeypatch.setattr(table, "watched", lambda _, device: emulated if device == "vgpu" else real)
+    if emulated is not None:
+        assert table.main(["vgpu", str(tmp_path)]) == 0
+    assert table.main(["cuda", str(tmp_path)]) == code
+    assert words in capsys.readouterr().out.splitlines()[-1]
+
+
 def test_the_checker_is_asked_of_all_before_the_sanitizer_and_each_answer_is_kept() -> None:
     cases = list(table.cases())[:2]
     accounts = {name: lambda _, name=name: {"by": name} for name in ("cuda", "sanitizer")}

@@ -13,6 +13,7 @@ from schedbench.profiles.judge.prediction import (
     Pair,
     document,
     file,
+    findings,
     gathered,
     main,
     markdown,
@@ -59,10 +60,44 @@ def test_errors_are_relative_to_what_was_measured() -> None:
     assert found.reached is False
 
 
-def test_what_a_side_does_not_say_has_no_error() -> None:
+def test_what_a_side_does_not_say_has_no_error_and_misses_the_goal() -> None:
     found = prediction([pair("latest", {"step_ms": None, "tpot_ms": 1.0}, {"step_ms": 1.0})])
     assert all(row.error is None for row in found.errors)
-    assert (found.median_error, found.worst, found.reached) == (None, None, None)
+    assert (found.median_error, found.worst, found.reached) == (None, None, False)
+    assert [row.metric for row in found.one_sided] == ["step_ms", "tpot_ms"]
+
+
+def test_where_neither_side_has_a_value_nothing_is_compared() -> None:
+    found = prediction([pair("latest", {"step_ms": None}, {"step_ms": None})])
+    assert (found.median_error, found.reached, found.one_sided) == (None, None, ())
+
+
+def test_a_stall_that_was_not_measured_misses_the_goal() -> None:
+    """An error against 0 is absolute, in microseconds per step, and counts beside a small median error."""
+    name = "exposed_stall_us_per_step"
+    found = prediction([pair("latest", {"step_ms": 1.0, name: 40.0}, {"step_ms": 1.0, name: 0.0})])
+    assert (found.median_error, found.reached) == (0.0, False)
+    assert [row.absolute for row in found.against_zero] == [40.0]
+    told = document(found)
+    assert findings(told) == ["1 errors where 0 was measured"]
+    assert f"| mixed | latest | {name} | u | 40 | 0 | +40 u |" in markdown(told, machine="x", date="y")
+
+
+@pytest.mark.parametrize(
+    ("emulated", "measured", "agree"),
+    [
+        ((0.0, 40.0), (50.0, 0.0), False),
+        ((0.0, 40.0), (0.0, 30.0), True),
+        ((0.0, 0.5), (50.0, 0.0), None),  # negligible
+    ],
+)
+def test_changes_from_zero_have_a_sign(
+    emulated: tuple[float, float], measured: tuple[float, float], agree: bool | None
+) -> None:
+    name = "exposed_stall_us_per_step"
+    sides = zip(("pr25774", "pr25945"), emulated, measured, strict=True)
+    (change,) = prediction([pair(state, {name: e}, {name: m}) for state, e, m in sides]).changes
+    assert (change.emulated, change.agree) == (None, agree)
 
 
 @pytest.mark.parametrize(
@@ -146,13 +181,23 @@ def test_pairs_are_found_where_stages_left_them(tmp_path: Path) -> None:
     pairs, missing = gathered(tmp_path, [("mixed", "pr25945"), ("mixed", "latest")])
     assert [(one.scenario, one.state) for one in pairs] == [("mixed", "latest")]
     assert missing == ["mixed pr25945"]
-    assert main([str(tmp_path), "mixed:pr25945", "mixed:latest"]) == 0
+    assert main([str(tmp_path), "mixed:pr25945", "mixed:latest"]) == 1
     told = json.loads((tmp_path / "prediction.json").read_text())
     assert (told["median_error"], told["missing"]) == (1.0, ["mixed pr25945"])
     assert "| mixed | latest | step_ms | u | 2 | 1 | 100.0 % |" in (tmp_path / "prediction.md").read_text()
 
 
-def test_where_nothing_was_run_the_table_says_so(tmp_path: Path) -> None:
+def test_a_pair_within_the_goal_passes(tmp_path: Path) -> None:
+    for side in ("emulated", "measured"):
+        run(step_ms=1.0).write(tmp_path / f"{file('mixed', 'latest', side)}.json")
     assert main([str(tmp_path), "mixed:latest"]) == 0
+    assert main([str(tmp_path), "mixed:latest", "mixed:pr25945"]) == 1
+
+
+def test_where_nothing_was_run_the_table_says_so_and_the_stage_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path), "mixed:latest"]) == 1
+    assert capsys.readouterr().out == "nothing was compared; not run: mixed latest\n"
     assert json.loads((tmp_path / "prediction.json").read_text())["reached"] is None
     assert "- not run: mixed latest" in (tmp_path / "prediction.md").read_text()

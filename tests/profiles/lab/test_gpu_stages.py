@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from schedbench.profiles.judge.prediction import gathered
-from schedbench.profiles.lab import gpu, plan, prediction_runs, single_run
+from schedbench.profiles.lab import compare_counts, gpu, plan, prediction_runs, single_run
 from schedbench.profiles.lab.probes import PROBES
 from schedbench.profiles.lab.speed import LIMITED
+from schedbench.profiles.record.result import Result
 from schedbench.profiles.run import gpu_stages
 from schedbench.profiles.run.gpu_stages import GpuStage, StageOutcome, in_process, run_all, select_stages
 from schedbench.scenarios import shipped
@@ -173,6 +174,21 @@ def test_everything_ends_up_in_one_folder(tmp_path, monkeypatch, failing, code):
     assert [s["status"] for s in summary["stages"]] == ["ok", "failed" if failing else "ok", "skipped"]
     assert summary["counts_equal"] is None
     assert "| c | skipped | 0.0 | needs z |" in (out / "summary.md").read_text()
+
+
+def test_a_difference_fails_its_stage_and_the_whole_and_later_stages_run(tmp_path, monkeypatch):
+    sample = Result.from_json((Path(__file__).parents[1] / "sample_result.json").read_text())
+    for name, syncs in (("a", sample.syncs), ("b", ())):
+        sample.model_copy(update={"syncs": syncs}).write(tmp_path / f"{name}.json")
+    files = [str(tmp_path / f"{name}.json") for name in ("a", "b", "comparison")]
+    comparison = GpuStage("comparison", ("-m", compare_counts.__name__, *files), 60)
+    monkeypatch.setattr(gpu, "plan", lambda *_: [comparison, stage("later")])
+    assert gpu.main(["--out", str(tmp_path)]) == 1
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["ok"], summary["counts_equal"]) == (False, False)
+    assert [each["status"] for each in summary["stages"]] == ["failed", "ok"]
+    assert "lines differ" in summary["stages"][0]["error"]
+    assert (tmp_path / "summary.md").read_text().startswith("# make gpu · FAILED, 0 of 2 stages not run")
 
 
 def test_the_comparison_is_in_the_summary(tmp_path):
@@ -338,7 +354,7 @@ def test_what_breaks_one_question_leaves_the_others(tmp_path, monkeypatch, capsy
 
 
 def test_how_fast_it_is_comes_with_the_summary(tmp_path):
-    figures = {"met": 2, "missed": 1, "runs": [], "overheads": [], "missing": []}
+    figures = {"met": 2, "missed": 1, "undecided": 0, "runs": [], "overheads": [], "missing": []}
     (tmp_path / "speed.json").write_text(json.dumps(figures))
     outcomes = [StageOutcome("a", "ok", 1.0)]
     told = gpu.summary(outcomes, tmp_path)

@@ -116,9 +116,32 @@ def test_a_run_that_was_cut_short_says_so() -> None:
 def test_an_overhead_without_a_gpu_has_no_verdict_nor_one_that_was_not_measured() -> None:
     unheard = {"sides": ["timed", "nvtx"], "abstained": "no tool"}
     told = document([], [COST | {"emulated": True}, unheard])
-    assert (told["met"], told["missed"]) == (0, 0)
+    assert (told["met"], told["missed"], told["undecided"]) == (0, 0, 0)
     assert "limit < 1 %: no verdict" in markdown(told)
     assert "- nvtx against timed: no tool" in markdown(told)
+
+
+@pytest.mark.parametrize(
+    ("values", "met", "code"),
+    [
+        ({}, True, 0),
+        ({"idle_ms": 0.021}, True, 1),  # a limit of the run is missed
+        ({}, False, 1),  # the cost of measuring is above its limit
+        ({}, None, 1),  # or its interval contains the limit
+    ],
+)
+def test_a_limit_that_is_missed_or_undecided_fails(
+    tmp_path: Path, values: dict[str, float], met: bool | None, code: int
+) -> None:
+    run(GOOD | values).write(tmp_path / "speed-8b.json")
+    (tmp_path / "overhead.json").write_text(json.dumps(COST | {"met": met}))
+    assert main([str(tmp_path), "speed-8b"]) == code
+
+
+def test_a_limit_without_its_figure_fails(tmp_path: Path) -> None:
+    run({"output_throughput": 1.0}).write(tmp_path / "speed-8b.json")
+    assert main([str(tmp_path), "speed-8b"]) == 1
+    assert json.loads((tmp_path / "speed.json").read_text())["undecided"] == 3
 
 
 def test_a_run_of_the_virtual_gpu_says_all_of_it(tmp_path: Path) -> None:

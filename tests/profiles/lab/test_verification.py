@@ -164,12 +164,49 @@ def test_an_interrupted_run_agrees_with_nothing(result: Make) -> None:
     assert found.trouble == ("the predicted run was interrupted",)
 
 
-def test_the_document_is_plain(result: Make, tmp_path: Path) -> None:
+def test_three_alike_pass(result: Make, tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("p.json", "a.json", "r.json", "out.json")]
+    result().write(files[0])
+    files[1].write_text(json.dumps(counts()))
+    result().write(files[2])
+    assert main([str(path) for path in files]) == 0
+
+
+@pytest.mark.parametrize(
+    ("stream", "recorded", "why"),
+    [
+        ("forward", 60.0, "kernels of one op"),
+        ("forward", 60.1, ""),
+        ("schedule", 160.0, "allocation by torch's ops"),
+        ("schedule", 160.1, ""),
+    ],
+)
+def test_a_deficit_of_kernels_is_explained_up_to_a_bound(
+    result: Make, stream: str, recorded: float, why: str
+) -> None:
+    few, many = kinds(3, **{stream: {"kernel": 20.0}}), kinds(3, **{stream: {"kernel": recorded}})
+    found = verify(result(per_step=few), counts(), result(per_step=many))
+    assert [row.why for row in found.rows if not row.agrees] == [why]
+    assert found.agrees == bool(why)
+
+
+def test_kernels_where_none_is_predicted_are_a_difference(result: Make) -> None:
+    many = kinds(3, schedule={"kernel": 1.0})
+    assert not verify(result(per_step=kinds(3)), counts(), result(per_step=many)).agrees
+
+
+def test_copies_in_a_forward_are_explained_up_to_a_bound(result: Make) -> None:
+    more = kinds(3, forward={"d2d": 8.5})
+    assert not verify(result(per_step=kinds(3)), counts(), result(per_step=more)).agrees
+
+
+def test_the_document_is_plain(result: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [tmp_path / name for name in ("p.json", "a.json", "r.json", "out.json")]
     result().write(files[0])
     files[1].write_text(json.dumps(counts(up=7)))
     result().write(files[2])
-    assert main([str(path) for path in files]) == 0
+    assert main([str(path) for path in files]) == 1
+    assert capsys.readouterr().out.startswith("1 unexplained differences; 0 kinds of steps")
     told = json.loads(files[3].read_text())
     assert told == document(verify(result(), counts(up=7), result()))
     assert (told["agrees"], told["compared"], told["steps"]) == (False, 2, {"decode": [3, 3, 3]})
