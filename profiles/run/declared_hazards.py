@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -16,48 +17,148 @@ from ..record.timeline import Site
 
 
 @dataclass(frozen=True, slots=True)
+class AccessSign:
+    """How one access of a declared hazard is recognised. ``function`` is the qualified name, ``statement`` a part of
+    the statement's text, ``op`` the operation; an empty one is not compared."""
+
+    stream: str
+    write: bool
+    function: str = ""
+    statement: str = ""
+    op: str = ""
+
+    def matches(self, access: FoundAccess | None) -> bool:
+        if access is None or (access.stream, access.write) != (self.stream, self.write):
+            return False
+        function, statement = (
+            ("", "") if access.site is None else (access.site.function, access.site.statement)
+        )
+        return self.function in ("", function) and self.statement in statement and self.op in ("", access.op)
+
+
+@dataclass(frozen=True, slots=True)
 class HazardSign:
-    """How a declared hazard is recognised: its kind, and parts of the two statements."""
+    """How a declared hazard is recognised: its kind, its resource (a part of the name; empty: the accesses name it),
+    and the access that was issued first and the one that was issued second, each by its possible places. There is no
+    ``second`` for memory that is never read.
+
+    The second access to a freed block is that of the next allocation, whichever it is: a sign gives its stream only.
+    """
 
     kind: HazardKind
-    resource: str = ""
-    first: str = ""
-    second: str = ""
+    resource: str
+    first: tuple[AccessSign, ...]
+    second: tuple[AccessSign, ...] = ()
 
     def matches(self, finding: FoundHazard) -> bool:
         return (
             finding.kind == self.kind
             and self.resource in finding.resource
-            and self.first in _statement(finding.first)
-            and self.second in _statement(finding.second)
+            and any(sign.matches(finding.first) for sign in self.first)
+            and (
+                any(sign.matches(finding.second) for sign in self.second)
+                if self.second
+                else finding.second is None
+            )
         )
 
 
+_read_by_forward = partial(AccessSign, "forward", False)
+_written_by_forward = partial(AccessSign, "forward", True)
+_read_by_schedule = partial(AccessSign, "schedule", False)
+_written_by_schedule = partial(AccessSign, "schedule", True)
+
+_PAGE_TABLE_READS = (
+    _read_by_forward("Decoder._attended", "attention("),
+    _read_by_forward("SparseAttention._extend", "sparse_extend("),
+    _read_by_forward("ModelRunner._replay", "graph.replay()"),
+    _read_by_forward("GraphedFunction.__call__", "graph.replay()"),
+    _read_by_forward("SparseAttention._decode", "*scored"),
+    _read_by_forward("PageTableLocator.read_slots", "page_lookup("),
+    _read_by_forward("TaggedDecoder.forward", "kv_tags("),
+    _read_by_forward("TaggedLocator.settle", "misplaced("),
+    _read_by_forward("Drafter._tokens", "draft_places("),
+    _read_by_forward("Drafter._draft_tree", "draft_places("),
+    _read_by_forward("chain_batch", "draft_places("),
+    _read_by_forward("resolve_fused", "decode_inputs("),
+)
+_PROMPT_PLACEMENTS = (
+    _written_by_schedule("write_cache_indices", "_write_cache_indices("),
+    _written_by_schedule("place_prompts", "place_extend("),
+)
+_ROW_PLACEMENTS = (
+    *_PROMPT_PLACEMENTS,
+    _written_by_schedule("place_tokens", "place_decode("),
+    _written_by_schedule("place_tokens", "req_to_token["),
+)
+_CACHE_REWRITE = _written_by_schedule("RadixCache.cache_unfinished_req", "match.device_indices[")
+_PENALTY_READS = (
+    _read_by_forward("TokenPenalizer.accumulate", "(self.state)"),
+    _read_by_forward("StopPenalizer.apply", "withhold_stops("),
+)
+_PENALTY_COUNTS = (
+    _written_by_schedule("TokenPenalizer.cumulate", "self.state."),
+    _written_by_schedule("StopPenalizer.cumulate", "self.output_lens."),
+)
+_TOKEN_READS = (
+    _read_by_schedule("filter_input", "batch.input_ids[keep]"),
+    _read_by_schedule("filter_input_summing", "batch.input_ids[keep]"),
+    _read_by_schedule("filter_output_summing", "batch.output_ids[keep]"),
+    _read_by_schedule("mix_once", "running.input_ids"),
+    _read_by_schedule("mix_twice", "running.input_ids"),
+    _read_by_schedule("_joined", "torch.cat([own, other])"),
+    _read_by_schedule("merge_input_two_sided", "other.input_ids"),
+    _read_by_schedule("cast_output", "batch.output_ids"),
+)
+
 # By the names under which states of the relay declare them.
 SIGNS: Mapping[str, tuple[HazardSign, ...]] = {
-    known.SLOT_REUSE: (
-        HazardSign("race", "req_to_token", second="_write_cache_indices("),
-        HazardSign("race", "req_to_token", second="req_to_token["),
-        HazardSign("race", "req_to_token", second="place_extend("),
-        HazardSign("race", "req_to_token", second="place_decode("),
-        HazardSign("race", "output_tokens_buf"),
+    known.SLOT_REUSE: (HazardSign("race", "req_to_token", _PAGE_TABLE_READS, _ROW_PLACEMENTS),),
+    known.PAGE_TABLE_REWRITE: (HazardSign("race", "req_to_token", _PAGE_TABLE_READS, (_CACHE_REWRITE,)),),
+    known.STAGED_LATE: (
+        HazardSign(
+            "freed",
+            "",
+            (_read_by_forward("_append_running", "output_tokens_buf[rows]", op="index"),),
+            (_written_by_schedule(),),
+        ),
     ),
-    known.PAGE_TABLE_REWRITE: (HazardSign("race", "req_to_token", second="match.device_indices["),),
-    known.STAGED_LATE: (HazardSign("freed", first="output_tokens_buf[rows]"),),
     known.PENALTY_STATE: (
-        HazardSign("race", "sched/model/penalties.py"),
-        HazardSign("freed", "sched/model/penalties.py"),
+        HazardSign("race", "", _PENALTY_READS, _PENALTY_COUNTS),
+        HazardSign("freed", "", _PENALTY_READS, (_written_by_schedule(),)),
     ),
     known.DRAFT_LENGTHS: (
-        HazardSign("race", first="batch.seq_lens = context.futures", second="batch.seq_lens["),
+        HazardSign(
+            "race",
+            "",
+            (_written_by_forward("resolve_on_the_forward_stream", "batch.seq_lens = context.futures"),),
+            (_read_by_schedule("_index_rows", "batch.seq_lens = batch.seq_lens["),),
+        ),
     ),
-    known.CHUNK_REWRITE: tuple(
-        HazardSign("race", "req_to_token", second=statement)
-        for statement in ("write_cache_indices(", "place_extend(", "match.device_indices[")
+    known.CHUNK_REWRITE: (
+        HazardSign("race", "req_to_token", _PAGE_TABLE_READS, (*_PROMPT_PLACEMENTS, _CACHE_REWRITE)),
     ),
-    known.ROUND_TRIP: (HazardSign("freed", "result of receive"), HazardSign("freed", "result of _to_copy")),
-    known.DEAD_STASH: (HazardSign("unread", "output_tokens_buf"),),
-    known.DEAD_PUBLISH: (HazardSign("unread", "new_seq_lens_buf"),),
+    known.ROUND_TRIP: (
+        HazardSign("freed", "result of receive", _TOKEN_READS, (AccessSign("copy", write=True),)),
+    ),
+    known.DEAD_STASH: (
+        HazardSign(
+            "unread",
+            "output_tokens_buf",
+            (
+                AccessSign(
+                    "copy", write=True, function="FutureMap.stash", statement="self.output_tokens_buf["
+                ),
+            ),
+        ),
+    ),
+    known.DEAD_PUBLISH: (
+        HazardSign(
+            "unread",
+            "new_seq_lens_buf",
+            (_written_by_forward("FutureMap.publish", "self.new_seq_lens_buf["),),
+        ),
+    ),
 }
 
 
@@ -115,7 +216,3 @@ def _access(access: FoundAccess) -> HazardAccess:
 
 def _site(site: Site | None) -> SitePart | None:
     return None if site is None else SitePart(**site._asdict())
-
-
-def _statement(access: FoundAccess | None) -> str:
-    return access.site.statement if access and access.site else ""

@@ -117,11 +117,9 @@ class RelayChoice:
         sound = replace(self, faults=())
         row, drafts = sound.row(overlap=True, speculation=speculation), sound.draft_row(speculation)
         barrier = self.switches["barrier"]
-        mixed = () if drafts is not None else self.state.known_hazards  # speculation does not mix
         ahead = drafts is not None and drafts.resolve is resolve_on_the_forward_stream and barrier == "off"
         read = drafts is not None or ("dead_publish", "off") in self.state.refuses
         return (
-            *mixed,
             *_BARRIER_HAZARDS[barrier],
             *((known.PENALTY_STATE,) if self._counts_under_the_forward(row) else ()),
             *((known.DRAFT_LENGTHS,) if ahead else ()),
@@ -134,7 +132,7 @@ class RelayChoice:
         kept = sound.conclude is not tokens.drop_input
         twice = kept and sound.stash is not placeholders.stash_nothing
         return (
-            *self.state.known_hazards,
+            *self.state.staged_hazards,
             *((known.CHUNK_REWRITE,) if unordered else ()),
             *((known.ROUND_TRIP,) if kept else ()),
             *((known.DEAD_STASH,) if twice else ()),

@@ -13,7 +13,8 @@ from .row import RelayRow
 @dataclass(frozen=True, slots=True)
 class State:
     """One state of the ladder. ``expect`` is the expected change against ``before``; ``refuses`` gives the reason why a
-    switch's value has no working form here; ``staged`` makes a pipeline stage's row of the serial one."""
+    switch's value has no working form here; ``staged`` makes a pipeline stage's row of the serial one,
+    and ``staged_hazards`` are races that the row has there."""
 
     name: str
     pr: str
@@ -25,7 +26,7 @@ class State:
     v1: DraftRow
     v2: DraftRow
     defaults: Mapping[str, str]
-    known_hazards: tuple[str, ...] = ()
+    staged_hazards: tuple[str, ...] = ()
     known_defects: tuple[str, ...] = ()
     refuses: Mapping[tuple[str, str], str] = field(default_factory=dict)
     staged: Callable[[RelayRow], RelayRow] = rows.unstaged
@@ -197,7 +198,7 @@ _STATES = {
             draft_rows.V1_ROTATING,
             draft_rows.V2_STAGED,
             _BARRIER,
-            known_hazards=(known.STAGED_LATE,),
+            staged_hazards=(known.STAGED_LATE,),
             refuses=_NO_RING,
             staged=rows.staged_twice,
         ),

@@ -94,8 +94,7 @@ def test_a_state_shows_the_hazards_that_it_declares(state: str, launches: tuple[
     )
     found = result_of(IDLING, *crowd, f"engine.relay={state}", *launches).hazards
     assert isinstance(found, Hazards) and not found.findings
-    unmixed = [name for name in choose(state, {}).known_hazards() if not name.startswith("mixed steps")]
-    assert list(found.known) == unmixed
+    assert found.known == choose(state, {}).known_hazards()
 
 
 def test_what_a_rank_tells_of_itself() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.ranks.execute import Options, RunOutcome, execute
 from schedbench.profiles.record.result import Hazards
-from schedbench.profiles.run.declared_hazards import SIGNS, split_declared
-from schedbench.profiles.vgpu import open_vgpu
-from schedbench.sched.batch import ForwardMode, ScheduleBatch
-from schedbench.sched.config import Capabilities, EngineConfig
-from schedbench.sched.observe import Observer
+from schedbench.profiles.run.declared_hazards import SIGNS
+from schedbench.sched.batch import FutureIndices, ScheduleBatch
 from schedbench.sched.relay import lengths, ordering, tokens
 from schedbench.sched.relay.choice import RelayChoice, choose, switches
 from schedbench.sched.relay.context import RelayContext
@@ -31,9 +27,8 @@ from schedbench.sched.relay.known import (
     SLOT_REUSE,
     STAGED_LATE,
 )
-from schedbench.sched.relay.row import Relay, Step
+from schedbench.sched.relay.row import Step
 from schedbench.sched.relay.states import states
-from schedbench.sched.streams import Streams
 from tests.acceptance.runs import SMALL, resolved
 from tests.conftest import RunCommand
 
@@ -234,34 +229,26 @@ def test_lengths_advanced_in_place_show() -> None:
     )
 
 
-# ---- the one that a run seldom shows -----------------------------------------------------------------------
+def test_tokens_stashed_on_the_wrong_stream_are_no_slot_reuse() -> None:
+    """Without the barrier, where slot reuse is declared."""
 
-Resolve = Callable[[RelayContext, ScheduleBatch], None]
+    def on_the_schedule(context: RelayContext, future: FutureIndices, token_ids: torch.Tensor) -> None:
+        with context.streams.on(context.streams.schedule):
+            tokens.stash_by_row(context, future, token_ids)
 
-
-def mixed_step(resolve: Resolve) -> Hazards:
-    """A mixed batch whose running rows nobody else refers to; then the schedule allocates."""
-    with open_vgpu(load("h200"), hazards=True) as gpu:
-        config = EngineConfig(gpu.device, capabilities=Capabilities(), vocab_size=64, eos_token_ids=(1,))
-        streams = Streams.of(config)
-        for name in ("schedule", "forward"):
-            gpu.observer.stream(name, getattr(streams, name))
-        with streams.on(streams.schedule):
-            table = torch.zeros((9, 16), dtype=torch.int32, device=gpu.device)
-            row = choose("pr25945", {}).row(overlap=True)
-            relay = Relay.of(row, config, streams=streams, observer=Observer(), req_to_token=table)
-            batch = ScheduleBatch(reqs=[], forward_mode=ForwardMode.MIXED)
-            batch.prefill_input_ids_cpu = torch.tensor([5, 6, 7], pin_memory=True)
-            batch.mix_running_indices = torch.tensor([1, 2]).to(gpu.device)
-            streams.wait(streams.forward, streams.schedule)
-            with streams.on(streams.forward):
-                resolve(relay.context, batch)
-            torch.zeros(4, dtype=torch.int64, device=gpu.device)
-        return split_declared(gpu.findings, choose("pr25945", {}).known_hazards())
+    off = choose("pr25945", {"barrier": "off"})
+    row = replace(off.row(overlap=True), stash=on_the_schedule)
+    misplaced = RelayChoice(replace(off.state, overlapped=row), off.switches)
+    assert SLOT_REUSE in misplaced.known_hazards()
+    findings = run_with(misplaced).findings
+    assert "output_tokens_buf" in {finding.resource for finding in findings}
 
 
-def test_upstreams_running_indices_may_be_reissued_under_their_gather() -> None:
-    assert mixed_step(tokens.resolve_late) == Hazards(known=(STAGED_LATE,))
+def test_a_stage_frees_the_indices_of_a_mixed_step_under_their_gather() -> None:
+    """A pipeline's loop keeps no references; the overlapped loop's ring keeps the indices for two launches."""
+    staged = watched("faults/staging", "engine.relay=pr25945")
+    assert STAGED_LATE in found(staged).known and not staged.undeclared
+    assert STAGED_LATE not in choose("pr25945", {}).known_hazards()
 
 
 # ---- the command -------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ SAYS = {
     "isolation-restores-staging": "after the forward of step 1 its batch has 64 staged ids",
     "worker-extras-not-kept": "no reference kept until then, and no wait between them",
     "accepted-tokens-stashed": "cannot be broadcast to indexing result of shape [6] (at sched/relay/futures.py:",
-    "missing-host-lengths-used": "the batch has no seq_lens_cpu (at sched/batch.py:",
+    "missing-host-lengths-used": "no attribute 'seq_lens_cpu' (at sched/relay/broken.py:",
     "draft-extends-lengths": "left lengths [",
 }
 
