@@ -52,6 +52,8 @@ def _rows(document: Document) -> Iterator[dict[str, str]]:
         rank = {} if part is document else {"rank": part["name"], "role": part["role"]}
         for row in (*_metric_rows(part), *_count_rows(part)):
             yield run | rank | row
+    for kind, reason in result_page.not_asked(document).items():
+        yield run | {"metric": f"expect.{kind}", "abstained": f"not asked: {reason}"}
 
 
 def _which(document: Document) -> tuple[str, ...]:

@@ -64,7 +64,7 @@ def report(
 
 
 def _show(found: list[Result], form: Format) -> None:
-    from ..profiles.measure.budget import breaches, stored
+    from ..profiles.measure.budget import asked, breaches
     from ..profiles.ranks.execute import RunOutcome
     from .outcome import csv_of, show
 
@@ -76,4 +76,4 @@ def _show(found: list[Result], form: Format) -> None:
         for number, result in enumerate(found):
             if number:
                 sys.stdout.write("\n")
-            show(RunOutcome(result, tuple(breaches(stored(result), result)), ()), form)
+            show(RunOutcome(result, tuple(breaches(asked(result).budget, result)), ()), form)

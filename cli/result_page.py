@@ -6,7 +6,7 @@ Works on the document as it is stored, so that fresh and stored results look ali
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, get_args
 
 from rich.table import Table
@@ -40,9 +40,15 @@ def page(result: Document, width: int, *, breaches: Sequence[Breach] = ()) -> Pa
     """Everything that is shown of one run."""
     name = str(result["scenario"]["expanded"].get("name", ""))
     broken = [Lines([Text(), *budget(breaches, width=width)])] if breaches else []
+    unasked = [Text(f"budget of {kind} not asked: {reason}") for kind, reason in not_asked(result).items()]
     return Page(
         f"{name} · {labels(result)}",
-        [Lines(headline(result)), *tables(result, width=width), *broken],
+        [
+            Lines(headline(result)),
+            *tables(result, width=width),
+            *broken,
+            *([Lines([Text(), *unasked])] if unasked else []),
+        ],
         footer=(f"`{result['run']['command']}`",),
     )
 
@@ -300,6 +306,12 @@ def mean_value(result: Document, metric: str) -> float | None:
     """The mean over all repeats; None where the metric abstains."""
     values = result["metrics"].get(metric, {}).get("values")
     return sum(values) / len(values) if values else None
+
+
+def not_asked(result: Document) -> Mapping[str, str]:
+    """By kind of step, why its budget does not apply to the run."""
+    found: Mapping[str, str] = result.get("not_asked", {})
+    return found
 
 
 def budget(breaches: Sequence[Breach], *, width: int) -> Iterator[Text]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
@@ -17,6 +17,7 @@ from .errors import UsageError
 if TYPE_CHECKING:
     from ..profiles.platform.resolve import Resolved
     from ..scenarios.problems import Problem
+    from ..scenarios.schema import Kind
 
 Name = Annotated[str, typer.Argument(help="A scenario file, or the name of a shipped one.")]
 Overrides = Annotated[
@@ -82,9 +83,32 @@ def _resolved(name: str, overrides: Sequence[str], relay: str | None, budgets: S
         "--expect": "expect" if budgets else None,
     }
     try:
-        return ask(name, given)
+        found = ask(name, given)
     except ScenarioError as error:
         raise ScenarioError([_as_typed(problem, options) for problem in error.problems]) from None
+    for budget in budgets:
+        _refuse_unasked(budget, found)
+    return found
+
+
+def _refuse_unasked(budget: str, found: Resolved) -> None:
+    """Raises UsageError where a budget of ``--expect`` would not be asked, because the scenario has a condition for the
+    budget of that kind of step, and none of the relays meets it."""
+    from ..scenarios.combinations import overlaps
+    from ..scenarios.conditions import unmet
+    from ..scenarios.overrides import split
+
+    scenario, kind = found.scenario, str(split(f"expect.{budget.partition('=')[0]}")[1])
+    when = scenario.expect[cast("Kind", kind)].when or {}
+    reasons = [
+        unmet(when, scenario.expanded(), relay=relay.state.name, overlap=overlaps(scenario))
+        for relay in found.relays
+    ]
+    if all(reasons):
+        raise UsageError(
+            f"--expect {budget}: the scenario's budget of {kind} is {reasons[0]}; "
+            f"--set 'expect.{kind}={{STREAM: {{COUNTER: N}}}}' replaces it"
+        )
 
 
 def _as_typed(problem: Problem, options: dict[str, str | None]) -> Problem:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
-from . import failures
+from . import conditions, failures
 from .combinations import Finding, among
 from .problems import KeyPath
 from .schema import AcceptanceSection, Disaggregation, Pipeline, RelaySection, Scenario, Speculative
@@ -143,6 +143,7 @@ _CHECKS: Final[tuple[tuple[Callable[[Scenario], Iterator[Finding]], tuple[KeyPat
     (_disaggregation, (_DISAGGREGATION,)),
     (_grammar, ()),
     (_abort, ()),
+    (conditions.findings, ()),
     (failures.findings, (_PIPELINE, _DATA_PARALLEL, _DISAGGREGATION, ("engine", "replicas"))),
     (_workload, (("workload", "trace"),)),
 )

@@ -75,6 +75,8 @@ def _complaint(details: ErrorDetails, *, root: type[BaseModel], source: Scenario
         return _Complaint(path, (), unknown("key", str(loc[-1]), _siblings(loc, root)))
     if loc[-1:] == ("[key]",):
         return _Complaint(path, (), unknown("key", str(loc[-2]), _choices(context["expected"])))
+    if kind == "literal_error" and value == loc[-1] and value not in (known := _siblings(loc, root)):
+        return _Complaint(path, (), unknown("key", str(value), [*_choices(context["expected"]), *known]))
     if kind == "union_tag_invalid":
         named = (*path, _discriminator(context))
         path = named if named in source.places else path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import get_origin
 
 from pydantic import BaseModel
 
@@ -14,7 +15,7 @@ from .schema import Scenario
 OPTION = SourceLocation("--set")
 
 # Sections that may be written as a bare name, and the key that the name is the value of.
-_BARE = {"relay": "state", "speculative": "algorithm"}
+BARE = {"relay": "state", "speculative": "algorithm"}
 _TAGS = ("process", "dist")
 _INSTEAD: dict[KeyPath, tuple[str, ...]] = {
     ("model", "preset"): ("path",),
@@ -87,6 +88,8 @@ def _walk(model: type[BaseModel], path: tuple[str, ...]) -> Iterator[tuple[str, 
     seen: set[tuple[str, ...]] = set()
     for name, field in model.model_fields.items():
         yield (*path, name)
+        if get_origin(field.annotation) is dict:
+            continue  # its own keys lie between
         for inner in models_in(field.annotation):
             for below in _walk(inner, (*path, name)):
                 if below not in seen:
@@ -114,8 +117,8 @@ def _opened(value: Value, name: str | int) -> dict[str, Value] | None:
     """``value`` as a section: a bare relay is its state, bare speculation its algorithm; None for any other value."""
     if value is None:
         return {}
-    if name in _BARE and isinstance(value, str):
-        return {_BARE[str(name)]: value}
+    if name in BARE and isinstance(value, str):
+        return {BARE[str(name)]: value}
     return value if isinstance(value, dict) else None
 
 

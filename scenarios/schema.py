@@ -10,7 +10,14 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 from ..sched.observe import StepKind, StreamName
 from .failure_schema import Failure
@@ -48,8 +55,21 @@ Counter = Literal[
     "d2h_pageable",
     "d2h_blocking",
 ]
-Budget = dict[Kind, dict[Stream, dict[Counter, Count]]]
-"""The most that any step of a kind may do on a stream."""
+
+
+class Expectation(Section):
+    """The budget of a kind of step: by stream, the most that any such step may do. ``when`` has scenario keys with
+    values; the budget is not asked of a run with other values."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[Stream, dict[Counter, Count]] = Field(init=False)
+
+    when: dict[str, Setting] | None = None
+
+    @model_serializer(mode="wrap")
+    def _given(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Only what was given."""
+        return {key: value for key, value in serialize(self).items() if value is not None}
 
 
 class ModelSection(Section):
@@ -225,7 +245,7 @@ class Scenario(Section):
     workload: WorkloadSection
     measure: Measure = Measure()
     faults: Several[Failure] = ()
-    expect: Budget = Field(default_factory=dict)
+    expect: dict[Kind, Expectation] = Field(default_factory=dict)
     case: Case | None = Field(default=None, exclude=True)  # a run does not depend on it
 
     _source: ScenarioSource = PrivateAttr(default_factory=ScenarioSource)

@@ -147,14 +147,17 @@ def hazards(result: Result) -> Check:
 
 
 def budget(outcome: RunOutcome, *, kinds: int) -> Check:
-    """``kinds`` is the number of step kinds with a budget. A kind without steps is untested, not kept."""
+    """``kinds`` is the number of step kinds with a budget. A kind without steps, or whose
+    conditions the run does not meet, is not kept but open."""
     if not kinds:
         return skipped("budget", "the scenario has none; --expect sets one")
-    untested = f"no step was of kind {', '.join(outcome.untested)}" if outcome.untested else ""
-    if len(outcome.untested) == kinds:
-        return skipped("budget", untested)
+    not_asked = outcome.result.not_asked
+    open_kinds = [f"no step was of kind {', '.join(outcome.untested)}"] if outcome.untested else []
+    open_kinds += [f"{kind} not asked: {reason}" for kind, reason in not_asked.items()]
+    if len(outcome.untested) + len(not_asked) == kinds:
+        return skipped("budget", "; ".join(open_kinds))
     evidence = [_breach(breach) for breach in outcome.breaches]
-    return verdict("budget", evidence, about=f"kept by every step{'; ' if untested else ''}{untested}")
+    return verdict("budget", evidence, about="; ".join(("kept by every step", *open_kinds)))
 
 
 def _breach(breach: Breach) -> Evidence:

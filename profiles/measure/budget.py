@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ...scenarios.conditions import unmet
+from ...scenarios.problems import ScenarioError
 from ..record.result import CopyRow, CountSummary, Result, SitePart, SyncRow
 from .steps import STEADY
 
@@ -14,16 +16,38 @@ from .steps import STEADY
 Budget = Mapping[Any, Mapping[Any, Mapping[Any, int]]]
 
 
+class _Expectation(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, dict[str, int]] = Field(init=False)
+
+    when: dict[str, bool | int | float | str] = {}
+
+
 class _Stored(BaseModel):
-    expect: dict[str, dict[str, dict[str, int]]] = {}
+    expect: dict[str, _Expectation] = {}
 
 
-def stored(result: Result) -> Budget:
-    """The budget of the scenario of a stored result; empty where it has no valid one."""
+class AskedBudget(NamedTuple):
+    """The budget that a result has to keep, and by kind of step why the rest of its scenario's budget is not asked."""
+
+    budget: Budget
+    not_asked: Mapping[str, str]
+
+
+def asked(result: Result) -> AskedBudget:
+    """What the scenario of a fresh or stored result asks of it; nothing where it has no valid budget."""
     try:
-        return _Stored.model_validate(result.scenario.expanded).expect
-    except ValidationError:
-        return {}
+        expect = _Stored.model_validate(result.scenario.expanded).expect
+        not_asked = {kind: reason for kind, entry in expect.items() if (reason := _unmet(entry, result))}
+    except (ValidationError, ScenarioError):
+        return AskedBudget({}, {})
+    budget = {kind: entry.__pydantic_extra__ for kind, entry in expect.items() if kind not in not_asked}
+    return AskedBudget(budget, not_asked)
+
+
+def _unmet(entry: _Expectation, result: Result) -> str:
+    overlap = result.relay.loop == "overlapped"
+    return unmet(entry.when, result.scenario.expanded, relay=result.relay.state, overlap=overlap)
 
 
 class Offender(NamedTuple):

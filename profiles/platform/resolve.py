@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import torch
 
+from ...scenarios.conditions import RELAY_STATE, condition_path
 from ...scenarios.loader import PartialScenarioError, load
 from ...scenarios.problems import KeyPath, Problem, ScenarioError, either, show, touches, unknown
 from ...scenarios.schema import HiSparse, ModelSection, RelaySection, Scenario
@@ -86,7 +87,12 @@ def resolve(scenario: Scenario) -> Resolved:
     hardware = _attempt(
         problems, scenario, ("device", "hardware"), lambda: hardware_profile(scenario.device.hardware)
     )
-    misnamed = (*_misnamed(scenario), *_unmeasured(scenario), *_hisparse_findings(scenario, model, hardware))
+    misnamed = (
+        *_misnamed(scenario),
+        *_conditions(scenario),
+        *_unmeasured(scenario),
+        *_hisparse_findings(scenario, model, hardware),
+    )
     problems += [scenario.source.problem(path, text) for path, text in misnamed]
     _attempt(problems, scenario, ("workload", "trace"), lambda: _trace(scenario))
     vocabulary = model or PRESETS["tiny-llama"]  # a broken pattern is broken in any vocabulary
@@ -165,6 +171,14 @@ def _misnamed(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
                 yield (*at, switch), f"expected {either(settings)}, got {show(value)}"
             else:
                 yield from (((*at, switch), why) for why in refusals(relay.state, {switch: _word(value)}))
+
+
+def _conditions(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    """Conditions of budgets on relay states that do not exist."""
+    for kind, expectation in scenario.expect.items():
+        for key, value in (expectation.when or {}).items():
+            if condition_path(key) == RELAY_STATE and value not in states():
+                yield ("expect", kind, "when", key), unknown("relay state", str(value), list(states()))
 
 
 def _unmeasured(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...sched.relay.choice import RelayChoice
-from ..measure.budget import Breach, breaches, untested
+from ..measure.budget import Breach, asked, breaches, untested
 from ..platform.resolve import Resolved
 from ..record.result import Hazards, Result
 from ..run.compose import Guard
@@ -54,9 +54,9 @@ def execute(
     else:
         reports = run_processes(task, specs)
     result = join(resolved, specs, reports, missed)
-    return RunOutcome(
-        result, tuple(breaches(scenario.expect, result)), tuple(untested(scenario.expect, result))
-    )
+    budget, not_asked = asked(result)
+    result = result.model_copy(update={"not_asked": not_asked})
+    return RunOutcome(result, tuple(breaches(budget, result)), tuple(untested(budget, result)))
 
 
 __all__ = ["Options", "RunOutcome", "execute"]

@@ -312,6 +312,7 @@ class Result(ResultModel):
     requests: tuple[RequestRow, ...]
     outputs: Outputs | Abstained
     hazards: Hazards | Abstained
+    not_asked: dict[str, str] = {}  # by kind of step, why its budget does not apply to this run
 
     @property
     def one_clock(self) -> bool:
@@ -347,6 +348,8 @@ class Result(ResultModel):
                 del document["run"][optional]
         if self.relay.loop is None:
             del document["relay"]["loop"]
+        if not self.not_asked:
+            del document["not_asked"]
         for request in document["requests"]:
             if request["token_ids"] is None:
                 del request["token_ids"]

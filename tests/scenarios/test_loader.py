@@ -100,7 +100,8 @@ expect:
         ("expect: {decode: {schedule: {h2: 0}}}", "f:9: expect.decode.schedule.h2: unknown key, did you mean 'h2d'?"),
         (
             "expect: {decode: {main: {h2d: 0}}}",
-            "f:9: expect.decode.main: unknown key, known: schedule, forward, copy, staging, backup, transfer, link",
+            "f:9: expect.decode.main: unknown key, known: schedule, forward, copy, staging, backup, transfer, link, "
+                "when",
         ),
         ('"?\\n": 1', "f:9: '?\\n': unknown key, known: name, about, model, device, engine, workload, measure, "
          "faults, expect, case"),

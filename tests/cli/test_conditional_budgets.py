@@ -1,0 +1,90 @@
+"""Budgets with a condition: asked where the run has the settings, reported as not asked elsewhere."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from schedbench.scenarios.loader import load
+from schedbench.scenarios.problems import ScenarioError
+from tests.conftest import RunCommand
+
+SERIAL = (
+    "run",
+    "mixed",
+    "--set",
+    "workload.requests=4",
+    "--set",
+    "measure.repeat=1",
+    "--set",
+    "engine.overlap=false",
+)
+REASON = "asked where overlap is true, and here it is false"
+
+
+@pytest.mark.parametrize("form", ["table", "md", "html"])
+def test_a_budget_of_other_settings_is_reported_as_not_asked(run_command: RunCommand, form: str) -> None:
+    found = run_command(*SERIAL, "--format", form)
+    assert found.code == 0
+    assert f"budget of decode.steady not asked: {REASON}" in found.out
+
+
+def test_documents_and_rows_have_the_reason(run_command: RunCommand) -> None:
+    found = run_command(*SERIAL, "--format", "json")
+    assert (found.code, json.loads(found.out)["not_asked"]) == (0, {"decode.steady": REASON})
+    rows = run_command(*SERIAL, "--format", "csv").out.splitlines()
+    [row] = [row for row in rows if "expect.decode.steady" in row]
+    assert f"not asked: {REASON}" in row
+
+
+@pytest.mark.parametrize("overlap", ["true", "auto"])
+def test_a_budget_whose_condition_holds_is_asked(run_command: RunCommand, overlap: str) -> None:
+    budget = "expect.decode.steady.forward={d2h: 0}"
+    found = run_command(*SERIAL[:-1], f"engine.overlap={overlap}", "--set", budget, "--format", "json")
+    assert found.code == 1 and "not_asked" not in json.loads(found.out)
+
+
+def test_check_says_what_it_did_not_ask(run_command: RunCommand) -> None:
+    small = ("--set", "workload.requests=2", "--set", "workload.output_tokens=4", "--seeds", "0")
+    found = run_command("check", "mixed", *small, "--set", "engine.overlap=false", "--format", "json")
+    [budget] = [check for check in json.loads(found.out)["reports"][0]["checks"] if check["name"] == "budget"]
+    assert budget["verdict"] == "not applicable" and budget["about"] == f"decode.steady not asked: {REASON}"
+
+
+def test_a_typed_budget_is_never_left_out(run_command: RunCommand) -> None:
+    found = run_command(*SERIAL, "--expect", "decode.steady.schedule.sync=9")
+    assert found.code == 2
+    assert f"the scenario's budget of decode.steady is {REASON}" in found.err
+
+
+@pytest.mark.parametrize("relay", ["latest", "pr25945"])
+def test_the_budget_of_speculation_is_that_of_latest(run_command: RunCommand, relay: str) -> None:
+    small = ("--set", "workload.requests=4", "--relay", relay)
+    found = run_command("run", "spec_v2", *small, "--format", "json")
+    reason = f"asked where relay is latest, and here it is {relay}"
+    kinds = () if relay == "latest" else ("draft", "verify", "draft_extend")
+    assert (found.code, json.loads(found.out).get("not_asked", {})) == (0, dict.fromkeys(kinds, reason))
+
+
+@pytest.mark.parametrize(
+    ("when", "message"),
+    [
+        ("overlpa: true", "when.overlpa: unknown key, did you mean 'overlap'?"),
+        ("overlap: maybe", "when.overlap: expected true, false or auto, got 'maybe'"),
+        (
+            "mode: v1",
+            "when.mode: ambiguous key, expected engine.speculative.mode or engine.disaggregation.mode",
+        ),
+        ("engine: 3", "when.engine: expected a key with a single value"),
+    ],
+)
+def test_conditions_that_can_never_hold_are_refused(when: str, message: str) -> None:
+    with pytest.raises(ScenarioError, match="when") as error:
+        load("mixed", [f"expect.decode.steady.when={{{when}}}"])
+    assert message in str(error.value)
+
+
+def test_a_condition_on_an_unknown_state_is_refused(run_command: RunCommand) -> None:
+    found = run_command(*SERIAL, "--set", "expect.decode.steady.when.relay=lastest")
+    assert found.code == 2 and "unknown relay state, did you mean 'latest'?" in found.err
