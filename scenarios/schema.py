@@ -14,6 +14,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetPydanticSchema,
     PrivateAttr,
     SerializerFunctionWrapHandler,
     model_serializer,
@@ -56,13 +57,16 @@ Counter = Literal[
     "d2h_blocking",
 ]
 
+# The type checker wants text as the keys of further fields; the validator wants the name of a stream.
+_StreamKey = Annotated[str, GetPydanticSchema(lambda _, handler: handler(Stream))]
+
 
 class Expectation(Section):
     """The budget of a kind of step: by stream, the most that any such step may do. ``when`` has scenario keys with
     values; the budget is not asked of a run with other values."""
 
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[Stream, dict[Counter, Count]] = Field(init=False)
+    __pydantic_extra__: dict[_StreamKey, dict[Counter, Count]] = Field(init=False)
 
     when: dict[str, Setting] | None = None
 

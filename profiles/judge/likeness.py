@@ -66,7 +66,17 @@ def unlike(a: Result, b: Result, *, varied: Collection[str] = ()) -> tuple[Scena
         ),
         *(ScenarioDifference(f"hardware.{d.key}", d.a, d.b) for d in _of_parts(a.hardware, b.hardware)),
         *unlike_questions(a.scenario.expanded, b.scenario.expanded, varied=varied),
+        *_edited(a, b),
     )
+
+
+def _edited(a: Result, b: Result) -> Iterator[ScenarioDifference]:
+    """Files that both runs read, with different contents. Files of other names differ by their key of the scenario."""
+    contents = {(part.key, part.file): part.sha256 for part in b.scenario.inputs}
+    for part in a.scenario.inputs:
+        other = contents.get((part.key, part.file), part.sha256)
+        if other != part.sha256:
+            yield ScenarioDifference(f"{part.key}, contents of {part.file}", part.sha256[:16], other[:16])
 
 
 def _allowed(difference: ScenarioDifference) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ...sched.relay.choice import RelayChoice
 from ..measure.budget import Breach, asked, breaches, untested
+from ..platform.inputs import inputs
 from ..platform.resolve import Resolved
 from ..record.result import Hazards, Result
 from ..run.compose import Guard
@@ -46,6 +47,7 @@ def execute(
     scenario, specs = resolved.scenario, rank_specs(resolved)
     kind = device_kind(options.device, scenario)
     task = RunTask(resolved, relay, options, kind, observe, extra_sink, guard)
+    read = inputs(resolved)  # before the run, which may outlast an edit
     missed: tuple[str, ...] = ()
     if len(specs) == 1:
         reports = [run_alone(task)]
@@ -54,6 +56,7 @@ def execute(
     else:
         reports = run_processes(task, specs)
     result = join(resolved, specs, reports, missed)
+    result = result.model_copy(update={"scenario": result.scenario.model_copy(update={"inputs": read})})
     budget, not_asked = asked(result)
     result = result.model_copy(update={"not_asked": not_asked})
     return RunOutcome(result, tuple(breaches(budget, result)), tuple(untested(budget, result)))

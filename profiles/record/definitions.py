@@ -38,7 +38,7 @@ class Definition(NamedTuple):
     formula: str
     source: str
     tables: tuple[ReportTable, ...]
-    variants: Literal["", "kind", "position", "name"] = ""
+    variants: Literal["", "kind", "position", "name", "microbatch"] = ""
 
 
 _REQUESTS = "the clock of the run, at the events that the scheduler announces"
@@ -164,7 +164,7 @@ _IDLE = Definition(
     "Between steps: forward idle in front of one step's forward, without that in which the scheduler slept; 0 where "
     "forwards follow each other without a gap. The first step has nothing before it.",
     "start of a step's span - end of the spans before - sleep, per step", _TIMELINE,
-    ("latency",),
+    ("latency", "rank device"),
 )  # fmt: skip
 
 _ACHIEVED = (
@@ -275,7 +275,7 @@ _USAGE = (
         "bubble_pct", "%", "lower",
         "The share of the time of all pipeline stages in which their device ran no kernel.",
         "100 x (1 - sum of the stages' busy times / (stages x window)); busy: union of kernels", _REQUESTS,
-        ("summary", "rank device"),
+        ("summary", "rank device"), variants="microbatch",
     ),
     Definition(
         "idle_step_share", "ratio", "none",
@@ -355,6 +355,18 @@ _COUNTERS = (
         "Copies inside the device's memory.",
         "as h2d", _TIMELINE,
         ("counts",),
+    ),
+    Definition(
+        "memset", "calls/step", "none",
+        "Fills of device memory with one byte. Shown in documents and CSV, and open to budgets.",
+        "as h2d", _TIMELINE,
+        (),
+    ),
+    Definition(
+        "send", "sends/step", "none",
+        "Messages that a rank sends to another over the link. Shown where there are several ranks.",
+        "as h2d", _TIMELINE,
+        (),
     ),
     Definition(
         "sync", "calls/step", "lower",
@@ -456,20 +468,24 @@ _TABLE = (
 )
 
 KINDS: tuple[str, ...] = get_args(StepKind)
+_WITH_QUALITY, _QUALITIES = ("h2d", "d2h"), ("pinned", "pageable", "blocking")
 PERCENTILES = ("p50", "p90", "p95", "p99")
 
 DEFINITIONS: Mapping[str, Definition] = MappingProxyType({entry.name: entry for entry in _TABLE})
 
 
 def definition(metric: str) -> Definition:
-    """The definition of a metric, or of the metric that a kind, position, name or percentile is a variant of
-    (``forward_ms.decode.p99``).
+    """The definition of a metric or counter, or of that which a kind, position, name, microbatch, percentile or kind of
+    host memory is a variant of (``forward_ms.decode.p99``, ``bubble_pct.mb0``, ``h2d_pinned``).
 
     Raises KeyError if there is none.
     """
     if metric in DEFINITIONS:
         return DEFINITIONS[metric]
     name, *rest = metric.split(".")
+    counter, _, quality = name.partition("_")
+    if counter in _WITH_QUALITY and quality in _QUALITIES and not rest:
+        return DEFINITIONS[counter]
     entry = DEFINITIONS[name]
     if rest and _is_variant(entry, rest[0]):
         rest = rest[1:]
@@ -486,6 +502,8 @@ def _is_variant(entry: Definition, suffix: str) -> bool:
             return suffix in KINDS
         case "position":
             return suffix.isdecimal() and suffix != "0"
+        case "microbatch":
+            return suffix == "outside" or (suffix[:2] == "mb" and suffix[2:].isdecimal())
         case "name":
             return suffix not in ("", *PERCENTILES)
     return False

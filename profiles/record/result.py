@@ -95,9 +95,21 @@ class Labels(ResultModel):
     world: Literal["virtual", "distributed"] | None = None  # of several ranks; None: one, or an old document
 
 
+class InputPart(ResultModel):
+    """A file that the run read: the key of the scenario that names it, its name as written there, and the digest of its
+    content."""
+
+    key: str
+    file: str
+    sha256: str
+
+
 class ScenarioPart(ResultModel):
+    """``sha256`` is that of ``expanded``, which has the names of files; ``inputs`` has their contents."""
+
     expanded: dict[str, JsonValue]
     sha256: str
+    inputs: tuple[InputPart, ...] = ()
 
     @property
     def seed(self) -> int | None:
@@ -348,6 +360,8 @@ class Result(ResultModel):
                 del document["run"][optional]
         if self.relay.loop is None:
             del document["relay"]["loop"]
+        if not self.scenario.inputs:
+            del document["scenario"]["inputs"]
         if not self.not_asked:
             del document["not_asked"]
         for request in document["requests"]:

@@ -21,6 +21,7 @@ from ..judge.metric_values import MetricValue, full_name, metric_values
 from ..judge.pairs import percent
 from ..judge.sides import SideSpec, parse, split
 from ..judge.trials import WorkloadError
+from ..platform.inputs import inputs
 from ..platform.resolve import Resolved, ask
 from ..ranks.execute import Options, execute
 from ..record.environment import tool
@@ -183,7 +184,8 @@ class Runs:
         except ResultError:
             return None
         emulated = device_kind(self._options.device, resolved.scenario) == "vgpu"
-        alike = result.scenario.sha256 == resolved.scenario.sha256 and result.tool == self._tool
+        same = result.scenario.sha256 == resolved.scenario.sha256
+        alike = same and result.scenario.inputs == inputs(resolved) and result.tool == self._tool
         return result if alike and result.labels.emulated == emulated else None
 
 

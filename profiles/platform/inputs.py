@@ -1,0 +1,95 @@
+"""Digests of the files that a scenario reads: its trace, and the configuration and weights of its checkpoints.
+
+A trace, a configuration and an index are digested whole. Of a weight file larger than ``WHOLE_BYTES`` the size and
+``BLOCKS`` evenly spaced blocks are digested, the first and the last among them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import stat
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from ...sched.model.checkpoint import INDEX, WHOLE
+from ..record.result import InputPart
+from .resolve import Resolved
+
+WHOLE_BYTES: Final = 64 * 2**20
+BLOCKS: Final = 64
+BLOCK_BYTES: Final = 2**18
+
+
+def inputs(resolved: Resolved) -> tuple[InputPart, ...]:
+    """The files that a run of the scenario reads. What cannot be read, or is no regular file, is left out: a pipe would
+    be consumed, and the run itself reports a missing file."""
+    return tuple(_inputs(resolved))
+
+
+def _inputs(resolved: Resolved) -> Iterator[InputPart]:
+    scenario = resolved.scenario
+    if scenario.workload.trace is not None:
+        trace = scenario.workload.trace
+        path = scenario.source.locate(("workload", "trace"), trace)
+        yield from _file("workload.trace", trace, path)
+    weights = scenario.device.values == "real"
+    draft = scenario.engine.speculative.draft
+    if resolved.checkpoint is not None:
+        yield from _checkpoint("model.path", str(scenario.model.path), resolved.checkpoint, weights=weights)
+    if resolved.draft_checkpoint is not None and resolved.draft is not None:
+        key = "engine.speculative.draft"
+        yield from _checkpoint(key, str(draft), resolved.draft_checkpoint, weights=weights)
+
+
+def _checkpoint(key: str, written: str, folder: Path, *, weights: bool) -> Iterator[InputPart]:
+    def part(name: str, *, whole: bool = True) -> Iterator[InputPart]:
+        return _file(key, f"{written}/{name}", folder / name, whole=whole)
+
+    yield from part("config.json")
+    if not weights:
+        return
+    if (folder / WHOLE).exists():
+        yield from part(WHOLE, whole=False)
+        return
+    yield from part(INDEX)
+    for shard in _shards(folder / INDEX):
+        yield from part(shard, whole=False)
+
+
+def _shards(index: Path) -> list[str]:
+    """The weight files of an index; none of an invalid one, which the run reports."""
+    try:
+        return sorted({str(shard) for shard in json.loads(index.read_bytes())["weight_map"].values()})
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return []
+
+
+def _file(key: str, written: str, path: Path, *, whole: bool = True) -> Iterator[InputPart]:
+    try:
+        found = path.stat()
+        if stat.S_ISREG(found.st_mode):
+            version = (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+            yield InputPart(key=key, file=written, sha256=_digest(path.resolve(), version, whole=whole))
+    except (OSError, ValueError):
+        return
+
+
+@lru_cache(maxsize=256)
+def _digest(path: Path, version: tuple[int, ...], *, whole: bool) -> str:
+    """``version`` is what the file system knows of the content; the digest is made again when that changes."""
+    size = version[0]
+    with path.open("rb") as file:
+        if whole or size <= WHOLE_BYTES:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        return _sampled(file, size)
+
+
+def _sampled(file: BinaryIO, size: int) -> str:
+    running = hashlib.sha256(str(size).encode())
+    for block in range(BLOCKS):
+        file.seek(block * (size - BLOCK_BYTES) // (BLOCKS - 1))
+        running.update(file.read(BLOCK_BYTES))
+    return running.hexdigest()
