@@ -100,8 +100,8 @@ expect:
         ("expect: {decode: {schedule: {h2: 0}}}", "f:9: expect.decode.schedule.h2: unknown key, did you mean 'h2d'?"),
         (
             "expect: {decode: {main: {h2d: 0}}}",
-            "f:9: expect.decode.main: unknown key, known: schedule, forward, copy, staging, backup, transfer, link, "
-                "when",
+            "f:9: expect.decode.main: unknown key, known: schedule, forward, copy, lengths, staging, backup, transfer, "
+                "link, when",
         ),
         ('"?\\n": 1', "f:9: '?\\n': unknown key, known: name, about, model, device, engine, workload, measure, "
          "faults, expect, case"),
@@ -273,8 +273,9 @@ def test_a_refusal_names_the_key_that_was_typed(name: str, override: str) -> Non
 def test_budgets_of_steady_steps_can_be_overridden() -> None:
     scenario = load("mixed", ["expect.decode.steady.copy.d2h=2"])
 
-    assert scenario.expect["decode.steady"]["copy"] == {"d2h": 2}
-    assert scenario.expect["decode.steady"]["schedule"]["h2d"] == 0
+    budget = scenario.expanded()["expect"]["decode.steady"]
+    assert budget["copy"] == {"d2h": 2}
+    assert budget["schedule"]["h2d"] == 0
 
 
 @pytest.mark.parametrize(
