@@ -199,6 +199,8 @@ def _shortfalls(result: Document) -> list[str]:
     )
     short = requested is not None and workload["requests"] < requested
     words = [f"the trace has {number(workload['requests'])} of {number(requested)}"] if short else []
+    if left_out := workload.get("left_out"):
+        words.append(f"{number(left_out)} records without prompt or output left out")
     return words + ([f"{number(workload['clipped'])} clipped to the context"] if workload["clipped"] else [])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple
 
@@ -12,15 +12,42 @@ from .workload_schema import Sampling
 
 MAX_TOKENS = 2**24
 MAX_RECORD = 2**24  # bytes of one line or conversation
+MAX_ERRORS = 20  # reported one by one
+MAX_COUNTED = 10_000  # errors after which reading ends
 _LAST = 2**62  # ns; a century and a half
 
 
 class TraceError(Exception):
-    """A trace does not follow its format."""
+    """A trace does not follow its format. ``line`` is that of the first error; ``more`` reports the others."""
 
-    def __init__(self, file: str, line: int, message: str) -> None:
+    def __init__(self, file: str, line: int, message: str, more: Sequence[str] = ()) -> None:
         self.file, self.line, self.message = file, line, message
-        super().__init__(f"{file}:{line}: {message}")
+        super().__init__("\n".join((f"{file}:{line}: {message}", *more)))
+
+
+class TraceErrors:
+    """The errors of one trace: the first ``MAX_ERRORS``, and the number of all."""
+
+    def __init__(self) -> None:
+        self.first: list[TraceError] = []
+        self.count = 0
+
+    def append(self, error: TraceError) -> None:
+        self.count += 1
+        if len(self.first) < MAX_ERRORS:
+            self.first.append(error.with_traceback(None))
+
+    @property
+    def full(self) -> bool:
+        """Whether reading ends here: a file of something else may have no end."""
+        return self.count >= MAX_COUNTED
+
+    def joined(self) -> TraceError:
+        """One error that reports all, of more than ``MAX_ERRORS`` only the number."""
+        first, more = self.first[0], [str(error) for error in self.first[1:]]
+        if rest := self.count - len(self.first):
+            more.append(f"{first.file}: and {'at least ' * self.full}{rest} more malformed records")
+        return TraceError(first.file, first.line, first.message, more)
 
 
 class TraceRecord(NamedTuple):
@@ -80,15 +107,20 @@ class RecordFields:
         return self.line.error(f"{name}: expected {wanted}, got {got}")
 
 
-def lines(file: BinaryIO, name: str) -> Iterator[tuple[TraceLine, str]]:
-    """The lines that are not blank, decoded."""
+def lines(file: BinaryIO, name: str, errors: TraceErrors) -> Iterator[tuple[TraceLine, str]]:
+    """The lines that are not blank, decoded; one that is no text becomes an error. A line that is too long ends the
+    reading."""
     number = 0
-    while raw := file.readline(MAX_RECORD + 1):
+    while not errors.full and (raw := file.readline(MAX_RECORD + 1)):
         number += 1
         line = TraceLine(name, number)
         if len(raw) > MAX_RECORD:
             raise line.error(f"expected lines of at most {MAX_RECORD} bytes")
-        text = decoded(raw, line).strip()
+        try:
+            text = decoded(raw, line).strip()
+        except TraceError as error:
+            errors.append(error)
+            continue
         if text:
             yield line, text
 

@@ -19,7 +19,7 @@ from .workload_schema import Sampling, WorkloadSection
 def replay(workload: WorkloadSection, path: Path, *, vocab_size: int, seed: int) -> Script:
     """The first ``requests`` of the trace, in order of their instants. Raises TraceError."""
     assert workload.format
-    records = list(read(path, workload.format, limit=workload.requests))
+    records, left_out = read(path, workload.format, limit=workload.requests)
     _refuse_unusable(records, path, vocab_size=vocab_size)
     instants = _instants(records)
     if instants is not None:
@@ -31,6 +31,7 @@ def replay(workload: WorkloadSection, path: Path, *, vocab_size: int, seed: int)
         prompt=_prompts(records, vocab_size=vocab_size, seed=seed),
         sampling=lambda index: _overlaid(workload.sampling, records[index].sampling),
         instants=instants,
+        left_out=left_out,
     )
 
 

@@ -26,6 +26,7 @@ class Script:
     sampling: Callable[[int], Sampling]
     instants: Counts | None = None
     requested: tuple[Summary, Summary] | None = None  # of prompts and outputs, where they were drawn
+    left_out: int = 0  # records of a trace without prompt or output
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)

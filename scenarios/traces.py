@@ -3,11 +3,13 @@
 mooncake   JSON lines: timestamp (ms), input_length, output_length, hash_ids (one for every 512 prompt tokens)
 azure      CSV: TIMESTAMP (date and time), ContextTokens, GeneratedTokens
 burstgpt   CSV: Timestamp (s), Request tokens, Response tokens
-sharegpt   a JSON array of conversations; their first two turns become a request. The text is not tokenized:
-           four bytes of UTF-8 count as one token, which is about right for English
+sharegpt   a JSON array of conversations; their first two turns become a request. The text is not tokenized: a turn
+           of n bytes of UTF-8 counts as n / 4 tokens, rounded up. That is about right for English under vocabularies
+           of 32,000 to 128,000 tokens; code, and text in other scripts, deviate by a factor of up to two or three
 jsonl      JSON lines: prompt_token_ids or input_length, output_length, and where given timestamp (ms), sampling
 
-Requests that produced nothing, and conversations without an answer, are left out.
+Requests without prompt or output, and conversations without an answer, are left out and counted. Malformed records are
+reported together, up to ``MAX_ERRORS`` and then their number.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from itertools import islice
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
@@ -27,11 +29,14 @@ from .document import scalar
 from .json_array import objects
 from .problems import show
 from .prompts import BLOCK
-from .records import MAX_TOKENS, RecordFields, TraceError, TraceLine, TraceRecord, lines
+from .records import MAX_TOKENS, RecordFields, TraceError, TraceErrors, TraceLine, TraceRecord, lines
 from .workload_schema import Sampling
 
 Format = Literal["mooncake", "azure", "burstgpt", "sharegpt", "jsonl"]
-Reader = Callable[[BinaryIO, str], Iterator[TraceRecord]]
+Rows = Callable[[BinaryIO, str, TraceErrors], Iterator[RecordFields]]
+"""(file, its name in errors, the errors so far) to its records; malformed ones become errors."""
+
+T = TypeVar("T")
 
 _MILLISECOND = 10**6
 _SECOND = 10**9
@@ -39,15 +44,49 @@ _BYTES_PER_TOKEN = 4
 _DATE = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d{1,9})\d*)?(Z|[+-]\d\d:\d\d)?", re.ASCII)
 
 
-def read(path: Path, form: Format, *, limit: int | None = None) -> Iterator[TraceRecord]:
+class TraceContent(NamedTuple):
+    """``left_out`` records have no prompt or no output."""
+
+    records: list[TraceRecord]
+    left_out: int
+
+
+def read(path: Path, form: Format, *, limit: int | None = None) -> TraceContent:
     """The first ``limit`` requests of a trace, or all. Raises TraceError."""
     with _open(path) as file:
-        yield from islice(parse(file, form, name=str(path)), limit)
+        return parse(file, form, name=str(path), limit=limit)
 
 
-def parse(file: BinaryIO, form: Format, *, name: str) -> Iterator[TraceRecord]:
-    """The requests of an open trace, which errors call ``name``. Raises TraceError."""
-    return _READERS[form](file, name)
+def parse(file: BinaryIO, form: Format, *, name: str, limit: int | None = None) -> TraceContent:
+    """The first ``limit`` requests of an open trace, which errors call ``name``, or all. Raises TraceError with
+    everything that is wrong up to there."""
+    rows, record_of = _FORMATS[form]
+    errors = TraceErrors()
+    records: list[TraceRecord] = []
+    left_out = 0
+    try:
+        for row in rows(file, name, errors):
+            record = _attempt(errors, partial(record_of, row))
+            if record is None:
+                left_out += 1  # or malformed: then the count is not used
+            else:
+                records.append(record)
+            if errors.full or len(records) == limit:
+                break
+    except TraceError as error:  # nothing can be read behind it
+        errors.append(error)
+    if errors.count:
+        raise errors.joined()
+    return TraceContent(records, left_out)
+
+
+def _attempt(errors: TraceErrors, work: Callable[[], T]) -> T | None:
+    """The outcome of ``work``; None where it raises a TraceError, which is kept."""
+    try:
+        return work()
+    except TraceError as error:
+        errors.append(error)
+        return None
 
 
 def _open(path: Path) -> BinaryIO:
@@ -59,97 +98,98 @@ def _open(path: Path) -> BinaryIO:
         ) from None
 
 
-def _mooncake(file: BinaryIO, name: str) -> Iterator[TraceRecord]:
-    for row in _json_lines(file, name):
-        length = row.count("input_length", minimum=1)
-        hash_ids = row.ids("hash_ids", below=2**63)
-        blocks = -(-length // BLOCK)
-        if len(hash_ids) != blocks:
-            raise row.line.error(f"hash_ids: expected {blocks} for {length} tokens, got {len(hash_ids)}")
-        arrival = row.instant("timestamp", unit=_MILLISECOND)
-        if output := row.count("output_length", minimum=0):
-            yield TraceRecord(row.line.number, length, output, arrival, hash_ids=tuple(hash_ids))
+def _mooncake(row: RecordFields) -> TraceRecord | None:
+    length = row.count("input_length", minimum=1)
+    hash_ids = row.ids("hash_ids", below=2**63)
+    blocks = -(-length // BLOCK)
+    if len(hash_ids) != blocks:
+        raise row.line.error(f"hash_ids: expected {blocks} for {length} tokens, got {len(hash_ids)}")
+    arrival = row.instant("timestamp", unit=_MILLISECOND)
+    output = row.count("output_length", minimum=0)
+    return TraceRecord(row.line.number, length, output, arrival, hash_ids=tuple(hash_ids)) if output else None
 
 
-def _azure(file: BinaryIO, name: str) -> Iterator[TraceRecord]:
-    for row in _csv(file, name, columns=("TIMESTAMP", "ContextTokens", "GeneratedTokens")):
-        prompt = row.count("ContextTokens", minimum=1)
-        arrival = _date(row, "TIMESTAMP")
-        if output := row.count("GeneratedTokens", minimum=0):
-            yield TraceRecord(row.line.number, prompt, output, arrival)
+def _azure(row: RecordFields) -> TraceRecord | None:
+    prompt = row.count("ContextTokens", minimum=1)
+    arrival = _date(row, "TIMESTAMP")
+    output = row.count("GeneratedTokens", minimum=0)
+    return TraceRecord(row.line.number, prompt, output, arrival) if output else None
 
 
-def _burstgpt(file: BinaryIO, name: str) -> Iterator[TraceRecord]:
-    for row in _csv(file, name, columns=("Timestamp", "Request tokens", "Response tokens")):
-        prompt = row.count("Request tokens", minimum=0)
-        output = row.count("Response tokens", minimum=0)
-        arrival = row.instant("Timestamp", unit=_SECOND)
-        if prompt and output:
-            yield TraceRecord(row.line.number, prompt, output, arrival)
+def _burstgpt(row: RecordFields) -> TraceRecord | None:
+    prompt = row.count("Request tokens", minimum=0)
+    output = row.count("Response tokens", minimum=0)
+    arrival = row.instant("Timestamp", unit=_SECOND)
+    return TraceRecord(row.line.number, prompt, output, arrival) if prompt and output else None
 
 
-def _sharegpt(file: BinaryIO, name: str) -> Iterator[TraceRecord]:
-    for line, conversation in objects(file, name):
-        turns = conversation.get("conversations", conversation.get("conversation"))
-        if not isinstance(turns, list):
-            raise line.error(f"conversations: expected a list of turns, got {show(turns)}")
-        prompt, output = ([_spoken(turn, line) for turn in turns[:2]] + [0, 0])[:2]
-        if prompt and output:
-            yield TraceRecord(line.number, prompt, output)
+def _sharegpt(row: RecordFields) -> TraceRecord | None:
+    turns = row.fields.get("conversations", row.fields.get("conversation"))
+    if not isinstance(turns, list):
+        raise row.line.error(f"conversations: expected a list of turns, got {show(turns)}")
+    prompt, output = ([_estimated_tokens(turn, row.line) for turn in turns[:2]] + [0, 0])[:2]
+    return TraceRecord(row.line.number, prompt, output) if prompt and output else None
 
 
-def _jsonl(file: BinaryIO, name: str) -> Iterator[TraceRecord]:
-    for row in _json_lines(file, name):
-        ids = row.ids("prompt_token_ids", below=2**31) if "prompt_token_ids" in row.fields else None
-        if ids is not None and not 1 <= len(ids) <= MAX_TOKENS:
-            raise row.line.error(f"prompt_token_ids: expected 1 to {MAX_TOKENS} of them, got {len(ids)}")
-        yield TraceRecord(
-            row.line.number,
-            row.count("input_length", minimum=1) if ids is None else len(ids),
-            row.count("output_length", minimum=1),
-            row.instant("timestamp", unit=_MILLISECOND) if "timestamp" in row.fields else None,
-            prompt_ids=ids,
-            sampling=_sampling(row) if "sampling" in row.fields else None,
-        )
+def _jsonl(row: RecordFields) -> TraceRecord:
+    ids = row.ids("prompt_token_ids", below=2**31) if "prompt_token_ids" in row.fields else None
+    if ids is not None and not 1 <= len(ids) <= MAX_TOKENS:
+        raise row.line.error(f"prompt_token_ids: expected 1 to {MAX_TOKENS} of them, got {len(ids)}")
+    return TraceRecord(
+        row.line.number,
+        row.count("input_length", minimum=1) if ids is None else len(ids),
+        row.count("output_length", minimum=1),
+        row.instant("timestamp", unit=_MILLISECOND) if "timestamp" in row.fields else None,
+        prompt_ids=ids,
+        sampling=_sampling(row) if "sampling" in row.fields else None,
+    )
 
 
-_READERS: dict[Format, Reader] = {
-    "mooncake": _mooncake,
-    "azure": _azure,
-    "burstgpt": _burstgpt,
-    "sharegpt": _sharegpt,
-    "jsonl": _jsonl,
-}
+def _json_lines(file: BinaryIO, name: str, errors: TraceErrors) -> Iterator[RecordFields]:
+    for line, text in lines(file, name, errors):
+        if (row := _attempt(errors, partial(_json_object, line, text))) is not None:
+            yield row
 
 
-def _json_lines(file: BinaryIO, name: str) -> Iterator[RecordFields]:
-    for line, text in lines(file, name):
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise line.error(f"not JSON: {getattr(error, 'msg', error)}") from None
-        if not isinstance(value, dict):
-            raise line.error(f"expected a JSON object, got {show(value)}")
-        yield RecordFields(line, value)
+def _json_object(line: TraceLine, text: str) -> RecordFields:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise line.error(f"not JSON: {getattr(error, 'msg', error)}") from None
+    if not isinstance(value, dict):
+        raise line.error(f"expected a JSON object, got {show(value)}")
+    return RecordFields(line, value)
 
 
-def _csv(file: BinaryIO, name: str, *, columns: Sequence[str]) -> Iterator[RecordFields]:
-    """Rows under a header that has at least ``columns``; numbers are converted."""
+def _json_array(file: BinaryIO, name: str, errors: TraceErrors) -> Iterator[RecordFields]:  # noqa: ARG001
+    """A syntax error ends the reading: where the next object begins is unknown."""
+    return (RecordFields(line, conversation) for line, conversation in objects(file, name))
+
+
+def _csv(file: BinaryIO, name: str, errors: TraceErrors, *, columns: Sequence[str]) -> Iterator[RecordFields]:
+    """Rows under a header that has at least ``columns``; numbers are converted. An invalid header ends the reading."""
     header: list[str] = []
-    for line, text in lines(file, name):
-        cells = _cells(line, text)
+    for line, text in lines(file, name, errors):
         if not header:
-            header = [cell.strip() for cell in cells]
-            if missing := [column for column in columns if column not in header]:
-                raise line.error(
-                    f"expected a header with {', '.join(columns)}; missing: {', '.join(missing)}"
-                )
-        elif len(cells) != len(header):
-            raise line.error(f"expected {len(header)} cells, got {len(cells)}")
-        else:
-            yield RecordFields(
-                line, {column: scalar(cell.strip()) for column, cell in zip(header, cells, strict=True)}
-            )
+            header = _header(line, text, columns)
+        elif (row := _attempt(errors, partial(_csv_row, line, text, header))) is not None:
+            yield row
+
+
+def _header(line: TraceLine, text: str, columns: Sequence[str]) -> list[str]:
+    header = [cell.strip() for cell in _cells(line, text)]
+    if missing := [column for column in columns if column not in header]:
+        raise line.error(f"expected a header with {', '.join(columns)}; missing: {', '.join(missing)}")
+    return header
+
+
+def _csv_row(line: TraceLine, text: str, header: Sequence[str]) -> RecordFields:
+    cells = _cells(line, text)
+    if len(cells) != len(header):
+        raise line.error(f"expected {len(header)} cells, got {len(cells)}")
+    return RecordFields(
+        line, {column: scalar(cell.strip()) for column, cell in zip(header, cells, strict=True)}
+    )
 
 
 def _cells(line: TraceLine, text: str) -> list[str]:
@@ -170,8 +210,8 @@ def _date(row: RecordFields, name: str) -> int:
     return round(seconds) * _SECOND + int((fraction or "").ljust(9, "0"))
 
 
-def _spoken(turn: Any, line: TraceLine) -> int:
-    """The tokens of one turn, by its bytes."""
+def _estimated_tokens(turn: Any, line: TraceLine) -> int:
+    """The tokens of one turn, estimated by its bytes."""
     text = turn.get("value", turn.get("content")) if isinstance(turn, dict) else None
     if not isinstance(text, str):
         raise line.error("conversations: expected turns with a value or content of text")
@@ -185,3 +225,12 @@ def _sampling(row: RecordFields) -> Sampling:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, ("sampling", *first["loc"])))
         raise row.line.error(f"{where}: {first['msg'].lower()}, got {show(first['input'])}") from None
+
+
+_FORMATS: dict[Format, tuple[Rows, Callable[[RecordFields], TraceRecord | None]]] = {
+    "mooncake": (_json_lines, _mooncake),
+    "azure": (partial(_csv, columns=("TIMESTAMP", "ContextTokens", "GeneratedTokens")), _azure),
+    "burstgpt": (partial(_csv, columns=("Timestamp", "Request tokens", "Response tokens")), _burstgpt),
+    "sharegpt": (_json_array, _sharegpt),
+    "jsonl": (_json_lines, _jsonl),
+}

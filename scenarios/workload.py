@@ -45,12 +45,14 @@ class Lengths(NamedTuple):
 
 
 class Achieved(NamedTuple):
-    """``clipped`` requests were shortened so that prompt and output fit the model's context."""
+    """``clipped`` requests were shortened so that prompt and output fit the model's context. ``left_out`` records of a
+    trace have no prompt or no output."""
 
     requests: int
     prompt_tokens: Lengths
     output_tokens: Lengths
     clipped: int
+    left_out: int = 0
 
 
 class Workload:
@@ -118,6 +120,7 @@ def build(scenario: Scenario, *, vocab_size: int, context_len: int, seed: int) -
             Lengths(prompts, summarise(prompt_tokens)),
             Lengths(outputs, summarise(output_tokens)),
             int(clipped.sum()),
+            script.left_out,
         ),
     )
 

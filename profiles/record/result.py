@@ -254,12 +254,14 @@ class LengthsPart(ResultModel):
 
 class WorkloadPart(ResultModel):
     """The lengths that were drawn, or found in a trace, before the run; also of a run that was interrupted.
-    ``clipped`` requests were shortened to fit the model's context."""
+    ``clipped`` requests were shortened to fit the model's context; ``left_out`` records of a trace, among those that
+    were read, have no prompt or no output."""
 
     requests: Count
     prompt_tokens: LengthsPart
     output_tokens: LengthsPart
     clipped: Count
+    left_out: Count = 0
 
 
 class RequestRow(ResultModel):

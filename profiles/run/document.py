@@ -118,6 +118,7 @@ def _workload(achieved: Achieved) -> WorkloadPart:
         prompt_tokens=_lengths(achieved.prompt_tokens),
         output_tokens=_lengths(achieved.output_tokens),
         clipped=achieved.clipped,
+        left_out=achieved.left_out,
     )
 
 

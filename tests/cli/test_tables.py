@@ -125,9 +125,10 @@ def test_launch_latency_is_as_recorded_and_unnamed_work_is_shown_where_there_is_
 def test_what_the_workload_did_not_achieve_is_told(document):
     assert "clipped" not in page(document, width=80)
     document["scenario"]["expanded"]["workload"] = {"requests": 100}
-    document["workload"]["clipped"] = 3
-    said = "2 requests: 1 finished, 1 refused; the trace has 2 of 100; 3 clipped to the context"
-    assert said in page(document, width=120)
+    document["workload"] |= {"clipped": 3, "left_out": 5}
+    text = page(document, width=160)
+    assert "2 requests: 1 finished, 1 refused; the trace has 2 of 100; " in text
+    assert "5 records without prompt or output left out; 3 clipped to the context" in text
     words = [line.split() for line in page(document, width=80).splitlines()]
     assert ["prompt", "requested", "358", "358", "665.8"] in words
     assert ["prompt", "achieved", "4,550", "4,550", "8,555"] in words

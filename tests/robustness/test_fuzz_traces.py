@@ -28,7 +28,7 @@ DEEP = b"[" * 100_000
 def held(form: Format, content: bytes) -> None:
     """Records that come out are ones that a run can be made of."""
     with promised(TraceError):
-        for record in parse(io.BytesIO(content), form, name="t"):
+        for record in parse(io.BytesIO(content), form, name="t").records:
             assert 1 <= record.prompt_tokens <= MAX_TOKENS and 1 <= record.output_tokens <= MAX_TOKENS
             assert record.arrival is None or 0 <= record.arrival <= 2**63 - 1
 
@@ -98,4 +98,4 @@ def test_what_is_no_file_of_records(
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "folder").mkdir()
     with pytest.raises(TraceError), promised():
-        list(read(Path(name), form))
+        read(Path(name), form)

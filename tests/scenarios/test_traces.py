@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from schedbench.scenarios.loader import load
 from schedbench.scenarios.problems import ScenarioError
-from schedbench.scenarios.records import MAX_RECORD, TraceError, TraceRecord
+from schedbench.scenarios.records import MAX_ERRORS, MAX_RECORD, TraceError, TraceRecord
 from schedbench.scenarios.traces import Format, parse, read
 from schedbench.scenarios.workload import Workload, build
 
@@ -63,7 +63,7 @@ TEXTS: dict[Format, str] = {
 
 def records(form: Format, text: str | bytes) -> list[TraceRecord]:
     content = text.encode() if isinstance(text, str) else text
-    return list(parse(io.BytesIO(content), form, name="t"))
+    return parse(io.BytesIO(content), form, name="t").records
 
 
 def lengths(form: Format) -> list[tuple[int, int]]:
@@ -142,7 +142,8 @@ def test_jsonl_has_ids_or_lengths_and_its_own_sampling() -> None:
         ("sharegpt", "{}", "t:1: expected a JSON array, beginning with '['"),
         ("sharegpt", "", "t:1: expected a JSON array, beginning with '['"),
         ("sharegpt", "\n\n[3]", "t:3: expected an object"),
-        ("sharegpt", "[\n{} {}]", "t:2: conversations: expected a list of turns, got nothing"),
+        ("sharegpt", "[\n{} {}]", "t:2: conversations: expected a list of turns, got nothing\n"
+         "t:2: expected ',' or ']' after a conversation"),
         ("sharegpt", '[{"conversations": []}\n{}]', "t:2: expected ',' or ']' after a conversation"),
         ("sharegpt", '[{"conversations": []}', "t:1: expected ',' or ']' after a conversation"),
         ("sharegpt", '[{"conversations": []},\n{"a":\n', "t:3: not JSON: Expecting value"),
@@ -167,17 +168,39 @@ def test_a_malformed_record_is_told_its_line_and_what_was_expected(
     assert str(refused.value) == message
 
 
+def test_all_malformed_records_are_reported_up_to_a_limit() -> None:
+    sound, lines = JSONL.splitlines()[0], ["{}", "[1]", "{"]
+    with pytest.raises(TraceError) as refused:
+        records("jsonl", "\n".join([sound, *lines, sound]).encode() + b"\n\xff\n" + sound.encode())
+    assert [text.split(": ")[0] for text in str(refused.value).splitlines()] == ["t:2", "t:3", "t:4", "t:6"]
+    with pytest.raises(TraceError) as refused:
+        records("azure", AZURE + "1,2\n" * (MAX_ERRORS + 3))
+    *told, rest = str(refused.value).splitlines()
+    assert (len(told), rest) == (MAX_ERRORS, "t: and 3 more malformed records")
+
+
+@pytest.mark.parametrize(
+    ("form", "left_out"), [("mooncake", 0), ("azure", 1), ("burstgpt", 1), ("sharegpt", 1), ("jsonl", 0)]
+)
+def test_records_without_prompt_or_output_are_counted(
+    replayed: Callable[..., Workload], form: Format, left_out: int
+) -> None:
+    assert replayed(form, TEXTS[form]).achieved.left_out == left_out
+
+
 @pytest.mark.parametrize("form", get_args(Format))
 def test_reading_stops_at_the_limit(form: Format, tmp_path: Path) -> None:
     file = tmp_path / "trace"
     file.write_text(TEXTS[form] + "this is no record of anything")
 
-    assert [record.line for record in read(file, form, limit=1)] == [records(form, TEXTS[form])[0].line]
+    assert [record.line for record in read(file, form, limit=1).records] == [
+        records(form, TEXTS[form])[0].line
+    ]
 
 
 def test_a_file_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="absent:1: cannot be read: No such file or directory"):
-        list(read(tmp_path / "absent", "jsonl"))
+        read(tmp_path / "absent", "jsonl")
 
 
 def test_a_long_array_is_read_across_its_chunks() -> None:
@@ -218,7 +241,7 @@ def test_an_array_does_not_depend_on_where_its_chunks_end(texts: list[str], size
     whole = json.dumps([{"conversations": turns}, {"conversations": turns}], ensure_ascii=False).encode(
         "utf-8", "surrogatepass"
     )
-    assert list(parse(Dripping(whole), "sharegpt", name="t")) == records("sharegpt", whole)
+    assert parse(Dripping(whole), "sharegpt", name="t").records == records("sharegpt", whole)
 
 
 def test_what_follows_a_long_conversation_is_not_copied_again_and_again() -> None:
