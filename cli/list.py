@@ -149,14 +149,22 @@ def _scenarios() -> list[Entry]:
     return [dict(entry) for entry in catalog()]
 
 
+def _size(parameters: int) -> str:
+    """Like 8.03 B."""
+    unit, scale = ("B", 1e9) if parameters >= 1e9 else ("M", 1e6)
+    return f"{parameters / scale:.3g} {unit}"
+
+
 def _models() -> list[Entry]:
     from ..sched.model.presets import PRESETS
 
     return [
         {
             "name": name,
-            "about": f"{config.num_layers} layers, hidden {number(config.hidden_size)}, "
-            f"vocabulary {number(config.vocab_size)}, {number(config.max_positions)} positions",
+            "about": f"{_size(config.num_parameters)} parameters, {config.num_layers} layers, "
+            f"hidden {number(config.hidden_size)}, vocabulary {number(config.vocab_size)}, "
+            f"{number(config.max_positions)} positions",
+            "parameters": config.num_parameters,
             "layers": config.num_layers,
             "hidden_size": config.hidden_size,
             "vocab_size": config.vocab_size,

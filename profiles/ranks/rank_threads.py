@@ -70,10 +70,6 @@ class Member:
         """Give the rank its device and its clock."""
         self.simulation, self._clock = simulation, clock
 
-    def give_way(self) -> None:
-        """Let ranks whose time is lower run first."""
-        self._scheduler.switch_from(self)
-
     def wait(self, awaited: Awaited, deadline: int = FOREVER) -> int:
         """Wait until it is there, or until the deadline; return the time then."""
         self._awaited, self._deadline = awaited, deadline

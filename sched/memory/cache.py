@@ -54,7 +54,5 @@ class PrefixCache(Protocol):
 
     def protected_size(self) -> int: ...
 
-    def total_size(self) -> int: ...
-
     def values(self) -> list[torch.Tensor]:
         """The slots that the cache owns, a tensor per node."""

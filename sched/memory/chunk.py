@@ -49,8 +49,5 @@ class ChunkCache:
     def protected_size(self) -> int:
         return 0
 
-    def total_size(self) -> int:
-        return 0
-
     def values(self) -> list[torch.Tensor]:
         return []

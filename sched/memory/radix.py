@@ -96,9 +96,6 @@ class RadixCache:
     def protected_size(self) -> int:
         return self.tree.protected_size
 
-    def total_size(self) -> int:
-        return self.tree.evictable_size + self.tree.protected_size
-
     def values(self) -> list[torch.Tensor]:
         return [node.value for node in self.tree.nodes()]
 

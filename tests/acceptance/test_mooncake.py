@@ -77,8 +77,9 @@ def test_prefixes_from_the_cache_save_time_and_change_nothing(result: Result, un
 
 @pytest.mark.slow
 def test_the_recorded_head() -> None:
-    """A thousand requests of a real service; run where the recording lies beside the repository."""
-    recorded = result_of("trace_mooncake", f"workload.trace={RECORDED}", "workload.requests=1000")
+    """All 1,500 requests of a real service; run where the recording lies beside the repository."""
+    recorded = result_of("trace_mooncake", f"workload.trace={RECORDED}", "workload.requests=1500")
+    assert len(recorded.requests) == 1500
     finished = sum(row.status == "finished" for row in recorded.requests)
     assert finished >= 0.99 * len(recorded.requests)
     assert value(recorded, "cache_hit_ratio") > 0

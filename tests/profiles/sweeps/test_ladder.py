@@ -11,7 +11,7 @@ from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.ranks.execute import Options
 from schedbench.profiles.record.result import Result
 from schedbench.profiles.sweeps.ladder import Ladder, climb
-from schedbench.profiles.sweeps.prompt_lengths import prompt_lengths
+from schedbench.profiles.sweeps.sweep import Runs, SweepPlan, cells, crossings, planned
 
 SMALL = (
     "workload.requests=6",
@@ -68,14 +68,33 @@ class TestPromptLengths:
     the barrier the copy stood behind the previous forward anyway."""
 
     def test_without_the_barrier_there_is_a_crossing(self) -> None:
-        short, long = prompt_lengths([2048, 32768])
-        assert short.without_barrier < -1
-        assert long.without_barrier > 1
+        short, long = added_us("off", 2048, 32768)
+        assert short < -1
+        assert long > 1
+
+    def test_the_sweep_reports_the_crossing(self) -> None:
+        plan = swept("off", 20000, 24000)
+        (crossing,) = crossings(plan, list(cells(plan, Runs(VGPU))))
+        assert (crossing.low, crossing.high, crossing.tone) == ("20000", "24000", "worse")
 
     def test_with_the_barrier_there_is_none(self) -> None:
-        short, long = prompt_lengths([128, 8192])
-        assert long.with_barrier < short.with_barrier < 0
+        short, long = added_us("top", 128, 8192)
+        assert long < short < 0
 
     def test_it_is_microseconds_either_way(self) -> None:
-        (point,) = prompt_lengths([8192])
-        assert all(abs(us) < 10 for us in point[1:])
+        assert all(abs(us) < 10 for barrier in ("off", "top") for us in added_us(barrier, 8192))
+
+
+def swept(barrier: str, *lengths: int) -> SweepPlan:
+    """The sweep of docs/ladder.md."""
+    sides = [
+        f"engine.relay={{state: {state}, barrier: {barrier}}}" for state in ("pr25945-before", "pr25945")
+    ]
+    over = f"workload.prompt_tokens={','.join(map(str, lengths))}"
+    return planned("prompt_staging", [over], sides=sides, metric="output_throughput")
+
+
+def added_us(barrier: str, *lengths: int) -> list[float]:
+    """Microseconds per prefill that the move adds: a prefill gives one token, one after the other."""
+    found = cells(swept(barrier, *lengths), Runs(VGPU))
+    return [1e6 / cell.values[1].value - 1e6 / cell.values[0].value for cell in found]

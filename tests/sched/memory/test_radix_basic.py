@@ -45,7 +45,7 @@ def test_an_empty_prompt_matches_nothing(cache: RadixCache) -> None:
 
     assert cache.match_prefix(tokens()).matched == 0
     assert cache.insert(tokens(), slots()) == 0
-    assert cache.total_size() == 2
+    assert cache.evictable_size() + cache.protected_size() == 2
 
 
 def test_a_prefix_is_found_and_its_node_split(cache: RadixCache) -> None:
@@ -65,13 +65,13 @@ def test_a_second_insert_of_the_same_tokens_keeps_the_first_slots(cache: RadixCa
 
     assert cache.match_prefix(tokens(1, 2, 3)).device_indices.tolist() == [10, 11, 12]
     assert cache.match_prefix(tokens(1, 2, 4)).device_indices.tolist() == [10, 11, 32]
-    assert cache.total_size() == 4
+    assert cache.evictable_size() + cache.protected_size() == 4
 
 
 def test_pages_are_kept_and_split_whole(paged_cache: RadixCache) -> None:
     paged_cache.insert(tokens(*range(10)), slots(*range(4, 12)))
 
-    assert paged_cache.total_size() == 8
+    assert paged_cache.evictable_size() + paged_cache.protected_size() == 8
     assert paged_cache.match_prefix(tokens(*range(7))).device_indices.tolist() == [4, 5, 6, 7]
     assert paged_cache.match_prefix(tokens(*range(8))).matched == 8
     assert paged_cache.match_prefix(tokens(0, 1, 2)).matched == 0
@@ -128,9 +128,9 @@ def test_a_parent_goes_after_its_last_child(cache: RadixCache) -> None:
     cache.insert(tokens(1, 2, 4), slots(0, 0, 13))
 
     assert cache.evict(2) == 2
-    assert cache.total_size() == 2
+    assert cache.evictable_size() + cache.protected_size() == 2
     assert cache.evict(100) == 2
-    assert cache.total_size() == 0
+    assert cache.evictable_size() + cache.protected_size() == 0
 
 
 def test_evicted_slots_return_to_the_allocator(cache: RadixCache) -> None:
