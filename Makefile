@@ -19,7 +19,7 @@ test: $(READY)
 
 # Every state of the ladder with every mode, cell by cell: too long for each change, never too long for a landing.
 wide: $(READY)
-	$(BIN)/pytest -n 2 --dist loadgroup -q -m wide $(HANGS) $(TESTS)
+	$(BIN)/pytest -n 2 --dist loadgroup -q -m wide $(HANGS) $(WIDE) $(TESTS)
 
 # A recorded trace, which lies beside the repository where there is one.
 mooncake: $(READY)
