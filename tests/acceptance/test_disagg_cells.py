@@ -77,7 +77,7 @@ def test_room_costs_a_blocking_copy_and_with_pages_three_uploads(ask: Ask, page:
     result = ask(THREE, PAIR, f"engine.page_size={page}")
     chunks = 3
     assert everywhere(result, "DisaggComponents.page_list") == {("d2h", True, "pageable"): 3 + chunks}
-    lengths = everywhere(result, "_slots") + everywhere(result, "last_locations")
+    lengths = everywhere(result, "_allocate_slots") + everywhere(result, "last_locations")
     admitted, prefilled = 3 * 3, 3
     assert lengths == ({("h2d", True, "pageable"): admitted + prefilled} if page > 1 else {})
 

@@ -76,4 +76,4 @@ def test_three_more_uploads_of_a_prebuilt_batch(ask: Ask, state: str) -> None:
 def test_what_a_draft_starts_from_costs_three_blocking_downloads_a_request(ask: Ask, mode: str) -> None:
     speculates = f"engine.speculative={{algorithm: eagle, mode: {mode}}}"
     result = ask([(40, 12, 0)] * 3, PAIR, "model.preset=tiny-llama-eagle", speculates)
-    assert everywhere(result, "_row") == {("d2h", True, "pageable"): 3 * 3}
+    assert everywhere(result, "_draft_row") == {("d2h", True, "pageable"): 3 * 3}
