@@ -126,7 +126,11 @@ def test_two_captures_compared(capture, tmp_path):
     sglang_loop(export, model=True, blocking=False)
     done = run("compare", capture, export.write(tmp_path / "b.sqlite"))
     assert done.exit_code == 0
-    for text in ("decode schedule sync 1 -> 0", "counts are exact", "one capture each does not show the noise"):
+    for text in (
+        "decode schedule sync 1 -> 0",
+        "counts are exact",
+        "one capture each does not show the noise",
+    ):
         assert text in " ".join(done.output.split())
     assert "relay" not in done.output
 
