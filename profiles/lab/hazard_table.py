@@ -127,10 +127,10 @@ def failures(asked: Sequence[DetectionCase], found: Mapping[str, Document], dete
     """The cases without a result of the detector, and those that broke down under it."""
     wrong = []
     for case in asked:
-        told = found.get(case.name, {}).get(detector)
-        if told is None:
+        answer = found.get(case.name, {}).get(detector)
+        if answer is None:
             wrong.append(f"{case.name}: not run")
-        elif "broke_down" in told:
+        elif "broke_down" in answer:
             wrong.append(f"{case.name}: broke down")
     return wrong
 
