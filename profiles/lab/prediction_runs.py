@@ -107,14 +107,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-class Failure(NamedTuple):
+class FailedRun(NamedTuple):
     """Why a question has no result; empty where it has one. ``last``: no later question can be run."""
 
     reason: str
     last: bool = False
 
 
-def run(question: PredictionQuestion, given: argparse.Namespace) -> Failure:
+def run(question: PredictionQuestion, given: argparse.Namespace) -> FailedRun:
     """Run one question and write its result. An exception is reported and leaves later questions unaffected, except
     for an error of the accelerator: after one, every later call of CUDA in this process fails."""
     options = Options(device=given.device, traced=False, command=f"prediction_runs {question}")
@@ -123,11 +123,11 @@ def run(question: PredictionQuestion, given: argparse.Namespace) -> Failure:
         result = execute(asked, asked.relays[0], options).result
     except Exception as error:
         broken = isinstance(error.__cause__ or error, torch.AcceleratorError)
-        return Failure(f"{question}: {type(error).__name__}: {error}", last=broken)
+        return FailedRun(f"{question}: {type(error).__name__}: {error}", last=broken)
     if result.run.cancelled:
-        return Failure(f"{question}: interrupted", last=True)
+        return FailedRun(f"{question}: interrupted", last=True)
     result.write(given.folder / f"{file(*question, given.side)}.json")
-    return Failure("")
+    return FailedRun("")
 
 
 def run_all(given: argparse.Namespace) -> Iterator[str]:

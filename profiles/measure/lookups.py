@@ -19,7 +19,7 @@ class Lookups(NamedTuple):
         return 1 - self.missed / self.total if self.total else None
 
 
-class HotBuffers(Protocol):
+class HotBufferTables(Protocol):
     """Counts lookups on the device."""
 
     lookups: torch.Tensor  # [2] int64: total and missed, since the start
@@ -28,7 +28,7 @@ class HotBuffers(Protocol):
 class LookupCount:
     """The lookups since the object was created. ``peek`` reads a tensor without the device noticing."""
 
-    def __init__(self, buffers: HotBuffers, peek: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, buffers: HotBufferTables, peek: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._buffers = buffers
         self._peek = peek
         self._before = self._now()
