@@ -141,14 +141,14 @@ SIGNS: Mapping[str, tuple[HazardSign, ...]] = {
     known.ROUND_TRIP: (
         HazardSign("freed", "result of receive", _TOKEN_READS, (AccessSign("copy", write=True),)),
     ),
+    # A device without side streams has the schedule stream alone.
     known.DEAD_STASH: (
         HazardSign(
             "unread",
             "output_tokens_buf",
-            (
-                AccessSign(
-                    "copy", write=True, function="FutureMap.stash", statement="self.output_tokens_buf["
-                ),
+            tuple(
+                AccessSign(stream, True, "FutureMap.stash", "self.output_tokens_buf[")
+                for stream in ("copy", "schedule")
             ),
         ),
     ),
@@ -156,7 +156,10 @@ SIGNS: Mapping[str, tuple[HazardSign, ...]] = {
         HazardSign(
             "unread",
             "new_seq_lens_buf",
-            (_written_by_forward("FutureMap.publish", "self.new_seq_lens_buf["),),
+            tuple(
+                AccessSign(stream, True, "FutureMap.publish", "self.new_seq_lens_buf[")
+                for stream in ("forward", "schedule")
+            ),
         ),
     ),
 }

@@ -62,7 +62,7 @@ def test_each_phase_says_where_it_is_from(calibrated):
             origin = phase[which]["origin"]
             assert origin.startswith(f"measured on {document['machine']}, {document['date']}, ")
             assert f"{line['samples']} samples" in origin and "residual" in origin
-    assert written["host"]["launch"]["origin"].startswith("estimate")
+    assert written["host"]["launch"]["origin"].startswith("published")
 
 
 def test_progress_and_the_way_to_use_it_are_on_stderr(calibrated):
