@@ -82,7 +82,7 @@ def test_check_takes_them(run_command: RunCommand, script: str) -> None:
 def test_check_does_not_pass_what_it_did_not_see(run_command: RunCommand) -> None:
     said = run_command("check", "faults/parting", "--seeds", "0", "--relay", "latest", "--set", NEVER)
     assert said.code == 1
-    assert "run: never came: prefill 0 to decode 0: drop of kv 99" in " ".join(said.out.split())
+    assert "run: did not happen: prefill 0 to decode 0: drop of kv 99" in " ".join(said.out.split())
 
 
 @pytest.mark.parametrize(
