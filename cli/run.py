@@ -157,7 +157,7 @@ def _unfinished(result: Result) -> list[str]:
 
 def _failures(result: Result) -> list[str]:
     """The ranks that were lost, and the scripted faults that did not occur."""
-    missed = [f"never came: {fault}" for fault in result.run.missed]
+    missed = [f"did not happen: {fault}" for fault in result.run.missed]
     return [f"broke off: {result.run.failure}", *missed] if result.run.failure else missed
 
 

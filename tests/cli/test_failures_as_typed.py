@@ -63,7 +63,7 @@ def test_the_workload_of_a_run_that_broke_off_is_its_plan(run_command: RunComman
 
 def test_what_never_came_is_told(run_command: RunCommand) -> None:
     said = run_command("run", "disagg", *SMALL, "--set", NEVER)
-    assert (said.code, said.err) == (0, "never came: prefill 0 to decode 0: drop of kv 99\n")
+    assert (said.code, said.err) == (0, "did not happen: prefill 0 to decode 0: drop of kv 99\n")
 
 
 def test_a_warm_up_is_left_alone(run_command: RunCommand) -> None:
