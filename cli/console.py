@@ -9,6 +9,7 @@ from functools import partial
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.text import Text
 
 from .printable import echo, printable
 
@@ -42,5 +43,5 @@ def status(text: str = "", *, lines: bool = False) -> Iterator[Callable[[str], N
     if lines and not console.is_terminal:
         yield partial(echo, err=True)
         return
-    with console.status(text) as line:
-        yield line.update
+    with console.status(Text(text)) as line:
+        yield lambda changed: line.update(Text(changed))

@@ -36,8 +36,8 @@ def case_of(name: str) -> Case:
     return case
 
 
-def by_lot(name: str) -> bool:
-    """Whether drafts are accepted by lot, so that tokens mean nothing."""
+def simulates_acceptance(name: str) -> bool:
+    """Whether drafts are accepted by simulation, so that tokens mean nothing."""
     return isinstance(load(name).engine.speculative.acceptance, AcceptanceSection)
 
 
@@ -74,7 +74,7 @@ LONG = {
 )
 def test_a_case_reaches_its_verdict(name: str) -> None:
     found = compared(name)
-    assert found.trials.tokens == ("not applicable" if by_lot(name) else "equal")
+    assert found.trials.tokens == ("not applicable" if simulates_acceptance(name) else "equal")
     assert found.headline == (case_of(name).metric,)
     assert (found.verdict, found.reasons) == (KNOWN_OTHERWISE.get(name, case_of(name).expect), ())
 

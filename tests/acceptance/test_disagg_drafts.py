@@ -50,7 +50,7 @@ def test_who_comes_back_from_the_host_loses_drafts_at_most() -> None:
 
 
 @pytest.mark.wide
-def test_drafts_accepted_by_lot_are_the_same_lots() -> None:
+def test_simulated_acceptance_is_the_same() -> None:
     lots = ("device.values=none", "engine.speculative.acceptance={mean: 2.5}")
     assert value(result_of("spec_v2", *FEW, PAIR, *lots), "accept_length") == value(
         result_of("spec_v2", *FEW, *lots), "accept_length"

@@ -84,7 +84,7 @@ def test_in_every_state_a_draft_starts_from_what_was_left(state: str) -> None:
     assert violations(question(state=state)) == {}
 
 
-def test_drafts_by_lot_and_lagging_penalties_promise_nothing() -> None:
+def test_simulated_acceptance_and_lagging_penalties_promise_nothing() -> None:
     assert checked(question("engine.speculative.acceptance={mean: 2.5}")).verdict == "not applicable"
     penalised = question("workload.sampling.presence_penalty=0.5", state="pr25945")
     assert checked(penalised).verdict == "not applicable"

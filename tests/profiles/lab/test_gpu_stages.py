@@ -1,4 +1,4 @@
-"""The long errand: stages apart from each other, within their time; its plan is sound without a GPU."""
+"""The stages of ``make gpu``: apart from each other, within their time; its plan is sound without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Acceptance by lot: the same work on both sides, tokens that nobody compares, and what makes no sense refused."""
+"""Simulated acceptance: the same work on both sides, tokens that nobody compares, and what makes no sense refused."""
 
 from __future__ import annotations
 
