@@ -90,6 +90,7 @@ _ROW_PLACEMENTS = (
     *_PROMPT_PLACEMENTS,
     _written_by_schedule("place_tokens", "place_decode("),
     _written_by_schedule("place_tokens", "req_to_token["),
+    _written_by_schedule("Inbox._allocate", "req_to_token["),
 )
 _CACHE_REWRITE = _written_by_schedule("RadixCache.cache_unfinished_req", "match.device_indices[")
 _PENALTY_READS = (

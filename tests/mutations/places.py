@@ -190,11 +190,13 @@ def _events(found: Found, statement: ast.stmt, function: str) -> None:
 def _references(found: Found, statement: ast.stmt, function: str) -> None:
     """What is put into a ring, and how many launches a ring holds."""
     match statement:
-        case ast.Assign(targets=[ast.Subscript(value=ast.Attribute(attr="ring"))], value=ast.List(elts=held)):
+        case ast.Assign(
+            targets=[ast.Subscript(value=ast.Attribute(attr="kept_alive"))], value=ast.List(elts=held)
+        ):
             found.add(statement, statement, function, "reference", "pass")
             for element in held:
                 found.add(element, statement, function, "reference", "*()")
-        case ast.AnnAssign(target=ast.Name(id="ring")):
+        case ast.AnnAssign(target=ast.Name(id="kept_alive")):
             lists = [n for n in _expressions(statement) if isinstance(n, ast.List) and len(n.elts) > 1]
             for made in lists:
                 found.add(made.elts[-1], statement, function, "reference", "*()")

@@ -25,7 +25,7 @@ def launch(streams, batch, result, module):
     kept.record_stream(
         streams.forward,
     )
-    streams.ring[0] = [batch, *result.extra]
+    streams.kept_alive[0] = [batch, *result.extra]
     return torch.tensor([1], pin_memory=True).cpu()
 """
 TAKEN = {
@@ -38,7 +38,7 @@ TAKEN = {
     "module.Event() -> None",
     "result.copy_done.record() -> pass",
     "kept.record_stream( streams.forward, ) -> pass",
-    "streams.ring[0] = [batch, *result.extra] -> pass",
+    "streams.kept_alive[0] = [batch, *result.extra] -> pass",
     "batch -> *()",
     "*result.extra -> *()",
     'torch.tensor([1], pin_memory=True).cpu() -> torch.tensor([1], pin_memory=True).to("cpu", non_blocking=True)',
