@@ -116,13 +116,12 @@ def compare(
     gates = tuple(map(parsed, gate or ()))
     rules = VerdictRules(min_effect, min_engagement, allow_divergence, gates, undecided == "pass", headline)
     question, first = _question(scenario, overrides or [], spec_a, spec_b)
-    plan = TrialPlan(seeds, pairs, first, spec_a.varied | spec_b.varied, allow_divergence)
+    varied = spec_a.varied | spec_b.varied
+    plan = TrialPlan(seeds, pairs, first, varied, allow_divergence, draws)
     clock = Stopwatch()
     with status("0 runs") as update:
         notice = _kept(output_dir, update)
-        trials, drawn = _conduct(
-            question, spec_a, spec_b, plan, device=device, notice=notice, update=update, draws=draws
-        )
+        trials, drawn = _conduct(question, spec_a, spec_b, plan, device=device, notice=notice, update=update)
     found = judge(trials, rules, drawn)
     content = document(found, a=spec_a.label, b=spec_b.label, run=clock.run(), case=case)
     _show(content, output_dir=output_dir, form=form)
@@ -193,7 +192,6 @@ def _conduct(
     device: Any,
     notice: Notice,
     update: Callable[[str], None],
-    draws: int,
 ) -> tuple[Trials, DrawnRuns]:
     from ..profiles.judge.sides import opened
     from ..profiles.judge.trial import TrialRequest
@@ -203,8 +201,8 @@ def _conduct(
     try:
         with opened(question, a, b, order) as (baseline, candidate):
             trials = conduct(baseline, candidate, plan, notice)
-            update(f"both sides under {draws} draws of the hardware's constants")
-            return trials, conduct_draws(baseline, candidate, trials, plan, draws)
+            update(f"both sides under {plan.draws} draws of the hardware's constants")
+            return trials, conduct_draws(baseline, candidate, trials, plan)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
 

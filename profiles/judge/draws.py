@@ -7,12 +7,8 @@ equal probability as there are draws, and every slice is used once. Half of the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel
@@ -21,7 +17,6 @@ from scipy.stats import qmc, spearmanr
 from ..platform.hardware import HardwareProfile, Quantity
 
 DRAWS: Final = 16
-_NOT_IN_A_FILE: Final = {"sha256"}
 
 Draw = Mapping[str, float]  # a value for each uncertain constant, by its dotted path in the profile
 
@@ -64,45 +59,37 @@ def _at(quantity: Quantity, quantile: float) -> float:
     return float(np.interp(quantile, (0.0, 0.5, 1.0), (quantity.low, quantity.value, quantity.high)))
 
 
-def document(profile: HardwareProfile, draw: Draw) -> dict[str, Any]:
-    """Return the profile with the drawn values, each without a range, in the form of a profile's file."""
-    found: dict[str, Any] = profile.model_dump(mode="json", exclude=_NOT_IN_A_FILE, exclude_defaults=True)
+def drawn_profile(profile: HardwareProfile, draw: Draw) -> HardwareProfile:
+    """Return the profile with the drawn values, each without a range."""
+    found = profile.model_dump()
     for path, value in draw.items():
         inner = found
         for key in path.split("."):
             inner = inner[key]
         inner |= {"value": value, "low": value, "high": value}
-    return found
+    return HardwareProfile.model_validate(found)
 
 
 def firmness(effect: float, effects: Sequence[float], drawn: Sequence[Draw]) -> Firmness:
-    """Hold the effect of the profile as it stands, in percent, against the ``effects`` under the draws, in their order.
+    """Hold the effect of the profile as it stands, in percent, against those under the draws, in their order."""
+    holding = sum(value * effect > 0.0 or value == effect for value in effects)
+    return Firmness(len(effects), holding, min(effects), max(effects), *followed(effects, drawn))
+
+
+def followed(values: Sequence[float], drawn: Sequence[Draw]) -> tuple[str, float]:
+    """Return the constant that ``values`` under the draws, in their order, follow most, with their rank correlation.
 
     The correlation is Spearman's, over the draws; a constant that no run depends on has one by chance alone, at most
     about 0.7 among sixty constants and sixteen draws.
     """
-    constant, correlation = max(
-        _correlations(effects, drawn), key=lambda found: abs(found[1]), default=("", 0.0)
-    )
-    holding = sum(value * effect > 0.0 or value == effect for value in effects)
-    return Firmness(len(effects), holding, min(effects), max(effects), constant, correlation)
+    return max(_correlations(values, drawn), key=lambda found: abs(found[1]), default=("", 0.0))
 
 
-@contextmanager
-def files(profile: HardwareProfile, drawn: Sequence[Draw]) -> Iterator[list[Path]]:
-    """Write each draw as a hardware profile that ``device.hardware`` can name; the files are gone after the block."""
-    with TemporaryDirectory(prefix="schedbench-draws-") as folder:
-        paths = [Path(folder) / f"{profile.name}-{number}.yaml" for number in range(len(drawn))]
-        for path, draw in zip(paths, drawn, strict=True):
-            path.write_text(json.dumps(document(profile, draw)), encoding="utf-8")  # JSON is YAML
-        yield paths
-
-
-def _correlations(effects: Sequence[float], drawn: Sequence[Draw]) -> Iterator[tuple[str, float]]:
-    if len(set(effects)) < 2:
+def _correlations(values: Sequence[float], drawn: Sequence[Draw]) -> Iterator[tuple[str, float]]:
+    if len(set(values)) < 2:
         return
     for path in drawn[0]:
-        yield path, float(spearmanr([draw[path] for draw in drawn], effects).statistic)
+        yield path, float(spearmanr([draw[path] for draw in drawn], values).statistic)
 
 
 def _quantities(part: object, path: str) -> Iterator[tuple[str, Quantity]]:

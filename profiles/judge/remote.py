@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from ..platform.machine import MachineError
+from ..platform.pool import MapFunction
 from ..record.result import Result
+from .drawn_runs import HARDWARE, Profiles
 from .trial import Question, Sample, TrialRequest
 
 _TAIL: Final = 60  # lines of a crash that are shown
@@ -56,11 +58,15 @@ class WorkerSide:
         """Raises CrashError, SideError, MachineError."""
         return Sample.of(self._request(seed), name=self.label)
 
-    def run_each(self, seed: int | None, settings: Sequence[str]) -> Iterator[Result]:
-        """One after the other, in the side's own process. Raises what ``run`` raises."""
-        for setting in settings:
-            order = replace(self.order, overrides=(*self.order.overrides, setting))
-            yield replace(self, order=order).run(seed).result
+    def run_each(self, known: Result, profiles: Profiles, each: MapFunction) -> Iterator[Result]:  # noqa: ARG002
+        """One after the other, in the side's own process, from files that ``device.hardware`` can name. Raises what
+        ``run`` raises."""
+        with tempfile.TemporaryDirectory(prefix="schedbench-draws-") as folder:
+            for number, profile in enumerate(profiles):
+                path = Path(folder) / f"{profile.name}-{number}.yaml"
+                path.write_text(profile.as_file(), encoding="utf-8")
+                order = replace(self.order, overrides=(*self.order.overrides, f"{HARDWARE}={path}"))
+                yield replace(self, order=order).run(known.scenario.seed).result
 
     def margin(self, seed: int, request: str, position: int) -> float | None:
         """Raises what ``run`` raises."""

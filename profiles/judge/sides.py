@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from ...scenarios.overrides import expand
 from ...sched.relay.choice import switches
 from ..captures.files import SUFFIXES, Reader, captures_in
-from ..platform.pool import pool
+from ..platform.pool import MapFunction
 from ..record.result import Result
 from .checkout import SOURCES, here, worktree
+from .drawn_runs import Profiles, run_each
 from .margins import margin
 from .remote import SideError, working
-from .trial import Question, Sample, TrialRequest, run_result, run_trial
+from .trial import Question, Sample, TrialRequest, resolved_for, run_trial
 from .trials import Side
 
 _GIT: Final = "git:"
@@ -62,11 +62,9 @@ class LocalSide:
     def all(self) -> Sequence[Sample]:
         return ()
 
-    def run_each(self, seed: int | None, settings: Sequence[str]) -> Iterator[Result]:
-        """In processes, as many at a time as there are processors."""
-        orders = [replace(self.order, seed=seed, overrides=(*self.order.overrides, s)) for s in settings]
-        with pool(len(orders)) as each:
-            yield from each(partial(run_result, self.question), orders)
+    def run_each(self, known: Result, profiles: Profiles, each: MapFunction) -> Iterable[Result]:
+        order = replace(self.order, seed=known.scenario.seed)
+        return run_each(each, resolved_for(self.question, order), profiles, known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,7 @@ class StoredSide:
     def margin(self, seed: int, request: str, position: int) -> None:
         """Stored results have no scores."""
 
-    def run_each(self, seed: int | None, settings: Sequence[str]) -> Iterator[Result]:  # noqa: ARG002
+    def run_each(self, known: Result, profiles: Profiles, each: MapFunction) -> Iterable[Result]:  # noqa: ARG002
         raise SideError(f"{self.label}: stored results cannot be run again")
 
     def all(self) -> Sequence[Sample]:

@@ -116,10 +116,3 @@ def run_trial(question: Question, order: TrialRequest) -> Sample:
     options = Options(device=order.device, save_tokens=True, command=order.command)
     outcome = execute(resolved, resolved.relays[0], options, observe=watch, extra_sink=prints)
     return Sample(outcome.result, prints.steps, dict(tokens.steps))
-
-
-def run_result(question: Question, order: TrialRequest) -> Result:
-    """Run once for the result alone, also in another process. Raises what ``run_trial`` raises."""
-    resolved = resolved_for(question, order)
-    options = Options(device=order.device, command=order.command)
-    return execute(resolved, resolved.relays[0], options).result

@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 from ..platform import hardware
+from ..platform.pool import MapFunction, pool, prepare_pool
 from ..record.result import Result
 from .divergence import Divergence, comparable, first_divergence, same_tokens
-from .draws import Draw, draws, files
+from .drawn_runs import HARDWARE, Profiles
+from .draws import Draw, drawn_profile, draws
 from .likeness import LikenessError, ScenarioDifference, unlike
 from .pairs import Side as Name
 from .pairs import abba
 from .trial import Sample
 from .verdict import DEFAULT_PAIRS, MIN_SEEDS
-
-HARDWARE: Final = "device.hardware"
 
 Design = Literal["seeds", "blocks", "stored"]
 Tokens = Literal["equal", "different", "not applicable"]
@@ -46,8 +46,8 @@ class Side(Protocol):
     def all(self) -> Sequence[Sample]:
         """The stored samples; empty for a side that runs."""
 
-    def run_each(self, seed: int | None, settings: Sequence[str]) -> Iterable[Result]:
-        """Run once under each of these overrides, one more beside the side's own."""
+    def run_each(self, known: Result, profiles: Profiles, each: MapFunction) -> Iterable[Result]:
+        """Run what ``known`` is the result of once on each of the profiles; ``each`` may spread the runs."""
 
     def margin(self, seed: int, request: str, position: int) -> float | None:
         """The lead of the best score over the second where that token was drawn; None where it is unknown."""
@@ -62,6 +62,7 @@ class TrialPlan:
     first_seed: int = 0
     varied: frozenset[str] = frozenset()
     allow_divergence: bool = False
+    draws: int = 0  # of the hardware's constants
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,24 +112,25 @@ class DrawnRuns(NamedTuple):
 NOT_DRAWN: Final = DrawnRuns(abstained="not asked for")
 
 
-def conduct_draws(a: Side, b: Side, trials: Trials, plan: TrialPlan, count: int) -> DrawnRuns:
-    """Run the first seed of both sides again under ``count`` draws. Raises what the sides raise."""
-    first = trials.a[0]
+def conduct_draws(a: Side, b: Side, trials: Trials, plan: TrialPlan) -> DrawnRuns:
+    """Run the first seed of both sides again under the draws. Raises what the sides raise."""
+    first = trials.a[0].result
     stored = a.seeds is not None or b.seeds is not None
-    why = "stored results cannot be run again" if stored else _no_draws(trials, plan, count)
+    why = "stored results cannot be run again" if stored else _no_draws(trials, plan)
     if why:
         return DrawnRuns(abstained=why)
-    device: Any = first.result.scenario.expanded["device"]
+    device: Any = first.scenario.expanded["device"]
     profile = hardware.load(device["hardware"])
-    drawn = draws(profile, count)
-    with files(profile, drawn) as paths:
-        settings = [f"device.hardware={path}" for path in paths]
-        runs_a, runs_b = (tuple(side.run_each(first.seed, settings)) for side in (a, b))
-    return DrawnRuns(drawn, runs_a, runs_b)
+    drawn = draws(profile, plan.draws)
+    profiles = [drawn_profile(profile, draw) for draw in drawn]
+    with pool(2 * len(profiles)) as each:
+        runs_a = a.run_each(first, profiles, each)
+        runs_b = b.run_each(trials.b[0].result, profiles, each)
+        return DrawnRuns(drawn, tuple(runs_a), tuple(runs_b))
 
 
-def _no_draws(trials: Trials, plan: TrialPlan, count: int) -> str:
-    if not count:
+def _no_draws(trials: Trials, plan: TrialPlan) -> str:
+    if not plan.draws:
         return NOT_DRAWN.abstained
     if not trials.a[0].exact:
         return "times were measured"
@@ -188,6 +190,8 @@ def _over_seeds(
     a: Side, b: Side, seeds: Iterable[int], plan: TrialPlan, notice: Notice, *, first: tuple[Sample, Sample]
 ) -> Trials:
     """Stops after the first seed whose tokens differ, since there can be no verdict then."""
+    if plan.draws:
+        prepare_pool()
     pairs = [first]
     for seed in list(seeds)[1:]:
         if _diverged(*pairs[-1], plan):

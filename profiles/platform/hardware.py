@@ -193,6 +193,10 @@ class _Written(ProfileModel):
 class HardwareProfile(_Written):
     sha256: str
 
+    def as_file(self) -> str:
+        """The profile in the form of a file that ``load`` reads: JSON, which is YAML."""
+        return self.model_dump_json(exclude={"sha256"}, exclude_defaults=True)
+
     @property
     def capabilities(self) -> Capabilities:
         from ...sched.config import Capabilities  # here, so that listing profiles does not import torch

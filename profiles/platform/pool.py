@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import connection, forkserver, get_context, parent_process
+from multiprocessing.context import BaseContext
 from typing import Final, Protocol, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
 
+# What every run imports; torch imports the second at the first dispatch to a device of ours.
+_IMPORTED: Final = ["schedbench.profiles.ranks.execute", "torch.distributed.tensor"]
 _ORPHANED: Final = 1  # exit code of a process whose parent has ended
 
 
@@ -25,9 +29,7 @@ class MapFunction(Protocol):
 def pool(tasks: int) -> Iterator[MapFunction]:
     """A map function over new processes, since a virtual GPU belongs to the process that opened it. Tasks that have not
     started when the block ends are cancelled. The processes end with this one, even where it is killed."""
-    workers = ProcessPoolExecutor(
-        max(1, min(processors(), tasks)), mp_context=get_context("spawn"), initializer=end_with_parent
-    )
+    workers = ProcessPoolExecutor(max(1, min(processors(), tasks)), mp_context=_context(), initializer=_begin)
 
     def each(function: Callable[[T], R], tasks: Iterable[T], /) -> Iterable[R]:
         pickle.dumps(function)  # raises here; in a worker, Python 3.11 would hang at shutdown
@@ -37,6 +39,25 @@ def pool(tasks: int) -> Iterator[MapFunction]:
         yield each
     finally:
         workers.shutdown(cancel_futures=True)
+
+
+def prepare_pool() -> None:
+    """Start what the processes of a pool are forked from, so that it imports while this process does something else."""
+    _context()
+    forkserver.ensure_running()
+
+
+def _context() -> BaseContext:
+    """Processes are forked from one that only imports, once for all pools of this process."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(_IMPORTED)
+    return context
+
+
+def _begin() -> None:
+    """Begin in a new process. Freezing what it has imported keeps the garbage collector from walking it in each run."""
+    end_with_parent()
+    gc.freeze()
 
 
 def end_with_parent() -> None:

@@ -89,16 +89,19 @@ class GatedSink:
 
 @contextmanager
 def settled_heap() -> Iterator[None]:
-    """Keep the garbage collector from walking torch's objects, and short-lived records, again and again."""
-    thresholds = gc.get_threshold()
+    """Keep the garbage collector from walking torch's objects, and short-lived records, again and again. In a process
+    that froze its imports as it began, they stay frozen."""
+    thresholds, frozen = gc.get_threshold(), gc.get_freeze_count()
     gc.collect()
-    gc.freeze()
+    if not frozen:
+        gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS, *thresholds[1:])
     try:
         yield
     finally:
         gc.set_threshold(*thresholds)
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()
 
 
 @dataclass(frozen=True, slots=True)

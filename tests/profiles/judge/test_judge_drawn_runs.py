@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from schedbench.profiles.judge.compare import Comparison, VerdictRules, judge
+from schedbench.profiles.judge.drawn_runs import run_each
 from schedbench.profiles.judge.draws import uncertain
 from schedbench.profiles.judge.sides import opened, parse
 from schedbench.profiles.judge.trial import Question, TrialRequest
 from schedbench.profiles.judge.trials import TrialPlan, conduct, conduct_draws
 from schedbench.profiles.judge.verdict import Reason
 from schedbench.profiles.platform.hardware import load
+from schedbench.profiles.platform.resolve import Resolved, ask
+from schedbench.profiles.ranks.execute import Options, execute
 
+T = TypeVar("T")
+R = TypeVar("R")
+DRAWS = 8
 SCENARIO = """
 name: long-prompts
 model: {{preset: tiny-llama, dtype: float32}}
 device: {{values: none, hardware: {hardware}}}
-engine: {{overlap: false, relay: pr25945, max_running_requests: 4, kv_tokens: 16384}}
+engine: {{overlap: false, relay: pr25945, max_running_requests: 1, kv_tokens: 4096}}
+measure: {{warmup_requests: 0}}
 workload:
-  requests: 6
+  requests: 1
   arrival: burst
   prompt_tokens: {{dist: fixed, value: 2000}}
-  output_tokens: {{dist: fixed, value: 2}}
+  output_tokens: {{dist: fixed, value: 1}}
 """
 
 
@@ -50,25 +59,48 @@ def compared(folder: Path, slope: tuple[float, float]) -> Comparison:
     scenario = folder / "scenario.yaml"
     scenario.write_text(SCENARIO.format(hardware=hardware))
     a, b = parse("flatten=numpy"), parse("flatten=list")
-    plan = TrialPlan(varied=a.varied | b.varied)
+    plan = TrialPlan(varied=a.varied | b.varied, draws=DRAWS)
     with opened(Question.of(str(scenario)), a, b, TrialRequest(device="vgpu")) as sides:
         trials = conduct(*sides, plan, lambda *_: None)
-        drawn = conduct_draws(*sides, trials, plan, 16)
+        drawn = conduct_draws(*sides, trials, plan)
     return judge(trials, VerdictRules(headline=("input_throughput",)), drawn)
 
 
 @pytest.mark.parametrize(
-    ("slope", "verdict"), [((20.0, 60.0), "inconclusive"), ((60.0, 100.0), "worse"), ((0.0, 10.0), "better")]
+    ("slope", "verdict"), [((0.0, 60.0), "inconclusive"), ((60.0, 100.0), "worse"), ((0.0, 10.0), "better")]
 )
 def test_a_sign_stands_only_where_the_constant_cannot_turn_it(
     tmp_path: Path, slope: tuple[float, float], verdict: str
 ) -> None:
     found = compared(tmp_path, slope)
     firmness = found.metrics["input_throughput"].judgement.firmness
-    assert firmness is not None and firmness.draws == 16
+    assert firmness is not None and firmness.draws == DRAWS
     assert found.verdict == verdict
     assert (Reason.CONSTANTS in found.reasons) == (verdict == "inconclusive") == firmness.flips
     if firmness.flips:
         assert firmness.constant == "phases.flatten.b" and firmness.correlation < -0.9
     else:
-        assert firmness.holding == 16
+        assert firmness.holding == DRAWS
+
+
+@pytest.mark.parametrize(
+    ("scenario", "known_tokens", "values"),
+    [("mixed", 2, "none"), ("mixed", 3, "real"), ("spec_v2", 2, "real")],
+    ids=["equal times", "other times", "acceptance is measured"],
+)
+def test_values_are_computed_only_where_times_depend_on_them(
+    scenario: str, known_tokens: int, values: str
+) -> None:
+    asked, other = (
+        ask(scenario, ("workload.requests=1", "workload.prompt_tokens=8", f"workload.output_tokens={tokens}"))
+        for tokens in (2, known_tokens)
+    )
+    known = execute(other, other.relays[0], Options(device="vgpu")).result
+    seen: list[object] = []
+
+    def each(function: Callable[[T], R], questions: Iterable[T], /) -> Iterable[R]:  # noqa: ARG001
+        seen.extend(questions)
+        return ()
+
+    run_each(each, asked, [asked.hardware], known)
+    assert isinstance(seen[0], Resolved) and seen[0].scenario.device.values == values

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 
-from schedbench.profiles.judge.draws import document, draws, firmness, uncertain
+from schedbench.profiles.judge.draws import drawn_profile, draws, firmness, uncertain
 from schedbench.profiles.platform.hardware import load
 
 H200 = load("h200")
@@ -29,7 +28,7 @@ def test_draws_repeat_and_differ_by_seed() -> None:
 def test_a_draw_is_a_profile_without_ranges(tmp_path: Path) -> None:
     [draw, *_] = draws(H200, 2)
     path = tmp_path / "draw.yaml"
-    path.write_text(yaml.safe_dump(document(H200, draw)))
+    path.write_text(drawn_profile(H200, draw).as_file())
     drawn = load(path)
     assert drawn.host.launch.value == draw["host.launch"] != H200.host.launch.value
     assert uncertain(drawn) == {} and draws(drawn) == []

@@ -1,0 +1,41 @@
+"""Runs of one question on several hardware profiles, such as the draws of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from ...scenarios import checks, combinations
+from ..platform.hardware import HardwareProfile
+from ..platform.pool import MapFunction
+from ..platform.resolve import Resolved
+from ..ranks.execute import Options, execute
+from ..record.result import Result
+
+Profiles = Sequence[HardwareProfile]
+
+HARDWARE: Final = "device.hardware"
+_OPTIONS: Final = Options(device="vgpu")
+
+
+def run_each(each: MapFunction, question: Resolved, profiles: Profiles, known: Result) -> Iterable[Result]:
+    """Run the question on each of the profiles; ``known`` is its result on its own. Raises what ``execute`` raises."""
+    question = _cheapest(question, known)
+    return each(_run, [replace(question, hardware=profile) for profile in profiles])
+
+
+def _run(question: Resolved) -> Result:
+    return execute(question, question.relays[0], _OPTIONS).result
+
+
+def _cheapest(question: Resolved, known: Result) -> Resolved:
+    """The question with values none where its metrics are then those of ``known`` to the last digit; else as it is."""
+    device = question.scenario.device.model_copy(update={"values": "none"})
+    scenario = question.scenario.model_copy(update={"device": device})
+    if device == question.scenario.device or any(
+        (*checks.findings(scenario), *combinations.findings(scenario))
+    ):
+        return question
+    bare = replace(question, scenario=scenario)
+    return bare if _run(bare).metrics == known.metrics else question
