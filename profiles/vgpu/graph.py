@@ -81,7 +81,8 @@ class GraphCapture:
         return self.executor.immediate
 
     def empty(self, spec: TensorSpec) -> torch.Tensor:
-        return self.executor.empty(spec)
+        """Zeros, since nothing is computed yet and ops that are tried out for their shapes may use them as indices."""
+        return self.executor.empty(spec).zero_()
 
     def compute(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
         results = allocate(self._specs(op, args, kwargs), self.empty)

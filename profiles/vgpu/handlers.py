@@ -15,9 +15,9 @@ from .custom import custom_handler
 from .device import VirtualGpu
 from .factories import like_handler
 from .indexing import IndexHandlers
-from .op_kinds import LIKES, READS, Handler, is_view, written_arguments
+from .op_kinds import LIKES, READS, Handler, composition, is_view, written_arguments
 from .reads import read_handler, scalar_handler
-from .tensor import DeviceTensor, refuse_mixed, unwrap, wrap
+from .tensor import DeviceTensor, refuse_mixed, unwrap, unwrap_named, wrap, wrapped
 
 Decorator = Callable[[torch._ops.OpOverload, Handler], Handler]
 
@@ -39,9 +39,14 @@ class OpHandlers(dict[Any, Handler]):
             "index_put_": indexing.index_put_,
             "_local_scalar_dense": scalar_handler(gpu),
             "is_pinned": lambda *_: False,
+            "detach_": lambda args, _: args[0],
         }
 
     def build(self, func: torch._ops.OpOverload) -> Handler:
+        key = composition(func)
+        if key is not None:
+            self[func] = _composite(func, key)
+            return self[func]
         handler = self._choose(func)
         self[func] = handler if self._decorate is None else self._decorate(func, handler)
         return self[func]
@@ -65,6 +70,15 @@ class OpHandlers(dict[Any, Handler]):
         return _functional(gpu, func, name)
 
 
+def _composite(func: torch._ops.OpOverload, key: torch._C.DispatchKey) -> Handler:
+    """The ops by which torch defines the op; each of them is dispatched."""
+
+    def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return func._op_dk(key, *args, **kwargs)
+
+    return handler
+
+
 def _view(gpu: VirtualGpu, func: torch._ops.OpOverload) -> Handler:
     """A view of the same memory, without a launch."""
     op, runtime = binding(func), gpu.runtime
@@ -83,13 +97,13 @@ def _functional(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Hand
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         held = unwrap(args)
-        out = gpu.executor.compute(op, held, kwargs)
+        out = gpu.executor.compute(op, held, unwrap_named(kwargs) if kwargs else kwargs)
         single = isinstance(out, torch.Tensor)
         if single and not out.numel():
             runtime.now += runtime.torch_call
         else:
             runtime.kernel(name, duration(held, out))
-        return wrap(out) if single else [wrap(o) for o in out]
+        return wrap(out) if single else wrapped(out)
 
     return handler
 
@@ -105,8 +119,7 @@ def _in_place(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handle
         if type(target) is not DeviceTensor:
             refuse_mixed(target.device)
         held = unwrap(args)
-        named = dict(zip(kwargs, unwrap(tuple(kwargs.values())), strict=True)) if kwargs else kwargs
-        gpu.executor.mutate(op, held, named)
+        gpu.executor.mutate(op, held, unwrap_named(kwargs) if kwargs else kwargs)
         result = target.held
         if name == "zero_" and result.is_contiguous():
             runtime.move("memset", runtime.costs.memory(result.nbytes), size=result.nbytes)

@@ -36,12 +36,54 @@ READS: Mapping[str, Sequence[int]] = {
     "unique_consecutive": (8,),
     "repeat_interleave": (8,),
     "bincount": (8, 8),
+    "histc": (4, 4),
     "equal": (1,),
     "allclose": (1,),
     "multinomial": (1, 1),
+    "_linalg_check_errors": (1,),
 }
 
+# Ops that torch composes of others on every device, with copies that they hide: most copy their argument and change the
+# copy in place; others read numbers from tensors.
+COMPOSED = frozenset(
+    {
+        "block_diag",
+        "constant_pad_nd",
+        "index_fill",
+        "index_put",
+        "linspace",
+        "logspace",
+        "masked_fill",
+        "masked_scatter",
+        "put",
+        "repeat",
+    }
+)
+
 _VIEWS_BY_NAME = frozenset({"_unsafe_view", "lift_fresh", "detach", "alias"})
+
+
+def reads_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[int]:
+    """The bytes of each number that this call reads."""
+    given = {**dict(zip(("input", "bins", "min", "max"), args, strict=False)), **kwargs}
+    known_range = name == "histc" and given.get("min", 0) != given.get("max", 0)
+    return () if known_range or kwargs.get("output_size") is not None else READS[name]
+
+
+def composition(func: torch._ops.OpOverload) -> torch._C.DispatchKey | None:
+    """The dispatch key of torch's definition of the op by other ops, if that is how CUDA runs it.
+
+    Torch replaces an op that is composite for autograd, too, before it is dispatched to the tensor's class, but not
+    under ``inference_mode``.
+    """
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    name = func.name()
+    if has_kernel(name, "PrivateUse1"):
+        return None
+    if has_kernel(name, "CompositeImplicitAutograd"):
+        return torch._C.DispatchKey.CompositeImplicitAutograd
+    is_known = name.removeprefix("aten::").split(".")[0] in COMPOSED
+    return torch._C.DispatchKey.CompositeExplicitAutograd if is_known else None
 
 
 def is_view(schema: torch.FunctionSchema) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from .device import VirtualGpu
-from .op_kinds import READS, Handler
-from .tensor import DeviceTensor, unwrap, wrap
+from .op_kinds import Handler, reads_of
+from .tensor import unwrap, unwrap_named, wrapped
 
 
 def scalar_handler(gpu: VirtualGpu) -> Handler:
@@ -31,14 +31,8 @@ def read_handler(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Han
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         held = unwrap(args)
         runtime.kernel(name, runtime.costs.memory(sum(a.nbytes for a in held if isinstance(a, torch.Tensor))))
-        for size in READS[name] if kwargs.get("output_size") is None else ():
+        for size in reads_of(name, args, kwargs):
             runtime.copy("d2h", size, pinned=True, blocking=True)
-        return _wrapped(gpu.executor.read(op, held, kwargs))
+        return wrapped(gpu.executor.read(op, held, unwrap_named(kwargs)))
 
     return handler
-
-
-def _wrapped(out: Any) -> Any:
-    if isinstance(out, torch.Tensor):
-        return out if type(out) is DeviceTensor else wrap(out)
-    return [wrap(o) for o in out] if isinstance(out, (list, tuple)) else out

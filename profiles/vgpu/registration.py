@@ -67,6 +67,12 @@ class DeviceModule:
     def manual_seed_all(self, seed: int) -> None:
         """The device draws its random numbers from the host's generator."""
 
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:  # noqa: ARG002
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:  # noqa: ARG002
+        torch.set_rng_state(state)
+
     def _is_in_bad_fork(self) -> bool:
         return False
 

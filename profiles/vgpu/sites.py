@@ -31,7 +31,10 @@ class Sites:
 
     def here(self) -> int:
         """The index of the stack's innermost watched line, or NO_SITE. The three innermost frames are the tool's."""
-        frame: FrameType | None = sys._getframe(3)
+        try:
+            frame: FrameType | None = sys._getframe(3)
+        except ValueError:  # the call was made by a thread of torch's own
+            return NO_SITE
         known = self._indices
         while frame is not None:
             code = frame.f_code

@@ -88,7 +88,7 @@ class ResultSpecs:
         self._max_tried = max_tried
 
     def __call__(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
-        """A TensorSpec, or a list of them."""
+        """A TensorSpec, a list of them, or None for an op without a result."""
         key = (
             op,
             _key(args),
@@ -110,8 +110,10 @@ def spec_of(tensor: torch.Tensor) -> TensorSpec:
 
 
 def allocate(specs: Any, empty: Any) -> Any:
-    """Allocate a tensor for each spec."""
-    return empty(specs) if isinstance(specs, TensorSpec) else [empty(o) for o in specs]
+    """Allocate a tensor for each spec; None for None."""
+    if specs is None or isinstance(specs, TensorSpec):
+        return specs if specs is None else empty(specs)
+    return [empty(o) for o in specs]
 
 
 def allocate_like(shapes: Any, empty: Callable[[TensorSpec], torch.Tensor]) -> Any:
@@ -178,4 +180,6 @@ def _host_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _specs_of(results: Any) -> Any:
-    return spec_of(results) if isinstance(results, torch.Tensor) else [spec_of(r) for r in results]
+    if results is None or isinstance(results, torch.Tensor):
+        return results if results is None else spec_of(results)
+    return [spec_of(r) for r in results]

@@ -108,6 +108,18 @@ def wrap(held: torch.Tensor) -> DeviceTensor:
     return tensor
 
 
+def wrapped(out: Any) -> Any:
+    """An op's result, with device tensors for its tensors."""
+    if isinstance(out, torch.Tensor):
+        return wrap(out)
+    return [wrapped(part) for part in out] if isinstance(out, (list, tuple)) else out
+
+
+def unwrap_named(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``unwrap`` of arguments that are passed by name."""
+    return dict(zip(kwargs, unwrap(tuple(kwargs.values())), strict=True))
+
+
 def unwrap(args: Sequence[Any]) -> list[Any]:
     """The arguments with held tensors for device tensors. Raises as CUDA does if there is a host tensor among them."""
     held = []

@@ -54,7 +54,7 @@ def _functional(checker: HazardChecker, name: str, handler: Handler) -> Handler:
         out = handler(args, kwargs)
         begin = perf_counter_ns()
         launch = checker.launch(name)
-        _reads(checker, launch, args)
+        _reads(checker, launch, (*args, *kwargs.values()))
         _writes(checker, launch, (out,))
         checker.spent += perf_counter_ns() - begin
         return out
@@ -69,7 +69,7 @@ def _read(checker: HazardChecker, name: str, handler: Handler) -> Handler:
         launch = checker.launch_here(name)
         out = handler(args, kwargs)
         begin = perf_counter_ns()
-        _reads(checker, launch, args)
+        _reads(checker, launch, (*args, *kwargs.values()))
         _writes(checker, launch, (out,))
         checker.spent += perf_counter_ns() - begin
         return out
@@ -80,7 +80,7 @@ def _read(checker: HazardChecker, name: str, handler: Handler) -> Handler:
 def _in_place(
     checker: HazardChecker, name: str, handler: Handler, written: Sequence[tuple[int, str]]
 ) -> Handler:
-    positions = {k for k, _ in written}
+    positions, names = {k for k, _ in written}, {name for _, name in written}
 
     def watched(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         targets = [kwargs[key] if key in kwargs else args[k] for k, key in written]
@@ -90,6 +90,7 @@ def _in_place(
         launch = checker.launch(name)
         # Accesses that conflict with a read of a target conflict with its write, too.
         _reads(checker, launch, [arg for k, arg in enumerate(args) if k not in positions])
+        _reads(checker, launch, [arg for name, arg in kwargs.items() if name not in names])
         _writes(checker, launch, targets)
         checker.spent += perf_counter_ns() - begin
         return out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -95,6 +95,15 @@ TABLE: list[tuple[str, list[Copy], bool]] = [
     ("torch.equal(x, x)", [("d2h", "pinned", 1, True)], True),
     ("torch.multinomial(x, 1)", [("d2h", "pinned", 1, True)] * 2, True),
     ("torch.nn.functional.one_hot(ids)", [("d2h", "pinned", 8, True)], True),
+    ("torch.argwhere(x)", [("d2h", "pinned", 4, True)], True),
+    ("ids.unique_consecutive()", [("d2h", "pinned", 8, True)], True),
+    ("torch.histc(x)", [("d2h", "pinned", 4, True)] * 2, True),
+    ("torch.histc(x, bins=4, min=0, max=2)", [], False),
+    ("torch.allclose(x, x)", [("d2h", "pinned", 1, True)], True),
+    ("torch.linalg.inv(torch.eye(2, device=device))", [("d2h", "pinned", 1, True)], True),
+    ("torch.linspace(x[0], x[1], 3, device=device)", [("d2h", "pinned", 4, True)] * 2, True),
+    ("torch._assert_async(x[0])", [], False),
+    ("torch.searchsorted(x, x, sorter=torch.arange(6, device=device))", [], False),
     # nothing to copy
     ("torch.arange(4, device=device)", [], False),
     ("torch.zeros(4, device=device)", [], False),
@@ -106,9 +115,15 @@ TABLE: list[tuple[str, list[Copy], bool]] = [
 ]
 
 
-@pytest.fixture
-def names(bench: Any) -> Names:
+@pytest.fixture(params=[torch.no_grad, torch.inference_mode], ids=["no_grad", "inference_mode"])
+def names(bench: Any, request: pytest.FixtureRequest) -> Iterator[Names]:
+    """Under inference_mode torch hands composite ops to the tensor's class whole; the copies are the same."""
     device = bench.gpu.device
+    with request.param():
+        yield _names(device)
+
+
+def _names(device: torch.device) -> Names:
     return {
         "torch": torch,
         "device": device,
@@ -198,6 +213,8 @@ def test_device_copies_are_memcpys_when_alike_and_contiguous(bench: Any, names: 
     assert kinds(lambda: x.zero_()) == [("memset", 24)]
     assert kinds(lambda: table[:, 0].zero_()) == [("kernel", 0)]
     assert kinds(lambda: x.view(2, 3)[0]) == []
+    assert kinds(lambda: x.masked_fill(x > 2, 0.0)) == [("kernel", 0), ("d2d", 24), ("kernel", 0)]
+    assert kinds(lambda: x.index_put((names["ids"],), x[:3])) == [("d2d", 24), ("kernel", 0)]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,107 @@
+"""Torch's own samples of its operators on the virtual GPU: the values are the CPU's, and an op makes the same copies
+and kernels under ``inference_mode`` as under ``no_grad``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from schedbench.profiles.platform.hardware import load
+from schedbench.profiles.vgpu import open_vgpu
+from schedbench.profiles.vgpu.tensor import DeviceTensor
+
+pytestmark = [pytest.mark.wide, pytest.mark.filterwarnings("ignore")]  # torch warns of deprecated operators
+SAMPLES = 3  # per operator
+# What the virtual GPU does not have, and CUDA refuses, too, or runs by libraries of its own.
+UNSUPPORTED = {
+    "_batch_norm_with_update": "takes no running statistics, which torch's Python overloads do not accept",
+    "_native_batch_norm_legit": "takes no running statistics, which torch's Python overloads do not accept",
+    "as_strided.partial_views": "views more memory than the tensor was made from",
+    "jiterator": "compiles CUDA source",
+    "sparse": "sparse layouts",
+    "tensor_split": "needs its indices on the host",
+    "to_sparse": "sparse layouts",
+}
+# Values that are random, not initialised, or one of several valid ones.
+UNDETERMINED = (
+    "as_strided",
+    "bernoulli",
+    "dropout",
+    "eig",
+    "empty",
+    "hfftn",
+    "pca",
+    "qr",
+    "rand",
+    "rrelu",
+    "svd",
+)
+
+
+def samples(ops: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    for op in ops:
+        if op.dtypes and not op.full_name.startswith(tuple(UNSUPPORTED)):
+            dtype = torch.float32 if torch.float32 in op.dtypes else next(iter(op.dtypes))
+            for sample, _ in zip(
+                op.sample_inputs("cpu", dtype, requires_grad=False), range(SAMPLES), strict=False
+            ):
+                yield op, (sample.input, sample.args, sample.kwargs)
+
+
+def on_device(value: Any) -> Any:
+    return value.detach().to("vgpu") if isinstance(value, torch.Tensor) else value
+
+
+def held(value: Any) -> Any:
+    return value.held if type(value) is DeviceTensor else value
+
+
+class Kinds:
+    """A sink that counts the device's operations."""
+
+    def __init__(self) -> None:
+        self.count: Counter[str] = Counter()
+
+    def feed(self, window: Any) -> None:
+        self.count.update(op.kind for op in window.ops)
+
+
+def answer(op: Any, given: Any, mode: Any) -> tuple[Any, Counter[str]]:
+    """The op's result, and the device's operations by kind."""
+    sink = Kinds()
+    with open_vgpu(load("h200"), sink=sink) as gpu, mode():
+        value, args, kwargs = tree_map(on_device, given)
+        gpu.flush()
+        sink.count.clear()
+        torch.manual_seed(0)
+        out = tree_map(held, op.op(value, *args, **kwargs))
+        gpu.flush()
+        return out, sink.count
+
+
+def test_samples_agree_in_values_and_counts() -> None:
+    from torch.testing._internal.common_methods_invocations import op_db  # takes seconds to import
+
+    assert len(op_db) > 500
+    different = []
+    for op, given in samples(op_db):
+        (out, counts), (_, inference) = (
+            answer(op, given, mode) for mode in (torch.no_grad, torch.inference_mode)
+        )
+        if counts != inference:
+            different.append(
+                f"{op.full_name}: {dict(counts)} under no_grad, {dict(inference)} under inference_mode"
+            )
+        if not any(word in op.full_name for word in UNDETERMINED):
+            torch.manual_seed(0)
+            value, args, kwargs = given
+            expected = tree_leaves(op.op(value, *args, **kwargs))
+            for one, other in zip(tree_leaves(out), expected, strict=True):
+                if isinstance(one, torch.Tensor):
+                    torch.testing.assert_close(one, other, equal_nan=True, msg=op.full_name)
+    assert different == []
