@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -15,11 +16,13 @@ from .stopwatch import Stopwatch, command_line
 
 if TYPE_CHECKING:
     from ..profiles.captures.files import Reader
+    from ..profiles.judge.compare import VerdictRules
     from ..profiles.judge.sides import SideSpec
     from ..profiles.judge.trial import Question, Sample
     from ..profiles.judge.trials import DrawnRuns, Notice, TrialPlan, Trials
     from ..scenarios.schema import Case
 
+_LIBRARY = "cases"
 _Sides = Literal["a", "b"]
 _SIDE = "key=value,... or git:REF or a stored result.json, a capture, or a folder of either."
 
@@ -74,6 +77,23 @@ OutputDir = Annotated[Path | None, typer.Option(help="Keep compare.json and ever
 Format = Annotated[Literal["table", "json", "md"], typer.Option("--format", help="What to print.")]
 
 
+class _Wanted(NamedTuple):
+    """What the options say of every comparison. The first seed, the varied keys and the headline follow from the
+    sides."""
+
+    overrides: list[str]
+    device: Device
+    plan: TrialPlan
+    rules: VerdictRules
+    reader: Reader
+
+
+class _Compared(NamedTuple):
+    document: dict[str, Any]
+    broken: bool
+    undecided: bool
+
+
 def compare(
     names: Names = None,
     a: A = "",
@@ -95,37 +115,67 @@ def compare(
     form: Format = "table",
 ) -> None:
     """Compare two sides: are the tokens the same, did the change take part, is B better than A. A case has sides
-    of its own (`schedbench list cases`); two results or captures are named without a scenario: compare A B.
+    of its own (`schedbench list cases`), and `compare cases` asks all of them; two results or captures are named
+    without a scenario: compare A B.
 
     Exit codes: 0 done and gates passed; 1 a gate failed or is undecided, or the tokens differ; 2 usage, or
     sides that are not alike; 3 this machine cannot; 4 a side crashed; 130 interrupted, or 143 terminated,
     finished runs are in --output-dir.
     """
     from ..profiles.captures.files import Reader
-    from ..profiles.judge.compare import HEADLINE, VerdictRules, judge
-    from ..profiles.judge.document import document
+    from ..profiles.judge.compare import VerdictRules
     from ..profiles.judge.gates import parse as parsed
     from ..profiles.judge.trials import TrialPlan
+
+    wanted = _Wanted(
+        overrides or [],
+        device,
+        TrialPlan(seeds, pairs, allow_divergence=allow_divergence, draws=draws),
+        VerdictRules(
+            min_effect, min_engagement, allow_divergence, tuple(map(parsed, gate or ())), undecided == "pass"
+        ),
+        Reader(meaning, nsys, command_line()),
+    )
+    scenario, a, b = _named(names or [], a, b)
+    if scenario == _LIBRARY and not (a or b):
+        found = _library(wanted, output_dir=output_dir, form=form)
+    else:
+        found = [_compared(wanted, scenario, a, b, output_dir)]
+        _show(found[0].document, output_dir=output_dir, form=form)
+    failed = any(one.broken or (exit_on_inconclusive and one.undecided) for one in found)
+    raise typer.Exit(GATE_FAILED if failed else 0)
+
+
+def _library(wanted: _Wanted, *, output_dir: Path | None, form: Format) -> list[_Compared]:
+    """Compare the sides of every case, and print one table."""
+    from ..profiles.record.result import canonical
+    from ..scenarios.shipped import case_names
+    from . import cases_page
+    from .page import show
+
+    found = {name: _compared(wanted, name, "", "", output_dir and output_dir / name) for name in case_names()}
+    documents = {name: one.document for name, one in found.items()}
+    show(form, lambda _: cases_page.page(documents), json=lambda: canonical(documents))
+    return [*found.values()]
+
+
+def _compared(wanted: _Wanted, scenario: str | None, a: str, b: str, output_dir: Path | None) -> _Compared:
+    from ..profiles.judge.compare import judge
+    from ..profiles.judge.document import document
     from .console import status
 
-    scenario, a, b = _named(names or [], a, b)
-    case = None if a or b or scenario is None else _case(scenario, overrides or [])
-    reader = Reader(meaning, nsys, command_line())
-    spec_a, spec_b = _specs(a, b, reader) if case is None else _specs(case.a, case.b, reader)
-    headline = HEADLINE if case is None else (case.metric,)
-    gates = tuple(map(parsed, gate or ()))
-    rules = VerdictRules(min_effect, min_engagement, allow_divergence, gates, undecided == "pass", headline)
-    question, first = _question(scenario, overrides or [], spec_a, spec_b)
-    varied = spec_a.varied | spec_b.varied
-    plan = TrialPlan(seeds, pairs, first, varied, allow_divergence, draws)
+    case = None if a or b or scenario is None else _case(scenario, wanted.overrides)
+    sides = _specs(a, b, wanted.reader) if case is None else _specs(case.a, case.b, wanted.reader)
+    question, first = _question(scenario, wanted.overrides, *sides)
+    plan = replace(wanted.plan, first_seed=first, varied=sides[0].varied | sides[1].varied)
+    rules = wanted.rules if case is None else replace(wanted.rules, headline=(case.metric,))
     clock = Stopwatch()
-    with status("0 runs") as update:
+    with status(f"{scenario}: 0 runs" if case else "0 runs") as update:
         notice = _kept(output_dir, update)
-        trials, drawn = _conduct(question, spec_a, spec_b, plan, device=device, notice=notice, update=update)
+        trials, drawn = _conduct(question, *sides, plan, device=wanted.device, notice=notice, update=update)
     found = judge(trials, rules, drawn)
-    content = document(found, a=spec_a.label, b=spec_b.label, run=clock.run(), case=case)
-    _show(content, output_dir=output_dir, form=form)
-    raise typer.Exit(GATE_FAILED if found.broken or (exit_on_inconclusive and found.undecided) else 0)
+    content = document(found, a=sides[0].label, b=sides[1].label, run=clock.run(), case=case)
+    return _Compared(content, broken=found.broken, undecided=found.undecided)
 
 
 def _case(scenario: str, overrides: list[str]) -> Case | None:
