@@ -20,6 +20,7 @@ _RANK = ("rank", "role")  # empty in rows of the whole run
 _FIGURES = (
     *("metric", "unit", "value", "p50", "p90", "p95", "p99"),
     *("median", "mean", "max", "steps_with", "abstained"),
+    *("low", "high"),  # under draws of the hardware's constants
 )
 
 
@@ -68,8 +69,9 @@ def _which(document: Document) -> tuple[str, ...]:
 
 
 def _metric_rows(part: Document) -> Iterator[dict[str, str]]:
+    ranges = part.get("ranges", {}).get("metrics", {})
     for name, metric in part["metrics"].items():
-        values = metric.get("values")
+        values, extent = metric.get("values"), ranges.get(name, {})
         figures = {figure: metric.get(figure) for figure in ("p50", "p90", "p95", "p99", "max")}
         yield {
             "metric": name,
@@ -77,6 +79,7 @@ def _metric_rows(part: Document) -> Iterator[dict[str, str]]:
             "value": repr(sum(values) / len(values)) if values else "",
             "abstained": metric.get("abstained", ""),
             **{figure: repr(value) for figure, value in figures.items() if isinstance(value, float | int)},
+            **{end: repr(extent[end]) for end in ("low", "high") if extent},
         }
 
 

@@ -66,6 +66,7 @@ def tables(result: Document, *, width: int) -> tuple[Table, ...]:
         summary(result),
         workload(result),
         latency(result),
+        *((drawn_ranges(result),) if "ranges" in result else ()),
         counts(result),
         copies(result, width=width),
         host_waits(result, width=width),
@@ -226,6 +227,25 @@ def _times(metric: Document) -> list[str]:
     quantiles = [metric.get(name) for name in ("p50", "p90", "p95", "p99")]
     supported = [None if isinstance(value, dict) else value for value in quantiles]
     return [number(value) for value in (metric["n"], mean, *supported, metric["max"])]
+
+
+def drawn_ranges(result: Document) -> Table:
+    """The extremes of the headline figures under draws of the hardware's constants."""
+    part = result["ranges"]
+    table = framed(
+        f"ranges under {number(part['draws'])} draws of the hardware's constants",
+        caption="means over requests or steps; the constant that each follows most, with their rank correlation",
+    )
+    table.add_column("metric")
+    table.add_column("unit")
+    for heading in ("value", "low", "high"):
+        table.add_column(heading, justify="right")
+    table.add_column("follows")
+    for name, extent in part["metrics"].items():
+        figures = (number(value) for value in (mean_value(result, name), extent["low"], extent["high"]))
+        follows = f"{extent['follows']} {extent['correlation']:+.2f}" if extent["follows"] else MISSING
+        table.add_row(name, result["metrics"][name]["unit"], *figures, follows)
+    return table
 
 
 def counts(result: Document) -> Table:

@@ -49,6 +49,10 @@ def run(
         World,
         typer.Option(help="Of several ranks: threads of this process, or processes of torch.distributed."),
     ] = "virtual",
+    ranges: Annotated[
+        bool,
+        typer.Option("--ranges", help="Run again under draws of the hardware's constants from their ranges."),
+    ] = False,
     output_dir: Annotated[
         Path | None, typer.Option(help="Keep result.json here, and the timeline for trace.")
     ] = None,
@@ -66,6 +70,8 @@ def run(
     if world == "virtual":
         _refuse_torchrun()
     options = _options(device, hazards, adversarial, world, save_tokens=save_tokens)
+    if ranges:
+        _require_ranges(question, options)
     make_output_dir(output_dir)
     from ..profiles.ranks.execute import execute
 
@@ -77,6 +83,8 @@ def run(
     except KeyboardInterrupt:
         echo("schedbench: interrupted before anything was measured", err=True)
         raise typer.Exit(INTERRUPTED) from None
+    if ranges and not (outcome.result.run.cancelled or outcome.result.run.failure):
+        outcome = replace(outcome, result=_with_ranges(question, outcome.result))
     _show(outcome, form)
     if output_dir is not None:
         outcome.result.write(output_dir / "result.json")
@@ -109,6 +117,26 @@ def _options(
         adversary=adversary,
         world=world,
     )
+
+
+def _require_ranges(question: Resolved, options: Options) -> None:
+    """Raises UsageError where the run has no ranges."""
+    from ..profiles.judge.ranges import refusal
+
+    if reason := refusal(question, options):
+        raise UsageError(f"--ranges: {reason}")
+
+
+def _with_ranges(question: Resolved, result: Result) -> Result:
+    """The result with its ranges; marked as cancelled where the user interrupted the draws."""
+    from ..profiles.judge.ranges import ranges
+    from .console import status
+
+    try:
+        with status("again under draws of the hardware's constants"):
+            return result.model_copy(update={"ranges": ranges(question, result)})
+    except KeyboardInterrupt:
+        return result.model_copy(update={"run": result.run.model_copy(update={"cancelled": True})})
 
 
 def _watch(clock: Clock, total: int) -> RunProgress:

@@ -306,6 +306,22 @@ class Hazards(ResultModel):
     findings: tuple[HazardFinding, ...] = ()
 
 
+class RangePart(ResultModel):
+    """``follows`` is the constant that the metric follows most, with their rank correlation."""
+
+    low: Number
+    high: Number
+    follows: str
+    correlation: Number
+
+
+class RangesPart(ResultModel):
+    """The extremes of metrics, as means over the repeats, under draws of the hardware's constants from their ranges."""
+
+    draws: Count
+    metrics: dict[str, RangePart]
+
+
 class Result(ResultModel):
     schema_version: Literal["1.0"] = SCHEMA_VERSION
     tool: Tool
@@ -327,6 +343,7 @@ class Result(ResultModel):
     outputs: Outputs | Abstained
     hazards: Hazards | Abstained
     not_asked: dict[str, str] = {}  # by kind of step, why its budget does not apply to this run
+    ranges: RangesPart | None = None  # where they were asked for
 
     @property
     def one_clock(self) -> bool:
@@ -364,8 +381,9 @@ class Result(ResultModel):
             del document["relay"]["loop"]
         if not self.scenario.inputs:
             del document["scenario"]["inputs"]
-        if not self.not_asked:
-            del document["not_asked"]
+        for optional in ("not_asked", "ranges"):
+            if not document[optional]:
+                del document[optional]
         for request in document["requests"]:
             if request["token_ids"] is None:
                 del request["token_ids"]

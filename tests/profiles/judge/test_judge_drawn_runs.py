@@ -12,6 +12,7 @@ import pytest
 from schedbench.profiles.judge.compare import Comparison, VerdictRules, judge
 from schedbench.profiles.judge.drawn_runs import run_each
 from schedbench.profiles.judge.draws import uncertain
+from schedbench.profiles.judge.ranges import ranges
 from schedbench.profiles.judge.sides import opened, parse
 from schedbench.profiles.judge.trial import Question, TrialRequest
 from schedbench.profiles.judge.trials import TrialPlan, conduct, conduct_draws
@@ -19,6 +20,7 @@ from schedbench.profiles.judge.verdict import Reason
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.profiles.ranks.execute import Options, execute
+from schedbench.profiles.record.result import Metric
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -81,6 +83,17 @@ def test_a_sign_stands_only_where_the_constant_cannot_turn_it(
         assert firmness.constant == "phases.flatten.b" and firmness.correlation < -0.9
     else:
         assert firmness.holding == DRAWS
+
+
+def test_the_range_of_a_figure_names_the_constant_that_decides_it(tmp_path: Path) -> None:
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text(SCENARIO.format(hardware=profile(tmp_path / "here.yaml", slope=(100.0, 500.0))))
+    question = ask(str(scenario), ("engine.relay.flatten=list",))
+    result = execute(question, question.relays[0], Options(device="vgpu")).result
+    found = ranges(question, result, DRAWS).metrics["ttft_ms"]
+    metric = result.metrics["ttft_ms"]
+    assert isinstance(metric, Metric) and found.low < metric.values[0] < found.high
+    assert found.follows == "phases.flatten.b" and found.correlation > 0.9
 
 
 @pytest.mark.parametrize(

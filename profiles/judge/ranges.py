@@ -1,0 +1,53 @@
+"""The ranges of a run's headline figures under draws of the hardware's constants."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..platform.pool import pool
+from ..platform.resolve import Resolved
+from ..ranks.execute import Options
+from ..record.result import RangePart, RangesPart, Result
+from ..run.machines import device_kind
+from .drawn_runs import run_each
+from .draws import DRAWS, drawn_profile, draws, followed, uncertain
+from .metric_values import table
+
+FIGURES: Final = (
+    *("output_throughput", "ttft_ms", "tpot_ms", "step_ms", "bubble_pct", "forward_occupancy"),
+    *("forward_idle_us_per_step", "host_stall_us_per_step"),
+    *("exposed_stall_us_per_step", "exposed_host_us_per_step"),
+)
+
+
+def refusal(question: Resolved, options: Options) -> str:
+    """Return why the figures of such a run have no ranges; empty where they have."""
+    reasons = (
+        ("it takes one relay", len(question.relays) > 1),
+        ("times are measured on CUDA", device_kind(options.device, question.scenario) == "cuda"),
+        ("device.host=measured measures the host's times", question.scenario.device.host == "measured"),
+        ("an adversary's times mean nothing", options.adversary is not None),
+        ("ranks in processes have clocks of their own", options.world == "distributed"),
+        (
+            f"hardware {question.hardware.name} has no range for any constant",
+            not uncertain(question.hardware),
+        ),
+    )
+    return next((reason for reason, holds in reasons if holds), "")
+
+
+def ranges(question: Resolved, result: Result, count: int = DRAWS) -> RangesPart:
+    """Run the question again under ``count`` draws. Figures that abstain in any run are left out."""
+    drawn = draws(question.hardware, count)
+    profiles = [drawn_profile(question.hardware, draw) for draw in drawn]
+    with pool(count) as each:
+        found = table([result, *run_each(each, question, profiles, result)])
+    values = {name: [entry.value for entry in found[name][1:]] for name in FIGURES if name in found}
+    parts = {name: (min(x), max(x), *followed(x, drawn)) for name, x in values.items()}
+    return RangesPart(
+        draws=count,
+        metrics={
+            name: RangePart(low=low, high=high, follows=constant, correlation=correlation)
+            for name, (low, high, constant, correlation) in parts.items()
+        },
+    )

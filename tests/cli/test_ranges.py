@@ -1,0 +1,56 @@
+"""``schedbench run --ranges``: the headline figures with their range under draws of the hardware's constants."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+from schedbench.cli.outcome import csv_of
+from schedbench.cli.page import markdown
+from schedbench.cli.result_page import page
+from tests.conftest import RunCommand
+
+TINY = (
+    "--set=workload.requests=1",
+    "--set=workload.prompt_tokens=16",
+    "--set=workload.output_tokens=4",
+    "--set=device.values=none",
+    "--set=engine.max_running_requests=1",
+    "--set=measure.warmup_requests=0",
+    "--device=vgpu",
+)
+
+
+def test_every_form_shows_figures_with_their_ranges(run_command: RunCommand) -> None:
+    done = run_command("run", "mixed", *TINY, "--ranges", "--format", "json")
+    assert done.code == 0, done.err
+    document = json.loads(done.out)
+    metrics, extents = document["metrics"], document["ranges"]["metrics"]
+    assert document["ranges"]["draws"] == 16
+    for name in ("output_throughput", "ttft_ms", "tpot_ms", "step_ms", "forward_idle_us_per_step"):
+        assert extents[name]["low"] < metrics[name]["values"][0] < extents[name]["high"]
+
+    extent = extents["ttft_ms"]
+    [row] = [row for row in csv.DictReader(io.StringIO(csv_of([document]))) if row["metric"] == "ttft_ms"]
+    assert (float(row["low"]), float(row["high"])) == (extent["low"], extent["high"])
+    lines = markdown(page(document, 160)).splitlines()
+    assert any(line.startswith("| ttft_ms | ms |") and extent["follows"] in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("mixed", "--set=device.host=measured"), "device.host=measured measures the host's times"),
+        (("mixed", "--adversarial=1"), "an adversary's times mean nothing"),
+        (("pp2", "--world=distributed"), "ranks in processes have clocks of their own"),
+        (("ladder",), "it takes one relay"),
+    ],
+)
+def test_what_has_no_ranges_is_refused(
+    run_command: RunCommand, arguments: tuple[str, ...], reason: str
+) -> None:
+    done = run_command("run", *arguments, "--device=vgpu", "--ranges")
+    assert (done.code, done.out) == (2, "") and f"--ranges: {reason}" in done.err
