@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 
-if TYPE_CHECKING:
-    from .request import Request, Status
+from .config import SpeculativeConfig
+from .observe import StepInfo, StepKind
+from .request import Request, Status
 
 
 class ForwardMode(Enum):
@@ -258,3 +259,46 @@ class StepResult:
     verified: list[VerifiedTokens] | None = None  # of a serial verify, which appends the tokens itself
     delay_sample_func: Callable[[], None] | None = None
     extra_keep_alive_refs: list[object] = field(default_factory=list)
+
+
+# Under speculation one iteration of the loop is up to three steps, each of its own kind. Their numbers follow the order
+# in which the device runs them; the batch's own number is the middle one:
+#
+#     decode      draft   verify    draft extend
+#     prompt              prefill   draft extend
+#                 n - 1   n         n + 1
+STEP_STRIDE = 3
+FIRST_STEP = 1
+
+
+def draft_step(step: int) -> int:
+    return step - 1
+
+
+def extend_step(step: int) -> int:
+    return step + 1
+
+
+_KINDS: dict[ForwardMode, StepKind] = {
+    ForwardMode.EXTEND: "prefill",
+    ForwardMode.MIXED: "mixed",
+    ForwardMode.DECODE: "decode",
+    ForwardMode.IDLE: "idle",
+}
+
+
+def step_infos(batch: ScheduleBatch, spec: SpeculativeConfig | None, *, steady: bool) -> Sequence[StepInfo]:
+    """The steps that a batch is announced as: one, or under speculation several in the order of their forwards."""
+    size, tokens = batch.batch_size, batch.num_tokens
+    if spec is None or batch.forward_mode.is_idle:
+        return [StepInfo(batch.step, _KINDS[batch.forward_mode], size, tokens, steady)]
+    extend = extend_step(batch.step)
+    if batch.forward_mode.is_extend:
+        prompt = StepInfo(batch.step, "prefill", size, tokens, steady)
+        return [prompt, StepInfo(extend, "draft_extend", size, tokens, steady)]
+    tokens = size * spec.draft_tokens
+    return [
+        StepInfo(draft_step(batch.step), "draft", size, size, steady),
+        StepInfo(batch.step, "verify", size, tokens, steady),
+        StepInfo(extend, "draft_extend", size, tokens, steady),
+    ]

@@ -1,4 +1,4 @@
-"""The host-side state of one request: tokens, KV accounting, and its end.
+"""The host-side state of one request: tokens, KV accounting, and its end; and where requests come from.
 
 Times are integer nanoseconds of the injected clock.
 """
@@ -6,9 +6,10 @@ Times are integer nanoseconds of the injected clock.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .config import SamplingParams
 
@@ -100,3 +101,16 @@ class Request:
         if start >= n:
             return self.output_ids[start - n : stop - n]
         return self.origin_input_ids[start:] + self.output_ids[: stop - n]
+
+
+class RequestSource(Protocol):
+    """Hands out requests as they arrive. Instants are nanoseconds of the engine's clock."""
+
+    def due(self, now: int) -> Sequence[Request]:
+        """Requests that have arrived by ``now`` and were not handed out yet, in order of arrival."""
+
+    def next_at(self) -> int | None:
+        """When the next request arrives; None while that depends on others ending, or when there is none."""
+
+    def ended(self, request: Request, now: int) -> None:
+        """Note that ``request`` has ended at ``now``; a closed-loop workload sends the next one."""

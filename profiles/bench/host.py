@@ -15,10 +15,10 @@ from ...sched.batch import ForwardBatch, ModelOutput
 from ...sched.config import Capabilities, EngineConfig, SamplingParams
 from ...sched.hisparse.tier import KVTier
 from ...sched.loop.engine import Engine
-from ...sched.loop.overlapped import run_overlapped
+from ...sched.loop.event_loops import run_overlapped
 from ...sched.loop.scheduler import Scheduler
+from ...sched.memory.pools import ReqToTokenPool
 from ...sched.memory.radix import RadixCache
-from ...sched.memory.slots import ReqToTokenPool
 from ...sched.memory.tokens import TokenAllocator
 from ...sched.model.sampler import TokenScores
 from ...sched.model.sampling_info import SamplingInfo

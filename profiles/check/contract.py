@@ -14,9 +14,8 @@ import torch
 
 from ...sched.batch import DraftInput, DraftState, ScheduleBatch
 from ...sched.relay.choice import RelayChoice
-from ...sched.relay.draft_row import Speculation
-from ...sched.relay.known import NEGATIVE_IDS, ONE_SIDED_MERGE
-from ...sched.relay.row import Relay, RelayRow
+from ...sched.relay.row import Relay, RelayRow, Speculation
+from ...sched.relay.states import NEGATIVE_IDS, ONE_SIDED_MERGE
 from ..run.crash import crash_of
 from .forward_invariants import PROMPTS
 from .scripted_drafts import DraftSetup, token_of

@@ -20,8 +20,7 @@ from ...sched.memory.invariants import MemoryInvariantError
 from ...sched.memory.invariants import check as check_memory
 from ...sched.observe import Observer, StepInfo
 from ...sched.relay.context import RelayContext, Step
-from ...sched.relay.draft_row import DraftRelay, DraftRow
-from ...sched.relay.row import RelayRow
+from ...sched.relay.row import DraftRelay, DraftRow, RelayRow
 from ...sched.request import Request, Status
 from ...sched.speculate.worker import Worker
 from ..platform.machine import Machine

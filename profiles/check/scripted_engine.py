@@ -17,21 +17,20 @@ from ...sched.batch import ForwardBatch, ModelOutput, ScheduleBatch, StepResult
 from ...sched.config import Capabilities, EngineConfig, SamplingParams, SpeculativeConfig
 from ...sched.hisparse.tier import KVTier
 from ...sched.loop.engine import Engine
-from ...sched.loop.idle import idle_batch
 from ...sched.loop.launch import launch_overlapped, launch_serial
 from ...sched.loop.prepare import (
     filter_rows,
+    idle_batch,
     merge_rows,
     mix_with_running,
     prepare_for_decode,
     prepare_for_extend,
 )
-from ...sched.loop.settle_drafts import settle_verify
+from ...sched.loop.settle import settle_verify
 from ...sched.loop.speculative import launch_drafts
-from ...sched.memory.chunk import ChunkCache
+from ...sched.memory.cache import ChunkCache, release_kv_cache
 from ...sched.memory.invariants import unchanged
-from ...sched.memory.release import release_kv_cache
-from ...sched.memory.slots import ReqToTokenPool
+from ...sched.memory.pools import ReqToTokenPool
 from ...sched.memory.tokens import TokenAllocator
 from ...sched.model.sampler import Sampler
 from ...sched.observe import LogicalClock, Observer

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...sched.batch import ForwardBatch, ForwardMode
 from ...sched.kernels.registry import kernels
-from ...sched.memory.kv import KVPool
+from ...sched.memory.pools import KVPool
 from ...sched.model.config import ModelConfig
 from ...sched.model.decoder import Decoder
 from ...sched.model.weights import empty_weights

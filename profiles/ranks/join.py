@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from ...sched.data_parallel.share import RankShare
+from ...sched.data_parallel.sync import RankShare
 from ...sched.disagg.layout import RankLayout
 from ..measure.acceptance import AcceptanceLog
 from ..measure.bubble import OUTSIDE_TURNS, bubble

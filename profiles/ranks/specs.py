@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ...scenarios.combinations import routed
 from ...scenarios.failures import rank_names
 from ...scenarios.schema import EngineSection
-from ...sched.data_parallel.share import RankShare
+from ...sched.data_parallel.sync import RankShare
 from ...sched.disagg.fake import FakeLink
 from ...sched.disagg.layout import RankLayout
 from ...sched.link import Link

@@ -10,24 +10,20 @@ from typing import Protocol, TypedDict
 
 from ...scenarios.combinations import overlaps
 from ...sched.config import EngineConfig, HiSparseConfig
-from ...sched.disagg.components import DisaggComponents
 from ...sched.disagg.fake import NullPort
 from ...sched.disagg.inbox import ArrivalTier, Inbox
-from ...sched.disagg.kv import KVGateway, KVPort
+from ...sched.disagg.kv import DisaggComponents, KVGateway, KVPort
 from ...sched.disagg.layout import Role
 from ...sched.disagg.outbox import Outbox
-from ...sched.hisparse.host_port import HostKVPort
 from ...sched.hisparse.pools import HotBuffers
+from ...sched.hisparse.transfer import HostKVPort
 from ...sched.loop.data_parallel import DataRank
-from ...sched.loop.decoding import DecodeWorker
 from ...sched.loop.engine import Engine, Runner, TokenSampler
-from ...sched.loop.prefilling import PrefillWorker
-from ...sched.loop.routed import Replica
 from ...sched.loop.scheduler import Scheduler
-from ...sched.memory.cache import PrefixCache
-from ...sched.memory.chunk import ChunkCache
+from ...sched.loop.workers import DecodeWorker, PrefillWorker, Replica
+from ...sched.memory.cache import ChunkCache, PrefixCache
+from ...sched.memory.pools import ReqToTokenPool
 from ...sched.memory.radix import RadixCache
-from ...sched.memory.slots import ReqToTokenPool
 from ...sched.memory.tokens import KVAllocator, PagedAllocator, TokenAllocator
 from ...sched.model.grammar import GrammarCache, GrammarState, Spec
 from ...sched.model.runner import ModelRunner
@@ -35,9 +31,8 @@ from ...sched.model.sampler import Sampler
 from ...sched.model.tags import TagPool
 from ...sched.observe import Clock, Observer, StreamName
 from ...sched.relay.choice import RelayChoice
-from ...sched.relay.draft_row import DraftRow
-from ...sched.relay.row import Relay, RelayRow
-from ...sched.source import RequestSource
+from ...sched.relay.row import DraftRow, Relay, RelayRow
+from ...sched.request import RequestSource
 from ...sched.speculate.worker import Worker
 from ...sched.streams import Streams
 from ..platform.machine import Machine

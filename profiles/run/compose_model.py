@@ -11,17 +11,14 @@ from ...sched.config import EngineConfig, HiSparseConfig
 from ...sched.data_parallel.mlp import SharedMLP, sharded
 from ...sched.disagg.kv import KVPort
 from ...sched.hisparse.coordinator import Coordinator
-from ...sched.hisparse.host_port import HostKVPort
 from ...sched.hisparse.locator import HotBufferLocator
 from ...sched.hisparse.pools import HostPool, HotBuffers
 from ...sched.hisparse.tagged import TaggedLocator, TaggedTransfer, TierTags
 from ...sched.hisparse.tier import KVTier
-from ...sched.hisparse.transfer import HostTransfer, KVTransfer
+from ...sched.hisparse.transfer import HostKVPort, HostTransfer, KVTransfer
 from ...sched.loop.engine import TokenSampler
 from ...sched.memory.cache import PrefixCache
-from ...sched.memory.index import IndexPool
-from ...sched.memory.kv import KVPool
-from ...sched.memory.slots import ReqToTokenPool
+from ...sched.memory.pools import IndexPool, KVPool, ReqToTokenPool
 from ...sched.memory.tokens import KVAllocator
 from ...sched.model.checkpoint import load_weights
 from ...sched.model.config import ModelConfig
@@ -38,7 +35,7 @@ from ...sched.model.sparse import KVLocator, PageTableLocator, SparseAttention
 from ...sched.model.tags import TaggedDecoder, TagPool, TagResidence
 from ...sched.model.weights import Weights, empty_weights, seeded_weights
 from ...sched.observe import Observer
-from ...sched.pipeline.decoder import StageDecoder
+from ...sched.pipeline.stage import StageDecoder
 from ...sched.speculate.acceptance import acceptance
 from ...sched.speculate.drafter import Drafter
 from ...sched.speculate.verifier import Verifier

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from ...sched.loop.engine import Engine
-from ...sched.relay import known
+from ...sched.relay import states
 from ..platform.machine import Machine
 from ..record.hazards import FoundAccess, FoundHazard, HazardKind
 from ..record.result import Abstained, HazardAccess, HazardFinding, Hazards, SitePart
@@ -114,9 +114,9 @@ _TOKEN_READS = (
 
 # By the names under which states of the relay declare them.
 SIGNS: Mapping[str, tuple[HazardSign, ...]] = {
-    known.SLOT_REUSE: (HazardSign("race", "req_to_token", _PAGE_TABLE_READS, _ROW_PLACEMENTS),),
-    known.PAGE_TABLE_REWRITE: (HazardSign("race", "req_to_token", _PAGE_TABLE_READS, (_CACHE_REWRITE,)),),
-    known.STAGED_LATE: (
+    states.SLOT_REUSE: (HazardSign("race", "req_to_token", _PAGE_TABLE_READS, _ROW_PLACEMENTS),),
+    states.PAGE_TABLE_REWRITE: (HazardSign("race", "req_to_token", _PAGE_TABLE_READS, (_CACHE_REWRITE,)),),
+    states.STAGED_LATE: (
         HazardSign(
             "freed",
             "",
@@ -124,11 +124,11 @@ SIGNS: Mapping[str, tuple[HazardSign, ...]] = {
             (_written_by_schedule(),),
         ),
     ),
-    known.PENALTY_STATE: (
+    states.PENALTY_STATE: (
         HazardSign("race", "", _PENALTY_READS, _PENALTY_COUNTS),
         HazardSign("freed", "", _PENALTY_READS, (_written_by_schedule(),)),
     ),
-    known.DRAFT_LENGTHS: (
+    states.DRAFT_LENGTHS: (
         HazardSign(
             "race",
             "",
@@ -136,14 +136,14 @@ SIGNS: Mapping[str, tuple[HazardSign, ...]] = {
             (_read_by_schedule("_index_rows", "batch.seq_lens = batch.seq_lens["),),
         ),
     ),
-    known.CHUNK_REWRITE: (
+    states.CHUNK_REWRITE: (
         HazardSign("race", "req_to_token", _PAGE_TABLE_READS, (*_PROMPT_PLACEMENTS, _CACHE_REWRITE)),
     ),
-    known.ROUND_TRIP: (
+    states.ROUND_TRIP: (
         HazardSign("freed", "result of receive", _TOKEN_READS, (AccessSign("copy", write=True),)),
     ),
     # A device without side streams has the schedule stream alone.
-    known.DEAD_STASH: (
+    states.DEAD_STASH: (
         HazardSign(
             "unread",
             "output_tokens_buf",
@@ -153,7 +153,7 @@ SIGNS: Mapping[str, tuple[HazardSign, ...]] = {
             ),
         ),
     ),
-    known.DEAD_PUBLISH: (
+    states.DEAD_PUBLISH: (
         HazardSign(
             "unread",
             "new_seq_lens_buf",

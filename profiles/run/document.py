@@ -10,8 +10,7 @@ from ...scenarios.combinations import overlaps, staged
 from ...scenarios.schema import Scenario
 from ...scenarios.workload import Achieved, Lengths
 from ...sched.relay.choice import RelayChoice, loop_of
-from ...sched.relay.draft_rows import DRAFT_SWITCHES
-from ...sched.relay.switches import OVERLAPPED_ONLY
+from ...sched.relay.switches import DRAFT_SWITCHES, OVERLAPPED_ONLY
 from ..platform.machine import Machine
 from ..platform.speculation import speculation
 from ..record.environment import environment, tool

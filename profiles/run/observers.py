@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...sched.loop.scheduler import Scheduler
-from ...sched.memory.slots import ReqToTokenPool
+from ...sched.memory.pools import ReqToTokenPool
 from ...sched.model.tags import TagPool, audit
 from ...sched.observe import NO_STEP, Observer
 from ...sched.request import Request

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from ...sched.data_parallel.share import RankShare
 from ...sched.data_parallel.source import PartitionedSource
+from ...sched.data_parallel.sync import RankShare
 from ...sched.disagg.layout import RankLayout
 from ...sched.disagg.router import RoutedSource
 from ...sched.link import Link
@@ -18,7 +18,7 @@ from ...sched.model.tags import TagPool
 from ...sched.observe import Clock
 from ...sched.pipeline.source import FirstStageSource, ForwardedSource
 from ...sched.pipeline.stage import Stage
-from ...sched.source import RequestSource
+from ...sched.request import RequestSource
 from .fault_injector import FaultInjector
 
 ALIGN = "align"

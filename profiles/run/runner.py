@@ -18,11 +18,10 @@ from ...scenarios.workload import Achieved, Workload
 from ...sched.link import LinkError
 from ...sched.loop.chunk_sizes import size_chunks
 from ...sched.loop.engine import TokenSampler
-from ...sched.loop.overlapped import run_overlapped
+from ...sched.loop.event_loops import run_overlapped, run_serial
 from ...sched.loop.pipelined import run_pipelined
-from ...sched.loop.prefilling import PrefillWorker
 from ...sched.loop.scheduler import Scheduler
-from ...sched.loop.serial import run_serial
+from ...sched.loop.workers import PrefillWorker
 from ...sched.observe import Clock, Observer
 from ...sched.relay.choice import RelayChoice
 from ...sched.request import Status

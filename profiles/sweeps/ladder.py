@@ -9,8 +9,7 @@ from typing import Any, TypedDict
 from ...scenarios.combinations import overlaps
 from ...scenarios.workload import params
 from ...sched.relay.choice import RelayChoice, difference
-from ...sched.relay.draft_row import DraftRow, Speculation
-from ...sched.relay.row import RelayRow
+from ...sched.relay.row import DraftRow, RelayRow, Speculation
 from ..platform.resolve import Resolved
 from ..platform.speculation import speculation
 from ..ranks.execute import Options, RunOutcome, execute

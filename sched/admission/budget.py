@@ -7,17 +7,14 @@ and so changes the budget itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from ..config import CLIP_MAX_NEW_TOKENS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ..memory.cache import PrefixCache
-    from ..request import Request
+from ..config import CLIP_MAX_NEW_TOKENS, EngineConfig, SpeculativeConfig
+from ..memory.cache import PrefixCache
+from ..request import Request
 
 
 class AdmissionVerdict(Enum):
@@ -197,3 +194,25 @@ def future_growth(running: Sequence[Request], new_token_ratio: float) -> float:
 
 def _remaining(req: Request) -> int:
     return min(req.sampling.max_new_tokens - len(req.output_ids), CLIP_MAX_NEW_TOKENS)
+
+
+def next_step_tokens(reqs: Sequence[Request], config: EngineConfig) -> int:
+    """Tokens in whole pages: for one token of each request, or for the slots that a speculative step allocates."""
+    page, spec = config.page_size, config.speculative
+    ends = [_end(req, spec) for req in reqs]
+    held = [req.kv_allocated_len for req in reqs]
+    return page * sum(-(-end // page) - -(-start // page) for start, end in zip(held, ends, strict=True))
+
+
+def _end(req: Request, spec: SpeculativeConfig | None) -> int:
+    if spec is None:
+        return req.kv_committed_len + 1
+    if spec.mode == "v1":
+        return req.kv_committed_len + spec.alloc_len
+    return allocation_end(req, spec)
+
+
+def allocation_end(req: Request, spec: SpeculativeConfig) -> int:
+    """The position up to which the overlapped worker allocates slots: two steps, because the host's committed length
+    lags one verify behind."""
+    return max(req.kv_allocated_len, req.kv_committed_len + 2 * spec.alloc_len)

@@ -24,7 +24,7 @@ from ..kernels.linear import linear_columns
 from ..link import Link
 from ..model.config import ModelConfig
 from ..model.weights import LayerWeights, Weights
-from .share import RankShare
+from .sync import RankShare
 
 ROWS, COLUMNS, OWN = "mlp rows", "mlp columns", "mlp own rows"
 WIDTH = 16  # columns of a block, which is not split

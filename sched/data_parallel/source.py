@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..request import Request
-from ..source import RequestSource
-from .share import RankShare
-from .sync import EndedRequest, SyncRound
+from ..request import Request, RequestSource
+from .sync import EndedRequest, RankShare, SyncRound
 
 
 class PartitionedSource:

@@ -1,4 +1,5 @@
-"""What data-parallel ranks exchange before each step (upstream ``prepare_mlp_sync_batch``), host to host.
+"""The share of a data-parallel rank, and what the ranks exchange before each step (upstream
+``prepare_mlp_sync_batch``), host to host.
 
 A round holds the status of every rank and is the same on all ranks, so all ranks decide alike from it.
 """
@@ -10,9 +11,24 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..link import Link
-from .share import RankShare
 
 ROUND = "round"
+
+
+@dataclass(frozen=True, slots=True)
+class RankShare:
+    """Rank ``rank`` of ``ranks``. Requests are assigned in turn (upstream's round robin)."""
+
+    rank: int
+    ranks: int
+
+    def owns(self, index: int) -> bool:
+        """Whether request number ``index`` of the workload belongs to this rank."""
+        return index % self.ranks == self.rank
+
+    @property
+    def others(self) -> list[int]:
+        return [rank for rank in range(self.ranks) if rank != self.rank]
 
 
 class EndedRequest(NamedTuple):

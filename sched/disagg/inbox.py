@@ -19,8 +19,7 @@ from ..config import CLIP_MAX_NEW_TOKENS
 from ..memory.allocation import alloc_for_extend, evict_from_tree_cache
 from ..observe import Observer
 from ..request import Request
-from .components import DisaggComponents
-from .kv import PageTableSpan
+from .kv import DisaggComponents, PageTableSpan
 from .messages import HANDSHAKE, KV, Chunk, Dropped, Failed, Metadata, Preallocated
 
 

@@ -1,16 +1,21 @@
-"""Reading KV from a pool and writing it to one: a gather and a scatter per chunk."""
+"""The components that both sides of a transfer share, and the ports that read KV from a pool and write it to one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from ..kernels.transfer import gather_kv, gather_rows, gather_tags, scatter_kv, scatter_rows, scatter_tags
-from ..memory.index import IndexPool
-from ..memory.kv import KVPool
+from ..link import Link
+from ..memory.cache import PrefixCache
+from ..memory.pools import IndexPool, KVPool
 from ..model.tags import TagPool
+from ..observe import Observer
+from ..streams import Streams
+from .layout import RankLayout
 
 
 class PageTableSpan(NamedTuple):
@@ -66,3 +71,26 @@ class KVPort:
             scatter_rows(self._index.k_cache, span.slots, rest.pop(0))
         if self._tags is not None:
             scatter_tags(self._tags.tags, self._tags.sums, span.slots, rest.pop(0))
+
+
+@dataclass(frozen=True, slots=True)
+class DisaggComponents:
+    layout: RankLayout
+    link: Link
+    port: KVGateway
+    cache: PrefixCache
+    streams: Streams
+
+    def page_list(self, row: int, start: int, stop: int) -> Sequence[int]:
+        """Pages of the positions [start, stop) of a row, on the host: a blocking copy, as upstream's. ``start`` is the
+        first position of a page."""
+        size = self.cache.page_size
+        slots = self.cache.req_to_token_pool.req_to_token[row, start:stop].cpu()
+        pages: list[int] = (slots[::size] // size).tolist()
+        return pages
+
+    def transfer_stream(self, observer: Observer) -> Any:
+        """Create a stream for transfers and announce it."""
+        stream = self.streams.module.Stream()
+        observer.stream("transfer", stream)
+        return stream

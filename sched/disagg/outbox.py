@@ -17,7 +17,7 @@ import torch
 
 from ..observe import Observer
 from ..request import Request
-from .components import DisaggComponents
+from .kv import DisaggComponents
 from .messages import HANDSHAKE, KV, Chunk, Dropped, Failed, Metadata, Preallocated
 
 

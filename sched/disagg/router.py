@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from ..link import Link, LinkError
 from ..observe import Clock
-from ..request import Request, Status
-from ..source import RequestSource
+from ..request import Request, RequestSource, Status
 from .layout import RankLayout
 from .messages import ENDED, REQUEST
 

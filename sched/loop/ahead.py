@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..admission.growth import allocation_end
+from ..admission.budget import allocation_end
 from ..batch import ScheduleBatch
 from ..kernels.drafts import place_ahead, write_rows
 from ..memory.allocation import alloc_ahead, claim_pages, pages_between

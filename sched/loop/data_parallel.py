@@ -14,7 +14,7 @@ from ..data_parallel.source import PartitionedSource
 from ..data_parallel.sync import RankStatus, SyncRound, exchange
 from ..request import Request
 from .engine import Engine
-from .idle import idle_batch
+from .prepare import idle_batch
 from .scheduler import Scheduler
 
 
@@ -44,10 +44,8 @@ class DataRank(Scheduler):
         """As ``Scheduler.rest``. All ranks sleep until the same instant, because it follows from the round alone."""
         return self._round.goes_on or super().rest()
 
-    def give_up(
-        self, launched: Iterable[ScheduleBatch], reason: str, *, held: Iterable[Request] = ()
-    ) -> None:
-        super().give_up(launched, reason, held=(*self._planned, *held))
+    def take_held(self) -> Iterable[Request]:
+        return self._planned
 
     @property
     def _source(self) -> PartitionedSource:

@@ -9,18 +9,18 @@ import torch
 
 from ..batch import ForwardBatch, ModelOutput
 from ..config import EngineConfig
-from ..data_parallel.share import RankShare
+from ..data_parallel.sync import RankShare
 from ..disagg.inbox import Inbox
 from ..disagg.outbox import Outbox
 from ..hisparse.tier import KVTier
 from ..link import Link
 from ..memory.cache import PrefixCache
-from ..memory.slots import ReqToTokenPool
+from ..memory.pools import ReqToTokenPool
 from ..memory.tokens import KVAllocator
 from ..observe import Clock, Observer
 from ..pipeline.stage import Stage
 from ..relay.row import Relay
-from ..source import RequestSource
+from ..request import RequestSource
 from ..speculate.worker import Worker
 
 if TYPE_CHECKING:

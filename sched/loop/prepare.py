@@ -11,10 +11,10 @@ import torch
 
 from ..batch import ROW_FIELDS, DraftState, ForwardMode, ScheduleBatch
 from ..disagg.inbox import ReadyRequest
+from ..loop import fused, split
 from ..model.sampling_info import SamplingInfo, sampling_of
 from ..request import Request, Status
 from ..speculate.worker import Worker
-from . import fused, split
 from .ahead import prepare_ahead
 from .engine import Engine
 
@@ -208,3 +208,20 @@ def _append_rows(batch: ScheduleBatch, other: ScheduleBatch) -> None:
         else:
             batch.unset(name)
     batch.unset("out_cache_loc")
+
+
+def idle_batch(engine: Engine, step: int) -> ScheduleBatch:
+    """A batch of empty tensors: nothing is uploaded and nothing is launched."""
+    device = engine.config.device
+
+    def empty(dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.empty(0, dtype=dtype, device=device)
+
+    batch = ScheduleBatch(reqs=[], forward_mode=ForwardMode.IDLE, step=step)
+    batch.input_ids, batch.positions = empty(), empty()
+    batch.req_pool_indices, batch.req_pool_indices_cpu = empty(), torch.empty(0, dtype=torch.int64)
+    batch.seq_lens, batch.seq_lens_cpu = empty(), torch.empty(0, dtype=torch.int64)
+    batch.orig_seq_lens = empty(torch.int32)
+    batch.out_cache_loc = empty()
+    batch.sampling_info = SamplingInfo.empty(engine.config)
+    return batch

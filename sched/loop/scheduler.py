@@ -13,16 +13,13 @@ from ..admission.budget import (
     future_growth,
     init_next_chunk,
     init_next_round_input,
+    next_step_tokens,
 )
-from ..admission.growth import next_step_tokens
-from ..admission.policy import WaitingOrder
-from ..admission.refusal import refusal, start_grammar
-from ..admission.retraction_policy import NewTokenRatio
-from ..batch import ScheduleBatch, StepResult
+from ..admission.policy import WaitingOrder, refusal, start_grammar
+from ..batch import FIRST_STEP, STEP_STRIDE, ScheduleBatch, StepResult, step_infos
 from ..model.sampling_info import sampling_of
 from ..pipeline.chunking import ChunkSizes
 from ..request import Request, Status
-from ..speculate.steps import FIRST, STRIDE
 from .engine import Engine
 from .prepare import (
     filter_rows,
@@ -32,10 +29,8 @@ from .prepare import (
     prepare_for_extend,
     rejoin,
 )
-from .retract import decode_fits, retract
-from .settle import close, drop, finish, settle
-from .settle_drafts import settle_verify
-from .step_infos import step_infos
+from .retract import NewTokenRatio, decode_fits, retract
+from .settle import close, drop, finish, settle, settle_verify
 
 
 class Scheduler:
@@ -57,8 +52,8 @@ class Scheduler:
         self.chunk_sizes: ChunkSizes | None = None  # if they follow latencies
         self.parked: Sequence[ScheduleBatch] = ()  # of microbatches whose turn it is not
         # The next batch's number; under speculation the steps beside it have numbers of their own.
-        self._stride = 1 if config.speculative is None else STRIDE
-        self.next_step = 0 if config.speculative is None else FIRST
+        self._stride = 1 if config.speculative is None else STEP_STRIDE
+        self.next_step = 0 if config.speculative is None else FIRST_STEP
         self._chunk_launched = False
         self._ratio = NewTokenRatio(config.schedule_conservativeness)
         match = partial(init_next_round_input, cache=engine.cache) if config.radix_cache else None
@@ -289,19 +284,21 @@ class Scheduler:
 
     # ---- stop ----------------------------------------------------------------------------------------------
 
-    def give_up(
-        self, launched: Iterable[ScheduleBatch], reason: str, *, held: Iterable[Request] = ()
-    ) -> None:
-        """End every request, because a rank that this one depends on is gone. The ``launched`` batches are not settled;
-        requests ``held`` elsewhere end too. The device is synchronized first, since it may use the requests' KV."""
+    def take_held(self) -> Iterable[Request]:
+        """Remove and return requests that only a subclass holds."""
+        return ()
+
+    def give_up(self, launched: Iterable[ScheduleBatch], reason: str) -> None:
+        """End every request, because a rank that this one depends on is gone. The ``launched`` batches are not settled.
+        The device is synchronized first, since it may use the requests' KV."""
         self.engine.streams.module.synchronize()
         for batch in launched:
             for info in step_infos(batch, self.engine.config.speculative, steady=False):
                 self.engine.observer.settled(info)
         batches = [self.running_batch, *self.parked, *([self.last_batch] if self.last_batch else ())]
-        under_way = [*([self.chunked_req] if self.chunked_req else ()), *self.engine.tier.absent, *held]
+        under_way = [*([self.chunked_req] if self.chunked_req else ()), *self.engine.tier.absent]
         running = [req for batch in batches for req in batch.reqs]
-        for req in dict.fromkeys([*running, *under_way, *self.waiting_queue]):
+        for req in dict.fromkeys([*running, *under_way, *self.take_held(), *self.waiting_queue]):
             if not req.finished:
                 drop(self.engine, req, Status.FAILED, reason)
         self.waiting_queue, self.running_batch = [], ScheduleBatch.empty()

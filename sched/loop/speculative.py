@@ -6,16 +6,15 @@ from collections.abc import Sequence
 
 import torch
 
-from ..batch import ScheduleBatch, StepResult, VerifiedTokens
+from ..batch import ScheduleBatch, StepResult, VerifiedTokens, extend_step
 from ..model.sampling_info import sampling_of
-from ..relay.draft_row import DraftRelay
+from ..relay.row import DraftRelay
 from ..request import Request
 from ..speculate import v1, v2
-from ..speculate.steps import extend_step
 from ..speculate.worker import Worker
 from .engine import Engine
 from .launch import make_forward_batch, sample_forward
-from .settle_drafts import take_tokens
+from .settle import take_tokens
 
 
 def launch_drafts(engine: Engine, batch: ScheduleBatch, *, overlapped: bool) -> StepResult:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
-from .slots import ReqToTokenPool
+from ..request import Request
+from .pools import ReqToTokenPool
 from .tokens import KVAllocator
-
-if TYPE_CHECKING:
-    from ..request import Request
-    from .tree import TreeNode
+from .tree import TreeNode
 
 
 class MatchResult(NamedTuple):
@@ -56,3 +54,71 @@ class PrefixCache(Protocol):
 
     def values(self) -> list[torch.Tensor]:
         """The slots that the cache owns, a tensor per node."""
+
+
+class ChunkCache:
+    """A ``PrefixCache`` that owns nothing: every slot in a row belongs to the request."""
+
+    def __init__(self, req_to_token_pool: ReqToTokenPool, token_to_kv_pool_allocator: KVAllocator) -> None:
+        self.req_to_token_pool = req_to_token_pool
+        self.token_to_kv_pool_allocator = token_to_kv_pool_allocator
+        self.page_size = token_to_kv_pool_allocator.page_size
+        self._nothing = torch.empty(0, dtype=torch.int64, device=token_to_kv_pool_allocator.device)
+
+    def match_prefix(self, tokens: array[int]) -> MatchResult:  # noqa: ARG002
+        return MatchResult(self._nothing, None, 0)
+
+    def cache_unfinished_req(self, req: Request) -> None:
+        kv_indices = self.req_to_token_pool.req_to_token[req.req_pool_idx, : req.fill_len]
+        req.prefix_indices = kv_indices.to(torch.int64, copy=True)
+
+    def cache_finished_req(self, req: Request, *, is_insert: bool = True) -> None:  # noqa: ARG002
+        kv_indices = self.req_to_token_pool.req_to_token[req.req_pool_idx, : req.kv_committed_len]
+        self.token_to_kv_pool_allocator.free(kv_indices)
+
+    def inc_lock_ref(self, node: TreeNode | None) -> None: ...
+
+    def dec_lock_ref(self, node: TreeNode | None) -> None: ...
+
+    def evict(self, num_tokens: int) -> int:  # noqa: ARG002
+        return 0
+
+    def evictable_size(self) -> int:
+        return 0
+
+    def protected_size(self) -> int:
+        return 0
+
+    def values(self) -> list[torch.Tensor]:
+        return []
+
+
+def release_kv_cache(
+    req: Request, cache: PrefixCache, *, is_insert: bool = True, speculative: bool = False
+) -> None:
+    """Give the committed KV to the cache (or free it), free the rest, and release the row.
+
+    Afterwards the request holds no memory. Speculation allocates ahead::
+
+        0 ........ kv_committed_len .. page end ........ kv_allocated_len
+        |-- cached or freed -----------|------ freed ----------|
+    """
+    pool = cache.req_to_token_pool
+    row = req.req_pool_idx
+    assert row is not None, f"request {req.id} holds no row"
+    assert speculative or req.kv_committed_len == req.kv_allocated_len, f"request {req.id} allocated ahead"
+    cache.cache_finished_req(req, is_insert=is_insert)
+    start = -(-req.kv_committed_len // cache.page_size) * cache.page_size
+    if start < req.kv_allocated_len:
+        cache.token_to_kv_pool_allocator.free(pool.req_to_token[row, start : req.kv_allocated_len])
+    pool.free(row)
+    _clear(req)
+
+
+def _clear(req: Request) -> None:
+    req.req_pool_idx = None
+    req.prefix_indices = None
+    req.last_node = None
+    req.cache_protected_len = 0
+    req.kv_committed_len = 0
+    req.kv_allocated_len = 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .cache import MatchResult
-from .slots import ReqToTokenPool
+from .pools import ReqToTokenPool
 from .tokens import KVAllocator
 from .tree import RadixTree, TreeNode
 

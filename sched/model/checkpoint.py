@@ -14,8 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from .config import ModelConfig
 from .hf_config import model_config
-from .rope import cos_sin_table
-from .weights import Shape, Weights, collect
+from .weights import Shape, Weights, collect, cos_sin_table
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 

@@ -17,7 +17,7 @@ from ..kernels.norm import add_rms_norm, rms_norm
 from ..kernels.rope import rope_and_store_kv
 from ..kernels.rows import embedding, last_tokens
 from ..kernels.tree_attention import tree_attention
-from ..memory.kv import KVPool
+from ..memory.pools import KVPool
 from .config import ModelConfig
 from .sparse import SparseAttention
 from .weights import LayerWeights, Weights

@@ -12,7 +12,7 @@ import torch
 from ..batch import ForwardBatch
 from ..kernels.linear import linear
 from ..kernels.rows import embedding
-from ..memory.kv import KVPool
+from ..memory.pools import KVPool
 from .checkpoint import CheckpointError, Tensors, parts_of, read_config
 from .config import ModelConfig
 from .decoder import Decoder

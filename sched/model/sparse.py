@@ -11,8 +11,7 @@ from ..kernels.indexer import index_and_store, select_simulated, select_top_k
 from ..kernels.linear import linear
 from ..kernels.rope import rope_and_store_kv
 from ..kernels.sparse import page_lookup, sparse_attention, sparse_extend
-from ..memory.index import IndexPool
-from ..memory.kv import KVPool
+from ..memory.pools import IndexPool, KVPool
 from .config import Indexer, ModelConfig
 from .weights import LayerWeights, Weights
 

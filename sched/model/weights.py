@@ -1,4 +1,4 @@
-"""A decoder's parameters: their names, shapes and sources.
+"""A decoder's parameters: their names, shapes and sources, and the table of rotary angles.
 
 Matrices are stored [inputs, outputs], contiguous, and products with the same input as one matrix.
 """
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .config import ModelConfig
-from .rope import cos_sin_table
+from .config import ModelConfig, RopeScaling
 
 Shape = tuple[int, ...]
 # Returns the parameter of a name and shape, in the model's dtype, on the model's device.
@@ -143,3 +142,28 @@ def empty_weights(config: ModelConfig, *, device: torch.device, layers: range | 
 
     table = torch.empty((config.max_positions, config.head_dim), dtype=torch.float32, device=device)
     return collect(config, source, table, layers)
+
+
+def inverse_frequencies(config: ModelConfig, dtype: torch.dtype) -> torch.Tensor:
+    """[head_dim / 2], radians per position."""
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).to(dtype) / config.head_dim
+    frequencies = 1.0 / config.rope_theta**exponents
+    return (
+        frequencies if config.rope_scaling is None else _scaled_frequencies(frequencies, config.rope_scaling)
+    )
+
+
+def _scaled_frequencies(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+    """Scale ``frequencies``, linearly between the two wavelengths original/high and original/low."""
+    turns = scaling.original_max_positions * frequencies / (2 * math.pi)
+    span = scaling.high_freq_factor - scaling.low_freq_factor
+    kept = ((turns - scaling.low_freq_factor) / span).clamp(0, 1)
+    return (1 - kept) * frequencies / scaling.factor + kept * frequencies
+
+
+def cos_sin_table(config: ModelConfig) -> torch.Tensor:
+    """[max_positions, head_dim] on the CPU: cosines of the angles, then sines."""
+    dtype = torch.float64 if config.dtype == torch.float64 else torch.float32
+    positions = torch.arange(config.max_positions, dtype=torch.int64).to(dtype)
+    angles = torch.outer(positions, inverse_frequencies(config, dtype))
+    return torch.cat([angles.cos(), angles.sin()], dim=-1)

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..link import Link, LinkError
-from ..request import Request
-from ..source import RequestSource
+from ..request import Request, RequestSource
 from .stage import Stage
 
 REQUESTS = "requests"

@@ -1,8 +1,20 @@
-"""The layers of a pipeline stage, and its neighbours."""
+"""A pipeline stage: its neighbours, and the decoder of its layers, with proxies of the hidden state as in- and output.
+
+    embedding | layers 0..k | -- hidden, residual --> | layers k+1..n | norm, head
+
+Proxies are the input of the next layer: the last layer's output, and the residual stream, to which it is not added yet.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import torch
+
+from ..batch import ForwardBatch, ModelOutput
+from ..kernels.norm import add_rms_norm, rms_norm
+from ..kernels.rows import embedding, last_tokens
+from ..model.decoder import Decoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +61,33 @@ def split_layers(layers: int, stages: int) -> list[range]:
     sizes = [share + (stages - 1 - rest <= index < stages - 1) for index in range(stages)]
     starts = [sum(sizes[:index]) for index in range(stages)]
     return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+
+
+class StageDecoder:
+    """``decoder`` has only the stage's layers."""
+
+    def __init__(self, decoder: Decoder, stage: Stage) -> None:
+        self._decoder = decoder
+        self._stage = stage
+
+    def forward(self, batch: ForwardBatch) -> ModelOutput:
+        """Logits on the last stage. On every other stage ``proxies`` for the next one, hidden and residual [T, hidden]
+        each, and no logits."""
+        hidden, residual = self._enter(batch)
+        hidden = self._decoder.through(hidden, residual, batch)
+        if not self._stage.is_last:
+            return ModelOutput(hidden[:0], proxies=(hidden, residual))
+        hidden = self._decoder.close(hidden, residual)
+        if batch.extend_lens is not None:
+            hidden = last_tokens(hidden, batch.extend_lens)
+        return ModelOutput(self._decoder.logits(hidden))
+
+    def _enter(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first layer's normalised input, and the residual stream, which the layers overwrite."""
+        weights, eps = self._decoder.weights, self._decoder.config.rms_norm_eps
+        norm = weights.layers[0].input_norm
+        if self._stage.is_first:
+            residual: torch.Tensor = embedding(batch.input_ids, weights.embedding)
+            return rms_norm(residual, norm, eps), residual
+        hidden, residual = batch.proxies[:2]
+        return add_rms_norm(hidden, residual, norm, eps), residual

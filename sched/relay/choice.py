@@ -6,14 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from . import known, ordering, placeholders, rows, tokens
-from .draft_row import DraftRow, Speculation
-from .draft_rows import DRAFT_SWITCHES
+from . import ordering, placeholders, rows, tokens
 from .drafts import resolve_on_the_forward_stream
 from .faults import Fault, Loop
-from .row import RelayRow
-from .states import ALIASES, State, states
-from .switches import OVERLAPPED_ONLY, SWITCHES
+from .row import DraftRow, RelayRow, Speculation
+from .states import (
+    ALIASES,
+    CHUNK_REWRITE,
+    DEAD_PUBLISH,
+    DEAD_STASH,
+    DRAFT_LENGTHS,
+    PAGE_TABLE_REWRITE,
+    PENALTY_STATE,
+    ROUND_TRIP,
+    SLOT_REUSE,
+    State,
+    states,
+)
+from .switches import DRAFT_SWITCHES, OVERLAPPED_ONLY, SWITCHES
 
 _ALL_SWITCHES = {**SWITCHES, **DRAFT_SWITCHES}
 
@@ -24,8 +34,8 @@ class RelayError(ValueError):
 
 # Pairs of schedule writes and forward reads that each barrier leaves unordered.
 _BARRIER_HAZARDS: Mapping[str, tuple[str, ...]] = {
-    "off": (known.SLOT_REUSE, known.PAGE_TABLE_REWRITE),
-    "top": (known.PAGE_TABLE_REWRITE,),
+    "off": (SLOT_REUSE, PAGE_TABLE_REWRITE),
+    "top": (PAGE_TABLE_REWRITE,),
     "after-launch": (),
     "read-done": (),
 }
@@ -121,9 +131,9 @@ class RelayChoice:
         read = drafts is not None or ("dead_publish", "off") in self.state.refuses
         return (
             *_BARRIER_HAZARDS[barrier],
-            *((known.PENALTY_STATE,) if self._counts_under_the_forward(row) else ()),
-            *((known.DRAFT_LENGTHS,) if ahead else ()),
-            *((known.DEAD_PUBLISH,) if self.switches["dead_publish"] == "on" and not read else ()),
+            *((PENALTY_STATE,) if self._counts_under_the_forward(row) else ()),
+            *((DRAFT_LENGTHS,) if ahead else ()),
+            *((DEAD_PUBLISH,) if self.switches["dead_publish"] == "on" and not read else ()),
         )
 
     def _hazards_of_stages(self) -> tuple[str, ...]:
@@ -133,9 +143,9 @@ class RelayChoice:
         twice = kept and sound.stash is not placeholders.stash_nothing
         return (
             *self.state.staged_hazards,
-            *((known.CHUNK_REWRITE,) if unordered else ()),
-            *((known.ROUND_TRIP,) if kept else ()),
-            *((known.DEAD_STASH,) if twice else ()),
+            *((CHUNK_REWRITE,) if unordered else ()),
+            *((ROUND_TRIP,) if kept else ()),
+            *((DEAD_STASH,) if twice else ()),
         )
 
     def _counts_under_the_forward(self, row: RelayRow) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from typing import Any, TypeVarTuple
@@ -14,13 +14,35 @@ from ..batch import DraftState, ScheduleBatch
 from ..config import EngineConfig
 from ..observe import Observer
 from ..streams import Streams
-from .draft_buffers import DraftBuffers
-from .futures import FutureMap
-from .isolation import sampling_isolated
+from .futures import DraftBuffers, FutureMap
 
 Step = Callable[[ScheduleBatch], None]
 Context = TypeVarTuple("Context")
 """What a policy takes before the arguments of its question: a RelayContext in a row, nothing once it is bound."""
+
+
+@contextmanager
+def sampling_isolated(batch: ScheduleBatch) -> Iterator[None]:
+    """The forward samples with a copy of the sampling state."""
+    kept = batch.sampling_info
+    batch.sampling_info = kept.copy_for_forward()
+    try:
+        yield
+    finally:
+        batch.sampling_info = kept
+
+
+@contextmanager
+def fields_isolated(batch: ScheduleBatch) -> Iterator[None]:
+    """Restore all fields of the batch, which a speculative worker may have changed."""
+    kept = batch.set_fields()
+    try:
+        with sampling_isolated(batch):
+            yield
+    finally:
+        batch.unset(*batch.set_fields().keys() - kept.keys())
+        for name, value in kept.items():
+            setattr(batch, name, value)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 from . import (
     broken,
     draft_lengths,
-    draft_prebuilt,
+    drafts,
     lengths,
     ordering,
     penalties,
@@ -22,8 +22,7 @@ from . import (
     prebuilt,
     tokens,
 )
-from .draft_row import DraftRow, Speculation
-from .row import RelayRow
+from .row import DraftRow, RelayRow, Speculation
 from .switches import SWITCHES
 
 Loop = Literal["overlapped", "serial", "pipelined"]
@@ -275,7 +274,7 @@ _FAULTS = (
         ("overlapped",),
         unchanged,
         speculation="v2",
-        change_drafts=partial(_with, seed=draft_prebuilt.seed_unchained),
+        change_drafts=partial(_with, seed=drafts.seed_unchained),
     ),
     Fault(
         "worker-extras-not-kept",

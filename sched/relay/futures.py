@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..batch import FutureIndices
+from ..batch import DraftState, FutureIndices
 from ..config import EngineConfig
 
 # A row before its first stash. No token id is negative, so that a gather before the first stash is visible.
@@ -70,3 +70,23 @@ def ringed(config: EngineConfig) -> FutureMap:
     most, chunk = config.max_running_requests, config.chunked_prefill_size
     chunks = -(-config.context_len // chunk) if chunk else 0
     return FutureRing(most * (3 + chunks), most=most, device=config.device)
+
+
+class DraftBuffers:
+    """A buffer [rows, ...] for each part of the draft's state, shaped after the first one that is stored."""
+
+    def __init__(self, rows: int, first: DraftState) -> None:
+        self._buffers = DraftState(*(_like(part, rows) for part in first))
+
+    def store(self, at: torch.Tensor | slice, state: DraftState) -> None:
+        for buffer, part in zip(self._buffers, state, strict=True):
+            buffer[at] = part
+
+    def gather(self, at: torch.Tensor) -> DraftState:
+        return DraftState(*(buffer[at] for buffer in self._buffers))
+
+
+def _like(one: torch.Tensor, rows: int) -> torch.Tensor:
+    """A buffer of values from which no draft could start."""
+    value = torch.nan if one.is_floating_point() else UNSTASHED
+    return torch.full((rows, *one.shape[1:]), value, dtype=one.dtype, device=one.device)

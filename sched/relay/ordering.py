@@ -7,8 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from ..batch import ScheduleBatch, StepResult
-from ..speculate.steps import draft_step
+from ..batch import ScheduleBatch, StepResult, draft_step
 from .context import RelayContext, Step
 
 

@@ -1,4 +1,4 @@
-"""The states of the ladder, one row of policies per loop, each as what it changes in the row before.
+"""The states of the ladder, one row of policies per loop and worker, each as what it changes in the row before.
 
 A state mirrors an upstream commit with its costs and defects; ``latest`` holds our own improvements.
 """
@@ -8,8 +8,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from . import futures, lengths, ordering, pages, penalties, placeholders, prebuilt, prompt, rejoin, tokens
-from .row import RelayRow
+from . import (
+    context,
+    draft_lengths,
+    drafts,
+    futures,
+    lengths,
+    ordering,
+    pages,
+    penalties,
+    placeholders,
+    prebuilt,
+    prompt,
+    tokens,
+)
+from .row import DraftRow, RelayRow
 
 
 def serial_with_relay(row: RelayRow) -> RelayRow:
@@ -115,12 +128,12 @@ PR25774_BEFORE = RelayRow(
     filter=placeholders.filter_output_summing,
     joins=tokens.join_if_any,
     merge=placeholders.merge_output_one_sided,
-    bootstrap=rejoin.rejoin_output,
+    bootstrap=prebuilt.rejoin_output,
     prebuild=prebuilt.prebuild_output,
     before_transfer=prebuilt.wait_for_all_streams,
     has_left=prebuilt.when_sent,
     buffer_lengths=lengths.lengths_of_batch,
-    backup_indices=rejoin.upload_indices,
+    backup_indices=prebuilt.upload_indices,
 )
 
 PR25774 = replace(
@@ -130,7 +143,7 @@ PR25774 = replace(
     conclude=placeholders.conclude_input,
     filter=placeholders.filter_input_summing,
     merge=placeholders.merge_input_one_sided,
-    bootstrap=rejoin.rejoin_input,
+    bootstrap=prebuilt.rejoin_input,
     prebuild=prebuilt.prebuild_input,
 )
 
@@ -182,7 +195,7 @@ PR25945 = replace(
     resolve=tokens.resolve_late,
     conclude=tokens.drop_input,
     merge=tokens.merge_input_two_sided,
-    bootstrap=rejoin.rejoin_stash,
+    bootstrap=prebuilt.rejoin_stash,
     prebuild=prebuilt.prebuild_stash,
 )
 
@@ -198,7 +211,88 @@ LATEST = replace(
     read_tables=pages.copy_prompt_tables,
     publish=ordering.nothing,
     reads_done=ordering.wait_until_read,
-    bootstrap=rejoin.rejoin_packed,
-    prebuild=rejoin.rejoin_packed,
-    backup_indices=rejoin.no_indices,
+    bootstrap=prebuilt.rejoin_packed,
+    prebuild=prebuilt.rejoin_packed,
+    backup_indices=prebuilt.no_indices,
+)
+
+# ---- speculative workers ------------------------------------------------------------------------------------
+
+# The serial worker's states differ only in where ids are kept between steps and in how a prompt is rotated.
+V1_OUTPUT_IDS = DraftRow(
+    rows_wait=draft_lengths.nothing_to_do,
+    prepare_lengths=draft_lengths.nothing_to_do,
+    ends="blocking",
+    host_lengths=draft_lengths.nothing_to_do,
+    isolated=context.sampling_isolated,
+    resolve=drafts.resolve_nothing,
+    rotate=drafts.rotate_one_by_one,
+    prompt_lens=draft_lengths.prompt_lens_uploaded,
+    extend_lens=draft_lengths.lens_uploaded,
+    publish=draft_lengths.nothing_to_publish,
+    step_lens=draft_lengths.step_lens_uploaded,
+    draft_lengths=draft_lengths.draft_lengths_in_the_batch,
+    stash=drafts.stash_nothing,
+    conclude=drafts.conclude_in_output_ids,
+    filter=drafts.filter_draft,
+    merge=drafts.merge_draft,
+    seed=drafts.seed_batch,
+)
+V1_INPUT_IDS = replace(V1_OUTPUT_IDS, conclude=drafts.conclude_in_input_ids)
+# #25819
+V1_ROTATING = replace(V1_INPUT_IDS, rotate=drafts.rotate_by_uploaded_lens)
+V1_LATEST = replace(
+    V1_ROTATING,
+    rotate=drafts.rotate_along_the_prompt,
+    prompt_lens=draft_lengths.prompt_lens_shared,
+    extend_lens=draft_lengths.lens_packed,
+    seed=drafts.seed_batch_packed,
+)
+
+V2_EVENT = replace(
+    V1_OUTPUT_IDS,
+    rows_wait=draft_lengths.wait_verify_done,
+    prepare_lengths=draft_lengths.lengths_downloaded_early,
+    isolated=context.fields_isolated,
+    resolve=drafts.resolve_extras,
+    publish=draft_lengths.mark_verified,
+    stash=drafts.stash_interval,
+    conclude=drafts.conclude_with_event,
+    filter=drafts.filter_future,
+    merge=drafts.merge_future,
+    seed=drafts.seed_relay,
+)
+# #25879
+V2_SENTINEL = replace(
+    V2_EVENT,
+    rows_wait=draft_lengths.nothing_to_do,
+    prepare_lengths=draft_lengths.nothing_to_do,
+    host_lengths=draft_lengths.lengths_downloaded,
+    resolve=drafts.resolve_lengths_and_extras,
+    publish=draft_lengths.publish_lengths,
+    stash=drafts.stash_by_row,
+    conclude=drafts.conclude_with_sentinel,
+)
+# #26020
+V2_PAIR = replace(
+    V2_SENTINEL,
+    host_lengths=draft_lengths.lengths_gathered_and_downloaded,
+    resolve=drafts.resolve_extras,
+    draft_lengths=draft_lengths.draft_lengths_of_the_forward,
+    conclude=drafts.conclude_by_row,
+)
+# #26380
+V2_PRIVATE = replace(V2_PAIR, ends="asynchronous", host_lengths=draft_lengths.lengths_by_private_stream)
+# #25945
+V2_STAGED = replace(V2_PRIVATE, resolve=drafts.resolve_staged_and_extras)
+V2_LATEST = replace(
+    V2_STAGED,
+    ends="packed",
+    host_lengths=draft_lengths.lengths_left_on_the_device,
+    resolve=drafts.resolve_on_the_forward_stream,
+    rotate=drafts.rotate_along_the_prompt,
+    prompt_lens=draft_lengths.prompt_lens_shared,
+    publish=draft_lengths.publish_for_forwards,
+    step_lens=draft_lengths.step_lens_made_on_device,
+    seed=drafts.seed_relay_packed,
 )

@@ -5,9 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from . import draft_rows, known, rows
-from .draft_row import DraftRow
-from .row import RelayRow
+from . import rows
+from .row import DraftRow, RelayRow
+
+# Races and defects of the states, as results declare them.
+NEGATIVE_IDS = "negative ids: a prompt's id below zero is taken for a placeholder and replaced"
+ONE_SIDED_MERGE = "one-sided merge: a side without token ids fails, or loses the other side's"
+STAGED_LATE = "mixed steps: mix_running_indices is freed before the forward stream has gathered with it"
+SLOT_REUSE = "slot reuse: a row or KV slot freed while a forward reads it is written by its next owner"
+PAGE_TABLE_REWRITE = (
+    "page-table rewrite: settling replaces a row's slots by the cache's while a forward reads the row"
+)
+PENALTY_STATE = "penalty state: the schedule counts tokens into what a forward reads its penalties from"
+DRAFT_LENGTHS = (
+    "draft lengths: the schedule filters lengths that a speculative forward gathers on its own stream"
+)
+CHUNK_REWRITE = (
+    "chunk rewrite: a prompt's next chunk rewrites its row while another stage's batch still reads it"
+)
+ROUND_TRIP = (
+    "round trip: tokens that came round are freed by the schedule before its own reads of them have run"
+)
+DEAD_STASH = "dead stash: every step stores tokens that only mixed steps read"
+DEAD_PUBLISH = "dead publish: every step publishes lengths that are never read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +86,7 @@ _SENTINEL_LENGTHS = {
     ("dead_publish", "off"): "here publish is not dead: a decode's lengths come from it",
     ("preparation", "fused"): _UNADVANCED,
 }
-_BEFORE_25945 = (known.NEGATIVE_IDS, known.ONE_SIDED_MERGE)
+_BEFORE_25945 = (NEGATIVE_IDS, ONE_SIDED_MERGE)
 
 _STATES = {
     state.name: state
@@ -80,8 +100,8 @@ _STATES = {
             None,
             rows.PR25774_BEFORE,
             rows.serial_with_output_ids(rows.PR25774_BEFORE),
-            draft_rows.V1_OUTPUT_IDS,
-            draft_rows.V2_EVENT,
+            rows.V1_OUTPUT_IDS,
+            rows.V2_EVENT,
             _EARLY,
             known_defects=_BEFORE_25945,
             refuses=_ONLY_BLOCKING,
@@ -94,8 +114,8 @@ _STATES = {
             "pr25774-before",
             rows.PR25774,
             rows.serial_without_relay(rows.PR25774),
-            draft_rows.V1_INPUT_IDS,
-            draft_rows.V2_EVENT,
+            rows.V1_INPUT_IDS,
+            rows.V2_EVENT,
             _EARLY,
             known_defects=_BEFORE_25945,
             refuses=_ONLY_BLOCKING,
@@ -108,8 +128,8 @@ _STATES = {
             "pr25774",
             rows.PR25944_BEFORE,
             rows.serial_without_relay(rows.PR25944_BEFORE),
-            draft_rows.V1_ROTATING,
-            draft_rows.V2_SENTINEL,
+            rows.V1_ROTATING,
+            rows.V2_SENTINEL,
             _POOL,
             known_defects=_BEFORE_25945,
             refuses=_NO_RING | _ONLY_BLOCKING,
@@ -123,8 +143,8 @@ _STATES = {
             "pr25944-before",
             rows.PR25944,
             rows.serial_without_relay(rows.PR25944),
-            draft_rows.V1_ROTATING,
-            draft_rows.V2_SENTINEL,
+            rows.V1_ROTATING,
+            rows.V2_SENTINEL,
             _PUBLISHING,
             known_defects=_BEFORE_25945,
             refuses=_NO_RING | _ONLY_BLOCKING | _SENTINEL_LENGTHS,
@@ -137,8 +157,8 @@ _STATES = {
             "pr25944",
             rows.PR26020,
             rows.serial_without_relay(rows.PR26020),
-            draft_rows.V1_ROTATING,
-            draft_rows.V2_PAIR,
+            rows.V1_ROTATING,
+            rows.V2_PAIR,
             _PUBLISHING,
             known_defects=_BEFORE_25945,
             refuses=_NO_RING,
@@ -151,8 +171,8 @@ _STATES = {
             "pr26020",
             rows.PR26425_BEFORE,
             rows.serial_without_relay(rows.PR26425_BEFORE),
-            draft_rows.V1_ROTATING,
-            draft_rows.V2_PAIR,
+            rows.V1_ROTATING,
+            rows.V2_PAIR,
             _NUMPY,
             known_defects=_BEFORE_25945,
             refuses=_NO_RING,
@@ -165,8 +185,8 @@ _STATES = {
             "pr26425-before",
             rows.PR26425,
             rows.serial_without_relay(rows.PR26425),
-            draft_rows.V1_ROTATING,
-            draft_rows.V2_PAIR,
+            rows.V1_ROTATING,
+            rows.V2_PAIR,
             _NUMPY,
             known_defects=_BEFORE_25945,
             refuses=_NO_RING,
@@ -180,8 +200,8 @@ _STATES = {
             "pr26425",
             rows.PR25945_BEFORE,
             rows.serial_without_relay(rows.PR25945_BEFORE),
-            draft_rows.V1_ROTATING,
-            draft_rows.V2_PRIVATE,
+            rows.V1_ROTATING,
+            rows.V2_PRIVATE,
             _BARRIER,
             known_defects=_BEFORE_25945,
             refuses=_NO_RING,
@@ -195,10 +215,10 @@ _STATES = {
             "pr25945-before",
             rows.PR25945,
             rows.serial_with_relay(rows.PR25945),
-            draft_rows.V1_ROTATING,
-            draft_rows.V2_STAGED,
+            rows.V1_ROTATING,
+            rows.V2_STAGED,
             _BARRIER,
-            staged_hazards=(known.STAGED_LATE,),
+            staged_hazards=(STAGED_LATE,),
             refuses=_NO_RING,
             staged=rows.staged_twice,
         ),
@@ -211,8 +231,8 @@ _STATES = {
             "pr25945",
             rows.LATEST,
             rows.serial_with_relay(rows.LATEST),
-            draft_rows.V1_LATEST,
-            draft_rows.V2_LATEST,
+            rows.V1_LATEST,
+            rows.V2_LATEST,
             _LATEST,
             refuses=_NO_RING,
             staged=rows.staged_in_order,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import futures, ordering, pages, penalties, placeholders, prompt, rejoin, tokens
+from . import draft_lengths, futures, ordering, pages, penalties, placeholders, prebuilt, prompt, tokens
 
 Policies = Mapping[str, Any]
 """Questions of a row and the policies that replace the row's."""
@@ -59,9 +59,9 @@ SWITCHES: Mapping[str, Mapping[str, Policies]] = {
         "exact": {"penalty_tokens": penalties.AfterSampling},
     },
     "backup_indices": {
-        "blocking": {"backup_indices": rejoin.upload_indices},
-        "pinned": {"backup_indices": rejoin.upload_indices_pinned},
-        "none": {"backup_indices": rejoin.no_indices},
+        "blocking": {"backup_indices": prebuilt.upload_indices},
+        "pinned": {"backup_indices": prebuilt.upload_indices_pinned},
+        "none": {"backup_indices": prebuilt.no_indices},
     },
     "preparation": {
         "split": {"preparation": "split"},
@@ -71,3 +71,19 @@ SWITCHES: Mapping[str, Mapping[str, Policies]] = {
 
 # Switches about streams and overlap, which have no effect in a loop with a single stream.
 OVERLAPPED_ONLY = frozenset({"barrier", "index", "dead_publish"})
+
+# Switches of the overlapped speculative worker.
+DRAFT_SWITCHES: Mapping[str, Mapping[str, Policies]] = {
+    "seq_lens_cpu": {
+        name: {
+            "host_lengths": host_lengths,
+            "publish": draft_lengths.publish_lengths,
+            "step_lens": step_lens,
+        }
+        for name, host_lengths, step_lens in (
+            ("blocking", draft_lengths.lengths_gathered_and_downloaded, draft_lengths.step_lens_uploaded),
+            ("private", draft_lengths.lengths_by_private_stream, draft_lengths.step_lens_uploaded),
+            ("bound", draft_lengths.lengths_bounded, draft_lengths.step_lens_made_on_device),
+        )
+    },
+}

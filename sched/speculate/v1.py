@@ -8,14 +8,13 @@ from typing import NamedTuple
 
 import torch
 
-from ..batch import DraftInput, ExtendLens, ScheduleBatch
+from ..batch import DraftInput, ExtendLens, ScheduleBatch, draft_step, extend_step
 from ..kernels.drafts import write_rows
 from ..memory.allocation import alloc_ahead, evict_from_tree_cache
 from ..model.sampling_info import sampling_of
 from ..request import Request
 from .acceptance import Accepted
 from .drafter import DraftRows, Tree, extend_batch
-from .steps import draft_step, extend_step
 from .verifier import DraftVerdict
 from .worker import Worker, count_accepted
 

@@ -10,11 +10,10 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from ..batch import DraftInput, ExtendLens, ScheduleBatch
+from ..batch import DraftInput, ExtendLens, ScheduleBatch, draft_step, extend_step
 from ..kernels.drafts import pick_bonus
 from ..model.sampling_info import sampling_of
 from .drafter import DraftRows, VerifiedChains
-from .steps import draft_step, extend_step
 from .worker import Worker, count_accepted
 
 

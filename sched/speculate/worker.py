@@ -17,7 +17,7 @@ from .verifier import DraftVerdict
 
 if TYPE_CHECKING:
     from ..memory.cache import PrefixCache
-    from ..memory.kv import KVPool
+    from ..memory.pools import KVPool
 
 
 class DraftRunner(Protocol):

@@ -20,15 +20,15 @@ from schedbench.sched.batch import FutureIndices, ScheduleBatch
 from schedbench.sched.relay import lengths, ordering, tokens
 from schedbench.sched.relay.choice import RelayChoice, choose, switches
 from schedbench.sched.relay.context import RelayContext
-from schedbench.sched.relay.known import (
+from schedbench.sched.relay.row import Step
+from schedbench.sched.relay.states import (
     DEAD_PUBLISH,
     PAGE_TABLE_REWRITE,
     PENALTY_STATE,
     SLOT_REUSE,
     STAGED_LATE,
+    states,
 )
-from schedbench.sched.relay.row import Step
-from schedbench.sched.relay.states import states
 from tests.acceptance.runs import SMALL, resolved
 from tests.conftest import RunCommand
 

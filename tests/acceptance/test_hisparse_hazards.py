@@ -10,8 +10,7 @@ import pytest
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import HazardFinding, Hazards
 from schedbench.sched.hisparse.coordinator import Coordinator
-from schedbench.sched.relay.known import SLOT_REUSE
-from schedbench.sched.relay.states import states
+from schedbench.sched.relay.states import SLOT_REUSE, states
 from tests.acceptance.runs import resolved
 
 pytestmark = pytest.mark.wide

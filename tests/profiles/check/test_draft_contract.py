@@ -26,7 +26,7 @@ from schedbench.profiles.check.scripted_drafts import TAUGHT, VERIFIED, DraftSet
 from schedbench.profiles.check.scripted_engine import ROWS
 from schedbench.sched.relay import draft_lengths, drafts
 from schedbench.sched.relay.choice import RelayChoice, choose
-from schedbench.sched.relay.draft_row import Speculation
+from schedbench.sched.relay.row import Speculation
 from schedbench.sched.relay.states import states
 
 WORKERS: list[tuple[Speculation, bool]] = [("v1", False), ("v2", False), ("v2", True)]

@@ -16,8 +16,8 @@ from schedbench.profiles.platform.resolve import Resolved
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.sched.batch import DraftState
 from schedbench.sched.relay import draft_lengths, drafts
-from schedbench.sched.relay.draft_row import DraftRow
 from schedbench.sched.relay.faults import Fault, unchanged
+from schedbench.sched.relay.row import DraftRow
 from schedbench.sched.relay.states import states
 from schedbench.sched.speculate.drafter import Drafter, VerifiedChains
 from tests.acceptance.runs import resolved

@@ -6,9 +6,8 @@ from array import array
 from collections.abc import Sequence
 
 from schedbench.sched.config import SamplingParams
-from schedbench.sched.data_parallel.share import RankShare
 from schedbench.sched.data_parallel.source import PartitionedSource
-from schedbench.sched.data_parallel.sync import EndedRequest, RankStatus, SyncRound
+from schedbench.sched.data_parallel.sync import EndedRequest, RankShare, RankStatus, SyncRound
 from schedbench.sched.request import Request
 
 RANKS = 3

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from schedbench.sched.config import SamplingParams
-from schedbench.sched.disagg.components import DisaggComponents
 from schedbench.sched.disagg.inbox import Inbox, _Receiver
-from schedbench.sched.disagg.kv import PageTableSpan
+from schedbench.sched.disagg.kv import DisaggComponents, PageTableSpan
 from schedbench.sched.disagg.layout import RankLayout
 from schedbench.sched.disagg.messages import HANDSHAKE, KV, Chunk, Failed, Metadata, Preallocated
 from schedbench.sched.disagg.outbox import Outbox, _Sender, _Transferring

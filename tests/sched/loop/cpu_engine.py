@@ -14,13 +14,11 @@ from schedbench.sched.batch import ForwardBatch, ModelOutput
 from schedbench.sched.config import Capabilities, EngineConfig, SamplingParams
 from schedbench.sched.hisparse.tier import KVTier
 from schedbench.sched.loop.engine import Engine, Runner
-from schedbench.sched.loop.overlapped import run_overlapped
+from schedbench.sched.loop.event_loops import run_overlapped, run_serial
 from schedbench.sched.loop.scheduler import Scheduler
-from schedbench.sched.loop.serial import run_serial
-from schedbench.sched.memory.chunk import ChunkCache
-from schedbench.sched.memory.kv import KVPool
+from schedbench.sched.memory.cache import ChunkCache
+from schedbench.sched.memory.pools import KVPool, ReqToTokenPool
 from schedbench.sched.memory.radix import RadixCache
-from schedbench.sched.memory.slots import ReqToTokenPool
 from schedbench.sched.memory.tokens import PagedAllocator, TokenAllocator
 from schedbench.sched.model.decoder import Decoder
 from schedbench.sched.model.grammar import GrammarCache

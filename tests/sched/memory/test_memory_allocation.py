@@ -14,8 +14,8 @@ from schedbench.sched.memory.allocation import (
     last_locations,
 )
 from schedbench.sched.memory.invariants import MemoryInvariantError, check, statistics
+from schedbench.sched.memory.pools import ReqToTokenPool
 from schedbench.sched.memory.radix import RadixCache
-from schedbench.sched.memory.slots import ReqToTokenPool
 from schedbench.sched.memory.tokens import PagedAllocator, TokenAllocator
 
 CPU = torch.device("cpu")

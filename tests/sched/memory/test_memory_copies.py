@@ -14,8 +14,8 @@ from schedbench.profiles.record.timeline import Window
 from schedbench.profiles.vgpu import VirtualGpu, open_vgpu
 from schedbench.sched.kernels.allocation import upload_prefix_pointers, write_cache_indices
 from schedbench.sched.memory.allocation import alloc_for_decode, alloc_for_extend
+from schedbench.sched.memory.pools import ReqToTokenPool
 from schedbench.sched.memory.radix import RadixCache
-from schedbench.sched.memory.slots import ReqToTokenPool
 from schedbench.sched.memory.tokens import PagedAllocator, TokenAllocator
 
 PREFIX = array("q", range(32))

@@ -7,8 +7,8 @@ from array import array
 import pytest
 import torch
 
+from schedbench.sched.memory.pools import ReqToTokenPool
 from schedbench.sched.memory.radix import RadixCache
-from schedbench.sched.memory.slots import ReqToTokenPool
 from schedbench.sched.memory.tokens import PagedAllocator, TokenAllocator
 
 CPU = torch.device("cpu")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from schedbench.sched.memory.slots import ReqToTokenPool
+from schedbench.sched.memory.pools import ReqToTokenPool
 
 
 def test_rows_come_from_the_front_and_return_to_the_back() -> None:

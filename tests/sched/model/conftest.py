@@ -10,8 +10,7 @@ import torch
 
 from schedbench.sched.batch import ForwardBatch, ForwardMode
 from schedbench.sched.kernels.rows import decode_positions, extend_positions
-from schedbench.sched.memory.index import IndexPool
-from schedbench.sched.memory.kv import KVPool
+from schedbench.sched.memory.pools import IndexPool, KVPool
 from schedbench.sched.model.config import ModelConfig
 from schedbench.sched.model.decoder import Decoder, Model
 from schedbench.sched.model.sparse import PageTableLocator, SparseAttention

@@ -16,7 +16,7 @@ from schedbench.profiles.vgpu import VirtualGpu, open_vgpu
 from schedbench.sched.batch import ForwardBatch, ForwardMode, ModelOutput
 from schedbench.sched.config import Capabilities, EngineConfig
 from schedbench.sched.kernels.rows import decode_positions, extend_positions
-from schedbench.sched.memory.kv import KVPool
+from schedbench.sched.memory.pools import KVPool
 from schedbench.sched.model.decoder import Decoder, Model
 from schedbench.sched.model.presets import PRESETS
 from schedbench.sched.model.runner import ModelRunner

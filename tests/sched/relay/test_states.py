@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from schedbench.sched.relay import lengths, ordering, pages, penalties, placeholders, prompt, rejoin, tokens
+from schedbench.sched.relay import lengths, ordering, pages, penalties, placeholders, prebuilt, prompt, tokens
 from schedbench.sched.relay.choice import RelayError, choose, difference, switches
 from schedbench.sched.relay.row import RelayRow
 from schedbench.sched.relay.states import ALIASES, State, states
@@ -85,8 +85,8 @@ def changed(name: str, overrides: dict[str, str]) -> set[str]:
         ("sampling_tensors", "packed", {"sampling_tensors": "packed"}),
         ("dead_publish", "off", {"publish": ordering.nothing}),
         ("penalties", "exact", {"penalty_tokens": penalties.AfterSampling}),
-        ("backup_indices", "pinned", {"backup_indices": rejoin.upload_indices_pinned}),
-        ("backup_indices", "none", {"backup_indices": rejoin.no_indices}),
+        ("backup_indices", "pinned", {"backup_indices": prebuilt.upload_indices_pinned}),
+        ("backup_indices", "none", {"backup_indices": prebuilt.no_indices}),
         ("preparation", "fused", {"preparation": "fused"}),
     ],
 )
