@@ -19,8 +19,7 @@ from itertools import pairwise
 import torch
 
 from ..batch import ForwardBatch
-from ..kernels.activation import silu_and_mul
-from ..kernels.linear import linear_columns
+from ..kernels.dense import linear_columns, silu_and_mul
 from ..link import Link
 from ..model.config import ModelConfig
 from ..model.weights import LayerWeights, Weights

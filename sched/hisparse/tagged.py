@@ -10,7 +10,7 @@ import torch
 from ..batch import ForwardBatch
 from ..kernels.buffers import translate
 from ..kernels.swap import SwapPlan, plan_swap_in, plan_unseen
-from ..kernels.tier_tags import fetch_tags, misplaced, move_tags
+from ..kernels.tags import fetch_tags, misplaced, move_tags
 from ..model.tags import TagPool
 from .locator import swap_in_arguments
 from .pools import HotBuffers

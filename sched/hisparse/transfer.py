@@ -8,8 +8,7 @@ from typing import Protocol
 import torch
 
 from ..disagg.kv import KVPort, PageTableSpan
-from ..kernels.arrival import land_on_host
-from ..kernels.backup import back_up, preload
+from ..kernels.backup import back_up, land_on_host, preload
 from ..kernels.swap import SwapPlan, swap_in
 from ..memory.pools import KVPool
 from .pools import HostPool, HotBuffers

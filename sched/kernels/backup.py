@@ -63,3 +63,21 @@ def preload(sides: _Sides) -> None:
     for layer, caches in enumerate(zip(k_cache, v_cache, strict=True)):
         for part, cache in enumerate(caches):
             cache.index_copy_(0, slots, kv[:, layer, part])
+
+
+def _land_cost(host_slots: Tensor, kv: Tensor) -> Work:
+    return Work(nbytes(host_slots, kv), host_bytes=nbytes(kv), beside=True)
+
+
+@kernel(
+    mutates=("host",),
+    cost=_land_cost,
+    footprint=lambda host, host_slots, kv: (
+        *reads(host_slots, kv),
+        Access(host, write=True, rows=host_slots),
+    ),
+)
+def land_on_host(host: Tensor, host_slots: Tensor, kv: Tensor) -> None:
+    """Copies ``kv`` [layers, 2, n, kv_heads, d] of the device to ``host_slots`` [n] int64 of pinned memory, which is
+    [host slots, layers, 2, kv_heads, d]."""
+    host.index_copy_(0, host_slots.to(host.device), kv.permute(2, 0, 1, 3, 4).to(host.device))

@@ -6,12 +6,16 @@ KV of a logical slot is, 0 for none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from .declare import INT64, kernel, meta_tensor, nbytes, reads
 from .indexer import ABSENT
 from .registry import Access, Work
+
+NOWHERE = (1 << 31) - 1  # a position that no request has
 
 
 def _map_cost(out_cache_loc: Tensor, page_size: int) -> Work:
@@ -141,3 +145,20 @@ def previous_tokens(
     slots = device_buffer[req_pool_indices, position.clamp(max=size)]
     staged = position < staged_lens[req_pool_indices]
     return slots.masked_fill(staged, ABSENT), host_slots[req_pool_indices, position]
+
+
+def _empty_footprint(tokens: Sequence[Tensor], row: int) -> tuple[Access, ...]:
+    rows = torch.tensor([row])
+    return tuple(Access(table, write=True, rows=rows) for table in tokens)
+
+
+@kernel(
+    mutates=("tokens",),
+    cost=lambda tokens, row: Work(nbytes(*(table[row] for table in tokens))),
+    footprint=_empty_footprint,
+    integer=True,
+)
+def empty_buffer(tokens: Sequence[Tensor], row: int) -> None:
+    """Marks all slots of the hot buffer of a ``row`` as empty, in every layer; ``tokens`` are [rows, B] int32 each."""
+    for table in tokens:
+        table[row].fill_(NOWHERE)

@@ -183,10 +183,3 @@ def pick_accepted(rows: Tensor, accept_lens: Tensor) -> Tensor:
 def pick_bonus(rows: Tensor, accept_lens: Tensor) -> Tensor:
     """``pick_accepted`` of tokens [b · d] int64: [b]."""
     return _last_accepted(rows, accept_lens)
-
-
-@kernel(mutates=("static",), cost=lambda source: Work(2 * nbytes(source)), integer=True, triton="rows")
-def stage_rows(static: Tensor, source: Tensor, padded: int) -> None:
-    """Copies integer rows [n, ...] to the first rows of ``static``; rows n to ``padded`` become zeros."""
-    static[: source.shape[0]] = source
-    static[source.shape[0] : padded] = 0

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .declare import kernel, meta_tensor, nbytes, reads
-from .norm import normalised
+from .dense import normalised
 from .registry import Access, Work
 
 

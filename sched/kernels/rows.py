@@ -1,4 +1,4 @@
-"""Selecting and numbering the rows of a batch: token embeddings, positions, and each request's last token."""
+"""Rows of a batch: token embeddings, positions, each request's last token, and the inputs of a captured graph."""
 
 from __future__ import annotations
 
@@ -63,3 +63,58 @@ def extend_positions(seq_lens: Tensor, extend_lens: Tensor, num_tokens: int) -> 
 def last_tokens(hidden: Tensor, extend_lens: Tensor) -> Tensor:
     """hidden [T, n], extend_lens [b] → [b, n]: the row of each request's last token."""
     return hidden.index_select(0, torch.cumsum(extend_lens, 0) - 1)
+
+
+INPUTS = ("input_ids", "positions", "req_pool_indices", "seq_lens", "out_cache_loc")
+
+
+def _stage_cost(static: Tensor, input_ids: Tensor, padded: int) -> Work:
+    return Work(len(INPUTS) * (nbytes(input_ids) + padded * static.element_size()))
+
+
+@kernel(mutates=("static",), cost=_stage_cost, integer=True, triton="rows")
+def stage_decode(
+    static: Tensor,
+    input_ids: Tensor,
+    positions: Tensor,
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
+    out_cache_loc: Tensor,
+    padded: int,
+) -> None:
+    """Copies five inputs [b] int64 into the rows of ``static`` [5, capacity].
+
+    Columns b to ``padded`` become harmless requests: token 0 at position 0, page-table row 0, length 1, slot 0.
+    """
+    b = input_ids.shape[0]
+    static[:, :b] = torch.stack([input_ids, positions, req_pool_indices, seq_lens, out_cache_loc])
+    static[:, b:padded] = 0
+    static[INPUTS.index("seq_lens"), b:padded] = 1
+
+
+@kernel(mutates=("static",), cost=lambda source: Work(2 * nbytes(source)), integer=True, triton="rows")
+def stage_rows(static: Tensor, source: Tensor, padded: int) -> None:
+    """Copies integer rows [n, ...] to the first rows of ``static``; rows n to ``padded`` become zeros."""
+    static[: source.shape[0]] = source
+    static[source.shape[0] : padded] = 0
+
+
+@kernel(
+    mutates=("input_ids",),
+    cost=lambda input_ids: Work(2 * nbytes(input_ids)),
+    footprint=lambda input_ids, tokens: (
+        Access(input_ids, write=True),
+        Access(tokens, write=False, rows=-input_ids[input_ids < 0]),
+    ),
+    integer=True,
+    triton="rows",
+)
+def resolve_negative(input_ids: Tensor, tokens: Tensor) -> None:
+    """Replaces every v < 0 of input_ids [T] int64 by ``tokens[-v]``, in place; reads all T of them."""
+    input_ids.copy_(torch.where(input_ids < 0, tokens[(-input_ids).clamp_(min=0)], input_ids))
+
+
+@kernel(cost=lambda condition: Work(nbytes(condition)), integer=True)
+def assert_all(condition: Tensor) -> None:
+    """Fails on the device unless ``condition`` [] bool holds. The host does not wait for it."""
+    torch._assert_async(condition)

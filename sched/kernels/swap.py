@@ -70,7 +70,7 @@ def _plan_footprint(lookup: Lookup) -> tuple[Access, ...]:
     cost=_plan_cost,
     footprint=_plan_footprint,
     integer=True,
-    triton="plan",
+    triton="swap",
 )
 def plan_swap_in(lookup: Lookup) -> tuple[Tensor, Tensor, Tensor]:
     """A ``SwapPlan`` for the chosen positions.

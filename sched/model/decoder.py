@@ -10,13 +10,10 @@ from typing import Protocol
 import torch
 
 from ..batch import ForwardBatch, ForwardMode, ModelOutput
-from ..kernels.activation import silu_and_mul
-from ..kernels.attention import attention
-from ..kernels.linear import linear
-from ..kernels.norm import add_rms_norm, rms_norm
+from ..kernels.attention import attention, tree_attention
+from ..kernels.dense import add_rms_norm, linear, rms_norm, silu_and_mul
 from ..kernels.rope import rope_and_store_kv
 from ..kernels.rows import embedding, last_tokens
-from ..kernels.tree_attention import tree_attention
 from ..memory.pools import KVPool
 from .config import ModelConfig
 from .sparse import SparseAttention

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from ..batch import ForwardBatch
-from ..kernels.linear import linear
+from ..kernels.dense import linear
 from ..kernels.rows import embedding
 from ..memory.pools import KVPool
 from .checkpoint import CheckpointError, Tensors, parts_of, read_config

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..config import EngineConfig
-from ..kernels.drafts import stage_rows
+from ..kernels.rows import stage_rows
 
 Function = Callable[..., Sequence[torch.Tensor]]
 

@@ -10,7 +10,7 @@ import torch
 
 from ..batch import ForwardBatch, ForwardMode, ModelOutput
 from ..config import EngineConfig
-from ..kernels.staging import INPUTS, stage_decode
+from ..kernels.rows import INPUTS, stage_decode
 from .decoder import Model
 from .replay import GraphInput, graph_sizes
 

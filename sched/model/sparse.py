@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 
 from ..batch import ForwardBatch
+from ..kernels.dense import linear
 from ..kernels.indexer import index_and_store, select_simulated, select_top_k
-from ..kernels.linear import linear
 from ..kernels.rope import rope_and_store_kv
 from ..kernels.sparse import page_lookup, sparse_attention, sparse_extend
 from ..memory.pools import IndexPool, KVPool

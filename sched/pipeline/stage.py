@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from ..batch import ForwardBatch, ModelOutput
-from ..kernels.norm import add_rms_norm, rms_norm
+from ..kernels.dense import add_rms_norm, rms_norm
 from ..kernels.rows import embedding, last_tokens
 from ..model.decoder import Decoder
 

@@ -9,7 +9,7 @@ import torch
 
 from ..batch import FutureIndices, ScheduleBatch, StepResult
 from ..config import EngineConfig
-from ..kernels.bridge import assert_all
+from ..kernels.rows import assert_all
 from . import drafts, ordering, placeholders, tokens
 from .context import RelayContext
 from .futures import FutureMap, FutureRing

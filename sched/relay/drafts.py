@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from ..batch import DraftFuture, DraftInput, DraftState, FutureIndices, ScheduleBatch, StepResult
-from ..kernels.bridge import assert_all
 from ..kernels.drafts import rotate_ids
+from ..kernels.rows import assert_all
 from ..model.upload import Upload, upload
 from .context import RelayContext, Step
 from .pages import copy_rows_ahead

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from ..batch import FutureIndices, ScheduleBatch, StepResult
-from ..kernels.bridge import assert_all, resolve_negative
+from ..kernels.rows import assert_all, resolve_negative
 from .context import RelayContext
 
 

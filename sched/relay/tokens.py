@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..batch import FutureIndices, ScheduleBatch, StepResult
-from ..kernels.bridge import decode_inputs
+from ..kernels.placement import decode_inputs
 from .context import RelayContext
 
 

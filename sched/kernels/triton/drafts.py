@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..drafts import PlacesAhead
-from .extend import sum_before
 from .placement import pages_before
+from .rows import sum_before
 
 _PIECE = 256
 _PIECES = 4  # programs of each request

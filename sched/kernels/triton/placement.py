@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .extend import sum_before
+from .rows import sum_before
 
 _BATCH = 1024  # requests processed together by the one program that counts the pages they open
 _PIECE = 256  # entries of a row that a program copies together

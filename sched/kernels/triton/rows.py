@@ -9,9 +9,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .extend import sum_before
-
 _BLOCK = 256
+
+
+@triton.jit
+def sum_before(lens, request):
+    """The sum of the first ``request`` of ``lens``."""
+    total = tl.zeros([], tl.int64)
+    for first in range(0, request, 256):
+        at = first + tl.arange(0, 256)
+        total += tl.sum(tl.load(lens + at, mask=at < request, other=0).to(tl.int64), 0)
+    return total
 
 
 @triton.jit(do_not_specialize=["b"], do_not_specialize_on_alignment=["seq_lens"])

@@ -1,16 +1,17 @@
-"""KV between hot buffers and pinned host memory, which kernels read and write directly."""
+"""KV between hot buffers and pinned host memory, which kernels read and write directly, and the plan of a swap-in."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..swap import Fetch
+from ..swap import Fetch, Lookup
 
-_BLOCK = 1024  # elements of a token moved together, at most
+_BLOCK = 1024  # slots of a buffer, or elements of a token, that are processed together, at most
 _FETCHERS = 256  # programs that wait for the bus at once, at least
 _SAVERS = 16  # programs of a backup, few enough for other streams' kernels to run beside it
 
@@ -89,3 +90,182 @@ def back_up(
         size = k_cache[0].shape[1] * k_cache[0].shape[2]
         sizes = (n, len(k_cache), size, min(_BLOCK, triton.next_power_of_2(size)))
         _back_up[(min(n, _SAVERS),)](tuple(k_cache), tuple(v_cache), host, slots, host_slots, *sizes)
+
+
+@triton.jit
+def _place_of(token, positions, k, steps: tl.constexpr):
+    """For each ``token`` its place among the ``positions`` [k], ascending with -1 behind them; k where it is none."""
+    low = token * 0
+    high = low + k
+    for _ in tl.static_range(steps):
+        middle = (low + high) // 2
+        value = tl.load(positions + middle, mask=middle < k, other=-1)
+        before = (middle < high) & (value >= 0) & (value < token)
+        high = tl.where(before, high, middle)
+        low = tl.where(before, middle + 1, low)
+    found = tl.load(positions + low, mask=low < k, other=-1) == token
+    return tl.where(found, low, k)
+
+
+@triton.jit
+def _find(
+    positions, tokens, held, flags, newest, k, size: tl.constexpr, steps: tl.constexpr, block: tl.constexpr
+) -> None:
+    """Writes the slot of each chosen position that is in the buffer to ``held`` [k], and marks these slots in
+    ``flags``."""
+    for first in range(0, k, block):
+        at = first + tl.arange(0, block)
+        tl.store(held + at, tl.full([block], -1, tl.int32), mask=at < k)
+    tl.debug_barrier()
+    for first in range(0, size, block):
+        slot = first + tl.arange(0, block)
+        token = tl.load(tokens + slot, mask=slot < size, other=-1)
+        place = _place_of(token, positions, k, steps)
+        hit = (slot < size) & (place < k) & (token != newest)
+        tl.store(held + place, slot, mask=hit)
+        tl.store(flags + slot, hit.to(tl.int8), mask=slot < size)
+    tl.debug_barrier()
+
+
+@triton.jit
+def _counted(positions, held, newest, k, block: tl.constexpr):
+    """The number of positions that are looked up, and of those that are not in the buffer."""
+    asked, missed = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
+    for first in range(0, k, block):
+        at = first + tl.arange(0, block)
+        position = tl.load(positions + at, mask=at < k, other=-1)
+        look = (position >= 0) & (position != newest)
+        lost = look & (tl.load(held + at, mask=at < k, other=0) < 0)
+        asked += tl.sum(look.to(tl.int32), 0)
+        missed += tl.sum(lost.to(tl.int32), 0)
+    return asked, missed
+
+
+@triton.jit
+def _reorder(lru, flags, reordered, freed, hits, misses, size: tl.constexpr, block: tl.constexpr) -> None:
+    """Writes the first ``misses`` unused slots of the order to ``freed``, and the new order: the unused slots that are
+    left, then the freed, then the hit."""
+    stale = size - hits - misses
+    free_before, used_before = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
+    for first in range(0, size, block):
+        at = first + tl.arange(0, block)
+        valid = at < size
+        slot = tl.load(lru + at, mask=valid, other=0).to(tl.int32)
+        used = valid & (tl.load(flags + slot, mask=valid, other=0) != 0)
+        free = valid & ~used
+        nth_free = free_before + tl.cumsum(free.to(tl.int32), 0) - 1
+        nth_used = used_before + tl.cumsum(used.to(tl.int32), 0) - 1
+        tl.store(freed + nth_free, slot, mask=free & (nth_free < misses))
+        unused = tl.where(nth_free < misses, stale + nth_free, nth_free - misses)
+        place = tl.where(used, stale + misses + nth_used, unused)
+        tl.store(reordered + place, slot.to(tl.int16), mask=valid)
+        free_before, used_before = tl.max(nth_free, 0) + 1, tl.max(nth_used, 0) + 1
+    tl.debug_barrier()
+    for first in range(0, size, block):
+        at = first + tl.arange(0, block)
+        tl.store(lru + at, tl.load(reordered + at, mask=at < size, other=0), mask=at < size)
+
+
+@triton.jit
+def _write_plan(
+    positions,
+    held,
+    freed,
+    buffer,
+    tokens,
+    locations,
+    missing,
+    targets,
+    newest,
+    k,
+    size: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    """Writes the plan of one request, and the missing positions to the buffer's ``tokens``."""
+    missed_before = tl.full([], 0, tl.int32)
+    for first in range(0, k, block):
+        at = first + tl.arange(0, block)
+        valid = at < k
+        position = tl.load(positions + at, mask=valid, other=-1)
+        present = position >= 0
+        # The last comparison is made a block, since the interpreter accepts no scalar mask.
+        look = present & (position != newest) & (newest - 0 * position >= size)
+        slot = tl.load(held + at, mask=look, other=-1)
+        miss = look & (slot < 0)
+        nth = missed_before + tl.cumsum(miss.to(tl.int32), 0) - 1
+        missed_before = tl.max(nth, 0) + 1
+        fresh = tl.load(freed + nth, mask=miss, other=0)
+        slot = tl.where(look, tl.where(miss, fresh, slot), tl.minimum(position, size))
+        location = tl.load(buffer + slot, mask=present, other=0).to(tl.int32)
+        tl.store(locations + at, location, mask=valid)
+        tl.store(missing + at, tl.where(miss, position, -1), mask=valid)
+        tl.store(targets + at, tl.where(miss, location, 0), mask=valid)
+        tl.store(tokens + slot, position, mask=miss)
+
+
+@triton.jit(do_not_specialize=["k", "width"], do_not_specialize_on_alignment=["rows", "seq_lens"])
+def _plan(
+    positions,
+    rows,
+    seq_lens,
+    device_buffer,
+    tokens,
+    lru,
+    lookups,
+    locations,
+    missing,
+    targets,
+    held,
+    freed,
+    flags,
+    reordered,
+    k,
+    width,
+    size: tl.constexpr,
+    steps: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    request = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows + request).to(tl.int64)
+    length = tl.load(seq_lens + request).to(tl.int32)
+    positions += request * k
+    held += request * k
+    freed += request * k
+    tokens += row * size
+    if length > size:
+        _find(positions, tokens, held, flags + request * size, length - 1, k, size, steps, block)
+        asked, missed = _counted(positions, held, length - 1, k, block)
+        tl.atomic_add(lookups, asked.to(tl.int64))
+        tl.atomic_add(lookups + 1, missed.to(tl.int64))
+        order, scratch = lru + row * size, reordered + request * size
+        _reorder(order, flags + request * size, scratch, freed, asked - missed, missed, size, block)
+        tl.debug_barrier()
+    plan = request * k
+    buffer = device_buffer + row * width
+    _write_plan(
+        positions,
+        held,
+        freed,
+        buffer,
+        tokens,
+        locations + plan,
+        missing + plan,
+        targets + plan,
+        length - 1,
+        k,
+        size,
+        block,
+    )
+
+
+def plan_swap_in(lookup: Lookup) -> tuple[Tensor, Tensor, Tensor]:
+    *tables, _ = lookup
+    (b, k), size, device = lookup.positions.shape, lookup.lru.shape[1], lookup.positions.device
+    locations, missing, targets, held, freed = torch.empty((5, b, k), dtype=torch.int32, device=device)
+    flags = torch.empty((b, size), dtype=torch.int8, device=device)
+    reordered = torch.empty((b, size), dtype=torch.int16, device=device)
+    plan = (locations, missing, targets)
+    if b:
+        sizes = (k, lookup.device_buffer.shape[1], size, k.bit_length() + 1, _BLOCK)
+        _plan[(b,)](*tables, *plan, held, freed, flags, reordered, *sizes, num_warps=8)
+    return plan

@@ -14,8 +14,7 @@ from schedbench.sched.kernels.allocation import (
     alloc_extend_slots,
     write_cache_indices,
 )
-from schedbench.sched.kernels.bridge import decode_inputs
-from schedbench.sched.kernels.placement import copy_pages, place_decode, place_extend
+from schedbench.sched.kernels.placement import copy_pages, decode_inputs, place_decode, place_extend
 from schedbench.sched.kernels.registry import kernels
 from schedbench.sched.memory.tokens import PagedAllocator, TokenAllocator
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from schedbench.sched.kernels import drafts, history, verify
-from schedbench.sched.kernels.attention import attention
+from schedbench.sched.kernels.attention import attention, tree_attention
 from schedbench.sched.kernels.registry import Work, kernels
-from schedbench.sched.kernels.tree_attention import tree_attention
 
 INT32, INT64 = torch.int32, torch.int64
 B, D, STEPS, VOCAB = 3, 5, 3, 11

@@ -14,7 +14,7 @@ from typing import get_type_hints
 import pytest
 import torch
 
-from schedbench.sched.kernels.on_cuda import on_cuda
+from schedbench.sched.kernels.declare import on_cuda
 from schedbench.sched.kernels.registry import kernels
 from tests.sched.kernels.triton_parity import CASES, names
 
@@ -77,7 +77,7 @@ def test_a_launch_function_takes_arguments_of_its_op(name: str) -> None:
 def test_triton_is_imported_when_a_kernel_is_first_called_on_cuda() -> None:
     program = """
 import sys, torch
-from schedbench.sched.kernels.norm import rms_norm
+from schedbench.sched.kernels.dense import rms_norm
 rms_norm(torch.ones(2, 4), torch.ones(4), 1e-5)
 assert "triton" not in sys.modules
 """
@@ -92,5 +92,5 @@ def test_float64_is_torchs_own_on_cuda_too() -> None:
 
 
 def test_without_triton_cuda_runs_torchs_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("schedbench.sched.kernels.on_cuda.find_spec", lambda _: None)
+    monkeypatch.setattr("schedbench.sched.kernels.declare.find_spec", lambda _: None)
     assert on_cuda(replace(TRITON["rms_norm"], impl=lambda x: x + 1))(torch.ones(1)) == 2

@@ -17,7 +17,7 @@ from schedbench.profiles.platform.resolve import resolve
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.scenarios.loader import load
 from schedbench.sched.kernels import registry
-from schedbench.sched.kernels.on_cuda import triton_kernel
+from schedbench.sched.kernels.declare import triton_kernel
 
 SMALL = ("workload.requests=2", "workload.arrival.process=burst", "measure.warmup_requests=0")
 PADDED = (

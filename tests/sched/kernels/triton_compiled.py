@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from schedbench.sched.kernels.on_cuda import triton_kernel
+from schedbench.sched.kernels.declare import triton_kernel
 from schedbench.sched.kernels.registry import kernels
 from tests.sched.kernels.triton_parity import CASES
 

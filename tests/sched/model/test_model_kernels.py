@@ -7,14 +7,24 @@ from typing import Any
 import pytest
 import torch
 
-from schedbench.sched.kernels.activation import silu_and_mul
 from schedbench.sched.kernels.attention import attention
-from schedbench.sched.kernels.linear import linear, linear_columns, multiplied
-from schedbench.sched.kernels.norm import add_rms_norm, rms_norm
+from schedbench.sched.kernels.dense import (
+    add_rms_norm,
+    linear,
+    linear_columns,
+    multiplied,
+    rms_norm,
+    silu_and_mul,
+)
 from schedbench.sched.kernels.registry import Kernel, Work, kernels
 from schedbench.sched.kernels.rope import rope_and_store_kv
-from schedbench.sched.kernels.rows import decode_positions, embedding, extend_positions, last_tokens
-from schedbench.sched.kernels.staging import stage_decode
+from schedbench.sched.kernels.rows import (
+    decode_positions,
+    embedding,
+    extend_positions,
+    last_tokens,
+    stage_decode,
+)
 from schedbench.sched.kernels.tags import kv_tags
 from schedbench.sched.kernels.tiles import Bounds, Pages, paged_attention
 

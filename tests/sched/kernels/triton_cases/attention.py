@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from schedbench.sched.kernels.attention import attention
+from schedbench.sched.kernels.attention import attention, tree_attention
 from schedbench.sched.kernels.indexer import index_and_store, select_top_k
 from schedbench.sched.kernels.sparse import page_lookup, sparse_attention, sparse_extend
-from schedbench.sched.kernels.tree_attention import tree_attention
 from tests.sched.kernels.triton_cases.case import INT32, Arguments, Case, floats, table
 
 CASES: dict[str, Case] = {}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from schedbench.sched.kernels.activation import silu_and_mul
-from schedbench.sched.kernels.norm import add_rms_norm, rms_norm
+from schedbench.sched.kernels.dense import add_rms_norm, rms_norm, silu_and_mul
 from schedbench.sched.kernels.rope import rope_and_store_kv
 from tests.sched.kernels.triton_cases.case import Arguments, Case, floats
 

@@ -6,11 +6,15 @@ from collections.abc import Sequence
 
 import torch
 
-from schedbench.sched.kernels.bridge import decode_inputs, resolve_negative
-from schedbench.sched.kernels.drafts import stage_rows
-from schedbench.sched.kernels.placement import copy_pages, place_decode, place_extend
-from schedbench.sched.kernels.rows import decode_positions, extend_positions, last_tokens
-from schedbench.sched.kernels.staging import stage_decode
+from schedbench.sched.kernels.placement import copy_pages, decode_inputs, place_decode, place_extend
+from schedbench.sched.kernels.rows import (
+    decode_positions,
+    extend_positions,
+    last_tokens,
+    resolve_negative,
+    stage_decode,
+    stage_rows,
+)
 from tests.sched.kernels.triton_cases.case import INT32, Arguments, Case, floats, table
 
 CASES: dict[str, Case] = {}

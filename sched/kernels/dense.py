@@ -1,4 +1,4 @@
-"""Matrix products with the model's weights."""
+"""The dense parts of a decoder layer: products with the weights, RMSNorm (arXiv 1910.07467), the gated activation."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .declare import kernel, meta_tensor, nbytes
-from .invariant import tiled_matmul
+from .declare import kernel, meta_like, meta_tensor, nbytes
+from .invariant import halving_sum, silu, tiled_matmul, widened
 from .registry import Work
 
 
@@ -60,3 +60,41 @@ def multiplied(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.
 def _widening(x: Tensor, weight: Tensor, out_dtype: torch.dtype) -> Tensor:  # cuda-only
     """float32 of 16-bit floats."""
     return torch.mm(x, weight, out_dtype=out_dtype)
+
+
+def normalised(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Last dimension scaled to a root mean square of 1, then by ``weight``."""
+    wide = widened(x)
+    mean = halving_sum(wide * wide) / x.shape[-1]
+    return (wide * torch.rsqrt(mean + eps)).to(x.dtype) * weight
+
+
+@kernel(
+    meta=lambda x: meta_like(x), cost=lambda x, weight: Work(2 * nbytes(x) + nbytes(weight)), triton="dense"
+)
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [rows, n], weight [n] → [rows, n]."""
+    return normalised(x, weight, eps)
+
+
+@kernel(
+    mutates=("residual",),
+    meta=lambda x: meta_like(x),
+    cost=lambda x, residual, weight: Work(2 * nbytes(x, residual) + nbytes(weight)),
+    triton="dense",
+)
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Adds x [rows, n] to the residual in place and returns the residual's norm."""
+    residual.add_(x)
+    return normalised(residual, weight, eps)
+
+
+@kernel(
+    meta=lambda gate_up: meta_tensor(gate_up.shape[0], gate_up.shape[1] // 2, dtype=gate_up.dtype),
+    cost=lambda gate_up: Work(nbytes(gate_up) * 3 // 2),
+    triton="dense",
+)
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """gate_up [rows, 2n] → silu(first half) · second half, [rows, n]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return silu(widened(gate).contiguous()).to(gate_up.dtype) * up
