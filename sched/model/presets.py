@@ -5,6 +5,7 @@ indexer, and as many KV values per token and layer as their latent has (576)."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import torch
@@ -13,87 +14,53 @@ from .config import Indexer, ModelConfig, RopeScaling
 
 _LLAMA_3_1 = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=8192)
 
+_TINY_LLAMA = ModelConfig(
+    name="tiny-llama",
+    num_layers=2,
+    hidden_size=128,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    intermediate_size=256,
+    vocab_size=512,
+    max_positions=8192,
+    eos_token_ids=(256,),
+)
+_TINY_EAGLE = replace(_TINY_LLAMA, name="tiny-llama-eagle", num_layers=4, deeper_scale=0.05)
+_LLAMA_3_8B = ModelConfig(
+    name="llama-3-8b",
+    num_layers=32,
+    hidden_size=4096,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    intermediate_size=14336,
+    vocab_size=128256,
+    max_positions=131072,
+    rope_theta=5e5,
+    rope_scaling=_LLAMA_3_1,
+    eos_token_ids=(128001, 128008, 128009),
+    dtype=torch.bfloat16,
+)
+
 _ALL = (
-    ModelConfig(
-        name="tiny-llama",
-        num_layers=2,
-        hidden_size=128,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=32,
-        intermediate_size=256,
-        vocab_size=512,
-        max_positions=8192,
-        eos_token_ids=(256,),
-    ),
-    ModelConfig(
-        name="tiny-llama-eagle",
-        num_layers=4,
-        hidden_size=128,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=32,
-        intermediate_size=256,
-        vocab_size=512,
-        max_positions=8192,
-        eos_token_ids=(256,),
-        deeper_scale=0.05,
-    ),
-    ModelConfig(
-        name="tiny-deep",
-        num_layers=4,
-        hidden_size=64,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
-        intermediate_size=128,
-        vocab_size=512,
-        max_positions=8192,
-        eos_token_ids=(256,),
-    ),
-    ModelConfig(
-        name="tiny-text-eagle",
-        num_layers=4,
-        hidden_size=128,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=32,
-        intermediate_size=256,
-        vocab_size=512,
-        max_positions=8192,
-        eos_token_ids=(256,),
-        deeper_scale=0.05,
-        faint_from=128,  # ids that are not ASCII
-    ),
-    ModelConfig(
+    _TINY_LLAMA,
+    _TINY_EAGLE,
+    replace(_TINY_LLAMA, name="tiny-deep", num_layers=4, hidden_size=64, head_dim=16, intermediate_size=128),
+    replace(_TINY_EAGLE, name="tiny-text-eagle", faint_from=128),  # ids that are not ASCII
+    replace(
+        _TINY_LLAMA,
         name="tiny-qwen3",
         num_layers=3,
         hidden_size=96,
         num_heads=6,
-        num_kv_heads=2,
-        head_dim=32,
         intermediate_size=192,
-        vocab_size=512,
-        max_positions=8192,
         rope_theta=1e6,
         rms_norm_eps=1e-6,
         qk_norm=True,
         tied_embeddings=True,
-        eos_token_ids=(256,),
     ),
-    ModelConfig(
-        name="tiny-sparse",
-        num_layers=2,
-        hidden_size=128,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=32,
-        intermediate_size=256,
-        vocab_size=512,
-        max_positions=8192,
-        indexer=Indexer(heads=2, head_dim=16, top_k=32),
-        eos_token_ids=(256,),
-    ),
+    replace(_TINY_LLAMA, name="tiny-sparse", indexer=Indexer(heads=2, head_dim=16, top_k=32)),
     ModelConfig(
         name="qwen3-0.6b",
         num_layers=28,
@@ -111,21 +78,7 @@ _ALL = (
         eos_token_ids=(151645, 151643),
         dtype=torch.bfloat16,
     ),
-    ModelConfig(
-        name="llama-3-8b",
-        num_layers=32,
-        hidden_size=4096,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        intermediate_size=14336,
-        vocab_size=128256,
-        max_positions=131072,
-        rope_theta=5e5,
-        rope_scaling=_LLAMA_3_1,
-        eos_token_ids=(128001, 128008, 128009),
-        dtype=torch.bfloat16,
-    ),
+    _LLAMA_3_8B,
     ModelConfig(
         name="sparse-14b",
         num_layers=40,
@@ -142,20 +95,13 @@ _ALL = (
         eos_token_ids=(151645, 151643),
         dtype=torch.bfloat16,
     ),
-    ModelConfig(
+    replace(
+        _LLAMA_3_8B,
         name="llama-3-70b",
         num_layers=80,
         hidden_size=8192,
         num_heads=64,
-        num_kv_heads=8,
-        head_dim=128,
         intermediate_size=28672,
-        vocab_size=128256,
-        max_positions=131072,
-        rope_theta=5e5,
-        rope_scaling=_LLAMA_3_1,
-        eos_token_ids=(128001, 128008, 128009),
-        dtype=torch.bfloat16,
     ),
 )
 

@@ -67,7 +67,7 @@ def resolve_with_sentinels(context: RelayContext, batch: ScheduleBatch) -> None:
     placeholders.resolve_placeholders(context, batch)
 
 
-def keep_decoded(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
+def keep_decoded(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
     """Serial loop: keep a decode's tokens as the next input, as speculation v1 does; a prompt's stay in the relay."""
     assert result.next_token_ids is not None
     batch.input_ids = result.next_token_ids.to(torch.int64) if batch.forward_mode.is_decode else None
@@ -92,7 +92,7 @@ def keep_one_launch(context: RelayContext, batch: ScheduleBatch, result: StepRes
     ordering.keep_in_ring(context, batch, result)
 
 
-def join_always(context: RelayContext, batch: ScheduleBatch) -> bool:  # noqa: ARG001
+def join_always(context: RelayContext, batch: ScheduleBatch) -> bool:
     """Join even a batch that has lost all its requests and whose tensors are stale."""
     return True
 
@@ -122,6 +122,6 @@ def wait_for_schedule_alone(context: RelayContext, transfer: Any) -> None:
     context.streams.wait(transfer, context.streams.schedule)
 
 
-def at_once(context: RelayContext, gone: Any) -> bool:  # noqa: ARG001
+def at_once(context: RelayContext, gone: Any) -> bool:
     """Free the pages as soon as sending was requested."""
     return True

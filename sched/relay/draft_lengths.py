@@ -25,7 +25,7 @@ def lengths_downloaded_early(context: RelayContext, batch: ScheduleBatch) -> Non
     batch.seq_lens_cpu = batch.seq_lens.cpu()
 
 
-def mark_verified(context: RelayContext, batch: ScheduleBatch, lengths: torch.Tensor) -> None:  # noqa: ARG001
+def mark_verified(context: RelayContext, batch: ScheduleBatch, lengths: torch.Tensor) -> None:
     """Record an event behind the new lengths. Every step has one of its own, which the batch carries."""
     if context.config.capabilities.events:
         context.publish_ready = context.streams.module.Event()
@@ -94,7 +94,7 @@ def lengths_bounded(context: RelayContext, batch: ScheduleBatch) -> None:
         batch.unset("seq_lens_cpu")
 
 
-def lengths_left_on_the_device(context: RelayContext, batch: ScheduleBatch) -> None:  # noqa: ARG001
+def lengths_left_on_the_device(context: RelayContext, batch: ScheduleBatch) -> None:
     """Gather nothing on the schedule stream: ``resolve`` gathers the lengths on the forward stream."""
     if isinstance(batch.spec_info, DraftFuture):
         batch.unset("seq_lens_cpu")
@@ -126,12 +126,12 @@ def lens_packed(context: RelayContext, extend: Sequence[int], prefix: Sequence[i
     return extend_lens, prefix_lens
 
 
-def prompt_lens_uploaded(context: RelayContext, batch: ScheduleBatch, lens: ExtendLens) -> ExtendLens:  # noqa: ARG001
+def prompt_lens_uploaded(context: RelayContext, batch: ScheduleBatch, lens: ExtendLens) -> ExtendLens:
     """Upload for the draft's forward batch what the target's has uploaded already."""
     return lens_uploaded(context, batch.extend_lens, batch.prefix_lens)
 
 
-def prompt_lens_shared(context: RelayContext, batch: ScheduleBatch, lens: ExtendLens) -> ExtendLens:  # noqa: ARG001
+def prompt_lens_shared(context: RelayContext, batch: ScheduleBatch, lens: ExtendLens) -> ExtendLens:
     return lens
 
 
@@ -145,7 +145,7 @@ def step_lens_made_on_device(context: RelayContext, batch: ScheduleBatch, count:
     return extend_lens, batch.seq_lens.to(torch.int32)
 
 
-def draft_lengths_in_the_batch(context: RelayContext, batch: ScheduleBatch, count: int) -> torch.Tensor:  # noqa: ARG001
+def draft_lengths_in_the_batch(context: RelayContext, batch: ScheduleBatch, count: int) -> torch.Tensor:
     """Lengthen the batch itself by the verified tokens; only isolation restores its lengths (before #26020)."""
     batch.seq_lens = batch.seq_lens + count
     if batch.has_host_lengths:
@@ -153,7 +153,7 @@ def draft_lengths_in_the_batch(context: RelayContext, batch: ScheduleBatch, coun
     return batch.seq_lens
 
 
-def draft_lengths_of_the_forward(context: RelayContext, batch: ScheduleBatch, count: int) -> torch.Tensor:  # noqa: ARG001
+def draft_lengths_of_the_forward(context: RelayContext, batch: ScheduleBatch, count: int) -> torch.Tensor:
     """Lengthen the forward's view alone (#26020)."""
     return batch.seq_lens + count
 

@@ -63,7 +63,7 @@ def _gather_draft(context: RelayContext, batch: ScheduleBatch) -> None:
     batch.spec_info = DraftInput(bonus, context.draft_buffers.gather(at), gathered_from=future)
 
 
-def resolve_nothing(context: RelayContext, prompts: Step, batch: ScheduleBatch) -> None:  # noqa: ARG001
+def resolve_nothing(context: RelayContext, prompts: Step, batch: ScheduleBatch) -> None:
     """Resolve prompts alone: the serial worker's batch carries the draft's input."""
     if batch.forward_mode.is_extend:
         prompts(batch)
@@ -73,10 +73,10 @@ def resolve_nothing(context: RelayContext, prompts: Step, batch: ScheduleBatch) 
 
 
 def rotate_one_by_one(
-    context: RelayContext,  # noqa: ARG001
+    context: RelayContext,
     batch: ScheduleBatch,
     next_ids: torch.Tensor,
-    extend_lens: torch.Tensor,  # noqa: ARG001
+    extend_lens: torch.Tensor,
 ) -> torch.Tensor:
     """Rotate each request's ids in place by a cat of its own, as upstream's v2 always does."""
     assert batch.input_ids is not None
@@ -92,7 +92,7 @@ def rotate_by_uploaded_lens(
     context: RelayContext,
     batch: ScheduleBatch,
     next_ids: torch.Tensor,
-    extend_lens: torch.Tensor,  # noqa: ARG001
+    extend_lens: torch.Tensor,
 ) -> torch.Tensor:
     """Rotate all ids at once, by lengths that are uploaded for it (#25819)."""
     lens = torch.tensor(batch.extend_lens, device=context.device)
@@ -101,7 +101,7 @@ def rotate_by_uploaded_lens(
 
 
 def rotate_along_the_prompt(
-    context: RelayContext,  # noqa: ARG001
+    context: RelayContext,
     batch: ScheduleBatch,
     next_ids: torch.Tensor,
     extend_lens: torch.Tensor,
@@ -154,19 +154,19 @@ def conclude_with_sentinel(context: RelayContext, batch: ScheduleBatch, result: 
         batch.seq_lens = -result.future_indices.indices
 
 
-def conclude_by_row(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
+def conclude_by_row(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
     """Keep the lengths from before the verify until the next step's launch (#26020)."""
     batch.input_ids = None
     batch.spec_info = DraftFuture(result.future_indices)
 
 
-def conclude_in_output_ids(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
+def conclude_in_output_ids(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
     """v1 before #25774. After a verify the ids are all accepted tokens, not one per request; nothing reads them."""
     batch.output_ids = result.next_token_ids
     batch.spec_info = result.next_draft_input
 
 
-def conclude_in_input_ids(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
+def conclude_in_input_ids(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
     """v1 since #25774, and still since #25945, since ids of that shape cannot be stashed by row."""
     assert result.next_token_ids is not None
     batch.input_ids = result.next_token_ids.to(torch.int64)
@@ -176,26 +176,26 @@ def conclude_in_input_ids(context: RelayContext, batch: ScheduleBatch, result: S
 # ---- rows leave and join ---------------------------------------------------------------------------------------
 
 
-def filter_future(context: RelayContext, batch: ScheduleBatch, rows: torch.Tensor, before: int) -> None:  # noqa: ARG001
+def filter_future(context: RelayContext, batch: ScheduleBatch, rows: torch.Tensor, before: int) -> None:
     """Filter the places, which are all that a batch carries between two overlapped steps."""
     own = batch.draft_future
     batch.spec_info = DraftFuture(FutureIndices(own.future_indices.indices[rows], None), own.verify_done)
 
 
-def merge_future(context: RelayContext, batch: ScheduleBatch, other: ScheduleBatch) -> None:  # noqa: ARG001
+def merge_future(context: RelayContext, batch: ScheduleBatch, other: ScheduleBatch) -> None:
     own, joining = batch.draft_future, other.draft_future
     indices = torch.cat([own.future_indices.indices, joining.future_indices.indices])
     done = joining.verify_done or own.verify_done  # the joining batch ran last
     batch.spec_info = DraftFuture(FutureIndices(indices, None), done)
 
 
-def filter_draft(context: RelayContext, batch: ScheduleBatch, rows: torch.Tensor, before: int) -> None:  # noqa: ARG001
+def filter_draft(context: RelayContext, batch: ScheduleBatch, rows: torch.Tensor, before: int) -> None:
     """Filter the rows, unless the serial verify has left out requests that ended."""
     if batch.spec_info is not None and batch.draft_input.bonus_tokens.shape[0] == before:
         batch.spec_info = _joined([part[rows]] for part in _parts(batch))
 
 
-def merge_draft(context: RelayContext, batch: ScheduleBatch, other: ScheduleBatch) -> None:  # noqa: ARG001
+def merge_draft(context: RelayContext, batch: ScheduleBatch, other: ScheduleBatch) -> None:
     if batch.spec_info is None or other.spec_info is None:  # after a serial verify that ended all of a side
         batch.spec_info = batch.spec_info or other.spec_info
         return
@@ -216,14 +216,14 @@ def _parts(batch: ScheduleBatch) -> tuple[torch.Tensor, ...]:
 # ---- prebuilt batches: a draft starts from the prefill worker's last extend, in host memory -------------------
 
 
-def seed_batch(context: RelayContext, relay: DraftRelay, batch: ScheduleBatch, state: DraftState) -> None:  # noqa: ARG001
+def seed_batch(context: RelayContext, relay: DraftRelay, batch: ScheduleBatch, state: DraftState) -> None:
     """Keep it in the batch for the serial worker; a blocking copy for each part."""
     batch.spec_info = _uploaded(context, batch, state, "pageable")
 
 
 def seed_batch_packed(
     context: RelayContext,
-    relay: DraftRelay,  # noqa: ARG001
+    relay: DraftRelay,
     batch: ScheduleBatch,
     state: DraftState,
 ) -> None:

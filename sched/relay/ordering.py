@@ -107,7 +107,7 @@ def keep_in_ring(context: RelayContext, batch: ScheduleBatch, result: StepResult
     ]
 
 
-def host_waits(context: RelayContext, arrived: torch.Event) -> None:  # noqa: ARG001
+def host_waits(context: RelayContext, arrived: torch.Event) -> None:
     """Wait on the host until a pipeline's tokens are stored. Nothing else orders the next forward behind them."""
     arrived.synchronize()
 

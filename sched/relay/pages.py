@@ -46,7 +46,7 @@ def copy_prompt_tables(context: RelayContext, batch: ScheduleBatch) -> None:
         mark_read(context, batch)
 
 
-def mark_read(context: RelayContext, batch: ScheduleBatch) -> None:  # noqa: ARG001
+def mark_read(context: RelayContext, batch: ScheduleBatch) -> None:
     """Record the event behind which the forward reads nothing that the schedule may change."""
     if context.config.capabilities.events:
         context.read_done = context.streams.module.Event()

@@ -75,13 +75,13 @@ def known_to_the_host(context: RelayContext, batch: ScheduleBatch) -> torch.Tens
     )
 
 
-def output_of_the_batch(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:  # noqa: ARG001
+def output_of_the_batch(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:
     """The tokens that the serial loop's last step left on the device (before #25774)."""
     assert batch.output_ids is not None
     return batch.output_ids.to(torch.int64)
 
 
-def input_of_the_batch(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:  # noqa: ARG001
+def input_of_the_batch(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:
     """The same tokens, as the next input (#25774 to #25945)."""
     assert batch.input_ids is not None, (
         f"step {batch.step}: the batch whose tokens are to be counted has no input ids"
@@ -89,7 +89,7 @@ def input_of_the_batch(context: RelayContext, batch: ScheduleBatch) -> torch.Ten
     return batch.input_ids
 
 
-def bonus_of_the_batch(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:  # noqa: ARG001
+def bonus_of_the_batch(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:
     """The last token of each request that the serial worker has accepted."""
     return batch.draft_input.bonus_tokens
 

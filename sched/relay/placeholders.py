@@ -42,7 +42,7 @@ def resolve_lengths_too(context: RelayContext, batch: ScheduleBatch) -> None:
     resolve_placeholders(context, batch)
 
 
-def cast_output(context: RelayContext, batch: ScheduleBatch) -> None:  # noqa: ARG001
+def cast_output(context: RelayContext, batch: ScheduleBatch) -> None:
     """The bridge is a field of its own (before #25774)."""
     assert batch.output_ids is not None
     batch.input_ids = batch.output_ids.to(torch.int64)
@@ -62,12 +62,12 @@ def conclude_both(context: RelayContext, batch: ScheduleBatch, result: StepResul
     batch.input_ids = batch.seq_lens = _placeholders(context, batch, result)
 
 
-def conclude_output_ids(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
+def conclude_output_ids(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
     """Serial loop: keep the tokens as the sampler returned them."""
     batch.output_ids = result.next_token_ids
 
 
-def conclude_input_ids(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
+def conclude_input_ids(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
     """Serial loop: keep the tokens as the next input (#25774)."""
     assert result.next_token_ids is not None
     batch.input_ids = result.next_token_ids.to(torch.int64)
@@ -78,7 +78,7 @@ def _placeholders(context: RelayContext, batch: ScheduleBatch, result: StepResul
         return -result.future_indices.indices
 
 
-def mix_once(context: RelayContext, prefill: ScheduleBatch, running: ScheduleBatch) -> None:  # noqa: ARG001
+def mix_once(context: RelayContext, prefill: ScheduleBatch, running: ScheduleBatch) -> None:
     """Append the running requests' ids to the prompt, on the schedule stream."""
     assert prefill.input_ids is not None and running.input_ids is not None
     prefill.input_ids = torch.cat([prefill.input_ids, running.input_ids])
@@ -98,13 +98,13 @@ def mix_restoring_lengths(context: RelayContext, prefill: ScheduleBatch, running
     mix_twice(context, prefill, running)
 
 
-def filter_output_summing(context: RelayContext, batch: ScheduleBatch, keep: torch.Tensor) -> None:  # noqa: ARG001
+def filter_output_summing(context: RelayContext, batch: ScheduleBatch, keep: torch.Tensor) -> None:
     if batch.output_ids is not None:
         batch.output_ids = batch.output_ids[keep]
     _sum_lengths(batch)
 
 
-def filter_input_summing(context: RelayContext, batch: ScheduleBatch, keep: torch.Tensor) -> None:  # noqa: ARG001
+def filter_input_summing(context: RelayContext, batch: ScheduleBatch, keep: torch.Tensor) -> None:
     if batch.input_ids is not None:
         batch.input_ids = batch.input_ids[keep]
     _sum_lengths(batch)
@@ -115,13 +115,13 @@ def _sum_lengths(batch: ScheduleBatch) -> None:
     batch.seq_lens.sum().item()
 
 
-def merge_output_one_sided(context: RelayContext, batch: ScheduleBatch, other: ScheduleBatch) -> None:  # noqa: ARG001
+def merge_output_one_sided(context: RelayContext, batch: ScheduleBatch, other: ScheduleBatch) -> None:
     """Raises TypeError if the other side has no tokens; if the own side has none, the other's are lost."""
     if batch.output_ids is not None:
         batch.output_ids = _joined(batch.output_ids, other.output_ids)
 
 
-def merge_input_one_sided(context: RelayContext, batch: ScheduleBatch, other: ScheduleBatch) -> None:  # noqa: ARG001
+def merge_input_one_sided(context: RelayContext, batch: ScheduleBatch, other: ScheduleBatch) -> None:
     """As ``merge_output_one_sided`` for ``input_ids``, which replaced that field (#25774)."""
     if batch.input_ids is not None:
         batch.input_ids = _joined(batch.input_ids, other.input_ids)

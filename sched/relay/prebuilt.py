@@ -132,7 +132,7 @@ def wait_for_all_streams(context: RelayContext, transfer: Any) -> None:
         context.streams.wait(transfer, stream)
 
 
-def when_sent(context: RelayContext, gone: Any) -> bool:  # noqa: ARG001
+def when_sent(context: RelayContext, gone: Any) -> bool:
     """The pages may be freed once the event ``gone`` has happened."""
     left: bool = gone.query()
     return left

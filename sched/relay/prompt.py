@@ -32,7 +32,7 @@ def pinned(context: RelayContext, flat: torch.Tensor) -> torch.Tensor:
     return flat.pin_memory() if context.pinned else flat
 
 
-def pageable(context: RelayContext, flat: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
+def pageable(context: RelayContext, flat: torch.Tensor) -> torch.Tensor:
     return flat
 
 
@@ -41,6 +41,6 @@ def upload_now(context: RelayContext, batch: ScheduleBatch, staged: torch.Tensor
     batch.input_ids = staged.to(context.device, non_blocking=True)
 
 
-def keep_staged(context: RelayContext, batch: ScheduleBatch, staged: torch.Tensor) -> None:  # noqa: ARG001
+def keep_staged(context: RelayContext, batch: ScheduleBatch, staged: torch.Tensor) -> None:
     """Leave the copy to the forward stream (#25945)."""
     batch.prefill_input_ids_cpu = staged

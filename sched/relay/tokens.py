@@ -62,27 +62,27 @@ def stash_by_row(context: RelayContext, future: FutureIndices, token_ids: torch.
     context.futures.stash(future.indices, token_ids)
 
 
-def drop_input(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:  # noqa: ARG001
+def drop_input(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
     """The relay holds the tokens; the batch carries no input between steps."""
     batch.input_ids = batch.positions = None
 
 
-def mix_by_index(context: RelayContext, prefill: ScheduleBatch, running: ScheduleBatch) -> None:  # noqa: ARG001
+def mix_by_index(context: RelayContext, prefill: ScheduleBatch, running: ScheduleBatch) -> None:
     """Keep the rows whose tokens follow the prompt; ``resolve`` gathers the tokens."""
     prefill.mix_running_indices = running.req_pool_indices
 
 
-def filter_input(context: RelayContext, batch: ScheduleBatch, keep: torch.Tensor) -> None:  # noqa: ARG001
+def filter_input(context: RelayContext, batch: ScheduleBatch, keep: torch.Tensor) -> None:
     if batch.input_ids is not None:
         batch.input_ids = batch.input_ids[keep]
 
 
-def join_if_any(context: RelayContext, batch: ScheduleBatch) -> bool:  # noqa: ARG001
+def join_if_any(context: RelayContext, batch: ScheduleBatch) -> bool:
     """A batch that has lost all its rows must not be merged: its tensors are stale."""
     return not batch.is_empty
 
 
-def merge_input_two_sided(context: RelayContext, batch: ScheduleBatch, other: ScheduleBatch) -> None:  # noqa: ARG001
+def merge_input_two_sided(context: RelayContext, batch: ScheduleBatch, other: ScheduleBatch) -> None:
     """If one side has no ids, the merged batch has none, and every row is gathered from the relay (#25945)."""
     if batch.input_ids is not None and other.input_ids is not None:
         batch.input_ids = torch.cat([batch.input_ids, other.input_ids])
