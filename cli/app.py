@@ -21,12 +21,12 @@ from .doctor import doctor
 from .errors import DEFECT, INTERRUPTED, exit_code, message
 from .explain import explain
 from .list import show
-from .printable import echo
 from .profile import profile
 from .report import report
 from .run import run
 from .signals import closed_pipe_noticed, interruptible, open_closed_streams
 from .sweep import sweep
+from .text import echo
 from .trace import trace
 from .verify import verify
 

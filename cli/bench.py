@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from .printable import echo
+from .text import echo
 
 if TYPE_CHECKING:
     from ..profiles.bench.bench import BenchFigure
@@ -34,8 +34,8 @@ def bench(
 
 def _show(rows: list[BenchFigure]) -> None:
     from .console import results
-    from .numbers import MISSING, number
     from .page import Page, framed, print_page
+    from .text import MISSING, number
 
     table = framed("cost of schedbench itself on this machine")
     table.add_column("figure")

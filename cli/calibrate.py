@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from .errors import INTERRUPTED, UsageError
-from .printable import echo
+from .text import echo
 
 if TYPE_CHECKING:
     from ..profiles.calibrate.host import CalibrationRun

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
-from .numbers import MISSING, number, percent, whole
 from .page import Document, Page, framed
+from .text import MISSING, number, percent, whole
 
 
 def page(document: Document) -> Page:

@@ -6,8 +6,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..profiles.record.definitions import shown_in
-from .numbers import MISSING, number
 from .page import Document, framed
+from .text import MISSING, number
 
 _GRAPHS = {
     "none": "none",

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
-from .numbers import MISSING
 from .page import Document, Lines, Page, framed
+from .text import MISSING
 
 _STYLES = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
 _LINE = re.compile(r"sched/[\w/]+\.py:\d+")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
-from .numbers import MISSING, cut_left, cut_right, number, percent
 from .page import Document, Page, framed
 from .result_page import relay
+from .text import MISSING, cut_left, cut_right, number, percent
 
 _LINES = 24
 _COMPARED = ("engine.", "relay.")

@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from .printable import echo, printable
+from .text import echo, printable
 
 PIPED_WIDTH = 120  # of files and pipes, unless COLUMNS is set
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from .errors import UNABLE
-from .printable import echo
+from .text import echo
 
 
 def doctor(

@@ -12,8 +12,7 @@ from typing import Annotated
 import typer
 
 from .errors import UsageError
-from .numbers import cut_right
-from .printable import echo
+from .text import cut_right, echo
 
 WIDTH = 80  # of prose where stdout is not a terminal
 

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from .numbers import number
-from .printable import echo
+from .text import echo, number
 
 Entry = dict[str, Any]
 What = Literal["scenarios", "cases", "relays", "faults", "models", "hardware", "maps"]

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from . import hazards, result_page
+from . import result_page
 from .console import results
 from .page import Document, Format, to_csv
 from .page import show as show_page
-from .printable import echo
+from .source_lines import hazard_lines
+from .text import echo
 
 if TYPE_CHECKING:
     from ..profiles.ranks.execute import RunOutcome
@@ -34,7 +35,7 @@ def show(outcome: RunOutcome, form: Format) -> None:
             for line in result_page.budget(outcome.breaches, width=results().width):
                 echo(line.plain, err=True)
         if outcome.undeclared:
-            echo(hazards.listed(document["hazards"]), err=True)
+            echo(hazard_lines(document["hazards"]), err=True)
     for kind in outcome.untested:
         echo(f"expect: no step was of kind {kind}; its budget is untested", err=True)
 

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ..sched.observe import StepKind
 from .console import PrintableConsole, results
-from .printable import printable, printable_json
+from .text import printable, printable_json
 
 Document = dict[str, Any]
 Format = Literal["table", "json", "md", "csv", "html"]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from .printable import echo
 from .report import Tool
 from .scenario_arguments import Device, Name, Overrides, Relay, make_output_dir, resolved
 from .stopwatch import Stopwatch, command_line
+from .text import echo
 
 if TYPE_CHECKING:
     from ..profiles.platform.resolve import Resolved

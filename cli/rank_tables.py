@@ -9,8 +9,8 @@ from rich.table import Table
 
 from ..profiles.record.definitions import ReportTable, shown_in
 from ..profiles.record.result import IDLE_PARTS
-from .numbers import MISSING, number, percent, whole
 from .page import Document, framed, ordered_kinds
+from .text import MISSING, number, percent, whole
 
 _GAP: Final = 3  # between two columns
 

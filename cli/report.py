@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from .errors import UsageError
-from .printable import printable, printable_json
 from .stopwatch import command_line
+from .text import printable, printable_json
 
 if TYPE_CHECKING:
     from ..profiles.record.result import Result

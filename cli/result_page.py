@@ -15,12 +15,12 @@ from rich.text import Text
 from ..profiles.record.definitions import DEFINITIONS, shown_in
 from ..profiles.record.result import IDLE_PARTS
 from ..scenarios.schema import Stream
-from . import hazards, rank_tables
+from . import rank_tables
 from .capture_page import capture_notes, is_capture, ranges, steps_without_device
 from .capture_page import labels as capture_labels
-from .numbers import MISSING, cut_right, number, percent, whole
 from .page import Document, Lines, Page, framed, ordered, ordered_kinds
-from .source_lines import copies, host_waits
+from .source_lines import copies, hazard_count, hazard_table, host_waits
+from .text import MISSING, cut_right, number, percent, whole
 
 if TYPE_CHECKING:
     from ..profiles.measure.budget import Breach, Offender
@@ -58,7 +58,7 @@ def tables(result: Document, *, width: int) -> tuple[Table, ...]:
     if is_capture(result):
         return _capture_tables(result, width=width)
     by_rank = rank_tables.tables(result, width=width) if result.get("ranks") else ()
-    found = (hazards.table(result["hazards"]),) if result["hazards"].get("findings") else ()
+    found = (hazard_table(result["hazards"]),) if result["hazards"].get("findings") else ()
     if _has_no_times(result):
         drafts = (summary(result),) if _with_values(result) else ()
         return *drafts, workload(result), counts(result), *by_rank, *found
@@ -117,7 +117,7 @@ def headline(result: Document) -> list[Text]:
     outputs = result["outputs"]
     tokens = outputs["digest"][:16] if outputs.get("digest") else f"{MISSING} {outputs['abstained']}"
     lines.append(Text(f"tokens {tokens}"))
-    found = hazards.count(result["hazards"])
+    found = hazard_count(result["hazards"])
     return [*lines, *([Text(f"hazards {found}")] if found else [])]
 
 

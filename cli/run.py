@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from .errors import GATE_FAILED, INTERRUPTED, WORKLOAD_FAILED, UsageError
-from .printable import echo
 from .scenario_arguments import Budgets, Device, Faults, Name, Overrides, Relay, make_output_dir, resolved
 from .stopwatch import command_line
+from .text import echo
 
 if TYPE_CHECKING:
     from ..profiles.platform.resolve import Resolved

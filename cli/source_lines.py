@@ -1,4 +1,4 @@
-"""Copies and host waits by source line."""
+"""Copies, host waits and hazards by source line."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from .numbers import MISSING, cut_left, cut_right, number, size
 from .page import Document, framed, ordered_kinds
+from .text import MISSING, cut_left, cut_right, number, size
 
 _LINES = 40  # source lines shown in a table
 _SUMMED = {"count", "steady", "bytes", "host_us", "exposed_us"}
@@ -100,3 +100,41 @@ def _room(width: int) -> int:
 def _what(width: int) -> int:
     """Width of the second column: operation, stream, range and kinds of steps."""
     return 25 + min(max(width - 98, 0) // 2, 20)
+
+
+def hazard_count(hazards: Document) -> str:
+    """A summary in a few words; empty where hazards were not watched for."""
+    if "abstained" in hazards:
+        return ""
+    parts = [f"{len(hazards['findings'])} undeclared"] if hazards["findings"] else []
+    parts += [f"known: {', '.join(hazards['known'])}"] if hazards["known"] else []
+    return "; ".join(parts) or "none"
+
+
+def hazard_table(hazards: Document) -> Table:
+    """Undeclared findings: the resource, the two accesses, and the ordering that is missing between them."""
+    table = framed("undeclared hazards", title_style="bold red")
+    for heading in ("resource", "first", "second", "missing"):
+        table.add_column(heading, overflow="fold")
+    for finding in hazards["findings"]:
+        table.add_row(
+            Text(finding["resource"]),
+            _access(finding["first"]),
+            _access(finding["second"]) if finding["second"] else Text("none"),
+            Text(finding["missing"]),
+        )
+    return table
+
+
+def hazard_lines(hazards: Document) -> str:
+    """Undeclared findings, a line each."""
+    return "\n".join(
+        f"hazard: {finding['resource']}: {finding['missing']}" for finding in hazards["findings"]
+    )
+
+
+def _access(access: Document) -> Text:
+    site = access["site"]
+    where = f"{site['file']}:{site['line']}" if site else "unknown line"
+    statement = f"\n{site['statement']}" if site else ""
+    return Text.assemble(f"{access['op']} on {access['stream']}\n{where}", (statement, "dim"))

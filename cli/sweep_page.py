@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
-from .numbers import MISSING, number
 from .page import Document, Page, framed, to_csv
+from .text import MISSING, number
 
 _COLORS = {"better": "green", "worse": "red"}
 _NEVER = {"better": "always better", "worse": "always worse"}

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .errors import UsageError
-from .printable import echo
 from .report import Meaning, Tool
+from .text import echo
 
 if TYPE_CHECKING:
     from ..profiles.record.recording import RecordedTimeline

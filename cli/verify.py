@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 import typer
 
 from .errors import GATE_FAILED, INTERRUPTED
-from .printable import echo
 from .scenario_arguments import Name, Overrides, Relay, make_output_dir, resolved
+from .text import echo
 
 
 def verify(

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
-from .numbers import MISSING, number, size, whole
 from .page import Document, Page, framed
+from .text import MISSING, number, size, whole
 
 _SOURCES = ("predicted", "announced", "recorded")
 _HEADINGS = ("source line", "of", "what", *_SOURCES, "why")

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from .combinations import Finding
-from .failure_schema import OF_LINKS, OF_RANKS, Failure
 from .problems import KeyPath, meant, show, unknown
-from .schema import Scenario
+from .schema import OF_LINKS, OF_RANKS, Failure, Scenario
 
 # The phases of a rank by role. Where a phase is a message, the rank dies before it sends it or after it received it.
 PHASES: Final[Mapping[str, Sequence[str]]] = {

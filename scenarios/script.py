@@ -1,15 +1,18 @@
-"""The lengths and sampling of all requests before any prompt is built: drawn here, or from a trace by ``replay``."""
+"""The lengths and sampling of all requests before any prompt is built: drawn, or those of a trace."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from .distributions import Counts, Summary, draw, requested
-from .prompts import RandomStream, packed, stream, text
+from .prompts import RandomStream, blocks, packed, stream, text
+from .records import TraceError, TraceRecord
+from .traces import read
 from .workload_schema import Sampling, WorkloadSection
 
 Prompt = Callable[[int, int], "array[int]"]
@@ -63,3 +66,60 @@ def _random(workload: WorkloadSection, *, vocab_size: int, seed: int) -> Prompt:
         return packed(np.concatenate((prefix, own(index, max(0, length - shared.tokens))))[:length])
 
     return behind_prefix
+
+
+def replay(workload: WorkloadSection, path: Path, *, vocab_size: int, seed: int) -> Script:
+    """The first ``requests`` of the trace, in order of their instants. Raises TraceError."""
+    assert workload.format
+    records, left_out = read(path, workload.format, limit=workload.requests)
+    _refuse_unusable(records, path, vocab_size=vocab_size)
+    instants = _instants(records)
+    if instants is not None:
+        order = np.argsort(instants, kind="stable")
+        records, instants = [records[place] for place in order], instants[order]
+    return Script(
+        prompt_tokens=np.array([record.prompt_tokens for record in records], dtype=np.int64),
+        output_tokens=np.array([record.output_tokens for record in records], dtype=np.int64),
+        prompt=_prompts(records, vocab_size=vocab_size, seed=seed),
+        sampling=lambda index: _overlaid(workload.sampling, records[index].sampling),
+        instants=instants,
+        left_out=left_out,
+    )
+
+
+def _refuse_unusable(records: Sequence[TraceRecord], path: Path, *, vocab_size: int) -> None:
+    if not records:
+        raise TraceError(str(path), 1, "expected at least one request, got none")
+    for record in records:
+        highest = max(record.prompt_ids or (0,))
+        if highest >= vocab_size:
+            message = f"prompt_token_ids: expected ids below the model's {vocab_size}, got {highest}"
+            raise TraceError(str(path), record.line, message)
+
+
+def _instants(records: Sequence[TraceRecord]) -> Counts | None:
+    """[n] ns from the first arrival; None unless every record has its own."""
+    instants = [record.arrival for record in records if record.arrival is not None]
+    if len(instants) < len(records):
+        return None
+    first = min(instants)
+    return np.array([instant - first for instant in instants], dtype=np.int64)
+
+
+def _prompts(records: Sequence[TraceRecord], *, vocab_size: int, seed: int) -> Prompt:
+    def prompt(index: int, length: int) -> array[int]:
+        record = records[index]
+        if record.prompt_ids is not None:
+            return record.prompt_ids[:length]
+        if record.hash_ids:
+            return packed(blocks(seed, record.hash_ids, length=length, vocab_size=vocab_size))
+        return packed(text(seed, RandomStream.PROMPT, key=index, length=length, vocab_size=vocab_size))
+
+    return prompt
+
+
+def _overlaid(base: Sampling, own: Sampling | None) -> Sampling:
+    """The sampling of the workload, overridden by that of the record."""
+    if own is None:
+        return base
+    return base.model_copy(update={key: getattr(own, key) for key in own.model_fields_set})

@@ -11,26 +11,30 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..sched.config import SamplingParams
 from ..sched.request import Request
-from .arrivals import arrivals
 from .distributions import Counts, Summary, summarise
 from .problems import show
 from .prompts import RandomStream, stream
-from .replay import replay
 from .schema import Scenario
-from .script import Script, drawn
+from .script import Script, drawn, replay
 from .workload_schema import (
     Abort,
     Arrival,
     BurstArrivals,
     ClosedArrivals,
+    ConstantArrivals,
+    GammaArrivals,
     GrammarSection,
+    PoissonArrivals,
     RecordedArrivals,
     Sampling,
 )
 
+SECOND = 1_000_000_000
+_LAST = 2**62  # ns: beyond any run, and still an int64
 _REQUEST = re.compile(r"r(0|[1-9][0-9]{0,8})")
 
 Template = Callable[[int, int], Request]
@@ -199,3 +203,31 @@ def _leaving(abort: Abort, *, size: int, seed: int) -> list[int]:
     """The indices of the share of requests that is aborted, drawn at random."""
     order = stream(seed, RandomStream.ABORT).permutation(size)
     return [int(index) for index in order[: round(abort.fraction * size)]]
+
+
+def arrivals(process: Arrival, instants: Counts, *, rng: np.random.Generator) -> Counts:
+    """Ascending arrival times, the first at 0. ``instants`` [n] are the trace's, zeros without one.
+
+    The requests of a closed loop arrive when their client sends them; here they are all at 0.
+    """
+    n = len(instants)
+    match process:
+        case BurstArrivals() | ClosedArrivals():
+            return np.zeros(n, dtype=np.int64)
+        case ConstantArrivals():
+            return _nanoseconds(np.arange(n) / process.rate)
+        case PoissonArrivals():
+            return _after(rng.exponential(1 / process.rate, n))
+        case GammaArrivals():
+            shape = process.burstiness
+            return _after(rng.gamma(shape, 1 / (process.rate * shape), n))
+        case RecordedArrivals():
+            return _nanoseconds((instants - instants[:1]) / (process.speed * SECOND))
+
+
+def _after(gaps: NDArray[np.float64]) -> Counts:
+    return _nanoseconds(np.cumsum(gaps) - gaps[:1])
+
+
+def _nanoseconds(seconds: NDArray[np.float64]) -> Counts:
+    return np.minimum(np.rint(seconds * SECOND), _LAST).astype(np.int64)

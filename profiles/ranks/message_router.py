@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from ...scenarios.failure_schema import Failure
 from ...scenarios.failures import rank_names, words
-from ...scenarios.schema import Scenario
+from ...scenarios.schema import Failure, Scenario
 from ..run.fault_injector import FaultInjector
 from ..vgpu.engine import PeerEventRecording
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from schedbench.cli.console import results
-from schedbench.cli.numbers import cut_left, cut_right, number, percent, size, whole
 from schedbench.cli.page import print_page
 from schedbench.cli.result_page import page as result_page
 from schedbench.cli.source_lines import copies, host_waits
+from schedbench.cli.text import cut_left, cut_right, number, percent, size, whole
 from schedbench.profiles.measure.budget import breaches
 from schedbench.profiles.record.result import read
 
