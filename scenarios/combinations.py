@@ -11,7 +11,6 @@ from typing import Literal, NamedTuple
 from .problems import KeyPath
 from .schema import Scenario
 
-Verdict = Literal["runs", "refused", "latest"]
 Finding = tuple[KeyPath, str]
 
 
@@ -21,12 +20,12 @@ class Mode(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """``latest``: runs with the relay state of that name only. ``runs``: runs, with a remark."""
+    """``runs``: runs, with a remark."""
 
     first: str
     second: str
-    verdict: Verdict
     reason: str
+    verdict: Literal["refused", "runs"] = "refused"
 
 
 MODES: dict[str, Mode] = {
@@ -71,98 +70,63 @@ MODES: dict[str, Mode] = {
     "values none": Mode(("device", "values"), lambda s: s.device.values == "none"),
 }
 
+_ONE_PROCESS = "the ranks share one process, whose time is no rank's own"
+
 RULES: tuple[Rule, ...] = (
-    Rule("mixed chunk", "unchunked prefill", "refused", "there is no chunk to mix decodes into"),
-    Rule("mixed chunk", "speculation", "refused", "upstream's verify steps cannot be mixed with a chunk"),
-    Rule("overlap", "speculation v1", "refused", "the v1 worker runs in the serial loop"),
-    Rule("draft trees", "speculation v2", "refused", "upstream's v2 accepts chains only: topk 1"),
+    Rule("mixed chunk", "unchunked prefill", "there is no chunk to mix decodes into"),
+    Rule("mixed chunk", "speculation", "upstream's verify steps cannot be mixed with a chunk"),
+    Rule("overlap", "speculation v1", "the v1 worker runs in the serial loop"),
+    Rule("draft trees", "speculation v2", "upstream's v2 accepts chains only: topk 1"),
     Rule(
         "draft trees",
         "pages",
-        "refused",
         "accepted branches would have to be moved within their pages, which this version does not do",
     ),
-    Rule("speculation v2", "grammar", "runs", "batches with a grammar are not overlapped"),
-    Rule("hisparse", "radix cache", "refused", "hot buffers belong to one request, prefixes to many"),
-    Rule(
-        "hisparse",
-        "mixed chunk",
-        "refused",
-        "decodes mixed into a chunk would not run on",
-    ),
+    Rule("speculation v2", "grammar", "batches with a grammar are not overlapped", "runs"),
+    Rule("hisparse", "radix cache", "hot buffers belong to one request, prefixes to many"),
+    Rule("hisparse", "mixed chunk", "decodes mixed into a chunk would not run on"),
     Rule(
         "hisparse",
         "speculation",
-        "refused",
         "a hot buffer has one place for the newest token, a verify step has several",
     ),
-    Rule("overlap", "pipeline", "refused", "each stage runs the serial loop, stages overlap one another"),
-    Rule("pipeline", "speculation", "refused", "upstream has no known working form"),
-    Rule("pipeline", "hisparse", "refused", "upstream's pipeline loop does not stage prompts"),
-    Rule("dynamic chunks", "unchunked prefill", "refused", "there is no chunk whose size could follow"),
-    Rule("pipeline", "measured host", "refused", "the ranks share one process, whose time is no rank's own"),
+    Rule("overlap", "pipeline", "each stage runs the serial loop, stages overlap one another"),
+    Rule("pipeline", "speculation", "upstream has no known working form"),
+    Rule("pipeline", "hisparse", "upstream's pipeline loop does not stage prompts"),
+    Rule("dynamic chunks", "unchunked prefill", "there is no chunk whose size could follow"),
+    Rule("pipeline", "measured host", _ONE_PROCESS),
+    Rule("disaggregation", "pipeline", "workers of several stages would have to agree on every transfer"),
+    Rule("fake transfer", "speculation", "a draft would start from nothing"),
     Rule(
-        "disaggregation",
-        "pipeline",
-        "refused",
-        "workers of several stages would have to agree on every transfer",
+        "disaggregation", "hisparse", "KV is on the host where requests decode, not where prompts are", "runs"
     ),
-    Rule("fake transfer", "speculation", "refused", "a draft would start from nothing"),
-    Rule(
-        "disaggregation", "hisparse", "runs", "KV is on the host where requests decode, not where prompts are"
-    ),
-    Rule("disaggregation", "mixed chunk", "runs", "prefill workers have no decodes to mix in"),
-    Rule("disaggregation", "radix cache", "runs", "the cache is the prefill workers'"),
-    Rule(
-        "disaggregation",
-        "measured host",
-        "refused",
-        "the workers share one process, whose time is no rank's own",
-    ),
-    Rule("replicas", "pipeline", "refused", "replicas of several stages are not built in this version"),
-    Rule("replicas", "disaggregation", "refused", "which has numbers of workers of its own"),
-    Rule(
-        "replicas", "data-parallel ranks", "refused", "the router would not know which of them has a request"
-    ),
-    Rule(
-        "replicas",
-        "measured host",
-        "refused",
-        "the ranks share one process, whose time is no rank's own",
-    ),
+    Rule("disaggregation", "mixed chunk", "prefill workers have no decodes to mix in", "runs"),
+    Rule("disaggregation", "radix cache", "the cache is the prefill workers'", "runs"),
+    Rule("disaggregation", "measured host", "the workers share one process, whose time is no rank's own"),
+    Rule("replicas", "pipeline", "replicas of several stages are not built in this version"),
+    Rule("replicas", "disaggregation", "which has numbers of workers of its own"),
+    Rule("replicas", "data-parallel ranks", "the router would not know which of them has a request"),
+    Rule("replicas", "measured host", _ONE_PROCESS),
     Rule(
         "data-parallel ranks",
         "pipeline",
-        "refused",
         "each stage would be several ranks, which would have to agree on every microbatch",
     ),
     Rule(
         "data-parallel ranks",
         "disaggregation",
-        "refused",
         "workers of several ranks would have to agree on every transfer",
     ),
     Rule(
         "shared MLP",
         "speculation",
-        "refused",
         "the layers of the draft would have to be shared too, which this version does not do",
     ),
-    Rule("shared MLP", "graphs", "refused", "what waits for other ranks is not captured in this version"),
-    Rule(
-        "data-parallel ranks",
-        "measured host",
-        "refused",
-        "the ranks share one process, whose time is no rank's own",
-    ),
-    Rule("values none", "grammar", "refused", "tokens are hashes there, a grammar cannot choose them"),
-    Rule("values none", "logprobs", "refused", "there are no logits"),
-    Rule(
-        "values none",
-        "minimum length",
-        "refused",
-        "tokens are hashes there, an early end cannot be held back",
-    ),
+    Rule("shared MLP", "graphs", "what waits for other ranks is not captured in this version"),
+    Rule("data-parallel ranks", "measured host", _ONE_PROCESS),
+    Rule("values none", "grammar", "tokens are hashes there, a grammar cannot choose them"),
+    Rule("values none", "logprobs", "there are no logits"),
+    Rule("values none", "minimum length", "tokens are hashes there, an early end cannot be held back"),
 )
 
 
@@ -175,11 +139,14 @@ def findings(
 ) -> Iterator[Finding]:
     """The refused combinations of a scenario, each with a key and the reason. The key is that of the mode that an
     ``overridden`` key switched on, if any. Modes whose keys are ``broken`` are skipped."""
-    for rule in _broken(scenario, rules):
+    for rule in rules:
+        if rule.verdict != "refused" or not _on(scenario, rule.first, rule.second):
+            continue
         first, second = MODES[rule.first].key, MODES[rule.second].key
         if not among(first, broken) and not among(second, broken):
             late = among(second, overridden) and not among(first, overridden)
-            yield second if late else first, _refusal(rule)
+            reason = f"{rule.first} cannot be combined with {rule.second}: {rule.reason}"
+            yield second if late else first, reason
 
 
 def overlaps(scenario: Scenario) -> bool:
@@ -203,14 +170,6 @@ def routed(scenario: Scenario) -> bool:
     return scenario.engine.disaggregation.mode != "none" or scenario.engine.replicas > 1
 
 
-def _broken(scenario: Scenario, rules: tuple[Rule, ...]) -> Iterator[Rule]:
-    latest = all(relay.state == "latest" for relay in scenario.relays)
-    for rule in rules:
-        refused = rule.verdict == "refused" or (rule.verdict == "latest" and not latest)
-        if refused and _on(scenario, rule.first, rule.second):
-            yield rule
-
-
 def among(key: KeyPath, paths: Collection[KeyPath]) -> bool:
     """Whether one of ``paths`` is the key, its section, or a key within it."""
     return any(key[: len(path)] == path[: len(key)] for path in paths)
@@ -218,12 +177,6 @@ def among(key: KeyPath, paths: Collection[KeyPath]) -> bool:
 
 def _on(scenario: Scenario, *modes: str) -> bool:
     return all(MODES[mode].on(scenario) for mode in modes)
-
-
-def _refusal(rule: Rule) -> str:
-    if rule.verdict == "latest":
-        return f"{rule.first} with {rule.second} runs only with relay latest: {rule.reason}"
-    return f"{rule.first} cannot be combined with {rule.second}: {rule.reason}"
 
 
 def _speculates(scenario: Scenario, *modes: str) -> bool:

@@ -29,6 +29,11 @@ def _sequence(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def bare(key: str, kind: type = str, **others: str) -> BeforeValidator:
+    """Reads a bare value of that kind as the section that has it under ``key``, and ``others`` besides."""
+    return BeforeValidator(lambda value: {**others, key: value} if isinstance(value, kind) else value)
+
+
 Switch = Annotated[bool, BeforeValidator(_switch)]
 Setting = Annotated[bool | int | float | str, BeforeValidator(_switch)]
 Count = Annotated[int, Field(ge=0, le=2**40)]

@@ -11,7 +11,6 @@ import json
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
-    BeforeValidator,
     ConfigDict,
     Field,
     GetPydanticSchema,
@@ -34,6 +33,7 @@ from .fields import (
     Setting,
     Several,
     Switch,
+    bare,
 )
 from .problems import ScenarioSource
 from .workload_schema import WorkloadSection
@@ -103,14 +103,6 @@ class RelaySection(Section):
     @property
     def switches(self) -> dict[str, bool | int | float | str]:
         return dict(self.__pydantic_extra__)
-
-
-def _state(value: Any) -> Any:
-    return {"state": value} if isinstance(value, str) else value
-
-
-def _algorithm(value: Any) -> Any:
-    return {"algorithm": value} if isinstance(value, str) else value
 
 
 class AcceptanceSection(Section):
@@ -190,8 +182,8 @@ class EngineSection(Section):
     ``replicas``: engines behind one router, which share nothing."""
 
     overlap: Switch | Literal["auto"] = "auto"
-    relay: Annotated[RelaySection, BeforeValidator(_state)] = RelaySection()
-    relays: Several[Annotated[RelaySection, BeforeValidator(_state)]] = ()
+    relay: Annotated[RelaySection, bare("state")] = RelaySection()
+    relays: Several[Annotated[RelaySection, bare("state")]] = ()
     chunked_prefill_size: Limit = 8192
     mixed_chunk: Switch = False
     page_size: Positive = 1
@@ -202,7 +194,7 @@ class EngineSection(Section):
     max_prefill_tokens: Positive = 16384
     schedule_conservativeness: Rate = 1.0
     cuda_graph: Switch = True
-    speculative: Annotated[Speculative, BeforeValidator(_algorithm)] = Speculative()
+    speculative: Annotated[Speculative, bare("algorithm")] = Speculative()
     hisparse: HiSparse = HiSparse()
     pipeline: Pipeline = Pipeline()
     disaggregation: Disaggregation = Disaggregation()
@@ -232,10 +224,6 @@ class Dies(Section):
     nth: Positive = 1
 
 
-def _phase(value: Any) -> Any:
-    return {"phase": value} if isinstance(value, str) else value
-
-
 class Failure(Section):
     """``rank`` and ``dies``, or ``link`` (from, to), ``tag`` and ``does``. Messages are counted per link and
     tag: ``stall`` holds the nth message and all later ones for ``ms``, or for ever; ``drop`` loses the nth; ``delay``
@@ -243,7 +231,7 @@ class Failure(Section):
     twice."""
 
     rank: str | None = None
-    dies: Annotated[Dies | None, BeforeValidator(_phase)] = None
+    dies: Annotated[Dies | None, bare("phase")] = None
     link: Several[str] = ()
     tag: str | None = None
     does: Effect | None = None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from .fields import Count, Fraction, Positive, Rate, Requests, Section, Several, Switch
+from .fields import Count, Fraction, Positive, Rate, Requests, Section, Several, Switch, bare
 
 Length = Annotated[int, Field(ge=1, le=2**24)]
 Real = Annotated[float, Field(ge=1e-6, le=2**24)]
@@ -45,16 +45,8 @@ class LogNormal(Section):
     max: Length | None = None
 
 
-def _fixed(value: Any) -> Any:
-    return {"dist": "fixed", "value": value} if isinstance(value, int) else value
-
-
-def _process(value: Any) -> Any:
-    return {"process": value} if isinstance(value, str) else value
-
-
 Distribution = Annotated[
-    Fixed | Uniform | Normal | LogNormal, Field(discriminator="dist"), BeforeValidator(_fixed)
+    Fixed | Uniform | Normal | LogNormal, Field(discriminator="dist"), bare("value", int, dist="fixed")
 ]
 """Of token counts; a bare number is fixed."""
 
@@ -102,7 +94,7 @@ class ClosedArrivals(Section):
 Arrival = Annotated[
     BurstArrivals | ConstantArrivals | PoissonArrivals | GammaArrivals | RecordedArrivals | ClosedArrivals,
     Field(discriminator="process"),
-    BeforeValidator(_process),
+    bare("process"),
 ]
 
 

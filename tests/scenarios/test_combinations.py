@@ -79,7 +79,7 @@ def test_a_refused_pair_is_refused_with_its_reason(rule: Rule) -> None:
     assert (refusal in found) == (rule.verdict == "refused")
 
 
-TREES = Rule("draft trees", "speculation v2", "refused", "so")
+TREES = Rule("draft trees", "speculation v2", "so")
 FIRST, SECOND = MODES["draft trees"].key, MODES["speculation v2"].key
 
 
@@ -100,17 +100,6 @@ def test_of_two_modes_the_one_that_was_typed_is_to_blame(
 @pytest.mark.parametrize("broken", [FIRST, SECOND, ("engine", "speculative")])
 def test_a_key_that_was_left_out_is_not_refused_for_its_default(broken: tuple[str, ...]) -> None:
     assert list(findings(trees(), (TREES,), broken=(broken,))) == []
-
-
-def test_what_only_latest_can_do_is_refused_elsewhere() -> None:
-    rule = Rule("grammar", "mixed chunk", "latest", "because")
-    both = ("grammar", "mixed chunk")
-
-    assert texts(scenario(*both, engine={"relay": "latest"}), rule) == []
-    assert texts(scenario(*both, engine={"relay": "pr25945"}), rule) == [
-        "grammar with mixed chunk runs only with relay latest: because"
-    ]
-    assert texts(scenario(*both, engine={"relays": ["latest", "pr25945"]}), rule) != []
 
 
 @pytest.mark.parametrize(
