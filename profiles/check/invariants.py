@@ -14,10 +14,10 @@ from dataclasses import replace
 import torch
 
 from ...sched.batch import DraftState, ForwardBatch, ModelOutput, ScheduleBatch
-from ...sched.loop.engine import Runner
 from ...sched.loop.scheduler import Scheduler
 from ...sched.memory.invariants import MemoryInvariantError
 from ...sched.memory.invariants import check as check_memory
+from ...sched.model.decoder import Model
 from ...sched.observe import Observer, StepInfo
 from ...sched.relay.context import RelayContext, Step
 from ...sched.relay.row import DraftRelay, DraftRow, RelayRow
@@ -87,7 +87,7 @@ class Invariants:
         if spec is not None and spec.mode == "v2":
             self._violations.add(untouched(batch, before))
 
-    def runner(self, runner: Runner) -> Runner:
+    def runner(self, runner: Model) -> Model:
         """The same runner; its inputs are checked before each forward."""
         return _WatchedRunner(runner, self)
 
@@ -137,7 +137,7 @@ class Invariants:
 
 
 class _WatchedRunner:
-    def __init__(self, runner: Runner, invariants: Invariants) -> None:
+    def __init__(self, runner: Model, invariants: Invariants) -> None:
         self._runner = runner
         self._invariants = invariants
 

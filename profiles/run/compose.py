@@ -18,16 +18,17 @@ from ...sched.disagg.outbox import Outbox
 from ...sched.hisparse.pools import HotBuffers
 from ...sched.hisparse.transfer import HostKVPort
 from ...sched.loop.data_parallel import DataRank
-from ...sched.loop.engine import Engine, Runner, TokenSampler
+from ...sched.loop.engine import Engine
 from ...sched.loop.scheduler import Scheduler
 from ...sched.loop.workers import DecodeWorker, PrefillWorker, Replica
 from ...sched.memory.cache import ChunkCache, PrefixCache
 from ...sched.memory.pools import ReqToTokenPool
 from ...sched.memory.radix import RadixCache
 from ...sched.memory.tokens import KVAllocator, PagedAllocator, TokenAllocator
+from ...sched.model.decoder import Model
 from ...sched.model.grammar import GrammarCache, GrammarState, Spec
 from ...sched.model.runner import ModelRunner
-from ...sched.model.sampler import Sampler
+from ...sched.model.sampler import Sampler, TokenSampler
 from ...sched.model.tags import TagPool
 from ...sched.observe import Clock, Observer, StreamName
 from ...sched.relay.choice import RelayChoice
@@ -67,7 +68,7 @@ class Guard(Protocol):
 
     def draft_row(self, row: DraftRow) -> DraftRow: ...
 
-    def runner(self, runner: Runner) -> Runner: ...
+    def runner(self, runner: Model) -> Model: ...
 
     def worker(self, worker: Worker) -> Worker: ...
 
@@ -145,7 +146,7 @@ def compose(
     sampler = sampler or Sampler()
     streams.wait(streams.forward, streams.schedule)
     with streams.on(streams.forward):
-        runner: Runner = ModelRunner(model.decoder, config, context.proxies(resolved.model, model.tags))
+        runner: Model = ModelRunner(model.decoder, config, context.proxies(resolved.model, model.tags))
         worker = draft_worker(
             resolved, config, model, sampler=sampler, cache=cache, observer=observer, pages=pages
         )

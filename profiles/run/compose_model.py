@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,12 +10,10 @@ from ...sched.config import EngineConfig, HiSparseConfig
 from ...sched.data_parallel.mlp import SharedMLP, sharded
 from ...sched.disagg.kv import KVPort
 from ...sched.hisparse.coordinator import Coordinator
-from ...sched.hisparse.locator import HotBufferLocator
 from ...sched.hisparse.pools import HostPool, HotBuffers
 from ...sched.hisparse.tagged import TaggedLocator, TaggedTransfer, TierTags
 from ...sched.hisparse.tier import KVTier
-from ...sched.hisparse.transfer import HostKVPort, HostTransfer, KVTransfer
-from ...sched.loop.engine import TokenSampler
+from ...sched.hisparse.transfer import HostKVPort, HotBufferLocator, KVTransfer
 from ...sched.memory.cache import PrefixCache
 from ...sched.memory.pools import IndexPool, KVPool, ReqToTokenPool
 from ...sched.memory.tokens import KVAllocator
@@ -31,8 +28,9 @@ from ...sched.model.draft import (
     load_draft_weights,
 )
 from ...sched.model.replay import GraphInput
-from ...sched.model.sparse import KVLocator, PageTableLocator, SparseAttention
-from ...sched.model.tags import TaggedDecoder, TagPool, TagResidence
+from ...sched.model.sampler import TokenSampler
+from ...sched.model.sparse import PageTableLocator, SparseAttention
+from ...sched.model.tags import TaggedDecoder, TagPool
 from ...sched.model.weights import Weights, empty_weights, seeded_weights
 from ...sched.observe import Observer
 from ...sched.pipeline.stage import StageDecoder
@@ -48,15 +46,12 @@ from .rank_context import RankContext
 
 @dataclass(frozen=True, slots=True)
 class HostKV:
-    """KV on the host: its pool, the hot buffers on the device, and the copies between them. ``places`` and ``tag`` are
-    there with values none only."""
+    """KV on the host: its pool, the hot buffers on the device, and the copies between them."""
 
     pool: HostPool
     buffers: HotBuffers
-    transfer: HostTransfer
-    locator: KVLocator
-    places: TagResidence | None
-    tag: Callable[[torch.Tensor, torch.Tensor], None] | None
+    transfer: KVTransfer
+    locator: HotBufferLocator
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +86,12 @@ def model_parts(
     whole = Decoder(model, weights, kv=kv, req_to_token=pages, sparse=sparse, mlp=mlp)
     decoder: Model = whole if context.stage is None else StageDecoder(whole, context.stage)
     if tags is not None:
-        places = None if host is None else host.places
+        places = None if host is None else host.locator
         decoder = TaggedDecoder(decoder, pool=tags, req_to_token=pages, places=places)
     port = KVPort(kv, tags, index=index)
     if host is None:
         return ModelParts(weights, decoder, port, tags, None)
-    host_port = HostKVPort(port, host.buffers, host.transfer, host.tag)
+    host_port = HostKVPort(port, host.buffers, host.transfer)
     return ModelParts(weights, decoder, host_port, tags, host)
 
 
@@ -138,13 +133,12 @@ def _host_kv(
     pool = HostPool(_host_memory(config, model, held=tags is None), config.page_size)
     # Where nothing is scored all layers choose the same tokens, and the first one's buffers stand for all.
     buffers = _hot_buffers(config, config.hisparse, layers=model.num_layers if tags is None else 1)
-    transfer = KVTransfer(kv, pool)
     if tags is None:
-        return HostKV(pool, buffers, transfer, HotBufferLocator(buffers, transfer), None, None)
+        transfer = KVTransfer(kv, pool)
+        return HostKV(pool, buffers, transfer, HotBufferLocator(buffers, transfer))
     places = TierTags(tags, slots=kv.slots, host_slots=pool.storage.shape[0])
-    tagged = TaggedTransfer(transfer, places)
-    locator = TaggedLocator(buffers, tagged, places, pages)
-    return HostKV(pool, buffers, tagged, locator, locator, tagged.tag)
+    tagged = TaggedTransfer(kv, pool, places)
+    return HostKV(pool, buffers, tagged, TaggedLocator(buffers, tagged, places, pages))
 
 
 def _host_memory(config: EngineConfig, model: ModelConfig, *, held: bool) -> torch.Tensor:

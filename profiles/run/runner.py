@@ -17,11 +17,11 @@ from ...scenarios.schema import Scenario
 from ...scenarios.workload import Achieved, Workload
 from ...sched.link import LinkError
 from ...sched.loop.chunk_sizes import size_chunks
-from ...sched.loop.engine import TokenSampler
 from ...sched.loop.event_loops import run_overlapped, run_serial
 from ...sched.loop.pipelined import run_pipelined
 from ...sched.loop.scheduler import Scheduler
 from ...sched.loop.workers import PrefillWorker
+from ...sched.model.sampler import TokenSampler
 from ...sched.observe import Clock, Observer
 from ...sched.relay.choice import RelayChoice
 from ...sched.request import Status

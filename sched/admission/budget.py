@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ..config import CLIP_MAX_NEW_TOKENS, EngineConfig, SpeculativeConfig
+from ..hisparse.tier import KVTier
 from ..memory.cache import PrefixCache
 from ..request import Request
 
@@ -21,16 +22,6 @@ class AdmissionVerdict(Enum):
     CONTINUE = "the next request may be tried"
     NO_TOKEN = "KV is short"
     FULL = "this round's token budget is spent"
-
-
-class KVCapacity(Protocol):
-    """The part of ``KVTier`` that admission needs."""
-
-    def available_size(self) -> int: ...
-
-    def unclaimed_size(self) -> int: ...
-
-    def claim(self, req: Request) -> int: ...
 
 
 class Limits(NamedTuple):
@@ -55,7 +46,7 @@ class PrefillBudget:
 
     limits: Limits
     tree: PrefixCache
-    room: KVCapacity
+    room: KVTier
     future_tokens: float  # expected growth of the running requests
     taken: list[Request] = field(default_factory=list)
     chunked: Request | None = None

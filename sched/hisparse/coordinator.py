@@ -28,7 +28,7 @@ from ..request import Request
 from ..streams import Streams
 from .pools import HostPool, HotBuffers
 from .tier import HostView, KVTier
-from .transfer import HostTransfer
+from .transfer import KVTransfer
 
 
 class _Staged(NamedTuple):
@@ -62,7 +62,7 @@ class Coordinator(KVTier):
         slots: ReqToTokenPool,
         buffers: HotBuffers,
         host: HostPool,
-        transfer: HostTransfer,
+        transfer: KVTransfer,
         streams: Streams,
     ) -> None:
         super().__init__(allocator)

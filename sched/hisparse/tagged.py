@@ -8,13 +8,12 @@ from __future__ import annotations
 import torch
 
 from ..batch import ForwardBatch
-from ..kernels.buffers import translate
 from ..kernels.swap import SwapPlan, plan_swap_in, plan_unseen
 from ..kernels.tags import fetch_tags, misplaced, move_tags
+from ..memory.pools import KVPool
 from ..model.tags import TagPool
-from .locator import swap_in_arguments
-from .pools import HotBuffers
-from .transfer import HostTransfer
+from .pools import HostPool, HotBuffers
+from .transfer import HotBufferLocator, KVTransfer, swap_in_arguments
 
 
 class TierTags:
@@ -26,32 +25,28 @@ class TierTags:
         self.host_tags = pool.tags.new_zeros(host_slots)
 
 
-class TaggedTransfer:
-    """A ``HostTransfer`` that moves tags along with KV."""
+class TaggedTransfer(KVTransfer):
+    """Moves tags along with KV."""
 
-    def __init__(self, transfer: HostTransfer, tags: TierTags) -> None:
-        self._transfer = transfer
+    def __init__(self, kv: KVPool, host: HostPool, tags: TierTags) -> None:
+        super().__init__(kv, host)
         self._tags = tags
 
     def back_up(self, slots: torch.Tensor, host_slots: torch.Tensor) -> None:
-        self._transfer.back_up(slots, host_slots)
+        super().back_up(slots, host_slots)
         move_tags(self._tags.host_tags, host_slots, self._tags.device_tags, slots)
 
-    def write_host(self, kv: torch.Tensor, host_slots: torch.Tensor) -> None:
-        self._transfer.write_host(kv, host_slots)
-
     def preload(self, slots: torch.Tensor, host_slots: torch.Tensor) -> None:
-        self._transfer.preload(slots, host_slots)
+        super().preload(slots, host_slots)
         move_tags(self._tags.device_tags, slots, self._tags.host_tags, host_slots)
 
     def tag(self, host_slots: torch.Tensor, slots: torch.Tensor) -> None:
-        """Tag ``host_slots`` [n] int64, which have received the KV of the logical ``slots`` [n] int64."""
         move_tags(self._tags.host_tags, host_slots, self._tags.pool.tags, slots)
 
     def swap_in(
         self, layer: int, plan: SwapPlan, host_slots: torch.Tensor, req_pool_indices: torch.Tensor
     ) -> None:
-        self._transfer.swap_in(layer, plan, host_slots, req_pool_indices)
+        super().swap_in(layer, plan, host_slots, req_pool_indices)
         if layer == 0:
             tags = self._tags
             fetch_tags(
@@ -59,27 +54,22 @@ class TaggedTransfer:
             )
 
 
-class TaggedLocator:
-    """``HotBufferLocator`` with values none: only the first layer's buffers are kept. Remembers which slots the current
+class TaggedLocator(HotBufferLocator):
+    """With values none: only the first layer's buffers are kept. Remembers which slots the current
     forward writes and reads, for ``settle``."""
 
     def __init__(
-        self, buffers: HotBuffers, transfer: HostTransfer, tags: TierTags, req_to_token: torch.Tensor
+        self, buffers: HotBuffers, transfer: TaggedTransfer, tags: TierTags, req_to_token: torch.Tensor
     ) -> None:
-        self._buffers = buffers
-        self._transfer = transfer
+        super().__init__(buffers, transfer)
         self._tags = tags
         self._req_to_token = req_to_token
         self._slots: torch.Tensor | None = None
         self._read: tuple[torch.Tensor, SwapPlan] | None = None  # positions and their locations
 
-    @property
-    def mapping(self) -> torch.Tensor:
-        return self._buffers.mapping
-
     def write_slots(self, batch: ForwardBatch) -> torch.Tensor:
         self._read = None
-        self._slots = translate(self._buffers.mapping, batch.out_cache_loc)
+        self._slots = super().write_slots(batch)
         return self._slots
 
     def read_slots(self, layer: int, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:

@@ -1,54 +1,48 @@
-"""Moves KV between device and host, by kernels that access pinned memory."""
+"""Moves KV between device and host, by kernels that access pinned memory, and locates it for a forward."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import torch
 
+from ..batch import ForwardBatch
 from ..disagg.kv import KVPort, PageTableSpan
 from ..kernels.backup import back_up, land_on_host, preload
-from ..kernels.swap import SwapPlan, swap_in
+from ..kernels.buffers import translate
+from ..kernels.swap import SwapPlan, plan_swap_in, swap_in
 from ..memory.pools import KVPool
 from .pools import HostPool, HotBuffers
 
 
-class HostTransfer(Protocol):
-    def back_up(self, slots: torch.Tensor, host_slots: torch.Tensor) -> None:
-        """Copy all layers of the device ``slots`` [n] int64 to ``host_slots`` [n] int64, on the current stream. ABSENT
-        slots are skipped."""
-
-    def write_host(self, kv: torch.Tensor, host_slots: torch.Tensor) -> None:
-        """Write KV received from another worker, [layers, 2, n, kv_heads, d], to ``host_slots`` [n] int64."""
-
-    def preload(self, slots: torch.Tensor, host_slots: torch.Tensor) -> None:
-        """Copy all layers of ``host_slots`` [n] int64 to the device ``slots`` [n] int64."""
-
-    def swap_in(
-        self, layer: int, plan: SwapPlan, host_slots: torch.Tensor, req_pool_indices: torch.Tensor
-    ) -> None:
-        """Fetch the tokens of ``plan`` that the layer's buffers lack, on the current stream. ``host_slots`` [rows,
-        context] int64 maps positions to slots of the host."""
-
-
 class KVTransfer:
+    """Copies between the slots of a pool on the device and those of the host, on the current stream."""
+
     def __init__(self, kv: KVPool, host: HostPool) -> None:
         self._kv = kv
         self._host = host
 
     def back_up(self, slots: torch.Tensor, host_slots: torch.Tensor) -> None:
+        """Copy all layers of the device ``slots`` [n] int64 to ``host_slots`` [n] int64. ABSENT slots are skipped."""
         back_up(self._kv.k_cache, self._kv.v_cache, self._host.storage, slots, host_slots)
 
     def write_host(self, kv: torch.Tensor, host_slots: torch.Tensor) -> None:
+        """Write KV received from another worker, [layers, 2, n, kv_heads, d], to ``host_slots`` [n] int64."""
         land_on_host(self._host.storage, host_slots, kv)
 
+    def tag(self, host_slots: torch.Tensor, slots: torch.Tensor) -> None:
+        """With values none, tag ``host_slots`` [n] int64, which have received the KV of the logical ``slots`` [n]
+        int64."""
+
     def preload(self, slots: torch.Tensor, host_slots: torch.Tensor) -> None:
+        """Copy all layers of ``host_slots`` [n] int64 to the device ``slots`` [n] int64."""
         preload(self._kv.k_cache, self._kv.v_cache, self._host.storage, slots, host_slots)
 
     def swap_in(
         self, layer: int, plan: SwapPlan, host_slots: torch.Tensor, req_pool_indices: torch.Tensor
     ) -> None:
+        """Fetch the tokens of ``plan`` that the layer's buffers lack. ``host_slots`` [rows, context] int64 maps
+        positions to slots of the host."""
         swap_in(
             self._kv.k_cache[layer],
             self._kv.v_cache[layer],
@@ -60,21 +54,60 @@ class KVTransfer:
         )
 
 
-class HostKVPort:
-    """A ``KVGateway`` that only receives. ``device_port`` writes what stays on the device. With values none ``tag`` is
-    called with the host slots [n] int64 and the logical slots [n] int64 of received KV."""
+class HotBufferLocator:
+    """The ``KVLocator`` of hot buffers. Prompts are completely on the device; a decode's selected tokens are in the
+    request's hot buffer, or are fetched to it.
 
-    def __init__(
-        self,
-        device_port: KVPort,
-        buffers: HotBuffers,
-        transfer: HostTransfer,
-        tag: Callable[[torch.Tensor, torch.Tensor], None] | None,
-    ) -> None:
+    Every layer selects different tokens, so every layer has its own buffer contents, in the same slots of its own
+    cache.
+    """
+
+    def __init__(self, buffers: HotBuffers, transfer: KVTransfer) -> None:
+        self._buffers = buffers
+        self._transfer = transfer
+
+    @property
+    def mapping(self) -> torch.Tensor:
+        return self._buffers.mapping
+
+    def write_slots(self, batch: ForwardBatch) -> torch.Tensor:
+        slots: torch.Tensor = translate(self._buffers.mapping, batch.out_cache_loc)
+        return slots
+
+    def read_slots(self, layer: int, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        buffers = self._buffers
+        plan = SwapPlan(*plan_swap_in(*swap_in_arguments(buffers, layer, positions, batch)))
+        self._transfer.swap_in(layer, plan, buffers.host_slots, batch.req_pool_indices)
+        return plan.locations
+
+    def settle(self, batch: ForwardBatch, fingerprint: torch.Tensor) -> None:
+        """As ``TagResidence.settle``: nothing, since without values none there are no tags."""
+
+
+def swap_in_arguments(
+    buffers: HotBuffers, layer: int, positions: torch.Tensor, batch: ForwardBatch
+) -> tuple[object, ...]:
+    """The arguments of ``plan_swap_in``."""
+    return (
+        positions,
+        batch.req_pool_indices,
+        batch.seq_lens,
+        buffers.device_buffer,
+        buffers.tokens[layer],
+        buffers.lru[layer],
+        buffers.lookups,
+        batch.max_seq_len,
+    )
+
+
+class HostKVPort:
+    """The ``KVGateway`` through which KV that other workers have computed reaches the host. It only receives.
+    ``device_port`` writes what stays on the device."""
+
+    def __init__(self, device_port: KVPort, buffers: HotBuffers, transfer: KVTransfer) -> None:
         self._device_port = device_port
         self._buffers = buffers
         self._transfer = transfer
-        self._tag = tag
 
     def gather(self, slots: torch.Tensor) -> Sequence[torch.Tensor]:
         raise AssertionError(f"{slots.shape[0]} tokens whose KV is on the host are not gathered")
@@ -83,5 +116,4 @@ class HostKVPort:
         host_slots = self._buffers.host_slots[span.row, span.start : span.start + span.slots.shape[0]]
         self._transfer.write_host(values[0], host_slots)
         self._device_port.scatter_rest(span, values[1:])
-        if self._tag is not None:
-            self._tag(host_slots, span.slots)
+        self._transfer.tag(host_slots, span.slots)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
-import torch
-
-from ..batch import ForwardBatch, ModelOutput
 from ..config import EngineConfig
 from ..data_parallel.sync import RankShare
 from ..disagg.inbox import Inbox
@@ -17,31 +14,13 @@ from ..link import Link
 from ..memory.cache import PrefixCache
 from ..memory.pools import ReqToTokenPool
 from ..memory.tokens import KVAllocator
+from ..model.decoder import Model
+from ..model.sampler import TokenSampler
 from ..observe import Clock, Observer
 from ..pipeline.stage import Stage
 from ..relay.row import Relay
 from ..request import RequestSource
 from ..speculate.worker import Worker
-
-if TYPE_CHECKING:
-    from ..model.sampler import TokenScores
-    from ..model.sampling_info import SamplingInfo
-
-
-class Runner(Protocol):
-    """Runs one forward of the model, eagerly or by graph."""
-
-    def forward(self, batch: ForwardBatch) -> ModelOutput: ...
-
-
-class TokenSampler(Protocol):
-    def sample(self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor) -> torch.Tensor:
-        """Next token ids [b] int64; seq_lens [b] is the position that each token will take."""
-
-    def score(
-        self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor, ids: torch.Tensor
-    ) -> TokenScores:
-        """Scores of the ids that ``sample`` has just returned for the same arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +30,7 @@ class Engine:
     allocator: KVAllocator
     cache: PrefixCache
     tier: KVTier
-    runner: Runner
+    runner: Model  # runs one forward of the model, eagerly or by graph
     sampler: TokenSampler
     grammars: Any  # compiles SamplingParams.grammar
     relay: Relay

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from ..batch import ForwardBatch, ModelOutput, ScheduleBatch, StepResult
 from ..kernels.rows import decode_positions, extend_positions
-from ..model.sampling_info import sampling_of
+from ..model.sampling_info import SamplingInfo, sampling_of
+from ..request import Request
 from .engine import Engine
-
-if TYPE_CHECKING:
-    from ..model.sampling_info import SamplingInfo
-    from ..request import Request
 
 
 class Sampled(NamedTuple):

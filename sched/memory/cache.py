@@ -1,9 +1,10 @@
-"""The interface of a prefix cache."""
+"""Prefix caches, and the release of a request's memory."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from array import array
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -21,43 +22,9 @@ class MatchResult(NamedTuple):
     matched: int
 
 
-class PrefixCache(Protocol):
-    """Owns the KV of prefixes that requests share. Sizes are in tokens."""
-
-    req_to_token_pool: ReqToTokenPool
-    token_to_kv_pool_allocator: KVAllocator
-    page_size: int
-
-    def match_prefix(self, tokens: array[int]) -> MatchResult:
-        """The longest cached prefix of ``tokens``, in whole pages. Locks nothing."""
-
-    def cache_unfinished_req(self, req: Request) -> None:
-        """Keep the KV of tokens [0, fill_len) and set the prefix that the next chunk or step starts from."""
-
-    def cache_finished_req(self, req: Request, *, is_insert: bool = True) -> None:
-        """Keep (is_insert) or free the KV of tokens [0, kv_committed_len); unlock the request's node."""
-
-    def inc_lock_ref(self, node: TreeNode | None) -> None:
-        """Protect the path to ``node`` from eviction, once more."""
-
-    def dec_lock_ref(self, node: TreeNode | None) -> None: ...
-
-    def evict(self, num_tokens: int) -> int:
-        """Free at least ``num_tokens`` unlocked tokens, least recently used first, as far as there are any.
-
-        Returns how many were freed.
-        """
-
-    def evictable_size(self) -> int: ...
-
-    def protected_size(self) -> int: ...
-
-    def values(self) -> list[torch.Tensor]:
-        """The slots that the cache owns, a tensor per node."""
-
-
-class ChunkCache:
-    """A ``PrefixCache`` that owns nothing: every slot in a row belongs to the request."""
+class PrefixCache(ABC):
+    """Owns the KV of prefixes that requests share. Sizes are in tokens. The methods that are implemented here are those
+    of a cache that owns nothing."""
 
     def __init__(self, req_to_token_pool: ReqToTokenPool, token_to_kv_pool_allocator: KVAllocator) -> None:
         self.req_to_token_pool = req_to_token_pool
@@ -66,21 +33,26 @@ class ChunkCache:
         self._nothing = torch.empty(0, dtype=torch.int64, device=token_to_kv_pool_allocator.device)
 
     def match_prefix(self, tokens: array[int]) -> MatchResult:  # noqa: ARG002
+        """The longest cached prefix of ``tokens``, in whole pages. Locks nothing."""
         return MatchResult(self._nothing, None, 0)
 
+    @abstractmethod
     def cache_unfinished_req(self, req: Request) -> None:
-        kv_indices = self.req_to_token_pool.req_to_token[req.req_pool_idx, : req.fill_len]
-        req.prefix_indices = kv_indices.to(torch.int64, copy=True)
+        """Keep the KV of tokens [0, fill_len) and set the prefix that the next chunk or step starts from."""
 
-    def cache_finished_req(self, req: Request, *, is_insert: bool = True) -> None:  # noqa: ARG002
-        kv_indices = self.req_to_token_pool.req_to_token[req.req_pool_idx, : req.kv_committed_len]
-        self.token_to_kv_pool_allocator.free(kv_indices)
+    @abstractmethod
+    def cache_finished_req(self, req: Request, *, is_insert: bool = True) -> None:
+        """Keep (is_insert) or free the KV of tokens [0, kv_committed_len); unlock the request's node."""
 
-    def inc_lock_ref(self, node: TreeNode | None) -> None: ...
+    def inc_lock_ref(self, node: TreeNode | None) -> None:  # noqa: B027
+        """Protect the path to ``node`` from eviction, once more."""
 
-    def dec_lock_ref(self, node: TreeNode | None) -> None: ...
+    def dec_lock_ref(self, node: TreeNode | None) -> None:  # noqa: B027
+        """Take back one ``inc_lock_ref``."""
 
     def evict(self, num_tokens: int) -> int:  # noqa: ARG002
+        """Free at least ``num_tokens`` unlocked tokens, least recently used first, as far as there are any. Returns how
+        many were freed."""
         return 0
 
     def evictable_size(self) -> int:
@@ -90,7 +62,21 @@ class ChunkCache:
         return 0
 
     def values(self) -> list[torch.Tensor]:
+        """The slots that the cache owns, a tensor per node."""
         return []
+
+
+class ChunkCache(PrefixCache):
+    """The cache of an engine without prefix sharing: every slot in a row belongs to the request, and only a chunked
+    request's own earlier chunks are reused."""
+
+    def cache_unfinished_req(self, req: Request) -> None:
+        kv_indices = self.req_to_token_pool.req_to_token[req.req_pool_idx, : req.fill_len]
+        req.prefix_indices = kv_indices.to(torch.int64, copy=True)
+
+    def cache_finished_req(self, req: Request, *, is_insert: bool = True) -> None:  # noqa: ARG002
+        kv_indices = self.req_to_token_pool.req_to_token[req.req_pool_idx, : req.kv_committed_len]
+        self.token_to_kv_pool_allocator.free(kv_indices)
 
 
 def release_kv_cache(

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
 
 import torch
 
-from .cache import MatchResult
+from ..request import Request
+from .cache import MatchResult, PrefixCache
 from .pools import ReqToTokenPool
 from .tokens import KVAllocator
 from .tree import RadixTree, TreeNode
 
-if TYPE_CHECKING:
-    from ..request import Request
 
-
-class RadixCache:
-    """A ``PrefixCache`` over a radix tree.
+class RadixCache(PrefixCache):
+    """A cache over a radix tree.
 
     The owners of the KV slots in a request's row::
 
@@ -26,11 +23,8 @@ class RadixCache:
     """
 
     def __init__(self, req_to_token_pool: ReqToTokenPool, token_to_kv_pool_allocator: KVAllocator) -> None:
-        self.req_to_token_pool = req_to_token_pool
-        self.token_to_kv_pool_allocator = token_to_kv_pool_allocator
-        self.page_size = token_to_kv_pool_allocator.page_size
+        super().__init__(req_to_token_pool, token_to_kv_pool_allocator)
         self.tree = RadixTree(self.page_size)
-        self._nothing = torch.empty(0, dtype=torch.int64, device=token_to_kv_pool_allocator.device)
 
     def match_prefix(self, tokens: array[int]) -> MatchResult:
         path = self.tree.match(tokens)

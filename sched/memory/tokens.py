@@ -6,47 +6,20 @@ device. A slot is ``page * page_size + offset``; page 0 is padding and is never 
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import torch
 
 from ..kernels.allocation import alloc_decode_slots, alloc_extend_slots
 
 
-class KVAllocator(Protocol):
-    """The interface of an allocator. Sizes are in tokens.
+class KVAllocator(ABC):
+    """Hands out slots. Sizes are in tokens.
 
-    Between ``free_group_begin`` and ``free_group_end`` freed indices are only collected, as views: their tensors must
-    not change before the group ends.
+    ``free_pages`` [n] int64 on the device is never written in place, so that a state is one reference. Between
+    ``free_group_begin`` and ``free_group_end`` freed indices are only collected, as views: their tensors must not
+    change before the group ends.
     """
-
-    size: int
-    page_size: int
-    device: torch.device
-    free_pages: torch.Tensor
-
-    def available_size(self) -> int: ...
-
-    def alloc(self, num_tokens: int) -> torch.Tensor | None:
-        """[num_tokens] int64 slots (whole pages only), or None when there are fewer."""
-
-    def claim(self, num_pages: int) -> torch.Tensor | None:
-        """As ``alloc``, by pages, for a kernel that assigns their slots itself. Returns the previous free list, of
-        which the first ``num_pages`` are taken."""
-
-    def free(self, indices: torch.Tensor) -> None: ...
-
-    def free_group_begin(self) -> None: ...
-
-    def free_group_end(self) -> None: ...
-
-    def backup_state(self) -> torch.Tensor: ...
-
-    def restore_state(self, state: torch.Tensor) -> None: ...
-
-
-class _FreeList:
-    """free_pages [n] int64 on the device. Never written in place, so that a state is one reference."""
 
     def __init__(self, size: int, page_size: int, device: torch.device) -> None:
         if size % page_size:
@@ -60,7 +33,13 @@ class _FreeList:
     def available_size(self) -> int:
         return self.free_pages.shape[0] * self.page_size
 
+    @abstractmethod
+    def alloc(self, num_tokens: int) -> torch.Tensor | None:
+        """[num_tokens] int64 slots (whole pages only), or None when there are fewer."""
+
     def claim(self, num_pages: int) -> torch.Tensor | None:
+        """As ``alloc``, by pages, for a kernel that assigns their slots itself. Returns the previous free list, of
+        which the first ``num_pages`` are taken."""
         pages = self.free_pages
         if num_pages > pages.shape[0]:
             return None
@@ -100,27 +79,25 @@ class _FreeList:
         return taken
 
 
-class TokenAllocator(_FreeList):
+class TokenAllocator(KVAllocator):
     """Pages of one token: a page's number is its slot."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         super().__init__(size, 1, device)
 
     def alloc(self, num_tokens: int) -> torch.Tensor | None:
-        """[num_tokens] int64 slots, or None when there are fewer."""
         if num_tokens > self.available_size():
             return None
         return self._take(num_tokens)
 
 
-class PagedAllocator(_FreeList):
+class PagedAllocator(KVAllocator):
     """Pages of several tokens; a request's last page is filled before a new one is opened."""
 
     def __init__(self, size: int, page_size: int, *, device: torch.device) -> None:
         super().__init__(size, page_size, device)
 
     def alloc(self, num_tokens: int) -> torch.Tensor | None:
-        """[num_tokens] int64, the slots of whole pages, or None when there are fewer."""
         if num_tokens % self.page_size:
             raise ValueError(f"{num_tokens} tokens are no whole number of pages of {self.page_size}")
         if num_tokens > self.available_size():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -25,13 +25,22 @@ class TokenScores(NamedTuple):
     margins: torch.Tensor
 
 
+class TokenSampler(Protocol):
+    def sample(self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor) -> torch.Tensor:
+        """Next token ids [b] int64; seq_lens [b] is the position that each token will take."""
+
+    def score(
+        self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor, ids: torch.Tensor
+    ) -> TokenScores:
+        """Scores of the ids that ``sample`` has just returned for the same arguments."""
+
+
 class Sampler:
     """Applies penalties and the vocabulary mask, and samples by one kernel. With a fingerprint kernels of the same cost
     are used that read no logits."""
 
     def sample(self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor) -> torch.Tensor:
-        """The next token ids [b] int64. ``seq_lens`` [b] int64 of the forward are the positions of these tokens.
-        Penalties change ``output.logits`` in place."""
+        """As ``TokenSampler.sample``. Penalties change ``output.logits`` in place."""
         info.apply_penalties(output.logits)
         greedy = info.is_all_greedy
         rows = (output.logits, info.vocab_mask) if greedy else _draw(output, info, seq_lens)

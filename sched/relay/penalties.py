@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
 from ..batch import ScheduleBatch
+from ..model.orchestrator import PenalizerOrchestrator
+from ..model.sampling_info import SamplingInfo
+from ..request import Request
 from .context import RelayContext
-
-if TYPE_CHECKING:
-    from ..model.orchestrator import PenalizerOrchestrator
-    from ..model.sampling_info import SamplingInfo
-    from ..request import Request
 
 Latest = Callable[[RelayContext, ScheduleBatch], torch.Tensor]
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from ..config import EngineConfig, SimulatedAcceptance
 from ..kernels.sampling import row_seed
 from ..kernels.verify import accept_drafts, accept_simulated, simulated_lengths
+from ..model.sampling_info import SamplingInfo
+from ..request import Request
 from .drafter import Tree
-
-if TYPE_CHECKING:
-    from ..model.sampling_info import SamplingInfo
-    from ..request import Request
 
 
 class Accepted(NamedTuple):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from ..kernels.verify import tree_links
 from ..model.grammar import GrammarError, GrammarState, vocab_mask_words
-
-if TYPE_CHECKING:
-    from ..model.sampling_info import SamplingInfo
+from ..model.sampling_info import SamplingInfo
 
 
 class _Links(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -13,22 +13,10 @@ from ..kernels.history import path_tokens
 from ..kernels.verify import tree_paths
 from ..model.decoder import Model
 from ..model.replay import GraphedFunction, GraphInput, graph_sizes
+from ..model.sampler import TokenSampler
+from ..model.sampling_info import SamplingInfo
 from .drafter import ChainPlaces, DraftRows, Tree, chain_batch
 from .grammar import draft_mask
-
-if TYPE_CHECKING:
-    from ..model.sampler import TokenScores
-    from ..model.sampling_info import SamplingInfo
-
-
-class VerifierSampler(Protocol):
-    """The part of the sampler that a verify needs."""
-
-    def sample(self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor) -> torch.Tensor: ...
-
-    def score(
-        self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor, ids: torch.Tensor
-    ) -> TokenScores: ...
 
 
 class DraftVerdict(NamedTuple):
@@ -43,7 +31,7 @@ class Verifier:
     """``pages`` is the page table that forwards read."""
 
     def __init__(
-        self, model: Model, sampler: VerifierSampler, config: EngineConfig, *, pages: torch.Tensor
+        self, model: Model, sampler: TokenSampler, config: EngineConfig, *, pages: torch.Tensor
     ) -> None:
         assert config.speculative is not None
         self._spec = config.speculative

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
 from ..batch import DraftInput, DraftState, ExtendLens, ForwardBatch, ModelOutput, ScheduleBatch
 from ..config import SpeculativeConfig
+from ..memory.cache import PrefixCache
+from ..memory.pools import KVPool
 from ..model.sampling_info import SamplingInfo
 from ..observe import Observer
 from .acceptance import Acceptance
 from .drafter import DraftRows, Tree, VerifiedChains, extend_batch
-from .verifier import DraftVerdict
-
-if TYPE_CHECKING:
-    from ..memory.cache import PrefixCache
-    from ..memory.pools import KVPool
+from .verifier import Verifier
 
 
 class DraftRunner(Protocol):
@@ -30,21 +28,11 @@ class DraftRunner(Protocol):
     def extend_chains(self, chains: VerifiedChains) -> DraftState: ...
 
 
-class VerifyRunner(Protocol):
-    """Runs the target model over drafts (``Verifier``)."""
-
-    def forward(self, tree: Tree, at: DraftRows, slots: torch.Tensor | None) -> ModelOutput: ...
-
-    def predict(
-        self, tree: Tree, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor
-    ) -> DraftVerdict: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Worker:
     spec: SpeculativeConfig
     drafter: DraftRunner
-    verifier: VerifyRunner
+    verifier: Verifier
     acceptance: Acceptance
     cache: PrefixCache
     observer: Observer

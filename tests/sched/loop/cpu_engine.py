@@ -13,14 +13,14 @@ import torch
 from schedbench.sched.batch import ForwardBatch, ModelOutput
 from schedbench.sched.config import Capabilities, EngineConfig, SamplingParams
 from schedbench.sched.hisparse.tier import KVTier
-from schedbench.sched.loop.engine import Engine, Runner
+from schedbench.sched.loop.engine import Engine
 from schedbench.sched.loop.event_loops import run_overlapped, run_serial
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.memory.cache import ChunkCache
 from schedbench.sched.memory.pools import KVPool, ReqToTokenPool
 from schedbench.sched.memory.radix import RadixCache
 from schedbench.sched.memory.tokens import PagedAllocator, TokenAllocator
-from schedbench.sched.model.decoder import Decoder
+from schedbench.sched.model.decoder import Decoder, Model
 from schedbench.sched.model.grammar import GrammarCache
 from schedbench.sched.model.presets import PRESETS
 from schedbench.sched.model.sampler import Sampler
@@ -199,7 +199,7 @@ class Room:
             observer=self.observer,
         )
 
-    def _runner(self, pages: torch.Tensor) -> Runner:
+    def _runner(self, pages: torch.Tensor) -> Model:
         if self.recall:
             return RecallRunner(pages, self.config.kv_tokens + self.config.page_size)
         shape = PRESETS[self.model]
