@@ -37,12 +37,7 @@ def _show(rows: list[BenchFigure]) -> None:
     from .page import Page, framed, print_page
     from .text import MISSING, number
 
-    table = framed("cost of schedbench itself on this machine")
-    table.add_column("figure")
-    for heading in ("value", "aim"):
-        table.add_column(heading, justify="right")
-    table.add_column("unit")
-    table.add_column("")
+    table = framed("cost of schedbench itself on this machine", "figure", ">value", ">aim", "unit", "")
     for row in rows:
         aim = MISSING if row.aim is None else f"{'≤' if row.lower else '≥'} {number(row.aim)}"
         verdict = {None: "", True: "met", False: "missed"}[row.met]

@@ -24,12 +24,9 @@ def _phases(document: Document) -> Table:
         f"in no phase: {document['outside_us_per_step']:.1f} us per step\n"
         "worst: a size's median over the line there, where a prompt of that size takes longer than a decode"
     )
-    table = framed(
-        f"host phases, a + b * n, ns · {document['machine']} · {document['date']}", caption=left_out
-    )
-    table.add_column("phase", no_wrap=True)
-    for heading in ("a", "b", "samples", "sizes", "residual", "R2", "worst", "at n", "old a", "old b"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    title = f"host phases, a + b * n, ns · {document['machine']} · {document['date']}"
+    fit = (">a", ">b", ">samples", ">sizes", ">residual", ">R2", ">worst", ">at n", ">old a", ">old b")
+    table = framed(title, "phase", *fit, caption=left_out, no_wrap=True)
     for name, line in _lines(document["phases"]):
         old = line.get("old") or {"a": None, "b": None}
         r2 = MISSING if line["r2"] is None else f"{line['r2']:.2f}"
@@ -52,13 +49,11 @@ def _errors(judged: Document) -> Table:
     signs = judged["signs"]
     table = framed(
         "declared host times against this machine's, on one virtual device",
+        *("scenario", "state", "metric", "unit", ">declared", ">measured", ">error %"),
         caption=f"median error {percent(judged['median_error'])} %; of changes that both call "
         f"{signs['agree']} signs agree and {signs['differ']} differ",
+        no_wrap=True,
     )
-    for heading in ("scenario", "state", "metric", "unit"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("declared", "measured", "error %"):
-        table.add_column(heading, justify="right", no_wrap=True)
     for row in judged["errors"]:
         table.add_row(
             *(row[name] for name in ("scenario", "state", "metric", "unit")),
@@ -74,10 +69,7 @@ def _error(row: Document) -> str:
 
 
 def _device(document: Document) -> Table:
-    table = framed("device")
-    table.add_column("constant", no_wrap=True)
-    for heading in ("value", "old"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = framed("device", "constant", ">value", ">old", no_wrap=True)
     table.add_column("from")
     for row in document["device"]:
         table.add_row(row["key"], number(row["value"]), number(row["old"]), row["basis"])

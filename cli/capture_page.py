@@ -46,10 +46,8 @@ def labels(result: Document) -> list[str]:
 
 def ranges(result: Document) -> Table:
     """Host time by range, ms."""
-    table = framed("host ranges, ms", caption="nested ranges count in each other")
-    table.add_column("range")
-    for heading in ("n", "mean", "p50", "p99", "max"):
-        table.add_column(heading, justify="right")
+    headings = ("range", ">n", ">mean", ">p50", ">p99", ">max")
+    table = framed("host ranges, ms", *headings, caption="nested ranges count in each other")
     for name in shown_in("host ranges", result["metrics"]):
         metric = result["metrics"][name]
         if "values" in metric:
@@ -62,10 +60,8 @@ def ranges(result: Document) -> Table:
 
 def steps_without_device(result: Document) -> Table:
     """The steps of a capture without a GPU."""
-    table = framed("steps", caption="nothing of the device was recorded")
-    table.add_column("step kind")
-    table.add_column("steps", justify="right")
-    table.add_column("copies, syncs and kernels")
+    headings = ("step kind", ">steps", "copies, syncs and kernels")
+    table = framed("steps", *headings, caption="nothing of the device was recorded")
     for kind, found in result["per_step"].items():
         table.add_row(kind, number(found["steps"]), MISSING)
     return table

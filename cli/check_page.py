@@ -54,9 +54,8 @@ def checks(report: Document, content: Document) -> Table:
     parts = [content["scenario"]["expanded"]["name"], relay["state"]]
     parts += [f"{name}={value}" for name, value in relay["switches"].items()]
     parts += [f"fault {name}" for name in relay["faults"]]
-    table = framed(" · ".join(parts), caption=f"{report['wall_s']:.1f} s; emulated; no time is judged")
-    table.add_column("check", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
+    caption = f"{report['wall_s']:.1f} s; emulated; no time is judged"
+    table = framed(" · ".join(parts), "check", "verdict", caption=caption, no_wrap=True)
     table.add_column("", overflow="fold")
     for check in report["checks"]:
         verdict = check["verdict"]
@@ -68,10 +67,7 @@ def faults(content: Document) -> Table:
     """One row per known bug: the checks without it, the checks that catch it, and the line that they point at."""
     features = sorted({fault["feature"] for fault in content["awaited"]})
     waiting = f"{len(content['awaited'])} more wait for {', '.join(features)}" if features else ""
-    table = framed("known bugs", caption=waiting)
-    table.add_column("fault", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    table.add_column("off", no_wrap=True)
+    table = framed("known bugs", "fault", "state", "off", caption=waiting, no_wrap=True)
     table.add_column("caught by", overflow="fold")
     table.add_column("points at", overflow="fold")
     for fault in content["faults"]:

@@ -138,15 +138,10 @@ def every(found: Document, *, width: int) -> list[Table]:
 
 def metrics(found: Document, *, headline: bool) -> Table:
     """The metrics that the verdict is about, or all others."""
-    table = framed("headline" if headline else "other metrics", caption=_basis(found))
-    table.add_column("metric")
-    table.add_column("unit")
-    for heading in ("A", "B", "Δ %", _interval(found), "n"):
-        table.add_column(heading, justify="right")
     drawn = headline and found["draws"]["count"] > 0
-    if drawn:
-        table.add_column("Δ % over draws", justify="right")
-    table.add_column("verdict")
+    headings = ["metric", "unit", ">A", ">B", ">Δ %", f">{_interval(found)}", ">n"]
+    headings += [">Δ % over draws", "verdict"] if drawn else ["verdict"]
+    table = framed("headline" if headline else "other metrics", *headings, caption=_basis(found))
     for name, metric in sorted(found["metrics"].items()):
         if (name in found["headline"]) != headline:
             continue
@@ -234,10 +229,7 @@ def gpu_waits(found: Document) -> Table:
     reasons = [found[side]["idle_abstained"] for side in ("baseline", "candidate")]
     why = [f"{side}: {reason}" for side, reason in zip("AB", reasons, strict=True) if reason]
     caption = "; ".join(["µs per step that ran a forward, between the forwards", *why])
-    table = framed("where the GPU waited", caption=caption)
-    table.add_column("")
-    for heading in ("A", "B", "Δ", "share of A, %"):
-        table.add_column(heading, justify="right")
+    table = framed("where the GPU waited", "", ">A", ">B", ">Δ", ">share of A, %", caption=caption)
     idle = {part["part"]: (part["a"], part["b"]) for part in found["idle"]}
     total = idle["forward_idle"][0]
     for name, title in _PARTS:
@@ -264,10 +256,7 @@ def stalls(exposed: list[Document], *, width: int) -> Table:
 
 
 def gates(found: Document) -> Table:
-    table = framed("gates")
-    table.add_column("gate")
-    table.add_column("seen", justify="right")
-    table.add_column("")
+    table = framed("gates", "gate", ">seen", "")
     for gate in found["gates"]:
         unit = " %" if gate["gate"].endswith("%") else ""
         seen = MISSING if gate["seen"] is None else f"{number(gate['seen'])}{unit}"

@@ -111,35 +111,24 @@ def _relays() -> list[Entry]:
 
 
 def _faults() -> list[Entry]:
-    from ..sched.relay.faults import awaited_faults, faults
+    from ..sched.relay.faults import AwaitedFault, Fault, awaited_faults, faults
 
-    entries = [
-        {
-            "name": fault.name,
-            "about": fault.about,
-            "reference": fault.reference,
-            "states": list(fault.states),
-            "loops": list(fault.loops),
-            "needs": [
-                *([f"engine.speculative.mode={fault.speculation}"] if fault.speculation else []),
-                *(["engine.hisparse.enabled=true"] if fault.hisparse else []),
-            ],
-            "waits_for": None,
-        }
-        for fault in faults().values()
-    ]
-    return entries + [
-        {
-            "name": fault.name,
-            "about": fault.about,
-            "reference": fault.reference,
-            "states": [],
-            "loops": [],
-            "needs": [],
-            "waits_for": fault.feature,
-        }
-        for fault in awaited_faults().values()
-    ]
+    entries: list[Entry] = []
+    for fault in (*faults().values(), *awaited_faults().values()):
+        here = fault if isinstance(fault, Fault) else None
+        needs = [f"engine.speculative.mode={here.speculation}"] if here and here.speculation else []
+        entries.append(
+            {
+                "name": fault.name,
+                "about": fault.about,
+                "reference": fault.reference,
+                "states": list(here.states) if here else [],
+                "loops": list(here.loops) if here else [],
+                "needs": [*needs, *(["engine.hisparse.enabled=true"] if here and here.hisparse else [])],
+                "waits_for": fault.feature if isinstance(fault, AwaitedFault) else None,
+            }
+        )
+    return entries
 
 
 def _scenarios() -> list[Entry]:

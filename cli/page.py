@@ -16,10 +16,10 @@ from rich.text import Text
 
 from ..sched.observe import StepKind
 from .console import PrintableConsole, results
+from .scenario_arguments import Format
 from .text import printable, printable_json
 
 Document = dict[str, Any]
-Format = Literal["table", "json", "md", "csv", "html"]
 
 WIDE: Final = 160  # columns of a page in a file, which no terminal limits
 _KINDS: Final = get_args(StepKind)
@@ -57,9 +57,12 @@ class Page(NamedTuple):
     folded: Collection[str] = ()
 
 
-def framed(title: str, *, caption: str = "", title_style: str = "bold") -> Table:
-    """An empty table in the one frame that all tables have."""
-    return Table(
+def framed(
+    title: str, *headings: str, caption: str = "", title_style: str = "bold", no_wrap: bool = False
+) -> Table:
+    """An empty table in the one frame that all tables have. Its columns are aligned to the right where the heading
+    begins with ``>``."""
+    table = Table(
         title=title or None,
         title_justify="left",
         title_style=title_style,
@@ -69,6 +72,10 @@ def framed(title: str, *, caption: str = "", title_style: str = "bold") -> Table
         pad_edge=False,
         show_edge=False,
     )
+    for heading in headings:
+        justify: Literal["left", "right"] = "right" if heading.startswith(">") else "left"
+        table.add_column(heading.removeprefix(">"), justify=justify, no_wrap=no_wrap)
+    return table
 
 
 def ordered(names: Iterable[str], known: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from .report import Tool
-from .scenario_arguments import Device, Name, Overrides, Relay, make_output_dir, resolved
+from .scenario_arguments import Device, Form, Name, Overrides, Relay, make_output_dir, resolved
 from .stopwatch import Stopwatch, command_line
 from .text import echo
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ..profiles.platform.resolve import Resolved
     from ..profiles.ranks.execute import RunOutcome
 
-Format = Literal["table", "json", "md", "csv", "html"]
 Graphs = Literal["graph", "node"]
 
 
@@ -36,7 +35,7 @@ def profile(
     output_dir: Annotated[Path, typer.Option(help="Keep the capture and its result.json here.")] = Path(
         "capture"
     ),
-    form: Annotated[Format, typer.Option("--format", help="What to print on stdout.")] = "table",
+    form: Form = "table",
 ) -> None:
     """Run a scenario once under a profiler and report the capture. Its times include the profiler's overhead: compare
     them with each other only.

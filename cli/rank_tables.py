@@ -37,11 +37,7 @@ def _shares(columns: list[list[str]], room: int) -> Iterator[range]:
 
 def _table(rows: list[tuple[str, str, list[str]]], columns: list[list[str]], shown: range) -> Table:
     part = f", {shown.start + 1} to {shown.stop} of {len(columns)}" if len(shown) < len(columns) else ""
-    made = framed(f"by rank{part}")
-    made.add_column("")
-    made.add_column("unit")
-    for at in shown:
-        made.add_column(columns[at][0], justify="right")
+    made = framed(f"by rank{part}", "", "unit", *(f">{columns[at][0]}" for at in shown))
     for label, unit, cells in rows:
         made.add_row(label, unit, *cells[shown.start : shown.stop])
     return made

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .errors import UsageError
+from .scenario_arguments import Form, Format
 from .stopwatch import command_line
 from .text import printable, printable_json
 
 if TYPE_CHECKING:
     from ..profiles.record.result import Result
 
-Format = Literal["table", "json", "md", "csv", "html"]
 Files = Annotated[
     list[Path],
     typer.Argument(
@@ -46,7 +46,7 @@ def report(
             help="Write the part of one nsys capture that schedbench reads, without environment variables.",
         ),
     ] = None,
-    form: Annotated[Format, typer.Option("--format", help="What to print on stdout.")] = "table",
+    form: Form = "table",
 ) -> None:
     """Print stored results and captures in the same way as run prints its result.
 

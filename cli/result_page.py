@@ -147,15 +147,10 @@ def relay(part: Document) -> str:
 
 
 def summary(result: Document) -> Table:
-    table = framed("summary")
-    table.add_column("metric")
-    table.add_column("unit")
-    table.add_column("value", justify="right")
     metrics = _with_values(result) if _has_no_times(result) else result["metrics"]
     rows = [_plain(name, metrics[name]) for name in shown_in("summary", metrics)]
     remarks = any(remark for *_, remark in rows)
-    if remarks:
-        table.add_column("")
+    table = framed("summary", "metric", "unit", ">value", *([""] if remarks else []))
     for row in rows:
         table.add_row(*(row if remarks else row[:-1]))
     return table
@@ -178,10 +173,7 @@ def workload(result: Document) -> Table:
     short the latter are those of the plan."""
     lengths, partial = result["workload"], _is_partial(result)
     plan = f"the plan of all {number(lengths['requests'])}; {number(len(result['requests']))} came"
-    table = framed("workload, tokens", caption=plan if partial else "")
-    table.add_column("")
-    for heading in ("mean", "p50", "p95"):
-        table.add_column(heading, justify="right")
+    table = framed("workload, tokens", "", ">mean", ">p50", ">p95", caption=plan if partial else "")
     for label in ("prompt", "output"):
         for which in ("requested", "achieved"):
             summary = lengths[f"{label}_tokens"][which]
@@ -206,10 +198,7 @@ def _shortfalls(result: Document) -> list[str]:
 
 
 def latency(result: Document) -> Table:
-    table = framed("latency, ms")
-    table.add_column("")
-    for heading in ("n", "mean", "p50", "p90", "p95", "p99", "max"):
-        table.add_column(heading, justify="right")
+    table = framed("latency, ms", "", ">n", ">mean", ">p50", ">p90", ">p95", ">p99", ">max")
     apart = _OF_DEVICES if result.get("ranks") else ()
     for name in shown_in("latency", result["metrics"]):
         if name not in apart:
@@ -287,10 +276,7 @@ def _tally(tally: Document | None) -> str:
 
 def gpu_waits(result: Document) -> Table:
     """Forward idle and its parts, which add up to it, and the idle time inside forwards."""
-    table = framed("where the GPU waited")
-    table.add_column("between forwards")
-    table.add_column("µs/step", justify="right")
-    table.add_column("share, %", justify="right")
+    table = framed("where the GPU waited", "between forwards", ">µs/step", ">share, %")
     idle, total = result["idle"], mean_value(result, "forward_idle_us_per_step")
     if "abstained" in idle or total is None:
         table.add_row("forward idle", MISSING, MISSING)

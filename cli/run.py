@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from .errors import GATE_FAILED, INTERRUPTED, WORKLOAD_FAILED, UsageError
-from .scenario_arguments import Budgets, Device, Faults, Name, Overrides, Relay, make_output_dir, resolved
+from .scenario_arguments import (
+    Budgets,
+    Device,
+    Faults,
+    Form,
+    Format,
+    Name,
+    Overrides,
+    Relay,
+    make_output_dir,
+    resolved,
+)
 from .stopwatch import command_line
 from .text import echo
 
@@ -21,7 +32,6 @@ if TYPE_CHECKING:
     from ..sched.observe import Clock
     from .progress import RunProgress
 
-Format = Literal["table", "json", "md", "csv", "html"]
 Switch = Literal["on", "off"]
 World = Literal["virtual", "distributed"]
 
@@ -56,7 +66,7 @@ def run(
     output_dir: Annotated[
         Path | None, typer.Option(help="Keep result.json here, and the timeline for trace.")
     ] = None,
-    form: Annotated[Format, typer.Option("--format", help="What to print on stdout.")] = "table",
+    form: Form = "table",
 ) -> None:
     """Run one scenario and print what it cost; with engine.relays, once for each of them, as one table.
 

@@ -20,8 +20,8 @@ def copies(result: Document, *, width: int) -> Table:
     rows = _over_kinds(result["copies"], ("stream", "direction", "host_memory", "blocking"))
     rows.sort(key=lambda row: (-row["count"], -row["bytes"]))
     table = _lines("copies by source line", rows, width=width)
-    table.add_column("count", justify="right", no_wrap=True)
-    table.add_column("bytes", justify="right", no_wrap=True)
+    for heading in ("count", "bytes"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in rows[:_LINES]:
         table.add_row(*_line(row, _copy(row), width=width), number(row["count"]), size(row["bytes"]))
     return table

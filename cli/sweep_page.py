@@ -80,12 +80,9 @@ def _grid(document: Document) -> Table:
     """The first axis across, the second down."""
     first, *others = document["sweep"]["axes"]
     cells = {tuple(cell["at"]): cell for cell in document["cells"]}
-    found = framed("")
-    found.add_column(" / ".join(axis["key"] for axis in (*others, first)))
-    for value in first["values"]:
-        found.add_column(value, justify="right")
-    if _compares(document):
-        found.add_column("break-even")
+    corner = " / ".join(axis["key"] for axis in (*others, first))
+    last = ["break-even"] if _compares(document) else []
+    found = framed("", corner, *(f">{value}" for value in first["values"]), *last)
     for row in [(value,) for value in others[0]["values"]] if others else [()]:
         line = [cells.get((value, *row)) for value in first["values"]]
         end = [_break_even(document, row)] if _compares(document) else []
@@ -95,12 +92,8 @@ def _grid(document: Document) -> Table:
 
 def _list(document: Document) -> Table:
     """The first axis varies fastest, so that a change of sign lies between neighbouring rows."""
-    found = framed("")
-    for key in _keys(document):
-        found.add_column(key)
-    found.add_column("Δ %" if _compares(document) else document["sweep"]["unit"] or "", justify="right")
-    if _compares(document):
-        found.add_column("break-even")
+    figures = [">Δ %", "break-even"] if _compares(document) else [f">{document['sweep']['unit'] or ''}"]
+    found = framed("", *_keys(document), *figures)
     order = [axis["values"] for axis in document["sweep"]["axes"]]
     cells = sorted(
         document["cells"],

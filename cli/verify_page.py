@@ -11,7 +11,7 @@ from .page import Document, Page, framed
 from .text import MISSING, number, size, whole
 
 _SOURCES = ("predicted", "announced", "recorded")
-_HEADINGS = ("source line", "of", "what", *_SOURCES, "why")
+_HEADINGS = ("source line", "of", "what", *(f">{source}" for source in _SOURCES), "why")
 LINES = 60  # rows of a table on a terminal
 
 
@@ -51,9 +51,7 @@ def _tables(document: Document, limit: int | None) -> Iterator[Table]:
 def _table(title: str, rows: list[list[str]], limit: int | None) -> Table:
     shown = rows[:limit]
     hidden = len(rows) - len(shown)
-    table = framed(title, caption=f"and {hidden} more" if hidden else "")
-    for heading in _HEADINGS:
-        table.add_column(heading, justify="right" if heading in _SOURCES else "left")
+    table = framed(title, *_HEADINGS, caption=f"and {hidden} more" if hidden else "")
     for row in shown:
         table.add_row(*row)
     return table
