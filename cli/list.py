@@ -114,7 +114,8 @@ def _faults() -> list[Entry]:
     from ..sched.relay.faults import AwaitedFault, Fault, awaited_faults, faults
 
     entries: list[Entry] = []
-    for fault in (*faults().values(), *awaited_faults().values()):
+    every: tuple[Fault | AwaitedFault, ...] = (*faults().values(), *awaited_faults().values())
+    for fault in every:
         here = fault if isinstance(fault, Fault) else None
         needs = [f"engine.speculative.mode={here.speculation}"] if here and here.speculation else []
         entries.append(

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from . import result_page
 from .console import results
-from .page import Document, Format, to_csv
+from .page import Document, to_csv
 from .page import show as show_page
+from .scenario_arguments import Format
 from .source_lines import hazard_lines
 from .text import echo
 

@@ -38,7 +38,7 @@ def launch_overlapped(engine: Engine, batch: ScheduleBatch) -> StepResult:
     relay.host_lengths(batch)
     with relay.isolate(batch):
         sampling = _forward(engine, batch)
-        sampled = None if sampling.info.has_grammar else _sample(engine, sampling)
+        sampled = None if sampling.info.needs.grammar else _sample(engine, sampling)
         with engine.observer.range("publish", batch.step, batch.batch_size):
             relay.publish(batch)
             if sampled is not None:
@@ -177,7 +177,7 @@ def _sample(engine: Engine, sampling: _Sampling) -> Sampled:
         sampling.info.update_vocab_mask()
         token_ids = engine.sampler.sample(sampling.output, sampling.info, sampling.seq_lens)
         logprobs = None
-        if sampling.info.return_logprob:
+        if sampling.info.needs.logprobs:
             logprobs = engine.sampler.score(
                 sampling.output, sampling.info, sampling.seq_lens, token_ids
             ).logprobs

@@ -240,7 +240,7 @@ class Scheduler:
 
     def _mix(self, batch: ScheduleBatch) -> None:
         running = self.running_batch
-        if running.is_empty or any(sampling_of(part).return_logprob for part in (batch, running)):
+        if running.is_empty or any(sampling_of(part).needs.logprobs for part in (batch, running)):
             return
         self.engine.observer.planned(self.next_step, "mixed")
         with self.engine.observer.range("prepare", self.next_step, running.batch_size):
@@ -310,7 +310,7 @@ class Scheduler:
     def launched(self, batch: ScheduleBatch) -> ScheduleBatch:
         """Announce a launch. Returns the copy of the batch that ``settle`` needs."""
         record = batch.copy()
-        record.penalised = sampling_of(batch).penalised
+        record.penalised = sampling_of(batch).needs.penalties
         batch.rows_changed = False
         for info in step_infos(record, self.engine.config.speculative, steady=False):
             self.engine.observer.launched(info)

@@ -40,7 +40,7 @@ def launch_drafts(engine: Engine, batch: ScheduleBatch, *, overlapped: bool) -> 
 def awaits_grammar(batch: ScheduleBatch) -> bool:
     """Whether the previous step has to be settled first, because a verify's vocabulary mask depends on its tokens."""
     verifies = batch.forward_mode.is_decode and batch.spec_info is not None
-    return verifies and sampling_of(batch).has_grammar
+    return verifies and sampling_of(batch).needs.grammar
 
 
 def _run(

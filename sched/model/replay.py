@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from ..config import EngineConfig
 from ..kernels.rows import stage_rows
 
+T = TypeVar("T")
 Function = Callable[..., Sequence[torch.Tensor]]
 
 
@@ -33,15 +35,14 @@ class GraphedFunction:
     ) -> None:
         """``longest`` is the host's bound on lengths in a graph."""
         self._function = function
-        self._sizes: Sequence[int] = ()
-        self._captured: dict[int, tuple[Any, Sequence[torch.Tensor]]] = {}
-        if config.cuda_graph and config.capabilities.graphs and config.device.type != "cpu":
-            self._sizes = graph_sizes(config)
+        self._longest = longest
+        self._sizes = captured_sizes(config)
+        if self._sizes:
             self._static = [
                 torch.zeros((self._sizes[-1], *entry.shape), dtype=entry.dtype, device=config.device)
                 for entry in inputs
             ]
-            self._capture(torch.get_device_module(config.device), longest)
+        self._captured = capture_graphs(config, self._sizes, self._on_static)
 
     def __call__(self, *inputs: torch.Tensor, max_seq_len: int) -> Sequence[torch.Tensor]:
         batch_size = inputs[0].shape[0]
@@ -60,19 +61,38 @@ class GraphedFunction:
             outputs if size == batch_size else [out[: out.shape[0] // size * batch_size] for out in outputs]
         )
 
-    def _capture(self, module: Any, longest: int) -> None:
-        """Capture the largest size first, so that the smaller ones fit into the pool's memory."""
-        pool = module.graph_pool_handle()
-        for size in reversed(self._sizes):
-            inputs = [static[:size] for static in self._static]
-            self._function(*inputs, longest)  # allocations and tuning of the first run must not be captured
-            graph = module.CUDAGraph()
-            with module.graph(graph, pool=pool, stream=module.current_stream()):
-                outputs = self._function(*inputs, longest)
-            self._captured[size] = graph, outputs
+    def _on_static(self, size: int) -> Callable[[], Sequence[torch.Tensor]]:
+        return partial(self._function, *(static[:size] for static in self._static), self._longest)
 
 
 def graph_sizes(config: EngineConfig) -> Sequence[int]:
     """The configured sizes in order, up to the first that holds every request that may run."""
     sizes = sorted(set(config.graph_batch_sizes))
     return sizes[: bisect_left(sizes, config.max_running_requests) + 1]
+
+
+def captured_sizes(config: EngineConfig) -> Sequence[int]:
+    """``graph_sizes``; none if the engine or its device has no graphs."""
+    graphs = config.cuda_graph and config.capabilities.graphs and config.device.type != "cpu"
+    return graph_sizes(config) if graphs else ()
+
+
+def capture_graphs(
+    config: EngineConfig, sizes: Sequence[int], prepare: Callable[[int], Callable[[], T]]
+) -> dict[int, tuple[Any, T]]:
+    """Capture a graph for each batch size on the current stream. Returns each graph with the output that its replays
+    write. ``prepare`` makes the function to capture; the largest size comes first, so that the smaller ones fit into
+    the pool's memory."""
+    captured: dict[int, tuple[Any, T]] = {}
+    if not sizes:
+        return captured
+    module: Any = torch.get_device_module(config.device)
+    pool = module.graph_pool_handle()
+    for size in reversed(sizes):
+        run = prepare(size)
+        run()  # allocations and tuning of the first run must not be captured
+        graph = module.CUDAGraph()
+        with module.graph(graph, pool=pool, stream=module.current_stream()):
+            output = run()
+        captured[size] = graph, output
+    return captured

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from functools import partial
 
 import torch
 
@@ -12,12 +12,7 @@ from ..batch import ForwardBatch, ForwardMode, ModelOutput
 from ..config import EngineConfig
 from ..kernels.rows import INPUTS, stage_decode
 from .decoder import Model
-from .replay import GraphInput, graph_sizes
-
-
-class _Captured(NamedTuple):
-    graph: Any
-    output: ModelOutput
+from .replay import GraphInput, capture_graphs, captured_sizes
 
 
 class ModelRunner:
@@ -32,10 +27,8 @@ class ModelRunner:
         """``proxies`` are the inputs per token that a pipeline stage receives from the preceding one."""
         self._model = model
         self._context_len = config.context_len
-        self._sizes: Sequence[int] = ()
-        self._captured: dict[int, _Captured] = {}
-        if config.cuda_graph and config.capabilities.graphs and config.device.type != "cpu":
-            self._sizes = graph_sizes(config)
+        self._sizes = captured_sizes(config)
+        if self._sizes:
             self._static = torch.zeros(
                 (len(INPUTS), self._sizes[-1]), dtype=torch.int64, device=config.device
             )
@@ -43,7 +36,9 @@ class ModelRunner:
                 torch.zeros((self._sizes[-1], *entry.shape), dtype=entry.dtype, device=config.device)
                 for entry in proxies
             )
-            self._capture(torch.get_device_module(config.device))
+        self._captured = capture_graphs(
+            config, self._sizes, lambda size: partial(model.forward, self._padding(size))
+        )
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         rows = batch.batch_size if batch.graph_rows is None else batch.graph_rows
@@ -68,17 +63,6 @@ class ModelRunner:
         graph, output = self._captured[size]
         graph.replay()
         return output if size == batch.batch_size else _first_rows(output, batch.batch_size)
-
-    def _capture(self, module: Any) -> None:
-        """Capture the largest size first, so that the smaller ones fit into the pool's memory."""
-        pool = module.graph_pool_handle()
-        for size in reversed(self._sizes):
-            batch = self._padding(size)
-            self._model.forward(batch)  # allocations and tuning of the first run must not be captured
-            graph = module.CUDAGraph()
-            with module.graph(graph, pool=pool, stream=module.current_stream()):
-                output = self._model.forward(batch)
-            self._captured[size] = _Captured(graph, output)
 
     def _padding(self, size: int) -> ForwardBatch:
         """A decode batch that consists of padding, on the static buffers."""

@@ -42,7 +42,7 @@ class Sampler:
     def sample(self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor) -> torch.Tensor:
         """As ``TokenSampler.sample``. Penalties change ``output.logits`` in place."""
         info.apply_penalties(output.logits)
-        greedy = info.is_all_greedy
+        greedy = info.needs.greedy
         rows = (output.logits, info.vocab_mask) if greedy else _draw(output, info, seq_lens)
         if output.fingerprint is None:
             ids: torch.Tensor = (sample_greedy if greedy else sample)(*rows)
@@ -68,5 +68,5 @@ def _draw(output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor) -> Dr
         seeds=rows.sampling_seeds,
         positions=seq_lens,
         vocab_mask=info.vocab_mask,
-        filtered=info.need_filters,
+        filtered=info.needs.filters,
     )

@@ -37,7 +37,7 @@ class SamplingNeeds(NamedTuple):
     """What at least one row of a batch needs; ``greedy`` if all rows are."""
 
     greedy: bool
-    filters: bool
+    filters: bool  # a row that is not greedy has a top-k, top-p or min-p
     grammar: bool
     logprobs: bool
     penalties: bool
@@ -67,7 +67,7 @@ class SamplingInfo:
     penalizer_orchestrator: PenalizerOrchestrator | None
     acc_penalties: AccumulatedPenalties | None = None
     vocab_mask: torch.Tensor | None = None  # [b, ceil(vocab / 32)] int32
-    needs: SamplingNeeds | None = None  # computed on first use, reset when rows change
+    _needs: SamplingNeeds | None = None  # computed on first use, reset when rows change
 
     @classmethod
     def from_requests(
@@ -98,31 +98,10 @@ class SamplingInfo:
         return cls(config, (), (), (rows,), None)
 
     @property
-    def is_all_greedy(self) -> bool:
-        return self._needs.greedy
-
-    @property
-    def need_filters(self) -> bool:
-        """Whether a row that is not greedy has a top-k, top-p or min-p."""
-        return self._needs.filters
-
-    @property
-    def has_grammar(self) -> bool:
-        return self._needs.grammar
-
-    @property
-    def return_logprob(self) -> bool:
-        return self._needs.logprobs
-
-    @property
-    def penalised(self) -> bool:
-        return self._needs.penalties
-
-    @property
-    def _needs(self) -> SamplingNeeds:
-        if self.needs is None:
-            self.needs = SamplingNeeds.of(self.params, self.grammars)
-        return self.needs
+    def needs(self) -> SamplingNeeds:
+        if self._needs is None:
+            self._needs = SamplingNeeds.of(self.params, self.grammars)
+        return self._needs
 
     @property
     def tensors(self) -> SamplingTensors:
@@ -134,7 +113,7 @@ class SamplingInfo:
         self.rows = tuple(row.index_select(0, keep_device) for row in self.rows)
         if self.penalizer_orchestrator is not None:
             self.penalizer_orchestrator.filter(keep, keep_device)
-        self.vocab_mask = self.needs = None
+        self.vocab_mask = self._needs = None
 
     def merge(self, other: Self) -> None:
         # Penalizers are merged first: a side without one builds neutral rows from its own requests.
@@ -143,7 +122,7 @@ class SamplingInfo:
         self.params += other.params
         self.grammars += other.grammars
         self.rows = tuple(torch.cat(pair) for pair in zip(self.rows, other.rows, strict=True))
-        self.vocab_mask = self.needs = None
+        self.vocab_mask = self._needs = None
 
     def copy_for_forward(self) -> Self:
         """The state that one forward samples with, while the batch may change.
@@ -176,13 +155,13 @@ class SamplingInfo:
             penalizer_orchestrator=along,
             acc_penalties=None if accumulated is None else accumulated.repeated(each),
             vocab_mask=vocab_mask,
-            needs=self._needs,
+            _needs=self.needs,
         )
 
     @property
     def _draws(self) -> bool:
         """Whether sampling reads the rows."""
-        return not self.is_all_greedy or self.return_logprob
+        return not self.needs.greedy or self.needs.logprobs
 
     def apply_penalties(self, logits: torch.Tensor) -> None:
         """Penalise logits [b, vocab] in place."""
@@ -195,7 +174,7 @@ class SamplingInfo:
         """Set the mask of the grammars' current states, by one H2D on the current stream from a new pinned buffer, or a
         blocking one without pinned memory. Without a grammar there is no mask."""
         self.vocab_mask = None
-        if not self.has_grammar:
+        if not self.needs.grammar:
             return
         pinned = self.config.capabilities.pinned_memory
         shape = (len(self.grammars), vocab_mask_words(self.config.vocab_size))

@@ -101,12 +101,12 @@ class Verifier:
         own = None
         if orchestrator is not None and orchestrator.is_required and orchestrator.exact:
             own = path_tokens(tree.tokens, paths)
-        mask = draft_mask(tree.tokens, parents, info) if info.has_grammar else None
+        mask = draft_mask(tree.tokens, parents, info) if info.needs.grammar else None
         drafts = info.for_drafts(d, own, mask)
         places = (seq_lens.unsqueeze(1) + counts).view(-1)
         predict = self._sampler.sample(output, drafts, places)
         logprobs = None
-        if info.return_logprob:
+        if info.needs.logprobs:
             logprobs = self._sampler.score(output, drafts, places, predict).logprobs
         assert output.hidden_states is not None
         return DraftVerdict(predict, output.hidden_states, logprobs)

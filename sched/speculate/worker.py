@@ -15,7 +15,7 @@ from ..model.sampling_info import SamplingInfo
 from ..observe import Observer
 from .acceptance import Acceptance
 from .drafter import DraftRows, Tree, VerifiedChains, extend_batch
-from .verifier import Verifier
+from .verifier import DraftVerdict
 
 
 class DraftRunner(Protocol):
@@ -28,11 +28,21 @@ class DraftRunner(Protocol):
     def extend_chains(self, chains: VerifiedChains) -> DraftState: ...
 
 
+class VerifyRunner(Protocol):
+    """Runs the target model over drafts (``Verifier``)."""
+
+    def forward(self, tree: Tree, at: DraftRows, slots: torch.Tensor | None) -> ModelOutput: ...
+
+    def predict(
+        self, tree: Tree, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor
+    ) -> DraftVerdict: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Worker:
     spec: SpeculativeConfig
     drafter: DraftRunner
-    verifier: Verifier
+    verifier: VerifyRunner
     acceptance: Acceptance
     cache: PrefixCache
     observer: Observer

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from schedbench.sched.kernels import drafts, history, verify
+from schedbench.sched.kernels import drafts, history, rows, verify
 from schedbench.sched.kernels.attention import attention, tree_attention
 from schedbench.sched.kernels.registry import Work, kernels
 
@@ -54,7 +54,7 @@ CASES: dict[str, tuple[torch._ops.OpOverload, list[Any]]] = {
     ),
     "pick_accepted": (drafts.pick_accepted, [floats(B * D, 7), torch.tensor([1, 5, 2], dtype=INT32)]),
     "pick_bonus": (drafts.pick_bonus, [ids(B * D), torch.tensor([1, 5, 2], dtype=INT32)]),
-    "stage_rows": (drafts.stage_rows, [ids(6, 2), ids(3, 2), 5]),
+    "stage_rows": (rows.stage_rows, [ids(6, 2), ids(3, 2), 5]),
     "build_tree": (
         verify.build_tree,
         [floats(B, 6).exp(), ids(B, 6), torch.tensor([[-1, -1, 0, 0, 1, 1]] * B), ids(B), 4],

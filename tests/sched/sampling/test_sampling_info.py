@@ -89,19 +89,19 @@ def test_rows_filter_and_merge(config: EngineConfig, make_requests: MakeRequests
     before = rows.tensors.temperatures
     rows.filter([2, 0], torch.tensor([2, 0]))
     assert before.shape == (4, 1)
-    assert rows.need_filters and not rows.is_all_greedy
+    assert rows.needs.filters and not rows.needs.greedy
     rows.merge(info(requests[1:2]))
     assert rows.params == (VARIED[2], VARIED[0], VARIED[1]) and rows.grammars == (None,) * 3
     expected = SamplingInfo.from_requests([requests[i] for i in (2, 0, 1)], config=config).tensors
     for got, want in zip(rows.tensors, expected, strict=True):
         assert torch.equal(got, want)
     rows.filter([1], torch.tensor([1]))
-    assert rows.is_all_greedy and not rows.need_filters
+    assert rows.needs.greedy and not rows.needs.filters
 
 
 def test_a_greedy_row_needs_no_filter(config: EngineConfig, make_requests: MakeRequests) -> None:
     params = [SamplingParams(top_k=5, top_p=0.5), SamplingParams(temperature=1.0)]
-    assert not SamplingInfo.from_requests(make_requests(params), config=config).need_filters
+    assert not SamplingInfo.from_requests(make_requests(params), config=config).needs.filters
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -259,13 +259,13 @@ def test_the_mask_holds_each_rows_grammar(config: EngineConfig, make_requests: M
         ("choice", ("yes", "yet"))
     )
     info = SamplingInfo.from_requests(requests, config=config)
-    assert info.has_grammar
+    assert info.needs.grammar
     info.update_vocab_mask()
     assert info.vocab_mask is not None and info.vocab_mask.shape == (2, 10)
     output = ModelOutput(torch.randn(2, 301))
     assert Sampler().sample(output, info, seq_lens_of(info))[1] == ord("y")
     assert info.vocab_mask[0].tolist() == [-1] * 10
     info.filter([0], torch.tensor([0]))
-    assert info.vocab_mask is None and not info.has_grammar
+    assert info.vocab_mask is None and not info.needs.grammar
     info.update_vocab_mask()
     assert info.vocab_mask is None
