@@ -72,11 +72,10 @@ class PenalizerOrchestrator:
     def is_required(self) -> bool:
         return bool(self.penalizers)
 
-    def cumulate_output_tokens(self, ids: torch.Tensor, rows: torch.Tensor | None = None) -> None:
-        """Count token ids [n] int64, one per row of the batch; or ids[i] in row rows[i] if rows have changed since the
-        step of the ids. A row occurs at most once."""
+    def cumulate_output_tokens(self, ids: torch.Tensor) -> None:
+        """Count token ids [b] int64, one per row of the batch."""
         for penalizer in self.penalizers.values():
-            penalizer.cumulate(ids, rows)
+            penalizer.cumulate(ids)
 
     def apply(self, logits: torch.Tensor) -> None:
         """Penalise logits [b, vocab] in place."""

@@ -45,8 +45,8 @@ class Penalizer(Protocol):
     def scales(self) -> bool:
         """Whether it acts on logits by ``scale_repeated``; otherwise it subtracts."""
 
-    def cumulate(self, ids: torch.Tensor, rows: torch.Tensor | None) -> None:
-        """Count ids[i] in row i, or in rows[i]."""
+    def cumulate(self, ids: torch.Tensor) -> None:
+        """Count ids[i] in row i."""
 
     def apply(self, logits: torch.Tensor) -> None: ...
 
@@ -118,11 +118,8 @@ class TokenPenalizer:
     def scales(self) -> bool:
         return self.rule.scales
 
-    def cumulate(self, ids: torch.Tensor, rows: torch.Tensor | None) -> None:
-        if rows is not None:
-            values = self.values.view(-1).index_select(0, rows)
-            self.state.index_put_((rows, ids), values, accumulate=self.rule.adds)
-        elif self.rule.adds:
+    def cumulate(self, ids: torch.Tensor) -> None:
+        if self.rule.adds:
             self.state.scatter_add_(1, ids.unsqueeze(1), self.values)
         else:
             self.state.scatter_(1, ids.unsqueeze(1), self.values)
@@ -187,11 +184,8 @@ class StopPenalizer:
     output_lens: torch.Tensor  # [b, 1] int32
     scales: bool = False
 
-    def cumulate(self, ids: torch.Tensor, rows: torch.Tensor | None) -> None:
-        if rows is None:
-            self.output_lens.add_(1)
-        else:
-            self.output_lens.index_add_(0, rows, torch.ones_like(ids, dtype=torch.int32).unsqueeze(1))
+    def cumulate(self, ids: torch.Tensor) -> None:  # noqa: ARG002
+        self.output_lens.add_(1)
 
     def apply(self, logits: torch.Tensor) -> None:
         withhold_stops(logits, self.stops, self.output_lens, self.min_new_tokens)

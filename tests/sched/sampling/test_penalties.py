@@ -73,20 +73,12 @@ def test_rows_follow_the_batch(
 
     penalties, rows = joining()
     for _ in range(data.draw(st.integers(1, 8))):
-        action = data.draw(st.sampled_from(["count", "count", "count by row", "filter", "merge"]))
+        action = data.draw(st.sampled_from(["count", "count", "filter", "merge"]))
         if action == "count":
             ids = data.draw(st.lists(TOKENS, min_size=len(rows), max_size=len(rows)))
             penalties.cumulate_output_tokens(torch.tensor(ids, dtype=torch.int64))
             for row, token in zip(rows, ids, strict=True):
                 row.seen.append(token)
-        elif action == "count by row":
-            places = data.draw(st.permutations(range(len(rows))))[: data.draw(st.integers(0, len(rows)))]
-            ids = data.draw(st.lists(TOKENS, min_size=len(places), max_size=len(places)))
-            penalties.cumulate_output_tokens(
-                torch.tensor(ids, dtype=torch.int64), torch.tensor(places, dtype=torch.int64)
-            )
-            for place, token in zip(places, ids, strict=True):
-                rows[place].seen.append(token)
         elif action == "filter":
             keep = data.draw(st.permutations(range(len(rows))))[: data.draw(st.integers(1, len(rows)))]
             penalties.filter(keep, torch.tensor(keep))
@@ -113,10 +105,14 @@ def test_a_request_that_comes_back_goes_on_where_it_was(
     params, outputs = zip(*rows, strict=True)
     returned = PenalizerOrchestrator.from_requests(make_requests(params, outputs), config=config, exact=True)
     forgetful = PenalizerOrchestrator.from_requests(make_requests(params, outputs), config=config)
-    fresh = PenalizerOrchestrator.from_requests(make_requests(params), config=config, exact=True)
-    for row, done in enumerate(outputs):
+    fresh, *others = (
+        PenalizerOrchestrator.from_requests(make_requests([p]), config=config, exact=True) for p in params
+    )
+    for alone, done in zip((fresh, *others), outputs, strict=True):
         for token in done:
-            fresh.cumulate_output_tokens(torch.tensor([token]), torch.tensor([row]))
+            alone.cumulate_output_tokens(torch.tensor([token]))
+    for alone in others:
+        fresh.merge(alone)
     for penalties, seen in ((returned, outputs), (fresh, outputs), (forgetful, [[] for _ in outputs])):
         logits = some_logits(len(rows), config.vocab_size)
         plain = [PlainRow(p, list(done)) for p, done in zip(params, seen, strict=True)]

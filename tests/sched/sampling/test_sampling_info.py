@@ -176,14 +176,12 @@ def test_nothing_waits_for_the_device(
     info = SamplingInfo.from_requests(make_requests(VARIED), config=config)
     joining = SamplingInfo.from_requests(make_requests(VARIED[1:]), config=config)
     keep = torch.tensor([3, 1, 2])
-    rows = torch.tensor([0, 2])
     mask = torch.full((3, 10), -1, dtype=torch.int32)
     output = ModelOutput(torch.randn(3, 301))
     with op_record:
         info.filter([3, 1, 2], keep)
         assert info.penalizer_orchestrator is not None
         info.penalizer_orchestrator.cumulate_output_tokens(keep)
-        info.penalizer_orchestrator.cumulate_output_tokens(rows, rows)
         forward = replace(info.copy_for_forward(), vocab_mask=mask)
         ids = Sampler().sample(output, forward, keep)
         Sampler().score(output, forward, keep, ids)
