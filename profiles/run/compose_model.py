@@ -27,7 +27,7 @@ from ...sched.model.draft import (
     empty_draft_weights,
     load_draft_weights,
 )
-from ...sched.model.replay import GraphInput
+from ...sched.model.runner import GraphInput
 from ...sched.model.sampler import TokenSampler
 from ...sched.model.sparse import PageTableLocator, SparseAttention
 from ...sched.model.tags import TaggedDecoder, TagPool

@@ -7,13 +7,12 @@ from typing import NamedTuple
 
 import torch
 
-from ...sched.data_parallel.source import PartitionedSource
-from ...sched.data_parallel.sync import RankShare
+from ...sched.data_parallel.sync import PartitionedSource, RankShare
 from ...sched.disagg.layout import RankLayout
 from ...sched.disagg.router import RoutedSource
 from ...sched.link import Link
 from ...sched.model.config import ModelConfig
-from ...sched.model.replay import GraphInput
+from ...sched.model.runner import GraphInput
 from ...sched.model.tags import TagPool
 from ...sched.observe import Clock
 from ...sched.pipeline.source import FirstStageSource, ForwardedSource

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..batch import ScheduleBatch
-from ..data_parallel.source import PartitionedSource
-from ..data_parallel.sync import RankStatus, SyncRound, exchange
+from ..data_parallel.sync import PartitionedSource, RankStatus, SyncRound, exchange
 from ..request import Request
 from .engine import Engine
 from .prepare import idle_batch

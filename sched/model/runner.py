@@ -1,18 +1,104 @@
-"""Runs forwards: decodes by replay of a captured graph if the device supports graphs, all others eagerly."""
+"""Runs decodes, and other functions of tensors, by replay of a captured graph if the device supports graphs; everything
+else eagerly."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from ..batch import ForwardBatch, ForwardMode, ModelOutput
 from ..config import EngineConfig
-from ..kernels.rows import INPUTS, stage_decode
+from ..kernels.rows import INPUTS, stage_decode, stage_rows
 from .decoder import Model
-from .replay import GraphInput, capture_graphs, captured_sizes
+
+T = TypeVar("T")
+Function = Callable[..., Sequence[torch.Tensor]]
+
+
+class GraphInput(NamedTuple):
+    """An input with one row per request."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class GraphedFunction:
+    """``function(*inputs, max_seq_len)`` with inputs [b, ...] and outputs [b · n, ...], where n may differ per output.
+
+    The constructor captures a graph for each batch size on the current stream. Smaller batches are padded with zeros,
+    which ``function`` must accept. An output of a graph is valid until the next call.
+    """
+
+    def __init__(
+        self, function: Function, inputs: Sequence[GraphInput], config: EngineConfig, *, longest: int
+    ) -> None:
+        """``longest`` is the host's bound on lengths in a graph."""
+        self._function = function
+        self._longest = longest
+        self._sizes = captured_sizes(config)
+        if self._sizes:
+            self._static = [
+                torch.zeros((self._sizes[-1], *entry.shape), dtype=entry.dtype, device=config.device)
+                for entry in inputs
+            ]
+        self._captured = capture_graphs(config, self._sizes, self._on_static)
+
+    def __call__(self, *inputs: torch.Tensor, max_seq_len: int) -> Sequence[torch.Tensor]:
+        batch_size = inputs[0].shape[0]
+        place = bisect_left(self._sizes, batch_size)
+        if place == len(self._sizes):
+            return self._function(*inputs, max_seq_len)
+        size = self._sizes[place]
+        for static, given in zip(self._static, inputs, strict=True):
+            if given.is_floating_point():
+                static[:batch_size] = given  # the padding may have any value
+            else:
+                stage_rows(static, given, size)
+        graph, outputs = self._captured[size]
+        graph.replay()
+        return (
+            outputs if size == batch_size else [out[: out.shape[0] // size * batch_size] for out in outputs]
+        )
+
+    def _on_static(self, size: int) -> Callable[[], Sequence[torch.Tensor]]:
+        return partial(self._function, *(static[:size] for static in self._static), self._longest)
+
+
+def graph_sizes(config: EngineConfig) -> Sequence[int]:
+    """The configured sizes in order, up to the first that holds every request that may run."""
+    sizes = sorted(set(config.graph_batch_sizes))
+    return sizes[: bisect_left(sizes, config.max_running_requests) + 1]
+
+
+def captured_sizes(config: EngineConfig) -> Sequence[int]:
+    """``graph_sizes``; none if the engine or its device has no graphs."""
+    graphs = config.cuda_graph and config.capabilities.graphs and config.device.type != "cpu"
+    return graph_sizes(config) if graphs else ()
+
+
+def capture_graphs(
+    config: EngineConfig, sizes: Sequence[int], prepare: Callable[[int], Callable[[], T]]
+) -> dict[int, tuple[Any, T]]:
+    """Capture a graph for each batch size on the current stream. Returns each graph with the output that its replays
+    write. ``prepare`` makes the function to capture; the largest size comes first, so that the smaller ones fit into
+    the pool's memory."""
+    captured: dict[int, tuple[Any, T]] = {}
+    if not sizes:
+        return captured
+    module: Any = torch.get_device_module(config.device)
+    pool = module.graph_pool_handle()
+    for size in reversed(sizes):
+        run = prepare(size)
+        run()  # allocations and tuning of the first run must not be captured
+        graph = module.CUDAGraph()
+        with module.graph(graph, pool=pool, stream=module.current_stream()):
+            output = run()
+        captured[size] = graph, output
+    return captured
 
 
 class ModelRunner:

@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeVar
 
 from . import (
     broken,
-    draft_lengths,
     drafts,
     lengths,
     ordering,
@@ -313,7 +312,7 @@ _FAULTS = (
         ("serial",),
         partial(_with, isolate=ordering.resolve_in_place),
         speculation="v2",
-        change_drafts=partial(_with, draft_lengths=draft_lengths.draft_lengths_in_the_batch),
+        change_drafts=partial(_with, draft_lengths=lengths.draft_lengths_in_the_batch),
     ),
     Fault(
         "stage-without-stash",

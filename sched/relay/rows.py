@@ -10,7 +10,6 @@ from typing import Literal
 
 from . import (
     context,
-    draft_lengths,
     drafts,
     futures,
     lengths,
@@ -220,18 +219,18 @@ LATEST = replace(
 
 # The serial worker's states differ only in where ids are kept between steps and in how a prompt is rotated.
 V1_OUTPUT_IDS = DraftRow(
-    rows_wait=draft_lengths.nothing_to_do,
-    prepare_lengths=draft_lengths.nothing_to_do,
+    rows_wait=lengths.nothing_to_do,
+    prepare_lengths=lengths.nothing_to_do,
     ends="blocking",
-    host_lengths=draft_lengths.nothing_to_do,
+    host_lengths=lengths.nothing_to_do,
     isolated=context.sampling_isolated,
     resolve=drafts.resolve_nothing,
     rotate=drafts.rotate_one_by_one,
-    prompt_lens=draft_lengths.prompt_lens_uploaded,
-    extend_lens=draft_lengths.lens_uploaded,
-    publish=draft_lengths.nothing_to_publish,
-    step_lens=draft_lengths.step_lens_uploaded,
-    draft_lengths=draft_lengths.draft_lengths_in_the_batch,
+    prompt_lens=lengths.prompt_lens_uploaded,
+    extend_lens=lengths.lens_uploaded,
+    publish=lengths.nothing_to_publish,
+    step_lens=lengths.step_lens_uploaded,
+    draft_lengths=lengths.draft_lengths_in_the_batch,
     stash=drafts.stash_nothing,
     conclude=drafts.conclude_in_output_ids,
     filter=drafts.filter_draft,
@@ -244,18 +243,18 @@ V1_ROTATING = replace(V1_INPUT_IDS, rotate=drafts.rotate_by_uploaded_lens)
 V1_LATEST = replace(
     V1_ROTATING,
     rotate=drafts.rotate_along_the_prompt,
-    prompt_lens=draft_lengths.prompt_lens_shared,
-    extend_lens=draft_lengths.lens_packed,
+    prompt_lens=lengths.prompt_lens_shared,
+    extend_lens=lengths.lens_packed,
     seed=drafts.seed_batch_packed,
 )
 
 V2_EVENT = replace(
     V1_OUTPUT_IDS,
-    rows_wait=draft_lengths.wait_verify_done,
-    prepare_lengths=draft_lengths.lengths_downloaded_early,
+    rows_wait=lengths.wait_verify_done,
+    prepare_lengths=lengths.lengths_downloaded_early,
     isolated=context.fields_isolated,
     resolve=drafts.resolve_extras,
-    publish=draft_lengths.mark_verified,
+    publish=lengths.mark_verified,
     stash=drafts.stash_interval,
     conclude=drafts.conclude_with_event,
     filter=drafts.filter_future,
@@ -265,34 +264,34 @@ V2_EVENT = replace(
 # #25879
 V2_SENTINEL = replace(
     V2_EVENT,
-    rows_wait=draft_lengths.nothing_to_do,
-    prepare_lengths=draft_lengths.nothing_to_do,
-    host_lengths=draft_lengths.lengths_downloaded,
+    rows_wait=lengths.nothing_to_do,
+    prepare_lengths=lengths.nothing_to_do,
+    host_lengths=lengths.lengths_downloaded,
     resolve=drafts.resolve_lengths_and_extras,
-    publish=draft_lengths.publish_lengths,
+    publish=lengths.publish_lengths,
     stash=drafts.stash_by_row,
     conclude=drafts.conclude_with_sentinel,
 )
 # #26020
 V2_PAIR = replace(
     V2_SENTINEL,
-    host_lengths=draft_lengths.lengths_gathered_and_downloaded,
+    host_lengths=lengths.lengths_gathered_and_downloaded,
     resolve=drafts.resolve_extras,
-    draft_lengths=draft_lengths.draft_lengths_of_the_forward,
+    draft_lengths=lengths.draft_lengths_of_the_forward,
     conclude=drafts.conclude_by_row,
 )
 # #26380
-V2_PRIVATE = replace(V2_PAIR, ends="asynchronous", host_lengths=draft_lengths.lengths_by_private_stream)
+V2_PRIVATE = replace(V2_PAIR, ends="asynchronous", host_lengths=lengths.lengths_by_private_stream)
 # #25945
 V2_STAGED = replace(V2_PRIVATE, resolve=drafts.resolve_staged_and_extras)
 V2_LATEST = replace(
     V2_STAGED,
     ends="packed",
-    host_lengths=draft_lengths.lengths_left_on_the_device,
+    host_lengths=lengths.lengths_left_on_the_device,
     resolve=drafts.resolve_on_the_forward_stream,
     rotate=drafts.rotate_along_the_prompt,
-    prompt_lens=draft_lengths.prompt_lens_shared,
-    publish=draft_lengths.publish_for_forwards,
-    step_lens=draft_lengths.step_lens_made_on_device,
+    prompt_lens=lengths.prompt_lens_shared,
+    publish=lengths.publish_for_forwards,
+    step_lens=lengths.step_lens_made_on_device,
     seed=drafts.seed_relay_packed,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import draft_lengths, futures, ordering, pages, penalties, placeholders, prebuilt, prompt, tokens
+from . import futures, lengths, ordering, pages, penalties, placeholders, prebuilt, prompt, tokens
 
 Policies = Mapping[str, Any]
 """Questions of a row and the policies that replace the row's."""
@@ -77,13 +77,13 @@ DRAFT_SWITCHES: Mapping[str, Mapping[str, Policies]] = {
     "seq_lens_cpu": {
         name: {
             "host_lengths": host_lengths,
-            "publish": draft_lengths.publish_lengths,
+            "publish": lengths.publish_lengths,
             "step_lens": step_lens,
         }
         for name, host_lengths, step_lens in (
-            ("blocking", draft_lengths.lengths_gathered_and_downloaded, draft_lengths.step_lens_uploaded),
-            ("private", draft_lengths.lengths_by_private_stream, draft_lengths.step_lens_uploaded),
-            ("bound", draft_lengths.lengths_bounded, draft_lengths.step_lens_made_on_device),
+            ("blocking", lengths.lengths_gathered_and_downloaded, lengths.step_lens_uploaded),
+            ("private", lengths.lengths_by_private_stream, lengths.step_lens_uploaded),
+            ("bound", lengths.lengths_bounded, lengths.step_lens_made_on_device),
         )
     },
 }

@@ -21,7 +21,7 @@ from ..kernels.drafts import draft_places, draft_topk, pick_accepted
 from ..kernels.rows import extend_positions, last_tokens
 from ..kernels.verify import NONE, build_tree
 from ..model.draft import EagleDraft
-from ..model.replay import GraphedFunction, GraphInput
+from ..model.runner import GraphedFunction, GraphInput
 
 
 class Tree(NamedTuple):

@@ -24,7 +24,7 @@ from schedbench.profiles.check.draft_invariants import LEFT, LENGTHS
 from schedbench.profiles.check.forward_invariants import PROMPTS
 from schedbench.profiles.check.scripted_drafts import TAUGHT, VERIFIED, DraftSetup
 from schedbench.profiles.check.scripted_engine import ROWS
-from schedbench.sched.relay import draft_lengths, drafts
+from schedbench.sched.relay import drafts, lengths
 from schedbench.sched.relay.choice import RelayChoice, choose
 from schedbench.sched.relay.row import Speculation
 from schedbench.sched.relay.states import states
@@ -103,7 +103,7 @@ def merge_behind(context: Any, batch: Any, other: Any) -> None:
 
 
 def one_short(context: Any, batch: Any, count: int) -> Any:
-    return draft_lengths.step_lens_uploaded(context, batch, count - 1)
+    return lengths.step_lens_uploaded(context, batch, count - 1)
 
 
 def not_grown(context: Any, batch: Any, count: int) -> torch.Tensor:  # noqa: ARG001
@@ -111,9 +111,9 @@ def not_grown(context: Any, batch: Any, count: int) -> torch.Tensor:  # noqa: AR
     return lens
 
 
-def lengths_before(context: Any, batch: Any, lengths: Any) -> None:  # noqa: ARG001
+def lengths_before(context: Any, batch: Any, lengths: Any) -> None:
     """Those of the step before are published."""
-    draft_lengths.publish_lengths(context, batch, batch.seq_lens)
+    lengths.publish_lengths(context, batch, batch.seq_lens)
 
 
 def stash_tokens_alone(context: Any, future: Any, draft: Any) -> None:
@@ -124,7 +124,7 @@ def stash_tokens_alone(context: Any, future: Any, draft: Any) -> None:
 
 
 def lag(context: Any, batch: Any) -> None:
-    draft_lengths.lengths_gathered_and_downloaded(context, batch)
+    lengths.lengths_gathered_and_downloaded(context, batch)
     if batch.spec_info is not None and batch.has_host_lengths:
         batch.seq_lens_cpu = batch.seq_lens_cpu - 1
 

@@ -15,7 +15,7 @@ from schedbench.profiles.check.report import Check
 from schedbench.profiles.platform.resolve import Resolved
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.sched.batch import DraftState
-from schedbench.sched.relay import draft_lengths, drafts
+from schedbench.sched.relay import drafts, lengths
 from schedbench.sched.relay.faults import Fault, unchanged
 from schedbench.sched.relay.row import DraftRow
 from schedbench.sched.relay.states import states
@@ -124,7 +124,7 @@ def test_another_requests_draft_state_is_told_with_its_place(field: str) -> None
 
 def test_a_mirror_that_lags_is_told() -> None:
     def lagging(context: Any, batch: Any) -> None:
-        draft_lengths.lengths_gathered_and_downloaded(context, batch)
+        lengths.lengths_gathered_and_downloaded(context, batch)
         if batch.spec_info is not None and batch.has_host_lengths:
             batch.seq_lens_cpu = batch.seq_lens_cpu - 1
 

@@ -6,8 +6,13 @@ from array import array
 from collections.abc import Sequence
 
 from schedbench.sched.config import SamplingParams
-from schedbench.sched.data_parallel.source import PartitionedSource
-from schedbench.sched.data_parallel.sync import EndedRequest, RankShare, RankStatus, SyncRound
+from schedbench.sched.data_parallel.sync import (
+    EndedRequest,
+    PartitionedSource,
+    RankShare,
+    RankStatus,
+    SyncRound,
+)
 from schedbench.sched.request import Request
 
 RANKS = 3
