@@ -7,6 +7,7 @@ KV of a logical slot is, 0 for none.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,50 +71,51 @@ def unmap(mapping: Tensor, slots: Tensor, page_size: int) -> Tensor:
     return pages.flatten()
 
 
+class NewestTokens(NamedTuple):
+    """The new tokens of b requests, and the hot buffers that they belong to."""
+
+    mapping: Tensor
+    out_cache_loc: Tensor  # [b], their logical slots
+    device_buffer: Tensor  # [rows, size + page]
+    req_pool_indices: Tensor  # [b]
+    seq_lens: Tensor  # [b], the new tokens included
+    size: int
+
+
 def _newest_cost(out_cache_loc: Tensor, req_pool_indices: Tensor, seq_lens: Tensor) -> Work:
     return Work(nbytes(out_cache_loc, req_pool_indices, seq_lens) + 2 * INT64 * seq_lens.shape[0])
 
 
-def _newest_footprint(
-    mapping: Tensor,
-    out_cache_loc: Tensor,
-    device_buffer: Tensor,
-    req_pool_indices: Tensor,
-    seq_lens: Tensor,
-    size: int,
-) -> tuple[Access, ...]:
-    held = seq_lens.clamp(min=0, max=size + 1)
+def _newest_footprint(newest: NewestTokens) -> tuple[Access, ...]:
+    mapping, out_cache_loc, device_buffer, rows, seq_lens, size = newest
     return (
         Access(mapping, write=True, rows=out_cache_loc),
-        *reads(out_cache_loc, req_pool_indices, seq_lens),
-        Access(device_buffer, write=False, rows=req_pool_indices, lens=held),
+        *reads(out_cache_loc, rows, seq_lens),
+        Access(device_buffer, write=False, rows=rows, lens=seq_lens.clamp(min=0, max=size + 1)),
     )
 
 
 @kernel(mutates=("mapping",), cost=_newest_cost, footprint=_newest_footprint, integer=True, triton="buffers")
-def map_newest(
-    mapping: Tensor,
-    out_cache_loc: Tensor,
-    device_buffer: Tensor,
-    req_pool_indices: Tensor,
-    seq_lens: Tensor,
-    size: int,
-) -> None:
-    """Maps the new token's logical slot [b] to its slot in the request's buffer: its position, at most ``size``.
-    ``seq_lens`` [b] include the new token."""
-    place = (seq_lens - 1).clamp(max=size)
-    mapping[out_cache_loc] = device_buffer[req_pool_indices, place]
+def map_newest(newest: NewestTokens) -> None:
+    """Maps each logical slot to its slot in the request's buffer: the token's position, at most ``size``."""
+    mapping, out_cache_loc, device_buffer, rows, seq_lens, size = newest
+    mapping[out_cache_loc] = device_buffer[rows, (seq_lens - 1).clamp(max=size)]
 
 
-def _previous_footprint(
-    device_buffer: Tensor,
-    host_slots: Tensor,
-    staged_lens: Tensor,
-    req_pool_indices: Tensor,
-    seq_lens: Tensor,
-    size: int,
-) -> tuple[Access, ...]:
-    rows, held = req_pool_indices, (seq_lens - 1).clamp(min=0)
+class PreviousTokens(NamedTuple):
+    """Where the tokens before the new ones of b requests are found."""
+
+    device_buffer: Tensor  # [rows, size + page]
+    host_slots: Tensor  # [rows, context + page]
+    staged_lens: Tensor  # [rows], how many positions were staged with the prompt
+    req_pool_indices: Tensor  # [b]
+    seq_lens: Tensor  # [b], the new tokens included
+    size: int
+
+
+def _previous_footprint(previous: PreviousTokens) -> tuple[Access, ...]:
+    device_buffer, host_slots, staged_lens, rows, seq_lens, size = previous
+    held = (seq_lens - 1).clamp(min=0)
     return (
         *reads(rows, seq_lens),
         Access(staged_lens, write=False, rows=rows),
@@ -131,20 +133,13 @@ def _previous_footprint(
     integer=True,
     triton="buffers",
 )
-def previous_tokens(
-    device_buffer: Tensor,
-    host_slots: Tensor,
-    staged_lens: Tensor,
-    req_pool_indices: Tensor,
-    seq_lens: Tensor,
-    size: int,
-) -> tuple[Tensor, Tensor]:
+def previous_tokens(previous: PreviousTokens) -> tuple[Tensor, Tensor]:
     """Returns the device slot and the host slot, [b] int64 each, of the token before each request's new one. The device
-    slot is ABSENT for a token that was staged with its prompt (position below ``staged_lens`` [rows])."""
+    slot is ABSENT for a token that was staged with its prompt."""
+    device_buffer, host_slots, staged_lens, rows, seq_lens, size = previous
     position = seq_lens - 2
-    slots = device_buffer[req_pool_indices, position.clamp(max=size)]
-    staged = position < staged_lens[req_pool_indices]
-    return slots.masked_fill(staged, ABSENT), host_slots[req_pool_indices, position]
+    slots = device_buffer[rows, position.clamp(max=size)]
+    return slots.masked_fill(position < staged_lens[rows], ABSENT), host_slots[rows, position]
 
 
 def _empty_footprint(tokens: Sequence[Tensor], row: int) -> tuple[Access, ...]:

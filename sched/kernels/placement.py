@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -57,15 +59,21 @@ def place_decode(
     return slots, longer, orig_seq_lens + 1
 
 
-def _extend_cost(
-    req_to_token: Tensor,
-    req_pool_indices: Tensor,
-    prefix: Tensor,
-    prefix_lens: Tensor,
-    seq_lens: Tensor,
-    page_size: int,
-    num_tokens: int,
-) -> Work:
+class NewPrompts(NamedTuple):
+    """The new tokens of b requests, and the slots of their cached prefixes."""
+
+    req_to_token: Tensor  # [rows, context] int32
+    req_pool_indices: Tensor  # [b]
+    prefix: Tensor  # [sum of prefix_lens] int64, the slots of the prefixes, one request after the other
+    prefix_lens: Tensor  # [b]
+    seq_lens: Tensor  # [b]
+    free_pages: Tensor
+    page_size: int
+    num_tokens: int  # the sum of seq_lens - prefix_lens
+
+
+def _extend_cost(prompts: NewPrompts) -> Work:
+    req_to_token, req_pool_indices, prefix, prefix_lens, seq_lens, _, page_size, num_tokens = prompts
     pages = num_tokens // page_size + seq_lens.shape[0]
     written = req_to_token.element_size() * (prefix.shape[0] + num_tokens)
     read = nbytes(req_pool_indices, prefix, prefix_lens, seq_lens)
@@ -76,28 +84,17 @@ def _extend_cost(
     mutates=("req_to_token",),
     meta=lambda num_tokens: meta_tensor(num_tokens),
     cost=_extend_cost,
-    footprint=lambda req_to_token, req_pool_indices, prefix, prefix_lens, seq_lens, free_pages: (
-        Access(req_to_token, write=True, rows=req_pool_indices),
-        *reads(req_pool_indices, prefix, prefix_lens, seq_lens, free_pages),
+    footprint=lambda prompts: (
+        Access(prompts.req_to_token, write=True, rows=prompts.req_pool_indices),
+        *reads(*prompts[1:-2]),
     ),
     integer=True,
     triton="placement",
 )
-def place_extend(
-    req_to_token: Tensor,
-    req_pool_indices: Tensor,
-    prefix: Tensor,
-    prefix_lens: Tensor,
-    seq_lens: Tensor,
-    free_pages: Tensor,
-    page_size: int,
-    num_tokens: int,
-) -> Tensor:
-    """Slots [num_tokens] int64 of positions [prefix_len, seq_len) of each request; its row gets prefix and slots.
-
-    ``prefix`` [sum of prefix_lens] int64 are the slots of the cached prefixes, one request after the other.
-    Pages are taken from the front of ``free_pages``.
-    """
+def place_extend(prompts: NewPrompts) -> Tensor:
+    """Slots [num_tokens] int64 of positions [prefix_len, seq_len) of each request; its row gets prefix and slots. Pages
+    are taken from the front of ``free_pages``."""
+    req_to_token, req_pool_indices, prefix, prefix_lens, seq_lens, free_pages, page_size, num_tokens = prompts
     ends = torch.cumsum(prefix_lens, 0)
     last_loc = torch.full_like(prefix_lens, -1)
     if prefix.shape[0]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -65,7 +67,17 @@ def last_tokens(hidden: Tensor, extend_lens: Tensor) -> Tensor:
     return hidden.index_select(0, torch.cumsum(extend_lens, 0) - 1)
 
 
-INPUTS = ("input_ids", "positions", "req_pool_indices", "seq_lens", "out_cache_loc")
+class DecodeInputs(NamedTuple):
+    """The inputs of a decode, [b] int64 each, in the order of a graph's buffers."""
+
+    input_ids: Tensor
+    positions: Tensor
+    req_pool_indices: Tensor
+    seq_lens: Tensor
+    out_cache_loc: Tensor
+
+
+INPUTS = DecodeInputs._fields
 
 
 def _stage_cost(static: Tensor, input_ids: Tensor, padded: int) -> Work:
@@ -73,21 +85,13 @@ def _stage_cost(static: Tensor, input_ids: Tensor, padded: int) -> Work:
 
 
 @kernel(mutates=("static",), cost=_stage_cost, integer=True, triton="rows")
-def stage_decode(
-    static: Tensor,
-    input_ids: Tensor,
-    positions: Tensor,
-    req_pool_indices: Tensor,
-    seq_lens: Tensor,
-    out_cache_loc: Tensor,
-    padded: int,
-) -> None:
-    """Copies five inputs [b] int64 into the rows of ``static`` [5, capacity].
+def stage_decode(static: Tensor, inputs: DecodeInputs, padded: int) -> None:
+    """Copies the inputs into the rows of ``static`` [5, capacity].
 
     Columns b to ``padded`` become harmless requests: token 0 at position 0, page-table row 0, length 1, slot 0.
     """
-    b = input_ids.shape[0]
-    static[:, :b] = torch.stack([input_ids, positions, req_pool_indices, seq_lens, out_cache_loc])
+    b = inputs.input_ids.shape[0]
+    static[:, :b] = torch.stack(inputs)
     static[:, b:padded] = 0
     static[INPUTS.index("seq_lens"), b:padded] = 1
 

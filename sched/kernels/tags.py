@@ -203,38 +203,35 @@ def _places(host_slots: Tensor, rows: Tensor, missing: Tensor) -> Tensor:
     return slots.where(missing > ABSENT, PADDING).flatten()
 
 
-def _misplaced_footprint(
-    fingerprint: Tensor,
-    device_tags: Tensor,
-    tags: Tensor,
-    weights: Tensor,
-    req_to_token: Tensor,
-    req_pool_indices: Tensor,
-    positions: Tensor,
-    locations: Tensor,
-) -> tuple[Access, ...]:
+class AttendedTags(NamedTuple):
+    """The tags that b requests have attended to, and those that the page table gives."""
+
+    fingerprint: Tensor  # [b] int64
+    device_tags: Tensor
+    tags: Tensor  # of logical slots
+    weights: Tensor
+    req_to_token: Tensor
+    req_pool_indices: Tensor  # [b]
+    positions: Tensor  # [b, k], the chosen ones
+    locations: Tensor  # [b, k], where they were read
+
+
+def _misplaced_footprint(attended: AttendedTags) -> tuple[Access, ...]:
+    fingerprint, device_tags, tags, weights, req_to_token, rows, positions, locations = attended
     return (
-        *reads(tags, weights, req_pool_indices, positions, locations),
-        Access(req_to_token, write=False, rows=req_pool_indices, lens=positions.amax(1) + 1),
+        *reads(tags, weights, rows, positions, locations),
+        Access(req_to_token, write=False, rows=rows, lens=positions.amax(1) + 1),
         Access(device_tags, write=False, rows=locations.flatten()),
         Access(fingerprint, write=True),
     )
 
 
 @kernel(mutates=("fingerprint",), cost=None, footprint=_misplaced_footprint, integer=True)
-def misplaced(
-    fingerprint: Tensor,
-    device_tags: Tensor,
-    tags: Tensor,
-    weights: Tensor,
-    req_to_token: Tensor,
-    req_pool_indices: Tensor,
-    positions: Tensor,
-    locations: Tensor,
-) -> None:
-    """Changes a request's fingerprint [b] int64 if one of the ``locations`` [b, k] that it attends to has another tag
-    than the page table gives the chosen position [b, k]; each difference is multiplied by the position's weight."""
+def misplaced(attended: AttendedTags) -> None:
+    """Changes the fingerprint of a request if one of the ``locations`` has another tag than the page table gives the
+    position; each difference is multiplied by the position's weight."""
+    fingerprint, device_tags, tags, weights, req_to_token, rows, positions, locations = attended
     where = positions.clamp(min=0).to(torch.int64)
-    slots = req_to_token[req_pool_indices.unsqueeze(1), where].to(torch.int64)
+    slots = req_to_token[rows.unsqueeze(1), where].to(torch.int64)
     differ = (device_tags[locations.to(torch.int64)] - tags[slots]) * weights[where]
     fingerprint += differ.masked_fill(positions == ABSENT, 0).sum(1) * _TIER_DRIFT

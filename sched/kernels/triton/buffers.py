@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..buffers import NewestTokens, PreviousTokens
+
 _BLOCK = 1024
 
 
@@ -71,17 +73,10 @@ def _map_newest(
     tl.store(mapping + tl.load(out_cache_loc + at, mask=valid, other=0), slot, mask=valid)
 
 
-def map_newest(
-    mapping: Tensor,
-    out_cache_loc: Tensor,
-    device_buffer: Tensor,
-    req_pool_indices: Tensor,
-    seq_lens: Tensor,
-    size: int,
-) -> None:
-    if b := seq_lens.shape[0]:
-        tensors = (mapping, out_cache_loc, device_buffer, req_pool_indices, seq_lens)
-        _map_newest[(triton.cdiv(b, 128),)](*tensors, b, device_buffer.shape[1], size, 128)
+def map_newest(newest: NewestTokens) -> None:
+    *tensors, size = newest
+    if b := newest.seq_lens.shape[0]:
+        _map_newest[(triton.cdiv(b, 128),)](*tensors, b, newest.device_buffer.shape[1], size, 128)
 
 
 @triton.jit(
@@ -112,18 +107,11 @@ def _previous_tokens(
     tl.store(targets + at, tl.load(host_slots + row * context + position, mask=valid, other=0), mask=valid)
 
 
-def previous_tokens(
-    device_buffer: Tensor,
-    host_slots: Tensor,
-    staged_lens: Tensor,
-    req_pool_indices: Tensor,
-    seq_lens: Tensor,
-    size: int,
-) -> tuple[Tensor, Tensor]:
+def previous_tokens(previous: PreviousTokens) -> tuple[Tensor, Tensor]:
+    *tensors, seq_lens, size = previous
     b = seq_lens.shape[0]
     slots, targets = torch.empty((2, b), dtype=torch.int64, device=seq_lens.device).unbind()
     if b:
-        tensors = (device_buffer, host_slots, staged_lens, req_pool_indices, seq_lens, slots, targets)
-        sizes = (b, device_buffer.shape[1], host_slots.shape[1], size, 128)
-        _previous_tokens[(triton.cdiv(b, 128),)](*tensors, *sizes)
+        sizes = (b, previous.device_buffer.shape[1], previous.host_slots.shape[1], size, 128)
+        _previous_tokens[(triton.cdiv(b, 128),)](*tensors, seq_lens, slots, targets, *sizes)
     return slots, targets

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..placement import NewPrompts
 from .rows import sum_before
 
 _BATCH = 1024  # requests processed together by the one program that counts the pages they open
@@ -122,20 +123,11 @@ def _place_extend(
         tl.store(slots + tokens + at - begins, slot, mask=valid)
 
 
-def place_extend(
-    req_to_token: Tensor,
-    req_pool_indices: Tensor,
-    prefix: Tensor,
-    prefix_lens: Tensor,
-    seq_lens: Tensor,
-    free_pages: Tensor,
-    page_size: int,
-    num_tokens: int,
-) -> Tensor:
-    slots = torch.empty(num_tokens, dtype=torch.int64, device=seq_lens.device)
-    tensors = (req_to_token, req_pool_indices, prefix, prefix_lens, seq_lens, free_pages, slots)
-    sizes = (req_to_token.shape[1], free_pages.shape[0], page_size, _PIECE)
-    _place_extend[(seq_lens.shape[0], _PIECES)](*tensors, *sizes)
+def place_extend(prompts: NewPrompts) -> Tensor:
+    *tensors, page_size, num_tokens = prompts
+    slots = torch.empty(num_tokens, dtype=torch.int64, device=prompts.seq_lens.device)
+    sizes = (prompts.req_to_token.shape[1], prompts.free_pages.shape[0], page_size, _PIECE)
+    _place_extend[(prompts.seq_lens.shape[0], _PIECES)](*tensors, slots, *sizes)
     return slots
 
 

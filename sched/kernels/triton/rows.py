@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..rows import DecodeInputs
+
 _BLOCK = 256
 
 
@@ -93,18 +95,9 @@ def _stage_decode(
     _stage_row(static + 4 * capacity, out_cache_loc, at, b, padded, 0)
 
 
-def stage_decode(
-    static: Tensor,
-    input_ids: Tensor,
-    positions: Tensor,
-    req_pool_indices: Tensor,
-    seq_lens: Tensor,
-    out_cache_loc: Tensor,
-    padded: int,
-) -> None:
-    tensors = (static, input_ids, positions, req_pool_indices, seq_lens, out_cache_loc)
-    sizes = (input_ids.shape[0], padded, static.shape[1], _BLOCK)
-    _stage_decode[(triton.cdiv(padded, _BLOCK),)](*tensors, *sizes)
+def stage_decode(static: Tensor, inputs: DecodeInputs, padded: int) -> None:
+    sizes = (inputs.input_ids.shape[0], padded, static.shape[1], _BLOCK)
+    _stage_decode[(triton.cdiv(padded, _BLOCK),)](static, *inputs, *sizes)
 
 
 @triton.jit(do_not_specialize=["count", "padded"], do_not_specialize_on_alignment=["source"])
