@@ -7,7 +7,8 @@ from rich.text import Text
 
 from .page import Document, Page, framed
 from .result_page import relay
-from .text import MISSING, cut_left, cut_right, number, percent
+from .source_lines import source_line
+from .text import MISSING, number, percent
 
 _LINES = 24
 _COMPARED = ("engine.", "relay.")
@@ -279,14 +280,8 @@ def _room(width: int) -> int:
 
 
 def _site(line: Document, width: int) -> tuple[Text, Text]:
-    room = _room(width)
-    site = line["site"]
-    where = f"{site['file']}:{site['line']}" if site else line["range"] or "unknown line"
-    statement = cut_right(site["statement"], room) if site else MISSING
-    return (
-        Text.assemble(cut_left(where, room), ("\n" + statement, "dim")),
-        Text.assemble(line["what"], (f"\n{line['stream']} · {line['kind']}", "dim")),
-    )
+    what = Text.assemble(line["what"], (f"\n{line['stream']} · {line['kind']}", "dim"))
+    return source_line(line, _room(width)), what
 
 
 def _provenance(document: Document) -> list[str]:

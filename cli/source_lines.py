@@ -81,16 +81,18 @@ def _lines(title: str, rows: Sequence[object], *, width: int) -> Table:
     return table
 
 
-def _line(row: Document, what: str, *, width: int) -> tuple[Text, Text]:
-    room = _room(width)
+def source_line(row: Document, room: int) -> Text:
+    """File, line and statement, cut to ``room`` columns; without a line the range."""
     site = row["site"]
     where = f"{site['file']}:{site['line']}" if site else row["range"] or "unknown line"
     statement = cut_right(site["statement"], room) if site else MISSING
+    return Text.assemble(cut_left(where, room), ("\n" + statement, "dim"))
+
+
+def _line(row: Document, what: str, *, width: int) -> tuple[Text, Text]:
     place = " · ".join(word for word in (row["stream"], row["range"], row["kind"]) if word)
-    return (
-        Text.assemble(cut_left(where, room), ("\n" + statement, "dim")),
-        Text.assemble(what, ("\n" + cut_right(place, _what(width)), "dim")),
-    )
+    said = Text.assemble(what, ("\n" + cut_right(place, _what(width)), "dim"))
+    return source_line(row, _room(width)), said
 
 
 def _room(width: int) -> int:

@@ -32,7 +32,7 @@ def _place_blocking(engine: Engine, batch: ScheduleBatch, starts: torch.Tensor, 
     first, last = starts, ends
     if engine.config.page_size > 1:
         first, last = starts.to(device), ends.to(device)
-    slots = _allocate(engine, batch, (starts, ends), (first, last))
+    slots = alloc_ahead(engine.cache, batch.req_pool_indices, on_device=(first, last), on_host=(starts, ends))
     device_starts, device_ends = starts.to(device), ends.to(device)
     _write(engine, batch, device_starts, device_ends, slots)
 
@@ -42,7 +42,8 @@ def _place_asynchronous(
 ) -> None:
     device = engine.config.device
     device_starts, device_ends = starts.to(device, non_blocking=True), ends.to(device, non_blocking=True)
-    slots = _allocate(engine, batch, (starts, ends), (device_starts, device_ends))
+    on_device = device_starts, device_ends
+    slots = alloc_ahead(engine.cache, batch.req_pool_indices, on_device=on_device, on_host=(starts, ends))
     _write(engine, batch, device_starts, device_ends, slots)
 
 
@@ -62,22 +63,6 @@ def _place_packed(engine: Engine, batch: ScheduleBatch, starts: torch.Tensor, en
 
 
 _PLACE = {"blocking": _place_blocking, "asynchronous": _place_asynchronous, "packed": _place_packed}
-
-
-def _allocate(
-    engine: Engine,
-    batch: ScheduleBatch,
-    host: tuple[torch.Tensor, torch.Tensor],
-    device: tuple[torch.Tensor, torch.Tensor],
-) -> torch.Tensor:
-    return alloc_ahead(
-        engine.cache,
-        req_pool_indices=batch.req_pool_indices,
-        starts=device[0],
-        ends=device[1],
-        starts_cpu=host[0],
-        ends_cpu=host[1],
-    )
 
 
 def _write(

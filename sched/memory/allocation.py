@@ -72,23 +72,22 @@ def alloc_for_decode(
     return _granted(cache, slots, num_reqs)
 
 
+Extents = tuple[torch.Tensor, torch.Tensor]
+"""Starts and ends of positions, [b] each."""
+
+
 def alloc_ahead(
-    cache: PrefixCache,
-    *,
-    req_pool_indices: torch.Tensor,
-    starts: torch.Tensor,
-    ends: torch.Tensor,
-    starts_cpu: torch.Tensor,
-    ends_cpu: torch.Tensor,
+    cache: PrefixCache, req_pool_indices: torch.Tensor, *, on_device: Extents, on_host: Extents
 ) -> torch.Tensor:
-    """Slots int64 of the positions [start, end) of each request, one request after the other; all lengths are [b]."""
-    allocator, num_tokens = cache.token_to_kv_pool_allocator, int((ends_cpu - starts_cpu).sum())
+    """Slots int64 of the positions [start, end) of each request, one request after the other."""
+    allocator, num_tokens = cache.token_to_kv_pool_allocator, int((on_host[1] - on_host[0]).sum())
     if not isinstance(allocator, PagedAllocator):
         return alloc_token_slots(cache, num_tokens)
-    evict_from_tree_cache(cache, pages_between(starts_cpu, ends_cpu, cache.page_size) * cache.page_size)
+    evict_from_tree_cache(cache, pages_between(*on_host, cache.page_size) * cache.page_size)
+    starts, ends = on_device
     slots = allocator.alloc_extend(
-        prefix_lens_cpu=starts_cpu,
-        seq_lens_cpu=ends_cpu,
+        prefix_lens_cpu=on_host[0],
+        seq_lens_cpu=on_host[1],
         prefix_lens=starts,
         seq_lens=ends,
         last_loc=cache.req_to_token_pool.req_to_token[req_pool_indices, starts - 1].to(torch.int64),

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-if TYPE_CHECKING:
-    from ..request import Request
-    from .cache import PrefixCache
-
+from ..request import Request
+from .cache import PrefixCache
 
 Peek = Callable[[torch.Tensor], torch.Tensor]
 
