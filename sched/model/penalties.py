@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,43 +28,6 @@ class PenaltyInputs(NamedTuple):
     output_ids: Sequence[int]
 
 
-class PenaltyRule(Protocol):
-    def needed(self, params: SamplingParams) -> bool: ...
-
-    def host(self, rows: Sequence[PenaltyInputs], config: EngineConfig) -> Arrays:
-        """The host arrays: parameters, and the state after ``output_ids`` if there are any."""
-
-    def build(self, tensors: Sequence[torch.Tensor], config: EngineConfig) -> Penalizer:
-        """The penalizer from the uploaded ``host`` arrays."""
-
-
-class Penalizer(Protocol):
-    """Rows follow the batch. ``filter`` and ``merge`` replace tensors and leave the old ones as they were."""
-
-    @property
-    def scales(self) -> bool:
-        """Whether it acts on logits by ``scale_repeated``; otherwise it subtracts."""
-
-    def cumulate(self, ids: torch.Tensor) -> None:
-        """Count ids[i] in row i."""
-
-    def apply(self, logits: torch.Tensor) -> None: ...
-
-    def accumulate(self, target: torch.Tensor) -> None:
-        """Accumulate this penalty in ``target`` [b, vocab], which starts as zeros for sums and as ones for factors."""
-
-    def filter(self, keep: torch.Tensor) -> None: ...
-
-    def merge(self, other: Any) -> None: ...
-
-    def along(self, paths: torch.Tensor) -> Penalizer:
-        """This penalizer with a row for each of several drafts per request, whose own history is ``paths`` [b · d,
-        depth] int64, -1 behind the last token."""
-
-    def count(self, accepted: torch.Tensor) -> None:
-        """Count several tokens per request: ``accepted`` [b, n] int64, -1 behind the last."""
-
-
 @dataclass(frozen=True, slots=True)
 class TokenRule:
     """How one parameter of a request and its tokens determine a row."""
@@ -78,6 +41,7 @@ class TokenRule:
         return bool(getattr(params, self.parameter) != self.neutral)
 
     def host(self, rows: Sequence[PenaltyInputs], config: EngineConfig) -> Arrays:
+        """The host arrays: parameters, and the state after ``output_ids`` if there are any."""
         values = np.array([[getattr(row.params, self.parameter)] for row in rows], np.float32)
         past = [
             (index * config.vocab_size + token, self._after(values[index, 0], count))
@@ -95,6 +59,7 @@ class TokenRule:
         return np.cumsum(np.full(count, value), dtype=np.float32)[-1] if self.adds else value
 
     def build(self, tensors: Sequence[torch.Tensor], config: EngineConfig) -> TokenPenalizer:
+        """The penalizer from the uploaded ``host`` arrays."""
         values, *past = tensors
         shape = (values.shape[0], config.vocab_size)
         state = torch.full(shape, self.neutral, dtype=torch.float32, device=values.device)
@@ -110,15 +75,19 @@ REPETITION = TokenRule("repetition_penalty", 1.0, scales=True)
 
 @dataclass(slots=True)
 class TokenPenalizer:
+    """Rows follow the batch. ``filter`` and ``merge`` replace tensors and leave the old ones as they were."""
+
     rule: TokenRule
     values: torch.Tensor  # [b, 1] float32
     state: torch.Tensor  # [b, vocab] float32
 
     @property
     def scales(self) -> bool:
+        """Whether it acts on logits by ``scale_repeated``; otherwise it subtracts."""
         return self.rule.scales
 
     def cumulate(self, ids: torch.Tensor) -> None:
+        """Count ids[i] in row i."""
         if self.rule.adds:
             self.state.scatter_add_(1, ids.unsqueeze(1), self.values)
         else:
@@ -131,6 +100,7 @@ class TokenPenalizer:
             logits.sub_(self.state)
 
     def accumulate(self, target: torch.Tensor) -> None:
+        """Accumulate this penalty in ``target`` [b, vocab], which starts as zeros for sums and as ones for factors."""
         if self.scales:
             target.mul_(self.state)
         else:
@@ -140,16 +110,19 @@ class TokenPenalizer:
         self.values = self.values.index_select(0, keep)
         self.state = self.state.index_select(0, keep)
 
-    def merge(self, other: Self) -> None:
+    def merge(self, other: Any) -> None:
         self.values = torch.cat((self.values, other.values))
         self.state = torch.cat((self.state, other.state))
 
     def along(self, paths: torch.Tensor) -> TokenPenalizer:
+        """This penalizer with a row for each of several drafts per request, whose own history is ``paths`` [b · d,
+        depth] int64, -1 behind the last token."""
         each = paths.shape[0] // self.state.shape[0]
         state = along_paths(self.state, self.values, paths, self.rule.adds)
         return TokenPenalizer(self.rule, self.values.repeat_interleave(each, 0), state)
 
     def count(self, accepted: torch.Tensor) -> None:
+        """Count several tokens per request: ``accepted`` [b, n] int64, -1 behind the last."""
         count_accepted(self.state, self.values, accepted, self.rule.adds)
 
 
@@ -179,6 +152,8 @@ class MinNewTokens:
 
 @dataclass(slots=True)
 class StopPenalizer:
+    """The same methods for ``MinNewTokens``."""
+
     min_new_tokens: torch.Tensor  # [b, 1] int32
     stops: torch.Tensor  # [b, vocab] float32, inf at stop tokens
     output_lens: torch.Tensor  # [b, 1] int32
@@ -197,7 +172,7 @@ class StopPenalizer:
         self.stops = self.stops.index_select(0, keep)
         self.output_lens = self.output_lens.index_select(0, keep)
 
-    def merge(self, other: Self) -> None:
+    def merge(self, other: Any) -> None:
         self.min_new_tokens = torch.cat((self.min_new_tokens, other.min_new_tokens))
         self.stops = torch.cat((self.stops, other.stops))
         self.output_lens = torch.cat((self.output_lens, other.output_lens))
@@ -218,5 +193,7 @@ def _tokens_in(rows: torch.Tensor) -> torch.Tensor:
     return (rows >= 0).sum(1, keepdim=True).to(torch.int32)
 
 
+PenaltyRule = TokenRule | MinNewTokens
+Penalizer = TokenPenalizer | StopPenalizer
 # In upstream's order; scaling penalties act after all subtractions.
 RULES: tuple[PenaltyRule, ...] = (FREQUENCY, MinNewTokens(), PRESENCE, REPETITION)
