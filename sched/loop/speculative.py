@@ -53,7 +53,7 @@ def _run(
     elif worker.spec.mode == "v1":
         _verify_serially(worker, drafts, batch, result, engine)
     else:
-        _verify(worker, drafts, batch, result)
+        v2.verify(worker, batch, drafts, result)
 
 
 def _idle(drafts: DraftRelay, batch: ScheduleBatch, result: StepResult) -> None:
@@ -83,15 +83,6 @@ def _prefill(
     result.extra_keep_alive_refs += [forward, output, rotated, lens]
 
 
-def _verify(worker: Worker, drafts: DraftRelay, batch: ScheduleBatch, result: StepResult) -> None:
-    made = v2.verify(worker, batch, drafts)
-    result.next_token_ids, result.accept_lens = made.predict, made.accept_lens
-    result.next_token_logprobs = made.logprobs
-    result.draft_tokens = worker.spec.draft_tokens
-    result.next_draft_input = made.draft
-    result.extra_keep_alive_refs += made.keep
-
-
 def _verify_serially(
     worker: Worker, drafts: DraftRelay, batch: ScheduleBatch, result: StepResult, engine: Engine
 ) -> None:
@@ -103,17 +94,15 @@ def _verify_serially(
         verified.append(VerifiedTokens(len(tokens), count, ending))
         return count, ending is None
 
-    made = v1.verify(worker, batch, take, drafts.extend_lens)
-    result.next_token_ids, result.next_draft_input = made.tokens, made.draft
+    v1.verify(worker, batch, take, drafts.extend_lens, result)
     result.verified = verified
 
 
 def _stash(engine: Engine, drafts: DraftRelay, batch: ScheduleBatch, result: StepResult) -> None:
     """Stash the input of the next draft, which the draft extend has computed."""
     with engine.observer.range("publish", extend_step(batch.step), batch.batch_size):
-        if (
-            result.next_draft_input is not None
-        ):  # an idle step has none, nor a verify that ended every request
+        # An idle step has no input, nor has a verify that ended every request.
+        if result.next_draft_input is not None:
             drafts.stash(result.future_indices, result.next_draft_input)
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
-from ..batch import DraftInput, ExtendLens, ScheduleBatch, draft_step, extend_step
+from ..batch import DraftInput, ExtendLens, ScheduleBatch, StepResult, draft_step, extend_step
 from ..kernels.drafts import write_rows
 from ..memory.allocation import alloc_ahead, evict_from_tree_cache
 from ..model.sampling_info import sampling_of
@@ -24,11 +23,6 @@ AppendTokens = Callable[[Request, Sequence[int], Sequence[float]], tuple[int, bo
 UploadLens = Callable[[Sequence[int], Sequence[int]], ExtendLens]
 
 
-class SerialVerified(NamedTuple):
-    tokens: torch.Tensor  # flat: what each request kept, one after the other
-    draft: DraftInput | None  # of the requests that go on; None when there is none
-
-
 @dataclass(frozen=True, slots=True)
 class _KeptTokens:
     """What the requests of a batch have kept of a verdict: an ending may have cut what was accepted."""
@@ -40,9 +34,11 @@ class _KeptTokens:
 
 
 def verify(
-    worker: Worker, batch: ScheduleBatch, append: AppendTokens, upload_lens: UploadLens
-) -> SerialVerified:
-    """One step. ``batch.seq_lens`` and its mirror grow in place; slots of what was not accepted are freed."""
+    worker: Worker, batch: ScheduleBatch, append: AppendTokens, upload_lens: UploadLens, result: StepResult
+) -> None:
+    """One step. ``batch.seq_lens`` and its mirror grow in place; slots of what was not accepted are freed. The result's
+    tokens are what each request kept, one request after the other; it has the draft input of the requests that go on,
+    None when there is none."""
     observer, b = worker.observer, batch.batch_size
     at = DraftRows(batch.req_pool_indices, batch.seq_lens, batch.longest)
     with observer.range("draft", draft_step(batch.step), b):
@@ -59,8 +55,8 @@ def verify(
         count_accepted(info, verdict.predict, accepted.places)
         _compact(worker, batch, accepted, kept, slots)
     with observer.range("draft_extend", extend_step(batch.step), b):
-        draft = _extend(worker, batch, verdict, accepted, kept, slots, upload_lens)
-    return SerialVerified(verdict.predict[kept.index], draft)
+        result.next_draft_input = _extend(worker, batch, verdict, accepted, kept, slots, upload_lens)
+    result.next_token_ids = verdict.predict[kept.index]
 
 
 def _draft(worker: Worker, batch: ScheduleBatch, at: DraftRows) -> Tree:

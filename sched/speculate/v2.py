@@ -6,25 +6,15 @@ are published between verify and draft extend, so that the next step can be sche
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
-from ..batch import DraftInput, ExtendLens, ScheduleBatch, draft_step, extend_step
+from ..batch import DraftInput, ExtendLens, ScheduleBatch, StepResult, draft_step, extend_step
 from ..kernels.drafts import pick_bonus
 from ..model.sampling_info import sampling_of
 from .drafter import DraftRows, VerifiedChains
 from .worker import Worker, count_accepted
-
-
-class OverlappedVerified(NamedTuple):
-    """The results of a verify step, on the device."""
-
-    predict: torch.Tensor  # [b · d] int64; the first accept_lens[i] of request i's are its tokens
-    accept_lens: torch.Tensor  # [b] int32
-    logprobs: torch.Tensor | None  # [b · d] float32, of ``predict``
-    draft: DraftInput
-    keep: list[object]  # read by forwards after the last name for it is gone
 
 
 class LengthPolicies(Protocol):
@@ -37,8 +27,9 @@ class LengthPolicies(Protocol):
     def draft_lengths(self, batch: ScheduleBatch, count: int, /) -> torch.Tensor: ...
 
 
-def verify(worker: Worker, batch: ScheduleBatch, relay: LengthPolicies) -> OverlappedVerified:
-    """One step of a batch whose slots are allocated ahead; ``batch.seq_lens`` does not count the bonus tokens."""
+def verify(worker: Worker, batch: ScheduleBatch, relay: LengthPolicies, result: StepResult) -> None:
+    """One step of a batch whose slots are allocated ahead; ``batch.seq_lens`` does not count the bonus tokens. The
+    first ``accept_lens[i]`` of the ``next_token_ids`` of request i are its tokens."""
     start, rows, lens = batch.draft_input, batch.req_pool_indices, batch.seq_lens
     observer, bound, b, d = worker.observer, batch.longest, batch.batch_size, worker.spec.draft_tokens
     at = DraftRows(rows, lens, bound)
@@ -62,6 +53,8 @@ def verify(worker: Worker, batch: ScheduleBatch, relay: LengthPolicies) -> Overl
             VerifiedChains(verdict.predict, verdict.hidden_states, accepted.lens, behind, step_lens)
         )
         bonus = pick_bonus(verdict.predict, accepted.lens)
-    draft = DraftInput(bonus, state, new_lens)
-    keep: list[object] = [start, rows, lens, tree, verdict, accepted, step_lens, ends]
-    return OverlappedVerified(verdict.predict, accepted.lens, verdict.logprobs, draft, keep)
+    result.next_token_ids, result.accept_lens = verdict.predict, accepted.lens
+    result.next_token_logprobs = verdict.logprobs
+    result.draft_tokens = d
+    result.next_draft_input = DraftInput(bonus, state, new_lens)
+    result.extra_keep_alive_refs += [start, rows, lens, tree, verdict, accepted, step_lens, ends]
