@@ -37,7 +37,6 @@ _ACRONYMS = ("ttft", "tpot", "itl", "e2e")
 
 
 def page(result: Document, width: int, *, breaches: Sequence[Breach] = ()) -> Page:
-    """Everything that is shown of one run."""
     name = str(result["scenario"]["expanded"].get("name", ""))
     broken = [Lines([Text(), *budget(breaches, width=width)])] if breaches else []
     unasked = [Text(f"budget of {kind} not asked: {reason}") for kind, reason in not_asked(result).items()]

@@ -32,7 +32,6 @@ def printable_json(text: str) -> str:
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Print a line."""
     typer.echo(printable(text), err=err)
 
 

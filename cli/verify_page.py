@@ -16,7 +16,6 @@ LINES = 60  # rows of a table on a terminal
 
 
 def verdict(document: Document) -> str:
-    """The verdict in one line."""
     differ = len(document["unexplained"])
     known = len(document["explained"])
     unlike = ", ".join(kind for kind, counts in document["steps"].items() if len(set(counts)) > 1)

@@ -81,7 +81,6 @@ class RecordFields:
     fields: Mapping[str, Any]
 
     def count(self, name: str, *, minimum: int) -> int:
-        """A number of tokens."""
         value = self.fields.get(name)
         if type(value) is not int or not minimum <= value <= MAX_TOKENS:
             wanted = f"a whole number of tokens from {minimum} to {MAX_TOKENS}"

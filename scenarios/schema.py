@@ -71,7 +71,6 @@ class Expectation(Section):
 
     @model_serializer(mode="wrap")
     def _given(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Only what was given."""
         return {key: value for key, value in serialize(self).items() if value is not None}
 
 

@@ -192,11 +192,9 @@ class ScheduleBatch:
 
     @property
     def has_host_lengths(self) -> bool:
-        """Whether ``seq_lens_cpu`` is set."""
         return hasattr(self, "seq_lens_cpu")
 
     def set_fields(self) -> dict[str, Any]:
-        """Every field that is set, by name."""
         return {name: getattr(self, name) for name in self.__slots__ if hasattr(self, name)}
 
     def unset(self, *names: str) -> None:

@@ -30,7 +30,6 @@ class Streams:
         return cls(module.Stream(), module.Stream(), module.Stream(), module)
 
     def on(self, stream: Any) -> AbstractContextManager[object]:
-        """Make ``stream`` the current one."""
         entered: AbstractContextManager[object] = self.module.stream(stream)
         return entered
 

@@ -261,7 +261,6 @@ class Inbox:
         return [*queued, *((receiver.req, receiver.failed) for receiver in failed)]
 
     def take_all(self) -> list[Request]:
-        """Remove and return all requests."""
         found = [*self.held, *self._queued, *(entry.req for entry in self._offloaded)]
         self._receivers.clear()
         self._queued, self._offloaded, self._ready = [], [], []

@@ -90,7 +90,6 @@ class DisaggComponents:
         return pages
 
     def transfer_stream(self, observer: Observer) -> Any:
-        """Create a stream for transfers and announce it."""
         stream = self.streams.module.Stream()
         observer.stream("transfer", stream)
         return stream

@@ -111,7 +111,6 @@ class Outbox:
         return found
 
     def take_all(self) -> list[Request]:
-        """Remove and return all requests."""
         sending = [sender.req for sender in self._senders.values()]
         found = [*self._bootstrap.values(), *sending, *self.held]
         for requests in (self._bootstrap, self._handshakes, self._senders, self._transferring):

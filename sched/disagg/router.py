@@ -24,7 +24,6 @@ class _OpenRequests:
         self._clock = clock
 
     def receive(self) -> Sequence[Request]:
-        """Requests that have just arrived."""
         due = self._source.due(self._clock.now())
         self.open.update({req.id: req for req in due})
         return due

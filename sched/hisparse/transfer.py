@@ -87,7 +87,6 @@ class HotBufferLocator:
 def swap_in_arguments(
     buffers: HotBuffers, layer: int, positions: torch.Tensor, batch: ForwardBatch
 ) -> tuple[object, ...]:
-    """The arguments of ``plan_swap_in``."""
     return (
         positions,
         batch.req_pool_indices,

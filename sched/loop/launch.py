@@ -147,7 +147,6 @@ def _extend_rows(engine: Engine, batch: ScheduleBatch) -> tuple[torch.Tensor, to
 
 
 def sample_forward(engine: Engine, batch: ScheduleBatch, output: ModelOutput) -> Sampled:
-    """Sample the tokens that follow a forward's ``output``."""
     return _sample(engine, _sampling(batch, output))
 
 

@@ -180,7 +180,6 @@ class Scheduler:
         return self._build_prefill(plan) if plan.requests else None
 
     def _plan_round(self) -> PrefillPlan:
-        """Plan which requests are prefilled next."""
         running = self.running_batch
         if running.is_empty:
             running.batch_is_full = False

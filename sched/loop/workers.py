@@ -28,7 +28,6 @@ class RoutedScheduler(Scheduler):
 
     @property
     def link(self) -> Link:
-        """The connections to the other ranks."""
         assert self.engine.link is not None
         return self.engine.link
 

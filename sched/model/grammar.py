@@ -34,8 +34,6 @@ def vocab_mask_words(vocab_size: int) -> int:
 
 @dataclass(slots=True)
 class GrammarState:
-    """The state of one request's grammar."""
-
     matcher: LLMatcher
     eos_token_ids: tuple[int, ...]
     ended: bool = False

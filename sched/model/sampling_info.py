@@ -186,7 +186,6 @@ class SamplingInfo:
 
 
 def sampling_of(batch: ScheduleBatch) -> SamplingInfo:
-    """The sampling state of a batch with rows."""
     info = batch.sampling_info
     assert isinstance(info, SamplingInfo), "a batch with rows has sampling state"
     return info

@@ -68,7 +68,6 @@ class RelayChoice:
         return row
 
     def draft_row(self, speculation: Speculation | None) -> DraftRow | None:
-        """The row of a speculative worker."""
         if speculation is None:
             return None
         row: DraftRow = {"v1": self.state.v1, "v2": self.state.v2}[speculation]
@@ -171,7 +170,6 @@ def loop_of(*, overlap: bool, staged: bool = False) -> Loop:
 
 
 def switches() -> Mapping[str, tuple[str, ...]]:
-    """Every switch and its values."""
     return {name: tuple(values) for name, values in _ALL_SWITCHES.items()}
 
 
