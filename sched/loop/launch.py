@@ -160,13 +160,7 @@ def _forward(engine: Engine, batch: ScheduleBatch, proxies: tuple[torch.Tensor, 
 
 
 def _sampling(batch: ScheduleBatch, output: ModelOutput) -> _Sampling:
-    return _Sampling(
-        step=batch.step,
-        reqs=batch.reqs,
-        seq_lens=batch.seq_lens,
-        output=output,
-        info=sampling_of(batch),
-    )
+    return _Sampling(batch.step, batch.reqs, batch.seq_lens, output, sampling_of(batch))
 
 
 def _sample(engine: Engine, sampling: _Sampling) -> Sampled:

@@ -58,15 +58,6 @@ class Sampler:
 
 
 def _draw(output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor) -> Draw:
-    rows = info.tensors
-    return Draw(
-        logits=output.logits,
-        temperatures=rows.temperatures,
-        top_ks=rows.top_ks,
-        top_ps=rows.top_ps,
-        min_ps=rows.min_ps,
-        seeds=rows.sampling_seeds,
-        positions=seq_lens,
-        vocab_mask=info.vocab_mask,
-        filtered=info.needs.filters,
-    )
+    temperatures, top_ps, top_ks, min_ps, seeds = info.tensors
+    limits = (temperatures, top_ks, top_ps, min_ps)
+    return Draw(output.logits, *limits, seeds, seq_lens, info.vocab_mask, info.needs.filters)
