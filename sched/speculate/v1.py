@@ -73,9 +73,12 @@ def _draft(worker: Worker, batch: ScheduleBatch, at: DraftRows) -> Tree:
 def _place(worker: Worker, batch: ScheduleBatch, count: int) -> torch.Tensor:
     """Slots [b · count] int64 behind each request's length, written to its row."""
     rows, lens = batch.req_pool_indices, batch.seq_lens
-    on_device = lens, lens + count
-    on_host = batch.seq_lens_cpu, batch.seq_lens_cpu + count
-    slots = alloc_ahead(worker.cache, rows, on_device=on_device, on_host=on_host)
+    slots = alloc_ahead(
+        worker.cache,
+        rows,
+        on_device=(lens, lens + count),
+        on_host=(batch.seq_lens_cpu, batch.seq_lens_cpu + count),
+    )
     table = worker.cache.req_to_token_pool.req_to_token
     write_rows(table, rows, lens, torch.full_like(lens, count), slots)
     return slots
