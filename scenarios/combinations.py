@@ -6,7 +6,8 @@ A pair of modes that is not in the table runs, with equal tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from typing import Literal, NamedTuple
+from functools import reduce
+from typing import Any, Literal, NamedTuple
 
 from .problems import KeyPath
 from .schema import Scenario
@@ -15,8 +16,15 @@ Finding = tuple[KeyPath, str]
 
 
 class Mode(NamedTuple):
-    key: KeyPath
-    on: Callable[[Scenario], bool]
+    """A mode is on where ``test`` holds for the value at ``key``, and the mode ``within`` is on."""
+
+    key: tuple[str, ...]
+    test: Callable[[Any], object] = bool
+    within: str = ""
+
+    def on(self, scenario: Scenario) -> bool:
+        holds = bool(self.test(reduce(getattr, self.key, scenario)))
+        return holds and (not self.within or MODES[self.within].on(scenario))
 
 
 class Rule(NamedTuple):
@@ -28,46 +36,38 @@ class Rule(NamedTuple):
     verdict: Literal["refused", "runs"] = "refused"
 
 
+def _several(count: int) -> bool:
+    return count > 1
+
+
 MODES: dict[str, Mode] = {
-    "overlap": Mode(("engine", "overlap"), lambda s: s.engine.overlap is True),
-    "mixed chunk": Mode(("engine", "mixed_chunk"), lambda s: s.engine.mixed_chunk),
-    "unchunked prefill": Mode(
-        ("engine", "chunked_prefill_size"), lambda s: s.engine.chunked_prefill_size is None
-    ),
-    "radix cache": Mode(("engine", "radix_cache"), lambda s: s.engine.radix_cache),
-    "speculation": Mode(("engine", "speculative"), lambda s: _speculates(s)),
-    "speculation v1": Mode(("engine", "speculative", "mode"), lambda s: _speculates(s, "v1")),
-    "speculation v2": Mode(("engine", "speculative", "mode"), lambda s: _speculates(s, "v2")),
-    "draft trees": Mode(
-        ("engine", "speculative", "topk"), lambda s: _speculates(s) and s.engine.speculative.topk > 1
-    ),
-    "pages": Mode(("engine", "page_size"), lambda s: s.engine.page_size > 1),
-    "graphs": Mode(("engine", "cuda_graph"), lambda s: s.engine.cuda_graph),
-    "hisparse": Mode(("engine", "hisparse"), lambda s: s.engine.hisparse.enabled),
-    "pipeline": Mode(("engine", "pipeline"), lambda s: s.engine.pipeline.stages > 1),
-    "dynamic chunks": Mode(
-        ("engine", "pipeline", "dynamic_chunks"), lambda s: s.engine.pipeline.dynamic_chunks
-    ),
-    "disaggregation": Mode(("engine", "disaggregation"), lambda s: s.engine.disaggregation.mode != "none"),
-    "data-parallel ranks": Mode(
-        ("engine", "data_parallel", "ranks"), lambda s: s.engine.data_parallel.ranks > 1
-    ),
+    "overlap": Mode(("engine", "overlap"), lambda value: value is True),
+    "mixed chunk": Mode(("engine", "mixed_chunk")),
+    "unchunked prefill": Mode(("engine", "chunked_prefill_size"), lambda size: size is None),
+    "radix cache": Mode(("engine", "radix_cache")),
+    "speculation": Mode(("engine", "speculative"), lambda spec: spec.algorithm != "none"),
+    "speculation v1": Mode(("engine", "speculative", "mode"), lambda mode: mode == "v1", "speculation"),
+    "speculation v2": Mode(("engine", "speculative", "mode"), lambda mode: mode == "v2", "speculation"),
+    "draft trees": Mode(("engine", "speculative", "topk"), _several, "speculation"),
+    "pages": Mode(("engine", "page_size"), _several),
+    "graphs": Mode(("engine", "cuda_graph")),
+    "hisparse": Mode(("engine", "hisparse"), lambda hisparse: hisparse.enabled),
+    "pipeline": Mode(("engine", "pipeline"), lambda pipeline: pipeline.stages > 1),
+    "dynamic chunks": Mode(("engine", "pipeline", "dynamic_chunks")),
+    "disaggregation": Mode(("engine", "disaggregation"), lambda pair: pair.mode != "none"),
+    "data-parallel ranks": Mode(("engine", "data_parallel", "ranks"), _several),
     "shared MLP": Mode(
-        ("engine", "data_parallel", "mlp"),
-        lambda s: s.engine.data_parallel.ranks > 1 and s.engine.data_parallel.mlp == "shared",
+        ("engine", "data_parallel", "mlp"), lambda mlp: mlp == "shared", "data-parallel ranks"
     ),
     "fake transfer": Mode(
-        ("engine", "disaggregation", "transfer"),
-        lambda s: s.engine.disaggregation.mode != "none" and s.engine.disaggregation.transfer == "fake",
+        ("engine", "disaggregation", "transfer"), lambda transfer: transfer == "fake", "disaggregation"
     ),
-    "replicas": Mode(("engine", "replicas"), lambda s: s.engine.replicas > 1),
-    "grammar": Mode(("workload", "sampling", "grammar"), lambda s: s.workload.sampling.grammar is not None),
-    "logprobs": Mode(("workload", "sampling", "logprobs"), lambda s: s.workload.sampling.logprobs),
-    "minimum length": Mode(
-        ("workload", "sampling", "min_new_tokens"), lambda s: s.workload.sampling.min_new_tokens > 0
-    ),
-    "measured host": Mode(("device", "host"), lambda s: s.device.host == "measured"),
-    "values none": Mode(("device", "values"), lambda s: s.device.values == "none"),
+    "replicas": Mode(("engine", "replicas"), _several),
+    "grammar": Mode(("workload", "sampling", "grammar"), lambda grammar: grammar is not None),
+    "logprobs": Mode(("workload", "sampling", "logprobs")),
+    "minimum length": Mode(("workload", "sampling", "min_new_tokens")),
+    "measured host": Mode(("device", "host"), lambda host: host == "measured"),
+    "values none": Mode(("device", "values"), lambda values: values == "none"),
 }
 
 _ONE_PROCESS = "the ranks share one process, whose time is no rank's own"
@@ -162,7 +162,7 @@ def overlaps(scenario: Scenario) -> bool:
 
 def staged(scenario: Scenario) -> bool:
     """Whether the model runs as a pipeline."""
-    return scenario.engine.pipeline.stages > 1
+    return MODES["pipeline"].on(scenario)
 
 
 def routed(scenario: Scenario) -> bool:
@@ -177,8 +177,3 @@ def among(key: KeyPath, paths: Collection[KeyPath]) -> bool:
 
 def _on(scenario: Scenario, *modes: str) -> bool:
     return all(MODES[mode].on(scenario) for mode in modes)
-
-
-def _speculates(scenario: Scenario, *modes: str) -> bool:
-    speculative = scenario.engine.speculative
-    return speculative.algorithm != "none" and (not modes or speculative.mode in modes)
