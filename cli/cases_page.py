@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .numbers import MISSING, number
 from .page import Document, Page, framed
+from .text import MISSING, number
 
 COLUMNS = ("case", "source", "A → B", "reported", "expected", "found", "A, B, Δ", "under draws")
 
