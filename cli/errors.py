@@ -37,7 +37,7 @@ EXIT_CODES: Final = MappingProxyType(
         "schedbench.profiles.ranks.processes.WorldSizeError": USAGE,
         "schedbench.profiles.ranks.torchrun.TorchrunError": USAGE,
         "schedbench.profiles.captures.nsys.record.RecordingError": WORKLOAD_FAILED,
-        "schedbench.profiles.lab.verification_runs.VerificationError": WORKLOAD_FAILED,
+        "schedbench.profiles.lab.verification.VerificationError": WORKLOAD_FAILED,
         "schedbench.profiles.platform.machine.MachineError": UNABLE,
         "builtins.MemoryError": UNABLE,
         "schedbench.sched.memory.allocation.OutOfKVMemoryError": WORKLOAD_FAILED,

@@ -36,20 +36,19 @@ def verify(
     4 a run failed; 130 interrupted.
     """
     from ..profiles.lab import verification as comparison
-    from ..profiles.lab import verification_runs
     from ..profiles.record.files import write_whole
     from . import verify_page
     from .page import show
 
-    wanted = [*verification_runs.PLAIN, *(overrides or [])]
+    wanted = [*comparison.PLAIN, *(overrides or [])]
     question = resolved(scenario, wanted, relay=relay)
-    verification_runs.require_cuda(question)
+    comparison.require_cuda(question)
     make_output_dir(output_dir)
     settings = [*wanted, *([] if relay is None else [f"engine.relay={relay}"])]
     with _work_folder(output_dir) as folder:
-        plan = verification_runs.stages(scenario, settings, Path(folder))
+        plan = comparison.stages(scenario, settings, Path(folder))
         try:
-            found = verification_runs.conduct(plan, Path(folder), lambda words: echo(words, err=True))
+            found = comparison.conduct(plan, Path(folder), lambda words: echo(words, err=True))
         except KeyboardInterrupt:
             echo("schedbench: interrupted before there was anything to compare", err=True)
             raise typer.Exit(INTERRUPTED) from None

@@ -1,27 +1,30 @@
-"""Reads a capture by a map into one window of the timeline, and makes a result document of it."""
+"""Reads a capture by a map into one window of the timeline, and makes a result document of it.
+
+Forward and schedule streams are found by name, by number, or by the operations on them.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
-from ..cuda.join import Joined, JoinInputs, join
+from ...sched.observe import SLEEP, Category
+from ..cuda.join import NOWHERE, Joined, JoinInputs, join
 from ..cuda.kineto import API, KinetoRow
-from ..cuda.streams import StreamTable
+from ..cuda.log import StreamTable
 from ..measure.collector import idle_part
-from ..measure.counts import CountsSink
+from ..measure.counts import CountsSink, copy_rows, per_step, sync_rows
 from ..measure.distribution import Distribution
 from ..measure.metrics import NO_FORWARD, Metrics, computes, forward_metrics, time_metric, waiting_metrics
-from ..measure.rows import copy_rows, per_step, sync_rows
 from ..measure.steps import PARTS
-from ..measure.waiting import SLEEP, WaitingSink
+from ..measure.waiting import WaitingSink
 from ..record.environment import tool
 from ..record.result import (
     Abstained,
@@ -41,7 +44,6 @@ from ..record.timeline import Site, Window
 from .capture import CaptureFileError, ProfilerCapture
 from .maps import RangeMap
 from .steps import CapturedSteps, launching_threads, read_steps
-from .streams import restrict_forward, stream_roles
 
 # bytes; a pageable source up to this size is taken inside the call, as NVIDIA documents
 INLINE: Final = 64 * 1024
@@ -240,3 +242,63 @@ def _host_metrics(found: CaptureReading) -> Metrics:
         for name in sorted(by_name)
     }
     return {"step_ms": time_metric("step_ms", periods, exact=False, why=why), **ranges}
+
+
+BUSIEST: Final = "busiest"
+FORWARD: Final = "forward"
+SCHEDULE: Final = "schedule"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRoles:
+    """``names`` by the records' numbers. ``forward`` is the only stream of forward operations, or None for any."""
+
+    names: dict[int, str]
+    forward: int | None
+
+
+def stream_roles(
+    window: Window, table: StreamTable, meaning: RangeMap, given: Collection[int]
+) -> StreamRoles:
+    """``given`` are the streams that the program named; ``table`` has their names, and numbers for the others. The
+    program's name of a stream is kept, unless the map names that stream."""
+    rule, found = meaning.streams, dict(table.names)
+    forward = _found(rule.forward, table, _busiest(window, meaning, FORWARD))
+    schedule = _found(rule.schedule, table, _busiest(window, meaning, SCHEDULE, but=forward))
+    if schedule is not None and schedule != forward and (rule.schedule is not None or schedule not in given):
+        found[schedule] = SCHEDULE
+    if forward is not None and (rule.forward is not None or forward not in given):
+        found[forward] = FORWARD
+    return StreamRoles(found, forward if rule.forward is not None else None)
+
+
+def restrict_forward(window: Window, forward: int | None) -> Window:
+    """Count the operations of other streams than ``forward`` as no forward operations."""
+    if forward is not None:
+        window.ops = [
+            op if op.stream == forward or not op.forward else op._replace(forward=False) for op in window.ops
+        ]
+    return window
+
+
+def _found(rule: int | str | None, table: StreamTable, busiest: int | None) -> int | None:
+    if rule is None or rule == BUSIEST:
+        return busiest
+    if isinstance(rule, int):
+        return table.by_cupti(rule)
+    return next((number for number, name in table.names.items() if name == rule), None)
+
+
+def _busiest(window: Window, meaning: RangeMap, category: Category, *, but: int | None = None) -> int | None:
+    """The stream with the most time in operations that ranges of the category launched. In forward ranges only kernels
+    count."""
+    inside = {rule.name for rule in meaning.ranges if rule.category == category}
+    time: Counter[int] = Counter()
+    for op in window.ops:
+        if (
+            op.range in inside
+            and op.stream not in (but, NOWHERE)
+            and (category != FORWARD or op.kind == "kernel")
+        ):
+            time[op.stream] += op.end - op.start
+    return max(sorted(time), key=lambda stream: time[stream], default=None)

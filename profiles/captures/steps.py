@@ -16,15 +16,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple, cast
 
-from ...sched.observe import StepInfo, StepKind
-from ..cuda.log import NO_CONTEXT, Log, LogContext
+from ...sched.observe import NO_STEP, SLEEP, StepInfo, StepKind
+from ..cuda.log import Log
 from ..measure.steps import STEADY
-from ..measure.waiting import SLEEP
 from ..record.timeline import Range
+from ..vgpu.ledger import NO_CONTEXT, LedgerContext
 from .capture import CapturedRange
 from .maps import KindRule, RangeMap, RangeRule
 
-NO_STEP: Final = -1
 UNTOLD: Final[str] = "step"  # kind of a step without a range for its kind
 
 
@@ -223,7 +222,7 @@ def _idle(start: int, end: int, epoch: int) -> Range:
     return Range(SLEEP, NO_STEP, 0, start - epoch, end - epoch)
 
 
-def _contexts(ranges: Sequence[MappedRange]) -> Iterator[tuple[int, LogContext]]:
+def _contexts(ranges: Sequence[MappedRange]) -> Iterator[tuple[int, LedgerContext]]:
     """The innermost open range after each instant at which a range opens or closes. Of ranges that overlap without
     nesting, the one that opened last is innermost."""
     edges = sorted(
@@ -240,5 +239,5 @@ def _contexts(ranges: Sequence[MappedRange]) -> Iterator[tuple[int, LogContext]]
         yield instant, NO_CONTEXT if innermost is None else _context(ranges[innermost])
 
 
-def _context(mapped: MappedRange) -> LogContext:
-    return LogContext(mapped.rule.name, mapped.step, mapped.rule.category == "forward")
+def _context(mapped: MappedRange) -> LedgerContext:
+    return LedgerContext(mapped.rule.name, mapped.step, mapped.rule.category == "forward")

@@ -12,7 +12,7 @@ from ..platform.resolve import Resolved
 from ..ranks.execute import Options
 from ..record.result import Abstained, Metric, Result
 from ..run.crash import Crash
-from ..vgpu.adversary.strategies import ALWAYS, FAVOURED, STRATEGIES, described
+from ..vgpu.adversary.order import ALWAYS, FAVOURED, STRATEGIES, described
 from .report import Check, Evidence, skipped, verdict
 from .runs import attempt
 from .tokens import differences

@@ -12,8 +12,7 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 from ...sched.relay.choice import RelayChoice, choose
-from ..platform.resolve import Resolved
-from ..platform.speculation import speculation
+from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options
 from ..record.result import Metric
 from ..run.crash import Crash

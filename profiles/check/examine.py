@@ -10,8 +10,7 @@ from functools import partial
 from ...scenarios.combinations import overlaps, staged
 from ...sched.relay.choice import RelayChoice
 from ..measure.budget import Breach, Offender
-from ..platform.resolve import Resolved
-from ..platform.speculation import speculation
+from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options, RunOutcome
 from ..record.result import Hazards, Result
 from ..run.crash import Crash

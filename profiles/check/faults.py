@@ -10,8 +10,7 @@ from ...scenarios.problems import meant
 from ...scenarios.schema import Scenario
 from ...sched.relay.choice import RelayChoice, RelayError
 from ...sched.relay.faults import Fault, awaited_faults, faults
-from ..platform.resolve import Resolved, ask
-from ..platform.speculation import speculation
+from ..platform.resolve import Resolved, ask, speculation
 
 
 class FaultError(ValueError):

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from ...sched.relay.choice import RelayChoice
-from ..cuda.hazards.machine import require_one_device
-from ..platform.resolve import Resolved
-from ..platform.speculation import speculation
+from ..cuda.machine import require_one_device
+from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options
 from ..run.crash import Crash
 from . import adversaries, drafts, tokens

@@ -12,8 +12,7 @@ from ...scenarios.schema import DataParallel, Disaggregation, HiSparse, Scenario
 from ...scenarios.workload import params
 from ...sched.relay.choice import RelayChoice, choose
 from ..judge.divergence import token_differences
-from ..platform.resolve import Resolved
-from ..platform.speculation import speculation
+from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options
 from ..record.result import Abstained, Result
 from ..run.crash import Crash

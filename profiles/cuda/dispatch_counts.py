@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...sched.observe import Observer, StepInfo
 from ..record.timeline import Site
-from ..vgpu.op_kinds import COUNT_BYTES, READS
 from ..vgpu.patching import Function, Target, replaced
 from ..vgpu.sites import Sites
+from ..vgpu.torch_ops import COUNT_BYTES, READS
 from .blocking_calls import sync_calls
 
 STREAM_SYNC: Final = "cudaStreamSynchronize"

@@ -6,16 +6,17 @@ call was made. All kernels of a replayed graph have the replay's correlation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from ..record.timeline import Call, Op, Wait, Window
-from .kineto import API, GPU, STREAM_SYNC, SYNC, KinetoRow, call_kind, op_kind
-from .log import NO_CALL, NO_CONTEXT, CallRecord, Log, LogContext
-from .stream_waits import stream_waits
-from .streams import StreamTable
+from ..vgpu.ledger import NO_CONTEXT, LedgerContext
+from .kineto import API, GPU, STREAM_SYNC, SYNC, WAIT_EVENT, KinetoRow, call_kind, op_kind
+from .log import NO_CALL, CallRecord, Log, StreamTable
 
 NOWHERE = -1  # number of an unknown stream
 NO_WAIT = 5_000  # ns; a call shorter than this did not wait for the device
@@ -183,7 +184,7 @@ class _Join:
             site=place.site,
         )
 
-    def _logged(self, call: KinetoRow | None) -> tuple[LogContext, CallRecord]:
+    def _logged(self, call: KinetoRow | None) -> tuple[LedgerContext, CallRecord]:
         """What the log has for the middle of a call of the scheduler's thread."""
         source = self.source
         if call is None or call.thread not in source.threads:
@@ -224,3 +225,56 @@ def _why_incomplete(window: Window) -> str | None:
         reached = max(op.step for op in window.ops)
         return f"the trace is cut off: step {last} was launched, the last recorded operation is of step {reached}"
     return None
+
+
+class StreamWait(NamedTuple):
+    """``stream`` is CUPTI's number, instants are as in the rows; ``call`` asked for the wait."""
+
+    stream: int
+    start: int
+    end: int
+    call: KinetoRow
+
+
+def stream_waits(rows: Sequence[KinetoRow], calls: Mapping[int, KinetoRow]) -> Iterator[StreamWait]:
+    """When streams stood still for an event of another stream. ``calls`` by correlation; a wait for an event whose
+    record is unknown is left out.
+
+    CUPTI records when the host asked for a wait. How long the stream waited follows from the operations around it::
+
+        awaited stream    |--- last op before the record ---|
+        waiting stream    |- last op before the wait -|     |- next
+                                                      |wait |
+    """
+    finish = _Finish(rows, calls)
+    for row in rows:
+        if row.category != SYNC or row.name != WAIT_EVENT:
+            continue
+        call, record = calls.get(row.correlation), calls.get(row.waits_for)
+        if call is None or record is None:
+            continue
+        start = max(call.end, finish.before(row.stream, call.start))
+        end = finish.before(row.source, record.start)
+        if end > start:
+            yield StreamWait(row.stream, start, end, call)
+
+
+class _Finish:
+    """When all operations that a stream had been given by some instant were done."""
+
+    def __init__(self, rows: Sequence[KinetoRow], calls: Mapping[int, KinetoRow]) -> None:
+        given: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        for row in rows:
+            if row.category in GPU and (call := calls.get(row.correlation)) is not None:
+                given[row.stream].append((call.start, row.end))
+        self._launched: dict[int, list[int]] = {}
+        self._done: dict[int, list[int]] = {}
+        for stream, pairs in given.items():
+            pairs.sort()
+            self._launched[stream] = [launched for launched, _ in pairs]
+            self._done[stream] = list(accumulate((end for _, end in pairs), max))
+
+    def before(self, stream: int, instant: int) -> int:
+        """0 if the stream had been given no operation."""
+        index = bisect_left(self._launched.get(stream, []), instant)
+        return self._done[stream][index - 1] if index else 0

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from ..record.files import packed_whole
 from .kineto import API, GPU, KinetoRow, rows
-from .streams import StreamTable
+from .log import StreamTable
 
 _OPTIONS = ("enable_cuda_sync_events", "expose_kineto_event_metadata")
 

@@ -1,4 +1,4 @@
-"""The log of one pass: ranges, steps, and the source line of each call into torch, on the host's clock.
+"""The log of one pass: ranges, steps, streams, and the source line of each call into torch, on the host's clock.
 
 Records of the device are joined with the log by time: a call belongs to the range and the line that were open on the
 scheduler's thread when it was made. This needs no annotations in the trace, and works for every source of records.
@@ -6,13 +6,16 @@ scheduler's thread when it was made. This needs no annotations in the trace, and
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Generic, NamedTuple, TypeVar
 
-from ...sched.observe import RANGES, Clock, StepInfo
-from ..record.timeline import NO_SITE, Range
+from ...sched.observe import Clock, StepInfo
+from ..record.timeline import NO_SITE, Range, Site
+from ..vgpu.ledger import NO_CONTEXT, LedgerContext
+from ..vgpu.sites import Sites
 
 T = TypeVar("T")
 
@@ -36,18 +39,6 @@ class History(Generic[T]):
         return self._values[index - 1] if index else self._first
 
 
-class LogContext(NamedTuple):
-    """The innermost open range. A range of unknown name has the category of the enclosing range."""
-
-    range: str
-    step: int
-    forward: bool
-
-    def inside(self, name: str, step: int) -> LogContext:
-        category = RANGES.get(name)
-        return LogContext(name, step, category == "forward" if category else self.forward)
-
-
 class CallRecord(NamedTuple):
     """A call into torch in progress: its source line, its serial number and, if it waits for an event, the stream that
     the event was recorded on."""
@@ -57,7 +48,6 @@ class CallRecord(NamedTuple):
     stream: int
 
 
-NO_CONTEXT = LogContext("", -1, False)
 NO_CALL = CallRecord(NO_SITE, -1, -1)
 
 
@@ -68,7 +58,7 @@ class Log:
     ranges: list[Range] = field(default_factory=list)
     launched: list[StepInfo] = field(default_factory=list)
     settled: list[StepInfo] = field(default_factory=list)
-    contexts: History[LogContext] = field(default_factory=lambda: History(NO_CONTEXT))
+    contexts: History[LedgerContext] = field(default_factory=lambda: History(NO_CONTEXT))
     calls: History[CallRecord] = field(default_factory=lambda: History(NO_CALL))
 
 
@@ -77,7 +67,7 @@ class LoggedRange:
 
     __slots__ = ("_clock", "_context", "_enclosing", "_log", "_size", "_start")
 
-    def __init__(self, log: Log, clock: Clock, context: LogContext, size: int) -> None:
+    def __init__(self, log: Log, clock: Clock, context: LedgerContext, size: int) -> None:
         self._log, self._clock, self._context, self._size = log, clock, context, size
 
     def __enter__(self) -> None:
@@ -86,10 +76,85 @@ class LoggedRange:
         self._start = now = self._clock.now()
         contexts.change(now, self._context)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         now = self._clock.now()
         self._log.contexts.change(now, self._enclosing)
         name, step, _ = self._context
         self._log.ranges.append(Range(name, step, self._size, self._start, now))
+
+
+SPIN = 100_000  # ns; time.sleep returns tens of microseconds late, so the end of a wait is spun
+
+
+class WallClock:
+    """``epoch`` plus an instant of this clock is in ns since 1970, as in CUPTI's records."""
+
+    def __init__(self) -> None:
+        self._origin = time.perf_counter_ns()
+
+    def now(self) -> int:
+        return time.perf_counter_ns() - self._origin
+
+    def sleep_until(self, at: int) -> None:
+        rest = at - self.now() - SPIN
+        if rest > 0:
+            time.sleep(rest / 1e9)
+        while self.now() < at:
+            pass
+
+    @property
+    def epoch(self) -> int:
+        before = self.now()
+        wall = time.time_ns()
+        return wall - (before + self.now()) // 2
+
+
+DEFAULT = "default"
+_UNNAMED = 1000  # first number of the streams that are known from CUPTI only
+
+
+class StreamTable:
+    """The small number and the name of each stream, as records have them. The last name given to a stream counts."""
+
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {}
+        self._by_handle: dict[int, int] = {}
+        self._by_cupti: dict[int, int] = {}
+        self.announce(DEFAULT, 0)
+
+    def announce(self, name: str, handle: int) -> None:
+        """Name the stream of this CUDA handle."""
+        self.names[self.by_handle(handle)] = name
+
+    def by_handle(self, handle: int) -> int:
+        return self._by_handle.setdefault(handle, len(self._by_handle))
+
+    def handles(self) -> list[int]:
+        """The handles of all named streams; the default stream's is 0."""
+        return [handle for handle, number in self._by_handle.items() if number in self.names]
+
+    def identify(self, cupti: int, handle: int) -> None:
+        """Set CUPTI's number of the stream of this handle."""
+        self._by_cupti[cupti] = self.by_handle(handle)
+
+    def by_cupti(self, cupti: int) -> int:
+        """A stream that was never named gets its name from CUPTI's number."""
+        number = self._by_cupti.setdefault(cupti, _UNNAMED + cupti)
+        self.names.setdefault(number, f"stream {cupti}")
+        return number
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedNames:
+    """The names behind the small integers of a CUDA run's records."""
+
+    lines: Sites
+    table: StreamTable
+
+    @property
+    def sites(self) -> Sequence[Site]:
+        return self.lines.resolved()
+
+    @property
+    def streams(self) -> dict[int, str]:
+        return self.table.names

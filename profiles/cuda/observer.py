@@ -1,15 +1,21 @@
-"""Writes what the scheduler reports to its observer into the log of the current window."""
+"""Writes what the scheduler reports to its observer into the log of the current window, and in the timed pass records
+one span per step's forward, from two CUDA events: all that this pass adds to the device's work.
+
+An event that is recorded on an idle stream completes at once. So the first event is recorded when the step's first
+forward range opens, directly before its first kernel, and not where the step begins.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 from ...sched.observe import Clock, Observer, StepInfo
-from .log import Log, LogContext, LoggedRange
-from .step_spans import StepSpans
-from .streams import StreamTable
+from ..record.timeline import NO_SITE, Op
+from ..vgpu.ledger import LedgerContext
+from .log import Log, LoggedRange, StreamTable
 
 # Ranges that end a step's forward. Of several, the latest counts.
 LAST_RANGES = frozenset(("publish", "draft"))
@@ -52,7 +58,7 @@ class _SpannedRange(LoggedRange):
 
     __slots__ = ("_spans",)
 
-    def __init__(self, log: Log, clock: Clock, context: LogContext, size: int, spans: StepSpans) -> None:
+    def __init__(self, log: Log, clock: Clock, context: LedgerContext, size: int, spans: StepSpans) -> None:
         super().__init__(log, clock, context, size)
         self._spans = spans
 
@@ -64,3 +70,131 @@ class _SpannedRange(LoggedRange):
         if self._context.range in LAST_RANGES:
             self._spans.close(self._context.step)
         super().__exit__(*raised)
+
+
+BATCH = 128  # events are read each time that so many steps have settled
+BEHIND = 2  # a step's events have completed when this many later steps have settled
+
+
+class TimingEvent(Protocol):
+    def record(self) -> None:
+        """Record on the current stream."""
+
+    def elapsed_time(self, end: TimingEvent) -> float:
+        """Milliseconds until ``end``; both events have completed."""
+
+
+@dataclass(slots=True)
+class _Step:
+    start: TimingEvent
+    launched: int
+    stream: int
+    end: TimingEvent | None = None
+
+
+class _DeviceSpan(NamedTuple):
+    """``start`` and ``end`` in ns of the device since the first anchor."""
+
+    step: int
+    start: int
+    end: int
+    launched: int
+    stream: int
+
+
+@dataclass(slots=True)
+class StepSpans:
+    """The spans of one pass, which ``anchor`` begins. ``event`` makes a timing event, ``stream`` returns the number of
+    the current stream."""
+
+    event: Callable[[], TimingEvent]
+    stream: Callable[[], int]
+    synchronize: Callable[[], None]
+    clock: Clock
+    _steps: dict[int, _Step] = field(default_factory=dict)
+    _spans: list[_DeviceSpan] = field(default_factory=list)
+    _idle: list[TimingEvent] = field(default_factory=list)
+    _anchors: list[tuple[int, int]] = field(default_factory=list)  # (host, device), ns
+    _last: TimingEvent | None = None
+    _last_at: int = 0
+    _settled: int = 0
+
+    def anchor(self) -> None:
+        """Read both clocks at one instant, as precisely as a sync returns."""
+        self.synchronize()
+        event = self._recorded()
+        self.synchronize()
+        host = self.clock.now()
+        self._anchors.append((host, self._time(event)))
+
+    def open(self, step: int) -> None:
+        if step not in self._steps:
+            start = self._recorded()
+            self._steps[step] = _Step(start, self.clock.now(), self.stream())
+
+    def close(self, step: int) -> None:
+        """End the step's span. The last call counts, because sampling may have been delayed."""
+        if step in self._steps:
+            self._steps[step].end = self._recorded()
+
+    def settled(self, step: int) -> None:
+        self._settled += 1
+        if self._settled % BATCH == 0:
+            self._read(step - BEHIND)
+
+    def ops(self) -> list[Op]:
+        """All spans on the host's clock, after a second ``anchor``."""
+        self._read(max(self._steps, default=-1))
+        return [self._op(span) for span in self._spans]
+
+    @property
+    def drift(self) -> int:
+        """ns by which the device's clock ran ahead of the host's between the anchors."""
+        (host0, device0), (host1, device1) = self._anchors[0], self._anchors[-1]
+        return (device1 - device0) - (host1 - host0)
+
+    def _recorded(self) -> TimingEvent:
+        event = self._idle.pop() if self._idle else self.event()
+        event.record()
+        return event
+
+    def _read(self, newest: int) -> None:
+        for step in sorted(step for step in self._steps if step <= newest):
+            held = self._steps.pop(step)
+            if held.end is not None:
+                start, end = self._time(held.start), self._time(held.end)
+                self._spans.append(_DeviceSpan(step, start, end, held.launched, held.stream))
+
+    def _time(self, event: TimingEvent) -> int:
+        """ns since the first event, summed from event to event: elapsed_time is a float32 of milliseconds."""
+        if self._last is not None:
+            self._last_at += round(self._last.elapsed_time(event) * 1e6)
+            self._idle.append(self._last)
+        self._last = event
+        return self._last_at
+
+    def _op(self, span: _DeviceSpan) -> Op:
+        start = max(self._host(span.start), span.launched)
+        return Op(
+            kind="kernel",
+            name="forward",
+            stream=span.stream,
+            start=start,
+            end=max(self._host(span.end), start),
+            bytes=0,
+            host_bytes=0,
+            host_memory="",
+            blocking=False,
+            range="model",
+            forward=True,
+            step=span.step,
+            site=NO_SITE,
+            launched=span.launched,
+        )
+
+    def _host(self, device: int) -> int:
+        """The host's instant. Between the anchors the drift of the clocks, parts per million, is taken to be even."""
+        (host0, device0), (host1, device1) = self._anchors[0], self._anchors[-1]
+        if device1 == device0:
+            return host0 + device - device0
+        return host0 + (device - device0) * (host1 - host0) // (device1 - device0)

@@ -16,13 +16,10 @@ from ..record.timeline import Sink, Window
 from ..vgpu.sites import Sites
 from .blocking_calls import BlockingCalls
 from .call_sites import CallSites
-from .clock import WallClock
 from .join import JoinInputs, join
 from .kineto import KinetoRow
-from .log import Log
-from .observer import CudaObserver
-from .step_spans import StepSpans, TimingEvent
-from .streams import StreamTable
+from .log import Log, StreamTable, WallClock
+from .observer import CudaObserver, StepSpans, TimingEvent
 
 
 class KinetoRecorder(Protocol):

@@ -38,7 +38,7 @@ class Firmness(NamedTuple):
         return self.low < 0.0 < self.high
 
 
-def uncertain(profile: HardwareProfile) -> dict[str, Quantity]:
+def uncertain(profile: HardwareProfile) -> dict[str, Quantity[float]]:
     """Return the constants that have a range, by their dotted paths."""
     return {path: quantity for path, quantity in _quantities(profile, "") if quantity.low < quantity.high}
 
@@ -55,7 +55,7 @@ def draws(profile: HardwareProfile, count: int = DRAWS, *, seed: int = 0) -> lis
     ]
 
 
-def _at(quantity: Quantity, quantile: float) -> float:
+def _at(quantity: Quantity[float], quantile: float) -> float:
     return float(np.interp(quantile, (0.0, 0.5, 1.0), (quantity.low, quantity.value, quantity.high)))
 
 
@@ -92,7 +92,7 @@ def _correlations(values: Sequence[float], drawn: Sequence[Draw]) -> Iterator[tu
         yield path, float(spearmanr([draw[path] for draw in drawn], values).statistic)
 
 
-def _quantities(part: object, path: str) -> Iterator[tuple[str, Quantity]]:
+def _quantities(part: object, path: str) -> Iterator[tuple[str, Quantity[float]]]:
     if isinstance(part, Quantity):
         yield path, part
     elif isinstance(part, (BaseModel, Mapping)):

@@ -18,7 +18,6 @@ from ..platform.resolve import resolve
 from ..run.gpu_stages import GpuStage, absent, select_stages
 from . import (
     compare_counts,
-    counted_run,
     hazard_table,
     overhead,
     prediction_runs,
@@ -28,6 +27,7 @@ from . import (
     verification,
 )
 from .prediction_runs import LARGE, TINY, PredictionQuestion, ladder
+from .single_run import run_stage, set_options
 
 BUDGET: Final = 460.0  # seconds
 # CUPTI stops recording when Kineto's buffers are full, and each kernel of a graph is recorded. This is the largest
@@ -123,22 +123,21 @@ def _counts(folder: Path) -> Iterator[GpuStage]:
 
 def _verification(folder: Path) -> Iterator[GpuStage]:
     files = [f"{folder / name}.json" for name in ("vgpu", "counted", "cuda", "verify")]
-    yield _run("counted", folder, "cuda", _BURST, 90, module=counted_run)
+    yield _run("counted", folder, "cuda", _BURST, 90, option="--counted")
     yield GpuStage("verify", (*_module(verification), *files), 30, needs=("cuda", "vgpu", "counted"))
 
 
 def _speed(folder: Path) -> Iterator[GpuStage]:
     """Timed passes only: a trace of thousands of graphs would not fit."""
     for name, overrides, deadline in (("speed-8b", _EIGHT_BILLION, 150), ("speed-0.6b", _HALF_BILLION, 75)):
-        stage = _run(name, folder, "cuda", overrides, deadline, scenario="throughput")
-        yield replace(stage, arguments=(*stage.arguments, "--timed"))
+        yield _run(name, folder, "cuda", overrides, deadline, scenario="throughput", option="--timed")
     yield _overhead("overhead", folder, "bare", "timed")
 
 
 def _overhead(name: str, folder: Path, before: str, after: str) -> GpuStage:
     """CUPTI, where it is found, receives the NVTX ranges, as Nsight Systems would."""
     tool = {INJECTED: str(path)} if after == "nvtx" and (path := cupti(_libraries())) else {}
-    words = ("throughput", "--device", "cuda", "--sides", before, after, *_sets(_DECODES))
+    words = ("throughput", "--device", "cuda", "--sides", before, after, *set_options(_DECODES))
     output = ("--output", str(folder / f"{name}.json"))
     return GpuStage(name, (*_module(overhead), *words, *output), 60, environment=tool)
 
@@ -212,16 +211,12 @@ def _run(
     overrides: Iterable[str],
     deadline: float,
     *,
-    module: ModuleType = single_run,
     scenario: str = "mixed",
+    option: str = "",
 ) -> GpuStage:
-    output = ("--output", str(folder / f"{name}.json"))
-    arguments = (*_module(module), scenario, "--device", device, *_sets(overrides), *output)
-    return GpuStage(name, arguments, deadline, environment={"KINETO_CONFIG": str(folder / "kineto.conf")})
-
-
-def _sets(overrides: Iterable[str]) -> list[str]:
-    return [word for override in overrides for word in ("--set", override)]
+    words = [*([option] if option else []), *set_options(overrides)]
+    stage = run_stage(name, folder, scenario, device, words, deadline)
+    return replace(stage, environment={"KINETO_CONFIG": str(folder / "kineto.conf")})
 
 
 def _probe(name: str, folder: Path, deadline: float) -> GpuStage:
@@ -246,7 +241,7 @@ def check(stages: Iterable[GpuStage]) -> list[str]:
 def _check_stage(stage: GpuStage) -> None:
     _, module, *arguments = stage.arguments
     importlib.import_module(module)
-    if module in (single_run.__name__, counted_run.__name__):
+    if module == single_run.__name__:
         given = single_run.parse(arguments)
         _require_values(single_run.resolved(given).scenario.device.values, given.device)
     elif module == prediction_runs.__name__:
@@ -257,8 +252,8 @@ def _check_stage(stage: GpuStage) -> None:
     elif module == overhead.__name__:
         given = overhead.parse(arguments)
         _require_values(resolve(load(given.scenario, given.set)).scenario.device.values, given.device)
-    elif module == probes.__name__:
-        importlib.import_module(probes.PROBES[arguments[0]])
+    elif module == probes.__name__ and arguments[0] not in probes.PROBES:
+        raise ValueError(f"no probe is called {arguments[0]}")
 
 
 def _require_values(values: str, device: str) -> None:

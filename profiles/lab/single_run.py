@@ -1,19 +1,39 @@
 """Runs one scenario: ``python -m schedbench.profiles.lab.single_run SCENARIO --device D --output FILE``.
 
 It runs in a process of its own because CUDA and the virtual GPU cannot share one, and because a run that crashes must
-not end other stages.
+not end other stages. With ``--counted`` the run is counted from inside the process, and what is written are counts by
+source line instead of a result.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
+import torch
+
+from ... import sched
 from ...scenarios.loader import load
+from ..cuda.dispatch_counts import DispatchCounter
+from ..measure.steps import OUTSIDE
 from ..platform.resolve import Resolved, resolve
 from ..ranks.execute import Options, execute
+from ..record.files import write_whole
+from ..record.timeline import NO_SITE, Site
+from ..run.gpu_stages import GpuStage
+from ..run.machines import device_kind, open_machine
+from ..run.runner import GatedSink, PreparedRun
+from ..vgpu.sites import Sites
+from .compare_counts import CountedLine
+
+_NOWHERE = Site("", "", 0, "")
+_STREAMS = ("schedule", "forward", "copy")
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -22,9 +42,24 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "vgpu"), required=True)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--timed", action="store_true", help="without a second pass that counts")
+    parser.add_argument(
+        "--counted", action="store_true", help="count from inside the process; nothing is timed"
+    )
     parser.add_argument("--hardware", type=Path, help="a hardware profile that an earlier stage writes")
     parser.add_argument("--output", type=Path, required=True)
     return parser.parse_args(arguments)
+
+
+def run_stage(
+    name: str, folder: Path, scenario: str, device: str, words: Iterable[str], deadline: float
+) -> GpuStage:
+    """The stage that runs a scenario; ``words`` are more options. ``NAME.json`` in the folder gets what it writes."""
+    output = ("--output", str(folder / f"{name}.json"))
+    return GpuStage(name, ("-m", __name__, scenario, "--device", device, *words, *output), deadline)
+
+
+def set_options(overrides: Iterable[str]) -> list[str]:
+    return [word for override in overrides for word in ("--set", override)]
 
 
 def resolved(given: argparse.Namespace, more: Sequence[str] = ()) -> Resolved:
@@ -36,9 +71,50 @@ def hardware_override(path: Path | None) -> list[str]:
     return [] if path is None else [f"device.hardware={path.resolve()}"]
 
 
+def counted(question: Resolved, device: str) -> dict[str, Any]:
+    """A document with rows of counts and bytes, and the number of steps of each kind."""
+    sink = GatedSink()
+    kind = device_kind("cuda" if device == "cuda" else "vgpu", question.scenario)
+    with open_machine(kind, question, sink) as machine:
+        run = PreparedRun(question, machine, question.relays[0], sink)
+        run.warm_up()
+        module: Any = torch.get_device_module(machine.device)
+        sites = Sites([Path(folder) for folder in sched.__path__])
+        inline = round(question.hardware.copies.pageable_inline.value)
+        counter = DispatchCounter(module, machine.device.type, sites, inline=inline)
+        with counter.installed():
+            run.measure(lambda *_: nullcontext(counter))
+        streams = run.scheduler.engine.streams
+        names = {int(getattr(streams, name).stream_id): name for name in reversed(_STREAMS)}
+    return counts_document(counter, names)
+
+
+def counts_document(counter: DispatchCounter, streams: dict[int, str]) -> dict[str, Any]:
+    """Plain dicts and lists. Calls that belong to no step are left out."""
+    counts: Counter[CountedLine] = Counter()
+    sizes: Counter[CountedLine] = Counter()
+    sites = counter.sites
+    for key, count in counter.counts.items():
+        kind = counter.kinds.get(key.step, OUTSIDE)
+        if kind == OUTSIDE:
+            continue
+        site = _NOWHERE if key.site == NO_SITE else sites[key.site]
+        stream = streams.get(key.stream, "default")
+        line = CountedLine(kind, stream, key.range, site.file, site.function, site.statement, key.what)
+        counts[line] += count
+        sizes[line] += counter.bytes[key]
+    return {
+        "steps": dict(sorted(Counter(counter.kinds.values()).items())),
+        "rows": [{**line._asdict(), "count": counts[line], "bytes": sizes[line]} for line in sorted(counts)],
+    }
+
+
 def main(arguments: Sequence[str]) -> int:
     given = parse(arguments)
     question = resolved(given, hardware_override(given.hardware))
+    if given.counted:
+        write_whole(given.output, json.dumps(counted(question, given.device), indent=1) + "\n")
+        return 0
     command = " ".join(arguments)
     options = Options(device=given.device, save_tokens=True, command=command, traced=not given.timed)
     execute(question, question.relays[0], options).result.write(given.output)

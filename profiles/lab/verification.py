@@ -1,4 +1,4 @@
-"""Compares three counts of one run: the virtual GPU's prediction, the process's own, and CUPTI's records.
+"""Makes and compares three counts of one run: the virtual GPU's prediction, the process's own, and CUPTI's records.
 
 Copies, their bytes and syncs are compared line by line; kernels and copies within the device per step of each kind.
 A difference that no entry of ``EXPLANATIONS`` covers is a finding.
@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from ...sched.observe import RANGES
+from ..cuda import machine as cuda_machine
 from ..measure.steps import STEADY
+from ..platform.machine import MachineError
+from ..platform.resolve import Resolved
 from ..record.files import write_whole
 from ..record.result import Result, read
+from ..run.gpu_stages import GpuStage, in_process
+from ..run.machines import device_kind
 from .compare_counts import CountAndBytes, CountedLine, counted_lines
+from .single_run import run_stage, set_options
 
 Source = Literal["predicted", "announced", "recorded"]
 SOURCES: Final[Sequence[Source]] = ("predicted", "announced", "recorded")
@@ -134,7 +140,7 @@ class Verification(NamedTuple):
 
 
 def verify(predicted: Result, announced: Mapping[str, Any], recorded: Result) -> Verification:
-    """``announced`` is a document of ``counted_run``."""
+    """``announced`` is a document of ``single_run --counted``."""
     p, r = counted_lines(predicted), counted_lines(recorded)
     a = {
         CountedLine(*(row[name] for name in CountedLine._fields)): CountAndBytes(row["count"], row["bytes"])
@@ -212,17 +218,6 @@ def _trouble(predicted: Result, recorded: Result) -> Iterator[str]:
             yield f"the {name} run counted nothing: {why or 'it had no steps'}"
 
 
-def main(arguments: Sequence[str]) -> int:
-    """``PREDICTED.json ANNOUNCED.json RECORDED.json OUTPUT.json``. Returns 1 if the counts do not agree."""
-    predicted, announced, recorded, output = map(Path, arguments)
-    counts = json.loads(announced.read_text(encoding="utf-8"))
-    found = verify(read(predicted), counts, read(recorded))
-    write_whole(output, json.dumps(document(found), indent=1) + "\n")
-    kinds = f"{len(found.unlike)} kinds of steps with different numbers of steps"
-    print("; ".join([f"{len(found.unexplained)} unexplained differences", kinds, *found.trouble]))
-    return 0 if found.agrees else 1
-
-
 def document(found: Verification) -> dict[str, Any]:
     """Plain dicts and lists."""
     return {
@@ -243,6 +238,64 @@ def _plain(row: VerifiedRow) -> dict[str, Any]:
         for name, tally in tallies
     }
     return {**row.line._asdict(), **counts, "agrees": row.agrees, "why": row.why}
+
+
+# All requests arrive at once and no token ends one, so that the schedule depends neither on the machine's speed nor on
+# its rounding.
+PLAIN: Final = ("workload.arrival={process: burst}", "workload.sampling.ignore_eos=true")
+
+_DEADLINE: Final = 600.0  # seconds for a run
+
+
+class VerificationError(RuntimeError):
+    """One of the runs failed."""
+
+
+def require_cuda(resolved: Resolved) -> None:
+    """Raises MachineError if there is no CUDA device, or if the scenario needs more than one."""
+    cuda_machine.require_cuda(
+        "the prediction has nothing to be compared with; run and check predict without one"
+    )
+    if resolved.scenario.engine.ranks > 1:
+        raise MachineError("the scenario has several ranks: one device is verified")
+    device_kind("cuda", resolved.scenario)
+
+
+def stages(scenario: str, overrides: Sequence[str], folder: Path, *, device: str = "cuda") -> list[GpuStage]:
+    """The three runs, each in a process of its own: CUDA cannot pin memory beside the virtual GPU. The prediction is
+    first: a scenario that fails there fails everywhere."""
+    words = set_options(overrides)
+    return [
+        run_stage("predicted", folder, scenario, "vgpu", words, _DEADLINE),
+        run_stage("announced", folder, scenario, device, [*words, "--counted"], _DEADLINE),
+        run_stage("recorded", folder, scenario, device, words, _DEADLINE),
+    ]
+
+
+def conduct(plan: Sequence[GpuStage], folder: Path, notify: Callable[[str], object]) -> Verification:
+    """Run the stages, which write into ``folder``. Raises VerificationError."""
+    run = in_process(sys.executable, folder)
+    for stage in plan:
+        notify(f"{stage.name}: {' '.join(stage.arguments[1:])}")
+        outcome = run(stage, stage.deadline)
+        if outcome.status != "ok":
+            raise VerificationError(f"the {stage.name} run failed: {outcome.error}")
+    return _verified(*(folder / f"{source}.json" for source in SOURCES))
+
+
+def _verified(predicted: Path, announced: Path, recorded: Path) -> Verification:
+    counts = json.loads(announced.read_text(encoding="utf-8"))
+    return verify(read(predicted), counts, read(recorded))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """``PREDICTED.json ANNOUNCED.json RECORDED.json OUTPUT.json``. Returns 1 if the counts do not agree."""
+    *files, output = map(Path, arguments)
+    found = _verified(*files)
+    write_whole(output, json.dumps(document(found), indent=1) + "\n")
+    kinds = f"{len(found.unlike)} kinds of steps with different numbers of steps"
+    print("; ".join([f"{len(found.unexplained)} unexplained differences", kinds, *found.trouble]))
+    return 0 if found.agrees else 1
 
 
 if __name__ == "__main__":

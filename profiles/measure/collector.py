@@ -5,7 +5,10 @@ Depends on the shape of the result, but on no scenario, device or file.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
 
 from ...sched.observe import Clock, Observer
 from ..record.result import (
@@ -19,10 +22,7 @@ from ..record.result import (
     digest,
 )
 from ..record.timeline import Names, Window
-from .acceptance import AcceptanceLog
-from .bubble import BubbleSink
-from .counts import CountsSink
-from .lookups import LookupCount
+from .counts import CountsSink, copy_rows, per_step, sync_rows
 from .metrics import (
     Metrics,
     acceptance_metrics,
@@ -33,10 +33,9 @@ from .metrics import (
     time_metric,
     waiting_metrics,
 )
-from .periods import StepPeriods
-from .requests import RequestLog, RequestRecord
-from .rows import copy_rows, per_step, sync_rows
-from .waiting import Waiting, WaitingSink
+from .requests import AcceptanceLog, RequestLog, RequestRecord
+from .steps import StepPeriods
+from .waiting import BubbleSink, Waiting, WaitingSink
 
 _NO_PERIOD = "fewer than two launches without sleep between them"
 _NO_IDLE = "fewer than two steps with forward kernels"
@@ -54,18 +53,48 @@ class ResultParts(NamedTuple):
     outputs: Outputs
 
 
-class HotBufferCount(NamedTuple):
-    """What is needed to count the lookups in hot buffers."""
+class Lookups(NamedTuple):
+    """Lookups of requests longer than their buffers. The newest token is never looked up and does not count."""
 
-    lookups: LookupCount
-    token_bytes: int  # of the KV behind one lookup
+    total: int
+    missed: int
+
+    @property
+    def hit_ratio(self) -> float | None:
+        return 1 - self.missed / self.total if self.total else None
+
+
+class HotBufferTables(Protocol):
+    """Counts lookups on the device."""
+
+    lookups: torch.Tensor  # [2] int64: total and missed, since the start
+
+
+class LookupCount:
+    """The lookups since the object was created. ``peek`` reads a tensor without the device noticing; ``token_bytes`` is
+    the size of the KV behind one lookup."""
+
+    def __init__(
+        self, buffers: HotBufferTables, peek: Callable[[torch.Tensor], torch.Tensor], *, token_bytes: int
+    ) -> None:
+        self.token_bytes = token_bytes
+        self._buffers = buffers
+        self._peek = peek
+        self._before = self._now()
+
+    def found(self) -> Lookups:
+        now = self._now()
+        return Lookups(now.total - self._before.total, now.missed - self._before.missed)
+
+    def _now(self) -> Lookups:
+        return Lookups(*map(int, self._peek(self._buffers.lookups).tolist()))
 
 
 class RunCollector:
     """A sink for the windows of the timeline, and the observers of the scheduler."""
 
-    def __init__(self, clock: Clock, hot_buffers: HotBufferCount | None = None) -> None:
-        self._hot_buffers = hot_buffers
+    def __init__(self, clock: Clock, lookups: LookupCount | None = None) -> None:
+        self._lookups = lookups
         self.requests = RequestLog(clock)
         self.periods = StepPeriods(clock)
         self.acceptance = AcceptanceLog()
@@ -110,10 +139,10 @@ class RunCollector:
     @computes("hisparse_hit_ratio", "hisparse_swap_in_bytes_per_step")
     def _hot_buffer_metrics(self, *, exact: bool) -> Metrics:
         """Empty where all KV is on the device."""
-        if self._hot_buffers is None:
+        if self._lookups is None:
             return {}
-        steps, lookups = self.counts.steps["decode"], self._hot_buffers.lookups.found()
-        fetched = lookups.missed * self._hot_buffers.token_bytes
+        steps, lookups = self.counts.steps["decode"], self._lookups.found()
+        fetched = lookups.missed * self._lookups.token_bytes
         values = {
             "hisparse_hit_ratio": lookups.hit_ratio,
             "hisparse_swap_in_bytes_per_step": fetched / steps if steps else None,
@@ -124,27 +153,10 @@ class RunCollector:
 
 def idle_part(waiting: Waiting) -> IdlePart:
     return IdlePart(
-        host_late_us=waiting.host_late / 1e3,
-        launch_latency_us=waiting.launch_latency / 1e3,
-        unnamed_host_us=waiting.unnamed_host / 1e3,
-        dependency_us=waiting.dependency / 1e3,
-        kernel_gap_us=waiting.kernel_gap / 1e3,
-        no_work_us=waiting.no_work / 1e3,
-        residue_us=waiting.residue / 1e3,
+        **{name: getattr(waiting, name.removesuffix("_us")) / 1e3 for name in IdlePart.model_fields}
     )
 
 
 def request_row(record: RequestRecord, *, save_tokens: bool) -> RequestRow:
-    return RequestRow.model_validate(
-        {
-            "id": record.id,
-            "arrival": record.arrival,
-            "first_token": record.first_token,
-            "finish": record.finish,
-            "prompt_tokens": record.prompt_tokens,
-            "output_tokens": record.output_tokens,
-            "status": record.status,
-            "reason": record.reason,
-            "token_ids": tuple(record.output_ids) if save_tokens else None,
-        }
-    )
+    row = RequestRow.model_validate(record, from_attributes=True)
+    return row.model_copy(update={"token_ids": tuple(record.output_ids)}) if save_tokens else row

@@ -1,16 +1,114 @@
-"""Copies, syncs and kernels of a step: by step kind and stream, in total and by source line."""
+"""Copies, syncs and kernels of a step: by step kind and stream, in total and by source line, as rows of the result."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from ...sched.observe import StepInfo
-from ..record.timeline import Call, Op, Window
-from .lines import LineTotals
-from .steps import OUTSIDE, StepGate, labels
+from ..record.result import CopyRow, CountSummary, KindCounts, SitePart, SyncRow
+from ..record.timeline import Call, Names, Op, Window
+from .steps import OUTSIDE, STEADY, StepGate, labels
+
+KERNEL_COPY = "kernel"  # direction of a kernel that reads or writes pinned host memory
+
+_launched = attrgetter("launched")
+_start = attrgetter("start")
+
+
+class CopyLine(NamedTuple):
+    """Copies that are alike. ``kind`` is the step's kind, ``decode.steady`` apart from ``decode``."""
+
+    site: int
+    range: str
+    kind: str
+    stream: int
+    direction: str
+    host_memory: str
+    blocking: bool
+
+
+class CallLine(NamedTuple):
+    """Syncs, and other calls that waited, that are alike."""
+
+    site: int
+    range: str
+    kind: str
+    stream: int
+    call: str
+    sync: bool  # its purpose is to wait
+
+
+@dataclass(slots=True)
+class Cost:
+    """``host_ns``: how long calls of the line waited for the device; ``exposed_ns``: its exposed part."""
+
+    count: int = 0
+    bytes: int = 0
+    host_ns: int = 0
+    exposed_ns: int = 0
+
+    def add(self, other: Cost) -> None:
+        self.count += other.count
+        self.bytes += other.bytes
+        self.host_ns += other.host_ns
+        self.exposed_ns += other.exposed_ns
+
+
+class LineTotals:
+    """Sums of copies and calls by ``CopyLine`` and ``CallLine``."""
+
+    def __init__(self, exposed: Callable[[Call], int]) -> None:
+        self.copies: dict[CopyLine, Cost] = {}
+        self.calls: dict[CallLine, Cost] = {}
+        self._exposed = exposed
+
+    def fold(self, kind: str, copies: list[Op], calls: list[Call]) -> None:
+        """All copies and all copy, sync and waiting calls of one step."""
+        others = {id(call): call for call in calls if call.kind != "copy" or call.waited}
+        for op, call in paired(copies, [call for call in calls if call.kind == "copy"]):
+            cost = self._copy(kind, op)
+            if call is not None:
+                self._charge(cost, call)
+                others.pop(id(call), None)
+        for call in others.values():
+            line = CallLine(call.site, call.range, kind, call.stream, call.name, call.kind == "sync")
+            cost = self.calls.setdefault(line, Cost())
+            cost.count += 1
+            self._charge(cost, call)
+
+    def _copy(self, kind: str, op: Op) -> Cost:
+        kernel = op.kind == "kernel"
+        direction = KERNEL_COPY if kernel else op.kind
+        memory = "pinned" if kernel else op.host_memory
+        line = CopyLine(op.site, op.range, kind, op.stream, direction, memory, op.blocking)
+        cost = self.copies.setdefault(line, Cost())
+        cost.count += 1
+        cost.bytes += op.host_bytes if kernel else op.bytes
+        return cost
+
+    def _charge(self, cost: Cost, call: Call) -> None:
+        if call.waited:
+            cost.host_ns += call.waited
+            cost.exposed_ns += self._exposed(call)
+
+
+def paired(copies: Iterable[Op], calls: Iterable[Call]) -> Iterator[tuple[Op, Call | None]]:
+    """Each copy with the call that enqueued it. A kernel copy and a node of a graph have no call of their own."""
+    ordered = iter(sorted(calls, key=_start))
+    call = next(ordered, None)
+    for op in sorted(copies, key=_launched):
+        while call is not None and call.end < op.launched:
+            call = next(ordered, None)
+        if op.kind == "kernel" or call is None or op.launched < call.start:
+            yield op, None
+        else:
+            yield op, call
+            call = next(ordered, None)
+
 
 LAG: Final = 8  # more than the waiting sink's, whose exposures are taken when a step is folded
 _COPIES: Final = frozenset(("h2d", "d2h", "d2d"))
@@ -24,15 +122,6 @@ class CounterKey(NamedTuple):
     kind: str
     stream: int
     counter: str
-
-
-class CountsPerStep(NamedTuple):
-    """Counts per step over all steps of a kind, those without any included."""
-
-    median: float
-    mean: float
-    max: int
-    steps_with: int
 
 
 class _Pending:
@@ -82,7 +171,7 @@ class CountsSink:
         for entry in (*(entry for _, entry in self._outside), *self._pending.values()):
             self.lines.fold(OUTSIDE, entry.copies, entry.calls)
 
-    def tallies(self) -> dict[CounterKey, CountsPerStep]:
+    def tallies(self) -> dict[CounterKey, CountSummary]:
         return {place: _tally(seen, self.steps[place.kind]) for place, seen in sorted(self._seen.items())}
 
     def _take_copy(self, op: Op) -> None:
@@ -123,7 +212,7 @@ class CountsSink:
             self.lines.fold(OUTSIDE, entry.copies, entry.calls)
 
 
-def _tally(seen: Counter[int], steps: int) -> CountsPerStep:
+def _tally(seen: Counter[int], steps: int) -> CountSummary:
     """Median, mean and max over ``steps`` steps of which those in ``seen`` had any."""
     steps_with = seen.total()
     ordered = sorted(seen.items())
@@ -131,7 +220,7 @@ def _tally(seen: Counter[int], steps: int) -> CountsPerStep:
         ordered.insert(0, (0, steps - steps_with))
     low, high = _at(ordered, (steps - 1) // 2), _at(ordered, steps // 2)
     mean = sum(count * times for count, times in ordered) / steps
-    return CountsPerStep(median=(low + high) / 2, mean=mean, max=ordered[-1][0], steps_with=steps_with)
+    return CountSummary(median=(low + high) / 2, mean=mean, max=ordered[-1][0], steps_with=steps_with)
 
 
 def _at(ordered: list[tuple[int, int]], rank: int) -> int:
@@ -141,3 +230,77 @@ def _at(ordered: list[tuple[int, int]], rank: int) -> int:
         if rank < 0:
             return value
     raise IndexError(rank)
+
+
+Line = TypeVar("Line", CopyLine, CallLine)
+
+
+def stream_name(names: Names, stream: int) -> str:
+    return names.streams.get(stream, f"stream {stream}")
+
+
+def per_step(
+    steps: Mapping[str, int], tallies: Mapping[CounterKey, CountSummary], names: Names
+) -> dict[str, KindCounts]:
+    streams: dict[str, dict[str, dict[str, CountSummary]]] = {kind: {} for kind in sorted(steps)}
+    for place, tally in tallies.items():
+        counters = streams[place.kind].setdefault(stream_name(names, place.stream), {})
+        counters[place.counter] = tally
+    return {kind: KindCounts.model_validate({"steps": steps[kind], **streams[kind]}) for kind in streams}
+
+
+def copy_rows(lines: Mapping[CopyLine, Cost], names: Names) -> tuple[CopyRow, ...]:
+    """Sorted by exposed time, then by waited time, then by count, largest first."""
+    rows = [
+        CopyRow(
+            direction=line.direction,
+            host_memory=line.host_memory,
+            blocking=line.blocking,
+            bytes=cost.bytes,
+            **_common(names, line, cost, steady),
+        )
+        for line, (cost, steady) in _without_steady(lines).items()
+    ]
+    return tuple(sorted(rows, key=_weight))
+
+
+def sync_rows(lines: Mapping[CallLine, Cost], names: Names) -> tuple[SyncRow, ...]:
+    """In the order of ``copy_rows``."""
+    rows = [
+        SyncRow(call=line.call, sync=line.sync, **_common(names, line, cost, steady))
+        for line, (cost, steady) in _without_steady(lines).items()
+    ]
+    return tuple(sorted(rows, key=_weight))
+
+
+def _common(names: Names, line: CopyLine | CallLine, cost: Cost, steady: int) -> dict[str, Any]:
+    """The fields that both kinds of row have."""
+    return {
+        "site": site_part(names, line.site),
+        "range": line.range,
+        "kind": line.kind,
+        "stream": stream_name(names, line.stream),
+        "count": cost.count,
+        "steady": steady,
+        "host_us": cost.host_ns / 1e3,
+        "exposed_us": cost.exposed_ns / 1e3,
+    }
+
+
+def site_part(names: Names, site: int) -> SitePart | None:
+    return SitePart(**names.sites[site]._asdict()) if site >= 0 else None
+
+
+def _without_steady(lines: Mapping[Line, Cost]) -> dict[Line, tuple[Cost, int]]:
+    """Adds the lines of steady decodes to those of all decodes, and keeps their count."""
+    merged: dict[Line, tuple[Cost, int]] = {}
+    for line, cost in lines.items():
+        kind = line.kind.removesuffix(STEADY)
+        whole, steady = merged.get(line._replace(kind=kind), (Cost(), 0))
+        whole.add(cost)
+        merged[line._replace(kind=kind)] = whole, steady + (cost.count if kind != line.kind else 0)
+    return merged
+
+
+def _weight(row: CopyRow | SyncRow) -> tuple[float, float, int, str]:
+    return -row.exposed_us, -row.host_us, -row.count, row.model_dump_json()

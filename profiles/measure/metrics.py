@@ -9,10 +9,8 @@ from typing import Final, TypeVar
 
 from ..record.definitions import definition
 from ..record.result import Abstained, Metric
-from .acceptance import AcceptanceLog
 from .distribution import Distribution, needed
-from .latency import Instant, between, tpot
-from .requests import RequestTotals
+from .requests import AcceptanceLog, Instant, RequestTotals, between, tpot
 from .throughput import SteadyThroughput, Throughput, steady_throughput, throughput
 from .waiting import Waiting
 

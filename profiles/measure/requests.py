@@ -1,16 +1,17 @@
-"""Records of requests and tokens, collected by an observer of the scheduler."""
+"""Records of requests, tokens and accepted drafts, collected by observers of the scheduler; latencies of requests."""
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ...sched.observe import Clock, Observer
+from ...sched.request import Request
 from .distribution import Distribution
 
 if TYPE_CHECKING:
@@ -158,3 +159,54 @@ class RequestLog(Observer):
     def kv_usage(self, used_tokens: int) -> None:
         totals = self.totals
         totals.peak_kv_tokens = max(totals.peak_kv_tokens, used_tokens)
+
+
+Instant = Literal["arrival", "first_scheduled", "prefilled", "transferred", "first_token", "finish"]
+
+
+def between(records: Sequence[RequestRecord], start: Instant, end: Instant) -> Distribution:
+    """Times from one instant to another in ns, of the finished requests that have both."""
+    spans = ((getattr(r, start), getattr(r, end)) for r in records if r.finished)
+    return Distribution(to - begin for begin, to in spans if begin is not None and to is not None)
+
+
+def tpot(records: Sequence[RequestRecord]) -> Distribution:
+    """Time per output token after the first, rounded down to ns. Requests with a single token have none."""
+    return Distribution(
+        (r.finish - r.first_token) // (r.output_tokens - 1)
+        for r in records
+        if r.finished and r.first_token is not None and r.output_tokens > 1
+    )
+
+
+class AcceptanceLog(Observer):
+    """Counts the verifies of requests by the tokens that each accepted, before any cut at the end of a request."""
+
+    def __init__(self) -> None:
+        self._verifies: Counter[int] = Counter()
+
+    @classmethod
+    def merged(cls, logs: Iterable[AcceptanceLog]) -> AcceptanceLog:
+        """The log of several workers, each of which had a part of the requests."""
+        whole = cls()
+        for log in logs:
+            whole._verifies += log._verifies
+        return whole
+
+    def verified(self, request: Request, accepted: int) -> None:  # noqa: ARG002
+        self._verifies[accepted] += 1
+
+    @property
+    def accept_length(self) -> float | None:
+        """Tokens per verify; None where nothing was verified."""
+        total = self._verifies.total()
+        return sum(length * count for length, count in self._verifies.items()) / total if total else None
+
+    def by_position(self, drafts: int) -> list[float]:
+        """The share of verifies that accepted each of the first ``drafts`` draft positions."""
+        total = self._verifies.total()
+        reached = (
+            sum(count for length, count in self._verifies.items() if length > position)
+            for position in range(1, drafts + 1)
+        )
+        return [count / total for count in reached] if total else []

@@ -1,13 +1,15 @@
-"""Completeness of steps, whose records may arrive in later windows than their StepInfo."""
+"""Steps: their kinds, when their records are complete, and the period of the loop."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from operator import attrgetter
 
-from ...sched.observe import StepInfo
+from ...sched.observe import NO_STEP, SLEEP, Clock, Observer, StepInfo
 from ..record.timeline import Window
+from .distribution import Distribution
 
 STEADY = ".steady"
 # Kinds of steps that are launched together with a step of another kind, and are no iterations of their own.
@@ -78,3 +80,41 @@ class StepGate:
                 f"{what} of step {min(late)} arrived after step {self.passed} was complete "
                 f"({self._lag} later steps had settled)"
             )
+
+
+class SleepAnnouncingClock:
+    """A clock that announces its sleeps as a range, so that a timeline can distinguish no work from late work."""
+
+    def __init__(self, clock: Clock, observer: Observer) -> None:
+        self._clock = clock
+        self._observer = observer
+
+    def now(self) -> int:
+        return self._clock.now()
+
+    def sleep_until(self, at: int) -> None:
+        with self._observer.range(SLEEP, NO_STEP, 0):
+            self._clock.sleep_until(at)
+
+
+class StepPeriods(Observer):
+    """Times from each launch to the next, ns, without periods in which the scheduler slept. Under overlap a period
+    belongs to no single step: it contains the settling of one step and the preparing of another."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.periods = Distribution()
+        self._clock = clock
+        self._last: int | None = None
+
+    def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:
+        if name == SLEEP:
+            self._last = None
+        return super().range(name, step, size)
+
+    def launched(self, info: StepInfo) -> None:
+        if info.kind in PARTS:
+            return
+        now = self._clock.now()
+        if self._last is not None:
+            self.periods.add(now - self._last)
+        self._last = now

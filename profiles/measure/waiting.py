@@ -1,4 +1,4 @@
-"""Idle time of the GPU between forwards, its causes, and the exposed part of the host's waits.
+"""Idle time of the GPU: between forwards with its causes, the exposed part of the host's waits, and on pipeline stages.
 
 Between two spans of forward kernels lies forward idle::
 
@@ -22,12 +22,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Final, NamedTuple
 
+from ...sched.observe import SLEEP
 from ..record.timeline import Call, Op, Range, Wait, Window
 from .distribution import Distribution
 from .intervals import IntervalTrack, IntervalUnion, covered
 from .steps import OUTSIDE, PARTS, StepGate
 
-SLEEP: Final = "sleep"  # range that is open while the scheduler has nothing to do until a known instant
 LAG: Final = 4
 
 
@@ -224,3 +224,53 @@ class WaitingSink:
         if self._origin is not None:
             self._kernels.settle(self._origin, self._cursor)
             self._forward_kernels.settle(self._origin, self._cursor)
+
+
+TURN = "turn"  # a range of the pipelined loop, whose size is the place of the microbatch
+OUTSIDE_TURNS = -1
+
+
+class StageTime(NamedTuple):
+    """Times in ns. ``idle`` is by the place of the microbatch whose kernel ended it, or OUTSIDE_TURNS."""
+
+    first: int
+    last: int
+    busy: int
+    idle: dict[int, int]
+
+
+class BubbleSink:
+    """Idle time of the device of a pipeline stage, by the microbatch that it waited for. Takes windows in time order::
+
+    kernels   |-- mb 0 --|     |-- mb 1 --|-- mb 1 --|  |-- mb 0 --|
+    idle                  mb 1                        mb 0
+    """
+
+    def __init__(self) -> None:
+        self._first: int | None = None
+        self._end = 0
+        self._busy = 0
+        self._idle: Counter[int] = Counter()
+        self._places: dict[int, int] = {}
+
+    def feed(self, window: Window) -> None:
+        self._places.update((entry.step, entry.size) for entry in window.ranges if entry.name == TURN)
+        for op in sorted((op for op in window.ops if op.kind == "kernel"), key=lambda op: op.start):
+            if self._first is None:
+                self._first = self._end = op.start
+            if op.start > self._end:
+                self._idle[self._places.get(op.step, OUTSIDE_TURNS)] += op.start - self._end
+            self._busy += max(0, op.end - max(op.start, self._end))
+            self._end = max(self._end, op.end)
+
+    def found(self) -> StageTime | None:
+        """None where no kernel ran."""
+        if self._first is None:
+            return None
+        return StageTime(self._first, self._end, self._busy, dict(self._idle))
+
+
+def bubble(stages: list[StageTime]) -> float:
+    """Percent: 1 - sum of busy times / (stages x window), where the window spans all stages."""
+    window = max(stage.last for stage in stages) - min(stage.first for stage in stages)
+    return 100 * (1 - sum(stage.busy for stage in stages) / (len(stages) * window)) if window else 0.0

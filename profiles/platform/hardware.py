@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from ...sched.config import Capabilities
 
 
-_NANOSECONDS: Final = Field(ge=0, le=1e9)
-_BYTES: Final = Field(ge=0, le=2**40)
-_BANDWIDTH: Final = Field(ge=1e6, le=1e18)
-_RATE: Final = Field(ge=1e9, le=1e24)
-_RATIO: Final = Field(ge=1e-3, le=1)
+# The bounds of a constant, by its unit.
+_Ns = Annotated[float, Field(ge=0, le=1e9)]
+_B = Annotated[float, Field(ge=0, le=2**40)]
+_Bandwidth = Annotated[float, Field(ge=1e6, le=1e18)]
+_Rate = Annotated[float, Field(ge=1e9, le=1e24)]
+_Share = Annotated[float, Field(ge=1e-3, le=1)]
+Bounded = TypeVar("Bounded", bound=float)
 
 
 class HardwareError(ValueError):
@@ -38,7 +40,7 @@ class ProfileModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-class Quantity(ProfileModel):
+class Quantity(ProfileModel, Generic[Bounded]):
     """A constant of the machine. Its true value is taken to lie between ``low`` and ``high``; ``origin`` says where it
     comes from: measured, published, datasheet or estimate, and how. Verdicts on emulated times are asked again under
     draws from these ranges.
@@ -46,9 +48,9 @@ class Quantity(ProfileModel):
     Each unit's bounds are far from any machine's and keep a run's instants within 64-bit integers of ns.
     """
 
-    value: float
-    low: float
-    high: float
+    value: Bounded
+    low: Bounded
+    high: Bounded
     origin: str = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -60,38 +62,23 @@ class Quantity(ProfileModel):
         return self
 
 
-class Nanoseconds(Quantity):
-    value: Annotated[float, _NANOSECONDS]
-    low: Annotated[float, _NANOSECONDS]
-    high: Annotated[float, _NANOSECONDS]
+class Nanoseconds(Quantity[_Ns]):
     unit: Literal["ns"]
 
 
-class Bytes(Quantity):
-    value: Annotated[float, _BYTES]
-    low: Annotated[float, _BYTES]
-    high: Annotated[float, _BYTES]
+class Bytes(Quantity[_B]):
     unit: Literal["B"]
 
 
-class BytesPerSecond(Quantity):
-    value: Annotated[float, _BANDWIDTH]
-    low: Annotated[float, _BANDWIDTH]
-    high: Annotated[float, _BANDWIDTH]
+class BytesPerSecond(Quantity[_Bandwidth]):
     unit: Literal["B/s"]
 
 
-class FlopsPerSecond(Quantity):
-    value: Annotated[float, _RATE]
-    low: Annotated[float, _RATE]
-    high: Annotated[float, _RATE]
+class FlopsPerSecond(Quantity[_Rate]):
     unit: Literal["FLOP/s"]
 
 
-class Ratio(Quantity):
-    value: Annotated[float, _RATIO]
-    low: Annotated[float, _RATIO]
-    high: Annotated[float, _RATIO]
+class Ratio(Quantity[_Share]):
     unit: Literal["1"]
 
 

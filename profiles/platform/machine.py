@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from ...sched.config import Capabilities
 from ...sched.observe import Clock, Observer
-from ..record.hazards import FoundHazard
 from ..record.result import HardwarePart, Labels
-from ..record.timeline import Names, Site
+from ..record.timeline import FoundHazard, Names, Site
 
 T = TypeVar("T")
 
@@ -22,44 +21,69 @@ class MachineError(RuntimeError):
     """This machine cannot do what was asked."""
 
 
-class HostTime(Protocol):
-    """How the time of the scheduler's own code gets onto the machine's clock."""
+class HostTime:
+    """How the time of the scheduler's own code gets onto the machine's clock. Here the clock includes it already: it is
+    real, or advanced by a profile's costs."""
+
+    __slots__ = ()
 
     def running(self) -> AbstractContextManager[None]:
         """Inside it, the scheduler's loop runs."""
-
-    def excluded(self, part: T) -> T:
-        """An observer, clock or source of the tool's, wrapped so that calls to it take no host time."""
-
-
-class ClockedHostTime:
-    """The clock includes the host's time already: it is real, or advanced by a profile's costs."""
-
-    def running(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def excluded(self, part: T) -> T:
+        """An observer, clock or source of the tool's, wrapped so that calls to it take no host time."""
         return part
 
 
-class HazardWatcher(Protocol):
-    """Follows every access to device and pinned memory and reports those that nothing orders.
+class Watcher:
+    """Receives what happens to device and pinned memory, and ignores it. Subclasses follow memory: the hazard checker,
+    and the adversary's re-use of freed blocks.
 
-    ``sites`` and ``streams`` are the source lines and the stream names by number that the reports refer to.
+    ``spent`` is the time in ns of this process that watching has taken so far. ``sites`` and ``streams`` are the source
+    lines and the stream names by number that reports refer to.
     """
 
-    @property
-    def spent(self) -> int:
-        """Nanoseconds of this process's time that watching has taken so far."""
+    _NOTHING: ClassVar[AbstractContextManager[None]] = nullcontext()
+
+    spent = 0
+
+    def listening(self) -> AbstractContextManager[None]:
+        """Surrounds everything that happens on the virtual GPU."""
+        return self._NOTHING
+
+    def made(self, tensor: torch.Tensor) -> None:
+        """``tensor`` is new memory, or a view, and nothing was launched."""
+
+    def host_access(self, op: str, tensor: torch.Tensor, *, write: bool) -> None:
+        """The host itself reads or writes pinned memory."""
+
+    def sent(self, tensor: torch.Tensor) -> None:
+        """A link reads the values on the current stream."""
+
+    def generated(self, op: str, tensor: torch.Tensor) -> None:
+        """``op`` launched a kernel that writes new memory."""
 
     def name(self, tensor: torch.Tensor, name: str) -> None:
         """Name the tensor's memory in all later reports, and report it if it is written and never read."""
 
-    def found(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[FoundHazard, ...]:
-        """Accesses that nothing orders."""
+    def record_stream(self, tensor: torch.Tensor, queue: int) -> None:
+        """Once freed, the tensor's memory is not re-issued before that stream has done its present work."""
 
-    def unread(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[FoundHazard, ...]:
+    def capturing(self, capture: object | None) -> None:
+        """Operations become nodes of that graph from now on; with None they are executed again."""
+
+    def replaying(self, capture: object) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Surrounds the computation of a graph that is launched."""
+        return self._NOTHING
+
+    def found(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[FoundHazard, ...]:  # noqa: ARG002
+        """Accesses that nothing orders."""
+        return ()
+
+    def unread(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[FoundHazard, ...]:  # noqa: ARG002
         """Named memory that was written and never read."""
+        return ()
 
 
 @dataclass(slots=True)
@@ -90,7 +114,7 @@ class Machine:
     peek: Callable[[torch.Tensor], torch.Tensor]
     environment: dict[str, Any]
     traced: Callable[[], AbstractContextManager[Counting]] | None = None
-    host: HostTime = field(default_factory=ClockedHostTime)
-    hazards: HazardWatcher | None = None
+    host: HostTime = field(default_factory=HostTime)
+    hazards: Watcher | None = None
     untimed: str = ""
     unwatched: Callable[[], AbstractContextManager[None]] = nullcontext

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 
 from ...scenarios.conditions import RELAY_STATE, condition_path
 from ...scenarios.loader import PartialScenarioError, load
 from ...scenarios.problems import KeyPath, Problem, ScenarioError, either, show, touches, unknown
-from ...scenarios.schema import HiSparse, ModelSection, RelaySection, Scenario
+from ...scenarios.schema import AcceptanceSection, HiSparse, ModelSection, RelaySection, Scenario, Speculative
 from ...scenarios.workload import params
+from ...sched.config import SimulatedAcceptance, SpeculativeConfig
 from ...sched.data_parallel.mlp import most_ranks
 from ...sched.hisparse.pools import LONGEST
 from ...sched.model import checkpoint
@@ -256,3 +257,29 @@ def _buffer_sizes(wanted: HiSparse, top_k: int, page_size: int) -> Iterator[tupl
         yield key, f"expected less than {LONGEST}, got {size}"
     if size % page_size:
         yield key, f"expected whole pages of {page_size}, got {size}"
+
+
+def speculation(scenario: Scenario) -> Literal["v1", "v2"] | None:
+    """The speculative worker of a scenario; None without speculation."""
+    spec = scenario.engine.speculative
+    return None if spec.algorithm == "none" else spec.mode
+
+
+def speculation_depth(scenario: Scenario) -> int:
+    """Draft steps after each token; 0 without speculation."""
+    return scenario.engine.speculative.steps if speculation(scenario) else 0
+
+
+def speculative_config(spec: Speculative) -> SpeculativeConfig | None:
+    if spec.algorithm == "none":
+        return None
+    simulated = None
+    if isinstance(spec.acceptance, AcceptanceSection):
+        simulated = SimulatedAcceptance(spec.acceptance.mean, spec.acceptance.method, spec.acceptance.per)
+    return SpeculativeConfig(
+        mode=spec.mode,
+        steps=spec.steps,
+        topk=spec.topk,
+        draft_tokens=spec.draft_tokens or spec.steps + 1,
+        acceptance=simulated,
+    )

@@ -11,8 +11,6 @@ from typing import Any, Final, TypeVar
 
 from ...sched.data_parallel.sync import RankShare
 from ...sched.disagg.layout import RankLayout
-from ..measure.acceptance import AcceptanceLog
-from ..measure.bubble import OUTSIDE_TURNS, bubble
 from ..measure.metrics import (
     Metrics,
     acceptance_metrics,
@@ -21,10 +19,10 @@ from ..measure.metrics import (
     request_metrics,
     transfer_metrics,
 )
-from ..measure.requests import RequestRecord, RequestTotals
+from ..measure.requests import AcceptanceLog, RequestRecord, RequestTotals
 from ..measure.steps import is_iteration
-from ..platform.resolve import Resolved
-from ..platform.speculation import speculation_depth
+from ..measure.waiting import OUTSIDE_TURNS, bubble
+from ..platform.resolve import Resolved, speculation_depth
 from ..record.result import (
     Abstained,
     CopyRow,

@@ -25,7 +25,7 @@ from ...scenarios.problems import ScenarioError
 from ...scenarios.schema import Scenario
 from ...sched.link import Link, LinkError
 from ...sched.observe import Clock
-from ..cuda.clock import WallClock
+from ..cuda.log import WallClock
 from ..cuda.machine import open_cuda
 from ..platform import capacity
 from ..platform.machine import Machine, MachineError

@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 import torch
 
 from ..vgpu import VirtualGpu
+from ..vgpu.copies import receive, send
 from ..vgpu.engine import EventRecording, PeerEventRecording
-from ..vgpu.peer_copy import receive, send
 
 
 class SendTimes(NamedTuple):

@@ -15,8 +15,8 @@ import torch
 from ...sched.link import LinkError, Message
 from ..platform.hardware import LinkProfile
 from ..vgpu import VirtualGpu
+from ..vgpu.copies import receive, send
 from ..vgpu.engine import EventRecording, PeerEventRecording, StreamQueue
-from ..vgpu.peer_copy import receive, send
 from ..vgpu.tensor import DeviceTensor
 from .message_router import Departure, MessageInFlight, MessageRouter, RankInbox
 from .rank_threads import AwaitedInstant, Member

@@ -25,11 +25,12 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": f"{platform.system()}-{platform.machine()}",
         "cpu": _cpu(),
-        **{name: version for name in _PACKAGES if (version := _version(name))},
+        **{name: found for name in _PACKAGES if (found := version(name))},
     }
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+    """The installed version of a package, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

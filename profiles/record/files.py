@@ -15,28 +15,26 @@ def write_whole(path: Path, text: str) -> None:
 
     A killed process leaves a hidden file whose name ends in its process id. Raises OSError.
     """
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with unfinished.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with _replaced(path) as file:
+        file.write(text.encode())
 
 
 @contextmanager
 def packed_whole(path: Path, *, level: int = 6) -> Iterator[BinaryIO]:
     """As ``write_whole``, for the bytes that the block writes, gzipped. Equal content gives equal bytes. No file
     appears where the block raises."""
+    with _replaced(path) as raw, gzip.GzipFile("", "wb", level, raw, mtime=0) as file:
+        yield cast(BinaryIO, file)
+
+
+@contextmanager
+def _replaced(path: Path) -> Iterator[BinaryIO]:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with unfinished.open("wb") as raw:
-            with gzip.GzipFile("", "wb", level, raw, mtime=0) as file:
-                yield cast(BinaryIO, file)
-            raw.flush()
-            os.fsync(raw.fileno())
+        with unfinished.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)

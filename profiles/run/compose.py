@@ -37,8 +37,7 @@ from ...sched.request import RequestSource
 from ...sched.speculate.worker import Worker
 from ...sched.streams import Streams
 from ..platform.machine import Machine
-from ..platform.resolve import Resolved
-from ..platform.speculation import speculative_config
+from ..platform.resolve import Resolved, speculative_config
 from .compose_model import draft_worker, kv_tier, model_parts
 from .declared_hazards import name_pools
 from .rank_context import ALONE, RankContext

@@ -40,7 +40,7 @@ from ...sched.speculate.verifier import Verifier
 from ...sched.speculate.worker import Worker
 from ...sched.streams import Streams
 from ..platform.resolve import Resolved
-from ..vgpu.pinned import pin
+from ..vgpu.tensor import pin
 from .rank_context import RankContext
 
 

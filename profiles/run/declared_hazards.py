@@ -11,9 +11,8 @@ import torch
 from ...sched.loop.engine import Engine
 from ...sched.relay import states
 from ..platform.machine import Machine
-from ..record.hazards import FoundAccess, FoundHazard, HazardKind
-from ..record.result import Abstained, HazardAccess, HazardFinding, Hazards, SitePart
-from ..record.timeline import Site
+from ..record.result import Abstained, HazardFinding, Hazards
+from ..record.timeline import FoundAccess, FoundHazard, HazardKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +111,14 @@ _TOKEN_READS = (
     _read_by_schedule("cast_output", "batch.output_ids"),
 )
 
+
+def _dead(buffer: str, function: str, stream: str) -> tuple[HazardSign, ...]:
+    """The function's writes of the buffer are never read. A device without side streams has the schedule stream
+    alone."""
+    writes = (AccessSign(on, True, function, f"self.{buffer}[") for on in (stream, "schedule"))
+    return (HazardSign("unread", buffer, tuple(writes)),)
+
+
 # By the names under which states of the relay declare them.
 SIGNS: Mapping[str, tuple[HazardSign, ...]] = {
     states.SLOT_REUSE: (HazardSign("race", "req_to_token", _PAGE_TABLE_READS, _ROW_PLACEMENTS),),
@@ -142,27 +149,8 @@ SIGNS: Mapping[str, tuple[HazardSign, ...]] = {
     states.ROUND_TRIP: (
         HazardSign("freed", "result of receive", _TOKEN_READS, (AccessSign("copy", write=True),)),
     ),
-    # A device without side streams has the schedule stream alone.
-    states.DEAD_STASH: (
-        HazardSign(
-            "unread",
-            "output_tokens_buf",
-            tuple(
-                AccessSign(stream, True, "FutureMap.stash", "self.output_tokens_buf[")
-                for stream in ("copy", "schedule")
-            ),
-        ),
-    ),
-    states.DEAD_PUBLISH: (
-        HazardSign(
-            "unread",
-            "new_seq_lens_buf",
-            tuple(
-                AccessSign(stream, True, "FutureMap.publish", "self.new_seq_lens_buf[")
-                for stream in ("forward", "schedule")
-            ),
-        ),
-    ),
+    states.DEAD_STASH: _dead("output_tokens_buf", "FutureMap.stash", "copy"),
+    states.DEAD_PUBLISH: _dead("new_seq_lens_buf", "FutureMap.publish", "forward"),
 }
 
 
@@ -201,22 +189,9 @@ def split_declared(found: Sequence[FoundHazard], declared: Sequence[str]) -> Haz
     attributed = {id(finding) for findings in shown.values() for finding in findings}
     return Hazards(
         known=tuple(name for name, findings in shown.items() if findings),
-        findings=tuple(_part(finding) for finding in found if id(finding) not in attributed),
+        findings=tuple(
+            HazardFinding.model_validate(finding, from_attributes=True)
+            for finding in found
+            if id(finding) not in attributed
+        ),
     )
-
-
-def _part(finding: FoundHazard) -> HazardFinding:
-    return HazardFinding(
-        resource=finding.resource,
-        first=_access(finding.first),
-        second=None if finding.second is None else _access(finding.second),
-        missing=finding.missing,
-    )
-
-
-def _access(access: FoundAccess) -> HazardAccess:
-    return HazardAccess(op=access.op, site=_site(access.site), stream=access.stream)
-
-
-def _site(site: Site | None) -> SitePart | None:
-    return None if site is None else SitePart(**site._asdict())

@@ -8,20 +8,17 @@ from typing import Final
 
 from ...scenarios.combinations import overlaps, staged
 from ...scenarios.schema import Scenario
-from ...scenarios.workload import Achieved, Lengths
 from ...sched.relay.choice import RelayChoice, loop_of
 from ...sched.relay.switches import DRAFT_SWITCHES, OVERLAPPED_ONLY
 from ..platform.machine import Machine
-from ..platform.speculation import speculation
+from ..platform.resolve import speculation
 from ..record.environment import environment, tool
 from ..record.result import (
-    LengthsPart,
     RelayPart,
     RequestRow,
     Result,
     RunPart,
     ScenarioPart,
-    SummaryPart,
     WorkloadPart,
 )
 from .declared_hazards import hazards
@@ -53,7 +50,7 @@ def result_of(
             update={"acceptance": _acceptance(scenario, found.done), "world": world}
         ),
         scenario=ScenarioPart(expanded=scenario.expanded(), sha256=scenario.sha256),
-        workload=_workload(found.done.achieved),
+        workload=WorkloadPart.model_validate(found.done.achieved, from_attributes=True),
         relay=RelayPart(
             state=relay.state.name,
             loop=loop_of(overlap=overlaps(scenario), staged=staged(scenario)),
@@ -109,24 +106,6 @@ def _acceptance(scenario: Scenario, done: Pass) -> str | None:
     if speculation(scenario) is None:
         return None
     return "simulated" if done.simulated else "measured"
-
-
-def _workload(achieved: Achieved) -> WorkloadPart:
-    return WorkloadPart(
-        requests=achieved.requests,
-        prompt_tokens=_lengths(achieved.prompt_tokens),
-        output_tokens=_lengths(achieved.output_tokens),
-        clipped=achieved.clipped,
-        left_out=achieved.left_out,
-    )
-
-
-def _lengths(lengths: Lengths) -> LengthsPart:
-    requested = lengths.requested
-    return LengthsPart(
-        requested=SummaryPart(**requested._asdict()) if requested else None,
-        achieved=SummaryPart(**lengths.achieved._asdict()),
-    )
 
 
 def _counted_from(start: int, rows: tuple[RequestRow, ...]) -> tuple[RequestRow, ...]:

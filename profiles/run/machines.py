@@ -11,10 +11,9 @@ from typing import Literal
 import torch
 
 from ...scenarios.schema import Scenario
-from ..cuda.hazards.machine import open_cuda_with_hazards
-from ..cuda.machine import open_cuda
+from ..cuda.machine import open_cuda, open_cuda_with_hazards
 from ..platform import capacity
-from ..platform.machine import ClockedHostTime, HostTime, Machine, MachineError
+from ..platform.machine import HostTime, Machine, MachineError
 from ..platform.resolve import Resolved
 from ..record.result import HardwarePart, Labels
 from ..record.timeline import Sink
@@ -94,7 +93,7 @@ def _open_virtual(
             adversary=adversary,
             simulation=simulation,
         ) as gpu,
-        nullcontext(ClockedHostTime()) if modelled else measured(gpu) as host,
+        nullcontext(HostTime()) if modelled else measured(gpu) as host,
     ):
         yield _machine(gpu, resolved, host, hazards=hazards)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -17,18 +16,7 @@ from ...sched.observe import NO_STEP, Observer
 from ...sched.request import Request
 from .feed import ABORTED, Feed
 
-_HOOKS = (
-    "stream",
-    "planned",
-    "launched",
-    "settled",
-    "tokens",
-    "verified",
-    "ending",
-    "ended",
-    "retracted",
-    "kv_usage",
-)
+_HOOKS = [name for name in vars(Observer) if not name.startswith("_") and name != "range"]
 
 
 class ObserverGroup(Observer):
@@ -91,11 +79,9 @@ class _Nested:
         for manager in self._managers:
             manager.__enter__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         for manager in reversed(self._managers):
-            manager.__exit__(kind, value, traceback)
+            manager.__exit__(*raised)
 
 
 class TagAudit(Observer):

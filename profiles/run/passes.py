@@ -10,7 +10,7 @@ from ..measure.collector import ResultParts
 from ..measure.metrics import Metrics
 from ..measure.requests import RequestRecord
 from ..platform.machine import Counting
-from ..platform.speculation import speculation_depth
+from ..platform.resolve import speculation_depth
 from ..record.result import Abstained, Outputs, digest
 from .runner import Pass, PreparedRun, unobserved
 

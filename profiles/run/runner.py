@@ -26,10 +26,8 @@ from ...sched.observe import Clock, Observer
 from ...sched.relay.choice import RelayChoice
 from ...sched.request import Status
 from ..cuda.nvtx_ranges import NvtxRanges, listening, measuring
-from ..measure.collector import HotBufferCount, RunCollector
-from ..measure.lookups import LookupCount
-from ..measure.periods import SleepAnnouncingClock
-from ..measure.steps import TimelineError
+from ..measure.collector import LookupCount, RunCollector
+from ..measure.steps import SleepAnnouncingClock, TimelineError
 from ..platform.machine import Machine
 from ..platform.resolve import Resolved
 from ..record.timeline import Names, Sink, Window
@@ -185,7 +183,7 @@ class PreparedRun:
         """Wall seconds of the workload, run once more: observed as every measured run and by ``more``, or not at all.
         The difference is the cost of observing."""
         self.forget()
-        collector = RunCollector(self._clock, self._hot_buffers())
+        collector = RunCollector(self._clock, self._lookups())
         workload = measured_workload(self.resolved)
         self._settle_device()
         self._load(workload)
@@ -201,7 +199,7 @@ class PreparedRun:
     def measure(self, observe: ObserverFactory) -> Pass:
         """Run the scenario's workload once. Ctrl-C, and the loss of another rank, end it early: what was collected is
         kept, and marked."""
-        collector, audit = RunCollector(self._clock, self._hot_buffers()), self._audit()
+        collector, audit = RunCollector(self._clock, self._lookups()), self._audit()
         workload = measured_workload(self.resolved)
         self._settle_device()
         start = self._load(workload)
@@ -285,15 +283,14 @@ class PreparedRun:
         tags = self._composition.tags
         return None if tags is None else TagAudit(tags, self.scheduler.engine.slots, self.machine.peek)
 
-    def _hot_buffers(self) -> HotBufferCount | None:
+    def _lookups(self) -> LookupCount | None:
         buffers = self._composition.buffers
         if buffers is None:
             return None
         model = self.resolved.model
         alike = model.num_layers // buffers.tokens.shape[0]  # layers that one buffer stands for
-        return HotBufferCount(
-            LookupCount(buffers, self.machine.peek), alike * 2 * model.kv_size * model.dtype.itemsize
-        )
+        token_bytes = alike * 2 * model.kv_size * model.dtype.itemsize
+        return LookupCount(buffers, self.machine.peek, token_bytes=token_bytes)
 
 
 def _loop(scheduler: Scheduler) -> Callable[[], None]:

@@ -12,9 +12,8 @@ from typing import Literal, NamedTuple
 
 from ...sched.observe import Clock
 from ...sched.relay.choice import RelayChoice
-from ..measure.acceptance import AcceptanceLog
-from ..measure.bubble import StageTime
-from ..measure.requests import RequestTotals
+from ..measure.requests import AcceptanceLog, RequestTotals
+from ..measure.waiting import StageTime
 from ..platform.machine import Machine
 from ..platform.resolve import Resolved
 from ..record.recording import RESULT, TimelineRecording, file_of

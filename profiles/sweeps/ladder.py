@@ -10,8 +10,7 @@ from ...scenarios.combinations import overlaps
 from ...scenarios.workload import params
 from ...sched.relay.choice import RelayChoice, difference
 from ...sched.relay.row import DraftRow, RelayRow, Speculation
-from ..platform.resolve import Resolved
-from ..platform.speculation import speculation
+from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options, RunOutcome, execute
 from ..record.result import SCHEMA_VERSION, Outputs, canonical
 from ..run.runner import ObserverFactory, unobserved

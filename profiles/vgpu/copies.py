@@ -1,4 +1,4 @@
-"""Copies between host and device, and within the device, by CUDA's rules.
+"""Copies between host and device, within the device, and to and from other devices, by CUDA's rules.
 
 A non-blocking copy between two types moves the source's bytes and converts on the device; a blocking one converts on
 the host. A strided side is copied through a contiguous temporary, which is never pinned.
@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from .bindings import clone, copy_
 from .device import VirtualGpu
-from .pinned import is_pinned, pin
-from .tensor import DeviceTensor, wrap
+from .engine import EventRecording, PeerEventRecording, StreamQueue
+from .factories import new
+from .tensor import DeviceTensor, is_pinned, pin, wrap
+from .torch_ops import clone, copy_
 
 
 class CopyHandlers:
@@ -103,3 +104,40 @@ class CopyHandlers:
 
 def _converted(held: torch.Tensor, **options: Any) -> torch.Tensor:
     return held.to(**options, copy=True)
+
+
+def send(
+    gpu: VirtualGpu, queue: StreamQueue, tensors: Sequence[torch.Tensor], duration: int, *, name: str
+) -> tuple[list[torch.Tensor], EventRecording]:
+    """Send device tensors on a link's queue. Returns their values, which are read now, in program order, and the
+    recording of when the last one has left. An adversary delays no work beyond the link."""
+    runtime = gpu.runtime
+    runtime.order_after_current(queue)
+    values, size = [], 0
+    for tensor in tensors:
+        assert isinstance(tensor, DeviceTensor)
+        held = tensor.held
+        values.append(held if held.is_meta else gpu.executor.read(clone, (held,), {}))
+        size += tensor.nbytes
+        before, runtime.stream = runtime.stream, queue
+        try:
+            gpu.watcher.sent(tensor)
+        finally:
+            runtime.stream = before
+    return values, runtime.send(queue, duration, size=size, name=name)
+
+
+def receive(
+    gpu: VirtualGpu, values: Sequence[torch.Tensor], arrival: PeerEventRecording | None
+) -> tuple[torch.Tensor, ...]:
+    """The values in memory of this device; the current stream waits for their arrival."""
+    if arrival is not None:
+        gpu.runtime.wait_peer_event(arrival)
+    return tuple(_placed(gpu, value) for value in values)
+
+
+def _placed(gpu: VirtualGpu, value: torch.Tensor) -> DeviceTensor:
+    tensor = new(gpu, value.shape, value.stride(), value.dtype)
+    gpu.executor.upload(tensor.held, value, pinned=False, waits=False)
+    gpu.watcher.generated("receive", tensor)
+    return tensor

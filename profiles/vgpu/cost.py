@@ -25,20 +25,19 @@ class Costs:
         self.inline = round(copies.pageable_inline.value)
         self._ns_per_byte = 1e9 / (kernels.memory_bandwidth.value * share.memory.value)
         self._ns_per_flop = {
-            (unit, dtype): 1e9 / (rate.value * efficiency)
+            (unit, getattr(torch, dtype)): 1e9 / (rate.value * efficiency)
             for unit, efficiency in (
                 ("memory", 1.0),
                 ("gemm", share.gemm.value),
                 ("attention", share.attention.value),
             )
-            for dtype, rate in _rates(hardware).items()
+            for dtype, rate in kernels.gemm_rates
         }
         self._copy_fixed = copies.fixed.value
-        self._copy_ns_per_byte = {
-            ("h2d", True): 1e9 / copies.h2d_pinned.value,
-            ("h2d", False): 1e9 / copies.h2d_pageable.value,
-            ("d2h", True): 1e9 / copies.d2h_pinned.value,
-            ("d2h", False): 1e9 / copies.d2h_pageable.value,
+        self._copy_ns_per_byte: dict[tuple[str, bool], float] = {
+            (direction, memory == "pinned"): 1e9 / getattr(copies, f"{direction}_{memory}").value
+            for direction in ("h2d", "d2h")
+            for memory in ("pinned", "pageable")
         }
         self._memcpy_ns_per_byte = 1e9 / copies.host_memcpy.value
 
@@ -61,16 +60,6 @@ class Costs:
     def memcpy(self, size: int) -> int:
         """The host copies ``size`` bytes of its own memory."""
         return round(size * self._memcpy_ns_per_byte)
-
-
-def _rates(hardware: HardwareProfile) -> dict[torch.dtype, Any]:
-    rates = hardware.kernels.gemm_rates
-    return {
-        torch.bfloat16: rates.bfloat16,
-        torch.float16: rates.float16,
-        torch.float32: rates.float32,
-        torch.float64: rates.float64,
-    }
 
 
 def nbytes(values: Iterable[Any]) -> int:

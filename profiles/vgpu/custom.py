@@ -11,9 +11,8 @@ from ...sched.kernels.registry import Kernel, Work
 from .cost import Costs
 from .device import VirtualGpu
 from .engine import BESIDE, COMPUTE
-from .op_kinds import Handler
-from .pinned import is_pinned
-from .tensor import HOST_TENSORS, DeviceTensor, refuse_mixed, wrap
+from .tensor import HOST_TENSORS, DeviceTensor, is_pinned, refuse_mixed, wrap
+from .torch_ops import Handler
 
 UNKNOWN = 10_000  # ns, for a kernel whose time follows from values that are not computed yet
 

@@ -10,13 +10,12 @@ from typing import Any, Literal, NamedTuple, NoReturn, Protocol, cast
 import torch
 
 from ...sched.config import Capabilities
-from ..record.hazards import FoundHazard
-from ..record.timeline import Site
+from ..platform.machine import Watcher
+from ..record.timeline import FoundHazard, Site
 from .executor import Executor
 from .observer import HostObserver, VirtualClock
-from .op_kinds import Handler
 from .runtime import Runtime
-from .watcher import Watcher
+from .torch_ops import Handler
 
 GraphTrace = Literal["graph", "node"]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -73,19 +74,18 @@ class QueueWait(NamedTuple):
     row: Row
 
 
+@dataclass(slots=True, eq=False)
 class LaunchEntry:
     """An operation in a queue."""
 
-    __slots__ = ("duration", "engine", "launched", "row", "serial")
-
-    def __init__(self, engine: int, serial: int, launched: int, duration: int, row: Row) -> None:
-        self.engine = engine
-        self.serial = serial
-        self.launched = launched
-        self.duration = duration
-        self.row = row
+    engine: int
+    serial: int
+    launched: int
+    duration: int
+    row: Row
 
 
+@dataclass(slots=True, eq=False)
 class ReplayEntry(LaunchEntry):
     """A run of a graph's kernels as one operation.
 
@@ -93,39 +93,22 @@ class ReplayEntry(LaunchEntry):
     ``rows`` has one row per node, or is empty if the run is reported as a whole.
     """
 
-    __slots__ = ("begins", "ends", "index", "rows", "start")
-
-    def __init__(
-        self,
-        serial: int,
-        launched: int,
-        *,
-        begins: Times,
-        ends: Times,
-        row: Row,
-        rows: Sequence[Row] = (),
-    ) -> None:
-        super().__init__(COMPUTE, serial, launched, int(ends[-1]), row)
-        self.begins = begins
-        self.ends = ends
-        self.rows = rows
-        self.index = 0
-        self.start = 0
+    begins: Times
+    ends: Times
+    rows: Sequence[Row] = ()
+    index: int = 0
+    start: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class RecordEntry:
-    __slots__ = ("launched", "recording")
-
-    def __init__(self, recording: EventRecording, launched: int) -> None:
-        self.recording = recording
-        self.launched = launched
+    recording: EventRecording
+    launched: int
 
 
+@dataclass(slots=True, eq=False)
 class WaitEntry:
-    __slots__ = ("recording",)
-
-    def __init__(self, recording: EventTime) -> None:
-        self.recording = recording
+    recording: EventTime
 
 
 class StreamQueue:
@@ -226,7 +209,7 @@ class Simulation:
     ) -> None:
         """Enqueue a run of a graph's kernels at the host's time ``now``."""
         self._serial += 1
-        replay = ReplayEntry(self._serial, now, begins=begins, ends=ends, row=row, rows=rows)
+        replay = ReplayEntry(COMPUTE, self._serial, now, int(ends[-1]), row, begins, ends, rows)
         self._enqueue(queue, replay, now)
 
     def record(self, queue: StreamQueue, now: int) -> EventRecording:

@@ -1,17 +1,18 @@
 """Executors compute the values of operations, each given as (op, held arguments).
 
-The eager executor computes at once, in program order. Others skip floats, record operations for a graph, or compute as
-late as the order of the streams allows. Executors are independent of time.
+The first one computes at once, in program order. Others skip floats, record operations for a graph, or compute as late
+as the order of the streams allows. Executors are independent of time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
 from ...sched.kernels.registry import Kernel
+from .torch_ops import copy_
 
 Operation = Callable[..., Any]
 Args = Sequence[Any]
@@ -26,72 +27,46 @@ class TensorSpec(NamedTuple):
     dtype: torch.dtype
 
 
-class Executor(Protocol):
-    """``eager``: values are computed when a call returns. ``immediate`` is the executor that computes in the end."""
-
-    @property
-    def eager(self) -> bool: ...
-
-    @property
-    def immediate(self) -> Executor: ...
-
-    def empty(self, spec: TensorSpec) -> torch.Tensor:
-        """New device memory."""
-
-    def compute(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
-        """Results of an op without side effects."""
-
-    def mutate(self, op: Operation, args: Args, kwargs: Kwargs) -> None:
-        """Run an in-place op for its effect."""
-
-    def launch(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> Any:
-        """Results and effects of a custom kernel."""
-
-    def replay(self, nodes: Iterable[Callable[[], object]]) -> None:
-        """Compute the nodes of a graph, in their order."""
-
-    def upload(self, target: torch.Tensor, source: torch.Tensor, *, pinned: bool, waits: bool) -> None:
-        """Copy a host tensor into device memory. ``waits``: the host waits for the copy."""
-
-    def download(self, target: torch.Tensor, source: torch.Tensor, *, waits: bool) -> None:
-        """Copy device values into a host tensor."""
-
-    def read(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
-        """A result that the host needs: a number, or a tensor whose shape depends on values."""
-
-
-class EagerExecutor:
-    """Computes everything at once."""
+class Executor:
+    """Computes everything at once. ``eager``: values are computed when a call returns. ``immediate`` is the executor
+    that computes in the end."""
 
     eager = True
 
-    @property
-    def immediate(self) -> Executor:
-        return self
+    def __init__(self, immediate: Executor | None = None) -> None:
+        self.immediate = immediate or self
 
     def empty(self, spec: TensorSpec) -> torch.Tensor:
+        """New device memory."""
         return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype)
 
     def compute(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
+        """Results of an op without side effects."""
         return op(*args, **kwargs)
 
     def mutate(self, op: Operation, args: Args, kwargs: Kwargs) -> None:
+        """Run an in-place op for its effect."""
         op(*args, **kwargs)
 
     def launch(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> Any:
+        """Results and effects of a custom kernel."""
         return kernel.impl(*args, **kwargs)
 
     def replay(self, nodes: Iterable[Callable[[], object]]) -> None:
+        """Compute the nodes of a graph, in their order."""
         for node in nodes:
             node()
 
     def upload(self, target: torch.Tensor, source: torch.Tensor, *, pinned: bool, waits: bool) -> None:  # noqa: ARG002
+        """Copy a host tensor into device memory. ``waits``: the host waits for the copy."""
         target.copy_(source)
 
     def download(self, target: torch.Tensor, source: torch.Tensor, *, waits: bool) -> None:  # noqa: ARG002
+        """Copy device values into a host tensor."""
         target.copy_(source)
 
     def read(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
+        """A result that the host needs: a number, or a tensor whose shape depends on values."""
         return op(*args, **kwargs)
 
 
@@ -103,3 +78,180 @@ def compute_into(results: Any, op: Operation, args: Args, kwargs: Kwargs) -> Non
     elif results is not None:
         for result, value in zip(results, values, strict=True):
             result.copy_(value)
+
+
+_META = torch.device("meta")
+_NOTHING: Kwargs = {}
+MAX_SPECS = 20_000  # shapes vary with the workload, and each is used by a few ops
+# Elements up to which an op is tried out on real memory: torch's Meta kernels of some ops first load a compiler, which
+# takes half a second.
+MAX_TRIED = 1 << 20
+
+
+class SkippingExecutor(Executor):
+    """Values none: floats are neither computed nor held; integers and booleans are real.
+
+    Floating tensors are torch's meta tensors. Torch's own Meta kernels are slow, so the shapes that an op returns are
+    cached for every combination of shapes, strides, types and other arguments.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._specs = ResultSpecs()
+
+    def empty(self, spec: TensorSpec) -> torch.Tensor:
+        size, stride, dtype = spec
+        if dtype.is_floating_point:
+            return torch.empty_strided(size, stride, dtype=dtype, device=_META)
+        return torch.empty_strided(size, stride, dtype=dtype).zero_()
+
+    def compute(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
+        if is_uncomputed(args, kwargs):
+            return allocate(self._specs(op, args, kwargs), self.empty)
+        return self._without_floats(op(*args, **kwargs))
+
+    def mutate(self, op: Operation, args: Args, kwargs: Kwargs) -> None:
+        if not is_uncomputed(args, kwargs):
+            op(*args, **kwargs)
+
+    def launch(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> Any:
+        if kernel.integer:
+            return self._without_floats(kernel.impl(*args, **kwargs))
+        return self._with_integers(kernel.meta(*args, **kwargs))
+
+    def upload(self, target: torch.Tensor, source: torch.Tensor, *, pinned: bool, waits: bool) -> None:  # noqa: ARG002
+        self.mutate(copy_, (target, source), {})
+
+    def download(self, target: torch.Tensor, source: torch.Tensor, *, waits: bool) -> None:  # noqa: ARG002
+        if source.is_meta:
+            target.zero_()
+        else:
+            target.copy_(source)
+
+    def read(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
+        if not is_uncomputed(args, kwargs):
+            return self._without_floats(op(*args, **kwargs))
+        if op is torch.ops.aten._local_scalar_dense.default._op:
+            return 0.0
+        raise ValueError(f"values none: the result of {op.__name__} depends on floats that were not computed")
+
+    def _without_floats(self, out: Any) -> Any:
+        """Floats that were computed from integers are dropped, too."""
+        if isinstance(out, torch.Tensor):
+            return self.empty(spec_of(out)) if out.is_floating_point() else out
+        if isinstance(out, (list, tuple)):
+            return [self._without_floats(o) for o in out]
+        return out
+
+    def _with_integers(self, out: Any) -> Any:
+        """Integer results of a skipped kernel hold zeros."""
+        if isinstance(out, torch.Tensor):
+            return out if out.is_floating_point() else self.empty(spec_of(out))
+        if isinstance(out, (list, tuple)):
+            return [self._with_integers(o) for o in out]
+        return out
+
+
+class ResultSpecs:
+    """The specs of ops' results, computed once for arguments of the same form."""
+
+    def __init__(self, *, max_tried: int = MAX_TRIED) -> None:
+        self._known: dict[Any, Any] = {}
+        self._max_tried = max_tried
+
+    def __call__(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
+        """A TensorSpec, a list of them, or None for an op without a result."""
+        key = (
+            op,
+            _key(args),
+            tuple((name, _key((value,))) for name, value in kwargs.items()) if kwargs else (),
+        )
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= MAX_SPECS:
+                self._known.clear()
+            like = _host_like if _elements((*args, *kwargs.values())) <= self._max_tried else _meta_like
+            given = {name: _replaced(value, like) for name, value in kwargs.items()}
+            results = op(*(_replaced(value, like) for value in args), **given)
+            known = self._known[key] = _specs_of(results)
+        return known
+
+
+def spec_of(tensor: torch.Tensor) -> TensorSpec:
+    return TensorSpec(tuple(tensor.size()), tensor.stride(), tensor.dtype)
+
+
+def allocate(specs: Any, empty: Any) -> Any:
+    """Allocate a tensor for each spec; None for None."""
+    if specs is None or isinstance(specs, TensorSpec):
+        return specs if specs is None else empty(specs)
+    return [empty(o) for o in specs]
+
+
+def allocate_like(shapes: Any, empty: Callable[[TensorSpec], torch.Tensor]) -> Any:
+    """Allocate tensors of the same specs as ``shapes``, which are tensors of any device; None for None."""
+    if shapes is None:
+        return None
+    if isinstance(shapes, torch.Tensor):
+        return empty(spec_of(shapes))
+    return [empty(spec_of(shape)) for shape in shapes]
+
+
+def is_uncomputed(args: Args, kwargs: Kwargs = _NOTHING) -> bool:
+    """Whether any of the arguments is a float that was not computed."""
+    if kwargs and is_uncomputed(tuple(kwargs.values())):
+        return True
+    for value in args:
+        kind = type(value)
+        if kind is torch.Tensor:
+            if value.is_meta:
+                return True
+        elif (kind is list or kind is tuple) and is_uncomputed(value):
+            return True
+    return False
+
+
+def _key(values: Args) -> tuple[Any, ...]:
+    parts: list[Any] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            parts.append((value.size(), value.stride(), value.dtype))
+        elif isinstance(value, (list, tuple)):
+            parts.append(_key(value))
+        else:
+            parts.append((type(value), value))
+    return tuple(parts)
+
+
+def _elements(values: Args) -> int:
+    """Elements of all tensors among the values."""
+    return sum(
+        value.numel() if isinstance(value, torch.Tensor) else _elements(value)
+        for value in values
+        if isinstance(value, (torch.Tensor, list, tuple))
+    )
+
+
+def _replaced(value: Any, like: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return like(value)
+    if isinstance(value, (list, tuple)):
+        return [_replaced(v, like) for v in value]
+    return value
+
+
+def _meta_like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=_META)
+
+
+def _host_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Integers as they are, since they may be indices; uninitialised memory for floats."""
+    if not tensor.is_meta:
+        return tensor
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+
+
+def _specs_of(results: Any) -> Any:
+    if results is None or isinstance(results, torch.Tensor):
+        return results if results is None else spec_of(results)
+    return [spec_of(r) for r in results]

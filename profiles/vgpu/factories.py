@@ -7,12 +7,10 @@ from typing import Any
 
 import torch
 
-from .bindings import copy_
 from .device import VirtualGpu
-from .executor import TensorSpec
-from .op_kinds import LIKES, Handler
-from .skipping import ResultSpecs, spec_of
+from .executor import ResultSpecs, TensorSpec, spec_of
 from .tensor import DeviceTensor, wrap
+from .torch_ops import LIKES, Handler, copy_
 
 
 def like_handler(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handler:

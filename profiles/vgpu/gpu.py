@@ -12,27 +12,23 @@ import torch
 from ... import sched
 from ...sched.config import Capabilities
 from ..platform.hardware import HardwareProfile
+from ..platform.machine import Watcher
 from ..record.timeline import Sink
-from .adversary.executor import AdversarialExecutor
-from .adversary.order import DeferredOrder
+from .adversary.executor import AdversarialExecutor, DeferredRuntime
+from .adversary.order import DeferredOrder, strategy
 from .adversary.reuse import BlockReuse
-from .adversary.runtime import DeferredRuntime
-from .adversary.strategies import strategy
 from .copies import CopyHandlers
 from .device import CURRENT, GraphTrace, VgpuParts, VirtualGpu
 from .engine import Simulation
-from .executor import EagerExecutor, Executor
+from .executor import Executor, SkippingExecutor
 from .handlers import OpHandlers
 from .hazards import HazardChecker
-from .hazards.host import host_accesses
-from .hazards.ops import checked
+from .hazards.ops import checked, host_accesses
 from .observer import HostObserver
 from .registration import register
 from .runtime import Runtime
-from .skipping import SkippingExecutor
 from .torch_patches import installed
 from .watched import VirtualMemory, WatchedCopies, WatchedRuntime
-from .watcher import Watcher
 
 Values = Literal["real", "none"]
 R = TypeVar("R", bound=Runtime)
@@ -66,7 +62,7 @@ def open_vgpu(
     register()
     folders = [Path(folder) for folder in sched.__path__] if watch is None else watch
     inputs = _VgpuInputs(
-        hardware, sink, folders, simulation, EagerExecutor() if values == "real" else SkippingExecutor()
+        hardware, sink, folders, simulation, Executor() if values == "real" else SkippingExecutor()
     )
     if adversary is not None:
         parts = _adversarial(inputs, adversary)

@@ -7,9 +7,9 @@ function that a replay calls on the captured memory. A replay is one operation p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,9 +20,19 @@ from ..record.timeline import OpKind
 from .custom import UNKNOWN, duration
 from .device import CURRENT, VirtualGpu
 from .engine import COMPUTE, D2H, H2D, Row, Times
-from .executor import Args, Executor, Kwargs, Operation, TensorSpec, compute_into
+from .executor import (
+    Args,
+    Executor,
+    Kwargs,
+    Operation,
+    ResultSpecs,
+    TensorSpec,
+    allocate,
+    allocate_like,
+    compute_into,
+    is_uncomputed,
+)
 from .runtime import GraphCaptureError, Runtime
-from .skipping import ResultSpecs, allocate, allocate_like, is_uncomputed
 from .streams import Stream, StreamContext
 
 _ENGINES: Mapping[OpKind, int] = {"h2d": H2D, "d2h": D2H}
@@ -36,29 +46,31 @@ class Node(NamedTuple):
     host_size: int
 
 
+@dataclass(slots=True, eq=False)
 class VariableNodes:
     """Nodes whose time depends on the same values, and is computed once per replay."""
 
-    def __init__(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> None:
-        self.nodes: list[int] = []
-        self._kernel = kernel
-        self._args = args
-        self._kwargs = kwargs
+    kernel: Kernel
+    args: Args
+    kwargs: Kwargs
+    nodes: list[int] = field(default_factory=list)
 
     def cost(self, gpu: VirtualGpu) -> tuple[int, int]:
         """The time in ns, and bytes of host memory."""
-        assert self._kernel.cost is not None
+        assert self.kernel.cost is not None
         if not gpu.executor.eager:
             return UNKNOWN, 0
-        work = self._kernel.cost(*self._args, **self._kwargs)
-        return duration(gpu.runtime.costs, work, self._args), work.host_bytes
+        work = self.kernel.cost(*self.args, **self.kwargs)
+        return duration(gpu.runtime.costs, work, self.args), work.host_bytes
 
 
-class GraphCapture:
+class GraphCapture(Executor):
     """The executor and the recipient of launches while a graph is captured."""
 
     def __init__(self, executor: Executor) -> None:
+        super().__init__(executor.immediate)
         self.executor = executor
+        self.eager = executor.eager
         self.live: list[Callable[[], object]] = []
         self.nodes: list[Node] = []
         self.variables: dict[Any, VariableNodes] = {}
@@ -71,14 +83,6 @@ class GraphCapture:
         key = (kernel.name, _identity(args), _identity(tuple(kwargs.items())))
         self.variables.setdefault(key, VariableNodes(kernel, args, kwargs)).nodes.append(len(self.nodes))
         self.node("kernel", kernel.name, 0)
-
-    @property
-    def eager(self) -> bool:
-        return self.executor.eager
-
-    @property
-    def immediate(self) -> Executor:
-        return self.executor.immediate
 
     def empty(self, spec: TensorSpec) -> torch.Tensor:
         """Zeros, since nothing is computed yet and ops that are tried out for their shapes may use them as indices."""
@@ -221,13 +225,11 @@ class graph:  # noqa: N801 - torch's name
         self._context.__enter__()
         self._graph.capture_begin(self._pool, self._mode)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         self._graph.capture_end()
-        if kind is not None:
+        if raised[0] is not None:
             self._graph.reset()
-        self._context.__exit__(kind, value, traceback)
+        self._context.__exit__(*raised)
 
 
 def graph_pool_handle() -> tuple[int, int]:

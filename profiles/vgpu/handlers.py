@@ -8,16 +8,14 @@ from typing import Any
 import torch
 
 from ...sched.kernels.registry import kernels
-from .bindings import binding
 from .copies import CopyHandlers
 from .cost import GEMMS, bytes_of, gemm
 from .custom import custom_handler
 from .device import VirtualGpu
 from .factories import like_handler
 from .indexing import IndexHandlers
-from .op_kinds import LIKES, READS, Handler, composition, is_view, written_arguments
-from .reads import read_handler, scalar_handler
 from .tensor import DeviceTensor, refuse_mixed, unwrap, unwrap_named, wrap, wrapped
+from .torch_ops import LIKES, READS, Handler, binding, composition, is_view, reads_of, written_arguments
 
 Decorator = Callable[[torch._ops.OpOverload, Handler], Handler]
 
@@ -37,7 +35,7 @@ class OpHandlers(dict[Any, Handler]):
             "_to_copy": copies.to_copy,
             "index": indexing.index,
             "index_put_": indexing.index_put_,
-            "_local_scalar_dense": scalar_handler(gpu),
+            "_local_scalar_dense": _scalar(gpu),
             "is_pinned": lambda *_: False,
             "detach_": lambda args, _: args[0],
         }
@@ -62,7 +60,7 @@ class OpHandlers(dict[Any, Handler]):
         if name in LIKES:
             return like_handler(gpu, func, name)
         if name in READS:
-            return read_handler(gpu, func, name)
+            return _read(gpu, func, name)
         if is_view(schema):
             return _view(gpu, func)
         if schema.is_mutable:
@@ -137,3 +135,30 @@ def _duration(gpu: VirtualGpu, name: str) -> Callable[[Sequence[Any], Any], int]
     if name in GEMMS:
         return lambda held, out: costs.work(gemm(held, out), out.dtype)
     return lambda held, out: costs.memory(size_of(held, out))
+
+
+def _scalar(gpu: VirtualGpu) -> Handler:
+    """``item()``, ``int()``, ``bool()`` and all other reads of one number, which is copied as in ``_read``."""
+    op, runtime = torch.ops.aten._local_scalar_dense.default._op, gpu.runtime
+
+    def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        held = args[0].held
+        runtime.copy("d2h", held.itemsize, pinned=True, blocking=True)
+        return gpu.executor.read(op, (held,), kwargs)
+
+    return handler
+
+
+def _read(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handler:
+    """A kernel whose result, or the result's shape, the host needs: each number is copied to a pinned temporary, and
+    the host waits for the copy."""
+    op, runtime = func._op, gpu.runtime
+
+    def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        held = unwrap(args)
+        runtime.kernel(name, runtime.costs.memory(sum(a.nbytes for a in held if isinstance(a, torch.Tensor))))
+        for size in reads_of(name, args, kwargs):
+            runtime.copy("d2h", size, pinned=True, blocking=True)
+        return wrapped(gpu.executor.read(op, held, unwrap_named(kwargs)))
+
+    return handler

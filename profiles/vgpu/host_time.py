@@ -29,13 +29,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from types import FunctionType, TracebackType
+from types import FunctionType
 from typing import Any, TypeVar, cast
 
 import torch
 
 from ...sched.model import tags
 from ..platform.hardware import HardwareProfile
+from ..platform.machine import HostTime
 from . import registration, streams
 from .copies import CopyHandlers
 from .device import VirtualGpu
@@ -99,7 +100,7 @@ def _excluded_entries(off: Callable[[Function], Function]) -> Iterator[tuple[Any
         yield owner, name, excluded
 
 
-class HostStopwatch:
+class HostStopwatch(HostTime):
     """Advances the host's clock by real time between ``resume`` and ``pause``."""
 
     __slots__ = (
@@ -223,7 +224,5 @@ class _ExcludedContext:
     def __enter__(self) -> None:
         self._enter()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._exit(kind, value, traceback)
+    def __exit__(self, *raised: Any) -> None:
+        self._exit(*raised)

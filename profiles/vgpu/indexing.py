@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from . import bindings
+from . import torch_ops
 from .cost import gathered, scattered
 from .device import VirtualGpu
-from .op_kinds import COUNT_BYTES, MASKS
 from .tensor import DeviceTensor, refuse_mixed, wrap
+from .torch_ops import COUNT_BYTES, MASKS
 
 _NONZERO = torch.ops.aten.nonzero.default._op
 
@@ -32,7 +32,7 @@ class IndexHandlers:
                 f"({source.device})"
             )
         held = (source.held, self._resolved(indices))
-        out = self._gpu.executor.compute(bindings.index, held, {})
+        out = self._gpu.executor.compute(torch_ops.index, held, {})
         self._launch("index", gathered(held, out))
         return wrap(out)
 
@@ -46,7 +46,7 @@ class IndexHandlers:
             self._masked_fill(target.held, mask, values)
             return target
         held = (target.held, self._resolved(indices), self._value(values), accumulate)
-        self._gpu.executor.mutate(bindings.index_put_, held, {})
+        self._gpu.executor.mutate(torch_ops.index_put_, held, {})
         self._launch("index_put_", scattered(held, target.held))
         return target
 

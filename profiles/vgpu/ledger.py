@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ...sched.observe import StepInfo
+from ...sched.observe import RANGES, StepInfo
 from ..record.timeline import Call, Op, Range, Sink, Wait, Window
 from .engine import QueueWait, Row, Served
 
@@ -19,11 +19,15 @@ OVERFLOW = 40_000  # calls after which a window ends at once
 
 
 class LedgerContext(NamedTuple):
-    """The innermost open range, as records carry it."""
+    """The innermost open range, as records carry it. A range of unknown name has the category of the enclosing one."""
 
     range: str
     step: int
     forward: bool
+
+    def inside(self, name: str, step: int) -> LedgerContext:
+        category = RANGES.get(name)
+        return LedgerContext(name, step, category == "forward" if category else self.forward)
 
 
 NO_CONTEXT = LedgerContext("", -1, False)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ...sched.observe import RANGES, Observer, StepInfo, StepKind
+from ...sched.observe import Observer, StepInfo, StepKind
 from ..record.timeline import Range
-from .ledger import LedgerContext
 
 if TYPE_CHECKING:
     import torch
 
     from ..platform.hardware import HardwareProfile
+    from .ledger import LedgerContext
     from .runtime import Runtime
 
 
@@ -65,34 +65,28 @@ class HostObserver(Observer):
             self._runtime.cut(info.step)
 
 
+@dataclass(slots=True, eq=False)
 class EmulatedRange:
-    """A range while it is open. A range of unknown name has the category of the range around it."""
+    """A range while it is open."""
 
-    __slots__ = ("_cost", "_name", "_outer", "_runtime", "_size", "_start", "_step")
-
-    def __init__(
-        self, runtime: Runtime, name: str, step: int, size: int, cost: tuple[float, float] | None
-    ) -> None:
-        self._runtime = runtime
-        self._name = name
-        self._step = step
-        self._size = size
-        self._cost = cost
+    runtime: Runtime
+    name: str
+    step: int
+    size: int
+    cost: tuple[float, float] | None
+    _start: int = field(init=False)
+    _outer: LedgerContext = field(init=False)
 
     def __enter__(self) -> None:
-        runtime = self._runtime
+        runtime = self.runtime
         self._start = runtime.now
         self._outer = outer = runtime.context
-        category = RANGES.get(self._name)
-        forward = category == "forward" if category else outer.forward
-        runtime.context = LedgerContext(self._name, self._step, forward)
-        if self._cost is not None:
-            a, b = self._cost
-            runtime.now += round(a + b * self._size)
+        runtime.context = outer.inside(self.name, self.step)
+        if self.cost is not None:
+            a, b = self.cost
+            runtime.now += round(a + b * self.size)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        runtime = self._runtime
+    def __exit__(self, *raised: object) -> None:
+        runtime = self.runtime
         runtime.context = self._outer
-        runtime.ledger.ranges.append(Range(self._name, self._step, self._size, self._start, runtime.now))
+        runtime.ledger.ranges.append(Range(self.name, self.step, self.size, self._start, runtime.now))

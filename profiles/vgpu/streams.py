@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -115,7 +114,5 @@ class StreamContext:
         if self._stream is not None:
             runtime.stream = self._stream.queue
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         CURRENT.get().runtime.stream = self._before

@@ -148,3 +148,17 @@ def _is_plain(index: Any) -> bool:
     """Whether an index consists of numbers, slices, None and ellipses only."""
     parts = index if isinstance(index, tuple) else (index,)
     return all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in parts)
+
+
+def pin(tensor: torch.Tensor) -> torch.Tensor:
+    """Declare the tensor's host memory pinned, together with all views of it; returns the tensor.
+
+    The property is an attribute of the storage's Python object, which exists exactly as long as the storage, so that an
+    address that is used again is not pinned by accident.
+    """
+    tensor.untyped_storage()._vgpu_pinned = True  # type: ignore[attr-defined]
+    return tensor
+
+
+def is_pinned(tensor: torch.Tensor) -> bool:
+    return getattr(tensor.untyped_storage(), "_vgpu_pinned", False)

@@ -14,8 +14,7 @@ import torch
 
 from .device import CURRENT
 from .patching import attributes_set
-from .pinned import is_pinned, pin
-from .tensor import DeviceTensor
+from .tensor import DeviceTensor, is_pinned, pin
 
 _FACTORIES = (
     "empty",

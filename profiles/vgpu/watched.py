@@ -18,10 +18,9 @@ from .hazards import HazardChecker
 from .hazards.clocks import VectorClocks
 from .hazards.footprints import ByteSpan, span
 from .hazards.shadow import Block
-from .pinned import is_pinned
 from .runtime import Direction, Runtime
 from .sites import LastSite
-from .tensor import DeviceTensor
+from .tensor import DeviceTensor, is_pinned
 
 
 class WatchedRuntime(Runtime):

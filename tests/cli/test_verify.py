@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from schedbench.cli.app import app, main
 from schedbench.cli.page import markdown, print_page
 from schedbench.cli.verify_page import page, verdict
-from schedbench.profiles.lab import verification_runs
+from schedbench.profiles.lab import verification
 from schedbench.profiles.run.gpu_stages import GpuStage
 
 SMALL = ("--set", "workload.requests=2", "--set", "workload.output_tokens.max=4")
@@ -101,8 +101,8 @@ def test_a_broken_question_is_refused_first(monkeypatch, capsys):
 @pytest.fixture
 def emulated(monkeypatch):
     """A virtual GPU in CUDA's place: everything is real but the records."""
-    monkeypatch.setattr(verification_runs, "require_cuda", lambda _: None)
-    monkeypatch.setattr(verification_runs, "stages", partial(verification_runs.stages, device="vgpu"))
+    monkeypatch.setattr(verification, "require_cuda", lambda _: None)
+    monkeypatch.setattr(verification, "stages", partial(verification.stages, device="vgpu"))
 
 
 @pytest.mark.usefixtures("emulated")
@@ -123,8 +123,8 @@ def test_three_processes_agree(tmp_path):
 
 
 def test_a_run_that_fails_says_which(monkeypatch, capsys):
-    monkeypatch.setattr(verification_runs, "require_cuda", lambda _: None)
-    monkeypatch.setattr(verification_runs, "stages", lambda *_: [GpuStage("announced", ("-c", "1/0"), 10)])
+    monkeypatch.setattr(verification, "require_cuda", lambda _: None)
+    monkeypatch.setattr(verification, "stages", lambda *_: [GpuStage("announced", ("-c", "1/0"), 10)])
     assert run_main(monkeypatch, "verify", "mixed") == 4
     assert "the announced run failed: exit code 1: ZeroDivisionError" in capsys.readouterr().err
 
@@ -133,7 +133,7 @@ def test_interrupted_it_compares_nothing(monkeypatch, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(verification_runs, "require_cuda", lambda _: None)
-    monkeypatch.setattr(verification_runs, "conduct", interrupted)
+    monkeypatch.setattr(verification, "require_cuda", lambda _: None)
+    monkeypatch.setattr(verification, "conduct", interrupted)
     assert run_main(monkeypatch, "verify", "mixed") == 130
     assert "interrupted before there was anything to compare" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from schedbench.sched.kernels.registry import Work
 from schedbench.sched.observe import RANGES
 
 
-def _quantities(node: Any) -> list[Quantity]:
+def _quantities(node: Any) -> list[Quantity[float]]:
     if isinstance(node, Quantity):
         return [node]
     values = (

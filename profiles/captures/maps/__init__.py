@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from ....scenarios.document import MAX_BYTES, Document, read
 from ....scenarios.problems import ScenarioError, dotted, unknown
-
-T = TypeVar("T")
 
 
 class MapError(ValueError):
@@ -135,20 +133,20 @@ def parse(content: bytes, file: str) -> RangeMap:
     except ScenarioError as error:
         raise MapError(str(error)) from None
     problems = [str(problem) for problem in document.problems]
-    found = _tried(lambda: RangeMap.model_validate(document.data), document, problems)
-    if found is None or problems:
+    try:
+        found = RangeMap.model_validate(document.data)
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_input=False)
+        raise MapError("\n".join([*problems, *(_located(fault, document) for fault in faults)])) from None
+    if problems:
         raise MapError("\n".join(problems))
     return found
 
 
-def _tried(make: Callable[[], T], document: Document, problems: list[str]) -> T | None:
-    try:
-        return make()
-    except ValidationError as error:
-        for fault in error.errors(include_url=False, include_input=False):
-            path = tuple(part for part in fault["loc"] if not str(part).startswith("function-"))
-            known = path
-            while known not in document.places:
-                known = known[:-1]
-            problems.append(f"{document.places[known]}: {dotted(path)}: {fault['msg']}")
-        return None
+def _located(fault: ErrorDetails, document: Document) -> str:
+    """The fault with the line of its key, or of the innermost section around it that the document has."""
+    path = tuple(part for part in fault["loc"] if not str(part).startswith("function-"))
+    known = path
+    while known not in document.places:
+        known = known[:-1]
+    return f"{document.places[known]}: {dotted(path)}: {fault['msg']}"

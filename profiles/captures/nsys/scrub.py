@@ -14,8 +14,7 @@ from typing import Final
 
 from ..capture import CaptureFileError
 from . import activity
-from .ranges import EVENTS
-from .reader import METADATA, is_version
+from .reader import EVENTS, METADATA, is_version
 from .tables import STRINGS, quoted, readable
 
 _WHOLE: Final = (

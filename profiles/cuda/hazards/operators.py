@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...vgpu.hazards import HazardChecker
 from ...vgpu.hazards.ops import checked
-from ...vgpu.hazards.records import IssuedOp
-from ...vgpu.op_kinds import LIKES, Handler
+from ...vgpu.hazards.shadow import IssuedOp
+from ...vgpu.torch_ops import LIKES, Handler
 from ..dispatch_counts import CopyRules, copies_of
 from .order import ProgramOrder
 

@@ -12,12 +12,47 @@ import torch
 
 from ...record.timeline import Site
 from ...vgpu.hazards import HazardChecker
-from ...vgpu.hazards.host import host_accesses
+from ...vgpu.hazards.footprints import ByteSpan, span
+from ...vgpu.hazards.ops import host_accesses
+from ...vgpu.hazards.shadow import Block
 from ...vgpu.patching import Function, Target, replaced
 from ..dispatch_counts import CopyRules
-from .memory import StorageMemory, itself
 from .operators import Operators
 from .order import ProgramOrder
+
+_BLOCK = "_schedbench_block"  # attribute of a storage's Python object, which exists as long as the storage
+
+
+def itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StorageMemory:
+    """Tensors of the device type ``type``. No references to tensors are kept, since they would keep blocks from being
+    freed. ``real`` returns the tensor that has the storage, if that is another one."""
+
+    type: str
+    real: Callable[[torch.Tensor], torch.Tensor] = itself
+    lasting: bool = False
+
+    def on_device(self, value: object) -> bool:
+        return isinstance(value, torch.Tensor) and value.device.type == self.type
+
+    def pinned(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_pinned()
+
+    def held(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.real(tensor)
+
+    def block(self, tensor: torch.Tensor) -> Block | None:
+        return getattr(self.real(tensor).untyped_storage(), _BLOCK, None)
+
+    def keep(self, tensor: torch.Tensor, block: Block) -> None:
+        setattr(self.real(tensor).untyped_storage(), _BLOCK, block)
+
+    def span(self, tensor: torch.Tensor) -> ByteSpan:
+        return span(self.real(tensor))
 
 
 @dataclass(frozen=True, slots=True)

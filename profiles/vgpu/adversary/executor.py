@@ -13,22 +13,32 @@ from typing import Any
 import torch
 
 from ....sched.kernels.registry import Kernel
-from ..executor import Args, Executor, Kwargs, Operation, TensorSpec, compute_into
-from ..skipping import ResultSpecs, allocate, allocate_like
-from .order import DeferredTask
-from .runtime import DeferredRuntime
+from ..engine import EventRecording, StreamQueue
+from ..executor import (
+    Args,
+    Executor,
+    Kwargs,
+    Operation,
+    ResultSpecs,
+    TensorSpec,
+    allocate,
+    allocate_like,
+    compute_into,
+)
+from ..runtime import Runtime
+from .order import DeferredOrder, DeferredTask
 
 # For 32- and 64-bit integers: not a valid index, length or token, and small enough for a loop over it to end.
 POISON = -1_000_003
 
 
-class AdversarialExecutor:
+class AdversarialExecutor(Executor):
     """Calls ``immediate`` for each operation when the operation's stream reaches it."""
 
     eager = False
 
     def __init__(self, immediate: Executor, runtime: DeferredRuntime) -> None:
-        self.immediate = immediate
+        super().__init__(immediate)
         self._runtime = runtime
         self._specs = ResultSpecs(max_tried=0)
         self._pending_reads: list[
@@ -113,3 +123,48 @@ def poisoned(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.fill_(True)
     wide = kind in (torch.int64, torch.int32)
     return tensor.fill_(POISON if wide else torch.iinfo(kind).max)
+
+
+class DeferredRuntime(Runtime):
+    """The device's API: only what the host waits for is done by the time that the wait returns."""
+
+    order: DeferredOrder
+
+    def synchronize(self, stream: StreamQueue, *, site: int | None = None) -> None:
+        super().synchronize(stream, site=site)
+        self.order.finish(stream.id)
+
+    def synchronize_event(self, stream: StreamQueue, recording: EventRecording) -> None:
+        super().synchronize_event(stream, recording)
+        self.order.reach(recording)
+
+    def synchronize_device(self) -> None:
+        super().synchronize_device()
+        self.order.finish_all()
+
+    def record(self, stream: StreamQueue) -> EventRecording:
+        recording = super().record(stream)
+        if self.capture is None:
+            self.order.record(stream.id, recording)
+        return recording
+
+    def wait_event(self, stream: StreamQueue, recording: EventRecording) -> None:
+        super().wait_event(stream, recording)
+        if self.capture is None:
+            self.order.wait(stream.id, recording)
+
+    def reached(self, recording: EventRecording) -> bool:
+        reached = super().reached(recording)
+        if reached:
+            self.order.reach(recording)
+        return reached
+
+    def idle(self, stream: StreamQueue) -> bool:
+        idle = super().idle(stream)
+        if idle:
+            self.order.finish(stream.id)
+        return idle
+
+    def flush(self) -> None:
+        self.order.finish_all()
+        super().flush()

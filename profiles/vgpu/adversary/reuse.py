@@ -14,12 +14,11 @@ from weakref import ref
 
 import torch
 
-from ..op_kinds import Handler
+from ...platform.machine import Watcher
 from ..tensor import DeviceTensor
-from ..watcher import Watcher
-from .executor import poisoned
+from ..torch_ops import Handler
+from .executor import DeferredRuntime, poisoned
 from .order import DeferredTask
-from .runtime import DeferredRuntime
 
 _BLOCK = "_vgpu_issued"  # attribute of a storage's Python object, which exists as long as the storage
 

@@ -1,7 +1,7 @@
 """The hazard checker: finds accesses to memory that nothing orders.
 
 It orders operations by vector clocks of the host and the streams, and keeps a shadow memory of recent accesses. It sees
-a device through the two protocols of ``memory`` only, and serves the virtual GPU and a real one.
+a device through the two protocols of ``blocks`` only, and serves the virtual GPU and a real one.
 """
 
 from .checker import HazardChecker

@@ -11,19 +11,63 @@ of any size in it. Here it always does: where the heap's layout would decide, th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 from weakref import WeakSet, ref
 
 import torch
 
+from ..sites import LastSite
 from .clocks import VectorClocks
 from .footprints import ByteSpan, Scattered
-from .memory import DeviceMemory, HostProgram
-from .records import UNWRITTEN, MemoryAccess, MemoryOrigin
-from .shadow import Block, ShadowMemory
+from .shadow import UNWRITTEN, Block, MemoryAccess, MemoryOrigin, ShadowMemory
 
 SMALL = 1 << 20  # bytes; torch keeps a pool of its own for blocks that are no larger
 
 SHADOW = "_vgpu_shadow"  # attribute of a storage's Python object, which exists as long as the storage
+
+
+class DeviceMemory(Protocol):
+    """Reads the tensors of a device without the program noticing it."""
+
+    @property
+    def lasting(self) -> bool:
+        """Whether values may be kept and read later without keeping device memory allocated."""
+
+    def on_device(self, value: object) -> bool:
+        """Whether the value is a tensor on the device."""
+
+    def pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether a host tensor is in memory that the device may access at any time."""
+
+    def held(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same values in the same geometry, as an argument for a kernel's footprint."""
+
+    def block(self, tensor: torch.Tensor) -> Block | None:
+        """The tensor's block, if ``keep`` was called."""
+
+    def keep(self, tensor: torch.Tensor, block: Block) -> None:
+        """Keep the block alive for as long as it can be reached through this tensor or its views."""
+
+    def span(self, tensor: torch.Tensor) -> ByteSpan:
+        """The bytes of a tensor that has a block."""
+
+
+class StreamNumber(Protocol):
+    @property
+    def id(self) -> int: ...
+
+
+class HostProgram(Protocol):
+    """The program that issues operations: its clocks, its source lines and its current stream."""
+
+    @property
+    def clocks(self) -> VectorClocks: ...
+
+    @property
+    def sites(self) -> LastSite: ...
+
+    @property
+    def stream(self) -> StreamNumber: ...
 
 
 class FreeBlocks:

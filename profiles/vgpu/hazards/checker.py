@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...record.hazards import FoundHazard
-from ...record.timeline import Site
-from ..watcher import Watcher
-from .blocks import SHADOW, ShadowTable
+from ...platform.machine import Watcher
+from ...record.timeline import FoundHazard, Site
+from .blocks import SHADOW, DeviceMemory, HostProgram, ShadowTable
 from .declared import DeclaredFootprints
 from .findings import Findings, unread
 from .footprints import ByteSpan, Footprint, Grid, IndexedSource, Scattered, span
 from .graphs import GraphFootprint
-from .memory import DeviceMemory, HostProgram
-from .records import UNWRITTEN, IssuedOp, MemoryOrigin, NamedMemory
-from .shadow import ShadowMemory
+from .shadow import UNWRITTEN, IssuedOp, MemoryOrigin, NamedMemory, ShadowMemory
 
 if TYPE_CHECKING:
     from ....sched.kernels.registry import Kernel

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ....sched.kernels.registry import Access, Kernel
-from .blocks import ShadowTable
+from .blocks import DeviceMemory, ShadowTable
 from .footprints import ByteSpan, Footprint, Grid, Pieces, RowSelection, Scattered, copied, span
-from .memory import DeviceMemory
 from .shadow import ShadowMemory
 
 Touched = tuple[ShadowMemory, Footprint, bool]

@@ -6,11 +6,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ...record.hazards import FoundAccess, FoundHazard, HazardKind
-from ...record.timeline import NO_SITE, Site
+from ...record.timeline import NO_SITE, FoundAccess, FoundHazard, HazardKind, Site
 from .clocks import HOST
-from .records import IssuedOp, MemoryAccess, MemoryOrigin, NamedMemory
-from .shadow import ShadowMemory
+from .shadow import IssuedOp, MemoryAccess, MemoryOrigin, NamedMemory, ShadowMemory
 
 
 class _UnnamedHazard(NamedTuple):

@@ -8,6 +8,7 @@ them when one of them is about to change, and computes its pieces when it is com
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -145,18 +146,18 @@ class Grid(NamedTuple):
         return Pieces.of(starts, starts + lens.numpy().astype(np.int64) * self.stride[1] * self.item)
 
 
+@dataclass(slots=True)
 class IndexedSource:
     """The source of the footprint of ``tensor[i, j, ...]``."""
 
-    def __init__(self, grid: Grid, indices: Sequence[torch.Tensor]) -> None:
-        self._grid = grid
-        self._indices = indices
+    grid: Grid
+    indices: Sequence[torch.Tensor]
 
     def freeze(self) -> None:
-        self._indices = [copied(index) for index in self._indices]
+        self.indices = [copied(index) for index in self.indices]
 
     def pieces(self) -> Pieces:
-        return self._grid.at(self._indices)
+        return self.grid.at(self.indices)
 
 
 def _reach(size: Sequence[int], stride: Sequence[int]) -> int:

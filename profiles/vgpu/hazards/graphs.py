@@ -10,8 +10,7 @@ from ....sched.kernels.registry import Kernel
 from .clocks import Clock
 from .declared import ArgumentAccess, DeclaredFootprints, Touched
 from .footprints import ByteSpan, Footprint
-from .records import IssuedOp, MemoryAccess
-from .shadow import WINDOW, AccessHistory, ShadowMemory
+from .shadow import WINDOW, AccessHistory, IssuedOp, MemoryAccess, ShadowMemory
 
 Race = tuple[ShadowMemory, MemoryAccess]
 

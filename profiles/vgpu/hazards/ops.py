@@ -1,17 +1,23 @@
-"""Wraps each op's handler so that the checker receives what the op reads and writes, in its stream's order."""
+"""Wraps each op's handler so that the checker receives what the op reads and writes, in its stream's order, and torch's
+tensor methods so that it receives the host's own accesses to pinned memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import wraps
 from time import perf_counter_ns
 from typing import Any
 
 import torch
 
 from ....sched.kernels.registry import Kernel, kernels
-from ..op_kinds import LIKES, MASKS, READS, Handler, is_view, written_arguments
+from ...platform.machine import Watcher
+from ..patching import attributes_set
+from ..torch_ops import LIKES, MASKS, READS, Handler, is_view, written_arguments
+from .blocks import DeviceMemory
 from .checker import HazardChecker
-from .records import IssuedOp
+from .shadow import IssuedOp
 
 _COPIES = frozenset({"copy_", "clone", "_to_copy", "is_pinned"})  # their handlers call the checker themselves
 
@@ -28,7 +34,7 @@ def checked(checker: HazardChecker, func: torch._ops.OpOverload, handler: Handle
     if name in LIKES or is_view(schema):
         return _unlaunched(checker, handler)
     if name in READS or name == "_local_scalar_dense":
-        return _read(checker, name, handler)
+        return _functional(checker, name, handler, waits=True)
     if name in ("index", "index_put_"):
         return _indexed(checker, name, handler)
     written = written_arguments(schema)
@@ -49,26 +55,14 @@ def _unlaunched(checker: HazardChecker, handler: Handler) -> Handler:
     return watched
 
 
-def _functional(checker: HazardChecker, name: str, handler: Handler) -> Handler:
-    def watched(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        out = handler(args, kwargs)
-        begin = perf_counter_ns()
-        launch = checker.launch(name)
-        _reads(checker, launch, (*args, *kwargs.values()))
-        _writes(checker, launch, (out,))
-        checker.spent += perf_counter_ns() - begin
-        return out
-
-    return watched
-
-
-def _read(checker: HazardChecker, name: str, handler: Handler) -> Handler:
-    """The op's launch precedes the handler, inside which the host waits for it."""
+def _functional(checker: HazardChecker, name: str, handler: Handler, *, waits: bool = False) -> Handler:
+    """``waits``: the host waits for the op inside the handler, which the op's launch therefore precedes."""
 
     def watched(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        launch = checker.launch_here(name)
+        launch = checker.launch_here(name) if waits else None
         out = handler(args, kwargs)
         begin = perf_counter_ns()
+        launch = launch or checker.launch(name)
         _reads(checker, launch, (*args, *kwargs.values()))
         _writes(checker, launch, (out,))
         checker.spent += perf_counter_ns() - begin
@@ -170,3 +164,47 @@ def _tensors(checker: HazardChecker, values: Sequence[Any]) -> Iterator[torch.Te
             yield from _tensors(checker, value)
         elif on_device(value):
             yield value
+
+
+# fmt: off
+_READS = (
+    "tolist", "item", "numpy", "clone", "__int__", "__float__", "__bool__", "__index__", "__iter__", "__array__",
+    "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__floordiv__", "__mod__",
+    "__neg__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__",
+    "sum", "mean", "min", "max", "amin", "amax", "argmin", "argmax", "any", "all", "cumsum", "equal", "unique",
+    "index_select", "gather", "nonzero", "sort", "where",
+)
+# fmt: on
+_WRITES = ("copy_", "fill_", "zero_", "add_", "sub_", "mul_", "__setitem__")
+
+
+def host_accesses(
+    watcher: Callable[[], Watcher | None], memory: DeviceMemory
+) -> AbstractContextManager[None]:
+    """For the duration of a block, torch's tensor methods report their accesses to the watcher that is current.
+
+    A NumPy view of pinned memory counts as a read when it is made; what is done through it later is not seen. Nor is
+    ``pinned[indices]``: a class that has once had a ``__getitem__`` written in Python is a sequence from then on, to
+    ``torch.tensor`` too.
+    """
+    methods = [(name, getattr(torch.Tensor, name)) for name in (*_READS, *_WRITES)]
+    return attributes_set(
+        [(torch.Tensor, name, _reporting(name, method, watcher, memory)) for name, method in methods]
+    )
+
+
+def _reporting(
+    name: str, method: Callable[..., Any], watcher: Callable[[], Watcher | None], memory: DeviceMemory
+) -> Callable[..., Any]:
+    op = name.strip("_") if name.startswith("__") else name
+
+    @wraps(method)
+    def patched(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        # A copy from the device is the device's write.
+        if not memory.on_device(tensor) and memory.pinned(tensor) and not any(map(memory.on_device, args)):
+            current = watcher()
+            if current is not None:
+                current.host_access(op, tensor, write=name in _WRITES)
+        return method(tensor, *args, **kwargs)
+
+    return patched

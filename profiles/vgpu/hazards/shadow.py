@@ -3,11 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
 from weakref import WeakSet, ref
 
+from ...record.timeline import NO_SITE
 from .clocks import Clock
 from .footprints import ByteSpan, Footprint, Scattered, meet
-from .records import IssuedOp, MemoryAccess, MemoryOrigin, NamedMemory
+
+
+class MemoryOrigin(NamedTuple):
+    """How reports call a piece of memory: by the name that the program gave it, else by the operation that wrote it
+    first."""
+
+    name: str
+    op: str
+    site: int
+
+
+UNWRITTEN = MemoryOrigin("", "", NO_SITE)
+
+
+@dataclass(slots=True, eq=False)
+class IssuedOp:
+    """An operation in the order of its actor, which is the host or a stream. ``clock`` is the actor's own clock, not a
+    copy. A ``recurring`` one represents the latest of many equal operations and is renewed for each."""
+
+    actor: int
+    seq: int
+    clock: Clock
+    op: str
+    site: int
+    recurring: bool = False
+
+    def renew(self, other: IssuedOp) -> None:
+        self.seq, self.site = other.seq, other.site
+
+
+class MemoryAccess(NamedTuple):
+    """``freed`` is the memory's origin if the access was made before the block was freed and issued again."""
+
+    launch: IssuedOp
+    footprint: Footprint
+    write: bool
+    freed: MemoryOrigin | None = None
+
+
+@dataclass(slots=True, eq=False)
+class NamedMemory:
+    """What happened to memory since the program named it. Steps share such memory, so each write should be read."""
+
+    name: str
+    writes: int = 0
+    last_write: IssuedOp | None = None
+    is_read: bool = False
+
+    def note(self, launch: IssuedOp, *, write: bool) -> None:
+        if write:
+            self.writes += 1
+            self.last_write = launch
+        else:
+            self.is_read = True
+
 
 WINDOW = 16  # accesses of one kind, after which those that every later operation comes after are dropped
 
@@ -45,55 +102,36 @@ class AccessHistory:
 Histories = dict[int | AccessHistory, AccessHistory]
 
 
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Block:
     """Device memory for as long as it is reachable: its tensor and all views of it share one block."""
 
-    __slots__ = ("__weakref__", "_on_free", "actor", "recorded", "shadow")
-
-    def __init__(self, shadow: ShadowMemory, actor: int, on_free: Callable[[Block], None]) -> None:
-        self.shadow = shadow
-        self.actor = actor  # the stream it was allocated on
-        self.recorded: set[int] = set()  # actors named by record_stream
-        self._on_free = on_free
+    shadow: ShadowMemory
+    actor: int  # the stream it was allocated on
+    on_free: Callable[[Block], None]
+    recorded: set[int] = field(default_factory=set)  # actors named by record_stream
 
     def __del__(self) -> None:
-        self._on_free(self)
+        self.on_free(self)
 
 
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class ShadowMemory:
     """The accesses to one storage, and the footprints that follow from its values."""
 
-    __slots__ = (
-        "__weakref__",
-        "block",
-        "changes",
-        "dependents",
-        "epoch",
-        "limit",
-        "named",
-        "origin",
-        "pinned",
-        "private",
-        "reads",
-        "sharing",
-        "size",
-        "writes",
-    )
-
-    def __init__(self, origin: MemoryOrigin, size: int, *, pinned: bool = False) -> None:
-        self.origin = origin
-        self.size = size  # bytes
-        self.pinned = pinned
-        self.epoch = 0  # how often the storage was written
-        self.changes = 0  # how often an access was added to its own histories
-        self.sharing: set[int] = set()  # actors whose history is shared with other storages
-        self.reads: Histories = {}
-        self.writes: Histories = {}
-        self.dependents: WeakSet[Scattered] | None = None
-        self.block: ref[Block] | None = None
-        self.private = False  # whether it is a graph's own memory
-        self.named: NamedMemory | None = None  # None unless the program has named it
-        self.limit = WINDOW
+    origin: MemoryOrigin
+    size: int  # bytes
+    pinned: bool = False
+    epoch: int = 0  # how often the storage was written
+    changes: int = 0  # how often an access was added to its own histories
+    sharing: set[int] = field(default_factory=set)  # actors whose history is shared with other storages
+    reads: Histories = field(default_factory=dict)
+    writes: Histories = field(default_factory=dict)
+    dependents: WeakSet[Scattered] | None = None
+    block: ref[Block] | None = None
+    private: bool = False  # whether it is a graph's own memory
+    named: NamedMemory | None = None  # None unless the program has named it
+    limit: int = WINDOW
 
     @property
     def out_of_reach(self) -> bool:

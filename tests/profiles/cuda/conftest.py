@@ -9,8 +9,7 @@ import pytest
 
 from schedbench.profiles.cuda.join import Joined, JoinInputs, join
 from schedbench.profiles.cuda.kineto import rows
-from schedbench.profiles.cuda.log import NO_CALL, NO_CONTEXT, CallRecord, Log
-from schedbench.profiles.cuda.streams import StreamTable
+from schedbench.profiles.cuda.log import NO_CALL, NO_CONTEXT, CallRecord, Log, StreamTable
 from schedbench.profiles.record.timeline import Range
 from schedbench.sched.observe import StepInfo
 

@@ -11,8 +11,8 @@ import torch
 
 from schedbench.profiles.cuda.kineto import KinetoRow
 from schedbench.profiles.cuda.kineto_window import this_thread
+from schedbench.profiles.cuda.log import WatchedNames
 from schedbench.profiles.cuda.machine import watched
-from schedbench.profiles.cuda.streams import WatchedNames
 from schedbench.profiles.cuda.watch import DeviceHandle
 from schedbench.profiles.platform.machine import Machine
 from schedbench.profiles.platform.resolve import Resolved

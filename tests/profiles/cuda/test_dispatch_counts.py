@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from schedbench.profiles.cuda.dispatch_counts import DispatchCounter
-from schedbench.profiles.lab import counted_run, single_run
+from schedbench.profiles.lab import single_run
 from schedbench.profiles.lab.verification import verify
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.record.result import Result
@@ -111,7 +111,7 @@ def test_rows_say_step_range_stream_and_line() -> None:
             torch.zeros(2).to(gpu.device)
         listener.launched(StepInfo(3, "decode", 1, 1, True))
         names = {module.current_stream().stream_id: "schedule"}
-        found = counted_run.document(listener, names)
+        found = single_run.counts_document(listener, names)
     assert found["steps"] == {"decode": 1}
     waited, copied = found["rows"]
     assert (copied["what"], copied["count"], copied["bytes"]) == ("h2d pageable blocking", 1, 8)
@@ -135,8 +135,8 @@ def test_whole_runs_are_counted_alike(tmp_path: Path, scenario: str, more: tuple
     """Every copy with its bytes and every sync of every line, in a run whose counts the virtual GPU makes."""
     words = [word for override in (*PLAIN, *more) for word in ("--set", override)]
     files = [tmp_path / name for name in ("predicted.json", "announced.json")]
-    for module, output in zip((single_run, counted_run), files, strict=True):
-        assert module.main([scenario, "--device", "vgpu", *words, "--output", str(output)]) == 0
+    for option, output in zip(((), ("--counted",)), files, strict=True):
+        assert single_run.main([scenario, "--device", "vgpu", *words, *option, "--output", str(output)]) == 0
     predicted = Result.from_json(files[0].read_text())
     found = verify(predicted, json.loads(files[1].read_text()), predicted)
     assert found.unexplained == ()

@@ -18,8 +18,8 @@ from schedbench.profiles.lab import hazard_table as table
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.platform.resolve import Resolved
 from schedbench.profiles.ranks.execute import Options, RunOutcome, execute
-from schedbench.profiles.record.hazards import FoundHazard
 from schedbench.profiles.record.result import Abstained, Hazards
+from schedbench.profiles.record.timeline import FoundHazard
 from schedbench.profiles.run import document
 from schedbench.profiles.vgpu import open_vgpu
 from schedbench.profiles.vgpu.device import CURRENT

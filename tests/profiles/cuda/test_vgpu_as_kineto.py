@@ -9,8 +9,7 @@ import pytest
 
 from schedbench.profiles.cuda.join import JoinInputs, join
 from schedbench.profiles.cuda.kineto import rows
-from schedbench.profiles.cuda.log import NO_CALL, NO_CONTEXT, CallRecord, Log
-from schedbench.profiles.cuda.streams import StreamTable
+from schedbench.profiles.cuda.log import NO_CALL, NO_CONTEXT, CallRecord, Log, StreamTable
 from schedbench.profiles.measure.counts import CountsSink
 from schedbench.profiles.platform.resolve import resolve
 from schedbench.profiles.run.machines import open_machine

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from schedbench import sched
-from schedbench.profiles.cuda.hazards.machine import VOID, StepRecorder
 from schedbench.profiles.cuda.hazards.watch import HazardWatch, WatchedDevice, watching
+from schedbench.profiles.cuda.machine import VOID, StepRecorder
 from schedbench.profiles.platform.machine import Machine
 from schedbench.profiles.platform.resolve import Resolved
 from schedbench.profiles.record.timeline import Sink, Window

@@ -11,19 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from schedbench.profiles.lab import probes
 from schedbench.profiles.lab.hazard_table import sanitizer_verdict
-from schedbench.profiles.lab.probes import __main__ as command
-from schedbench.profiles.lab.probes import environment
-from schedbench.profiles.lab.probes.copies import waited
-from schedbench.profiles.lab.probes.environment import version
-from schedbench.profiles.lab.probes.kernels import attention_call
-from schedbench.profiles.lab.probes.timing import host_ns, measured, spread
+from schedbench.profiles.lab.probes import attention_call, host_ns, measured, spread, waited
+from schedbench.profiles.record.environment import version
 
 ROOT = Path(__file__).resolve().parents[3]
 
 KERNELS = """
 import torch
-from schedbench.profiles.lab.probes.triton_kernels import add_one
+from schedbench.profiles.lab.triton_probe import add_one
 x = torch.zeros(64)
 add_one[(1,)](x, 60, width=64)
 assert x.sum() == 60
@@ -34,7 +31,7 @@ COMPILED = """
 from tests.sched.kernels.triton_compiled import compiling
 made = compiling()
 import torch
-from schedbench.profiles.lab.probes.triton_kernels import add_one
+from schedbench.profiles.lab.triton_probe import add_one
 add_one[(1,)](torch.zeros(64), 60, width=64)
 assert len(made) == 1
 """
@@ -106,7 +103,7 @@ def test_what_is_timed_of_attention_is_attention(new: int, before: int) -> None:
 
 
 def test_a_probe_writes_what_it_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr(environment, "facts", lambda device: {"gpu": str(device)})
+    monkeypatch.setattr(probes, "facts", lambda device: {"gpu": str(device)})
     output = tmp_path / "environment.json"
-    assert command.main("environment", str(output)) == 0
+    assert probes.main("environment", str(output)) == 0
     assert json.loads(output.read_text())["gpu"] == "cuda:0"

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedbench.profiles.measure.counts import CounterKey, CountsPerStep, CountsSink
-from schedbench.profiles.measure.lines import CallLine, CopyLine, Cost
+from schedbench.profiles.measure.counts import CallLine, CopyLine, Cost, CounterKey, CountsSink
 from schedbench.profiles.measure.steps import TimelineError
 from schedbench.profiles.measure.waiting import WaitingSink
+from schedbench.profiles.record.result import CountSummary
 
 SCHEDULE, FORWARD, COPY = 0, 1, 2
 
@@ -39,10 +39,12 @@ def test_median_mean_max_and_steps_with(drawing):
         for _ in range(copies):
             drawing.op(10 * step, 10 * step + 1, step=step, kind="h2d", bytes=8, host_memory="pinned")
     tallies = count(drawing).tallies()
-    assert tallies[CounterKey("decode", SCHEDULE, "h2d")] == CountsPerStep(
+    assert tallies[CounterKey("decode", SCHEDULE, "h2d")] == CountSummary(
         median=1.0, mean=1.5, max=4, steps_with=3
     )
-    assert tallies[CounterKey("decode", FORWARD, "kernel")] == CountsPerStep(1.0, 1.0, 1, 4)
+    assert tallies[CounterKey("decode", FORWARD, "kernel")] == CountSummary(
+        median=1.0, mean=1.0, max=1, steps_with=4
+    )
     assert CounterKey("decode", SCHEDULE, "d2h") not in tallies
 
 
@@ -55,7 +57,9 @@ def test_a_replayed_graph_counts_as_its_kernels(drawing):
 def test_median_of_an_even_number_of_steps_lies_between(drawing):
     decodes(drawing, 2)
     drawing.op(0, 1, step=0, stream=COPY, kind="d2h", bytes=8)
-    assert count(drawing).tallies()[CounterKey("decode", COPY, "d2h")] == CountsPerStep(0.5, 0.5, 1, 1)
+    assert count(drawing).tallies()[CounterKey("decode", COPY, "d2h")] == CountSummary(
+        median=0.5, mean=0.5, max=1, steps_with=1
+    )
 
 
 def test_steady_steps_are_counted_in_both_kinds(drawing):
@@ -65,7 +69,9 @@ def test_steady_steps_are_counted_in_both_kinds(drawing):
     counts = count(drawing)
     assert counts.steps == {"decode": 3, "decode.steady": 2}
     assert counts.tallies()[CounterKey("decode", SCHEDULE, "sync")].steps_with == 2
-    assert counts.tallies()[CounterKey("decode.steady", SCHEDULE, "sync")] == CountsPerStep(0.5, 0.5, 1, 1)
+    assert counts.tallies()[CounterKey("decode.steady", SCHEDULE, "sync")] == CountSummary(
+        median=0.5, mean=0.5, max=1, steps_with=1
+    )
 
 
 def test_memory_kind_and_blocking_have_counters_of_their_own(drawing):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from schedbench.profiles.measure.collector import HotBufferCount, RunCollector
-from schedbench.profiles.measure.lookups import LookupCount, Lookups
+from schedbench.profiles.measure.collector import LookupCount, Lookups, RunCollector
 from schedbench.profiles.record.result import Abstained, Metric
 from schedbench.sched.observe import LogicalClock
 
@@ -21,14 +20,14 @@ def unchanged(tensor: torch.Tensor) -> torch.Tensor:
 
 def test_what_was_before_does_not_count() -> None:
     buffers = Buffers()
-    count = LookupCount(buffers, unchanged)
+    count = LookupCount(buffers, unchanged, token_bytes=8)
     buffers.lookups += torch.tensor([20, 5])
     assert count.found() == Lookups(20, 5)
     assert count.found().hit_ratio == 0.75
 
 
 def test_nobody_who_was_asked_hit_nothing() -> None:
-    assert LookupCount(Buffers(), unchanged).found().hit_ratio is None
+    assert LookupCount(Buffers(), unchanged, token_bytes=8).found().hit_ratio is None
 
 
 def test_metrics_are_there_only_with_hot_buffers() -> None:
@@ -39,7 +38,7 @@ def test_metrics_are_there_only_with_hot_buffers() -> None:
     plain = RunCollector(LogicalClock()).finish(Names(), exact=True).metrics
     assert not any(name.startswith("hisparse") for name in plain)
     buffers = Buffers()
-    answers = RunCollector(LogicalClock(), HotBufferCount(LookupCount(buffers, unchanged), token_bytes=8))
+    answers = RunCollector(LogicalClock(), LookupCount(buffers, unchanged, token_bytes=8))
     buffers.lookups += torch.tensor([4, 1])
     answers.counts.steps["decode"] = 2
     found = answers.finish(Names(), exact=True).metrics
@@ -53,6 +52,6 @@ def test_without_a_long_request_they_abstain() -> None:
         sites = ()
         streams: dict[int, str] = {}  # noqa: RUF012
 
-    answers = RunCollector(LogicalClock(), HotBufferCount(LookupCount(Buffers(), unchanged), token_bytes=8))
+    answers = RunCollector(LogicalClock(), LookupCount(Buffers(), unchanged, token_bytes=8))
     found = answers.finish(Names(), exact=True).metrics["hisparse_hit_ratio"]
     assert found == Abstained(abstained="no decoding request was longer than its hot buffer")

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedbench.profiles.measure import latency
 from schedbench.profiles.measure.distribution import Distribution, needed
-from schedbench.profiles.measure.periods import SleepAnnouncingClock, StepPeriods
-from schedbench.profiles.measure.requests import RequestLog, RequestRecord, TokenLog
+from schedbench.profiles.measure.requests import RequestLog, RequestRecord, TokenLog, between, tpot
+from schedbench.profiles.measure.steps import SleepAnnouncingClock, StepPeriods
 from schedbench.profiles.measure.throughput import (
     TimeSpan,
     full_window,
@@ -65,10 +64,10 @@ def request_of_three() -> Request:
 
 
 def test_latencies_of_finished_requests(records):
-    assert latency.between(records, "arrival", "first_token").mean == 3 * S
-    assert latency.between(records, "arrival", "first_scheduled").mean == 1 * S
-    assert latency.between(records, "arrival", "finish").max == 6 * S
-    assert (len(latency.tpot(records)), latency.tpot(records).mean) == (1, 1 * S)
+    assert between(records, "arrival", "first_token").mean == 3 * S
+    assert between(records, "arrival", "first_scheduled").mean == 1 * S
+    assert between(records, "arrival", "finish").max == 6 * S
+    assert (len(tpot(records)), tpot(records).mean) == (1, 1 * S)
 
 
 def test_throughput_over_the_full_window(records):

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from schedbench.profiles.record.hazards import FoundAccess, FoundHazard
-from schedbench.profiles.record.timeline import Site
+from schedbench.profiles.record.timeline import FoundAccess, FoundHazard, Site
 from schedbench.profiles.run.declared_hazards import SIGNS, AccessSign, HazardSign, split_declared
 
 SIGNED = [(name, sign) for name, signs in SIGNS.items() for sign in signs]

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from schedbench.profiles.platform.hardware import HardwareProfile, load
-from schedbench.profiles.record.hazards import FoundHazard
-from schedbench.profiles.record.timeline import Call, Op, Range, Wait, Window
+from schedbench.profiles.record.timeline import Call, FoundHazard, Op, Range, Wait, Window
 from schedbench.profiles.vgpu import VirtualGpu, open_vgpu
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.vgpu import VirtualGpu, open_vgpu
 from schedbench.profiles.vgpu.adversary.executor import POISON
-from schedbench.profiles.vgpu.adversary.strategies import STRATEGIES, described
+from schedbench.profiles.vgpu.adversary.order import STRATEGIES, described
 from tests.profiles.vgpu.conftest import Scene
 
 SEEDS = range(len(STRATEGIES) + 8)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from schedbench.profiles.record.hazards import FoundHazard
+from schedbench.profiles.record.timeline import FoundHazard
 from tests.profiles.vgpu.conftest import Scene
 
 

@@ -17,7 +17,7 @@ import torch
 
 from schedbench.profiles.platform.hardware import HardwareProfile
 from schedbench.profiles.vgpu import VirtualGpu, open_vgpu
-from schedbench.profiles.vgpu.executor import EagerExecutor
+from schedbench.profiles.vgpu.executor import Executor
 from schedbench.profiles.vgpu.host_time import HostStopwatch, measured, without_own_time
 from schedbench.profiles.vgpu.streams import Event
 from schedbench.profiles.vgpu.tensor import DeviceTensor
@@ -64,7 +64,7 @@ def least(measure: Callable[[], int]) -> int:
     return min(measure() for _ in range(5))
 
 
-class Slow(EagerExecutor):
+class Slow(Executor):
     """Takes a millisecond for each value it computes."""
 
     def compute(self, op: Any, args: Any, kwargs: Any) -> Any:
