@@ -30,10 +30,8 @@ SIDES: Final[Mapping[str, Callable[[PreparedRun], float]]] = {
     "timed": lambda run: run.clocked(),
     "nvtx": lambda run: run.clocked(NvtxRanges()),
 }
-LIMITS: Final = {
-    "timed": 1.0,
-    "nvtx": 2.0,
-}  # percent that the second side may take, with steps of a millisecond
+# Percent that the second side may take, with steps of a millisecond.
+LIMITS: Final = {"timed": 1.0, "nvtx": 2.0}
 
 NO_TOOL: Final = "no tool takes NVTX ranges from this process"
 

@@ -119,9 +119,8 @@ class RequestLog(Observer):
     def __init__(self, clock: Clock) -> None:
         self.totals = RequestTotals()
         self._clock = clock
-        self._events: defaultdict[str, array[int]] = defaultdict(
-            lambda: array("q")
-        )  # of requests that have not ended
+        # Of requests that have not ended.
+        self._events: defaultdict[str, array[int]] = defaultdict(lambda: array("q"))
 
     def tokens(self, request: Request, count: int) -> None:
         now = self._clock.now()

@@ -92,9 +92,8 @@ class WaitingSink:
         self._work: IntervalTrack[str] = IntervalTrack()
         self._stalls: IntervalTrack[int] = IntervalTrack()
         self._waits: IntervalTrack[int] = IntervalTrack()
-        self._others: IntervalTrack[tuple[bool, int]] = (
-            IntervalTrack()
-        )  # ops that can hold a forward op: (kernel?, stream)
+        # Ops that can hold a forward op: (kernel?, stream).
+        self._others: IntervalTrack[tuple[bool, int]] = IntervalTrack()
         self._kernels = IntervalUnion()
         self._forward_kernels = IntervalUnion()
         self._totals: Counter[str] = Counter()

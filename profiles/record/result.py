@@ -89,9 +89,7 @@ class Labels(ResultModel):
     profiled: bool = False
     acceptance: Literal["measured", "simulated"] | None = None  # of drafts, where the run speculates
     host: Literal["modelled", "measured"]
-    capture: Literal["nsys", "torch"] | None = (
-        None  # the tool, where no run of ours but a file of its was read
-    )
+    capture: Literal["nsys", "torch"] | None = None  # the tool whose file was read, where nothing was run
     world: Literal["virtual", "distributed"] | None = None  # of several ranks; None: one, or an old document
 
 

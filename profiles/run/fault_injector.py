@@ -101,10 +101,8 @@ def inject_faults(
 def _triggers(rank: str, phase: str) -> Sequence[_Trigger]:
     if phase == "forward":
         return [_Trigger("range", name) for name in _FORWARDS]
-    if (role_of(rank), phase) == (
-        "stage",
-        "requests",
-    ):  # requests enter at the first stage: it only sends them
+    # Requests enter at the first stage: it only sends them.
+    if (role_of(rank), phase) == ("stage", "requests"):
         return [_Trigger("send" if rank == "stage 0" else "receive", REQUESTS)]
     return _TRIGGERS[role_of(rank)].get(phase) or [_Trigger("range", phase)]
 

@@ -219,9 +219,8 @@ class PreparedRun:
                     cancelled = True
                 except LinkError as error:
                     failure = str(error)
-        except (
-            DiedError
-        ) as death:  # the observers' own checks are left out: a killed rank is in no defined state
+        except DiedError as death:
+            # The observers' own checks are left out: a killed rank is in no defined state.
             failure = str(death)
             self._give_up(collector, Status.FAILED, failure)
         wall_s = time.perf_counter() - begin

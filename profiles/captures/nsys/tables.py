@@ -33,9 +33,6 @@ class Tables:
     def has(self, table: str, *columns: str) -> bool:
         return set(columns) <= self._columns.get(table, frozenset())
 
-    def names(self, *, beginning: str) -> list[str]:
-        return sorted(name for name in self._columns if name.startswith(beginning))
-
     def rows(
         self, table: str, columns: Sequence[str], where: Mapping[str, int] | None = None
     ) -> Iterator[tuple[Any, ...]]:

@@ -30,9 +30,8 @@ class ProgramOrder:
         self.capturing = False
         self._module = module
         self._numbers: dict[int, int] = {}
-        self._events: dict[
-            int, tuple[weakref.ref[Any], Clock]
-        ] = {}  # an event and its clock, by the event's id
+        # An event and its clock, by the event's id.
+        self._events: dict[int, tuple[weakref.ref[Any], Clock]] = {}
 
     @property
     def stream(self) -> Current:

@@ -41,9 +41,8 @@ class AdversarialExecutor(Executor):
         super().__init__(immediate)
         self._runtime = runtime
         self._specs = ResultSpecs(max_tried=0)
-        self._pending_reads: list[
-            int
-        ] = []  # addresses of pinned memory that pending copies read and keep alive
+        # Addresses of pinned memory that pending copies read and keep alive.
+        self._pending_reads: list[int] = []
 
     def empty(self, spec: TensorSpec) -> torch.Tensor:
         return poisoned(self.immediate.empty(spec))
