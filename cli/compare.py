@@ -11,7 +11,7 @@ import typer
 
 from .errors import GATE_FAILED, INTERRUPTED, UsageError
 from .report import Meaning, Tool
-from .scenario_arguments import Device
+from .scenario_arguments import Device, Draws
 from .stopwatch import Stopwatch, command_line
 
 if TYPE_CHECKING:
@@ -59,13 +59,6 @@ Gates = Annotated[
 ]
 Undecided = Annotated[
     Literal["fail", "pass"], typer.Option("--undecided", help="What a gate that cannot be decided does.")
-]
-Draws = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        help="Ask emulated verdicts again under so many draws of the hardware's constants from their ranges.",
-    ),
 ]
 AllowDivergence = Annotated[
     bool, typer.Option("--allow-divergence", help="Judge performance although the tokens differ.")

@@ -41,6 +41,14 @@ Budgets = Annotated[
     typer.Option("--expect", metavar="BUDGET", help="A budget, e.g. decode.steady.schedule.sync=0."),
 ]
 
+Draws = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Ask emulated verdicts again under so many draws of the hardware's constants from their ranges.",
+    ),
+]
+
 
 def resolved(
     name: str,

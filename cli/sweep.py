@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from .errors import INTERRUPTED, UsageError
-from .scenario_arguments import Device, Name
+from .scenario_arguments import Device, Draws, Name
 from .stopwatch import Stopwatch, command_line
 
 if TYPE_CHECKING:
+    from ..profiles.sweeps.break_even import DrawnCrossings
     from ..profiles.sweeps.sweep import Cell, Runs, SweepPlan
 
 Format = Literal["table", "json", "md", "csv"]
@@ -39,6 +40,7 @@ def sweep(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key in every cell.")
     ] = None,
     device: Device = "auto",
+    draws: Draws = 16,
     output_dir: Annotated[Path | None, typer.Option(help="Keep sweep.json and every result here.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Reuse results in --output-dir.")] = False,
     form: Annotated[Format, typer.Option("--format", help="What to print on stdout.")] = "table",
@@ -61,8 +63,10 @@ def sweep(
     runs = Runs(Options(device=device, command=command_line()), folder=folder, resume=resume)
     clock = Stopwatch()
     found, cancelled = _found(plan, runs)
+    drawn, stopped = _drawn(plan, found, 0 if cancelled else draws)
+    cancelled = cancelled or stopped
     run = clock.run(cancelled=cancelled)
-    _show(plan, found, run=run, output_dir=output_dir, form=form)
+    _show(plan, found, drawn, run=run, output_dir=output_dir, form=form)
     raise typer.Exit(INTERRUPTED if cancelled else 0)
 
 
@@ -90,8 +94,26 @@ def _found(plan: SweepPlan, runs: Runs) -> tuple[list[Cell], bool]:
     return found, False
 
 
+def _drawn(plan: SweepPlan, found: list[Cell], draws: int) -> tuple[DrawnCrossings, bool]:
+    """The break-evens under draws of the hardware's constants, and whether the user interrupted them."""
+    from ..profiles.sweeps.break_even import DrawnCrossings, ask_again
+    from .console import status
+
+    try:
+        with status("the break-evens under draws of the hardware's constants"):
+            return ask_again(plan, found, draws), False
+    except KeyboardInterrupt:
+        return DrawnCrossings({}, "interrupted"), True
+
+
 def _show(
-    plan: SweepPlan, found: list[Cell], *, run: dict[str, Any], output_dir: Path | None, form: Format
+    plan: SweepPlan,
+    found: list[Cell],
+    drawn: DrawnCrossings,
+    *,
+    run: dict[str, Any],
+    output_dir: Path | None,
+    form: Format,
 ) -> None:
     from ..profiles.record.files import write_whole
     from ..profiles.record.result import canonical
@@ -99,7 +121,7 @@ def _show(
     from . import sweep_page
     from .page import show
 
-    content = document(plan, found, run=run)
+    content = document(plan, found, drawn, run=run)
     text = canonical(content)
     if output_dir is not None:
         write_whole(output_dir / "sweep.json", text)

@@ -69,6 +69,10 @@ def notes(document: Document) -> list[str]:
     remarks = [f"{mark} {reason}" for reason, mark in marks.items()]
     if any(cell["tokens"] == "different" for cell in document["cells"]):
         remarks.append("≠ the sides' tokens differ: their work is not the same")
+    if document["break_even"] and document["sweep"].get("not_drawn"):
+        remarks.append(
+            f"not asked again under draws of the hardware's constants: {document['sweep']['not_drawn']}"
+        )
     if document["sweep"]["exact"] is False and _compares(document):
         remarks.append(
             "one run per side and measured times: `schedbench compare` distinguishes effects from noise"
@@ -124,15 +128,25 @@ def _break_even(document: Document, row: tuple[str, ...]) -> str:
     """The values of the first axis between which the candidate turns from better to worse, or back."""
     found = [entry for entry in document["break_even"] if tuple(entry["at"].values()) == row]
     if found:
-        return ", ".join(
-            f"{entry['between'][0]} … {entry['between'][1]}: {entry['beyond']}" for entry in found
-        )
+        return ", ".join(map(_change, found))
     seen = [cell["candidate"] for cell in document["cells"] if tuple(cell["at"][1:]) == row]
     judged, planned = sum(tone is not None for tone in seen), len(document["sweep"]["axes"][0]["values"])
     tones = set(seen) & set(_NEVER)
     if judged < planned:
         return f"{judged} of {planned} cells: not judged" if tones else MISSING
     return _NEVER[tones.pop()] if tones else MISSING
+
+
+def _change(entry: Document) -> str:
+    """A change of sign, in how many draws of the hardware's constants it exists, and between which values."""
+    between, drawn = " … ".join(entry["between"]), entry["drawn"]
+    if drawn is None:
+        return f"{between}: {entry['beyond']}"
+    firm = f"{drawn['holding']} of {drawn['draws']} draws, {drawn['low']} … {drawn['high']}"
+    if drawn["stands"]:
+        return f"{between}: {entry['beyond']} ({firm})"
+    why = f"follows {drawn['constant']}, rank correlation {drawn['correlation']:+.2f}"
+    return f"{between}: inconclusive: CONSTANTS ({firm}; {why})"
 
 
 def _marks(document: Document) -> dict[str, str]:

@@ -19,7 +19,7 @@ HARDWARE: Final = "device.hardware"
 _OPTIONS: Final = Options(device="vgpu")
 
 
-def run_each(each: MapFunction, question: Resolved, profiles: Profiles, known: Result) -> Iterable[Result]:
+def run_each(each: MapFunction, question: Resolved, known: Result, profiles: Profiles) -> Iterable[Result]:
     """Run the question on each of the profiles; ``known`` is its result on its own. Raises what ``execute`` raises."""
     question = _cheapest(question, known)
     return each(_run, [replace(question, hardware=profile) for profile in profiles])

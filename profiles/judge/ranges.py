@@ -41,7 +41,7 @@ def ranges(question: Resolved, result: Result, count: int = DRAWS) -> RangesPart
     drawn = draws(question.hardware, count)
     profiles = [drawn_profile(question.hardware, draw) for draw in drawn]
     with pool(count) as each:
-        found = table([result, *run_each(each, question, profiles, result)])
+        found = table([result, *run_each(each, question, result, profiles)])
     values = {name: [entry.value for entry in found[name][1:]] for name in FIGURES if name in found}
     parts = {name: (min(x), max(x), *followed(x, drawn)) for name, x in values.items()}
     return RangesPart(

@@ -64,7 +64,7 @@ class LocalSide:
 
     def run_each(self, known: Result, profiles: Profiles, each: MapFunction) -> Iterable[Result]:
         order = replace(self.order, seed=known.scenario.seed)
-        return run_each(each, resolved_for(self.question, order), profiles, known)
+        return run_each(each, resolved_for(self.question, order), known, profiles)
 
 
 @dataclass(frozen=True, slots=True)

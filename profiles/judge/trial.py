@@ -70,8 +70,7 @@ class Sample(NamedTuple):
     @property
     def exact(self) -> bool:
         """Whether the times of the run repeat exactly."""
-        labels = self.result.labels
-        return labels.emulated and labels.host == "modelled"
+        return self.result.labels.exact
 
     def document(self) -> dict[str, Any]:
         """Plain dicts and lists."""

@@ -240,7 +240,7 @@ def _bubbles(stage: RankReport) -> Metrics:
 
 def _emulated(stages: Sequence[RankReport]) -> bool:
     labels = [stage.result.labels for stage in stages]
-    return all(label.emulated and label.host == "modelled" for label in labels)
+    return all(label.exact for label in labels)
 
 
 def _is_exact(result: Result) -> bool:

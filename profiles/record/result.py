@@ -92,6 +92,11 @@ class Labels(ResultModel):
     capture: Literal["nsys", "torch"] | None = None  # the tool whose file was read, where nothing was run
     world: Literal["virtual", "distributed"] | None = None  # of several ranks; None: one, or an old document
 
+    @property
+    def exact(self) -> bool:
+        """Whether times repeat exactly."""
+        return self.emulated and self.host == "modelled"
+
 
 class InputPart(ResultModel):
     """A file that the run read: the key of the scenario that names it, its name as written there, and the digest of its

@@ -7,19 +7,20 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ..record.environment import environment, tool
-from .sweep import Cell, Crossing, SweepPlan, crossings
+from .break_even import Crossing, DrawnCrossing, DrawnCrossings, crossings
+from .sweep import Cell, SweepPlan
 
-# History: 1.0 the first.
-SCHEMA_VERSION: Final = "1.0"
+# History: 1.0 the first; 1.1 asks break-evens again under draws of the hardware's constants.
+SCHEMA_VERSION: Final = "1.1"
 
 Document = dict[str, Any]
 
 
-def document(plan: SweepPlan, found: Sequence[Cell], *, run: Document) -> Document:
+def document(plan: SweepPlan, found: Sequence[Cell], drawn: DrawnCrossings, *, run: Document) -> Document:
     """``run`` is the result document's ``run`` of the whole sweep; ``found`` may have fewer cells than the plan."""
     first = next((cell for cell in found if cell.values), None)
     reading = first.values[0] if first else None
-    labels = first.labels if first else None
+    labels = first.results[0].labels if first and first.results else None
     return {
         "schema_version": SCHEMA_VERSION,
         "tool": tool().model_dump(mode="json"),
@@ -31,12 +32,15 @@ def document(plan: SweepPlan, found: Sequence[Cell], *, run: Document) -> Docume
             "metric": plan.metric,
             "unit": reading and reading.unit,
             "direction": reading and reading.direction,
-            "exact": labels and labels.emulated and labels.host == "modelled",
+            "exact": labels and labels.exact,
+            "not_drawn": drawn.abstained or None,
             "axes": [axis._asdict() | {"values": list(axis.values)} for axis in plan.axes],
             "sides": [{"label": side.label, "overrides": list(side.overrides)} for side in plan.sides],
         },
         "cells": [_cell(cell) for cell in found],
-        "break_even": [_crossing(plan, crossing) for crossing in crossings(plan, found)],
+        "break_even": [
+            _crossing(plan, crossing, drawn.found.get(crossing)) for crossing in crossings(plan, found)
+        ],
     }
 
 
@@ -53,10 +57,11 @@ def _cell(cell: Cell) -> Document:
     }
 
 
-def _crossing(plan: SweepPlan, crossing: Crossing) -> Document:
+def _crossing(plan: SweepPlan, crossing: Crossing, drawn: DrawnCrossing | None) -> Document:
     return {
         "key": plan.axes[0].key,
         "at": dict(zip((axis.key for axis in plan.axes[1:]), crossing.row, strict=True)),
         "between": [crossing.low, crossing.high],
         "beyond": crossing.tone,
+        "drawn": drawn and {**drawn._asdict(), "stands": drawn.stands},
     }

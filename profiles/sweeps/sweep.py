@@ -1,5 +1,4 @@
-"""A scenario over the product of the values of some keys: a metric, or its difference between two sides, and where the
-difference changes its sign.
+"""A scenario over the product of the values of some keys: a metric, or its difference between two sides.
 
 A cell is one run of each side. Its sign is conclusive where times repeat exactly; where they are measured it only
 indicates where to compare.
@@ -8,8 +7,8 @@ indicates where to compare.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise, product
+from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -20,12 +19,11 @@ from ..judge.divergence import comparable, same_tokens
 from ..judge.metric_values import MetricValue, full_name, metric_values
 from ..judge.pairs import percent
 from ..judge.sides import SideSpec, parse, split
-from ..judge.trials import WorkloadError
 from ..platform.inputs import inputs
 from ..platform.resolve import Resolved, ask
 from ..ranks.execute import Options, execute
 from ..record.environment import tool
-from ..record.result import Labels, Result, ResultError, read
+from ..record.result import Result, ResultError, read
 from ..run.machines import device_kind
 
 Tone = Literal["better", "worse", "even"]
@@ -50,15 +48,6 @@ class Axis(NamedTuple):
     values: tuple[str, ...]
 
 
-class Crossing(NamedTuple):
-    """Between ``low`` and ``high`` of the first axis the sign changes; ``row`` has the values of the other axes."""
-
-    row: tuple[str, ...]
-    low: str
-    high: str
-    tone: Tone  # beyond
-
-
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
     """``sides`` are the baseline and the candidate, or one side whose metric is reported itself."""
@@ -81,13 +70,14 @@ class SweepPlan:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """``values`` and ``files`` have one entry per side. Where a side did not run there is only the ``refusal``."""
+    """``values``, ``results`` and ``files`` have one entry per side. Where a side did not run there is only the
+    ``refusal``."""
 
     place: tuple[str, ...]
     refusal: str = ""
     values: tuple[MetricValue, ...] = ()
     tokens: Tokens = "not applicable"
-    labels: Labels | None = None
+    results: tuple[Result, ...] = field(default=(), compare=False, repr=False)
     files: tuple[str, ...] = ()
 
     @property
@@ -192,7 +182,7 @@ class Runs:
 def cells(plan: SweepPlan, runs: Runs, report: Callable[[str], None] = lambda _: None) -> Iterator[Cell]:
     """The cells in order, each as soon as it has run. Raises SweepError, before anything runs, for a value that
     the scenario cannot have; MachineError, KeyboardInterrupt."""
-    asked = [(place, _questions(plan, place)) for place in plan.places]
+    asked = [(place, questions_at(plan, place)) for place in plan.places]
     _require_usable(plan, asked)
     for number, (place, questions) in enumerate(asked, start=1):
         report(f"cell {number} of {len(asked)}: {', '.join(place)}")
@@ -202,7 +192,7 @@ def cells(plan: SweepPlan, runs: Runs, report: Callable[[str], None] = lambda _:
             yield _cell(plan, runs, place, questions)
 
 
-def _questions(plan: SweepPlan, place: tuple[str, ...]) -> Questions:
+def questions_at(plan: SweepPlan, place: tuple[str, ...]) -> Questions:
     try:
         return [_resolved(plan, place, side) for side in plan.sides]
     except ScenarioError as error:
@@ -233,17 +223,22 @@ def _require_usable(plan: SweepPlan, asked: Sequence[tuple[tuple[str, ...], Ques
 
 def _cell(plan: SweepPlan, runs: Runs, place: tuple[str, ...], questions: Sequence[Resolved]) -> Cell:
     try:
-        results = [_ended(runs.result(resolved)) for resolved in questions]
+        found = answered(plan, place, [runs.result(resolved) for resolved in questions])
     except ScenarioError as error:
         return Cell(place, refusal=_reasons(error))
-    except (OutOfKVMemoryError, WorkloadError) as error:
+    except OutOfKVMemoryError as error:
         return Cell(place, refusal=str(error))
+    return replace(found, files=() if found.refusal else tuple(map(runs.file, questions)))
+
+
+def answered(plan: SweepPlan, place: tuple[str, ...], results: Sequence[Result]) -> Cell:
+    """The cell of which these are the results, one for each side."""
+    unfinished = next((reason for result in results if (reason := _unfinished(result))), "")
     found = [metric_values(result, (plan.metric,)).get(plan.metric) for result in results]
     known = tuple(value for value in found if value is not None)
-    if len(known) < len(found):
-        return Cell(place, refusal=f"{plan.metric}: abstained")
-    files = tuple(map(runs.file, questions))
-    return Cell(place, values=known, tokens=_tokens(results), labels=results[0].labels, files=files)
+    if unfinished or len(known) < len(found):
+        return Cell(place, refusal=unfinished or f"{plan.metric}: abstained")
+    return Cell(place, values=known, tokens=_tokens(results), results=tuple(results))
 
 
 def _reasons(error: ScenarioError) -> str:
@@ -259,28 +254,14 @@ def _resolved(plan: SweepPlan, place: Sequence[str], side: SideSpec) -> Resolved
     return resolved
 
 
-def _ended(result: Result) -> Result:
-    if result.requests and not any(row.status in ("finished", "aborted") for row in result.requests):
-        raise WorkloadError(f"no request finished; the reason of the first: {result.requests[0].reason}")
-    return result
+def _unfinished(result: Result) -> str:
+    """Why there is nothing to compare, where no request finished."""
+    if not result.requests or any(row.status in ("finished", "aborted") for row in result.requests):
+        return ""
+    return f"no request finished; the reason of the first: {result.requests[0].reason}"
 
 
 def _tokens(results: Sequence[Result]) -> Tokens:
     if len(results) < 2 or not comparable(*results):
         return "not applicable"
     return "equal" if same_tokens(*results) else "different"
-
-
-def crossings(plan: SweepPlan, found: Sequence[Cell]) -> tuple[Crossing, ...]:
-    """Where the sign changes along the first axis, for every place on the others. Cells without a sign are passed
-    over."""
-    return tuple(
-        Crossing(row, before.place[0], after.place[0], after.tone)
-        for row in product(*(axis.values for axis in plan.axes[1:]))
-        for before, after in pairwise(cell for cell in found if cell.place[1:] == row and _signed(cell))
-        if after.tone is not None and before.tone != after.tone
-    )
-
-
-def _signed(cell: Cell) -> bool:
-    return cell.tone in ("better", "worse")

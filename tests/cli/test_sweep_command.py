@@ -89,7 +89,7 @@ def made_up(rows: dict[str, tuple[float, ...]], **sweep: Any) -> dict[str, Any]:
 
 
 def page(document: dict[str, Any]) -> list[str]:
-    console = Console(file=io.StringIO(), width=120, highlight=False)
+    console = Console(file=io.StringIO(), width=160, highlight=False)
     print_page(sweep_page.page(document), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
@@ -163,12 +163,27 @@ def test_sides_and_metric_can_be_named() -> None:
     assert "lower is better" in done.stdout
 
 
-def test_break_even_names_the_neighbours() -> None:
+STANDS = {"draws": 16, "holding": 16, "low": "1", "high": "4", "stands": True}
+FLIPS = {**STANDS, "holding": 9, "stands": False, "constant": "host.launch", "correlation": -0.8}
+
+
+@pytest.mark.parametrize(
+    ("drawn", "text"),
+    [
+        (None, "2 … 4: better"),
+        (STANDS, "2 … 4: better (16 of 16 draws, 1 … 4)"),
+        (
+            FLIPS,
+            "2 … 4: inconclusive: CONSTANTS (9 of 16 draws, 1 … 4; follows host.launch, rank correlation -0.80)",
+        ),
+    ],
+)
+def test_break_even_names_the_neighbours(drawn: dict[str, Any] | None, text: str) -> None:
     content = made_up({"small": (-3.0, -1.0, 2.0)})
     content["break_even"] = [
-        {"key": "load", "at": {"model": "small"}, "between": ["2", "4"], "beyond": "better"}
+        {"key": "load", "at": {"model": "small"}, "between": ["2", "4"], "beyond": "better", "drawn": drawn}
     ]
-    assert page(content)[5].split(maxsplit=4) == ["small", "-3.00", "-1.00", "+2.00", "2 … 4: better"]
+    assert page(content)[5].split(maxsplit=4) == ["small", "-3.00", "-1.00", "+2.00", text]
 
 
 @pytest.mark.parametrize("gone", ["refused", "never run"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -11,55 +10,23 @@ import pytest
 
 from schedbench.profiles.judge.compare import Comparison, VerdictRules, judge
 from schedbench.profiles.judge.drawn_runs import run_each
-from schedbench.profiles.judge.draws import uncertain
 from schedbench.profiles.judge.ranges import ranges
 from schedbench.profiles.judge.sides import opened, parse
 from schedbench.profiles.judge.trial import Question, TrialRequest
 from schedbench.profiles.judge.trials import TrialPlan, conduct, conduct_draws
 from schedbench.profiles.judge.verdict import Reason
-from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Metric
+from tests.profiles.long_prompts import long_prompts
 
 T = TypeVar("T")
 R = TypeVar("R")
 DRAWS = 8
-SCENARIO = """
-name: long-prompts
-model: {{preset: tiny-llama, dtype: float32}}
-device: {{values: none, hardware: {hardware}}}
-engine: {{overlap: false, relay: pr25945, max_running_requests: 1, kv_tokens: 4096}}
-measure: {{warmup_requests: 0}}
-workload:
-  requests: 1
-  arrival: burst
-  prompt_tokens: {{dist: fixed, value: 2000}}
-  output_tokens: {{dist: fixed, value: 1}}
-"""
-
-
-def profile(path: Path, *, slope: tuple[float, float]) -> Path:
-    """h200 with every range a tenth as wide, but for what a Python list costs per token: that lies in ``slope``, on
-    either side of the 25 ns that NumPy is given here."""
-    found = load("h200").model_dump(mode="json", exclude={"sha256"}, exclude_defaults=True)
-    for name, quantity in uncertain(load("h200")).items():
-        inner = found
-        for key in name.split("."):
-            inner = inner[key]
-        for end in ("low", "high"):
-            inner[end] = quantity.value + (getattr(quantity, end) - quantity.value) / 10
-    phases = found["phases"]
-    phases["flatten"]["b"] |= {"value": sum(slope) / 2, "low": slope[0], "high": slope[1]}
-    phases["flatten_numpy"]["b"] |= {"value": 25.0, "low": 25.0, "high": 25.0}
-    path.write_text(json.dumps(found))
-    return path
 
 
 def compared(folder: Path, slope: tuple[float, float]) -> Comparison:
-    hardware = profile(folder / "here.yaml", slope=slope)
-    scenario = folder / "scenario.yaml"
-    scenario.write_text(SCENARIO.format(hardware=hardware))
+    scenario = long_prompts(folder, slope=slope)
     a, b = parse("flatten=numpy"), parse("flatten=list")
     plan = TrialPlan(varied=a.varied | b.varied, draws=DRAWS)
     with opened(Question.of(str(scenario)), a, b, TrialRequest(device="vgpu")) as sides:
@@ -86,8 +53,7 @@ def test_a_sign_stands_only_where_the_constant_cannot_turn_it(
 
 
 def test_the_range_of_a_figure_names_the_constant_that_decides_it(tmp_path: Path) -> None:
-    scenario = tmp_path / "scenario.yaml"
-    scenario.write_text(SCENARIO.format(hardware=profile(tmp_path / "here.yaml", slope=(100.0, 500.0))))
+    scenario = long_prompts(tmp_path, slope=(100.0, 500.0))
     question = ask(str(scenario), ("engine.relay.flatten=list",))
     result = execute(question, question.relays[0], Options(device="vgpu")).result
     found = ranges(question, result, DRAWS).metrics["ttft_ms"]
@@ -115,5 +81,5 @@ def test_values_are_computed_only_where_times_depend_on_them(
         seen.extend(questions)
         return ()
 
-    run_each(each, asked, [asked.hardware], known)
+    run_each(each, asked, known, [asked.hardware])
     assert isinstance(seen[0], Resolved) and seen[0].scenario.device.values == values

@@ -10,8 +10,9 @@ import pytest
 from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.ranks.execute import Options
 from schedbench.profiles.record.result import Result
+from schedbench.profiles.sweeps.break_even import crossings
 from schedbench.profiles.sweeps.ladder import Ladder, climb
-from schedbench.profiles.sweeps.sweep import Runs, SweepPlan, cells, crossings, planned
+from schedbench.profiles.sweeps.sweep import Runs, SweepPlan, cells, planned
 
 SMALL = (
     "workload.requests=6",

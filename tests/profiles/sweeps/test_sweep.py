@@ -11,6 +11,7 @@ import pytest
 from schedbench.profiles.judge.metric_values import MetricValue
 from schedbench.profiles.judge.sides import SideError
 from schedbench.profiles.ranks.execute import Options
+from schedbench.profiles.sweeps.break_even import DrawnCrossings, crossings
 from schedbench.profiles.sweeps.document import document
 from schedbench.profiles.sweeps.sweep import (
     OVERLAP_PAYS,
@@ -20,7 +21,6 @@ from schedbench.profiles.sweeps.sweep import (
     SweepError,
     SweepPlan,
     cells,
-    crossings,
     planned,
     varies_overlap,
 )
@@ -125,7 +125,7 @@ def test_overlap_hurts_a_tiny_model_and_helps_a_large_one() -> None:
     assert [one.tokens for one in found] == ["equal", "equal"]
     (crossing,) = crossings(asked, found)
     assert crossing == (("1",), "tiny-llama", "llama-3-8b", "better")
-    content = document(asked, found, run={})
+    content = document(asked, found, DrawnCrossings({}, "not asked for"), run={})
     assert content["sweep"]["exact"] is True
     assert content["break_even"] == [
         {
@@ -133,6 +133,7 @@ def test_overlap_hurts_a_tiny_model_and_helps_a_large_one() -> None:
             "at": {"workload.arrival.concurrency": "1"},
             "between": ["tiny-llama", "llama-3-8b"],
             "beyond": "better",
+            "drawn": None,
         }
     ]
 

@@ -1,0 +1,142 @@
+"""Where the better side of a sweep changes along its first axis, and whether it does so under draws of the hardware's
+constants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise, product
+from typing import Final, NamedTuple
+
+from ..judge.drawn_runs import HARDWARE, Profiles, run_each
+from ..judge.draws import drawn_profile, draws, followed, uncertain
+from ..platform.hardware import HardwareProfile
+from ..platform.pool import MapFunction, pool
+from .sweep import Cell, SweepPlan, Tone, answered, questions_at
+
+_ENDS: Final = 2
+
+
+class Crossing(NamedTuple):
+    """Between ``low`` and ``high`` of the first axis the sign changes; ``row`` has the values of the other axes."""
+
+    row: tuple[str, ...]
+    low: str
+    high: str
+    tone: Tone  # beyond
+
+
+class DrawnCrossing(NamedTuple):
+    """``holding`` of ``draws`` draws have a change to the same side in the row, and all of these lie between ``low``
+    and ``high``. ``constant`` is the one that the difference at the crossing follows most, with their rank
+    correlation."""
+
+    draws: int
+    holding: int
+    low: str
+    high: str
+    constant: str
+    correlation: float
+
+    @property
+    def stands(self) -> bool:
+        return self.holding == self.draws
+
+
+class DrawnCrossings(NamedTuple):
+    """The crossings that were asked again; ``abstained`` says why there are none."""
+
+    found: Mapping[Crossing, DrawnCrossing]
+    abstained: str = ""
+
+
+def crossings(plan: SweepPlan, found: Sequence[Cell]) -> tuple[Crossing, ...]:
+    """Where the sign changes along the first axis, for every place on the others. Cells without a sign are passed
+    over."""
+    return tuple(
+        Crossing(row, before.place[0], after.place[0], after.tone)
+        for row in product(*(axis.values for axis in plan.axes[1:]))
+        for before, after in pairwise(_signed(found, row))
+        if after.tone is not None and before.tone != after.tone
+    )
+
+
+def _signed(found: Sequence[Cell], row: tuple[str, ...]) -> list[Cell]:
+    return [cell for cell in found if cell.place[1:] == row and cell.tone in ("better", "worse")]
+
+
+def _not_drawn(plan: SweepPlan, found: Sequence[Cell], crossed: Sequence[Crossing], count: int) -> str:
+    results = [result for cell in found for result in cell.results]
+    keys = {axis.key for axis in plan.axes} | {key for side in plan.sides for key in side.varied}
+    reasons = (
+        ("not asked for", not count),
+        ("times were measured", not all(result.labels.exact for result in results)),
+        (f"the sweep sets {HARDWARE}", HARDWARE in keys),
+        (
+            "the profile has no range for any constant",
+            bool(crossed) and not uncertain(_profile(plan, crossed[0])),
+        ),
+    )
+    return next((reason for reason, holds in reasons if holds), "")
+
+
+def ask_again(plan: SweepPlan, found: Sequence[Cell], count: int) -> DrawnCrossings:
+    """Ask each crossing again under ``count`` draws: first the cells on either side of it, then the whole row under
+    those draws that move it."""
+    crossed = crossings(plan, found)
+    why = _not_drawn(plan, found, crossed, count)
+    if why or not crossed:
+        return DrawnCrossings({}, why)
+    with pool(2 * _ENDS * count) as each:
+        return DrawnCrossings({one: _drawn(plan, found, one, count, each) for one in crossed})
+
+
+def _profile(plan: SweepPlan, crossing: Crossing) -> HardwareProfile:
+    questions = questions_at(plan, (crossing.low, *crossing.row))
+    assert not isinstance(questions, str)  # the cell has run
+    return questions[0].hardware
+
+
+def _drawn(
+    plan: SweepPlan, found: Sequence[Cell], crossing: Crossing, count: int, each: MapFunction
+) -> DrawnCrossing:
+    profile, row = _profile(plan, crossing), _signed(found, crossing.row)
+    drawn = draws(profile, count)
+    profiles = [drawn_profile(profile, draw) for draw in drawn]
+    ends = [cell for cell in row if cell.place[0] in (crossing.low, crossing.high)]
+    rows = _under(plan, ends, profiles, each)
+    effects = [sum(cell.delta or 0.0 for cell in cells) for cells in rows]
+    moved = [n for n, cells in enumerate(rows) if crossings(plan, cells) != (crossing,)]
+    others = [cell for cell in row if cell not in ends]
+    for n, cells in zip(moved, _under(plan, others, [profiles[n] for n in moved], each), strict=True):
+        rows[n] = sorted((*rows[n], *cells), key=lambda cell: _place(plan, cell.place[0]))
+    places = [place for cells in rows if (place := _nearest(plan, cells, crossing)) is not None]
+    low, high = (
+        pick((getattr(place, end) for place in (crossing, *places)), key=lambda value: _place(plan, value))
+        for pick, end in ((min, "low"), (max, "high"))
+    )
+    return DrawnCrossing(len(drawn), len(places), low, high, *followed(effects, drawn))
+
+
+def _under(plan: SweepPlan, cells: Sequence[Cell], profiles: Profiles, each: MapFunction) -> list[list[Cell]]:
+    """The cells on each of the profiles."""
+    runs = []
+    for cell in cells:
+        questions = questions_at(plan, cell.place)
+        assert not isinstance(questions, str)  # the cell has run
+        runs.append([run_each(each, *asked, profiles) for asked in zip(questions, cell.results, strict=True)])
+    sides = [list(zip(*side, strict=True)) for side in runs]
+    return [
+        [answered(plan, cell.place, results[number]) for cell, results in zip(cells, sides, strict=True)]
+        for number in range(len(profiles))
+    ]
+
+
+def _nearest(plan: SweepPlan, cells: Sequence[Cell], crossing: Crossing) -> Crossing | None:
+    """The change to the same side that is closest to the crossing."""
+    same = [found for found in crossings(plan, cells) if found.tone == crossing.tone]
+    here = _place(plan, crossing.low)
+    return min(same, key=lambda found: abs(_place(plan, found.low) - here), default=None)
+
+
+def _place(plan: SweepPlan, value: str) -> int:
+    return plan.axes[0].values.index(value)

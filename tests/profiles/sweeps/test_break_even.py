@@ -1,0 +1,45 @@
+"""Break-evens under draws of the hardware's constants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from schedbench.profiles.ranks.execute import Options
+from schedbench.profiles.sweeps.break_even import Crossing, DrawnCrossings, ask_again, crossings
+from schedbench.profiles.sweeps.sweep import Runs, cells, planned
+from tests.profiles.long_prompts import long_prompts
+
+DRAWS = 8
+LENGTHS = "workload.prompt_tokens.value=500,1000,2000,4000"
+
+
+def asked_again(folder: Path, slope: tuple[float, float], *more: str) -> tuple[Crossing, DrawnCrossings]:
+    """A list against NumPy, whose call costs 50 us more and whose tokens cost nothing."""
+    scenario = long_prompts(folder, slope=slope, numpy=(52_000.0, 0.15))
+    plan = planned(
+        str(scenario), (LENGTHS, *more), sides=("flatten=list", "flatten=numpy"), metric="input_throughput"
+    )
+    found = list(cells(plan, Runs(Options(device="vgpu"))))
+    crossing, *_ = crossings(plan, found)
+    return crossing, ask_again(plan, found, DRAWS)
+
+
+def test_a_break_even_that_only_moves_stands_with_its_range(tmp_path: Path) -> None:
+    crossing, drawn = asked_again(tmp_path, (30.0, 80.0))
+    assert crossing == ((), "500", "1000", "better")
+    found = drawn.found[crossing]
+    assert found.stands and (found.draws, found.holding) == (DRAWS, DRAWS)
+    assert (found.low, found.high) == ("500", "2000")
+
+
+def test_a_break_even_that_some_constants_do_not_have_is_none_and_names_the_constant(tmp_path: Path) -> None:
+    crossing, drawn = asked_again(tmp_path, (2.0, 80.0))
+    found = drawn.found[crossing]
+    assert not found.stands and 0 < found.holding < DRAWS
+    assert found.constant == "phases.flatten.b" and found.correlation > 0.9
+
+
+def test_a_sweep_over_the_hardware_has_no_constants_to_draw(tmp_path: Path) -> None:
+    hardware = tmp_path / "here.yaml"
+    _, drawn = asked_again(tmp_path, (30.0, 80.0), f"device.hardware={hardware}")
+    assert drawn == DrawnCrossings({}, "the sweep sets device.hardware")
