@@ -29,6 +29,7 @@ from .sweep import sweep
 from .text import echo
 from .trace import trace
 from .verify import verify
+from .watch import watch
 
 app = typer.Typer(
     name="schedbench",
@@ -63,6 +64,7 @@ app.command("profile")(profile)
 app.command("verify")(verify)
 app.command("report")(report)
 app.command("trace")(trace)
+app.command("watch")(watch)
 app.command("sweep")(sweep)
 app.command("list")(show)
 app.command("explain")(explain)

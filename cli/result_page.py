@@ -76,11 +76,15 @@ def tables(result: Document, *, width: int) -> tuple[Table, ...]:
 
 
 def _capture_tables(result: Document, *, width: int) -> tuple[Table, ...]:
-    """A capture has no tables of requests, and tables of the device only where it recorded one."""
+    """A capture has no tables of requests, tables of the device only where it recorded one, and tables of steps only
+    where it has steps."""
+    found = (hazard_table(result["hazards"]),) if result["hazards"].get("findings") else ()
+    if not result["per_step"]:
+        return copies(result, width=width), host_waits(result, width=width), *found
     if "abstained" in result["idle"] and not result["copies"]:
         return summary(result), latency(result), ranges(result), steps_without_device(result)
     device = (counts(result), copies(result, width=width), host_waits(result, width=width), gpu_waits(result))
-    return summary(result), latency(result), ranges(result), *device
+    return summary(result), latency(result), ranges(result), *device, *found
 
 
 def _has_no_times(result: Document) -> bool:
@@ -106,8 +110,10 @@ def headline(result: Document) -> list[Text]:
     scenario = result["scenario"]["expanded"]
     name, about = str(scenario.get("name", "run")), scenario.get("about", "")
     lines = [Text.assemble((name, "bold"), f"  {about}".rstrip()), Text(labels(result))]
+    found = hazard_count(result["hazards"])
+    hazard_lines = [Text(f"hazards {found}")] if found else []
     if is_capture(result):
-        return [*lines, *capture_notes(result)]
+        return [*lines, *capture_notes(result), *hazard_lines]
     count = len(result["requests"])
     statuses = Counter(request["status"] for request in result["requests"])
     ended = ", ".join(f"{n} {status}" for status, n in sorted(statuses.items()))
@@ -116,8 +122,7 @@ def headline(result: Document) -> list[Text]:
     outputs = result["outputs"]
     tokens = outputs["digest"][:16] if outputs.get("digest") else f"{MISSING} {outputs['abstained']}"
     lines.append(Text(f"tokens {tokens}"))
-    found = hazard_count(result["hazards"])
-    return [*lines, *([Text(f"hazards {found}")] if found else [])]
+    return [*lines, *hazard_lines]
 
 
 def labels(result: Document) -> str:

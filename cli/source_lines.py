@@ -48,7 +48,8 @@ def _copy(row: Document) -> str:
 
 
 def host_waits(result: Document, *, width: int) -> Table:
-    """Calls that waited for the device. A wait is exposed while the GPU had no forward to run, else hidden."""
+    """Calls that waited for the device. A wait is exposed while the GPU had no forward to run, else hidden; without
+    steps it is neither."""
     steps = _steps(result)
     copied = _over_kinds(result["copies"], ("stream", "direction", "host_memory", "blocking"))
     rows = [(row, _copy(row)) for row in copied]
@@ -56,12 +57,12 @@ def host_waits(result: Document, *, width: int) -> Table:
     rows = [(row, what) for row, what in rows if row["host_us"] > 0]
     rows.sort(key=lambda entry: (-entry[0]["exposed_us"], -entry[0]["host_us"]))
     table = _lines("where the host waited", rows, width=width)
-    for heading in ("count", "hidden\nµs/step", "exposed\nµs/step"):
+    for heading in ("count", *(("hidden\nµs/step", "exposed\nµs/step") if steps else ("waited\nµs",))):
         table.add_column(heading, justify="right", no_wrap=True)
     for row, what in rows[:_LINES]:
-        hidden = (row["host_us"] - row["exposed_us"]) / steps if steps else None
-        exposed = row["exposed_us"] / steps if steps else None
-        table.add_row(*_line(row, what, width=width), number(row["count"]), number(hidden), number(exposed))
+        waited, exposed = row["host_us"], row["exposed_us"]
+        shown = ((waited - exposed) / steps, exposed / steps) if steps else (waited,)
+        table.add_row(*_line(row, what, width=width), number(row["count"]), *map(number, shown))
     return table
 
 

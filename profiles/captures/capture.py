@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from ..cuda.kineto import KinetoRow
 
-Tool = Literal["nsys", "torch"]
+Tool = Literal["nsys", "torch", "vgpu"]
 
 
 class CaptureFileError(ValueError):

@@ -30,6 +30,7 @@ from ..record.result import (
     Abstained,
     CopyRow,
     HardwarePart,
+    Hazards,
     IdlePart,
     KindCounts,
     Labels,
@@ -47,7 +48,8 @@ from .steps import CapturedSteps, launching_threads, read_steps
 
 # bytes; a pageable source up to this size is taken inside the call, as NVIDIA documents
 INLINE: Final = 64 * 1024
-TOOLS: Final = {"nsys": "Nsight Systems", "torch": "torch.profiler"}
+TOOLS: Final = {"nsys": "Nsight Systems", "torch": "torch.profiler", "vgpu": "virtual GPU"}
+_UNWATCHED: Final = Abstained(abstained="captures are not watched for hazards")
 _NO_REQUESTS: Final = "a capture has no requests"
 
 
@@ -87,15 +89,32 @@ def reading(capture: ProfilerCapture, meaning: RangeMap) -> CaptureReading:
 
 def result(capture: ProfilerCapture, meaning: RangeMap, *, name: str, run: RunPart) -> Result:
     """The document of a capture. Raises CaptureFileError."""
-    found = reading(capture, meaning)
-    device = _device(found)
+    return document(capture, meaning, reading(capture, meaning), name=name, run=run)
+
+
+def document(
+    capture: ProfilerCapture,
+    meaning: RangeMap,
+    found: CaptureReading,
+    *,
+    name: str,
+    run: RunPart,
+    hazards: Hazards | Abstained = _UNWATCHED,
+) -> Result:
+    """The document of what was read of a capture. Raises CaptureFileError."""
+    device, emulated = _device(found), capture.tool == "vgpu"
     expanded = _question(capture, meaning, found, name=name)
     try:
         return Result(
             tool=tool(),
             run=run.model_copy(update={"wall_s": (found.window.end - found.window.start) / 1e9}),
             environment=_environment(capture, meaning, found),
-            labels=Labels(emulated=False, profiled=True, host="measured", capture=capture.tool),
+            labels=Labels(
+                emulated=emulated,
+                profiled=not emulated,
+                host="modelled" if emulated else "measured",
+                capture=capture.tool,
+            ),
             scenario=ScenarioPart(
                 expanded=expanded, sha256=hashlib.sha256(canonical(expanded).encode()).hexdigest()
             ),
@@ -109,7 +128,7 @@ def result(capture: ProfilerCapture, meaning: RangeMap, *, name: str, run: RunPa
             idle=device.idle,
             requests=(),
             outputs=Abstained(abstained=_NO_REQUESTS),
-            hazards=Abstained(abstained="captures are not watched for hazards"),
+            hazards=hazards,
         )
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
@@ -195,7 +214,9 @@ def _question(
     """In place of a scenario: what two captures must have in common to be compared."""
     return {
         "name": name,
-        "about": f"capture of {TOOLS[capture.tool]}",
+        "about": "watched on the virtual GPU"
+        if capture.tool == "vgpu"
+        else f"capture of {TOOLS[capture.tool]}",
         "device": {"recorded": found.unfit is None},
         "measure": {"map": meaning.name, "map_sha256": meaning.sha256},
     }

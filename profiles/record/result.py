@@ -89,7 +89,9 @@ class Labels(ResultModel):
     profiled: bool = False
     acceptance: Literal["measured", "simulated"] | None = None  # of drafts, where the run speculates
     host: Literal["modelled", "measured"]
-    capture: Literal["nsys", "torch"] | None = None  # the tool whose file was read, where nothing was run
+    capture: Literal["nsys", "torch", "vgpu"] | None = (
+        None  # the recording tool, where the program was not ours
+    )
     world: Literal["virtual", "distributed"] | None = None  # of several ranks; None: one, or an old document
 
     @property

@@ -46,8 +46,10 @@ def open_vgpu(
     hazards: bool = False,
     adversary: int | None = None,
     simulation: Simulation | None = None,
+    gradients: bool = False,
 ) -> Iterator[VirtualGpu]:
-    """A virtual GPU of that hardware as ``torch.device("vgpu:0")``, without gradients, until the block ends.
+    """A virtual GPU of that hardware as ``torch.device("vgpu:0")`` until the block ends, without ``gradients`` unless
+    they are asked for, since torch's records of them cost time.
 
     ``watch`` names the folders and files whose source lines are recorded, by default the scheduler's. A replay is one
     record per run of kernels, or with ``graph_trace="node"`` one per kernel. ``hazards`` checks that accesses to memory
@@ -72,7 +74,8 @@ def open_vgpu(
     token = CURRENT.set(gpu)
     try:
         patches = patched(hazards=hazards) if simulation is None else nullcontext()
-        with patches, torch.no_grad(), _without_view_chains(), gpu.watcher.listening():
+        history = nullcontext() if gradients else _without_gradients()
+        with patches, history, gpu.watcher.listening():
             yield gpu
             gpu.flush()
     finally:
@@ -138,12 +141,12 @@ def _watcher() -> Watcher | None:
 
 
 @contextmanager
-def _without_view_chains() -> Iterator[None]:
-    """Views carry no history.
+def _without_gradients() -> Iterator[None]:
+    """No gradients, and views without a history.
 
     Even without gradients torch keeps, for a view of a view, how each was made: slicing a list once per step would cost
     more with every step.
     """
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
-    with torch._C._ExcludeDispatchKeyGuard(keys):
+    with torch.no_grad(), torch._C._ExcludeDispatchKeyGuard(keys):
         yield

@@ -86,18 +86,19 @@ def without_own_time(hardware: HardwareProfile) -> HardwareProfile:
 def measured(gpu: VirtualGpu) -> Iterator[HostStopwatch]:
     """A stopwatch for the host of that virtual GPU, which excludes the virtual GPU itself while the block runs."""
     stopwatch = HostStopwatch(gpu.runtime)
-    with attributes_set(_excluded_entries(stopwatch.off)):
+    with attributes_set(wrapped_entries(stopwatch.off)):
         yield stopwatch
 
 
-def _excluded_entries(off: Callable[[Function], Function]) -> Iterator[tuple[Any, str, Any]]:
+def wrapped_entries(wrap: Callable[[Function], Function]) -> Iterator[tuple[Any, str, Any]]:
+    """(owner, name, wrapped function) for every way in which a program's code enters the virtual GPU."""
     entries = [*_ENTRY_FUNCTIONS]
     for owner in _ENTRY_CLASSES:
         entries += [(owner, name) for name, member in vars(owner).items() if isinstance(member, FunctionType)]
     for owner, name in entries:
         entry = vars(owner)[name]
-        excluded = classmethod(off(entry.__func__)) if isinstance(entry, classmethod) else off(entry)
-        yield owner, name, excluded
+        is_method = isinstance(entry, classmethod)
+        yield owner, name, classmethod(wrap(entry.__func__)) if is_method else wrap(entry)
 
 
 class HostStopwatch(HostTime):

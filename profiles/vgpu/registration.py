@@ -41,6 +41,7 @@ class DeviceModule:
     CUDAGraph = CUDAGraph
     graph = graph
     graph_pool_handle = staticmethod(graph_pool_handle)
+    StreamContext = streams.StreamContext
     stream = streams.StreamContext
 
     def current_stream(self, device: Any = None) -> streams.Stream:  # noqa: ARG002

@@ -16,8 +16,8 @@ from ..record.timeline import NO_SITE, Site
 class Sites:
     """Source lines by small index, in the order of their first calls.
 
-    A line is watched if its file lies under one of ``watch`` (folders or files). Files are named relative to the
-    watched folder's parent.
+    A line is watched if its file lies under one of ``watch`` (folders or files), and not in an environment of installed
+    packages there. Files are named relative to the watched folder's parent.
     """
 
     def __init__(self, watch: Sequence[Path]) -> None:
@@ -65,7 +65,8 @@ class Sites:
 
     def _is_watched(self, code: CodeType) -> bool:
         path = Path(code.co_filename).resolve()
-        return any(path.is_relative_to(root) for root in self._watch)
+        inside = (path.relative_to(root).parts for root in self._watch if path.is_relative_to(root))
+        return any("site-packages" not in parts for parts in inside)
 
     def _site(self, code: CodeType, offset: int) -> Site:
         line = list(code.co_positions())[offset // 2][0] or code.co_firstlineno

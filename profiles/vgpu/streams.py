@@ -28,6 +28,8 @@ class Stream:
     def stream_id(self) -> int:
         return self.queue.id
 
+    cuda_stream = stream_id  # the name of the handle on CUDA
+
     def wait_stream(self, stream: Stream) -> None:
         self.wait_event(stream.record_event())
 

@@ -72,8 +72,12 @@ class DeviceTensor(torch.Tensor):
         """Once freed, the memory is not issued again before that stream has done its present work."""
         CURRENT.get().watcher.record_stream(self, stream.stream_id)
 
-    def data_ptr(self) -> NoReturn:
-        raise RuntimeError("a vgpu tensor has no address: data_ptr() is not available on the virtual GPU")
+    def data_ptr(self) -> int:
+        """The address of the values, which is unique among the tensors that exist. Raises RuntimeError where values
+        are not computed."""
+        if self.held.is_meta:
+            raise RuntimeError("values none: a tensor whose values are not computed has no address")
+        return self.held.data_ptr()
 
     def untyped_storage(self) -> NoReturn:
         raise RuntimeError(

@@ -11,6 +11,7 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch.utils._device import _device_constructors
 
 from .device import CURRENT
 from .patching import attributes_set
@@ -39,6 +40,7 @@ _NO_PINNED = "this device has no pinned memory; allocate ordinary host memory in
 def installed() -> AbstractContextManager[None]:
     """Torch with the pinned memory of the virtual GPU that is open, for the duration of a block."""
     tensor = torch.Tensor
+    _device_constructors()  # cached at its first call, which must see the functions as they were
     return attributes_set(
         [
             *((torch, name, _factory(getattr(torch, name))) for name in _FACTORIES),

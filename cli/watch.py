@@ -1,0 +1,72 @@
+"""``schedbench watch``: run any torch program that was written for CUDA on the virtual GPU."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from .errors import GATE_FAILED, UsageError
+from .report import Meaning
+from .scenario_arguments import make_output_dir
+from .stopwatch import Stopwatch
+
+Format = Literal["table", "json", "md", "csv", "html"]
+_THIS = ("python", "python3")  # the interpreter that runs schedbench
+
+
+def watch(
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="-- python SCRIPT [ARGUMENT]...", help="The program and its arguments."),
+    ],
+    hardware: Annotated[str, typer.Option(metavar="NAME|FILE", help="The GPU to emulate.")] = "h200",
+    hazards: Annotated[
+        Literal["on", "off"], typer.Option(help="Find accesses to memory that no stream order separates.")
+    ] = "on",
+    meaning: Meaning = None,
+    output_dir: Annotated[Path | None, typer.Option(help="Keep the result.json here.")] = None,
+    form: Annotated[Format, typer.Option("--format", help="What to print on stdout.")] = "table",
+) -> None:
+    """Run a Python program written for torch on CUDA on the virtual GPU, unchanged, and print its copies, syncs and
+    hazards by source line. What the program prints goes to stderr.
+
+    Exit codes: 0 done; 1 hazards were found; 2 usage; 3 that Python has no schedbench; 4 the program failed.
+    """
+    python, script, *arguments = _program(command)
+    from ..profiles.programs.process import run_watched
+    from ..profiles.programs.watch import WatchRequest
+    from ..profiles.ranks.execute import RunOutcome
+    from ..profiles.record.result import Hazards
+    from .outcome import show
+
+    if output_dir is not None:
+        make_output_dir(output_dir)
+    clock = Stopwatch()
+    request = WatchRequest(script, tuple(arguments), hardware, hazards == "on", meaning)
+    found = run_watched(python, request)
+    found = found.model_copy(update={"run": found.run.model_copy(update=clock.run())})
+    findings = found.hazards.findings if isinstance(found.hazards, Hazards) else ()
+    show(RunOutcome(found, (), ()), form)
+    if output_dir is not None:
+        found.write(output_dir / "result.json")
+    if findings:
+        raise typer.Exit(GATE_FAILED)
+
+
+def _program(command: list[str]) -> list[str]:
+    """The interpreter, the script and its arguments. Raises UsageError."""
+    python, *rest = command
+    if not rest or not Path(python).name.startswith("python"):
+        raise UsageError(f"watch runs Python programs: watch -- python SCRIPT, not {' '.join(command)}")
+    if rest[0].startswith("-"):
+        raise UsageError(f"watch takes a script, not Python's option {rest[0]}")
+    if not Path(rest[0]).is_file():
+        raise UsageError(f"{rest[0]}: no such script")
+    found = sys.executable if python in _THIS else shutil.which(python)
+    if found is None:
+        raise UsageError(f"{python}: no such interpreter")
+    return [found, *rest]

@@ -1,0 +1,1 @@
+"""Programs that were written for torch on CUDA, run on the virtual GPU."""

@@ -1,0 +1,132 @@
+"""Runs a script that was written for torch on CUDA on a virtual GPU, and makes a result document of what it did.
+
+The script runs in a process of its own (``profiles.programs.process``). Steps are found in its NVTX ranges by the maps
+that captures use; without a map that fits, copies, syncs and hazards are counted for the whole program.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from ..captures import maps
+from ..captures.capture import CapturedRange, ProfilerCapture
+from ..captures.files import chosen
+from ..captures.maps import RangeMap
+from ..captures.measure import CaptureReading, document
+from ..captures.steps import read_steps
+from ..platform.hardware import load
+from ..record.environment import environment
+from ..record.result import Abstained, Result, RunPart
+from ..record.timeline import Call, Op, Window
+from ..run.declared_hazards import split_declared
+from ..vgpu import VirtualGpu, open_vgpu
+from ..vgpu.ledger import LedgerContext
+from .torch_cuda import CudaProgram, cuda_answered
+
+
+class WatchRequest(NamedTuple):
+    """``map`` is the name or the file of a map of the program's NVTX ranges, or None for a shipped one that fits."""
+
+    script: str
+    arguments: tuple[str, ...]
+    hardware: str
+    hazards: bool
+    map: str | None
+
+
+class ProgramError(RuntimeError):
+    """The watched program failed."""
+
+
+class _Windows:
+    """A sink that joins all windows into one."""
+
+    def __init__(self) -> None:
+        self.window = Window(0, 0)
+
+    def feed(self, window: Window) -> None:
+        whole = self.window
+        whole.end = window.end
+        whole.ops += window.ops
+        whole.calls += window.calls
+        whole.waits += window.waits
+
+
+def watched(request: WatchRequest) -> Result:
+    """Raises ProgramError if the program ends with an error, HardwareError, MapError, OSError."""
+    hardware, windows = load(request.hardware), _Windows()
+    folder = Path(request.script).resolve().parent
+    with (
+        open_vgpu(hardware, sink=windows, watch=[folder], hazards=request.hazards, gradients=True) as gpu,
+        cuda_answered(gpu, name=hardware.name) as program,
+    ):
+        _run(request)
+    return _document(request, hardware.name, gpu, program, windows.window)
+
+
+def _run(request: WatchRequest) -> None:
+    """Run the script as ``python script arguments`` does."""
+    with _command_line(request):
+        try:
+            runpy.run_path(request.script, run_name="__main__")
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise ProgramError(f"exited with {end.code}") from end
+
+
+@contextmanager
+def _command_line(request: WatchRequest) -> Iterator[None]:
+    before = sys.argv, list(sys.path)
+    sys.argv = [request.script, *request.arguments]
+    sys.path.insert(0, str(Path(request.script).resolve().parent))
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = before
+
+
+def _document(
+    request: WatchRequest, gpu_name: str, gpu: VirtualGpu, program: CudaProgram, window: Window
+) -> Result:
+    spans = sorted(program.nvtx.closed, key=lambda span: (span.start, -span.end))
+    facts = {**environment(), "gpu": gpu_name, "cuda_graph_trace": "graph"}
+    capture = ProfilerCapture("vgpu", spans, rows=lambda _: [], facts=facts)
+    meaning = chosen(capture) if request.map is None else maps.load(request.map)
+    found = _reading(gpu, program, window, spans, meaning)
+    hazards = (
+        split_declared(gpu.findings, ())
+        if request.hazards
+        else Abstained(abstained="hazards were not watched for")
+    )
+    run = RunPart(id="", command="", started="", wall_s=0.0)
+    return document(capture, meaning, found, name=Path(request.script).stem, run=run, hazards=hazards)
+
+
+def _reading(
+    gpu: VirtualGpu, program: CudaProgram, window: Window, spans: Sequence[CapturedRange], meaning: RangeMap
+) -> CaptureReading:
+    steps = read_steps(spans, meaning, epoch=0)
+    context = steps.log.contexts.at
+    window.ops = [_op(op, context(op.launched)) for op in window.ops]
+    window.calls = [_call(call, context(call.start)) for call in window.calls]
+    window.ranges, window.launched, window.settled = steps.log.ranges, steps.log.launched, steps.log.settled
+    notes = [
+        f"{name} has no counterpart and was answered with a constant" for name in sorted(program.defaults)
+    ]
+    if not steps.launches:
+        notes.append("no NVTX range of the map launches a step: counts are of the whole program")
+    unfit = None if window.ops else "the program used no CUDA device"
+    return CaptureReading(window, gpu.sites, gpu.streams, steps, tuple(notes), unfit)
+
+
+def _op(op: Op, context: LedgerContext) -> Op:
+    return op._replace(range=context.range, step=context.step, forward=context.forward)
+
+
+def _call(call: Call, context: LedgerContext) -> Call:
+    return call._replace(range=context.range, step=context.step)

@@ -1,0 +1,120 @@
+"""``schedbench watch`` as a command: exit codes, what goes to stdout, and wrong input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+GOOD = "import torch\nx = torch.ones(3, device='cuda')\nprint('sum', x.sum().item())\n"
+RACE = """import torch
+side, x = torch.cuda.Stream(), torch.zeros(3, device="cuda")
+with torch.cuda.stream(side):
+    x + 1
+"""
+
+
+def watch(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "schedbench", "watch", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    return tmp_path / "program.py"
+
+
+def test_a_program_and_its_result(script: Path, tmp_path: Path) -> None:
+    script.write_text(GOOD)
+    done = watch("--output-dir", str(tmp_path / "out"), "--format", "json", "--", "python", str(script))
+    assert (done.returncode, done.stderr) == (0, "sum 3.0\n")
+    document = json.loads(done.stdout)
+    assert document == json.loads((tmp_path / "out" / "result.json").read_text())
+    assert [row["site"]["statement"] for row in document["syncs"]] == ["print('sum', x.sum().item())"]
+
+
+def test_a_race_fails(script: Path) -> None:
+    script.write_text(RACE)
+    done = watch("--", "python", str(script))
+    assert done.returncode == 1
+    assert "hazards 1 undeclared" in done.stdout
+    assert "x + 1" in done.stdout
+
+
+def test_a_program_that_fails_has_its_traceback_and_one_sentence(script: Path) -> None:
+    script.write_text("def load():\n    raise ValueError('bad data')\nload()\n")
+    done = watch("--", "python", str(script))
+    assert (done.returncode, done.stdout) == (4, "")
+    assert done.stderr.startswith(
+        f'Traceback (most recent call last):\n  File "{script}", line 3, in <module>'
+    )
+    assert done.stderr.endswith(f"schedbench: {script}: ValueError: bad data\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("import os; os._exit(5)", "exited with 5 before it was done"),
+        pytest.param(
+            "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+            "was ended by signal 9 before it was done",
+            marks=pytest.mark.wide,
+        ),
+        pytest.param("def f(:", "SyntaxError", marks=pytest.mark.wide),
+        pytest.param("import no_such_package", "No module named 'no_such_package'", marks=pytest.mark.wide),
+        pytest.param(
+            "import torch; torch.zeros(1, device='cuda:3')", "invalid device ordinal", marks=pytest.mark.wide
+        ),
+    ],
+    ids=["_exit", "killed", "syntax", "import", "no such device"],
+)
+def test_a_process_that_ends_early(script: Path, body: str, message: str) -> None:
+    script.write_text(body)
+    done = watch("--", "python", str(script))
+    assert (done.returncode, done.stdout) == (4, "")
+    assert message in done.stderr
+
+
+@pytest.mark.wide
+def test_the_program_ends_with_a_killed_parent(script: Path, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    script.write_text(
+        f"import os, time\nopen({str(started)!r}, 'w').write(str(os.getpid()))\ntime.sleep(300)\n"
+    )
+    command = [sys.executable, "-m", "schedbench", "watch", "--", "python", str(script)]
+    parent = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 100
+    while not (started.exists() and started.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    parent.kill()
+    parent.wait()
+    program = int(started.read_text())
+    while Path(f"/proc/{program}").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not Path(f"/proc/{program}").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["python", "nosuch.py"], "nosuch.py: no such script"),
+        (["python", "-m", "train"], "not Python's option -m"),
+        (["ls"], "watch runs Python programs"),
+        (["nosuch/python", "{script}"], "nosuch/python: no such interpreter"),
+    ],
+)
+def test_wrong_commands(script: Path, arguments: list[str], message: str) -> None:
+    script.write_text(GOOD)
+    done = watch("--", *(word.replace("{script}", str(script)) for word in arguments))
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_wrong_options(script: Path) -> None:
+    script.write_text(GOOD)
+    assert watch("--hardware", "h999", "--", "python", str(script)).returncode == 2
+    assert watch("--map", "nosuch", "--", "python", str(script)).returncode == 2

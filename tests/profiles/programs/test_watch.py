@@ -1,0 +1,133 @@
+"""Programs watched on the virtual GPU: the lines of their copies, waits and hazards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from schedbench.profiles.programs.watch import ProgramError, WatchRequest, watched
+from schedbench.profiles.record.result import CopyRow, Hazards, Result, SyncRow
+
+TRAINING = """
+    import torch
+    import torch.nn.functional as F
+    model = torch.nn.Linear(16, 4).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    total = 0.0
+    for step in range(5):
+        x, y = torch.randn(8, 16, device="cuda"), torch.zeros(8, dtype=torch.long, device="cuda")
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        total += loss.item()
+"""
+LOADING = """
+    import torch
+    side = torch.cuda.Stream()
+    host, out = torch.empty(1 << 16, pin_memory=True), torch.empty(1 << 16, pin_memory=True)
+    for step in range(4):
+        host.fill_(step)
+        with torch.cuda.stream(side):
+            x = host.to("cuda", non_blocking=True)
+        torch.cuda.current_stream().wait_stream(side)
+        out.copy_(x * 2, non_blocking=True)
+        {wait}
+        out[0].item()
+"""
+INFERENCE = """
+    import sys, torch
+    @torch.inference_mode()
+    def generate(steps):
+        ids, weights = torch.zeros(4, dtype=torch.long, device="cuda"), torch.randn(32, 32, device="cuda")
+        for step in range(steps):
+            torch.cuda.nvtx.range_push("generate")
+            ids = (weights[ids] @ weights).argmax(-1)
+            if (ids == 7).all():
+                break
+            torch.cuda.nvtx.range_pop()
+    generate(int(sys.argv[1]))
+"""
+MAP = """
+    name: generation
+    about: each generate range is one step
+    steps: {launch: generate, number: order}
+    ranges: [{match: generate, name: generate, category: forward}]
+    kinds: [{match: generate, kind: decode}]
+"""
+
+
+def line_of(text: str, part: str) -> int:
+    return next(number for number, line in enumerate(dedent(text).splitlines(), 1) if part in line)
+
+
+def watch(folder: Path, text: str, *arguments: str, meaning: str | None = None) -> Result:
+    script = folder / "program.py"
+    script.write_text(dedent(text))
+    return watched(WatchRequest(str(script), arguments, "h200", True, meaning))
+
+
+def lines(rows: tuple[CopyRow, ...] | tuple[SyncRow, ...]) -> dict[int, int]:
+    """Counts by source line."""
+    found: dict[int, int] = {}
+    for row in rows:
+        assert row.site is not None
+        found[row.site.line] = found.get(row.site.line, 0) + row.count
+    return found
+
+
+def test_a_hidden_sync_of_a_training_step(tmp_path: Path) -> None:
+    found = watch(tmp_path, TRAINING)
+    assert lines(found.syncs)[line_of(TRAINING, "loss.item()")] == 5
+    assert isinstance(found.hazards, Hazards)
+    assert found.hazards.findings == ()
+    assert (found.labels.emulated, found.labels.capture) == (True, "vgpu")
+
+
+def test_a_missing_wait_of_a_double_buffered_loader(tmp_path: Path) -> None:
+    def found(wait: str) -> set[tuple[int, int]]:
+        text = LOADING.replace("{wait}", wait)
+        hazards = watch(tmp_path, text).hazards
+        assert isinstance(hazards, Hazards)
+        pairs = [(finding.first, finding.second) for finding in hazards.findings]
+        return {(a.site.line, b.site.line) for a, b in pairs if a.site and b and b.site}
+
+    read = line_of(LOADING, "out.copy_"), line_of(LOADING, "out[0].item()")
+    written = line_of(LOADING, "host.to("), line_of(LOADING, "host.fill_")
+    assert {read, written} <= found("pass")
+    assert found("torch.cuda.synchronize()") == set()
+
+
+def test_a_read_of_an_inference_loop_by_step(tmp_path: Path) -> None:
+    meaning = tmp_path / "map.yaml"
+    meaning.write_text(dedent(MAP))
+    found = watch(tmp_path, INFERENCE, "6", meaning=str(meaning))
+    assert lines(found.copies)[line_of(INFERENCE, "if (ids == 7)")] == 6
+    assert found.per_step["decode"].steps == 6
+    (row,) = (row for row in found.syncs if row.site and row.site.line == line_of(INFERENCE, "if (ids == 7)"))
+    assert (row.kind, row.range) == ("decode", "generate")
+
+
+def test_repeats_are_byte_identical(tmp_path: Path) -> None:
+    once, again = (watch(tmp_path, INFERENCE, "3").to_json() for _ in range(2))
+    assert once == again
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("import sys; sys.exit(3)", "exited with 3"),
+        ("import sys; sys.exit('no data')", "exited with no data"),
+    ],
+)
+def test_a_program_that_fails(tmp_path: Path, body: str, message: str) -> None:
+    with pytest.raises(ProgramError, match=message):
+        watch(tmp_path, body)
+
+
+def test_a_program_that_uses_no_device(tmp_path: Path) -> None:
+    found = watch(tmp_path, "print('no device here')")
+    assert (found.copies, found.syncs) == ((), ())
+    assert "used no CUDA device" in found.metrics["forward_occupancy"].model_dump_json()
