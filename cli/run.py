@@ -75,10 +75,7 @@ def run(
     terminated, what there is was kept.
     """
     question = resolved(scenario, overrides, relay=relay, budgets=expect, faults=fault)
-    if world == "distributed" and question.scenario.engine.ranks == 1:
-        raise UsageError(f"--world: distributed takes several ranks, and the scenario has one: {_SEVERAL}")
-    if world == "virtual":
-        _refuse_torchrun()
+    _require_world(question, world)
     options = _options(device, hazards, adversarial, world, save_tokens=save_tokens)
     if ranges:
         _require_ranges(question, options)
@@ -101,11 +98,14 @@ def run(
     raise typer.Exit(_exit_code(outcome))
 
 
-def _refuse_torchrun() -> None:
-    """Raises UsageError where torchrun started several processes, all of which would run the whole scenario."""
+def _require_world(question: Resolved, world: World) -> None:
+    """Raises UsageError for processes of one rank, and where torchrun started several processes, all of which would run
+    the whole scenario."""
     from ..profiles.ranks.torchrun import launched
 
-    place = launched()
+    if world == "distributed" and question.scenario.engine.ranks == 1:
+        raise UsageError(f"--world: distributed takes several ranks, and the scenario has one: {_SEVERAL}")
+    place = launched() if world == "virtual" else None
     if place is not None and place.size > 1:
         raise UsageError(
             f"--world: this process is one of {place.size} that torchrun started; --world distributed makes them ranks"
