@@ -31,7 +31,10 @@ def tables(content: Document) -> Iterator[Table]:
     if "faults" in content:
         yield faults(content)
     else:
-        yield from (checks(report, content) for report in content["reports"])
+        for report in content["reports"]:
+            yield checks(report, content)
+            if report["unproven"]:
+                yield unproven(report)
 
 
 def evidence(content: Document) -> Iterator[Text]:
@@ -60,6 +63,20 @@ def checks(report: Document, content: Document) -> Table:
     for check in report["checks"]:
         verdict = check["verdict"]
         table.add_row(check["name"], Text(verdict, style=_STYLES[verdict]), Text(check["about"]))
+    return table
+
+
+def unproven(report: Document) -> Table:
+    """What orders in the running configuration, and is not shown to be needed."""
+    table = framed(
+        "Not reached", caption="waits, events and references: if one is missing, these checks still pass"
+    )
+    table.add_column("source line", overflow="fold")
+    table.add_column("statement", overflow="fold")
+    table.add_column("", overflow="fold")
+    for entry in report["unproven"]:
+        site = entry["site"]
+        table.add_row(f"{site['file']}:{site['line']}", Text(site["statement"]), entry["why"])
     return table
 
 

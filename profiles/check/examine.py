@@ -20,6 +20,7 @@ from .drafts import DraftReference
 from .invariants import Invariants
 from .report import Check, Evidence, Report, skipped, verdict
 from .runs import attempt
+from .unproven import unproven
 
 Notice = Callable[[str], None]
 
@@ -52,7 +53,9 @@ class Examiner:
         first = (run_ended(outcome, scripted=scripted), invariants(guard, outcome), self._contract(relay))
         checks = (*first, *self._others(relay, outcome))
         result = None if isinstance(outcome, Crash) else outcome.result
-        return Report(relay, checks, result, time.perf_counter() - begin)
+        self.notice(f"{relay.state.name}: references")
+        silent = [] if result is None else unproven(self.resolved, relay, result)
+        return Report(relay, checks, result, time.perf_counter() - begin, silent)
 
     def _contract(self, relay: RelayChoice) -> Check:
         scenario = self.resolved.scenario

@@ -10,8 +10,17 @@ from ...sched.relay.choice import RelayChoice
 from ..platform.resolve import Resolved
 from ..record.environment import environment, tool
 from ..record.result import Result, SitePart, canonical
+from ..record.timeline import OrderKind
 
 Verdict = Literal["passed", "failed", "not applicable"]
+
+
+class Unproven(NamedTuple):
+    """A wait, event or reference without which all runs of a check would be the same, and why."""
+
+    kind: OrderKind
+    site: SitePart
+    why: str
 
 
 class Evidence(NamedTuple):
@@ -34,12 +43,14 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All checks of one relay. ``result`` is the checked run's; None if it crashed."""
+    """All checks of one relay. ``result`` is the checked run's; None if it crashed. ``unproven``: what could be missing
+    without a failed check."""
 
     relay: RelayChoice
     checks: tuple[Check, ...]
     result: Result | None
     wall_s: float
+    unproven: Sequence[Unproven] = ()
 
     @property
     def failed(self) -> tuple[Check, ...]:
@@ -88,6 +99,10 @@ def _report(report: Report) -> Document:
         "hazards_s": report.result.run.hazards_s if report.result else None,
         "wall_s": report.wall_s,
         "checks": [check_part(check) for check in report.checks],
+        "unproven": [
+            {"kind": entry.kind, "site": entry.site.model_dump(mode="json"), "why": entry.why}
+            for entry in report.unproven
+        ],
     }
 
 

@@ -12,7 +12,7 @@ import torch
 from ...sched.config import Capabilities
 from ...sched.observe import Clock, Observer
 from ..record.result import HardwarePart, Labels
-from ..record.timeline import FoundHazard, Names, Site
+from ..record.timeline import FoundHazard, Names, OrderingPlace, Site
 
 T = TypeVar("T")
 
@@ -76,6 +76,10 @@ class Watcher:
     def replaying(self, capture: object) -> AbstractContextManager[None]:  # noqa: ARG002
         """Surrounds the computation of a graph that is launched."""
         return self._NOTHING
+
+    def places(self) -> Sequence[OrderingPlace]:
+        """The source lines that ordered accesses, if their need is probed."""
+        return ()
 
     def found(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[FoundHazard, ...]:  # noqa: ARG002
         """Accesses that nothing orders."""

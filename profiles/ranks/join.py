@@ -29,6 +29,7 @@ from ..record.result import (
     Hazards,
     KindCounts,
     Metric,
+    OrderingRow,
     Outputs,
     RankPart,
     Result,
@@ -80,6 +81,7 @@ def _combined(first: Result, results: Sequence[Result], failure: str | None, **p
         "syncs": _summed(row for result in results for row in result.syncs),
         "idle": first.idle if isinstance(first.idle, Abstained) else Abstained(abstained=APART),
         "hazards": _all_hazards(results),
+        "ordering": _all_ordering(results),
     }
     return first.model_copy(update=common | parts)
 
@@ -286,6 +288,14 @@ def _all_hazards(results: Sequence[Result]) -> Hazards | Abstained:
     known = dict.fromkeys(name for part in watched for name in part.known)
     findings = dict.fromkeys(finding for part in watched for finding in part.findings)
     return Hazards(known=tuple(known), findings=tuple(findings))
+
+
+def _all_ordering(results: Sequence[Result]) -> tuple[OrderingRow, ...]:
+    """A line is needed if one rank needs it."""
+    rows = [row for result in results for row in result.ordering]
+    needed = {(row.kind, row.site) for row in rows if row.needed}
+    found = dict.fromkeys(row.model_copy(update={"needed": (row.kind, row.site) in needed}) for row in rows)
+    return tuple(sorted(found, key=lambda row: (row.site.file, row.site.line)))
 
 
 def _broken_off(failure: str | None) -> Abstained | None:

@@ -20,6 +20,7 @@ from pydantic_core import from_json
 from ...scenarios.problems import dotted, show
 from .definitions import Direction
 from .files import write_whole
+from .timeline import OrderKind
 
 # History: 1.0 the first.
 SCHEMA_VERSION: Final = "1.0"
@@ -327,6 +328,15 @@ class RangesPart(ResultModel):
     metrics: dict[str, RangePart]
 
 
+class OrderingRow(ResultModel):
+    """A source line that orders streams, the host or the reuse of memory, in a run that is watched for hazards.
+    ``needed``: without this line alone, two accesses of the run would have no order."""
+
+    kind: OrderKind
+    site: SitePart
+    needed: bool
+
+
 class Result(ResultModel):
     schema_version: Literal["1.0"] = SCHEMA_VERSION
     tool: Tool
@@ -347,6 +357,7 @@ class Result(ResultModel):
     requests: tuple[RequestRow, ...]
     outputs: Outputs | Abstained
     hazards: Hazards | Abstained
+    ordering: tuple[OrderingRow, ...] = ()
     not_asked: dict[str, str] = {}  # by kind of step, why its budget does not apply to this run
     ranges: RangesPart | None = None  # where they were asked for
 

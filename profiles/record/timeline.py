@@ -113,6 +113,15 @@ class Names(Protocol):
 
 
 HazardKind = Literal["race", "pinned", "freed", "unread"]
+OrderKind = Literal["wait", "event", "reference"]
+
+
+class OrderingPlace(NamedTuple):
+    """A source line that a run executed to order accesses, and whether two accesses of the run have no other order."""
+
+    kind: OrderKind
+    site: Site
+    is_needed: bool
 
 
 class FoundAccess(NamedTuple):

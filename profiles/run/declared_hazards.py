@@ -11,8 +11,8 @@ import torch
 from ...sched.loop.engine import Engine
 from ...sched.relay import states
 from ..platform.machine import Machine
-from ..record.result import Abstained, HazardFinding, Hazards
-from ..record.timeline import FoundAccess, FoundHazard, HazardKind
+from ..record.result import Abstained, HazardFinding, Hazards, OrderingRow, SitePart
+from ..record.timeline import FoundAccess, FoundHazard, HazardKind, OrderKind, Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +167,18 @@ def hazards(machine: Machine, declared: Sequence[str], *, decoded: bool) -> Haza
     names = machine.names.sites, machine.names.streams
     found = machine.hazards.found(*names) + (machine.hazards.unread(*names) if decoded else ())
     return split_declared(found, declared)
+
+
+def ordering(machine: Machine) -> tuple[OrderingRow, ...]:
+    """The source lines that ordered accesses, in the order of the source; a line with several calls is needed if one of
+    them is."""
+    needed: dict[tuple[OrderKind, Site], bool] = {}
+    for kind, site, is_needed in machine.hazards.places() if machine.hazards is not None else ():
+        needed[kind, site] = is_needed or needed.get((kind, site), False)
+    return tuple(
+        OrderingRow(kind=kind, site=SitePart(**site._asdict()), needed=needed[kind, site])
+        for kind, site in sorted(needed, key=lambda key: (key[1].file, key[1].line))
+    )
 
 
 def name_pools(machine: Machine, engine: Engine) -> None:

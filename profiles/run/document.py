@@ -21,7 +21,7 @@ from ..record.result import (
     ScenarioPart,
     WorkloadPart,
 )
-from .declared_hazards import hazards
+from .declared_hazards import hazards, ordering
 from .passes import MeasuredRun
 from .runner import Pass
 
@@ -66,6 +66,7 @@ def result_of(
             _known(relay, scenario),
             decoded=bool(_HANDED_ON & found.done.collector.counts.steps.keys()),
         ),
+        ordering=ordering(machine),
         **{
             **found.parts._asdict(),
             "outputs": found.outputs,

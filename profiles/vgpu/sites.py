@@ -16,12 +16,13 @@ from ..record.timeline import NO_SITE, Site
 class Sites:
     """Source lines by small index, in the order of their first calls.
 
-    A line is watched if its file lies under one of ``watch`` (folders or files), and not in an environment of installed
-    packages there. Files are named relative to the watched folder's parent.
+    A line is watched if its file lies under one of ``watch`` (folders or files), is not ``unwatched``, and is not in an
+    environment of installed packages there. Files are named relative to the watched folder's parent.
     """
 
-    def __init__(self, watch: Sequence[Path]) -> None:
+    def __init__(self, watch: Sequence[Path], unwatched: Sequence[Path] = ()) -> None:
         self._watch = tuple(path.resolve() for path in watch)
+        self._unwatched = tuple(path.resolve() for path in unwatched)
         # Indices by offset, of watched code; None for other code. By id, since hashing a code object hashes its
         # contents; all code objects are kept alive, so that no id is used twice.
         self._indices: dict[int, dict[int, int] | None] = {}
@@ -65,6 +66,8 @@ class Sites:
 
     def _is_watched(self, code: CodeType) -> bool:
         path = Path(code.co_filename).resolve()
+        if path in self._unwatched:
+            return False
         inside = (path.relative_to(root).parts for root in self._watch if path.is_relative_to(root))
         return any("site-packages" not in parts for parts in inside)
 

@@ -9,17 +9,18 @@ from typing import Any
 
 import torch
 
+from ...sched import streams
 from ..platform.hardware import HardwareProfile
 from ..record.timeline import Sink
 from .copies import CopyHandlers
 from .device import VirtualGpu
 from .engine import EventRecording, PeerEventRecording, Simulation, StreamQueue
 from .hazards import HazardChecker
-from .hazards.clocks import VectorClocks
 from .hazards.footprints import ByteSpan, span
+from .hazards.probes import ProbedClocks
 from .hazards.shadow import Block
 from .runtime import Direction, Runtime
-from .sites import LastSite
+from .sites import LastSite, Sites
 from .tensor import DeviceTensor, is_pinned
 
 
@@ -36,7 +37,9 @@ class WatchedRuntime(Runtime):
     ) -> None:
         super().__init__(hardware, sink=sink, watch=watch, simulation=simulation)
         self.sites: LastSite = LastSite(watch)
-        self.clocks = VectorClocks(self.simulation.first)
+        # Not the line of a helper that all waits share, but its caller's.
+        places = Sites(watch, unwatched=[Path(streams.__file__)])
+        self.clocks = ProbedClocks(self.simulation.first, places)
 
     def copy(self, direction: Direction, size: int, *, pinned: bool, blocking: bool) -> bool:
         waits = super().copy(direction, size, pinned=pinned, blocking=blocking)
@@ -45,26 +48,29 @@ class WatchedRuntime(Runtime):
         return waits
 
     def synchronize(self, stream: StreamQueue, *, site: int | None = None) -> None:
+        place = self.clocks.reach("wait") if site is None else None  # otherwise a part of a copy
         super().synchronize(stream, site=site)
-        self._synchronized(stream)
+        self._synchronized(stream, place)
 
     def synchronize_event(self, stream: StreamQueue, recording: EventRecording) -> None:
+        place = self.clocks.reach("wait")
         super().synchronize_event(stream, recording)
-        self.clocks.synchronize(list(recording.clock))
+        self.clocks.synchronize(recording.clock, place)
 
     def synchronize_device(self) -> None:
         super().synchronize_device()
         self.clocks.synchronize_all()
 
     def record(self, stream: StreamQueue) -> EventRecording:
+        place = self.clocks.reach("event")
         recording = super().record(stream)
-        recording.clock = self.clocks.recorded(stream.id + 1)
+        recording.clock = self.clocks.recorded(stream.id + 1, place)
         return recording
 
     def wait_event(self, stream: StreamQueue, recording: EventRecording) -> None:
         super().wait_event(stream, recording)
         if self.capture is None:
-            self.clocks.wait(stream.id + 1, list(recording.clock))
+            self.clocks.wait(stream.id + 1, recording.clock, self.clocks.reach("wait"))
 
     def order_after_current(self, queue: StreamQueue) -> None:
         super().order_after_current(queue)
@@ -88,7 +94,7 @@ class WatchedRuntime(Runtime):
     def reached(self, recording: EventRecording) -> bool:
         reached = super().reached(recording)
         if reached:
-            self.clocks.synchronize(list(recording.clock))
+            self.clocks.synchronize(recording.clock)
         return reached
 
     def idle(self, stream: StreamQueue) -> bool:
@@ -97,8 +103,8 @@ class WatchedRuntime(Runtime):
             self._synchronized(stream)
         return idle
 
-    def _synchronized(self, stream: StreamQueue) -> None:
-        self.clocks.synchronize(self.clocks.recorded(stream.id + 1))
+    def _synchronized(self, stream: StreamQueue, place: int | None = None) -> None:
+        self.clocks.synchronize(self.clocks.recorded(stream.id + 1), place)
 
 
 class WatchedCopies(CopyHandlers):

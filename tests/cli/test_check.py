@@ -42,6 +42,12 @@ def test_a_document_has_every_check_with_its_verdict(run_command: RunCommand, tm
     assert report["hazards_s"] > 0 and len(report["outputs"]["digest"]) == 64
 
 
+def test_what_no_check_proves_is_named_with_its_line(run_command: RunCommand) -> None:
+    said = run_command("check", *TINY, "--relay", "latest", "--adversarial", "0", "--format", "md")
+    assert "**Not reached**" in said.out
+    assert "| context.streams.record(source, context.streams.forward) |" in said.out
+
+
 def test_a_hazard_is_told_with_both_lines(run_command: RunCommand) -> None:
     said = run_command("check", *SMALL, "--relay", "pr25945", "--fault", "no-barrier")
     assert said.code == 1 and said.out.rstrip().endswith("FAILED")

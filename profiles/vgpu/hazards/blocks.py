@@ -10,14 +10,14 @@ of any size in it. Here it always does: where the heap's layout would decide, th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 from weakref import WeakSet, ref
 
 import torch
 
 from ..sites import LastSite
-from .clocks import VectorClocks
+from .clocks import Clock, VectorClocks
 from .footprints import ByteSpan, Scattered
 from .shadow import UNWRITTEN, Block, MemoryAccess, MemoryOrigin, ShadowMemory
 
@@ -71,35 +71,49 @@ class HostProgram(Protocol):
 
 
 class FreeBlocks:
-    """Pending accesses of freed blocks, by stream and by whether the block is small."""
+    """Pending accesses of freed blocks, by stream and by whether the block is small. Those that are
+    pending only in a program that lacks a place are kept apart, for the comparison with such programs."""
 
     def __init__(self, clocks: VectorClocks) -> None:
         self._clocks = clocks
         self._pending: dict[tuple[int, bool], list[Sequence[MemoryAccess]]] = {}
+        self._ordered: dict[tuple[int, bool], list[Sequence[MemoryAccess]]] = {}
 
     def take(self, actor: int, size: int) -> Sequence[MemoryAccess]:
         """The accesses that are pending in the block that is issued on that stream."""
-        waiting = self._pending.get((actor, size <= SMALL))
-        if not waiting:
-            return ()
-        clock = self._clocks.of(actor)
-        while waiting:
-            accesses = waiting.pop()
-            pending = [access for access in accesses if access.launch.seq > clock[access.launch.actor]]
-            if pending:
-                return [access._replace(footprint=ByteSpan(0, size)) for access in pending]
-        return ()
-
-    def give(self, actor: int, shadow: ShadowMemory, recorded: set[int]) -> None:
-        """The host frees a block of that stream; re-use waits for the ``recorded`` streams."""
-        clock = self._clocks.of(actor)
-        pending = [
-            access._replace(freed=access.freed or shadow.origin)
-            for access in shadow.pending(clock)
-            if access.launch.actor != actor and access.launch.actor not in recorded
+        key = (actor, size <= SMALL)
+        found = [
+            *_last_after(self._clocks.floor(actor), self._ordered.get(key, [])),
+            *_last_after(self._clocks.of(actor), self._pending.get(key, [])),
         ]
+        return [access._replace(footprint=ByteSpan(0, size)) for access in found]
+
+    def give(self, actor: int, shadow: ShadowMemory, recorded: Mapping[int, int]) -> None:
+        """The host frees a block of that stream; re-use waits for the ``recorded`` streams."""
+        clock, key = self._clocks.of(actor), (actor, shadow.size <= SMALL)
+        accesses = [
+            access._replace(
+                freed=access.freed or shadow.origin,
+                kept_by=recorded.get(access.launch.actor, access.kept_by),
+            )
+            for access in shadow.pending(self._clocks.floor(actor))
+            if access.launch.actor != actor
+        ]
+        pending = [a for a in accesses if a.kept_by is None and a.launch.seq > clock[a.launch.actor]]
+        ordered = [a for a in accesses if (a.kept_by is None) is (a.launch.seq <= clock[a.launch.actor])]
         if pending:
-            self._pending.setdefault((actor, shadow.size <= SMALL), []).append(pending)
+            self._pending.setdefault(key, []).append(pending)
+        if ordered:
+            self._ordered.setdefault(key, []).append(ordered)
+
+
+def _last_after(clock: Clock, blocks: list[Sequence[MemoryAccess]]) -> Sequence[MemoryAccess]:
+    """The accesses after the clock of the block that was freed last; later blocks without any are dropped."""
+    while blocks:
+        pending = [access for access in blocks.pop() if access.launch.seq > clock[access.launch.actor]]
+        if pending:
+            return pending
+    return ()
 
 
 class ShadowTable:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...platform.machine import Watcher
-from ...record.timeline import FoundHazard, Site
+from ...record.timeline import NO_SITE, FoundHazard, OrderingPlace, Site
 from .blocks import SHADOW, DeviceMemory, HostProgram, ShadowTable
 from .declared import DeclaredFootprints
 from .findings import Findings, unread
 from .footprints import ByteSpan, Footprint, Grid, IndexedSource, Scattered, span
 from .graphs import GraphFootprint
+from .probes import ProbedClocks
 from .shadow import UNWRITTEN, IssuedOp, MemoryOrigin, NamedMemory, ShadowMemory
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class HazardChecker(Watcher):
         self.memory = memory
         self._program = program
         self._clocks = program.clocks
+        self._probes = self._clocks if isinstance(self._clocks, ProbedClocks) else None
         self._table = ShadowTable(program, memory)
         self._findings = Findings()
         self._declared = DeclaredFootprints(self._table)
@@ -92,8 +94,7 @@ class HazardChecker(Watcher):
             host = self._clocks.host
             clock = self._clocks.of(host)
             launch = IssuedOp(host, clock[host], clock, op, self._program.sites.here())
-            for earlier in shadow.unordered(launch, span(tensor), write=write):
-                self._findings.add(shadow, earlier, launch, write=write)
+            self._compare(launch, shadow, span(tensor), write)
 
     @contextmanager
     def device_at_work(self) -> Iterator[None]:
@@ -131,10 +132,15 @@ class HazardChecker(Watcher):
             return
         if shadow.named is not None:
             shadow.named.note(launch, write=write)
-        for earlier in shadow.unordered(launch, footprint, write=write):
-            self._findings.add(shadow, earlier, launch, write=write)
+        self._compare(launch, shadow, footprint, write)
         if shadow.add(launch, footprint, write=write):
             shadow.prune(self._clocks.known())
+
+    def _compare(self, launch: IssuedOp, shadow: ShadowMemory, footprint: Footprint, write: bool) -> None:
+        for earlier in shadow.unordered(launch, footprint, write=write):
+            self._findings.add(shadow, earlier, launch, write=write)
+        if self._probes is not None:
+            self._probes.compare(shadow, launch, footprint, write=write)
 
     # ---- graphs --------------------------------------------------------------------------------------------
 
@@ -157,8 +163,7 @@ class HazardChecker(Watcher):
         begin, launch = perf_counter_ns(), self.launch_here("graph")
         for issued, (shadow, footprint, write) in graph.spans(launch):
             self._add(issued, shadow, footprint, write=write)
-        for write, (shadow, earlier) in graph.scattered(launch, self._clocks.known):
-            self._findings.add(shadow, earlier, launch, write=write)
+        graph.scattered(launch, self._clocks, self._compare)
         self.spent += perf_counter_ns() - begin
 
     # ---- memory --------------------------------------------------------------------------------------------
@@ -173,7 +178,8 @@ class HazardChecker(Watcher):
         self.write(self.launch(op), tensor)
 
     def record_stream(self, tensor: torch.Tensor, queue: int) -> None:
-        self._table.block(tensor).recorded.add(queue + 1)
+        place = NO_SITE if self._probes is None else self._probes.reach("reference")
+        self._table.block(tensor).recorded[queue + 1] = place
 
     def name(self, tensor: torch.Tensor, name: str) -> None:
         assert self.memory.on_device(tensor)
@@ -189,6 +195,10 @@ class HazardChecker(Watcher):
 
     def unread(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[FoundHazard, ...]:
         return unread(self._named, sites, streams)
+
+    def places(self) -> tuple[OrderingPlace, ...]:
+        """The source lines that ordered accesses, where their need is probed."""
+        return () if self._probes is None else tuple(self._probes.places())
 
     @contextmanager
     def listening(self) -> Iterator[None]:

@@ -7,6 +7,8 @@ counts as zero.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 Clock = list[int]
 
 HOST = 0
@@ -42,15 +44,24 @@ class VectorClocks:
         clock[actor] += 1
         return clock[actor]
 
+    def floor(self, actor: int) -> Clock:
+        """What the actor certainly comes after; its clock, unless orders are probed."""
+        return self.of(actor)
+
+    def copy(self) -> VectorClocks:
+        copied = VectorClocks(self.host)
+        copied._clocks = {actor: clock.copy() for actor, clock in self._clocks.items()}
+        return copied
+
     def recorded(self, actor: int) -> Clock:
         """The clock of an event that is recorded on the stream now."""
         return self.of(actor).copy()
 
-    def wait(self, actor: int, known: Clock) -> None:
+    def wait(self, actor: int, known: Sequence[int]) -> None:
         """The stream's next launches come after ``known``."""
         _join(self.of(actor), known)
 
-    def synchronize(self, known: Clock) -> None:
+    def synchronize(self, known: Sequence[int]) -> None:
         """The host has waited for ``known``. A stream's clock joins the host's at the stream's next launch."""
         host = self._clocks[self.host]
         _join(host, known)
@@ -70,7 +81,7 @@ class VectorClocks:
         ]
 
 
-def _join(clock: Clock, other: Clock) -> None:
+def _join(clock: Clock, other: Sequence[int]) -> None:
     clock += [0] * (len(other) - len(clock))
     for k, number in enumerate(other):
         if number > clock[k]:

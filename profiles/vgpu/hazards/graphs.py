@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from ....sched.kernels.registry import Kernel
-from .clocks import Clock
+from .clocks import VectorClocks
 from .declared import ArgumentAccess, DeclaredFootprints, Touched
 from .footprints import ByteSpan, Footprint
 from .shadow import WINDOW, AccessHistory, IssuedOp, MemoryAccess, ShadowMemory
 
-Race = tuple[ShadowMemory, MemoryAccess]
+# Compares a launch's access to memory, by its footprint and whether it writes, with the earlier ones.
+Compare = Callable[[IssuedOp, ShadowMemory, Footprint, bool], None]
 
 
 class StorageGroup:
@@ -29,21 +30,21 @@ class StorageGroup:
         self._histories: dict[int, AccessHistory] = {}
         self._limit = WINDOW
 
-    def touch(self, launch: IssuedOp, footprint: Footprint, known: Callable[[], Clock]) -> Iterator[Race]:
-        """Adds the group's access of a replay; yields the earlier accesses that race with it."""
+    def touch(self, launch: IssuedOp, footprint: Footprint, clocks: VectorClocks, compare: Compare) -> None:
+        """Compares the group's access of a replay with the earlier ones, and adds it to them."""
         actor, write = launch.actor, self.access.write
         history = self._histories.setdefault(actor, AccessHistory(actor))
         for shadow, compared in self.shadows.items():
             if shadow.named is not None:
                 shadow.named.note(launch, write=write)
             if shadow.changes != compared or shadow.sharing != {actor}:
-                yield from ((shadow, earlier) for earlier in shadow.unordered(launch, footprint, write=write))
+                compare(launch, shadow, footprint, write)
                 shadow.share(history, write=write)
-                settled = shadow.settled(launch, write=write)
+                settled = shadow.settled(clocks.floor(actor), write=write)
                 self.shadows[shadow] = shadow.changes if settled else -1
         history.add(MemoryAccess(launch, footprint, write))
         if len(history.accesses) > self._limit:
-            history.prune(known()[actor])
+            history.prune(clocks.known()[actor])
             self._limit = 2 * len(history.accesses) + WINDOW
 
 
@@ -111,13 +112,12 @@ class GraphFootprint:
                 yield launch, (shadow, span, write)
         yield from self._reads(launch)
 
-    def scattered(self, launch: IssuedOp, known: Callable[[], Clock]) -> Iterator[tuple[bool, Race]]:
-        """The races of a replay's accesses that follow from values, each with whether the replay's access writes."""
+    def scattered(self, launch: IssuedOp, clocks: VectorClocks, compare: Compare) -> None:
+        """Compares and adds a replay's accesses that follow from values."""
         for nodes in self._nodes.values():
             pieces = self._declared.pieces(*nodes.call)
             for access, group in nodes.groups.items():
-                for race in group.touch(launch, pieces[access.order], known):
-                    yield access.write, race
+                group.touch(launch, pieces[access.order], clocks, compare)
 
     def _reads(self, launch: IssuedOp) -> Iterator[tuple[IssuedOp, Touched]]:
         recurring = self._recurring.get(launch.actor)

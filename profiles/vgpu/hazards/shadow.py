@@ -41,12 +41,14 @@ class IssuedOp:
 
 
 class MemoryAccess(NamedTuple):
-    """``freed`` is the memory's origin if the access was made before the block was freed and issued again."""
+    """``freed`` is the memory's origin if the access was made before the block was freed and issued again; it
+    races with nothing if ``kept_by`` is the place of a record_stream for its stream."""
 
     launch: IssuedOp
     footprint: Footprint
     write: bool
     freed: MemoryOrigin | None = None
+    kept_by: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -109,7 +111,9 @@ class Block:
     shadow: ShadowMemory
     actor: int  # the stream it was allocated on
     on_free: Callable[[Block], None]
-    recorded: set[int] = field(default_factory=set)  # actors named by record_stream
+    recorded: dict[int, int] = field(
+        default_factory=dict
+    )  # actors named by record_stream, with the call's place
 
     def __del__(self) -> None:
         self.on_free(self)
@@ -158,6 +162,25 @@ class ShadowMemory:
         races = _racing(self.writes, launch, footprint)
         return races + _racing(self.reads, launch, footprint) if write else races
 
+    def depending(
+        self, launch: IssuedOp, floor: Clock, footprint: Footprint, *, write: bool
+    ) -> list[MemoryAccess]:
+        """Earlier accesses that conflict with this one and do not race with it because of a record_stream or because of
+        an order that the launch's clock has and ``floor``, which is less, has not."""
+        clock, found = launch.clock, []
+        for histories in (self.writes, self.reads) if write else (self.writes,):
+            for history in histories.values():
+                actor = history.actor
+                if actor != launch.actor and history.last > floor[actor]:
+                    found += [
+                        access
+                        for access in history.accesses.values()
+                        if access.launch.seq > floor[actor]
+                        and (access.launch.seq <= clock[actor]) is (access.kept_by is None)
+                        and meet(access.footprint, footprint)
+                    ]
+        return found
+
     def pending(self, clock: Clock) -> list[MemoryAccess]:
         """Accesses that are not ordered before the clock."""
         return [
@@ -189,9 +212,8 @@ class ShadowMemory:
             histories, actor = self.writes if access.write else self.reads, access.launch.actor
             histories.setdefault(actor, AccessHistory(actor)).add(access)
 
-    def settled(self, launch: IssuedOp, *, write: bool) -> bool:
-        """Whether everything that the launch could conflict with is ordered before it, whatever it touches."""
-        clock = launch.clock
+    def settled(self, clock: Clock, *, write: bool) -> bool:
+        """Whether everything that an access could conflict with is ordered before the clock, whatever it touches."""
         kinds = (self.writes, self.reads) if write else (self.writes,)
         return all(
             history.last <= clock[history.actor] for histories in kinds for history in histories.values()
@@ -218,6 +240,6 @@ def _racing(histories: Histories, launch: IssuedOp, footprint: Footprint) -> lis
             races += [
                 access
                 for access in history.accesses.values()
-                if access.launch.seq > known and meet(access.footprint, footprint)
+                if access.launch.seq > known and access.kept_by is None and meet(access.footprint, footprint)
             ]
     return races

@@ -199,6 +199,68 @@ def test_a_freed_block_may_be_reissued_at_once(scene: Scene, program: Program) -
     assert "no record_stream(forward)" in finding.missing
 
 
+# ---- which edges are needed --------------------------------------------------------------------------------
+
+
+def needed(scene: Scene, function: str) -> dict[str, bool]:
+    """The places in that function: by statement, whether they are needed."""
+    places = scene.gpu.watcher.places()
+    return {place.site.statement: place.is_needed for place in places if place.site.function == function}
+
+
+@pytest.mark.parametrize("program", [*BETWEEN_STREAMS, *AT_THE_HOST, freed_without_record])
+def test_an_edge_whose_absence_is_a_finding_is_needed(scene: Scene, program: Program) -> None:
+    program(scene, True)
+    assert set(needed(scene, program.__name__).values()) == {True}
+
+
+def twice(scene: Scene) -> None:
+    lengths = scene.zeros(4)
+    with scene.on(scene.schedule):
+        lengths.add_(1)
+    event = scene.schedule.record_event()
+    scene.forward.wait_event(event)
+    scene.forward.wait_stream(scene.schedule)
+    with scene.on(scene.forward):
+        _ = lengths * 2
+
+
+def waited_and_recorded(scene: Scene) -> None:
+    indices = scene.zeros(4)
+    with scene.on(scene.forward):
+        _ = indices + 1
+    indices.record_stream(scene.forward)
+    del indices
+    scene.schedule.wait_stream(scene.forward)
+    with scene.on(scene.schedule):
+        torch.zeros(4, dtype=torch.int64, device=scene.device)
+
+
+def for_nothing(scene: Scene) -> None:
+    """The two streams share nothing."""
+    first, second = scene.zeros(4), scene.zeros(4)
+    with scene.on(scene.forward):
+        first.add_(1)
+    scene.schedule.wait_stream(scene.forward)
+    with scene.on(scene.schedule):
+        second.add_(1)
+
+
+@pytest.mark.parametrize("program", [twice, waited_and_recorded, for_nothing])
+def test_an_edge_that_another_implies_is_not_needed(scene: Scene, program: Callable[[Scene], None]) -> None:
+    program(scene)
+    found = needed(scene, program.__name__)
+    assert found and not any(found.values())
+    assert scene.found == []
+
+
+def test_a_race_is_no_need(scene: Scene) -> None:
+    """A wait too late orders nothing that was not a race already."""
+    raw(scene, False)
+    scene.forward.wait_stream(scene.schedule)
+    assert needed(scene, "test_a_race_is_no_need") == {"scene.forward.wait_stream(scene.schedule)": False}
+
+
 # ---- what is no hazard -------------------------------------------------------------------------------------
 
 

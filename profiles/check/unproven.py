@@ -1,0 +1,130 @@
+"""The waits, events and references that a check does not prove: without one of them, all of its runs would be the same.
+
+A run that is watched for hazards finds which of the lines that it executes are needed. References that a launch keeps
+are needed if a run without them shows a hazard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ... import sched
+from ...scenarios.combinations import overlaps, staged
+from ...sched.batch import ScheduleBatch, StepResult
+from ...sched.relay import ordering
+from ...sched.relay.choice import RelayChoice
+from ...sched.relay.context import RelayContext
+from ...sched.relay.faults import Fault
+from ..platform.resolve import Resolved, speculation
+from ..ranks.execute import Options
+from ..record.result import Result, SitePart
+from ..run.crash import Crash
+from .places import KEPT, Place, places
+from .report import Unproven
+from .runs import attempt
+
+Keep = Callable[[RelayContext, ScheduleBatch, StepResult], None]
+_Policy = tuple[str, str]  # file, qualified name
+
+RELAY = "sched/relay/"  # its files hold the policies of all states
+RING, EXTRA = KEPT
+
+NOT_EXECUTED = "not executed"
+NOT_NEEDED = "executed, but no two accesses depend on it alone"
+
+
+def unproven(resolved: Resolved, relay: RelayChoice, result: Result) -> Sequence[Unproven]:
+    """Those of the running configuration: of the relay's policies, and of all other files in which the run orders
+    something. ``result`` is of a run that was watched for hazards. Raises MachineError."""
+    scenario = resolved.scenario
+    mode = speculation(scenario)
+    row = relay.row(overlap=overlaps(scenario), speculation=mode, staged=staged(scenario))
+    policies = {*_places_of(row), *_places_of(relay.draft_row(mode))}
+    kept = _needs_references(resolved, relay, result) if row.keep_alive is ordering.keep_in_ring else {}
+    found = [
+        *_not_needed(result),
+        *_not_executed(result, policies),
+        *_not_kept(kept, speculates=mode == "v2"),
+    ]
+    return sorted(found, key=lambda entry: (entry.site.file, entry.site.line))
+
+
+def _not_needed(result: Result) -> Iterator[Unproven]:
+    for row in result.ordering:
+        if not row.needed:
+            yield Unproven(row.kind, row.site, NOT_NEEDED)
+
+
+def _not_executed(result: Result, policies: set[_Policy]) -> Iterator[Unproven]:
+    executed = {(row.site.file, row.site.line) for row in result.ordering}
+    files = {file for file, _ in executed if not file.startswith(RELAY)}
+    for place in _places():
+        is_configured = place.file in files or any(_is_of(place, policy) for policy in policies)
+        lines = {(place.file, line) for line in range(place.first, place.last + 1)}
+        if is_configured and not lines & executed and not _keeps(place):
+            yield Unproven(place.kind, _site(place), NOT_EXECUTED)
+
+
+# ---- references that a launch keeps ----------------------------------------------------------------------------
+
+
+def _not_kept(needed: Mapping[str, bool], *, speculates: bool) -> Iterator[Unproven]:
+    for place in _places():
+        name = _keeps(place)
+        if name in needed and not needed[name] and (speculates or name != EXTRA):
+            yield Unproven(place.kind, _site(place), NOT_NEEDED)
+
+
+def _needs_references(resolved: Resolved, relay: RelayChoice, result: Result) -> Mapping[str, bool]:
+    """Whether a run without all references, or without those that a worker adds, shows other hazards."""
+    needed = {RING: _differs(resolved, relay, ordering.keep_nothing, result)}
+    if speculation(resolved.scenario) == "v2":
+        needed[EXTRA] = _differs(resolved, relay, _keep_without_extra, result)
+    return needed
+
+
+def _differs(resolved: Resolved, relay: RelayChoice, keep: Keep, result: Result) -> bool:
+    without = Fault("", "", "", (), (), lambda row: replace(row, keep_alive=keep))
+    changed = replace(relay, faults=(*relay.faults, without))
+    outcome = attempt(resolved, changed, Options(device="vgpu", hazards=True))
+    return isinstance(outcome, Crash) or outcome.result.hazards != result.hazards
+
+
+def _keep_without_extra(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
+    result.extra_keep_alive_refs.clear()
+    ordering.keep_in_ring(context, batch, result)
+
+
+def _keeps(place: Place) -> str:
+    """The field that keeps references, if the place stores some."""
+    return next((name for name in KEPT if place.kind == "reference" and f".{name}" in place.statement), "")
+
+
+# ---- where places are -------------------------------------------------------------------------------------------
+
+
+def _places_of(row: Any) -> Iterator[_Policy]:
+    """File and qualified name of each policy of a row; None has none."""
+    for field in fields(row) if row is not None else ():
+        policy = getattr(row, field.name)
+        name = getattr(policy, "__qualname__", "")
+        if name:
+            yield policy.__module__.partition(".")[2].replace(".", "/") + ".py", name
+
+
+def _is_of(place: Place, policy: _Policy) -> bool:
+    file, name = policy
+    return place.file == file and (place.function == name or place.function.startswith(f"{name}."))
+
+
+def _site(place: Place) -> SitePart:
+    return SitePart(file=place.file, function=place.function, line=place.first, statement=place.statement)
+
+
+@cache
+def _places() -> Sequence[Place]:
+    return list(places(Path(sched.__path__[0])))

@@ -1,0 +1,130 @@
+"""Which waits, events and record_streams a run needs: without one of them, two of its accesses would have no order.
+
+A place is a source line that orders. For each place the clocks are also kept as they would be without it, until two
+accesses to the same bytes show that the place is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ...record.timeline import OrderingPlace, OrderKind, Site
+from ..sites import Sites
+from .clocks import Clock, VectorClocks
+from .footprints import Footprint
+from .shadow import IssuedOp, MemoryAccess, ShadowMemory
+
+# After so many executions the clocks without a place start again from the real ones. Without a limit, the accesses that
+# have to be kept for a place that no access needs would grow with the run.
+_RENEWED_AFTER: Final = 4
+
+
+class RecordedClock(list[int]):
+    """The clock of a recording. ``without`` has the clock that it would have without a place."""
+
+    without: Mapping[int, Clock] = {}
+
+
+@dataclass(slots=True)
+class _Place:
+    kind: OrderKind
+    executed: int = 0
+    is_needed: bool = False
+
+
+class ProbedClocks(VectorClocks):
+    """The clocks of the program, and those of the same program without each place of which no need is known."""
+
+    def __init__(self, host: int, sites: Sites) -> None:
+        super().__init__(host)
+        self._sites = sites
+        self._places: dict[int, _Place] = {}
+        self._without: dict[int, VectorClocks] = {}
+        self._floors: dict[int, Clock] = {}
+
+    # ---- places ----------------------------------------------------------------------------------------------
+
+    def reach(self, kind: OrderKind) -> int:
+        """The calling source line is about to order. Returns its number."""
+        number = self._sites.here()
+        place = self._places.setdefault(number, _Place(kind))
+        if kind == "wait":  # wait_stream also records an event
+            place.kind = kind
+        if not place.is_needed and place.executed % _RENEWED_AFTER == 0:
+            self._without[number] = self.copy()
+            self._floors.clear()
+        place.executed += 1
+        return number
+
+    def places(self) -> Iterator[OrderingPlace]:
+        sites: Sequence[Site] = self._sites.resolved()
+        for number, place in self._places.items():
+            if number >= 0:
+                yield OrderingPlace(place.kind, sites[number], place.is_needed)
+
+    def compare(self, shadow: ShadowMemory, launch: IssuedOp, footprint: Footprint, *, write: bool) -> None:
+        """Find the places without which an earlier access would race with this one."""
+        if self._without:
+            floor = self.floor(launch.actor)
+            for earlier in shadow.depending(launch, floor, footprint, write=write):
+                self._find_needed(earlier, launch)
+
+    def _find_needed(self, earlier: MemoryAccess, launch: IssuedOp) -> None:
+        actor, seq = earlier.launch.actor, earlier.launch.seq
+        for number, clocks in list(self._without.items()):
+            clock = clocks.of(launch.actor)
+            races = seq > (clock[actor] if actor < len(clock) else 0)
+            if races if earlier.kept_by is None else earlier.kept_by == number:
+                self._places[number].is_needed = True
+                del self._without[number]
+                self._floors.clear()
+
+    # ---- clocks ----------------------------------------------------------------------------------------------
+
+    def floor(self, actor: int) -> Clock:
+        """What the actor comes after without any one of the places."""
+        if actor not in self._floors:
+            self._floors[actor] = _least([self.of(actor), *(c.of(actor) for c in self._without.values())])
+        return self._floors[actor]
+
+    def launch(self, actor: int) -> int:
+        for clocks in self._without.values():
+            clocks.launch(actor)
+        return super().launch(actor)
+
+    def recorded(self, actor: int, place: int | None = None) -> Clock:
+        clock = RecordedClock(super().recorded(actor))
+        clock.without = {
+            number: [] if number == place else clocks.recorded(actor)
+            for number, clocks in self._without.items()
+        }
+        return clock
+
+    def wait(self, actor: int, known: Sequence[int], place: int | None = None) -> None:
+        super().wait(actor, known)
+        self._floors.clear()
+        for number, clocks in self._without.items():
+            if number != place:
+                clocks.wait(actor, _without(known, number))
+
+    def synchronize(self, known: Sequence[int], place: int | None = None) -> None:
+        super().synchronize(known)
+        self._floors.clear()
+        for number, clocks in self._without.items():
+            if number != place:
+                clocks.synchronize(_without(known, number))
+
+    def known(self) -> Clock:
+        return _least([super().known(), *(clocks.known() for clocks in self._without.values())])
+
+
+def _without(known: Sequence[int], place: int) -> Sequence[int]:
+    """The clock of a recording as it would be without the place; of one made before the place, the same."""
+    return known.without.get(place, known) if isinstance(known, RecordedClock) else known
+
+
+def _least(clocks: Sequence[Clock]) -> Clock:
+    """The least number of each component; as long as the first clock."""
+    return [min(clock[k] if k < len(clock) else 0 for clock in clocks) for k in range(len(clocks[0]))]

@@ -1,0 +1,68 @@
+"""What a check names as not proven: the waits, events and references that its runs do not need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from schedbench.profiles.check.places import places
+from schedbench.profiles.check.runs import attempt
+from schedbench.profiles.check.unproven import NOT_EXECUTED, NOT_NEEDED, unproven
+from schedbench.profiles.platform.resolve import ask
+from schedbench.profiles.ranks.execute import Options, RunOutcome
+
+SOURCE = """\
+class Launch:
+    def run(self, streams, kept):
+        streams.wait(streams.forward, streams.schedule)
+        self.done.record()
+        streams.record(kept, streams.forward)
+        self.context.kept_alive[0] = [kept]
+        self.result.extra_keep_alive_refs += [kept]
+        self.log.write("waited")
+"""
+
+
+def test_places_are_found_by_their_syntax(tmp_path: Path) -> None:
+    (tmp_path / "launch.py").write_text(SOURCE)
+    found = list(places(tmp_path))
+    assert [(place.kind, place.first) for place in found] == [
+        ("wait", 3), ("event", 4), ("reference", 5), ("reference", 6), ("reference", 7)
+    ]  # fmt: skip
+    assert {place.function for place in found} == {"Launch.run"}
+
+
+@pytest.fixture(scope="module")
+def named() -> dict[str, dict[str, str]]:
+    """By function, the statements that are named, with the reason."""
+    overrides = [
+        "engine.relay=latest",
+        "engine.overlap=true",
+        "workload.requests=6",
+        "workload.output_tokens=6",
+    ]
+    question = ask("faults/mixing", overrides)
+    [relay] = question.relays
+    outcome = attempt(question, relay, Options(device="vgpu", hazards=True))
+    assert isinstance(outcome, RunOutcome)
+    found: dict[str, dict[str, str]] = {}
+    for entry in unproven(question, relay, outcome.result):
+        found.setdefault(entry.site.function, {})[entry.site.statement] = entry.why
+    return found
+
+
+def test_what_another_order_implies_is_named(named: dict[str, dict[str, str]]) -> None:
+    """In ``latest`` the schedule waits for the forward's reads before it allocates again."""
+    assert named["resolve_fused"] == {"context.streams.record(source, context.streams.forward)": NOT_NEEDED}
+
+
+def test_what_is_not_executed_is_named(named: dict[str, dict[str, str]]) -> None:
+    """A policy of the running state, for requests that this workload has not; not those of other states."""
+    assert set(named["AfterSampling.before_rows_change"].values()) == {NOT_EXECUTED}
+    assert "barrier_at_top" not in named
+
+
+@pytest.mark.parametrize("function", ["resolve_then_isolate", "keep_in_ring", "_host_tokens", "mark_read"])
+def test_what_is_needed_is_not_named(named: dict[str, dict[str, str]], function: str) -> None:
+    assert function not in named
