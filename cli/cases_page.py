@@ -12,9 +12,7 @@ COLUMNS = ("case", "source", "A → B", "reported", "expected", "found", "A, B, 
 
 def page(documents: Mapping[str, Document]) -> Page:
     """``documents`` are the comparisons, by the names of the cases."""
-    table = framed("")
-    for column in COLUMNS:
-        table.add_column(column)
+    table = framed("", *COLUMNS)
     for name, document in documents.items():
         table.add_row(*row(name, document["comparison"]))
     return Page("the library of cases", [table])

@@ -227,13 +227,9 @@ def drawn_ranges(result: Document) -> Table:
     part = result["ranges"]
     table = framed(
         f"ranges under {number(part['draws'])} draws of the hardware's constants",
+        *("metric", "unit", ">value", ">low", ">high", "follows"),
         caption="means over requests or steps; the constant that each follows most, with their rank correlation",
     )
-    table.add_column("metric")
-    table.add_column("unit")
-    for heading in ("value", "low", "high"):
-        table.add_column(heading, justify="right")
-    table.add_column("follows")
     for name, extent in part["metrics"].items():
         figures = (number(value) for value in (mean_value(result, name), extent["low"], extent["high"]))
         follows = f"{extent['follows']} {extent['correlation']:+.2f}" if extent["follows"] else MISSING

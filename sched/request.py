@@ -90,6 +90,12 @@ class Request:
         return self.fill_len - self.extend_input_len
 
     @property
+    def row(self) -> int:
+        """``req_pool_idx`` of a request that holds a row."""
+        assert self.req_pool_idx is not None, f"request {self.id} holds no row"
+        return self.req_pool_idx
+
+    @property
     def finished(self) -> bool:
         return self.status.terminal
 

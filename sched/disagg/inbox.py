@@ -145,8 +145,7 @@ class Inbox:
         while self._queued and not self._offloaded and self._fits(self._queued[0], running):
             req = self._queued.pop(0)
             slots = self._allocate(req, before_transfer)
-            assert req.req_pool_idx is not None
-            pages = self._components.page_list(req.req_pool_idx, 0, req.kv_allocated_len)
+            pages = self._components.page_list(req.row, 0, req.kv_allocated_len)
             self._receivers[req.id] = _Receiver(req, slots)
             self._send_to_prefill(req, Preallocated(req.id, tuple(pages)))
 
@@ -203,9 +202,7 @@ class Inbox:
             return
         receiver.chunks[chunk.start] = chunk.stop
         if tensors:
-            row = receiver.req.req_pool_idx
-            assert row is not None
-            span = PageTableSpan(row, chunk.start, receiver.slots[chunk.start : chunk.stop])
+            span = PageTableSpan(receiver.req.row, chunk.start, receiver.slots[chunk.start : chunk.stop])
             self._components.port.scatter(span, tensors)
         if chunk.metadata is not None:
             receiver.last = chunk
@@ -277,8 +274,7 @@ class Inbox:
 
     def offload(self, req: Request) -> None:
         """Copy the KV of a request that is about to be retracted to the host: a blocking copy, as upstream's."""
-        assert req.req_pool_idx is not None
-        row = self._components.cache.req_to_token_pool.req_to_token[req.req_pool_idx]
+        row = self._components.cache.req_to_token_pool.req_to_token[req.row]
         slots = row[: _kv_length(req)].to(torch.int64)
         values = [tensor.cpu() for tensor in self._components.port.gather(slots)]
         self._offloaded.append(_Offloaded(req, self._drafts.get(req.id, ()), values))
@@ -287,10 +283,9 @@ class Inbox:
         components, req = self._components, offloaded.req
         slots = self._allocate(req, before_transfer)
         device = components.cache.req_to_token_pool.device
-        assert req.req_pool_idx is not None
         with components.streams.on(self._stream):
             values = [tensor.to(device) for tensor in offloaded.values]
-            components.port.scatter(PageTableSpan(req.req_pool_idx, 0, slots), values)
+            components.port.scatter(PageTableSpan(req.row, 0, slots), values)
             self._ready.append(ReadyRequest(req, self._arrival(), None, offloaded.draft))
 
     def _send_to_prefill(self, req: Request, value: Preallocated | Dropped) -> None:

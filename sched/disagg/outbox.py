@@ -159,10 +159,9 @@ class Outbox:
     def _send(self, sender: _Sender, stop: int, metadata: Metadata | None) -> None:
         """Send the positions up to ``stop`` that have not been sent yet."""
         start, req, components = sender.sent, sender.req, self._components
-        assert req.req_pool_idx is not None
         first = start // components.cache.page_size
-        pages = sender.pages[first : first + len(components.page_list(req.req_pool_idx, start, stop))]
-        row = components.cache.req_to_token_pool.req_to_token[req.req_pool_idx]
+        pages = sender.pages[first : first + len(components.page_list(req.row, start, stop))]
+        row = components.cache.req_to_token_pool.req_to_token[req.row]
         slots = row[start:stop].to(torch.int64)
         streams = components.streams
         streams.wait(self._stream, streams.schedule)

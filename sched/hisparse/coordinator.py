@@ -128,7 +128,7 @@ class Coordinator(KVTier):
 
     def admit(self, req: Request) -> None:
         """Start copying the prompt's KV to the host (upstream ``admit_request_into_staging``)."""
-        row, length = _row(req), req.kv_committed_len
+        row, length = req.row, req.kv_committed_len
         pages = self._host_pages[req] = self.host.alloc(length)
         self._set_host_slots(row, 0, pages, pinned=True)
         slots = translate(self.buffers.mapping, self._slots.req_to_token[row, :length])
@@ -155,7 +155,7 @@ class Coordinator(KVTier):
 
     def _open_buffer(self, req: Request) -> None:
         """Make the prompt's first slots the hot buffer and free the others (upstream ``alloc_device_buffer``)."""
-        row, length = _row(req), req.kv_committed_len
+        row, length = req.row, req.kv_committed_len
         held = unmap(self.buffers.mapping, self._slots.req_to_token[row, :length], self.host.page_size)
         size = self.buffers.full_size(length)
         self.buffers.device_buffer[row, :size] = held[:size]
@@ -171,14 +171,14 @@ class Coordinator(KVTier):
 
     def expect(self, req: Request) -> None:
         pages = self._host_pages[req] = self.host.alloc(req.kv_allocated_len)
-        self._set_host_slots(_row(req), 0, pages, pinned=True)
+        self._set_host_slots(req.row, 0, pages, pinned=True)
         self._arriving[req] = None
 
     def admit_direct(self, req: Request) -> None:
         """Allocate the hot buffer. A short request's buffer is filled; a long one's is empty, and its first decode
         fetches the tokens that it selects (upstream ``admit_request_direct``)."""
         del self._arriving[req]
-        row, length, buffers = _row(req), req.kv_committed_len, self.buffers
+        row, length, buffers = req.row, req.kv_committed_len, self.buffers
         size = buffers.full_size(length)
         slots = self.device_allocator.alloc(size)
         assert slots is not None, "its device memory was claimed on admission"
@@ -277,12 +277,12 @@ class Coordinator(KVTier):
         size, pages = self.host.page_size, peek(self.device_allocator.free_pages).tolist()
         table, mapping = peek(self._slots.req_to_token), peek(self.buffers.mapping)
         for req in self.absent:
-            slots = mapping[table[_row(req), : req.kv_allocated_len].to(torch.int64)]
+            slots = mapping[table[req.row, : req.kv_allocated_len].to(torch.int64)]
             pages += (slots // size).unique().tolist()
         for req, held in self._buffer_sizes.items():
-            buffer = peek(self.buffers.device_buffer)[_row(req), :held]
+            buffer = peek(self.buffers.device_buffer)[req.row, :held]
             pages += (buffer // size).unique().tolist()
-            if _row(req) not in self._fresh:
+            if req.row not in self._fresh:
                 self._check_newest(req, mapping, table, buffer)
         check_once("device page", pages, self.device_allocator.size // size)
         held_on_host = [page for held in self._host_pages.values() for page in held]
@@ -292,7 +292,7 @@ class Coordinator(KVTier):
         self, req: Request, mapping: torch.Tensor, table: torch.Tensor, buffer: torch.Tensor
     ) -> None:
         position = req.kv_allocated_len - 1
-        slot = int(mapping[int(table[_row(req), position])])
+        slot = int(mapping[int(table[req.row, position])])
         kept = int(buffer[min(position, self.buffers.size)])
         if slot != kept:
             raise MemoryInvariantError(
@@ -303,7 +303,7 @@ class Coordinator(KVTier):
     # ---- release -------------------------------------------------------------------------------------------
 
     def release(self, req: Request) -> None:
-        row, length = _row(req), req.kv_allocated_len
+        row, length = req.row, req.kv_allocated_len
         self._await_staging(req)
         self._await_readers()
         held = unmap(self.buffers.mapping, self._slots.req_to_token[row, :length], self.host.page_size)
@@ -332,8 +332,3 @@ class Coordinator(KVTier):
         self._streams.wait(self._streams.schedule, self._streams.forward)
         if self._backed_up is not None:
             self._streams.schedule.wait_event(self._backed_up)
-
-
-def _row(req: Request) -> int:
-    assert req.req_pool_idx is not None, f"request {req.id} holds no row"
-    return req.req_pool_idx

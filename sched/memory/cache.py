@@ -90,8 +90,7 @@ def release_kv_cache(
         |-- cached or freed -----------|------ freed ----------|
     """
     pool = cache.req_to_token_pool
-    row = req.req_pool_idx
-    assert row is not None, f"request {req.id} holds no row"
+    row = req.row
     assert speculative or req.kv_committed_len == req.kv_allocated_len, f"request {req.id} allocated ahead"
     cache.cache_finished_req(req, is_insert=is_insert)
     start = -(-req.kv_committed_len // cache.page_size) * cache.page_size

@@ -24,7 +24,7 @@ from torch import Tensor
 from ..attention import PagedQueries
 from ..indexer import Scored
 from ..sparse import SparseTokens
-from .indexer import chosen, located
+from .indexer import located, select_top_k
 from .rows import sum_before
 from .softmax import LOG2_E, attend, begin, block_of, padded
 
@@ -269,5 +269,5 @@ def sparse_extend(tokens: SparseTokens, scale: float, top_k: int, max_seq_len: i
     q, *caches, index_q, index_weights, index_cache, req_to_token, mapping, rows, positions, _, new = tokens
     rows = rows.repeat_interleave(new, output_size=q.shape[0])
     scored = Scored(index_q, index_weights, index_cache, req_to_token, rows, positions + 1)
-    locations = located(chosen(scored, top_k, max_seq_len), req_to_token, rows, mapping)
+    locations = located(select_top_k(scored, top_k, max_seq_len), req_to_token, rows, mapping)
     return decode_attention(q, caches, locations, None, positions + 1, scale=scale)

@@ -116,7 +116,7 @@ def _pick(rows, accept_lens, out, each: tl.constexpr, width: tl.constexpr, block
     tl.store(out + request * width + at, tl.load(rows + row * width + at, mask=at < width), mask=at < width)
 
 
-def _picked(rows: Tensor, accept_lens: Tensor) -> Tensor:
+def pick_accepted(rows: Tensor, accept_lens: Tensor) -> Tensor:
     b, width = accept_lens.shape[0], math.prod(rows.shape[1:])
     out = torch.empty((b, *rows.shape[1:]), dtype=rows.dtype, device=rows.device)
     if b:
@@ -126,9 +126,4 @@ def _picked(rows: Tensor, accept_lens: Tensor) -> Tensor:
     return out
 
 
-def pick_accepted(rows: Tensor, accept_lens: Tensor) -> Tensor:
-    return _picked(rows, accept_lens)
-
-
-def pick_bonus(rows: Tensor, accept_lens: Tensor) -> Tensor:
-    return _picked(rows, accept_lens)
+pick_bonus = pick_accepted

@@ -106,26 +106,24 @@ def _choose(scores, lens, out, most, top_k: tl.constexpr) -> None:
         tl.store(out + at, tl.full([BLOCK], -1, tl.int32), mask=(at >= taken) & (at < top_k))
 
 
-def chosen(scored: Scored, top_k: int, most: int) -> Tensor:
+def select_top_k(scored: Scored, top_k: int, max_seq_len: int) -> Tensor:
     """[n, top_k] int32: the positions of each token's best scores, ascending, ABSENT behind them. A token has the first
-    ``seq_lens`` of its row; ``most`` is the host's bound on these."""
+    ``seq_lens`` of its row; ``max_seq_len`` is the host's bound on these."""
     n, heads, width = scored.q.shape
     out = torch.empty((n, top_k), dtype=torch.int32, device=scored.q.device)
     sizes = (heads, width, max(16, triton.next_power_of_2(heads)), padded(width), _POSITIONS)
-    for start in range(0, n, per_slab := max(1, _SLAB // max(most, 1))):
+    for start in range(0, n, per_slab := max(1, _SLAB // max(max_seq_len, 1))):
         part = slice(start, start + per_slab)
         q, weights, cache, table, rows, lens = scored
         q, weights, rows, lens = q[part], weights[part], rows[part], lens[part]
-        scores = torch.empty((q.shape[0], most), dtype=torch.float32, device=q.device)
-        pieces = min(max(_PROGRAMS // q.shape[0], 1), triton.cdiv(most, _POSITIONS))
+        scores = torch.empty((q.shape[0], max_seq_len), dtype=torch.float32, device=q.device)
+        pieces = min(max(_PROGRAMS // q.shape[0], 1), triton.cdiv(max_seq_len, _POSITIONS))
         tensors = (q, weights, cache, table, rows, lens, scores)
-        _score[(q.shape[0], pieces)](*tensors, table.shape[1], most, *sizes, triton.knobs.runtime.interpret)
-        _choose[(q.shape[0],)](scores, lens, out[part], most, top_k, num_warps=8)
+        _score[(q.shape[0], pieces)](
+            *tensors, table.shape[1], max_seq_len, *sizes, triton.knobs.runtime.interpret
+        )
+        _choose[(q.shape[0],)](scores, lens, out[part], max_seq_len, top_k, num_warps=8)
     return out
-
-
-def select_top_k(scored: Scored, top_k: int, max_seq_len: int) -> Tensor:
-    return chosen(scored, top_k, max_seq_len)
 
 
 @triton.jit(do_not_specialize_on_alignment=["out_cache_loc"])
