@@ -13,13 +13,15 @@ run: $(READY)
 
 # Far more than any test takes: one that hangs fails, and says where.
 HANGS := --timeout 400
+# The tests of a file run in one process, because they share runs.
+WORKERS := -n 2 --dist loadfile
 
 test: $(READY)
-	$(BIN)/pytest -n 2 --dist loadgroup -q $(HANGS) $(TESTS)
+	$(BIN)/pytest $(WORKERS) -q $(HANGS) $(TESTS)
 
-# Every state of the ladder with every mode, cell by cell: too long for each change, never too long for a landing.
+# Every state of the ladder with every mode, cell by cell: too long for each change, run whole by CI.
 wide: $(READY)
-	$(BIN)/pytest -n 2 --dist loadgroup -q -m wide $(HANGS) $(WIDE) $(TESTS)
+	$(BIN)/pytest $(WORKERS) -q -m wide $(HANGS) $(WIDE) $(TESTS)
 
 # A recorded trace, which lies beside the repository where there is one.
 mooncake: $(READY)

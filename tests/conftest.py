@@ -46,18 +46,24 @@ def interruptible() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def cheap_garbage_collection() -> Iterator[None]:
-    """Every run begins with a full collection, which would mostly walk the objects of imported modules.
-
-    They are frozen once for all tests; runs do not freeze and unfreeze the heap themselves.
-    """
-    gc.collect()
-    gc.freeze()
+@pytest.fixture(scope="session")
+def freeze_heap() -> Iterator[Callable[[], None]]:
+    """Runs do not freeze and unfreeze the heap themselves."""
+    freeze = gc.freeze
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gc, "freeze", lambda: None)
         patch.setattr(gc, "unfreeze", lambda: None)
-        yield
+        yield freeze
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cheap_garbage_collection(freeze_heap: Callable[[], None]) -> None:
+    """Every run begins with a full collection, which would mostly walk modules and the results of earlier tests.
+
+    Each test file therefore begins by freezing what remains of the files before it.
+    """
+    gc.collect()
+    freeze_heap()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,9 +7,6 @@ import pytest
 from schedbench.profiles.record.result import IdlePart, Result
 from tests.acceptance.runs import digest_of, result_of, value
 
-# What all of them look at is made once.
-pytestmark = pytest.mark.xdist_group("overlap pays")
-
 # Less than the shipped pair, with a running batch that stays full as theirs.
 LESS = (
     "workload.requests=32",

@@ -28,11 +28,7 @@ PROMPT_LATE = Copy("resolve_late", "forward", "h2d", "pinned nb")
 OWN = ("step_ms", "forward_ms", "forward_occupancy", "gpu_busy", "host_stall_us_per_step")
 
 
-BY_STATE = pytest.mark.parametrize(
-    "state",
-    [pytest.param(state, marks=pytest.mark.xdist_group(f"pipeline of {state}")) for state in states()],
-)
-"""Tests of one state share a run, and therefore a worker."""
+BY_STATE = pytest.mark.parametrize("state", states())
 
 
 @cache

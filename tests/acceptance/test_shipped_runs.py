@@ -15,25 +15,19 @@ from tests.acceptance.runs import digest_observed, digest_of, resolved, result_o
 
 # What needs a file of somebody's is run elsewhere, on a file that the test writes.
 ON_FILES = {"checkpoint", "trace_mooncake"}
-# Fewer requests where the shipped number takes long; the load stays what it is.
-SHORTER = {
-    "decode_heavy": (
-        "workload.requests=32",
-        "workload.arrival.concurrency=16",
-        "workload.output_tokens={dist: uniform, min: 32, max: 96}",
-    ),
-    "dp_idle": ("workload.requests=4", "workload.output_tokens={dist: uniform, min: 4, max: 16}"),
-    "grammar": ("workload.requests=16",),
-    "mixed": ("workload.requests=24",),
-    "overlap_off": ("workload.requests=24", "workload.arrival.concurrency=12"),
-    "overlap_on": ("workload.requests=24", "workload.arrival.concurrency=12"),
-    "penalties": ("workload.requests=16",),
-    "pp2": ("workload.requests=24",),
-    "pp4_mixed": ("workload.requests=12",),
-    "prefill_heavy": ("workload.requests=32",),
-    "shared_prefix": ("workload.requests=32",),
-    "throughput": ("workload.requests=24", "workload.output_tokens={dist: uniform, min: 16, max: 64}"),
+# Requests of a run: enough for every kind of step of the scenario, and more where a claim needs them.
+REQUESTS = {
+    "dp_idle": 4,
+    "grammar": 16,
+    "penalties": 16,
+    "prefill_heavy": 32,
+    "retraction": 24,
+    "shared_prefix": 24,
+    "spec_grammar": 16,
 }
+SHORT = "workload.output_tokens={dist: uniform, min: 4, max: 16}"
+SHORTER = dict.fromkeys(("decode_heavy", "dp_idle", "pp2", "pp4_mixed", "throughput"), (SHORT,))
+
 
 NUMBER = re.compile(rb"-?[0-9]{1,12}(\.[0-9]{1,6})?")
 TEXT = re.compile(rb"[ -~]{0,24}")
@@ -42,20 +36,11 @@ BEGUN_NUMBER = re.compile(rb"-?[0-9]{0,12}|-?[0-9]{1,12}\.[0-9]{0,6}")
 
 @cache
 def run(name: str, *overrides: str) -> Result:
-    return result_of(name, *SHORTER.get(name, ()), *overrides)
+    requests = f"workload.requests={REQUESTS.get(name, 8)}"
+    return result_of(name, requests, *SHORTER.get(name, ()), *overrides)
 
 
-# What takes longest, each beside one of its kind that does not.
-LATER = {"disagg_hisparse", "disagg_spec", "pp4_mixed", "spec_v1", "dp_idle"}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.wide] if name in LATER else [])
-        for name in sorted(set(shipped.names()) - ON_FILES)
-    ],
-)
+@pytest.mark.parametrize("name", sorted(set(shipped.names()) - ON_FILES))
 def test_every_request_finishes(name: str) -> None:
     result = run(name)
     assert result.requests

@@ -19,9 +19,6 @@ from schedbench.cli.page import print_page
 from schedbench.profiles.calibrate import accuracy, host
 from schedbench.profiles.judge import prediction
 
-# What all of them look at is made once.
-pytestmark = pytest.mark.xdist_group("calibrate")
-
 SMALL = ("--host-only", "--batch-sizes", "1,2", "--prompt-tokens", "32", "--rounds", "1")
 
 

@@ -15,9 +15,6 @@ from schedbench.cli import compare_page
 from schedbench.cli.app import app, main
 from schedbench.cli.page import markdown, print_page
 
-# What all of them look at is made once.
-pytestmark = pytest.mark.xdist_group("compare")
-
 SMALL = """
 name: small
 model: {preset: tiny-llama, dtype: float32}

@@ -18,9 +18,6 @@ from schedbench.cli.errors import UsageError
 from schedbench.cli.page import print_page
 from schedbench.profiles.sweeps.sweep import SweepError
 
-# What all of them look at is made once.
-pytestmark = pytest.mark.xdist_group("sweep")
-
 SMALL = (
     "--set",
     "workload.requests=2",
