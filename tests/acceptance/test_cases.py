@@ -49,7 +49,7 @@ def compared(name: str, *overrides: str) -> Comparison:
         return judge(conduct(*sides, plan, lambda *_: None), VerdictRules(headline=(case.metric,)))
 
 
-# What takes longest: where there is time.
+# What takes longest.
 LONG = {
     f"cases/{name}"
     for name in (

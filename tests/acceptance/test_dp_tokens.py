@@ -15,10 +15,10 @@ SMALL = (
     "workload.requests=6",
     "workload.arrival={process: closed, concurrency: 3}",
     "workload.prompt_tokens={dist: uniform, min: 4, max: 70}",
-    "workload.output_tokens={dist: uniform, min: 2, max: 8}",
+    "workload.output_tokens={dist: uniform, min: 2, max: 6}",
     "engine.overlap=auto",
     "engine.chunked_prefill_size=32",
-    "measure.warmup_requests=1",
+    "measure.warmup_requests=0",
 )
 TWO, FOUR = "engine.data_parallel.ranks=2", "engine.data_parallel.ranks=4"
 NONE = ("device.values=none",)
@@ -55,11 +55,9 @@ def test_nor_do_they_with_real_values(knobs: tuple[str, ...]) -> None:
     assert digest("mixed", *SMALL, *knobs) == alone()
 
 
-@pytest.mark.parametrize(
-    "state", ["pr25774-before", "pr25944", "pr25945"]
-)  # all of them, and latest, where there is time
+@pytest.mark.parametrize("state", states())
 def test_a_state_has_the_tokens_of_one_rank(state: str) -> None:
-    assert digest("mixed", *SMALL, TWO, f"engine.relay={state}", *SHARED) == alone()
+    assert digest("mixed", *SMALL, TWO, f"engine.relay={state}", *SHARED, *NONE) == alone(*NONE)
 
 
 @pytest.mark.wide
@@ -67,10 +65,9 @@ def test_a_state_has_the_tokens_of_one_rank(state: str) -> None:
 @pytest.mark.parametrize("ranks", [(TWO,), (FOUR, "engine.mixed_chunk=false")], ids=["two", "four unmixed"])
 @pytest.mark.parametrize("loop", ["overlapped", "serial"])
 @pytest.mark.parametrize("launches", LAUNCHES)
-@pytest.mark.parametrize("values", [(), NONE], ids=["real", "none"])
-def test_every_state_in_every_mode(
-    state: str, ranks: tuple[str, ...], loop: str, launches: str, values: tuple[str, ...]
-) -> None:
+def test_every_state_in_every_mode(state: str, ranks: tuple[str, ...], loop: str, launches: str) -> None:
+    """With real values where two ranks share an MLP, which is the only arithmetic that depends on the ranks."""
+    values = () if launches == "shared" and ranks == (TWO,) else NONE
     serial = SERIAL if loop == "serial" else ()
     knobs = (*ranks, f"engine.relay={state}", *serial, *LAUNCHES[launches])
     assert digest("mixed", *SMALL, *knobs, *values) == alone(*values)

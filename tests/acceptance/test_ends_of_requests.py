@@ -17,6 +17,7 @@ from schedbench.sched.request import Request, Status
 from tests.acceptance.runs import SMALL, digest_observed, resolved, result_of, statuses
 
 LOOPS = ("engine.overlap=true", "engine.overlap=false")
+FEW = (*SMALL, "workload.requests=8", "workload.output_tokens={dist: uniform, min: 12, max: 24}")
 
 
 class TestTooLong:
@@ -72,7 +73,7 @@ class Diary(Observer):
 
 
 def aborting(after: int) -> Sequence[str]:
-    return *SMALL, f"workload.abort={{fraction: 0.5, after_tokens: {after}}}"
+    return *FEW, f"workload.abort={{fraction: 0.5, after_tokens: {after}}}"
 
 
 def by_status(result: Result, status: str) -> dict[str, RequestRow]:
@@ -81,7 +82,7 @@ def by_status(result: Result, status: str) -> dict[str, RequestRow]:
 
 @cache
 def not_aborted(*overrides: str) -> Result:
-    return result_of("mixed", *SMALL, *overrides)
+    return result_of("mixed", *FEW, *overrides)
 
 
 class TestAbort:
@@ -94,7 +95,7 @@ class TestAbort:
         whole = {row.id: row for row in not_aborted(values, loop).requests}
         result = result_of("mixed", *aborting(after), values, loop)
         aborted, finished = by_status(result, "aborted"), by_status(result, "finished")
-        assert (len(aborted), len(finished)) == (8, 8)
+        assert (len(aborted), len(finished)) == (4, 4)
         for row in aborted.values():
             assert row.reason == "aborted by its client"
             assert row.output_tokens == after
@@ -103,7 +104,7 @@ class TestAbort:
             assert row.token_ids == whole[row.id].token_ids
 
     def test_those_named_are_aborted(self) -> None:
-        result = result_of("mixed", *SMALL, "workload.abort={requests: [r3, r5], after_tokens: 4}")
+        result = result_of("mixed", *FEW, "workload.abort={requests: [r3, r5], after_tokens: 4}")
         assert set(by_status(result, "aborted")) == {"r3", "r5"}
 
     @pytest.mark.parametrize("loop", LOOPS)
@@ -115,8 +116,8 @@ class TestAbort:
 
         digest_observed(resolved("mixed", *aborting(3), loop, "device.values=none"), listener)
         ids = [request for request, _ in diary.endings]
-        assert sorted(ids) == sorted(f"r{index}" for index in range(16))
-        assert [status for _, status in diary.endings].count(Status.ABORTED) == 8
+        assert sorted(ids) == sorted(f"r{index}" for index in range(8))
+        assert [status for _, status in diary.endings].count(Status.ABORTED) == 4
 
 
 def _first(row: RequestRow, count: int) -> tuple[int, ...]:

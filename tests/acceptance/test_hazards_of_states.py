@@ -32,6 +32,8 @@ from schedbench.sched.relay.states import (
 from tests.acceptance.runs import SMALL, resolved
 from tests.conftest import RunCommand
 
+# Some requests end while others decode, and prompts are computed beside both.
+CROWD = (*SMALL, "workload.requests=10", "workload.output_tokens={dist: uniform, min: 24, max: 40}")
 LATEST = "engine.relay=latest"
 PAGED = "engine.page_size=16"
 NONE = "device.values=none"
@@ -62,17 +64,17 @@ def found(outcome: RunOutcome) -> Hazards:
     ids=" ".join,
 )
 def test_the_best_known_state_shows_none(overrides: tuple[str, ...]) -> None:
-    outcome = watched("mixed", *SMALL, LATEST, *overrides)
+    outcome = watched("mixed", *CROWD, LATEST, *overrides)
     assert found(outcome) == Hazards() and not outcome.undeclared
 
 
 @pytest.mark.parametrize("scenario", ["penalties", "grammar", "retraction", "shared_prefix"])
 def test_nor_does_it_elsewhere(scenario: str) -> None:
-    assert found(watched(scenario, LATEST, "workload.requests=12")) == Hazards()
+    assert found(watched(scenario, LATEST, "workload.requests=6")) == Hazards()
 
 
 def test_a_faithful_state_shows_what_it_declares_and_nothing_else() -> None:
-    outcome = watched("mixed", *SMALL)
+    outcome = watched("mixed", *CROWD)
     assert found(outcome).known == (PAGE_TABLE_REWRITE, DEAD_PUBLISH) and not outcome.undeclared
 
 
@@ -88,7 +90,7 @@ def test_a_faithful_state_shows_what_it_declares_and_nothing_else() -> None:
     ],
 )
 def test_states_without_the_barrier_show_what_they_declare(state: str, dead: tuple[str, ...]) -> None:
-    outcome = watched("mixed", *SMALL, f"engine.relay={state}", NONE)
+    outcome = watched("mixed", *CROWD, f"engine.relay={state}", NONE)
     assert found(outcome).known == (SLOT_REUSE, PAGE_TABLE_REWRITE, *dead) and not outcome.undeclared
 
 
@@ -97,14 +99,14 @@ def test_states_without_the_barrier_show_what_they_declare(state: str, dead: tup
     [("{state: latest, barrier: off}", ()), ("{state: pr26425, preparation: fused}", (DEAD_PUBLISH,))],
 )
 def test_preparing_in_one_kernel_shows_them_under_the_same_names(relay: str, dead: tuple[str, ...]) -> None:
-    outcome = watched("mixed", *SMALL, f"engine.relay={relay}", NONE)
+    outcome = watched("mixed", *CROWD, f"engine.relay={relay}", NONE)
     assert found(outcome).known == (SLOT_REUSE, PAGE_TABLE_REWRITE, *dead) and not outcome.undeclared
 
 
 @pytest.mark.parametrize("values", ["real", "none"])
 def test_publishing_for_nobody_shows_by_its_line(values: str) -> None:
     publishing = broken("latest", publish=tokens.publish_next_lengths)
-    question = resolved("mixed", *SMALL, f"device.values={values}")
+    question = resolved("mixed", *CROWD, f"device.values={values}")
     [finding] = found(execute(question, publishing, Options(device="vgpu", hazards=True))).findings
     assert (finding.resource, finding.second) == ("new_seq_lens_buf", None)
     assert finding.first.site and finding.first.site.statement.startswith("self.new_seq_lens_buf[rows] =")
@@ -121,7 +123,7 @@ def test_tokens_that_no_decode_could_read_are_no_finding(state: str, overlap: st
         f"engine.overlap={overlap}",
         NONE,
     )
-    assert not watched("mixed", *SMALL, *prompts_only, f"engine.relay={state}").undeclared
+    assert not watched("mixed", *CROWD, *prompts_only, f"engine.relay={state}").undeclared
 
 
 @pytest.mark.parametrize("state", ["pr25945", "latest"])
@@ -182,7 +184,7 @@ def broken(state: str = "pr25945", /, **policies: Any) -> RelayChoice:
 
 
 def run_with(choice: RelayChoice) -> Hazards:
-    return found(execute(resolved("mixed", *SMALL), choice, Options(device="vgpu", hazards=True)))
+    return found(execute(resolved("mixed", *CROWD), choice, Options(device="vgpu", hazards=True)))
 
 
 def test_references_that_nobody_keeps_show_as_freed_blocks() -> None:
@@ -255,7 +257,7 @@ def test_a_stage_frees_the_indices_of_a_mixed_step_under_their_gather() -> None:
 
 
 def test_declared_hazards_are_told_by_name(run_command: RunCommand, tmp_path: Path) -> None:
-    sets = [part for override in SMALL for part in ("--set", override)]
+    sets = [part for override in CROWD for part in ("--set", override)]
     said = run_command("run", "mixed", *sets, "--hazards", "on", "--output-dir", tmp_path)
     assert said.code == 0 and "page-table rewrite" in said.out
     document = json.loads((tmp_path / "result.json").read_text())
@@ -264,14 +266,14 @@ def test_declared_hazards_are_told_by_name(run_command: RunCommand, tmp_path: Pa
 
 
 def test_hazards_off_says_that_nobody_looked(run_command: RunCommand) -> None:
-    sets = [part for override in SMALL for part in ("--set", override)]
+    sets = [part for override in CROWD for part in ("--set", override)]
     said = run_command("run", "mixed", *sets, "--hazards", "off", "--format", "json")
     document = json.loads(said.out)
     assert said.code == 0 and "abstained" in document["hazards"] and document["run"]["hazards_s"] is None
 
 
 def test_watching_changes_nothing_else() -> None:
-    plain, seen = (watched("mixed", *SMALL, hazards=hazards).result.document() for hazards in (False, True))
+    plain, seen = (watched("mixed", *CROWD, hazards=hazards).result.document() for hazards in (False, True))
     for part in ("run", "environment", "hazards"):
         del plain[part], seen[part]
     assert plain == seen
@@ -285,7 +287,7 @@ def test_watching_costs_less_than_the_run_itself() -> None:
 
 def seconds(hazards: bool) -> float:
     """Of this process, without what loading modules takes."""
-    question = resolved("mixed", *SMALL, LATEST)
+    question = resolved("mixed", *CROWD, LATEST)
     begin = time.process_time()
     execute(question, question.relays[0], Options(device="vgpu", hazards=hazards))
     return time.process_time() - begin

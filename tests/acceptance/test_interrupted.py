@@ -145,6 +145,7 @@ def test_data_parallel_ranks_end_together(tmp_path: Path) -> None:
     assert Counter(request.id for request in result.requests).most_common(1)[0][1] == 1
 
 
+@pytest.mark.wide
 def test_processes_end_together_though_one_is_told(tmp_path: Path) -> None:
     def somebody_works(run: Interrupted) -> None:  # noqa: ARG001
         until(lambda: len([file for file in tmp_path.iterdir() if file.stat().st_size > 10_000]) == 2)

@@ -37,7 +37,7 @@ def test_all_states_have_one_digest(values: str) -> None:
     assert digests == dict.fromkeys(states(), digest("latest", mode))
 
 
-FEW_SPELLED = ("workload.requests=6", "workload.output_tokens.max=24")
+FEW_SPELLED = ("workload.requests=4", "workload.output_tokens.max=24")
 
 
 def test_all_states_have_one_digest_where_grammars_delay_the_samples() -> None:
@@ -45,7 +45,7 @@ def test_all_states_have_one_digest_where_grammars_delay_the_samples() -> None:
     assert len({digest_of(result) for result in results.values()}) == 1
 
 
-FEW_PENALISED = ("workload.requests=6", "workload.output_tokens.max=40")
+FEW_PENALISED = ("workload.requests=4", "workload.output_tokens.max=30")
 LOOPS = ("engine.overlap=true", "engine.overlap=false")
 
 
@@ -76,9 +76,9 @@ def test_penalties_and_grammars_in_all_states() -> None:
     assert len(spelled) == 1
     named = [state for state in states() if state != "latest"]
     for loop in LOOPS:
-        overrides = ("workload.requests=16", loop)
         penalised = {
-            digest_of(result_of("penalties", *overrides, f"engine.relay={state}")) for state in named
+            digest_of(result_of("penalties", *FEW_PENALISED, loop, f"engine.relay={state}"))
+            for state in named
         }
         assert len(penalised) == 1
 
@@ -94,8 +94,8 @@ def before_and_after(scenario: str, *overrides: str) -> tuple[Result, Result]:
 
 # Times do not depend on values.
 NONE = "device.values=none"
-DECODES = ("overlap_on", "workload.requests=12", "workload.output_tokens=24")
-PREFILLS = ("prefill_heavy", "workload.requests=8")
+DECODES = ("overlap_on", "workload.requests=12", "workload.output_tokens=12")
+PREFILLS = ("prefill_heavy", "workload.requests=4", "workload.output_tokens=8")
 
 
 class TestLatest:
@@ -104,13 +104,19 @@ class TestLatest:
     @pytest.mark.parametrize(
         "question",
         [
-            ("mixed", "workload.requests=16", NONE),
+            ("mixed", "workload.requests=12", NONE),
             DECODES,
-            ("overlap_off", "workload.requests=12", "workload.output_tokens=24"),
+            ("overlap_off", "workload.requests=12", "workload.output_tokens=12"),
             PREFILLS,
-            ("shared_prefix", "workload.requests=16", NONE),
-            ("penalties", "workload.requests=16"),
-            ("retraction", "workload.requests=24", NONE),
+            ("shared_prefix", "workload.requests=8", NONE),
+            ("penalties", "workload.requests=8"),
+            (
+                "retraction",
+                "workload.requests=12",
+                "workload.output_tokens={dist: uniform, min: 60, max: 100}",
+                "engine.kv_tokens=960",
+                NONE,
+            ),
         ],
         ids=lambda question: question[0],
     )

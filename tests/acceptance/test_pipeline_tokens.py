@@ -28,12 +28,12 @@ from tests.conftest import RunCommand
 
 SMALL = (
     "model.preset=tiny-deep",
-    "workload.requests=10",
-    "workload.prompt_tokens={dist: uniform, min: 4, max: 90}",
-    "workload.output_tokens={dist: uniform, min: 2, max: 12}",
+    "workload.requests=8",
+    "workload.prompt_tokens={dist: uniform, min: 4, max: 70}",
+    "workload.output_tokens={dist: uniform, min: 2, max: 8}",
     "engine.overlap=auto",
     "engine.chunked_prefill_size=32",
-    "measure.warmup_requests=1",
+    "measure.warmup_requests=0",
 )
 TWO, FOUR = "engine.pipeline.stages=2", "engine.pipeline.stages=4"
 NONE = ("device.values=none",)
@@ -66,7 +66,7 @@ def test_no_knob_changes_a_token(knobs: tuple[str, ...]) -> None:
     assert digest("mixed", *SMALL, *knobs, *NONE) == alone(*NONE)
 
 
-@pytest.mark.parametrize("stages", [TWO, FOUR])
+@pytest.mark.parametrize("stages", [TWO, pytest.param(FOUR, marks=pytest.mark.wide)])
 def test_nor_do_stages_with_real_values(stages: str) -> None:
     assert digest("mixed", *SMALL, stages) == alone()
 
@@ -99,6 +99,7 @@ def test_retracted_requests_come_back_with_the_same_tokens(stages: str) -> None:
         "workload.shared_prefix={groups: 8, tokens: 1}",
         "workload.prompt_tokens.max=40",
         "workload.output_tokens={dist: uniform, min: 20, max: 60}",
+        *NONE,
     )
     result = result_of("mixed", *SMALL, *TIGHT, *growing, stages)
     assert value(result, "retractions") > 0 and statuses(result) == {"finished"}
@@ -112,7 +113,7 @@ def test_a_client_that_leaves_is_ended_on_every_stage() -> None:
 
 def test_the_shipped_pipelines_run() -> None:
     for name in ("pp2", "pp4_mixed"):
-        found = outcome_of(name, "workload.requests=8").result
+        found = outcome_of(name, "workload.requests=4", "workload.output_tokens.max=24").result
         assert statuses(found) == {"finished"} and found.hazards == Hazards()
         assert found.labels.world == "virtual" and not found.unrecorded
         assert [rank.name for rank in found.ranks] == [f"stage {k}" for k in range(len(found.ranks))]
@@ -149,7 +150,7 @@ def test_a_race_between_processes_is_the_one_of_the_virtual_world() -> None:
 
 def test_ranks_are_drawn_on_one_clock(run_command: RunCommand, tmp_path: Path) -> None:
     """One picture with each stage's tracks: a stage's proxies are received after the one before has sent them."""
-    small = ("--set", "workload.requests=3")
+    small = ("--set", "workload.requests=2", "--set", "workload.output_tokens=6")
     assert run_command("run", "pp4_mixed", *small, "--output-dir", tmp_path).code == 0
     assert run_command("trace", tmp_path).code == 0
     events = json.loads(gzip.decompress((tmp_path / "perfetto.json.gz").read_bytes()))["traceEvents"]

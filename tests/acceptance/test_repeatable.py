@@ -6,14 +6,16 @@ import pytest
 
 from tests.acceptance.runs import SMALL, digest, schedbench
 
-NONE = ("overlap_on", "--set", "workload.requests=16", "--set", "workload.output_tokens=16")
+NONE = ("overlap_on", "--set", "workload.requests=8", "--set", "workload.output_tokens=8")
 
 # Whoever commits between two runs makes another tool of it.
 NO_CHECKOUT = {"GIT_DIR": "nowhere"}
 
 
 @pytest.mark.parametrize(
-    "question", [pytest.param(("mixed",), marks=pytest.mark.wide), NONE], ids=["mixed", "values none"]
+    "question",
+    [pytest.param(("mixed", "--set", "workload.requests=24"), marks=pytest.mark.wide), NONE],
+    ids=["mixed", "values none"],
 )
 def test_a_run_repeats_byte_for_byte(question: tuple[str, ...]) -> None:
     first, second = (

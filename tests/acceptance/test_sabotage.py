@@ -14,6 +14,7 @@ from schedbench.sched.observe import Observer
 from schedbench.sched.request import Request
 from tests.acceptance.runs import SMALL, digest, digest_observed, resolved
 
+FEW = (*SMALL, "workload.requests=6")
 VALUES = ("device.values=real", "device.values=none")
 STEPS = (3, 30)  # of the decodes that qualify
 
@@ -97,7 +98,7 @@ def damaged(values: str, damage: Damage, name: str, nth: int) -> str:
         saboteurs.append(Saboteur(machine, scheduler, damage, name, nth))
         return saboteurs[0]
 
-    found = digest_observed(resolved("mixed", *SMALL, values), listener)
+    found = digest_observed(resolved("mixed", *FEW, values), listener)
     assert saboteurs[0].done
     return found
 
@@ -110,7 +111,7 @@ def values(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def sound(values: str) -> str:
-    return digest("mixed", *SMALL, values)
+    return digest("mixed", *FEW, values)
 
 
 def test_looking_on_changes_nothing(values: str, sound: str) -> None:

@@ -169,7 +169,9 @@ def test_an_output_that_nobody_reads_is_no_failed_gate(arguments: str) -> None:
     assert b"Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
+@pytest.mark.parametrize(
+    "closed", [">&-", *(pytest.param(one, marks=pytest.mark.wide) for one in ("2>&-", ">&- 2>&- <&-"))]
+)
 def test_a_closed_standard_stream_discards_what_is_printed(closed: str) -> None:
     command = f'"$0" run overlap_on --set workload.requests=2 {closed}'
     done = subprocess.run(

@@ -87,23 +87,16 @@ def test_the_others_stop_and_say_who_is_gone(
     assert not any(map(alive, ranks))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("scenario", "setting", "victim", "phase", "nth"),
     [
         ("pp2", "engine.pipeline.stages=2", "stage 1", "forward", 20),
-        *(
-            pytest.param(*case, marks=pytest.mark.wide)
-            for case in [
-                ("pp2", "engine.pipeline.stages=2", "stage 1", "requests", 5),
-                ("pp2", "engine.pipeline.stages=2", "stage 1", "settle", 30),
-                ("pp2", "engine.pipeline.stages=3", "stage 1", "proxies", 20),
-                ("pp2", "engine.pipeline.stages=3", "stage 1", "tokens", 9),
-                ("disagg", PAIR, "decode 0", "transfer", 9),
-                ("disagg", PAIR, "decode 0", "forward", 20),
-                ("disagg", TWO, "prefill 1", "bootstrap", 5),
-                ("dp_idle", "engine.data_parallel.ranks=2", "rank 1", "exchange", 9),
-            ]
-        ),
+        ("pp2", "engine.pipeline.stages=2", "stage 1", "requests", 5),
+        ("pp2", "engine.pipeline.stages=3", "stage 1", "proxies", 20),
+        ("disagg", PAIR, "decode 0", "transfer", 9),
+        ("disagg", TWO, "prefill 1", "bootstrap", 5),
+        ("dp_idle", "engine.data_parallel.ranks=2", "rank 1", "exchange", 9),
     ],
 )
 def test_it_kills_itself_at_an_exact_place(

@@ -22,7 +22,7 @@ from schedbench.profiles.record.result import canonical, read
 from tests.acceptance.runs import command_line, plain_environment, schedbench
 from tests.robustness.hostile import rounds
 
-FEW = ("--set", "workload.requests=60", "--set", "device.values=none")
+FEW = ("--set", "workload.requests=30", "--set", "device.values=none")
 COMMANDS = {
     "run": ("run", "mixed", *FEW),
     "sweep": ("sweep", "mixed", "--alone", "--over", "max_running_requests=4,8", *FEW),
