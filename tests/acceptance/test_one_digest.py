@@ -90,8 +90,7 @@ def test_hashes_are_other_tokens_than_the_models() -> None:
 
 @pytest.mark.wide
 def test_the_whole_of_mixed_has_the_same_tokens_in_both_loops() -> None:
-    once = "measure.repeat=1"
-    overlapped = result_of("mixed", once)
+    overlapped = result_of("mixed")
     assert statuses(overlapped) == {"finished"}
     assert len(overlapped.requests) == 64
-    assert digest("mixed", once, "engine.overlap=false", "engine.relay=latest") == digest_of(overlapped)
+    assert digest("mixed", "engine.overlap=false", "engine.relay=latest") == digest_of(overlapped)

@@ -17,7 +17,7 @@ from tests.robustness.fault_runs import FEW, WORLDS, Death, broken, deaths, unbr
 KEPT = {"delay": ", ms: 3", "repeat": "", "reorder": ", ms: 3"}  # effects that cost no token
 LOST = ("drop", "stall")
 REAL = ("device.values=real", "engine.mixed_chunk=false")
-OFTEN, EVERYWHERE = (1, 2, 5), tuple(WORLDS)
+OFTEN, EVERYWHERE = (1, 5), tuple(WORLDS)
 
 
 def everywhere(*counts: int, worlds: tuple[str, ...]) -> list[tuple[str, Death]]:
@@ -64,9 +64,7 @@ def fails(world: str, link: tuple[str, str, str, str], nth: int) -> None:
         assert row.status == "finished" or " waited " in row.reason
 
 
-@pytest.mark.parametrize(
-    ("world", "death"), everywhere(3, worlds=("two stages", "1x1")), ids=lambda part: str(part)
-)
+@pytest.mark.parametrize(("world", "death"), everywhere(3, worlds=("1x1",)), ids=lambda part: str(part))
 def test_a_rank_dies(world: str, death: Death) -> None:
     dies(world, death)
 
@@ -115,7 +113,7 @@ def test_with_more_microbatches_than_stages(death: Death) -> None:
     broken(death.scripted, *WORLDS["two stages"], "engine.pipeline.async_depth=1", "device.values=real")
 
 
-@pytest.mark.parametrize(("world", "link", "nth"), links(2, worlds=("two stages", "1x1")))
+@pytest.mark.parametrize(("world", "link", "nth"), links(2, worlds=("two stages",)))
 def test_a_link_fails(world: str, link: tuple[str, str, str, str], nth: int) -> None:
     fails(world, link, nth)
 

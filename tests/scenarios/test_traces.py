@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple, get_args
 
 import pytest
@@ -245,11 +246,16 @@ def test_an_array_does_not_depend_on_where_its_chunks_end(texts: list[str], size
 
 
 def test_what_follows_a_long_conversation_is_not_copied_again_and_again() -> None:
-    long, short = '{"conversations": [{"value": "%s"}]}' % ("x" * 2**22), '{"conversations": []}'
-    text = "[" + ",".join([long, *[short] * 50_000]) + "]"
-    begin = time.process_time()
-    assert records("sharegpt", text) == []
-    assert time.process_time() - begin < 2
+    """Reading them takes as long as behind a short one."""
+
+    def seconds(characters: int) -> float:
+        first = '{"conversations": [{"value": "%s"}]}' % ("x" * characters)
+        text = "[" + ",".join([first, *['{"conversations": []}'] * 10_000]) + "]"
+        begin = time.process_time()
+        assert records("sharegpt", text) == []
+        return time.process_time() - begin
+
+    assert median(seconds(2**22) / seconds(1) for _ in range(3)) < 5
 
 
 @pytest.fixture

@@ -6,9 +6,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import torch
 
+from schedbench.profiles.cuda.clock import WallClock
 from schedbench.profiles.cuda.kineto import KinetoRow
 from schedbench.profiles.cuda.kineto_window import this_thread
 from schedbench.profiles.cuda.log import WatchedNames
@@ -19,6 +21,8 @@ from schedbench.profiles.platform.resolve import Resolved
 from schedbench.profiles.record.result import HardwarePart, Labels
 from schedbench.profiles.run.runner import GatedSink, PreparedRun
 from schedbench.sched.config import Capabilities
+
+EPOCH = 10**18  # of the made-up traces: read once, as they have no clock of their own
 
 
 class Event:
@@ -88,7 +92,8 @@ def cpu_bench(resolved: Resolved) -> Iterator[PreparedRun]:
         threads=this_thread,
     )
     nothing = Capabilities(pinned_memory=False, side_streams=False, events=False, graphs=False)
-    with torch.no_grad(), watched(device, sink, inline=0) as (watch, clock, sites):
+    one_epoch = patch.object(WallClock, "epoch", EPOCH)
+    with one_epoch, torch.no_grad(), watched(device, sink, inline=0) as (watch, clock, sites):
         held.append(watch)
         machine = Machine(
             device=torch.device("cpu"),

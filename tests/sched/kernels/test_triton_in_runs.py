@@ -22,11 +22,11 @@ def sizes(prompt: tuple[int, int], output: tuple[int, int]) -> list[str]:
 
 RUNS = {
     "prompts in pieces, decodes among them, scored": [
-        *("mixed", *sizes((5, 30), (3, 4)), "measure.repeat=1", "engine.relay=latest", "engine.page_size=16"),
+        *("mixed", *sizes((5, 24), (2, 3)), "measure.repeat=1", "engine.relay=latest", "engine.page_size=16"),
         *("engine.chunked_prefill_size=16", "engine.mixed_chunk=true", "workload.sampling.logprobs=true"),
         *("workload.sampling.temperature=0.7", "workload.sampling.top_p=0.9"),
     ],
-    "hosted KV": ["hisparse", *sizes((60, 90), (3, 4)), "engine.relay=latest"],
+    "hosted KV": ["hisparse", *sizes((60, 80), (2, 3)), "engine.relay=latest"],
     "chains of drafts": ["spec_v2", *sizes((8, 20), (3, 5))],
     "trees of drafts": [
         *("spec_v1", *sizes((8, 20), (3, 5)), "engine.speculative.topk=2"),

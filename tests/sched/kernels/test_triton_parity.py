@@ -48,12 +48,14 @@ def test_the_result_is_torchs(found: dict[str, str], name: str) -> None:
     assert found[name] == ""
 
 
+@pytest.mark.wide
 def test_every_kernel_compiles_for_a_real_gpu(tmp_path: Path) -> None:
     assert not {
         name: why for name, why in told("triton_compiled", TRITON_CACHE_DIR=str(tmp_path)).items() if why
     }
 
 
+@pytest.mark.wide
 def test_no_kernel_is_compiled_anew_for_another_size_of_the_batch(tmp_path: Path) -> None:
     assert told("triton_variants", TRITON_CACHE_DIR=str(tmp_path)) == {}
 
