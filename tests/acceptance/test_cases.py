@@ -53,6 +53,7 @@ def compared(name: str, *overrides: str) -> Comparison:
 LONG = {
     f"cases/{name}"
     for name in (
+        "hidden-host-work",
         "hisparse-large-batch",
         "eagle-v1-vs-naive-v2",
         "pp-bubble",
@@ -86,7 +87,7 @@ def test_what_is_known_to_come_out_otherwise_is_otherwise() -> None:
 @pytest.mark.parametrize(
     ("null", "exposing"),
     [
-        ("cases/hidden-host-work", "engine.overlap=false"),
+        pytest.param("cases/hidden-host-work", "engine.overlap=false", marks=pytest.mark.wide),
         ("cases/sync-count-null", "engine.relay.barrier=top"),
     ],
 )

@@ -6,6 +6,8 @@ import pytest
 
 from tests.acceptance.runs import result_of, value
 
+pytestmark = pytest.mark.wide
+
 CASE = "cases/eagle-v1-vs-naive-v2"
 V1 = ("engine.overlap=false", "engine.speculative.mode=v1")
 V2 = ("engine.overlap=true", "engine.speculative.mode=v2")
@@ -18,7 +20,6 @@ def gain(*overrides: str) -> float:
     return value(v2, "output_throughput") / value(v1, "output_throughput") - 1
 
 
-@pytest.mark.wide
 def test_short_answers_of_one_client_pay_for_a_verify_that_nobody_wants() -> None:
     gains = [
         gain(f"workload.output_tokens={tokens}", "workload.requests=8", "workload.prompt_tokens=64")
