@@ -86,8 +86,7 @@ def _with_nsys(
     graphs: Graphs,
     nsys: str | None,
 ) -> RunOutcome:
-    from ..profiles.captures.nsys.record import RecordingRequest, recorded
-    from ..profiles.captures.nsys.tool import find
+    from ..profiles.captures.nsys.record import RecordingRequest, find, recorded
     from ..profiles.ranks.execute import RunOutcome
     from ..profiles.run.machines import device_kind
 

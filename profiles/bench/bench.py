@@ -63,16 +63,14 @@ def _start_up() -> Iterator[BenchFigure]:
 
 
 def _device() -> Iterator[BenchFigure]:
-    for row in bench_vgpu.rows():
-        small = row.host_us > 0
-        yield BenchFigure(
-            f"vgpu: {row.name}", row.over_us, "us over torch" if small else "us", 6.0 if small else 220.0
-        )
+    for name, us in bench_vgpu.over_torch_us().items():
+        yield BenchFigure(f"vgpu: {name}", us, "us over torch", 6.0)
+    yield BenchFigure("vgpu: decode step, values none", bench_vgpu.decode_step_us(), "us", 220.0)
 
 
 def _host() -> Iterator[BenchFigure]:
-    for row in bench_host.rows():
-        yield BenchFigure(f"scheduler: {row.name}", row.us, "us", row.aim_us)
+    for name, us, aim in bench_host.figures():
+        yield BenchFigure(f"scheduler: {name}", us, "us", aim)
 
 
 def _mixed() -> Iterator[BenchFigure]:

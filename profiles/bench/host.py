@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import median
-from typing import NamedTuple
 
 import torch
 
@@ -36,12 +35,6 @@ PROMPT_TOKENS = 512
 PROMPTS_PER_STEP = 16
 STEPS = 200
 REPEATS = 5
-
-
-class HostFigure(NamedTuple):
-    name: str
-    us: float
-    aim_us: float
 
 
 class _NullModel:
@@ -89,16 +82,13 @@ class _Burst:
         return [(end - start) / 1e3 for start, end in pairwise(self._stamps)]
 
 
-def rows() -> list[HostFigure]:
-    """All figures; takes some seconds."""
+def figures() -> Iterator[tuple[str, float, float]]:
+    """The name, the microseconds and the aim of each figure; takes some seconds."""
     torch.set_num_threads(1)
     with torch.no_grad():
-        table = [
-            HostFigure(f"decode step, {running} running", decode_step_us(running), aim)
-            for running, aim in DECODE_AIMS.items()
-        ]
-        table.append(HostFigure(f"admitting {PROMPT_TOKENS} tokens", admission_us(), ADMIT_AIM))
-    return table
+        for running, aim in DECODE_AIMS.items():
+            yield f"decode step, {running} running", decode_step_us(running), aim
+        yield f"admitting {PROMPT_TOKENS} tokens", admission_us(), ADMIT_AIM
 
 
 def decode_step_us(running: int) -> float:

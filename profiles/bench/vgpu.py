@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -21,15 +20,6 @@ from ..vgpu.gpu import Values
 Body = Callable[[], object]
 
 
-class VgpuFigure(NamedTuple):
-    """``host_us`` is torch's own time on the CPU, 0 if there is none; ``over_us`` is what the virtual GPU adds."""
-
-    name: str
-    vgpu_us: float
-    host_us: float
-    over_us: float
-
-
 class _Count:
     """A sink that keeps nothing."""
 
@@ -40,17 +30,20 @@ class _Count:
         self.ops += len(window.ops)
 
 
-def rows(repeat: int = 300) -> list[VgpuFigure]:
-    """All figures, each the best of several rounds; takes some seconds."""
+def over_torch_us(repeat: int = 300) -> dict[str, float]:
+    """What the virtual GPU adds to torch's own time on the CPU, by op; takes some seconds."""
     torch.set_num_threads(1)
     with torch.no_grad():
         host = {name: _best(body, repeat) for name, body in _small_ops(torch.device("cpu"))}
     with _opened("real") as gpu:
         own = {name: _best(body, repeat, gpu.flush) for name, body in _small_ops(gpu.device)}
-    table = [VgpuFigure(name, own[name], host[name], own[name] - host[name]) for name in own]
+    return {name: own[name] - host[name] for name in own}
+
+
+def decode_step_us(repeat: int = 30) -> float:
+    torch.set_num_threads(1)
     with _opened("none") as gpu:
-        step = _best(_decode_step(gpu, requests=50, nodes=300), repeat // 10, gpu.flush)
-    return [*table, VgpuFigure("decode step, values none", step, 0.0, step)]
+        return _best(_decode_step(gpu, requests=50, nodes=300), repeat, gpu.flush)
 
 
 @contextmanager

@@ -18,10 +18,9 @@ from .capture import CaptureFileError, ProfilerCapture
 from .chrome_trace import TRACE, open_trace, read_json
 from .maps import RangeMap
 from .measure import reading, result
-from .nsys.reader import open_export
-from .nsys.scrub import scrub
+from .nsys.reader import open_export, scrub
+from .nsys.record import exported, find
 from .nsys.tables import MAGIC
-from .nsys.tool import exported, find
 from .steps import launching_threads
 
 REPORT: Final = ".nsys-rep"

@@ -54,45 +54,31 @@ class BlockingCalls:
     @contextmanager
     def installed(self, device_module: Any) -> Iterator[None]:
         """``device_module`` is ``torch.cuda`` or a module like it."""
+        on_device = self._on_device
         with (
-            replaced(sync_calls(device_module), self._sync),
-            replaced(_READERS, self._read),
-            replaced(_MOVERS, self._move),
+            replaced(sync_calls(device_module), self._timed("sync", lambda *_: True)),
+            replaced(_READERS, self._timed("copy", lambda given, _: on_device(given))),
+            replaced(_MOVERS, self._timed("copy", lambda given, out: on_device(given) != on_device(out))),
         ):
             yield
 
-    def _sync(self, target: Target, function: Function) -> Function:
-        @wraps(function)
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            start = self.clock.now()
-            result = function(*args, **kwargs)
-            self._record("sync", target.call, start)
-            return result
+    def _timed(
+        self, kind: CallKind, may_wait: Callable[[Any, Any], bool]
+    ) -> Callable[[Target, Function], Function]:
+        """Time the calls of which ``may_wait`` holds, by their first argument and their result."""
 
-        return timed
+        def wrap(target: Target, function: Function) -> Function:
+            @wraps(function)
+            def timed(*args: Any, **kwargs: Any) -> Any:
+                start = self.clock.now()
+                result = function(*args, **kwargs)
+                if may_wait(args[0] if args else None, result):
+                    self._record(kind, target.call, start)
+                return result
 
-    def _read(self, target: Target, function: Function) -> Function:
-        @wraps(function)
-        def timed(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if not self._on_device(tensor):
-                return function(tensor, *args, **kwargs)
-            start = self.clock.now()
-            result = function(tensor, *args, **kwargs)
-            self._record("copy", target.call, start)
-            return result
+            return timed
 
-        return timed
-
-    def _move(self, target: Target, function: Function) -> Function:
-        @wraps(function)
-        def timed(source: Any, *args: Any, **kwargs: Any) -> Any:
-            start = self.clock.now()
-            result = function(source, *args, **kwargs)
-            if self._on_device(source) != self._on_device(result):
-                self._record("copy", target.call, start)
-            return result
-
-        return timed
+        return wrap
 
     def _on_device(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and value.device.type == self.device_type

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from ...sched.observe import Clock
 from ..vgpu.patching import Function, Target, replaced
 from ..vgpu.sites import Sites
+from .blocking_calls import sync_calls
 from .log import CallRecord, Log
 
 _ATTRIBUTES = frozenset({"__get__", "__set__"})  # .shape and other attributes, which do not reach the device
@@ -39,14 +40,12 @@ class CallSites:
         event = device_module.Event
         targets = (
             Target(event, "wait", "cudaStreamWaitEvent"),
-            Target(device_module.Stream, "synchronize", "cudaStreamSynchronize"),
-            Target(device_module, "synchronize", "cudaDeviceSynchronize"),
+            *sync_calls(device_module),
             Target(device_module.CUDAGraph, "replay", "cudaGraphLaunch"),
         )
         with (
             replaced(targets, self._logged),
             replaced([Target(event, "record", "cudaEventRecord")], self._recording),
-            replaced([Target(event, "synchronize", "cudaEventSynchronize")], self._awaiting),
             _CallSiteMode(self),
         ):
             yield
@@ -61,10 +60,12 @@ class CallSites:
     def leave(self, before: CallRecord) -> None:
         self._log.change(self._clock.now(), before)
 
-    def _logged(self, target: Target, function: Function) -> Function:  # noqa: ARG002
+    def _logged(self, target: Target, function: Function) -> Function:
+        awaits = target.call == "cudaEventSynchronize"
+
         @wraps(function)
         def logged(*args: Any, **kwargs: Any) -> Any:
-            before = self.enter()
+            before = self.enter(self._recorded.get(id(args[0]), -1) if awaits else -1)
             try:
                 return function(*args, **kwargs)
             finally:
@@ -81,17 +82,6 @@ class CallSites:
             return record(event) if stream is None else record(event, stream)
 
         return recording
-
-    def _awaiting(self, target: Target, function: Function) -> Function:  # noqa: ARG002
-        @wraps(function)
-        def awaiting(event: Any) -> Any:
-            before = self.enter(self._recorded.get(id(event), -1))
-            try:
-                return function(event)
-            finally:
-                self.leave(before)
-
-        return awaiting
 
 
 class _CallSiteMode(TorchFunctionMode):

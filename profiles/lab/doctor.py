@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..captures.nsys.tool import find
+from ..captures.nsys.record import find
 from ..platform import hardware
 from ..platform.machine import MachineError
 from ..record.environment import environment

@@ -36,8 +36,7 @@ from ..record.result import (
     SyncRow,
 )
 from ..run.passes import outputs_with
-from ..run.router import RouterReport
-from ..run.task import RankReport
+from ..run.task import RankReport, RouterReport
 from .specs import RankSpec
 
 Report = RankReport | RouterReport

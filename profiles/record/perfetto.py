@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from .files import packed_whole
-from .timeline import NO_SITE, Call, Op, Range, Site, Window
+from .timeline import NO_SITE, Call, Names, Op, Range, Site, Window
 
 ENDING: Final = "perfetto.json.gz"
 _COPIES: Final = ("h2d", "d2h", "d2d")
@@ -35,17 +35,11 @@ _GROUPS: Final = 3  # of a rank
 Event = dict[str, Any]
 
 
-class Drawn(Protocol):
+class Drawn(Names, Protocol):
     """A timeline with the names of its own records."""
 
     @property
     def windows(self) -> Sequence[Window]: ...
-
-    @property
-    def sites(self) -> Sequence[Site]: ...
-
-    @property
-    def streams(self) -> dict[int, str]: ...
 
 
 def draw(path: Path, timelines: Mapping[str, Drawn]) -> int:

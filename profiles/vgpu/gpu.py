@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal
 
 import torch
 
@@ -26,12 +26,11 @@ from .hazards import HazardChecker
 from .hazards.ops import checked, host_accesses
 from .observer import HostObserver
 from .registration import register
-from .runtime import Runtime
+from .runtime import Runtime, RuntimeInputs
 from .torch_patches import installed
 from .watched import VirtualMemory, WatchedCopies, WatchedRuntime
 
 Values = Literal["real", "none"]
-R = TypeVar("R", bound=Runtime)
 
 
 @contextmanager
@@ -63,13 +62,12 @@ def open_vgpu(
         raise RuntimeError("a virtual GPU is already open")
     register()
     folders = [Path(folder) for folder in sched.__path__] if watch is None else watch
-    inputs = _VgpuInputs(
-        hardware, sink, folders, simulation, Executor() if values == "real" else SkippingExecutor()
-    )
+    inputs = RuntimeInputs(hardware, sink, folders, simulation)
+    executor = Executor() if values == "real" else SkippingExecutor()
     if adversary is not None:
-        parts = _adversarial(inputs, adversary)
+        parts = _adversarial(inputs, executor, adversary)
     else:
-        parts = _watched(inputs) if hazards else _plain(inputs)
+        parts = (_watched if hazards else _plain)(inputs, executor)
     gpu = VirtualGpu(parts, capabilities=capabilities or hardware.capabilities, graph_trace=graph_trace)
     token = CURRENT.set(gpu)
     try:
@@ -82,45 +80,30 @@ def open_vgpu(
         CURRENT.reset(token)
 
 
-class _VgpuInputs(NamedTuple):
-    """What every composition is made from."""
-
-    hardware: HardwareProfile
-    sink: Sink | None
-    watch: Sequence[Path]
-    simulation: Simulation | None
-    executor: Executor
-
-    def runtime(self, kind: type[R]) -> R:
-        return kind(self.hardware, sink=self.sink, watch=self.watch, simulation=self.simulation)
-
-
-def _plain(inputs: _VgpuInputs) -> VgpuParts:
-    runtime = inputs.runtime(Runtime)
+def _plain(inputs: RuntimeInputs, executor: Executor) -> VgpuParts:
+    runtime = Runtime(inputs)
     observer = HostObserver(runtime, inputs.hardware)
-    return VgpuParts(
-        runtime, observer, inputs.executor, Watcher(), lambda gpu: OpHandlers(gpu, CopyHandlers(gpu))
-    )
+    return VgpuParts(runtime, observer, executor, Watcher(), lambda gpu: OpHandlers(gpu, CopyHandlers(gpu)))
 
 
-def _watched(inputs: _VgpuInputs) -> VgpuParts:
-    runtime = inputs.runtime(WatchedRuntime)
+def _watched(inputs: RuntimeInputs, executor: Executor) -> VgpuParts:
+    runtime = WatchedRuntime(inputs)
     checker = HazardChecker(runtime, VirtualMemory())
 
     def handlers(gpu: VirtualGpu) -> OpHandlers:
         copies = WatchedCopies(gpu, checker)
         return OpHandlers(gpu, copies, lambda func, handler: checked(checker, func, handler))
 
-    return VgpuParts(runtime, HostObserver(runtime, inputs.hardware), inputs.executor, checker, handlers)
+    return VgpuParts(runtime, HostObserver(runtime, inputs.hardware), executor, checker, handlers)
 
 
-def _adversarial(inputs: _VgpuInputs, seed: int) -> VgpuParts:
+def _adversarial(inputs: RuntimeInputs, immediate: Executor, seed: int) -> VgpuParts:
     """``seed`` numbers the strategy. Times mean nothing, since a kernel's time may follow from values that are computed
     after its launch."""
-    runtime = inputs.runtime(DeferredRuntime)
+    runtime = DeferredRuntime(inputs)
     observer = HostObserver(runtime, inputs.hardware)
     runtime.order = DeferredOrder(strategy(seed, observer.streams))
-    executor, reuse = AdversarialExecutor(inputs.executor, runtime), BlockReuse(runtime)
+    executor, reuse = AdversarialExecutor(immediate, runtime), BlockReuse(runtime)
 
     def handlers(gpu: VirtualGpu) -> OpHandlers:
         return OpHandlers(gpu, CopyHandlers(gpu), lambda _, handler: reuse.following(handler))

@@ -6,7 +6,7 @@ Calls have the names of the CUDA runtime's, so that they are equal in every sour
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from ..record.timeline import CallKind, HostMemory, OpKind, Sink
 from .cost import Costs
@@ -48,25 +48,28 @@ class LaunchRecorder(Protocol):
     def node(self, kind: OpKind, name: str, duration: int, *, size: int = 0, host_size: int = 0) -> None: ...
 
 
+class RuntimeInputs(NamedTuple):
+    """``watch``: whose source lines are recorded. ``simulation`` is given to one of several devices that wait for one
+    another."""
+
+    hardware: HardwareProfile
+    sink: Sink | None
+    watch: Sequence[Path]
+    simulation: Simulation | None
+
+
 class Runtime:
     """One host thread and one device. ``now`` is the host's clock, in ns."""
 
-    def __init__(
-        self,
-        hardware: HardwareProfile,
-        *,
-        sink: Sink | None,
-        watch: Sequence[Path],
-        simulation: Simulation | None = None,
-    ) -> None:
-        """``simulation`` is given to one of several devices that wait for one another."""
+    def __init__(self, inputs: RuntimeInputs) -> None:
+        hardware = inputs.hardware
         self.costs = Costs(hardware)
         self.now = 0
         self.context: LedgerContext = NO_CONTEXT
-        self.simulation = simulation or Simulation(gap=self.costs.gap)
+        self.simulation = inputs.simulation or Simulation(gap=self.costs.gap)
         self.default = self.stream = self.simulation.queue()
-        self.sites = Sites(watch)
-        self.ledger = Ledger(sink, served=self.simulation.served, waits=self.simulation.waits)
+        self.sites = Sites(inputs.watch)
+        self.ledger = Ledger(inputs.sink, served=self.simulation.served, waits=self.simulation.waits)
         self.capture: LaunchRecorder | None = None
         host = hardware.host
         self.torch_call = round(host.torch_call.value)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
 import torch
 
 from ...sched import streams
-from ..platform.hardware import HardwareProfile
-from ..record.timeline import Sink
 from .copies import CopyHandlers
 from .device import VirtualGpu
-from .engine import EventRecording, PeerEventRecording, Simulation, StreamQueue
+from .engine import EventRecording, PeerEventRecording, StreamQueue
 from .hazards import HazardChecker
 from .hazards.footprints import ByteSpan, span
 from .hazards.probes import ProbedClocks
 from .hazards.shadow import Block
-from .runtime import Direction, Runtime
+from .runtime import Direction, Runtime, RuntimeInputs
 from .sites import LastSite, Sites
 from .tensor import DeviceTensor, is_pinned
 
@@ -27,18 +24,11 @@ from .tensor import DeviceTensor, is_pinned
 class WatchedRuntime(Runtime):
     """Keeps vector clocks: every call that orders operations orders them in the clocks, too."""
 
-    def __init__(
-        self,
-        hardware: HardwareProfile,
-        *,
-        sink: Sink | None,
-        watch: Sequence[Path],
-        simulation: Simulation | None = None,
-    ) -> None:
-        super().__init__(hardware, sink=sink, watch=watch, simulation=simulation)
-        self.sites: LastSite = LastSite(watch)
+    def __init__(self, inputs: RuntimeInputs) -> None:
+        super().__init__(inputs)
+        self.sites: LastSite = LastSite(inputs.watch)
         # Not the line of a helper that all waits share, but its caller's.
-        places = Sites(watch, unwatched=[Path(streams.__file__)])
+        places = Sites(inputs.watch, unwatched=[Path(streams.__file__)])
         self.clocks = ProbedClocks(self.simulation.first, places)
 
     def copy(self, direction: Direction, size: int, *, pinned: bool, blocking: bool) -> bool:

@@ -114,7 +114,7 @@ def test_refusals(tmp_path, monkeypatch, capsys, arguments, expected, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", os.fspath(tmp_path))
     monkeypatch.delenv("SCHEDBENCH_NSYS", raising=False)
-    monkeypatch.setattr("schedbench.profiles.captures.nsys.tool.PLACES", ())
+    monkeypatch.setattr("schedbench.profiles.captures.nsys.record.PLACES", ())
     (tmp_path / "junk.json").write_text("junk")
     (tmp_path / "x.nsys-rep").write_bytes(b"report")
     assert code(monkeypatch, *arguments) == expected

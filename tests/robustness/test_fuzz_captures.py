@@ -15,7 +15,7 @@ from schedbench.profiles.captures import maps
 from schedbench.profiles.captures.capture import CaptureFileError
 from schedbench.profiles.captures.files import Reader
 from schedbench.profiles.captures.maps import MapError
-from schedbench.profiles.captures.nsys.scrub import scrub
+from schedbench.profiles.captures.nsys.reader import scrub
 from schedbench.profiles.captures.nsys.tables import MAGIC
 from schedbench.profiles.record.perfetto import events
 from schedbench.profiles.record.recording import read_recording

@@ -17,8 +17,7 @@ from ...vgpu.hazards.ops import host_accesses
 from ...vgpu.hazards.shadow import Block
 from ...vgpu.patching import Function, Target, replaced
 from ..dispatch_counts import CopyRules
-from .operators import Operators
-from .order import ProgramOrder
+from .operators import Operators, ProgramOrder
 
 _BLOCK = "_schedbench_block"  # attribute of a storage's Python object, which exists as long as the storage
 

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedbench.profiles.measure.distribution import Distribution, needed
-from schedbench.profiles.measure.requests import RequestLog, RequestRecord, TokenLog, between, tpot
-from schedbench.profiles.measure.steps import SleepAnnouncingClock, StepPeriods
-from schedbench.profiles.measure.throughput import (
+from schedbench.profiles.measure.metrics import (
     TimeSpan,
     full_window,
     steady_throughput,
     steady_window,
     throughput,
 )
+from schedbench.profiles.measure.requests import RequestLog, RequestRecord, TokenLog, between, tpot
+from schedbench.profiles.measure.steps import SleepAnnouncingClock, StepPeriods
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.observe import LogicalClock, Observer, StepInfo
 from schedbench.sched.request import Request, Status

@@ -6,8 +6,7 @@ import os
 
 import pytest
 
-from schedbench.profiles.captures.nsys.record import RecordingRequest, recorded
-from schedbench.profiles.captures.nsys.tool import Nsys, find
+from schedbench.profiles.captures.nsys.record import Nsys, RecordingRequest, find, recorded
 from schedbench.profiles.platform.machine import MachineError
 from tests.acceptance.runs import result_of
 

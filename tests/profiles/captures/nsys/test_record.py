@@ -14,9 +14,15 @@ from typer.testing import CliRunner
 from schedbench.cli.app import app, main
 from schedbench.profiles.captures.capture import CaptureFileError
 from schedbench.profiles.captures.files import Reader
-from schedbench.profiles.captures.nsys.record import RecordingRequest, command, environment, recorded
-from schedbench.profiles.captures.nsys.scrub import scrub
-from schedbench.profiles.captures.nsys.tool import Nsys, find
+from schedbench.profiles.captures.nsys.reader import scrub
+from schedbench.profiles.captures.nsys.record import (
+    Nsys,
+    RecordingRequest,
+    command,
+    environment,
+    find,
+    recorded,
+)
 from schedbench.profiles.record.result import read
 from tests.profiles.captures.exports import VERSIONS, Export, sglang_loop
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schedbench.profiles.captures.nsys.tool import VARIABLE, find
+from schedbench.profiles.captures.nsys.record import VARIABLE, find
 from schedbench.profiles.platform.machine import MachineError
 
 
