@@ -1,10 +1,9 @@
-"""The computation of each metric, by its name. A new metric of requests is one entry of a table here, besides its
-Definition; a computation elsewhere registers its metrics with ``computes``."""
+"""The computation of each metric, by its name. A new metric of requests is one entry here, besides its Definition; a
+computation elsewhere registers its metrics with ``computes``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
 from typing import Final, NamedTuple, TypeVar
 
 from ..record.definitions import definition
@@ -23,22 +22,6 @@ class TimeSpan(NamedTuple):
     @property
     def seconds(self) -> float:
         return (self.end - self.start) / 1e9
-
-
-class Throughput(NamedTuple):
-    """Per second of the full window."""
-
-    output: float
-    input: float
-    total: float
-    requests: float
-
-
-class SteadyThroughput(NamedTuple):
-    """Per second of the steady window."""
-
-    output: float
-    requests: float
 
 
 def full_window(records: Sequence[RequestRecord]) -> TimeSpan | None:
@@ -90,31 +73,37 @@ def _positive(start: int, end: int) -> TimeSpan | None:
     return TimeSpan(start, end) if end > start else None
 
 
-def throughput(records: Sequence[RequestRecord], tokens: TokenLog) -> Throughput | None:
-    """None when no time passed."""
+def rates(records: Sequence[RequestRecord], tokens: TokenLog) -> dict[str, float]:
+    """Per second of the full window; empty when no time passed."""
     window = full_window(records)
     if window is None:
-        return None
+        return {}
     finished = [record for record in records if record.finished]
     prompt_tokens = sum(record.prompt_tokens for record in finished)
-    return Throughput(
-        output=tokens.total / window.seconds,
-        input=prompt_tokens / window.seconds,
-        total=(tokens.total + prompt_tokens) / window.seconds,
-        requests=len(finished) / window.seconds,
-    )
+    return {
+        "output_throughput": tokens.total / window.seconds,
+        "input_throughput": prompt_tokens / window.seconds,
+        "total_throughput": (tokens.total + prompt_tokens) / window.seconds,
+        "request_throughput": len(finished) / window.seconds,
+    }
 
 
-def steady_throughput(records: Sequence[RequestRecord], tokens: TokenLog) -> SteadyThroughput | None:
-    """None when there is no steady window."""
+def steady_rates(records: Sequence[RequestRecord], tokens: TokenLog) -> dict[str, float]:
+    """Per second of the steady window; empty when there is none."""
     window = steady_window(records)
     if window is None:
-        return None
+        return {}
     finishes = sum(record.finished and window.start < record.finish <= window.end for record in records)
-    return SteadyThroughput(
-        output=tokens.within(window.start, window.end) / window.seconds,
-        requests=finishes / window.seconds,
-    )
+    return {
+        "steady_output_throughput": tokens.within(window.start, window.end) / window.seconds,
+        "steady_request_throughput": finishes / window.seconds,
+    }
+
+
+def _cached_share(records: Sequence[RequestRecord]) -> float | None:
+    prompt_tokens = sum(record.prompt_tokens for record in records)
+    cached = sum(record.cached_tokens for record in records)
+    return cached / prompt_tokens if prompt_tokens else None
 
 
 Metrics = dict[str, Metric | Abstained]
@@ -134,38 +123,11 @@ def computes(*names: str) -> Callable[[F], F]:
     return lambda function: function
 
 
-class _Requests:
-    """What several metrics of requests have in common, computed once."""
-
-    def __init__(self, totals: RequestTotals) -> None:
-        self.totals = totals
-
-    @cached_property
-    def full(self) -> Throughput | None:
-        return throughput(self.totals.records, self.totals.tokens)
-
-    @cached_property
-    def steady(self) -> SteadyThroughput | None:
-        return steady_throughput(self.totals.records, self.totals.tokens)
-
-    @property
-    def cached_share(self) -> float | None:
-        prompt_tokens = sum(record.prompt_tokens for record in self.totals.records)
-        cached = sum(record.cached_tokens for record in self.totals.records)
-        return cached / prompt_tokens if prompt_tokens else None
-
-
-_REQUEST_VALUES: Final[Mapping[str, Callable[[_Requests], float | None]]] = {
-    "output_throughput": lambda of: of.full and of.full.output,
-    "input_throughput": lambda of: of.full and of.full.input,
-    "total_throughput": lambda of: of.full and of.full.total,
-    "request_throughput": lambda of: of.full and of.full.requests,
-    "steady_output_throughput": lambda of: of.steady and of.steady.output,
-    "steady_request_throughput": lambda of: of.steady and of.steady.requests,
-    "cache_hit_ratio": lambda of: of.cached_share,
-    "retractions": lambda of: of.totals.retractions,
-    "peak_kv_tokens": lambda of: of.totals.peak_kv_tokens,
-}
+_REQUEST_VALUES: Final = (
+    *("output_throughput", "input_throughput", "total_throughput", "request_throughput"),
+    *("steady_output_throughput", "steady_request_throughput"),
+    *("cache_hit_ratio", "retractions", "peak_kv_tokens"),
+)
 _REQUEST_TIMES: Final[Mapping[str, Callable[[RequestTotals], Distribution]]] = {
     "ttft_ms": lambda totals: between(totals.records, "arrival", "first_token"),
     "queue_ms": lambda totals: between(totals.records, "arrival", "first_scheduled"),
@@ -227,12 +189,16 @@ def _quantile(samples: Distribution, percentile: str) -> float | Abstained:
 @computes(*_REQUEST_VALUES, *_REQUEST_TIMES)
 def request_metrics(totals: RequestTotals, *, exact: bool) -> Metrics:
     """Metrics of requests and of the tokens that they got."""
-    requests = _Requests(totals)
+    values: dict[str, float | None] = {
+        **dict.fromkeys(_REQUEST_VALUES),
+        **rates(totals.records, totals.tokens),
+        **steady_rates(totals.records, totals.tokens),
+        "cache_hit_ratio": _cached_share(totals.records),
+        "retractions": totals.retractions,
+        "peak_kv_tokens": totals.peak_kv_tokens,
+    }
     return {
-        **{
-            name: plain(name, value(requests), exact=exact, why=_NO_REQUEST)
-            for name, value in _REQUEST_VALUES.items()
-        },
+        **{name: plain(name, value, exact=exact, why=_NO_REQUEST) for name, value in values.items()},
         **{
             name: time_metric(name, times(totals), exact=exact, why=_NO_REQUEST)
             for name, times in _REQUEST_TIMES.items()

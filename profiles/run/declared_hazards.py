@@ -14,6 +14,8 @@ from ..platform.machine import Machine
 from ..record.result import Abstained, HazardFinding, Hazards, OrderingRow, SitePart
 from ..record.timeline import FoundAccess, FoundHazard, HazardKind, OrderKind, Site
 
+_NOWHERE = Site("", "", 0, "")
+
 
 @dataclass(frozen=True, slots=True)
 class AccessSign:
@@ -29,9 +31,7 @@ class AccessSign:
     def matches(self, access: FoundAccess | None) -> bool:
         if access is None or (access.stream, access.write) != (self.stream, self.write):
             return False
-        function, statement = (
-            ("", "") if access.site is None else (access.site.function, access.site.statement)
-        )
+        _, function, _, statement = access.site or _NOWHERE
         return self.function in ("", function) and self.statement in statement and self.op in ("", access.op)
 
 
@@ -50,15 +50,11 @@ class HazardSign:
     second: tuple[AccessSign, ...] = ()
 
     def matches(self, finding: FoundHazard) -> bool:
-        return (
-            finding.kind == self.kind
-            and self.resource in finding.resource
-            and any(sign.matches(finding.first) for sign in self.first)
-            and (
-                any(sign.matches(finding.second) for sign in self.second)
-                if self.second
-                else finding.second is None
-            )
+        if finding.kind != self.kind or self.resource not in finding.resource:
+            return False
+        second = any(sign.matches(finding.second) for sign in self.second)
+        return any(sign.matches(finding.first) for sign in self.first) and (
+            second if self.second else finding.second is None
         )
 
 

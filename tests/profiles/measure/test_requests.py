@@ -13,9 +13,9 @@ from schedbench.profiles.measure.distribution import Distribution, needed
 from schedbench.profiles.measure.metrics import (
     TimeSpan,
     full_window,
-    steady_throughput,
+    rates,
+    steady_rates,
     steady_window,
-    throughput,
 )
 from schedbench.profiles.measure.requests import RequestLog, RequestRecord, TokenLog, between, tpot
 from schedbench.profiles.measure.steps import SleepAnnouncingClock, StepPeriods
@@ -73,16 +73,19 @@ def test_latencies_of_finished_requests(records):
 def test_throughput_over_the_full_window(records):
     tokens = TokenLog()
     tokens.add(5 * S, 6)
-    rates = throughput(records, tokens)
-    assert (rates.output, rates.input, rates.requests) == (1.0, 20 / 6, 2 / 6)
-    assert rates.total == pytest.approx(26 / 6)
+    assert rates(records, tokens) == {
+        "output_throughput": 1.0,
+        "input_throughput": 20 / 6,
+        "total_throughput": pytest.approx(26 / 6),
+        "request_throughput": 2 / 6,
+    }
 
 
 def test_no_time_no_throughput():
     assert full_window([]) is None
-    assert throughput([record(0, arrival=3, scheduled=3, first=3, finish=3)], TokenLog()) is None
+    assert rates([record(0, arrival=3, scheduled=3, first=3, finish=3)], TokenLog()) == {}
     assert steady_window([]) is None
-    assert steady_throughput([], TokenLog()) is None
+    assert steady_rates([], TokenLog()) == {}
 
 
 def test_steady_window_is_the_longest_above_half_of_the_peak():
@@ -103,7 +106,8 @@ def test_steady_throughput_counts_what_was_made_inside():
     tokens = TokenLog()
     for second, count in ((1, 7), (2, 10), (3, 20), (4, 40)):
         tokens.add(second * S, count)
-    assert steady_throughput(records, tokens) == (15.0, 0.5)
+    found = steady_rates(records, tokens)
+    assert found == {"steady_output_throughput": 15.0, "steady_request_throughput": 0.5}
 
 
 def test_production_merges_equal_instants():
