@@ -35,8 +35,8 @@ class Link(Protocol):
 
     def send(self, to: int, tag: str, value: Any, tensors: Sequence[torch.Tensor] = ()) -> None:
         """Send after all work that the current stream has been given so far. Neither host nor current stream waits;
-        tensors are kept, and may not be written, before ``flush``. ``value`` is anything that can be pickled. A message
-        to a rank that is gone is discarded."""
+        tensors are kept, and may not be written, before ``flush``. ``value`` is of the type that belongs to the tag. A
+        message to a rank that is gone is discarded."""
 
     def flush(self, tag: str) -> None:
         """Let the current stream wait until all tensors sent under that tag have been read."""

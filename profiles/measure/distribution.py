@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Self
 
@@ -14,8 +15,11 @@ def needed(quantile: float) -> int:
     return round(1 / (1 - quantile))
 
 
+@dataclass(init=False, eq=False, slots=True)
 class Distribution:
     """A multiset of nanoseconds (or any integers)."""
+
+    _seen: Counter[int]
 
     def __init__(self, samples: Iterable[int] = ()) -> None:
         self._seen = Counter(samples)

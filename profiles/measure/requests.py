@@ -45,12 +45,12 @@ class RequestRecord:
         return self.status == "finished"
 
 
+@dataclass(eq=False, slots=True)
 class TokenLog:
     """The number of tokens that the host knew at each instant."""
 
-    def __init__(self) -> None:
-        self._times = array("q")
-        self._totals = array("q")
+    _times: array[int] = field(default_factory=lambda: array("q"))
+    _totals: array[int] = field(default_factory=lambda: array("q"))
 
     def add(self, now: int, count: int) -> None:
         if self._times and self._times[-1] == now:
@@ -178,11 +178,11 @@ def tpot(records: Sequence[RequestRecord]) -> Distribution:
     )
 
 
+@dataclass(eq=False)
 class AcceptanceLog(Observer):
     """Counts the verifies of requests by the tokens that each accepted, before any cut at the end of a request."""
 
-    def __init__(self) -> None:
-        self._verifies: Counter[int] = Counter()
+    _verifies: Counter[int] = field(default_factory=Counter)
 
     @classmethod
     def merged(cls, logs: Iterable[AcceptanceLog]) -> AcceptanceLog:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import socket
 from collections import deque
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ class DirectTransport:
     once both ends have called it; the receiver does so when the message arrives. The constructor is collective: every
     rank of the default group must call it.
     """
+
+    ticket_type: Any = int | None
 
     def __init__(self, device: torch.device, ranks: Sequence[int], backend: str) -> None:
         self._device = device
@@ -94,12 +97,19 @@ def take_gpu() -> None:  # cuda-only
 def nccl_transport(device: torch.device | None) -> TensorTransport:  # cuda-only
     """By NCCL where no two ranks share a GPU, otherwise by messages. ``device`` is this rank's, None for a rank without
     one. Collective: every rank calls it."""
-    gpus: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(gpus, None if device is None else _identity(device))
+    gpus = gathered_digests(None if device is None else _identity(device))
     ranks = joinable(gpus)
     if not ranks:
         return MessageTransport()
     return DirectTransport(device or torch.device("cpu"), ranks, "nccl")
+
+
+def gathered_digests(identity: str | None) -> list[str | None]:
+    """A digest of every rank's ``identity``, None for a rank without one. Collective: every rank calls it."""
+    own = bytes(32) if identity is None else hashlib.sha256(identity.encode()).digest()
+    digests = [torch.empty(32, dtype=torch.uint8) for _ in range(dist.get_world_size())]
+    dist.all_gather(digests, torch.frombuffer(bytearray(own), dtype=torch.uint8))
+    return [digest.numpy().tobytes().hex() if digest.any() else None for digest in digests]
 
 
 def _identity(device: torch.device) -> str:  # cuda-only

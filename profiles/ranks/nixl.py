@@ -24,13 +24,20 @@ class _NixlBuffer(NamedTuple):
 
 
 class _NixlTicket(NamedTuple):
-    """``metadata`` describes the owner's buffer of that number and how to reach it, ``descs`` where the bytes are."""
+    """``size`` bytes at ``address`` of the owner's memory, in its buffer of that number. ``metadata`` describes that
+    buffer and how to reach it."""
 
     owner: str
     number: int
+    address: int
     size: int
     metadata: bytes
-    descs: bytes
+
+    @property
+    def region(self) -> tuple[int, int, int]:
+        """For ``get_xfer_descs``: device 0 is the host. NIXL's own serialized form of it is a pickle, which a receiver
+        must not load."""
+        return self.address, self.size, 0
 
 
 class NixlTransport:
@@ -38,6 +45,8 @@ class NixlTransport:
 
     Buffers are registered once and reused; a new one is made where no free one is large enough.
     """
+
+    ticket_type: Any = _NixlTicket | None
 
     def __init__(self, name: str, *, patience: float) -> None:
         api = import_module("nixl._api")
@@ -74,8 +83,7 @@ class NixlTransport:
             number, memory = self._buffer(size)
             memory[:size].copy_(body)
             metadata = agent.get_partial_agent_metadata(agent.get_reg_descs([memory]), inc_conn_info=True)
-            descs = agent.get_serialized_descs(agent.get_xfer_descs([memory[:size]]))
-        return _NixlTicket(self._name, number, size, metadata, descs), NO_BYTES
+        return _NixlTicket(self._name, number, memory.data_ptr(), size, metadata), NO_BYTES
 
     def push(self, to: int, body: torch.Tensor) -> None: ...
 
@@ -98,7 +106,7 @@ class NixlTransport:
                 self._known.add((ticket.owner, ticket.number))
             buffer = self._buffer(ticket.size)
             here = agent.get_xfer_descs([buffer.memory[: ticket.size]])
-            there = agent.deserialize_descs(ticket.descs)
+            there = agent.get_xfer_descs([ticket.region], "DRAM")
             handle = agent.initialize_xfer("READ", here, there, ticket.owner, str(ticket.number).encode())
             state = agent.transfer(handle)
         self._await(handle, state)

@@ -7,7 +7,6 @@ to send sends a keep-alive message from time to time: a peer that is silent for 
 
 from __future__ import annotations
 
-import pickle
 import threading
 import time
 from collections import deque
@@ -21,9 +20,18 @@ import torch.distributed as dist
 
 from ...sched.link import FOREVER, LinkError, Message
 from ...sched.observe import Clock
+from .codec import MalformedMessageError
 from .staging import TensorStaging
 from .transports import NO_BYTES, TensorTransport
-from .wire import ArrivedMessage, MessageHead, encoded, packed, receive_message, send_message, shapes_of
+from .wire import (
+    ArrivedMessage,
+    MessageFormat,
+    MessageHead,
+    packed,
+    receive_message,
+    send_message,
+    shapes_of,
+)
 
 _BYE: Final = "bye"
 _ALIVE: Final = "alive"
@@ -48,8 +56,8 @@ class _Outgoing(NamedTuple):
 
 
 class ProcessLink:
-    """``names``: of the ranks. ``patience``: seconds that a rank waits for a message, and after which a silent peer is
-    gone."""
+    """``names``: of the ranks. ``types``: of each tag's values. ``patience``: seconds that a rank waits for a message,
+    and after which a silent peer is gone."""
 
     def __init__(
         self,
@@ -59,10 +67,12 @@ class ProcessLink:
         *,
         patience: float,
         transport: TensorTransport,
+        types: Mapping[str, Any],
     ) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._names = names
         self._transport = transport
+        self._format = MessageFormat({**types, _BYE: str, _ALIVE: None}, transport.ticket_type)
         self._staging = staging
         self._clock = clock
         self._patience = patience
@@ -83,12 +93,12 @@ class ProcessLink:
 
     def send(self, to: int, tag: str, value: Any, tensors: Sequence[torch.Tensor] = ()) -> None:
         values, times = self._staging.export(tensors, f"send {tag}")
-        self._queue(to, MessageHead(tag, pickle.dumps(value), shapes_of(values), times), values)
+        self._queue(to, MessageHead(tag, value, shapes_of(values), times), values)
 
     def _queue(self, to: int, head: MessageHead, values: Sequence[torch.Tensor]) -> None:
         body = packed(values)
         ticket, inline = self._transport.offer(to, body)
-        self._outgoing[to].put(_Outgoing(encoded(head._replace(ticket=ticket)), inline))
+        self._outgoing[to].put(_Outgoing(self._format.encoded(head._replace(ticket=ticket)), inline))
         self._transport.push(to, body)
 
     def flush(self, tag: str) -> None:
@@ -121,7 +131,7 @@ class ProcessLink:
         """An empty tensor is not copied. The part orders devices, not hosts, and has no host's vector clock."""
         values, times = self._staging.export((tensor,) if tensor.numel() else (), f"send {tag}")
         times = times and times._replace(host_known=())
-        self._queue(to, MessageHead(tag, pickle.dumps(tensor.shape), shapes_of(values), times), values)
+        self._queue(to, MessageHead(tag, tensor.shape, shapes_of(values), times), values)
 
     def _receive_part(self, source: int, tag: str, like: torch.Tensor) -> torch.Tensor:
         message = self.receive(source, tag)
@@ -160,7 +170,7 @@ class ProcessLink:
         its end in a thread that still receives."""
         if kind is None:
             self._transport.close()
-        bye = _outgoing(_BYE, _ENDED if kind is None else _GIVEN_UP)
+        bye = self._without_tensors(_BYE, _ENDED if kind is None else _GIVEN_UP)
         for queue in self._outgoing.values():
             queue.put(bye)
             queue.put(None)
@@ -216,19 +226,21 @@ class ProcessLink:
         try:
             return self._outgoing[peer].get(timeout=self._patience / 4)
         except Empty:
-            return _outgoing(_ALIVE, None)
+            return self._without_tensors(_ALIVE, None)
 
     def _receive_all(self, peer: int) -> None:
         try:
             while True:
-                head, inline = receive_message(peer)
+                head, inline = receive_message(peer, self._format)
                 if head.tag == _BYE:
-                    self._mark_gone(peer, pickle.loads(head.value))
+                    self._mark_gone(peer, head.value)
                     return
                 if head.tag != _ALIVE:
                     self._put(ArrivedMessage(peer, head, self._transport.take(peer, head.ticket, inline)))
         except RuntimeError as error:
             self._mark_gone(peer, _reason(error))
+        except MalformedMessageError as error:
+            self._mark_gone(peer, f"it sent what is no message: {error}")
 
     def _put(self, arrived: ArrivedMessage) -> None:
         with self._changed:
@@ -240,14 +252,12 @@ class ProcessLink:
             self._gone.setdefault(peer, why)
             self._changed.notify_all()
 
+    def _without_tensors(self, tag: str, value: str | None) -> _Outgoing:
+        return _Outgoing(self._format.encoded(MessageHead(tag, value)), NO_BYTES)
+
     def _placed(self, arrived: ArrivedMessage) -> Message:
         tensors = self._staging.place(arrived.tensors(), arrived.head.times)
-        return Message(arrived.source, pickle.loads(arrived.head.value), tensors)
-
-
-def _outgoing(tag: str, value: Any) -> _Outgoing:
-    """A message without tensors."""
-    return _Outgoing(encoded(MessageHead(tag, pickle.dumps(value))), NO_BYTES)
+        return Message(arrived.source, arrived.head.value, tensors)
 
 
 def _reason(error: BaseException) -> str:

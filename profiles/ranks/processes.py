@@ -38,6 +38,7 @@ from ..vgpu.device import CURRENT
 from ..vgpu.engine import Simulation
 from ..vgpu.gpu import patched
 from .join import Report
+from .message_types import MESSAGE_TYPES, RESULT
 from .nccl import nccl_transport, take_gpu
 from .nixl import NixlTransport, require_nixl
 from .process_link import ProcessLink
@@ -48,7 +49,6 @@ from .torchrun import ProcessAddress, launched
 from .transports import MessageTransport, TensorTransport
 
 PATIENCE: Final = 120.0  # seconds that a rank waits for another
-_RESULT: Final = "result"
 _LOCAL: Final = "127.0.0.1"
 _GRACE: Final = 5.0  # seconds in which a process ends by itself
 _POLL_S: Final = 0.2  # seconds between two looks at processes that are starting
@@ -161,7 +161,9 @@ def _run_rank(address: ProcessAddress, meeting: str, task: RunTask) -> list[Repo
         spec, names = specs[address.rank], [spec.name for spec in specs]
         with _open_rank(task, spec, address.rank, sink) as (machine, clock, staging):
             transport = _transport(task, names, address.rank, machine)
-            with ProcessLink(names, staging, clock, patience=PATIENCE, transport=transport) as link:
+            with ProcessLink(
+                names, staging, clock, patience=PATIENCE, transport=transport, types=MESSAGE_TYPES
+            ) as link:
                 wrapped, injector = inject_faults(task.resolved.scenario, link, _kill_process)
                 context = spec.context(wrapped, injector)
                 report: Report
@@ -218,9 +220,9 @@ def _transport(task: RunTask, names: Sequence[str], rank: int, machine: Machine 
 
 def _gathered(link: Link, own: Report) -> list[Report] | None:
     if link.rank:
-        link.send(0, _RESULT, own)
+        link.send(0, RESULT, own)
         return None
-    return [own, *(link.receive(rank, _RESULT).value for rank in range(1, link.size))]
+    return [own, *(link.receive(rank, RESULT).value for rank in range(1, link.size))]
 
 
 def _kill_process(how: str) -> None:  # noqa: ARG001

@@ -20,7 +20,10 @@ class IncomingTensors(Protocol):
 
 
 class TensorTransport(Protocol):
-    """``body``: bytes of the host's or of a device's memory, written by what the current stream was given so far."""
+    """``body``: bytes of the host's or of a device's memory, written by what the current stream was given so far.
+    ``ticket_type``: of what ``offer`` returns, for ``codec.reader``."""
+
+    ticket_type: Any
 
     def offer(self, to: int, body: torch.Tensor) -> tuple[Any, torch.Tensor]:
         """A ticket by which the receiver takes the body, and the bytes that travel with the message itself."""
@@ -47,6 +50,8 @@ class ArrivedTensors(NamedTuple):
 
 class MessageTransport:
     """Tensors travel with the message that names them, through the host's memory."""
+
+    ticket_type: Any = None
 
     def offer(self, to: int, body: torch.Tensor) -> tuple[None, torch.Tensor]:  # noqa: ARG002
         return None, body.cpu()

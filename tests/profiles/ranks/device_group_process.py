@@ -79,6 +79,14 @@ def met(rank: int, port: int) -> tuple[ProcessLink, SlowTransport]:
         Clock(),
         patience=30,
         transport=transport,
+        types={
+            "large": None,
+            "numbers": int,
+            "slow": float,
+            "parts": tuple[int, ...],
+            "piece": None,
+            "thanks": None,
+        },
     ), transport
 
 

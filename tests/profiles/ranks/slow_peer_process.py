@@ -42,6 +42,7 @@ def met(rank: int, port: int) -> ProcessLink:
         Clock(),
         patience=PATIENCE,
         transport=MessageTransport(),
+        types={"word": str},
     )
 
 
