@@ -24,6 +24,7 @@ from ...sched.relay.row import DraftRelay, DraftRow, RelayRow
 from ...sched.request import Request, Status
 from ...sched.speculate.worker import Worker
 from ..platform.machine import Machine
+from ..run.progress import unfinished
 from .batch_invariants import Peek, checking_allocation, mirrors, row_counts, untouched
 from .draft_invariants import DraftStart, DraftWatch
 from .forward_invariants import Forward, Token, violations
@@ -261,7 +262,7 @@ class _InvariantObserver(Observer):
         held = engine.slots.size - engine.slots.available_size()
         counts = {
             "launched steps that were not settled": len(self._unsettled),
-            "requests that have not ended": len(_unfinished(self._scheduler)),
+            "requests that have not ended": len(unfinished(self._scheduler)),
             "rows that are held": held,
             "KV tokens in locked nodes of the prefix cache": engine.cache.protected_size(),
         }
@@ -299,14 +300,3 @@ def _holders(scheduler: Scheduler) -> list[Request]:
     ]
     found = dict.fromkeys([*scheduler.running_batch.reqs, *prefilled, *parked, *under_way, *elsewhere])
     return [req for req in found if req.req_pool_idx is not None]
-
-
-def _unfinished(scheduler: Scheduler) -> list[Request]:
-    under_way = [] if scheduler.chunked_req is None else [scheduler.chunked_req]
-    found = [
-        *scheduler.waiting_queue,
-        *scheduler.running_batch.reqs,
-        *under_way,
-        *scheduler.engine.tier.absent,
-    ]
-    return [req for req in found if not req.finished]

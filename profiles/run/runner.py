@@ -35,6 +35,7 @@ from .compose import Composition, Guard, compose
 from .fault_injector import DiedError
 from .feed import Feed, measured_workload, warmup_workload
 from .observers import ObserverGroup, ScriptedAborts, TagAudit
+from .progress import NoProgressError, ProgressWatch
 from .rank_context import ALONE, RankContext, align
 
 ObserverFactory = Callable[[Clock, int], AbstractContextManager[Observer]]
@@ -168,7 +169,9 @@ class PreparedRun:
             return
         self._load(workload)
         with self._guarded() as guard:
-            self._observers.set(*self._always(), *self._aborts(workload), guard)
+            self._observers.set(
+                *self._always(), *self._aborts(workload), guard, ProgressWatch(self.scheduler)
+            )
             with self._host_running():
                 self._run_loop()
         self.forget()
@@ -197,8 +200,8 @@ class PreparedRun:
         return seconds
 
     def measure(self, observe: ObserverFactory) -> Pass:
-        """Run the scenario's workload once. Ctrl-C, and the loss of another rank, end it early: what was collected is
-        kept, and marked."""
+        """Run the scenario's workload once. Ctrl-C, the loss of another rank, and a loop in which no request advances
+        end it early: what was collected is kept, and marked."""
         collector, audit = RunCollector(self._clock, self._lookups()), self._audit()
         workload = measured_workload(self.resolved)
         self._settle_device()
@@ -208,7 +211,8 @@ class PreparedRun:
         cancelled, failure, begin = False, "", time.perf_counter()
         try:
             with observe(self._clock, len(workload)) as own, self._guarded() as guard, measuring():
-                others = (*self._aborts(workload), *self._of_some_runs(audit), own, guard)
+                progress = ProgressWatch(self.scheduler)
+                others = (*self._aborts(workload), *self._of_some_runs(audit), own, guard, progress)
                 self._observers.set(*self._always(), *collector.observers, *others)
                 begin = time.perf_counter()
                 try:
@@ -219,9 +223,9 @@ class PreparedRun:
                     cancelled = True
                 except LinkError as error:
                     failure = str(error)
-        except DiedError as death:
-            # The observers' own checks are left out: a killed rank is in no defined state.
-            failure = str(death)
+        except (DiedError, NoProgressError) as error:
+            # The observers' own checks are left out: the rank is in no defined state.
+            failure = str(error)
             self._give_up(collector, Status.FAILED, failure)
         wall_s = time.perf_counter() - begin
         self.sink.interrupted = cancelled

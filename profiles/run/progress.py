@@ -1,0 +1,87 @@
+"""Ends a run in which no request advances, so that it neither lasts nor grows for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Final
+
+from ...sched.loop.scheduler import Scheduler
+from ...sched.observe import SLEEP, Observer, StepInfo, StepKind
+from ...sched.request import Request
+
+# A turn of the loop without a step may wait for a copy of some ten milliseconds, and takes some ten microseconds.
+MOST_TURNS: Final = 100_000
+MOST_STEPS: Final = (
+    1_000  # every step but the last ones of a request gives it tokens, or computes a part of its prompt
+)
+
+
+class NoProgressError(RuntimeError):
+    """No request advances. The message says since when, and how far an unfinished request is."""
+
+
+class ProgressWatch(Observer):
+    """Raises NoProgressError at a turn of the loop, once MOST_TURNS turns or MOST_STEPS steps have passed in which no
+    request got a token, was prefilled or ended, and the loop did not wait for an arrival or a message."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._turns = self._steps = 0
+        self._since = scheduler.next_step
+
+    def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:
+        if name == "receive":
+            self._turn()
+        elif name == SLEEP:
+            self._advance()
+        return super().range(name, step, size)
+
+    def planned(self, step: int, kind: StepKind) -> None:  # noqa: ARG002
+        if kind in ("prefill", "mixed"):
+            self._advance()
+
+    def launched(self, info: StepInfo) -> None:  # noqa: ARG002
+        self._steps += 1
+
+    def tokens(self, request: Request, count: int) -> None:  # noqa: ARG002
+        if count:
+            self._advance()
+
+    def ended(self, request: Request) -> None:  # noqa: ARG002
+        self._advance()
+
+    def _advance(self) -> None:
+        self._turns = self._steps = 0
+
+    def _turn(self) -> None:
+        if not self._turns:
+            self._since = self._scheduler.next_step
+        self._turns += 1
+        if self._turns <= MOST_TURNS and self._steps <= MOST_STEPS:
+            return
+        if found := unfinished(self._scheduler):
+            raise NoProgressError(_stuck(found, self._turns, self._steps, self._since))
+        self._advance()  # a data-parallel rank without requests takes part in the others' steps
+
+
+def unfinished(scheduler: Scheduler) -> Sequence[Request]:
+    """The requests of the scheduler that have not ended."""
+    batches = [scheduler.running_batch, *scheduler.parked]
+    under_way = [] if scheduler.chunked_req is None else [scheduler.chunked_req]
+    found = [
+        *scheduler.waiting_queue,
+        *(req for batch in batches for req in batch.reqs),
+        *under_way,
+        *scheduler.engine.tier.absent,
+    ]
+    return [req for req in dict.fromkeys(found) if not req.finished]
+
+
+def _stuck(found: Sequence[Request], turns: int, steps: int, since: int) -> str:
+    first = found[0]
+    return (
+        f"no request advances: since step {since} the loop took {turns} turns with {steps} steps, and none of"
+        f" {len(found)} unfinished requests got a token ({first.id} is {first.status.value}, with"
+        f" {len(first.output_ids)} tokens)"
+    )

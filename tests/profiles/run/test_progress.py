@@ -1,0 +1,89 @@
+"""A run in which no request advances ends with that finding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import pytest
+
+from schedbench.cli.errors import WORKLOAD_FAILED, exit_code
+from schedbench.cli.run import _exit_code
+from schedbench.profiles.check.examine import run_ended
+from schedbench.profiles.ranks.execute import Options, execute
+from schedbench.profiles.run import progress, runner
+from schedbench.profiles.run.progress import NoProgressError, ProgressWatch
+from schedbench.sched.loop.scheduler import Scheduler
+from schedbench.sched.observe import NO_STEP, SLEEP, StepInfo
+from tests.acceptance.runs import resolved
+
+FEW = ("workload.requests=3", "workload.arrival=burst", "measure.warmup_requests=0")
+
+
+def receiving_only(scheduler: Scheduler) -> None:
+    """A loop that plans nothing."""
+    while True:
+        scheduler.receive()
+
+
+def verifying_nothing(scheduler: Scheduler) -> None:
+    """A loop whose steps give no request a token."""
+    while True:
+        scheduler.receive()
+        info = StepInfo(scheduler.take_step(), "verify", 1, 1, steady=False)
+        scheduler.engine.observer.launched(info)
+        for req in scheduler.waiting_queue:
+            scheduler.engine.observer.tokens(req, 0)
+        scheduler.engine.observer.settled(info)
+
+
+@pytest.mark.parametrize(
+    ("loop", "limit", "says"),
+    [
+        (receiving_only, "MOST_TURNS", "took 201 turns with 0 steps"),
+        (verifying_nothing, "MOST_STEPS", "201 steps"),
+    ],
+)
+def test_a_loop_without_progress_ends(
+    monkeypatch: pytest.MonkeyPatch, loop: Callable[[Scheduler], None], limit: str, says: str
+) -> None:
+    monkeypatch.setattr(runner, "run_overlapped", loop)
+    monkeypatch.setattr(progress, limit, 200)
+    question = resolved("mixed", *FEW)
+    outcome = execute(question, question.relays[0], Options(device="vgpu", hazards=True))
+    failure = outcome.result.run.failure
+    assert failure is not None and failure.startswith("no request advances: since step 0") and says in failure
+    assert "none of 3 unfinished requests got a token (r0 is waiting, with 0 tokens)" in failure
+    assert _exit_code(outcome) == WORKLOAD_FAILED
+    ended = run_ended(outcome)
+    assert ended.verdict == "failed" and "no request advances" in ended.evidence[0].says
+
+
+def test_a_warm_up_without_progress_is_a_failed_workload(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "run_overlapped", receiving_only)
+    monkeypatch.setattr(progress, "MOST_TURNS", 200)
+    question = resolved("mixed", *FEW[:2])
+    with pytest.raises(NoProgressError) as stuck:
+        execute(question, question.relays[0], Options(device="vgpu"))
+    assert exit_code(stuck.value) == WORKLOAD_FAILED
+
+
+def test_waiting_and_an_idle_rank_are_no_lack_of_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that sleeps now and then, and one that holds no request, go on."""
+    monkeypatch.setattr(progress, "MOST_TURNS", 10)
+
+    def loop(scheduler: Scheduler) -> None:
+        watch = ProgressWatch(scheduler)
+        for turn in range(100):
+            with (
+                watch.range("receive", 0, 0),
+                watch.range(SLEEP, NO_STEP, 0) if turn % 9 == 0 else nullcontext(),
+            ):
+                pass
+        scheduler.waiting_queue = []
+        for _ in range(100):
+            watch.range("receive", 0, 0)
+
+    monkeypatch.setattr(runner, "run_overlapped", loop)
+    question = resolved("mixed", *FEW)
+    assert not execute(question, question.relays[0], Options(device="vgpu")).result.run.failure
