@@ -21,7 +21,7 @@ from .measure import reading, result
 from .nsys.reader import open_export, scrub
 from .nsys.record import exported, find
 from .nsys.tables import MAGIC
-from .steps import launching_threads
+from .steps import launches
 
 REPORT: Final = ".nsys-rep"
 OLD_REPORT: Final = ".qdrep"
@@ -98,9 +98,9 @@ class Reader:
 
 
 def chosen(capture: ProfilerCapture) -> RangeMap:
-    """The first shipped map that finds steps in the capture; the first of all if none does."""
+    """The shipped map that finds the most steps in the capture; of equal ones the first."""
     known = [maps.load(name) for name in maps.names()]
-    return max(known, key=lambda meaning: len(launching_threads(capture.spans, meaning)) > 0)
+    return max(known, key=lambda meaning: launches(capture.spans, meaning).total())
 
 
 def captures_in(folder: Path) -> Sequence[Path]:

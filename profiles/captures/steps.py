@@ -47,9 +47,14 @@ class CapturedSteps(NamedTuple):
 
 def launching_threads(spans: Sequence[CapturedRange], meaning: RangeMap) -> list[int]:
     """Threads that launch steps, the busiest first; equal ones in the order of their numbers."""
-    launch = re.compile(meaning.steps.launch)
-    found = Counter(span.thread for span in known(spans, meaning) if launch.fullmatch(span.name))
+    found = launches(spans, meaning)
     return sorted(found, key=lambda thread: (-found[thread], thread))
+
+
+def launches(spans: Sequence[CapturedRange], meaning: RangeMap) -> Counter[int]:
+    """The number of launches by thread."""
+    launch = re.compile(meaning.steps.launch)
+    return Counter(span.thread for span in known(spans, meaning) if launch.fullmatch(span.name))
 
 
 def known(spans: Sequence[CapturedRange], meaning: RangeMap) -> list[CapturedRange]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
 from schedbench.profiles.captures import maps
-from schedbench.profiles.captures.capture import CapturedRange
+from schedbench.profiles.captures.capture import CapturedRange, ProfilerCapture
+from schedbench.profiles.captures.files import chosen
 from schedbench.profiles.captures.maps import MapError, RangeMap, parse
 from schedbench.profiles.captures.steps import read_steps
 from schedbench.profiles.cuda.nvtx_ranges import DOMAIN
@@ -107,3 +111,15 @@ def test_maps_are_told_apart_by_what_they_say():
     meaning = parse(OTHER.encode(), "m")
     assert isinstance(meaning, RangeMap)
     assert meaning.sha256 != parse(OTHER.replace("21", "22").encode(), "m").sha256
+
+
+def test_the_map_that_finds_the_most_steps_is_chosen():
+    """A capture of another engine may have a few ranges that read like ours."""
+
+    def capture(ours: int, theirs: int) -> ProfilerCapture:
+        names = ["decode bs=4"] * ours + ["scheduler.run_batch"] * theirs
+        spans = [CapturedRange(name, at, at + 1, thread=1) for at, name in enumerate(names)]
+        return cast(ProfilerCapture, SimpleNamespace(spans=spans))
+
+    found = [chosen(capture(*counts)).name for counts in ((2, 30), (30, 2), (0, 3), (0, 0))]
+    assert found == ["sglang", "schedbench", "sglang", "schedbench"]
