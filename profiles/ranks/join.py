@@ -109,12 +109,12 @@ def _of_data_ranks(resolved: Resolved, ranks: Sequence[RankReport], failure: str
     first, account = results[0], RequestTotals.merged([rank.account for rank in ranks])
     rows = {row.id: row for result in results for row in result.requests}
     records = account.in_order()
-    metrics = _request_metrics(account, results) | _acceptance_metrics(resolved, ranks)
+    metrics = _unless_untimed(first, _request_metrics(account, results))
     return _combined(
         first,
         results,
         failure,
-        metrics=_unless_untimed(first, metrics),
+        metrics=metrics | _acceptance_metrics(resolved, ranks),
         ranks=tuple(
             _rank_part(f"rank {index}", "data", rank, {"idle_step_share": _idle_step_share(rank.result)})
             for index, rank in enumerate(ranks)
@@ -201,6 +201,7 @@ def _value(metric: Metric | Abstained) -> float:
 
 
 def _acceptance_metrics(resolved: Resolved, ranks: Sequence[RankReport]) -> Metrics:
+    """They count tokens, and are right where times mean nothing."""
     log = AcceptanceLog.merged(rank.acceptance for rank in ranks)
     depth = speculation_depth(resolved.scenario)
     return acceptance_metrics(log, depth, exact=_is_exact(ranks[0].result))

@@ -6,9 +6,10 @@ from functools import cache
 
 import pytest
 
-from schedbench.profiles.record.result import Result
+from schedbench.profiles.ranks.execute import Options, execute
+from schedbench.profiles.record.result import Abstained, Result
 from schedbench.sched.relay.states import states
-from tests.acceptance.runs import digest_of, result_of, statuses, value
+from tests.acceptance.runs import digest_of, resolved, result_of, statuses, value
 from tests.conftest import RunCommand
 
 FEW = (
@@ -61,6 +62,14 @@ def test_an_idle_step_drafts_nothing(state: str) -> None:
     assert idle
     for counts in idle:
         assert {stream: set(tallies) for stream, tallies in counts.streams.items()} == {"forward": {"sync"}}
+
+
+def test_acceptance_is_kept_where_times_are_void() -> None:
+    """As in a run of one engine: it counts tokens."""
+    question = resolved("spec_v2", *FEW, *ALONE, TWO)
+    found = execute(question, question.relays[0], Options(device="vgpu", adversary=0)).result
+    assert isinstance(found.metrics["ttft_ms"], Abstained)
+    assert value(found, "accept_length") == reference("v2")[1]
 
 
 def test_a_shared_mlp_is_refused(run_command: RunCommand) -> None:
