@@ -25,13 +25,14 @@ from ...scenarios.problems import ScenarioError
 from ...scenarios.schema import Scenario
 from ...sched.link import Link, LinkError
 from ...sched.observe import Clock
+from ..cuda.hazards.machine import require_one_device
 from ..cuda.log import WallClock
 from ..cuda.machine import open_cuda
 from ..platform import capacity
 from ..platform.machine import Machine, MachineError
 from ..platform.pool import end_with_parent
 from ..run.fault_injector import inject_faults
-from ..run.machines import open_machine
+from ..run.machines import NO_ADVERSARY, open_machine
 from ..run.runner import GatedSink
 from ..run.task import RunTask
 from ..vgpu.device import CURRENT
@@ -113,6 +114,10 @@ def _check(task: RunTask, *, started_here: bool) -> None:
     _check_faults(scenario)
     if started_here and task.kind == "vgpu":
         capacity.check_world(task.resolved)
+    if task.kind == "cuda" and task.options.adversary is not None:
+        raise MachineError(NO_ADVERSARY)
+    if task.kind == "cuda" and task.options.hazards:
+        require_one_device(task.resolved)
     if _uses_nixl(scenario):
         require_nixl()
     if pair.mode != "none" and pair.transfer == "local":

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 
@@ -24,6 +24,7 @@ from ..vgpu.tensor import DeviceTensor
 
 DeviceKind = Literal["cuda", "vgpu"]
 DeviceChoice = Literal["auto"] | DeviceKind
+NO_ADVERSARY: Final = "an adversary decides when work is done; a real device does so itself"
 
 
 def device_kind(kind: DeviceChoice, scenario: Scenario) -> DeviceKind:
@@ -72,7 +73,7 @@ def open_machine(
     if kind == "vgpu":
         return _open_virtual(resolved, sink, hazards=hazards, adversary=adversary, simulation=simulation)
     if adversary is not None:
-        raise MachineError("an adversary decides when work is done; a real device does so itself")
+        raise MachineError(NO_ADVERSARY)
     return open_cuda_with_hazards(resolved, sink) if hazards else open_cuda(resolved, sink, keep_trace)
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
+import torch
 
-from schedbench.cli.errors import exit_code
+from schedbench.cli.errors import UNABLE, exit_code
 from schedbench.cli.run import run
+from schedbench.profiles.platform.machine import MachineError
 from schedbench.profiles.ranks import processes
+from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.ranks.processes import WorldSizeError, local_addresses
 from schedbench.profiles.ranks.torchrun import TorchrunError, launched
+from tests.acceptance.runs import resolved
 
 
 def test_a_stopped_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,3 +80,21 @@ def test_invalid_variables_of_torchrun_are_usage_errors(
     with pytest.raises(TorchrunError, match=message) as invalid:
         run("pp2", world=world, device="vgpu")
     assert exit_code(invalid.value) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"adversary": 0}, "a real device does so itself"),
+        ({"hazards": True}, "the scenario has several ranks: hazards are checked on one device only"),
+    ],
+)
+def test_what_cuda_cannot_do_in_several_processes_is_refused(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], why: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    question = resolved("pp2")
+    chosen = Options(device="cuda", world="distributed", **options)
+    with pytest.raises(MachineError, match=why) as refused:
+        execute(question, question.relays[0], chosen)
+    assert exit_code(refused.value) == UNABLE
