@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,7 +69,7 @@ def test_no_switch_breaks_it(state: str, switch: str) -> None:
 
 
 def test_what_upstream_never_met_is_declared_and_mended_by_25945() -> None:
-    assert choose("pr25945-before", {}).known_defects == tuple(DEFECTS.values())
+    assert choose("pr25945-before", {}).known_defects == tuple(DEFECTS)
     assert choose("pr25945", {}).known_defects == choose("latest", {}).known_defects == ()
 
 
@@ -76,6 +77,44 @@ def test_an_undeclared_defect_is_a_violation() -> None:
     row = choose("pr25945-before", {}).row(overlap=True)
     promises = {violation.promise for violation in check_contract(lambda: row, overlap=True).broken}
     assert promises == {ANY_PROMPT, BARE_SIDE}
+
+
+def undeclared(**policies: object) -> dict[str, str]:
+    """What a changed row of a state with declared defects breaks besides them."""
+    choice = choose("pr25945-before", {})
+    row: RelayRow = replace(choice.row(overlap=True), **policies)
+    found = check_contract(lambda: row, overlap=True, declared=choice.known_defects)
+    return {violation.promise: violation.says for violation in found.broken}
+
+
+def test_another_defect_with_bare_sides_is_not_the_declared_one() -> None:
+    def merge_by_guess(context, batch, other):  # noqa: ARG001
+        if batch.input_ids is None:
+            batch.input_ids = torch.zeros(batch.batch_size, dtype=torch.int64)
+        if other.input_ids is None:
+            other.input_ids = torch.zeros(other.batch_size, dtype=torch.int64)
+        batch.input_ids = torch.cat([batch.input_ids, other.input_ids])
+
+    assert not undeclared()
+    assert "was sampled for it" in undeclared(merge=merge_by_guess)[BARE_SIDE]
+
+
+def test_another_defect_with_prompts_is_not_the_declared_one() -> None:
+    """Ids above zero are replaced, or the prompt cannot pass at all."""
+    before = choose("pr25945-before", {}).row(overlap=True).resolve
+
+    def shift(context, batch):
+        before(context, batch)
+        if batch.forward_mode.is_extend and int(batch.input_ids[-1]) == 8:
+            batch.input_ids = batch.input_ids + 1
+
+    def refuse(context, batch):
+        if batch.forward_mode.is_extend and int(batch.input_ids[-1]) == 8:
+            raise ValueError("no room")
+        before(context, batch)
+
+    assert "the prompt's token is 8, not 7" in undeclared(resolve=shift)[ANY_PROMPT]
+    assert "ValueError: no room" in undeclared(resolve=refuse)[ANY_PROMPT]
 
 
 # ---- rows of a user's own ----------------------------------------------------------------------------------
