@@ -6,31 +6,45 @@ import json
 import os
 import subprocess
 import sys
+from array import array
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from schedbench.profiles.measure.requests import RequestRecord
+from schedbench.profiles.record.timeline import Call, Op, Range
+from schedbench.profiles.vgpu.engine import EventRecording, RecordEntry, ReplayEntry, WaitEntry
+from schedbench.profiles.vgpu.hazards.footprints import ByteSpan, Grid
+from schedbench.profiles.vgpu.hazards.shadow import AccessHistory, Block, IssuedOp, MemoryAccess, ShadowMemory
+from schedbench.profiles.vgpu.ledger import LedgerContext
+from schedbench.profiles.vgpu.tensor import DeviceTensor
+from schedbench.sched.config import SamplingParams
+from schedbench.sched.memory.tree import TreeNode
+from schedbench.sched.observe import StepInfo
+from schedbench.sched.request import Request
+from tests.robustness.soak import name_of
+
 ROOT = Path(__file__).parents[2]
 RECORD = 1024  # bytes that are kept of a request until the result is written: its record and its tokens
 SLACK = 24 * 2**20  # of allocators, over a run of any length
-KEPT = ("RequestRecord", "array")  # one of each for every request
+KEPT = (RequestRecord, array)  # one of each for every request
 # Of these there are about as many at any time; the hazard checker prunes its own now and then.
-STEADY = ("DeviceTensor", "EventRecording", "Request", "SamplingParams", "TreeNode", "Block", "ShadowMemory")
+STEADY = (DeviceTensor, EventRecording, Request, SamplingParams, TreeNode, Block, ShadowMemory)
 PRUNED = (
-    "MemoryAccess",
-    "AccessHistory",
-    "IssuedOp",
-    "Grid",
-    "ByteSpan",
-    "RecordEntry",
-    "WaitEntry",
-    "ReplayEntry",
-    "Op",
-    "Call",
-    "Range",
-    "LedgerContext",
-    "StepInfo",
+    MemoryAccess,
+    AccessHistory,
+    IssuedOp,
+    Grid,
+    ByteSpan,
+    RecordEntry,
+    WaitEntry,
+    ReplayEntry,
+    Op,
+    Call,
+    Range,
+    LedgerContext,
+    StepInfo,
 )
 RUNNING = 64  # requests of one batch
 Reading = dict[str, Any]
@@ -49,6 +63,10 @@ def soaked(requests: int, hazards: str) -> list[Reading]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def alive(reading: Reading, kind: type) -> int:
+    return int(reading["alive"].get(name_of(kind), 0))
+
+
 def judge(readings: list[Reading], requests: int) -> None:
     """Against the first fifth of the run: by then every pool has been full."""
     early, late = readings[: len(readings) // 5 + 1], readings[len(readings) // 5 + 1 :]
@@ -58,13 +76,13 @@ def judge(readings: list[Reading], requests: int) -> None:
     grown = last["resident"] - early[-1]["resident"]
     assert grown < SLACK + RECORD * (requests - early[-1]["requests"])
     for reading in late[:-1]:
-        for name in (*STEADY, *PRUNED):
-            most = max(before["alive"].get(name, 0) for before in early)
-            bound = 2 * most + 100 if name in STEADY else 4 * most + 1000
-            assert reading["alive"].get(name, 0) <= bound, name
-    assert all(last["alive"][name] <= requests + 200 for name in KEPT)
+        for kind in (*STEADY, *PRUNED):
+            most = max(alive(before, kind) for before in early)
+            bound = 2 * most + 100 if kind in STEADY else 4 * most + 1000
+            assert alive(reading, kind) <= bound, kind
+    assert all(alive(last, kind) <= requests + 200 for kind in KEPT)
     assert (last["lost"], last["protected"], last["rows"]) == (0, 0, 0)
-    assert last["alive"]["Request"] <= RUNNING  # the last batch still stands
+    assert alive(last, Request) <= RUNNING  # the last batch still stands
 
 
 @pytest.mark.parametrize("hazards", [pytest.param("off", marks=pytest.mark.wide), "on"])
