@@ -15,7 +15,7 @@ from .stopwatch import Stopwatch
 if TYPE_CHECKING:
     from ..profiles.platform.resolve import Resolved
 
-_Form = Literal["table", "json", "md"]
+_Form = Literal["table", "json", "md", "csv"]
 
 _Report = Callable[[str], None]
 _Examination = Callable[["Resolved", Stopwatch, _Report], dict[str, Any]]
@@ -100,11 +100,15 @@ def _on_vgpu(seeds: int | None, only: int | None) -> _Examination:
         from ..profiles.check import adversaries
         from ..profiles.check.examine import Examiner
         from ..profiles.check.report import document
+        from ..profiles.check.scope import not_asked
+        from ..profiles.platform.inputs import scenario_part
 
+        scenario = scenario_part(question)  # before the runs, which may outlast an edit
         numbers = adversaries.seeds(SEEDS if seeds is None else seeds) if only is None else (only,)
         examiner = Examiner(question, numbers, report)
         reports = [examiner.examine(relay) for relay in question.relays]
-        return document(question, reports, run=clock.run())
+        left_out = not_asked(question, numbers, reports)
+        return document(scenario, reports, not_asked=left_out, run=clock.run())
 
     return examine
 
@@ -112,8 +116,11 @@ def _on_vgpu(seeds: int | None, only: int | None) -> _Examination:
 def _on_cuda(question: Resolved, clock: Stopwatch, report: _Report) -> dict[str, Any]:
     from ..profiles.check.on_cuda import examine_all
     from ..profiles.check.report import document
+    from ..profiles.check.scope import not_asked
+    from ..profiles.platform.inputs import scenario_part
 
-    return document(question, examine_all(question, report), run=clock.run())
+    scenario, reports = scenario_part(question), examine_all(question, report)
+    return document(scenario, reports, not_asked=not_asked(question, (), reports), run=clock.run())
 
 
 def _all_faults(seeds: int, clock: Stopwatch, report: _Report) -> dict[str, Any]:
@@ -131,4 +138,9 @@ def _show(content: dict[str, Any], output_dir: Path | None, form: _Form) -> None
 
     if output_dir is not None:
         write_whole(output_dir / "check.json", to_json(content))
-    show(form, lambda _: check_page.page(content), json=lambda: to_json(content))
+    show(
+        form,
+        lambda _: check_page.page(content),
+        json=lambda: to_json(content),
+        csv=lambda: check_page.as_csv(content),
+    )

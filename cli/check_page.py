@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
-from .page import Document, Lines, Page, framed
+from .page import Document, Lines, Page, framed, to_csv
 from .text import MISSING
 
 _STYLES = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
@@ -22,9 +22,50 @@ def page(content: Document) -> Page:
     verdict = Text("all passed" if content["passed"] else "FAILED", style=_overall(content))
     return Page(
         "check",
-        [*tables(content), Lines([Text(), *evidence(content)]), verdict],
+        [*tables(content), Lines([Text(), *evidence(content)]), *_left_out(content), verdict],
         footer=(f"`{content['run']['command']}`",),
     )
+
+
+def as_csv(content: Document) -> str:
+    """A row for each check, and one for what was not asked; of all faults, a row for each fault."""
+    if "faults" in content:
+        rows = [
+            [
+                fault["state"],
+                fault["name"],
+                "caught" if fault["caught_by"] else "not caught",
+                _catchers(fault),
+            ]
+            for fault in content["faults"]
+        ]
+    else:
+        rows = [
+            [_relay(report), check["name"], check["verdict"], check["about"]]
+            for report in content["reports"]
+            for check in report["checks"]
+        ]
+        rows.append(["", "not asked", "", not_asked(content)])
+    return to_csv(["relay", "check", "verdict", "about"], rows)
+
+
+def not_asked(content: Document) -> str:
+    return "; ".join(f"{name}: {text}" for name, text in sorted(content["not_asked"].items()))
+
+
+def _left_out(content: Document) -> Iterator[Text]:
+    if "not_asked" in content:
+        yield Text(f"not asked: {not_asked(content)}", style="dim")
+
+
+def _relay(report: Document) -> str:
+    relay = report["relay"]
+    switches = [f"{name}={value}" for name, value in relay["switches"].items()]
+    return " · ".join([relay["state"], *switches, *(f"fault {name}" for name in relay["faults"])])
+
+
+def _catchers(fault: Document) -> str:
+    return ", ".join(_CATCHERS.get(name, name) for name in fault["caught_by"])
 
 
 def tables(content: Document) -> Iterator[Table]:
@@ -53,12 +94,9 @@ def evidence(content: Document) -> Iterator[Text]:
 
 
 def checks(report: Document, content: Document) -> Table:
-    relay = report["relay"]
-    parts = [content["scenario"]["expanded"]["name"], relay["state"]]
-    parts += [f"{name}={value}" for name, value in relay["switches"].items()]
-    parts += [f"fault {name}" for name in relay["faults"]]
+    title = f"{content['scenario']['expanded']['name']} · {_relay(report)}"
     caption = f"{report['wall_s']:.1f} s; emulated; no time is judged"
-    table = framed(" · ".join(parts), "check", "verdict", caption=caption, no_wrap=True)
+    table = framed(title, "check", "verdict", caption=caption, no_wrap=True)
     table.add_column("", overflow="fold")
     for check in report["checks"]:
         verdict = check["verdict"]
@@ -89,7 +127,7 @@ def faults(content: Document) -> Table:
     table.add_column("points at", overflow="fold")
     for fault in content["faults"]:
         clean = "passed" if fault["clean"] else "failed"
-        catchers = ", ".join(_CATCHERS.get(name, name) for name in fault["caught_by"])
+        catchers = _catchers(fault)
         table.add_row(
             fault["name"],
             fault["state"],

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 from ...sched.relay.choice import RelayChoice
-from ..platform.resolve import Resolved
 from ..record.environment import environment, tool
-from ..record.result import Result, SitePart, canonical
+from ..record.result import Result, ScenarioPart, SitePart, canonical
 from ..record.timeline import OrderKind
 
 Verdict = Literal["passed", "failed", "not applicable"]
@@ -74,16 +73,19 @@ SCHEMA_VERSION: Final = "1.0"
 Document = dict[str, Any]
 
 
-def document(resolved: Resolved, reports: Sequence[Report], *, run: Document) -> Document:
-    """All checks of all relays with their evidence. ``run`` is as in a result document."""
+def document(
+    scenario: ScenarioPart, reports: Sequence[Report], *, not_asked: Mapping[str, str], run: Document
+) -> Document:
+    """All checks of all relays with their evidence. ``scenario`` and ``run`` are as in a result document."""
     return {
         "schema_version": SCHEMA_VERSION,
         "tool": tool().model_dump(mode="json"),
         "run": run,
         "environment": environment(),
-        "scenario": {"expanded": resolved.scenario.expanded(), "sha256": resolved.scenario.sha256},
+        "scenario": scenario.document(),
         "passed": not any(report.failed for report in reports),
         "reports": [_report(report) for report in reports],
+        "not_asked": dict(not_asked),
     }
 
 

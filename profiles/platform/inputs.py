@@ -15,12 +15,18 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from ...sched.model.checkpoint import INDEX, WHOLE
-from ..record.result import InputPart
+from ..record.result import InputPart, ScenarioPart
 from .resolve import Resolved
 
 WHOLE_BYTES: Final = 64 * 2**20
 BLOCKS: Final = 64
 BLOCK_BYTES: Final = 2**18
+
+
+def scenario_part(resolved: Resolved) -> ScenarioPart:
+    """The scenario as documents name it, with the files as they are now."""
+    scenario = resolved.scenario
+    return ScenarioPart(expanded=scenario.expanded(), sha256=scenario.sha256, inputs=inputs(resolved))
 
 
 def inputs(resolved: Resolved) -> tuple[InputPart, ...]:

@@ -25,9 +25,8 @@ from ...scenarios.problems import ScenarioError
 from ...scenarios.schema import Scenario
 from ...sched.link import Link, LinkError
 from ...sched.observe import Clock
-from ..cuda.hazards.machine import require_one_device
 from ..cuda.log import WallClock
-from ..cuda.machine import open_cuda
+from ..cuda.machine import open_cuda, require_one_device
 from ..platform import capacity
 from ..platform.machine import Machine, MachineError
 from ..platform.pool import end_with_parent

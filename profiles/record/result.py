@@ -117,6 +117,12 @@ class ScenarioPart(ResultModel):
     sha256: str
     inputs: tuple[InputPart, ...] = ()
 
+    def document(self) -> dict[str, JsonValue]:
+        document: dict[str, JsonValue] = self.model_dump(mode="json")
+        if not self.inputs:
+            del document["inputs"]
+        return document
+
     @property
     def seed(self) -> int | None:
         """Of the workload; None where the scenario leaves it open."""
@@ -395,8 +401,7 @@ class Result(ResultModel):
                 del document["run"][optional]
         if self.relay.loop is None:
             del document["relay"]["loop"]
-        if not self.scenario.inputs:
-            del document["scenario"]["inputs"]
+        document["scenario"] = self.scenario.document()
         for optional in ("not_asked", "ranges"):
             if not document[optional]:
                 del document[optional]

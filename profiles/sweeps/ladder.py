@@ -10,9 +10,10 @@ from ...scenarios.combinations import overlaps
 from ...scenarios.workload import params
 from ...sched.relay.choice import RelayChoice, difference
 from ...sched.relay.row import DraftRow, RelayRow, Speculation
+from ..platform.inputs import scenario_part
 from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options, RunOutcome, execute
-from ..record.result import SCHEMA_VERSION, Outputs, canonical
+from ..record.result import SCHEMA_VERSION, Outputs, ScenarioPart, canonical
 from ..run.runner import ObserverFactory, unobserved
 
 Document = dict[str, Any]
@@ -34,6 +35,7 @@ class Ladder:
     """``rungs`` in the order of the scenario; some are missing when the run was interrupted."""
 
     resolved: Resolved
+    scenario: ScenarioPart
     rungs: tuple[Rung, ...]
 
     @property
@@ -48,10 +50,9 @@ class Ladder:
         return len({rule for rule, _ in promised}) == len(promised)
 
     def document(self) -> Document:
-        scenario = self.resolved.scenario
         return {
             "schema_version": SCHEMA_VERSION,
-            "scenario": {"expanded": scenario.expanded(), "sha256": scenario.sha256},
+            "scenario": self.scenario.document(),
             "ladder": {"tokens_agree": self.tokens_agree},
             "rungs": [
                 {
@@ -103,9 +104,9 @@ def _apart(
 
 def climb(resolved: Resolved, options: Options, *, observe: ObserverFactory = unobserved) -> Ladder:
     """Run the scenario with each of its relays. Raises as ``execute`` does."""
-    rungs: list[Rung] = []
+    scenario, rungs = scenario_part(resolved), list[Rung]()
     for relay in resolved.relays:
         rungs.append(Rung(relay, execute(resolved, relay, options, observe=observe)))
         if rungs[-1].outcome.result.run.cancelled:
             break
-    return Ladder(resolved, tuple(rungs))
+    return Ladder(resolved, scenario, tuple(rungs))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from contextlib import nullcontext
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,49 @@ def test_what_no_check_proves_is_named_with_its_line(run_command: RunCommand) ->
     said = run_command("check", *TINY, "--relay", "latest", "--adversarial", "0", "--format", "md")
     assert "**Not reached**" in said.out
     assert "| context.streams.record(source, context.streams.forward) |" in said.out
+
+
+def test_every_form_says_in_one_line_what_was_not_asked(run_command: RunCommand, tmp_path: Path) -> None:
+    asked = ("check", *TINY[:2], "1", *TINY[3:], "--relay", "latest", "--output-dir", tmp_path)
+    said = run_command(*asked, "--format", "csv")
+    content = json.loads((tmp_path / "check.json").read_text())
+    assert content["not_asked"] == {
+        "strategies": "the staging stream first, the backup stream first, the lengths stream first",
+        "random orders": "all but seed 7",
+        "modes": "all but overlapped loop, mixed chunk, radix cache, graphs",
+        "relays": "all but latest",
+        "known bugs": "all (--all-faults)",
+        "scripted failures": "all",
+    }
+    line = "; ".join(f"{name}: {text}" for name, text in content["not_asked"].items())
+    header, *rows = csv.reader(said.out.splitlines())
+    assert header == ["relay", "check", "verdict", "about"] and rows[-1] == ["", "not asked", "", line]
+    assert rows[0] == ["latest", "run", "passed", "2 requests ended"]
+    page = check_page.page(content)
+    assert f"not asked: {line}" in [str(block) for block in page.blocks]
+    assert f"not asked: {line}" in markdown(page).splitlines()
+
+
+def test_one_adversary_leaves_all_others_out(run_command: RunCommand) -> None:
+    said = run_command("check", *TINY[:1], *TINY[3:], "--adversarial", "8", "--format", "json")
+    left_out = json.loads(said.out)["not_asked"]
+    assert left_out["strategies"].startswith("all work as late as possible, the schedule stream first, ")
+    assert left_out["random orders"] == "all but seed 8"
+
+
+def test_the_files_that_were_read_are_named_with_their_digests(
+    run_command: RunCommand, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"input_length": 9, "output_length": 3}\n' * 2)
+    arguments = ("--set", f"workload={{trace: {trace}, format: jsonl, requests: 2}}", "--format", "json")
+    checked = json.loads(run_command("check", "mixed", "--adversarial", "0", *arguments).out)
+    relays = ("--set", "engine.relays=[pr25945, latest]", "--set", "expect={}")
+    climbed = json.loads(run_command("run", "mixed", *arguments, *relays).out)
+    ran = climbed["rungs"][0]["result"]
+    assert checked["scenario"]["inputs"] == climbed["scenario"]["inputs"] == ran["scenario"]["inputs"]
+    [part] = ran["scenario"]["inputs"]
+    assert part["key"] == "workload.trace" and part["sha256"] == sha256(trace.read_bytes()).hexdigest()
 
 
 def test_a_hazard_is_told_with_both_lines(run_command: RunCommand) -> None:

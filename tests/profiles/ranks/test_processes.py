@@ -93,7 +93,7 @@ def test_what_cuda_cannot_do_in_several_processes_is_refused(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], why: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    question = resolved("pp2")
+    question = resolved("pp2", "device.values=real", "model={preset: tiny-llama, dtype: float32}")
     chosen = Options(device="cuda", world="distributed", **options)
     with pytest.raises(MachineError, match=why) as refused:
         execute(question, question.relays[0], chosen)

@@ -1,0 +1,48 @@
+"""``check`` on every shipped scenario: nothing is found in ``latest``, in whatever order its streams allow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from schedbench.profiles.check import adversaries
+from schedbench.profiles.check.examine import Examiner
+from schedbench.scenarios import shipped
+from schedbench.sched.relay.choice import choose
+from tests.acceptance.runs import resolved
+
+FEW = 6  # requests
+RANDOM_ORDERS = 8
+
+
+def own_file(name: str, checkpoint: Path) -> tuple[str, ...]:
+    """The setting that a scenario asks its user for, if it does."""
+    if name == "checkpoint":
+        return (f"model.path={checkpoint}",)
+    if name != "trace_mooncake":
+        return ()
+    trace = checkpoint / "trace.jsonl"
+    lengths = [(600 + 100 * i, 3 + i) for i in range(FEW)]
+    rows = [
+        {
+            "timestamp": 20 * i,
+            "input_length": n,
+            "output_length": m,
+            "hash_ids": [7, *range(i, i - -n // 512 - 1)],
+        }
+        for i, (n, m) in enumerate(lengths)
+    ]
+    trace.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return (f"workload.trace={trace}",)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("name", shipped.names())
+def test_latest_passes_in_every_order(name: str, checkpoint: Path) -> None:
+    question = resolved(name, f"workload.requests={FEW}", *own_file(name, checkpoint))
+    report = Examiner(question, adversaries.seeds(RANDOM_ORDERS)).examine(choose("latest", {}))
+    assert not report.failed
+    asked = {check.name for check in report.checks if check.verdict == "passed"}
+    assert {"run", "invariants", "contract", "hazards"} <= asked
