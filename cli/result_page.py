@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..profiles.record.definitions import DEFINITIONS, shown_in
-from ..profiles.record.result import IDLE_PARTS
+from ..profiles.record.result import IDLE_PARTS, PROGRAM
 from ..scenarios.schema import Stream
 from . import rank_tables
 from .capture_page import capture_notes, is_capture, ranges, steps_without_device
@@ -79,8 +79,8 @@ def _capture_tables(result: Document, *, width: int) -> tuple[Table, ...]:
     """A capture has no tables of requests, tables of the device only where it recorded one, and tables of steps only
     where it has steps."""
     found = (hazard_table(result["hazards"]),) if result["hazards"].get("findings") else ()
-    if not result["per_step"]:
-        return copies(result, width=width), host_waits(result, width=width), *found
+    if PROGRAM in result["per_step"]:
+        return counts(result), copies(result, width=width), host_waits(result, width=width), *found
     if "abstained" in result["idle"] and not result["copies"]:
         return summary(result), latency(result), ranges(result), steps_without_device(result)
     device = (counts(result), copies(result, width=width), host_waits(result, width=width), gpu_waits(result))

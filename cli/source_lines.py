@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from ..profiles.record.result import PROGRAM
 from .page import Document, framed, ordered_kinds
 from .text import MISSING, cut_left, cut_right, number, size
 
@@ -48,9 +49,9 @@ def _copy(row: Document) -> str:
 
 
 def host_waits(result: Document, *, width: int) -> Table:
-    """Calls that waited for the device. A wait is exposed while the GPU had no forward to run, else hidden; without
-    steps it is neither."""
-    steps = _steps(result)
+    """Calls that waited for the device. A wait is exposed while the GPU had no forward to run, else hidden; in a
+    program without steps it is neither."""
+    steps = 0 if PROGRAM in result["per_step"] else _steps(result)
     copied = _over_kinds(result["copies"], ("stream", "direction", "host_memory", "blocking"))
     rows = [(row, _copy(row)) for row in copied]
     rows += [(row, row["call"]) for row in _over_kinds(result["syncs"], ("stream", "call"))]

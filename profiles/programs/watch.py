@@ -11,8 +11,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple, cast
 
+from ...sched.observe import StepInfo, StepKind
 from ..captures import maps
 from ..captures.capture import CapturedRange, ProfilerCapture
 from ..captures.files import chosen
@@ -21,12 +22,15 @@ from ..captures.measure import CaptureReading, document
 from ..captures.steps import read_steps
 from ..platform.hardware import load
 from ..record.environment import environment
-from ..record.result import Abstained, Result, RunPart
+from ..record.result import PROGRAM, Abstained, Result, RunPart
 from ..record.timeline import Call, Op, Window
 from ..run.declared_hazards import split_declared
 from ..vgpu import VirtualGpu, open_vgpu
 from ..vgpu.ledger import LedgerContext
 from .torch_cuda import CudaProgram, cuda_answered
+
+# The step of a program whose ranges define none.
+_WHOLE: Final = StepInfo(0, cast(StepKind, PROGRAM), 0, 0, False)
 
 
 class WatchRequest(NamedTuple):
@@ -60,9 +64,11 @@ class _Windows:
 def watched(request: WatchRequest) -> Result:
     """Raises ProgramError if the program ends with an error, HardwareError, MapError, OSError."""
     hardware, windows = load(request.hardware), _Windows()
-    folder = Path(request.script).resolve().parent
+    beside = sorted(
+        Path(request.script).resolve().parent.iterdir()
+    )  # files are named from the script's folder on
     with (
-        open_vgpu(hardware, sink=windows, watch=[folder], hazards=request.hazards, gradients=True) as gpu,
+        open_vgpu(hardware, sink=windows, watch=beside, hazards=request.hazards, gradients=True) as gpu,
         cuda_answered(gpu, name=hardware.name) as program,
     ):
         _run(request)
@@ -111,6 +117,10 @@ def _reading(
     gpu: VirtualGpu, program: CudaProgram, window: Window, spans: Sequence[CapturedRange], meaning: RangeMap
 ) -> CaptureReading:
     steps = read_steps(spans, meaning, epoch=0)
+    if not steps.launches:
+        steps.log.contexts.change(-1, LedgerContext("", 0, False))
+        steps.log.launched.append(_WHOLE)
+        steps.log.settled.append(_WHOLE)
     context = steps.log.contexts.at
     window.ops = [_op(op, context(op.launched)) for op in window.ops]
     window.calls = [_call(call, context(call.start)) for call in window.calls]
@@ -119,7 +129,7 @@ def _reading(
         f"{name} has no counterpart and was answered with a constant" for name in sorted(program.defaults)
     ]
     if not steps.launches:
-        notes.append("no NVTX range of the map launches a step: counts are of the whole program")
+        notes.append("no NVTX range of the map launches a step: the whole program counts as one")
     unfit = None if window.ops else "the program used no CUDA device"
     return CaptureReading(window, gpu.sites, gpu.streams, steps, tuple(notes), unfit)
 

@@ -85,6 +85,9 @@ class RunPart(ResultModel):
     hazards_s: Number | None = None  # of wall_s, what watching for hazards took
 
 
+PROGRAM: Final = "program"  # the kind of the only step of a watched program whose ranges define none
+
+
 class Labels(ResultModel):
     emulated: bool
     profiled: bool = False

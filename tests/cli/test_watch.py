@@ -45,6 +45,19 @@ def test_a_race_fails(script: Path) -> None:
     assert "x + 1" in done.stdout
 
 
+def test_versions_are_compared_by_line(tmp_path: Path) -> None:
+    results = []
+    for number, text in enumerate((GOOD, "import torch\nx = torch.ones(3, device='cuda')\n")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "program.py").write_text(text)
+        assert watch("--output-dir", str(folder), "--", "python", str(folder / "program.py")).returncode == 0
+        results.append(str(folder / "result.json"))
+    command = [sys.executable, "-m", "schedbench", "compare", *results]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert "program default d2h 1 -> 0, program default sync 1 -> 0" in " ".join(done.stdout.split())
+
+
 def test_a_program_that_fails_has_its_traceback_and_one_sentence(script: Path) -> None:
     script.write_text("def load():\n    raise ValueError('bad data')\nload()\n")
     done = watch("--", "python", str(script))
