@@ -12,6 +12,7 @@ import numpy as np
 from .distributions import Counts, Summary, draw, requested
 from .prompts import RandomStream, blocks, packed, stream, text
 from .records import TraceError, TraceRecord
+from .text_tokens import TokenCount
 from .traces import read
 from .workload_schema import Sampling, WorkloadSection
 
@@ -68,10 +69,13 @@ def _random(workload: WorkloadSection, *, vocab_size: int, seed: int) -> Prompt:
     return behind_prefix
 
 
-def replay(workload: WorkloadSection, path: Path, *, vocab_size: int, seed: int) -> Script:
-    """The first ``requests`` of the trace, in order of their instants. Raises TraceError."""
+def replay(
+    workload: WorkloadSection, path: Path, *, tokens: TokenCount, vocab_size: int, seed: int
+) -> Script:
+    """The first ``requests`` of the trace, in order of their instants. ``tokens`` counts those of a text. Raises
+    TraceError."""
     assert workload.format
-    records, left_out = read(path, workload.format, limit=workload.requests)
+    records, left_out = read(path, workload.format, limit=workload.requests, tokens=tokens)
     _refuse_unusable(records, path, vocab_size=vocab_size)
     instants = _instants(records)
     if instants is not None:

@@ -3,9 +3,11 @@
 mooncake   JSON lines: timestamp (ms), input_length, output_length, hash_ids (one for every 512 prompt tokens)
 azure      CSV: TIMESTAMP (date and time), ContextTokens, GeneratedTokens
 burstgpt   CSV: Timestamp (s), Request tokens, Response tokens
-sharegpt   a JSON array of conversations; their first two turns become a request. The text is not tokenized: a turn
-           of n bytes of UTF-8 counts as n / 4 tokens, rounded up. That is about right for English under vocabularies
-           of 32,000 to 128,000 tokens; code, and text in other scripts, deviate by a factor of up to two or three
+sharegpt   a JSON array of conversations; the texts of their first two turns are a request's prompt and output. Their
+           tokens are counted by the tokenizer.json in the folder of model.path, without a chat template. Where there
+           is none, n bytes of UTF-8 count as n / 4 tokens, rounded up. That is about right for English under
+           vocabularies of 32,000 to 128,000 tokens; code and other scripts deviate by a factor of up to two or three.
+           Only the numbers of tokens are used: prompts have random ids
 jsonl      JSON lines: prompt_token_ids or input_length, output_length, and where given timestamp (ms), sampling
 
 Requests without prompt or output, and conversations without an answer, are left out and counted. Malformed records are
@@ -30,6 +32,7 @@ from .json_array import objects
 from .problems import show
 from .prompts import BLOCK
 from .records import MAX_TOKENS, RecordFields, TraceError, TraceErrors, TraceLine, TraceRecord, lines
+from .text_tokens import TokenCount, estimated
 from .workload_schema import Sampling
 
 Format = Literal["mooncake", "azure", "burstgpt", "sharegpt", "jsonl"]
@@ -40,7 +43,6 @@ T = TypeVar("T")
 
 _MILLISECOND = 10**6
 _SECOND = 10**9
-_BYTES_PER_TOKEN = 4
 _DATE = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d{1,9})\d*)?(Z|[+-]\d\d:\d\d)?", re.ASCII)
 
 
@@ -51,16 +53,20 @@ class TraceContent(NamedTuple):
     left_out: int
 
 
-def read(path: Path, form: Format, *, limit: int | None = None) -> TraceContent:
-    """The first ``limit`` requests of a trace, or all. Raises TraceError."""
+def read(
+    path: Path, form: Format, *, limit: int | None = None, tokens: TokenCount = estimated
+) -> TraceContent:
+    """The first ``limit`` requests of a trace, or all. ``tokens`` counts those of a text. Raises TraceError."""
     with _open(path) as file:
-        return parse(file, form, name=str(path), limit=limit)
+        return parse(file, form, name=str(path), limit=limit, tokens=tokens)
 
 
-def parse(file: BinaryIO, form: Format, *, name: str, limit: int | None = None) -> TraceContent:
+def parse(
+    file: BinaryIO, form: Format, *, name: str, limit: int | None = None, tokens: TokenCount = estimated
+) -> TraceContent:
     """The first ``limit`` requests of an open trace, which errors call ``name``, or all. Raises TraceError with
     everything that is wrong up to there."""
-    rows, record_of = _FORMATS[form]
+    rows, record_of = _formats(tokens)[form]
     errors = TraceErrors()
     records: list[TraceRecord] = []
     left_out = 0
@@ -123,11 +129,11 @@ def _burstgpt(row: RecordFields) -> TraceRecord | None:
     return TraceRecord(row.line.number, prompt, output, arrival) if prompt and output else None
 
 
-def _sharegpt(row: RecordFields) -> TraceRecord | None:
+def _sharegpt(tokens: TokenCount, row: RecordFields) -> TraceRecord | None:
     turns = row.fields.get("conversations", row.fields.get("conversation"))
     if not isinstance(turns, list):
         raise row.line.error(f"conversations: expected a list of turns, got {show(turns)}")
-    prompt, output = ([_estimated_tokens(turn, row.line) for turn in turns[:2]] + [0, 0])[:2]
+    prompt, output = ([tokens(_text(turn, row.line)) for turn in turns[:2]] + [0, 0])[:2]
     return TraceRecord(row.line.number, prompt, output) if prompt and output else None
 
 
@@ -210,12 +216,11 @@ def _date(row: RecordFields, name: str) -> int:
     return round(seconds) * _SECOND + int((fraction or "").ljust(9, "0"))
 
 
-def _estimated_tokens(turn: Any, line: TraceLine) -> int:
-    """The tokens of one turn, estimated by its bytes."""
+def _text(turn: Any, line: TraceLine) -> str:
     text = turn.get("value", turn.get("content")) if isinstance(turn, dict) else None
     if not isinstance(text, str):
         raise line.error("conversations: expected turns with a value or content of text")
-    return -(-len(text.encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN)
+    return text
 
 
 def _sampling(row: RecordFields) -> Sampling:
@@ -227,10 +232,11 @@ def _sampling(row: RecordFields) -> Sampling:
         raise row.line.error(f"{where}: {first['msg'].lower()}, got {show(first['input'])}") from None
 
 
-_FORMATS: dict[Format, tuple[Rows, Callable[[RecordFields], TraceRecord | None]]] = {
-    "mooncake": (_json_lines, _mooncake),
-    "azure": (partial(_csv, columns=("TIMESTAMP", "ContextTokens", "GeneratedTokens")), _azure),
-    "burstgpt": (partial(_csv, columns=("Timestamp", "Request tokens", "Response tokens")), _burstgpt),
-    "sharegpt": (_json_array, _sharegpt),
-    "jsonl": (_json_lines, _jsonl),
-}
+def _formats(tokens: TokenCount) -> dict[Format, tuple[Rows, Callable[[RecordFields], TraceRecord | None]]]:
+    return {
+        "mooncake": (_json_lines, _mooncake),
+        "azure": (partial(_csv, columns=("TIMESTAMP", "ContextTokens", "GeneratedTokens")), _azure),
+        "burstgpt": (partial(_csv, columns=("Timestamp", "Request tokens", "Response tokens")), _burstgpt),
+        "sharegpt": (_json_array, partial(_sharegpt, tokens)),
+        "jsonl": (_json_lines, _jsonl),
+    }

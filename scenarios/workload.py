@@ -20,6 +20,7 @@ from .problems import show
 from .prompts import RandomStream, stream
 from .schema import Scenario
 from .script import Script, drawn, replay
+from .text_tokens import token_count, tokenizer_file
 from .workload_schema import (
     Abort,
     Arrival,
@@ -139,7 +140,8 @@ def _script(scenario: Scenario, *, vocab_size: int, seed: int) -> Script:
     if workload.trace is None:
         return drawn(workload, vocab_size=vocab_size, seed=seed)
     path = scenario.source.locate(("workload", "trace"), workload.trace)
-    return replay(workload, path, vocab_size=vocab_size, seed=seed)
+    tokens = token_count(tokenizer_file(scenario))
+    return replay(workload, path, tokens=tokens, vocab_size=vocab_size, seed=seed)
 
 
 def _arrival(scenario: Scenario, script: Script) -> Arrival:

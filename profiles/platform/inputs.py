@@ -1,7 +1,7 @@
 """Digests of the files that a scenario reads: its trace, and the configuration and weights of its checkpoints.
 
-A trace, a configuration and an index are digested whole. Of a weight file larger than ``WHOLE_BYTES`` the size and
-``BLOCKS`` evenly spaced blocks are digested, the first and the last among them.
+A trace, a tokenizer, a configuration and an index are digested whole. Of a weight file larger than ``WHOLE_BYTES`` the
+size and ``BLOCKS`` evenly spaced blocks are digested, the first and the last among them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from ...scenarios.text_tokens import TOKENIZER, tokenizer_file
 from ...sched.model.checkpoint import INDEX, WHOLE
 from ..record.result import InputPart, ScenarioPart
 from .resolve import Resolved
@@ -41,6 +42,8 @@ def _inputs(resolved: Resolved) -> Iterator[InputPart]:
         trace = scenario.workload.trace
         path = scenario.source.locate(("workload", "trace"), trace)
         yield from _file("workload.trace", trace, path)
+    if (tokenizer := tokenizer_file(scenario)) is not None:
+        yield from _file("model.path", f"{scenario.model.path}/{TOKENIZER}", tokenizer)
     weights = scenario.device.values == "real"
     draft = scenario.engine.speculative.draft
     if resolved.checkpoint is not None:

@@ -13,6 +13,7 @@ from ...scenarios.conditions import RELAY_STATE, condition_path
 from ...scenarios.loader import PartialScenarioError, load
 from ...scenarios.problems import KeyPath, Problem, ScenarioError, either, show, touches, unknown
 from ...scenarios.schema import AcceptanceSection, HiSparse, ModelSection, RelaySection, Scenario, Speculative
+from ...scenarios.text_tokens import token_count, tokenizer_file
 from ...scenarios.workload import params
 from ...sched.config import SimulatedAcceptance, SpeculativeConfig
 from ...sched.data_parallel.mlp import most_ranks
@@ -96,6 +97,7 @@ def resolve(scenario: Scenario) -> Resolved:
     )
     problems += [scenario.source.problem(path, text) for path, text in misnamed]
     _attempt(problems, scenario, ("workload", "trace"), lambda: _trace(scenario))
+    _attempt(problems, scenario, ("model", "path"), lambda: token_count(tokenizer_file(scenario)))
     vocabulary = model or PRESETS["tiny-llama"]  # a broken pattern is broken in any vocabulary
     _attempt(problems, scenario, ("workload", "sampling", "grammar"), lambda: _grammar(scenario, vocabulary))
     if problems:
