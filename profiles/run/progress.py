@@ -12,9 +12,8 @@ from ...sched.request import Request
 
 # A turn of the loop without a step may wait for a copy of some ten milliseconds, and takes some ten microseconds.
 MOST_TURNS: Final = 100_000
-MOST_STEPS: Final = (
-    1_000  # every step but the last ones of a request gives it tokens, or computes a part of its prompt
-)
+# Every step gives a request tokens, or computes a part of its prompt, except for the last steps of a request.
+MOST_STEPS: Final = 300
 
 
 class NoProgressError(RuntimeError):
