@@ -42,7 +42,7 @@ soak: $(READY)
 SEED ?= 2026
 COUNT ?= 18
 mutations: $(READY)
-	$(BIN)/python tests/mutations/draw.py --seed $(SEED) --count $(COUNT)
+	$(BIN)/python tests/mutations/draw.py --seed $(SEED) --count $(COUNT) $(DRAW)
 
 # Result documents of all shipped scenarios, here and at an earlier commit: equal but for wording.
 BASE ?= HEAD~1

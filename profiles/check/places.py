@@ -62,6 +62,8 @@ def ordering_kind(statement: ast.stmt) -> OrderKind | None:
     match statement:
         case ast.Expr(value=ast.Call(func=ast.Attribute(attr="record"), args=given)):
             return "reference" if given else "event"
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="wait", value=receiver))) if _is_link(receiver):
+            return None  # for a message, not for work of the device
         case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name))):
             return ORDERING_CALLS.get(name)
         case (
@@ -70,3 +72,7 @@ def ordering_kind(statement: ast.stmt) -> OrderKind | None:
         ) if name in KEPT:
             return "reference"
     return None
+
+
+def _is_link(receiver: ast.expr) -> bool:
+    return ast.unparse(receiver).rpartition(".")[2].strip("_") == "link"

@@ -28,37 +28,66 @@ ROOT = Path(__file__).resolve().parents[2]
 COPIED = (".typing", "cli", "profiles", "scenarios", "sched")
 _LINE = re.compile(r"(\.py):\d+")  # lines move: a table outlives them
 SECONDS = 240  # a check that takes longer does not end
+ONE, ALL = ("--adversarial", "0"), ("--seeds", "0")
 
+_OVERLAPPED = ("engine.overlap=true",)
 _FEW = (
     "workload.requests=10",
     "workload.arrival=burst",
     "engine.max_running_requests=4",
     "workload.prompt_tokens={dist: uniform, min: 16, max: 80}",
+    "workload.output_tokens={dist: uniform, min: 4, max: 20}",
 )
-_WORKLOADS: dict[str, tuple[str, ...]] = {
-    "faults/mixing": (),
-    "faults/joining": (),
-    "penalties": (*_FEW, "workload.output_tokens={dist: uniform, min: 4, max: 20}"),
-    "grammar": (*_FEW, "workload.output_tokens={dist: uniform, min: 4, max: 20}"),
+# By name: a scenario and what is set in it.
+_WORKLOADS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "faults/mixing": ("faults/mixing", _OVERLAPPED),
+    "faults/joining": ("faults/joining", _OVERLAPPED),
+    "penalties": ("penalties", (*_OVERLAPPED, *_FEW)),
+    "grammar": ("grammar", (*_OVERLAPPED, *_FEW)),
+    "spec_v1": ("spec_v1", _FEW),
+    "spec_v2": ("spec_v2", _FEW),
+    "hosting": ("faults/hosting", _OVERLAPPED),
+    "parting": ("faults/parting", _OVERLAPPED),
+    "parting, small pool": (
+        "faults/parting",
+        (*_OVERLAPPED, "engine.kv_tokens=256", "workload.output_tokens=60"),
+    ),
+    "parting, a worker dies": (
+        "faults/parting",
+        (*_OVERLAPPED, "faults=[{rank: prefill 0, dies: {phase: transfer, nth: 6}}]"),
+    ),
+    "staging": ("faults/staging", ()),
+    "staging, chunks without output": (
+        "faults/staging",
+        ("engine.pipeline={stages: 2, skip_chunk_outputs: true}",),
+    ),
+    "disagg_spec": ("disagg_spec", _FEW),
+    "disagg_hisparse": ("disagg_hisparse", _FEW),
 }
-# The last one only for places that the others do not come through.
 _RELAYS = ("latest", "pr25945", "pr26425")
+_MODES = tuple(_WORKLOADS)[4:]  # everything but the plain loops
 
 
 class Probe(NamedTuple):
-    scenario: str
+    workload: str
     relay: str
 
     def __str__(self) -> str:
-        return f"{self.scenario} {self.relay}"
+        return f"{self.workload} {self.relay}"
 
     @property
     def arguments(self) -> list[str]:
-        settings = ["engine.overlap=true", *_WORKLOADS[self.scenario]]
-        return [self.scenario, "--relay", self.relay, *(part for s in settings for part in ("--set", s))]
+        scenario, settings = _WORKLOADS[self.workload]
+        return [scenario, "--relay", self.relay, *(part for s in settings for part in ("--set", s))]
 
 
-PROBES = [Probe(scenario, relay) for relay in _RELAYS for scenario in _WORKLOADS]
+# The other states run what distinguishes them: the plain loops, and lengths under speculation.
+PROBES = [
+    Probe(workload, relay)
+    for relay in _RELAYS
+    for workload in _WORKLOADS
+    if relay == "latest" or workload in (*tuple(_WORKLOADS)[:4], "spec_v2", "hosting")
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +103,12 @@ class Judgement:
 class Tree:
     """A copy of the repository that can be broken."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, root: Path, folder: Path) -> None:
         self.folder = folder
         self._sound: set[Probe] = set()
         for name in COPIED:
             shutil.copytree(
-                ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+                root / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
             )
         self._environment = {
             **os.environ,
@@ -108,9 +137,9 @@ class Tree:
             raise SystemExit(f"{probe} does not run as it is: {done.stderr[-2000:]}")
         return set(json.loads(out.read_text()))
 
-    def check(self, probe: Probe) -> dict[str, str]:
+    def check(self, probe: Probe, *adversaries: str) -> dict[str, str]:
         """The checks that failed, with the first thing that each one said."""
-        asked = ["-m", "schedbench", "check", *probe.arguments, "--seeds", "0", "--format", "json"]
+        asked = ["-m", "schedbench", "check", *probe.arguments, *adversaries, "--format", "json"]
         try:
             done = self.python(*asked)
         except subprocess.TimeoutExpired:
@@ -131,9 +160,10 @@ class Tree:
         caught: dict[str, str] = {}
         path.write_bytes(place.mutated(sound))
         try:
-            for probe in probes:
+            # Most mutants fail under one adversary: the others are asked last.
+            for adversaries, probe in (*((ONE, probe) for probe in probes), (ALL, probes[0])):
                 asked.append(str(probe))
-                caught = self.check(probe)
+                caught = self.check(probe, *adversaries)
                 if caught:
                     break
         finally:
@@ -143,7 +173,7 @@ class Tree:
     def _require_sound(self, probe: Probe) -> None:
         """What fails as it is proves nothing of a mutation."""
         if probe not in self._sound:
-            failed = self.check(probe)
+            failed = self.check(probe, *ALL)
             if failed:
                 raise SystemExit(f"{probe} fails as it is: {failed}")
             self._sound.add(probe)
@@ -161,9 +191,12 @@ def comes_through(place: Place, lines: set[str]) -> bool:
 
 def asked_of(place: Place, reached: dict[Probe, set[str]]) -> list[Probe]:
     """The probes that can say something about a place."""
-    through = [probe for probe in PROBES if comes_through(place, reached[probe])]
-    usual = [probe for probe in through if probe.relay != _RELAYS[-1]]
-    return usual or through
+    return [probe for probe in PROBES if comes_through(place, reached[probe])]
+
+
+def of_modes(place: Place, reached: dict[Probe, set[str]]) -> bool:
+    """Whether only probes of the modes come through the place."""
+    return all(probe.workload in _MODES for probe in asked_of(place, reached))
 
 
 def table(judgements: Sequence[Judgement]) -> Iterator[str]:
@@ -188,22 +221,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--count", type=int, default=16)
-    parser.add_argument("--only", nargs="*", default=[], metavar="FILE:LINE", help="these instead of a draw")
+    parser.add_argument(
+        "--only", nargs="*", default=[], metavar="FILE:LINE", help="these first, then the draw"
+    )
     parser.add_argument("--out", type=Path, help="a JSON document, too")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the tree to take places away from")
+    parser.add_argument(
+        "--modes", action="store_true", help="only places that the plain loops do not come through"
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        tree = Tree(Path(folder))
+        tree = Tree(given.root, Path(folder))
         tree.python("-m", "compileall", "-q", ".")
         _tell("which places do the probes come through?")
         reached = {probe: tree.reached(probe) for probe in PROBES}
-        there = places(ROOT)
+        there = places(given.root)
         candidates = [place for place in there if asked_of(place, reached)]
         _tell("no probe comes through:", *(place for place in there if place not in candidates))
+        named = [place for place in candidates if f"{place.file}:{place.line}" in given.only]
+        if given.modes:
+            candidates = [place for place in candidates if of_modes(place, reached)]
         drawn = random.Random(given.seed).sample(candidates, min(given.count, len(candidates)))
-        if given.only:
-            drawn = [place for place in candidates if f"{place.file}:{place.line}" in given.only]
         print(f"{len(there)} places, {len(candidates)} reached, {len(drawn)} drawn with seed {given.seed}")
-        judgements = [_judged(tree, place, asked_of(place, reached)) for place in drawn]
+        judgements = [
+            _judged(tree, place, asked_of(place, reached)) for place in dict.fromkeys([*named, *drawn])
+        ]
     print("\n".join(table(judgements)))
     if given.out:
         given.out.write_text(json.dumps([asdict(judgement) for judgement in judgements], indent=1))

@@ -12,7 +12,9 @@ Kind = Literal["wait", "event", "reference", "copy", "context", "pinned", "async
 
 # Calls that are statements of their own, by what they are for.
 STATEMENTS: dict[str, Kind] = {
-    **dict.fromkeys(("wait", "wait_stream", "wait_event", "synchronize", "barrier", "reads_done"), "wait"),
+    **dict.fromkeys(
+        ("wait", "wait_stream", "wait_event", "synchronize", "flush", "barrier", "reads_done"), "wait"
+    ),
     **dict.fromkeys(("record_event", "mark_read"), "event"),
     **dict.fromkeys(("record_stream", "keep_alive"), "reference"),
     **dict.fromkeys(("enter_context", "read_tables", "copy_tables", "copy_pages"), "copy"),
@@ -196,6 +198,8 @@ def _references(found: Found, statement: ast.stmt, function: str) -> None:
             found.add(statement, statement, function, "reference", "pass")
             for element in held:
                 found.add(element, statement, function, "reference", "*()")
+        case ast.AugAssign(target=ast.Attribute(attr="extra_keep_alive_refs")):
+            found.add(statement, statement, function, "reference", "pass")
         case ast.AnnAssign(target=ast.Name(id="kept_alive")):
             lists = [n for n in _expressions(statement) if isinstance(n, ast.List) and len(n.elts) > 1]
             for made in lists:

@@ -20,7 +20,7 @@ class Launch:
         streams.record(kept, streams.forward)
         self.context.kept_alive[0] = [kept]
         self.result.extra_keep_alive_refs += [kept]
-        self.log.write("waited")
+        self.link.wait(("kv",), until)
 """
 
 
