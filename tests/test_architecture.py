@@ -111,3 +111,5 @@ def test_architecture_names_files_and_functions_that_exist() -> None:
         if not (ROOT / file).is_file() or name not in defined(ROOT / file)
     ]
     assert not missing
+    paths = re.findall(r"`((?:cli|profiles|scenarios|sched)/[\w/.]+)`", text)
+    assert not [path for path in paths if not (ROOT / path).exists()]
