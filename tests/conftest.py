@@ -54,7 +54,7 @@ def freeze_heap() -> Iterator[Callable[[], None]]:
         patch.setattr(gc, "freeze", lambda: None)
         patch.setattr(gc, "unfreeze", lambda: None)
         yield freeze
-    gc.unfreeze()  # what interpreters collect at their end
+    gc.unfreeze()  # The interpreter collects at its end.
 
 
 @pytest.fixture(scope="module", autouse=True)

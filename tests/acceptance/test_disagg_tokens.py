@@ -21,7 +21,7 @@ NONE = "device.values=none"
 FEWER = (*SMALL, "workload.requests=10", "workload.output_tokens={dist: uniform, min: 1, max: 30}")
 
 WAYS: dict[str, tuple[str, ...]] = {
-    "pair": (PAIR,),
+    "pair": (PAIR, NONE),
     "serial": (PAIR, "engine.overlap=false"),
     "pages": (PAIR, "engine.page_size=16", NONE),
     "four": (FOUR, NONE),

@@ -120,7 +120,8 @@ def test_more_ranks_than_requests() -> None:
     assert [set(rank.per_step) for rank in result.ranks[2:]] == [{"idle"}, {"idle"}]
 
 
-@pytest.mark.parametrize("launches", [pytest.param("graphs", marks=pytest.mark.wide), "shared"])
+@pytest.mark.wide
+@pytest.mark.parametrize("launches", ["graphs", "shared"])
 def test_processes_give_the_same_tokens_and_counts(launches: str) -> None:
     """Over gloo: the same ranks, each in a process of its own."""
     knobs = (*SMALL, TWO, *LAUNCHES[launches])

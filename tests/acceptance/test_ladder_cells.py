@@ -151,7 +151,7 @@ def test_serial_penalties(runs: StateRuns) -> None:
 
 # One request decodes while the prompt of another takes three chunks. Behind the first and the second of them the
 # prompt's request leaves the running part, whose rows stay.
-CHUNKED_BESIDE_A_DECODE = ((40, 60, 0), (600, 4, 4))
+CHUNKED_BESIDE_A_DECODE = ((40, 20, 0), (600, 4, 1))
 
 
 def test_mixed(runs: StateRuns) -> None:

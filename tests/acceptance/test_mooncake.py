@@ -37,7 +37,7 @@ def conversations(*, clients: int, turns: int) -> Iterator[dict[str, object]]:
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("mooncake") / "trace.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in conversations(clients=12, turns=5)))
+    file.write_text("".join(json.dumps(line) + "\n" for line in conversations(clients=8, turns=4)))
     return file
 
 
@@ -53,7 +53,7 @@ def uncached(trace: Path) -> Result:
 
 def test_requests_finish(result: Result) -> None:
     finished = sum(row.status == "finished" for row in result.requests)
-    assert len(result.requests) == 60
+    assert len(result.requests) == 32
     assert finished >= 0.99 * len(result.requests)
 
 

@@ -119,7 +119,8 @@ def test_the_shipped_pipelines_run() -> None:
         assert [rank.name for rank in found.ranks] == [f"stage {k}" for k in range(len(found.ranks))]
 
 
-@pytest.mark.parametrize("stages", [2, pytest.param(4, marks=pytest.mark.wide)])
+@pytest.mark.wide
+@pytest.mark.parametrize("stages", [2, 4])
 def test_processes_give_the_same_tokens_and_counts(stages: int) -> None:
     """Over gloo: the same ranks, each in a process of its own."""
     question = resolved("mixed", *SMALL, f"engine.pipeline.stages={stages}", "workload.arrival=burst")

@@ -17,9 +17,9 @@ from tests.acceptance.runs import digest_observed, digest_of, resolved, result_o
 ON_FILES = {"checkpoint", "trace_mooncake"}
 # Requests of a run: enough for every kind of step of the scenario, and more where a claim needs them.
 REQUESTS = {
-    "dp_idle": 4,
+    "dp_idle": 3,
     "grammar": 16,
-    "penalties": 16,
+    "penalties": 12,
     "prefill_heavy": 32,
     "retraction": 24,
     "shared_prefix": 24,
@@ -189,7 +189,9 @@ def test_mixed_mixes_and_prefill_heavy_chunks() -> None:
     assert max(row.prompt_tokens for row in prefill_heavy.requests) > 8192
 
 
-@pytest.mark.parametrize("values", ["device.values=real", "device.values=none"])
+@pytest.mark.parametrize(
+    "values", [pytest.param("device.values=real", marks=pytest.mark.wide), "device.values=none"]
+)
 def test_a_device_with_one_queue_says_the_same(values: str) -> None:
     """No pinned memory, side streams, events or graphs: the same tokens, on one stream."""
     plain = run("mixed", values, "device.hardware=mlx-like")

@@ -143,6 +143,7 @@ def test_a_run_that_broke_off_is_told_from_one_that_is_over(ranks):
     assert traced(ranks / file_of(2)) == traced(ranks / FILE)
 
 
+@pytest.mark.wide
 def test_a_folder_used_again_tells_of_the_last_run_alone(ranks):
     """Fewer ranks than before; and one that breaks off is not taken for the one before."""
     alone = ["run", "mixed", "--device", "vgpu", *FEW, "--output-dir", str(ranks)]

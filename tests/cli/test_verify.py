@@ -105,6 +105,7 @@ def emulated(monkeypatch):
     monkeypatch.setattr(verification, "stages", partial(verification.stages, device="vgpu"))
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("emulated")
 def test_three_processes_agree(tmp_path):
     done = CliRunner().invoke(

@@ -85,7 +85,8 @@ def judge(readings: list[Reading], requests: int) -> None:
     assert alive(last, Request) <= RUNNING  # the last batch still stands
 
 
-@pytest.mark.parametrize("hazards", [pytest.param("off", marks=pytest.mark.wide), "on"])
+@pytest.mark.wide
+@pytest.mark.parametrize("hazards", ["off", "on"])
 def test_a_short_run_leaves_nothing_behind(hazards: str) -> None:
     judge(soaked(600, hazards), 600)
 

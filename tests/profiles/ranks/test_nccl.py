@@ -14,6 +14,7 @@ from schedbench.profiles.ranks.nccl import gpu_of, joinable
 from schedbench.profiles.ranks.processes import local_addresses
 from tests.profiles.ranks.device_group_process import PIECE, PIECES
 
+pytestmark = pytest.mark.wide  # three processes once
 ROOT = Path(__file__).resolve().parents[3]
 
 
