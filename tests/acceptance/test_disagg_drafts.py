@@ -13,7 +13,7 @@ from tests.acceptance.test_disagg_cells import PREBUILT, everywhere
 PAIR = "engine.disaggregation={mode: pair, reserved_decode_tokens: 8}"
 FEW = ("workload.requests=6", "workload.arrival=burst")
 V2 = ("pr25774-before", "pr25944-before", "pr25944", "pr26020", "pr26425", "pr25945", "latest")
-SOON = ("pr25774-before", "pr25944", "pr25945")
+SOON = ("pr25774-before", "pr25944")
 LATER = {True: (), False: pytest.mark.wide}
 
 PARTS: Copies = {Copy("upload", SCHEDULE, "h2d", "pageable B"): 3}

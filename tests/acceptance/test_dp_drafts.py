@@ -20,7 +20,7 @@ FEW = (
 )
 ALONE = ("engine.radix_cache=false",)  # a draft behind another's prefix is a poorer one
 TWO = "engine.data_parallel.ranks=2"
-SOON = ("pr25774-before", "pr25944", "pr25945", "latest")
+SOON = ("pr25774-before", "pr25944", "latest")
 
 
 @cache

@@ -136,7 +136,13 @@ def test_penalties_of_the_forward_race_with_the_count_where_no_barrier_stands(st
 
 @pytest.mark.parametrize(
     ("state", "barrier"),
-    [("pr26425", "off"), ("pr25945", "top"), ("pr25945", "off"), ("latest", "off"), ("latest", "read-done")],
+    [
+        ("pr26425", "off"),
+        pytest.param("pr25945", "top", marks=pytest.mark.wide),
+        pytest.param("pr25945", "off", marks=pytest.mark.wide),
+        ("latest", "off"),
+        ("latest", "read-done"),
+    ],
 )
 def test_under_speculation_a_state_shows_just_what_it_declares(state: str, barrier: str) -> None:
     relay = f"{{state: {state}, barrier: {barrier}}}"

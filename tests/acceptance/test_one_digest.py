@@ -57,13 +57,14 @@ def in_modes(*soon: str) -> list[object]:
     return [mode if mode in soon else pytest.param(mode, marks=pytest.mark.wide) for mode in modes]
 
 
-@pytest.mark.parametrize("mode", in_modes(NONE))
+@pytest.mark.wide
+@pytest.mark.parametrize("mode", [FLOAT32, FLOAT64, NONE])
 @pytest.mark.parametrize("setting", SINGLE, ids=" ".join)
 def test_no_single_setting_changes_a_token(mode: str, setting: tuple[str, ...]) -> None:
     assert digest("mixed", *SMALL, mode, *setting) == reference(mode)
 
 
-@pytest.mark.parametrize("mode", in_modes(FLOAT32))
+@pytest.mark.parametrize("mode", in_modes(FLOAT32, NONE))
 @pytest.mark.parametrize("number", range(COVERING))
 def test_no_covering_combination_of_settings_changes_a_token(mode: str, number: int) -> None:
     assert digest("mixed", *SMALL, mode, *covering(number)) == reference(mode)

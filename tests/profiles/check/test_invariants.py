@@ -51,7 +51,9 @@ def test_every_state_keeps_its_promises(state: str, overlap: str) -> None:
     ],
     ids=" ".join,
 )
-@pytest.mark.parametrize(("scenario", "state"), [(MIXING, "latest"), (JOINING, "pr25944")])
+@pytest.mark.parametrize(
+    ("scenario", "state"), [(MIXING, "latest"), pytest.param(JOINING, "pr25944", marks=pytest.mark.wide)]
+)
 def test_whatever_else_is_asked_for(scenario: str, state: str, overrides: tuple[str, ...]) -> None:
     assert not guarded(scenario, f"engine.relay={state}", *overrides)
 
