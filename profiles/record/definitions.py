@@ -39,7 +39,7 @@ class Definition(NamedTuple):
     formula: str
     source: str
     tables: tuple[ReportTable, ...]
-    variants: Literal["", "kind", "position", "name", "microbatch"] = ""
+    variants: Literal["", "kind", "position", "name", "microbatch", "budget"] = ""
 
 
 _REQUESTS = "the clock of the run, at the events that the scheduler announces"
@@ -297,6 +297,14 @@ _PARTS = (
         "steps announced as steady", tables=("step kinds",)),
 )  # fmt: skip
 
+_EXPECT = Definition(
+    "expect", "limit", "none",
+    "The budget of a scenario for one kind of step, such as expect.decode.steady: how many copies, syncs and kernels "
+    "its worst step may have. CSV names budgets that the run did not meet the condition of.",
+    "count of the worst step <= limit, for each stream and counter of the budget", _TIMELINE,
+    (), variants="budget",
+)  # fmt: skip
+
 _TABLE = (
     *_THROUGHPUT,
     *_LATENCY,
@@ -309,9 +317,11 @@ _TABLE = (
     *_SPECULATION,
     *_COUNTERS,
     *_PARTS,
+    _EXPECT,
 )
 
 KINDS: tuple[str, ...] = get_args(StepKind)
+_COUNTED = frozenset(entry.name for entry in _COUNTERS)
 _WITH_QUALITY, _QUALITIES = ("h2d", "d2h"), ("pinned", "pageable", "blocking")
 PERCENTILES = ("p50", "p90", "p95", "p99")
 
@@ -320,17 +330,25 @@ DEFINITIONS: Mapping[str, Definition] = MappingProxyType({entry.name: entry for 
 
 def definition(metric: str) -> Definition:
     """The definition of a metric or counter, or of that which a kind, position, name, microbatch, percentile or kind of
-    host memory is a variant of (``forward_ms.decode.p99``, ``bubble_pct.mb0``, ``h2d_pinned``).
+    host memory is a variant of (``forward_ms.decode.p99``, ``bubble_pct.mb0``, ``h2d_pinned``). A counter may have the
+    kind of step and the stream that it is of (``decode.steady.schedule.h2d``), and a budget its kind of step.
 
     Raises KeyError if there is none.
     """
     if metric in DEFINITIONS:
         return DEFINITIONS[metric]
     name, *rest = metric.split(".")
+    if name in KINDS:
+        *steady, stream, counter = rest if len(rest) > 1 else ("", "", "")
+        if steady not in ([], ["steady"]) or not stream or counter.partition("_")[0] not in _COUNTED:
+            raise KeyError(metric)
+        return definition(counter)
     counter, _, quality = name.partition("_")
     if counter in _WITH_QUALITY and quality in _QUALITIES and not rest:
         return DEFINITIONS[counter]
     entry = DEFINITIONS[name]
+    if entry.variants == "budget":
+        rest = [".".join(rest)]
     if rest and _is_variant(entry, rest[0]):
         rest = rest[1:]
     if rest and entry.unit == "ms" and rest[0] in PERCENTILES:
@@ -344,6 +362,8 @@ def _is_variant(entry: Definition, suffix: str) -> bool:
     match entry.variants:
         case "kind":
             return suffix in KINDS
+        case "budget":
+            return suffix.removesuffix(".steady") in KINDS
         case "position":
             return suffix.isdecimal() and suffix != "0"
         case "microbatch":

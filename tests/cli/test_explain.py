@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
-import json
+import csv
+import io
 
 import pytest
 
 from schedbench.profiles.record.definitions import definition
 from tests.conftest import RunCommand
 
-SMALL = ("--set", "workload.requests=4", "--format", "json")
+SMALL = ("--set", "workload.requests=4", "--format", "csv")
 
 
-@pytest.mark.parametrize("name", ["send", "memset", "bubble_pct.mb0", "bubble_pct.outside", "d2h_blocking"])
+@pytest.mark.parametrize(
+    "name", ["send", "memset", "bubble_pct.mb0", "bubble_pct.outside", "d2h_blocking", "expect.decode.steady"]
+)
 def test_names_of_results_are_explained(run_command: RunCommand, name: str) -> None:
     found = run_command("explain", name)
     assert found.code == 0 and found.out.startswith(f"{name}  [")
 
 
 @pytest.mark.parametrize(
-    "name", ["bubble_pct.mbx", "bubble_pct.decode", "h2d_", "sync_pinned", "h2d_pinned.p99"]
+    "name",
+    [
+        *(
+            "bubble_pct.mbx",
+            "bubble_pct.decode",
+            "h2d_",
+            "sync_pinned",
+            "h2d_pinned.p99",
+            "expect",
+            "expect.nosuch",
+        ),
+        *(
+            "decode.forward",
+            "decode.forward.ttft_ms",
+            "decode.slow.forward.h2d",
+            "decode.h2d",
+            "nosuch.forward.h2d",
+        ),
+    ],
 )
 def test_names_of_nothing_are_refused(run_command: RunCommand, name: str) -> None:
     assert run_command("explain", name).code == 2
@@ -27,12 +48,8 @@ def test_names_of_nothing_are_refused(run_command: RunCommand, name: str) -> Non
 
 @pytest.mark.parametrize("scenario", ["pp2", "disagg", "spec_v2", "hisparse"])
 def test_every_name_of_a_result_has_a_definition(run_command: RunCommand, scenario: str) -> None:
-    result = json.loads(run_command("run", scenario, *SMALL).out)
-    for part in (result, *result.get("ranks", ())):
-        kinds = part["per_step"].values()
-        counters = {name for kind in kinds for stream in kind if stream != "steps" for name in kind[stream]}
-        for name in (*part["metrics"], *counters):
-            assert definition(name).name
+    rows = list(csv.DictReader(io.StringIO(run_command("run", scenario, *SMALL).out)))
+    assert len(rows) > 20 and all(definition(row["metric"]).name for row in rows)
 
 
 def test_the_idle_time_of_each_rank_is_in_a_table(run_command: RunCommand) -> None:
