@@ -146,7 +146,11 @@ def _library(wanted: _Wanted, *, output_dir: Path | None, form: Format) -> list[
     from . import cases_page
     from .page import show
 
-    found = {name: _compared(wanted, name, "", "", output_dir and output_dir / name) for name in case_names()}
+    found = {}
+    for name in case_names():
+        folder = output_dir and output_dir / name
+        found[name] = _compared(wanted, name, "", "", folder)
+        _keep(found[name].document, folder)
     documents = {name: one.document for name, one in found.items()}
     show(form, lambda _: cases_page.page(documents), json=lambda: canonical(documents))
     return [*found.values()]
@@ -272,11 +276,16 @@ def _kept(output_dir: Path | None, update: Callable[[str], None]) -> Notice:
 
 def _show(content: dict[str, Any], *, output_dir: Path | None, form: Literal["table", "json", "md"]) -> None:
     from ..profiles.judge.document import to_json
-    from ..profiles.record.files import write_whole
     from . import compare_page
     from .page import show
 
-    text = to_json(content)
+    _keep(content, output_dir)
+    show(form, lambda width: compare_page.page(content, width), json=lambda: to_json(content))
+
+
+def _keep(content: dict[str, Any], output_dir: Path | None) -> None:
+    from ..profiles.judge.document import to_json
+    from ..profiles.record.files import write_whole
+
     if output_dir is not None:
-        write_whole(output_dir / "compare.json", text)
-    show(form, lambda width: compare_page.page(content, width), json=lambda: text)
+        write_whole(output_dir / "compare.json", to_json(content))

@@ -5,14 +5,19 @@ Where one does not, the disagreement stands here with what is found instead; doc
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from schedbench.cli.cases_page import COLUMNS
 from schedbench.profiles.judge.compare import Comparison, VerdictRules, judge
+from schedbench.profiles.judge.draws import DRAWS, uncertain
 from schedbench.profiles.judge.sides import opened, parse
 from schedbench.profiles.judge.trial import Question, TrialRequest
 from schedbench.profiles.judge.trials import TrialPlan, conduct
+from schedbench.profiles.judge.verdict import MIN_EFFECT
+from schedbench.profiles.platform.hardware import load as load_hardware
 from schedbench.scenarios.loader import load
 from schedbench.scenarios.schema import AcceptanceSection, Case
 from schedbench.scenarios.shipped import case_names
@@ -23,7 +28,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "cases.md"
 KNOWN_OTHERWISE = {
     # The overlapped worker loses by one verify behind each request's end: with answers as long as these it wins.
     "cases/eagle-v1-vs-naive-v2": "better",
-    # A decode's schedule work is five short kernels here, so the coarse barrier costs a few microseconds of 4 ms.
+    # A decode's schedule work is four short kernels here, so the coarse barrier costs a few microseconds of 4 ms.
     "cases/war-barrier-coarse-to-fine": "no change",
     # Host and device share nothing but the modelled calls: no second Python thread stands in the first one's way.
     "cases/small-model-overlap-half-billion": "better",
@@ -96,16 +101,39 @@ def test_a_null_is_no_blindness(null: str, exposing: str) -> None:
     assert compared(null, exposing).verdict == "better"
 
 
-def test_the_page_has_every_case_as_the_files_have_it() -> None:
+def test_the_page_has_every_case_in_the_form_of_the_command() -> None:
     rows = {row[0].strip("`"): row[1:] for row in map(cells, PAGE.read_text().splitlines()) if len(row) > 1}
+    assert tuple(rows["case"]) == COLUMNS[1:]
     for name in case_names():
-        case = case_of(name)
-        short, said = name.removeprefix("cases/"), KNOWN_OTHERWISE.get(name, case.expect)
-        source, sides, reported, expected, verdict = rows[short][:5]
-        assert (source, reported) == (case.source, case.reported)
-        assert sides == f"`{case.a}` → `{case.b}`"
-        assert expected == f"{case.metric} {case.expect}"
-        assert verdict.strip("*") == said
+        case, (*written, found, _, drawn) = case_of(name), rows[name.removeprefix("cases/")]
+        sides = f"`{case.a}` → `{case.b}`"
+        assert written == [case.source, sides, case.reported, f"{case.metric} {case.expect}"]
+        verdict = found.strip("*")
+        assert (found != verdict) == (verdict != case.expect)
+        assert_stands(drawn, verdict, at_the_profile=KNOWN_OTHERWISE.get(name, case.expect))
+
+
+UNDER_DRAWS = re.compile(
+    r"(\d+) of (\d+), ([+-][\d.]+) … ([+-][\d.]+) %(?:; follows `([\w.]+)`, [+-][\d.]+)?"
+)
+
+
+def assert_stands(drawn: str, verdict: str, *, at_the_profile: str) -> None:
+    """What the page says of the draws agrees with its verdict."""
+    match = UNDER_DRAWS.fullmatch(drawn)
+    assert match, drawn
+    holding, count, low, high, constant = (
+        *map(int, match.groups()[:2]),
+        *map(float, match.groups()[2:4]),
+        match[5],
+    )
+    assert count == DRAWS and low <= high
+    if constant is not None:
+        assert verdict == "inconclusive: CONSTANTS" and constant in uncertain(load_hardware("h200"))
+        assert low < 0 < high if at_the_profile != "no change" else max(-low, high) >= MIN_EFFECT
+    else:
+        assert verdict == at_the_profile
+        assert holding == count if verdict != "no change" else max(-low, high) < MIN_EFFECT
 
 
 def cells(line: str) -> list[str]:

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from schedbench.cli.app import app
+from schedbench.cli.cases_page import COLUMNS
 
 CASE = """
 name: small
@@ -81,3 +82,18 @@ def test_cases_are_listed_with_what_they_compare():
         {"name", "about", "source", "a", "b", "expect", "metric", "reported"} <= entry.keys()
         for entry in entries
     )
+
+
+def test_the_library_is_one_table_of_all_cases(monkeypatch):
+    monkeypatch.setattr("schedbench.scenarios.shipped.case_names", lambda: ["cases/sync-count-null"])
+    done = compare("cases", "--seeds", "1", "--set", "workload.output_tokens=4", "--format", "md")
+    assert done.exit_code == 0, done.exception
+    heading, _, row = done.stdout.splitlines()
+    assert heading == f"| {' | '.join(COLUMNS)} |"
+    cells = row.strip("| ").split(" | ")
+    assert cells[:3] == [
+        "`sync-count-null`",
+        "sglang-omni#564, #572",
+        "`penalties=upstream` → `penalties=exact`",
+    ]
+    assert cells[4:6] == ["output_throughput no change", "**inconclusive: LOW_N**"] and cells[-1] == "–"
