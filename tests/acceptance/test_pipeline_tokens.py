@@ -111,6 +111,7 @@ def test_a_client_that_leaves_is_ended_on_every_stage() -> None:
     assert statuses(result) == {"finished", "aborted"}
 
 
+@pytest.mark.wide
 def test_the_shipped_pipelines_run() -> None:
     for name in ("pp2", "pp4_mixed"):
         found = outcome_of(name, "workload.requests=4", "workload.output_tokens.max=24").result
@@ -136,6 +137,7 @@ def test_processes_give_the_same_tokens_and_counts(stages: int) -> None:
     assert [rank.per_step for rank in apart.ranks] == [rank.per_step for rank in together.ranks]
 
 
+@pytest.mark.wide
 def test_a_race_between_processes_is_the_one_of_the_virtual_world() -> None:
     """What a message's sender knew comes along: nothing else orders a stage's streams but what came round."""
     question = fault_scenario(faults()["stage-tokens-unawaited"]).broken()
