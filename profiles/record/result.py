@@ -405,7 +405,7 @@ class Result(ResultModel):
         if self.relay.loop is None:
             del document["relay"]["loop"]
         document["scenario"] = self.scenario.document()
-        for optional in ("not_asked", "ranges"):
+        for optional in ("not_asked", "ordering", "ranges"):
             if not document[optional]:
                 del document[optional]
         for request in document["requests"]:
