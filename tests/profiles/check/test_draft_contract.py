@@ -111,7 +111,7 @@ def not_grown(context: Any, batch: Any, count: int) -> torch.Tensor:  # noqa: AR
     return lens
 
 
-def lengths_before(context: Any, batch: Any, lengths: Any) -> None:
+def lengths_before(context: Any, batch: Any, new: Any) -> None:  # noqa: ARG001
     """Those of the step before are published."""
     lengths.publish_lengths(context, batch, batch.seq_lens)
 
