@@ -62,7 +62,11 @@ ANY_PROMPT = "prompts pass, negative ids too"
 BARE_SIDE = "merging with a batch without tokens loses none"
 # How each declared defect of upstream's states shows: the promise that it breaks, and the sentence of the violation.
 DEFECTS: Mapping[str, tuple[str, str]] = {
-    NEGATIVE_IDS: (ANY_PROMPT, r"step \d+, request r\d+, position \d+: the prompt's token is \d+, not -\d+"),
+    NEGATIVE_IDS: (
+        ANY_PROMPT,
+        r"step \d+, request r\d+(, position \d+: the prompt's token is"
+        r"|: its draft is extended at position \d+ by) \d+, not -\d+",
+    ),
     ONE_SIDED_MERGE: (
         BARE_SIDE,
         r"merging a batch with its tokens with one without: TypeError: the side that joins carries no token ids .*"

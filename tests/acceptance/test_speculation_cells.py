@@ -217,7 +217,7 @@ class TestV2:
         assert {kind: copies(result, kind) for kind in expected} == expected
         assert {kind: waits(result, kind) for kind in expected} == {
             "prefill": v2_waits(expected["prefill"], 1, reader="_host_tokens"),
-            "verify": v2_waits(expected["verify"], verifies, reader="_host_tokens"),
+            "verify": v2_waits(expected["verify"], verifies, reader="_host_drafts"),
             "draft": {},
             "draft_extend": {},
         }

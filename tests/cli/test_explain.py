@@ -30,7 +30,6 @@ def test_names_of_results_are_explained(run_command: RunCommand, name: str) -> N
             "h2d_",
             "sync_pinned",
             "h2d_pinned.p99",
-            "expect",
             "expect.nosuch",
         ),
         *(

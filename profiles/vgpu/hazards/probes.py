@@ -85,9 +85,10 @@ class ProbedClocks(VectorClocks):
 
     def floor(self, actor: int) -> Clock:
         """What the actor comes after without any one of the places."""
-        if actor not in self._floors:
-            self._floors[actor] = _least([self.of(actor), *(c.of(actor) for c in self._without.values())])
-        return self._floors[actor]
+        clock, floor = self.of(actor), self._floors.get(actor)
+        if floor is None or len(floor) < len(clock):  # an actor was used for the first time since
+            floor = self._floors[actor] = _least([clock, *(c.of(actor) for c in self._without.values())])
+        return floor
 
     def launch(self, actor: int) -> int:
         for clocks in self._without.values():
