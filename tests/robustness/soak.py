@@ -81,7 +81,7 @@ def name_of(kind: type) -> str:
 
 def _watched(kind: type) -> str:
     """The name of a class whose objects are counted: ours, and arrays; empty for others."""
-    return name_of(kind) if kind is array or kind.__module__.startswith("schedbench.") else ""
+    return name_of(kind) if kind is array or str(kind.__module__).startswith("schedbench.") else ""
 
 
 def _resident() -> int:
