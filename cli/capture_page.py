@@ -13,7 +13,7 @@ _GRAPHS = {
     "none": "none",
     "node": "kernel by kernel",
     "graph": "whole",
-    "unknown": "not told apart from other kernels",
+    "unknown": "counted like other kernels",
 }
 
 

@@ -1,7 +1,7 @@
 """The process in which a program is watched, and the way to it from the command line.
 
 parent: schedbench watch              child: python -m schedbench.profiles.programs.process
-  request as JSON ----- stdin ------>   runs the script; its stdout goes to stderr
+  request as JSON -- an argument -->    writes an empty line, runs the script; its stdout goes to stderr
   result document <-- a pipe's end --   writes the document, or the error
 """
 
@@ -56,12 +56,12 @@ def run_watched(python: str, request: WatchRequest) -> Result:
 
 
 def _answer(text: str, code: int, python: str, request: WatchRequest) -> Result:
-    if text:
+    if text.strip():
         document = json.loads(text)
         if "error" in document:
             raise ProgramError(document["error"])
         return Result.from_document(document, name=request.script)
-    if code == 1:
+    if not text:
         raise MachineError(f"{python} has no schedbench: install it there, or write python for this one")
     ended = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
     raise ProgramError(f"{request.script}: its process {ended} before it was done")
@@ -74,6 +74,7 @@ def main(arguments: Sequence[str]) -> int:
     request = WatchRequest(**{**fields, "arguments": tuple(fields["arguments"])})
     _end_with_reader(int(number))
     with os.fdopen(int(number), "w", encoding="utf-8") as answers:
+        print(file=answers, flush=True)
         try:
             answers.write(watched(request).to_json())
         except Exception as error:

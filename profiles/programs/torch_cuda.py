@@ -37,7 +37,6 @@ class CudaDeviceNames(TorchFunctionMode):
     def __init__(self, gpu: VirtualGpu) -> None:
         super().__init__()
         self._device = gpu.device
-        self._module = torch.get_device_module(gpu.device)
 
     def __torch_function__(
         self,
@@ -51,14 +50,20 @@ class CudaDeviceNames(TorchFunctionMode):
         if name == "__get__":
             return self._attribute(func, args)
         if name == "cuda":
-            return args[0].to(self._device, non_blocking=named.get("non_blocking", False))
+            return self._to_cuda(*args, **named)
         if name == "get_device":
             return 0 if args[0].device == self._device else func(*args)
         if "device" in named:
-            named["device"] = self._placed(named["device"])
+            named["device"] = self.placed(named["device"])
         if name in _PLACED:
-            args = tuple(self._placed(arg) if isinstance(arg, (str, torch.device)) else arg for arg in args)
+            args = tuple(self.placed(arg) if isinstance(arg, (str, torch.device)) else arg for arg in args)
         return func(*args, **named)
+
+    def _to_cuda(
+        self, tensor: torch.Tensor, device: Any = None, non_blocking: bool = False, **named: Any
+    ) -> torch.Tensor:
+        target = self._device if device is None else self.placed(device)
+        return tensor.to(target, non_blocking=non_blocking, **named)
 
     def _attribute(self, func: Callable[..., Any], args: Sequence[Any]) -> Any:
         attribute = getattr(func.__self__, "__name__", "")  # type: ignore[attr-defined]
@@ -67,7 +72,7 @@ class CudaDeviceNames(TorchFunctionMode):
         found = func(*args)
         return CUDA if attribute == "device" and found == self._device else found
 
-    def _placed(self, device: Any) -> Any:
+    def placed(self, device: Any) -> Any:
         """The virtual GPU for the first CUDA device. Raises RuntimeError for others, as CUDA does."""
         if isinstance(device, int) and not isinstance(device, bool):
             device = torch.device("cuda", device)
@@ -150,14 +155,16 @@ def cuda_answered(gpu: VirtualGpu, *, name: str) -> Iterator[CudaProgram]:
     program = CudaProgram(gpu)
     names = CudaDeviceNames(gpu)
     with (
-        attributes_set(chain(_threads(gpu), _module(gpu, program, name), _torch())),
+        attributes_set(chain(_threads(gpu), _module(gpu, program, names, name), _torch())),
         torch.autograd.set_multithreading_enabled(False),
         names,
     ):
         yield program
 
 
-def _module(gpu: VirtualGpu, program: CudaProgram, name: str) -> Iterator[tuple[Any, str, Any]]:
+def _module(
+    gpu: VirtualGpu, program: CudaProgram, names: CudaDeviceNames, name: str
+) -> Iterator[tuple[Any, str, Any]]:
     """Methods of the virtual GPU are looked up as they are after ``_threads``."""
     module: Any = torch.get_device_module(gpu.device)
     properties = DeviceProperties(f"{name} (virtual)")
@@ -177,27 +184,29 @@ def _module(gpu: VirtualGpu, program: CudaProgram, name: str) -> Iterator[tuple[
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "is_current_stream_capturing": lambda: gpu.runtime.capture is not None,
-        "is_bf16_supported": lambda *_, **__: True,
         "init": lambda: None,
         "_lazy_init": lambda: None,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
-        "set_device": lambda _: None,
-        "device": lambda _: nullcontext(),
+        "set_device": lambda device: names.placed(device) and None,
+        "device": lambda device: nullcontext(names.placed(device)),
         "manual_seed": torch.default_generator.manual_seed,
         "manual_seed_all": torch.default_generator.manual_seed,
         "get_rng_state": module.get_rng_state,
         "set_rng_state": module.set_rng_state,
-        "get_device_capability": lambda *_: (properties.major, properties.minor),
         "get_device_name": lambda *_: properties.name,
-        "get_device_properties": lambda *_: properties,
-        "empty_cache": lambda: None,
+        "is_bf16_supported": program.default("is_bf16_supported", True),
+        "get_device_capability": program.default(
+            "get_device_capability", (properties.major, properties.minor)
+        ),
+        "get_device_properties": program.default("get_device_properties", properties),
+        "empty_cache": program.default("empty_cache", None),
         "mem_get_info": program.default("mem_get_info", memory),
         "memory_allocated": program.default("memory_allocated", 0),
         "memory_reserved": program.default("memory_reserved", 0),
         "max_memory_allocated": program.default("max_memory_allocated", 0),
         "max_memory_reserved": program.default("max_memory_reserved", 0),
-        "reset_peak_memory_stats": lambda *_: None,
+        "reset_peak_memory_stats": program.default("reset_peak_memory_stats", None),
     }
     for attribute, answer in answers.items():
         yield torch.cuda, attribute, answer

@@ -120,7 +120,7 @@ def _missing(tables: Tables) -> Iterator[str]:
     if _graph_mode(tables) == "graph":
         yield "graphs were traced whole: their kernels and copies count as one kernel (--cuda-graph-trace=node)"
     if len(_processes(tables)) > 1 and not tables.has(activity.KERNELS, "globalPid"):
-        yield "operations have no process: those of several processes cannot be told apart"
+        yield "operations have no process: those of several processes count together"
 
 
 EVENTS: Final = "NVTX_EVENTS"

@@ -61,8 +61,14 @@ def test_tensors_say_that_they_are_on_cuda() -> None:
     generator = torch.Generator(device="cuda")
     assert isinstance(generator, torch.Generator)
     assert torch.rand(2, device="cuda", generator=generator).is_cuda
-    with pytest.raises(RuntimeError, match="invalid device ordinal"):
-        torch.zeros(1, device="cuda:1")
+    for second in (
+        lambda: torch.zeros(1, device="cuda:1"),
+        lambda: host.cuda(1),
+        lambda: torch.cuda.set_device(1),
+        lambda: torch.cuda.device(1),
+    ):
+        with pytest.raises(RuntimeError, match="invalid device ordinal"):
+            second()
 
 
 def test_streams_events_and_queries(program: CudaProgram) -> None:
