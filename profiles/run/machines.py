@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -65,13 +65,16 @@ def open_machine(
     adversary: int | None = None,
     keep_trace: Path | None = None,
     simulation: Simulation | None = None,
+    watch: Sequence[Path] | None = None,
 ) -> AbstractContextManager[Machine]:
     """The machine until the block ends. With ``hazards`` accesses that nothing orders are recorded; on the virtual GPU
     the ``adversary`` of that number delays all work. ``keep_trace``: where CUDA's trace of the counting pass is kept.
-    ``simulation``: of one virtual GPU among several, around all of which the caller has ``patched`` torch.
-    Raises MachineError."""
+    ``simulation``: of one virtual GPU among several, around all of which the caller has ``patched`` torch. ``watch``:
+    the folders whose source lines are recorded, by default the scheduler's. Raises MachineError."""
     if kind == "vgpu":
-        return _open_virtual(resolved, sink, hazards=hazards, adversary=adversary, simulation=simulation)
+        return _open_virtual(
+            resolved, sink, hazards=hazards, adversary=adversary, simulation=simulation, watch=watch
+        )
     if adversary is not None:
         raise MachineError(NO_ADVERSARY)
     return open_cuda_with_hazards(resolved, sink) if hazards else open_cuda(resolved, sink, keep_trace)
@@ -79,7 +82,13 @@ def open_machine(
 
 @contextmanager
 def _open_virtual(
-    resolved: Resolved, sink: Sink, *, hazards: bool, adversary: int | None, simulation: Simulation | None
+    resolved: Resolved,
+    sink: Sink,
+    *,
+    hazards: bool,
+    adversary: int | None,
+    simulation: Simulation | None,
+    watch: Sequence[Path] | None,
 ) -> Iterator[Machine]:
     capacity.check(resolved)
     scenario, hardware = resolved.scenario, resolved.hardware
@@ -93,6 +102,7 @@ def _open_virtual(
             hazards=hazards,
             adversary=adversary,
             simulation=simulation,
+            watch=watch,
         ) as gpu,
         nullcontext(HostTime()) if modelled else measured(gpu) as host,
     ):

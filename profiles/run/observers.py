@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from ...sched.loop.scheduler import Scheduler
-from ...sched.memory.pools import ReqToTokenPool
 from ...sched.model.tags import TagPool, audit
 from ...sched.observe import NO_STEP, Observer
 from ...sched.request import Request
@@ -90,10 +88,10 @@ class TagAudit(Observer):
     ``damage`` has the ids of requests whose stored tags do not add up, with their sum; it enters the digest."""
 
     def __init__(
-        self, tags: TagPool, slots: ReqToTokenPool, peek: Callable[[torch.Tensor], torch.Tensor]
+        self, tags: TagPool, req_to_token: torch.Tensor, peek: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
         self.damage: dict[str, int] = {}
-        self._rows = peek(slots.req_to_token)
+        self._rows = peek(req_to_token)
         self._tags = copy(tags)
         for name in ("tags", "sums", "weights"):
             setattr(self._tags, name, peek(getattr(tags, name)))
@@ -106,13 +104,17 @@ class TagAudit(Observer):
             self.damage[request.id] = difference
 
 
+class AbortingSystem(Protocol):
+    def abort(self, request: Request, reason: str) -> None: ...
+
+
 class ScriptedAborts(Observer):
     """Aborts requests where the workload has their clients do so."""
 
-    def __init__(self, feed: Feed, scheduler: Scheduler) -> None:
+    def __init__(self, feed: Feed, system: AbortingSystem) -> None:
         self._feed = feed
-        self._scheduler = scheduler
+        self._system = system
 
     def tokens(self, request: Request, count: int) -> None:  # noqa: ARG002
         if self._feed.aborts_now(request):
-            self._scheduler.abort(request, ABORTED)
+            self._system.abort(request, ABORTED)

@@ -40,7 +40,7 @@ def measured(prepared: PreparedRun, done: Pass, *, save_tokens: bool, traced: bo
         return MeasuredRun(done, _uncounted(parts), outputs, _passes(abstained="another tool counts"))
     if done.cancelled:
         return MeasuredRun(done, _uncounted(parts), outputs, _passes(abstained="the run was interrupted"))
-    prepared.forget()
+    prepared.system.forget()
     with machine.traced() as counting:
         again = prepared.measure(unobserved)
     counted = again.collector.finish(machine.names, exact=machine.exact)

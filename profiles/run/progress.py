@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Final
+from typing import Final, Protocol
 
 from ...sched.loop.scheduler import Scheduler
 from ...sched.observe import SLEEP, Observer, StepInfo, StepKind
@@ -20,14 +20,24 @@ class NoProgressError(RuntimeError):
     """No request advances. The message says since when, and how far an unfinished request is."""
 
 
+class AdvancingSystem(Protocol):
+    """What is watched: ``next_step`` is the number of the step that it plans next."""
+
+    @property
+    def next_step(self) -> int: ...
+
+    def unfinished(self) -> Sequence[Request]:
+        """Its requests that have not ended."""
+
+
 class ProgressWatch(Observer):
     """Raises NoProgressError at a turn of the loop, once MOST_TURNS turns or MOST_STEPS steps have passed in which no
     request got a token, was prefilled or ended, and the loop did not wait for an arrival or a message."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, system: AdvancingSystem) -> None:
+        self._system = system
         self._turns = self._steps = 0
-        self._since = scheduler.next_step
+        self._since = system.next_step
 
     def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:
         if name == "receive":
@@ -55,11 +65,11 @@ class ProgressWatch(Observer):
 
     def _turn(self) -> None:
         if not self._turns:
-            self._since = self._scheduler.next_step
+            self._since = self._system.next_step
         self._turns += 1
         if self._turns <= MOST_TURNS and self._steps <= MOST_STEPS:
             return
-        if found := unfinished(self._scheduler):
+        if found := self._system.unfinished():
             raise NoProgressError(_stuck(found, self._turns, self._steps, self._since))
         self._advance()  # a data-parallel rank without requests takes part in the others' steps
 

@@ -10,33 +10,31 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final, Protocol
+
+import torch
 
 from ...scenarios.schema import Scenario
 from ...scenarios.workload import Achieved, Workload
 from ...sched.link import LinkError
-from ...sched.loop.chunk_sizes import size_chunks
-from ...sched.loop.event_loops import run_overlapped, run_serial
-from ...sched.loop.pipelined import run_pipelined
 from ...sched.loop.scheduler import Scheduler
-from ...sched.loop.workers import PrefillWorker
 from ...sched.model.sampler import TokenSampler
 from ...sched.observe import Clock, Observer
 from ...sched.relay.choice import RelayChoice
 from ...sched.request import Status
 from ..cuda.nvtx_ranges import NvtxRanges, listening, measuring
-from ..measure.collector import LookupCount, RunCollector
+from ..measure.collector import RunCollector
 from ..measure.steps import SleepAnnouncingClock, TimelineError
 from ..platform.machine import Machine
 from ..platform.resolve import Resolved
 from ..record.timeline import Names, Sink, Window
-from .compose import Composition, Guard, compose
+from .compose import Guard
 from .fault_injector import DiedError
 from .feed import Feed, measured_workload, warmup_workload
 from .observers import ObserverGroup, ScriptedAborts, TagAudit
 from .progress import NoProgressError, ProgressWatch
 from .rank_context import ALONE, RankContext, align
+from .system import MakeSystem, OwnSystem, System, SystemParts
 
 ObserverFactory = Callable[[Clock, int], AbstractContextManager[Observer]]
 """Makes the caller's observer for one pass, from its clock and its number of requests."""
@@ -128,28 +126,30 @@ class PreparedRun:
     sampler: TokenSampler | None = None  # instead of the scheduler's own
     guard: Guard | None = None
     context: RankContext = ALONE
-    _composition: Composition = field(init=False)
+    make_system: MakeSystem = OwnSystem
+    system: System = field(init=False)
     _observers: ObserverGroup = field(init=False)
     _feed: Feed = field(init=False)
     _clock: SleepAnnouncingClock = field(init=False)
-    _run_loop: Callable[[], None] = field(init=False)  # until every request of the feed has ended
 
     def __post_init__(self) -> None:
         self._feed = Feed()
         self._observers = ObserverGroup(*self._always())
         self._clock = SleepAnnouncingClock(self.machine.clock, self._observers)
-        self._composition = compose(
-            self.resolved,
-            choice=self.relay,
-            machine=self.machine,
-            observer=self.machine.host.excluded(self._observers),
-            clock=self.machine.host.excluded(self._clock),
-            source=self.machine.host.excluded(self._feed),
-            sampler=self.sampler,
-            guard=self.guard,
-            context=self.context,
+        host = self.machine.host
+        self.system = self.make_system(
+            SystemParts(
+                self.resolved,
+                self.relay,
+                self.machine,
+                host.excluded(self._observers),
+                host.excluded(self._clock),
+                host.excluded(self._feed),
+                self.sampler,
+                self.guard,
+                self.context,
+            )
         )
-        self._run_loop = _loop(self.scheduler)
 
     @property
     def scenario(self) -> Scenario:
@@ -157,36 +157,30 @@ class PreparedRun:
 
     @property
     def scheduler(self) -> Scheduler:
-        return self._composition.scheduler
+        """Schedbench's own scheduler."""
+        assert isinstance(self.system, OwnSystem)
+        return self.system.scheduler
 
     def warm_up(self) -> None:
         """Run the warm-up's requests unobserved, and drop what they left in the prefix cache."""
-        with self._guarded() as guard:
+        with self.system.guarded(self.guard) as guard:
             self._observers.set(*self._always(), guard)
-            size_chunks(self.scheduler)
+            self.system.prepare()
         workload = warmup_workload(self.resolved)
         if workload is None:
             return
         self._load(workload)
-        with self._guarded() as guard:
-            self._observers.set(
-                *self._always(), *self._aborts(workload), guard, ProgressWatch(self.scheduler)
-            )
+        with self.system.guarded(self.guard) as guard:
+            self._observers.set(*self._always(), *self._aborts(workload), guard, ProgressWatch(self.system))
             with self._host_running():
-                self._run_loop()
-        self.forget()
-
-    def forget(self) -> None:
-        """Drop what a run left in the prefix cache: the next run begins with the same cache."""
-        engine = self.scheduler.engine
-        with engine.streams.on(engine.streams.schedule):
-            engine.cache.evict(engine.cache.evictable_size())
+                self.system.run()
+        self.system.forget()
 
     def clocked(self, *more: Observer, watched: bool = True) -> float:
         """Wall seconds of the workload, run once more: observed as every measured run and by ``more``, or not at all.
         The difference is the cost of observing."""
-        self.forget()
-        collector = RunCollector(self._clock, self._lookups())
+        self.system.forget()
+        collector = RunCollector(self._clock, self.system.lookups())
         workload = measured_workload(self.resolved)
         self._settle_device()
         self._load(workload)
@@ -194,7 +188,7 @@ class PreparedRun:
         with nullcontext() if watched else self.machine.unwatched(), settled_heap():
             self._observers.set(*((self.machine.observer, *collector.observers, *more) if watched else ()))
             begin = time.perf_counter()
-            self._run_loop()
+            self.system.run()
             seconds = time.perf_counter() - begin
         self.machine.flush()
         return seconds
@@ -202,7 +196,7 @@ class PreparedRun:
     def measure(self, observe: ObserverFactory) -> Pass:
         """Run the scenario's workload once. Ctrl-C, the loss of another rank, and a loop in which no request advances
         end it early: what was collected is kept, and marked."""
-        collector, audit = RunCollector(self._clock, self._lookups()), self._audit()
+        collector, audit = RunCollector(self._clock, self.system.lookups()), self.system.audit()
         workload = measured_workload(self.resolved)
         self._settle_device()
         start = self._load(workload)
@@ -210,14 +204,18 @@ class PreparedRun:
         self.sink.open(collector)
         cancelled, failure, begin = False, "", time.perf_counter()
         try:
-            with observe(self._clock, len(workload)) as own, self._guarded() as guard, measuring():
-                progress = ProgressWatch(self.scheduler)
+            with (
+                observe(self._clock, len(workload)) as own,
+                self.system.guarded(self.guard) as guard,
+                measuring(),
+            ):
+                progress = ProgressWatch(self.system)
                 others = (*self._aborts(workload), *self._of_some_runs(audit), own, guard, progress)
                 self._observers.set(*self._always(), *collector.observers, *others)
                 begin = time.perf_counter()
                 try:
                     with self._host_running():
-                        self._run_loop()
+                        self.system.run()
                 except KeyboardInterrupt:
                     self._give_up(collector, Status.CANCELLED, "interrupted")
                     cancelled = True
@@ -231,10 +229,18 @@ class PreparedRun:
         self.sink.interrupted = cancelled
         self.machine.flush()
         damage = {} if audit is None else audit.damage
-        spec = self.scheduler.engine.config.speculative
-        simulated = spec is not None and spec.acceptance is not None
         end = self.machine.clock.now()
-        return Pass(collector, start, end, workload.achieved, damage, cancelled, failure, simulated, wall_s)
+        return Pass(
+            collector,
+            start,
+            end,
+            workload.achieved,
+            damage,
+            cancelled,
+            failure,
+            self.system.simulated,
+            wall_s,
+        )
 
     @contextmanager
     def _host_running(self) -> Iterator[None]:
@@ -250,7 +256,7 @@ class PreparedRun:
 
     def _settle_device(self) -> None:
         """Wait for the device, and deliver what it did for setting up and warming up, which belongs to no step."""
-        self.scheduler.engine.streams.module.synchronize()
+        torch.get_device_module(self.machine.device).synchronize()
         self.machine.flush()
 
     def _give_up(self, collector: RunCollector, status: Status, reason: str) -> None:
@@ -273,30 +279,6 @@ class PreparedRun:
         return [observer for observer in (audit, fault_injector) if observer is not None]
 
     def _aborts(self, workload: Workload) -> Sequence[Observer]:
-        if not workload.aborts or isinstance(self.scheduler, PrefillWorker):
+        if not workload.aborts or not self.system.aborts:
             return ()
-        return (ScriptedAborts(self._feed, self.scheduler),)
-
-    def _guarded(self) -> AbstractContextManager[Observer]:
-        if self.guard is None:
-            return nullcontext(Observer())
-        return self.guard.watching(self.scheduler, self.machine)
-
-    def _audit(self) -> TagAudit | None:
-        tags = self._composition.tags
-        return None if tags is None else TagAudit(tags, self.scheduler.engine.slots, self.machine.peek)
-
-    def _lookups(self) -> LookupCount | None:
-        buffers = self._composition.buffers
-        if buffers is None:
-            return None
-        model = self.resolved.model
-        alike = model.num_layers // buffers.tokens.shape[0]  # layers that one buffer stands for
-        token_bytes = alike * 2 * model.kv_size * model.dtype.itemsize
-        return LookupCount(buffers, self.machine.peek, token_bytes=token_bytes)
-
-
-def _loop(scheduler: Scheduler) -> Callable[[], None]:
-    if scheduler.engine.stage is not None:
-        return partial(run_pipelined, scheduler)
-    return partial(run_overlapped if scheduler.engine.config.overlap else run_serial, scheduler)
+        return (ScriptedAborts(self._feed, self.system),)

@@ -29,6 +29,7 @@ from .machines import DeviceChoice, DeviceKind
 from .passes import measured, uncounted, untimed
 from .rank_context import RankContext, align
 from .runner import ExtraSink, GatedSink, ObserverFactory, PreparedRun, unobserved
+from .system import MakeSystem, OwnSystem
 
 
 class RouterReport(NamedTuple):
@@ -128,7 +129,7 @@ class RankReport(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class RunTask:
     """One scenario with one relay, to be run on every rank. ``observe``, ``extra_sink`` and ``guard`` are the
-    caller's."""
+    caller's; ``make_system`` makes what is measured."""
 
     resolved: Resolved
     relay: RelayChoice
@@ -137,6 +138,7 @@ class RunTask:
     observe: ObserverFactory = unobserved
     extra_sink: ExtraSink | None = None
     guard: Guard | None = None
+    make_system: MakeSystem = OwnSystem
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     begin: float = field(default_factory=time.perf_counter)
 
@@ -158,7 +160,15 @@ class RunTask:
         guard = None if self.guard is None else self.guard.of_rank(context.rank)
         with self._recording(context.rank) as recording:
             sink.extra = recording or sink.extra
-            prepared = PreparedRun(self.resolved, machine, self.relay, sink, guard=guard, context=context)
+            prepared = PreparedRun(
+                self.resolved,
+                machine,
+                self.relay,
+                sink,
+                guard=guard,
+                context=context,
+                make_system=self.make_system,
+            )
             with broken_on_purpose(self.relay):
                 prepared.warm_up()
                 done = prepared.measure(self.observe if context.reports_requests else unobserved)

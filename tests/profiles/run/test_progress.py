@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,8 +12,8 @@ from schedbench.cli.errors import WORKLOAD_FAILED, exit_code
 from schedbench.cli.run import _exit_code
 from schedbench.profiles.check.examine import run_ended
 from schedbench.profiles.ranks.execute import Options, execute
-from schedbench.profiles.run import progress, runner
-from schedbench.profiles.run.progress import NoProgressError, ProgressWatch
+from schedbench.profiles.run import progress, system
+from schedbench.profiles.run.progress import NoProgressError, ProgressWatch, unfinished
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import NO_STEP, SLEEP, StepInfo
 from tests.acceptance.runs import resolved
@@ -47,7 +48,7 @@ def verifying_nothing(scheduler: Scheduler) -> None:
 def test_a_loop_without_progress_ends(
     monkeypatch: pytest.MonkeyPatch, loop: Callable[[Scheduler], None], limit: str, says: str
 ) -> None:
-    monkeypatch.setattr(runner, "run_overlapped", loop)
+    monkeypatch.setattr(system, "run_overlapped", loop)
     monkeypatch.setattr(progress, limit, 200)
     question = resolved("mixed", *FEW)
     outcome = execute(question, question.relays[0], Options(device="vgpu", hazards=True))
@@ -60,7 +61,7 @@ def test_a_loop_without_progress_ends(
 
 
 def test_a_warm_up_without_progress_is_a_failed_workload(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "run_overlapped", receiving_only)
+    monkeypatch.setattr(system, "run_overlapped", receiving_only)
     monkeypatch.setattr(progress, "MOST_TURNS", 200)
     question = resolved("mixed", *FEW[:2])
     with pytest.raises(NoProgressError) as stuck:
@@ -73,7 +74,8 @@ def test_waiting_and_an_idle_rank_are_no_lack_of_progress(monkeypatch: pytest.Mo
     monkeypatch.setattr(progress, "MOST_TURNS", 10)
 
     def loop(scheduler: Scheduler) -> None:
-        watch = ProgressWatch(scheduler)
+        watched = SimpleNamespace(next_step=0, unfinished=lambda: unfinished(scheduler))
+        watch = ProgressWatch(watched)
         for turn in range(100):
             with (
                 watch.range("receive", 0, 0),
@@ -84,6 +86,6 @@ def test_waiting_and_an_idle_rank_are_no_lack_of_progress(monkeypatch: pytest.Mo
         for _ in range(100):
             watch.range("receive", 0, 0)
 
-    monkeypatch.setattr(runner, "run_overlapped", loop)
+    monkeypatch.setattr(system, "run_overlapped", loop)
     question = resolved("mixed", *FEW)
     assert not execute(question, question.relays[0], Options(device="vgpu")).result.run.failure

@@ -1,0 +1,151 @@
+"""What a run measures: schedbench's own scheduler, or the scheduler of another engine (``profiles.engines``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+from ...sched.loop.chunk_sizes import size_chunks
+from ...sched.loop.event_loops import run_overlapped, run_serial
+from ...sched.loop.pipelined import run_pipelined
+from ...sched.loop.workers import PrefillWorker
+from ...sched.model.sampler import TokenSampler
+from ...sched.observe import Clock, Observer
+from ...sched.relay.choice import RelayChoice
+from ...sched.request import Request, RequestSource
+from ..measure.collector import LookupCount
+from ..platform.machine import Machine
+from ..platform.resolve import Resolved
+from .compose import Guard, compose
+from .observers import TagAudit
+from .progress import unfinished
+from .rank_context import ALONE, RankContext
+
+
+class SystemParts(NamedTuple):
+    """What a system is made from. ``observer``, ``clock`` and ``source`` take no host time."""
+
+    resolved: Resolved
+    relay: RelayChoice
+    machine: Machine
+    observer: Observer
+    clock: Clock
+    source: RequestSource
+    sampler: TokenSampler | None = None  # instead of the system's own
+    guard: Guard | None = None
+    context: RankContext = ALONE
+
+
+class System:
+    """A scheduler with its model on a machine. This base class has no hooks for checks and counts: a system overrides
+    those that it offers."""
+
+    simulated = False  # the acceptance of drafts is simulated
+    aborts = True  # requests can be aborted here
+
+    @property
+    def next_step(self) -> int:
+        """The number of the step that is planned next."""
+        raise NotImplementedError
+
+    def prepare(self) -> None:
+        """Called once, before the first request."""
+
+    def run(self) -> None:
+        """Run until every request of the source has ended. Raises LinkError where another rank is gone."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """Drop what a run left in the prefix cache, so that the next run begins with the same cache."""
+        raise NotImplementedError
+
+    def abort(self, request: Request, reason: str) -> None:
+        raise NotImplementedError
+
+    def unfinished(self) -> Sequence[Request]:
+        """The requests that were taken from the source and have not ended."""
+        raise NotImplementedError
+
+    def guarded(self, guard: Guard | None) -> AbstractContextManager[Observer]:  # noqa: ARG002
+        """The guard's observer of one workload."""
+        return nullcontext(Observer())
+
+    def audit(self) -> TagAudit | None:
+        """The audit of KV tags, with values none."""
+        return None
+
+    def lookups(self) -> LookupCount | None:
+        """The counts of lookups, where KV is on the host."""
+        return None
+
+
+MakeSystem = Callable[[SystemParts], System]
+
+
+class OwnSystem(System):
+    """Schedbench's own scheduler."""
+
+    def __init__(self, parts: SystemParts) -> None:
+        self._resolved = parts.resolved
+        self._machine = parts.machine
+        self._composition = compose(
+            parts.resolved,
+            choice=parts.relay,
+            machine=parts.machine,
+            observer=parts.observer,
+            clock=parts.clock,
+            source=parts.source,
+            sampler=parts.sampler,
+            guard=parts.guard,
+            context=parts.context,
+        )
+        self.scheduler = self._composition.scheduler
+        spec = self.scheduler.engine.config.speculative
+        self.simulated = spec is not None and spec.acceptance is not None
+        self.aborts = not isinstance(self.scheduler, PrefillWorker)
+
+    @property
+    def next_step(self) -> int:
+        return self.scheduler.next_step
+
+    def run(self) -> None:
+        scheduler = self.scheduler
+        if scheduler.engine.stage is not None:
+            run_pipelined(scheduler)
+        else:
+            (run_overlapped if scheduler.engine.config.overlap else run_serial)(scheduler)
+
+    def prepare(self) -> None:
+        size_chunks(self.scheduler)
+
+    def forget(self) -> None:
+        engine = self.scheduler.engine
+        with engine.streams.on(engine.streams.schedule):
+            engine.cache.evict(engine.cache.evictable_size())
+
+    def abort(self, request: Request, reason: str) -> None:
+        self.scheduler.abort(request, reason)
+
+    def unfinished(self) -> Sequence[Request]:
+        return unfinished(self.scheduler)
+
+    def guarded(self, guard: Guard | None) -> AbstractContextManager[Observer]:
+        if guard is None:
+            return super().guarded(guard)
+        return guard.watching(self.scheduler, self._machine)
+
+    def audit(self) -> TagAudit | None:
+        tags = self._composition.tags
+        if tags is None:
+            return None
+        return TagAudit(tags, self.scheduler.engine.slots.req_to_token, self._machine.peek)
+
+    def lookups(self) -> LookupCount | None:
+        buffers = self._composition.buffers
+        if buffers is None:
+            return None
+        model = self._resolved.model
+        alike = model.num_layers // buffers.tokens.shape[0]  # layers that one buffer stands for
+        token_bytes = alike * 2 * model.kv_size * model.dtype.itemsize
+        return LookupCount(buffers, self._machine.peek, token_bytes=token_bytes)
