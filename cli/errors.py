@@ -41,6 +41,7 @@ EXIT_CODES: Final = MappingProxyType(
         "schedbench.profiles.captures.nsys.record.RecordingError": WORKLOAD_FAILED,
         "schedbench.profiles.lab.verification.VerificationError": WORKLOAD_FAILED,
         "schedbench.profiles.platform.machine.MachineError": UNABLE,
+        "schedbench.profiles.engines.names.EngineError": UNABLE,
         "builtins.MemoryError": UNABLE,
         "schedbench.sched.memory.allocation.OutOfKVMemoryError": WORKLOAD_FAILED,
         "schedbench.sched.link.LinkError": WORKLOAD_FAILED,

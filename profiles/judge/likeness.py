@@ -81,9 +81,9 @@ def _edited(a: Result, b: Result) -> Iterator[ScenarioDifference]:
 
 def _allowed(difference: ScenarioDifference) -> bool:
     """Speculation may be compared with none, unless acceptance is simulated. Ranks in processes have the same tokens
-    and counts as ranks in one process; what they lack abstains."""
+    and counts as ranks in one process; what they lack abstains. Engines are what is compared."""
     lossless = difference.key == "acceptance" and "simulated" not in (difference.a, difference.b)
-    return lossless or difference.key == "world"
+    return lossless or difference.key.partition(".")[0] in ("engine", "world")
 
 
 def unlike_environments(a: Result, b: Result) -> tuple[ScenarioDifference, ...]:
@@ -96,14 +96,20 @@ def unlike_environments(a: Result, b: Result) -> tuple[ScenarioDifference, ...]:
 
 
 def engine_differences(a: Result, b: Result) -> tuple[ScenarioDifference, ...]:
-    """The differences of the engine and the relay, which are what is compared."""
+    """The differences of the engine and the relay, which are what is compared. Of an engine of another project, without
+    those of what was replaced around it."""
     engine = (
         difference
         for difference in _differences(a.scenario.expanded, b.scenario.expanded)
         if difference.key.startswith("engine.") and not difference.key.startswith("engine.relay")
     )
     relay = (ScenarioDifference(f"relay.{d.key}", d.a, d.b) for d in _of_parts(a.relay, b.relay))
-    return *engine, *relay
+    sources = (
+        ScenarioDifference(f"labels.{d.key}", d.a, d.b)
+        for d in _of_parts(a.labels, b.labels)
+        if d.key.startswith("engine") and not d.key.startswith("engine.edge")
+    )
+    return *engine, *relay, *sources
 
 
 def _of_parts(a: Any, b: Any) -> Iterator[ScenarioDifference]:

@@ -88,6 +88,27 @@ class RunPart(ResultModel):
 PROGRAM: Final = "program"  # the kind of the only step of a watched program whose ranges define none
 
 
+class EdgePart(ResultModel):
+    """Between an engine of another project and the virtual GPU: packages that were absent, and stand as empty modules,
+    and queries that were answered by a constant."""
+
+    hollow: tuple[str, ...] = ()
+    answered_by_default: tuple[str, ...] = ()
+
+
+class EnginePart(ResultModel):
+    """An engine of another project. ``ref`` is the branch, or what was asked for; ``sha256`` is of its Python files.
+    ``version``, ``commit`` and ``dirty`` are None where they are unknown."""
+
+    name: str
+    version: str | None = None
+    ref: str | None = None
+    commit: str | None = None
+    dirty: bool | None = None
+    sha256: str
+    edge: EdgePart = EdgePart()
+
+
 class Labels(ResultModel):
     emulated: bool
     profiled: bool = False
@@ -97,6 +118,7 @@ class Labels(ResultModel):
         None  # the recording tool, where the program was not ours
     )
     world: Literal["virtual", "distributed"] | None = None  # of several ranks; None: one, or an old document
+    engine: EnginePart | None = None  # whose scheduler ran; None: our own
 
     @property
     def exact(self) -> bool:
@@ -396,7 +418,7 @@ class Result(ResultModel):
     def document(self) -> dict[str, Any]:
         """Plain dicts, lists and scalars, as in the file. Absent fields are left out."""
         document: dict[str, Any] = self.model_dump(mode="json")
-        for label in ("acceptance", "capture", "world"):
+        for label in ("acceptance", "capture", "engine", "world"):
             if document["labels"][label] is None:
                 del document["labels"][label]
         for optional in ("failure", "missed"):

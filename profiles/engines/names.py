@@ -1,0 +1,66 @@
+"""The names of engines as they are typed: ``sglang:../sglang@main``, ``sglang==0.5.23``, ``adapter.py:../engine``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_ENGINE: Final = re.compile(r"(?P<adapter>[A-Za-z][\w-]*|[^=:{}]+\.py)(?:==(?P<version>.+)|:(?P<tree>.+))")
+_CHOICES: Final = re.compile(r"\{([^{}]*)\}")
+
+
+class EngineError(RuntimeError):
+    """An engine cannot be run as it was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineName:
+    """``adapter`` is the name of a shipped adapter, or the path of the file that defines one. The engine is a release,
+    ``version``, or the folder ``tree``, as it stands or at the git ``ref``."""
+
+    adapter: str
+    tree: str = ""
+    ref: str | None = None
+    version: str | None = None
+
+    def __str__(self) -> str:
+        if self.version is not None:
+            return f"{self.adapter}=={self.version}"
+        return f"{self.adapter}:{self.tree}{'' if self.ref is None else f'@{self.ref}'}"
+
+
+def is_engine(text: str) -> bool:
+    """Whether the text has the form of an engine's name."""
+    return _ENGINE.fullmatch(text.strip()) is not None
+
+
+def parse_engine(text: str) -> EngineName:
+    """``@`` begins a ref unless a folder of the whole name exists. Raises EngineError."""
+    found = _ENGINE.fullmatch(text.strip())
+    if found is None:
+        raise EngineError(f"{text!r} is no engine: expected NAME:FOLDER, NAME:FOLDER@REF or NAME==VERSION")
+    adapter, version, tree = found.group("adapter", "version", "tree")
+    if version is not None:
+        return EngineName(adapter, version=version)
+    folder, at, ref = tree.rpartition("@")
+    if not at or not folder or Path(tree).expanduser().exists():
+        return EngineName(adapter, tree)
+    if not ref:
+        raise EngineError(f"{text!r}: a commit, branch or tag is missing after @")
+    return EngineName(adapter, folder, ref)
+
+
+def expanded(text: str) -> Sequence[str]:
+    """The names that ``text`` stands for, one for each choice in braces: ``sglang:../sglang@{main,fix}``."""
+    choices = _CHOICES.search(text)
+    if choices is None:
+        return (text,)
+    before, after = text[: choices.start()], text[choices.end() :]
+    return [
+        name
+        for choice in choices.group(1).split(",")
+        for name in expanded(f"{before}{choice.strip()}{after}")
+    ]

@@ -1,0 +1,244 @@
+"""The source of an engine on disk: a checkout as it stands, a commit of it, or a release from a wheel."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import tarfile
+import tempfile
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ..record.result import EdgePart, EnginePart
+from .names import EngineError, EngineName
+
+_VERSION: Final = re.compile(r"^__version__\s*=\s*[\"']([^\"']+)[\"']", re.MULTILINE)
+_VERSION_FILES: Final = ("version.py", "_version.py", "__init__.py")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSource:
+    """``path`` goes first on the import path and has the folder ``package``. ``watched`` is the folder whose lines are
+    reported, by names relative to its parent. ``sha256`` is of the package's Python files; ``commit`` and ``dirty`` are
+    None where no repository tracks them."""
+
+    name: str
+    adapter: str
+    path: Path
+    package: str
+    watched: Path
+    sha256: str
+    version: str | None = None
+    ref: str | None = None
+    commit: str | None = None
+    dirty: bool | None = None
+
+    def part(self, edge: EdgePart) -> EnginePart:
+        """The engine in the labels of a result."""
+        return EnginePart(
+            name=Path(self.adapter).stem,
+            version=self.version,
+            ref=self.ref,
+            commit=self.commit,
+            dirty=self.dirty,
+            sha256=self.sha256,
+            edge=edge,
+        )
+
+
+class PackagePlace(NamedTuple):
+    """A package, and the folder inside a checkout that has it; a tree may also have it at its top."""
+
+    package: str
+    python_path: str
+
+    def inside(self, tree: Path) -> Path | None:
+        """The folder to put on the import path, if the tree has the package."""
+        return next(
+            (path for path in (tree / self.python_path, tree) if self._has(path / self.package)), None
+        )
+
+    @staticmethod
+    def _has(folder: Path) -> bool:
+        return folder.is_dir() and any(folder.glob("*.py"))
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """The package's folder in a tree, in the order in which it is looked for."""
+        inside = (Path(self.python_path) / self.package).as_posix()
+        return tuple(dict.fromkeys((inside, self.package)))
+
+
+@contextmanager
+def opened_source(name: EngineName, place: PackagePlace, *, wheels: Path) -> Iterator[EngineSource]:
+    """The source, which stays on disk until the block ends. Raises EngineError."""
+    if name.version is None and name.ref is None:
+        yield _in_place(name, place)
+        return
+    with tempfile.TemporaryDirectory(prefix="schedbench-engine-") as folder:
+        tree = Path(folder)
+        if name.version is None:
+            yield _exported(name, place, tree)
+        else:
+            yield _unpacked(name, place, tree, wheels)
+
+
+def _in_place(name: EngineName, place: PackagePlace) -> EngineSource:
+    tree = _folder(name)
+    path = place.inside(tree)
+    if path is None:
+        bare = _git(tree, "rev-parse", "--is-bare-repository") == "true"
+        raise EngineError(
+            f"{name}: a bare repository has no files: name a commit, {name}@REF"
+            if bare
+            else f"{name}: no {' and no '.join(place.candidates)} in that folder: is it a checkout of the engine?"
+        )
+    if not _git(path, "ls-files", "--", f"{place.package}/*.py"):
+        return _source(name, place, path)
+    return _source(
+        name,
+        place,
+        path,
+        ref=_git(path, "symbolic-ref", "--short", "--quiet", "HEAD"),
+        commit=_git(path, "rev-parse", "HEAD"),
+        dirty=bool(_git(path, "status", "--porcelain", "--", place.package)),
+    )
+
+
+def _exported(name: EngineName, place: PackagePlace, tree: Path) -> EngineSource:
+    """The files of a commit, written into ``tree``."""
+    repository = _folder(name)
+    if _git(repository, "rev-parse", "--git-dir") is None:
+        raise EngineError(
+            f"{name}: {name.tree} is no git checkout: leave out @{name.ref} to run it as it stands"
+        )
+    repository = Path(_git(repository, "rev-parse", "--show-toplevel") or repository)
+    commit = _git(
+        repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name.ref}^{{commit}}"
+    )
+    if commit is None:
+        raise EngineError(f"{name}: no such commit, branch or tag{_shallow(repository)}")
+    listed = [at for at in place.candidates if _git(repository, "ls-tree", commit, at)]
+    if not listed:
+        raise EngineError(f"{name}: the commit has no {' and no '.join(place.candidates)}")
+    _archive(name, repository, commit, listed[0].removesuffix(place.package) or ".", tree)
+    path = place.inside(tree)
+    if path is None:
+        raise EngineError(f"{name}: {listed[0]} of the commit has no Python files")
+    return _source(name, place, path, ref=name.ref, commit=commit, dirty=False)
+
+
+def _archive(name: EngineName, repository: Path, commit: str, folder: str, tree: Path) -> None:
+    command = ["git", "-C", str(repository), "archive", "--format=tar", commit, "--", folder]
+    reason = ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as git:
+        assert git.stdout is not None and git.stderr is not None
+        try:
+            with tarfile.open(fileobj=git.stdout, mode="r|") as archive:
+                archive.extractall(tree, filter="data")
+        except tarfile.TarError as error:
+            git.stdout.close()
+            reason = git.stderr.read().decode(errors="replace").strip() or str(error)
+    if reason:
+        raise EngineError(f"{name}: git archive: {reason}{_shallow(repository)}")
+
+
+def _shallow(repository: Path) -> str:
+    """What to do about a commit that a shallow clone does not have."""
+    if _git(repository, "rev-parse", "--is-shallow-repository") != "true":
+        return ""
+    return f"; the clone is shallow: git -C {repository} fetch --unshallow --tags"
+
+
+def _unpacked(name: EngineName, place: PackagePlace, tree: Path, wheels: Path) -> EngineSource:
+    """The files of a wheel, where a checkout would have them, so that source lines have the same names."""
+    project = name.adapter if Path(name.adapter).suffix != ".py" else place.package
+    pattern = f"{re.sub(r'[-_.]+', '_', project)}-{name.version}-*.whl"
+    found = sorted(wheels.expanduser().glob(pattern))
+    if not found:
+        raise EngineError(
+            f"{name}: no wheel {pattern} in {wheels}: "
+            f"pip download --no-deps {project}=={name.version} -d {wheels}, or --engine-wheels DIR"
+        )
+    try:
+        with zipfile.ZipFile(found[0]) as wheel:
+            wheel.extractall(tree / place.python_path)
+    except zipfile.BadZipFile:
+        raise EngineError(f"{name}: {found[0]} is no wheel: fetch it again") from None
+    path = place.inside(tree)
+    if path is None:
+        raise EngineError(f"{name}: {found[0].name} has no package {place.package}")
+    return _source(name, place, path)
+
+
+def _folder(name: EngineName) -> Path:
+    folder = Path(name.tree).expanduser().resolve()
+    if not folder.is_dir():
+        raise EngineError(f"{name}: {name.tree} is no folder")
+    return folder
+
+
+def _source(
+    name: EngineName,
+    place: PackagePlace,
+    path: Path,
+    *,
+    ref: str | None = None,
+    commit: str | None = None,
+    dirty: bool | None = None,
+) -> EngineSource:
+    package = path / place.package
+    at_top = path.name != Path(place.python_path).name
+    return EngineSource(
+        name=str(name),
+        adapter=name.adapter,
+        path=path,
+        package=place.package,
+        watched=package if at_top else path,
+        sha256=_digest(package),
+        version=name.version or _version(package),
+        ref=ref,
+        commit=commit,
+        dirty=dirty,
+    )
+
+
+def _digest(package: Path) -> str:
+    """Of the names and the contents of the package's Python files."""
+    running = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        content = file.read_bytes()
+        running.update(f"{file.relative_to(package).as_posix()}\0{len(content)}\0".encode())
+        running.update(content)
+    return running.hexdigest()
+
+
+def _version(package: Path) -> str | None:
+    """The version that the package or its project states, if it does."""
+    for file in _VERSION_FILES:
+        with suppress(OSError):
+            found = _VERSION.search((package / file).read_text(encoding="utf-8", errors="replace"))
+            if found is not None:
+                return found[1]
+    with suppress(OSError, tomllib.TOMLDecodeError):
+        project = tomllib.loads((package.parent / "pyproject.toml").read_text(encoding="utf-8"))
+        version = project.get("project", {}).get("version")
+        return version if isinstance(version, str) else None
+    return None
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What git prints; None where it fails or is not there."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,177 @@
+"""Names and sources of engines: as they stand, at a commit, and from a wheel; every refusal is one sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from schedbench.profiles.engines.names import EngineError, EngineName, expanded, is_engine, parse_engine
+from schedbench.profiles.engines.source import EngineSource, PackagePlace, opened_source
+from schedbench.profiles.record.result import EdgePart
+
+from .checkouts import checkout, git, write_package
+
+PLACE = PackagePlace("toy", "python")
+TEXT = "def step():\n    return 1\n"
+CHANGED = "def step():\n    return 2\n"
+
+
+def opened(text: str, wheels: Path = Path()) -> EngineSource:
+    """The source, which is gone from the disk where it was temporary."""
+    with opened_source(parse_engine(text), PLACE, wheels=wheels) as source:
+        assert (source.path / "toy" / "loop.py").is_file()
+    return source
+
+
+def refusal(text: str, wheels: Path = Path()) -> str:
+    with (
+        pytest.raises(EngineError) as caught,
+        opened_source(parse_engine(text), PLACE, wheels=wheels),
+    ):
+        pass
+    return str(caught.value)
+
+
+def wheel(folder: Path, version: str, package: str = "toy") -> None:
+    with zipfile.ZipFile(folder / f"toy-{version}-py3-none-any.whl", "w") as file:
+        file.writestr(f"{package}/__init__.py", f'__version__ = "{version}"\n')
+        file.writestr(f"{package}/loop.py", TEXT)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("sglang:../sglang", EngineName("sglang", "../sglang")),
+        ("sglang:../sglang@main", EngineName("sglang", "../sglang", "main")),
+        ("sglang==0.5.23", EngineName("sglang", version="0.5.23")),
+        ("mini-sglang:.", EngineName("mini-sglang", ".")),
+        ("my/adapter.py:tree@v1", EngineName("my/adapter.py", "tree", "v1")),
+    ],
+)
+def test_a_name_is_read_as_it_was_written(text: str, name: EngineName) -> None:
+    assert parse_engine(text) == name
+    assert str(name) == text
+    assert is_engine(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["relay=latest", "overlap=false,page_size=16", "result.json", "sglang", "engine=sglang:x", ""]
+)
+def test_overrides_and_files_are_no_engines(text: str) -> None:
+    assert not is_engine(text)
+
+
+def test_a_folder_with_an_at_sign_is_no_ref(tmp_path: Path) -> None:
+    (tmp_path / "a@b").mkdir()
+    assert parse_engine(f"toy:{tmp_path}/a@b").ref is None
+    assert parse_engine(f"toy:{tmp_path}/a@b@main").ref == "main"
+
+
+def test_choices_in_braces_are_names_of_their_own() -> None:
+    assert expanded("toy:x@{v1, main}") == ["toy:x@v1", "toy:x@main"]
+    assert expanded("toy=={1,2}") == ["toy==1", "toy==2"]
+    assert expanded("toy:{a,b}@{c,d}") == ["toy:a@c", "toy:a@d", "toy:b@c", "toy:b@d"]
+    assert expanded("toy:x") == ("toy:x",)
+
+
+def test_a_checkout_runs_as_it_stands(tmp_path: Path) -> None:
+    commit = checkout(tmp_path, TEXT)
+    clean = opened(f"toy:{tmp_path}")
+    assert (clean.commit, clean.ref, clean.dirty, clean.version) == (commit, "main", False, "1.0")
+    assert clean.path == clean.watched == tmp_path / "python"
+    (tmp_path / "README.md").write_text("not of the package")
+    assert opened(f"toy:{tmp_path}") == clean
+    (tmp_path / "python/toy/loop.py").write_text(CHANGED)
+    dirty = opened(f"toy:{tmp_path}")
+    assert dirty.dirty is True
+    assert dirty.sha256 != clean.sha256
+    assert dirty.part(EdgePart()).name == "toy"
+
+
+def test_a_commit_is_taken_from_git_and_not_from_the_working_tree(tmp_path: Path) -> None:
+    commit = checkout(tmp_path, TEXT)
+    clean = opened(f"toy:{tmp_path}")
+    (tmp_path / "python/toy/loop.py").write_text(CHANGED)
+    source = opened(f"toy:{tmp_path}@v1")
+    assert (source.commit, source.ref, source.dirty) == (commit, "v1", False)
+    assert source.sha256 == clean.sha256
+    assert source.watched.name == "python"
+    assert not source.path.exists()
+
+
+def test_a_bare_repository_has_commits_only(tmp_path: Path) -> None:
+    checkout(tmp_path / "work", TEXT)
+    git(tmp_path, "clone", "-q", "--bare", "work", "bare.git")
+    assert opened(f"toy:{tmp_path}/bare.git@main").ref == "main"
+    assert "name a commit" in refusal(f"toy:{tmp_path}/bare.git")
+
+
+def test_a_folder_without_git_has_no_commit(tmp_path: Path) -> None:
+    write_package(tmp_path / "toy", TEXT)
+    source = opened(f"toy:{tmp_path}")
+    assert (source.commit, source.dirty, source.ref) == (None, None, None)
+    assert source.watched == tmp_path / "toy"
+    assert "no git checkout: leave out @main" in refusal(f"toy:{tmp_path}@main")
+
+
+def test_a_folder_that_its_repository_ignores_has_no_commit(tmp_path: Path) -> None:
+    checkout(tmp_path, TEXT)
+    (tmp_path / ".gitignore").write_text("unpacked\n")
+    write_package(tmp_path / "unpacked" / "toy", TEXT)
+    assert opened(f"toy:{tmp_path}/unpacked").commit is None
+
+
+def test_a_release_is_unpacked_as_a_checkout_has_it(tmp_path: Path) -> None:
+    checkout(tmp_path, TEXT)
+    wheel(tmp_path, "2.0")
+    source = opened("toy==2.0", tmp_path)
+    assert (source.version, source.commit) == ("2.0", None)
+    assert source.watched.name == "python"
+
+
+def test_a_project_states_its_version(tmp_path: Path) -> None:
+    write_package(tmp_path / "toy", TEXT)
+    (tmp_path / "toy/__init__.py").write_text("")
+    assert opened(f"toy:{tmp_path}").version is None
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "toy"\nversion = "3.1"\n')
+    assert opened(f"toy:{tmp_path}").version == "3.1"
+
+
+def test_refusals_say_what_is_wrong(tmp_path: Path) -> None:
+    checkout(tmp_path / "work", TEXT)
+    (tmp_path / "empty").mkdir()
+    assert refusal(f"toy:{tmp_path}/gone").endswith("gone is no folder")
+    assert "no python/toy and no toy in that folder" in refusal(f"toy:{tmp_path}/empty")
+    assert refusal(f"toy:{tmp_path}/work@gone").endswith("@gone: no such commit, branch or tag")
+    with pytest.raises(EngineError, match="is missing after @"):
+        parse_engine("toy:work@")
+    with pytest.raises(EngineError, match="expected NAME:FOLDER"):
+        parse_engine("toy")
+
+
+def test_a_commit_without_the_package_is_refused(tmp_path: Path) -> None:
+    checkout(tmp_path, TEXT)
+    git(tmp_path, "rm", "-q", "-r", "python")
+    git(tmp_path, "commit", "-q", "-m", "without")
+    assert "the commit has no python/toy and no toy" in refusal(f"toy:{tmp_path}@main")
+
+
+def test_a_missing_release_names_the_command_that_fetches_it(tmp_path: Path) -> None:
+    assert f"pip download --no-deps toy==9 -d {tmp_path}" in refusal("toy==9", tmp_path)
+    wheel(tmp_path, "9", package="other")
+    assert refusal("toy==9", tmp_path).endswith("toy-9-py3-none-any.whl has no package toy")
+    (tmp_path / "toy-8-py3-none-any.whl").write_text("<html>")
+    assert "is no wheel: fetch it again" in refusal("toy==8", tmp_path)
+
+
+def test_a_shallow_clone_says_how_to_deepen_it(tmp_path: Path) -> None:
+    checkout(tmp_path / "work", TEXT)
+    (tmp_path / "work/python/toy/loop.py").write_text(CHANGED)
+    git(tmp_path / "work", "commit", "-q", "-a", "-m", "second")
+    subprocess.run(
+        ["git", "clone", "-q", "--depth=1", f"file://{tmp_path}/work", str(tmp_path / "shallow")], check=True
+    )
+    assert "fetch --unshallow" in refusal(f"toy:{tmp_path}/shallow@v1")
