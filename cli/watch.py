@@ -28,6 +28,10 @@ def watch(
         Literal["on", "off"], typer.Option(help="Find accesses to memory that no stream order separates.")
     ] = "on",
     meaning: Meaning = None,
+    hollow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A package that may be absent and whose kernels are not used."),
+    ] = None,
     output_dir: Annotated[Path | None, typer.Option(help="Keep the result.json here.")] = None,
     form: Annotated[Format, typer.Option("--format", help="What to print on stdout.")] = "table",
 ) -> None:
@@ -46,7 +50,7 @@ def watch(
     if output_dir is not None:
         make_output_dir(output_dir)
     clock = Stopwatch()
-    request = WatchRequest(script, tuple(arguments), hardware, hazards == "on", meaning)
+    request = WatchRequest(script, tuple(arguments), hardware, hazards == "on", meaning, tuple(hollow or ()))
     found = run_watched(python, request)
     found = found.model_copy(update={"run": found.run.model_copy(update=clock.run())})
     findings = found.hazards.findings if isinstance(found.hazards, Hazards) else ()

@@ -77,6 +77,10 @@ class Watcher:
         """Surrounds the computation of a graph that is launched."""
         return self._NOTHING
 
+    def fused(self, op: str, results: Sequence[torch.Tensor]) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Everything that is launched inside is one operation, whose ``results`` are complete when the block ends."""
+        return self._NOTHING
+
     def places(self) -> Sequence[OrderingPlace]:
         """The source lines that ordered accesses, if their need is probed."""
         return ()

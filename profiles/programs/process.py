@@ -71,7 +71,8 @@ def main(arguments: Sequence[str]) -> int:
     """The child's part: ``arguments`` are the number of the pipe's end and the request."""
     number, text = arguments
     fields = json.loads(text)
-    request = WatchRequest(**{**fields, "arguments": tuple(fields["arguments"])})
+    lists = {name: tuple(fields[name]) for name in ("arguments", "hollow")}
+    request = WatchRequest(**{**fields, **lists})
     _end_with_reader(int(number))
     with os.fdopen(int(number), "w", encoding="utf-8") as answers:
         print(file=answers, flush=True)

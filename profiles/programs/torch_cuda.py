@@ -135,6 +135,12 @@ class CudaProgram:
 
         return answered
 
+    def notes(self) -> list[str]:
+        """What the result says about the defaults."""
+        return [
+            f"{name} has no counterpart and was answered with a constant" for name in sorted(self.defaults)
+        ]
+
 
 class DeviceProperties:
     """Of an H100 or H200, whose compute capability decides which code a program takes."""

@@ -27,20 +27,23 @@ from ..record.timeline import Call, Op, Window
 from ..run.declared_hazards import split_declared
 from ..vgpu import VirtualGpu, open_vgpu
 from ..vgpu.ledger import LedgerContext
-from .torch_cuda import CudaProgram, cuda_answered
+from .hollow import hollow_packages
+from .torch_cuda import NvtxRanges, cuda_answered
 
 # The step of a program whose ranges define none.
 _WHOLE: Final = StepInfo(0, cast(StepKind, PROGRAM), 0, 0, False)
 
 
 class WatchRequest(NamedTuple):
-    """``map`` is the name or the file of a map of the program's NVTX ranges, or None for a shipped one that fits."""
+    """``map`` is the name or the file of a map of the program's NVTX ranges, or None for a shipped one that fits.
+    ``hollow`` names packages that may be absent."""
 
     script: str
     arguments: tuple[str, ...]
     hardware: str
     hazards: bool
     map: str | None
+    hollow: tuple[str, ...] = ()
 
 
 class ProgramError(RuntimeError):
@@ -70,9 +73,11 @@ def watched(request: WatchRequest) -> Result:
     with (
         open_vgpu(hardware, sink=windows, watch=beside, hazards=request.hazards, gradients=True) as gpu,
         cuda_answered(gpu, name=hardware.name) as program,
+        hollow_packages(request.hollow) as packages,
     ):
         _run(request)
-    return _document(request, hardware.name, gpu, program, windows.window)
+    notes = (*program.notes(), *packages.notes())
+    return _document(request, hardware.name, gpu, program.nvtx, windows.window, notes)
 
 
 def _run(request: WatchRequest) -> None:
@@ -97,13 +102,18 @@ def _command_line(request: WatchRequest) -> Iterator[None]:
 
 
 def _document(
-    request: WatchRequest, gpu_name: str, gpu: VirtualGpu, program: CudaProgram, window: Window
+    request: WatchRequest,
+    gpu_name: str,
+    gpu: VirtualGpu,
+    nvtx: NvtxRanges,
+    window: Window,
+    notes: tuple[str, ...],
 ) -> Result:
-    spans = sorted(program.nvtx.closed, key=lambda span: (span.start, -span.end))
+    spans = sorted(nvtx.closed, key=lambda span: (span.start, -span.end))
     facts = {**environment(), "gpu": gpu_name, "cuda_graph_trace": "graph"}
     capture = ProfilerCapture("vgpu", spans, rows=lambda _: [], facts=facts)
     meaning = chosen(capture) if request.map is None else maps.load(request.map)
-    found = _reading(gpu, program, window, spans, meaning)
+    found = _reading(gpu, window, spans, meaning, notes)
     hazards = (
         split_declared(gpu.findings, ())
         if request.hazards
@@ -114,24 +124,24 @@ def _document(
 
 
 def _reading(
-    gpu: VirtualGpu, program: CudaProgram, window: Window, spans: Sequence[CapturedRange], meaning: RangeMap
+    gpu: VirtualGpu,
+    window: Window,
+    spans: Sequence[CapturedRange],
+    meaning: RangeMap,
+    notes: tuple[str, ...],
 ) -> CaptureReading:
     steps = read_steps(spans, meaning, epoch=0)
     if not steps.launches:
         steps.log.contexts.change(-1, LedgerContext("", 0, False))
         steps.log.launched.append(_WHOLE)
         steps.log.settled.append(_WHOLE)
+        notes += ("no NVTX range of the map launches a step: the whole program counts as one",)
     context = steps.log.contexts.at
     window.ops = [_op(op, context(op.launched)) for op in window.ops]
     window.calls = [_call(call, context(call.start)) for call in window.calls]
     window.ranges, window.launched, window.settled = steps.log.ranges, steps.log.launched, steps.log.settled
-    notes = [
-        f"{name} has no counterpart and was answered with a constant" for name in sorted(program.defaults)
-    ]
-    if not steps.launches:
-        notes.append("no NVTX range of the map launches a step: the whole program counts as one")
     unfit = None if window.ops else "the program used no CUDA device"
-    return CaptureReading(window, gpu.sites, gpu.streams, steps, tuple(notes), unfit)
+    return CaptureReading(window, gpu.sites, gpu.streams, steps, notes, unfit)
 
 
 def _op(op: Op, context: LedgerContext) -> Op:

@@ -131,3 +131,10 @@ def test_wrong_options(script: Path) -> None:
     script.write_text(GOOD)
     assert watch("--hardware", "h999", "--", "python", str(script)).returncode == 2
     assert watch("--map", "nosuch", "--", "python", str(script)).returncode == 2
+
+
+def test_a_hollow_package(script: Path) -> None:
+    script.write_text("import absent_kernels, torch\nabsent_kernels.norm(torch.ones(3, device='cuda'))\n")
+    refused = watch("--hollow", "absent_kernels", "--hollow", "absent", "--", "python", str(script))
+    assert refused.returncode == 4
+    assert "absent_kernels.norm was called with a tensor of the virtual GPU" in refused.stderr

@@ -10,7 +10,8 @@ of any size in it. Here it always does: where the heap's layout would decide, th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 from weakref import WeakSet, ref
 
@@ -125,6 +126,7 @@ class ShadowTable:
     def __init__(self, program: HostProgram, memory: DeviceMemory) -> None:
         self.memory = memory
         self.capturing = False
+        self._temporary: set[ShadowMemory] | None = None
         self._program = program
         self._free = FreeBlocks(program.clocks)
         self._lazy: WeakSet[Scattered] = WeakSet()
@@ -145,16 +147,39 @@ class ShadowTable:
     def _allocate(self, storage: torch.UntypedStorage) -> Block:
         actor, size = self._program.stream.id + 1, storage.nbytes()
         shadow = ShadowMemory(UNWRITTEN, size)
-        if not self.capturing:
+        shadow.private = self.capturing or self._temporary is not None
+        if not shadow.private:
             shadow.inherit(self._free.take(actor, size))
+        if self._temporary is not None:
+            self._temporary.add(shadow)
         block = Block(shadow, actor, self._freed)
-        shadow.block, shadow.private = ref(block), self.capturing
+        shadow.block = ref(block)
         setattr(storage, SHADOW, shadow)
         return block
 
     def _freed(self, block: Block) -> None:
         if not block.shadow.private:
             self._free.give(block.actor, block.shadow, block.recorded)
+
+    @contextmanager
+    def temporary(self) -> Iterator[set[ShadowMemory]]:
+        """Memory that is allocated inside is not the device's. Yields it."""
+        self._temporary = made = set[ShadowMemory]()
+        try:
+            yield made
+        finally:
+            self._temporary = None
+
+    def issued(self, tensor: torch.Tensor, made: set[ShadowMemory]) -> bool:
+        """Make temporary memory of ``made`` the device's; returns whether the tensor's memory was such."""
+        block = self.block(tensor)
+        if block.shadow not in made:
+            return False
+        made.remove(block.shadow)
+        block.shadow.private = self.capturing
+        if not self.capturing:
+            block.shadow.inherit(self._free.take(block.actor, block.shadow.size))
+        return True
 
     def pinned(self, tensor: torch.Tensor) -> ShadowMemory:
         """The shadow memory of a tensor in pinned host memory."""

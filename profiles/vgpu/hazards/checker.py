@@ -43,6 +43,7 @@ class HazardChecker(Watcher):
         self._graphs: dict[int, GraphFootprint] = {}
         self._capturing: GraphFootprint | None = None
         self._named: list[NamedMemory] = []
+        self._fused: IssuedOp | None = None
 
     # ---- accesses ------------------------------------------------------------------------------------------
 
@@ -55,6 +56,8 @@ class HazardChecker(Watcher):
         return self._launched(op, self._program.sites.here())
 
     def _launched(self, op: str, site: int) -> IssuedOp:
+        if self._fused is not None:
+            return self._fused
         actor = self._program.stream.id + 1
         seq = self._clocks.launch(actor)
         return IssuedOp(actor, seq, self._clocks.of(actor), op, site)
@@ -104,6 +107,19 @@ class HazardChecker(Watcher):
             yield
         finally:
             self.device_works = before
+
+    @contextmanager
+    def fused(self, op: str, results: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Memory that is allocated inside is not the device's, except that of the results."""
+        self._fused = launch = self.launch_here(op)
+        try:
+            with self._table.temporary() as made:
+                yield
+        finally:
+            self._fused = None
+        for tensor in results:
+            if self._table.issued(tensor, made):
+                self._device(launch, tensor, write=True)
 
     def kernel(self, launch: IssuedOp, kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]) -> None:
         """A custom kernel, by the footprint that it declares."""

@@ -63,10 +63,12 @@ def line_of(text: str, part: str) -> int:
     return next(number for number, line in enumerate(dedent(text).splitlines(), 1) if part in line)
 
 
-def watch(folder: Path, text: str, *arguments: str, meaning: str | None = None) -> Result:
+def watch(
+    folder: Path, text: str, *arguments: str, meaning: str | None = None, hollow: tuple[str, ...] = ()
+) -> Result:
     script = folder / "program.py"
     script.write_text(dedent(text))
-    return watched(WatchRequest(str(script), arguments, "h200", True, meaning))
+    return watched(WatchRequest(str(script), arguments, "h200", True, meaning, hollow))
 
 
 def lines(rows: tuple[CopyRow, ...] | tuple[SyncRow, ...]) -> dict[int, int]:
@@ -108,6 +110,20 @@ def test_a_read_of_an_inference_loop_by_step(tmp_path: Path) -> None:
     assert found.per_step["decode"].steps == 6
     (row,) = (row for row in found.syncs if row.site and row.site.line == line_of(INFERENCE, "if (ids == 7)"))
     assert (row.kind, row.range) == ("decode", "generate")
+
+
+def test_a_hollow_package_is_named(tmp_path: Path) -> None:
+    text = """
+        import torch, absent_kernels
+        absent_kernels.warm_up(3)
+        torch.ones(3, device="cuda").sum().item()
+    """
+    said = str(watch(tmp_path, text, hollow=("absent_kernels", "json")).environment)
+    assert "absent_kernels is not installed and was hollow" in said
+    assert "absent_kernels.warm_up was called without" in said
+    assert "json is not" not in said
+    with pytest.raises(ModuleNotFoundError):
+        watch(tmp_path, text)
 
 
 def test_repeats_are_byte_identical(tmp_path: Path) -> None:

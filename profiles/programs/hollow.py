@@ -1,0 +1,297 @@
+"""Hollow packages: what a program imports and never needs on a virtual GPU, where it is not installed.
+
+What a hollow package gives can be called, used as a decorator, subclassed, named in an ``except`` clause or as a type,
+and iterated as empty; it is never true. A function of it that is called with a tensor of the virtual GPU would launch a
+kernel, whose effect is unknown: the call raises HollowKernelError unless the function has a replacement.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from importlib import import_module, metadata
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import Any, Final, NoReturn
+
+import torch
+
+from ..vgpu.device import CURRENT
+from ..vgpu.fused import device_tensors, run_as_one_kernel
+from ..vgpu.patching import attributes_set
+
+VERSION: Final = "9999.0.0"
+_EXCEPTIONS: Final = ("Error", "Exception", "Warning")
+_TRANSFORMERS: Final = "transformers.utils.import_utils"
+
+
+class HollowKernelError(RuntimeError):
+    """A kernel of a package that is not installed would be launched."""
+
+
+class HollowPackages:
+    """``names`` are the packages that are hollow. ``imported`` has the modules of theirs that were imported, and
+    ``used`` the functions that were called and the ops whose shapes were registered."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = frozenset(names)
+        self.imported: set[str] = set()
+        self.used: set[str] = set()
+        self._replacements: dict[str, Callable[..., Any]] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return any(name == package or name.startswith(f"{package}.") for package in self.names)
+
+    def replaced(self, name: str, function: Callable[..., Any]) -> None:
+        """Call ``function``, written with torch's operators, for each call of the hollow function of that name, such as
+        ``package.module.function`` or ``torch.ops.package.function``. What it launches counts as one kernel."""
+        self._replacements[name] = function
+
+    def notes(self) -> list[str]:
+        """What a result says about the hollow packages that the program imported."""
+        packages = sorted(package for package in self.names if package in self.imported)
+        return [f"{package} is not installed and was hollow" for package in packages] + [
+            f"{name} was called without the virtual GPU's tensors and did nothing"
+            for name in sorted(self.used)
+        ]
+
+    def call(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """The result of calling the hollow object of that name. Raises HollowKernelError."""
+        self.used.add(name)
+        replacement = self._replacements.get(name.removesuffix(".default"))
+        if replacement is not None and CURRENT.get(None) is None:
+            return replacement(*args, **kwargs)
+        if replacement is not None:
+            return run_as_one_kernel(name, replacement, *args, **kwargs)
+        if next(device_tensors([args, kwargs]), None) is not None:
+            package = name.removeprefix("torch.ops.").partition(".")[0]
+            raise HollowKernelError(
+                f"{name} was called with a tensor of the virtual GPU, but {package} is not installed: "
+                "what the call launches is unknown"
+            )
+        if len(args) == 1 and isinstance(args[0], (types.FunctionType, type)):
+            return args[0]  # as a decorator
+        return HollowObject(self, f"{name}()")
+
+
+class HollowObject:
+    """A function, class or value of a hollow package."""
+
+    def __init__(self, packages: HollowPackages, name: str) -> None:
+        self._hollow_packages = packages
+        self._hollow_name = name
+        self.__name__ = self.__qualname__ = name.rpartition(".")[2]
+        self.__module__ = name.rpartition(".")[0]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._hollow_packages.call(self._hollow_name, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("__", "_hollow")):  # the latter on a copy that is not initialised yet
+            raise AttributeError(f"a hollow object has no attribute {name}")
+        made = HollowObject(self._hollow_packages, f"{self._hollow_name}.{name}")
+        setattr(self, name, made)
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HollowObject:
+        return self
+
+    def __mro_entries__(self, bases: Sequence[Any]) -> tuple[type, ...]:
+        """A base class of its own only where there is no other, whose methods it would hide."""
+        hollow = [base for base in bases if isinstance(base, HollowObject)]
+        return (HollowBase,) if len(hollow) == len(bases) and hollow[0] is self else ()
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return False
+
+    def __subclasscheck__(self, subclass: type) -> bool:
+        return False
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return import_module("pydantic_core.core_schema").any_schema()
+
+    def __bool__(self) -> bool:
+        return False
+
+    def _never(self, other: object) -> bool:  # noqa: ARG002
+        return False
+
+    __lt__ = __le__ = __gt__ = __ge__ = __contains__ = _never
+
+    def __len__(self) -> int:
+        return 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __getitem__(self, key: Any) -> HollowObject:
+        return self
+
+    def __or__(self, other: Any) -> Any:
+        """In a type, ``hollow | other``."""
+        return other
+
+    __ror__ = __or__
+
+    def __enter__(self) -> HollowObject:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        pass
+
+    def __repr__(self) -> str:
+        return f"<hollow {self._hollow_name}>"
+
+
+class HollowBase:
+    """The base of classes that a program derives from a class of a hollow package."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        pass
+
+
+class HollowModule(types.ModuleType):
+    """A module of a hollow package."""
+
+    def __init__(self, packages: HollowPackages, name: str) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []
+        self.__version__ = VERSION
+        self._hollow_packages = packages
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__} has no attribute {name}")
+        full = f"{self.__name__}.{name}"
+        made: Any = HollowObject(self._hollow_packages, full)
+        if name.endswith(_EXCEPTIONS):  # an except clause takes nothing but a class of exceptions
+            made = type(name, (Exception,), {"__module__": self.__name__})
+        setattr(self, name, made)
+        return made
+
+
+class HollowFinder(MetaPathFinder, Loader):
+    """Finds the modules and the versions of hollow packages."""
+
+    def __init__(self, packages: HollowPackages) -> None:
+        self._packages = packages
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002
+        if name in self._packages:
+            return ModuleSpec(name, self, is_package=True)
+        spec = PathFinder.find_spec(name, path) if name == _TRANSFORMERS else None
+        if spec is not None and spec.loader is not None:
+            spec.loader = _TransformersLoader(spec.loader, self._packages)
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
+        return HollowModule(self._packages, spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        self._packages.imported.add(module.__name__)
+
+    def find_distributions(
+        self, context: metadata.DistributionFinder.Context
+    ) -> Iterator[metadata.Distribution]:
+        """The version of a hollow package that is asked for by name; no list of what is installed has it."""
+        name = (context.name or "").replace("-", "_")
+        if name in self._packages:
+            yield _HollowDistribution(name)
+
+
+class _HollowDistribution(metadata.Distribution):
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def read_text(self, filename: str) -> str | None:
+        return f"Name: {self._name}\nVersion: {VERSION}\n" if filename == "METADATA" else None
+
+    def locate_file(self, path: Any) -> NoReturn:
+        raise FileNotFoundError(f"{self._name} is hollow and has no file {path}")
+
+
+class _TransformersLoader(Loader):
+    """Loads transformers' list of optional packages, on which hollow ones are missing."""
+
+    def __init__(self, loader: Any, packages: HollowPackages) -> None:
+        self._loader = loader
+        self._packages = packages
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
+        module: types.ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: Any) -> None:
+        self._loader.exec_module(module)
+        module._is_package_available = _without_hollow(module._is_package_available, self._packages)
+
+
+def _without_hollow(is_available: Callable[..., Any], packages: HollowPackages) -> Callable[..., Any]:
+    @wraps(is_available)
+    def is_really_available(name: str, *args: Any, **kwargs: Any) -> Any:
+        return is_available("no such package" if name in packages else name, *args, **kwargs)
+
+    return is_really_available
+
+
+@contextmanager
+def hollow_packages(names: Iterable[str]) -> Iterator[HollowPackages]:
+    """Make those of the packages hollow that cannot be imported, until the block ends."""
+    packages = HollowPackages([name for name in names if not _is_importable(name)])
+    finder = HollowFinder(packages)
+    listed = sys.modules.get(_TRANSFORMERS)
+    patches = [*_torch_ops(packages)]
+    if listed is not None:
+        known = listed._is_package_available
+        patches.append((listed, "_is_package_available", _without_hollow(known, packages)))
+    sys.meta_path.insert(0, finder)
+    try:
+        with attributes_set(patches):
+            yield packages
+    finally:
+        sys.meta_path.remove(finder)
+        for name in packages.imported:
+            sys.modules.pop(name, None)
+
+
+def _is_importable(name: str) -> bool:
+    """A package may be installed and unable to be imported, for want of a library of CUDA."""
+    try:
+        import_module(name)
+    except Exception:  # any error of the package's own
+        for module in [m for m in sys.modules if m == name or m.startswith(f"{name}.")]:
+            del sys.modules[module]
+        return False
+    return True
+
+
+def _torch_ops(packages: HollowPackages) -> Iterator[tuple[Any, str, Any]]:
+    """``torch.ops.package.op`` of hollow packages, and shapes that are registered for such ops."""
+    namespace: Any = type(torch.ops.aten)
+    known, register = namespace.__getattr__, torch.library.register_fake
+
+    @wraps(known)
+    def op(ops: Any, name: str) -> Any:
+        try:
+            return known(ops, name)
+        except AttributeError:
+            if ops.name not in packages or name.startswith("__"):
+                raise
+            return HollowObject(packages, f"torch.ops.{ops.name}.{name}")
+
+    @wraps(register)
+    def register_fake(op: Any, func: Any = None, /, **kwargs: Any) -> Any:
+        name = op._hollow_name if isinstance(op, HollowObject) else op if isinstance(op, str) else ""
+        if name.removeprefix("torch.ops.").replace("::", ".") not in packages:
+            return register(op, func, **kwargs)
+        packages.used.add(f"torch.library.register_fake({name})")
+        return func if func is not None else lambda function: function
+
+    yield namespace, "__getattr__", op
+    yield torch.library, "register_fake", register_fake
