@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
 
 from ...sched.config import Capabilities
@@ -34,6 +35,28 @@ class HostTime:
     def excluded(self, part: T) -> T:
         """An observer, clock or source of the tool's, wrapped so that calls to it take no host time."""
         return part
+
+
+class StorageAccess(NamedTuple):
+    """The bytes [starts[k], ends[k]) of a storage that a kernel touches; the intervals are sorted and apart."""
+
+    storage: torch.UntypedStorage
+    starts: np.ndarray[Any, np.dtype[np.int64]]
+    ends: np.ndarray[Any, np.dtype[np.int64]]
+    write: bool
+
+
+class VisitingKernel(Protocol):
+    """A kernel whose accesses are found by computing it."""
+
+    @property
+    def name(self) -> str: ...
+
+    def storages(self) -> Iterable[torch.UntypedStorage]:
+        """All memory that it may touch."""
+
+    def accesses(self) -> Iterable[StorageAccess]:
+        """What it touched when it was computed last."""
 
 
 class Watcher:
@@ -75,6 +98,14 @@ class Watcher:
 
     def replaying(self, capture: object) -> AbstractContextManager[None]:  # noqa: ARG002
         """Surrounds the computation of a graph that is launched."""
+        return self._NOTHING
+
+    def visiting(
+        self,
+        kernel: VisitingKernel,  # noqa: ARG002
+        arguments: Sequence[torch.Tensor],  # noqa: ARG002
+    ) -> AbstractContextManager[None]:
+        """The kernel is computed and launched inside, with these arguments in device memory and in pinned memory."""
         return self._NOTHING
 
     def fused(self, op: str, results: Sequence[torch.Tensor]) -> AbstractContextManager[None]:  # noqa: ARG002

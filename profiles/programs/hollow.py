@@ -14,14 +14,15 @@ from contextlib import contextmanager
 from functools import wraps
 from importlib import import_module, metadata
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from typing import Any, Final, NoReturn
 
 import torch
 
+from ..vgpu import fused
 from ..vgpu.device import CURRENT
-from ..vgpu.fused import device_tensors, run_as_one_kernel
 from ..vgpu.patching import attributes_set
+from .on_import import patched_on_import
 
 VERSION: Final = "9999.0.0"
 _EXCEPTIONS: Final = ("Error", "Exception", "Warning")
@@ -65,8 +66,8 @@ class HollowPackages:
         if replacement is not None and CURRENT.get(None) is None:
             return replacement(*args, **kwargs)
         if replacement is not None:
-            return run_as_one_kernel(name, replacement, *args, **kwargs)
-        if next(device_tensors([args, kwargs]), None) is not None:
+            return fused.run_as_one_kernel(name, replacement, *args, **kwargs)
+        if next(fused.device_tensors([args, kwargs]), None) is not None:
             package = name.removeprefix("torch.ops.").partition(".")[0]
             raise HollowKernelError(
                 f"{name} was called with a tensor of the virtual GPU, but {package} is not installed: "
@@ -185,10 +186,7 @@ class HollowFinder(MetaPathFinder, Loader):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002
         if name in self._packages:
             return ModuleSpec(name, self, is_package=True)
-        spec = PathFinder.find_spec(name, path) if name == _TRANSFORMERS else None
-        if spec is not None and spec.loader is not None:
-            spec.loader = _TransformersLoader(spec.loader, self._packages)
-        return spec
+        return None
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType:
         return HollowModule(self._packages, spec.name)
@@ -216,22 +214,6 @@ class _HollowDistribution(metadata.Distribution):
         raise FileNotFoundError(f"{self._name} is hollow and has no file {path}")
 
 
-class _TransformersLoader(Loader):
-    """Loads transformers' list of optional packages, on which hollow ones are missing."""
-
-    def __init__(self, loader: Any, packages: HollowPackages) -> None:
-        self._loader = loader
-        self._packages = packages
-
-    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
-        module: types.ModuleType | None = self._loader.create_module(spec)
-        return module
-
-    def exec_module(self, module: Any) -> None:
-        self._loader.exec_module(module)
-        module._is_package_available = _without_hollow(module._is_package_available, self._packages)
-
-
 def _without_hollow(is_available: Callable[..., Any], packages: HollowPackages) -> Callable[..., Any]:
     @wraps(is_available)
     def is_really_available(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -245,14 +227,14 @@ def hollow_packages(names: Iterable[str]) -> Iterator[HollowPackages]:
     """Make those of the packages hollow that cannot be imported, until the block ends."""
     packages = HollowPackages([name for name in names if not _is_importable(name)])
     finder = HollowFinder(packages)
-    listed = sys.modules.get(_TRANSFORMERS)
-    patches = [*_torch_ops(packages)]
-    if listed is not None:
+
+    def optional(listed: Any) -> Iterator[tuple[Any, str, Any]]:
         known = listed._is_package_available
-        patches.append((listed, "_is_package_available", _without_hollow(known, packages)))
+        yield listed, "_is_package_available", _without_hollow(known, packages)
+
     sys.meta_path.insert(0, finder)
     try:
-        with attributes_set(patches):
+        with attributes_set(_torch_ops(packages)), patched_on_import(_TRANSFORMERS, optional):
             yield packages
     finally:
         sys.meta_path.remove(finder)

@@ -22,6 +22,7 @@ from ..captures import maps
 from ..platform.hardware import load
 from ..platform.machine import MachineError
 from ..record.result import Result
+from . import triton_kernels
 from .watch import ProgramError, WatchRequest, watched
 
 FAILED: Final = 4
@@ -41,7 +42,12 @@ def run_watched(python: str, request: WatchRequest) -> Result:
     command = [python, "-m", _MODULE, str(writer), json.dumps(request._asdict())]
     with os.fdopen(reader, encoding="utf-8") as answers:
         try:
-            child = subprocess.Popen(command, pass_fds=[writer], stdout=sys.stderr.fileno())
+            child = subprocess.Popen(
+                command,
+                pass_fds=[writer],
+                stdout=sys.stderr.fileno(),
+                env={**os.environ, triton_kernels.VARIABLE: "1"},
+            )
         except OSError as error:
             raise MachineError(f"{python} cannot be started: {error.strerror}") from None
         finally:

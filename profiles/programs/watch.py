@@ -29,6 +29,7 @@ from ..vgpu import VirtualGpu, open_vgpu
 from ..vgpu.ledger import LedgerContext
 from .hollow import hollow_packages
 from .torch_cuda import NvtxRanges, cuda_answered
+from .triton_kernels import triton_interpreted
 
 # The step of a program whose ranges define none.
 _WHOLE: Final = StepInfo(0, cast(StepKind, PROGRAM), 0, 0, False)
@@ -73,10 +74,11 @@ def watched(request: WatchRequest) -> Result:
     with (
         open_vgpu(hardware, sink=windows, watch=beside, hazards=request.hazards, gradients=True) as gpu,
         cuda_answered(gpu, name=hardware.name) as program,
+        triton_interpreted(gpu) as kernels,
         hollow_packages(request.hollow) as packages,
     ):
         _run(request)
-    notes = (*program.notes(), *packages.notes())
+    notes = (*program.notes(), *kernels.notes(), *packages.notes())
     return _document(request, hardware.name, gpu, program.nvtx, windows.window, notes)
 
 

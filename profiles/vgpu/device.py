@@ -12,6 +12,7 @@ import torch
 from ...sched.config import Capabilities
 from ..platform.machine import Watcher
 from ..record.timeline import FoundHazard, Site
+from .addresses import AddressTable
 from .executor import Executor
 from .observer import HostObserver, VirtualClock
 from .runtime import Runtime
@@ -54,6 +55,7 @@ class VirtualGpu:
         self.capabilities = capabilities
         self.graph_trace: GraphTrace = graph_trace
         self.runtime = parts.runtime
+        self.addresses = AddressTable()
         self.clock = VirtualClock(self.runtime)
         self.observer = parts.observer
         self.watcher = parts.watcher

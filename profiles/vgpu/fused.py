@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ...sched.kernels.registry import Kernel
 from ..record.timeline import OpKind
 from .device import CURRENT
-from .runtime import GraphCaptureError
+from .runtime import GraphCaptureError, TimedByValues
 from .tensor import DeviceTensor
 
 
@@ -23,7 +22,7 @@ class FusedLaunches:
         self.count = self.work = self.host_size = 0
         self._fixed = fixed
 
-    def variable(self, kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:  # noqa: ARG002
+    def variable(self, kernel: TimedByValues, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:  # noqa: ARG002
         self.node("kernel", kernel.name, self._fixed)
 
     def node(self, kind: OpKind, name: str, duration: int, *, size: int = 0, host_size: int = 0) -> None:  # noqa: ARG002

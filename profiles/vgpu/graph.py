@@ -32,7 +32,7 @@ from .executor import (
     compute_into,
     is_uncomputed,
 )
-from .runtime import GraphCaptureError, Runtime
+from .runtime import GraphCaptureError, Runtime, TimedByValues
 from .streams import Stream, StreamContext
 
 _ENGINES: Mapping[OpKind, int] = {"h2d": H2D, "d2h": D2H}
@@ -50,7 +50,7 @@ class Node(NamedTuple):
 class VariableNodes:
     """Nodes whose time depends on the same values, and is computed once per replay."""
 
-    kernel: Kernel
+    kernel: TimedByValues
     args: Args
     kwargs: Kwargs
     nodes: list[int] = field(default_factory=list)
@@ -79,8 +79,8 @@ class GraphCapture(Executor):
     def node(self, kind: OpKind, name: str, duration: int, *, size: int = 0, host_size: int = 0) -> None:
         self.nodes.append(Node(kind, name, duration, size, host_size))
 
-    def variable(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> None:
-        key = (kernel.name, _identity(args), _identity(tuple(kwargs.items())))
+    def variable(self, kernel: TimedByValues, args: Args, kwargs: Kwargs) -> None:
+        key = (kernel, _identity(args), _identity(tuple(kwargs.items())))
         self.variables.setdefault(key, VariableNodes(kernel, args, kwargs)).nodes.append(len(self.nodes))
         self.node("kernel", kernel.name, 0)
 

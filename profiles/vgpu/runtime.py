@@ -15,9 +15,9 @@ from .ledger import NO_CONTEXT, OVERFLOW, Ledger, LedgerContext
 from .sites import Sites
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from ...sched.kernels.registry import Kernel
+    from ...sched.kernels.registry import Work
     from ..platform.hardware import HardwareProfile
 
 Direction = Literal["h2d", "d2h"]
@@ -39,10 +39,20 @@ class GraphCaptureError(RuntimeError):
     """A call that a graph under capture cannot contain."""
 
 
+class TimedByValues(Protocol):
+    """A kernel whose time follows from values."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def cost(self) -> Callable[..., Work] | None: ...
+
+
 class LaunchRecorder(Protocol):
     """Receives launches instead of the device while a graph is captured."""
 
-    def variable(self, kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def variable(self, kernel: TimedByValues, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """A kernel whose time depends on values, and is therefore computed at the replay."""
 
     def node(self, kind: OpKind, name: str, duration: int, *, size: int = 0, host_size: int = 0) -> None: ...

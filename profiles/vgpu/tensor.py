@@ -73,11 +73,8 @@ class DeviceTensor(torch.Tensor):
         CURRENT.get().watcher.record_stream(self, stream.stream_id)
 
     def data_ptr(self) -> int:
-        """The address of the values, which is unique among the tensors that exist. Raises RuntimeError where values
-        are not computed."""
-        if self.held.is_meta:
-            raise RuntimeError("values none: a tensor whose values are not computed has no address")
-        return self.held.data_ptr()
+        """The address of the values, which is unique among the tensors that exist."""
+        return CURRENT.get().addresses.give(self.held)
 
     def untyped_storage(self) -> NoReturn:
         raise RuntimeError(
@@ -165,4 +162,8 @@ def pin(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
-    return getattr(tensor.untyped_storage(), "_vgpu_pinned", False)
+    return is_pinned_storage(tensor.untyped_storage())
+
+
+def is_pinned_storage(storage: torch.UntypedStorage) -> bool:
+    return getattr(storage, "_vgpu_pinned", False)

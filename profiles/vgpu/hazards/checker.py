@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...platform.machine import Watcher
+from ...platform.machine import VisitingKernel, Watcher
 from ...record.timeline import NO_SITE, FoundHazard, OrderingPlace, Site
 from .blocks import SHADOW, DeviceMemory, HostProgram, ShadowTable
 from .declared import DeclaredFootprints
 from .findings import Findings, unread
-from .footprints import ByteSpan, Footprint, Grid, IndexedSource, Scattered, span
+from .footprints import ByteSpan, Footprint, Grid, IndexedSource, Scattered, span, visited
 from .graphs import GraphFootprint
 from .probes import ProbedClocks
 from .shadow import UNWRITTEN, IssuedOp, MemoryOrigin, NamedMemory, ShadowMemory
@@ -109,6 +109,38 @@ class HazardChecker(Watcher):
             self.device_works = before
 
     @contextmanager
+    def visiting(self, kernel: VisitingKernel, arguments: Sequence[torch.Tensor]) -> Iterator[None]:
+        begin = perf_counter_ns()
+        for tensor in arguments:
+            self._table.of_argument(tensor)
+        if self._capturing is None:
+            self._freeze(kernel)
+        self.spent += perf_counter_ns() - begin
+        with self.device_at_work():
+            yield
+        begin, launch = perf_counter_ns(), self.launch(kernel.name)
+        if self._capturing is not None:
+            self._capturing.visiting.append(kernel)
+        else:
+            self._visited(launch, kernel)
+        self.spent += perf_counter_ns() - begin
+
+    def _freeze(self, kernel: VisitingKernel) -> None:
+        """Any memory that the kernel may touch may be written."""
+        for storage in kernel.storages():
+            shadow = getattr(storage, SHADOW, None)
+            if shadow is not None:
+                shadow.freeze()
+
+    def _visited(self, launch: IssuedOp, kernel: VisitingKernel) -> None:
+        for access in kernel.accesses():
+            shadow: ShadowMemory | None = getattr(access.storage, SHADOW, None)
+            if shadow is not None:
+                if access.write and shadow.origin is UNWRITTEN:
+                    shadow.origin = MemoryOrigin("", launch.op, launch.site)
+                self._add(launch, shadow, visited(access), write=access.write)
+
+    @contextmanager
     def fused(self, op: str, results: Sequence[torch.Tensor]) -> Iterator[None]:
         """Memory that is allocated inside is not the device's, except that of the results."""
         self._fused = launch = self.launch_here(op)
@@ -173,6 +205,8 @@ class HazardChecker(Watcher):
         graph = self._graphs[id(capture)]
         for shadow in graph.written():
             shadow.freeze()
+        for kernel in graph.visiting:
+            self._freeze(kernel)
         self.spent += perf_counter_ns() - begin
         with self.device_at_work():
             yield
@@ -180,6 +214,8 @@ class HazardChecker(Watcher):
         for issued, (shadow, footprint, write) in graph.spans(launch):
             self._add(issued, shadow, footprint, write=write)
         graph.scattered(launch, self._clocks, self._compare)
+        for kernel in graph.visiting:
+            self._visited(launch, kernel)
         self.spent += perf_counter_ns() - begin
 
     # ---- memory --------------------------------------------------------------------------------------------

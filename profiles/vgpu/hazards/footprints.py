@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from ...platform.machine import StorageAccess
+
 Offsets = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -144,6 +146,26 @@ class Grid(NamedTuple):
             return self.at([rows])
         starts = (self.offset + rows.numpy().astype(np.int64) * self.stride[0]) * self.item
         return Pieces.of(starts, starts + lens.numpy().astype(np.int64) * self.stride[1] * self.item)
+
+
+class VisitedPieces(NamedTuple):
+    """The source of a footprint that is known already."""
+
+    starts: Offsets
+    ends: Offsets
+
+    def freeze(self) -> None:
+        pass
+
+    def pieces(self) -> Pieces:
+        return Pieces(self.starts, self.ends)
+
+
+def visited(access: StorageAccess) -> Footprint:
+    """The footprint of an access that has taken place."""
+    if len(access.starts) == 1:
+        return ByteSpan(int(access.starts[0]), int(access.ends[0]))
+    return Scattered(VisitedPieces(access.starts, access.ends))
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ....sched.kernels.registry import Kernel
+from ...platform.machine import VisitingKernel
 from .clocks import VectorClocks
 from .declared import ArgumentAccess, DeclaredFootprints, Touched
 from .footprints import ByteSpan, Footprint
@@ -71,6 +72,7 @@ class GraphFootprint:
 
     def __init__(self, capture: object, declared: DeclaredFootprints) -> None:
         self.capture = capture
+        self.visiting: list[VisitingKernel] = []
         self._declared = declared
         self._spans: dict[tuple[ShadowMemory, bool], ByteSpan] = {}
         self._nodes: dict[object, _KernelNodes] = {}

@@ -1,0 +1,282 @@
+"""Triton kernels of a program: computed by Triton's interpreter on the values that the arguments hold, each one launch
+with exactly the accesses that the interpreter made.
+
+Triton decides by ``TRITON_INTERPRET`` when a kernel is decorated, so the variable has to be set before the program
+imports Triton. Where values are not computed, tensors of floats have made-up addresses: loads from them give zeros and
+stores to them are dropped, while both count as accesses.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from importlib import import_module
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from ...sched.kernels.registry import Work
+from ..platform.machine import StorageAccess
+from ..vgpu import VirtualGpu, interpreted
+from ..vgpu.addresses import UNCOMPUTED, AddressTable, rounded
+from ..vgpu.hazards.footprints import Offsets
+from ..vgpu.tensor import DeviceTensor, is_pinned, is_pinned_storage
+from .on_import import patched_on_import
+
+VARIABLE: Final = "TRITON_INTERPRET"
+_LEAST: Final = np.iinfo(np.int64).min
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+Pointers = np.ndarray[Any, np.dtype[np.uint64]]
+
+
+class TritonKernelError(RuntimeError):
+    """A kernel touches memory that it must not touch, or needs values that are not computed."""
+
+
+class UncomputedPointer:
+    """Stands for a tensor without values among a kernel's arguments."""
+
+    def __init__(self, address: int, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self._address = address
+
+    def data_ptr(self) -> int:
+        return self._address
+
+
+class VisitedMemory:
+    """The memory that a kernel may touch, and what one computation of the kernel touches."""
+
+    def __init__(self, kernel: str, storages: Mapping[int, torch.UntypedStorage]) -> None:
+        self._kernel = kernel
+        self._storages = [storages[base] for base in sorted(storages)]
+        sizes = [storage.nbytes() for storage in self._storages]
+        # Behind an empty one that comes before all addresses, so that every address is found in one.
+        self._bases = np.array([_LEAST, *sorted(storages)], np.int64)
+        self._ends = self._bases + np.array([0, *sizes], np.int64)
+        self._slack = self._bases + np.array([0, *map(rounded, sizes)], np.int64)
+        self._visits: dict[tuple[int, bool], list[Offsets]] = {}  # starts and ends
+        self._loads_uncomputed = False
+
+    def visit(self, pointers: Pointers, mask: Mask, item: int, *, write: bool) -> Mask:
+        """Record an access to the items at ``pointers`` where ``mask`` is set; returns where values are there.
+
+        The allocator of CUDA rounds sizes up, so that a kernel may read behind the end of a tensor. Raises
+        TritonKernelError for memory beyond that.
+        """
+        mask = np.broadcast_to(mask.astype(bool), pointers.shape)
+        at = pointers.astype(np.int64)
+        where = np.searchsorted(self._bases, at, side="right") - 1
+        outside = mask & (at + item > self._slack[where])
+        if outside.any():
+            raise TritonKernelError(
+                f"{self._kernel} {'writes' if write else 'reads'} memory that belongs to no tensor of the virtual GPU "
+                "that it was given"
+            )
+        inside = mask & (at + item <= self._ends[where])
+        for storage in np.unique(where[inside]):
+            chosen = at[inside & (where == storage)] - self._bases[storage]
+            self._visits.setdefault((int(storage), write), []).append(np.stack((chosen, chosen + item)))
+        uncomputed = inside & (at >= UNCOMPUTED)
+        self._check_values(bool(uncomputed.any()), bool((inside & ~uncomputed).any()), write=write)
+        return inside & ~uncomputed
+
+    def _check_values(self, uncomputed: bool, computed: bool, *, write: bool) -> None:
+        if write and computed and self._loads_uncomputed:
+            raise TritonKernelError(
+                f"values none: {self._kernel} reads floats that are not computed and writes values that are"
+            )
+        self._loads_uncomputed |= uncomputed and not write
+
+    def accesses(self) -> list[StorageAccess]:
+        return [
+            StorageAccess(self._storages[storage - 1], *_joined(*np.concatenate(visits, axis=1)), write)
+            for (storage, write), visits in self._visits.items()
+        ]
+
+
+class TritonKernel:
+    """One launch of a Triton kernel."""
+
+    def __init__(
+        self, name: str, compute: Callable[[VisitedMemory], None], arguments: KernelArguments
+    ) -> None:
+        self.name = name
+        self._compute = compute
+        self._addresses = arguments.addresses
+        self._arguments = arguments.storages
+        self._memory: VisitedMemory | None = None
+
+    def storages(self) -> list[torch.UntypedStorage]:
+        return [*self._arguments, *self._addresses.given()]
+
+    def run(self) -> None:
+        self._memory = VisitedMemory(
+            self.name, {self._addresses.base(s): s for s in self.storages() if s.nbytes()}
+        )
+        self._compute(self._memory)
+
+    def accesses(self) -> list[StorageAccess]:
+        return [] if self._memory is None else self._memory.accesses()
+
+    def cost(self) -> Work:
+        """Every byte that is read or written moves once."""
+        device = host = 0
+        for storage, starts, ends, _ in self.accesses():
+            size = int((ends - starts).sum())
+            device, host = (device, host + size) if is_pinned_storage(storage) else (device + size, host)
+        return Work(bytes=device, host_bytes=host)
+
+
+class KernelArguments:
+    """The arguments of a launch with the memory that holds values in the place of device tensors."""
+
+    def __init__(self, addresses: AddressTable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self.addresses = addresses
+        self.tensors: list[torch.Tensor] = []
+        self.storages: list[torch.UntypedStorage] = []
+        self.args = [self._held(arg) for arg in args]
+        self.kwargs = {name: self._held(arg) for name, arg in kwargs.items()}
+
+    def _held(self, arg: Any) -> Any:
+        if isinstance(arg, torch.Tensor):
+            return self._of_tensor(arg)
+        if isinstance(arg, tuple):
+            parts = map(self._held, arg)
+            return type(arg)(*parts) if hasattr(arg, "_fields") else tuple(parts)
+        if isinstance(
+            getattr(arg, "base", None), torch.Tensor
+        ):  # a tensor descriptor, or one of another type
+            changed = copy.copy(arg)
+            changed.base = self._held(arg.base)
+            return changed
+        return arg
+
+    def _of_tensor(self, tensor: torch.Tensor) -> Any:
+        """Raises ValueError for a host tensor that is not pinned, as Triton does."""
+        held = tensor.held if type(tensor) is DeviceTensor else tensor
+        if held is tensor and not is_pinned(tensor):
+            raise ValueError(
+                "a Triton kernel cannot access pageable memory of the host: the argument is a CPU tensor"
+            )
+        self.tensors.append(tensor)
+        self.storages.append(held.untyped_storage())
+        return UncomputedPointer(self.addresses.of(held), held.dtype) if held.is_meta else held
+
+
+class TritonPrograms:
+    """``autotuned`` has the kernels for which a configuration was chosen without trying them out."""
+
+    def __init__(self, gpu: VirtualGpu) -> None:
+        self.autotuned: set[str] = set()
+        self._gpu = gpu
+        self._memory: VisitedMemory | None = None  # of the kernel that is being computed
+
+    def notes(self) -> list[str]:
+        """What a result says about the kernels."""
+        return [f"triton.autotune took the first configuration of {name}" for name in sorted(self.autotuned)]
+
+    def patches(self, interpreter: Any) -> Iterator[tuple[Any, str, Any]]:
+        """Of Triton's module ``runtime.interpreter``."""
+        builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
+        yield executor, "__call__", self._launching(executor.__call__, interpreter.InterpreterError)
+        yield builder, "create_masked_load", self._load(builder.create_masked_load)
+        yield builder, "create_masked_store", self._store(builder.create_masked_store)
+        yield builder, "create_atomic_rmw", self._atomic(builder.create_atomic_rmw)
+        yield builder, "create_atomic_cas", self._compare_and_swap(builder.create_atomic_cas)
+        tuner = import_module("triton.runtime.autotuner").Autotuner
+
+        def bench(tuned: Any, *args: Any, **kwargs: Any) -> list[float]:  # noqa: ARG001
+            self.autotuned.add(tuned.base_fn.__name__)
+            return [0.0, 0.0, 0.0]
+
+        yield tuner, "_bench", bench
+
+    def _launching(self, compute: Callable[..., Any], failed: type[Exception]) -> Callable[..., Any]:
+        @wraps(compute)
+        def launch(executor: Any, *args: Any, **kwargs: Any) -> None:
+            given = KernelArguments(self._gpu.addresses, args, kwargs)
+            # The interpreter copies arguments to the host and back, which here are there already.
+            executor._init_args_hst = lambda *arguments: arguments
+            executor._restore_args_dev = lambda *_: None
+
+            def run(memory: VisitedMemory) -> None:
+                self._memory = memory
+                try:
+                    compute(executor, *given.args, **given.kwargs)
+                except failed as error:
+                    cause: BaseException | None = error
+                    while isinstance(cause, failed):  # one for each function of the kernel
+                        cause = cause.__cause__
+                    if isinstance(cause, TritonKernelError):
+                        raise cause from None
+                    raise
+                finally:
+                    self._memory = None
+
+            kernel = TritonKernel(executor.fn.__name__, run, given)
+            tensors, given.tensors = given.tensors, []
+            interpreted.launch_interpreted(kernel, tensors)
+
+        return launch
+
+    def _visit(self, pointers: Any, mask: Any, *, write: bool) -> Any:
+        """The mask of the items whose values are there."""
+        if self._memory is None:
+            return mask
+        item = max(pointers.get_element_ty().primitive_bitwidth // 8, 1)
+        seen = self._memory.visit(pointers.data, mask.data, item, write=write)
+        return type(mask)(seen, mask.dtype)
+
+    def _load(self, load: Callable[..., Any]) -> Callable[..., Any]:
+        def masked_load(builder: Any, pointers: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+            return load(builder, pointers, self._visit(pointers, mask, write=False), *rest, **named)
+
+        return masked_load
+
+    def _store(self, store: Callable[..., Any]) -> Callable[..., Any]:
+        def masked_store(builder: Any, pointers: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+            return store(builder, pointers, value, self._visit(pointers, mask, write=True), *rest, **named)
+
+        return masked_store
+
+    def _atomic(self, atomic: Callable[..., Any]) -> Callable[..., Any]:
+        """An atomic operation counts as a write. It returns zeros where no values are."""
+
+        def rmw(builder: Any, op: Any, pointers: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+            seen = self._visit(pointers, mask, write=True)
+            found = atomic(builder, op, pointers, value, seen, *rest, **named)
+            return type(found)(np.where(seen.data, found.data, np.zeros_like(found.data)), found.dtype)
+
+        return rmw
+
+    def _compare_and_swap(self, atomic: Callable[..., Any]) -> Callable[..., Any]:
+        """Where no values are, the comparison fails and returns what it was compared with."""
+
+        def cas(builder: Any, pointers: Any, expected: Any, value: Any, *rest: Any, **named: Any) -> Any:
+            every = type(expected)(np.ones(pointers.data.shape, np.bool_), expected.dtype)
+            seen = self._visit(pointers, every, write=True)
+            if not seen.data.all():
+                return expected
+            return atomic(builder, pointers, expected, value, *rest, **named)
+
+        return cas
+
+
+@contextmanager
+def triton_interpreted(gpu: VirtualGpu) -> Iterator[TritonPrograms]:
+    """Launch the Triton kernels of a program on ``gpu`` until the block ends."""
+    programs = TritonPrograms(gpu)
+    with patched_on_import("triton.runtime.interpreter", programs.patches):
+        yield programs
+
+
+def _joined(starts: Offsets, ends: Offsets) -> tuple[Offsets, Offsets]:
+    """The union of intervals."""
+    order = np.argsort(starts, kind="stable")
+    starts, ends = starts[order], np.maximum.accumulate(ends[order])
+    first = np.flatnonzero(np.append(True, starts[1:] > ends[:-1]))
+    return starts[first], ends[np.append(first[1:] - 1, len(ends) - 1)]
