@@ -1,0 +1,120 @@
+"""What stands between an engine's scheduler and a run: requests in, tokens and ends out, steps to the observers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import NamedTuple
+
+from ...sched.observe import NO_STEP, Observer, StepInfo, StepKind
+from ...sched.request import Request, Status
+from ..run.system import SystemParts
+
+
+class AllEnded(BaseException):
+    """Raised into the engine's loop, which runs for ever, when every request has ended."""
+
+
+class EndOfRequest(NamedTuple):
+    status: Status
+    reason: str
+
+
+class _Step(NamedTuple):
+    info: StepInfo
+    changed: bool  # other rows than in the step before
+    penalised: bool
+
+
+class RunBridge:
+    """Takes requests from the run's source and reports what becomes of them, by id; numbers the engine's steps.
+
+    All methods are called on the scheduler's thread."""
+
+    def __init__(self, parts: SystemParts) -> None:
+        self.requests: dict[str, Request] = {}  # that have not ended
+        self.next_step = 0
+        self.observer: Observer = parts.observer
+        self._clock = parts.clock
+        self._source = parts.source
+        self._rows: Sequence[str] = ()
+        self._launched: dict[int, _Step] = {}
+
+    # ---- requests ------------------------------------------------------------------------------------------
+
+    def due(self, *, idle: bool) -> Sequence[Request]:
+        """The requests that have arrived. An ``idle`` scheduler sleeps until the next arrival. Raises AllEnded where it
+        is idle and there is none."""
+        arrived = self._source.due(self._clock.now())
+        if idle and not arrived:
+            instant = self._source.next_at()
+            if instant is None:
+                raise AllEnded
+            self._clock.sleep_until(instant)
+            arrived = self._source.due(self._clock.now())
+        for request in arrived:
+            self.requests[request.id] = request
+            request.status = Status.RUNNING
+        return arrived
+
+    def advance(self, request_id: str, output_ids: Sequence[int]) -> None:
+        """``output_ids`` are all tokens that the engine has for the request by now."""
+        request = self.requests.get(request_id)
+        if request is None or len(output_ids) <= len(request.output_ids):
+            return
+        new = output_ids[len(request.output_ids) :]
+        request.output_ids.extend(new)
+        if request.first_token_at is None:
+            request.first_token_at = self._clock.now()
+        self.observer.tokens(request, len(new))
+
+    def ending(self, request_id: str) -> None:
+        """The engine is about to release the KV of the request, which has ended."""
+        if request := self.requests.get(request_id):
+            self.observer.ending(request)
+
+    def end(self, request_id: str, end: EndOfRequest) -> None:
+        request = self.requests.pop(request_id, None)
+        if request is None:
+            return
+        request.status, request.reason = end
+        request.finished_at = self._clock.now()
+        self.observer.ended(request)
+        self._source.ended(request, request.finished_at)
+
+    def retracted(self, request_id: str) -> None:
+        if request := self.requests.get(request_id):
+            request.retraction_count += 1
+            self.observer.retracted(request)
+
+    # ---- steps ---------------------------------------------------------------------------------------------
+
+    def range(self, name: str, size: int, step: int = NO_STEP) -> AbstractContextManager[object]:
+        """A range of the step that is planned next, or of ``step``."""
+        return self.observer.range(name, self.next_step if step == NO_STEP else step, size)
+
+    def planned(self, kind: StepKind) -> None:
+        self.observer.planned(self.next_step, kind)
+
+    @contextmanager
+    def launch(
+        self, kind: StepKind, rows: Mapping[str, int], *, tokens: int, penalised: bool
+    ) -> Iterator[int]:
+        """Surrounds the launch of a step; gives its number. ``rows``: cached prompt tokens by request; ``tokens``:
+        inputs of the forward."""
+        step, self.next_step = self.next_step, self.next_step + 1
+        for request_id, cached in rows.items():
+            request = self.requests.get(request_id)
+            if request is not None and request.first_scheduled_at is None:
+                request.first_scheduled_at = self._clock.now()
+                request.cached_tokens = cached
+        yield step
+        info = StepInfo(step, kind, len(rows), tokens, steady=False)
+        self._launched[step] = _Step(info, list(rows) != self._rows, penalised)
+        self._rows = list(rows)
+        self.observer.launched(info)
+
+    def settled(self, step: int, *, ended: bool) -> None:
+        """The result of a step has been applied. ``ended``: a request of it has ended."""
+        info, changed, penalised = self._launched.pop(step)
+        self.observer.settled(info._replace(steady=not (ended or changed or penalised)))

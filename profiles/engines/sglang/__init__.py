@@ -1,0 +1,1 @@
+"""SGLang's scheduler on the virtual GPU."""

@@ -1,0 +1,79 @@
+"""The adapter of SGLang: what it needs, and which scenarios it can run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Final
+
+from ....scenarios.combinations import MODES
+from ....scenarios.schema import Scenario
+from ...run.system import System, SystemParts
+from ..adapter import EngineError
+
+# Packages with compiled kernels, servers and clients: none of them takes part in a scheduler's step of a dense model.
+_HOLLOW: Final = (
+    "addict anthropic apache_tvm_ffi av build cachetools compressed_tensors cuda cutlass datasets decord decord2 deep_gemm"
+    " diskcache distro easydict flash_mla flashinfer gguf grpc hf_transfer imageio interegular modelscope mooncake msgpack"
+    " ninja nixl nvidia_ml_py openai openai_harmony outlines outlines_core pydantic_settings pynvml quack sgl_deep_gemm"
+    " sgl_kernel sgl_kernel_npu smg_grpc_proto smg_grpc_servicer soundfile termcolor tilelang timm tokenspeed_mla"
+    " torch_memory_saver torchao torchaudio torchcodec torchvision tvm_ffi uvloop watchfiles xgrammar"
+)
+_REQUIRES: Final = (
+    "aiohttp dill einops fastapi IPython msgspec orjson partial_json_parser prometheus_client psutil pybase64 sentencepiece"
+    " setproctitle tiktoken transformers triton uvicorn zmq"
+)
+# What of SGLang stands in the way of each mode.
+_REFUSED: Final = {
+    "speculation": "a draft worker, which loads weights (EAGLEWorker.__init__)",
+    "pipeline": "groups of processes (SchedulerPPMixin.event_loop_pp)",
+    "hisparse": "kernels of sgl_kernel (HiSparseCoordinator)",
+    "data-parallel ranks": "groups of processes (SchedulerDPAttnMixin.prepare_mlp_sync_batch)",
+    "disaggregation": "a transfer engine (SchedulerDisaggregationPrefillMixin.process_disagg_prefill_inflight_queue)",
+    "replicas": "a router (sglang_router)",
+    "grammar": "a tokenizer (GrammarManager)",
+}
+_PIP_NAMES: Final = {
+    "zmq": "pyzmq",
+    "partial_json_parser": "partial-json-parser",
+    "transformers": "transformers==5.8.1",
+    "IPython": "ipython",
+}
+
+
+class SglangAdapter:
+    """Fits SGLang from 0.5.4 on. See ``EngineAdapter``."""
+
+    package = "sglang"
+    python_path = "python"
+    environment = {  # noqa: RUF012
+        "SGLANG_DISABLE_TORCHAO": "1",
+        "SGLANG_FORCE_CONFIDENTIAL_COMPUTE": "0",  # otherwise NVML is asked
+        "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python",  # the Rust tree makes its tensors inside libtorch
+        "TRITON_INTERPRET": "1",
+    }
+    hollow = tuple(_HOLLOW.split())
+    requires = {name: _PIP_NAMES.get(name, name) for name in _REQUIRES.split()}  # noqa: RUF012
+
+    def load(self) -> None:
+        from .edge import prepared_modules
+
+        prepared_modules()
+        for name in ("scheduler", "schedule_batch", "io_struct", "tp_worker"):
+            import_module(f"sglang.srt.managers.{name}")
+
+    def open(self, parts: SystemParts) -> System:
+        from .system import SglangSystem
+
+        if refused := "; ".join(_refusals(parts.resolved.scenario)):
+            raise EngineError(f"SGLang's own scheduler cannot be run with this scenario yet: {refused}")
+        return SglangSystem(parts)
+
+
+def _refusals(scenario: Scenario) -> Iterator[str]:
+    for mode, reason in _REFUSED.items():
+        if MODES[mode].on(scenario):
+            yield f"{mode} needs {reason}"
+
+
+ADAPTER = SglangAdapter()

@@ -1,0 +1,132 @@
+"""The scenario as SGLang's arguments: the server's, the model's configuration, and requests."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from array import array
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+from ....scenarios.combinations import overlaps
+from ....sched.config import EngineConfig
+from ....sched.model.config import ModelConfig
+from ....sched.request import Request
+from ...platform.resolve import Resolved
+from .edge import fitted
+
+_POLICIES: Final = {"fcfs": "fcfs", "lpm": "lpm", "lof": "lof", "random": "random"}
+_FOREVER: Final = 1e9  # s
+
+
+def model_folder(model: ModelConfig, folder: Path) -> Path:
+    """Write a Llama configuration of the model's shape, from which SGLang reads sizes. There are no weights."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.intermediate_size,
+        "num_attention_heads": model.num_heads,
+        "num_key_value_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "num_hidden_layers": model.num_layers,
+        "vocab_size": model.vocab_size,
+        "max_position_embeddings": model.max_positions,
+        "eos_token_id": list(model.eos_token_ids) or None,
+        "rms_norm_eps": model.rms_norm_eps,
+        "torch_dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def server_args(resolved: Resolved, config: EngineConfig, model: Path) -> Any:
+    """Raises EngineError for what this SGLang refuses."""
+    kind = import_module("sglang.srt.server_args").ServerArgs
+    engine, rows = resolved.scenario.engine, config.max_running_requests
+    wanted = {
+        "model_path": str(model),
+        "skip_tokenizer_init": True,
+        "device": "cuda",
+        "attention_backend": "triton",
+        "sampling_backend": "pytorch",
+        "grammar_backend": "none",
+        "mem_fraction_static": 0.5,
+        "max_total_tokens": config.kv_tokens,
+        "max_running_requests": rows,
+        "chunked_prefill_size": -1 if config.chunked_prefill_size is None else config.chunked_prefill_size,
+        "max_prefill_tokens": config.max_prefill_tokens,
+        "enable_mixed_chunk": config.mixed_chunk,
+        "schedule_policy": _POLICIES[config.policy],
+        "schedule_conservativeness": config.schedule_conservativeness,
+        "context_length": config.context_len,
+        "disable_radix_cache": not engine.radix_cache,
+        "disable_overlap_schedule": not overlaps(resolved.scenario),
+        "page_size": config.page_size,
+        "random_seed": config.seed,
+        "load_format": "dummy",
+        "dtype": "bfloat16",
+        "disable_cuda_graph": True,  # the decoder's own graphs are replayed
+        "disable_piecewise_cuda_graph": True,
+        "cuda_graph_max_bs": rows,
+        "cuda_graph_max_bs_decode": rows,
+        "cuda_graph_max_bs_prefill": rows,
+        "disable_custom_all_reduce": True,
+        "watchdog_timeout": _FOREVER,
+        "log_level": "warning",
+        "decode_log_interval": 10**9,
+        "enable_metrics": False,
+        "stream_interval": 1,
+    }
+    known = inspect.signature(kind).parameters
+    if "cuda_graph_max_bs_decode" in known:
+        del wanted["cuda_graph_max_bs"]
+    return fitted(kind, **wanted)
+
+
+def tokenized(request: Request, *, seeded: bool) -> Any:  # noqa: ARG001
+    """SGLang's message of a request whose prompt is tokenized."""
+    messages = import_module("sglang.srt.managers.io_struct")
+    kind = messages.TokenizedGenerateReqInput
+    ids = request.origin_input_ids
+    arrays = "array" in str(kind.__annotations__.get("input_ids", ""))
+    return fitted(
+        kind,
+        rid=request.id,
+        input_text="",
+        input_ids=array("q", ids) if arrays else list(ids),
+        mm_inputs=None,
+        sampling_params=_sampling(request),
+        return_logprob=request.sampling.logprobs,
+        logprob_start_len=-1,
+        top_logprobs_num=0,
+        token_ids_logprob=None,
+        stream=False,
+    )
+
+
+def _sampling(request: Request) -> Any:
+    kind = import_module("sglang.srt.sampling.sampling_params").SamplingParams
+    given = request.sampling
+    params = kind(
+        max_new_tokens=given.max_new_tokens,
+        temperature=given.temperature,
+        top_k=given.top_k or -1,
+        top_p=given.top_p,
+        min_p=given.min_p,
+        frequency_penalty=given.frequency_penalty,
+        presence_penalty=given.presence_penalty,
+        repetition_penalty=given.repetition_penalty,
+        min_new_tokens=given.min_new_tokens,
+        stop_token_ids=list(given.stop_token_ids) or None,
+        ignore_eos=given.ignore_eos,
+    )
+    if hasattr(params, "normalize"):
+        params.normalize(None)
+    return params
+
+
+def aborted(request_id: str) -> Any:
+    """SGLang's message of a client that has gone."""
+    return fitted(import_module("sglang.srt.managers.io_struct").AbortReq, rid=request_id, abort_all=False)

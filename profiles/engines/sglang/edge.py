@@ -1,0 +1,100 @@
+"""What is changed around SGLang before it is imported: what asks for hardware that is not there."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from typing import Any, Final
+
+import torch
+
+MEBIBYTES: Final = 80 * 1024  # of the virtual GPU, as in ``programs.torch_cuda.DeviceProperties``
+
+
+def prepared_modules() -> None:
+    """Import the modules that ask for hardware, and answer for it."""
+    for module in ("sglang.srt.utils.common", "sglang.srt.utils"):
+        _replace(module, "get_nvgpu_memory_capacity", lambda: MEBIBYTES)
+
+
+def fitted(kind: Callable[..., Any], **given: Any) -> Any:
+    """Call ``kind`` with those of the arguments that it has, and None for others that it cannot do without."""
+    parameters = inspect.signature(kind).parameters
+    taken = {name: value for name, value in given.items() if name in parameters}
+    for name, parameter in parameters.items():
+        required = parameter.default is parameter.empty and parameter.kind in (
+            parameter.POSITIONAL_OR_KEYWORD,
+            parameter.KEYWORD_ONLY,
+        )
+        if required and name not in taken:
+            taken[name] = None
+    return kind(**taken)
+
+
+def _replace(module: str, name: str, value: Any) -> bool:
+    """Set an attribute of a module that has it."""
+    with suppress(ImportError):
+        found = import_module(module)
+        if hasattr(found, name):
+            setattr(found, name, value)
+            return True
+    return False
+
+
+def groups_of_one() -> Any:
+    """Make every process group of SGLang a group of one rank."""
+    state = import_module("sglang.srt.distributed.parallel_state")
+    with torch._C.DisableTorchFunction():
+        torch.distributed.init_process_group(
+            "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+        )
+    one = GroupOfOne(torch.distributed.group.WORLD)
+    for name, value in list(vars(state).items()):
+        if name.startswith("_") and name[1:].isupper() and value is None:
+            setattr(state, name, one)
+    _attention_groups(one)
+    return one
+
+
+def _attention_groups(one: GroupOfOne) -> None:
+    """The same for data-parallel attention, whose module keeps ranks and sizes of its own."""
+    attention = import_module("sglang.srt.layers.dp_attention")
+    for name, value in list(vars(attention).items()):
+        if value is not None or not name.startswith("_"):
+            continue
+        if name.endswith("_GROUP"):
+            setattr(attention, name, one)
+        elif name.endswith("_RANK"):
+            setattr(attention, name, 0)
+        elif name.endswith("_SIZE"):
+            setattr(attention, name, 1)
+    if getattr(attention, "_ENABLE_DP_ATTENTION_FLAG", False) is None:
+        attention._ENABLE_DP_ATTENTION_FLAG = False
+
+
+class GroupOfOne:
+    """A process group with this rank alone; what it has no answer for is None."""
+
+    unique_name = "one"
+    rank = local_rank = rank_in_group = first_rank = last_rank = 0
+    ranks = (0,)
+    world_size = 1
+    is_first_rank = is_last_rank = True
+    device = torch.device("cpu")
+
+    def __init__(self, group: Any) -> None:
+        self.cpu_group = self.device_group = group
+
+    def all_reduce(self, value: Any, *_: Any, **__: Any) -> Any:
+        return value
+
+    all_gather = broadcast_object = all_reduce
+
+    def barrier(self, *_: Any, **__: Any) -> None:
+        """One rank waits for no other."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)

@@ -1,0 +1,187 @@
+"""SGLang's ``ModelRunner`` with schedbench's decoder instead of a model: pools, sampler and all else are SGLang's."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from ....sched.batch import ForwardBatch, ForwardMode, ModelOutput
+from ....sched.kernels.sampling import sample_greedy_tagged
+from ...run.system import SystemParts
+from ..bridge import RunBridge
+from ..model import EngineModel
+from .edge import fitted
+
+# Steps of the runner's preparation that load weights or make what the decoder replaces.
+_LEFT_OUT = ("alloc_memory_pool", "init_attention_backends", "init_cuda_graphs")
+# Components that later versions make in steps of their own, and that scheduling asks for.
+_MADE = ("init_ngram_embedding_manager", "init_kv_index_translator")
+
+
+class RunnerStub:
+    """Replaces the constructor and the forward of SGLang's ``ModelRunner``. ``defaults`` are the names of attributes
+    that only a model would have set, and that were answered by a constant."""
+
+    def __init__(self, parts: SystemParts, bridge: RunBridge) -> None:
+        self.defaults: set[str] = set()
+        self._parts = parts
+        self._bridge = bridge
+        self._module: Any = import_module("sglang.srt.model_executor.model_runner")
+
+    def install(self) -> None:
+        kind = self._module.ModelRunner
+        signature, sample = inspect.signature(kind.__init__), kind.sample
+        for name in _LEFT_OUT:
+            if hasattr(kind, name):
+                setattr(kind, name, lambda *_, **__: None)
+
+        def init(runner: Any, *args: Any, **kwargs: Any) -> None:
+            self._init(runner, signature.bind(runner, *args, **kwargs).arguments)
+
+        def absent(runner: Any, name: str) -> Any:
+            return self._default(runner, name)
+
+        def forward(runner: Any, forward_batch: Any, *_: Any, **__: Any) -> Any:
+            return self._forward(runner, forward_batch)
+
+        def sampled(runner: Any, output: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._bridge.range("sample", forward_batch.batch_size, self._bridge.next_step - 1):
+                ids = sample(runner, output, forward_batch, *args, **kwargs)
+                return self._tagged(runner, output, ids)
+
+        kind.__init__, kind.__getattr__, kind.forward, kind.sample = init, absent, forward, sampled
+
+    def _init(self, runner: Any, given: dict[str, Any]) -> None:
+        args = given["server_args"]
+        runner.server_args, runner.model_config = args, given["model_config"]
+        runner.device, runner.gpu_id, runner.page_size = "cuda", 0, args.page_size
+        runner.tp_rank = runner.pp_rank = runner.moe_ep_rank = 0
+        runner.tp_size = runner.pp_size = runner.dp_size = 1
+        runner.is_draft_worker, runner.is_generation = False, True
+        runner.forward_pass_id = 0
+        if "ps" in given:
+            runner.ps = given["ps"]
+        runner.forward_stream = torch.cuda.Stream()
+        runner.sliding_window_size = runner.is_hybrid_swa = None
+        runner.weight_load_mem_usage = runner.graph_mem_usage = 0.0
+        self._pools(runner, args)
+        sampler = import_module("sglang.srt.layers.sampler")
+        runner.sampler = getattr(sampler, "create_sampler", getattr(sampler, "Sampler", None))()
+        runner.model = SimpleNamespace()
+        runner.attn_backend = SimpleNamespace(needs_cpu_seq_lens=True)
+        for name in _MADE:
+            if hasattr(type(runner), name):
+                getattr(runner, name)()
+        with torch.cuda.stream(runner.forward_stream):
+            runner.decoder = EngineModel(self._parts, runner.req_to_token_pool.req_to_token)
+
+    def _pools(self, runner: Any, args: Any) -> None:
+        """SGLang's own pools; the decoder's KV lies in a pool of its own, under the same slot numbers."""
+        pools = import_module("sglang.srt.mem_cache.memory_pool")
+        allocators = import_module("sglang.srt.mem_cache.allocator")
+        tokens, page_size = args.max_total_tokens, args.page_size
+        runner.max_total_num_tokens = tokens
+        if not isinstance(getattr(type(runner), "max_token_pool_size", None), property):
+            runner.max_token_pool_size = tokens
+        runner.max_running_requests = args.max_running_requests
+        runner.full_max_total_num_tokens = runner.swa_max_total_num_tokens = tokens
+        common = {"device": "cuda", "dtype": torch.bfloat16, "page_size": page_size}
+        runner.req_to_token_pool = fitted(
+            pools.ReqToTokenPool,
+            size=args.max_running_requests,
+            max_context_len=runner.model_config.context_len + 4,
+            device="cuda",
+            enable_memory_saver=False,
+        )
+        runner.token_to_kv_pool = fitted(
+            pools.MHATokenToKVPool,
+            **common,
+            size=tokens,
+            head_num=1,
+            head_dim=8,
+            layer_num=1,
+            enable_memory_saver=False,
+            start_layer=0,
+            end_layer=1,
+        )
+        paged = page_size > 1
+        runner.token_to_kv_pool_allocator = fitted(
+            allocators.PagedTokenToKVPoolAllocator if paged else allocators.TokenToKVPoolAllocator,
+            **common,
+            size=tokens,
+            kvcache=runner.token_to_kv_pool,
+            need_sort=False,
+        )
+
+    def _default(self, runner: Any, name: str) -> Any:
+        """What a model would have set: groups of one rank, sizes of 1, numbers of 0, and None."""
+        if name.startswith("__") or name == "_modules":
+            raise AttributeError(name)
+        self.defaults.add(name)
+        if name.endswith("_group"):
+            return import_module("sglang.srt.distributed.parallel_state")._WORLD
+        if name.endswith("max_total_num_tokens"):
+            return runner.max_total_num_tokens
+        if name.endswith("_size"):
+            return 1
+        return 0 if name.endswith(("_rank", "_bytes", "_time")) else None
+
+    def _forward(self, runner: Any, batch: Any) -> Any:
+        with self._bridge.range("model", batch.batch_size, self._bridge.next_step - 1):
+            runner.forward_pass_id += 1
+            output = runner.decoder.forward(_forward_batch(batch, runner.decoder.config.context_len))
+        processor = import_module("sglang.srt.layers.logits_processor")
+        logits = processor.LogitsProcessorOutput(next_token_logits=output.logits)
+        runner.output = output
+        kind: Callable[..., Any] | None = getattr(self._module, "ModelRunnerOutput", None)
+        if kind is None:
+            return logits, False
+        return fitted(kind, logits_output=logits, can_run_graph=False)
+
+    def _tagged(self, runner: Any, output: Any, ids: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        """With values none: the sampled ids [b] replaced by those that follow from the KV tags."""
+        made: ModelOutput = runner.output
+        if made.fingerprint is None:
+            return ids
+        tagged: torch.Tensor = sample_greedy_tagged(made.logits, None, made.fingerprint)
+        return tagged.to(ids.dtype)
+
+
+def _forward_batch(batch: Any, context_len: int) -> ForwardBatch:
+    """SGLang's ``ForwardBatch`` as schedbench's. Host lengths that SGLang does not keep are bounded by the context."""
+    lens = batch.seq_lens_cpu
+    mode, extend_lens = _mode(batch.forward_mode), None
+    longest = context_len if lens is None else int(lens.max()) if len(lens) else 0
+    if mode.is_extend:
+        extend_lens = batch.extend_seq_lens
+    return ForwardBatch(
+        mode=mode,
+        batch_size=batch.batch_size,
+        num_tokens=len(batch.input_ids),
+        input_ids=_long(batch.input_ids),
+        positions=_long(batch.positions),
+        req_pool_indices=_long(batch.req_pool_indices),
+        seq_lens=_long(batch.seq_lens),
+        out_cache_loc=_long(batch.out_cache_loc),
+        max_seq_len=longest,
+        extend_lens=extend_lens,
+        extend_prefix_lens=batch.extend_prefix_lens if mode.is_extend else None,
+        max_extend_len=max(batch.extend_seq_lens_cpu) if mode.is_extend else 1,
+    )
+
+
+def _mode(mode: Any) -> ForwardMode:
+    if mode.is_mixed():
+        return ForwardMode.MIXED
+    if mode.is_extend():
+        return ForwardMode.EXTEND
+    return ForwardMode.DECODE if mode.is_decode() else ForwardMode.IDLE
+
+
+def _long(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dtype == torch.int64 else tensor.to(torch.int64)

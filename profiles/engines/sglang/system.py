@@ -1,0 +1,291 @@
+"""SGLang's own ``Scheduler`` as the system of a run.
+
+Replaced are where requests come from, where results go, the groups of processes, and the model (``runner.py``). The
+loop, batches, caches, relay and sampler are SGLang's, unchanged; steps and ranges are read by wrapping the methods that
+the loop calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import tempfile
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from ....sched.observe import StepKind, StreamName
+from ....sched.request import Request, Status
+from ...run.compose import engine_config
+from ...run.observers import TagAudit
+from ...run.system import System, SystemParts
+from ..bridge import AllEnded, EndOfRequest, RunBridge
+from .arguments import aborted, model_folder, server_args, tokenized
+from .edge import fitted, groups_of_one
+from .runner import RunnerStub
+
+_STREAMS: Final[Sequence[StreamName]] = ("forward", "copy")
+
+
+class SglangSystem(System):
+    def __init__(self, parts: SystemParts) -> None:
+        self._parts = parts
+        self.bridge: RunBridge = parts.machine.host.excluded(RunBridge(parts))
+        self._gone: list[Any] = []  # messages of clients that have gone
+        self.runner = RunnerStub(parts, self.bridge)
+        self.scheduler = self._opened()
+        self._wrap_batches()
+        self._wrap_scheduler()
+        self._name()
+
+    # ---- as a system ---------------------------------------------------------------------------------------
+
+    @property
+    def next_step(self) -> int:
+        return self.bridge.next_step
+
+    def run(self) -> None:
+        scheduler, self._named = self.scheduler, False
+        with contextlib.suppress(AllEnded):
+            if hasattr(scheduler, "run_event_loop"):
+                scheduler.run_event_loop()
+            elif scheduler.enable_overlap:
+                scheduler.event_loop_overlap()
+            else:
+                scheduler.event_loop_normal()
+
+    def forget(self) -> None:
+        self.scheduler.flush_cache()
+
+    def abort(self, request: Request, reason: str) -> None:  # noqa: ARG002
+        self._gone.append(aborted(request.id))
+
+    def unfinished(self) -> Sequence[Request]:
+        return list(self.bridge.requests.values())
+
+    def audit(self) -> TagAudit | None:
+        runner = self._model_runner
+        tags = runner.decoder.tags
+        if tags is None:
+            return None
+        return TagAudit(tags, runner.req_to_token_pool.req_to_token, self._parts.machine.peek)
+
+    # ---- opening -------------------------------------------------------------------------------------------
+
+    def _opened(self) -> Any:
+        module = import_module("sglang.srt.managers.scheduler")
+        resolved, machine = self._parts.resolved, self._parts.machine
+        with tempfile.TemporaryDirectory(prefix="schedbench-model-") as folder:
+            model = model_folder(resolved.model, Path(folder))
+            args = server_args(resolved, engine_config(resolved, machine), model)
+            if not _published(module, args):
+                groups_of_one()
+                with contextlib.suppress(ImportError):
+                    servers = import_module("sglang.srt.server_args")
+                    getattr(servers, "set_global_server_args_for_scheduler", lambda _: None)(args)
+            self.runner.install()
+            ports = import_module("sglang.srt.server_args").PortArgs.init_new(args)
+            return fitted(
+                module.Scheduler,
+                server_args=args,
+                port_args=ports,
+                gpu_id=0,
+                tp_rank=0,
+                moe_ep_rank=0,
+                pp_rank=0,
+                attn_cp_rank=0,
+                moe_dp_rank=0,
+                dp_rank=None,
+            )
+
+    @property
+    def _model_runner(self) -> Any:
+        return self.scheduler.tp_worker.model_runner
+
+    def _name(self) -> None:
+        """Name what steps share, for findings."""
+        hazards = self._parts.machine.hazards
+        if hazards is None:
+            return
+        runner = self._model_runner
+        hazards.name(runner.req_to_token_pool.req_to_token, "req_to_token")
+        relay = getattr(self.scheduler, "future_map", None)
+        for name, value in vars(relay).items() if relay is not None else ():
+            if isinstance(value, torch.Tensor):
+                hazards.name(value, name)
+
+    def _name_streams(self) -> None:
+        """Called in the loop, whose current stream is the schedule stream."""
+        observer = self.bridge.observer
+        for name in _STREAMS:
+            if (stream := getattr(self.scheduler, f"{name}_stream", None)) is not None:
+                observer.stream(name, stream)
+        observer.stream("schedule", torch.cuda.current_stream())
+
+    # ---- what the loop calls -------------------------------------------------------------------------------
+
+    def _wrap_scheduler(self) -> None:
+        scheduler = self.scheduler
+        receiver = getattr(scheduler, "request_receiver", None)
+        if receiver is None:
+            scheduler.recv_requests = self._receive
+        else:
+            scheduler.request_receiver = _Receiver(receiver, self._receive)
+        for name, around in (
+            ("get_new_batch_prefill", self._admit),
+            ("get_next_batch_to_run", self._plan),
+            ("run_batch", self._launch),
+            ("process_batch_result", self._settle),
+        ):
+            setattr(scheduler, name, functools.partial(around, getattr(scheduler, name)))
+        self._capture_outputs()
+
+    def _wrap_batches(self) -> None:
+        kind = import_module("sglang.srt.managers.schedule_batch").ScheduleBatch
+        for name, around in (
+            ("prepare_for_extend", self._prepare("prefill")),
+            ("prepare_for_decode", self._prepare("decode")),
+            ("mix_with_running", self._mix),
+            ("retract_decode", self._retract),
+        ):
+            setattr(kind, name, _method(around, getattr(kind, name)))
+
+    def _capture_outputs(self) -> None:
+        """Take the messages that would go to clients: of them, the ends of requests that never ran."""
+        channels = getattr(self.scheduler, "ipc_channels", self.scheduler)
+        for name in ("send_to_tokenizer", "send_to_detokenizer"):
+            getattr(channels, name).send_output = self._sent
+
+    def _receive(self, *_: Any, **__: Any) -> list[Any]:
+        scheduler = self.scheduler
+        if not self._named:
+            self._name_streams()
+            self._named = True
+        with self.bridge.range("receive", 0):
+            busy = (
+                scheduler.waiting_queue
+                or scheduler.running_batch.reqs
+                or getattr(scheduler, "last_batch", None)
+                or getattr(scheduler, "chunked_req", None)
+                or self._gone
+            )
+            arrived = [tokenized(request, seeded=False) for request in self.bridge.due(idle=not busy)]
+            messages, self._gone = [*arrived, *self._gone], []
+            return messages
+
+    def _admit(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self.bridge.range("admit", len(self.scheduler.waiting_queue)):
+            return original(*args, **kwargs)
+
+    def _plan(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs)
+
+    def _prepare(self, kind: StepKind) -> Callable[..., Any]:
+        def prepare(original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+            self.bridge.planned(kind)
+            with self.bridge.range("prepare", len(batch.reqs)):
+                return original(batch, *args, **kwargs)
+
+        return prepare
+
+    def _mix(self, original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self.bridge.planned("mixed")
+        return original(batch, *args, **kwargs)
+
+    def _retract(self, original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        out = original(batch, *args, **kwargs)
+        for req in out[0] if isinstance(out, tuple) else ():
+            self.bridge.retracted(req.rid)
+        return out
+
+    def _launch(self, original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        rows = {req.rid: int(req.cached_tokens) for req in batch.reqs}
+        kind = _kind(batch.forward_mode)
+        tokens = len(rows) if kind == "decode" else int(batch.extend_num_tokens or 0)
+        orchestrator = getattr(batch.sampling_info, "penalizer_orchestrator", None)
+        penalised = bool(getattr(orchestrator, "is_required", False))
+        with self.bridge.launch(kind, rows, tokens=tokens, penalised=penalised) as step:
+            with self.bridge.range("publish", len(rows), step):
+                result = original(batch, *args, **kwargs)
+        result.schedbench_step = step
+        return result
+
+    def _settle(
+        self, original: Callable[..., Any], batch: Any, result: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        step = result.schedbench_step
+        running = [req for req in batch.reqs if req.rid in self.bridge.requests]
+        with self.bridge.range("settle", len(batch.reqs), step):
+            out = original(batch, result, *args, **kwargs)
+        for req in running:
+            self.bridge.advance(req.rid, req.output_ids)
+        ended = [req for req in running if req.finished()]
+        for req in ended:
+            self.bridge.end(req.rid, _end(req.finished_reason))
+        self.bridge.settled(step, ended=bool(ended))
+        return out
+
+    def _sent(self, message: Any, *_: Any, **__: Any) -> None:
+        """The end of a request that was refused or aborted before it ran."""
+        if type(message).__name__ == "AbortReq":
+            reason = getattr(message, "finished_reason", None) or {}
+            text = reason.get("message", "") if isinstance(reason, dict) else str(reason)
+            self.bridge.end(message.rid, EndOfRequest(Status.ABORTED, text or "aborted by its client"))
+        elif (ids := getattr(message, "rids", None)) is not None:
+            for request_id, reason in zip(ids, message.finished_reasons, strict=True):
+                if isinstance(reason, dict) and reason.get("type") == "abort":
+                    self.bridge.end(request_id, EndOfRequest(Status.REFUSED, reason.get("message", "")))
+
+
+def _method(around: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def method(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        return around(original, batch, *args, **kwargs)
+
+    return method
+
+
+def _kind(mode: Any) -> StepKind:
+    if mode.is_mixed():
+        return "mixed"
+    if mode.is_extend():
+        return "prefill"
+    return "decode" if mode.is_decode() else "idle"
+
+
+def _end(reason: Any) -> EndOfRequest:
+    name = type(reason).__name__
+    if name == "FINISH_LENGTH":
+        return EndOfRequest(Status.FINISHED, "length")
+    if name == "FINISH_ABORT":
+        return EndOfRequest(Status.ABORTED, getattr(reason, "message", "") or "aborted by its client")
+    return EndOfRequest(Status.FINISHED, "stop")
+
+
+def _published(module: Any, args: Any) -> bool:
+    """Publish the configuration for the process, as later versions do; returns whether this one does."""
+    if not hasattr(module, "SpawnRanks"):
+        return False
+    rank = module.spawn_world_rank(args, tp_rank=0, pp_rank=0)
+    module.publish(args, role="scheduler", ranks=module.SpawnRanks(world_rank=rank, dp_rank=None, gpu_id=0))
+    one = groups_of_one()
+    parallel = import_module("sglang.srt.runtime_context").get_parallel()
+    if hasattr(parallel, "override_permanently"):
+        groups = [name for name in dir(type(parallel)) if name.endswith("_group")]
+        parallel.override_permanently(**dict.fromkeys(groups, one))
+    module.bootstrap.init_parallel_runtime = lambda **_: None
+    return True
+
+
+class _Receiver:
+    """SGLang's receiver with other requests."""
+
+    def __init__(self, receiver: Any, receive: Callable[..., list[Any]]) -> None:
+        self._receiver = receiver
+        self.recv_requests = receive
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._receiver, name)
