@@ -7,10 +7,7 @@ from importlib import import_module
 from typing import Final, Protocol
 
 from ..run.system import System, SystemParts
-
-
-class EngineError(RuntimeError):
-    """An engine cannot run what it is asked to, or is not there."""
+from .names import EngineError
 
 
 class EngineAdapter(Protocol):

@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Final
 
 from ...sched.relay.choice import RelayChoice
+from ..platform.hardware import load
 from ..platform.resolve import Resolved
+from ..programs.hollow import HollowPackages
 from ..programs.torch_cuda import cuda_answered
-from ..record.result import Result
-from ..run.machines import open_machine
+from ..record.result import EdgePart, Result
+from ..run.machines import one_thread, open_machine
 from ..run.rank_context import ALONE
 from ..run.runner import GatedSink
+from ..run.system import System, SystemParts
 from ..run.task import Options, RunTask
+from ..vgpu import open_vgpu
 from ..vgpu.device import CURRENT
 from .adapter import EngineAdapter
+from .source import EngineSource
+
+_IMPORTED_ON: Final = "h200"  # modules ask for a CUDA device, and for nothing that differs between profiles
+
+
+def load_engine(adapter: EngineAdapter) -> None:
+    """Import the engine while ``torch.cuda`` is answered: what a device can do is asked as modules are imported. The
+    virtual GPU of the imports is not that of a run."""
+    hardware = load(_IMPORTED_ON)
+    with one_thread(), open_vgpu(hardware) as gpu, cuda_answered(gpu, name=hardware.name):
+        adapter.load()
 
 
 def run_on_engine(
-    adapter: EngineAdapter, folder: Path, resolved: Resolved, relay: RelayChoice, options: Options
+    adapter: EngineAdapter,
+    source: EngineSource,
+    hollow: HollowPackages,
+    resolved: Resolved,
+    relay: RelayChoice,
+    options: Options,
 ) -> Result:
-    """Run the scenario by the engine whose package lies in ``folder``. Raises EngineError, MachineError."""
+    """Run the scenario by the engine that ``source`` has and that was imported beside the ``hollow`` packages. Raises
+    EngineError, MachineError, HollowKernelError."""
     sink = GatedSink()
     machine = open_machine(
         "vgpu",
@@ -27,8 +48,21 @@ def run_on_engine(
         sink,
         hazards=options.hazards,
         adversary=options.adversary,
-        watch=[folder / adapter.package],
+        watch=[source.watched],
     )
-    with machine as opened, cuda_answered(CURRENT.get(), name=resolved.hardware.name):
-        task = RunTask(resolved, relay, options, "vgpu", make_system=adapter.open)
-        return task.run(opened, sink, ALONE).result
+    with machine as opened, cuda_answered(CURRENT.get(), name=resolved.hardware.name) as program:
+        system: list[System] = []
+
+        def make_system(parts: SystemParts) -> System:
+            system.append(adapter.open(parts))
+            return system[-1]
+
+        task = RunTask(resolved, relay, options, "vgpu", make_system=make_system)
+        result = task.run(opened, sink, ALONE).result
+    edge = EdgePart(
+        hollow=tuple(sorted(hollow.names & hollow.imported)),
+        answered_by_default=tuple(sorted(program.defaults | set(system[0].defaults))),
+    )
+    return result.model_copy(
+        update={"labels": result.labels.model_copy(update={"engine": source.part(edge)})}
+    )

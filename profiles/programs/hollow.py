@@ -156,6 +156,10 @@ class HollowBase:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         pass
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        return import_module("pydantic_core.core_schema").any_schema()
+
 
 class HollowModule(types.ModuleType):
     """A module of a hollow package."""

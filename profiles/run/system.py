@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -43,6 +43,7 @@ class System:
 
     simulated = False  # the acceptance of drafts is simulated
     aborts = True  # requests can be aborted here
+    defaults: Collection[str] = ()  # what an engine's system answered by a constant
 
     @property
     def next_step(self) -> int:

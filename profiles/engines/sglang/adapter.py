@@ -9,19 +9,20 @@ from typing import Final
 from ....scenarios.combinations import MODES
 from ....scenarios.schema import Scenario
 from ...run.system import System, SystemParts
-from ..adapter import EngineError
+from ..names import EngineError
 
 # Packages with compiled kernels, servers and clients: none of them takes part in a scheduler's step of a dense model.
 _HOLLOW: Final = (
-    "addict anthropic apache_tvm_ffi av build cachetools compressed_tensors cuda cutlass datasets decord decord2 deep_gemm"
-    " diskcache distro easydict flash_mla flashinfer gguf grpc hf_transfer imageio interegular modelscope mooncake msgpack"
-    " ninja nixl nvidia_ml_py openai openai_harmony outlines outlines_core pydantic_settings pynvml quack sgl_deep_gemm"
-    " sgl_kernel sgl_kernel_npu smg_grpc_proto smg_grpc_servicer soundfile termcolor tilelang timm tokenspeed_mla"
-    " torch_memory_saver torchao torchaudio torchcodec torchvision tvm_ffi uvloop watchfiles xgrammar"
+    "addict anthropic apache_tvm_ffi av build cachetools compressed_tensors cuda cutlass datasets decord"
+    " decord2 deep_gemm diskcache distro easydict flash_mla flashinfer gguf grpc hf_transfer imageio"
+    " interegular modelscope mooncake msgpack ninja nixl nvidia_ml_py openai openai_harmony outlines"
+    " outlines_core pydantic_settings pynvml quack sgl_deep_gemm sgl_kernel sgl_kernel_npu smg_grpc_proto"
+    " smg_grpc_servicer soundfile termcolor tilelang timm tokenspeed_mla torch_memory_saver torchao"
+    " torchaudio torchcodec torchvision tvm_ffi uvloop watchfiles xgrammar"
 )
 _REQUIRES: Final = (
-    "aiohttp dill einops fastapi IPython msgspec orjson partial_json_parser prometheus_client psutil pybase64 sentencepiece"
-    " setproctitle tiktoken transformers triton uvicorn zmq"
+    "aiohttp dill einops fastapi IPython msgspec orjson partial_json_parser prometheus_client psutil"
+    " pybase64 sentencepiece setproctitle tiktoken transformers triton uvicorn zmq"
 )
 # What of SGLang stands in the way of each mode.
 _REFUSED: Final = {

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
 import torch
+
+from ...programs.hollow import HollowKernelError
+from ...vgpu.fused import run_as_one_kernel
 
 MEBIBYTES: Final = 80 * 1024  # of the virtual GPU, as in ``programs.torch_cuda.DeviceProperties``
 
@@ -17,6 +21,8 @@ def prepared_modules() -> None:
     """Import the modules that ask for hardware, and answer for it."""
     for module in ("sglang.srt.utils.common", "sglang.srt.utils"):
         _replace(module, "get_nvgpu_memory_capacity", lambda: MEBIBYTES)
+    for module in ("sglang.jit_kernel.utils", "sglang.kernels.jit.utils"):
+        _replace(module, "load_jit", JitModule)
 
 
 def fitted(kind: Callable[..., Any], **given: Any) -> Any:
@@ -33,6 +39,36 @@ def fitted(kind: Callable[..., Any], **given: Any) -> Any:
     return kind(**taken)
 
 
+class JitModule:
+    """Stands for a module that SGLang compiles from CUDA sources when a kernel of it is first needed."""
+
+    def __init__(self, name: str, *_: Any, **__: Any) -> None:
+        self._name = name
+
+    def __getattr__(self, function: str) -> Callable[..., None]:
+        """The kernel of that name, as one launch. Raises HollowKernelError where it has no replacement."""
+        if function not in _JIT_KERNELS:
+            raise HollowKernelError(
+                f"SGLang's CUDA kernel {self._name}.{function} was called: what it does is unknown here"
+            )
+        return partial(run_as_one_kernel, function, _JIT_KERNELS[function])
+
+
+def _clamp_position(positions: torch.Tensor, lens: torch.Tensor) -> None:
+    positions.copy_(torch.clamp(lens - 1, min=0))
+
+
+def _resolve_future_token_ids(ids: torch.Tensor, futures: torch.Tensor) -> None:
+    ids.copy_(torch.where(ids < 0, futures[torch.clamp(-ids, min=0)], ids))
+
+
+# By name: the kernels on the path of a scheduler's step.
+_JIT_KERNELS: Final[Mapping[str, Callable[..., None]]] = {
+    "clamp_position": _clamp_position,
+    "resolve_future_token_ids": _resolve_future_token_ids,
+}
+
+
 def _replace(module: str, name: str, value: Any) -> bool:
     """Set an attribute of a module that has it."""
     with suppress(ImportError):
@@ -46,11 +82,10 @@ def _replace(module: str, name: str, value: Any) -> bool:
 def groups_of_one() -> Any:
     """Make every process group of SGLang a group of one rank."""
     state = import_module("sglang.srt.distributed.parallel_state")
+    distributed: Any = torch.distributed
     with torch._C.DisableTorchFunction():
-        torch.distributed.init_process_group(
-            "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
-        )
-    one = GroupOfOne(torch.distributed.group.WORLD)
+        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    one = GroupOfOne(distributed.group.WORLD)
     for name, value in list(vars(state).items()):
         if name.startswith("_") and name[1:].isupper() and value is None:
             setattr(state, name, one)
@@ -60,7 +95,7 @@ def groups_of_one() -> Any:
 
 def _attention_groups(one: GroupOfOne) -> None:
     """The same for data-parallel attention, whose module keeps ranks and sizes of its own."""
-    attention = import_module("sglang.srt.layers.dp_attention")
+    attention: Any = import_module("sglang.srt.layers.dp_attention")
     for name, value in list(vars(attention).items()):
         if value is not None or not name.startswith("_"):
             continue

@@ -71,7 +71,8 @@ class RunnerStub:
         runner.weight_load_mem_usage = runner.graph_mem_usage = 0.0
         self._pools(runner, args)
         sampler = import_module("sglang.srt.layers.sampler")
-        runner.sampler = getattr(sampler, "create_sampler", getattr(sampler, "Sampler", None))()
+        make: Any = getattr(sampler, "create_sampler", None) or sampler.Sampler
+        runner.sampler = make()
         runner.model = SimpleNamespace()
         runner.attn_backend = SimpleNamespace(needs_cpu_seq_lens=True)
         for name in _MADE:

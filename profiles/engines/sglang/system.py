@@ -36,6 +36,7 @@ class SglangSystem(System):
         self.bridge: RunBridge = parts.machine.host.excluded(RunBridge(parts))
         self._gone: list[Any] = []  # messages of clients that have gone
         self.runner = RunnerStub(parts, self.bridge)
+        self.defaults = self.runner.defaults
         self.scheduler = self._opened()
         self._wrap_batches()
         self._wrap_scheduler()
@@ -136,7 +137,6 @@ class SglangSystem(System):
             scheduler.request_receiver = _Receiver(receiver, self._receive)
         for name, around in (
             ("get_new_batch_prefill", self._admit),
-            ("get_next_batch_to_run", self._plan),
             ("run_batch", self._launch),
             ("process_batch_result", self._settle),
         ):
@@ -180,9 +180,6 @@ class SglangSystem(System):
         with self.bridge.range("admit", len(self.scheduler.waiting_queue)):
             return original(*args, **kwargs)
 
-    def _plan(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return original(*args, **kwargs)
-
     def _prepare(self, kind: StepKind) -> Callable[..., Any]:
         def prepare(original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
             self.bridge.planned(kind)
@@ -207,9 +204,11 @@ class SglangSystem(System):
         tokens = len(rows) if kind == "decode" else int(batch.extend_num_tokens or 0)
         orchestrator = getattr(batch.sampling_info, "penalizer_orchestrator", None)
         penalised = bool(getattr(orchestrator, "is_required", False))
-        with self.bridge.launch(kind, rows, tokens=tokens, penalised=penalised) as step:
-            with self.bridge.range("publish", len(rows), step):
-                result = original(batch, *args, **kwargs)
+        with (
+            self.bridge.launch(kind, rows, tokens=tokens, penalised=penalised) as step,
+            self.bridge.range("publish", len(rows), step),
+        ):
+            result = original(batch, *args, **kwargs)
         result.schedbench_step = step
         return result
 
