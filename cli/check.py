@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from .errors import GATE_FAILED, INTERRUPTED, UsageError
-from .scenario_arguments import Budgets, Faults, Overrides, Relay, make_output_dir, resolved
+from .scenario_arguments import (
+    Budgets,
+    Engine,
+    EnginePython,
+    EngineWheels,
+    Faults,
+    Overrides,
+    Relay,
+    engine_choice,
+    make_output_dir,
+    resolved,
+)
 from .stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -55,6 +66,9 @@ def check(
             help="Check that every known bug is caught, each in the scenario in which it shows.",
         ),
     ] = False,
+    engine: Engine = None,
+    engine_python: EnginePython = None,
+    engine_wheels: EngineWheels = None,
     output_dir: Annotated[Path | None, typer.Option(help="Write check.json into this folder.")] = None,
     form: Annotated[_Form, typer.Option("--format", help="What to print on stdout.")] = "table",
 ) -> None:
@@ -66,16 +80,15 @@ def check(
     """
     if scenario is None and not all_faults:
         raise UsageError("check needs a scenario, or --all-faults")
-    if device == "cuda" and (seeds, adversarial) != (None, None):
-        raise UsageError(
-            "--device cuda: adversaries choose when work is done, which a real device does not allow"
-        )
+    if device == "cuda":
+        _require_cuda(engine, adversaries=(seeds, adversarial) != (None, None))
     if all_faults and (
-        device == "cuda" or (scenario, overrides, relay, fault, expect, adversarial) != (None,) * 6
+        device == "cuda" or (scenario, overrides, relay, fault, expect, adversarial, engine) != (None,) * 7
     ):
         raise UsageError(
             "--all-faults has scenarios of its own: it takes --seeds, --format and --output-dir only"
         )
+    other = engine_choice(engine, engine_python, engine_wheels)
     from .console import status
 
     make_output_dir(output_dir)
@@ -86,7 +99,9 @@ def check(
                 content = _all_faults(SEEDS if seeds is None else seeds, clock, report)
             else:
                 assert scenario is not None
-                question = resolved(scenario, overrides, relay=relay, budgets=expect, faults=fault)
+                question = resolved(
+                    scenario, overrides, relay=relay, budgets=expect, faults=fault, engine=other
+                )
                 examine = _on_cuda if device == "cuda" else _on_vgpu(seeds, adversarial)
                 content = examine(question, clock, report)
     except KeyboardInterrupt:
@@ -95,9 +110,20 @@ def check(
     raise typer.Exit(0 if content["passed"] else GATE_FAILED)
 
 
+def _require_cuda(engine: str | None, *, adversaries: bool) -> None:
+    """Raises UsageError for what a real device cannot be asked."""
+    if adversaries:
+        raise UsageError(
+            "--device cuda: adversaries choose when work is done, which a real device does not allow"
+        )
+    if engine is not None:
+        raise UsageError("--device cuda: an engine of another project runs on the virtual GPU")
+
+
 def _on_vgpu(seeds: int | None, only: int | None) -> _Examination:
     def examine(question: Resolved, clock: Stopwatch, report: _Report) -> dict[str, Any]:
         from ..profiles.check import adversaries
+        from ..profiles.check.engine import examine_engine
         from ..profiles.check.examine import Examiner
         from ..profiles.check.report import document
         from ..profiles.check.scope import not_asked
@@ -105,8 +131,11 @@ def _on_vgpu(seeds: int | None, only: int | None) -> _Examination:
 
         scenario = scenario_part(question)  # before the runs, which may outlast an edit
         numbers = adversaries.seeds(SEEDS if seeds is None else seeds) if only is None else (only,)
-        examiner = Examiner(question, numbers, report)
-        reports = [examiner.examine(relay) for relay in question.relays]
+        if question.engine is not None:
+            reports = [examine_engine(question, numbers, report)]
+        else:
+            examiner = Examiner(question, numbers, report)
+            reports = [examiner.examine(relay) for relay in question.relays]
         left_out = not_asked(question, numbers, reports)
         return document(scenario, reports, not_asked=left_out, run=clock.run())
 

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .page import Document, Lines, Page, framed, to_csv
+from .result_page import engine
 from .text import MISSING
 
 _STYLES = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
@@ -59,6 +60,8 @@ def _left_out(content: Document) -> Iterator[Text]:
 
 
 def _relay(report: Document) -> str:
+    if report["engine"]:
+        return engine(report["engine"])
     relay = report["relay"]
     switches = [f"{name}={value}" for name, value in relay["switches"].items()]
     return " · ".join([relay["state"], *switches, *(f"fault {name}" for name in relay["faults"])])

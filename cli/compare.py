@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -11,7 +12,7 @@ import typer
 
 from .errors import GATE_FAILED, INTERRUPTED, UsageError
 from .report import Meaning, Tool
-from .scenario_arguments import Device, Draws
+from .scenario_arguments import Device, Draws, EnginePython, EngineWheels, chosen_engine
 from .stopwatch import Stopwatch, command_line
 
 if TYPE_CHECKING:
@@ -20,11 +21,15 @@ if TYPE_CHECKING:
     from ..profiles.judge.sides import SideSpec
     from ..profiles.judge.trial import Question, Sample
     from ..profiles.judge.trials import DrawnRuns, Notice, TrialPlan, Trials
+    from ..profiles.platform.resolve import EngineChoice
     from ..scenarios.schema import Case
 
 _LIBRARY = "cases"
 _Sides = Literal["a", "b"]
-_SIDE = "key=value,... or git:REF or a stored result.json, a capture, or a folder of either."
+_SIDE = (
+    "key=value,... or git:REF or another project's engine, such as sglang:FOLDER@REF, "
+    "or a stored result.json, a capture, or a folder of either."
+)
 
 Names = Annotated[
     list[str] | None,
@@ -79,6 +84,7 @@ class _Wanted(NamedTuple):
     plan: TrialPlan
     rules: VerdictRules
     reader: Reader
+    choose: Callable[[str], EngineChoice]  # of an engine by its name
 
 
 class _Compared(NamedTuple):
@@ -102,6 +108,8 @@ def compare(
     draws: Draws = 16,
     allow_divergence: AllowDivergence = False,
     exit_on_inconclusive: ExitOnInconclusive = False,
+    engine_python: EnginePython = None,
+    engine_wheels: EngineWheels = None,
     output_dir: OutputDir = None,
     meaning: Meaning = None,
     nsys: Tool = None,
@@ -128,6 +136,7 @@ def compare(
             min_effect, min_engagement, allow_divergence, tuple(map(parsed, gate or ())), undecided == "pass"
         ),
         Reader(meaning, nsys, command_line()),
+        partial(chosen_engine, python=engine_python, wheels=engine_wheels),
     )
     scenario, a, b = _named(names or [], a, b)
     if scenario == _LIBRARY and not (a or b):
@@ -162,7 +171,7 @@ def _compared(wanted: _Wanted, scenario: str | None, a: str, b: str, output_dir:
     from .console import status
 
     case = None if a or b or scenario is None else _case(scenario, wanted.overrides)
-    sides = _specs(a, b, wanted.reader) if case is None else _specs(case.a, case.b, wanted.reader)
+    sides = _specs(a, b, wanted) if case is None else _specs(case.a, case.b, wanted)
     question, first = _question(scenario, wanted.overrides, *sides)
     plan = replace(wanted.plan, first_seed=first, varied=sides[0].varied | sides[1].varied)
     rules = wanted.rules if case is None else replace(wanted.rules, headline=(case.metric,))
@@ -193,14 +202,14 @@ def _named(names: Sequence[str], a: str, b: str) -> tuple[str | None, str, str]:
     return None, names[0], names[1]
 
 
-def _specs(a: str, b: str, reader: Reader) -> tuple[SideSpec, SideSpec]:
+def _specs(a: str, b: str, wanted: _Wanted) -> tuple[SideSpec, SideSpec]:
     from ..profiles.judge.sides import parse
 
     if not (a or b):
         raise UsageError(
             "compare needs --a and --b, or one of them against the scenario as it stands, or a case"
         )
-    return parse(a, reader), parse(b, reader)
+    return parse(a, wanted.reader, wanted.choose), parse(b, wanted.reader, wanted.choose)
 
 
 def _question(

@@ -6,12 +6,12 @@ from rich.table import Table
 from rich.text import Text
 
 from .page import Document, Page, framed
-from .result_page import relay
+from .result_page import scheduler
 from .source_lines import source_line
 from .text import MISSING, number, percent
 
 _LINES = 24
-_COMPARED = ("engine.", "relay.")
+_COMPARED = ("engine.", "relay.", "labels.engine")
 _MARKS = {"better": "green", "worse": "red", "failed": "red", "passed": "green"}
 _UNFOLDED = ("gates", "headline", "copies & syncs per step", "where the GPU waited")  # in Markdown
 _PARTS = (
@@ -62,7 +62,8 @@ def _program(side: Document) -> str:
     sha, dirty = side["tool"]["git_sha"], side["tool"]["dirty"]
     at = f" at {sha[:10]}{' with changes' if dirty else ''}" if sha else ""
     world = f", {side['world']} world" if side["world"] else ""
-    return f"{side['label']} ({relay(side['relay'])}{at}{world})"
+    at = "" if side["engine"] else at
+    return f"{side['label']} ({scheduler(side, side['relay'])}{at}{world})"
 
 
 def notes(found: Document) -> list[str]:

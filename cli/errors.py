@@ -42,6 +42,7 @@ EXIT_CODES: Final = MappingProxyType(
         "schedbench.profiles.lab.verification.VerificationError": WORKLOAD_FAILED,
         "schedbench.profiles.platform.machine.MachineError": UNABLE,
         "schedbench.profiles.engines.names.EngineError": UNABLE,
+        "schedbench.profiles.engines.client.EngineFailedError": WORKLOAD_FAILED,
         "builtins.MemoryError": UNABLE,
         "schedbench.sched.memory.allocation.OutOfKVMemoryError": WORKLOAD_FAILED,
         "schedbench.sched.link.LinkError": WORKLOAD_FAILED,

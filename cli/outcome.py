@@ -63,7 +63,7 @@ def _which(document: Document) -> tuple[str, ...]:
     label, scenario = document["labels"], document["scenario"]["expanded"]
     return (
         str(scenario.get("name", "")),
-        document["relay"]["state"],
+        result_page.engine(label["engine"]) if label.get("engine") else document["relay"]["state"],
         "emulated" if label["emulated"] else "measured",
         label["host"],
         document["outputs"].get("digest", ""),

@@ -33,6 +33,8 @@ _OF_DEVICES = (
     "forward_ms",
     "idle_ms",
 )  # not in the latencies of several ranks: each rank has its own
+_COMMIT = 10  # characters of a commit that are shown
+_NAMED = 6  # packages and queries that are shown
 _ACRONYMS = ("ttft", "tpot", "itl", "e2e")
 
 
@@ -122,7 +124,7 @@ def headline(result: Document) -> list[Text]:
     outputs = result["outputs"]
     tokens = outputs["digest"][:16] if outputs.get("digest") else f"{MISSING} {outputs['abstained']}"
     lines.append(Text(f"tokens {tokens}"))
-    return [*lines, *hazard_lines]
+    return [*lines, *hazard_lines, *edge(result["labels"])]
 
 
 def labels(result: Document) -> str:
@@ -135,7 +137,7 @@ def labels(result: Document) -> str:
     if is_capture(result):
         parts += capture_labels(result)
     else:
-        parts += [relay(result["relay"]), f"host time {label['host']}"]
+        parts += [scheduler(label, result["relay"]), f"host time {label['host']}"]
     parts += ["acceptance of drafts simulated"] if label.get("acceptance") == "simulated" else []
     parts += ["profiled: not for timing"] if label["profiled"] else []
     parts += [result["idle"]["abstained"]] if _has_no_times(result) else []
@@ -144,10 +146,34 @@ def labels(result: Document) -> str:
     return " · ".join(parts)
 
 
-def relay(part: Document) -> str:
-    """The state, and the loop that it ran in."""
-    loop = part.get("loop")
-    return f"relay {part['state']}{f', {loop}' if loop else ''}"
+def scheduler(label: Document, relay: Document) -> str:
+    """The engine of another project, or the relay's state; and the loop."""
+    loop = relay.get("loop")
+    name = engine(label["engine"]) if label.get("engine") else f"relay {relay['state']}"
+    return f"{name}{f', {loop}' if loop else ''}"
+
+
+def engine(part: Document) -> str:
+    """The name, and which version it was."""
+    words = [part["name"], part["version"] or "", part["ref"] or ""]
+    words += [f"at {part['commit'][:_COMMIT]}"] if part["commit"] else []
+    words += ["with changes"] if part["dirty"] else []
+    return " ".join(word for word in words if word)
+
+
+def edge(label: Document) -> list[Text]:
+    """What of the engine's surroundings was not there."""
+    part = (label.get("engine") or {}).get("edge", {})
+    said = {"absent, and empty modules here": "hollow", "answered by a constant": "answered_by_default"}
+    return [
+        Text(f"{what}: {', '.join(part[key][:_NAMED])}{_and_more(part[key])}", style="dim")
+        for what, key in said.items()
+        if part.get(key)
+    ]
+
+
+def _and_more(names: list[str]) -> str:
+    return f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
 
 
 def summary(result: Document) -> Table:

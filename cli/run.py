@@ -13,12 +13,16 @@ from .errors import GATE_FAILED, INTERRUPTED, WORKLOAD_FAILED, UsageError
 from .scenario_arguments import (
     Budgets,
     Device,
+    Engine,
+    EnginePython,
+    EngineWheels,
     Faults,
     Form,
     Format,
     Name,
     Overrides,
     Relay,
+    engine_choice,
     make_output_dir,
     resolved,
 )
@@ -63,6 +67,9 @@ def run(
         bool,
         typer.Option("--ranges", help="Run again under draws of the hardware's constants from their ranges."),
     ] = False,
+    engine: Engine = None,
+    engine_python: EnginePython = None,
+    engine_wheels: EngineWheels = None,
     output_dir: Annotated[
         Path | None, typer.Option(help="Keep result.json here, and the timeline for trace.")
     ] = None,
@@ -74,28 +81,34 @@ def run(
     2 usage or scenario; 3 this machine cannot; 4 the workload failed; 130 interrupted, or 143
     terminated, what there is was kept.
     """
-    question = resolved(scenario, overrides, relay=relay, budgets=expect, faults=fault)
+    other = engine_choice(engine, engine_python, engine_wheels)
+    question = resolved(scenario, overrides, relay=relay, budgets=expect, faults=fault, engine=other)
     _require_world(question, world)
     options = _options(device, hazards, adversarial, world, save_tokens=save_tokens)
     if ranges:
         _require_ranges(question, options)
     make_output_dir(output_dir)
+    outcome = _executed(question, options, output_dir, form)
+    if ranges:
+        outcome = replace(outcome, result=_with_ranges(question, outcome.result))
+    _show(outcome, form)
+    if output_dir is not None:
+        outcome.result.write(output_dir / "result.json")
+    raise typer.Exit(_exit_code(outcome))
+
+
+def _executed(question: Resolved, options: Options, output_dir: Path | None, form: Format) -> RunOutcome:
+    """The outcome for the only relay. Raises typer.Exit once it has run several, and where it was interrupted."""
     from ..profiles.ranks.execute import execute
 
     try:
         if len(question.relays) > 1:
             raise typer.Exit(_climb(question, options, output_dir, form))
         options = replace(options, record=output_dir)
-        outcome = execute(question, question.relays[0], options, observe=_watch)
+        return execute(question, question.relays[0], options, observe=_watch)
     except KeyboardInterrupt:
         echo("schedbench: interrupted before anything was measured", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    if ranges and not (outcome.result.run.cancelled or outcome.result.run.failure):
-        outcome = replace(outcome, result=_with_ranges(question, outcome.result))
-    _show(outcome, form)
-    if output_dir is not None:
-        outcome.result.write(output_dir / "result.json")
-    raise typer.Exit(_exit_code(outcome))
 
 
 def _require_world(question: Resolved, world: World) -> None:
@@ -138,7 +151,9 @@ def _require_ranges(question: Resolved, options: Options) -> None:
 
 
 def _with_ranges(question: Resolved, result: Result) -> Result:
-    """The result with its ranges; marked as cancelled where the user interrupted the draws."""
+    """The result with its ranges, if it is whole; marked as cancelled where the user interrupted the draws."""
+    if result.run.cancelled or result.run.failure:
+        return result
     from ..profiles.judge.ranges import ranges
     from .console import status
 

@@ -6,7 +6,9 @@ Errors name the option that was typed, not the key that it stands for.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
@@ -15,7 +17,7 @@ import typer
 from .errors import UsageError
 
 if TYPE_CHECKING:
-    from ..profiles.platform.resolve import Resolved
+    from ..profiles.platform.resolve import EngineChoice, Resolved
     from ..scenarios.problems import Problem
     from ..scenarios.schema import Kind
 
@@ -35,6 +37,20 @@ Faults = Annotated[
     typer.Option(
         "--fault", metavar="NAME", help="Break the relay as upstream had it broken; see list faults."
     ),
+]
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Run another project's scheduler: sglang:FOLDER, sglang:FOLDER@REF, sglang==VERSION.",
+    ),
+]
+EnginePython = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="The interpreter that has the engine's dependencies, if not this one."),
+]
+EngineWheels = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Where the wheels of releases are, if not here.")
 ]
 Budgets = Annotated[
     list[str] | None,
@@ -57,11 +73,34 @@ def resolved(
     relay: str | None = None,
     budgets: Sequence[str] | None = None,
     faults: Sequence[str] | None = None,
+    engine: EngineChoice | None = None,
 ) -> Resolved:
     """Raises UsageError, ScenarioError, FaultError and RelayError."""
     from ..profiles.check.faults import with_faults
 
-    return with_faults(_resolved(name, overrides or (), relay, budgets or ()), faults or ())
+    found = with_faults(_resolved(name, overrides or (), relay, budgets or ()), faults or ())
+    if engine is None:
+        return found
+    for option, given in (("--relay", relay), ("--fault", faults), ("engine.relays", len(found.relays) > 1)):
+        if given:
+            raise UsageError(f"{option} is about the relay of our own scheduler: leave it out with --engine")
+    return replace(found, engine=engine)
+
+
+def engine_choice(name: str | None, python: str | None, wheels: Path | None) -> EngineChoice | None:
+    """The engine of another project, if one is named. Raises UsageError, EngineError."""
+    from ..profiles.engines.names import parse_engine
+
+    for option, given in (("--engine-python", python), ("--engine-wheels", wheels)):
+        if given is not None and name is None:
+            raise UsageError(f"{option}: no engine is named")
+    return None if name is None else chosen_engine(str(parse_engine(name)), python, wheels)
+
+
+def chosen_engine(name: str, python: str | None, wheels: Path | None) -> EngineChoice:
+    from ..profiles.platform.resolve import EngineChoice
+
+    return EngineChoice(name, python or sys.executable, wheels or Path())
 
 
 def make_output_dir(path: Path | None) -> None:

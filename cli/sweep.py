@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from .errors import INTERRUPTED, UsageError
-from .scenario_arguments import Device, Draws, Name
+from .scenario_arguments import Device, Draws, EnginePython, EngineWheels, Name, chosen_engine
 from .stopwatch import Stopwatch, command_line
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ def sweep(
     over: Annotated[
         list[str],
         typer.Option(
-            metavar="KEY=V1,V2", help="An axis. The first one runs across; its sign changes are reported."
+            metavar="KEY=V1,V2",
+            help="An axis, also of engines. The first runs across; its sign changes are reported.",
         ),
     ],
     a: Annotated[
@@ -41,6 +43,8 @@ def sweep(
     ] = None,
     device: Device = "auto",
     draws: Draws = 16,
+    engine_python: EnginePython = None,
+    engine_wheels: EngineWheels = None,
     output_dir: Annotated[Path | None, typer.Option(help="Keep sweep.json and every result here.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Reuse results in --output-dir.")] = False,
     form: Annotated[Format, typer.Option("--format", help="What to print on stdout.")] = "table",
@@ -51,14 +55,15 @@ def sweep(
     what there is was kept.
     """
     from ..profiles.ranks.execute import Options
-    from ..profiles.sweeps.sweep import Runs, planned, varies_overlap
+    from ..profiles.sweeps.sweep import Runs, has_own_sides, planned
 
     if resume and output_dir is None:
         raise UsageError("--resume needs the --output-dir of an earlier sweep")
     if alone and (a is not None or b is not None):
         raise UsageError("--alone has no sides: leave out --a and --b")
-    sides = _sides(a, b, alone=alone or (a is None and b is None and varies_overlap(over)))
-    plan = planned(scenario, over, sides=sides, overrides=overrides or (), metric=metric)
+    sides = _sides(a, b, alone=alone or (a is None and b is None and has_own_sides(over)))
+    choose = partial(chosen_engine, python=engine_python, wheels=engine_wheels)
+    plan = planned(scenario, over, sides=sides, overrides=overrides or (), metric=metric, choose=choose)
     folder = None if output_dir is None else output_dir / "runs"
     runs = Runs(Options(device=device, command=command_line()), folder=folder, resume=resume)
     clock = Stopwatch()

@@ -32,7 +32,7 @@ def check_schedules(resolved: Resolved, relay: RelayChoice, result: Result, chos
         return skipped(NAME, result.outputs.abstained)
     chosen = [seed for seed in chosen if concerns(seed, result)]
     found: list[Evidence] = []
-    with _spread(result.run.wall_s, len(chosen)) as each:
+    with _spread(0.0 if resolved.engine is not None else result.run.wall_s, len(chosen)) as each:
         for evidence in each(partial(_against, resolved, relay, result), chosen):
             found += evidence
     return verdict(NAME, found, about=f"the same tokens under {_counted(chosen)}")
@@ -49,7 +49,8 @@ def concerns(seed: int, result: Result) -> bool:
 
 @contextmanager
 def _spread(seconds: float, tasks: int) -> Iterator[MapFunction]:
-    """A map function: over processes if the runs take longer than the few seconds that a process takes to start."""
+    """A map function: over processes if the runs take longer than the few seconds that a process takes to start. An
+    engine has a process of its own."""
     if seconds * tasks < WORTH_PROCESSES_S or processors() == 1:
         yield map
         return

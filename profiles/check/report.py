@@ -91,7 +91,9 @@ def document(
 
 def _report(report: Report) -> Document:
     relay = report.relay
+    engine = report.result.labels.engine if report.result else None
     return {
+        "engine": None if engine is None else engine.model_dump(mode="json"),
         "relay": {
             "state": relay.state.name,
             "switches": dict(relay.overrides),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from ...sched.relay.choice import RelayChoice
+from ..engines.client import EngineFailedError
+from ..engines.names import EngineError
 from ..platform.machine import MachineError
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options, RunOutcome, execute
@@ -13,11 +15,13 @@ from ..run.crash import BrokenRunError, Crash, crash_of
 def attempt(
     resolved: Resolved, relay: RelayChoice, options: Options, guard: Guard | None = None
 ) -> RunOutcome | Crash:
-    """Execute a run and return its outcome, or how it crashed. Raises MachineError."""
+    """Execute a run and return its outcome, or how it crashed. Raises MachineError, EngineError."""
     try:
         return execute(resolved, relay, options, guard=guard)
-    except MachineError:
+    except (MachineError, EngineError):
         raise
+    except EngineFailedError as error:
+        return Crash(str(error).partition("\n")[0], None)
     except BrokenRunError as error:
         return crash_of(error.__cause__ or error)
     except Exception as error:

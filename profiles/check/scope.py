@@ -8,6 +8,7 @@ from ...scenarios.combinations import MODES, overlaps
 from ..platform.resolve import Resolved
 from ..vgpu.adversary.order import STRATEGIES, described
 from . import adversaries
+from .engine import NOT_ASKED
 from .report import Report
 
 
@@ -26,6 +27,9 @@ def _parts(resolved: Resolved, seeds: Sequence[int], reports: Sequence[Report]) 
     yield "strategies", ", ".join(described(n) for n in range(len(STRATEGIES)) if n not in asked)
     yield "random orders", _all_but([f"seed {seed}" for seed in sorted(asked) if seed >= len(STRATEGIES)])
     yield "modes", _all_but([loop, *modes])
+    if resolved.engine is not None:
+        yield from NOT_ASKED.items()
+        return
     yield "relays", _all_but(list(dict.fromkeys(relay.state.name for relay in relays)))
     yield "known bugs", _all_but(planted) + ("" if planted else " (--all-faults)")
     yield "scripted failures", "" if scenario.faults else "all"

@@ -18,6 +18,7 @@ from ..run.task import Options, RunTask
 from ..vgpu import open_vgpu
 from ..vgpu.device import CURRENT
 from .adapter import EngineAdapter
+from .heartbeat import heartbeat
 from .source import EngineSource
 
 _IMPORTED_ON: Final = "h200"  # modules ask for a CUDA device, and for nothing that differs between profiles
@@ -57,7 +58,7 @@ def run_on_engine(
             system.append(adapter.open(parts))
             return system[-1]
 
-        task = RunTask(resolved, relay, options, "vgpu", make_system=make_system)
+        task = RunTask(resolved, relay, options, "vgpu", observe=heartbeat, make_system=make_system)
         result = task.run(opened, sink, ALONE).result
     edge = EdgePart(
         hollow=tuple(sorted(hollow.names & hollow.imported)),

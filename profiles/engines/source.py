@@ -11,14 +11,14 @@ import tomllib
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..record.result import EdgePart, EnginePart
 from .names import EngineError, EngineName
 
-_VERSION: Final = re.compile(r"^__version__\s*=\s*[\"']([^\"']+)[\"']", re.MULTILINE)
+_VERSION: Final = re.compile(r"^__version__\s*=(?:\s*version\s*=)?\s*[\"']([^\"']+)[\"']", re.MULTILINE)
 _VERSION_FILES: Final = ("version.py", "_version.py", "__init__.py")
 
 
@@ -26,7 +26,7 @@ _VERSION_FILES: Final = ("version.py", "_version.py", "__init__.py")
 class EngineSource:
     """``path`` goes first on the import path and has the folder ``package``. ``watched`` is the folder whose lines are
     reported, by names relative to its parent. ``sha256`` is of the package's Python files; ``commit`` and ``dirty`` are
-    None where no repository tracks them."""
+    None where no repository tracks them. ``temporary`` is removed once the source is no longer used."""
 
     name: str
     adapter: str
@@ -38,6 +38,7 @@ class EngineSource:
     ref: str | None = None
     commit: str | None = None
     dirty: bool | None = None
+    temporary: Path | None = None
 
     def part(self, edge: EdgePart) -> EnginePart:
         """The engine in the labels of a result."""
@@ -83,10 +84,10 @@ def opened_source(name: EngineName, place: PackagePlace, *, wheels: Path) -> Ite
         return
     with tempfile.TemporaryDirectory(prefix="schedbench-engine-") as folder:
         tree = Path(folder)
-        if name.version is None:
-            yield _exported(name, place, tree)
-        else:
-            yield _unpacked(name, place, tree, wheels)
+        source = (
+            _exported(name, place, tree) if name.version is None else _unpacked(name, place, tree, wheels)
+        )
+        yield replace(source, temporary=tree)
 
 
 def _in_place(name: EngineName, place: PackagePlace) -> EngineSource:

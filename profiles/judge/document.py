@@ -88,6 +88,7 @@ def _side(label: str, results: Sequence[Result]) -> Document:
         "tool": first.tool.model_dump(mode="json"),
         "relay": first.relay.model_dump(mode="json"),
         "capture": first.environment.get("capture") if first.labels.capture else None,
+        "engine": None if first.labels.engine is None else first.labels.engine.model_dump(mode="json"),
         "world": first.labels.world,
         "unrecorded": next((result.unrecorded for result in results if result.unrecorded), None),
         "idle_abstained": first.idle.abstained if isinstance(first.idle, Abstained) else None,

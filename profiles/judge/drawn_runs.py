@@ -20,7 +20,10 @@ _OPTIONS: Final = Options(device="vgpu")
 
 
 def run_each(each: MapFunction, question: Resolved, known: Result, profiles: Profiles) -> Iterable[Result]:
-    """Run the question on each of the profiles; ``known`` is its result on its own. Raises what ``execute`` raises."""
+    """Run the question on each of the profiles; ``known`` is its result on its own. An engine's process runs one after
+    the other. Raises what ``execute`` raises."""
+    if question.engine is not None:
+        return list(map(_run, [replace(question, hardware=profile) for profile in profiles]))
     question = _cheapest(question, known)
     return each(_run, [replace(question, hardware=profile) for profile in profiles])
 

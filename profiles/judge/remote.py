@@ -74,10 +74,9 @@ class WorkerSide:
         return found
 
     def _request(self, seed: int | None, **more: Any) -> dict[str, Any]:
-        order = replace(self.order, seed=seed)
-        answer = self._exchange(
-            json.dumps({"question": asdict(self.question), "order": asdict(order), **more})
-        )
+        order = asdict(replace(self.order, seed=seed))
+        del order["engine"]  # a worker runs our own scheduler, maybe of a version without the field
+        answer = self._exchange(json.dumps({"question": asdict(self.question), "order": order, **more}))
         if "refused" in answer:
             error = MachineError if answer["unable"] else SideError
             raise error(f"{self.label}: {answer['refused']}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +12,9 @@ from typing import Final
 from ...scenarios.overrides import expand
 from ...sched.relay.choice import switches
 from ..captures.files import SUFFIXES, Reader, captures_in
+from ..engines.names import is_engine
 from ..platform.pool import MapFunction
+from ..platform.resolve import EngineChoice
 from ..record.result import Result
 from .checkout import SOURCES, here, worktree
 from .drawn_runs import Profiles, run_each
@@ -22,28 +24,32 @@ from .trial import Question, Sample, TrialRequest, resolved_for, run_trial
 from .trials import Side
 
 _GIT: Final = "git:"
+ENGINE: Final = "engine"  # names an engine where a key of the scenario could stand
 _OPENING, _CLOSING = "{[(", "}])"
 
 
 @dataclass(frozen=True, slots=True)
 class SideSpec:
-    """A side as it was typed: a ref, stored files, or neither, and overrides with full keys unless files are stored."""
+    """A side as it was typed: a ref, another project's engine, stored files, or nothing of these; and overrides with
+    full keys, unless files are stored."""
 
     label: str
     overrides: tuple[str, ...] = ()
     ref: str | None = None
     stored: tuple[Path, ...] = ()
     reader: Reader = field(default_factory=Reader)
+    engine: EngineChoice | None = None
 
     @property
     def varied(self) -> frozenset[str]:
         """The keys that this side sets."""
-        return frozenset(override.partition("=")[0] for override in self.overrides)
+        engine = () if self.engine is None else (ENGINE,)
+        return frozenset((*(override.partition("=")[0] for override in self.overrides), *engine))
 
 
 @dataclass(frozen=True, slots=True)
 class LocalSide:
-    """A side whose runs happen in this process."""
+    """A side whose runs happen in this process, or in that of an engine."""
 
     label: str
     question: Question
@@ -57,6 +63,8 @@ class LocalSide:
         return run_trial(self.question, replace(self.order, seed=seed))
 
     def margin(self, seed: int, request: str, position: int) -> float | None:
+        if self.order.engine is not None:
+            return None
         return margin(self.question, replace(self.order, seed=seed), request, position)
 
     def all(self) -> Sequence[Sample]:
@@ -95,9 +103,12 @@ class StoredSide:
         return [sample for seed in sorted(self.samples) for sample in self.samples[seed]]
 
 
-def parse(text: str, reader: Reader | None = None) -> SideSpec:
-    """``key=value,...``, ``git:REF``, ``git:REF,key=value,...``, a result or capture file, or a folder of either.
-    Nothing means the scenario as it stands. Raises SideError, ScenarioError."""
+def parse(
+    text: str, reader: Reader | None = None, choose: Callable[[str], EngineChoice] = EngineChoice
+) -> SideSpec:
+    """``key=value,...``, ``git:REF``, ``git:REF,key=value,...``, the same with an engine's name, which ``choose``
+    completes, a result or capture file, or a folder of either. Nothing means the scenario as it stands. Raises
+    SideError, ScenarioError."""
     if text.startswith(_GIT):
         ref, *overrides = split(text.removeprefix(_GIT))
         return SideSpec(text, overrides=_expanded(overrides, text), ref=ref)
@@ -108,7 +119,20 @@ def parse(text: str, reader: Reader | None = None) -> SideSpec:
         return SideSpec(text, stored=_results_in(path), reader=reader or Reader())
     if os.path.isfile(text) or text.endswith((".json", *SUFFIXES)):
         return SideSpec(text, stored=(path,), reader=reader or Reader())
-    return SideSpec(text, overrides=_expanded(split(text), text))
+    engine, overrides = engine_in(split(text))
+    return SideSpec(
+        text, overrides=_expanded(overrides, text), engine=None if engine is None else choose(engine)
+    )
+
+
+def engine_in(parts: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The engine that is named first, or by ``engine=``, and the other parts."""
+    first = [parts[0]] if is_engine(parts[0]) else []
+    named = [part for part in parts if is_engine(part.removeprefix(f"{ENGINE}=")) and part.startswith(ENGINE)]
+    found = first or named
+    if not found:
+        return None, list(parts)
+    return found[0].removeprefix(f"{ENGINE}="), [part for part in parts if part != found[0]]
 
 
 def _results_in(folder: Path) -> tuple[Path, ...]:
@@ -149,7 +173,8 @@ def _full(key: str) -> str:
 def opened(
     question: Question | None, a: SideSpec, b: SideSpec, order: TrialRequest
 ) -> Iterator[tuple[Side, Side]]:
-    """Both sides, ready to run. Where one is another version, both run as processes, so that they run alike.
+    """Both sides, ready to run. Where one is another version, both run as processes, so that they run alike; an engine
+    always does.
 
     Raises SideError, ResultError, CaptureError, MapError, MachineError.
     """
@@ -166,8 +191,8 @@ def _side(
         return StoredSide(spec.label, _read(spec))
     if question is None:
         raise SideError("a scenario is needed unless both sides are stored results")
-    order = replace(order, overrides=spec.overrides)
-    if not apart:
+    order = replace(order, overrides=spec.overrides, engine=spec.engine)
+    if not apart or spec.engine is not None:
         return LocalSide(spec.label, question, order)
     root = here()
     tree = root if spec.ref is None else stack.enter_context(worktree(root, spec.ref))

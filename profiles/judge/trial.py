@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...scenarios.loader import loads, opened
 from ...scenarios.schema import Scenario
 from ...sched.observe import Clock, Observer
-from ..platform.resolve import Resolved, resolve
+from ..platform.resolve import EngineChoice, Resolved, resolve
 from ..ranks.execute import Options, execute
 from ..record.result import Result
 from ..run.machines import DeviceChoice
@@ -53,6 +53,7 @@ class TrialRequest:
     seed: int | None = None  # the scenario's own
     device: DeviceChoice = "auto"
     command: str = ""
+    engine: EngineChoice | None = None
 
 
 class Sample(NamedTuple):
@@ -100,7 +101,7 @@ def resolved_for(question: Question, order: TrialRequest) -> Resolved:
     resolved = resolve(scenario)
     if len(resolved.relays) != 1:
         raise scenario.source.refuse(("engine", "relays"), "a side has one relay: give it as relay=NAME")
-    return resolved
+    return replace(resolved, engine=order.engine)
 
 
 def run_trial(question: Question, order: TrialRequest) -> Sample:
@@ -114,4 +115,6 @@ def run_trial(question: Question, order: TrialRequest) -> Sample:
 
     options = Options(device=order.device, save_tokens=True, command=order.command)
     outcome = execute(resolved, resolved.relays[0], options, observe=watch, extra_sink=prints)
+    if resolved.engine is not None:  # whose steps are in another process
+        return Sample(outcome.result)
     return Sample(outcome.result, prints.steps, dict(tokens.steps))

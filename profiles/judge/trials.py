@@ -138,9 +138,16 @@ def _no_draws(trials: Trials, plan: TrialPlan) -> str:
         return f"the sides set {HARDWARE}"
     if trials.tokens == "different" and not plan.allow_divergence:
         return "the tokens differ"
-    if all(a.steps is not None and a.steps == b.steps for a, b in zip(trials.a, trials.b, strict=True)):
+    if all(_do_the_same(a, b) for a, b in zip(trials.a, trials.b, strict=True)):
         return "the sides do the same"
     return ""
+
+
+def _do_the_same(a: Sample, b: Sample) -> bool:
+    """By the steps or, where they are not known, by all that was counted and timed."""
+    if a.steps is not None and b.steps is not None:
+        return a.steps == b.steps
+    return (a.result.metrics, a.result.per_step) == (b.result.metrics, b.result.per_step)
 
 
 def compared(trials: Trials) -> Trials:

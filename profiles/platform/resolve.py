@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 
@@ -32,13 +33,25 @@ from .hardware import load as hardware_profile
 T = TypeVar("T")
 
 
+class EngineChoice(NamedTuple):
+    """An engine of another project by its name (``profiles.engines.names``), the interpreter that runs it, and the
+    folder with the wheels of releases."""
+
+    name: str
+    python: str = sys.executable
+    wheels: Path = Path()
+
+
 @dataclass(frozen=True, slots=True)
 class Resolved:
+    """``engine`` runs the scenario; None for our own scheduler, which ``relays`` are of."""
+
     scenario: Scenario
     model: ModelConfig
     draft: ModelConfig | None  # of a scenario that speculates
     hardware: HardwareProfile
     relays: tuple[RelayChoice, ...]
+    engine: EngineChoice | None = None
 
     @property
     def checkpoint(self) -> Path | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...sched.relay.choice import RelayChoice
+from ..engines.client import run_engine
 from ..measure.budget import Breach, asked, breaches, untested
 from ..platform.inputs import inputs
 from ..platform.resolve import Resolved
@@ -42,24 +43,31 @@ def execute(
     extra_sink: ExtraSink | None = None,
     guard: Guard | None = None,
 ) -> RunOutcome:
-    """Run once. Raises MachineError, CheckpointError, ScenarioError, TraceError; BrokenRunError where the relay's
-    faults broke it."""
-    scenario, specs = resolved.scenario, rank_specs(resolved)
-    kind = device_kind(options.device, scenario)
-    task = RunTask(resolved, relay, options, kind, observe, extra_sink, guard)
+    """Run once. ``observe``, ``extra_sink`` and ``guard`` see our own scheduler only. Raises MachineError,
+    CheckpointError, ScenarioError, TraceError; BrokenRunError where the relay's faults broke it; EngineError and
+    EngineFailedError of an engine of another project."""
     read = inputs(resolved)  # before the run, which may outlast an edit
-    missed: tuple[str, ...] = ()
-    if len(specs) == 1:
-        reports = [run_alone(task)]
-    elif options.world == "virtual":
-        reports, missed = run_threads(task, specs)
+    if resolved.engine is not None:
+        result = run_engine(resolved.engine, resolved, relay, options)
     else:
-        reports = run_processes(task, specs)
-    result = join(resolved, specs, reports, missed)
+        kind = device_kind(options.device, resolved.scenario)
+        result = _own(RunTask(resolved, relay, options, kind, observe, extra_sink, guard))
     result = result.model_copy(update={"scenario": result.scenario.model_copy(update={"inputs": read})})
     budget, not_asked = asked(result)
     result = result.model_copy(update={"not_asked": not_asked})
     return RunOutcome(result, tuple(breaches(budget, result)), tuple(untested(budget, result)))
+
+
+def _own(task: RunTask) -> Result:
+    """The result of schedbench's own scheduler, on all ranks."""
+    specs, missed = rank_specs(task.resolved), tuple[str, ...]()
+    if len(specs) == 1:
+        reports = [run_alone(task)]
+    elif task.options.world == "virtual":
+        reports, missed = run_threads(task, specs)
+    else:
+        reports = run_processes(task, specs)
+    return join(task.resolved, specs, reports, missed)
 
 
 __all__ = ["Options", "RunOutcome", "execute"]

@@ -83,6 +83,7 @@ class RunPart(ResultModel):
     failure: str | None = None  # ranks that were lost, and what became of the others
     missed: tuple[str, ...] = ()  # scripted faults that did not occur
     hazards_s: Number | None = None  # of wall_s, what watching for hazards took
+    import_s: Number | None = None  # before wall_s, what importing another project's engine took
 
 
 PROGRAM: Final = "program"  # the kind of the only step of a watched program whose ranges define none
@@ -166,6 +167,9 @@ def _seed(expanded: dict[str, JsonValue]) -> int | None:
     if isinstance(seed, bool) or not isinstance(seed, int | None):
         raise ValueError("measure.seed: expected a whole number")
     return seed
+
+
+NO_RELAY: Final = "none"  # the state of an engine of another project
 
 
 class RelayPart(ResultModel):
@@ -421,7 +425,7 @@ class Result(ResultModel):
         for label in ("acceptance", "capture", "engine", "world"):
             if document["labels"][label] is None:
                 del document["labels"][label]
-        for optional in ("failure", "missed"):
+        for optional in ("failure", "import_s", "missed"):
             if not document["run"][optional]:
                 del document["run"][optional]
         if self.relay.loop is None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import uuid
 from datetime import datetime
-from typing import Final
+from typing import Final, Literal
 
 from ...scenarios.combinations import overlaps, staged
 from ...scenarios.schema import Scenario
 from ...sched.relay.choice import RelayChoice, loop_of
 from ...sched.relay.switches import DRAFT_SWITCHES, OVERLAPPED_ONLY
 from ..platform.machine import Machine
-from ..platform.resolve import speculation
+from ..platform.resolve import Resolved, speculation
 from ..record.environment import environment, tool
 from ..record.result import (
+    NO_RELAY,
     RelayPart,
     RequestRow,
     Result,
@@ -30,14 +31,16 @@ _HANDED_ON: Final = {"decode", "verify"}
 
 
 def result_of(
-    scenario: Scenario,
+    resolved: Resolved,
     relay: RelayChoice,
     machine: Machine,
     found: MeasuredRun,
     run: RunPart,
     world: str | None,
 ) -> Result:
-    """``world``: in which several ranks ran; None for a single engine."""
+    """``world``: in which several ranks ran; None for a single engine. An engine of another project has no relay, and
+    declares no hazards."""
+    scenario, own = resolved.scenario, resolved.engine is None
     return Result(
         tool=tool(),
         run=run,
@@ -51,19 +54,11 @@ def result_of(
         ),
         scenario=ScenarioPart(expanded=scenario.expanded(), sha256=scenario.sha256),
         workload=WorkloadPart.model_validate(found.done.achieved, from_attributes=True),
-        relay=RelayPart(
-            state=relay.state.name,
-            loop=loop_of(overlap=overlaps(scenario), staged=staged(scenario)),
-            policies=relay.policies(
-                overlap=overlaps(scenario), speculation=speculation(scenario), staged=staged(scenario)
-            ),
-            switches=_switches(relay, scenario),
-            faults=tuple(fault.name for fault in relay.faults),
-        ),
+        relay=_relay(relay, scenario) if own else RelayPart(state=NO_RELAY, loop=_loop(scenario)),
         hardware=machine.hardware,
         hazards=hazards(
             machine,
-            _known(relay, scenario),
+            _known(relay, scenario) if own else (),
             decoded=bool(_HANDED_ON & found.done.collector.counts.steps.keys()),
         ),
         ordering=ordering(machine),
@@ -73,6 +68,22 @@ def result_of(
             "requests": _counted_from(found.done.start, found.parts.requests),
         },
     )
+
+
+def _relay(relay: RelayChoice, scenario: Scenario) -> RelayPart:
+    return RelayPart(
+        state=relay.state.name,
+        loop=_loop(scenario),
+        policies=relay.policies(
+            overlap=overlaps(scenario), speculation=speculation(scenario), staged=staged(scenario)
+        ),
+        switches=_switches(relay, scenario),
+        faults=tuple(fault.name for fault in relay.faults),
+    )
+
+
+def _loop(scenario: Scenario) -> Literal["overlapped", "serial", "pipelined"]:
+    return loop_of(overlap=overlaps(scenario), staged=staged(scenario))
 
 
 def run_part(command: str, started: datetime, wall_s: float, done: Pass, machine: Machine) -> RunPart:

@@ -15,12 +15,14 @@ from typing import Final, Literal, NamedTuple
 from ...scenarios.overrides import expand
 from ...scenarios.problems import ScenarioError
 from ...sched.memory.allocation import OutOfKVMemoryError
+from ..engines.client import EngineFailedError, engine_source
+from ..engines.names import EngineError, expanded, is_engine
 from ..judge.divergence import comparable, same_tokens
 from ..judge.metric_values import MetricValue, full_name, metric_values
 from ..judge.pairs import percent
-from ..judge.sides import SideSpec, parse, split
+from ..judge.sides import ENGINE, SideSpec, parse, split
 from ..platform.inputs import inputs
-from ..platform.resolve import Resolved, ask
+from ..platform.resolve import EngineChoice, Resolved, ask
 from ..ranks.execute import Options, execute
 from ..record.environment import tool
 from ..record.result import Result, ResultError, read
@@ -42,10 +44,15 @@ Questions = Sequence[Resolved] | str
 
 
 class Axis(NamedTuple):
-    """``key`` is the full one; values are as they would be written in a scenario."""
+    """``key`` is the full one; values are as they would be written in a scenario. The key ``engine`` has the names of
+    engines of other projects."""
 
     key: str
     values: tuple[str, ...]
+
+    def overrides(self, value: str) -> tuple[str, ...]:
+        """Of the scenario."""
+        return () if self.key == ENGINE else (f"{self.key}={value}",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,7 @@ class SweepPlan:
     axes: tuple[Axis, ...]
     sides: tuple[SideSpec, ...]
     metric: str
+    choose: Callable[[str], EngineChoice] = EngineChoice
 
     @property
     def places(self) -> Iterator[tuple[str, ...]]:
@@ -64,8 +72,17 @@ class SweepPlan:
         return product(*(axis.values for axis in self.axes))
 
     def overrides_at(self, place: Sequence[str], side: SideSpec) -> tuple[str, ...]:
-        at = (f"{axis.key}={value}" for axis, value in zip(self.axes, place, strict=True))
-        return (*self.overrides, *at, *side.overrides)
+        at = zip(self.axes, place, strict=True)
+        return (
+            *self.overrides,
+            *(one for axis, value in at for one in axis.overrides(value)),
+            *side.overrides,
+        )
+
+    def engine_at(self, place: Sequence[str], side: SideSpec) -> EngineChoice | None:
+        """The side's engine, or that of the axis of engines."""
+        named = [value for axis, value in zip(self.axes, place, strict=True) if axis.key == ENGINE]
+        return self.choose(named[0]) if named else side.engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +121,11 @@ def planned(
     sides: Sequence[str] = (),
     overrides: Sequence[str] = (),
     metric: str,
+    choose: Callable[[str], EngineChoice] = EngineChoice,
 ) -> SweepPlan:
-    """Raises SweepError, SideError, ScenarioError."""
-    axes, specs = tuple(map(_axis, over)), tuple(map(parse, sides or ("",)))
+    """``choose`` completes the name of an engine. Raises SweepError, SideError, ScenarioError."""
+    axes = tuple(map(_axis, over))
+    specs = tuple(parse(side, choose=choose) for side in sides or ("",))
     if not axes:
         raise SweepError("a sweep needs --over key=v1,v2")
     if any(spec.ref is not None or spec.stored for spec in specs):
@@ -123,18 +142,20 @@ def planned(
         raise SweepError(
             f"no metric {metric!r} that has a better side; schedbench explain lists them"
         ) from None
-    return SweepPlan(scenario, tuple(overrides), axes, specs, name)
+    return SweepPlan(scenario, tuple(overrides), axes, specs, name, choose)
 
 
-def varies_overlap(over: Sequence[str]) -> bool:
-    """Whether an axis varies the key in which the default sides differ."""
-    return expand("overlap") in [_axis(text).key for text in over]
+def has_own_sides(over: Sequence[str]) -> bool:
+    """Whether an axis varies what the default sides differ in, or the engine."""
+    return not {expand("overlap"), ENGINE}.isdisjoint(_axis(text).key for text in over)
 
 
 def _axis(text: str) -> Axis:
     key, equals, values = text.partition("=")
     if not equals or not key.strip() or not values.strip():
         raise SweepError(f"--over {text!r}: expected key=v1,v2")
+    if key.strip() == ENGINE and all(map(is_engine, split(values))):
+        return Axis(ENGINE, tuple(name for value in split(values) for name in expanded(value)))
     return Axis(expand(key.strip()), tuple(split(values)))
 
 
@@ -150,8 +171,9 @@ class Runs:
             folder.mkdir(parents=True, exist_ok=True)
 
     def file(self, resolved: Resolved) -> str:
-        """Named after the question and the hardware, so that another sweep finds it."""
-        return f"{resolved.scenario.sha256[:16]}-{resolved.hardware.sha256[:8]}.json"
+        """Named after the question, the hardware and the source of the engine, so that another sweep finds it."""
+        engine = "" if resolved.engine is None else f"-{engine_source(resolved.engine).sha256[:16]}"
+        return f"{resolved.scenario.sha256[:16]}-{resolved.hardware.sha256[:8]}{engine}.json"
 
     def result(self, resolved: Resolved) -> Result:
         """Raises KeyboardInterrupt where the run was interrupted, and what ``execute`` raises."""
@@ -214,7 +236,7 @@ def _require_usable(plan: SweepPlan, asked: Sequence[tuple[tuple[str, ...], Ques
     problems = []
     for axis, value in (one for one in named if one not in usable):
         try:
-            ask(plan.scenario, (f"{axis.key}={value}",))
+            ask(plan.scenario, axis.overrides(value))
         except ScenarioError as error:
             problems.append(f"--over {axis.key}={value}: no cell could run: {_reasons(error)}")
     if problems:
@@ -228,6 +250,8 @@ def _cell(plan: SweepPlan, runs: Runs, place: tuple[str, ...], questions: Sequen
         return Cell(place, refusal=_reasons(error))
     except OutOfKVMemoryError as error:
         return Cell(place, refusal=str(error))
+    except (EngineError, EngineFailedError) as error:
+        return Cell(place, refusal=str(error).partition("\n")[0])
     return replace(found, files=() if found.refusal else tuple(map(runs.file, questions)))
 
 
@@ -251,7 +275,7 @@ def _resolved(plan: SweepPlan, place: Sequence[str], side: SideSpec) -> Resolved
         raise resolved.scenario.source.refuse(("engine", "relays"), "a cell has one relay: give it as relay")
     if resolved.scenario.faults:
         raise resolved.scenario.source.refuse(("faults",), "a cell's run comes to its end; check takes them")
-    return resolved
+    return replace(resolved, engine=plan.engine_at(place, side))
 
 
 def _unfinished(result: Result) -> str:

@@ -21,8 +21,8 @@ from schedbench.profiles.sweeps.sweep import (
     SweepError,
     SweepPlan,
     cells,
+    has_own_sides,
     planned,
-    varies_overlap,
 )
 from schedbench.scenarios.problems import ScenarioError
 
@@ -86,8 +86,8 @@ def test_what_means_nothing_is_refused(
 
 
 def test_the_key_of_the_usual_sides_may_be_an_axis() -> None:
-    assert varies_overlap(["page_size=1", "overlap=true,false"])
-    assert not varies_overlap(["page_size=1"])
+    assert has_own_sides(["page_size=1", "overlap=true,false"])
+    assert not has_own_sides(["page_size=1"])
 
 
 def test_the_better_side_depends_on_the_metric() -> None:

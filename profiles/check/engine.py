@@ -1,0 +1,81 @@
+"""Runs the checks that an engine of another project can be asked. No check is about times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from ...scenarios.combinations import overlaps
+from ...scenarios.workload import params
+from ...sched.relay.choice import RelayChoice
+from ..platform.resolve import Resolved
+from ..ranks.execute import Options
+from ..record.result import Abstained, Result
+from ..run.crash import Crash
+from . import adversaries, tokens
+from .examine import Notice, budget, hazards, run_ended, silence
+from .report import Check, Evidence, Report, skipped, verdict
+from .runs import attempt
+
+OVERLAP: Final = "overlap"
+# What only our own scheduler can be asked.
+NOT_ASKED: Final[Mapping[str, str]] = {
+    "contract": "of our own relay",
+    "invariants": "of our own batches and pools",
+}
+_OPTIONS: Final = Options(device="vgpu", save_tokens=True)
+
+
+def examine_engine(resolved: Resolved, seeds: Sequence[int], notice: Notice = silence) -> Report:
+    """``seeds`` are those of the adversaries. Raises MachineError, EngineError."""
+    begin, relay = time.perf_counter(), resolved.relays[0]
+    notice("watched run")
+    outcome = attempt(resolved, relay, replace(_OPTIONS, hazards=True))
+    checks = [run_ended(outcome)]
+    if isinstance(outcome, Crash):
+        names = (tokens.NAME, OVERLAP, "hazards", "budget", adversaries.NAME)
+        checks += [skipped(name, "the run crashed") for name in names]
+        return Report(relay, tuple(checks), None, time.perf_counter() - begin)
+    result = outcome.result
+    notice("reference runs")
+    checks += _tokens(resolved, relay, result)
+    checks += [hazards(result), budget(outcome, kinds=len(resolved.scenario.expect))]
+    notice("adversaries")
+    checks.append(adversaries.check_schedules(resolved, relay, result, seeds))
+    return Report(relay, tuple(checks), result, time.perf_counter() - begin)
+
+
+def _tokens(resolved: Resolved, relay: RelayChoice, result: Result) -> Iterator[Check]:
+    """Against our own scheduler, whose model the engine runs, and against the engine's own serial loop."""
+    if isinstance(result.outputs, Abstained):
+        yield skipped(tokens.NAME, result.outputs.abstained)
+        yield skipped(OVERLAP, result.outputs.abstained)
+        return
+    sampling = params(resolved.scenario.workload.sampling, max_new_tokens=1)
+    overlapped = overlaps(resolved.scenario)
+    if sampling.penalised and overlapped:
+        yield skipped(tokens.NAME, "penalties may lag under overlap: equal tokens are not promised")
+        yield skipped(OVERLAP, "penalties may lag under overlap: equal tokens are not promised")
+        return
+    if sampling.temperature:
+        yield skipped(tokens.NAME, "the engine draws its tokens by a sampler of its own")
+    else:
+        own = tokens.reference(replace(resolved, engine=None))
+        yield _alike(tokens.NAME, result, own, "as our own scheduler's serial loop")
+    if not overlapped:
+        yield skipped(OVERLAP, "the run was without overlap")
+        return
+    engine = resolved.scenario.engine.model_copy(update={"overlap": False})
+    serial = replace(resolved, scenario=resolved.scenario.model_copy(update={"engine": engine}))
+    found = attempt(serial, relay, _OPTIONS)
+    reference = found if isinstance(found, Crash) else found.result
+    yield _alike(OVERLAP, result, reference, "as the engine without overlap")
+
+
+def _alike(name: str, result: Result, reference: Result | Crash, about: str) -> Check:
+    if isinstance(reference, Crash):
+        return Check(name, "failed", "the reference crashed", (Evidence(str(reference)),))
+    found = list(tokens.differences(result, reference))
+    return verdict(name, found, about=f"{about}, for {len(result.requests)} requests")

@@ -1,0 +1,284 @@
+"""Engines in processes of their own, as the rest of schedbench runs them. Nothing of an engine is imported here."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+from ...sched.relay.choice import RelayChoice
+from ..platform.resolve import EngineChoice, Resolved
+from ..record.result import Result
+from ..run.task import Options
+from .adapter_file import find_adapter
+from .names import EngineError, parse_engine
+from .server import NEEDED, Answer, packed, unpacked
+from .source import EngineSource, PackagePlace, opened_source
+
+PATIENCE_S: Final = 300.0  # for an import, and between two signs of progress of a run
+_GRACE_S: Final = 10.0  # for a run that was interrupted to say what it has
+_MOST_ENGINES: Final = 4  # processes that are kept, each with an imported engine
+_ROOMS: Final = ("profiles", "scenarios", "sched")
+_PACKAGE: Final = __name__.partition(".")[0]
+_SERVER: Final = f"{__package__}.server"
+_STDERR: Final = 2  # the descriptor that gets what an engine prints
+_LOOK_S: Final = 1.0  # between two looks at whether the process is there
+
+
+class EngineFailedError(RuntimeError):
+    """The engine raised an error, or its process ended or did not advance."""
+
+
+def run_engine(choice: EngineChoice, resolved: Resolved, relay: RelayChoice, options: Options) -> Result:
+    """Run once on that engine. Raises EngineError, EngineFailedError, KeyboardInterrupt, and what a run raises."""
+    if options.device == "cuda":
+        raise EngineError(
+            f"{choice.name}: an engine of another project runs on the virtual GPU: --device vgpu"
+        )
+    if ranks := resolved.scenario.engine.ranks - 1:
+        raise EngineError(f"{choice.name}: the engine runs on one rank, and the scenario has {ranks + 1}")
+    return engine_process(choice).run(resolved, relay, options)
+
+
+_engines: dict[EngineChoice, EngineProcess] = {}  # those that were used last are at the end
+
+
+def engine_process(choice: EngineChoice) -> EngineProcess:
+    """The process of that engine, which is started where there is none. Raises EngineError, EngineFailedError."""
+    engine = _opened(choice)
+    engine.start()
+    return engine
+
+
+def engine_source(choice: EngineChoice) -> EngineSource:
+    """The source of that engine, without a process. Raises EngineError."""
+    return _opened(choice).source
+
+
+def _opened(choice: EngineChoice) -> EngineProcess:
+    engine = _engines.pop(choice, None) or EngineProcess(choice)
+    _engines[choice] = engine
+    while len(_engines) > _MOST_ENGINES:
+        _engines.pop(next(iter(_engines))).close()
+    return engine
+
+
+@atexit.register
+def end_engines() -> None:
+    """End the processes of all engines."""
+    while _engines:
+        _engines.popitem()[1].close()
+
+
+class EngineProcess:
+    """An engine's source, and the process that has imported it, which is started again after a failure."""
+
+    def __init__(self, choice: EngineChoice) -> None:
+        self._choice = choice
+        self._stack = ExitStack()
+        self._pipes: EnginePipes | None = None
+        name = parse_engine(choice.name)
+        self._adapter = find_adapter(name.adapter)
+        place = PackagePlace(self._adapter.package, self._adapter.python_path)
+        self.source: EngineSource = self._stack.enter_context(
+            opened_source(name, place, wheels=choice.wheels)
+        )
+        self._ours = self._stack.enter_context(_our_package())
+        self.import_s = 0.0
+
+    def start(self) -> None:
+        """Raises EngineError where the interpreter lacks something, EngineFailedError where the import fails."""
+        if self._pipes is not None:
+            return
+        temporary = self.source.temporary
+        self._pipes = EnginePipes(
+            self._choice.python, self._ours, [self._ours, *([] if temporary is None else [temporary])]
+        )
+        requires = {**NEEDED, **self._adapter.requires}
+        opening = {"source": packed(self.source), "watched": str(self.source.watched), "requires": requires}
+        answer = self._ask(opening, "its import")
+        if "loaded" not in answer:
+            self.end()
+        if "refused" in answer:
+            raise EngineError(f"{self._choice.name}: {self._choice.python} {answer['refused']}")
+        self._raise(answer, "its import")
+        self.import_s = answer["loaded"]
+
+    def run(self, resolved: Resolved, relay: RelayChoice, options: Options) -> Result:
+        """Raises what ``run_engine`` raises."""
+        task = packed((resolved, relay, options))
+        answer = self._ask({"run": task, "cwd": os.getcwd()}, "the run")
+        self._raise(answer, "the run")
+        result = Result.from_document(answer["result"], name=self._choice.name)
+        run = result.run.model_copy(update={"import_s": self.import_s})
+        return result.model_copy(update={"run": run})
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process, if it runs."""
+        return None if self._pipes is None else self._pipes.process.pid
+
+    def end(self) -> None:
+        """End the process. The source stays."""
+        if self._pipes is not None:
+            self._pipes.end()
+            self._pipes = None
+
+    def close(self) -> None:
+        self.end()
+        self._stack.close()
+
+    def _ask(self, command: Answer, what: str) -> Answer:
+        """The outcome of the command. Raises EngineFailedError where the process has none, KeyboardInterrupt."""
+        assert self._pipes is not None
+        self._pipes.write(command)
+        try:
+            return self._outcome(what, PATIENCE_S)
+        except KeyboardInterrupt:
+            if self._pipes.interrupt():
+                with suppress(EngineFailedError):
+                    return self._outcome(what, _GRACE_S)
+            self.end()
+            raise
+
+    def _outcome(self, what: str, patience: float) -> Answer:
+        assert self._pipes is not None
+        outcome: Answer | None = None
+        try:
+            while answer := self._pipes.next(patience):
+                if "began" in answer:
+                    self._pipes.run = answer["began"]
+                elif "ended" in answer:
+                    self._pipes.run = None
+                    if outcome is None:
+                        raise self._failed(f"{what} did not end: its process {_ending(answer['ended'])}")
+                    return outcome
+                elif "beat" not in answer:
+                    outcome = answer
+                    if self._pipes.run is None:
+                        return outcome
+        except TimeoutError:
+            self.end()
+            raise self._failed(f"{what} made no progress for {patience:g} s, and was ended") from None
+        code = self._pipes.process.wait()
+        self.end()
+        raise self._failed(f"{what} did not end: the engine's process {_ending(code)}")
+
+    def _raise(self, answer: Answer, what: str) -> None:
+        if "interrupted" in answer:
+            raise KeyboardInterrupt
+        if "raised" in answer:
+            error: BaseException = unpacked(answer["raised"])
+            raise error
+        if "failed" in answer:
+            raise self._failed(f"{what} failed: {answer['failed']}\n{answer['traceback']}")
+
+    def _failed(self, why: str) -> EngineFailedError:
+        return EngineFailedError(f"{self._choice.name}: {why}")
+
+
+class EnginePipes:
+    """The started process, and the pipes to it. ``run`` is the number of the process that runs at present."""
+
+    def __init__(self, python: str, ours: Path, removed: Sequence[Path]) -> None:
+        commands, self._commands = os.pipe()
+        self._answers, answers = os.pipe()
+        self._buffer = b""
+        self.run: int | None = None
+        path = os.pathsep.join(part for part in (str(ours), os.environ.get("PYTHONPATH", "")) if part)
+        try:
+            self.process = subprocess.Popen(
+                [python, "-m", _SERVER, str(commands), str(answers), *map(str, removed)],
+                pass_fds=[commands, answers],
+                stdin=subprocess.DEVNULL,
+                stdout=_STDERR,
+                env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+                start_new_session=True,  # signals of the terminal are for the parent alone
+            )
+        except OSError as error:
+            os.close(self._commands)
+            os.close(self._answers)
+            raise EngineError(f"{python} cannot be started: {error.strerror}") from None
+        finally:
+            os.close(commands)
+            os.close(answers)
+
+    def write(self, command: Answer) -> None:
+        rest = f"{json.dumps(command)}\n".encode()
+        with suppress(BrokenPipeError):  # the reader finds the process ended
+            while rest:
+                rest = rest[os.write(self._commands, rest) :]
+
+    def next(self, patience: float) -> Answer | None:
+        """The next answer; None where the process has ended. Raises TimeoutError after ``patience`` seconds."""
+        deadline = time.monotonic() + patience
+        while True:
+            line, found, rest = self._buffer.partition(b"\n")
+            if not found:
+                if not self._read(deadline):
+                    return None
+                continue
+            self._buffer = rest
+            with suppress(ValueError):  # a line that a process was ended in
+                answer: Answer = json.loads(line or b"0")
+                if answer:
+                    return answer
+
+    def _read(self, deadline: float) -> bool:
+        """Wait for more; False where there will be none."""
+        ready = select.poll()
+        ready.register(self._answers, select.POLLIN)
+        while not ready.poll(_LOOK_S * 1000):
+            if self.process.poll() is not None and not ready.poll(0):
+                return False
+            if time.monotonic() > deadline:
+                raise TimeoutError
+        more = os.read(self._answers, 1 << 16)
+        self._buffer += more
+        return bool(more)
+
+    def interrupt(self) -> bool:
+        """Interrupt the run. Returns whether there is one."""
+        if self.run is None:
+            return False
+        with suppress(ProcessLookupError):
+            os.kill(self.run, signal.SIGINT)
+        return True
+
+    def end(self) -> None:
+        self.process.terminate()  # before its pipe is closed, after which it would remove the folders
+        try:
+            self.process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._commands)
+        os.close(self._answers)
+
+
+@contextmanager
+def _our_package() -> Iterator[Path]:
+    """A folder to import schedbench from, without what is installed beside it."""
+    with tempfile.TemporaryDirectory(prefix="schedbench-package-") as folder:
+        root = Path(folder) / _PACKAGE
+        root.mkdir()
+        init = import_module(_PACKAGE).__file__
+        assert init is not None
+        (root / "__init__.py").symlink_to(init)
+        for room in _ROOMS:
+            (root / room).symlink_to(import_module(f"{_PACKAGE}.{room}").__path__[0])
+        yield Path(folder)
+
+
+def _ending(code: int) -> str:
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"

@@ -1,0 +1,289 @@
+"""The processes of an engine. Started as ``python -m schedbench.profiles.engines.server``, by any interpreter.
+
+    client (schedbench)          supervisor                    zygote                          run
+      commands, JSON lines ------- watches for the end of ----> imports the engine once
+      answers, JSON lines <------------------------------------ forks for each run ----------> runs, answers, ends
+
+The supervisor ends the zygote, and what it has started, once the client has ended for any reason. It also receives the
+signals that an engine sends to its parent process while it is imported, as the zygote does during runs. What the engine
+prints goes to stderr.
+
+Until the interpreter is known to have what schedbench needs, nothing but the standard library is imported.
+"""
+
+from __future__ import annotations
+
+import base64
+import gc
+import json
+import os
+import pickle
+import select
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+if TYPE_CHECKING:
+    from ..programs.hollow import HollowPackages
+    from .adapter import EngineAdapter
+    from .source import EngineSource
+
+OLDEST: Final = (3, 11)  # the Python that schedbench needs
+# What schedbench itself imports in these processes, by module, and what pip installs for it.
+NEEDED: Final = {
+    "torch": "torch>=2.11",
+    "numpy": "numpy>=1.26",
+    "yaml": "PyYAML>=6.0",
+    "pydantic": "pydantic>=2.10",
+    "safetensors": "safetensors>=0.5",
+    "llguidance": "llguidance>=1.7",
+    "nvtx": "nvtx>=0.2.11",
+    "triton": "triton>=3.6",
+}
+_LINES: Final = 40  # of an engine's traceback that are shown
+
+Answer = dict[str, Any]
+
+
+def packed(value: object) -> str:
+    """An object as text, for processes that have the same schedbench."""
+    return base64.b64encode(pickle.dumps(value)).decode()
+
+
+def unpacked(text: str) -> Any:
+    return pickle.loads(base64.b64decode(text))
+
+
+def main(arguments: list[str]) -> int:
+    """The supervisor. ``arguments``: the ends of the pipes for commands and answers, and folders to be removed where
+    the client ends without having removed them."""
+    commands, answers = int(arguments[0]), int(arguments[1])
+    os.environ.pop("PYTHONSAFEPATH", None)  # it was set for the start of this process only
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    zygote = os.fork()
+    if zygote == 0:
+        _begin_zygote(commands, answers)
+    with suppress(OSError):  # the child does so, too: whichever comes first
+        os.setpgid(zygote, zygote)
+    os.close(answers)
+    watch = threading.Thread(target=_end_with_client, args=(commands, zygote, arguments[2:]), daemon=True)
+    watch.start()
+    signal.signal(signal.SIGTERM, lambda number, frame: _kill(zygote))  # noqa: ARG005
+    _, status = os.waitpid(zygote, 0)
+    _kill(zygote)  # the processes that the engine has left
+    return abs(os.waitstatus_to_exitcode(status))
+
+
+def _end_with_client(commands: int, zygote: int, folders: list[str]) -> None:
+    ends = select.poll()
+    ends.register(commands, 0)  # the end of the writer is reported without being asked for
+    ends.poll()
+    _kill(zygote)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
+
+
+def _kill(group: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _begin_zygote(commands: int, answers: int) -> NoReturn:
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGQUIT, lambda number, frame: None)  # noqa: ARG005
+        with os.fdopen(commands, encoding="utf-8") as lines:
+            Zygote(Answers(answers)).serve(lines)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+class Answers:
+    """The client's end of the pipe. Processes that an engine forks have a copy of it, and write nothing to it."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._writer = os.getpid()
+
+    def claim(self) -> None:
+        """Make this process the one that writes."""
+        self._writer = os.getpid()
+
+    def write(self, **answer: Any) -> None:
+        """Begins with a line break, since a process may have ended inside of a line."""
+        if os.getpid() != self._writer:
+            os._exit(0)
+        rest = f"\n{json.dumps(answer)}\n".encode()
+        while rest:
+            rest = rest[os.write(self._number, rest) :]
+
+
+class Zygote:
+    """Imports the engine, and forks a process for each run. No process that runs has opened a GPU before."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+
+    def serve(self, lines: Iterable[str]) -> None:
+        """``lines``: what to load, then one run on each line."""
+        commands = iter(lines)
+        opening = json.loads(next(commands, "null"))
+        if opening is None:
+            return
+        lacks = lacking(sys.version_info[:2], opening["requires"])
+        if lacks:
+            self._answers.write(refused=lacks)
+            return
+        with ExitStack() as stack:
+            try:
+                engine = LoadedEngine.load(unpacked(opening["source"]), stack)
+            except BaseException as error:
+                self._answers.write(**failure(error, opening["watched"]))
+                return
+            self._answers.write(loaded=engine.seconds)
+            for line in commands:
+                self._run(engine, json.loads(line))
+
+    def _run(self, engine: LoadedEngine, command: Answer) -> None:
+        run = os.fork()
+        if run == 0:
+            self._begin_run(engine, command)
+        _, status = os.waitpid(run, 0)
+        self._answers.write(ended=os.waitstatus_to_exitcode(status))
+
+    def _begin_run(self, engine: LoadedEngine, command: Answer) -> NoReturn:
+        try:
+            signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            self._answers.claim()
+            self._answers.write(began=os.getpid())
+            os.chdir(command["cwd"])
+            try:
+                self._answers.write(result=engine.run(command["run"], self._answers))
+            except BaseException as error:
+                self._answers.write(**failure(error, str(engine.source.watched)))
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)  # without the engine's own handlers of an exit, which may wait for its threads
+
+
+class LoadedEngine:
+    """An imported engine. ``seconds`` is what its import took, without that of schedbench and torch."""
+
+    def __init__(
+        self, source: EngineSource, adapter: EngineAdapter, hollow: HollowPackages, seconds: float
+    ) -> None:
+        self.source = source
+        self.seconds = seconds
+        self._adapter = adapter
+        self._hollow = hollow
+
+    @classmethod
+    def load(cls, source: EngineSource, stack: ExitStack) -> LoadedEngine:
+        """Absent packages are hollow until the ``stack`` is closed. Raises EngineError, and what the engine raises."""
+        from .adapter_file import find_adapter
+        from .names import EngineError
+
+        adapter = find_adapter(source.adapter)
+        os.environ.update(adapter.environment)
+        import torch
+        import torch.distributed.tensor  # at the first dispatch to a device of ours, torch would import it
+
+        from ..programs.hollow import hollow_packages
+        from .run import load_engine
+
+        torch.set_num_threads(1)  # no pool of threads may exist when a run is forked
+        sys.path.insert(0, str(source.path))
+        begin = time.perf_counter()
+        hollow = stack.enter_context(hollow_packages(adapter.hollow))
+        load_engine(adapter)
+        seconds = time.perf_counter() - begin
+        module = sys.modules.get(adapter.package)
+        found = getattr(module, "__file__", None)
+        if found is None or not Path(found).resolve().is_relative_to(source.path):
+            raise EngineError(
+                f"{source.name}: {adapter.package} was imported from {found}, not from its source"
+            )
+        gc.collect()
+        gc.freeze()
+        return cls(source, adapter, hollow, seconds)
+
+    def run(self, task: str, answers: Answers) -> Answer:
+        """The result document of one run; ``task`` is the question, the relay and the options."""
+        from .heartbeat import beating
+        from .run import run_on_engine
+
+        beating(lambda: answers.write(beat=True))
+        return run_on_engine(self._adapter, self.source, self._hollow, *unpacked(task)).document()
+
+
+def lacking(version: tuple[int, ...], requires: Mapping[str, str]) -> str:
+    """What this interpreter lacks of ``requires``, and the line that mends it; empty if nothing."""
+    if version < OLDEST:
+        return (
+            f"is Python {'.'.join(map(str, version))}; schedbench needs {'.'.join(map(str, OLDEST))} or newer"
+        )
+    missing = {module: what for module, what in requires.items() if find_spec(module) is None}
+    if not missing:
+        return ""
+    packages = " ".join(f"'{what}'" for what in missing.values())
+    return f"lacks {', '.join(missing)}: {sys.executable} -m pip install {packages}"
+
+
+def failure(error: BaseException, engine: str) -> Answer:
+    """The answer for a run or an import that raised. ``engine``: the folder of the engine whose lines are reported."""
+    if isinstance(error, KeyboardInterrupt):
+        return {"interrupted": True}
+    if _is_ours(error):
+        return {"raised": packed(error)}
+    name = f"exited with {error.code}" if isinstance(error, SystemExit) else _in_words(error)
+    frames = traceback.format_exception(type(error), error, _from_engine(error.__traceback__, engine))
+    lines = "".join(frames).replace(f"{os.path.dirname(engine)}{os.sep}", "").rstrip().splitlines()
+    return {"failed": name, "traceback": "\n".join(lines[-_LINES:])}
+
+
+def _in_words(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether the error is one of schedbench's own sentences, and can be handed on."""
+    if not type(error).__module__.startswith(f"{__package__.split('.')[0]}."):
+        return False
+    with suppress(Exception):
+        return str(unpacked(packed(error))) == str(error)
+    return False
+
+
+def _from_engine(frames: TracebackType | None, engine: str) -> TracebackType | None:
+    """The traceback from the engine's first frame on; all of it where the engine has none."""
+    found = frames
+    while found is not None and not _is_in(found.tb_frame, engine):
+        found = found.tb_next
+    return found or frames
+
+
+def _is_in(frame: FrameType, engine: str) -> bool:
+    return frame.f_code.co_filename.startswith(f"{engine}{os.sep}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

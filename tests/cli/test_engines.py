@@ -1,0 +1,143 @@
+"""Engines of other projects as they are typed: run, compare, check and sweep, with a toy engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from schedbench.profiles.engines import client
+from tests.conftest import RunCommand
+from tests.profiles.engines.checkouts import checkout, git
+from tests.profiles.engines.conftest import ADAPTER, SMALL
+
+LOOP = """
+import torch
+def step(device):
+    pass
+def settled(device):
+    torch.zeros(1, device=device){wait}
+"""
+TINY = tuple(part for override in SMALL for part in ("--set", override))
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A toy engine with a tag ``v1`` and a later commit, ``main``, that waits."""
+    folder = tmp_path_factory.mktemp("toy")
+    checkout(folder, LOOP.format(wait=""))
+    (folder / "python/toy/loop.py").write_text(LOOP.format(wait=".item()"))
+    git(folder, "commit", "-q", "-a", "-m", "wait")
+    yield folder
+    client.end_engines()
+
+
+@pytest.fixture
+def engine(repository: Path) -> str:
+    return f"{ADAPTER}:{repository}"
+
+
+def test_run_names_the_engine(run_command: RunCommand, engine: str) -> None:
+    said = run_command("run", "mixed", *TINY, "--engine", f"{engine}@v1", "--format", "md")
+    assert said.code == 0
+    assert "toy_adapter 1.0 v1 at " in said.out
+    assert "relay" not in said.out
+
+
+def test_compare_finds_the_line_that_changed(run_command: RunCommand, engine: str) -> None:
+    asked = ("--a", f"{engine}@v1", "--b", f"engine={engine}@main", "--seeds", "1", "--draws", "2")
+    said = run_command("compare", "mixed", *TINY, *asked, "--format", "json")
+    assert said.code == 0
+    found = json.loads(said.out)["comparison"]
+    assert found["tokens"]["verdict"] == "equal"
+    assert found["draws"] == {"count": 2, "abstained": None}
+    copy = next(line for line in found["lines"] if line["what"] == "d2h pinned blocking")
+    assert (copy["site"]["file"], copy["site"]["line"]) == ("python/toy/loop.py", 6)
+    assert copy["site"]["statement"] == "torch.zeros(1, device=device).item()"
+    assert (copy["a"], copy["b"]) == (0, 1)
+    assert {"key": "labels.engine.ref", "a": "v1", "b": "main"} in found["comparability"]["differences"]
+    assert found["candidate"]["engine"]["ref"] == "main"
+
+
+def test_an_engine_is_compared_with_our_own_scheduler(run_command: RunCommand, engine: str) -> None:
+    asked = ("--a", f"{engine}@v1,overlap=true", "--b", "relay=latest", "--seeds", "1", "--draws", "0")
+    said = run_command("compare", "mixed", *TINY, *asked, "--format", "md")
+    assert said.code == 0
+    assert "tokens equal" in said.out
+    assert "toy_adapter 1.0 v1 at " in said.out
+    assert "relay latest" in said.out
+
+
+def test_check_asks_what_an_engine_can_be_asked(run_command: RunCommand, engine: str) -> None:
+    asked = ("--engine", f"{engine}@v1", "--seeds", "1", "--format", "json")
+    said = run_command("check", "mixed", *TINY, *asked)
+    content = json.loads(said.out)
+    [report] = content["reports"]
+    verdicts = {check["name"]: check["verdict"] for check in report["checks"]}
+    assert verdicts == {
+        "run": "passed",
+        "tokens": "passed",
+        "overlap": "passed",
+        "hazards": "failed",
+        "budget": "not applicable",
+        "adversary": "passed",
+    }
+    assert said.code == 1
+    assert report["engine"]["ref"] == "v1"
+    assert {"contract", "invariants"} <= content["not_asked"].keys()
+    assert "relays" not in content["not_asked"]
+
+
+def test_check_of_an_engine_that_fails_says_how(run_command: RunCommand, tmp_path: Path) -> None:
+    checkout(tmp_path, "def step(device):\n    raise ValueError('bad batch')\n")
+    said = run_command("check", "mixed", *TINY, "--engine", f"{ADAPTER}:{tmp_path}")
+    assert said.code == 1
+    assert "the run failed: ValueError: bad batch" in said.out
+    client.end_engines()
+
+
+def test_sweep_over_versions_of_an_engine(
+    run_command: RunCommand, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = f"engine={engine}@{{v1,main}}"
+    asked = ("sweep", "mixed", *TINY, "--over", over, "--metric", "host_stall_us_per_step")
+    said = run_command(*asked, "--output-dir", tmp_path, "--format", "json")
+    assert said.code == 0
+    content = json.loads(said.out)
+    assert [cell["at"] for cell in content["cells"]] == [[f"{engine}@v1"], [f"{engine}@main"]]
+    first, second = (cell["values"][0] for cell in content["cells"])
+    assert second > first
+    assert len({cell["results"][0] for cell in content["cells"]}) == 2
+    monkeypatch.delattr("schedbench.profiles.sweeps.sweep.execute")
+    assert run_command(*asked, "--output-dir", tmp_path, "--resume").code == 0
+
+
+def test_a_version_that_cannot_run_is_a_refused_cell(run_command: RunCommand, engine: str) -> None:
+    asked = ("sweep", "mixed", *TINY, "--over", f"engine={engine}@{{v1,gone}}", "--metric", "ttft")
+    said = run_command(*asked, "--format", "csv")
+    assert said.code == 0
+    assert "no such commit, branch or tag" in said.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("run", "mixed", "--engine", "gone:."), 3, "there is no adapter for 'gone'"),
+        (("run", "mixed", "--engine", "gone"), 3, "expected NAME:FOLDER"),
+        (("run", "mixed", "--engine", "sglang:.", "--relay", "latest"), 2, "--relay is about the relay"),
+        (("run", "ladder", "--engine", "sglang:."), 2, "engine.relays is about the relay"),
+        (("run", "mixed", "--engine", "sglang:."), 3, "no python/sglang and no sglang in that folder"),
+        (("run", "mixed", "--engine-python", "python"), 2, "--engine-python: no engine is named"),
+        (("check", "mixed", "--engine", "sglang:.", "--device", "cuda"), 2, "runs on the virtual GPU"),
+        (("run", "pp2", "--engine", "sglang:."), 3, "runs on one rank"),
+        (("compare", "mixed", "--a", "sglang==9", "--b", ""), 3, "pip download --no-deps sglang==9"),
+    ],
+)
+def test_what_makes_no_sense_is_one_sentence(
+    run_command: RunCommand, arguments: tuple[str, ...], code: int, says: str
+) -> None:
+    said = run_command(*arguments)
+    assert said.code == code
+    assert says in said.err

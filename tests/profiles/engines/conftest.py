@@ -1,0 +1,73 @@
+"""A toy engine whose scheduler is ours, with a step of its own before it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from schedbench.profiles.engines import client
+from schedbench.profiles.platform.resolve import EngineChoice, Resolved, ask
+from schedbench.profiles.ranks.execute import Options, execute
+from schedbench.profiles.record.result import Result
+
+from .checkouts import write_package
+
+ADAPTER = Path(__file__).parent / "toy_adapter.py"
+QUIET = "def step(device):\n    pass\n"
+SCRIPTED = """
+from pathlib import Path
+SCRIPT = Path(__file__).with_name("script.py")
+def step(device):
+    exec(compile(SCRIPT.read_text(), str(SCRIPT), "exec"), {"device": device})
+"""
+SMALL = (
+    "model.preset=tiny-deep",
+    "device.values=none",
+    "workload.requests=2",
+    "workload.prompt_tokens={dist: uniform, min: 4, max: 8}",
+    "workload.output_tokens={dist: uniform, min: 2, max: 3}",
+    "measure.warmup_requests=0",
+    "expect={}",
+)
+WriteEngine = Callable[..., str]
+Scripted = Callable[[str], str]
+
+
+@pytest.fixture(scope="session")
+def question() -> Resolved:
+    return ask("mixed", SMALL)
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> WriteEngine:
+    """Writes the toy engine with that ``toy/loop.py`` into a folder, and returns the engine's name."""
+
+    def write(text: str = QUIET, *, folder: str = "toy-engine") -> str:
+        write_package(tmp_path / folder / "python" / "toy", dedent(text))
+        return f"{ADAPTER}:{tmp_path / folder}"
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scripted]:
+    """Gives a toy engine, which is imported once for all tests of a file, another script that its step runs."""
+    package = tmp_path_factory.mktemp("scripted") / "python" / "toy"
+    write_package(package, SCRIPTED)
+
+    def write(text: str) -> str:
+        (package / "script.py").write_text(dedent(text))
+        return f"{ADAPTER}:{package.parents[1]}"
+
+    yield write
+    client.end_engines()
+
+
+def run(question: Resolved, engine: str, *, python: str = sys.executable) -> Result:
+    asked = replace(question, engine=EngineChoice(engine, python))
+    return execute(asked, question.relays[0], Options(save_tokens=True)).result

@@ -1,0 +1,279 @@
+"""Engines in processes of their own: what goes wrong there is a sentence, and leaves nothing running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from schedbench.profiles.engines import client
+from schedbench.profiles.engines.client import EngineFailedError, engine_process
+from schedbench.profiles.engines.names import EngineError
+from schedbench.profiles.engines.server import NEEDED, lacking
+from schedbench.profiles.platform.resolve import EngineChoice, Resolved, ask
+from schedbench.profiles.ranks.execute import Options, execute
+
+from .conftest import ADAPTER, QUIET, Scripted, WriteEngine, run
+
+
+@pytest.fixture
+def ended_engines() -> Iterator[None]:
+    """For tests whose engine no other test uses."""
+    yield
+    client.end_engines()
+
+
+def failure(question: Resolved, engine: str) -> str:
+    with pytest.raises(EngineFailedError) as caught:
+        run(question, engine)
+    return str(caught.value)
+
+
+def sleepers(seconds: int) -> set[int]:
+    """The processes that run ``sleep`` for that long."""
+    command = ["pgrep", "-f", f"^sleep {seconds}$"]
+    return {
+        int(n) for n in subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+    }
+
+
+def test_a_run_has_the_label_of_the_engine_and_its_lines(question: Resolved, scripted: Scripted) -> None:
+    result = run(question, scripted("import torch\ntorch.zeros(1, device=device).item()"))
+    part = result.labels.engine
+    assert part is not None
+    assert (part.name, part.version, part.commit) == ("toy_adapter", "1.0", None)
+    assert {row.status for row in result.requests} == {"finished"}
+    assert {(row.site.file, row.site.line, row.site.statement) for row in result.copies if row.site} == {
+        ("python/toy/script.py", 2, "torch.zeros(1, device=device).item()")
+    }
+    assert result.run.import_s is not None
+    assert result.document()["labels"]["engine"]["sha256"] == part.sha256
+
+
+def test_runs_share_the_import_and_nothing_else(
+    question: Resolved, scripted: Scripted, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    text = f"""
+        import os, toy
+        toy.runs = getattr(toy, "runs", 0) + 1
+        print(os.getppid(), toy.runs, file=open({str(log)!r}, "a"))
+        """
+    first, second = run(question, scripted(text)), run(question, scripted(text))
+    lines = log.read_text().splitlines()
+    assert lines[0] == lines[1]
+    assert lines[0].endswith(" 1")
+    assert first.run.import_s == second.run.import_s
+    assert first.outputs == second.outputs
+
+
+def test_the_environment_of_an_adapter_is_set_before_the_import(
+    question: Resolved, scripted: Scripted
+) -> None:
+    run(question, scripted("import os; assert os.environ['TOY'] == '1'"))
+
+
+def test_what_an_engine_prints_is_no_answer(question: Resolved, scripted: Scripted) -> None:
+    text = """
+        import os, subprocess
+        print('{"ended": 0}', flush=True)
+        subprocess.run(["echo", "noise"], check=True)
+        os.write(1, b"more noise")
+        """
+    assert len(run(question, scripted(text)).requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("raise ValueError('bad batch')", "the run failed: ValueError: bad batch\n"),
+        ("assert False", "the run failed: AssertionError\n"),
+        ("exit(2)", "the run failed: exited with 2\n"),
+        ("import os; os._exit(0)", "the run did not end: its process exited with 0"),
+        ("import os; os.kill(os.getpid(), 11)", "the run did not end: its process was ended by SIGSEGV"),
+        (
+            "import torch; torch.zeros(1, device='cuda:1')",
+            "the run failed: RuntimeError: invalid device ordinal",
+        ),
+        ("import gone", "the run failed: ModuleNotFoundError: No module named 'gone'\n"),
+        ("import os; os.close(2); os.closerange(3, 99)", "the run did not end: its process exited with "),
+    ],
+)
+def test_a_failing_run_is_described(question: Resolved, scripted: Scripted, text: str, says: str) -> None:
+    assert says in failure(question, scripted(text))
+
+
+def test_a_traceback_begins_in_the_engine(question: Resolved, scripted: Scripted) -> None:
+    told = failure(question, scripted("raise ValueError('bad batch')"))
+    assert told.splitlines()[1:3] == [
+        "Traceback (most recent call last):",
+        '  File "python/toy/loop.py", line 5, in step',
+    ]
+
+
+def test_an_engine_may_signal_its_parent(question: Resolved, scripted: Scripted) -> None:
+    """SGLang's scheduler does so when it fails."""
+    engine = scripted("import os, signal; os.kill(os.getppid(), signal.SIGQUIT); os._exit(1)")
+    before = engine_process(EngineChoice(engine)).pid
+    assert "its process exited with 1" in failure(question, engine)
+    assert engine_process(EngineChoice(engine)).pid == before
+
+
+def test_a_process_that_the_engine_forks_gives_no_second_answer(
+    question: Resolved, scripted: Scripted
+) -> None:
+    engine = scripted("import os\nif os.fork():\n    os.wait()")
+    assert run(question, engine).outputs == run(question, engine).outputs
+
+
+def test_an_interrupted_run_ends_and_is_marked(
+    question: Resolved, scripted: Scripted, tmp_path: Path
+) -> None:
+    started = tmp_path / "started"
+    engine = scripted(f"import pathlib, time; pathlib.Path({str(started)!r}).touch(); time.sleep(1000)")
+
+    def interrupt() -> None:
+        while not started.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    assert run(question, engine).run.cancelled
+
+
+def test_after_a_run_without_progress_or_a_killed_process_the_next_run_is_as_ever(
+    question: Resolved, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine_process(EngineChoice(scripted("")))
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "PATIENCE_S", 0.1)
+        told = failure(question, scripted("import time; time.sleep(1000)"))
+    assert "the run made no progress for 0.1 s, and was ended" in told
+    assert "the run did not end: the engine's process " in failure(
+        question, scripted("import os; os.killpg(0, 9)")
+    )
+    assert len(run(question, scripted("")).requests) == 2
+
+
+def test_a_process_that_the_engine_leaves_is_ended_with_it(question: Resolved, scripted: Scripted) -> None:
+    run(question, scripted("import subprocess; subprocess.Popen(['sleep', '98765'])"))
+    assert sleepers(98765)
+    client.end_engines()
+    assert not sleepers(98765)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("raise ImportError('needs a GPU')", "its import failed: ImportError: needs a GPU\n"),
+        (
+            "import os, signal; os.kill(os.getppid(), signal.SIGQUIT); os._exit(7)",
+            "its import did not end: the engine's process exited with 7",
+        ),
+        ("import time; time.sleep(1000)", "its import made no progress for 0.1 s, and was ended"),
+    ],
+)
+@pytest.mark.usefixtures("ended_engines")
+def test_a_failing_import_is_described(
+    question: Resolved, toy: WriteEngine, monkeypatch: pytest.MonkeyPatch, text: str, says: str
+) -> None:
+    if "sleep" in text:
+        monkeypatch.setattr(client, "PATIENCE_S", 0.1)
+    assert says in failure(question, toy(f"{text}\n{QUIET}"))
+
+
+def test_engines_end_with_the_program_however_it_ends(toy: WriteEngine, tmp_path: Path) -> None:
+    engine = toy("import subprocess\ndef step(device):\n    subprocess.run(['sleep', '87654'])\n")
+    program = subprocess.Popen(
+        [sys.executable, "-m", "schedbench", "run", "mixed", "--engine", engine],
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    while not sleepers(87654):
+        assert program.poll() is None
+        time.sleep(0.05)
+    program.kill()
+    program.communicate()  # until the last process with this pipe has ended
+    assert not sleepers(87654)
+    assert not list(tmp_path.glob("schedbench-*"))
+
+
+def adapter_with(folder: Path, text: str, other: str) -> Path:
+    """The toy's adapter with another text at one place."""
+    file = folder / "changed.py"
+    content = ADAPTER.read_text()
+    assert text in content
+    file.write_text(content.replace(text, other))
+    return file
+
+
+@pytest.mark.usefixtures("ended_engines")
+def test_a_package_from_elsewhere_is_refused(question: Resolved, toy: WriteEngine, tmp_path: Path) -> None:
+    adapter = adapter_with(tmp_path, "import toy.loop", "import json as toy; toy.loop = None")
+    with pytest.raises(EngineError, match="toy was imported from None, not from its source"):
+        run(question, toy().replace(str(ADAPTER), str(adapter)))
+
+
+@pytest.mark.usefixtures("ended_engines")
+def test_a_missing_requirement_is_named_with_what_pip_installs(
+    question: Resolved, toy: WriteEngine, tmp_path: Path
+) -> None:
+    adapter = adapter_with(tmp_path, "str] = {}", "str] = {'not_installed': 'not-installed==1'}")
+    with pytest.raises(EngineError, match=r"lacks not_installed: .* -m pip install 'not-installed==1'$"):
+        run(question, toy().replace(str(ADAPTER), str(adapter)))
+
+
+@pytest.mark.usefixtures("ended_engines")
+def test_an_interpreter_has_to_be_one(question: Resolved, toy: WriteEngine, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="cannot be started: No such file"):
+        run(question, toy(), python=str(tmp_path / "python"))
+    with pytest.raises(EngineFailedError, match="did not end: the engine's process exited with 1"):
+        run(question, toy(), python="/bin/false")
+
+
+def test_another_interpreter_needs_what_we_need() -> None:
+    assert lacking((3, 9), {}) == "is Python 3.9; schedbench needs 3.11 or newer"
+    assert lacking((3, 12), {"json": "json", "gone": "gone>=1"}).startswith("lacks gone: ")
+    assert lacking((3, 12), {"json": "json"}) == ""
+
+
+def test_what_we_need_is_what_the_project_states() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    assert set(NEEDED.values()) <= {stated.partition(";")[0] for stated in project["dependencies"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "defines no ADAPTER"),
+        ("ADAPTER = 1", "ADAPTER has no package, no python_path"),
+        ("import gone", "ModuleNotFoundError: No module named 'gone'"),
+        (None, "no such file with an adapter"),
+    ],
+)
+def test_an_adapter_of_the_user_is_checked(
+    question: Resolved, toy: WriteEngine, tmp_path: Path, text: str | None, says: str
+) -> None:
+    adapter = tmp_path / "mine.py"
+    if text is not None:
+        adapter.write_text(text)
+    with pytest.raises(EngineError, match=says):
+        run(question, toy().replace(str(ADAPTER), str(adapter)))
+
+
+def test_several_ranks_and_a_real_device_are_refused(question: Resolved, toy: WriteEngine) -> None:
+    engine = EngineChoice(toy())
+    stages, single = (replace(asked, engine=engine) for asked in (ask("pp2"), question))
+    with pytest.raises(EngineError, match="runs on one rank, and the scenario has 2"):
+        execute(stages, stages.relays[0], Options())
+    with pytest.raises(EngineError, match="runs on the virtual GPU"):
+        execute(single, single.relays[0], Options(device="cuda"))

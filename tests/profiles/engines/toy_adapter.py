@@ -1,0 +1,53 @@
+"""An adapter for the toy engine of these tests: schedbench's own scheduler, with what ``toy.loop`` does around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from schedbench.profiles.run.system import OwnSystem, SystemParts
+from schedbench.sched.batch import ScheduleBatch, StepResult
+
+
+class ToySystem(OwnSystem):
+    def __init__(self, parts: SystemParts, loop: ModuleType) -> None:
+        super().__init__(parts)
+        self._loop = loop
+        self._device = parts.machine.device
+
+    def run(self) -> None:
+        """``toy.loop`` has a function for the run, ``step``, and may have one for each settled step, ``settled``."""
+        self._loop.step(self._device)
+        settle, observer = self.scheduler.settle, self.scheduler.engine.observer
+
+        def settled(batch: ScheduleBatch, result: StepResult) -> None:
+            with observer.range("settle", batch.step, batch.batch_size):
+                self._loop.settled(self._device)
+            settle(batch, result)
+
+        if hasattr(self._loop, "settled"):
+            self.scheduler.settle = settled  # type: ignore[method-assign]
+        super().run()
+
+
+class ToyAdapter:
+    package = "toy"
+    python_path = "python"
+    hollow = ()
+
+    def __init__(self) -> None:
+        self.environment = {"TOY": "1"}
+        self.requires: Mapping[str, str] = {}
+        self._loop: Any = None
+
+    def load(self) -> None:
+        import toy.loop  # type: ignore[import-not-found]
+
+        self._loop = toy.loop
+
+    def open(self, parts: SystemParts) -> ToySystem:
+        return ToySystem(parts, self._loop)
+
+
+ADAPTER = ToyAdapter()
