@@ -28,7 +28,7 @@ def load_engine(adapter: EngineAdapter) -> None:
     """Import the engine while ``torch.cuda`` is answered: what a device can do is asked as modules are imported. The
     virtual GPU of the imports is not that of a run."""
     hardware = load(_IMPORTED_ON)
-    with one_thread(), open_vgpu(hardware) as gpu, cuda_answered(gpu, name=hardware.name):
+    with one_thread(), open_vgpu(hardware) as gpu, cuda_answered(gpu, hardware):
         adapter.load()
 
 
@@ -51,7 +51,7 @@ def run_on_engine(
         adversary=options.adversary,
         watch=[source.watched],
     )
-    with machine as opened, cuda_answered(CURRENT.get(), name=resolved.hardware.name) as program:
+    with machine as opened, cuda_answered(CURRENT.get(), resolved.hardware) as program:
         system: list[System] = []
 
         def make_system(parts: SystemParts) -> System:

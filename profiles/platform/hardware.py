@@ -157,6 +157,17 @@ class Phase(PhaseLine):
     kinds: dict[StepKind, PhaseLine] = {}
 
 
+class GpuFacts(ProfileModel):
+    """What programs ask of the GPU, as torch prints it; by default an H100's."""
+
+    memory_mib: Annotated[int, Field(ge=1)] = 81089
+    major: int = 9
+    minor: int = 0
+    multiprocessors: Annotated[int, Field(ge=1)] = 132
+    l2_cache_mib: int = 50
+    shared_memory_kib: int = 228  # of a multiprocessor; one block may use 1 KiB less
+
+
 class Available(ProfileModel):
     pinned_memory: bool
     side_streams: bool
@@ -174,6 +185,7 @@ class _Written(ProfileModel):
     host: HostCalls
     phases: dict[str, Phase]
     available: Available
+    gpu: GpuFacts = GpuFacts()
     links: dict[LinkName, LinkProfile] = {}  # where several ranks are to be joined
 
 

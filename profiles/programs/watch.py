@@ -27,8 +27,9 @@ from ..record.timeline import Call, Op, Window
 from ..run.declared_hazards import split_declared
 from ..vgpu import VirtualGpu, open_vgpu
 from ..vgpu.ledger import LedgerContext
+from .cuda_program import NvtxRanges
 from .hollow import hollow_packages
-from .torch_cuda import NvtxRanges, cuda_answered
+from .torch_cuda import cuda_answered
 from .triton_kernels import triton_interpreted
 
 # The step of a program whose ranges define none.
@@ -73,7 +74,7 @@ def watched(request: WatchRequest) -> Result:
     )  # files are named from the script's folder on
     with (
         open_vgpu(hardware, sink=windows, watch=beside, hazards=request.hazards, gradients=True) as gpu,
-        cuda_answered(gpu, name=hardware.name) as program,
+        cuda_answered(gpu, hardware) as program,
         triton_interpreted(gpu) as kernels,
         hollow_packages(request.hollow) as packages,
     ):

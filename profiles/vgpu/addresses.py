@@ -32,11 +32,11 @@ class AddressTable:
             return held.data_ptr()
         return self.base(held.untyped_storage()) + int(held.storage_offset()) * held.itemsize
 
-    def give(self, held: torch.Tensor) -> int:
-        """The address, for the program to use."""
-        storage = held.untyped_storage()
-        self._given[self.base(storage)] = storage
-        return self.of(held)
+    def give(self, storage: torch.UntypedStorage) -> int:
+        """The address of a storage's first byte, for the program to use."""
+        base = self.base(storage)
+        self._given[base] = storage
+        return base
 
     def base(self, storage: torch.UntypedStorage) -> int:
         """The address of a storage's first byte."""

@@ -14,8 +14,18 @@ from .custom import custom_handler
 from .device import VirtualGpu
 from .factories import like_handler
 from .indexing import IndexHandlers
-from .tensor import DeviceTensor, refuse_mixed, unwrap, unwrap_named, wrap, wrapped
-from .torch_ops import LIKES, READS, Handler, binding, composition, is_view, reads_of, written_arguments
+from .tensor import DeviceTensor, follow, refuse_mixed, unwrap, unwrap_named, wrap, wrapped
+from .torch_ops import (
+    LIKES,
+    READS,
+    RESHAPES,
+    Handler,
+    binding,
+    composition,
+    is_view,
+    reads_of,
+    written_arguments,
+)
 
 Decorator = Callable[[torch._ops.OpOverload, Handler], Handler]
 
@@ -63,6 +73,8 @@ class OpHandlers(dict[Any, Handler]):
             return _read(gpu, func, name)
         if is_view(schema):
             return _view(gpu, func)
+        if name in RESHAPES:
+            return _reshape(gpu, func)
         if schema.is_mutable:
             return _in_place(gpu, func, name)
         return _functional(gpu, func, name)
@@ -89,6 +101,22 @@ def _view(gpu: VirtualGpu, func: torch._ops.OpOverload) -> Handler:
     return handler
 
 
+def _reshape(gpu: VirtualGpu, func: torch._ops.OpOverload) -> Handler:
+    """Another geometry, at once and without a launch. A storage that grows is copied to new memory."""
+    op, runtime = func._op, gpu.runtime
+
+    def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        target, runtime.now = args[0], runtime.now + runtime.torch_call
+        before = target.held.untyped_storage().nbytes()
+        op(*unwrap(args), **unwrap_named(kwargs))
+        if 0 < before < target.held.untyped_storage().nbytes() and func._schema.name != "aten::set_":
+            runtime.move("d2d", runtime.costs.memory(2 * before), size=before)
+        follow(target)
+        return target
+
+    return handler
+
+
 def _functional(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handler:
     """One kernel with new results; none where the result is empty."""
     op, runtime, duration = binding(func), gpu.runtime, _duration(gpu, name)
@@ -110,6 +138,7 @@ def _in_place(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handle
     """One kernel that writes some of its arguments and returns them. A contiguous zero_ is a memset."""
     op, runtime, duration = binding(func), gpu.runtime, _duration(gpu, name)
     written, returns = written_arguments(func._schema), len(func._schema.returns)
+    resizes = "out" in func._overloadname
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         targets = [kwargs[key] if key in kwargs else args[k] for k, key in written]
@@ -118,6 +147,9 @@ def _in_place(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handle
             refuse_mixed(target.device)
         held = unwrap(args)
         gpu.executor.mutate(op, held, unwrap_named(kwargs) if kwargs else kwargs)
+        if resizes:
+            for written_tensor in targets:
+                follow(written_tensor)
         result = target.held
         if name == "zero_" and result.is_contiguous():
             runtime.move("memset", runtime.costs.memory(result.nbytes), size=result.nbytes)

@@ -29,6 +29,20 @@ class Stream:
         return self.queue.id
 
     cuda_stream = stream_id  # the name of the handle on CUDA
+    device_index = 0
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """The lowest and the highest priority."""
+        return 0, -1
+
+    def __enter__(self) -> Stream:
+        self._outer = [*getattr(self, "_outer", []), CURRENT.get().runtime.stream]
+        CURRENT.get().runtime.stream = self.queue
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        CURRENT.get().runtime.stream = self._outer.pop()
 
     def wait_stream(self, stream: Stream) -> None:
         self.wait_event(stream.record_event())
@@ -47,6 +61,9 @@ class Stream:
     def query(self) -> bool:
         """Whether everything enqueued so far has ended."""
         return CURRENT.get().runtime.idle(self.queue)
+
+    def is_capturing(self) -> bool:
+        return CURRENT.get().runtime.capture is not None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and other.queue is self.queue
@@ -71,6 +88,10 @@ class Event:
             raise RuntimeError("this device has one queue: events are not available")
         self._timed = enable_timing
         self._recording: EventRecording | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return device()
 
     def record(self, stream: Stream | None = None) -> None:
         runtime = CURRENT.get().runtime

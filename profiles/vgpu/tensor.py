@@ -16,8 +16,27 @@ from .device import CURRENT, device
 
 HOST_TENSORS = frozenset({torch.Tensor, Parameter})
 
+_DATA: Any = torch.Tensor.data
 _make = torch.Tensor._make_wrapper_subclass
 _NO_KWARGS: Mapping[str, Any] = {}
+
+
+class DeviceStorage:
+    """What a program may ask about the memory of a device tensor."""
+
+    def __init__(self, held: torch.Tensor) -> None:
+        self._storage = held.untyped_storage()
+
+    def nbytes(self) -> int:
+        return self._storage.nbytes()
+
+    size = __len__ = nbytes
+
+    def data_ptr(self) -> int:
+        return CURRENT.get().addresses.give(self._storage)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"the storage of a vgpu tensor has no {name} on the virtual GPU")
 
 
 class DeviceTensor(torch.Tensor):
@@ -54,6 +73,18 @@ class DeviceTensor(torch.Tensor):
             else:
                 view.copy_(torch.tensor(value, dtype=self.dtype))
 
+    @property
+    def data(self) -> torch.Tensor:
+        """The same values without gradients. What is assigned replaces values and geometry."""
+        found: torch.Tensor = _DATA.__get__(self)
+        return found
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        _DATA.__set__(self, value)  # raises for a host tensor
+        assert isinstance(value, DeviceTensor)
+        self.held, self.block = value.held, None
+
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
@@ -74,12 +105,13 @@ class DeviceTensor(torch.Tensor):
 
     def data_ptr(self) -> int:
         """The address of the values, which is unique among the tensors that exist."""
-        return CURRENT.get().addresses.give(self.held)
+        addresses = CURRENT.get().addresses
+        addresses.give(self.held.untyped_storage())
+        return addresses.of(self.held)
 
-    def untyped_storage(self) -> NoReturn:
-        raise RuntimeError(
-            "a vgpu tensor has no storage: untyped_storage() is not available on the virtual GPU"
-        )
+    def untyped_storage(self) -> Any:
+        """The memory of the tensor and of all its views, of which the size and the address are known."""
+        return DeviceStorage(self.held)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return memo.setdefault(id(self), self.clone())
@@ -107,6 +139,13 @@ def wrap(held: torch.Tensor) -> DeviceTensor:
     )
     tensor.held = held
     return tensor
+
+
+def follow(tensor: DeviceTensor) -> None:
+    """Give the tensor the geometry of its values, which an op may have changed in place."""
+    held = tensor.held
+    if tensor.size() != held.size() or tensor.stride() != held.stride():
+        tensor.data = wrap(held)
 
 
 def wrapped(out: Any) -> Any:

@@ -103,6 +103,11 @@ COMPOSED = frozenset(
     }
 )
 
+# Ops that change the geometry of a tensor in place, and no values.
+RESHAPES = frozenset(
+    {"as_strided_", "resize_", "resize_as_", "set_", "squeeze_", "t_", "transpose_", "unsqueeze_"}
+)
+
 _VIEWS_BY_NAME = frozenset({"_unsafe_view", "lift_fresh", "detach", "alias"})
 
 
@@ -126,6 +131,7 @@ def composition(func: torch._ops.OpOverload) -> torch._C.DispatchKey | None:
     if has_kernel(name, "CompositeImplicitAutograd"):
         return torch._C.DispatchKey.CompositeImplicitAutograd
     is_known = name.removeprefix("aten::").split(".")[0] in COMPOSED
+    is_known = is_known and has_kernel(name, "CompositeExplicitAutograd")  # not the variant with ``out``
     return torch._C.DispatchKey.CompositeExplicitAutograd if is_known else None
 
 

@@ -14,7 +14,7 @@ import torch
 from ...programs.hollow import HollowKernelError
 from ...vgpu.fused import run_as_one_kernel
 
-MEBIBYTES: Final = 80 * 1024  # of the virtual GPU, as in ``programs.torch_cuda.DeviceProperties``
+MEBIBYTES: Final = 80 * 1024  # of the GPU by which SGLang chooses its defaults
 
 
 def prepared_modules() -> None:

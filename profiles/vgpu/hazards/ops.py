@@ -14,7 +14,7 @@ import torch
 from ....sched.kernels.registry import Kernel, kernels
 from ...platform.machine import Watcher
 from ..patching import attributes_set
-from ..torch_ops import LIKES, MASKS, READS, Handler, is_view, written_arguments
+from ..torch_ops import LIKES, MASKS, READS, RESHAPES, Handler, is_view, written_arguments
 from .blocks import DeviceMemory
 from .checker import HazardChecker
 from .shadow import IssuedOp
@@ -31,7 +31,7 @@ def checked(checker: HazardChecker, func: torch._ops.OpOverload, handler: Handle
         return _kernel(checker, custom, handler)
     if name in _COPIES:
         return handler
-    if name in LIKES or is_view(schema):
+    if name in LIKES or name in RESHAPES or is_view(schema):
         return _unlaunched(checker, handler)
     if name in READS or name == "_local_scalar_dense":
         return _functional(checker, name, handler, waits=True)

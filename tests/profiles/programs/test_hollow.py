@@ -170,7 +170,7 @@ def test_accesses_of_a_replaced_function_are_exact(hollow: HollowPackages, absen
     computation on the CPU needs."""
 
     def findings(row: int) -> int:
-        with open_vgpu(load("h200"), hazards=True) as gpu, cuda_answered(gpu, name="h200"):
+        with open_vgpu(load("h200"), hazards=True) as gpu, cuda_answered(gpu, load("h200")):
             hollow.replaced(f"{NAME}.take", lambda table, rows: (table[rows] * 2).sum(0))
             table, rows = torch.ones(4, 8, device="cuda"), torch.tensor([1], device="cuda")
             side = torch.cuda.Stream()
@@ -186,7 +186,7 @@ def test_accesses_of_a_replaced_function_are_exact(hollow: HollowPackages, absen
 def test_the_memory_of_a_replaced_functions_result_may_still_be_in_use(
     hollow: HollowPackages, absent: Any
 ) -> None:
-    with open_vgpu(load("h200"), hazards=True) as gpu, cuda_answered(gpu, name="h200"):
+    with open_vgpu(load("h200"), hazards=True) as gpu, cuda_answered(gpu, load("h200")):
         hollow.replaced(f"{NAME}.twice", lambda x: x + x)
         x, side = torch.ones(64, device="cuda"), torch.cuda.Stream()
         torch.cuda.synchronize()

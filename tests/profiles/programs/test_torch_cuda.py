@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -11,13 +11,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from schedbench.profiles.platform.hardware import load
-from schedbench.profiles.programs.torch_cuda import CudaProgram, cuda_answered
+from schedbench.profiles.programs.cuda_program import CudaProgram
+from schedbench.profiles.programs.torch_cuda import cuda_answered
 from schedbench.profiles.vgpu import open_vgpu
 
 
 @pytest.fixture
 def program() -> Iterator[CudaProgram]:
-    with open_vgpu(load("h200"), gradients=True) as gpu, cuda_answered(gpu, name="h200") as program:
+    with open_vgpu(load("h200"), gradients=True) as gpu, cuda_answered(gpu, load("h200")) as program:
         yield program
 
 
@@ -115,9 +116,99 @@ def test_autocast_is_refused() -> None:
         pass
 
 
+def test_what_torch_compile_is_given_stays_as_it_is(program: CudaProgram) -> None:
+    @torch.compile(dynamic=True)
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    layer = nn.Linear(2, 2).cuda()
+    layer.compile()
+    assert torch.compile(layer) is layer
+    assert doubled(torch.ones(2, device="cuda")).tolist() == [2, 2]
+    assert [note.split()[2] for note in program.notes()] == [
+        "Linear",
+        "test_what_torch_compile_is_given_stays_as_it_is.<locals>.doubled",
+    ]
+
+
+@pytest.mark.usefixtures("program")
+def test_torch_takes_the_virtual_gpu_for_cuda() -> None:
+    assert torch.get_device_module() is torch.get_device_module("cuda") is torch.cuda
+    assert int(str(torch.version.cuda).split(".")[0]) >= 12
+    stream, event = torch.Stream("cuda"), torch.Event("cuda", enable_timing=True)
+    assert isinstance(stream, torch.cuda.Stream) and isinstance(event, torch.cuda.Event)
+    assert isinstance(torch.cuda.current_stream(), torch.Stream)
+    assert (stream.device, event.device) == (torch.device("cuda", 0),) * 2
+    assert isinstance(torch.Stream("cpu"), torch.Stream)
+    with stream:
+        assert torch.accelerator.current_stream() == stream
+        with torch.cuda.StreamContext(torch.cuda.default_stream()):
+            assert torch.cuda.current_stream().cuda_stream != stream.cuda_stream
+    assert torch.accelerator.current_accelerator() == torch.device("cuda")
+    torch.accelerator.synchronize()
+    with torch.accelerator.device_index(0), torch.cuda.device_of(torch.ones(1, device="cuda")):
+        torch._assert_async(torch.ones(1, device="cuda").bool())
+    torch.set_default_device("cuda")
+    try:
+        assert torch.ones(2).is_cuda and torch.get_default_device() == torch.device("cuda", 0)
+    finally:
+        torch.set_default_device(None)
+    made = torch.ones(2).type("torch.cuda.HalfTensor")
+    assert (made.type(), made.dtype) == ("torch.cuda.HalfTensor", torch.float16)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.logspace(0, 1, 2, device="cuda"),
+        lambda: torch.linspace(0, 1, 2, device="cuda"),
+        lambda: torch.hann_window(4, device="cuda"),
+        lambda: torch.scalar_tensor(2, device="cuda"),
+        lambda: torch.empty_permuted((2, 2), (1, 0), device="cuda"),
+        lambda: torch.ones(2).new_tensor([2], device="cuda"),
+        lambda: torch.randint_like(torch.ones(2), 3, device="cuda"),
+        lambda: torch.tril_indices(2, 2, device="cuda"),
+        lambda: torch.asarray([1], device="cuda"),
+        lambda: torch.normal(0.0, 1.0, (2,), device="cuda"),
+        lambda: torch.ones(2, pin_memory=True).cuda(non_blocking=True),
+        lambda: torch.ones(2).to(torch.ones(1, device="cuda")),
+        lambda: nn.Embedding(2, 2, device="cuda").weight,
+        lambda: torch.fft.fftfreq(4, device="cuda"),
+    ],
+)
+@pytest.mark.usefixtures("program")
+def test_every_factory_makes_tensors_on_cuda(make: Callable[[], torch.Tensor]) -> None:
+    made = make()
+    assert (made.is_cuda, made.device) == (True, torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "capability"), [("a100", 80, (8, 0)), ("h100", 79.2, (9, 0)), ("h200", 139.8, (9, 0))]
+)
+def test_the_properties_are_those_of_the_hardware(
+    name: str, total: float, capability: tuple[int, int]
+) -> None:
+    with open_vgpu(load(name)) as gpu, cuda_answered(gpu, load(name)) as program:
+        found = torch.cuda.get_device_properties(0)
+        assert found.name == torch.cuda.get_device_name() == f"{name} (virtual)"
+        assert (found.major, found.minor) == torch.cuda.get_device_capability() == capability
+        assert found.total_memory / (1 << 30) == pytest.approx(total, abs=0.05)
+        assert torch.cuda.mem_get_info() == (found.total_memory, found.total_memory)
+        assert found.shared_memory_per_block_optin < found.shared_memory_per_multiprocessor
+        for attribute in ("regs_per_multiprocessor", "L2_cache_size", "uuid", "is_integrated"):
+            assert hasattr(found, attribute)
+        assert (
+            torch.cuda.memory_stats()["allocated_bytes.all.current"]
+            == torch.accelerator.memory_allocated()
+            == 0
+        )
+        assert torch.cuda.ipc_collect() is None
+    assert {"torch.cuda.ipc_collect", "torch.accelerator.memory_allocated"} <= program.defaults
+
+
 def test_everything_is_torchs_own_again_afterwards() -> None:
     names = ("Stream", "is_available", "synchronize")
     before = [getattr(torch.cuda, name) for name in names], torch.Generator, threading.Thread.start
-    with open_vgpu(load("h200")) as gpu, cuda_answered(gpu, name="h200"):
+    with open_vgpu(load("h200")) as gpu, cuda_answered(gpu, load("h200")):
         assert torch.cuda.is_available()
     assert ([getattr(torch.cuda, name) for name in names], torch.Generator, threading.Thread.start) == before

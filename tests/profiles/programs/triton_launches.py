@@ -44,7 +44,7 @@ def opened(**options: Any) -> Iterator[tuple[VirtualGpu, Recorded]]:
     sink = Recorded()
     with (
         open_vgpu(load("h200"), sink=sink, watch=[Path(__file__)], **options) as gpu,
-        cuda_answered(gpu, name="h200"),
+        cuda_answered(gpu, load("h200")),
         triton_interpreted(gpu),
     ):
         yield gpu, sink

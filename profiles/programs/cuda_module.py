@@ -1,0 +1,196 @@
+"""The answers of ``torch.cuda``, its submodules and ``torch.accelerator``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+
+from ..platform.hardware import HardwareProfile
+from ..vgpu import VirtualGpu
+from ..vgpu.streams import Event, Stream, StreamContext
+from .cuda_program import CudaProgram
+from .device_names import CUDA, CudaDeviceNames
+
+Patch = tuple[Any, str, Any]
+MEBIBYTE: Final = 1 << 20
+_SUBMODULES: Final = ("graphs", "memory", "profiler", "random", "streams")
+_NCCL: Final = (2, 27, 3)
+# The runtime's calls that start and stop a profiler.
+_CUDART: Final = SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0)
+
+
+class DeviceProperties:
+    """What ``torch.cuda.get_device_properties`` returns. What the hardware profile does not have is the same for all
+    GPUs since compute capability 8.0."""
+
+    warp_size = 32
+    regs_per_multiprocessor = 65536
+    max_threads_per_multi_processor = 2048
+    max_threads_per_block = 1024
+    shared_memory_per_block = 48 << 10
+    is_integrated = is_multi_gpu_board = 0
+    uuid = "00000000-0000-0000-0000-000000000000"
+    pci_bus_id = pci_device_id = pci_domain_id = 0
+
+    def __init__(self, hardware: HardwareProfile) -> None:
+        gpu = hardware.gpu
+        self.name = self.gcnArchName = f"{hardware.name} (virtual)"
+        self.major, self.minor = gpu.major, gpu.minor
+        self.total_memory = gpu.memory_mib * MEBIBYTE
+        self.multi_processor_count = gpu.multiprocessors
+        self.L2_cache_size = gpu.l2_cache_mib * MEBIBYTE
+        self.shared_memory_per_multiprocessor = gpu.shared_memory_kib << 10
+        self.shared_memory_per_block_optin = (gpu.shared_memory_kib - 1) << 10
+
+
+def cuda_module(
+    gpu: VirtualGpu, program: CudaProgram, names: CudaDeviceNames, hardware: HardwareProfile
+) -> Iterator[Patch]:
+    """The attributes of ``torch.cuda`` and of its submodules. The virtual GPU's own are looked up as they are then."""
+    properties = DeviceProperties(hardware)
+    answers = {**_devices(names, properties), **_work(gpu), **_random(gpu), **_constants(program, properties)}
+    for attribute, answer in answers.items():
+        for module in (torch.cuda, *(getattr(torch.cuda, name) for name in _SUBMODULES)):
+            if module is torch.cuda or hasattr(module, attribute):
+                yield module, attribute, answer
+    for attribute in ("range_push", "range_pop", "mark", "range"):
+        yield torch.cuda.nvtx, attribute, getattr(program.nvtx, attribute.removeprefix("range_"))
+    yield torch.cuda.nccl, "version", program.default("torch.cuda.nccl.version", _NCCL)
+    yield torch.backends.cuda, "is_built", lambda: True
+    for owner in (Stream, Event):
+        yield owner, "device", property(lambda _: CUDA)
+
+
+def _devices(names: CudaDeviceNames, properties: DeviceProperties) -> Mapping[str, Any]:
+    class Device:
+        """A context in which the only GPU is the current one. Raises RuntimeError for another."""
+
+        def __init__(self, device: Any) -> None:
+            names.placed(device)
+            self.idx = 0
+
+        def __enter__(self) -> None:
+            pass
+
+        def __exit__(self, *raised: object) -> None:
+            pass
+
+    class DeviceOf(Device):
+        """The same, of the device of a tensor."""
+
+        def __init__(self, tensor: torch.Tensor) -> None:  # noqa: ARG002
+            super().__init__(0)
+
+    return {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "init": lambda: None,
+        "_lazy_init": lambda: None,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": lambda device: names.placed(device) and None,
+        "device": Device,
+        "device_of": DeviceOf,
+        "can_device_access_peer": lambda *_: False,
+        "get_device_name": lambda *_: properties.name,
+    }
+
+
+def _work(gpu: VirtualGpu) -> Mapping[str, Any]:
+    """Streams, events and graphs."""
+    module: Any = torch.get_device_module(gpu.device)
+    same = (
+        "CUDAGraph",
+        "graph",
+        "graph_pool_handle",
+        "current_stream",
+        "default_stream",
+        "set_stream",
+        "synchronize",
+    )
+    return {
+        **{name: getattr(module, name) for name in same},
+        "Stream": Stream,
+        "Event": Event,
+        "StreamContext": StreamContext,
+        "stream": StreamContext,
+        "is_current_stream_capturing": lambda: gpu.runtime.capture is not None,
+        "cudart": lambda: _CUDART,
+        "check_error": lambda _: None,
+    }
+
+
+def _random(gpu: VirtualGpu) -> Mapping[str, Any]:
+    """The virtual GPU draws its random numbers from the host's generator."""
+    module: Any = torch.get_device_module(gpu.device)
+    host = torch.default_generator
+    return {
+        "manual_seed": lambda seed: host.manual_seed(seed) and None,
+        "manual_seed_all": lambda seed: host.manual_seed(seed) and None,
+        "seed": lambda: host.seed() and None,
+        "seed_all": lambda: host.seed() and None,
+        "initial_seed": lambda: (
+            host.initial_seed()
+        ),  # functions of torch.cuda's own, by which a compiler finds them
+        "default_generators": (host,),
+        "get_rng_state": module.get_rng_state,
+        "set_rng_state": module.set_rng_state,
+        "get_rng_state_all": lambda: [module.get_rng_state()],
+        "set_rng_state_all": lambda states: module.set_rng_state(*states),
+    }
+
+
+def _constants(program: CudaProgram, properties: DeviceProperties) -> Mapping[str, Any]:
+    """The queries that a constant answers."""
+    values: dict[str, Any] = {
+        "is_bf16_supported": True,
+        "is_tf32_supported": True,
+        "get_device_capability": (properties.major, properties.minor),
+        "get_device_properties": properties,
+        "get_arch_list": [f"sm_{properties.major}{properties.minor}"],
+        "mem_get_info": (properties.total_memory, properties.total_memory),
+        "set_per_process_memory_fraction": None,
+        "ipc_collect": None,
+        "memory_snapshot": [],
+        **_MEMORY,
+    }
+    return {name: program.default(f"torch.cuda.{name}", value) for name, value in values.items()}
+
+
+_MEMORY: Final[Mapping[str, Any]] = {
+    "empty_cache": None,
+    "memory_allocated": 0,
+    "memory_reserved": 0,
+    "max_memory_allocated": 0,
+    "max_memory_reserved": 0,
+    "memory_stats": Counter[str](),
+    "reset_accumulated_memory_stats": None,
+    "reset_peak_memory_stats": None,
+}
+
+
+def accelerator(gpu: VirtualGpu, program: CudaProgram, names: CudaDeviceNames) -> Iterator[Patch]:
+    """The attributes of ``torch.accelerator``, by the answers that ``torch.cuda`` has already."""
+    module: Any = torch.get_device_module(gpu.device)
+    answers = {
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),  # noqa: ARG005
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device_index": lambda: 0,
+        "current_device_idx": lambda: 0,
+        "set_device_index": lambda device: names.placed(device) and None,
+        "set_device_idx": lambda device: names.placed(device) and None,
+        "device_index": torch.cuda.device,
+        "current_stream": module.current_stream,
+        "set_stream": module.set_stream,
+        "synchronize": module.synchronize,
+        **{name: program.default(f"torch.accelerator.{name}", value) for name, value in _MEMORY.items()},
+    }
+    for attribute, answer in answers.items():
+        for owner in (torch.accelerator, torch.accelerator.memory):
+            if owner is torch.accelerator or hasattr(owner, attribute):
+                yield owner, attribute, answer

@@ -1,0 +1,117 @@
+"""Torch's own functions that take a device without torch's function modes, or would use the hardware otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any, Final
+
+import torch
+
+from ..vgpu.streams import Event, Stream
+from .cuda_program import CudaProgram
+from .device_names import CUDA, CudaDeviceNames
+
+CUDA_VERSION: Final = "12.9"
+
+
+def torch_functions(program: CudaProgram, names: CudaDeviceNames) -> Iterator[tuple[Any, str, Any]]:
+    yield torch.version, "cuda", CUDA_VERSION
+    yield torch, "Generator", _standing_for(torch.Generator, _generator(torch.Generator))
+    yield torch, "Stream", _standing_for(torch.Stream, _emulated(torch.Stream, Stream, names), Stream)
+    yield torch, "Event", _standing_for(torch.Event, _emulated(torch.Event, Event, names), Event)
+    yield torch.autocast, "__init__", _autocast(torch.autocast.__init__)
+    yield torch, "get_device_module", _module_of(torch.get_device_module)
+    yield torch, "set_default_device", _default_device(torch.set_default_device, names)
+    yield torch, "get_default_device", _default_named(torch.get_default_device, names)
+    yield torch, "compile", _uncompiled(program)
+    yield (
+        torch.nn.Module,
+        "compile",
+        lambda module, *_, **__: program.uncompiled.add(type(module).__qualname__),
+    )
+
+
+def _standing_for(original: type, make: Callable[..., Any], *others: type) -> type:
+    """A class that makes objects by ``make``, and whose instances are those of the original and of the others."""
+
+    class Standing(type):
+        """The class's own class."""
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return make(*args, **kwargs)
+
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, (original, *others))
+
+    return Standing(original.__name__, (), {"__doc__": original.__doc__})
+
+
+def _generator(original: Any) -> Callable[..., Any]:
+    """Torch's own: the virtual GPU draws its random numbers from the host's generators."""
+
+    def generator(device: Any = "cpu") -> torch.Generator:
+        made: torch.Generator = original("cpu" if torch.device(device).type == "cuda" else device)
+        return made
+
+    return generator
+
+
+def _emulated(original: Any, emulated: Any, names: CudaDeviceNames) -> Callable[..., Any]:
+    """A stream or event of the accelerator, which is the virtual GPU, or of the device that is named."""
+
+    def make(device: Any = None, **options: Any) -> Any:
+        if device is not None and names.placed(device) is device:
+            return original(device, **options)
+        return emulated(**options)
+
+    return make
+
+
+def _autocast(original: Callable[..., None]) -> Callable[..., None]:
+    @wraps(original)
+    def autocast(
+        self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None
+    ) -> None:
+        if device_type == "cuda" and enabled:
+            raise RuntimeError(
+                "torch.autocast is not available on the virtual GPU: its casts would not be counted"
+            )
+        original(self, "cpu" if device_type == "cuda" else device_type, dtype, enabled, cache_enabled)
+
+    return autocast
+
+
+def _module_of(original: Callable[..., Any]) -> Callable[..., Any]:
+    def get_device_module(device: Any = None) -> Any:
+        return torch.cuda if device is None else original(device)
+
+    return get_device_module
+
+
+def _default_device(original: Callable[..., None], names: CudaDeviceNames) -> Callable[..., None]:
+    def set_default_device(device: Any) -> None:
+        original(names.placed(device))
+
+    return set_default_device
+
+
+def _default_named(
+    original: Callable[[], torch.device], names: CudaDeviceNames
+) -> Callable[[], torch.device]:
+    def get_default_device() -> torch.device:
+        found = original()
+        return CUDA if found == names.placed(CUDA) else found
+
+    return get_default_device
+
+
+def _uncompiled(program: CudaProgram) -> Callable[..., Any]:
+    def compile(model: Any = None, **_: Any) -> Any:
+        """The model or the function itself."""
+        if model is None:
+            return compile
+        program.uncompiled.add(getattr(model, "__qualname__", type(model).__qualname__))
+        return model
+
+    return compile

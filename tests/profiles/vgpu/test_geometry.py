@@ -1,0 +1,87 @@
+"""Ops that change a tensor's geometry in place, and assignments to ``data``: what the tensor says is what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from schedbench.profiles.platform.hardware import load
+from schedbench.profiles.record.timeline import Window
+from schedbench.profiles.vgpu import open_vgpu
+
+
+class Recorded:
+    """A sink."""
+
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+
+    def feed(self, window: Window) -> None:
+        self.kinds += [op.kind for op in window.ops]
+
+
+def kinds(change: Callable[[torch.Tensor], object], shape: tuple[int, ...], like: torch.Tensor) -> list[str]:
+    """The device's operations for a change of a tensor [2, 3], which then has that shape and equals ``like``."""
+    sink = Recorded()
+    with open_vgpu(load("h200"), sink=sink, hazards=True) as gpu:
+        x = torch.arange(6.0).view(2, 3).to(gpu.device)
+        torch.get_device_module(gpu.device).synchronize()
+        gpu.flush()
+        sink.kinds.clear()
+        change(x)
+        gpu.flush()
+        made = list(sink.kinds)
+        assert (x.shape, x.cpu().shape) == (shape, shape)
+        assert torch.equal(x.cpu(), like)
+    return made
+
+
+ROWS = torch.arange(6.0).view(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "like", "operations"),
+    [
+        (lambda x: x.t_(), ROWS.t(), []),
+        (lambda x: x.unsqueeze_(0), ROWS[None], []),
+        (lambda x: x.squeeze_(), ROWS, []),
+        (lambda x: x.resize_(3, 2), ROWS.view(3, 2), []),
+        (lambda x: x.resize_(2, 2), ROWS.view(6)[:4].view(2, 2), []),
+        (lambda x: x.resize_(3, 3).resize_(2, 3), ROWS, ["d2d"]),  # the storage grows
+        (lambda x: torch.add(x.new_ones(1, 1), 0, out=x), torch.ones(1, 1), ["kernel", "kernel"]),
+        (lambda x: x.set_(x + 1), ROWS + 1, ["kernel"]),
+        (lambda x: setattr(x, "data", x[0] + 1), ROWS[0] + 1, ["kernel"]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_a_change_in_place(
+    change: Callable[[torch.Tensor], object], like: torch.Tensor, operations: list[str]
+) -> None:
+    assert kinds(change, tuple(like.shape), like) == operations
+
+
+def test_new_values_of_a_parameter_are_used() -> None:
+    with open_vgpu(load("h200"), gradients=True) as gpu:
+        weight = torch.nn.Parameter(torch.ones(2, device=gpu.device))
+        weight.data = torch.full((2,), 3.0, device=gpu.device)
+        assert (weight * 2).tolist() == [6, 6]
+        with pytest.raises(RuntimeError, match="incompatible tensor type"):
+            weight.data = torch.ones(2)
+
+
+def test_what_fills_an_empty_tensor() -> None:
+    with open_vgpu(load("h200")) as gpu:
+        empty = torch.empty(0, device=gpu.device)
+        assert torch.arange(4, out=empty).shape == (4,)
+        assert torch.hann_window(4, device=gpu.device).tolist() == torch.hann_window(4).tolist()
+        assert torch.logspace(0, 1, 3, device=gpu.device).tolist() == torch.logspace(0, 1, 3).tolist()
+
+
+def test_the_memory_of_a_tensor() -> None:
+    with open_vgpu(load("h200"), values="none") as gpu:
+        x, other = torch.ones(4, 8, device=gpu.device), torch.ones(4, 8, device=gpu.device)
+        assert x.untyped_storage().nbytes() == 128
+        assert x[1].data_ptr() - x.untyped_storage().data_ptr() == 32
+        assert abs(x.data_ptr() - other.data_ptr()) >= 128
