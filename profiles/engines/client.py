@@ -95,6 +95,8 @@ class EngineProcess:
         )
         self._ours = self._stack.enter_context(_our_package())
         self.import_s = 0.0
+        self.threads: Sequence[str] = ()  # that the import has started, and a run does not have
+        self.hollow: Sequence[str] = ()  # packages that are absent
 
     def start(self) -> None:
         """Raises EngineError where the interpreter lacks something, EngineFailedError where the import fails."""
@@ -112,7 +114,7 @@ class EngineProcess:
         if "refused" in answer:
             raise EngineError(f"{self._choice.name}: {self._choice.python} {answer['refused']}")
         self._raise(answer, "its import")
-        self.import_s = answer["loaded"]
+        self.import_s, self.threads, self.hollow = (answer[key] for key in ("loaded", "threads", "hollow"))
 
     def run(self, resolved: Resolved, relay: RelayChoice, options: Options) -> Result:
         """Raises what ``run_engine`` raises."""

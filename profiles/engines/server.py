@@ -156,7 +156,10 @@ class Zygote:
             except BaseException as error:
                 self._answers.write(**failure(error, opening["watched"]))
                 return
-            self._answers.write(loaded=engine.seconds)
+            threads = [
+                thread.name for thread in threading.enumerate() if thread is not threading.main_thread()
+            ]
+            self._answers.write(loaded=engine.seconds, threads=threads, hollow=sorted(engine.hollow.names))
             for line in commands:
                 self._run(engine, json.loads(line))
 
@@ -192,8 +195,8 @@ class LoadedEngine:
     ) -> None:
         self.source = source
         self.seconds = seconds
+        self.hollow = hollow
         self._adapter = adapter
-        self._hollow = hollow
 
     @classmethod
     def load(cls, source: EngineSource, stack: ExitStack) -> LoadedEngine:
@@ -231,7 +234,7 @@ class LoadedEngine:
         from .run import run_on_engine
 
         beating(lambda: answers.write(beat=True))
-        return run_on_engine(self._adapter, self.source, self._hollow, *unpacked(task)).document()
+        return run_on_engine(self._adapter, self.source, self.hollow, *unpacked(task)).document()
 
 
 def lacking(version: tuple[int, ...], requires: Mapping[str, str]) -> str:

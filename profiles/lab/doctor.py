@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -14,8 +15,11 @@ from typing import NamedTuple
 import torch
 
 from ..captures.nsys.record import find
+from ..engines.client import EngineFailedError, EngineProcess
+from ..engines.names import EngineError
 from ..platform import hardware
 from ..platform.machine import MachineError
+from ..platform.resolve import EngineChoice
 from ..record.environment import environment
 from ..vgpu import open_vgpu
 
@@ -40,6 +44,35 @@ def run_checks() -> list[DoctorCheck]:
         _package("nvtx"),
         _nsys(),
     ]
+
+
+def engine_checks(choice: EngineChoice) -> list[DoctorCheck]:
+    """What an engine of another project needs to run here, as far as the first that is missing."""
+    try:
+        engine = EngineProcess(choice)
+    except EngineError as error:
+        return [DoctorCheck("source", False, str(error), runs=True)]
+    with closing(engine):
+        source = engine.source
+        known = [
+            source.version,
+            source.commit and f"commit {source.commit[:10]}",
+            source.dirty and "with changes",
+        ]
+        facts = ", ".join(str(fact) for fact in known if fact) or "of unknown version"
+        found = [DoctorCheck("source", True, f"{source.package}, {facts}")]
+        try:
+            engine.start()
+        except (EngineError, EngineFailedError) as error:
+            return [*found, DoctorCheck("import", False, str(error), runs=True)]
+    found.append(DoctorCheck("import", True, f"{engine.import_s:.1f} s by {choice.python}", runs=True))
+    if engine.hollow:
+        found.append(DoctorCheck("absent", True, f"and not needed: {', '.join(engine.hollow)}"))
+    if engine.threads:
+        found.append(
+            DoctorCheck("threads", False, f"of the import, which runs lack: {', '.join(engine.threads)}")
+        )
+    return found
 
 
 def _package(name: str) -> DoctorCheck:

@@ -121,6 +121,24 @@ def test_a_version_that_cannot_run_is_a_refused_cell(run_command: RunCommand, en
     assert "no such commit, branch or tag" in said.out
 
 
+def test_doctor_says_whether_an_engine_can_run(run_command: RunCommand, engine: str, tmp_path: Path) -> None:
+    said = run_command("doctor", "--engine", f"{engine}@v1", "--format", "json")
+    assert said.code == 0
+    checks = {check["name"]: check for check in json.loads(said.out)}
+    assert checks["source"]["detail"].startswith("toy, 1.0, commit ")
+    assert checks["import"]["ok"]
+    assert "threads" not in checks
+    needing = tmp_path / "needing.py"
+    needing.write_text(
+        ADAPTER.read_text().replace("str] = {}", "str] = {'not_installed': 'not-installed==1'}")
+    )
+    said = run_command("doctor", "--engine", engine.replace(str(ADAPTER), str(needing)))
+    assert said.code == 3
+    assert "-m pip install 'not-installed==1'" in said.out
+    said = run_command("doctor", "--engine", f"{engine}@gone")
+    assert (said.code, "no such commit" in said.out) == (3, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [

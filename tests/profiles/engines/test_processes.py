@@ -112,6 +112,12 @@ def test_a_failing_run_is_described(question: Resolved, scripted: Scripted, text
     assert says in failure(question, scripted(text))
 
 
+def test_a_sentence_of_our_own_stays_one(question: Resolved, scripted: Scripted) -> None:
+    names = "schedbench.profiles.engines.names"
+    with pytest.raises(EngineError, match=r"^no such mode$"):
+        run(question, scripted(f"from {names} import EngineError; raise EngineError('no such mode')"))
+
+
 def test_a_traceback_begins_in_the_engine(question: Resolved, scripted: Scripted) -> None:
     told = failure(question, scripted("raise ValueError('bad batch')"))
     assert told.splitlines()[1:3] == [
