@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from ..record.perfetto import ENDING
+from ..record.provenance import RunPart
 from ..record.recording import RecordedTimeline
-from ..record.result import Result, ResultError, RunPart
+from ..record.result import Result, ResultError
 from . import maps
 from .capture import CaptureFileError, ProfilerCapture
 from .chrome_trace import TRACE, open_trace, read_json

@@ -26,21 +26,8 @@ from ..measure.metrics import NO_FORWARD, Metrics, computes, forward_metrics, ti
 from ..measure.steps import PARTS
 from ..measure.waiting import WaitingSink
 from ..record.environment import tool
-from ..record.result import (
-    Abstained,
-    CopyRow,
-    HardwarePart,
-    Hazards,
-    IdlePart,
-    KindCounts,
-    Labels,
-    RelayPart,
-    Result,
-    RunPart,
-    ScenarioPart,
-    SyncRow,
-    canonical,
-)
+from ..record.provenance import HardwarePart, Labels, RelayPart, RunPart, ScenarioPart
+from ..record.result import Abstained, CopyRow, Hazards, IdlePart, KindCounts, Result, SyncRow, canonical
 from ..record.timeline import Site, Window
 from .capture import CaptureFileError, ProfilerCapture
 from .maps import RangeMap

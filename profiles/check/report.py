@@ -8,7 +8,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 from ...sched.relay.choice import RelayChoice
 from ..record.environment import environment, tool
-from ..record.result import Result, ScenarioPart, SitePart, canonical
+from ..record.provenance import ScenarioPart
+from ..record.result import Result, SitePart, canonical
 from ..record.timeline import OrderKind
 
 Verdict = Literal["passed", "failed", "not applicable"]

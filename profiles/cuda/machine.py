@@ -14,7 +14,7 @@ from ...sched.config import Capabilities
 from ...sched.observe import Observer, StepInfo
 from ..platform.machine import Machine, MachineError
 from ..platform.resolve import Resolved
-from ..record.result import HardwarePart, Labels
+from ..record.provenance import HardwarePart, Labels
 from ..record.timeline import Sink, Window
 from ..vgpu.sites import Sites
 from .hazards.watch import HazardWatch, WatchedDevice, watching

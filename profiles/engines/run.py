@@ -9,7 +9,8 @@ from ..platform.hardware import load
 from ..platform.resolve import Resolved
 from ..programs.hollow import HollowPackages
 from ..programs.torch_cuda import cuda_answered
-from ..record.result import EdgePart, Result
+from ..record.provenance import EdgePart
+from ..record.result import Result
 from ..run.machines import one_thread, open_machine
 from ..run.rank_context import ALONE
 from ..run.runner import GatedSink

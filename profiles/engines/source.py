@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ..record.result import EdgePart, EnginePart
+from ..record.provenance import EdgePart, EnginePart
 from .names import EngineError, EngineName
 
 _VERSION: Final = re.compile(r"^__version__\s*=(?:\s*version\s*=)?\s*[\"']([^\"']+)[\"']", re.MULTILINE)

@@ -142,7 +142,7 @@ def _per_step(
     times: Counter[tuple[str, ...]] = Counter()
     exposed: defaultdict[tuple[str, ...], float] = defaultdict(float)
     for result in results:
-        for key, row in _rows(result):
+        for key, row in rows_of_steps(result):
             sites[key] = row.site
             times[key] += row.count
             exposed[key] += row.exposed_us
@@ -153,7 +153,8 @@ def _per_step(
     }
 
 
-def _rows(result: Result) -> Iterator[tuple[tuple[str, ...], CopyRow | SyncRow]]:
+def rows_of_steps(result: Result) -> Iterator[tuple[tuple[str, ...], CopyRow | SyncRow]]:
+    """Each copy and sync of a step, with what identifies it in other runs: the kind of step first, no line number."""
     rows: tuple[CopyRow | SyncRow, ...] = (*result.copies, *result.syncs)
     for row in rows:
         if row.kind != OUTSIDE:

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 from scipy import stats
 
-from ..measure.steps import OUTSIDE
-from ..record.result import CopyRow, Result, SyncRow
+from ..record.result import Result
+from .effects import rows_of_steps
 from .fingerprint import StepPrint
 
 THRESHOLD: Final = 5.0  # percent, below which no verdict is given
@@ -121,24 +121,7 @@ def _homogeneous(a: Counter[str], b: Counter[str]) -> bool:
 
 
 def _sums(result: Result) -> Counter[tuple[str, ...]]:
-    rows: tuple[CopyRow | SyncRow, ...] = (*result.copies, *result.syncs)
     sums: Counter[tuple[str, ...]] = Counter()
-    for row in rows:
-        if row.kind != OUTSIDE:
-            sums[_key(row)] += row.count
+    for key, row in rows_of_steps(result):
+        sums[key] += row.count
     return sums
-
-
-def _key(row: CopyRow | SyncRow) -> tuple[str, ...]:
-    site = (row.site.file, row.site.function, row.site.statement) if row.site else ()
-    if isinstance(row, CopyRow):
-        return (
-            row.kind,
-            row.stream,
-            row.range,
-            row.direction,
-            row.host_memory,
-            str(row.blocking),
-            *site,
-        )
-    return row.kind, row.stream, row.range, row.call, "", "", *site

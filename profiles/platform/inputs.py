@@ -16,7 +16,7 @@ from typing import BinaryIO, Final
 
 from ...scenarios.text_tokens import TOKENIZER, tokenizer_file
 from ...sched.model.checkpoint import INDEX, WHOLE
-from ..record.result import InputPart, ScenarioPart
+from ..record.provenance import InputPart, ScenarioPart
 from .resolve import Resolved
 
 WHOLE_BYTES: Final = 64 * 2**20

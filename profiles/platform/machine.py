@@ -12,7 +12,7 @@ import torch
 
 from ...sched.config import Capabilities
 from ...sched.observe import Clock, Observer
-from ..record.result import HardwarePart, Labels
+from ..record.provenance import HardwarePart, Labels
 from ..record.timeline import FoundHazard, Names, OrderingPlace, Site
 
 T = TypeVar("T")

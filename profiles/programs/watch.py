@@ -22,7 +22,8 @@ from ..captures.measure import CaptureReading, document
 from ..captures.steps import read_steps
 from ..platform.hardware import load
 from ..record.environment import environment
-from ..record.result import PROGRAM, Abstained, Result, RunPart
+from ..record.provenance import RunPart
+from ..record.result import PROGRAM, Abstained, Result
 from ..record.timeline import Call, Op, Window
 from ..run.declared_hazards import split_declared
 from ..vgpu import VirtualGpu, open_vgpu

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import __version__
-from .result import Tool
+from .provenance import Tool
 
 _PACKAGES = ("torch", "triton", "nvtx", "numpy")
 

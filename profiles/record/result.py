@@ -12,34 +12,26 @@ import stat
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
+from pydantic import ConfigDict, Field, JsonValue, ValidationError
 from pydantic_core import from_json
 
 from ...scenarios.problems import dotted, show
 from .definitions import Direction
 from .files import write_whole
+from .model import Count, Instant, Number, ResultModel
+from .provenance import HardwarePart, Labels, RelayPart, RunPart, ScenarioPart, Tool
 from .timeline import OrderKind
 
 # History: 1.0 the first.
 SCHEMA_VERSION: Final = "1.0"
-
 
 OWN_CLOCKS: Final = "the ranks' clocks are their own: no link was emulated"
 
 
 class ResultError(ValueError):
     """A file is no result document, or one of an unknown version."""
-
-
-Count = Annotated[int, Field(ge=0, lt=2**63)]
-Number = Annotated[float, Field(ge=-1e150, le=1e150)]  # can be squared
-Instant = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # ns
-
-
-class ResultModel(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Abstained(ResultModel):
@@ -66,125 +58,7 @@ class Metric(ResultModel):
     p99: Number | Abstained | None = None
 
 
-class Tool(ResultModel):
-    name: str = "schedbench"
-    version: str
-    git_sha: str | None = None
-    dirty: bool | None = None
-
-
-class RunPart(ResultModel):
-    id: str
-    command: str
-    started: str  # ISO 8601, UTC
-    wall_s: Number
-    emulation_speed: Number | None = None  # virtual seconds per second of wall time
-    cancelled: bool = False
-    failure: str | None = None  # ranks that were lost, and what became of the others
-    missed: tuple[str, ...] = ()  # scripted faults that did not occur
-    hazards_s: Number | None = None  # of wall_s, what watching for hazards took
-    import_s: Number | None = None  # before wall_s, what importing another project's engine took
-
-
 PROGRAM: Final = "program"  # the kind of the only step of a watched program whose ranges define none
-
-
-class EdgePart(ResultModel):
-    """Between an engine of another project and the virtual GPU: packages that were absent, and stand as empty modules,
-    and queries that were answered by a constant."""
-
-    hollow: tuple[str, ...] = ()
-    answered_by_default: tuple[str, ...] = ()
-
-
-class EnginePart(ResultModel):
-    """An engine of another project. ``ref`` is the branch, or what was asked for; ``sha256`` is of its Python files.
-    ``version``, ``commit`` and ``dirty`` are None where they are unknown."""
-
-    name: str
-    version: str | None = None
-    ref: str | None = None
-    commit: str | None = None
-    dirty: bool | None = None
-    sha256: str
-    edge: EdgePart = EdgePart()
-
-
-class Labels(ResultModel):
-    emulated: bool
-    profiled: bool = False
-    acceptance: Literal["measured", "simulated"] | None = None  # of drafts, where the run speculates
-    host: Literal["modelled", "measured"]
-    capture: Literal["nsys", "torch", "vgpu"] | None = (
-        None  # the recording tool, where the program was not ours
-    )
-    world: Literal["virtual", "distributed"] | None = None  # of several ranks; None: one, or an old document
-    engine: EnginePart | None = None  # whose scheduler ran; None: our own
-
-    @property
-    def exact(self) -> bool:
-        """Whether times repeat exactly."""
-        return self.emulated and self.host == "modelled"
-
-
-class InputPart(ResultModel):
-    """A file that the run read: the key of the scenario that names it, its name as written there, and the digest of its
-    content."""
-
-    key: str
-    file: str
-    sha256: str
-
-
-class ScenarioPart(ResultModel):
-    """``sha256`` is that of ``expanded``, which has the names of files; ``inputs`` has their contents."""
-
-    expanded: dict[str, JsonValue]
-    sha256: str
-    inputs: tuple[InputPart, ...] = ()
-
-    def document(self) -> dict[str, JsonValue]:
-        document: dict[str, JsonValue] = self.model_dump(mode="json")
-        if not self.inputs:
-            del document["inputs"]
-        return document
-
-    @property
-    def seed(self) -> int | None:
-        """Of the workload; None where the scenario leaves it open."""
-        return _seed(self.expanded)
-
-    @field_validator("expanded")
-    @classmethod
-    def _has_a_seed_that_can_be_one(cls, expanded: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        _seed(expanded)
-        return expanded
-
-
-def _seed(expanded: dict[str, JsonValue]) -> int | None:
-    measure = expanded.get("measure", {})
-    seed = measure.get("seed") if isinstance(measure, dict) else measure
-    if isinstance(seed, bool) or not isinstance(seed, int | None):
-        raise ValueError("measure.seed: expected a whole number")
-    return seed
-
-
-NO_RELAY: Final = "none"  # the state of an engine of another project
-
-
-class RelayPart(ResultModel):
-    """``loop`` is the one that ran: where the scenario says ``overlap: auto``, what that chose."""
-
-    state: str
-    loop: Literal["overlapped", "serial", "pipelined"] | None = None  # None: in documents of older versions
-    policies: dict[str, str] = {}
-    switches: Mapping[str, JsonValue] = {}
-    faults: tuple[str, ...] = ()  # what was broken on purpose
-
-
-class HardwarePart(ResultModel):
-    name: str
-    sha256: str | None = None
 
 
 class CountSummary(ResultModel):
@@ -387,13 +261,13 @@ class Result(ResultModel):
     copies: tuple[CopyRow, ...]
     syncs: tuple[SyncRow, ...]
     idle: IdlePart | Abstained
-    engagement: dict[str, EngagementPart] = {}
+    engagement: Mapping[str, EngagementPart] = {}
     ranks: tuple[RankPart, ...] = ()
     requests: tuple[RequestRow, ...]
     outputs: Outputs | Abstained
     hazards: Hazards | Abstained
     ordering: tuple[OrderingRow, ...] = ()
-    not_asked: dict[str, str] = {}  # by kind of step, why its budget does not apply to this run
+    not_asked: Mapping[str, str] = {}  # by kind of step, why its budget does not apply to this run
     ranges: RangesPart | None = None  # where they were asked for
 
     @property

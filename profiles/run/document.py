@@ -13,15 +13,8 @@ from ...sched.relay.switches import DRAFT_SWITCHES, OVERLAPPED_ONLY
 from ..platform.machine import Machine
 from ..platform.resolve import Resolved, speculation
 from ..record.environment import environment, tool
-from ..record.result import (
-    NO_RELAY,
-    RelayPart,
-    RequestRow,
-    Result,
-    RunPart,
-    ScenarioPart,
-    WorkloadPart,
-)
+from ..record.provenance import NO_RELAY, RelayPart, RunPart, ScenarioPart
+from ..record.result import RequestRow, Result, WorkloadPart
 from .declared_hazards import hazards, ordering
 from .passes import MeasuredRun
 from .runner import Pass

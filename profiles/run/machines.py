@@ -15,7 +15,7 @@ from ..cuda.machine import open_cuda, open_cuda_with_hazards
 from ..platform import capacity
 from ..platform.machine import HostTime, Machine, MachineError
 from ..platform.resolve import Resolved
-from ..record.result import HardwarePart, Labels
+from ..record.provenance import HardwarePart, Labels
 from ..record.timeline import Sink
 from ..vgpu import VirtualGpu, open_vgpu
 from ..vgpu.engine import Simulation

@@ -13,7 +13,8 @@ from ...sched.relay.row import DraftRow, RelayRow, Speculation
 from ..platform.inputs import scenario_part
 from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options, RunOutcome, execute
-from ..record.result import SCHEMA_VERSION, Outputs, ScenarioPart, canonical
+from ..record.provenance import ScenarioPart
+from ..record.result import SCHEMA_VERSION, Outputs, canonical
 from ..run.runner import ObserverFactory, unobserved
 
 Document = dict[str, Any]

@@ -20,7 +20,8 @@ from typing import Final, Literal, NamedTuple
 
 from ...cuda.nvtx_ranges import DOMAIN, MEASURE
 from ...platform.machine import MachineError
-from ...record.result import Result, RunPart
+from ...record.provenance import RunPart
+from ...record.result import Result
 from .. import maps
 from ..capture import CaptureFileError, ProfilerCapture
 from ..measure import result

@@ -17,7 +17,7 @@ from schedbench.profiles.cuda.machine import watched
 from schedbench.profiles.cuda.watch import DeviceHandle
 from schedbench.profiles.platform.machine import Machine
 from schedbench.profiles.platform.resolve import Resolved
-from schedbench.profiles.record.result import HardwarePart, Labels
+from schedbench.profiles.record.provenance import HardwarePart, Labels
 from schedbench.profiles.run.runner import GatedSink, PreparedRun
 from schedbench.sched.config import Capabilities
 

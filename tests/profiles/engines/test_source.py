@@ -10,7 +10,7 @@ import pytest
 
 from schedbench.profiles.engines.names import EngineError, EngineName, expanded, is_engine, parse_engine
 from schedbench.profiles.engines.source import EngineSource, PackagePlace, opened_source
-from schedbench.profiles.record.result import EdgePart
+from schedbench.profiles.record.provenance import EdgePart
 
 from .checkouts import checkout, git, write_package
 

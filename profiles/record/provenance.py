@@ -1,0 +1,128 @@
+"""Where a result comes from: the tool, the run, the scenario with its inputs, the relay state and the hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from pydantic import JsonValue, field_validator
+
+from .model import Number, ResultModel
+
+
+class Tool(ResultModel):
+    name: str = "schedbench"
+    version: str
+    git_sha: str | None = None
+    dirty: bool | None = None
+
+
+class RunPart(ResultModel):
+    id: str
+    command: str
+    started: str  # ISO 8601, UTC
+    wall_s: Number
+    emulation_speed: Number | None = None  # virtual seconds per second of wall time
+    cancelled: bool = False
+    failure: str | None = None  # ranks that were lost, and what became of the others
+    missed: tuple[str, ...] = ()  # scripted faults that did not occur
+    hazards_s: Number | None = None  # of wall_s, what watching for hazards took
+    import_s: Number | None = None  # before wall_s, what importing another project's engine took
+
+
+class EdgePart(ResultModel):
+    """Between an engine of another project and the virtual GPU: packages that were absent, and stand as empty modules,
+    and queries that were answered by a constant."""
+
+    hollow: tuple[str, ...] = ()
+    answered_by_default: tuple[str, ...] = ()
+
+
+class EnginePart(ResultModel):
+    """An engine of another project. ``ref`` is the branch, or what was asked for; ``sha256`` is of its Python files.
+    ``version``, ``commit`` and ``dirty`` are None where they are unknown."""
+
+    name: str
+    version: str | None = None
+    ref: str | None = None
+    commit: str | None = None
+    dirty: bool | None = None
+    sha256: str
+    edge: EdgePart = EdgePart()
+
+
+class Labels(ResultModel):
+    emulated: bool
+    profiled: bool = False
+    acceptance: Literal["measured", "simulated"] | None = None  # of drafts, where the run speculates
+    host: Literal["modelled", "measured"]
+    capture: Literal["nsys", "torch", "vgpu"] | None = (
+        None  # the recording tool, where the program was not ours
+    )
+    world: Literal["virtual", "distributed"] | None = None  # of several ranks; None: one, or an old document
+    engine: EnginePart | None = None  # whose scheduler ran; None: our own
+
+    @property
+    def exact(self) -> bool:
+        """Whether times repeat exactly."""
+        return self.emulated and self.host == "modelled"
+
+
+class InputPart(ResultModel):
+    """A file that the run read: the key of the scenario that names it, its name as written there, and the digest of its
+    content."""
+
+    key: str
+    file: str
+    sha256: str
+
+
+class ScenarioPart(ResultModel):
+    """``sha256`` is that of ``expanded``, which has the names of files; ``inputs`` has their contents."""
+
+    expanded: dict[str, JsonValue]
+    sha256: str
+    inputs: tuple[InputPart, ...] = ()
+
+    def document(self) -> dict[str, JsonValue]:
+        document: dict[str, JsonValue] = self.model_dump(mode="json")
+        if not self.inputs:
+            del document["inputs"]
+        return document
+
+    @property
+    def seed(self) -> int | None:
+        """Of the workload; None where the scenario leaves it open."""
+        return _seed(self.expanded)
+
+    @field_validator("expanded")
+    @classmethod
+    def _has_a_seed_that_can_be_one(cls, expanded: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        _seed(expanded)
+        return expanded
+
+
+def _seed(expanded: dict[str, JsonValue]) -> int | None:
+    measure = expanded.get("measure", {})
+    seed = measure.get("seed") if isinstance(measure, dict) else measure
+    if isinstance(seed, bool) or not isinstance(seed, int | None):
+        raise ValueError("measure.seed: expected a whole number")
+    return seed
+
+
+NO_RELAY: Final = "none"  # the state of an engine of another project
+
+
+class RelayPart(ResultModel):
+    """``loop`` is the one that ran: where the scenario says ``overlap: auto``, what that chose."""
+
+    state: str
+    loop: Literal["overlapped", "serial", "pipelined"] | None = None  # None: in documents of older versions
+    policies: Mapping[str, str] = {}
+    switches: Mapping[str, JsonValue] = {}
+    faults: tuple[str, ...] = ()  # what was broken on purpose
+
+
+class HardwarePart(ResultModel):
+    name: str
+    sha256: str | None = None
