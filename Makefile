@@ -19,9 +19,11 @@ WORKERS := -n 2 --dist loadfile
 test: $(READY)
 	$(BIN)/pytest $(WORKERS) -q $(HANGS) $(TESTS)
 
-# Every state of the ladder with every mode, cell by cell: too long for each change, run whole by CI.
+# Every state of the ladder with every mode, cell by cell, and the runs of `make test` once more, watched for hazards:
+# too long for each change, run whole by CI.
 wide: $(READY)
 	$(BIN)/pytest $(WORKERS) -q -m wide $(HANGS) $(WIDE) $(TESTS)
+	$(BIN)/pytest $(WORKERS) -q --watch $(HANGS) tests/acceptance
 
 # A recorded trace, which lies beside the repository where there is one.
 mooncake: $(READY)

@@ -23,6 +23,12 @@ NEEDS: Mapping[str, tuple[str, Callable[[], bool]]] = {
 AWAY = pytest.StashKey[dict[str, int]]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--watch", action="store_true", help="watch every run of tests/acceptance for hazards (make wide)"
+    )
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests that need what is not here are deselected, and the report says so."""
     config.stash[AWAY] = {}

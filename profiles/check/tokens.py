@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import islice
 
 from ...scenarios.combinations import overlaps
-from ...scenarios.schema import DataParallel, Disaggregation, HiSparse, Scenario, Speculative
+from ...scenarios.schema import DataParallel, Disaggregation, HiSparse, RelaySection, Scenario, Speculative
 from ...scenarios.workload import params
 from ...sched.relay.choice import RelayChoice, choose
 from ..judge.divergence import token_differences
@@ -124,6 +124,8 @@ def _ends(found: Result, expected: Result) -> Iterator[Evidence]:
 
 def _plain(scenario: Scenario) -> Scenario:
     changes = {
+        "relay": RelaySection(state="latest"),
+        "relays": (),
         "overlap": False,
         "radix_cache": False,
         "mixed_chunk": False,

@@ -9,12 +9,12 @@ from schedbench.profiles.check.invariants import Invariants
 from schedbench.profiles.check.violations import Violations
 from schedbench.profiles.platform.machine import Machine
 from schedbench.profiles.platform.resolve import Resolved
-from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Result
 from schedbench.profiles.run.observers import ObserverGroup
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Observer
 from schedbench.sched.request import Request
+from tests.acceptance.runs import guarded
 
 GONE = "the client is gone"
 
@@ -62,13 +62,8 @@ class Watching(Invariants):
 
 
 def left(question: Resolved, leaves: Leaves) -> Result:
-    """A run from which somebody goes away: it keeps the invariants and has no race."""
-    guard = Watching(leaves)
-    options = Options(device="vgpu", save_tokens=True, hazards=True)
-    found = execute(question, question.relays[0], options, guard=guard)
-    assert not guard.violations()
-    assert not found.undeclared, found.result.hazards
-    return found.result
+    """A run from which somebody goes away: it keeps the invariants."""
+    return guarded(question, Watching(leaves)).result
 
 
 def only_one_is_gone(result: Result, whole: Result) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from pathlib import Path
 
 from schedbench.profiles.check.invariants import Invariants
@@ -23,12 +24,14 @@ from schedbench.sched.observe import Observer
 # ``mixed`` where the claim does not need its size: a burst, so that steps mix; long outputs, so that decodes outgrow
 # a KV pool that held their prompts.
 SMALL = (
-    "workload.requests=16",
+    "workload.requests=8",
     "workload.arrival=burst",
     "workload.prompt_tokens.max=120",
-    "workload.output_tokens.min=40",
+    "workload.output_tokens={dist: uniform, min: 40, max: 50}",
     "measure.warmup_requests=0",
 )
+# A pool too small for them: requests lose their KV and come back.
+TIGHT = ("engine.kv_tokens=1280", "engine.schedule_conservativeness=0.01")
 
 Listener = Callable[[Machine, Scheduler], Observer]
 """Makes an observer that may look into the machine and the scheduler."""
@@ -38,18 +41,26 @@ def resolved(scenario: str | Path, *overrides: str) -> Resolved:
     return ask(str(scenario), overrides)
 
 
-def outcome_of(scenario: str | Path, *overrides: str) -> RunOutcome:
-    """Of a run under watch: no test's run may race or break an invariant, whatever the test is about."""
-    question, guard = resolved(scenario, *overrides), Invariants()
-    options = Options(device="vgpu", save_tokens=True, hazards=True)
+watching: ContextVar[bool] = ContextVar("watching", default=False)
+"""Whether every run is watched for hazards, also in tests that are not about them."""
+
+
+def outcome_of(scenario: str | Path, *overrides: str, hazards: bool = False) -> RunOutcome:
+    """No test's run may break an invariant, or race where it is watched, whatever the test is about."""
+    question = resolved(scenario, *overrides)
+    return guarded(question, Invariants(), hazards=hazards)
+
+
+def guarded(question: Resolved, guard: Invariants, *, hazards: bool = False) -> RunOutcome:
+    options = Options(device="vgpu", save_tokens=True, hazards=hazards or watching.get())
     found = execute(question, question.relays[0], options, guard=guard)
     assert not guard.violations()
     assert not found.undeclared, found.result.hazards
     return found
 
 
-def result_of(scenario: str | Path, *overrides: str) -> Result:
-    return outcome_of(scenario, *overrides).result
+def result_of(scenario: str | Path, *overrides: str, hazards: bool = False) -> Result:
+    return outcome_of(scenario, *overrides, hazards=hazards).result
 
 
 def digest(scenario: str | Path, *overrides: str) -> str:

@@ -67,6 +67,7 @@ LONG = {
         "hisparse-small-batch",
         "seqlens-sync-spec",
         "overlap-hurts-ttft",
+        "overlap-wins",
         "bidirectional-wait",
         "small-model-overlap",
         "small-model-overlap-half-billion",

@@ -11,7 +11,12 @@ from tests.acceptance.runs import digest, digest_of, result_of, statuses, value
 from tests.acceptance.test_disagg_cells import PREBUILT, everywhere
 
 PAIR = "engine.disaggregation={mode: pair, reserved_decode_tokens: 8}"
-FEW = ("workload.requests=6", "workload.arrival=burst")
+FEW = (
+    "workload.requests=4",
+    "workload.arrival=burst",
+    "workload.output_tokens={dist: uniform, min: 8, max: 32}",
+    "measure.warmup_requests=0",
+)
 V2 = ("pr25774-before", "pr25944-before", "pr25944", "pr26020", "pr26425", "pr25945", "latest")
 SOON = ("pr25774-before", "pr25944")
 LATER = {True: (), False: pytest.mark.wide}
@@ -44,7 +49,7 @@ def test_no_token_and_no_draft_is_another(mode: str, way: tuple[str, ...]) -> No
 
 
 def test_who_comes_back_from_the_host_loses_drafts_at_most() -> None:
-    result = result_of("spec_v2", *FEW, PAIR, "engine.kv_tokens=560")
+    result = result_of("spec_v2", *FEW, PAIR, "engine.kv_tokens=384")
     assert value(result, "retractions") > 0
     assert digest_of(result) == reference("v2")[0]
 

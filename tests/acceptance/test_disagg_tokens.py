@@ -15,7 +15,7 @@ PAIR = "engine.disaggregation={mode: pair}"
 FOUR = "engine.disaggregation={mode: pair, prefill: 2, decode: 2}"
 TIGHT = (
     "engine.disaggregation={mode: pair, reserved_decode_tokens: 4}",
-    "engine.kv_tokens=1920",
+    "engine.kv_tokens=880",
 )
 NONE = "device.values=none"
 FEWER = (*SMALL, "workload.requests=10", "workload.output_tokens={dist: uniform, min: 1, max: 30}")

@@ -33,7 +33,7 @@ HOSTED = (
     "engine.hisparse={enabled: true, device_buffer_size: 48}",
     "engine.cuda_graph=false",
 )
-OUTPUTS = 20
+OUTPUTS = 12
 TOGETHER = [(40, OUTPUTS, 0)] * 3
 STATES = (
     "pr25774-before", "pr25774", "pr25944-before", "pr25944", "pr26020",

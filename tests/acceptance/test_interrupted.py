@@ -21,7 +21,7 @@ from schedbench.profiles.record.result import Abstained, Result, read
 from tests.acceptance.runs import command_line, plain_environment
 
 # Minutes of work; requests arrive one after the other for as long.
-LONG = ("mixed", "--set", "workload.requests=20000", "--set", "workload.arrival.rate=400")
+LONG = ("mixed", "--set", "workload.requests=8000", "--set", "workload.arrival.rate=400")
 PATIENCE_S = 100
 
 
@@ -77,7 +77,7 @@ def until(happened: Callable[[], bool]) -> None:
 
 def some_are_done(run: Interrupted) -> None:
     """As the progress bar tells."""
-    until(lambda: re.search(r"\b[1-9]\d*/20000", run.err) is not None)
+    until(lambda: re.search(r"\b[1-9]\d*/8000", run.err) is not None)
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +126,7 @@ def test_being_told_to_end_is_answered_like_ctrl_c(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["result.json", "timeline.jsonl.gz"]
 
 
+@pytest.mark.wide
 def test_workers_of_their_own_end_together(tmp_path: Path) -> None:
     pair = "engine.disaggregation={mode: pair, decode: 2}"
     told = Interrupted(*LONG, "--set", pair, "--output-dir", tmp_path, under_way=some_are_done)

@@ -8,16 +8,12 @@ import pytest
 
 from schedbench.profiles.record.result import Result
 from schedbench.sched.relay.states import states
-from tests.acceptance.runs import SMALL, digest_of, result_of, value
+from tests.acceptance.runs import SMALL, TIGHT, digest_of, result_of, value
 
 wide = pytest.mark.wide
 
-# Requests that lose their KV and come back, in chunks, behind whom others decode.
-TIGHT = (
-    "engine.kv_tokens=1920",
-    "engine.schedule_conservativeness=0.01",
-    "engine.chunked_prefill_size=64",
-)
+# Requests that lose their KV come back in chunks, behind whom others decode.
+CHUNKED = (*TIGHT, "engine.chunked_prefill_size=64")
 # With each way to publish lengths and to hand on tokens.
 SOME = ("pr25774-before", "pr25944", "pr25945", "latest")
 EXPOSED = ("exposed_stall_us_per_step", "exposed_host_us_per_step")
@@ -33,11 +29,11 @@ def digest(state: str, *overrides: str) -> str:
 @pytest.mark.parametrize("values", ["none", pytest.param("real", marks=wide)])
 def test_all_states_have_one_digest(values: str) -> None:
     mode = f"device.values={values}"
-    digests = {state: digest(state, *TIGHT, mode) for state in states()}
+    digests = {state: digest(state, *CHUNKED, mode) for state in states()}
     assert digests == dict.fromkeys(states(), digest("latest", mode))
 
 
-FEW_SPELLED = ("workload.requests=4", "workload.output_tokens.max=24")
+FEW_SPELLED = ("workload.requests=4", "workload.output_tokens.max=16")
 
 
 def test_all_states_have_one_digest_where_grammars_delay_the_samples() -> None:
@@ -45,7 +41,7 @@ def test_all_states_have_one_digest_where_grammars_delay_the_samples() -> None:
     assert len({digest_of(result) for result in results.values()}) == 1
 
 
-FEW_PENALISED = ("workload.requests=4", "workload.output_tokens.max=30")
+FEW_PENALISED = ("workload.requests=4", "workload.output_tokens.max=24")
 LOOPS = ("engine.overlap=true", "engine.overlap=false")
 
 
@@ -94,7 +90,7 @@ def before_and_after(scenario: str, *overrides: str) -> tuple[Result, Result]:
 
 # Times do not depend on values.
 NONE = "device.values=none"
-DECODES = ("overlap_on", "workload.requests=12", "workload.output_tokens=12")
+DECODES = ("overlap_on", "workload.requests=8", "workload.output_tokens=12")
 PREFILLS = ("prefill_heavy", "workload.requests=4", "workload.output_tokens=8")
 
 
@@ -104,12 +100,12 @@ class TestLatest:
     @pytest.mark.parametrize(
         "question",
         [
-            ("mixed", "workload.requests=12", NONE),
+            ("mixed", "workload.requests=8", NONE),
             DECODES,
-            ("overlap_off", "workload.requests=12", "workload.output_tokens=12"),
+            ("overlap_off", "workload.requests=6", "workload.output_tokens=8"),
             PREFILLS,
             ("shared_prefix", "workload.requests=8", NONE),
-            ("penalties", "workload.requests=8"),
+            ("penalties", "workload.requests=6", "workload.output_tokens.max=24"),
             (
                 "retraction",
                 "workload.requests=12",

@@ -7,7 +7,12 @@ import pytest
 from schedbench.cli.result_page import labels
 from tests.acceptance.runs import digest, result_of
 
-FEW = ("workload.requests=4", "workload.output_tokens.max=16", "measure.warmup_requests=0")
+FEW = (
+    "workload.requests=4",
+    "workload.prompt_tokens.max=100",
+    "workload.output_tokens.max=16",
+    "measure.warmup_requests=0",
+)
 PLAIN = {
     "spec_v1": "engine.speculative=none",
     "spec_v2": "engine.speculative=none",

@@ -37,6 +37,7 @@ SMALL = (
 )
 TWO, FOUR = "engine.pipeline.stages=2", "engine.pipeline.stages=4"
 NONE = ("device.values=none",)
+SOME = ("pr25774-before", "pr25944", "pr25945", "latest")  # each way to publish lengths and to hand on tokens
 TIGHT = ("engine.kv_tokens=192", "engine.schedule_conservativeness=0.01", "engine.radix_cache=false")
 
 
@@ -71,12 +72,16 @@ def test_nor_do_stages_with_real_values(stages: str) -> None:
     assert digest("mixed", *SMALL, stages) == alone()
 
 
-@pytest.mark.parametrize(
-    "values", [pytest.param((), id="real", marks=pytest.mark.wide), pytest.param(NONE, id="none")]
-)
+@pytest.mark.wide
+@pytest.mark.parametrize("values", [(), NONE], ids=["real", "none"])
 def test_all_states_have_the_tokens_of_one_rank(values: tuple[str, ...]) -> None:
     digests = {state: digest("mixed", *SMALL, TWO, f"engine.relay={state}", *values) for state in states()}
     assert digests == dict.fromkeys(states(), alone(*values))
+
+
+@pytest.mark.parametrize("state", SOME)
+def test_a_state_has_the_tokens_of_one_rank(state: str) -> None:
+    assert digest("mixed", *SMALL, TWO, f"engine.relay={state}", *NONE) == alone(*NONE)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,12 @@ from schedbench.profiles.check.faults import FaultScenario, fault_scenarios
 from tests.conftest import RunCommand
 from tests.profiles.cuda import vgpu_as_cuda
 
-SMALL = ("faults/mixing", "--seeds", "0")
+# With one adversary, where the claim is not about their orders.
+SMALL = ("faults/mixing", "--adversarial", "0")
+FEW = ("workload.requests=2", "workload.output_tokens=4")
+SETS = ("--set", FEW[0], "--set", FEW[1])
 # For what is said of a sound run, whose size does not matter.
-TINY = (*SMALL, "--set", "workload.requests=2", "--set", "workload.output_tokens=4")
+TINY = (*SMALL, *SETS)
 
 
 def reports(text: str) -> list[dict[str, Any]]:
@@ -29,7 +33,7 @@ def reports(text: str) -> list[dict[str, Any]]:
 
 
 def test_all_checks_of_a_sound_scenario_pass(run_command: RunCommand) -> None:
-    said = run_command("check", *TINY, "--relay", "latest")
+    said = run_command("check", SMALL[0], "--seeds", "0", *SETS, "--relay", "latest")
     assert said.code == 0 and said.out.rstrip().endswith("all passed")
     for name in ("run", "invariants", "contract", "tokens", "hazards", "budget", "adversary"):
         assert any(line.startswith(name) for line in said.out.splitlines())
@@ -45,13 +49,13 @@ def test_a_document_has_every_check_with_its_verdict(run_command: RunCommand, tm
 
 
 def test_what_no_check_proves_is_named_with_its_line(run_command: RunCommand) -> None:
-    said = run_command("check", *TINY, "--relay", "latest", "--adversarial", "0", "--format", "md")
+    said = run_command("check", *TINY, "--relay", "latest", "--format", "md")
     assert "**Not reached**" in said.out
     assert "| context.streams.record(source, context.streams.forward) |" in said.out
 
 
 def test_every_form_says_in_one_line_what_was_not_asked(run_command: RunCommand, tmp_path: Path) -> None:
-    asked = ("check", *TINY[:2], "1", *TINY[3:], "--relay", "latest", "--output-dir", tmp_path)
+    asked = ("check", SMALL[0], "--seeds", "1", *SETS, "--relay", "latest", "--output-dir", tmp_path)
     said = run_command(*asked, "--format", "csv")
     content = json.loads((tmp_path / "check.json").read_text())
     assert content["not_asked"] == {
@@ -72,7 +76,7 @@ def test_every_form_says_in_one_line_what_was_not_asked(run_command: RunCommand,
 
 
 def test_one_adversary_leaves_all_others_out(run_command: RunCommand) -> None:
-    said = run_command("check", *TINY[:1], *TINY[3:], "--adversarial", "8", "--format", "json")
+    said = run_command("check", SMALL[0], *SETS, "--adversarial", "8", "--format", "json")
     left_out = json.loads(said.out)["not_asked"]
     assert left_out["strategies"].startswith("all work as late as possible, the schedule stream first, ")
     assert left_out["random orders"] == "all but seed 8"
@@ -190,7 +194,8 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("in_this_process")
 def test_all_faults_are_asked_off_and_on(run_command: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = {"never-resolve": fault_scenarios()["never-resolve"]}
+    fault = fault_scenarios()["never-resolve"]
+    one = {"never-resolve": replace(fault, overrides=(*fault.overrides, *FEW))}
     monkeypatch.setattr(all_faults, "fault_scenarios", lambda: one)
     said = run_command("check", "--all-faults", "--seeds", "0", "--format", "json")
     document = json.loads(said.out)
@@ -208,7 +213,7 @@ def test_all_faults_are_asked_off_and_on(run_command: RunCommand, monkeypatch: p
 def test_a_fault_that_nothing_catches_fails(run_command: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is harmless here: stashing before sampling where nothing is delayed."""
     fault = fault_scenarios()["stash-before-sampling"]
-    harmless = FaultScenario(fault.fault, fault.scenario, fault.overrides[:2])
+    harmless = FaultScenario(fault.fault, fault.scenario, (*fault.overrides[:2], *FEW))
     monkeypatch.setattr(all_faults, "fault_scenarios", lambda: {harmless.fault.name: harmless})
     said = run_command("check", "--all-faults", "--seeds", "0")
     assert said.err == "1 of 1: stash-before-sampling caught by NOTHING\n"

@@ -10,16 +10,14 @@ from schedbench.scenarios.loader import load
 from schedbench.scenarios.problems import ScenarioError
 from tests.conftest import RunCommand
 
-SERIAL = (
-    "run",
-    "mixed",
-    "--set",
-    "workload.requests=4",
-    "--set",
-    "measure.repeat=1",
-    "--set",
+SETTINGS = (
+    "workload.requests=3",
+    "workload.prompt_tokens.max=40",
+    "workload.output_tokens={dist: uniform, min: 4, max: 8}",
+    "measure={warmup_requests: 0, repeat: 1, seed: 0}",
     "engine.overlap=false",
 )
+SERIAL = ("run", "mixed", *(word for setting in SETTINGS for word in ("--set", setting)))
 REASON = "asked where overlap is true, and here it is false"
 
 
@@ -46,7 +44,7 @@ def test_a_budget_whose_condition_holds_is_asked(run_command: RunCommand, overla
 
 
 def test_check_says_what_it_did_not_ask(run_command: RunCommand) -> None:
-    small = ("--set", "workload.requests=2", "--set", "workload.output_tokens=4", "--seeds", "0")
+    small = ("--set", "workload.requests=2", "--set", "workload.output_tokens=4", "--adversarial", "0")
     found = run_command("check", "mixed", *small, "--set", "engine.overlap=false", "--format", "json")
     [budget] = [check for check in json.loads(found.out)["reports"][0]["checks"] if check["name"] == "budget"]
     assert budget["verdict"] == "not applicable" and budget["about"] == f"decode.steady not asked: {REASON}"
@@ -60,7 +58,7 @@ def test_a_typed_budget_is_never_left_out(run_command: RunCommand) -> None:
 
 @pytest.mark.parametrize("relay", ["latest", "pr25945"])
 def test_the_budget_of_speculation_is_that_of_latest(run_command: RunCommand, relay: str) -> None:
-    small = ("--set", "workload.requests=4", "--relay", relay)
+    small = ("--set", "workload.requests=2", "--set", "workload.output_tokens=8", "--relay", relay)
     found = run_command("run", "spec_v2", *small, "--format", "json")
     reason = f"asked where relay is latest, and here it is {relay}"
     kinds = () if relay == "latest" else ("draft", "verify", "draft_extend")

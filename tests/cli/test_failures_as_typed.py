@@ -11,7 +11,10 @@ import pytest
 from tests.conftest import RunCommand
 
 DEATH = "faults=[{rank: decode 0, dies: {phase: transfer, nth: 5}}]"
-SMALL = ("--set", "workload.requests=8", "--set", "engine.disaggregation={mode: pair, prefill: 2}")
+SMALL = (
+    *("--set", "workload.requests=8", "--set", "workload.output_tokens={dist: uniform, min: 4, max: 16}"),
+    *("--set", "engine.disaggregation={mode: pair, prefill: 2}"),
+)
 NEVER = "faults=[{link: [prefill 0, decode 0], tag: kv, does: drop, nth: 99}]"
 
 

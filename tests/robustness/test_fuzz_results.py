@@ -46,7 +46,7 @@ REFUSALS = (ResultError, SideError, LikenessError, WorkloadError)
 
 @pytest.fixture(scope="module")
 def sound() -> dict[str, Any]:
-    return outcome_of("mixed", *FEW).result.document()
+    return outcome_of("mixed", *FEW, hazards=True).result.document()
 
 
 @rounds(150)

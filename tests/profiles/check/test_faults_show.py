@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from schedbench.profiles.check import tokens
 from schedbench.profiles.check.adversaries import seeds
 from schedbench.profiles.check.contract import check_contract
 from schedbench.profiles.check.examine import Examiner
 from schedbench.profiles.check.faults import FaultScenario, fault_scenario, fault_scenarios
 from schedbench.profiles.check.report import Report
 from schedbench.profiles.platform.resolve import Resolved, ask
+from schedbench.profiles.record.result import Result
+from schedbench.profiles.run.crash import Crash
 from schedbench.sched.relay.faults import Fault, faults
 
 CATCHERS = {
@@ -83,13 +86,46 @@ SAYS = {
 }
 
 
+pytestmark = pytest.mark.usefixtures("nothing_unproven")
+
 ALL_ORDERS = tuple(seeds(random=0))
 PROGRAM_ORDER: tuple[int, ...] = ()
 
 
-def examined(question: Resolved, adversaries: Sequence[int] = ALL_ORDERS) -> Report:
-    [relay] = question.relays
-    return Examiner(question, adversaries).examine(relay)
+@pytest.fixture(scope="module", autouse=True)
+def shared_runs() -> Iterator[None]:
+    """Runs the reference of equal questions once."""
+    by_question: dict[str, Result | Crash] = {}
+    run_reference = tokens.reference
+
+    def reference(resolved: Resolved) -> Result | Crash:
+        question = tokens.reference_question(resolved).scenario.model_dump_json()
+        if question not in by_question:
+            by_question[question] = run_reference(resolved)
+        return by_question[question]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokens, "reference", reference)
+        yield
+
+
+@cache
+def examiner(scenario: str, overrides: tuple[str, ...], adversaries: tuple[int, ...]) -> Examiner:
+    """One per question, since it runs the references of its drafts once."""
+    return Examiner(ask(scenario, overrides), adversaries)
+
+
+@cache
+def sound(scenario: str, overrides: tuple[str, ...], adversaries: tuple[int, ...]) -> Report:
+    """Several faults are asked of one scenario, which is examined once without any."""
+    without = examiner(scenario, overrides, adversaries)
+    [relay] = without.resolved.relays
+    return without.examine(relay)
+
+
+def broken(scenario: FaultScenario, adversaries: tuple[int, ...]) -> Report:
+    [relay] = scenario.broken().relays
+    return examiner(scenario.scenario, scenario.overrides, adversaries).examine(relay)
 
 
 def caught(report: Report) -> set[str]:
@@ -98,12 +134,6 @@ def caught(report: Report) -> set[str]:
 
 def evidence_of(report: Report) -> str:
     return "\n".join(evidence.says for check in report.failed for evidence in check.evidence)
-
-
-@cache
-def sound(scenario: str, overrides: tuple[str, ...], adversaries: tuple[int, ...]) -> Report:
-    """Several faults are asked of one scenario, which is examined once without any."""
-    return examined(ask(scenario, overrides), adversaries)
 
 
 @pytest.mark.parametrize("name", faults())
@@ -118,7 +148,7 @@ def test_off_it_is_clean_and_on_it_is_caught(name: str, adversaries: tuple[int, 
     """What only an adversary's order shows, hazards show in program order too."""
     scenario = fault_scenarios()[name]
     off = sound(scenario.scenario, scenario.overrides, adversaries)
-    on = examined(scenario.broken(), adversaries)
+    on = broken(scenario, adversaries)
     assert caught(off) == set(), evidence_of(off)
     assert caught(on) == (CATCHERS[name] if adversaries else CATCHERS[name] - {"adversary"})
     assert SAYS[name] in evidence_of(on)
@@ -148,7 +178,7 @@ def test_what_is_harmless_alone_is_no_fault() -> None:
     """A launch may stash what is sampled already."""
     tokens = fault_scenario(faults()["stash-before-sampling"])
     unspelled = FaultScenario(tokens.fault, tokens.scenario, tokens.overrides[:2])
-    assert caught(examined(unspelled.broken(), PROGRAM_ORDER)) == set()
+    assert caught(broken(unspelled, PROGRAM_ORDER)) == set()
 
 
 def test_the_page_has_every_fault_with_its_catchers() -> None:
