@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import wraps
 from typing import Any, Final
 
 import torch
 
 from ..vgpu.streams import Event, Stream
+from .autocast import autocast_patches
 from .cuda_program import CudaProgram
 from .device_names import CUDA, CudaDeviceNames
 
@@ -20,7 +20,7 @@ def torch_functions(program: CudaProgram, names: CudaDeviceNames) -> Iterator[tu
     yield torch, "Generator", _standing_for(torch.Generator, _generator(torch.Generator))
     yield torch, "Stream", _standing_for(torch.Stream, _emulated(torch.Stream, Stream, names), Stream)
     yield torch, "Event", _standing_for(torch.Event, _emulated(torch.Event, Event, names), Event)
-    yield torch.autocast, "__init__", _autocast(torch.autocast.__init__)
+    yield from autocast_patches()
     yield torch, "get_device_module", _module_of(torch.get_device_module)
     yield torch, "set_default_device", _default_device(torch.set_default_device, names)
     yield torch, "get_default_device", _default_named(torch.get_default_device, names)
@@ -66,20 +66,6 @@ def _emulated(original: Any, emulated: Any, names: CudaDeviceNames) -> Callable[
         return emulated(**options)
 
     return make
-
-
-def _autocast(original: Callable[..., None]) -> Callable[..., None]:
-    @wraps(original)
-    def autocast(
-        self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None
-    ) -> None:
-        if device_type == "cuda" and enabled:
-            raise RuntimeError(
-                "torch.autocast is not available on the virtual GPU: its casts would not be counted"
-            )
-        original(self, "cpu" if device_type == "cuda" else device_type, dtype, enabled, cache_enabled)
-
-    return autocast
 
 
 def _module_of(original: Callable[..., Any]) -> Callable[..., Any]:

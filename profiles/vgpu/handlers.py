@@ -75,6 +75,8 @@ class OpHandlers(dict[Any, Handler]):
             return _view(gpu, func)
         if name in RESHAPES:
             return _reshape(gpu, func)
+        if schema.is_mutable and not schema.returns and name.removeprefix("_amp").startswith("_foreach_"):
+            return _lists_in_place(gpu, func, name)
         if schema.is_mutable:
             return _in_place(gpu, func, name)
         return _functional(gpu, func, name)
@@ -158,6 +160,18 @@ def _in_place(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handle
         if returns == 1:
             return target
         return targets if returns else None
+
+    return handler
+
+
+def _lists_in_place(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handler:
+    """One kernel that writes all tensors of a list."""
+    op, runtime, duration = func._op, gpu.runtime, _duration(gpu, name)
+
+    def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        held = unwrap(args)
+        gpu.executor.mutate(op, held, unwrap_named(kwargs))
+        runtime.kernel(name, duration(held, ()))
 
     return handler
 

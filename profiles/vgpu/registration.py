@@ -74,6 +74,9 @@ class DeviceModule:
     def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:  # noqa: ARG002
         torch.set_rng_state(state)
 
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.float16, torch.bfloat16]
+
     def _is_in_bad_fork(self) -> bool:
         return False
 

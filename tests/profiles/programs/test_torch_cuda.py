@@ -110,12 +110,6 @@ def test_a_loader_pins_in_a_thread() -> None:
     assert [batch.to("cuda", non_blocking=True).sum().item() for (batch,) in loaded] == [6.0, 22.0]
 
 
-@pytest.mark.usefixtures("program")
-def test_autocast_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="autocast is not available"), torch.autocast("cuda"):
-        pass
-
-
 def test_what_torch_compile_is_given_stays_as_it_is(program: CudaProgram) -> None:
     @torch.compile(dynamic=True)
     def doubled(x: torch.Tensor) -> torch.Tensor:

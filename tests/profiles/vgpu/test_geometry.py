@@ -85,3 +85,15 @@ def test_the_memory_of_a_tensor() -> None:
         assert x.untyped_storage().nbytes() == 128
         assert x[1].data_ptr() - x.untyped_storage().data_ptr() == 32
         assert abs(x.data_ptr() - other.data_ptr()) >= 128
+
+
+def test_an_op_on_a_list_writes_all_tensors() -> None:
+    sink = Recorded()
+    with open_vgpu(load("h200"), sink=sink) as gpu:
+        tensors = [torch.ones(2, device=gpu.device), torch.zeros(3, device=gpu.device)]
+        gpu.flush()
+        sink.kinds.clear()
+        torch._foreach_add_(tensors, 1)
+        gpu.flush()
+        assert sink.kinds == ["kernel"]
+        assert [tensor.tolist() for tensor in tensors] == [[2, 2], [1, 1, 1]]
