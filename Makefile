@@ -23,7 +23,7 @@ test: $(READY)
 # too long for each change, run whole by CI.
 wide: $(READY)
 	$(BIN)/pytest $(WORKERS) -q -m wide $(HANGS) $(WIDE) $(TESTS)
-	$(BIN)/pytest $(WORKERS) -q --watch $(HANGS) tests/acceptance
+	$(BIN)/pytest $(WORKERS) -q --watch $(HANGS) tests/acceptance tests/robustness/test_failures_by_script.py
 
 # A recorded trace, which lies beside the repository where there is one.
 mooncake: $(READY)

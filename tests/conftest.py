@@ -24,9 +24,7 @@ AWAY = pytest.StashKey[dict[str, int]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--watch", action="store_true", help="watch every run of tests/acceptance for hazards (make wide)"
-    )
+    parser.addoption("--watch", action="store_true", help="watch every run for hazards (make wide)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -13,15 +13,14 @@ from safetensors.torch import save_file
 
 from schedbench.profiles.record.result import Result
 from tests.acceptance.cells import Ask
-from tests.acceptance.runs import result_of, watching
+from tests.acceptance.runs import result_of, watch_runs_of
 
 HIDDEN, INNER, VOCAB = 16, 24, 300
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tests of ``make wide`` run under watch; others with ``--watch``, and where they ask for it."""
-    watching.set(bool(item.config.getoption("--watch") or item.get_closest_marker("wide")))
+    watch_runs_of(item)
 
 
 @pytest.fixture

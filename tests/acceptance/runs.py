@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
 
+import pytest
+
 from schedbench.profiles.check.invariants import Invariants
 from schedbench.profiles.platform.machine import Machine
 from schedbench.profiles.platform.resolve import Resolved, ask
@@ -41,8 +43,12 @@ def resolved(scenario: str | Path, *overrides: str) -> Resolved:
     return ask(str(scenario), overrides)
 
 
-watching: ContextVar[bool] = ContextVar("watching", default=False)
-"""Whether every run is watched for hazards, also in tests that are not about them."""
+_watching: ContextVar[bool] = ContextVar("watching", default=False)
+
+
+def watch_runs_of(item: pytest.Item) -> None:
+    """Watches every run of a test of ``make wide`` for hazards, and of other tests with ``--watch``."""
+    _watching.set(bool(item.config.getoption("--watch") or item.get_closest_marker("wide")))
 
 
 def outcome_of(scenario: str | Path, *overrides: str, hazards: bool = False) -> RunOutcome:
@@ -52,7 +58,7 @@ def outcome_of(scenario: str | Path, *overrides: str, hazards: bool = False) -> 
 
 
 def guarded(question: Resolved, guard: Invariants, *, hazards: bool = False) -> RunOutcome:
-    options = Options(device="vgpu", save_tokens=True, hazards=hazards or watching.get())
+    options = Options(device="vgpu", save_tokens=True, hazards=hazards or _watching.get())
     found = execute(question, question.relays[0], options, guard=guard)
     assert not guard.violations()
     assert not found.undeclared, found.result.hazards

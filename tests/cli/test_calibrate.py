@@ -100,6 +100,7 @@ def test_kinds_of_steps_have_lines_of_their_own(calibrated):
     assert "  prefill" in console.export_text()
 
 
+@pytest.mark.wide
 def test_the_lines_can_be_judged_at_once(monkeypatch):
     few = accuracy.CASES[0]
     small = few._replace(overrides=(*few.overrides, "workload.requests=2"), states=("pr25945", "latest"))

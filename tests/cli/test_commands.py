@@ -152,7 +152,12 @@ def test_subclasses_of_errors_keep_the_exit_code():
 
 
 @pytest.mark.parametrize(
-    "arguments", ["list scenarios", "run overlap_on --set workload.requests=2", "explain ttft_ms"]
+    "arguments",
+    [
+        "list scenarios",
+        pytest.param("run overlap_on --set workload.requests=2", marks=pytest.mark.wide),
+        "explain ttft_ms",
+    ],
 )
 def test_an_output_that_nobody_reads_is_no_failed_gate(arguments: str) -> None:
     reader, writer = os.pipe()

@@ -10,7 +10,10 @@ import pytest
 from schedbench.profiles.record.definitions import definition
 from tests.conftest import RunCommand
 
-SMALL = ("--set", "workload.requests=4", "--format", "csv")
+SMALL = (
+    *("--set", "workload.requests=2"),
+    *("--set", "workload.output_tokens={dist: uniform, min: 4, max: 8}"),
+)
 
 
 @pytest.mark.parametrize(
@@ -47,10 +50,10 @@ def test_names_of_nothing_are_refused(run_command: RunCommand, name: str) -> Non
 
 @pytest.mark.parametrize("scenario", ["pp2", "disagg", "spec_v2", "hisparse"])
 def test_every_name_of_a_result_has_a_definition(run_command: RunCommand, scenario: str) -> None:
-    rows = list(csv.DictReader(io.StringIO(run_command("run", scenario, *SMALL).out)))
+    rows = list(csv.DictReader(io.StringIO(run_command("run", scenario, *SMALL, "--format", "csv").out)))
     assert len(rows) > 20 and all(definition(row["metric"]).name for row in rows)
 
 
 def test_the_idle_time_of_each_rank_is_in_a_table(run_command: RunCommand) -> None:
-    found = run_command("run", "pp2", *SMALL[:2])
+    found = run_command("run", "pp2", *SMALL)
     assert any(line.split()[:2] == ["idle", "ms"] for line in found.out.splitlines())

@@ -9,9 +9,16 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.acceptance.runs import watch_runs_of
+
 settings.register_profile("fuzz", settings.get_profile("default"))
 
 ALLOWANCE = 2**30  # bytes that reading something hostile may take
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    watch_runs_of(item)
 
 
 @pytest.fixture

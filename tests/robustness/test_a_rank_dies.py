@@ -61,7 +61,7 @@ def alive(pid: int) -> bool:
         pytest.param(
             "pp2", "engine.pipeline.stages=3", ("stage 1", "stage 2"), "stage 2", marks=pytest.mark.wide
         ),
-        ("disagg", PAIR, ("decode 0", "router"), "decode 0"),
+        pytest.param("disagg", PAIR, ("decode 0", "router"), "decode 0", marks=pytest.mark.wide),
         pytest.param("disagg", TWO, ("prefill 1", "decode 0", "router"), "prefill 1", marks=pytest.mark.wide),
         pytest.param("disagg", PAIR, ("decode 0", "router"), "router", marks=pytest.mark.wide),
         pytest.param(

@@ -99,6 +99,7 @@ def test_results_are_whole(folder: Path, name: str, number: Signals, after: floa
             read(path)
 
 
+@pytest.mark.wide
 def test_what_was_left_behind_is_in_nobodys_way(folder: Path) -> None:
     (folder / "sweep/runs").mkdir(parents=True, exist_ok=True)
     for name in ("sweep/.sweep.json.1", "sweep/runs/.0123-4567.json.1"):

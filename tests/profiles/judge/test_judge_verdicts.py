@@ -44,7 +44,9 @@ def test_at_most_one_in_twenty_comparisons_of_a_with_a_finds_a_difference(rng):
     assert verdicts["better"] + verdicts["worse"] + verdicts["trade-off"] <= 10, verdicts
 
 
-@pytest.mark.parametrize("cv", [0.005, 0.02, 0.05])
+@pytest.mark.parametrize(
+    "cv", [pytest.param(0.005, marks=pytest.mark.wide), 0.02, pytest.param(0.05, marks=pytest.mark.wide)]
+)
 def test_noise_alone_finds_no_difference(rng, cv):
     verdicts = Counter(
         judge_blocks(blocks(rng, pairs=DEFAULT_PAIRS, cv=cv), "lower").verdict for _ in range(200)
@@ -52,7 +54,7 @@ def test_noise_alone_finds_no_difference(rng, cv):
     assert verdicts["better"] + verdicts["worse"] <= 10, verdicts
 
 
-@pytest.mark.parametrize("effect", [0.02, -0.02])
+@pytest.mark.parametrize("effect", [0.02, pytest.param(-0.02, marks=pytest.mark.wide)])
 def test_two_percent_are_found_in_four_of_five_comparisons(rng, effect):
     verdicts = Counter(
         verdict_on(*(blocks(rng, pairs=DEFAULT_PAIRS, cv=0.01, effect=e) for e in (effect, 0.0, 0.0)))

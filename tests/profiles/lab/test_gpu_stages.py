@@ -331,6 +331,7 @@ def test_ranges_are_taken_by_cupti_where_it_is_found(tmp_path, monkeypatch):
 SMALL = ["--set", "workload.requests=2", "--set", "workload.output_tokens={dist: uniform, min: 2, max: 4}"]
 
 
+@pytest.mark.wide
 def test_questions_can_be_answered_in_processes_of_their_own(tmp_path):
     words = ["--device", "vgpu", "--side", "emulated", "--workers", "2", "--folder", str(tmp_path), *SMALL]
     assert prediction_runs.main(["mixed:pr25945", *words]) == 0
@@ -385,6 +386,7 @@ def test_a_run_on_a_profile_that_a_stage_wrote(tmp_path):
     assert json.loads(output.read_text())["hardware"]["name"] == "own"
 
 
+@pytest.mark.wide
 def test_kineto_understands_the_size_of_its_buffers(tmp_path):
     conf = tmp_path / "kineto.conf"
     conf.write_text(plan.KINETO)

@@ -57,7 +57,7 @@ def test_other_tokens_are_told(ladder: Ladder) -> None:
 
 def test_upstreams_penalties_promise_other_tokens_than_exact_ones() -> None:
     relays = "engine.relays=[pr25774-before, pr25945, latest, {state: pr25944, penalties: exact}]"
-    found = climb(ask("penalties", ["workload.requests=16", relays]), VGPU)
+    found = climb(ask("penalties", ["workload.requests=12", relays]), VGPU)
     digests = [rung.digest for rung in found.rungs]
     assert digests[0] == digests[1] != digests[2] == digests[3]
     assert found.tokens_agree
