@@ -11,7 +11,7 @@ import typer
 from .text import echo, number
 
 Entry = dict[str, Any]
-What = Literal["scenarios", "cases", "relays", "faults", "models", "hardware", "maps"]
+What = Literal["scenarios", "cases", "relays", "faults", "models", "hardware", "maps", "engines"]
 Format = Literal["table", "json"]
 
 
@@ -19,8 +19,8 @@ def show(
     what: Annotated[What, typer.Argument(help="What to list.")],
     form: Annotated[Format, typer.Option("--format", help="A table, or a list of objects.")] = "table",
 ) -> None:
-    """List the scenarios, cases, relay states, faults, models, hardware profiles or maps of ranges that can
-    be named."""
+    """List the scenarios, cases, relay states, faults, models, hardware profiles, maps of ranges or other projects'
+    engines that can be named."""
     entries = _SOURCES[what]()
     if form == "json":
         echo(json.dumps(entries, indent=1, ensure_ascii=False))
@@ -177,6 +177,20 @@ def _maps() -> list[Entry]:
     return [{"name": found.name, "about": found.about, "sha256": found.sha256} for found in known]
 
 
+def _engines() -> list[Entry]:
+    from ..profiles.engines.adapter import adapter_named, adapter_names
+
+    adapters = ((name, adapter_named(name)) for name in adapter_names())
+    return [
+        {
+            "name": name,
+            "about": f"{name}:FOLDER, {name}:FOLDER@REF, {name}==VERSION",
+            "package": adapter.package,
+        }
+        for name, adapter in adapters
+    ]
+
+
 _SOURCES: dict[What, Callable[[], list[Entry]]] = {
     "scenarios": _scenarios,
     "cases": _cases,
@@ -185,6 +199,7 @@ _SOURCES: dict[What, Callable[[], list[Entry]]] = {
     "models": _models,
     "hardware": _hardware,
     "maps": _maps,
+    "engines": _engines,
 }
 
 _LAYOUTS: dict[What, Callable[[list[Entry]], str]] = {

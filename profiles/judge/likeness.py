@@ -13,6 +13,7 @@ CAPACITY: Final = ("engine.kv_tokens", "engine.max_running_requests")
 BATCHING: Final = frozenset(
     {"engine.pipeline.async_depth", "engine.pipeline.dynamic_chunks", "engine.pipeline.smooth_factor"}
 )
+OWN: Final = "schedbench"  # the scheduler that is no other project's
 _FREE: Final = frozenset({"measure.repeat", "measure.seed"})  # the caller pairs runs of equal seeds
 _MISSING: Final = object()
 _LONGEST: Final = 300  # characters of a value in a message
@@ -104,12 +105,18 @@ def engine_differences(a: Result, b: Result) -> tuple[ScenarioDifference, ...]:
         if difference.key.startswith("engine.") and not difference.key.startswith("engine.relay")
     )
     relay = (ScenarioDifference(f"relay.{d.key}", d.a, d.b) for d in _of_parts(a.relay, b.relay))
-    sources = (
-        ScenarioDifference(f"labels.{d.key}", d.a, d.b)
-        for d in _of_parts(a.labels, b.labels)
-        if d.key.startswith("engine") and not d.key.startswith("engine.edge")
-    )
-    return *engine, *relay, *sources
+    return *engine, *relay, *_sources(a, b)
+
+
+def _sources(a: Result, b: Result) -> tuple[ScenarioDifference, ...]:
+    """The differences of the engines of other projects; that of the files only where there is no other."""
+    if a.labels.engine is None or b.labels.engine is None:
+        names = [OWN if side.labels.engine is None else side.labels.engine.name for side in (a, b)]
+        return (ScenarioDifference("labels.engine", *names),) if names[0] != names[1] else ()
+    found = {d.key: d for d in _of_parts(a.labels.engine, b.labels.engine) if not d.key.startswith("edge.")}
+    if len(found) > 1:
+        found.pop("sha256", None)
+    return tuple(ScenarioDifference(f"labels.engine.{key}", d.a, d.b) for key, d in found.items())
 
 
 def _of_parts(a: Any, b: Any) -> Iterator[ScenarioDifference]:

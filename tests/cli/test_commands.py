@@ -92,7 +92,7 @@ def test_an_unknown_metric_gets_the_nearest_name(capsys, monkeypatch):
     assert "`schedbench explain` lists them" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("what", ["scenarios", "models", "hardware", "maps"])
+@pytest.mark.parametrize("what", ["scenarios", "models", "hardware", "maps", "engines"])
 def test_lists_have_names_and_abouts(cli, what):
     entries = json.loads(cli.invoke(app, ["list", what, "--format", "json"]).output)
     assert entries and all(entry["name"] and entry["about"] for entry in entries)

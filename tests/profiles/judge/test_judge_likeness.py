@@ -66,3 +66,23 @@ def test_all_differences_are_listed():
         str(error)
         == "A and B are not alike and cannot be compared:\n  a.b: 1 against 2\n  c: 'x' against None"
     )
+
+
+ENGINE = {
+    "name": "sglang",
+    "version": "1",
+    "ref": "main",
+    "commit": "a" * 40,
+    "dirty": False,
+    "sha256": "0" * 64,
+}
+
+
+def test_an_engine_of_another_project_may_be_compared_with_every_other(result):
+    own, one = result(), result({"labels.engine": ENGINE})
+    other = result({"labels.engine": {**ENGINE, "ref": "fix", "sha256": "1" * 64, "edge": {"hollow": ["x"]}}})
+    assert unlike(own, one) == unlike(one, other) == ()
+    assert engine_differences(own, one) == (ScenarioDifference("labels.engine", "schedbench", "sglang"),)
+    assert engine_differences(one, other) == (ScenarioDifference("labels.engine.ref", "main", "fix"),)
+    edited = result({"labels.engine": {**ENGINE, "sha256": "2" * 64}})
+    assert [difference.key for difference in engine_differences(one, edited)] == ["labels.engine.sha256"]
