@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import torch
 
+from ....sched.model.config import ModelConfig
 from ....sched.observe import StepKind, StreamName
 from ....sched.request import Request, Status
 from ...run.compose import engine_config
@@ -38,6 +39,7 @@ class SglangSystem(System):
         self.runner = RunnerStub(parts, self.bridge)
         self.defaults = self.runner.defaults
         self.scheduler = self._opened()
+        self.scheduler.tokenizer = _Tokenizer(parts.resolved.model)
         self._wrap_batches()
         self._wrap_scheduler()
         self._name()
@@ -120,7 +122,7 @@ class SglangSystem(System):
 
     def _name_streams(self) -> None:
         """Called in the loop, whose current stream is the schedule stream."""
-        observer = self.bridge.observer
+        observer = self._parts.observer
         for name in _STREAMS:
             if (stream := getattr(self.scheduler, f"{name}_stream", None)) is not None:
                 observer.stream(name, stream)
@@ -277,6 +279,15 @@ def _published(module: Any, args: Any) -> bool:
         parallel.override_permanently(**dict.fromkeys(groups, one))
     module.bootstrap.init_parallel_runtime = lambda **_: None
     return True
+
+
+class _Tokenizer:
+    """What finish checks and penalties ask of the tokenizer, which nothing else uses."""
+
+    additional_stop_token_ids = None
+
+    def __init__(self, model: ModelConfig) -> None:
+        self.eos_token_id = next(iter(model.eos_token_ids), -1)
 
 
 class _Receiver:
