@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from ...sched.observe import NO_STEP, Observer, StepInfo, StepKind
@@ -29,7 +29,7 @@ class _Step(NamedTuple):
 class RunBridge:
     """Takes requests from the run's source and reports what becomes of them, by id; numbers the engine's steps.
 
-    All methods are called on the scheduler's thread."""
+    All methods are called on the scheduler's thread, with arguments by position, as observers' are."""
 
     def __init__(self, parts: SystemParts) -> None:
         self.requests: dict[str, Request] = {}  # that have not ended
@@ -42,7 +42,7 @@ class RunBridge:
 
     # ---- requests ------------------------------------------------------------------------------------------
 
-    def due(self, *, idle: bool) -> Sequence[Request]:
+    def due(self, idle: bool) -> Sequence[Request]:
         """The requests that have arrived. An ``idle`` scheduler sleeps until the next arrival. Raises AllEnded where it
         is idle and there is none."""
         arrived = self._source.due(self._clock.now())
@@ -87,6 +87,10 @@ class RunBridge:
             request.retraction_count += 1
             self.observer.retracted(request)
 
+    def kv_usage(self, tokens: int) -> None:
+        """``tokens``: KV slots in use that are neither free nor evictable."""
+        self.observer.kv_usage(tokens)
+
     # ---- steps ---------------------------------------------------------------------------------------------
 
     def range(self, name: str, size: int, step: int = NO_STEP) -> AbstractContextManager[object]:
@@ -96,25 +100,24 @@ class RunBridge:
     def planned(self, kind: StepKind) -> None:
         self.observer.planned(self.next_step, kind)
 
-    @contextmanager
-    def launch(
-        self, kind: StepKind, rows: Mapping[str, int], *, tokens: int, penalised: bool
-    ) -> Iterator[int]:
-        """Surrounds the launch of a step; gives its number. ``rows``: cached prompt tokens by request; ``tokens``:
-        inputs of the forward."""
+    def begin_step(self, cached: Mapping[str, int]) -> int:
+        """The number of the step that is about to be launched. ``cached``: its requests, in order, with the prompt
+        tokens of each that came from the prefix cache."""
         step, self.next_step = self.next_step, self.next_step + 1
-        for request_id, cached in rows.items():
+        for request_id, tokens in cached.items():
             request = self.requests.get(request_id)
             if request is not None and request.first_scheduled_at is None:
                 request.first_scheduled_at = self._clock.now()
-                request.cached_tokens = cached
-        yield step
-        info = StepInfo(step, kind, len(rows), tokens, steady=False)
-        self._launched[step] = _Step(info, list(rows) != self._rows, penalised)
-        self._rows = list(rows)
+                request.cached_tokens = tokens
+        return step
+
+    def launched(self, info: StepInfo, rows: Sequence[str], penalised: bool) -> None:
+        """``rows``: the requests of the step."""
+        self._launched[info.step] = _Step(info, rows != self._rows, penalised)
+        self._rows = rows
         self.observer.launched(info)
 
-    def settled(self, step: int, *, ended: bool) -> None:
+    def settled(self, step: int, ended: bool) -> None:
         """The result of a step has been applied. ``ended``: a request of it has ended."""
         info, changed, penalised = self._launched.pop(step)
         self.observer.settled(info._replace(steady=not (ended or changed or penalised)))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from ...sched.relay.choice import RelayChoice
-from ..platform.hardware import load
+from ..platform.hardware import HardwareProfile, load
 from ..platform.resolve import Resolved
+from ..programs.cuda_program import CudaProgram
 from ..programs.hollow import HollowPackages
 from ..programs.torch_cuda import cuda_answered
+from ..programs.triton_kernels import triton_interpreted
 from ..record.provenance import EdgePart
 from ..record.result import Result
 from ..run.machines import one_thread, open_machine
@@ -29,8 +33,16 @@ def load_engine(adapter: EngineAdapter) -> None:
     """Import the engine while ``torch.cuda`` is answered: what a device can do is asked as modules are imported. The
     virtual GPU of the imports is not that of a run."""
     hardware = load(_IMPORTED_ON)
-    with one_thread(), open_vgpu(hardware) as gpu, cuda_answered(gpu, hardware):
+    with one_thread(), open_vgpu(hardware), _answered(hardware):
         adapter.load()
+
+
+@contextmanager
+def _answered(hardware: HardwareProfile) -> Iterator[CudaProgram]:
+    """CUDA and Triton answered by the open virtual GPU."""
+    gpu = CURRENT.get()
+    with cuda_answered(gpu, hardware) as program, triton_interpreted(gpu):
+        yield program
 
 
 def run_on_engine(
@@ -52,7 +64,7 @@ def run_on_engine(
         adversary=options.adversary,
         watch=[source.watched],
     )
-    with machine as opened, cuda_answered(CURRENT.get(), resolved.hardware) as program:
+    with machine as opened, _answered(resolved.hardware) as program:
         system: list[System] = []
 
         def make_system(parts: SystemParts) -> System:

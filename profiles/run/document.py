@@ -4,36 +4,32 @@ from __future__ import annotations
 
 import uuid
 from datetime import datetime
-from typing import Final, Literal
+from typing import Final
 
-from ...scenarios.combinations import overlaps, staged
 from ...scenarios.schema import Scenario
-from ...sched.relay.choice import RelayChoice, loop_of
-from ...sched.relay.switches import DRAFT_SWITCHES, OVERLAPPED_ONLY
 from ..platform.machine import Machine
-from ..platform.resolve import Resolved, speculation
+from ..platform.resolve import speculation
 from ..record.environment import environment, tool
-from ..record.provenance import NO_RELAY, RelayPart, RunPart, ScenarioPart
+from ..record.provenance import RunPart, ScenarioPart
 from ..record.result import RequestRow, Result, WorkloadPart
 from .declared_hazards import hazards, ordering
 from .passes import MeasuredRun
 from .runner import Pass
+from .system import System
 
 # Kinds of steps that read what earlier steps have left in the relay.
 _HANDED_ON: Final = {"decode", "verify"}
 
 
 def result_of(
-    resolved: Resolved,
-    relay: RelayChoice,
+    scenario: Scenario,
+    system: System,
     machine: Machine,
     found: MeasuredRun,
     run: RunPart,
     world: str | None,
 ) -> Result:
-    """``world``: in which several ranks ran; None for a single engine. An engine of another project has no relay, and
-    declares no hazards."""
-    scenario, own = resolved.scenario, resolved.engine is None
+    """``world``: in which several ranks ran; None for a single engine."""
     return Result(
         tool=tool(),
         run=run,
@@ -47,11 +43,11 @@ def result_of(
         ),
         scenario=ScenarioPart(expanded=scenario.expanded(), sha256=scenario.sha256),
         workload=WorkloadPart.model_validate(found.done.achieved, from_attributes=True),
-        relay=_relay(relay, scenario) if own else RelayPart(state=NO_RELAY, loop=_loop(scenario)),
+        relay=system.relay_part(),
         hardware=machine.hardware,
         hazards=hazards(
             machine,
-            _known(relay, scenario) if own else (),
+            system.declared_hazards,
             decoded=bool(_HANDED_ON & found.done.collector.counts.steps.keys()),
         ),
         ordering=ordering(machine),
@@ -61,22 +57,6 @@ def result_of(
             "requests": _counted_from(found.done.start, found.parts.requests),
         },
     )
-
-
-def _relay(relay: RelayChoice, scenario: Scenario) -> RelayPart:
-    return RelayPart(
-        state=relay.state.name,
-        loop=_loop(scenario),
-        policies=relay.policies(
-            overlap=overlaps(scenario), speculation=speculation(scenario), staged=staged(scenario)
-        ),
-        switches=_switches(relay, scenario),
-        faults=tuple(fault.name for fault in relay.faults),
-    )
-
-
-def _loop(scenario: Scenario) -> Literal["overlapped", "serial", "pipelined"]:
-    return loop_of(overlap=overlaps(scenario), staged=staged(scenario))
 
 
 def run_part(command: str, started: datetime, wall_s: float, done: Pass, machine: Machine) -> RunPart:
@@ -89,21 +69,6 @@ def run_part(command: str, started: datetime, wall_s: float, done: Pass, machine
         cancelled=done.cancelled,
         failure=done.failure or None,
         hazards_s=None if machine.hazards is None else machine.hazards.spent / 1e9,
-    )
-
-
-def _switches(relay: RelayChoice, scenario: Scenario) -> dict[str, str]:
-    """The switches that have an effect: a single stream has nothing to order, and some belong to the overlapped
-    worker."""
-    absent = set() if overlaps(scenario) else set(OVERLAPPED_ONLY)
-    if speculation(scenario) != "v2":
-        absent |= DRAFT_SWITCHES.keys()
-    return {name: value for name, value in relay.switches.items() if name not in absent}
-
-
-def _known(relay: RelayChoice, scenario: Scenario) -> tuple[str, ...]:
-    return relay.known_hazards(
-        overlap=overlaps(scenario), speculation=speculation(scenario), staged=staged(scenario)
     )
 
 

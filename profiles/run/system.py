@@ -6,17 +6,21 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
+from ...scenarios.combinations import overlaps, staged
+from ...scenarios.schema import Scenario
 from ...sched.loop.chunk_sizes import size_chunks
 from ...sched.loop.event_loops import run_overlapped, run_serial
 from ...sched.loop.pipelined import run_pipelined
 from ...sched.loop.workers import PrefillWorker
 from ...sched.model.sampler import TokenSampler
 from ...sched.observe import Clock, Observer
-from ...sched.relay.choice import RelayChoice
+from ...sched.relay.choice import RelayChoice, loop_of
+from ...sched.relay.switches import DRAFT_SWITCHES, OVERLAPPED_ONLY
 from ...sched.request import Request, RequestSource
 from ..measure.collector import LookupCount
 from ..platform.machine import Machine
-from ..platform.resolve import Resolved
+from ..platform.resolve import Resolved, speculation
+from ..record.provenance import RelayPart
 from .compose import Guard, compose
 from .observers import TagAudit
 from .progress import unfinished
@@ -44,10 +48,15 @@ class System:
     simulated = False  # the acceptance of drafts is simulated
     aborts = True  # requests can be aborted here
     defaults: Collection[str] = ()  # what an engine's system answered by a constant
+    declared_hazards: Sequence[str] = ()  # names of those that its relay state declares
 
     @property
     def next_step(self) -> int:
         """The number of the step that is planned next."""
+        raise NotImplementedError
+
+    def relay_part(self) -> RelayPart:
+        """What the result says about how steps hand on their results."""
         raise NotImplementedError
 
     def prepare(self) -> None:
@@ -105,6 +114,11 @@ class OwnSystem(System):
         spec = self.scheduler.engine.config.speculative
         self.simulated = spec is not None and spec.acceptance is not None
         self.aborts = not isinstance(self.scheduler, PrefillWorker)
+        self._relay = parts.relay
+        scenario = parts.resolved.scenario
+        self.declared_hazards = parts.relay.known_hazards(
+            overlap=overlaps(scenario), speculation=speculation(scenario), staged=staged(scenario)
+        )
 
     @property
     def next_step(self) -> int:
@@ -116,6 +130,18 @@ class OwnSystem(System):
             run_pipelined(scheduler)
         else:
             (run_overlapped if scheduler.engine.config.overlap else run_serial)(scheduler)
+
+    def relay_part(self) -> RelayPart:
+        relay, scenario = self._relay, self._resolved.scenario
+        return RelayPart(
+            state=relay.state.name,
+            loop=loop_of(overlap=overlaps(scenario), staged=staged(scenario)),
+            policies=relay.policies(
+                overlap=overlaps(scenario), speculation=speculation(scenario), staged=staged(scenario)
+            ),
+            switches=_switches(relay, scenario),
+            faults=tuple(fault.name for fault in relay.faults),
+        )
 
     def prepare(self) -> None:
         size_chunks(self.scheduler)
@@ -150,3 +176,12 @@ class OwnSystem(System):
         alike = model.num_layers // buffers.tokens.shape[0]  # layers that one buffer stands for
         token_bytes = alike * 2 * model.kv_size * model.dtype.itemsize
         return LookupCount(buffers, self._machine.peek, token_bytes=token_bytes)
+
+
+def _switches(relay: RelayChoice, scenario: Scenario) -> dict[str, str]:
+    """The switches that have an effect: a single stream has nothing to order, and some belong to the overlapped
+    worker."""
+    absent = set() if overlaps(scenario) else set(OVERLAPPED_ONLY)
+    if speculation(scenario) != "v2":
+        absent |= DRAFT_SWITCHES.keys()
+    return {name: value for name, value in relay.switches.items() if name not in absent}

@@ -183,7 +183,7 @@ class RunTask:
             found = untimed(found, OWN_CLOCKS)
         run = run_part(options.command, self.started, time.perf_counter() - self.begin, done, machine)
         return RankReport(
-            result_of(self.resolved, self.relay, machine, found, run, world),
+            result_of(self.resolved.scenario, prepared.system, machine, found, run, world),
             done.collector.requests.totals,
             done.collector.acceptance,
             done.collector.bubble.found(),

@@ -85,7 +85,7 @@ def server_args(resolved: Resolved, config: EngineConfig, model: Path) -> Any:
     return fitted(kind, **wanted)
 
 
-def tokenized(request: Request, *, seeded: bool) -> Any:  # noqa: ARG001
+def tokenized(request: Request) -> Any:
     """SGLang's message of a request whose prompt is tokenized."""
     messages = import_module("sglang.srt.managers.io_struct")
     kind = messages.TokenizedGenerateReqInput

@@ -25,12 +25,13 @@ _MADE = ("init_ngram_embedding_manager", "init_kv_index_translator")
 
 class RunnerStub:
     """Replaces the constructor and the forward of SGLang's ``ModelRunner``. ``defaults`` are the names of attributes
-    that only a model would have set, and that were answered by a constant."""
+    that only a model would have set, and that were answered by a constant. ``reports`` has the bridge's methods, which
+    take no host time."""
 
-    def __init__(self, parts: SystemParts, bridge: RunBridge) -> None:
+    def __init__(self, parts: SystemParts, bridge: RunBridge, reports: RunBridge) -> None:
         self.defaults: set[str] = set()
         self._parts = parts
-        self._bridge = bridge
+        self._bridge, self._reports = bridge, reports
         self._module: Any = import_module("sglang.srt.model_executor.model_runner")
 
     def install(self) -> None:
@@ -50,7 +51,7 @@ class RunnerStub:
             return self._forward(runner, forward_batch)
 
         def sampled(runner: Any, output: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-            with self._bridge.range("sample", forward_batch.batch_size, self._bridge.next_step - 1):
+            with self._reports.range("sample", forward_batch.batch_size, self._bridge.next_step - 1):
                 ids = sample(runner, output, forward_batch, *args, **kwargs)
                 return self._tagged(runner, output, ids)
 
@@ -133,7 +134,7 @@ class RunnerStub:
         return 0 if name.endswith(("_rank", "_bytes", "_time")) else None
 
     def _forward(self, runner: Any, batch: Any) -> Any:
-        with self._bridge.range("model", batch.batch_size, self._bridge.next_step - 1):
+        with self._reports.range("model", batch.batch_size, self._bridge.next_step - 1):
             runner.forward_pass_id += 1
             output = runner.decoder.forward(_forward_batch(batch, runner.decoder.config.context_len))
         processor = import_module("sglang.srt.layers.logits_processor")

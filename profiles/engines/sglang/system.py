@@ -18,8 +18,9 @@ from typing import Any, Final
 import torch
 
 from ....sched.model.config import ModelConfig
-from ....sched.observe import StepKind, StreamName
+from ....sched.observe import StepInfo, StepKind, StreamName
 from ....sched.request import Request, Status
+from ...record.provenance import NO_RELAY, RelayPart
 from ...run.compose import engine_config
 from ...run.observers import TagAudit
 from ...run.system import System, SystemParts
@@ -34,9 +35,10 @@ _STREAMS: Final[Sequence[StreamName]] = ("forward", "copy")
 class SglangSystem(System):
     def __init__(self, parts: SystemParts) -> None:
         self._parts = parts
-        self.bridge: RunBridge = parts.machine.host.excluded(RunBridge(parts))
+        self._bridge = RunBridge(parts)
+        self._reports = parts.machine.host.excluded(self._bridge)  # its methods, which take no host time
         self._gone: list[Any] = []  # messages of clients that have gone
-        self.runner = RunnerStub(parts, self.bridge)
+        self.runner = RunnerStub(parts, self._bridge, self._reports)
         self.defaults = self.runner.defaults
         self.scheduler = self._opened()
         self.scheduler.tokenizer = _Tokenizer(parts.resolved.model)
@@ -48,7 +50,10 @@ class SglangSystem(System):
 
     @property
     def next_step(self) -> int:
-        return self.bridge.next_step
+        return self._bridge.next_step
+
+    def relay_part(self) -> RelayPart:
+        return RelayPart(state=NO_RELAY, loop="overlapped" if self.scheduler.enable_overlap else "serial")
 
     def run(self) -> None:
         scheduler, self._named = self.scheduler, False
@@ -67,7 +72,7 @@ class SglangSystem(System):
         self._gone.append(aborted(request.id))
 
     def unfinished(self) -> Sequence[Request]:
-        return list(self.bridge.requests.values())
+        return list(self._bridge.requests.values())
 
     def audit(self) -> TagAudit | None:
         runner = self._model_runner
@@ -117,7 +122,7 @@ class SglangSystem(System):
         hazards.name(runner.req_to_token_pool.req_to_token, "req_to_token")
         relay = getattr(self.scheduler, "future_map", None)
         for name, value in vars(relay).items() if relay is not None else ():
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, torch.Tensor) and value.is_cuda:
                 hazards.name(value, name)
 
     def _name_streams(self) -> None:
@@ -166,7 +171,7 @@ class SglangSystem(System):
         if not self._named:
             self._name_streams()
             self._named = True
-        with self.bridge.range("receive", 0):
+        with self._reports.range("receive", 0):
             busy = (
                 scheduler.waiting_queue
                 or scheduler.running_batch.reqs
@@ -174,59 +179,64 @@ class SglangSystem(System):
                 or getattr(scheduler, "chunked_req", None)
                 or self._gone
             )
-            arrived = [tokenized(request, seeded=False) for request in self.bridge.due(idle=not busy)]
+            arrived = [tokenized(request) for request in self._reports.due(not busy)]
             messages, self._gone = [*arrived, *self._gone], []
             return messages
 
     def _admit(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with self.bridge.range("admit", len(self.scheduler.waiting_queue)):
+        with self._reports.range("admit", len(self.scheduler.waiting_queue)):
             return original(*args, **kwargs)
 
     def _prepare(self, kind: StepKind) -> Callable[..., Any]:
         def prepare(original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
-            self.bridge.planned(kind)
-            with self.bridge.range("prepare", len(batch.reqs)):
+            self._reports.planned(kind)
+            with self._reports.range("prepare", len(batch.reqs)):
                 return original(batch, *args, **kwargs)
 
         return prepare
 
     def _mix(self, original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
-        self.bridge.planned("mixed")
+        self._reports.planned("mixed")
         return original(batch, *args, **kwargs)
 
     def _retract(self, original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         out = original(batch, *args, **kwargs)
         for req in out[0] if isinstance(out, tuple) else ():
-            self.bridge.retracted(req.rid)
+            self._reports.retracted(req.rid)
         return out
 
     def _launch(self, original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
-        rows = {req.rid: int(req.cached_tokens) for req in batch.reqs}
+        cached = {req.rid: int(req.cached_tokens) for req in batch.reqs}
         kind = _kind(batch.forward_mode)
-        tokens = len(rows) if kind == "decode" else int(batch.extend_num_tokens or 0)
+        self._reports.kv_usage(self._used_tokens())
+        tokens = len(cached) if kind == "decode" else int(batch.extend_num_tokens or 0)
         orchestrator = getattr(batch.sampling_info, "penalizer_orchestrator", None)
         penalised = bool(getattr(orchestrator, "is_required", False))
-        with (
-            self.bridge.launch(kind, rows, tokens=tokens, penalised=penalised) as step,
-            self.bridge.range("publish", len(rows), step),
-        ):
+        step = self._reports.begin_step(cached)
+        with self._reports.range("publish", len(cached), step):
             result = original(batch, *args, **kwargs)
+        info = StepInfo(step, kind, len(cached), tokens, steady=False)
+        self._reports.launched(info, list(cached), penalised)
         result.schedbench_step = step
         return result
+
+    def _used_tokens(self) -> int:
+        pool, cache = self.scheduler.token_to_kv_pool_allocator, self.scheduler.tree_cache
+        return int(pool.size - pool.available_size() - cache.evictable_size())
 
     def _settle(
         self, original: Callable[..., Any], batch: Any, result: Any, *args: Any, **kwargs: Any
     ) -> Any:
         step = result.schedbench_step
-        running = [req for req in batch.reqs if req.rid in self.bridge.requests]
-        with self.bridge.range("settle", len(batch.reqs), step):
+        running = [req for req in batch.reqs if req.rid in self._bridge.requests]
+        with self._reports.range("settle", len(batch.reqs), step):
             out = original(batch, result, *args, **kwargs)
         for req in running:
-            self.bridge.advance(req.rid, req.output_ids)
+            self._reports.advance(req.rid, req.output_ids)
         ended = [req for req in running if req.finished()]
         for req in ended:
-            self.bridge.end(req.rid, _end(req.finished_reason))
-        self.bridge.settled(step, ended=bool(ended))
+            self._reports.end(req.rid, _end(req.finished_reason))
+        self._reports.settled(step, bool(ended))
         return out
 
     def _sent(self, message: Any, *_: Any, **__: Any) -> None:
@@ -234,11 +244,11 @@ class SglangSystem(System):
         if type(message).__name__ == "AbortReq":
             reason = getattr(message, "finished_reason", None) or {}
             text = reason.get("message", "") if isinstance(reason, dict) else str(reason)
-            self.bridge.end(message.rid, EndOfRequest(Status.ABORTED, text or "aborted by its client"))
+            self._reports.end(message.rid, EndOfRequest(Status.ABORTED, text or "aborted by its client"))
         elif (ids := getattr(message, "rids", None)) is not None:
             for request_id, reason in zip(ids, message.finished_reasons, strict=True):
                 if isinstance(reason, dict) and reason.get("type") == "abort":
-                    self.bridge.end(request_id, EndOfRequest(Status.REFUSED, reason.get("message", "")))
+                    self._reports.end(request_id, EndOfRequest(Status.REFUSED, reason.get("message", "")))
 
 
 def _method(around: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:

@@ -43,7 +43,8 @@ class Findings:
         self._found.setdefault(hazard.key, hazard)
 
     def named(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[FoundHazard, ...]:
-        return tuple(_named(hazard, sites, streams) for hazard in self._found.values())
+        """Streams of one name count as one: an engine may make its streams anew for every run."""
+        return tuple(dict.fromkeys(_named(hazard, sites, streams) for hazard in self._found.values()))
 
 
 def unread(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from schedbench.profiles.record.provenance import NO_RELAY, RelayPart
 from schedbench.profiles.run.system import OwnSystem, SystemParts
 from schedbench.sched.batch import ScheduleBatch, StepResult
 
@@ -13,8 +14,12 @@ from schedbench.sched.batch import ScheduleBatch, StepResult
 class ToySystem(OwnSystem):
     def __init__(self, parts: SystemParts, loop: ModuleType) -> None:
         super().__init__(parts)
+        self.declared_hazards = ()
         self._loop = loop
         self._device = parts.machine.device
+
+    def relay_part(self) -> RelayPart:
+        return RelayPart(state=NO_RELAY)
 
     def run(self) -> None:
         """``toy.loop`` has a function for the run, ``step``, and may have one for each settled step, ``settled``."""
