@@ -22,7 +22,7 @@ from ..record.result import Result
 from ..run.task import Options
 from .adapter_file import find_adapter
 from .names import EngineError, parse_engine
-from .server import NEEDED, Answer, packed, unpacked
+from .server import NEEDED, SIGNALLED, Answer, packed, unpacked
 from .source import EngineSource, PackagePlace, opened_source
 
 PATIENCE_S: Final = 300.0  # for an import, and between two signs of progress of a run
@@ -283,4 +283,7 @@ def _our_package() -> Iterator[Path]:
 
 
 def _ending(code: int) -> str:
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+    number = -code if code < 0 else code - SIGNALLED
+    with suppress(ValueError):
+        return f"was ended by {signal.Signals(number).name}"
+    return f"exited with {code}"

@@ -49,6 +49,9 @@ NEEDED: Final = {
     "nvtx": "nvtx>=0.2.11",
     "triton": "triton>=3.6",
 }
+SIGNALLED: Final = (
+    128  # and the signal's number: the supervisor's exit code where a signal has ended the zygote
+)
 _LINES: Final = 40  # of an engine's traceback that are shown
 
 Answer = dict[str, Any]
@@ -76,22 +79,27 @@ def main(arguments: list[str]) -> int:
     with suppress(OSError):  # the child does so, too: whichever comes first
         os.setpgid(zygote, zygote)
     os.close(answers)
-    watch = threading.Thread(target=_end_with_client, args=(commands, zygote, arguments[2:]), daemon=True)
-    watch.start()
+    threading.Thread(target=_end_with_client, args=(commands, zygote), daemon=True).start()
     signal.signal(signal.SIGTERM, lambda number, frame: _kill(zygote))  # noqa: ARG005
     _, status = os.waitpid(zygote, 0)
     _kill(zygote)  # the processes that the engine has left
-    return abs(os.waitstatus_to_exitcode(status))
+    if _has_ended(commands, 0):
+        for folder in arguments[2:]:
+            shutil.rmtree(folder, ignore_errors=True)
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else SIGNALLED - code
 
 
-def _end_with_client(commands: int, zygote: int, folders: list[str]) -> None:
+def _end_with_client(commands: int, zygote: int) -> None:
+    _has_ended(commands, None)
+    _kill(zygote)
+
+
+def _has_ended(commands: int, patience: float | None) -> bool:
+    """Whether the client's end of the pipe is closed, at the latest after ``patience`` ms."""
     ends = select.poll()
     ends.register(commands, 0)  # the end of the writer is reported without being asked for
-    ends.poll()
-    _kill(zygote)
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
-    os._exit(0)
+    return bool(ends.poll(patience))
 
 
 def _kill(group: int) -> None:

@@ -83,7 +83,7 @@ def opened_source(name: EngineName, place: PackagePlace, *, wheels: Path) -> Ite
         yield _in_place(name, place)
         return
     with tempfile.TemporaryDirectory(prefix="schedbench-engine-") as folder:
-        tree = Path(folder)
+        tree = Path(folder).resolve()
         source = (
             _exported(name, place, tree) if name.version is None else _unpacked(name, place, tree, wheels)
         )

@@ -164,7 +164,7 @@ def test_after_a_run_without_progress_or_a_killed_process_the_next_run_is_as_eve
         patch.setattr(client, "PATIENCE_S", 0.1)
         told = failure(question, scripted("import time; time.sleep(1000)"))
     assert "the run made no progress for 0.1 s, and was ended" in told
-    assert "the run did not end: the engine's process " in failure(
+    assert "the run did not end: the engine's process was ended by SIGKILL" in failure(
         question, scripted("import os; os.killpg(0, 9)")
     )
     assert len(run(question, scripted("")).requests) == 2
