@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
+from torch.optim import optimizer
+from torch.utils import _foreach_utils
 
 from ..vgpu.streams import Event, Stream
+from ..vgpu.tensor import DeviceTensor
 from .autocast import autocast_patches
 from .cuda_program import CudaProgram
 from .device_names import CUDA, CudaDeviceNames
@@ -24,6 +27,8 @@ def torch_functions(program: CudaProgram, names: CudaDeviceNames) -> Iterator[tu
     yield torch, "get_device_module", _module_of(torch.get_device_module)
     yield torch, "set_default_device", _default_device(torch.set_default_device, names)
     yield torch, "get_default_device", _default_named(torch.get_default_device, names)
+    for module in (_foreach_utils, optimizer):  # CUDA's optimizers update all parameters by one kernel
+        yield module, "_foreach_supported_types", [*module._foreach_supported_types, DeviceTensor]
     yield torch, "compile", _uncompiled(program)
     yield (
         torch.nn.Module,

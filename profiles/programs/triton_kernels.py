@@ -25,6 +25,7 @@ from ..vgpu.addresses import UNCOMPUTED, AddressTable, rounded
 from ..vgpu.hazards.footprints import Offsets
 from ..vgpu.tensor import DeviceTensor, is_pinned, is_pinned_storage
 from .on_import import patched_on_import
+from .triton_driver import driver_patches
 
 VARIABLE: Final = "TRITON_INTERPRET"
 _LEAST: Final = np.iinfo(np.int64).min
@@ -270,7 +271,10 @@ class TritonPrograms:
 def triton_interpreted(gpu: VirtualGpu) -> Iterator[TritonPrograms]:
     """Launch the Triton kernels of a program on ``gpu`` until the block ends."""
     programs = TritonPrograms(gpu)
-    with patched_on_import("triton.runtime.interpreter", programs.patches):
+    with (
+        patched_on_import("triton.runtime.interpreter", programs.patches),
+        patched_on_import("triton.runtime.driver", driver_patches),
+    ):
         yield programs
 
 

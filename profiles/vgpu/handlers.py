@@ -75,7 +75,7 @@ class OpHandlers(dict[Any, Handler]):
             return _view(gpu, func)
         if name in RESHAPES:
             return _reshape(gpu, func)
-        if schema.is_mutable and not schema.returns and name.removeprefix("_amp").startswith("_foreach_"):
+        if any(a.alias_info and a.alias_info.is_write and "List" in str(a.type) for a in schema.arguments):
             return _lists_in_place(gpu, func, name)
         if schema.is_mutable:
             return _in_place(gpu, func, name)

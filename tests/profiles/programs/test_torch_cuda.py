@@ -13,7 +13,18 @@ from torch import nn
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.programs.cuda_program import CudaProgram
 from schedbench.profiles.programs.torch_cuda import cuda_answered
+from schedbench.profiles.record.timeline import Window
 from schedbench.profiles.vgpu import open_vgpu
+
+
+class Recorded:
+    """A sink."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def feed(self, window: Window) -> None:
+        self.names += [op.name for op in window.ops]
 
 
 @pytest.fixture
@@ -42,6 +53,24 @@ def losses(device: str) -> list[float]:
 def test_a_training_step_computes_what_the_cpu_computes(program: CudaProgram) -> None:
     assert losses("cuda") == losses("cpu")
     assert program.defaults == set()
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": True}])
+def test_an_optimizer_updates_all_parameters_at_once(options: dict[str, bool]) -> None:
+    """As on CUDA, where one kernel does one operation for all parameters, or the whole update."""
+    sink = Recorded()
+    with open_vgpu(load("h200"), sink=sink, gradients=True) as gpu, cuda_answered(gpu, load("h200")):
+        model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4)).cuda()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2, **options)
+        model(torch.ones(2, 8, device="cuda")).sum().backward()
+        optimizer.step()
+        gpu.flush()
+        sink.names.clear()
+        optimizer.step()
+        gpu.flush()
+    updates = {name for name in sink.names if name.startswith(("_foreach", "_fused"))}
+    assert set(sink.names) == updates
+    assert ("_fused_adamw_" in updates) is bool(options)
 
 
 @pytest.mark.usefixtures("program")

@@ -286,6 +286,15 @@ def values_none() -> Any:
         return kinds, total.tolist(), said
 
 
+@case
+def driver() -> Any:
+    with opened():
+        active = triton.runtime.driver.active
+        target = active.get_current_target()
+        found = active.utils.get_device_properties(active.get_current_device())
+        return target.backend, target.arch, found["multiprocessor_count"], triton.next_power_of_2(5)
+
+
 def main() -> None:
     json.dump({function.__name__: function() for function in CASES}, sys.stdout)
 
