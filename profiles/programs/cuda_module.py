@@ -156,6 +156,7 @@ def _constants(program: CudaProgram, properties: DeviceProperties) -> Mapping[st
         "set_per_process_memory_fraction": None,
         "ipc_collect": None,
         "memory_snapshot": [],
+        "memory_summary": "",
         **_MEMORY,
     }
     return {name: program.default(f"torch.cuda.{name}", value) for name, value in values.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -114,6 +115,17 @@ def test_streams_events_and_queries(program: CudaProgram) -> None:
     assert program.defaults == set()
     assert torch.cuda.memory_allocated() == 0
     assert program.defaults == {"torch.cuda.memory_allocated"}
+
+
+@pytest.mark.usefixtures("program")
+def test_a_checkpoint_is_loaded_onto_cuda(tmp_path: Path) -> None:
+    file = tmp_path / "model.pt"
+    torch.save({"model": nn.Linear(2, 2).state_dict(), "steps": [torch.ones(1)], "rate": 0.1}, file)
+    for location in ("cuda", torch.device("cuda", 0)):
+        found = torch.load(file, map_location=location)
+        assert found["model"]["weight"].is_cuda and found["steps"][0].is_cuda and found["rate"] == 0.1
+        nn.Linear(2, 2).cuda().load_state_dict(found["model"])
+    assert not torch.load(file)["steps"][0].is_cuda
 
 
 @pytest.mark.usefixtures("program")
