@@ -91,13 +91,22 @@ RunCommand = Callable[..., CommandResult]
 @pytest.fixture
 def run_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunCommand:
     """Runs ``schedbench`` with arguments in this process; an error without an exit code passes through."""
+    return _command(monkeypatch, capsys)
 
+
+@pytest.fixture
+def run_parent_command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> RunCommand:
+    """Like ``run_command``, with the output of the processes that the command starts."""
+    return _command(monkeypatch, capfd)
+
+
+def _command(monkeypatch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> RunCommand:
     def run(*arguments: str | Path) -> CommandResult:
         monkeypatch.setattr(sys, "argv", ["schedbench", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
             main()
         code = end.value.code
         assert code is None or isinstance(code, int)
-        return CommandResult(code or 0, *capsys.readouterr())
+        return CommandResult(code or 0, *capture.readouterr())
 
     return run

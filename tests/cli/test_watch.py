@@ -6,9 +6,12 @@ import json
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import RunCommand
 
 GOOD = "import torch\nx = torch.ones(3, device='cuda')\nprint('sum', x.sum().item())\n"
 RACE = """import torch
@@ -18,9 +21,9 @@ with torch.cuda.stream(side):
 """
 
 
-def watch(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "schedbench", "watch", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+@pytest.fixture
+def watch(run_parent_command: RunCommand) -> RunCommand:
+    return partial(run_parent_command, "watch")
 
 
 @pytest.fixture
@@ -28,44 +31,43 @@ def script(tmp_path: Path) -> Path:
     return tmp_path / "program.py"
 
 
-def test_a_program_and_its_result(script: Path, tmp_path: Path) -> None:
+def test_a_program_and_its_result(watch: RunCommand, script: Path, tmp_path: Path) -> None:
     script.write_text(GOOD)
     done = watch("--output-dir", str(tmp_path / "out"), "--format", "json", "--", "python", str(script))
-    assert (done.returncode, done.stderr) == (0, "sum 3.0\n")
-    document = json.loads(done.stdout)
+    assert (done.code, done.err) == (0, "sum 3.0\n")
+    document = json.loads(done.out)
     assert document == json.loads((tmp_path / "out" / "result.json").read_text())
     assert [row["site"]["statement"] for row in document["syncs"]] == ["print('sum', x.sum().item())"]
 
 
-def test_a_race_fails(script: Path) -> None:
+def test_a_race_fails(watch: RunCommand, script: Path) -> None:
     script.write_text(RACE)
     done = watch("--", "python", str(script))
-    assert done.returncode == 1
-    assert "hazards 1 undeclared" in done.stdout
-    assert "x + 1" in done.stdout
+    assert done.code == 1
+    assert "hazards 1 undeclared" in done.out
+    assert "x + 1" in done.out
 
 
-def test_versions_are_compared_by_line(tmp_path: Path) -> None:
+def test_versions_are_compared_by_line(
+    watch: RunCommand, run_parent_command: RunCommand, tmp_path: Path
+) -> None:
     results = []
     for number, text in enumerate((GOOD, "import torch\nx = torch.ones(3, device='cuda')\n")):
         folder = tmp_path / str(number)
         folder.mkdir()
         (folder / "program.py").write_text(text)
-        assert watch("--output-dir", str(folder), "--", "python", str(folder / "program.py")).returncode == 0
+        assert watch("--output-dir", str(folder), "--", "python", str(folder / "program.py")).code == 0
         results.append(str(folder / "result.json"))
-    command = [sys.executable, "-m", "schedbench", "compare", *results]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert "program default d2h 1 -> 0, program default sync 1 -> 0" in " ".join(done.stdout.split())
+    done = run_parent_command("compare", *results)
+    assert "program default d2h 1 -> 0, program default sync 1 -> 0" in " ".join(done.out.split())
 
 
-def test_a_program_that_fails_has_its_traceback_and_one_sentence(script: Path) -> None:
+def test_a_program_that_fails_has_its_traceback_and_one_sentence(watch: RunCommand, script: Path) -> None:
     script.write_text("def load():\n    raise ValueError('bad data')\nload()\n")
     done = watch("--", "python", str(script))
-    assert (done.returncode, done.stdout) == (4, "")
-    assert done.stderr.startswith(
-        f'Traceback (most recent call last):\n  File "{script}", line 3, in <module>'
-    )
-    assert done.stderr.endswith(f"schedbench: {script}: ValueError: bad data\n")
+    assert (done.code, done.out) == (4, "")
+    assert done.err.startswith(f'Traceback (most recent call last):\n  File "{script}", line 3, in <module>')
+    assert done.err.endswith(f"schedbench: {script}: ValueError: bad data\n")
 
 
 @pytest.mark.parametrize(
@@ -85,11 +87,11 @@ def test_a_program_that_fails_has_its_traceback_and_one_sentence(script: Path) -
     ],
     ids=["_exit", "killed", "syntax", "import", "no such device"],
 )
-def test_a_process_that_ends_early(script: Path, body: str, message: str) -> None:
+def test_a_process_that_ends_early(watch: RunCommand, script: Path, body: str, message: str) -> None:
     script.write_text(body)
     done = watch("--", "python", str(script))
-    assert (done.returncode, done.stdout) == (4, "")
-    assert message in done.stderr
+    assert (done.code, done.out) == (4, "")
+    assert message in done.err
 
 
 @pytest.mark.wide
@@ -120,21 +122,21 @@ def test_the_program_ends_with_a_killed_parent(script: Path, tmp_path: Path) -> 
         (["nosuch/python", "{script}"], "nosuch/python: no such interpreter"),
     ],
 )
-def test_wrong_commands(script: Path, arguments: list[str], message: str) -> None:
+def test_wrong_commands(watch: RunCommand, script: Path, arguments: list[str], message: str) -> None:
     script.write_text(GOOD)
     done = watch("--", *(word.replace("{script}", str(script)) for word in arguments))
-    assert done.returncode == 2
-    assert message in done.stderr
+    assert done.code == 2
+    assert message in done.err
 
 
-def test_wrong_options(script: Path) -> None:
+def test_wrong_options(watch: RunCommand, script: Path) -> None:
     script.write_text(GOOD)
-    assert watch("--hardware", "h999", "--", "python", str(script)).returncode == 2
-    assert watch("--map", "nosuch", "--", "python", str(script)).returncode == 2
+    assert watch("--hardware", "h999", "--", "python", str(script)).code == 2
+    assert watch("--map", "nosuch", "--", "python", str(script)).code == 2
 
 
-def test_a_hollow_package(script: Path) -> None:
+def test_a_hollow_package(watch: RunCommand, script: Path) -> None:
     script.write_text("import absent_kernels, torch\nabsent_kernels.norm(torch.ones(3, device='cuda'))\n")
     refused = watch("--hollow", "absent_kernels", "--hollow", "absent", "--", "python", str(script))
-    assert refused.returncode == 4
-    assert "absent_kernels.norm was called with a tensor of the virtual GPU" in refused.stderr
+    assert refused.code == 4
+    assert "absent_kernels.norm was called with a tensor of the virtual GPU" in refused.err
