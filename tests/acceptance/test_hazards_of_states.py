@@ -34,10 +34,10 @@ from tests.acceptance.runs import SMALL, resolved
 from tests.conftest import RunCommand
 
 # Some requests end while others decode, and prompts are computed beside both.
-CROWD = (*SMALL, "workload.requests=10", "workload.output_tokens={dist: uniform, min: 24, max: 40}")
+NONE = "device.values=none"
+CROWD = (*SMALL, "workload.requests=10", "workload.output_tokens={dist: uniform, min: 24, max: 40}", NONE)
 LATEST = "engine.relay=latest"
 PAGED = "engine.page_size=16"
-NONE = "device.values=none"
 
 
 def watched(scenario: str, *overrides: str, hazards: bool = True) -> RunOutcome:
@@ -53,14 +53,13 @@ def found(outcome: RunOutcome) -> Hazards:
 @pytest.mark.parametrize(
     "overrides",
     [
-        (),
+        ("device.values=real",),
         (PAGED,),
-        (NONE, PAGED),
-        (NONE, "engine.mixed_chunk=false"),
-        (NONE, "engine.radix_cache=false", "engine.chunked_prefill_size=64"),
-        (NONE, "engine.cuda_graph=false"),
-        (NONE, "engine.overlap=false"),
-        (NONE, "engine.kv_tokens=600", "engine.schedule_conservativeness=0.05"),
+        ("engine.mixed_chunk=false",),
+        ("engine.radix_cache=false", "engine.chunked_prefill_size=64"),
+        ("engine.cuda_graph=false",),
+        ("engine.overlap=false",),
+        ("engine.kv_tokens=600", "engine.schedule_conservativeness=0.05"),
     ],
     ids=" ".join,
 )
@@ -91,7 +90,7 @@ def test_a_faithful_state_shows_what_it_declares_and_nothing_else() -> None:
     ],
 )
 def test_states_without_the_barrier_show_what_they_declare(state: str, dead: tuple[str, ...]) -> None:
-    outcome = watched("mixed", *CROWD, f"engine.relay={state}", NONE)
+    outcome = watched("mixed", *CROWD, f"engine.relay={state}")
     assert found(outcome).known == (SLOT_REUSE, PAGE_TABLE_REWRITE, *dead) and not outcome.undeclared
 
 
@@ -100,7 +99,7 @@ def test_states_without_the_barrier_show_what_they_declare(state: str, dead: tup
     [("{state: latest, barrier: off}", ()), ("{state: pr26425, preparation: fused}", (DEAD_PUBLISH,))],
 )
 def test_preparing_in_one_kernel_shows_them_under_the_same_names(relay: str, dead: tuple[str, ...]) -> None:
-    outcome = watched("mixed", *CROWD, f"engine.relay={relay}", NONE)
+    outcome = watched("mixed", *CROWD, f"engine.relay={relay}")
     assert found(outcome).known == (SLOT_REUSE, PAGE_TABLE_REWRITE, *dead) and not outcome.undeclared
 
 
@@ -122,7 +121,6 @@ def test_tokens_that_no_decode_could_read_are_no_finding(state: str, overlap: st
         "workload.output_tokens.min=1",
         "workload.output_tokens.max=1",
         f"engine.overlap={overlap}",
-        NONE,
     )
     assert not watched("mixed", *CROWD, *prompts_only, f"engine.relay={state}").undeclared
 
@@ -130,7 +128,7 @@ def test_tokens_that_no_decode_could_read_are_no_finding(state: str, overlap: st
 @pytest.mark.parametrize("state", ["pr25945", "latest"])
 def test_penalties_of_the_forward_race_with_the_count_where_no_barrier_stands(state: str) -> None:
     relay = f"engine.relay={{state: {state}, barrier: off, penalties: upstream}}"
-    outcome = watched("penalties", relay, "workload.requests=12")
+    outcome = watched("penalties", relay, "workload.requests=8")
     assert PENALTY_STATE in found(outcome).known and not outcome.undeclared
 
 
