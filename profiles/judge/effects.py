@@ -4,16 +4,19 @@ Counts are exact. The steps of several runs of a side are pooled."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from ..measure.steps import OUTSIDE
 from ..record.result import IDLE_PARTS, Abstained, CopyRow, Metric, Result, SitePart, SyncRow
 
 Change = Literal["fewer", "more", "equal", "moved", "no steps"]
 Results = Sequence[Result]
+
+_FORMAT: Final = re.compile(r"\s+|,(?=\s*[)\]}])")
 
 
 class StepCounts(NamedTuple):
@@ -112,7 +115,8 @@ def _tallies(results: Results) -> dict[tuple[str, str, str], StepCounts]:
 
 def lines(a: Results, b: Results) -> list[LineEffect]:
     """Source lines of steps, the largest difference first, and those of kinds that only one side has last. Lines are
-    matched by file, function and statement, since line numbers move. Empty where a side recorded no lines."""
+    matched by file, function and statement, since line numbers move; the statement's format does not count. Empty where
+    a side recorded no lines."""
     if any(result.unrecorded for result in (*a, *b)):
         return []
     sites: dict[tuple[str, ...], SitePart | None] = {}
@@ -158,8 +162,13 @@ def rows_of_steps(result: Result) -> Iterator[tuple[tuple[str, ...], CopyRow | S
     rows: tuple[CopyRow | SyncRow, ...] = (*result.copies, *result.syncs)
     for row in rows:
         if row.kind != OUTSIDE:
-            site = (row.site.file, row.site.function, row.site.statement) if row.site else ()
+            site = (row.site.file, row.site.function, unformatted(row.site.statement)) if row.site else ()
             yield (row.kind, row.stream, row.range, _what(row), *site), row
+
+
+def unformatted(statement: str) -> str:
+    """The statement without what a formatter of sources changes: spaces, and a comma before a closing bracket."""
+    return _FORMAT.sub("", statement)
 
 
 def _what(row: CopyRow | SyncRow) -> str:

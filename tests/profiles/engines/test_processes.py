@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 import tomllib
@@ -21,6 +22,7 @@ from schedbench.profiles.engines.names import EngineError
 from schedbench.profiles.engines.server import NEEDED, lacking
 from schedbench.profiles.platform.resolve import EngineChoice, Resolved, ask
 from schedbench.profiles.ranks.execute import Options, execute
+from schedbench.profiles.record.environment import tool
 
 from .conftest import ADAPTER, QUIET, Scripted, WriteEngine, run
 
@@ -244,6 +246,25 @@ def test_an_interpreter_has_to_be_one(question: Resolved, toy: WriteEngine, tmp_
         run(question, toy(), python=str(tmp_path / "python"))
     with pytest.raises(EngineFailedError, match="did not end: the engine's process exited with 1"):
         run(question, toy(), python="/bin/false")
+
+
+def interpreter(file: Path, *folders: str) -> str:
+    """This Python without its environment, and with the packages of these folders."""
+    path = "".join(f":{folder}" for folder in folders)
+    file.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH{path}" exec {sys.executable} -S "$@"\n')
+    file.chmod(0o755)
+    return str(file)
+
+
+@pytest.mark.usefixtures("ended_engines")
+def test_another_interpreter_is_handed_our_package_and_nothing_beside_it(
+    question: Resolved, toy: WriteEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    with pytest.raises(EngineError, match=r"bare lacks torch, numpy, .* -m pip install 'torch>="):
+        run(question, toy(), python=interpreter(tmp_path / "bare"))
+    found = run(question, toy(), python=interpreter(tmp_path / "full", sysconfig.get_path("purelib")))
+    assert found.tool == tool()
 
 
 def test_another_interpreter_needs_what_we_need() -> None:

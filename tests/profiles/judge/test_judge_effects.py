@@ -98,3 +98,19 @@ def test_a_side_without_an_answer_has_none(result):
     silent = result({"idle": {"abstained": "no kernel was seen"}})
     parts = {part.part: (part.a, part.b) for part in idle([result()], [silent])}
     assert parts["host_late"][0] is not None and parts["host_late"][1] is None
+
+
+def test_a_statement_that_was_only_reformatted_is_the_same_line(result):
+    shapes = ("x = f(a, dtype=b).to(c)", "x = f( a, dtype=b, ).to(c)", "x = f(a, dtype=d).to(c)")
+    one, same, other = (
+        result(
+            {
+                "per_step": {"decode": kind(sync={})},
+                "copies": [],
+                "syncs": [sync(site={"file": "a.py", "function": "f", "line": 1, "statement": text})],
+            }
+        )
+        for text in shapes
+    )
+    assert [(line.a, line.b) for line in lines([one], [same])] == [(1.0, 1.0)]
+    assert len(lines([one], [other])) == 2
