@@ -1,0 +1,115 @@
+"""What an engine's scheduler reports through the bridge: requests, tokens, ends and steps."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from schedbench.profiles.engines.bridge import AllEnded, EndOfRequest, RunBridge
+from schedbench.sched.config import SamplingParams
+from schedbench.sched.observe import LogicalClock, Observer, StepInfo
+from schedbench.sched.request import Request, Status
+
+
+class Source:
+    """Requests that arrive at given instants."""
+
+    def __init__(self, *arrivals: int) -> None:
+        self._left = [
+            Request(f"r{n}", array("q", [1, 2]), SamplingParams(), at) for n, at in enumerate(arrivals)
+        ]
+        self.ends: list[tuple[str, int]] = []
+
+    def due(self, now: int) -> Sequence[Request]:
+        due = [request for request in self._left if request.arrival <= now]
+        self._left = self._left[len(due) :]
+        return due
+
+    def next_at(self) -> int | None:
+        return self._left[0].arrival if self._left else None
+
+    def ended(self, request: Request, now: int) -> None:
+        self.ends.append((request.id, now))
+
+
+class Log(Observer):
+    def __init__(self) -> None:
+        self.tokens_of: list[tuple[str, int]] = []
+        self.steady: dict[int, bool] = {}
+        self.ends: list[tuple[str, Status, str]] = []
+
+    def tokens(self, request: Request, count: int) -> None:
+        self.tokens_of.append((request.id, count))
+
+    def ended(self, request: Request) -> None:
+        self.ends.append((request.id, request.status, request.reason))
+
+    def settled(self, info: StepInfo) -> None:
+        self.steady[info.step] = info.steady
+
+
+def bridge_of(source: Source) -> tuple[RunBridge, Log, LogicalClock]:
+    log, clock = Log(), LogicalClock()
+    parts: Any = SimpleNamespace(observer=log, clock=clock, source=source)
+    return RunBridge(parts), log, clock
+
+
+def test_an_idle_scheduler_sleeps_until_the_next_arrival_and_ends_after_the_last() -> None:
+    source = Source(0, 50)
+    bridge, _, clock = bridge_of(source)
+    assert [request.id for request in bridge.due(True)] == ["r0"]
+    assert bridge.due(False) == []
+    assert clock.now() == 0
+    assert [request.id for request in bridge.due(True)] == ["r1"]
+    assert clock.now() == 50
+    with pytest.raises(AllEnded):
+        bridge.due(True)
+
+
+def test_tokens_and_ends_are_reported_once() -> None:
+    source = Source(0)
+    bridge, log, clock = bridge_of(source)
+    (request,) = bridge.due(True)
+    bridge.begin_step({"r0": 2})
+    clock.sleep_until(10)
+    bridge.advance("r0", [7])
+    bridge.advance("r0", [7])
+    clock.sleep_until(20)
+    bridge.advance("r0", [7, 8, 9])
+    bridge.end("r0", EndOfRequest(Status.FINISHED, "length"))
+    bridge.advance("r0", [7, 8, 9, 10])  # a step that was launched before the end was known
+    bridge.end("r0", EndOfRequest(Status.ABORTED, "again"))
+    assert log.tokens_of == [("r0", 1), ("r0", 2)]
+    assert log.ends == [("r0", Status.FINISHED, "length")]
+    assert list(request.output_ids) == [7, 8, 9]
+    assert (request.first_scheduled_at, request.first_token_at, request.finished_at) == (0, 10, 20)
+    assert request.cached_tokens == 2
+    assert source.ends == [("r0", 20)]
+    assert not bridge.requests
+
+
+@pytest.mark.parametrize(
+    ("rows", "penalised", "ended", "steady"),
+    [
+        (["r0", "r1"], False, False, True),
+        (["r0"], False, False, False),
+        (["r0", "r1"], True, False, False),
+        (["r0", "r1"], False, True, False),
+    ],
+    ids=["as before", "other rows", "penalised", "one ended"],
+)
+def test_a_step_is_steady_if_nothing_joined_ended_or_was_penalised(
+    rows: list[str], penalised: bool, ended: bool, steady: bool
+) -> None:
+    bridge, log, _ = bridge_of(Source())
+    before = bridge.begin_step({"r0": 0, "r1": 0})
+    bridge.launched(StepInfo(before, "decode", 2, 2, steady=False), ["r0", "r1"], False)
+    step = bridge.begin_step(dict.fromkeys(rows, 0))
+    bridge.launched(StepInfo(step, "decode", len(rows), len(rows), steady=False), rows, penalised)
+    bridge.settled(step, ended)
+    assert log.steady == {step: steady}
+    assert bridge.next_step == 2

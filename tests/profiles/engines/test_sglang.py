@@ -1,0 +1,147 @@
+"""SGLang's own scheduler, from a clone of its repository that is given by path::
+
+    SCHEDBENCH_SGLANG=../sglang SCHEDBENCH_ENGINE_PYTHON=../venv/bin/python make test
+
+The clone has the commits of the five pull requests; the interpreter has what SGLang needs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from schedbench.profiles.engines import client
+from schedbench.profiles.engines.adapter import adapter_named
+from schedbench.profiles.engines.names import EngineError
+from schedbench.profiles.platform.resolve import EngineChoice, ask
+from schedbench.profiles.ranks.execute import Options, execute
+from schedbench.profiles.record.result import Hazards, Result
+from schedbench.profiles.run.system import SystemParts
+
+CLONE = os.environ.get("SCHEDBENCH_SGLANG", "")
+PYTHON = os.environ.get("SCHEDBENCH_ENGINE_PYTHON", sys.executable)
+BEFORE, AFTER = "1051a8456", "282c46133"  # around #25945
+SMALL = ("workload.requests=8", "workload.output_tokens={dist: uniform, min: 4, max: 16}")
+
+given = pytest.mark.skipif(not CLONE, reason="SCHEDBENCH_SGLANG names no clone of SGLang")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def ended_engines() -> Iterator[None]:
+    yield
+    client.end_engines()
+
+
+def run(engine: str | None, *overrides: str, hazards: bool = False) -> Result:
+    choice = None if engine is None else EngineChoice(engine, PYTHON, Path())
+    question = replace(ask("mixed", [*SMALL, *overrides]), engine=choice)
+    options = Options(device="vgpu", hazards=hazards)
+    return execute(question, question.relays[0], options).result
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Iterator[Path]:
+    """The sources of a commit, to be changed."""
+    yield tmp_path
+    shutil.rmtree(tmp_path / "python", ignore_errors=True)
+
+
+def sources(folder: Path, commit: str) -> Path:
+    archive = subprocess.run(
+        ["git", "-C", CLONE, "archive", commit, "python/sglang"], check=True, capture_output=True
+    )
+    subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
+    return folder / "python/sglang/srt/managers"
+
+
+def changed(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert text.count(old) == 1
+    file.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize("scenario", ["spec_v2", "pp2", "hisparse", "disagg", "grammar"])
+def test_a_mode_that_cannot_run_is_refused_by_the_function_in_the_way(scenario: str) -> None:
+    question = ask(scenario)
+    parts: SystemParts = SystemParts(question, question.relays[0], *[None] * 4)  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match=r"cannot be run with this scenario yet: .* needs .*\(\w+"):
+        adapter_named("sglang").open(parts)
+
+
+@given
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("engine.overlap=false",),
+        ("engine.page_size=16",),
+        ("device.values=none",),
+        ("workload.sampling.frequency_penalty=0.5",),
+        ("engine.kv_tokens=1024",),
+    ],
+    ids=["overlapped", "serial", "pages", "values none", "penalties", "few KV tokens"],
+)
+def test_greedy_tokens_are_those_of_our_own_scheduler(overrides: tuple[str, ...]) -> None:
+    assert run(f"sglang:{CLONE}@{AFTER}", *overrides).outputs == run(None, *overrides).outputs
+
+
+@given
+def test_a_prefill_uploads_its_ids_on_the_forward_stream_after_25945() -> None:
+    before, after = (run(f"sglang:{CLONE}@{commit}").per_step["prefill"] for commit in (BEFORE, AFTER))
+    assert [(x["schedule"]["h2d_pinned"].median, x["forward"]["h2d"].median) for x in (before, after)] == [
+        (3, 2),
+        (2, 3),
+    ]
+
+
+@given
+def test_an_item_in_the_preparation_of_a_decode_is_found(broken: Path) -> None:
+    line = "            self.seq_lens_cpu = self.seq_lens_cpu + 1\n"
+    found = sources(broken, AFTER) / "schedule_batch.py"
+    changed(found, line, f"{line}            self.longest = self.seq_lens.max().item()\n")
+    result = run(f"sglang:{broken}")
+    steady = result.per_step["decode.steady"]["schedule"]
+    assert (steady["d2h_blocking"].median, steady["sync"].median) == (1, 1)
+    places = {
+        (row.site.file, row.site.statement)
+        for row in result.copies
+        if row.site and row.kind == "decode" and row.stream == "schedule" and row.direction == "d2h"
+    }
+    assert places == {
+        ("python/sglang/srt/managers/schedule_batch.py", "self.longest = self.seq_lens.max().item()")
+    }
+
+
+@given
+def test_a_missing_wait_of_the_forward_stream_is_a_hazard(broken: Path) -> None:
+    wait = "                    self.forward_stream.wait_stream(self.schedule_stream)\n"
+    found = sources(broken, AFTER) / "scheduler.py"
+    changed(
+        found, f"{wait}                    # resolve consumes SB staging", "# resolve consumes SB staging"
+    )
+    hazards = run(f"sglang:{broken}", hazards=True).hazards
+    assert isinstance(hazards, Hazards)
+    assert any(
+        finding.first.stream == "schedule" and finding.second and finding.second.stream == "forward"
+        for finding in hazards.findings
+    )
+
+
+@given
+def test_a_missing_reference_is_a_freed_block(broken: Path) -> None:
+    """Before #26380 no barrier orders the next schedule behind the forward."""
+    kept = "self.batch_record_buf[self.batch_record_ct] = [batch, attr_snapshot]"
+    changed(sources(broken, BEFORE) / "scheduler.py", kept, kept.replace("batch, attr_snapshot", ""))
+    hazards = run(f"sglang:{broken}", hazards=True).hazards
+    assert isinstance(hazards, Hazards)
+    assert any(finding.resource.startswith("freed block of") for finding in hazards.findings)
+    whole = run(f"sglang:{CLONE}@{BEFORE}", hazards=True).hazards
+    assert isinstance(whole, Hazards)
+    assert not any(finding.resource.startswith("freed block of") for finding in whole.findings)
