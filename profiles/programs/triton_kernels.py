@@ -182,6 +182,7 @@ class TritonPrograms:
 
     def patches(self, interpreter: Any) -> Iterator[tuple[Any, str, Any]]:
         """Of Triton's module ``runtime.interpreter``."""
+        yield interpreter, "InterpretedFunction", _as_compiled(interpreter.InterpretedFunction)
         builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
         yield executor, "__call__", self._launching(executor.__call__, interpreter.InterpreterError)
         yield builder, "create_masked_load", self._load(builder.create_masked_load)
@@ -276,6 +277,12 @@ def triton_interpreted(gpu: VirtualGpu) -> Iterator[TritonPrograms]:
         patched_on_import("triton.runtime.driver", driver_patches),
     ):
         yield programs
+
+
+def _as_compiled(kind: type) -> type:
+    """``kind``, Triton's class of interpreted kernels, whose instances pass for kernels that are compiled."""
+    compiled = import_module("triton.runtime.jit").JITFunction
+    return type(kind.__name__, (kind,), {"__class__": property(lambda _: compiled)})
 
 
 def _joined(starts: Offsets, ends: Offsets) -> tuple[Offsets, Offsets]:

@@ -68,7 +68,7 @@ def found() -> dict[str, Any]:
         ("decorators", [[[4.0] * 6, [8, 9, 10, 11, 12, 13]], ["tuned", "guessed"]]),
         ("graphs", [0, [10, 2, 0, 10, 2, 0], NONE, ["graph[2]", "graph[2]"]]),
         ("graphs_with_hazards", [NONE, RACE]),
-        ("driver", ["cuda", 90, 132, 8]),
+        ("driver", ["cuda", 90, 132, True]),
         ("adversary", [0, [10, 2, 0, 10, 2, 0]]),
     ],
 )

@@ -292,7 +292,8 @@ def driver() -> Any:
         active = triton.runtime.driver.active
         target = active.get_current_target()
         found = active.utils.get_device_properties(active.get_current_device())
-        return target.backend, target.arch, found["multiprocessor_count"], triton.next_power_of_2(5)
+        is_kernel = isinstance(triton.jit(add_one.fn), triton.runtime.jit.JITFunction)
+        return target.backend, target.arch, found["multiprocessor_count"], is_kernel
 
 
 def main() -> None:
