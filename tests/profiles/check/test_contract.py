@@ -52,10 +52,10 @@ def test_every_state_keeps_it(state: str, overlap: bool) -> None:
         assert found.known == choose(state, {}).known_defects
 
 
-@EACH
-@settings(max_examples=12, deadline=None, derandomize=True)
-@given(script=scripts)
-def test_whatever_is_done_to_the_batches(state: str, overlap: bool, script: list[BatchAction]) -> None:
+@settings(max_examples=160, deadline=None, derandomize=True)
+@given(row=st.sampled_from(ROWS_OF_STATES), script=scripts)
+def test_whatever_is_done_to_the_batches(row: tuple[str, bool], script: list[BatchAction]) -> None:
+    state, overlap = row
     assert follow(choose(state, {}).row(overlap=overlap), script, overlap=overlap) == []
 
 

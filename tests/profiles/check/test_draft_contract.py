@@ -62,14 +62,16 @@ def test_every_state_keeps_it(state: str, mode: Speculation, overlap: bool) -> N
     assert kept(choose(state, {}), mode, overlap=overlap).broken == ()
 
 
-@pytest.mark.parametrize(("mode", "overlap"), WORKERS)
-@pytest.mark.parametrize("state", ["pr25774-before", "pr25944", "pr26020", "pr25945", "latest"])
-@settings(max_examples=10, deadline=None, derandomize=True)
-@given(script=scripts)
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(
+    state=st.sampled_from(["pr25774-before", "pr25944", "pr26020", "pr25945", "latest"]),
+    worker=st.sampled_from(WORKERS),
+    script=scripts,
+)
 def test_whatever_is_done_to_the_batches(
-    state: str, mode: Speculation, overlap: bool, script: list[BatchAction]
+    state: str, worker: tuple[Speculation, bool], script: list[BatchAction]
 ) -> None:
-    choice = choose(state, {})
+    (mode, overlap), choice = worker, choose(state, {})
     row = choice.row(overlap=overlap, speculation=mode)
     assert follow(row, script, overlap=overlap, drafts=speculating(choice, mode)) == []
 

@@ -19,7 +19,12 @@ from schedbench.profiles.vgpu import open_vgpu
 from schedbench.profiles.vgpu.sites import Sites
 from schedbench.sched.observe import StepInfo
 
-PLAIN = ("workload.arrival={process: burst}", "workload.requests=6", "workload.sampling.ignore_eos=true")
+PLAIN = (
+    "workload.arrival={process: burst}",
+    "workload.requests=6",
+    "workload.output_tokens={dist: uniform, min: 4, max: 16}",
+    "workload.sampling.ignore_eos=true",
+)
 INLINE = 65536
 
 

@@ -27,6 +27,7 @@ SMALL = (
     "engine.mixed_chunk=false",
     "workload.shared_prefix=null",
     "expect={}",
+    "device.values=none",
 )
 
 
