@@ -29,7 +29,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 if TYPE_CHECKING:
@@ -265,9 +265,12 @@ def failure(error: BaseException, engine: str) -> Answer:
     if _is_ours(error):
         return {"raised": packed(error)}
     name = f"exited with {error.code}" if isinstance(error, SystemExit) else _in_words(error)
-    frames = traceback.format_exception(type(error), error, _from_engine(error.__traceback__, engine))
-    lines = "".join(frames).replace(f"{os.path.dirname(engine)}{os.sep}", "").rstrip().splitlines()
-    return {"failed": name, "traceback": "\n".join(lines[-_LINES:])}
+    root = f"{os.path.dirname(engine)}{os.sep}"
+    inside = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_in(frame.filename, engine)]
+    where = f" (at {inside[-1].filename.removeprefix(root)}:{inside[-1].lineno})" if inside else ""
+    shown = traceback.format_exception(type(error), error, _from_engine(error.__traceback__, engine))
+    lines = "".join(shown).replace(root, "").rstrip().splitlines()
+    return {"failed": f"{name}{where}", "traceback": "\n".join(lines[-_LINES:])}
 
 
 def _in_words(error: BaseException) -> str:
@@ -287,13 +290,13 @@ def _is_ours(error: BaseException) -> bool:
 def _from_engine(frames: TracebackType | None, engine: str) -> TracebackType | None:
     """The traceback from the engine's first frame on; all of it where the engine has none."""
     found = frames
-    while found is not None and not _is_in(found.tb_frame, engine):
+    while found is not None and not _is_in(found.tb_frame.f_code.co_filename, engine):
         found = found.tb_next
     return found or frames
 
 
-def _is_in(frame: FrameType, engine: str) -> bool:
-    return frame.f_code.co_filename.startswith(f"{engine}{os.sep}")
+def _is_in(file: str, engine: str) -> bool:
+    return file.startswith(f"{engine}{os.sep}")
 
 
 if __name__ == "__main__":

@@ -97,16 +97,22 @@ def test_what_an_engine_prints_is_no_answer(question: Resolved, scripted: Script
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("raise ValueError('bad batch')", "the run failed: ValueError: bad batch\n"),
-        ("assert False", "the run failed: AssertionError\n"),
-        ("exit(2)", "the run failed: exited with 2\n"),
+        (
+            "raise ValueError('bad batch')",
+            "the run failed: ValueError: bad batch (at python/toy/script.py:1)\n",
+        ),
+        ("assert False", "the run failed: AssertionError (at python/toy/script.py:1)\n"),
+        ("exit(2)", "the run failed: exited with 2 (at python/toy/script.py:1)\n"),
         ("import os; os._exit(0)", "the run did not end: its process exited with 0"),
         ("import os; os.kill(os.getpid(), 11)", "the run did not end: its process was ended by SIGSEGV"),
         (
             "import torch; torch.zeros(1, device='cuda:1')",
             "the run failed: RuntimeError: invalid device ordinal",
         ),
-        ("import gone", "the run failed: ModuleNotFoundError: No module named 'gone'\n"),
+        (
+            "import gone",
+            "the run failed: ModuleNotFoundError: No module named 'gone' (at python/toy/script.py:1)\n",
+        ),
         ("import os; os.close(2); os.closerange(3, 99)", "the run did not end: its process exited with "),
     ],
 )
@@ -182,7 +188,10 @@ def test_a_process_that_the_engine_leaves_is_ended_with_it(question: Resolved, s
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("raise ImportError('needs a GPU')", "its import failed: ImportError: needs a GPU\n"),
+        (
+            "raise ImportError('needs a GPU')",
+            "its import failed: ImportError: needs a GPU (at python/toy/loop.py:1)\n",
+        ),
         (
             "import os, signal; os.kill(os.getppid(), signal.SIGQUIT); os._exit(7)",
             "its import did not end: the engine's process exited with 7",
