@@ -34,13 +34,18 @@ class HollowKernelError(RuntimeError):
 
 
 class HollowPackages:
-    """``names`` are the packages that are hollow. ``imported`` has the modules of theirs that were imported, and
-    ``used`` the functions that were called and the ops whose shapes were registered."""
+    """``names`` are the packages that are hollow, and ``imported`` the modules of theirs that were imported.
+
+    Of their functions and ops, ``used`` has those that were called or described without doing anything, ``refused``
+    those whose calls would have launched kernels, and ``launched`` those whose replacements did.
+    """
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = frozenset(names)
         self.imported: set[str] = set()
         self.used: set[str] = set()
+        self.refused: set[str] = set()
+        self.launched: set[str] = set()
         self._replacements: dict[str, Callable[..., Any]] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -53,26 +58,30 @@ class HollowPackages:
 
     def notes(self) -> list[str]:
         """What a result says about the hollow packages that the program imported."""
-        packages = sorted(package for package in self.names if package in self.imported)
-        return [f"{package} is not installed and was hollow" for package in packages] + [
-            f"{name} was called without the virtual GPU's tensors and did nothing"
-            for name in sorted(self.used)
-        ]
+        said = {
+            "is not installed and was hollow": self.names & self.imported,
+            "was called without the virtual GPU's tensors and did nothing": self.used,
+            "would have launched a kernel and was refused": self.refused,
+            "was computed by a replacement": self.launched,
+        }
+        return [f"{name} {what}" for what, names in said.items() for name in sorted(names)]
 
     def call(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The result of calling the hollow object of that name. Raises HollowKernelError."""
-        self.used.add(name)
         replacement = self._replacements.get(name.removesuffix(".default"))
         if replacement is not None and CURRENT.get(None) is None:
             return replacement(*args, **kwargs)
         if replacement is not None:
+            self.launched.add(name)
             return fused.run_as_one_kernel(name, replacement, *args, **kwargs)
         if next(fused.device_tensors([args, kwargs]), None) is not None:
+            self.refused.add(name)
             package = name.removeprefix("torch.ops.").partition(".")[0]
             raise HollowKernelError(
                 f"{name} was called with a tensor of the virtual GPU, but {package} is not installed: "
                 "what the call launches is unknown"
             )
+        self.used.add(name)
         if len(args) == 1 and isinstance(args[0], (types.FunctionType, type)):
             return args[0]  # as a decorator
         return HollowObject(self, f"{name}()")

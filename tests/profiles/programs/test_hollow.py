@@ -134,7 +134,9 @@ def test_a_kernel_that_falls_into_a_hollow_package_is_refused(hollow: HollowPack
         ):
             with pytest.raises(HollowKernelError, match=f"{NAME} is not installed"):
                 launch()
-    assert f"torch.ops.{NAME}.norm.default" in hollow.used
+    assert hollow.refused == {f"{NAME}.norm", f"{NAME}.kernels.norm", f"torch.ops.{NAME}.norm.default"}
+    assert f"{NAME}.norm would have launched a kernel and was refused" in hollow.notes()
+    assert hollow.used == set()
 
 
 def doubled_into(gpu: VirtualGpu, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -157,6 +159,10 @@ def test_a_replaced_function_is_one_kernel(hollow: HollowPackages, absent: Any) 
         assert (out.tolist(), result.tolist()) == ([2, 4, 6], [1, 2, 3])
     assert [op for op in sink.ops if "double" in op or "graph" in op] == [f"{NAME}.double", "graph[1]"]
     assert "ones" not in sink.ops
+    assert hollow.notes() == [
+        f"{NAME} is not installed and was hollow",
+        f"{NAME}.double was computed by a replacement",
+    ]
 
 
 def test_a_replacement_may_not_copy_to_the_host(hollow: HollowPackages, absent: Any) -> None:
