@@ -45,6 +45,8 @@ def _under_draws(firmness: Document | None, *, doubted: bool) -> str:
     """In how many draws the sign holds, the range of the effect, and what decides a verdict that does not stand."""
     if firmness is None:
         return MISSING
+    if "abstained" in firmness:
+        return str(firmness["abstained"])
     extent = f"{_signed(firmness['low'])} … {_signed(firmness['high'])} %"
     follows = f"; follows `{firmness['constant']}`, {_signed(firmness['correlation'])}" if doubted else ""
     return f"{firmness['holding']} of {firmness['draws']}, {extent}{follows}"

@@ -156,6 +156,8 @@ def _over_draws(firmness: Document | None) -> str:
     """The range of the effect under draws of the hardware's constants, and in how many of them the verdict holds."""
     if firmness is None:
         return MISSING
+    if "abstained" in firmness:
+        return str(firmness["abstained"])
     extent = f"{_signed(firmness['low'])} … {_signed(firmness['high'])}"
     return f"{extent} ({firmness['holding']} of {firmness['draws']})"
 

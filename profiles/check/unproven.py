@@ -31,6 +31,7 @@ Keep = Callable[[RelayContext, ScheduleBatch, StepResult], None]
 _Policy = tuple[str, str]  # file, qualified name
 
 RELAY = "sched/relay/"  # its files hold the policies of all states
+BROKEN = f"{RELAY}broken.py"  # wrong policies, which only faults put into a row
 RING, EXTRA = KEPT
 
 NOT_EXECUTED = "not executed"
@@ -45,12 +46,13 @@ def unproven(resolved: Resolved, relay: RelayChoice, result: Result) -> Sequence
     row = relay.row(overlap=overlaps(scenario), speculation=mode, staged=staged(scenario))
     policies = {*_places_of(row), *_places_of(relay.draft_row(mode))}
     kept = _needs_references(resolved, relay, result) if row.keep_alive is ordering.keep_in_ring else {}
-    found = [
+    found: list[Unproven] = [
         *_not_needed(result),
         *_not_executed(result, policies),
         *_not_kept(kept, speculates=mode == "v2"),
     ]
-    return sorted(found, key=lambda entry: (entry.site.file, entry.site.line))
+    proper = (entry for entry in found if entry.site.file != BROKEN)
+    return sorted(proper, key=lambda entry: (entry.site.file, entry.site.line))
 
 
 def _not_needed(result: Result) -> Iterator[Unproven]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ..record.result import Abstained
 from .compare import Comparison
 from .divergence import Divergence
 from .effects import CounterEffect
@@ -57,6 +58,8 @@ def firmness_text(judged: Judgement) -> str:
     found = judged.firmness
     if found is None:
         return ""
+    if isinstance(found, Abstained):
+        return found.abstained
     text = f"{found.holding} of {found.draws} draws, {found.low:+.2f} … {found.high:+.2f} %"
     decided = Reason.CONSTANTS in judged.reasons and found.constant
     return f"{text}; follows {found.constant}, rank correlation {found.correlation:+.2f}" if decided else text

@@ -11,6 +11,7 @@ from ..record.environment import environment, tool
 from ..record.result import Abstained, Result, canonical
 from .compare import Comparison, MetricComparison
 from .conclusion import conclusion
+from .draws import Firmness
 from .effects import CounterEffect, LineEffect
 from .engagement import StepEngagement
 from .likeness import ScenarioDifference
@@ -143,8 +144,14 @@ def _metric(judged: MetricComparison) -> Document:
         "pairs_needed": found.needed,
         "verdict": found.verdict,
         "reasons": [str(reason) for reason in found.reasons],
-        "firmness": None if found.firmness is None else found.firmness._asdict(),
+        "firmness": _firmness(found.firmness),
     }
+
+
+def _firmness(found: Firmness | Abstained | None) -> Document | None:
+    if found is None:
+        return None
+    return {"abstained": found.abstained} if isinstance(found, Abstained) else found._asdict()
 
 
 def _finite(value: float) -> float | None:

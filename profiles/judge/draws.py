@@ -7,6 +7,7 @@ equal probability as there are draws, and every slice is used once. Half of the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -15,6 +16,7 @@ from pydantic import BaseModel
 from scipy.stats import qmc, spearmanr
 
 from ..platform.hardware import HardwareProfile, Quantity
+from ..record.result import Abstained
 
 DRAWS: Final = 16
 
@@ -70,8 +72,13 @@ def drawn_profile(profile: HardwareProfile, draw: Draw) -> HardwareProfile:
     return HardwareProfile.model_validate(found)
 
 
-def firmness(effect: float, effects: Sequence[float], drawn: Sequence[Draw]) -> Firmness:
-    """Hold the effect of the profile as it stands, in percent, against those under the draws, in their order."""
+def firmness(effect: float, effects: Sequence[float], drawn: Sequence[Draw]) -> Firmness | Abstained:
+    """Hold the effect of the profile as it stands, in percent, against those under the draws, in their order. Abstains
+    where A is 0, since there is no percentage of zero."""
+    undefined = sum(not math.isfinite(value) for value in effects)
+    if undefined or not math.isfinite(effect):
+        where = f"in {undefined} of {len(effects)} draws" if undefined else "without draws"
+        return Abstained(abstained=f"A is 0 {where}: an effect in percent is undefined there")
     holding = sum(value * effect > 0.0 or value == effect for value in effects)
     return Firmness(len(effects), holding, min(effects), max(effects), *followed(effects, drawn))
 

@@ -16,7 +16,7 @@ from ...scenarios.problems import meant
 from ...scenarios.schema import Counter, Kind, Stream
 from ..captures.steps import UNTOLD
 from ..record.definitions import DEFINITIONS, Direction, definition
-from ..record.result import Result
+from ..record.result import Abstained, Result
 from .metric_values import full_name
 from .verdict import Judgement, Reason
 
@@ -132,6 +132,8 @@ def _check_metric(gate: Gate, found: Judgement | None) -> GateOutcome:
     if outcome == "undecided":
         return GateOutcome(gate.text, outcome, found.delta, "the bound lies inside the interval")
     drawn = found.firmness
+    if isinstance(drawn, Abstained):
+        return GateOutcome(gate.text, "undecided", found.delta, f"{Reason.CONSTANTS}: {drawn.abstained}")
     if drawn is not None and _against(gate, drawn.low, drawn.high) != outcome:
         why = f"{Reason.CONSTANTS}: the effects of {drawn.draws} draws of the hardware's constants lie on both sides"
         return GateOutcome(gate.text, "undecided", found.delta, why)

@@ -60,13 +60,19 @@ class WorkerSide:
 
     def run_each(self, known: Result, profiles: Profiles, each: MapFunction) -> Iterator[Result]:  # noqa: ARG002
         """One after the other, in the side's own process, from files that ``device.hardware`` can name. Raises what
-        ``run`` raises."""
+        ``run`` raises; a version from before the draws refuses the files."""
         with tempfile.TemporaryDirectory(prefix="schedbench-draws-") as folder:
             for number, profile in enumerate(profiles):
                 path = Path(folder) / f"{profile.name}-{number}.yaml"
                 path.write_text(profile.as_file(), encoding="utf-8")
                 order = replace(self.order, overrides=(*self.order.overrides, f"{HARDWARE}={path}"))
-                yield replace(self, order=order).run(known.scenario.seed).result
+                try:
+                    yield replace(self, order=order).run(known.scenario.seed).result
+                except SideError as error:
+                    raise SideError(
+                        f"{error}\nThis side ran with its own hardware profile, and refuses one whose constants are "
+                        "drawn from their ranges: compare it with --draws 0"
+                    ) from None
 
     def margin(self, seed: int, request: str, position: int) -> float | None:
         """Raises what ``run`` raises."""

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Final, Literal
 
 from ..record.definitions import Direction
+from ..record.result import Abstained
 from . import noise
 from .draws import Firmness
 from .pairs import Interval, PairedDifferences, abba, centred, estimate, paired, percent, same_side
@@ -58,14 +59,18 @@ class Judgement:
     drift: float | None = None
     needed: int | None = None
     resolve: float | None = None
-    firmness: Firmness | None = None  # where the hardware's constants were drawn
+    firmness: Firmness | Abstained | None = None  # where the hardware's constants were drawn
 
-    def drawn(self, found: Firmness) -> Judgement:
+    def drawn(self, found: Firmness | Abstained) -> Judgement:
         """Return the judgement with what draws of the hardware's constants say of it: a verdict whose sign, or for "no
         change" whose size, does not hold within the ranges is none."""
         judged = replace(self, firmness=found)
-        moved = found.high >= self.min_effect or found.low <= -self.min_effect
-        doubted = moved if self.verdict == "no change" else found.flips
+        if isinstance(found, Abstained):
+            doubted = True
+        elif self.verdict == "no change":
+            doubted = found.high >= self.min_effect or found.low <= -self.min_effect
+        else:
+            doubted = found.flips
         return judged.void(Reason.CONSTANTS) if doubted and self.verdict != "inconclusive" else judged
 
     def void(self, *reasons: Reason) -> Judgement:

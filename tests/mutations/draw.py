@@ -63,7 +63,9 @@ _WORKLOADS: dict[str, tuple[str, tuple[str, ...]]] = {
         "faults/staging",
         ("engine.pipeline={stages: 2, skip_chunk_outputs: true}",),
     ),
+    "staging, four stages": ("faults/staging", ("model.preset=tiny-deep", "engine.pipeline={stages: 4}")),
     "disagg_spec": ("disagg_spec", _FEW),
+    "disagg_spec, simulated": ("disagg_spec", (*_FEW, "engine.speculative.acceptance={mean: 2.0}")),
     "disagg_hisparse": ("disagg_hisparse", _FEW),
 }
 _RELAYS = ("latest", "pr25945", "pr26425")
@@ -83,12 +85,19 @@ class Probe(NamedTuple):
         return [scenario, "--relay", self.relay, *(part for s in settings for part in ("--set", s))]
 
 
-# The other states run what distinguishes them: the plain loops, and lengths under speculation.
+# The other states run what distinguishes them: the plain loops, and lengths under speculation. Last, what only an older
+# state's worker or a switch comes through.
 PROBES = [
-    Probe(workload, relay)
-    for relay in _RELAYS
-    for workload in _WORKLOADS
-    if relay == "latest" or workload in (*tuple(_WORKLOADS)[:4], "spec_v2", "hosting")
+    *(
+        Probe(workload, relay)
+        for relay in _RELAYS
+        for workload in _WORKLOADS
+        if relay == "latest" or workload in (*tuple(_WORKLOADS)[:4], "spec_v2", "hosting")
+    ),
+    Probe("faults/mixing", "{state: pr26425, barrier: read-done}"),
+    Probe("faults/mixing", "{state: latest, barrier: after-launch}"),
+    Probe("spec_v2", "pr25774"),
+    Probe("disagg_spec", "pr25774"),
 ]
 
 

@@ -11,6 +11,7 @@ from schedbench.profiles.check.runs import attempt
 from schedbench.profiles.check.unproven import NOT_EXECUTED, NOT_NEEDED, unproven
 from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.ranks.execute import Options, RunOutcome
+from schedbench.sched.relay.faults import faults
 
 SOURCE = """\
 class Launch:
@@ -44,6 +45,9 @@ def named() -> dict[str, dict[str, str]]:
     ]
     question = ask("faults/mixing", overrides)
     [relay] = question.relays
+    relay = relay.broken_by(
+        faults()["pd-overwritten-page"], overlap=True
+    )  # without workers it changes nothing
     outcome = attempt(question, relay, Options(device="vgpu", hazards=True))
     assert isinstance(outcome, RunOutcome)
     found: dict[str, dict[str, str]] = {}
@@ -61,6 +65,11 @@ def test_what_is_not_executed_is_named(named: dict[str, dict[str, str]]) -> None
     """A policy of the running state, for requests that this workload has not; not those of other states."""
     assert set(named["AfterSampling.before_rows_change"].values()) == {NOT_EXECUTED}
     assert "barrier_at_top" not in named
+
+
+def test_what_a_fault_put_there_is_not_named(named: dict[str, dict[str, str]]) -> None:
+    """A fault's policy is broken code: nothing has to come through it."""
+    assert "wait_for_schedule_alone" not in named
 
 
 @pytest.mark.parametrize("function", ["resolve_then_isolate", "keep_in_ring", "_host_tokens", "mark_read"])

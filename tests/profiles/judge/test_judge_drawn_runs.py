@@ -10,6 +10,7 @@ import pytest
 
 from schedbench.profiles.judge.compare import Comparison, VerdictRules, judge
 from schedbench.profiles.judge.drawn_runs import run_each
+from schedbench.profiles.judge.draws import Firmness
 from schedbench.profiles.judge.ranges import ranges
 from schedbench.profiles.judge.sides import opened, parse
 from schedbench.profiles.judge.trial import Question, TrialRequest
@@ -43,7 +44,7 @@ def test_a_sign_stands_only_where_the_constant_cannot_turn_it(
 ) -> None:
     found = compared(tmp_path, slope)
     firmness = found.metrics["input_throughput"].judgement.firmness
-    assert firmness is not None and firmness.draws == DRAWS
+    assert isinstance(firmness, Firmness) and firmness.draws == DRAWS
     assert found.verdict == verdict
     assert (Reason.CONSTANTS in found.reasons) == (verdict == "inconclusive") == firmness.flips
     if firmness.flips:

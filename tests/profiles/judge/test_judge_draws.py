@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
-from schedbench.profiles.judge.draws import drawn_profile, draws, firmness, uncertain
+from schedbench.profiles.judge.draws import Firmness, drawn_profile, draws, firmness, uncertain
+from schedbench.profiles.judge.verdict import Reason, judge_seeds
 from schedbench.profiles.platform.hardware import load
+from schedbench.profiles.record.result import Abstained
 
 H200 = load("h200")
 
@@ -40,6 +43,7 @@ def test_the_constant_that_an_effect_depends_on_is_named(path: str) -> None:
     """An effect that changes its sign with one constant alone, beside a hundred that it does not depend on."""
     drawn, middle = draws(H200, 16), uncertain(H200)[path].value
     found = firmness(1.0, [draw[path] - middle for draw in drawn], drawn)
+    assert isinstance(found, Firmness)
     assert found.flips and found.constant == path and found.correlation == pytest.approx(1.0)
     assert found.holding == 8 and found.draws == 16
 
@@ -47,9 +51,24 @@ def test_the_constant_that_an_effect_depends_on_is_named(path: str) -> None:
 def test_an_effect_of_one_sign_stands() -> None:
     drawn = draws(H200, 4)
     found = firmness(-2.0, [-1.0, -2.0, -3.0, -0.5], drawn)
+    assert isinstance(found, Firmness)
     assert not found.flips and found.holding == 4 and (found.low, found.high) == (-3.0, -0.5)
 
 
 def test_an_effect_that_no_constant_changes_names_none() -> None:
     found = firmness(0.0, [0.0, 0.0], draws(H200, 2))
+    assert isinstance(found, Firmness)
     assert (found.constant, found.correlation, found.holding, found.flips) == ("", 0.0, 2, False)
+
+
+def test_an_effect_on_a_zero_abstains_and_leaves_no_verdict() -> None:
+    """``percent`` is nan where A is 0 and B is not."""
+    found = firmness(-2.0, [-1.0, math.nan], draws(H200, 2))
+    assert found == Abstained(abstained="A is 0 in 1 of 2 draws: an effect in percent is undefined there")
+    judged = judge_seeds([100.0] * 5, [98.0] * 5, "higher").drawn(found)
+    assert judged.verdict == "inconclusive" and judged.reasons == (Reason.CONSTANTS,)
+
+
+def test_an_effect_that_is_itself_undefined_abstains() -> None:
+    found = firmness(math.nan, [1.0, 1.0], draws(H200, 2))
+    assert found == Abstained(abstained="A is 0 without draws: an effect in percent is undefined there")

@@ -9,6 +9,7 @@ import pytest
 from schedbench.profiles.judge.draws import Firmness
 from schedbench.profiles.judge.gates import GateError, check, parse
 from schedbench.profiles.judge.verdict import Judgement, Reason, judge_seeds
+from schedbench.profiles.record.result import Abstained
 
 
 @pytest.fixture
@@ -107,6 +108,13 @@ def test_draws_of_the_constants_have_to_agree(drop):
     loose = replace(drop, firmness=Firmness(16, 16, -4.5, -1.0, "host.launch", 0.9))
     found = check(parse("throughput:4%"), {"output_throughput": loose}, a=[], b=[])
     assert found.outcome == "undecided" and found.why.startswith("CONSTANTS: the effects of 16 draws")
+
+
+def test_draws_without_an_effect_decide_nothing(drop):
+    """A is 0 under some draws."""
+    unheld = replace(drop, firmness=Abstained(abstained="A is 0 in 3 of 16 draws"))
+    found = check(parse("throughput:4%"), {"output_throughput": unheld}, a=[], b=[])
+    assert (found.outcome, found.why) == ("undecided", "CONSTANTS: A is 0 in 3 of 16 draws")
 
 
 def test_a_doubtful_measurement_passes_nothing(drop):

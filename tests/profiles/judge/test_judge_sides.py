@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,7 @@ from schedbench.profiles.judge.margins import margin
 from schedbench.profiles.judge.remote import CrashError, SideError, working
 from schedbench.profiles.judge.sides import SideSpec, StoredSide, opened, parse, split
 from schedbench.profiles.judge.trial import Question, Sample, TrialRequest, run_trial
+from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.platform.machine import MachineError
 from schedbench.profiles.record.result import ResultError
 from schedbench.scenarios.problems import ScenarioError
@@ -206,6 +208,21 @@ def test_a_refusal_is_an_error_of_the_side(started, unable, error):
     """
     with started(text) as side, pytest.raises(error, match="git:x: no CUDA"):
         side.run(1)
+
+
+def test_a_version_that_refuses_drawn_constants_is_compared_without_draws(started):
+    text = """
+    import sys
+    for line in sys.stdin:
+        print('{"refused": "h200-0.yaml: low: unknown field", "unable": false}', flush=True)
+    """
+    profile = load("h200")
+    known = SimpleNamespace(scenario=SimpleNamespace(seed=1))
+    with (
+        started(text) as side,
+        pytest.raises(SideError, match=r"h200-0.yaml: low(?s:.*)compare it with --draws 0"),
+    ):
+        list(side.run_each(known, [profile], map))
 
 
 def test_margins_are_asked_of_the_worker(started):
