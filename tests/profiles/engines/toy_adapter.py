@@ -32,7 +32,7 @@ class ToySystem(OwnSystem):
             settle(batch, result)
 
         if hasattr(self._loop, "settled"):
-            self.scheduler.settle = settled  # type: ignore[method-assign]
+            self.scheduler.settle = settled
         super().run()
 
 
@@ -47,7 +47,7 @@ class ToyAdapter:
         self._loop: Any = None
 
     def load(self) -> None:
-        import toy.loop  # type: ignore[import-not-found]
+        import toy.loop
 
         self._loop = toy.loop
 
