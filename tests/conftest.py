@@ -61,11 +61,11 @@ def freeze_heap() -> Iterator[Callable[[], None]]:
     gc.unfreeze()  # The interpreter collects at its end.
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def cheap_garbage_collection(freeze_heap: Callable[[], None]) -> None:
     """Every run begins with a full collection, which would mostly walk modules and the results of earlier tests.
 
-    Each test file therefore begins by freezing what remains of the files before it.
+    Each test therefore begins by freezing what remains of the tests before it.
     """
     gc.collect()
     freeze_heap()
