@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ...sched.observe import NO_STEP, Observer, StepInfo, StepKind
 from ...sched.request import Request, Status
@@ -18,6 +18,9 @@ class AllEnded(BaseException):
 class EndOfRequest(NamedTuple):
     status: Status
     reason: str
+
+
+LOST: Final = EndOfRequest(Status.FAILED, "lost: the scheduler is idle and has not answered it")
 
 
 class _Step(NamedTuple):
@@ -43,8 +46,11 @@ class RunBridge:
     # ---- requests ------------------------------------------------------------------------------------------
 
     def due(self, idle: bool) -> Sequence[Request]:
-        """The requests that have arrived. An ``idle`` scheduler sleeps until the next arrival. Raises AllEnded where it
-        is idle and there is none."""
+        """The requests that have arrived. An ``idle`` scheduler has lost those that have not ended, and sleeps until
+        the next arrival. Raises AllEnded where it is idle and there is none."""
+        if idle:
+            for request_id in list(self.requests):
+                self.end(request_id, LOST)
         arrived = self._source.due(self._clock.now())
         if idle and not arrived:
             instant = self._source.next_at()
@@ -68,9 +74,10 @@ class RunBridge:
             request.first_token_at = self._clock.now()
         self.observer.tokens(request, len(new))
 
-    def ending(self, request_id: str) -> None:
-        """The engine is about to release the KV of the request, which has ended."""
+    def ending(self, request_id: str, row: int) -> None:
+        """The engine is about to release the KV of the request, whose slots are in that row of its page table."""
         if request := self.requests.get(request_id):
+            request.req_pool_idx = row
             self.observer.ending(request)
 
     def end(self, request_id: str, end: EndOfRequest) -> None:

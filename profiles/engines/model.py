@@ -6,27 +6,70 @@ values none it makes the same launches, and tokens follow from tags in the KV sl
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import torch
 
-from ...sched.batch import ForwardBatch, ModelOutput
-from ...sched.model.runner import ModelRunner
-from ...sched.model.tags import TagPool
+from ...sched.model.config import ModelConfig
+from ...sched.model.decoder import Decoder, Model
+from ...sched.model.tags import TaggedDecoder, TagPool
 from ..run.compose import engine_config
-from ..run.compose_model import model_parts
+from ..run.compose_model import kv_pool, model_weights
 from ..run.rank_context import ALONE
 from ..run.system import SystemParts
 
 
 class EngineModel:
-    """``req_to_token`` is the engine's page table, [rows, context] int32: KV slots are numbered as the engine numbers
-    them, from 1 (or the page size) on. Decodes replay a graph where the scenario has ``engine.cuda_graph``; the graphs
-    are captured on the current stream."""
+    """Weights, and KV whose slots are numbered as the engine numbers them. ``tags`` with values none only."""
 
-    def __init__(self, parts: SystemParts, req_to_token: torch.Tensor) -> None:
-        self.config = engine_config(parts.resolved, parts.machine)
-        made = model_parts(parts.resolved, self.config, req_to_token, ALONE)
-        self.tags: TagPool | None = made.tags
-        self._runner = ModelRunner(made.decoder, self.config)
+    def __init__(self, parts: SystemParts) -> None:
+        resolved = parts.resolved
+        self.config = config = engine_config(resolved, parts.machine)
+        self.tags: TagPool | None = None
+        self._model = resolved.model
+        self._weights = model_weights(resolved, config.device, ALONE)
+        self._kv = kv_pool(resolved.model, config)
+        if resolved.scenario.device.values == "none":
+            slots = config.kv_tokens + config.page_size
+            self.tags = TagPool(slots=slots, context_len=config.context_len, device=config.device)
 
-    def forward(self, batch: ForwardBatch) -> ModelOutput:
-        return self._runner.forward(batch)
+    def decoder(self, pages: torch.Tensor) -> Model:
+        """The decoder that finds KV slots in the table ``pages``, [rows, context] int32. Launches nothing."""
+        decoder = Decoder(self._model, self._weights, kv=self._kv, req_to_token=pages)
+        return decoder if self.tags is None else TaggedDecoder(decoder, pool=self.tags, req_to_token=pages)
+
+
+def long(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as int64; one launch where it is not."""
+    return tensor if tensor.dtype == torch.int64 else tensor.to(torch.int64)
+
+
+def model_folder(model: ModelConfig, folder: Path) -> Path:
+    """Write a Llama configuration of the model's shape, from which engines read sizes. There are no weights."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.intermediate_size,
+        "num_attention_heads": model.num_heads,
+        "num_key_value_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "num_hidden_layers": model.num_layers,
+        "vocab_size": model.vocab_size,
+        "max_position_embeddings": model.max_positions,
+        "eos_token_id": list(model.eos_token_ids) or None,
+        "rms_norm_eps": model.rms_norm_eps,
+        "torch_dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def process_group_of_one() -> Any:
+    """A process group of torch.distributed with this process alone, without a port."""
+    distributed: Any = torch.distributed
+    with torch._C.DisableTorchFunction():
+        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    return distributed.group.WORLD

@@ -71,8 +71,8 @@ def model_parts(
     """``pages`` is the table that forwards read. With simulated acceptance there are no tags to be checked. Raises
     CheckpointError."""
     model, scenario = resolved.model, resolved.scenario
-    weights = _weights(resolved, config.device, context)
-    kv = _kv_pool(replace(model, num_layers=len(context.layers(model))), config)
+    weights = model_weights(resolved, config.device, context)
+    kv = kv_pool(replace(model, num_layers=len(context.layers(model))), config)
     tags, reuse = None, None
     if scenario.device.values == "none":
         reuse = scenario.engine.hisparse.selection.reuse
@@ -95,7 +95,7 @@ def model_parts(
     return ModelParts(weights, decoder, host_port, tags, host)
 
 
-def _weights(resolved: Resolved, device: torch.device, context: RankContext) -> Weights:
+def model_weights(resolved: Resolved, device: torch.device, context: RankContext) -> Weights:
     """The weights that this rank computes with."""
     weights = _layer_weights(resolved, device, context.layers(resolved.model))
     if context.share is None or resolved.scenario.engine.data_parallel.mlp == "replicated":
@@ -112,7 +112,8 @@ def _layer_weights(resolved: Resolved, device: torch.device, layers: range) -> W
     return load_weights(resolved.checkpoint, model, device=device, layers=layers)
 
 
-def _kv_pool(model: ModelConfig, config: EngineConfig) -> KVPool:
+def kv_pool(model: ModelConfig, config: EngineConfig) -> KVPool:
+    """The KV of the model's layers on the device."""
     return KVPool(
         num_layers=model.num_layers,
         tokens=config.kv_tokens,
@@ -248,7 +249,7 @@ def draft_worker(
     the draft's checkpoint cannot be read."""
     if config.speculative is None or resolved.draft is None:
         return None
-    kv = _kv_pool(resolved.draft, config)
+    kv = kv_pool(resolved.draft, config)
     draft = EagleDraft(
         resolved.draft, _draft_weights(resolved, resolved.draft, model.weights), kv=kv, req_to_token=pages
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from array import array
 from importlib import import_module
 from pathlib import Path
@@ -11,34 +10,12 @@ from typing import Any, Final
 
 from ....scenarios.combinations import overlaps
 from ....sched.config import EngineConfig
-from ....sched.model.config import ModelConfig
 from ....sched.request import Request
 from ...platform.resolve import Resolved
 from .edge import fitted
 
 _POLICIES: Final = {"fcfs": "fcfs", "lpm": "lpm", "lof": "lof", "random": "random"}
 _FOREVER: Final = 1e9  # s
-
-
-def model_folder(model: ModelConfig, folder: Path) -> Path:
-    """Write a Llama configuration of the model's shape, from which SGLang reads sizes. There are no weights."""
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": model.hidden_size,
-        "intermediate_size": model.intermediate_size,
-        "num_attention_heads": model.num_heads,
-        "num_key_value_heads": model.num_kv_heads,
-        "head_dim": model.head_dim,
-        "num_hidden_layers": model.num_layers,
-        "vocab_size": model.vocab_size,
-        "max_position_embeddings": model.max_positions,
-        "eos_token_id": list(model.eos_token_ids) or None,
-        "rms_norm_eps": model.rms_norm_eps,
-        "torch_dtype": "bfloat16",
-    }
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return folder
 
 
 def server_args(resolved: Resolved, config: EngineConfig, model: Path) -> Any:

@@ -13,6 +13,7 @@ import torch
 
 from ...programs.hollow import HollowKernelError
 from ...vgpu.fused import run_as_one_kernel
+from ..model import process_group_of_one
 
 MEBIBYTES: Final = 80 * 1024  # of the GPU by which SGLang chooses its defaults
 
@@ -82,10 +83,7 @@ def _replace(module: str, name: str, value: Any) -> bool:
 def groups_of_one() -> Any:
     """Make every process group of SGLang a group of one rank."""
     state = import_module("sglang.srt.distributed.parallel_state")
-    distributed: Any = torch.distributed
-    with torch._C.DisableTorchFunction():
-        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    one = GroupOfOne(distributed.group.WORLD)
+    one = GroupOfOne(process_group_of_one())
     for name, value in list(vars(state).items()):
         if name.startswith("_") and name[1:].isupper() and value is None:
             setattr(state, name, one)

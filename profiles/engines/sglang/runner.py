@@ -12,9 +12,10 @@ import torch
 
 from ....sched.batch import ForwardBatch, ForwardMode, ModelOutput
 from ....sched.kernels.sampling import sample_greedy_tagged
+from ....sched.model.runner import ModelRunner as DecoderRunner
 from ...run.system import SystemParts
 from ..bridge import RunBridge
-from ..model import EngineModel
+from ..model import EngineModel, long
 from .edge import fitted
 
 # Steps of the runner's preparation that load weights or make what the decoder replaces.
@@ -80,7 +81,8 @@ class RunnerStub:
             if hasattr(type(runner), name):
                 getattr(runner, name)()
         with torch.cuda.stream(runner.forward_stream):
-            runner.decoder = EngineModel(self._parts, runner.req_to_token_pool.req_to_token)
+            runner.engine_model = model = EngineModel(self._parts)
+            runner.decoder = DecoderRunner(model.decoder(runner.req_to_token_pool.req_to_token), model.config)
 
     def _pools(self, runner: Any, args: Any) -> None:
         """SGLang's own pools; the decoder's KV lies in a pool of its own, under the same slot numbers."""
@@ -136,7 +138,7 @@ class RunnerStub:
     def _forward(self, runner: Any, batch: Any) -> Any:
         with self._reports.range("model", batch.batch_size, self._bridge.next_step - 1):
             runner.forward_pass_id += 1
-            output = runner.decoder.forward(_forward_batch(batch, runner.decoder.config.context_len))
+            output = runner.decoder.forward(_forward_batch(batch, runner.engine_model.config.context_len))
         processor = import_module("sglang.srt.layers.logits_processor")
         logits = processor.LogitsProcessorOutput(next_token_logits=output.logits)
         runner.output = output
@@ -165,11 +167,11 @@ def _forward_batch(batch: Any, context_len: int) -> ForwardBatch:
         mode=mode,
         batch_size=batch.batch_size,
         num_tokens=len(batch.input_ids),
-        input_ids=_long(batch.input_ids),
-        positions=_long(batch.positions),
-        req_pool_indices=_long(batch.req_pool_indices),
-        seq_lens=_long(batch.seq_lens),
-        out_cache_loc=_long(batch.out_cache_loc),
+        input_ids=long(batch.input_ids),
+        positions=long(batch.positions),
+        req_pool_indices=long(batch.req_pool_indices),
+        seq_lens=long(batch.seq_lens),
+        out_cache_loc=long(batch.out_cache_loc),
         max_seq_len=longest,
         extend_lens=extend_lens,
         extend_prefix_lens=batch.extend_prefix_lens if mode.is_extend else None,
@@ -183,7 +185,3 @@ def _mode(mode: Any) -> ForwardMode:
     if mode.is_extend():
         return ForwardMode.EXTEND
     return ForwardMode.DECODE if mode.is_decode() else ForwardMode.IDLE
-
-
-def _long(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.dtype == torch.int64 else tensor.to(torch.int64)

@@ -25,7 +25,8 @@ from ...run.compose import engine_config
 from ...run.observers import TagAudit
 from ...run.system import System, SystemParts
 from ..bridge import AllEnded, EndOfRequest, RunBridge
-from .arguments import aborted, model_folder, server_args, tokenized
+from ..model import model_folder
+from .arguments import aborted, server_args, tokenized
 from .edge import fitted, groups_of_one
 from .runner import RunnerStub
 
@@ -76,7 +77,7 @@ class SglangSystem(System):
 
     def audit(self) -> TagAudit | None:
         runner = self._model_runner
-        tags = runner.decoder.tags
+        tags = runner.engine_model.tags
         if tags is None:
             return None
         return TagAudit(tags, runner.req_to_token_pool.req_to_token, self._parts.machine.peek)
@@ -148,6 +149,8 @@ class SglangSystem(System):
             ("process_batch_result", self._settle),
         ):
             setattr(scheduler, name, functools.partial(around, getattr(scheduler, name)))
+        cache = scheduler.tree_cache
+        cache.cache_finished_req = functools.partial(self._release, cache.cache_finished_req)
         self._capture_outputs()
 
     def _wrap_batches(self) -> None:
@@ -223,6 +226,13 @@ class SglangSystem(System):
     def _used_tokens(self) -> int:
         pool, cache = self.scheduler.token_to_kv_pool_allocator, self.scheduler.tree_cache
         return int(pool.size - pool.available_size() - cache.evictable_size())
+
+    def _release(self, original: Callable[..., Any], req: Any, *args: Any, **kwargs: Any) -> Any:
+        """The KV of a request is given to the cache: what it holds is audited first, if the request is complete."""
+        self._reports.advance(req.rid, req.output_ids)
+        if req.finished() and type(req.finished_reason).__name__ != "FINISH_ABORT":
+            self._reports.ending(req.rid, int(req.req_pool_idx))
+        return original(req, *args, **kwargs)
 
     def _settle(
         self, original: Callable[..., Any], batch: Any, result: Any, *args: Any, **kwargs: Any

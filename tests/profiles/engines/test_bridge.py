@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from schedbench.profiles.engines.bridge import AllEnded, EndOfRequest, RunBridge
+from schedbench.profiles.engines.bridge import LOST, AllEnded, EndOfRequest, RunBridge
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.observe import LogicalClock, Observer, StepInfo
 from schedbench.sched.request import Request, Status
@@ -64,10 +64,22 @@ def test_an_idle_scheduler_sleeps_until_the_next_arrival_and_ends_after_the_last
     assert [request.id for request in bridge.due(True)] == ["r0"]
     assert bridge.due(False) == []
     assert clock.now() == 0
+    bridge.end("r0", EndOfRequest(Status.FINISHED, "length"))
     assert [request.id for request in bridge.due(True)] == ["r1"]
     assert clock.now() == 50
+    bridge.end("r1", EndOfRequest(Status.FINISHED, "length"))
     with pytest.raises(AllEnded):
         bridge.due(True)
+
+
+def test_a_request_that_an_idle_scheduler_has_not_answered_is_lost() -> None:
+    source = Source(0)
+    bridge, log, _ = bridge_of(source)
+    bridge.due(True)
+    with pytest.raises(AllEnded):
+        bridge.due(True)
+    assert log.ends == [("r0", *LOST)]
+    assert source.ends == [("r0", 0)]
 
 
 def test_tokens_and_ends_are_reported_once() -> None:
