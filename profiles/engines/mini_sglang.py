@@ -50,7 +50,19 @@ class MiniSglangAdapter:
     package = "minisgl"
     python_path = "python"
     environment = {"TRITON_INTERPRET": "1"}  # noqa: RUF012
-    hollow = ("flashinfer", "sgl_kernel", "tvm_ffi", "modelscope", "openai", "prompt_toolkit", "quack")
+    hollow = tuple(
+        [
+            "flashinfer",
+            "modelscope",
+            "openai",
+            "prompt_toolkit",
+            "quack",
+            "sgl_kernel",
+            "torchaudio",
+            "torchvision",
+            "tvm_ffi",
+        ]
+    )
     requires = {"transformers": "transformers", "zmq": "pyzmq", "msgpack": "msgpack"}  # noqa: RUF012
 
     def load(self) -> None:

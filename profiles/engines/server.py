@@ -227,7 +227,7 @@ class LoadedEngine:
         load_engine(adapter)
         seconds = time.perf_counter() - begin
         module = sys.modules.get(adapter.package)
-        found = getattr(module, "__file__", None)
+        found = next(iter(getattr(module, "__path__", ())), None)  # a package need not have an __init__.py
         if found is None or not Path(found).resolve().is_relative_to(source.path):
             raise EngineError(
                 f"{source.name}: {adapter.package} was imported from {found}, not from its source"

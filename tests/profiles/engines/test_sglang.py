@@ -94,7 +94,9 @@ def test_greedy_tokens_are_those_of_our_own_scheduler(overrides: tuple[str, ...]
 
 @given
 def test_a_prefill_uploads_its_ids_on_the_forward_stream_after_25945() -> None:
-    before, after = (run(f"sglang:{CLONE}@{commit}").per_step["prefill"] for commit in (BEFORE, AFTER))
+    before, after = (
+        run(f"sglang:{CLONE}@{commit}").per_step["prefill"].streams for commit in (BEFORE, AFTER)
+    )
     assert [(x["schedule"]["h2d_pinned"].median, x["forward"]["h2d"].median) for x in (before, after)] == [
         (3, 2),
         (2, 3),
@@ -107,7 +109,7 @@ def test_an_item_in_the_preparation_of_a_decode_is_found(broken: Path) -> None:
     found = sources(broken, AFTER) / "schedule_batch.py"
     changed(found, line, f"{line}            self.longest = self.seq_lens.max().item()\n")
     result = run(f"sglang:{broken}")
-    steady = result.per_step["decode.steady"]["schedule"]
+    steady = result.per_step["decode.steady"].streams["schedule"]
     assert (steady["d2h_blocking"].median, steady["sync"].median) == (1, 1)
     places = {
         (row.site.file, row.site.statement)

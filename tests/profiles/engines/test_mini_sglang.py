@@ -1,0 +1,80 @@
+"""mini-sglang's own scheduler, from a checkout that is given by path::
+
+SCHEDBENCH_MINI_SGLANG=../mini-sglang SCHEDBENCH_ENGINE_PYTHON=../venv/bin/python make test
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from schedbench.profiles.engines import client
+from schedbench.profiles.engines.adapter import adapter_named
+from schedbench.profiles.engines.names import EngineError
+from schedbench.profiles.platform.resolve import EngineChoice, ask
+from schedbench.profiles.ranks.execute import Options, execute
+from schedbench.profiles.record.result import Hazards, Result
+from schedbench.profiles.run.system import SystemParts
+
+CHECKOUT = os.environ.get("SCHEDBENCH_MINI_SGLANG", "")
+PYTHON = os.environ.get("SCHEDBENCH_ENGINE_PYTHON", sys.executable)
+SMALL = (
+    "engine.mixed_chunk=false",
+    "workload.requests=8",
+    "workload.output_tokens={dist: uniform, min: 4, max: 16}",
+)
+
+given = pytest.mark.skipif(not CHECKOUT, reason="SCHEDBENCH_MINI_SGLANG names no checkout of mini-sglang")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def ended_engines() -> Iterator[None]:
+    yield
+    client.end_engines()
+
+
+def run(engine: bool, *overrides: str, hazards: bool = False) -> Result:
+    choice = EngineChoice(f"mini-sglang:{CHECKOUT}", PYTHON, Path()) if engine else None
+    question = replace(ask("mixed", [*SMALL, *overrides]), engine=choice)
+    return execute(question, question.relays[0], Options(device="vgpu", hazards=hazards)).result
+
+
+@pytest.mark.parametrize("override", ["engine.mixed_chunk=true", "engine.page_size=16"])
+def test_what_it_does_not_have_is_refused(override: str) -> None:
+    question = ask("mixed", [override])
+    parts: SystemParts = SystemParts(question, question.relays[0], *[None] * 4)  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match="cannot be run with this scenario: "):
+        adapter_named("mini-sglang").open(parts)
+
+
+@given
+def test_without_overlap_greedy_tokens_are_those_of_our_own_scheduler() -> None:
+    serial = "engine.overlap=false"
+    assert run(True, serial).outputs == run(False, serial).outputs
+
+
+@given
+@pytest.mark.parametrize("graphs", ["true", "false"])
+def test_a_steady_decode_uploads_eight_times_and_waits_once(graphs: str) -> None:
+    steady = run(True, f"engine.cuda_graph={graphs}").per_step["decode.steady"].streams
+    assert steady["schedule"]["h2d_pinned"].max == 8
+    assert (steady["forward"]["d2h"].max, steady["forward"]["sync"].max) == (1, 1)
+    assert "sync" not in steady["schedule"]
+
+
+@given
+def test_the_event_that_results_wait_for_is_recorded_before_the_last_read_of_the_batch() -> None:
+    hazards = run(True, hazards=True).hazards
+    assert isinstance(hazards, Hazards)
+    late = "self.token_pool[output_mapping] = forward_output.next_tokens_gpu"
+    assert any(
+        finding.resource.startswith("freed block of")
+        and finding.first.site is not None
+        and finding.first.site.statement == late
+        for finding in hazards.findings
+    )
