@@ -50,7 +50,10 @@ class MiniSglangAdapter:
     package = "minisgl"
     python_path = "python"
     environment = {"TRITON_INTERPRET": "1"}  # noqa: RUF012
-    hollow = tuple(
+    hollow = (
+        *("flashinfer", "modelscope", "openai", "prompt_toolkit", "quack", "sgl_kernel"),
+        *("torchaudio", "torchvision", "tvm_ffi"),
+    )
         [
             "flashinfer",
             "modelscope",
