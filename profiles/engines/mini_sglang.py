@@ -54,18 +54,6 @@ class MiniSglangAdapter:
         *("flashinfer", "modelscope", "openai", "prompt_toolkit", "quack", "sgl_kernel"),
         *("torchaudio", "torchvision", "tvm_ffi"),
     )
-        [
-            "flashinfer",
-            "modelscope",
-            "openai",
-            "prompt_toolkit",
-            "quack",
-            "sgl_kernel",
-            "torchaudio",
-            "torchvision",
-            "tvm_ffi",
-        ]
-    )
     requires = {"transformers": "transformers", "zmq": "pyzmq", "msgpack": "msgpack"}  # noqa: RUF012
 
     def load(self) -> None:
