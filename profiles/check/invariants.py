@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 
 from ...sched.batch import DraftState, ForwardBatch, ModelOutput, ScheduleBatch
+from ...sched.link import Link
 from ...sched.loop.scheduler import Scheduler
 from ...sched.memory.invariants import MemoryInvariantError
 from ...sched.memory.invariants import check as check_memory
@@ -28,6 +29,7 @@ from ..run.progress import unfinished
 from .batch_invariants import Peek, checking_allocation, mirrors, row_counts, untouched
 from .draft_invariants import DraftStart, DraftWatch
 from .forward_invariants import Forward, Token, violations
+from .link_invariants import WatchedLink
 from .violations import Violation, Violations
 
 PAGES_PER_STEP = 4096
@@ -41,6 +43,7 @@ class Invariants:
         self._observer: _InvariantObserver | None = None
         self._launching: tuple[ScheduleBatch, RelayContext] | None = None
         self._drafts: DraftWatch | None = None
+        self._link: WatchedLink | None = None
         self._others: list[Invariants] = []  # of other ranks
 
     def of_rank(self, rank: int) -> Invariants:
@@ -97,6 +100,11 @@ class Invariants:
         self._drafts = DraftWatch(self._peek, self._launched, self._drafted, self._violations.add)
         return self._drafts.worker(worker)
 
+    def link(self, link: Link) -> Link:
+        """The same link; what it keeps at the end is checked."""
+        self._link = WatchedLink(link)
+        return self._link
+
     def _peek(self, tensor: torch.Tensor) -> torch.Tensor:
         assert self._observer is not None
         return self._observer.peek(tensor)
@@ -123,6 +131,8 @@ class Invariants:
         self._observer = _InvariantObserver(scheduler, machine.peek, self._violations)
         yield self._observer
         self._violations.add(self._observer.at_the_end())
+        if self._link is not None:
+            self._violations.add(self._link.unreleased())
 
     def launched(self, view: ForwardBatch) -> None:
         """Check the inputs of the forward that is about to run on ``view``."""

@@ -17,6 +17,7 @@ from ...sched.disagg.layout import Role
 from ...sched.disagg.outbox import Outbox
 from ...sched.hisparse.pools import HotBuffers
 from ...sched.hisparse.transfer import HostKVPort
+from ...sched.link import Link
 from ...sched.loop.data_parallel import DataRank
 from ...sched.loop.engine import Engine
 from ...sched.loop.scheduler import Scheduler
@@ -70,6 +71,8 @@ class Guard(Protocol):
     def runner(self, runner: Model) -> Model: ...
 
     def worker(self, worker: Worker) -> Worker: ...
+
+    def link(self, link: Link) -> Link: ...
 
     def watching(self, scheduler: Scheduler, machine: Machine) -> AbstractContextManager[Observer]:
         """The guard's observer of one workload."""

@@ -158,6 +158,8 @@ class RunTask:
         if context.rank == 0:
             sink.extra = self.extra_sink
         guard = None if self.guard is None else self.guard.of_rank(context.rank)
+        if guard is not None and context.link is not None:
+            context = context._replace(link=guard.link(context.link))
         with self._recording(context.rank) as recording:
             sink.extra = recording or sink.extra
             prepared = PreparedRun(

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from schedbench.profiles.check.invariants import Invariants
+from schedbench.profiles.check.link_invariants import WatchedLink
 from schedbench.profiles.check.violations import Violation, Violations
 from schedbench.profiles.platform.machine import Machine
 from schedbench.profiles.ranks.execute import Options, RunOutcome, execute
@@ -170,6 +171,19 @@ def test_a_row_that_nobody_gives_back_is_told() -> None:
     assert told["nothing in flight at the end", "rows that are held"].says == (
         "at the end there are 1 rows that are held"
     )
+
+
+STAGED = ("engine.relay=latest", "engine.pipeline={stages: 3}", "model={preset: tiny-deep}")
+
+
+def test_tensors_that_are_sent_and_never_released_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without flushes nothing is written too early: the link keeps everything, more with each step."""
+    assert not guarded("faults/staging", *STAGED)
+    monkeypatch.setattr(WatchedLink, "flush", lambda *_: None)
+    told = {violation.field: violation for violation in guarded("faults/staging", *STAGED)}
+    assert set(told) == {"proxy", "output"}
+    assert told["proxy"].promise == "sent tensors are released"
+    assert "rank 0 keeps the tensors of all " in told["proxy"].says
 
 
 class Ended(Observer):
