@@ -144,6 +144,7 @@ class SglangSystem(System):
         else:
             scheduler.request_receiver = _Receiver(receiver, self._receive)
         for name, around in (
+            ("get_next_batch_to_run", self._plan),
             ("get_new_batch_prefill", self._admit),
             ("run_batch", self._launch),
             ("process_batch_result", self._settle),
@@ -185,6 +186,11 @@ class SglangSystem(System):
             arrived = [tokenized(request) for request in self._reports.due(not busy)]
             messages, self._gone = [*arrived, *self._gone], []
             return messages
+
+    def _plan(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Everything of the next step that is in no other range, such as the removal of rows that have ended."""
+        with self._reports.range("plan", 0):
+            return original(*args, **kwargs)
 
     def _admit(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with self._reports.range("admit", len(self.scheduler.waiting_queue)):
