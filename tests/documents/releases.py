@@ -25,18 +25,18 @@ from schedbench.profiles.record.result import Hazards, Outputs, Result
 ROOT: Final = Path(__file__).resolve().parents[2]
 SCENARIO: Final = ("mixed", ("workload.requests=16",))
 _WHEEL: Final = re.compile(r"sglang-(\d+(?:\.\d+)+)-")
+_COLUMNS: Final = ("h2d", "d2h", "d2d", "schedule's kernels", "waits")
 _HEAD: Final = """# SGLang's releases
 
-What one step of each release's scheduler copies and waits for, read from its own source on the virtual GPU: `{scenario}`,
-emulated, medians per step over all streams. `python tests/documents/releases.py` draws this page
-([engines.md](engines.md) says what runs, and what the model is). The counts are exact; they leave out the attention
-backend's metadata and the input copies of SGLang's own CUDA graphs, for the model is schedbench's decoder.
+What one step of each release's scheduler copies and waits for, read from its own source on the virtual GPU:
+`{scenario}`, emulated, medians per step over all streams.
+`python tests/documents/releases.py` draws this page ([engines.md](engines.md) says what runs, and what the model is).
+The counts are exact; they leave out the attention backend's metadata and the input copies of SGLang's own CUDA graphs,
+for the model is schedbench's decoder.
 
-A prefill is the third to seventh column, a steady decode the rest. "h2d" is pinned / pageable, not waited for / waited
-for; "waits" are the host's.
+"h2d" is pinned / pageable, not waited for / waited for; "waits" are the host's; "hazards" are listed below. Releases of
+the same letter gave the same tokens.
 
-| release | tokens | prefill h2d | d2h | d2d | kernels of the schedule | waits | decode h2d | d2h | d2d | kernels of the schedule | waits | hazards |
-|---|---|---|---|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -51,13 +51,19 @@ def main(arguments: Sequence[str]) -> int:
         try:
             result = run(EngineChoice(f"sglang=={version}", given.python, given.wheels))
         except (EngineError, EngineFailedError) as error:
-            rows.append(f"| {version} | does not run: {str(error).splitlines()[0]} |" + " |" * 11)
+            rows.append(line([version, f"does not run: {str(error).splitlines()[0]}", *[""] * 11]))
             continue
         finally:
             end_engines()
         rows.append(row(version, result, digests))
         notes += hazards(version, result)
-    text = _HEAD.format(scenario=f"{SCENARIO[0]} {' '.join(SCENARIO[1])}") + "\n".join(rows)
+    names = [
+        "release",
+        "tokens",
+        *(f"{kind} {column}" for kind in ("prefill", "decode") for column in _COLUMNS),
+    ]
+    table = [*map(line, [[*names, "hazards"], ["---"] * (len(names) + 1)]), *rows]
+    text = _HEAD.format(scenario=f"{SCENARIO[0]} {' '.join(SCENARIO[1])}") + "\n".join(table)
     listed = "\n".join(notes) or "None."
     (ROOT / "docs/releases.md").write_text(f"{text}\n\n## Hazards\n\n{listed}\n", encoding="utf-8")
     return 0
@@ -88,6 +94,10 @@ def row(version: str, result: Result, digests: list[str]) -> str:
         cells += [number(counts.get("schedule", {}).get("kernel", 0)), total(counts, "sync")]
     found = result.hazards
     cells.append(str(len(places(found))) if isinstance(found, Hazards) else "not watched")
+    return line(cells)
+
+
+def line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 

@@ -147,3 +147,45 @@ def test_a_missing_reference_is_a_freed_block(broken: Path) -> None:
     whole = run(f"sglang:{CLONE}@{BEFORE}", hazards=True).hazards
     assert isinstance(whole, Hazards)
     assert not any(finding.resource.startswith("freed block of") for finding in whole.findings)
+
+
+# Our states and the commits that they mirror.
+LADDER = {
+    "pr25774-before": "7f154ba44^",
+    "pr25774": "7f154ba44",
+    "pr25944-before": "44ec2ee18",
+    "pr25944": "8b473aa0b",
+    "pr26020": "c4b6b5ea1",
+    "pr26425": "1051a8456",
+    "pr25945-before": "282c46133^",
+    "pr25945": "282c46133",
+}
+COUNTED = ("h2d_pinned", "h2d_pageable", "h2d_blocking", "d2h", "d2h_blocking", "d2d", "sync")
+# What our states have more than SGLang's source, on the schedule stream: seeds of the sampler's noise, which make tokens
+# independent of batching; and less: a copy of the lengths for the page table (mem_cache/common.py, alloc_for_decode).
+SEEDS = {"h2d_pageable": 1, "h2d_blocking": 1, "sync": 1}
+CLONE_OF_LENGTHS = {"d2d": -1}
+KNOWN = {"prefill": SEEDS, "decode.steady": CLONE_OF_LENGTHS}
+
+
+@given
+@pytest.mark.parametrize("overlap", ["true", "false"])
+@pytest.mark.parametrize("state", LADDER)
+def test_the_ladder_counts_what_the_source_at_its_commit_does(state: str, overlap: str) -> None:
+    overrides = ("workload.requests=12", f"engine.overlap={overlap}")
+    theirs = run(f"sglang:{CLONE}@{LADDER[state]}", *overrides)
+    ours = run(None, *overrides, f"engine.relay={state}")
+    assert ours.outputs == theirs.outputs
+    for kind, known in KNOWN.items():
+        for stream in ("schedule", "forward", "copy"):
+            more = {
+                name: median(ours, kind, stream, name) - median(theirs, kind, stream, name)
+                for name in COUNTED
+            }
+            expected = known if stream == "schedule" else {}
+            assert {name: count for name, count in more.items() if count} == expected, (kind, stream)
+
+
+def median(result: Result, kind: str, stream: str, name: str) -> float:
+    found = result.per_step[kind].streams.get(stream, {}).get(name)
+    return 0 if found is None else found.median
