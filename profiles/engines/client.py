@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from ...sched.relay.choice import RelayChoice
 from ..platform.resolve import EngineChoice, Resolved
@@ -31,7 +31,7 @@ _MOST_ENGINES: Final = 4  # processes that are kept, each with an imported engin
 _ROOMS: Final = ("profiles", "scenarios", "sched")
 _PACKAGE: Final = __name__.partition(".")[0]
 _SERVER: Final = f"{__package__}.server"
-_STDERR: Final = 2  # the descriptor that gets what an engine prints
+_LINES: Final = 20  # of what an engine printed that are shown where it ended without an answer
 _LOOK_S: Final = 1.0  # between two looks at whether the process is there
 
 
@@ -94,6 +94,8 @@ class EngineProcess:
             opened_source(name, place, wheels=choice.wheels)
         )
         self._ours = self._stack.enter_context(_our_package())
+        self._output = self._stack.enter_context(_output())
+        self._printed_before = 0
         self.import_s = 0.0
         self.threads: Sequence[str] = ()  # that the import has started, and a run does not have
         self.hollow: Sequence[str] = ()  # packages that are absent
@@ -104,7 +106,10 @@ class EngineProcess:
             return
         temporary = self.source.temporary
         self._pipes = EnginePipes(
-            self._choice.python, self._ours, [self._ours, *([] if temporary is None else [temporary])]
+            self._choice.python,
+            self._ours,
+            self._output,
+            [self._ours, *([] if temporary is None else [temporary])],
         )
         requires = {**NEEDED, **self._adapter.requires}
         opening = {"source": packed(self.source), "watched": str(self.source.watched), "requires": requires}
@@ -143,6 +148,7 @@ class EngineProcess:
     def _ask(self, command: Answer, what: str) -> Answer:
         """The outcome of the command. Raises EngineFailedError where the process has none, KeyboardInterrupt."""
         assert self._pipes is not None
+        self._printed_before = os.fstat(self._output.fileno()).st_size
         self._pipes.write(command)
         try:
             return self._outcome(what, PATIENCE_S)
@@ -163,7 +169,8 @@ class EngineProcess:
                 elif "ended" in answer:
                     self._pipes.run = None
                     if outcome is None:
-                        raise self._failed(f"{what} did not end: its process {_ending(answer['ended'])}")
+                        ending = _ending(answer["ended"])
+                        raise self._failed(f"{what} did not end: its process {ending}{self._printed()}")
                     return outcome
                 elif "beat" not in answer:
                     outcome = answer
@@ -171,10 +178,11 @@ class EngineProcess:
                         return outcome
         except TimeoutError:
             self.end()
-            raise self._failed(f"{what} made no progress for {patience:g} s, and was ended") from None
+            why = f"{what} made no progress for {patience:g} s, and was ended{self._printed()}"
+            raise self._failed(why) from None
         code = self._pipes.process.wait()
         self.end()
-        raise self._failed(f"{what} did not end: the engine's process {_ending(code)}")
+        raise self._failed(f"{what} did not end: the engine's process {_ending(code)}{self._printed()}")
 
     def _raise(self, answer: Answer, what: str) -> None:
         if "interrupted" in answer:
@@ -188,11 +196,19 @@ class EngineProcess:
     def _failed(self, why: str) -> EngineFailedError:
         return EngineFailedError(f"{self._choice.name}: {why}")
 
+    def _printed(self) -> str:
+        """The last lines that the engine has printed since it was asked, as a part of a message."""
+        number = self._output.fileno()  # the position is that of the writers, too
+        text = os.pread(number, os.fstat(number).st_size - self._printed_before, self._printed_before)
+        lines = text.decode(errors="replace").rstrip().splitlines()[-_LINES:]
+        return "\n".join(["; the last lines that it printed:", *lines]) if lines else ""
+
 
 class EnginePipes:
-    """The started process, and the pipes to it. ``run`` is the number of the process that runs at present."""
+    """The started process, whose ``output`` gets what it prints, and the pipes to it. ``run`` is the number of the
+    process that runs at present."""
 
-    def __init__(self, python: str, ours: Path, removed: Sequence[Path]) -> None:
+    def __init__(self, python: str, ours: Path, output: IO[bytes], removed: Sequence[Path]) -> None:
         commands, self._commands = os.pipe()
         self._answers, answers = os.pipe()
         self._buffer = b""
@@ -203,7 +219,8 @@ class EnginePipes:
                 [python, "-m", _SERVER, str(commands), str(answers), *map(str, removed)],
                 pass_fds=[commands, answers],
                 stdin=subprocess.DEVNULL,
-                stdout=_STDERR,
+                stdout=output,
+                stderr=output,
                 env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
                 start_new_session=True,  # signals of the terminal are for the parent alone
             )
@@ -266,6 +283,13 @@ class EnginePipes:
             self.process.wait()
         os.close(self._commands)
         os.close(self._answers)
+
+
+@contextmanager
+def _output() -> Iterator[IO[bytes]]:
+    """A file for what an engine prints."""
+    with tempfile.TemporaryFile() as file:
+        yield file
 
 
 @contextmanager

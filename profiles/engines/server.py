@@ -5,8 +5,7 @@
       answers, JSON lines <------------------------------------ forks for each run ----------> runs, answers, ends
 
 The supervisor ends the zygote, and what it has started, once the client has ended for any reason. It also receives the
-signals that an engine sends to its parent process while it is imported, as the zygote does during runs. What the engine
-prints goes to stderr.
+signals that an engine sends to its parent process while it is imported, as the zygote does during runs.
 
 Until the interpreter is known to have what schedbench needs, nothing but the standard library is imported.
 """

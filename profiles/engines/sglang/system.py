@@ -32,6 +32,9 @@ from .runner import RunnerStub
 
 _STREAMS: Final[Sequence[StreamName]] = ("forward", "copy")
 
+# Methods of a prefix cache that get a request whose KV is about to be released, from old to new.
+_RELEASES: Final = ("cache_finished_req", "claim_kv_row")
+
 
 class SglangSystem(System):
     def __init__(self, parts: SystemParts) -> None:
@@ -151,7 +154,8 @@ class SglangSystem(System):
         ):
             setattr(scheduler, name, functools.partial(around, getattr(scheduler, name)))
         cache = scheduler.tree_cache
-        cache.cache_finished_req = functools.partial(self._release, cache.cache_finished_req)
+        name = next(name for name in _RELEASES if hasattr(cache, name))
+        setattr(cache, name, functools.partial(self._release, getattr(cache, name)))
         self._capture_outputs()
 
     def _wrap_batches(self) -> None:
@@ -237,7 +241,7 @@ class SglangSystem(System):
         """The KV of a request is given to the cache: what it holds is audited first, if the request is complete."""
         self._reports.advance(req.rid, req.output_ids)
         if req.finished() and type(req.finished_reason).__name__ != "FINISH_ABORT":
-            self._reports.ending(req.rid, int(req.req_pool_idx))
+            self._reports.ending(req.rid, int(getattr(req, "kv", req).req_pool_idx))
         return original(req, *args, **kwargs)
 
     def _settle(

@@ -104,6 +104,10 @@ def test_what_an_engine_prints_is_no_answer(question: Resolved, scripted: Script
         ("assert False", "the run failed: AssertionError (at python/toy/script.py:1)\n"),
         ("exit(2)", "the run failed: exited with 2 (at python/toy/script.py:1)\n"),
         ("import os; os._exit(0)", "the run did not end: its process exited with 0"),
+        (
+            "import os; print('seen', flush=True); os._exit(3)",
+            "its process exited with 3; the last lines that it printed:\nseen",
+        ),
         ("import os; os.kill(os.getpid(), 11)", "the run did not end: its process was ended by SIGSEGV"),
         (
             "import torch; torch.zeros(1, device='cuda:1')",
@@ -212,16 +216,17 @@ def test_engines_end_with_the_program_however_it_ends(toy: WriteEngine, tmp_path
     engine = toy("import subprocess\ndef step(device):\n    subprocess.run(['sleep', '87654'])\n")
     program = subprocess.Popen(
         [sys.executable, "-m", "schedbench", "run", "mixed", "--engine", engine],
-        stderr=subprocess.PIPE,
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     while not sleepers(87654):
         assert program.poll() is None
         time.sleep(0.05)
     program.kill()
-    program.communicate()  # until the last process with this pipe has ended
-    assert not sleepers(87654)
-    assert not list(tmp_path.glob("schedbench-*"))
+    program.wait()
+    deadline = time.monotonic() + 60
+    while sleepers(87654) or list(tmp_path.glob("schedbench-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def adapter_with(folder: Path, text: str, other: str) -> Path:
