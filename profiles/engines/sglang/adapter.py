@@ -62,6 +62,7 @@ class SglangAdapter:
         prepared_modules()
         for name in ("scheduler", "schedule_batch", "io_struct", "tp_worker"):
             import_module(f"sglang.srt.managers.{name}")
+        import_module("sglang.srt.models.registry")  # which imports all models: otherwise each run would
 
     def open(self, parts: SystemParts) -> System:
         from .system import SglangSystem
