@@ -48,6 +48,7 @@ _WORKLOADS: dict[str, tuple[str, tuple[str, ...]]] = {
     "grammar": ("grammar", (*_OVERLAPPED, *_FEW)),
     "spec_v1": ("spec_v1", _FEW),
     "spec_v2": ("spec_v2", _FEW),
+    "spec_grammar": ("spec_grammar", _FEW),
     "hosting": ("faults/hosting", _OVERLAPPED),
     "parting": ("faults/parting", _OVERLAPPED),
     "parting, small pool": (
@@ -57,6 +58,10 @@ _WORKLOADS: dict[str, tuple[str, tuple[str, ...]]] = {
     "parting, a worker dies": (
         "faults/parting",
         (*_OVERLAPPED, "faults=[{rank: prefill 0, dies: {phase: transfer, nth: 6}}]"),
+    ),
+    "parting, a message is lost": (
+        "faults/parting",
+        (*_OVERLAPPED, "faults=[{link: [prefill 0, decode 0], tag: kv, does: drop, nth: 3}]"),
     ),
     "staging": ("faults/staging", ()),
     "staging, chunks without output": (
@@ -98,6 +103,7 @@ PROBES = [
     Probe("faults/mixing", "{state: latest, barrier: after-launch}"),
     Probe("spec_v2", "pr25774"),
     Probe("disagg_spec", "pr25774"),
+    Probe("disagg_spec", "pr26425"),
 ]
 
 
