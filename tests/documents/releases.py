@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from schedbench.profiles.engines.client import EngineFailedError, end_engines
 from schedbench.profiles.engines.names import EngineError
@@ -45,7 +45,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--wheels", type=Path, required=True)
     parser.add_argument("--python", default=sys.executable)
     given = parser.parse_args(arguments)
-    rows, notes, digests = [], [], list[str]()
+    rows, notes, changes, digests = [], [], list[str](), list[str]()
+    before: Result | None = None
     for version in versions(given.wheels):
         print(version, file=sys.stderr)
         try:
@@ -57,6 +58,9 @@ def main(arguments: Sequence[str]) -> int:
             end_engines()
         rows.append(row(version, result, digests))
         notes += hazards(version, result)
+        if before is not None:
+            changes += changed(version, uploading(before), uploading(result))
+        before = result
     names = [
         "release",
         "tokens",
@@ -64,8 +68,9 @@ def main(arguments: Sequence[str]) -> int:
     ]
     table = [*map(line, [[*names, "hazards"], ["---"] * (len(names) + 1)]), *rows]
     text = _HEAD.format(scenario=f"{SCENARIO[0]} {' '.join(SCENARIO[1])}") + "\n".join(table)
-    listed = "\n".join(notes) or "None."
-    (ROOT / "docs/releases.md").write_text(f"{text}\n\n## Hazards\n\n{listed}\n", encoding="utf-8")
+    for title, lines in (("Lines that began or ceased to copy", changes), ("Hazards", notes)):
+        text += f"\n\n## {title}\n\n" + ("\n".join(lines) or "None.")
+    (ROOT / "docs/releases.md").write_text(f"{text}\n", encoding="utf-8")
     return 0
 
 
@@ -78,6 +83,24 @@ def run(choice: EngineChoice) -> Result:
     name, overrides = SCENARIO
     question = replace(ask(name, overrides), engine=choice)
     return execute(question, question.relays[0], Options(device="vgpu", hazards=True)).result
+
+
+def uploading(result: Result) -> dict[tuple[str, str], str]:
+    """The lines that copy between host and device in a prefill or a decode, and how; a line that moves is the same."""
+    found = {}
+    for copy in result.copies:
+        if copy.site is not None and copy.kind in ("prefill", "decode") and copy.direction in ("h2d", "d2h"):
+            waits = ", waited for" if copy.blocking else ""
+            how = (
+                f"{copy.kind} {copy.direction} {copy.host_memory}{waits}, `{copy.site.file}:{copy.site.line}`"
+            )
+            found[f"{copy.kind} {copy.direction}{waits}", copy.site.statement] = how
+    return found
+
+
+def changed(version: str, before: Mapping[Any, str], after: Mapping[Any, str]) -> list[str]:
+    began = [f"- {version} began: {how}" for key, how in after.items() if key not in before]
+    return began + [f"- {version} ceased: {how}" for key, how in before.items() if key not in after]
 
 
 def row(version: str, result: Result, digests: list[str]) -> str:

@@ -241,7 +241,8 @@ class SglangSystem(System):
         """The KV of a request is given to the cache: what it holds is audited first, if the request is complete."""
         self._reports.advance(req.rid, req.output_ids)
         if req.finished() and type(req.finished_reason).__name__ != "FINISH_ABORT":
-            self._reports.ending(req.rid, int(getattr(req, "kv", req).req_pool_idx))
+            holder = req if hasattr(req, "req_pool_idx") else req.kv
+            self._reports.ending(req.rid, int(holder.req_pool_idx))
         return original(req, *args, **kwargs)
 
     def _settle(
