@@ -1,4 +1,4 @@
-"""What an engine has to say of itself, so that its own scheduler can be run on the virtual GPU."""
+"""What an adapter defines, so that an engine's own scheduler can be run on the virtual GPU."""
 
 from __future__ import annotations
 

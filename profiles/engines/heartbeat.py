@@ -36,5 +36,5 @@ def beating(beat: Callable[[], None]) -> None:
 
 @contextmanager
 def heartbeat(clock: Clock, total: int) -> Iterator[Observer]:  # noqa: ARG001
-    """The observer of a pass that tells whether it advances."""
+    """The observer of a pass that reports whether the run advances."""
     yield Heartbeat(_beats[0]) if _beats else Observer()

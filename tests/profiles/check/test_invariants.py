@@ -176,14 +176,14 @@ def test_a_row_that_nobody_gives_back_is_told() -> None:
 STAGED = ("engine.relay=latest", "engine.pipeline={stages: 3}", "model={preset: tiny-deep}")
 
 
-def test_tensors_that_are_sent_and_never_released_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_that_are_sent_and_never_released_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without flushes nothing is written too early: the link keeps everything, more with each step."""
     assert not guarded("faults/staging", *STAGED)
     monkeypatch.setattr(WatchedLink, "flush", lambda *_: None)
-    told = {violation.field: violation for violation in guarded("faults/staging", *STAGED)}
-    assert set(told) == {"proxy", "output"}
-    assert told["proxy"].promise == "sent tensors are released"
-    assert "rank 0 keeps the tensors of all " in told["proxy"].says
+    found = {violation.field: violation for violation in guarded("faults/staging", *STAGED)}
+    assert set(found) == {"proxy", "output"}
+    assert found["proxy"].promise == "sent tensors are released"
+    assert "rank 0 keeps the tensors of all " in found["proxy"].says
 
 
 class Ended(Observer):

@@ -217,7 +217,8 @@ def run(question: Resolved, device: str) -> RunOutcome:
 
 def both(question: Resolved, monkeypatch: pytest.MonkeyPatch) -> tuple[Hazards, Hazards]:
     """The virtual GPU's own findings and those from inside. Every one, declared or not."""
-    monkeypatch.setattr(document, "_known", lambda *_: ())
+    attributed = document.hazards
+    monkeypatch.setattr(document, "hazards", lambda machine, _, **about: attributed(machine, (), **about))
     expected = run(question, "vgpu").result
     vgpu_as_cuda.install(monkeypatch)
     found = run(question, "cuda").result

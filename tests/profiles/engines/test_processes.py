@@ -131,8 +131,8 @@ def test_a_sentence_of_our_own_stays_one(question: Resolved, scripted: Scripted)
 
 
 def test_a_traceback_begins_in_the_engine(question: Resolved, scripted: Scripted) -> None:
-    told = failure(question, scripted("raise ValueError('bad batch')"))
-    assert told.splitlines()[1:3] == [
+    said = failure(question, scripted("raise ValueError('bad batch')"))
+    assert said.splitlines()[1:3] == [
         "Traceback (most recent call last):",
         '  File "python/toy/loop.py", line 5, in step',
     ]
@@ -174,8 +174,8 @@ def test_after_a_run_without_progress_or_a_killed_process_the_next_run_is_as_eve
     engine_process(EngineChoice(scripted("")))
     with monkeypatch.context() as patch:
         patch.setattr(client, "PATIENCE_S", 0.1)
-        told = failure(question, scripted("import time; time.sleep(1000)"))
-    assert "the run made no progress for 0.1 s, and was ended" in told
+        said = failure(question, scripted("import time; time.sleep(1000)"))
+    assert "the run made no progress for 0.1 s, and was ended" in said
     assert "the run did not end: the engine's process was ended by SIGKILL" in failure(
         question, scripted("import os; os.killpg(0, 9)")
     )
