@@ -12,16 +12,14 @@ from typing import Any, Final
 import torch
 
 from ...programs.hollow import HollowKernelError
-from ...vgpu.fused import run_as_one_kernel
+from ...vgpu import fused
 from ..model import process_group_of_one
-
-MEBIBYTES: Final = 80 * 1024  # of the GPU by which SGLang chooses its defaults
 
 
 def prepared_modules() -> None:
     """Import the modules that ask for hardware, and answer for it."""
     for module in ("sglang.srt.utils.common", "sglang.srt.utils"):
-        _replace(module, "get_nvgpu_memory_capacity", lambda: MEBIBYTES)
+        _replace(module, "get_nvgpu_memory_capacity", lambda: torch.cuda.mem_get_info()[1] >> 20)
     for module in ("sglang.jit_kernel.utils", "sglang.kernels.jit.utils"):
         _replace(module, "load_jit", JitModule)
 
@@ -52,7 +50,7 @@ class JitModule:
             raise HollowKernelError(
                 f"SGLang's CUDA kernel {self._name}.{function} was called: what it does is unknown here"
             )
-        return partial(run_as_one_kernel, function, _JIT_KERNELS[function])
+        return partial(fused.run_as_one_kernel, function, _JIT_KERNELS[function])
 
 
 def _clamp_position(positions: torch.Tensor, lens: torch.Tensor) -> None:
