@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
@@ -41,7 +42,7 @@ class SystemParts(NamedTuple):
     context: RankContext = ALONE
 
 
-class System:
+class System(ABC):
     """A scheduler with its model on a machine. This base class has no hooks for checks and counts: a system overrides
     those that it offers."""
 
@@ -51,31 +52,32 @@ class System:
     declared_hazards: Sequence[str] = ()  # names of those that its relay state declares
 
     @property
+    @abstractmethod
     def next_step(self) -> int:
         """The number of the step that is planned next."""
-        raise NotImplementedError
 
+    @abstractmethod
     def relay_part(self) -> RelayPart:
         """What the result says about how steps hand on their results."""
-        raise NotImplementedError
 
-    def prepare(self) -> None:
+    def prepare(self) -> None:  # noqa: B027 (not every system has to)
         """Called once, before the first request."""
 
+    @abstractmethod
     def run(self) -> None:
         """Run until every request of the source has ended. Raises LinkError where another rank is gone."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forget(self) -> None:
         """Drop what a run left in the prefix cache, so that the next run begins with the same cache."""
-        raise NotImplementedError
 
+    @abstractmethod
     def abort(self, request: Request, reason: str) -> None:
-        raise NotImplementedError
+        """End the request early, at once or when its next token arrives."""
 
+    @abstractmethod
     def unfinished(self) -> Sequence[Request]:
         """The requests that were taken from the source and have not ended."""
-        raise NotImplementedError
 
     def guarded(self, guard: Guard | None) -> AbstractContextManager[Observer]:  # noqa: ARG002
         """The guard's observer of one workload."""

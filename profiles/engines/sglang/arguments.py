@@ -12,14 +12,26 @@ from ....scenarios.combinations import overlaps
 from ....sched.config import EngineConfig
 from ....sched.request import Request
 from ...platform.resolve import Resolved
+from ..names import EngineError
 from .edge import fitted
 
-_POLICIES: Final = {"fcfs": "fcfs", "lpm": "lpm", "lof": "lof", "random": "random"}
 _FOREVER: Final = 1e9  # s
+# Arguments by which a scenario decides what is scheduled: a run without them would be of another scenario.
+_DECISIVE: Final = (
+    *(
+        "max_total_tokens",
+        "max_running_requests",
+        "chunked_prefill_size",
+        "max_prefill_tokens",
+        "enable_mixed_chunk",
+    ),
+    *("schedule_policy", "schedule_conservativeness", "context_length", "disable_radix_cache"),
+    *("disable_overlap_schedule", "page_size"),
+)
 
 
 def server_args(resolved: Resolved, config: EngineConfig, model: Path) -> Any:
-    """Raises EngineError for what this SGLang refuses."""
+    """Raises EngineError where this SGLang lacks or changes an argument that decides what is scheduled."""
     kind = import_module("sglang.srt.server_args").ServerArgs
     engine, rows = resolved.scenario.engine, config.max_running_requests
     wanted = {
@@ -35,7 +47,7 @@ def server_args(resolved: Resolved, config: EngineConfig, model: Path) -> Any:
         "chunked_prefill_size": -1 if config.chunked_prefill_size is None else config.chunked_prefill_size,
         "max_prefill_tokens": config.max_prefill_tokens,
         "enable_mixed_chunk": config.mixed_chunk,
-        "schedule_policy": _POLICIES[config.policy],
+        "schedule_policy": config.policy,
         "schedule_conservativeness": config.schedule_conservativeness,
         "context_length": config.context_len,
         "disable_radix_cache": not engine.radix_cache,
@@ -59,7 +71,13 @@ def server_args(resolved: Resolved, config: EngineConfig, model: Path) -> Any:
     known = inspect.signature(kind).parameters
     if "cuda_graph_max_bs_decode" in known:
         del wanted["cuda_graph_max_bs"]
-    return fitted(kind, **wanted)
+    args = fitted(kind, **wanted)
+    for name in _DECISIVE:
+        if (kept := getattr(args, name, None)) != wanted[name]:
+            raise EngineError(
+                f"SGLang takes {kept!r} for its argument {name}; the scenario needs {wanted[name]!r}"
+            )
+    return args
 
 
 def tokenized(request: Request) -> Any:

@@ -78,10 +78,10 @@ def _replace(module: str, name: str, value: Any) -> bool:
     return False
 
 
-def groups_of_one() -> Any:
-    """Make every process group of SGLang a group of one rank."""
+def groups_of_one(defaults: set[str]) -> Any:
+    """Make every process group of SGLang a group of one rank; what is asked of it in vain enters ``defaults``."""
     state = import_module("sglang.srt.distributed.parallel_state")
-    one = GroupOfOne(process_group_of_one())
+    one = GroupOfOne(process_group_of_one(), defaults)
     for name, value in list(vars(state).items()):
         if name.startswith("_") and name[1:].isupper() and value is None:
             setattr(state, name, one)
@@ -115,7 +115,8 @@ class GroupOfOne:
     is_first_rank = is_last_rank = True
     device = torch.device("cpu")
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any, defaults: set[str]) -> None:
+        self._defaults = defaults
         self.cpu_group = self.device_group = group
 
     def all_reduce(self, value: Any, *_: Any, **__: Any) -> Any:
@@ -129,3 +130,4 @@ class GroupOfOne:
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
             raise AttributeError(name)
+        self._defaults.add(f"group.{name}")

@@ -93,8 +93,8 @@ class SglangSystem(System):
         with tempfile.TemporaryDirectory(prefix="schedbench-model-") as folder:
             model = model_folder(resolved.model, Path(folder))
             args = server_args(resolved, engine_config(resolved, machine), model)
-            if not _published(module, args):
-                groups_of_one()
+            if not _published(module, args, self.runner.defaults):
+                groups_of_one(self.runner.defaults)
                 with contextlib.suppress(ImportError):
                     servers = import_module("sglang.srt.server_args")
                     getattr(servers, "set_global_server_args_for_scheduler", lambda _: None)(args)
@@ -297,13 +297,13 @@ def _end(reason: Any) -> EndOfRequest:
     return EndOfRequest(Status.FINISHED, "stop")
 
 
-def _published(module: Any, args: Any) -> bool:
+def _published(module: Any, args: Any, defaults: set[str]) -> bool:
     """Publish the configuration for the process, as later versions do; returns whether this one does."""
     if not hasattr(module, "SpawnRanks"):
         return False
     rank = module.spawn_world_rank(args, tp_rank=0, pp_rank=0)
     module.publish(args, role="scheduler", ranks=module.SpawnRanks(world_rank=rank, dp_rank=None, gpu_id=0))
-    one = groups_of_one()
+    one = groups_of_one(defaults)
     parallel = import_module("sglang.srt.runtime_context").get_parallel()
     if hasattr(parallel, "override_permanently"):
         groups = [name for name in dir(type(parallel)) if name.endswith("_group")]
