@@ -66,7 +66,8 @@ def place_tokens(engine: Engine, batch: ScheduleBatch) -> None:
         seq_lens=seq_lens,
         seq_lens_cpu=batch.seq_lens_cpu,
     )
-    engine.slots.req_to_token[batch.req_pool_indices, seq_lens] = batch.out_cache_loc.to(torch.int32)
+    positions = seq_lens.clone()
+    engine.slots.req_to_token[batch.req_pool_indices, positions] = batch.out_cache_loc.to(torch.int32)
     engine.relay.advance(batch)
 
 

@@ -168,8 +168,8 @@ def test_mixed_penalties(runs: StateRuns) -> None:
     assert copies(result, "mixed") == times(3, penalised) | times(2, runs.column(LEAVING))
 
 
-# Kernels and device copies of a steady decode. Schedule: the slot's cast and its write to the page table, both
-# lengths, then what the row adds. Forward: a graph, positions, staging, sampling, then what the row adds.
+# Kernels of a steady decode and the forward's device copies. Schedule: the slot's cast and its write to the page
+# table, both lengths, then what the row adds. Forward: a graph, positions, staging, sampling, then what the row adds.
 KERNELS = {
     # ring numbers, placeholders | in-place resolve; the ring's store is a device copy
     "pr25774-before": (4 + 2, 1, 1),
@@ -200,6 +200,8 @@ def test_kernels_of_a_steady_decode(ask: Ask, name: str) -> None:
     assert streams[SCHEDULE]["kernel"].median == schedule
     assert streams[FORWARD]["kernel"].median - SAME_FORWARD == forward
     assert (streams[FORWARD]["d2d"].median if "d2d" in streams[FORWARD] else 0) == moved
+    # The lengths that index the page table, which one launch writes in ``latest``.
+    assert ("d2d" in streams[SCHEDULE]) == (name != "latest")
 
 
 LATEST = ("engine.relay=latest", "device.values=none")

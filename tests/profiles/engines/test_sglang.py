@@ -162,10 +162,9 @@ LADDER = {
 }
 COUNTED = ("h2d_pinned", "h2d_pageable", "h2d_blocking", "d2h", "d2h_blocking", "d2d", "sync")
 # What our states have more than SGLang's source, on the schedule stream: seeds of the sampler's noise, which make
-# tokens independent of batching; and less: a copy of the lengths for the page table (mem_cache/common.py).
+# tokens independent of batching.
 SEEDS = {"h2d_pageable": 1, "h2d_blocking": 1, "sync": 1}
-CLONE_OF_LENGTHS = {"d2d": -1}
-KNOWN = {"prefill": SEEDS, "decode.steady": CLONE_OF_LENGTHS}
+KNOWN = {"prefill": SEEDS, "decode.steady": {}}
 # Copies on the device in a prefill depend on which requests of a common prefix meet in a batch, and so on times.
 UNCOMPARED = {("prefill", "d2d")}
 
