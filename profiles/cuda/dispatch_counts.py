@@ -42,7 +42,7 @@ class CopyRules(NamedTuple):
 
 
 class DispatchCount(NamedTuple):
-    """``what`` is as in ``compare_counts.CountedLine``; ``stream`` is torch's id of it."""
+    """``what`` is as in ``counted_lines.CountedLine``; ``stream`` is torch's id of it."""
 
     step: int
     range: str

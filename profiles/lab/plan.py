@@ -17,7 +17,6 @@ from ..judge import prediction
 from ..platform.resolve import resolve
 from ..run.gpu_stages import GpuStage, absent, select_stages
 from . import (
-    compare_counts,
     hazard_table,
     overhead,
     prediction_runs,
@@ -80,7 +79,8 @@ def plan(folder: Path, only: Sequence[str] = ()) -> list[GpuStage]:
 def _stages(folder: Path, *, every: bool) -> list[GpuStage]:
     return [
         _probe("environment", folder, 45),
-        *_counts(folder),
+        _run("cuda", folder, "cuda", _BURST, 120),
+        _run("vgpu", folder, "vgpu", _BURST, 60),
         *_tests(),
         *_speed(folder),
         *_verification(folder),
@@ -113,15 +113,8 @@ def _tests() -> Iterator[GpuStage]:
     yield GpuStage("tests", (*pytest, "tests/cuda", f"--ignore={kernels}"), 120, packages=("pytest",))
 
 
-def _counts(folder: Path) -> Iterator[GpuStage]:
-    """One run on both devices, and their counts compared line by line."""
-    files = (f"{folder / 'cuda.json'}", f"{folder / 'vgpu.json'}", f"{folder / 'comparison.json'}")
-    yield _run("cuda", folder, "cuda", _BURST, 120)
-    yield _run("vgpu", folder, "vgpu", _BURST, 60)
-    yield GpuStage("comparison", (*_module(compare_counts), *files), 30, needs=("cuda", "vgpu"))
-
-
 def _verification(folder: Path) -> Iterator[GpuStage]:
+    """The counts of one run on both devices, and those made in the process, compared line by line."""
     files = [f"{folder / name}.json" for name in ("vgpu", "counted", "cuda", "verify")]
     yield _run("counted", folder, "cuda", _BURST, 90, option="--counted")
     yield GpuStage("verify", (*_module(verification), *files), 30, needs=("cuda", "vgpu", "counted"))

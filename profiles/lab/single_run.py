@@ -30,7 +30,7 @@ from ..run.gpu_stages import GpuStage
 from ..run.machines import device_kind, open_machine
 from ..run.runner import GatedSink, PreparedRun
 from ..vgpu.sites import Sites
-from .compare_counts import CountedLine
+from .counted_lines import CountedLine
 
 _NOWHERE = Site("", "", 0, "")
 _STREAMS = ("schedule", "forward", "copy")

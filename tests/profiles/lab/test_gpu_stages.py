@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from schedbench.profiles.judge.prediction import gathered
-from schedbench.profiles.lab import compare_counts, gpu, plan, prediction_runs, single_run
+from schedbench.profiles.lab import gpu, plan, prediction_runs, single_run, verification
 from schedbench.profiles.lab.probes import PROBES
 from schedbench.profiles.lab.speed import LIMITED
 from schedbench.profiles.record.result import Result
@@ -172,33 +172,27 @@ def test_everything_ends_up_in_one_folder(tmp_path, monkeypatch, failing, code):
     summary = json.loads((out / "summary.json").read_text())
     assert summary["ok"] is (code == 0)
     assert [s["status"] for s in summary["stages"]] == ["ok", "failed" if failing else "ok", "skipped"]
-    assert summary["counts_equal"] is None
+    assert summary["verified"] is None
     assert "| c | skipped | 0.0 | needs z |" in (out / "summary.md").read_text()
 
 
 def test_a_difference_fails_its_stage_and_the_whole_and_later_stages_run(tmp_path, monkeypatch):
     sample = Result.from_json((Path(__file__).parents[1] / "sample_result.json").read_text())
-    for name, syncs in (("a", sample.syncs), ("b", ())):
+    for name, syncs in (("vgpu", sample.syncs), ("cuda", ())):
         sample.model_copy(update={"syncs": syncs}).write(tmp_path / f"{name}.json")
-    files = [str(tmp_path / f"{name}.json") for name in ("a", "b", "comparison")]
-    comparison = GpuStage("comparison", ("-m", compare_counts.__name__, *files), 60)
-    monkeypatch.setattr(gpu, "plan", lambda *_: [comparison, stage("later")])
+    (tmp_path / "counted.json").write_text(json.dumps({"steps": {}, "rows": []}))
+    files = [str(tmp_path / f"{name}.json") for name in ("vgpu", "counted", "cuda", "verify")]
+    stages = [GpuStage("verify", ("-m", verification.__name__, *files), 60), stage("later")]
+    monkeypatch.setattr(gpu, "plan", lambda *_: stages)
     assert gpu.main(["--out", str(tmp_path)]) == 1
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert (summary["ok"], summary["counts_equal"]) == (False, False)
+    assert (summary["ok"], summary["verified"]) == (False, False)
     assert [each["status"] for each in summary["stages"]] == ["failed", "ok"]
-    assert "lines differ" in summary["stages"][0]["error"]
+    assert "unexplained differences" in summary["stages"][0]["error"]
     assert (tmp_path / "summary.md").read_text().startswith("# make gpu · FAILED, 0 of 2 stages not run")
 
 
-def test_the_comparison_is_in_the_summary(tmp_path):
-    (tmp_path / "comparison.json").write_text(json.dumps({"equal": False, "lines": [1, 2]}))
-    told = gpu.summary([StageOutcome("a", "ok", 1.0)], tmp_path)
-    assert (told["counts_equal"], told["differing_lines"]) == (False, 2)
-    assert (told["verified"], told["unexplained"]) == (None, None)
-
-
-def test_so_is_the_verification(tmp_path):
+def test_the_verification_is_in_the_summary(tmp_path):
     (tmp_path / "verify.json").write_text(json.dumps({"agrees": False, "unexplained": [1, 2, 3]}))
     outcomes = [StageOutcome("a", "ok", 1.0)]
     told = gpu.summary(outcomes, tmp_path)
