@@ -143,12 +143,12 @@ def _on_vgpu(seeds: int | None, only: int | None) -> _Examination:
 
 
 def _on_cuda(question: Resolved, clock: Stopwatch, report: _Report) -> dict[str, Any]:
-    from ..profiles.check.on_cuda import examine_all
+    from ..profiles.check.examine import examine_on_cuda
     from ..profiles.check.report import document
     from ..profiles.check.scope import not_asked
     from ..profiles.platform.inputs import scenario_part
 
-    scenario, reports = scenario_part(question), examine_all(question, report)
+    scenario, reports = scenario_part(question), examine_on_cuda(question, report)
     return document(scenario, reports, not_asked=not_asked(question, (), reports), run=clock.run())
 
 

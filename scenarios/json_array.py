@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Iterator
@@ -40,7 +41,7 @@ class _Window:
         self.file, self.name = file, name
         self.text = ""
         self.place = 0  # in the text, of what comes next
-        self.undecoded = b""
+        self.decoder = codecs.getincrementaldecoder("utf-8")()
         self.newlines = 0
 
     def line(self) -> TraceLine:
@@ -74,14 +75,10 @@ class _Window:
         """Doubles the text, so that retries take no longer than the reading. Returns False at the end of the file."""
         self.text, self.place = self.text[self.place :], 0
         raw = self.file.read(max(_CHUNK, len(self.text)))
-        self.undecoded += raw
-        cut = _whole(self.undecoded) if raw else len(self.undecoded)
         try:
-            text = self.undecoded[:cut].decode("utf-8")
+            self.text += self.decoder.decode(raw, final=not raw).removeprefix("\ufeff")
         except UnicodeDecodeError:
             raise self.line().error("expected UTF-8 text") from None
-        self.undecoded = self.undecoded[cut:]
-        self.text += text.removeprefix("\ufeff")
         return bool(raw)
 
     def broken(self, error: ValueError | RecursionError) -> TraceError:
@@ -89,15 +86,3 @@ class _Window:
             return self.line().error(f"not JSON: {error}")
         number = self.newlines + self.text.count("\n", self.place, error.pos) + 1
         return TraceLine(self.name, number).error(f"not JSON: {error.msg}")
-
-
-def _whole(raw: bytes) -> int:
-    """The length of ``raw`` without a character that the next bytes may complete."""
-    for back in range(1, min(4, len(raw) + 1)):
-        byte = raw[-back]
-        if byte >= 0xC0:
-            needed = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return len(raw) - back if needed > back else len(raw)
-        if byte < 0x80:
-            break
-    return len(raw)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 
 from ...scenarios.combinations import overlaps, staged
 from ...sched.relay.choice import RelayChoice
+from ..cuda.machine import require_one_device
 from ..measure.budget import Breach, Offender
 from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options, RunOutcome
@@ -173,3 +175,38 @@ def _breach(breach: Breach) -> Evidence:
 def _offender(offender: Offender) -> str:
     where = f"{offender.site.file}:{offender.site.line}" if offender.site else "an unknown line"
     return f"{offender.times} times at {where} ({offender.range})"
+
+
+# The checks that run on the virtual GPU only, and why.
+VGPU_ONLY: Mapping[str, str] = MappingProxyType(
+    {
+        "contract": "it does not depend on the device: check on the virtual GPU",
+        tokens.NAME: "a GPU's rounding depends on its batches: check on the virtual GPU",
+        drafts.NAME: "a GPU's rounding depends on its batches: check on the virtual GPU",
+        "budget": "a pass that is checked for hazards has no counts: use run",
+        adversaries.NAME: "the order of work on a real device cannot be chosen",
+    }
+)
+
+
+def examine_on_cuda(resolved: Resolved, notice: Notice = silence) -> Sequence[Report]:
+    """Check every relay of the question on a CUDA device: the run's end, its invariants, and its hazards. Raises
+    MachineError."""
+    require_one_device(resolved)
+    return [_on_cuda(resolved, relay, notice) for relay in resolved.relays]
+
+
+def _on_cuda(resolved: Resolved, relay: RelayChoice, notice: Notice) -> Report:
+    begin = time.perf_counter()
+    notice(f"{relay.state.name}: watched run")
+    guard = Invariants()
+    outcome = attempt(resolved, relay, Options(device="cuda", save_tokens=True, hazards=True), guard)
+    found = skipped("hazards", "the run crashed") if isinstance(outcome, Crash) else hazards(outcome.result)
+    checks = (run_ended(outcome), invariants(guard, outcome), found, *_vgpu_only(resolved))
+    result = None if isinstance(outcome, Crash) else outcome.result
+    return Report(relay, checks, result, time.perf_counter() - begin)
+
+
+def _vgpu_only(resolved: Resolved) -> Sequence[Check]:
+    drafting = speculation(resolved.scenario) is not None
+    return [skipped(name, why) for name, why in VGPU_ONLY.items() if drafting or name != drafts.NAME]

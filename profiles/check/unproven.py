@@ -6,11 +6,13 @@ are needed if a run without them shows a hazard.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from ... import sched
 from ...scenarios.combinations import overlaps, staged
@@ -22,8 +24,8 @@ from ...sched.relay.faults import Fault
 from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options
 from ..record.result import Result, SitePart
+from ..record.timeline import OrderKind
 from ..run.crash import Crash
-from .places import KEPT, Place, places
 from .report import Unproven
 from .runs import attempt
 
@@ -32,6 +34,8 @@ _Policy = tuple[str, str]  # file, qualified name
 
 RELAY = "sched/relay/"  # its files hold the policies of all states
 BROKEN = f"{RELAY}broken.py"  # wrong policies, which only faults put into a row
+# What a launch keeps, and what a worker adds to it.
+KEPT = ("kept_alive", "extra_keep_alive_refs")
 RING, EXTRA = KEPT
 
 NOT_EXECUTED = "not executed"
@@ -130,3 +134,69 @@ def _site(place: Place) -> SitePart:
 @cache
 def _places() -> Sequence[Place]:
     return list(places(Path(sched.__path__[0])))
+
+
+# Calls of streams, events, links and tensors that order. ``record`` has no arguments where it is an event's.
+ORDERING_CALLS: Mapping[str, OrderKind] = MappingProxyType(
+    {
+        **dict.fromkeys(("wait", "wait_stream", "wait_event", "synchronize", "flush"), "wait"),
+        "record_event": "event",
+        "record_stream": "reference",
+    }
+)
+
+
+class Place(NamedTuple):
+    """``function`` is the qualified name; ``first`` to ``last`` are the statement's lines."""
+
+    kind: OrderKind
+    file: str
+    function: str
+    first: int
+    last: int
+    statement: str
+
+
+def places(sched: Path) -> Iterator[Place]:
+    """Those in the folder ``sched``, file by file."""
+    for path in sorted(sched.rglob("*.py")):
+        source = path.read_text()
+        for statement, function in statements(ast.parse(source)):
+            kind = ordering_kind(statement)
+            if kind is not None:
+                file = path.relative_to(sched.parent).as_posix()
+                last = statement.end_lineno or statement.lineno
+                text = " ".join((ast.get_source_segment(source, statement) or "").split())
+                yield Place(kind, file, function, statement.lineno, last, text)
+
+
+def statements(node: ast.AST, function: str = "") -> Iterator[tuple[ast.stmt, str]]:
+    """All statements below the node, each with the qualified name of the function or class around it."""
+    for child in ast.iter_child_nodes(node):
+        within = function
+        if isinstance(child, ast.stmt):
+            yield child, function
+        if isinstance(child, (ast.FunctionDef, ast.ClassDef)):
+            within = f"{function}.{child.name}" if function else child.name
+        yield from statements(child, within)
+
+
+def ordering_kind(statement: ast.stmt) -> OrderKind | None:
+    """What the statement orders by, if it is a wait, an event's recording or a reference that is kept."""
+    match statement:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="record"), args=given)):
+            return "reference" if given else "event"
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="wait", value=receiver))) if _is_link(receiver):
+            return None  # for a message, not for work of the device
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name))):
+            return ORDERING_CALLS.get(name)
+        case (
+            ast.Assign(targets=[ast.Subscript(value=ast.Attribute(attr=name))])
+            | ast.AugAssign(target=ast.Attribute(attr=name))
+        ) if name in KEPT:
+            return "reference"
+    return None
+
+
+def _is_link(receiver: ast.expr) -> bool:
+    return ast.unparse(receiver).rpartition(".")[2].strip("_") == "link"

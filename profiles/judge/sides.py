@@ -16,10 +16,9 @@ from ..engines.names import is_engine
 from ..platform.pool import MapFunction
 from ..platform.resolve import EngineChoice
 from ..record.result import Result
-from .checkout import SOURCES, here, worktree
 from .drawn_runs import Profiles, run_each
 from .margins import margin
-from .remote import SideError, working
+from .remote import SOURCES, SideError, here, working, worktree
 from .trial import Question, Sample, TrialRequest, resolved_for, run_trial
 from .trials import Side
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 from operator import attrgetter
+from statistics import median
 from typing import Any, Final, NamedTuple, TypeVar
 
 from ...sched.observe import StepInfo
@@ -215,21 +217,9 @@ class CountsSink:
 def _tally(seen: Counter[int], steps: int) -> CountSummary:
     """Median, mean and max over ``steps`` steps of which those in ``seen`` had any."""
     steps_with = seen.total()
-    ordered = sorted(seen.items())
-    if steps > steps_with:
-        ordered.insert(0, (0, steps - steps_with))
-    low, high = _at(ordered, (steps - 1) // 2), _at(ordered, steps // 2)
-    mean = sum(count * times for count, times in ordered) / steps
-    return CountSummary(median=(low + high) / 2, mean=mean, max=ordered[-1][0], steps_with=steps_with)
-
-
-def _at(ordered: list[tuple[int, int]], rank: int) -> int:
-    """The value at ``rank`` (from 0) of a sorted multiset of (value, times)."""
-    for value, times in ordered:
-        rank -= times
-        if rank < 0:
-            return value
-    raise IndexError(rank)
+    ordered = [*repeat(0, steps - steps_with), *sorted(seen.elements())]
+    mean = sum(ordered) / steps
+    return CountSummary(median=median(ordered), mean=mean, max=ordered[-1], steps_with=steps_with)
 
 
 Line = TypeVar("Line", CopyLine, CallLine)

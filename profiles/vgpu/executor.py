@@ -108,7 +108,7 @@ class SkippingExecutor(Executor):
     def compute(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
         if is_uncomputed(args, kwargs):
             return allocate(self._specs(op, args, kwargs), self.empty)
-        return self._without_floats(op(*args, **kwargs))
+        return self._remade(op(*args, **kwargs), floats=True)
 
     def mutate(self, op: Operation, args: Args, kwargs: Kwargs) -> None:
         if not is_uncomputed(args, kwargs):
@@ -116,8 +116,8 @@ class SkippingExecutor(Executor):
 
     def launch(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> Any:
         if kernel.integer:
-            return self._without_floats(kernel.impl(*args, **kwargs))
-        return self._with_integers(kernel.meta(*args, **kwargs))
+            return self._remade(kernel.impl(*args, **kwargs), floats=True)
+        return self._remade(kernel.meta(*args, **kwargs), floats=False)
 
     def upload(self, target: torch.Tensor, source: torch.Tensor, *, pinned: bool, waits: bool) -> None:  # noqa: ARG002
         self.mutate(copy_, (target, source), {})
@@ -130,25 +130,18 @@ class SkippingExecutor(Executor):
 
     def read(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
         if not is_uncomputed(args, kwargs):
-            return self._without_floats(op(*args, **kwargs))
+            return self._remade(op(*args, **kwargs), floats=True)
         if op is torch.ops.aten._local_scalar_dense.default._op:
             return 0.0
         raise ValueError(f"values none: the result of {op.__name__} depends on floats that were not computed")
 
-    def _without_floats(self, out: Any) -> Any:
-        """Floats that were computed from integers are dropped, too."""
+    def _remade(self, out: Any, *, floats: bool) -> Any:
+        """The results with new memory in place of the floats, which may have been computed from integers, or of the
+        integers, which then hold zeros."""
         if isinstance(out, torch.Tensor):
-            return self.empty(spec_of(out)) if out.is_floating_point() else out
+            return self.empty(spec_of(out)) if out.is_floating_point() == floats else out
         if isinstance(out, (list, tuple)):
-            return [self._without_floats(o) for o in out]
-        return out
-
-    def _with_integers(self, out: Any) -> Any:
-        """Integer results of a skipped kernel hold zeros."""
-        if isinstance(out, torch.Tensor):
-            return out if out.is_floating_point() else self.empty(spec_of(out))
-        if isinstance(out, (list, tuple)):
-            return [self._with_integers(o) for o in out]
+            return [self._remade(o, floats=floats) for o in out]
         return out
 
 
@@ -173,7 +166,7 @@ class ResultSpecs:
             like = _host_like if _elements((*args, *kwargs.values())) <= self._max_tried else _meta_like
             given = {name: _replaced(value, like) for name, value in kwargs.items()}
             results = op(*(_replaced(value, like) for value in args), **given)
-            known = self._known[key] = _specs_of(results)
+            known = self._known[key] = specs_of(results)
         return known
 
 
@@ -181,20 +174,18 @@ def spec_of(tensor: torch.Tensor) -> TensorSpec:
     return TensorSpec(tuple(tensor.size()), tensor.stride(), tensor.dtype)
 
 
-def allocate(specs: Any, empty: Any) -> Any:
+def specs_of(results: Any) -> Any:
+    """The specs of an op's results, which are tensors of any device; None for None."""
+    if results is None or isinstance(results, torch.Tensor):
+        return results if results is None else spec_of(results)
+    return [spec_of(result) for result in results]
+
+
+def allocate(specs: Any, empty: Callable[[TensorSpec], torch.Tensor]) -> Any:
     """Allocate a tensor for each spec; None for None."""
     if specs is None or isinstance(specs, TensorSpec):
         return specs if specs is None else empty(specs)
-    return [empty(o) for o in specs]
-
-
-def allocate_like(shapes: Any, empty: Callable[[TensorSpec], torch.Tensor]) -> Any:
-    """Allocate tensors of the same specs as ``shapes``, which are tensors of any device; None for None."""
-    if shapes is None:
-        return None
-    if isinstance(shapes, torch.Tensor):
-        return empty(spec_of(shapes))
-    return [empty(spec_of(shape)) for shape in shapes]
+    return [empty(spec) for spec in specs]
 
 
 def is_uncomputed(args: Args, kwargs: Kwargs = _NOTHING) -> bool:
@@ -249,9 +240,3 @@ def _host_like(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_meta:
         return tensor
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
-
-
-def _specs_of(results: Any) -> Any:
-    if results is None or isinstance(results, torch.Tensor):
-        return results if results is None else spec_of(results)
-    return [spec_of(r) for r in results]

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...sched.kernels.declare import contiguous_strides
 from .device import VirtualGpu
 from .executor import ResultSpecs, TensorSpec, spec_of
 from .tensor import DeviceTensor, wrap
@@ -37,8 +38,9 @@ def new(
     """Uninitialised device memory."""
     runtime = gpu.runtime
     runtime.now += runtime.torch_call
-    steps = _contiguous(size) if stride is None else tuple(stride)
-    tensor = wrap(gpu.executor.empty(TensorSpec(tuple(size), steps, dtype or torch.get_default_dtype())))
+    steps = contiguous_strides(size) if stride is None else stride
+    spec = TensorSpec(tuple(size), tuple(steps), dtype or torch.get_default_dtype())
+    tensor = wrap(gpu.executor.empty(spec))
     gpu.watcher.made(tensor)
     return tensor
 
@@ -54,11 +56,3 @@ def generated(gpu: VirtualGpu, name: str, value: torch.Tensor) -> DeviceTensor:
     tensor = wrap(held)
     gpu.watcher.generated(name, tensor)
     return tensor
-
-
-def _contiguous(size: Sequence[int]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for length in reversed(size):
-        strides.append(step)
-        step *= max(length, 1)
-    return tuple(reversed(strides))

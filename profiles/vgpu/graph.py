@@ -28,9 +28,9 @@ from .executor import (
     ResultSpecs,
     TensorSpec,
     allocate,
-    allocate_like,
     compute_into,
     is_uncomputed,
+    specs_of,
 )
 from .runtime import GraphCaptureError, Runtime, TimedByValues
 from .streams import Stream, StreamContext
@@ -98,7 +98,7 @@ class GraphCapture(Executor):
             self.live.append(partial(op, *args, **kwargs))
 
     def launch(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> Any:
-        results = allocate_like(kernel.meta(*args, **kwargs), self.empty)
+        results = allocate(specs_of(kernel.meta(*args, **kwargs)), self.empty)
         if kernel.integer:
             self.live.append(partial(compute_into, results, kernel.impl, args, kwargs))
         else:

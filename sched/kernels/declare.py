@@ -102,10 +102,14 @@ def _whole(
 
 def meta_tensor(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
     """A contiguous tensor of ``shape`` on the meta device, made without running an op there."""
+    return torch.empty_strided(shape, contiguous_strides(shape), dtype=dtype, device="meta")
+
+
+def contiguous_strides(shape: Sequence[int]) -> list[int]:
     strides = [1] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * max(shape[axis + 1], 1)
-    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+    return strides
 
 
 def meta_like(tensor: Tensor) -> Tensor:

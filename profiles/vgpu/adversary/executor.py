@@ -22,8 +22,8 @@ from ..executor import (
     ResultSpecs,
     TensorSpec,
     allocate,
-    allocate_like,
     compute_into,
+    specs_of,
 )
 from ..runtime import Runtime
 from .order import DeferredOrder, DeferredTask
@@ -58,7 +58,7 @@ class AdversarialExecutor(Executor):
         self._defer(op.__name__, partial(self.immediate.mutate, op, args, kwargs))
 
     def launch(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> Any:
-        results = allocate_like(kernel.meta(*args, **kwargs), self.empty)
+        results = allocate(specs_of(kernel.meta(*args, **kwargs)), self.empty)
         self._defer(
             kernel.name, partial(compute_into, results, self.immediate.launch, (kernel, args, kwargs), {})
         )

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from schedbench.profiles.check.invariants import Invariants
-from schedbench.profiles.check.link_invariants import WatchedLink
+from schedbench.profiles.check.invariants import Invariants, WatchedLink
 from schedbench.profiles.check.violations import Violation, Violations
 from schedbench.profiles.platform.machine import Machine
 from schedbench.profiles.ranks.execute import Options, RunOutcome, execute

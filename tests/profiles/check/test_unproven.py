@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from schedbench.profiles.check.places import places
 from schedbench.profiles.check.runs import attempt
-from schedbench.profiles.check.unproven import NOT_EXECUTED, NOT_NEEDED, unproven
+from schedbench.profiles.check.unproven import NOT_EXECUTED, NOT_NEEDED, places, unproven
 from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.ranks.execute import Options, RunOutcome
 from schedbench.sched.relay.faults import faults

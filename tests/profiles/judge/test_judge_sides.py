@@ -14,9 +14,8 @@ from types import SimpleNamespace
 import pytest
 
 from schedbench.profiles.judge import worker
-from schedbench.profiles.judge.checkout import SOURCES, here, worktree
 from schedbench.profiles.judge.margins import margin
-from schedbench.profiles.judge.remote import CrashError, SideError, working
+from schedbench.profiles.judge.remote import SOURCES, CrashError, SideError, here, working, worktree
 from schedbench.profiles.judge.sides import SideSpec, StoredSide, opened, parse, split
 from schedbench.profiles.judge.trial import Question, Sample, TrialRequest, run_trial
 from schedbench.profiles.platform.hardware import load
